@@ -24,7 +24,7 @@ from simulated import SimulatedRow, SimulatedWorker, config_of, register, write_
 
 from virnucpro.engine.executor import Job
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.ground.tasks import Pool
+from virnucpro.core.helper_pool import Pool
 from virnucpro.run.folder import RunDir
 from virnucpro.run.plan import Plan
 from virnucpro.stories.pipeline import make_results, run

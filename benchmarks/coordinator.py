@@ -22,9 +22,9 @@ from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.recovery import Attempt
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.errors import UnavailableError, VirnucproError
-from virnucpro.ground.events import Event, Memory, ShardDone, ShardFailed
-from virnucpro.ground.records import Shard
+from virnucpro.core.errors import UnavailableError, VirnucproError
+from virnucpro.core.events import Event, Memory, ShardDone, ShardFailed
+from virnucpro.core.types import Shard
 
 N_EMPTY = 2000  # shards that take no time
 N_NAPS = 10  # shards per worker that take NAP_SECONDS

@@ -19,9 +19,9 @@ from timing import FAILURES, Setting, count_tokens, lengths_of, reason_of
 
 from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.ground.config import RESIDUES_PER_SHARD
-from virnucpro.ground.errors import VirnucproError
-from virnucpro.ground.events import (
+from virnucpro.core.recipe import RESIDUES_PER_SHARD
+from virnucpro.core.errors import VirnucproError
+from virnucpro.core.events import (
     STARTING,
     BatchDone,
     BatchStarted,
@@ -29,7 +29,7 @@ from virnucpro.ground.events import (
     Telling,
     WorkerReady,
 )
-from virnucpro.ground.options import make
+from virnucpro.core.option_schema import make
 from virnucpro.sequences.fasta import write_record
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import run

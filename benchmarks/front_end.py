@@ -24,8 +24,8 @@ from tempfile import TemporaryDirectory
 
 from Bio import SeqIO
 
-from virnucpro.ground.config import EncoderSpec, Recipe
-from virnucpro.ground.tasks import Pool
+from virnucpro.core.recipe import EncoderSpec, Recipe
+from virnucpro.core.helper_pool import Pool
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan

@@ -57,8 +57,8 @@ need() {
     [[ $mode != dry-run ]] || return 0
     python3 -c 'import ctypes, importlib, sys
 [importlib.import_module(name) for name in sys.argv[1:]]
-ctypes.CDLL(str(sys.modules["virnucpro.ground.library"].LIBRARY))' \
-        Bio esm h5py pynvml virnucpro.sequences.fasta virnucpro.ground.library "$@" || {
+ctypes.CDLL(str(sys.modules["virnucpro.core.native"].LIBRARY))' \
+        Bio esm h5py pynvml virnucpro.sequences.fasta virnucpro.core.native "$@" || {
         echo "$call needs what is missing here: put the wheel of a module into WHEELS; libscorer.so" \
             "comes with the checkout, or by pip install -c constraints.txt -e '.[dev]'" >&2
         exit 69

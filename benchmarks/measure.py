@@ -53,9 +53,9 @@ from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import room_for
 from virnucpro.encoders.proof.bench import describe_versions, machine_facts
 from virnucpro.encoders.proof.synthetic import MODELS, write_checkpoint
-from virnucpro.ground.devices import choose_devices, choose_precision, choose_tokens, usable_cores
-from virnucpro.ground.errors import VirnucproError
-from virnucpro.ground.options import ComputeOptions
+from virnucpro.models.devices import choose_devices, choose_precision, choose_tokens, usable_cores
+from virnucpro.core.errors import VirnucproError
+from virnucpro.core.option_schema import ComputeOptions
 
 Row = (
     FullRow

@@ -32,8 +32,8 @@ from virnucpro.encoders.esm2.model import rotary_frequencies
 from virnucpro.encoders.esm2.weights import fair_esm_state
 from virnucpro.encoders.proof.fair_esm import plan_padded
 from virnucpro.encoders.transfer import send
-from virnucpro.ground.config import Precision
-from virnucpro.ground.errors import UnavailableError
+from virnucpro.core.recipe import Precision
+from virnucpro.core.errors import UnavailableError
 
 # a part of a layer in fair-esm -> in transformers
 _LAYER_PARTS = {

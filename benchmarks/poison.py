@@ -22,7 +22,7 @@ from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.engine.executor import Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.config import Recipe
+from virnucpro.core.recipe import Recipe
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig

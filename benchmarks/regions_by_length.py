@@ -25,7 +25,7 @@ import numpy as np
 from virnucpro.callers.chain import RegionModel
 from virnucpro.callers.contrast import Items
 from virnucpro.callers.regions import regions_of_items
-from virnucpro.ground.records import FastaRecord
+from virnucpro.core.types import FastaRecord
 from virnucpro.learning.regions import (
     SIZE,
     STEP,

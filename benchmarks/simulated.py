@@ -40,11 +40,11 @@ from virnucpro.encoders.transfer import PackedBatch, plan_batches
 from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.config import EncoderSpec, Recipe
-from virnucpro.ground.errors import VirnucproError
-from virnucpro.ground.events import EmbeddingStarted, Event, ShardDone, Telling
-from virnucpro.ground.files import EMBEDDED_FOLDER
-from virnucpro.ground.options import make
+from virnucpro.core.recipe import EncoderSpec, Recipe
+from virnucpro.core.errors import VirnucproError
+from virnucpro.core.events import EmbeddingStarted, Event, ShardDone, Telling
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER
+from virnucpro.core.option_schema import make
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.stories.options import PredictOptions

@@ -40,10 +40,10 @@ from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, ESM2Shape
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.encoders.proof import fair_esm
 from virnucpro.encoders.proof.synthetic import BLOCK, Lengths, make_proteins, six_frame_500
-from virnucpro.ground.config import EncoderSpec, Precision
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.log import printable
-from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.core.recipe import EncoderSpec, Precision
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.logging import printable
+from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
 
 OURS = "virnucpro"
 PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py

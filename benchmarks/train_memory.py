@@ -44,7 +44,7 @@ from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch
-from virnucpro.ground.records import FastaRecord
+from virnucpro.core.types import FastaRecord
 from virnucpro.learning.frames import FrameStore, balanced_weights, write_frames
 from virnucpro.learning.loop import Trainer
 from virnucpro.learning.networks import Classifier, FrameClassifier, FrameLabels, adapt

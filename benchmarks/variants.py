@@ -46,7 +46,7 @@ from virnucpro.encoders.esm2.model import DTYPES, ESM2, Layer
 from virnucpro.encoders.esm2.weights import FAIR_ESM, ROTARY, make_esm2, parts_of, stub_of
 from virnucpro.encoders.proof.synthetic import random_numbers
 from virnucpro.encoders.transfer import use_device
-from virnucpro.ground.config import Precision
+from virnucpro.core.recipe import Precision
 
 _N_KERNELS = 25
 _SEED = 1

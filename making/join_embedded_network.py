@@ -44,8 +44,8 @@ from virnucpro.callers.options import FALSE_POSITIVES
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.codons import inspect_file, load_network
 from virnucpro.encoders.families import NETWORK
-from virnucpro.ground.files import HEAD_FILE
-from virnucpro.ground.records import Counts, FastaRecord, Mask, Values
+from virnucpro.core.atomic_io import HEAD_FILE
+from virnucpro.core.types import Counts, FastaRecord, Mask, Values
 from virnucpro.learning.calibration import ScoredFragments, fit_logistic
 from virnucpro.learning.metrics import Samples, auroc_gain
 from virnucpro.learning.records import LabelledRecord, group_digest

@@ -33,8 +33,8 @@ from virnucpro.encoders.base import load_encoder
 from virnucpro.encoders.catalogue import embedded_model, open_model
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.transfer import use_device
-from virnucpro.ground.config import EncoderSpec
-from virnucpro.ground.records import Counts, FastaRecord, Mask, Values
+from virnucpro.core.recipe import EncoderSpec
+from virnucpro.core.types import Counts, FastaRecord, Mask, Values
 from virnucpro.learning.records import LabelledRecord, read_data_manifest, read_records
 from virnucpro.scorer.features import NO_WORDS
 from virnucpro.sequences.translate import Chunk, translate_six_frames

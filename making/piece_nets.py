@@ -16,7 +16,7 @@ import torch
 from rounding import Fitted, FittedLayer, rounded
 from torch import Tensor, nn
 
-from virnucpro.ground.records import Counts, Values
+from virnucpro.core.types import Counts, Values
 from virnucpro.scorer.features import (
     FARTHEST,
     FIGURES,

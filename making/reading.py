@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from virnucpro.ground.library import call
-from virnucpro.ground.records import Mask, Values
+from virnucpro.core.native import call
+from virnucpro.core.types import Mask, Values
 from virnucpro.scorer.features import (
     N_CODONS,
     N_FEATURES,

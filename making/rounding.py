@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from virnucpro.ground.records import Values
+from virnucpro.core.types import Values
 from virnucpro.scorer.features import FARTHEST, RATIOS
 from virnucpro.scorer.nets import Layer, Nets, Stack, Weights
 

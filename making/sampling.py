@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from virnucpro.ground.records import Counts, Mask, Values
+from virnucpro.core.types import Counts, Mask, Values
 from virnucpro.learning.frames import BASES_POWER, GC_EDGES, HEAVIEST
 from virnucpro.learning.records import Labelled, LabelledRecord
 from virnucpro.scorer.pieces import Digits, encode, opposite_strand

@@ -25,7 +25,7 @@ import pyhmmer
 from Bio.Seq import Seq
 from pyhmmer.easel import Alphabet, DigitalSequenceBlock, TextSequence
 
-from virnucpro.ground.records import reverse_complement
+from virnucpro.core.types import reverse_complement
 from virnucpro.learning.records import LabelledRecord, read_data_manifest, read_records
 from virnucpro.sequences.fasta import write_record
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from virnucpro.ground.files import atomic
+from virnucpro.core.atomic_io import atomic
 from virnucpro.scorer.nets import (
     ALL,
     DIGESTS,

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from sampling import Collection, Fragments
 
-from virnucpro.ground.records import Counts, Mask, Values
+from virnucpro.core.types import Counts, Mask, Values
 from virnucpro.learning.calibration import fit_logistic
 from virnucpro.learning.records import LabelledRecord
 from virnucpro.scorer.nets import ErrorRates, Knot, PieceNets

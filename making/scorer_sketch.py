@@ -14,7 +14,7 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
-from virnucpro.ground.errors import InputError
+from virnucpro.core.errors import InputError
 from virnucpro.learning.records import read_data_manifest, read_records
 from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.kmers import Sketch

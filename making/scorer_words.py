@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from reading import fragment_features
 from sampling import Collection, Fragments
 
-from virnucpro.ground.library import call
-from virnucpro.ground.records import Counts, Mask
+from virnucpro.core.native import call
+from virnucpro.core.types import Counts, Mask
 from virnucpro.scorer.features import (
     BUCKET_BITS,
     CELLULAR,

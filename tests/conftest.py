@@ -27,9 +27,9 @@ from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import save_esm2
 from virnucpro.encoders.transfer import use_device
 from virnucpro.engine.executor import Executor, Resources
-from virnucpro.ground import processes
-from virnucpro.ground.config import EncoderSpec, Recipe
-from virnucpro.ground.events import OnEvent
+from virnucpro.core import child_process as processes
+from virnucpro.core.recipe import EncoderSpec, Recipe
+from virnucpro.core.events import OnEvent
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.stories.options import ExtractOptions, PredictOptions
 from virnucpro.stories.resolve import RunConfig

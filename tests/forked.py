@@ -18,8 +18,8 @@ import torch
 from runs import hear_signals
 
 from virnucpro.cli.main import main
-from virnucpro.ground import processes
-from virnucpro.ground.processes import Pipe, begin
+from virnucpro.core import child_process as processes
+from virnucpro.core.child_process import Pipe, begin
 
 NEEDED = ["torch", "h5py", "virnucpro.engine.local", "workers", "trainings", "forked"]
 NEEDED += ["virnucpro.cli.main", "virnucpro.learning.train"]

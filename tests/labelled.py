@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from virnucpro.callers.head import EncoderFacts, HeadFacts
-from virnucpro.ground.events import Progress, Telling
-from virnucpro.ground.options import make
-from virnucpro.ground.records import reverse_complement
+from virnucpro.core.events import Progress, Telling
+from virnucpro.core.option_schema import make
+from virnucpro.core.types import reverse_complement
 from virnucpro.learning.calibration import Calibration
 from virnucpro.learning.frames import FrameStore, LabelledFrames, read_ids
 from virnucpro.learning.options import TrainOptions

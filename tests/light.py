@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from virnucpro.ground.processes import Pipe
+from virnucpro.core.child_process import Pipe
 
 
 def tell_environment(pipe: Pipe) -> None:

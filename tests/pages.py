@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from virnucpro.ground.records import Call, Calls
+from virnucpro.core.types import Call, Calls
 from virnucpro.tables.sinks import RECORD_TABLE
 from virnucpro.tables.text import record_rows
 

@@ -27,9 +27,9 @@ from virnucpro.callers.head import Head
 from virnucpro.cli.main import app
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.ground.config import Recipe
-from virnucpro.ground.events import OnEvent
-from virnucpro.ground.records import (
+from virnucpro.core.recipe import Recipe
+from virnucpro.core.events import OnEvent
+from virnucpro.core.types import (
     Call,
     CalledRecords,
     Calls,
@@ -149,7 +149,7 @@ def kill_ours() -> int:
 
 def is_ours(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
-        return "virnucpro.ground.processes" in " ".join(process.cmdline())
+        return "virnucpro.core.child_process" in " ".join(process.cmdline())
     return False
 
 

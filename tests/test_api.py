@@ -32,7 +32,7 @@ from workers import POISON, RaisingWorker
 
 import virnucpro
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.ground.options import names_of
+from virnucpro.core.option_schema import names_of
 from virnucpro.run import index
 from virnucpro.stories.api import in_python
 from virnucpro.stories.options import ExtractOptions, PredictOptions

@@ -381,7 +381,7 @@ def writing_that_follows_links(tree: ast.Module) -> Iterator[object]:
         if (by_path and not of_a_root) or function in ("os.replace", "os.remove"):
             yield call.lineno
     for node in nodes_of(tree, ast.ImportFrom):
-        if node.module == "virnucpro.ground.files":
+        if node.module == "virnucpro.core.atomic_io":
             yield from {"atomic"} & {alias.name for alias in node.names}
 
 

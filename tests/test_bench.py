@@ -15,7 +15,7 @@ from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.options import BenchOptions
 from virnucpro.encoders.proof.bench import _at_best, _Limit, bench
 from virnucpro.encoders.proof.synthetic import MODELS
-from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.core.errors import UnavailableError, UsageError
 
 
 def measure(tmp_path, monkeypatch, **models: ESM2Shape) -> tuple[dict, list[str]]:

@@ -19,9 +19,9 @@ import virnucpro
 from virnucpro.engine.cache import CacheFolder, VectorCache
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.options import WorkOptions
-from virnucpro.ground.config import EncoderSpec
-from virnucpro.ground.errors import UsageError
-from virnucpro.ground.events import BatchDone, EmbeddingStarted
+from virnucpro.core.recipe import EncoderSpec
+from virnucpro.core.errors import UsageError
+from virnucpro.core.events import BatchDone, EmbeddingStarted
 from virnucpro.stories.options import ExtractOptions, PredictOptions
 from virnucpro.stories.pipeline import execute
 from virnucpro.stories.summary import Summary

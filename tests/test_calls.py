@@ -14,7 +14,7 @@ from test_head import FACTS
 
 from virnucpro.callers.caller import call_record
 from virnucpro.callers.head import HeadFacts, probabilities, probability
-from virnucpro.ground.records import Call, Calls, FastaRecord, FrameScores, Orf, Prediction
+from virnucpro.core.types import Call, Calls, FastaRecord, FrameScores, Orf, Prediction
 from virnucpro.sequences.fasta import write_record
 from virnucpro.tables.sinks import (
     CHUNK_TABLE,

@@ -25,11 +25,11 @@ from virnucpro.encoders.proof.check import (
     find_deviations,
     make_panel,
 )
-from virnucpro.ground.config import Precision, Reads
-from virnucpro.ground.devices import Choice
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.events import Progress, Telling
-from virnucpro.ground.options import ComputeOptions
+from virnucpro.core.recipe import Precision, Reads
+from virnucpro.models.devices import Choice
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import Progress, Telling
+from virnucpro.core.option_schema import ComputeOptions
 
 PANEL_SHA256 = "3b4a4a847851cec74aba954be386d06d7e323ca3876f7e529336cf1141a5db67"
 DEEP = ESM2Shape(n_layers=12, dim=32, n_heads=2)

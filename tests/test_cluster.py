@@ -17,7 +17,7 @@ from one_node_slurm import NEEDS_SLURM, one_node_slurm
 from oracle import random_protein
 from runs import assert_same_run, leftovers, predict_here, wait_until, within
 
-from virnucpro.ground.errors import UsageError
+from virnucpro.core.errors import UsageError
 from virnucpro.run.folder import RunDir
 
 pytest.importorskip("parsl", reason="needs the extra cluster")
@@ -79,7 +79,7 @@ class Run:
                 with suppress(psutil.Error):
                     inner = [" ".join(p.cmdline()) for p in pool.children(recursive=True)]
                     is_pool = "process_worker_pool.py" in " ".join(pool.cmdline())
-                    if is_pool and any("virnucpro.ground.processes" in line for line in inner):
+                    if is_pool and any("virnucpro.core.child_process" in line for line in inner):
                         return pool
             return None
 

@@ -23,9 +23,9 @@ from virnucpro.encoders.base import Encoder, Rows, load_encoder
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.codons import CodonNetwork, load_network, save_network
 from virnucpro.encoders.families import NETWORK
-from virnucpro.ground.config import Precision
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.records import reverse_complement
+from virnucpro.core.recipe import Precision
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.types import reverse_complement
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta

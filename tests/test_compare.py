@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from runs import CONTIGS, forget_hashes, invoke
 
-from virnucpro.ground.errors import InputError, InputMissingError
+from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.stories.compare import TableComparison, compare, report_lines
 
 FRAMES = """Sequence_ID\tPrediction\tscore1\tscore2

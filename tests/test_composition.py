@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnucpro.ground.records import Orf
+from virnucpro.core.types import Orf
 from virnucpro.sequences.kmers import (
     N_FEATURES,
     frame_composition,

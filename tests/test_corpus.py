@@ -23,9 +23,9 @@ from runs import again, run_inline
 import virnucpro.sequences.fasta
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.cli.running import is_for_console
-from virnucpro.ground.events import EmbeddingStarted, OnEvent, Telling
-from virnucpro.ground.files import open_binary
-from virnucpro.ground.log import logging_to
+from virnucpro.core.events import EmbeddingStarted, OnEvent, Telling
+from virnucpro.core.atomic_io import open_binary
+from virnucpro.core.logging import logging_to
 
 CORPUS = Path(__file__).parent / "corpus"
 FILES = CORPUS / "files"

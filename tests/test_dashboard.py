@@ -19,8 +19,8 @@ from runs import wait_until
 from virnucpro.cli.dashboard import ConsoleHandler, Dashboard
 from virnucpro.cli.figures import EventLog, Figures, Point, add_point
 from virnucpro.cli.running import is_for_console
-from virnucpro.ground.config import EncoderSpec
-from virnucpro.ground.events import (
+from virnucpro.core.recipe import EncoderSpec
+from virnucpro.core.events import (
     STAGES,
     BatchDone,
     EmbeddingStarted,
@@ -31,8 +31,8 @@ from virnucpro.ground.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.ground.log import LOGGER, announce, logging_to, printable
-from virnucpro.ground.records import Shard
+from virnucpro.core.logging import LOGGER, announce, logging_to, printable
+from virnucpro.core.types import Shard
 from virnucpro.run.journal import rate_of, seconds_left
 
 GIB = 1 << 30

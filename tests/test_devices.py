@@ -23,9 +23,9 @@ from virnucpro.encoders.families import FAMILIES
 from virnucpro.encoders.models import describe_model
 from virnucpro.encoders.proof.check import try_gpus as try_here
 from virnucpro.encoders.triton_kernels import NAMES
-from virnucpro.ground import devices
-from virnucpro.ground.config import Footprint
-from virnucpro.ground.devices import (
+from virnucpro.models import devices
+from virnucpro.core.recipe import Footprint
+from virnucpro.models.devices import (
     Choice,
     TorchBuild,
     TryGpus,
@@ -41,8 +41,8 @@ from virnucpro.ground.devices import (
     torch_build,
     visible_gpus,
 )
-from virnucpro.ground.errors import UnavailableError, UsageError
-from virnucpro.ground.options import ComputeOptions
+from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.option_schema import ComputeOptions
 
 GIB = 1 << 30
 WITH_CUDA = TorchBuild("2.13.0", "13.0")

@@ -27,8 +27,8 @@ from virnucpro.encoders.dnabert_s import model as network
 from virnucpro.encoders.dnabert_s.encoder import inspect_folder, load_dnabert
 from virnucpro.encoders.dnabert_s.model import alibi_slopes, mean_pool, pack
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
-from virnucpro.ground.config import EncoderSpec
-from virnucpro.ground.errors import UnavailableError
+from virnucpro.core.recipe import EncoderSpec
+from virnucpro.core.errors import UnavailableError
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden" / "dnabert_s"
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="the published code's values are not here")

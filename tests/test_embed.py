@@ -20,10 +20,10 @@ from virnucpro.callers.head import Join, JoinKnot
 from virnucpro.callers.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.options import WorkOptions
-from virnucpro.ground.config import Embed, EncoderSpec, Recipe
-from virnucpro.ground.errors import ResumeError
-from virnucpro.ground.events import BatchDone
-from virnucpro.ground.records import FastaRecord, Records
+from virnucpro.core.recipe import Embed, EncoderSpec, Recipe
+from virnucpro.core.errors import ResumeError
+from virnucpro.core.events import BatchDone
+from virnucpro.core.types import FastaRecord, Records
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.scorer.nets import Scorer, thresholds

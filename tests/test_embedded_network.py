@@ -27,7 +27,7 @@ from train_embedded_network import (
 from train_embedded_scorer import N_VIRAL
 
 from virnucpro.encoders.codons import N_CODONS
-from virnucpro.ground.records import FastaRecord
+from virnucpro.core.types import FastaRecord
 from virnucpro.learning.records import Labelled, LabelledRecord
 
 SETTINGS = Settings(

@@ -30,9 +30,9 @@ from virnucpro.encoders.families import FAMILIES, Family
 from virnucpro.encoders.models import describe_model
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.config import EncoderSpec
-from virnucpro.ground.errors import ResumeError, UnavailableError, UsageError
-from virnucpro.ground.files import sha256
+from virnucpro.core.recipe import EncoderSpec
+from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
+from virnucpro.core.atomic_io import sha256
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import execute
 from virnucpro.stories.resolve import RunConfig, resolve

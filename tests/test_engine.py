@@ -43,8 +43,8 @@ from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor, _Peer
 from virnucpro.engine.recovery import Attempt, Workload
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.errors import InputError, UnavailableError
-from virnucpro.ground.events import (
+from virnucpro.core.errors import InputError, UnavailableError
+from virnucpro.core.events import (
     STAGES,
     BatchDone,
     BatchStarted,
@@ -55,8 +55,8 @@ from virnucpro.ground.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.ground.processes import interrupts_held, start
-from virnucpro.ground.records import Shard
+from virnucpro.core.child_process import interrupts_held, start
+from virnucpro.core.types import Shard
 from virnucpro.run.folder import RunDir
 from virnucpro.stories import pipeline
 

@@ -19,9 +19,9 @@ from virnucpro.encoders.esm2.family import ESM2Model, inspect_esm2
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.encoders.esm2.weights import load_esm2, prepare
 from virnucpro.encoders.transfer import PackedBatch
-from virnucpro.ground.config import Precision
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.events import Event, Progress
+from virnucpro.core.recipe import Precision
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import Event, Progress
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16

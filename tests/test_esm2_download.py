@@ -34,8 +34,8 @@ from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, inspect_esm2, sha
 from virnucpro.encoders.esm2.weights import save_esm2
 from virnucpro.encoders.families import EMBEDDED, FAMILIES, Published, RemoteFile
 from virnucpro.encoders.models import import_model, verify_model
-from virnucpro.ground.errors import OutputError, StorageError, UnavailableError, UsageError
-from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.core.errors import OutputError, StorageError, UnavailableError, UsageError
+from virnucpro.core.events import OnEvent, Progress
 
 NAME = "esm2_t6_8M_UR50D"
 PUBLISHED = FAMILIES["esm2"].published

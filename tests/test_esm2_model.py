@@ -62,7 +62,7 @@ from virnucpro.encoders.esm2.model import (
 )
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.transfer import PackedBatch, mean_of_bags, use_device
-from virnucpro.ground.errors import UnavailableError
+from virnucpro.core.errors import UnavailableError
 
 SHAPES = {  # by the dimensions of a head, as of the published 8M, 35M, 150M and 650M
     16: ESM2Shape(n_layers=3, dim=64, n_heads=4),
@@ -394,7 +394,7 @@ _COUNT_FAULTS = """
 import resource, sys
 from pathlib import Path
 import torch
-from virnucpro.ground.config import EncoderSpec
+from virnucpro.core.recipe import EncoderSpec
 from virnucpro.encoders.esm2.encoder import load
 from virnucpro.engine.local import _serve
 

@@ -37,7 +37,7 @@ from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.weights import load_esm2, save_esm2, verify_weights
 from virnucpro.encoders.transfer import PackedBatch
-from virnucpro.ground.errors import UnavailableError
+from virnucpro.core.errors import UnavailableError
 
 SHAPE = ESM2Shape(n_layers=2, dim=64, n_heads=2)
 PROTEINS = ["M", "MKXBUZO-J*.A", random_protein(60), random_protein(LONGEST)]

@@ -20,8 +20,8 @@ from workers import POISON, RaisingWorker
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.ground.errors import InputError, OutputError, ResumeError, UsageError, VirnucproError
-from virnucpro.ground.records import reverse_complement
+from virnucpro.core.errors import InputError, OutputError, ResumeError, UsageError, VirnucproError
+from virnucpro.core.types import reverse_complement
 from virnucpro.learning.evaluate import (
     _Fragment,
     _Question,

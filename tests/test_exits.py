@@ -108,7 +108,7 @@ FORGETFUL = """
 import os, signal, warnings
 import light
 from virnucpro.cli.exits import end_cleanly
-from virnucpro.ground.processes import interrupts_held, start
+from virnucpro.core.child_process import interrupts_held, start
 warnings.simplefilter("ignore", ResourceWarning)
 end_cleanly()
 with interrupts_held():

@@ -26,8 +26,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import virnucpro.sequences.fasta
-from virnucpro.ground.errors import InputError, InputMissingError
-from virnucpro.ground.records import FastaRecord, Records
+from virnucpro.core.errors import InputError, InputMissingError
+from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import (
     MAX_HEADER,
     Streams,

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from runs import assert_same_vectors, run_inline, vectors
 
-from virnucpro.ground.config import RESIDUES_PER_SHARD, EncoderSpec, Recipe
-from virnucpro.ground.errors import FeatureFileError, OutputError
-from virnucpro.ground.events import ShardDone, Telling
-from virnucpro.ground.records import Embeddings, Failure, Orf, Shard
-from virnucpro.ground.tree import Tree
+from virnucpro.core.recipe import RESIDUES_PER_SHARD, EncoderSpec, Recipe
+from virnucpro.core.errors import FeatureFileError, OutputError
+from virnucpro.core.events import ShardDone, Telling
+from virnucpro.core.types import Embeddings, Failure, Orf, Shard
+from virnucpro.core.safe_dir import Tree
 from virnucpro.run.feature_file import find_vectors, read_embeddings, write_embeddings
 from virnucpro.run.features import FeatureReader, FeatureStore, ShardFeatures, open_stores
 from virnucpro.run.folder import RunDir

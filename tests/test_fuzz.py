@@ -33,8 +33,8 @@ from virnucpro.callers.chain import OWN_REGION_MODEL
 from virnucpro.cli.main import main
 from virnucpro.encoders.learned import _LearnedFacts, save_learned
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.ground.config import Recipe
-from virnucpro.ground.files import MOST_JSON
+from virnucpro.core.recipe import Recipe
+from virnucpro.core.atomic_io import MOST_JSON
 from virnucpro.run.feature_file import _SEAL
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from Bio.Data.CodonTable import unambiguous_dna_by_id as NCBI
 
-from virnucpro.ground.errors import UsageError
+from virnucpro.core.errors import UsageError
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.pieces import find_open_codes
 from virnucpro.scorer.score import score_block

@@ -16,8 +16,8 @@ from conftest import open_dna, random_dna
 from runs import again, flip_bit, forget_hashes, invoke, run_inline
 from test_scorer_run import predict, write
 
-from virnucpro.ground.events import Telling
-from virnucpro.ground.files import sha256
+from virnucpro.core.events import Telling
+from virnucpro.core.atomic_io import sha256
 from virnucpro.page.run import report_folder
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs

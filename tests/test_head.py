@@ -17,7 +17,7 @@ from safetensors.torch import save_file as save_torch_file
 
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Layer, Network
-from virnucpro.ground.errors import UnavailableError
+from virnucpro.core.errors import UnavailableError
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
 
 ENCODER = EncoderFacts(

@@ -37,11 +37,11 @@ from test_scorer_run import many, predict
 from workers import POISON, RaisingWorker
 
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.ground import tasks
-from virnucpro.ground.devices import Choice
-from virnucpro.ground.errors import InputError, UnavailableError
-from virnucpro.ground.events import Progress, ShardDone
-from virnucpro.ground.tasks import Pool
+from virnucpro.core import helper_pool as tasks
+from virnucpro.models.devices import Choice
+from virnucpro.core.errors import InputError, UnavailableError
+from virnucpro.core.events import Progress, ShardDone
+from virnucpro.core.helper_pool import Pool
 from virnucpro.run import plan
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences import fasta as reader
@@ -254,7 +254,7 @@ def test_an_unexpected_error_of_a_helper_is_reported_in_words(capfd):
 
 PARENT = """
 import signal, sys
-from virnucpro.ground.tasks import Pool
+from virnucpro.core.helper_pool import Pool
 with Pool(2) as pool:
     pool.helpers("no maker", 10**9, "tables")
     print(*[child.pid for child in pool.children], flush=True)
@@ -430,7 +430,7 @@ def test_a_helper_that_is_stopped_is_named_with_what_to_do(monkeypatch):
 
 PAUSED_PARENT = """
 import os, signal, threading, time
-from virnucpro.ground import tasks
+from virnucpro.core import helper_pool as tasks
 from virnucpro.stories.blocks import BlockTask
 tasks._SILENCE_SECONDS = 1.5
 warned = threading.Event()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from runs import within
 
-from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
+from virnucpro.core.errors import InputError, InputMissingError, ResumeError
 from virnucpro.sequences import inputs
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs, join_inputs

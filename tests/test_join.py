@@ -15,10 +15,10 @@ from runs import again, rows, run_inline, tables, vectors
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.head import Head, Join, JoinKnot, join_log_odds, log_odds, probability
 from virnucpro.callers.options import CutOptions
-from virnucpro.ground.config import Recipe
-from virnucpro.ground.errors import UnavailableError, UsageError
-from virnucpro.ground.events import BatchDone
-from virnucpro.ground.records import FastaRecord, Records
+from virnucpro.core.recipe import Recipe
+from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.events import BatchDone
+from virnucpro.core.types import FastaRecord, Records
 from virnucpro.scorer.nets import ErrorRates, Scorer
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta

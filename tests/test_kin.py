@@ -16,9 +16,9 @@ from test_scorer_run import predict, write
 from train_kin import kin_words, kinship_tensors
 
 import virnucpro
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.records import Call, FastaRecord, Identity, Region
-from virnucpro.ground.tasks import Pool
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.types import Call, FastaRecord, Identity, Region
+from virnucpro.core.helper_pool import Pool
 from virnucpro.page.counts import count_kinds, find_records
 from virnucpro.scorer.features import NO_WORDS
 from virnucpro.scorer.kin import (

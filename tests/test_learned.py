@@ -20,9 +20,9 @@ from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.learned import inspect_learned, save_learned
 from virnucpro.encoders.models import describe_model
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.ground.errors import UnavailableError, UsageError
-from virnucpro.ground.files import LEARNED_FILE, sha256
-from virnucpro.ground.records import DECIMALS, sigmoid
+from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.atomic_io import LEARNED_FILE, sha256
+from virnucpro.core.types import DECIMALS, sigmoid
 from virnucpro.learning.evaluate import evaluate
 from virnucpro.learning.networks import frame_log_odds, module_of
 from virnucpro.learning.options import EvaluateOptions

@@ -16,7 +16,7 @@ from labelled import write_labelled
 from measure_cascade import ASKED, curve, measure, unseen_scores
 
 import virnucpro
-from virnucpro.ground.records import reverse_complement
+from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import STANDARD
 

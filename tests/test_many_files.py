@@ -21,8 +21,8 @@ from runs import assert_same_run, assert_same_vectors, rows, run_inline, tables,
 
 from virnucpro.cli.figures import DeviceState, Figures
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.ground.errors import InputError, InputMissingError
-from virnucpro.ground.events import EmbeddingStarted, ShardDone
+from virnucpro.core.errors import InputError, InputMissingError
+from virnucpro.core.events import EmbeddingStarted, ShardDone
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.sequences.fasta import read_fasta
 

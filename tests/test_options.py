@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.main import app
-from virnucpro.ground.errors import UsageError
-from virnucpro.ground.options import carry, make, options_of
+from virnucpro.core.errors import UsageError
+from virnucpro.core.option_schema import carry, make, options_of
 from virnucpro.learning.options import EvaluateOptions, TrainOptions
 from virnucpro.stories.options import ExtractOptions, PredictOptions
 

@@ -31,15 +31,15 @@ from runs import (
 from virnucpro import __version__
 from virnucpro.encoders.esm2.checkpoint import hash_weights
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.ground.errors import (
+from virnucpro.core.errors import (
     FeatureFileError,
     InputError,
     OutputError,
     ResumeError,
     UsageError,
 )
-from virnucpro.ground.events import BatchDone, EmbeddingStarted, Progress, ShardDone
-from virnucpro.ground.records import shard_name
+from virnucpro.core.events import BatchDone, EmbeddingStarted, Progress, ShardDone
+from virnucpro.core.types import shard_name
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
 from virnucpro.sequences.fasta import read_fasta

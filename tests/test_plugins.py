@@ -18,7 +18,7 @@ from forked import run_command, virnucpro
 from runs import bases_by_frame, vectors
 
 from virnucpro.encoders.families import family_of
-from virnucpro.ground.errors import UnavailableError
+from virnucpro.core.errors import UnavailableError
 
 PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"
 ENTRY_POINTS = """

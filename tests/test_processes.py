@@ -15,7 +15,7 @@ import psutil
 import pytest
 from runs import assert_gone, hear_signals, is_ours, wait_until, within
 
-from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"

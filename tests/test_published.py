@@ -36,10 +36,10 @@ from virnucpro.encoders.families import BUNDLES, FAMILIES, Published, RemoteFile
 from virnucpro.encoders.fetch import check_file
 from virnucpro.encoders.models import import_files, import_model
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.ground.config import Footprint, join_footprints
-from virnucpro.ground.errors import InputMissingError, UnavailableError, UsageError
-from virnucpro.ground.events import BatchDone, ShardDone
-from virnucpro.ground.files import sha256
+from virnucpro.core.recipe import Footprint, join_footprints
+from virnucpro.core.errors import InputMissingError, UnavailableError, UsageError
+from virnucpro.core.events import BatchDone, ShardDone
+from virnucpro.core.atomic_io import sha256
 from virnucpro.stories.options import ExtractOptions, PredictOptions
 from virnucpro.stories.pipeline import execute, run
 from virnucpro.stories.resolve import resolve

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from virnucpro.engine.recovery import Attempt, Loss, Workload, next_attempt
-from virnucpro.ground.errors import StorageError
-from virnucpro.ground.events import (
+from virnucpro.core.errors import StorageError
+from virnucpro.core.events import (
     BatchDone,
     BatchStarted,
     ErrorText,
@@ -17,7 +17,7 @@ from virnucpro.ground.events import (
     ShardFailed,
     WorkerReady,
 )
-from virnucpro.ground.records import Shard
+from virnucpro.core.types import Shard
 
 SHARDS = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(3)]
 SHARD, NO_MEMORY = SHARDS[0], Memory(0, 1)

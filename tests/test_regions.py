@@ -36,9 +36,9 @@ from virnucpro.callers.regions import (
     regions_of_items,
 )
 from virnucpro.cli.main import app
-from virnucpro.ground.errors import InputError, InputMissingError, ResumeError, UnavailableError
-from virnucpro.ground.records import Call, CalledRecords, FastaRecord, Region, reverse_complement
-from virnucpro.ground.tree import Tree
+from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UnavailableError
+from virnucpro.core.types import Call, CalledRecords, FastaRecord, Region, reverse_complement
+from virnucpro.core.safe_dir import Tree
 from virnucpro.scorer.landmarks import Repeat, genes_of, host_peptides, trna_ends
 from virnucpro.scorer.score import score_proteins, score_windows
 from virnucpro.sequences.fasta import read_fasta

@@ -29,10 +29,10 @@ from virnucpro.encoders.esm2.model import mean_pool, residues_only
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.transfer import PackedBatch
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.ground.config import Reads
-from virnucpro.ground.errors import FeatureFileError, ResumeError
-from virnucpro.ground.events import BatchDone, Progress, ShardDone, ShardFailed
-from virnucpro.ground.records import Embeddings, Orf, Shard
+from virnucpro.core.recipe import Reads
+from virnucpro.core.errors import FeatureFileError, ResumeError
+from virnucpro.core.events import BatchDone, Progress, ShardDone, ShardFailed
+from virnucpro.core.types import Embeddings, Orf, Shard
 from virnucpro.run import plan, shards
 from virnucpro.run.features import FeatureReader, open_stores
 from virnucpro.run.shards import SeenOrfs, digests_of

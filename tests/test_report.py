@@ -18,8 +18,8 @@ from runs import again, rows, run_inline, within
 
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.starts import Start
-from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
-from virnucpro.ground.events import (
+from virnucpro.core.errors import InputError, InputMissingError, ResumeError
+from virnucpro.core.events import (
     STAGES,
     BatchDone,
     BudgetReduced,
@@ -29,7 +29,7 @@ from virnucpro.ground.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.ground.records import Call, Shard
+from virnucpro.core.types import Call, Shard
 from virnucpro.learning.metrics import MEASURES
 from virnucpro.learning.pages import write_evaluation_page, write_training_page
 from virnucpro.page.html import MOST_BYTES

@@ -18,8 +18,8 @@ import pytest
 from pages import EVIL, call, write_table
 
 from virnucpro.engine.starts import Start
-from virnucpro.ground.events import BatchDone, Memory, WorkerReady
-from virnucpro.ground.records import Call, Shard
+from virnucpro.core.events import BatchDone, Memory, WorkerReady
+from virnucpro.core.types import Call, Shard
 from virnucpro.page.run import report_folder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")

@@ -17,11 +17,11 @@ from virnucpro.encoders.catalogue import embedded_head, open_model
 from virnucpro.encoders.esm2 import family as esm2
 from virnucpro.encoders.families import EMBEDDED, FAMILIES, Published, RemoteFile
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.ground import devices
-from virnucpro.ground.devices import Gpu, TorchBuild
-from virnucpro.ground.errors import ResumeError, UnavailableError, UsageError
-from virnucpro.ground.events import BatchDone
-from virnucpro.ground.files import sha256
+from virnucpro.models import devices
+from virnucpro.models.devices import Gpu, TorchBuild
+from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
+from virnucpro.core.events import BatchDone
+from virnucpro.core.atomic_io import sha256
 from virnucpro.scorer import nets
 from virnucpro.scorer.nets import OWN_SCORER
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from virnucpro.ground.errors import InputError, InputMissingError
+from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.sequences.inputs import InputFile, find_inputs, read_sheet
 from virnucpro.sequences.samples import RunIds, id_digests, name_samples
 from virnucpro.sequences.survey import Survey, find_repeat

@@ -23,10 +23,10 @@ from runs import again, run_inline, statuses
 
 from virnucpro.callers.caller import Caller
 from virnucpro.engine.executor import Job, Resources
-from virnucpro.ground.config import EncoderSpec, Recipe
-from virnucpro.ground.events import EmbeddingStarted, Progress
-from virnucpro.ground.records import Embeddings
-from virnucpro.ground.tasks import Pool
+from virnucpro.core.recipe import EncoderSpec, Recipe
+from virnucpro.core.events import EmbeddingStarted, Progress
+from virnucpro.core.types import Embeddings
+from virnucpro.core.helper_pool import Pool
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.index import MOST_AT_ROOT, IndexPart

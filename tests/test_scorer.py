@@ -21,8 +21,8 @@ from scorer_file import save_scorer
 from scorer_oracle import log_odds_in_whole_numbers
 from scorer_words import is_in_sample, owners_of, word_table
 
-from virnucpro.ground import library
-from virnucpro.ground.errors import UnavailableError
+from virnucpro.core import native as library
+from virnucpro.core.errors import UnavailableError
 from virnucpro.scorer.features import (
     FARTHEST,
     GC,

@@ -23,9 +23,9 @@ from scorer_oracle import (
 from scorer_words import word_table
 
 from virnucpro.callers.chain import RegionModel, viral_path
-from virnucpro.ground import library
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.records import reverse_complement
+from virnucpro.core import native as library
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.types import reverse_complement
 from virnucpro.scorer import kin, landmarks, pieces
 from virnucpro.scorer.features import (
     AMINO_ACIDS,

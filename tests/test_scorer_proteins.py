@@ -18,8 +18,8 @@ from train_protein_scorer import n_numbers, occurrences
 
 from virnucpro.callers.options import CutOptions
 from virnucpro.callers.pieces import call_scored, score_records
-from virnucpro.ground.config import Recipe
-from virnucpro.ground.records import CalledRecords, FastaRecord, Records
+from virnucpro.core.recipe import Recipe
+from virnucpro.core.types import CalledRecords, FastaRecord, Records
 from virnucpro.scorer.features import (
     AMINO_ACIDS,
     LENGTH,

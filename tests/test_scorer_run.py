@@ -22,14 +22,14 @@ from test_genetic_code import gene
 from virnucpro.callers.head import probability
 from virnucpro.callers.pieces import score_records
 from virnucpro.engine.executor import Executor, Job, Resources
-from virnucpro.ground import devices
-from virnucpro.ground.config import EncoderSpec, Recipe
-from virnucpro.ground.devices import Gpu
-from virnucpro.ground.errors import InputError, InputMissingError, ResumeError, UsageError
-from virnucpro.ground.events import Event, OnEvent, Progress, Telling
-from virnucpro.ground.options import make
-from virnucpro.ground.records import FastaRecord, Records, Shard
-from virnucpro.ground.tree import Tree
+from virnucpro.models import devices
+from virnucpro.core.recipe import EncoderSpec, Recipe
+from virnucpro.models.devices import Gpu
+from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UsageError
+from virnucpro.core.events import Event, OnEvent, Progress, Telling
+from virnucpro.core.option_schema import make
+from virnucpro.core.types import FastaRecord, Records, Shard
+from virnucpro.core.safe_dir import Tree
 from virnucpro.run import plan
 from virnucpro.run.scores import ScoreStore
 from virnucpro.run.status import inspect_run, measure_run

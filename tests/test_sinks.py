@@ -14,9 +14,9 @@ from runs import called, rows, run_inline
 from test_scorer_run import predict, write
 
 import virnucpro
-from virnucpro.ground.errors import OutputError
-from virnucpro.ground.records import Call, FastaRecord, Region
-from virnucpro.ground.tree import Tree
+from virnucpro.core.errors import OutputError
+from virnucpro.core.types import Call, FastaRecord, Region
+from virnucpro.core.safe_dir import Tree
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile, hashed

@@ -28,11 +28,11 @@ from pyarrow import parquet
 from runs import no_file_longer_than, wait_until
 
 from virnucpro import __version__
-from virnucpro.ground.config import EncoderSpec, Store
-from virnucpro.ground.errors import FeatureFileError, OutputError, StorageError
-from virnucpro.ground.files import atomic, disk_error
-from virnucpro.ground.records import Embeddings, Failure, Mask
-from virnucpro.ground.tree import Tree
+from virnucpro.core.recipe import EncoderSpec, Store
+from virnucpro.core.errors import FeatureFileError, OutputError, StorageError
+from virnucpro.core.atomic_io import atomic, disk_error
+from virnucpro.core.types import Embeddings, Failure, Mask
+from virnucpro.core.safe_dir import Tree
 from virnucpro.run.exports import save_npz, save_parquet, save_pt
 from virnucpro.run.feature_file import read_embeddings, read_label, write_embeddings
 from virnucpro.run.folder import RunDir
@@ -309,7 +309,7 @@ def test_a_disk_that_gives_another_bit_than_it_was_given_is_reported(path, monke
             whole = bytes(content)
             return super().write(whole[:-1] + bytes([whole[-1] ^ 1]))
 
-    monkeypatch.setattr("virnucpro.ground.tree._NamedFile", Faulty)
+    monkeypatch.setattr("virnucpro.core.safe_dir._NamedFile", Faulty)
     with pytest.raises(StorageError, match="reads back differently"):
         write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
     assert not list(path.parent.iterdir())

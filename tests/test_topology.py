@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnucpro.ground.records import reverse_complement
+from virnucpro.core.types import reverse_complement
 from virnucpro.scorer.kin import topologies
 from virnucpro.scorer.pieces import Pieces
 

@@ -36,8 +36,8 @@ from virnucpro.callers.head import Head
 from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.models import import_model
-from virnucpro.ground.errors import InputError, InputMissingError, OutputError, ResumeError
-from virnucpro.ground.events import Progress
+from virnucpro.core.errors import InputError, InputMissingError, OutputError, ResumeError
+from virnucpro.core.events import Progress
 from virnucpro.learning.evaluate import held_out, report_evaluation
 from virnucpro.learning.metrics import NOT_DEFINED
 from virnucpro.learning.options import EvaluateOptions

@@ -12,7 +12,7 @@ from labelled import head_facts
 from numpy.typing import NDArray
 
 from virnucpro.callers.head import EncoderFacts
-from virnucpro.ground.records import Values, sigmoid
+from virnucpro.core.types import Values, sigmoid
 from virnucpro.learning.calibration import (
     FALSE_POSITIVES,
     Calibration,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from virnucpro.callers.head import EncoderFacts, Head, Network
 from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.ground.records import DECIMALS, sigmoid
+from virnucpro.core.types import DECIMALS, sigmoid
 from virnucpro.learning.calibration import Calibration
 from virnucpro.learning.frames import LabelledFrames
 from virnucpro.learning.networks import Classifier

@@ -13,7 +13,7 @@ from runs import rows
 from sklearn.metrics import roc_auc_score
 
 from virnucpro.callers.head import Head, Join, JoinKnot
-from virnucpro.ground.records import FastaRecord, Mask, Values
+from virnucpro.core.types import FastaRecord, Mask, Values
 from virnucpro.learning.calibration import (
     N_FOLDS,
     ScoredFragments,

@@ -15,8 +15,8 @@ from forked import virnucpro
 from labelled import records_of
 from runs import within
 
-from virnucpro.ground.errors import InputError, InputMissingError
-from virnucpro.ground.files import sha256, zstd
+from virnucpro.core.errors import InputError, InputMissingError
+from virnucpro.core.atomic_io import sha256, zstd
 from virnucpro.learning import records as labelled_records
 from virnucpro.learning.options import ManifestOptions
 from virnucpro.learning.records import (

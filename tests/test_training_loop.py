@@ -44,7 +44,7 @@ from trainings import (
 from virnucpro.encoders.esm2.attention import attend_runs, attend_to_train
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.readers import Reader
-from virnucpro.ground.errors import (
+from virnucpro.core.errors import (
     InputError,
     ResumeError,
     StorageError,

@@ -19,9 +19,9 @@ from runs import run_inline, vectors, within
 from train_walk import steps_after, steps_before
 
 from virnucpro.cli.main import app
-from virnucpro.ground.config_file import read_config
-from virnucpro.ground.devices import Choice
-from virnucpro.ground.errors import (
+from virnucpro.core.yaml_config import read_config
+from virnucpro.models.devices import Choice
+from virnucpro.core.errors import (
     FeatureFileError,
     InputError,
     InputMissingError,
@@ -31,8 +31,8 @@ from virnucpro.ground.errors import (
     UsageError,
     VirnucproError,
 )
-from virnucpro.ground.options import make, names_of
-from virnucpro.ground.records import FastaRecord
+from virnucpro.core.option_schema import make, names_of
+from virnucpro.core.types import FastaRecord
 from virnucpro.learning.frames import (
     FrameStore,
     LabelledFrames,

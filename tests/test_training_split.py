@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from virnucpro.ground.errors import InputError
+from virnucpro.core.errors import InputError
 from virnucpro.learning.records import LabelledRecord, read_split, split_groups, write_split
 
 PATH = Path("data.fa")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from labelled import options, pairs_of, train_here, write_labelled
 
-from virnucpro.ground.records import FastaRecord
+from virnucpro.core.types import FastaRecord
 from virnucpro.learning.frames import FrameStore, LabelledFrames, read_ids, write_frames
 from virnucpro.learning.networks import mean_and_deviation
 from virnucpro.learning.records import LabelledRecord

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.ground.config import Recipe
-from virnucpro.ground.records import FastaRecord, Orf, Records
+from virnucpro.core.recipe import Recipe
+from virnucpro.core.types import FastaRecord, Orf, Records
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.translate import FRAMES, Chunk, screen, screen_all, translate_six_frames
 

@@ -31,11 +31,11 @@ from virnucpro.cli.exits import Finished, exits
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.weights import load_esm2, prepare
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.ground.config_file import read_config
-from virnucpro.ground.errors import FeatureFileError, OutputError
-from virnucpro.ground.events import EmbeddingStarted, OnEvent, Progress, Telling
-from virnucpro.ground.records import Embeddings, Failure
-from virnucpro.ground.tree import Tree
+from virnucpro.core.yaml_config import read_config
+from virnucpro.core.errors import FeatureFileError, OutputError
+from virnucpro.core.events import EmbeddingStarted, OnEvent, Progress, Telling
+from virnucpro.core.types import Embeddings, Failure
+from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.evaluate import _Question
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.page.run import report_folder

@@ -28,7 +28,7 @@ from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.recovery import Attempt
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.errors import (
+from virnucpro.core.errors import (
     InputError,
     InputMissingError,
     OutputError,
@@ -36,8 +36,8 @@ from virnucpro.ground.errors import (
     UnavailableError,
     UsageError,
 )
-from virnucpro.ground.events import STAGES, Event, OnEvent, Progress, ShardDone, Telling
-from virnucpro.ground.records import Shard
+from virnucpro.core.events import STAGES, Event, OnEvent, Progress, ShardDone, Telling
+from virnucpro.core.types import Shard
 from virnucpro.page.run import report_folder
 from virnucpro.run.feature_file import read_label, sealed_label
 from virnucpro.run.folder import RunDir

@@ -9,8 +9,8 @@ from functools import partial
 from virnucpro.engine.executor import Executor, Job, Resources
 from virnucpro.engine.recovery import Attempt, Loss, Workload
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.events import Event, WorkerReady
-from virnucpro.ground.records import Shard
+from virnucpro.core.events import Event, WorkerReady
+from virnucpro.core.types import Shard
 
 
 class BackwardExecutor(Executor):

@@ -25,7 +25,7 @@ from torch.nn import Module
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.readers import Reader
-from virnucpro.ground.errors import InputError, VirnucproError
+from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.learning.frames import LabelledFrames, given_weights
 from virnucpro.learning.loop import Trainer, _Progressed, whole
 from virnucpro.learning.networks import (

@@ -21,10 +21,10 @@ from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.recovery import Attempt
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.events import Event
-from virnucpro.ground.log import LOGGER
-from virnucpro.ground.processes import Pipe
-from virnucpro.ground.records import Embeddings, Shard
+from virnucpro.core.events import Event
+from virnucpro.core.logging import LOGGER
+from virnucpro.core.child_process import Pipe
+from virnucpro.core.types import Embeddings, Shard
 
 POISON = "WWWWCWWWW"  # no test protein holds it by chance
 

@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from virnucpro.ground.errors import VirnucproError
-    from virnucpro.ground.events import Progress
-    from virnucpro.ground.records import Call, Identity, Region
+    from virnucpro.core.errors import VirnucproError
+    from virnucpro.core.events import Progress
+    from virnucpro.core.types import Call, Identity, Region
     from virnucpro.stories.api import (
         Embedded,
         embed,
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {  # public name -> module, for names defined outside ``stories.api``
-    "Call": "virnucpro.ground.records",
-    "Identity": "virnucpro.ground.records",
-    "Progress": "virnucpro.ground.events",
-    "Region": "virnucpro.ground.records",
-    "VirnucproError": "virnucpro.ground.errors",
+    "Call": "virnucpro.core.types",
+    "Identity": "virnucpro.core.types",
+    "Progress": "virnucpro.core.events",
+    "Region": "virnucpro.core.types",
+    "VirnucproError": "virnucpro.core.errors",
 }
 __all__ = [
     "Call",

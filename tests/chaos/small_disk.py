@@ -20,7 +20,7 @@ from runs import again, caller_in, leftovers, run_inline
 
 from virnucpro.callers.head import Head
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.ground.errors import VirnucproError
+from virnucpro.core.errors import VirnucproError
 from virnucpro.learning.evaluate import _Question, answer, write_report
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.pages import write_evaluation_page

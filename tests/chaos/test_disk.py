@@ -48,15 +48,15 @@ from runs import (
 from small_disk import Evaluation, Prediction, Scoring, Training
 
 from virnucpro.encoders.esm2.checkpoint import hash_weights
-from virnucpro.ground.errors import (
+from virnucpro.core.errors import (
     InputError,
     OutputError,
     ResumeError,
     StorageError,
     VirnucproError,
 )
-from virnucpro.ground.events import ShardDone
-from virnucpro.ground.tree import Tree
+from virnucpro.core.events import ShardDone
+from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.evaluate import _Question
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.run.feature_file import read_sealed, write_sealed

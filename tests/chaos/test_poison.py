@@ -12,7 +12,7 @@ from oracle import random_protein
 from runs import assert_same_vectors, leftovers, run_inline, statuses, vectors
 
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.ground.events import BatchStarted, WorkerLost
+from virnucpro.core.events import BatchStarted, WorkerLost
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
 N_PROTEINS = 3_000

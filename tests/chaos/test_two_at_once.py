@@ -20,8 +20,8 @@ import pytest
 from runs import assert_same_run, run_inline, vectors, within
 
 from virnucpro import __version__
-from virnucpro.ground.errors import OutputError, ResumeError
-from virnucpro.ground.events import ShardDone
+from virnucpro.core.errors import OutputError, ResumeError
+from virnucpro.core.events import ShardDone
 from virnucpro.run import lock
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run

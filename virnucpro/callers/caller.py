@@ -24,13 +24,13 @@ from virnucpro import __version__
 from virnucpro.callers.head import Head, HeadFacts, Join, chunk_scores, failure_note, probability
 from virnucpro.callers.options import FALSE_POSITIVES, CallsBy, CutOptions
 from virnucpro.callers.pieces import ScoredRecords, call_scored, join_calls, score_records
-from virnucpro.ground.config import Embed, InputType, Reads, Recipe, Status
-from virnucpro.ground.errors import UnavailableError, UsageError
-from virnucpro.ground.events import SCORING, STAGES
-from virnucpro.ground.files import EMBEDDED_FOLDER
-from virnucpro.ground.log import counted
-from virnucpro.ground.options import refuse
-from virnucpro.ground.records import (
+from virnucpro.core.recipe import Embed, InputType, Reads, Recipe, Status
+from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.events import SCORING, STAGES
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER
+from virnucpro.core.logging import counted
+from virnucpro.core.option_schema import refuse
+from virnucpro.core.types import (
     Call,
     CalledRecords,
     Calls,

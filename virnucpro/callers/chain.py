@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from virnucpro.callers.contrast import N_SHAPE, Hosts, Items, Levels
-from virnucpro.ground.errors import InputMissingError, UnavailableError
-from virnucpro.ground.files import EMBEDDED_FOLDER, read_json
-from virnucpro.ground.library import call
-from virnucpro.ground.log import printable
-from virnucpro.ground.records import Counts, Mask, Values, check_counts, sigmoid
+from virnucpro.core.errors import InputMissingError, UnavailableError
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER, read_json
+from virnucpro.core.native import call
+from virnucpro.core.logging import printable
+from virnucpro.core.types import Counts, Mask, Values, check_counts, sigmoid
 
 OWN_REGION_MODEL = EMBEDDED_FOLDER / "regions.json"
 FORMAT = 4

@@ -20,8 +20,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from virnucpro.ground.library import call
-from virnucpro.ground.records import Counts, Mask, Values, runs_of
+from virnucpro.core.native import call
+from virnucpro.core.types import Counts, Mask, Values, runs_of
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import score_windows
 from virnucpro.sequences.translate import STANDARD, GeneticCode

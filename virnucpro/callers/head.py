@@ -28,11 +28,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import save
 
 from virnucpro.encoders.base import Model, read_tensors
-from virnucpro.ground.config import Pooling
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import sha256
-from virnucpro.ground.log import printable
-from virnucpro.ground.records import (
+from virnucpro.core.recipe import Pooling
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.atomic_io import sha256
+from virnucpro.core.logging import printable
+from virnucpro.core.types import (
     DECIMALS,
     FRAMES_FAILED,
     Counts,
@@ -41,7 +41,7 @@ from virnucpro.ground.records import (
     check_counts,
     sigmoid,
 )
-from virnucpro.ground.tree import Tree
+from virnucpro.core.safe_dir import Tree
 from virnucpro.scorer.nets import ErrorRates, at_lengths
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from virnucpro.ground.errors import UsageError
-from virnucpro.ground.options import MODEL, option, refuse
+from virnucpro.core.errors import UsageError
+from virnucpro.core.option_schema import MODEL, option, refuse
 
 _PANEL = "Calls"
 

@@ -19,9 +19,9 @@ from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Network
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.catalogue import fetch_head
 from virnucpro.encoders.tensors import check_plain, read_pt
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.events import OnEvent
-from virnucpro.ground.log import printable
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import OnEvent
+from virnucpro.core.logging import printable
 
 _KIND = "a head of VirNucPro"
 _CONVERTED = "head.safetensors"  # in the folder of the published file

@@ -14,8 +14,8 @@ import numpy as np
 
 from virnucpro.callers.head import HeadFacts, chunk_scores, join_log_odds, probabilities
 from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
-from virnucpro.ground.config import Recipe, Status
-from virnucpro.ground.records import (
+from virnucpro.core.recipe import Recipe, Status
+from virnucpro.core.types import (
     CalledRecords,
     Calls,
     Counts,

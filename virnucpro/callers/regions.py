@@ -25,8 +25,8 @@ import numpy as np
 
 from virnucpro.callers.chain import OWN_REGION_MODEL, RegionModel, unusable, viral_path
 from virnucpro.callers.contrast import Genes, Items, ReadGenes, median
-from virnucpro.ground.log import counted
-from virnucpro.ground.records import (
+from virnucpro.core.logging import counted
+from virnucpro.core.types import (
     CalledRecords,
     Counts,
     FastaRecord,

@@ -22,9 +22,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from typer import Context
 from typer.core import TyperCommand, TyperGroup
 
-from virnucpro.ground.errors import UsageError
-from virnucpro.ground.log import printable
-from virnucpro.ground.options import flag, make, option, options_of, refuse
+from virnucpro.core.errors import UsageError
+from virnucpro.core.logging import printable
+from virnucpro.core.option_schema import flag, make, option, options_of, refuse
 
 _SHOWN = 3  # files in a hint
 _NAMES = 30  # columns of help for the names of options

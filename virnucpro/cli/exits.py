@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from virnucpro.ground.errors import StorageError, UnavailableError, VirnucproError
+from virnucpro.core.errors import StorageError, UnavailableError, VirnucproError
 
 USAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 130, 143
 DEAF_SECONDS = 10.0  # time to clean up after a signal; later signals are ignored
@@ -53,7 +53,7 @@ def exits(kept: Callable[[], str] = str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except (OSError, MemoryError) as error:
-        from virnucpro.ground.files import disk_error
+        from virnucpro.core.atomic_io import disk_error
 
         if isinstance(error, MemoryError):
             error = OSError(errno.ENOMEM, "no memory is left")

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from virnucpro.encoders.base import estimate_tokens
-from virnucpro.ground.config import EncoderSpec
-from virnucpro.ground.events import (
+from virnucpro.core.recipe import EncoderSpec
+from virnucpro.core.events import (
     STAGES,
     BatchDone,
     BudgetReduced,
@@ -29,8 +29,8 @@ from virnucpro.ground.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.ground.log import LOGGER, counted
-from virnucpro.ground.records import Shard
+from virnucpro.core.logging import LOGGER, counted
+from virnucpro.core.types import Shard
 from virnucpro.run.journal import seconds_left
 from virnucpro.run.plan import count_done
 

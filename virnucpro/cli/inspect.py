@@ -17,8 +17,8 @@ from virnucpro.cli import running
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, end_cleanly, exits
 from virnucpro.encoders.options import BenchOptions
-from virnucpro.ground.log import printable
-from virnucpro.ground.options import folder, option, refuse
+from virnucpro.core.logging import printable
+from virnucpro.core.option_schema import folder, option, refuse
 
 _MEASURED = "the tables and the --json file hold the measurements so far"
 
@@ -33,7 +33,7 @@ def devices(
     Example: virnucpro devices
     """
     with exits():
-        from virnucpro.ground.devices import machine_lines
+        from virnucpro.models.devices import machine_lines
 
         running.number_gpus_by_bus()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -207,7 +207,7 @@ def summary(
     Example: virnucpro summary model_1/ model_2/ model_3/
     """
     with exits():
-        from virnucpro.ground.files import expanded
+        from virnucpro.core.atomic_io import expanded
         from virnucpro.learning.pages import summary_lines
 
         running.report(summary_lines([expanded(folder) for folder in folders]))

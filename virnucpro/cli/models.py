@@ -13,9 +13,9 @@ from virnucpro.cli.command import Command, ConsoleOptions, Group, command
 from virnucpro.cli.exits import end_cleanly, exits
 from virnucpro.cli.running import loading, report, watched
 from virnucpro.encoders.options import complete_model
-from virnucpro.ground.errors import VirnucproError
-from virnucpro.ground.log import printable
-from virnucpro.ground.options import ComputeOptions, option, refuse
+from virnucpro.core.errors import VirnucproError
+from virnucpro.core.logging import printable
+from virnucpro.core.option_schema import ComputeOptions, option, refuse
 
 models = typer.Typer(
     name="models",
@@ -72,7 +72,7 @@ def show_model(options: _NamedModel) -> None:
     """
     with exits():
         from virnucpro.encoders.models import describe_model
-        from virnucpro.ground.files import LEARNED_FILE, expanded
+        from virnucpro.core.atomic_io import LEARNED_FILE, expanded
         from virnucpro.learning.pages import describe_head
 
         path = expanded(options.model)

@@ -14,17 +14,17 @@ from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.exits import Finished, exits, needing
 from virnucpro.cli.running import gpu_steps, loading, next_step, planned_steps, report, watched
 from virnucpro.engine.options import WorkOptions
-from virnucpro.ground.errors import UsageError
-from virnucpro.ground.log import printable
-from virnucpro.ground.options import carry
-from virnucpro.ground.plugins import find_plugins
+from virnucpro.core.errors import UsageError
+from virnucpro.core.logging import printable
+from virnucpro.core.option_schema import carry
+from virnucpro.core.plugins import find_plugins
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RegionsOptions, RunOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virnucpro.engine.executor import Executor
-    from virnucpro.ground.tasks import Pool
+    from virnucpro.core.helper_pool import Pool
     from virnucpro.run.journal import ShardFigures
 
 _RUN_KEPT = "what was finished is kept: run the same command with --resume"
@@ -123,8 +123,8 @@ def _begun_pool(options: RunOptions) -> Pool | None:
     Raises:
         UsageError: ``--workers`` is not a valid number.
     """
-    from virnucpro.ground.devices import count_workers
-    from virnucpro.ground.tasks import Pool
+    from virnucpro.models.devices import count_workers
+    from virnucpro.core.helper_pool import Pool
 
     if options.asks_for_vectors or options.resume:
         return None
@@ -139,7 +139,7 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
     with exits(lambda: _FORCE_KEPT if options.force else _RUN_KEPT):
         with loading(console):
             pool = _begun_pool(options)
-            from virnucpro.ground.events import STAGES
+            from virnucpro.core.events import STAGES
             from virnucpro.stories.pipeline import execute
 
             executor_on = _executor_on(options)
@@ -164,7 +164,7 @@ def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardF
 
     The process ends with its parent; Parsl's own workers do not.
     """
-    from virnucpro.ground.processes import end_with
+    from virnucpro.core.child_process import end_with
     from virnucpro.stories import work as story
 
     end_with(os.getppid())

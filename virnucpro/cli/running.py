@@ -17,7 +17,7 @@ import typer
 
 from virnucpro.cli.command import ConsoleOptions
 from virnucpro.cli.exits import GONE, end_cleanly, has_colours
-from virnucpro.ground.log import logging_to, logging_to_file
+from virnucpro.core.logging import logging_to, logging_to_file
 from virnucpro.stories.options import RunOptions
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def report(lines: Iterable[str], quiet: bool = False) -> None:
             sys.stdout.flush()
     except OSError as error:
         if error.errno not in GONE:
-            from virnucpro.ground.files import disk_error
+            from virnucpro.core.atomic_io import disk_error
 
             raise disk_error(error, "standard output") from error
         # the reader of the output is gone, but the run is complete
@@ -170,7 +170,7 @@ def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> li
 
 def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
     """Suggest idle GPUs after a run that embedded nothing."""
-    from virnucpro.ground.devices import free_gpus
+    from virnucpro.models.devices import free_gpus
     from virnucpro.run.folder import RunDir
 
     if not (places := free_gpus(options.cuda_visible_devices)):

@@ -12,8 +12,8 @@ import typer
 from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.exits import exits, needing
 from virnucpro.cli.running import as_command, loading, report, watched
-from virnucpro.ground.files import expanded
-from virnucpro.ground.options import FILES
+from virnucpro.core.atomic_io import expanded
+from virnucpro.core.option_schema import FILES
 from virnucpro.learning.options import EvaluateOptions, ManifestOptions, TrainOptions
 
 _EVALUATION_KEPT = "run the same command again with --resume"
@@ -24,7 +24,7 @@ def _read_config(context: typer.Context, text: str | None) -> str | None:
     """Use the options in a file as defaults; the command line overrides them."""
     if text:
         with needing("train"):
-            from virnucpro.ground.config_file import read_config
+            from virnucpro.core.yaml_config import read_config
 
         options = {option.name: option for option in context.command.params if option.name}
         values = read_config(expanded(text), options.keys() - {"config"})
@@ -107,7 +107,7 @@ def train(options: TrainOptions, console: _Console) -> None:
     parent = os.getppid()  # before the slow imports
     with exits(lambda: "" if options.check else _KEPT):
         with loading(console), needing("train"):
-            from virnucpro.ground.processes import end_with
+            from virnucpro.core.child_process import end_with
             from virnucpro.learning.train import check_training
             from virnucpro.learning.train import train as run_training
 
@@ -139,7 +139,7 @@ def _train_regions(options: TrainOptions, truth: Path, console: _Console) -> Non
 
 def _outcome(output: Path, model: Path | None) -> list[str]:
     """The folder of the results, and the command that uses a model that calls."""
-    from virnucpro.ground.log import printable
+    from virnucpro.core.logging import printable
 
     lines = [f"results: {printable(output)}"]
     if model is not None:

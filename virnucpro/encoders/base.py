@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from virnucpro.encoders.families import FAMILIES, Family, family_of, installed_families
-from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import open_plain, parse_json
-from virnucpro.ground.log import printable
+from virnucpro.core.recipe import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.atomic_io import open_plain, parse_json
+from virnucpro.core.logging import printable
 
 if TYPE_CHECKING:
     import torch

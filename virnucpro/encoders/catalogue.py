@@ -27,11 +27,11 @@ from virnucpro.encoders.families import (
     installed_families,
 )
 from virnucpro.encoders.fetch import check_file, fetch_file
-from virnucpro.ground.config import Footprint
-from virnucpro.ground.errors import UnavailableError, UsageError
-from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import EMBEDDED_FOLDER, expanded
-from virnucpro.ground.log import printable
+from virnucpro.core.recipe import Footprint
+from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.events import OnEvent
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER, expanded
+from virnucpro.core.logging import printable
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _HEAD_BYTES = 6_800_000  # of a published head, approximately

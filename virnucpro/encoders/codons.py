@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from virnucpro.encoders.base import Model, begins_with, read_tensors, refuse_changed, undamaged
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.encoders.transfer import PackedBatch, PackedEncoder, send
-from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
-from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import HEAD_FILE, sha256
-from virnucpro.ground.records import check_counts
-from virnucpro.ground.tree import Tree
+from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
+from virnucpro.core.events import OnEvent
+from virnucpro.core.atomic_io import HEAD_FILE, sha256
+from virnucpro.core.types import check_counts
+from virnucpro.core.safe_dir import Tree
 
 FAMILY = "codons"
 N_CODONS = 64

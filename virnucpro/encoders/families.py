@@ -23,9 +23,9 @@ from importlib import import_module
 from pathlib import PurePosixPath
 from typing import Any
 
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.log import printable
-from virnucpro.ground.plugins import find_plugins
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.logging import printable
+from virnucpro.core.plugins import find_plugins
 
 EMBEDDED = "esm2_virnucpro"
 NETWORK = "cnn_virnucpro"  # it comes with the package too, and calls together with the scorer

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from virnucpro.encoders.families import RemoteFile
-from virnucpro.ground.devices import as_size
-from virnucpro.ground.errors import OutputError, StorageError, UnavailableError
-from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import open_plain, put_in_place, writing
-from virnucpro.ground.log import printable
+from virnucpro.models.devices import as_size
+from virnucpro.core.errors import OutputError, StorageError, UnavailableError
+from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.atomic_io import open_plain, put_in_place, writing
+from virnucpro.core.logging import printable
 
 _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte

@@ -36,13 +36,13 @@ from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.options import Architecture, Encoding
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch, PackedEncoder
-from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import HEAD_FILE, LEARNED_FILE, sha256
-from virnucpro.ground.log import printable
-from virnucpro.ground.records import check_counts
-from virnucpro.ground.tree import Tree
+from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import OnEvent
+from virnucpro.core.atomic_io import HEAD_FILE, LEARNED_FILE, sha256
+from virnucpro.core.logging import printable
+from virnucpro.core.types import check_counts
+from virnucpro.core.safe_dir import Tree
 
 LEARNED, COMPOSITION = "learned", "composition"  # families
 _HERE = "."  # means the ESM-2 in the folder of the file

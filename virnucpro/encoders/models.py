@@ -29,16 +29,16 @@ from virnucpro.encoders.catalogue import (
 )
 from virnucpro.encoders.families import BUNDLES, EMBEDDED, NETWORK, RemoteFile
 from virnucpro.encoders.fetch import check_file
-from virnucpro.ground.config import Footprint, join_footprints
-from virnucpro.ground.devices import as_size
-from virnucpro.ground.errors import (
+from virnucpro.core.recipe import Footprint, join_footprints
+from virnucpro.models.devices import as_size
+from virnucpro.core.errors import (
     InputMissingError,
     OutputError,
     StorageError,
     UnavailableError,
     UsageError,
 )
-from virnucpro.ground.files import (
+from virnucpro.core.atomic_io import (
     TEMPORARY,
     atomic,
     expanded,
@@ -46,7 +46,7 @@ from virnucpro.ground.files import (
     temporary_beside,
     writing,
 )
-from virnucpro.ground.log import printable
+from virnucpro.core.logging import printable
 
 
 def describe_models(*, as_json: bool) -> Iterator[str]:

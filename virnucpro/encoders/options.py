@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from virnucpro.encoders.families import EMBEDDED, NAMES
-from virnucpro.ground.options import MODEL, option
+from virnucpro.core.option_schema import MODEL, option
 
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
 Architecture = Literal["mlp", "cnn", "lstm", "unet"]

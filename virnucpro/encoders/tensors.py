@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from virnucpro.encoders.base import DAMAGE
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import open_plain
-from virnucpro.ground.log import printable
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.atomic_io import open_plain
+from virnucpro.core.logging import printable
 
 _MAGIC = (b"PK", b"\x80")  # a zip archive, or a bare pickle as older versions wrote
 # errors of torch.load on a damaged file

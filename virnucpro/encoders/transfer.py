@@ -21,7 +21,7 @@ from torch import Tensor
 
 from virnucpro.encoders.base import Pending, Rows
 from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, tokenize
-from virnucpro.ground.config import EncoderSpec
+from virnucpro.core.recipe import EncoderSpec
 
 _SHAPES_KEPT = "32"  # a batch has some ten, in training some twenty
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from virnucpro.ground.log import printable
+from virnucpro.core.logging import printable
 
 try:
     import triton

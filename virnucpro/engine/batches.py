@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from virnucpro.encoders.base import Encoder, Pending
 from virnucpro.engine.cache import VectorCache
 from virnucpro.engine.recovery import Attempt
-from virnucpro.ground.files import writing
-from virnucpro.ground.log import printable
-from virnucpro.ground.records import Embeddings, Failure, Orf
+from virnucpro.core.atomic_io import writing
+from virnucpro.core.logging import printable
+from virnucpro.core.types import Embeddings, Failure, Orf
 from virnucpro.run.features import FeatureStore
 
 _T = TypeVar("_T")

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from virnucpro.engine.cache import CacheFolder
 from virnucpro.engine.options import CacheOptions
-from virnucpro.ground.config import EncoderSpec, Recipe
-from virnucpro.ground.events import Event
-from virnucpro.ground.records import Shard
+from virnucpro.core.recipe import EncoderSpec, Recipe
+from virnucpro.core.events import Event
+from virnucpro.core.types import Shard
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 

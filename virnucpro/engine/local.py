@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from virnucpro.engine.executor import Executor, Job, Resources
 from virnucpro.engine.recovery import MAX_IN_FLIGHT, Attempt, Loss, Workload
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.events import BatchDone, Event, ShardDone, WorkerReady
-from virnucpro.ground.log import LOGGER, counted, logging_to
-from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
-from virnucpro.ground.records import Shard
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import BatchDone, Event, ShardDone, WorkerReady
+from virnucpro.core.logging import LOGGER, counted, logging_to
+from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.core.types import Shard
 
 if TYPE_CHECKING:
     from virnucpro.engine.worker import Worker

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from virnucpro.ground.options import CLUSTER, DEVICES, DeviceOptions, folder, option, refuse
+from virnucpro.core.option_schema import CLUSTER, DEVICES, DeviceOptions, folder, option, refuse
 
 
 @dataclass(frozen=True, kw_only=True)

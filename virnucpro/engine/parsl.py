@@ -34,9 +34,9 @@ from typeguard import TypeCheckError
 from virnucpro.engine.executor import Executor, Job, Resources
 from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.recovery import MAX_BLIND_LOSSES
-from virnucpro.ground.config_file import read_config
-from virnucpro.ground.errors import UsageError, VirnucproError
-from virnucpro.ground.events import (
+from virnucpro.core.yaml_config import read_config
+from virnucpro.core.errors import UsageError, VirnucproError
+from virnucpro.core.events import (
     BatchDone,
     Event,
     Memory,
@@ -45,8 +45,8 @@ from virnucpro.ground.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.ground.log import LOGGER, printable
-from virnucpro.ground.records import Shard
+from virnucpro.core.logging import LOGGER, printable
+from virnucpro.core.types import Shard
 from virnucpro.run.folder import RunDir
 from virnucpro.run.journal import ShardFigures
 
@@ -228,7 +228,7 @@ def parsl_on(provider: Any, rundir: RunDir) -> Iterator[DataFlowKernel]:  # noqa
     shutil.rmtree(rundir.parsl, ignore_errors=True)
     parent = os.getpid()
     bound = (
-        f"from virnucpro.ground.processes import end_with; end_with({parent}); "
+        f"from virnucpro.core.child_process import end_with; end_with({parent}); "
         "import os; os.execvp('interchange.py', ['interchange.py'])"
     )
     executor = HighThroughputExecutor(

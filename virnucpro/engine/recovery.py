@@ -19,7 +19,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from virnucpro.ground.events import (
+from virnucpro.core.events import (
     BatchDone,
     BatchStarted,
     Event,
@@ -28,7 +28,7 @@ from virnucpro.ground.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.ground.records import Shard
+from virnucpro.core.types import Shard
 
 _IN_FLIGHT = 2  # shards per worker, without those being written
 MAX_IN_FLIGHT = 4  # the same for small shards, while they have less than ...

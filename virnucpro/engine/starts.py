@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from virnucpro.ground.errors import VirnucproError
-from virnucpro.ground.events import (
+from virnucpro.core.errors import VirnucproError
+from virnucpro.core.events import (
     BatchDone,
     BudgetReduced,
     Event,
@@ -23,10 +23,10 @@ from virnucpro.ground.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.ground.files import read_json
-from virnucpro.ground.log import LOGGER
-from virnucpro.ground.records import check_counts
-from virnucpro.ground.tree import Tree
+from virnucpro.core.atomic_io import read_json
+from virnucpro.core.logging import LOGGER
+from virnucpro.core.types import check_counts
+from virnucpro.core.safe_dir import Tree
 
 _FIRST_WIDTH = 1.0  # seconds of a bin at first
 _MOST_BINS = 240  # with more, neighbours are merged and bins become twice as wide

@@ -27,8 +27,8 @@ from virnucpro.engine.batches import Refused, ShardEmbedding, land, outcome_of
 from virnucpro.engine.cache import VectorCache
 from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.recovery import Attempt
-from virnucpro.ground.errors import OutputError, StorageError
-from virnucpro.ground.events import (
+from virnucpro.core.errors import OutputError, StorageError
+from virnucpro.core.events import (
     BatchDone,
     BatchStarted,
     BudgetReduced,
@@ -38,7 +38,7 @@ from virnucpro.ground.events import (
     ShardDone,
     ShardFailed,
 )
-from virnucpro.ground.records import Shard
+from virnucpro.core.types import Shard
 from virnucpro.run.shards import read_shard
 
 _STORAGE_ERRORS = (OSError, OutputError, StorageError)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.callers.head import FrameRule, Join, JoinKnot
-from virnucpro.ground.records import DECIMALS, Mask, Values, sigmoid
+from virnucpro.core.types import DECIMALS, Mask, Values, sigmoid
 from virnucpro.learning.frames import BASES_POWER, LabelledFrames, Rows, balanced_weights
 from virnucpro.learning.metrics import Samples, auroc_gain
 from virnucpro.scorer.nets import ErrorRates, Scorer, at_lengths, thresholds

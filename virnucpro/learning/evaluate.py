@@ -30,14 +30,14 @@ from virnucpro.callers.caller import Caller
 from virnucpro.callers.head import HeadFacts
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.ground.config import Recipe
-from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
-from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import atomic, sha256
-from virnucpro.ground.log import LOGGER, announce, counted, printable
-from virnucpro.ground.options import carry
-from virnucpro.ground.records import Mask, Prediction, Values
-from virnucpro.ground.tree import Tree
+from virnucpro.core.recipe import Recipe
+from virnucpro.core.errors import InputError, ResumeError, UsageError, VirnucproError
+from virnucpro.core.events import OnEvent
+from virnucpro.core.atomic_io import atomic, sha256
+from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.option_schema import carry
+from virnucpro.core.types import Mask, Prediction, Values
+from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.metrics import MEASURES, NOT_DEFINED, Measures, Samples
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.pages import (

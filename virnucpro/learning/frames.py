@@ -30,12 +30,12 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import Store
-from virnucpro.ground.errors import FeatureFileError
-from virnucpro.ground.files import as_text, read_json, writing
-from virnucpro.ground.log import printable
-from virnucpro.ground.records import FastaRecord, Orf, from_bfloat16
-from virnucpro.ground.tree import Tree
+from virnucpro.core.recipe import Store
+from virnucpro.core.errors import FeatureFileError
+from virnucpro.core.atomic_io import as_text, read_json, writing
+from virnucpro.core.logging import printable
+from virnucpro.core.types import FastaRecord, Orf, from_bfloat16
+from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.records import Labelled, LabelledRecord, Split
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import write_record

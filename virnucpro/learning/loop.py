@@ -34,11 +34,11 @@ from torch.utils._pytree import tree_map
 
 from virnucpro.encoders.base import Pending
 from virnucpro.encoders.transfer import copy_to_host
-from virnucpro.ground.errors import ResumeError, UnavailableError, UsageError, VirnucproError
-from virnucpro.ground.events import Memory, Progress
-from virnucpro.ground.files import open_plain
-from virnucpro.ground.log import announce, printable
-from virnucpro.ground.tree import Tree
+from virnucpro.core.errors import ResumeError, UnavailableError, UsageError, VirnucproError
+from virnucpro.core.events import Memory, Progress
+from virnucpro.core.atomic_io import open_plain
+from virnucpro.core.logging import announce, printable
+from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.frames import Rows
 from virnucpro.learning.networks import Objective, batches_of
 from virnucpro.learning.options import TrainOptions

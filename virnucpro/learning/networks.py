@@ -22,8 +22,8 @@ from virnucpro.encoders.esm2.model import ESM2, MaskedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch, send
-from virnucpro.ground.errors import VirnucproError
-from virnucpro.ground.records import sigmoid
+from virnucpro.core.errors import VirnucproError
+from virnucpro.core.types import sigmoid
 from virnucpro.learning.frames import WEIGHTS, LabelledFrames, Rows, Values
 from virnucpro.learning.metrics import Samples, auroc
 from virnucpro.learning.ranks import Ranks

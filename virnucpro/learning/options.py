@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from virnucpro.callers.options import CallsBy, Head, RegionModel
 from virnucpro.encoders.options import Architecture, Encoding, model_option
 from virnucpro.engine.options import EngineOptions
-from virnucpro.ground.errors import UsageError
-from virnucpro.ground.log import printable
-from virnucpro.ground.options import (
+from virnucpro.core.errors import UsageError
+from virnucpro.core.logging import printable
+from virnucpro.core.option_schema import (
     DEVICES,
     FILES,
     MODEL,

@@ -21,10 +21,10 @@ import numpy as np
 from virnucpro import __version__
 from virnucpro.callers.head import Head
 from virnucpro.encoders.catalogue import open_model
-from virnucpro.ground.errors import InputMissingError, UsageError
-from virnucpro.ground.files import HEAD_FILE, open_plain, read_json, sha256
-from virnucpro.ground.log import counted, escaped, printable
-from virnucpro.ground.tree import Tree
+from virnucpro.core.errors import InputMissingError, UsageError
+from virnucpro.core.atomic_io import HEAD_FILE, open_plain, read_json, sha256
+from virnucpro.core.logging import counted, escaped, printable
+from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.metrics import NOT_DEFINED
 from virnucpro.learning.records import read_cells, write_table
 from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, MODEL_FOLDER, SPLIT

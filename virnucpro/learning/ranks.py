@@ -27,11 +27,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.transfer import use_device
-from virnucpro.ground.errors import UnavailableError, UsageError, VirnucproError
-from virnucpro.ground.events import ErrorText, OnEvent
-from virnucpro.ground.files import disk_error
-from virnucpro.ground.log import LOGGER, printable
-from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.core.errors import UnavailableError, UsageError, VirnucproError
+from virnucpro.core.events import ErrorText, OnEvent
+from virnucpro.core.atomic_io import disk_error
+from virnucpro.core.logging import LOGGER, printable
+from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
 
 T = TypeVar("T")
 _LOCALHOST = "127.0.0.1"

@@ -34,11 +34,11 @@ from pathlib import Path
 from sys import intern
 from typing import Literal, NamedTuple, get_args
 
-from virnucpro.ground.errors import InputError, InputMissingError, OutputError, UsageError
-from virnucpro.ground.files import OnBlock, expanded, open_binary, open_plain
-from virnucpro.ground.log import LOGGER, counted, printable
-from virnucpro.ground.records import FastaRecord
-from virnucpro.ground.tree import Tree
+from virnucpro.core.errors import InputError, InputMissingError, OutputError, UsageError
+from virnucpro.core.atomic_io import OnBlock, expanded, open_binary, open_plain
+from virnucpro.core.logging import LOGGER, counted, printable
+from virnucpro.core.types import FastaRecord
+from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.options import ManifestOptions
 from virnucpro.sequences.fasta import find_invalid, read_fasta, reading
 from virnucpro.sequences.inputs import InputFile

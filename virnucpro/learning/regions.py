@@ -27,13 +27,13 @@ import numpy as np
 from virnucpro.callers.chain import RegionModel
 from virnucpro.callers.contrast import Hosts, Items, Levels
 from virnucpro.callers.regions import SHORTEST_RECORD, regions_of_items
-from virnucpro.ground.errors import InputError, VirnucproError
-from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import REGIONS_FILE
-from virnucpro.ground.log import LOGGER, announce, counted, printable
-from virnucpro.ground.options import carry
-from virnucpro.ground.records import FastaRecord, Mask, Values
-from virnucpro.ground.tree import Tree
+from virnucpro.core.errors import InputError, VirnucproError
+from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.atomic_io import REGIONS_FILE
+from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.option_schema import carry
+from virnucpro.core.types import FastaRecord, Mask, Values
+from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.metrics import INTERVAL
 from virnucpro.learning.options import EvaluateOptions, TrainOptions
 from virnucpro.learning.records import read_cells, read_lines

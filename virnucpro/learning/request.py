@@ -16,18 +16,18 @@ from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import as_esm2
 from virnucpro.encoders.families import EMBEDDED
-from virnucpro.ground.devices import Choice, choose_devices, choose_precision
-from virnucpro.ground.errors import (
+from virnucpro.models.devices import Choice, choose_devices, choose_precision
+from virnucpro.core.errors import (
     InputError,
     OutputError,
     ResumeError,
     UsageError,
 )
-from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import HEAD_FILE, read_json, sha256
-from virnucpro.ground.log import announce, printable
-from virnucpro.ground.options import carry
-from virnucpro.ground.tree import Tree
+from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.atomic_io import HEAD_FILE, read_json, sha256
+from virnucpro.core.logging import announce, printable
+from virnucpro.core.option_schema import carry
+from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.frames import FrameStore, delete_frames, write_frames
 from virnucpro.learning.options import LOOP_MAY_DIFFER, SHAPE, Mode, TrainOptions
 from virnucpro.learning.records import (

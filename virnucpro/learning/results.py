@@ -28,10 +28,10 @@ from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import save_esm2
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.learned import save_reader
-from virnucpro.ground.files import LEARNED_FILE
-from virnucpro.ground.log import LOGGER, announce, counted, printable
-from virnucpro.ground.records import Values
-from virnucpro.ground.tree import Tree
+from virnucpro.core.atomic_io import LEARNED_FILE
+from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.types import Values
+from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.calibration import (
     N_CHUNKS,
     Calibration,

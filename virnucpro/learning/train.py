@@ -32,13 +32,13 @@ from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import use_device
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.ground.devices import Choice, as_size
-from virnucpro.ground.errors import FeatureFileError, InputError, UsageError, VirnucproError
-from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import writing
-from virnucpro.ground.log import LOGGER, announce, counted, printable
-from virnucpro.ground.options import carry
-from virnucpro.ground.records import Values
+from virnucpro.models.devices import Choice, as_size
+from virnucpro.core.errors import FeatureFileError, InputError, UsageError, VirnucproError
+from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.atomic_io import writing
+from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.option_schema import carry
+from virnucpro.core.types import Values
 from virnucpro.learning.calibration import FEWEST_GROUPS
 from virnucpro.learning.frames import (
     WEIGHTS,

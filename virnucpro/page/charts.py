@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.engine.starts import Start
-from virnucpro.ground.log import counted
+from virnucpro.core.logging import counted
 from virnucpro.page.counts import (
     MOST_LOG_ODDS,
     N_SCORES,

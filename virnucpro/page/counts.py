@@ -19,9 +19,9 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import STATUSES
-from virnucpro.ground.records import Counts, Mask, Values
-from virnucpro.ground.tasks import Helpers
+from virnucpro.core.recipe import STATUSES
+from virnucpro.core.types import Counts, Mask, Values
+from virnucpro.core.helper_pool import Helpers
 from virnucpro.page.facts import Key
 from virnucpro.tables.sinks import LENGTH_CLASSES
 from virnucpro.tables.text import TableBlock, TableSpan, reading, spans_of

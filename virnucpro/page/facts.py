@@ -17,10 +17,10 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from virnucpro.ground.errors import InputMissingError
-from virnucpro.ground.files import open_plain, read_facts
-from virnucpro.ground.log import escaped, printable
-from virnucpro.ground.records import Region, Values
+from virnucpro.core.errors import InputMissingError
+from virnucpro.core.atomic_io import open_plain, read_facts
+from virnucpro.core.logging import escaped, printable
+from virnucpro.core.types import Region, Values
 from virnucpro.tables.sinks import REGION_TABLE, TRACKS
 from virnucpro.tables.text import TableBlock, reading, spans_of
 

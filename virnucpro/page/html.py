@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from virnucpro import __version__
-from virnucpro.ground.log import counted, printable
+from virnucpro.core.logging import counted, printable
 from virnucpro.page.template import Safe, asset, fill
 
 MOST_BYTES = 3_000_000

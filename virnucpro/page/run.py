@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from virnucpro.engine.starts import Start
-from virnucpro.ground.config import STATUSES
-from virnucpro.ground.events import SCORING, STAGES, STARTING
-from virnucpro.ground.log import LOGGER, counted, escaped, printable
-from virnucpro.ground.records import Region, Values
-from virnucpro.ground.tasks import Helpers, Pool
+from virnucpro.core.recipe import STATUSES
+from virnucpro.core.events import SCORING, STAGES, STARTING
+from virnucpro.core.logging import LOGGER, counted, escaped, printable
+from virnucpro.core.types import Region, Values
+from virnucpro.core.helper_pool import Helpers, Pool
 from virnucpro.page.charts import GIB, Chart, device_charts, scores_by_length
 from virnucpro.page.counts import (
     Kinds,

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import EncoderSpec, FeatureFormat, Reads
-from virnucpro.ground.records import Embeddings
-from virnucpro.ground.tree import Tree
+from virnucpro.core.recipe import EncoderSpec, FeatureFormat, Reads
+from virnucpro.core.types import Embeddings
+from virnucpro.core.safe_dir import Tree
 
 
 def export(

@@ -30,12 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro import __version__
-from virnucpro.ground.config import EncoderSpec, Store
-from virnucpro.ground.errors import FeatureFileError, StorageError
-from virnucpro.ground.files import disk_error, parse_json, sha256
-from virnucpro.ground.log import printable
-from virnucpro.ground.records import Embeddings, Failure, from_bfloat16
-from virnucpro.ground.tree import Tree
+from virnucpro.core.recipe import EncoderSpec, Store
+from virnucpro.core.errors import FeatureFileError, StorageError
+from virnucpro.core.atomic_io import disk_error, parse_json, sha256
+from virnucpro.core.logging import printable
+from virnucpro.core.types import Embeddings, Failure, from_bfloat16
+from virnucpro.core.safe_dir import Tree
 
 if TYPE_CHECKING:
     import h5py

@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from virnucpro.ground.config import Command, Recipe
-from virnucpro.ground.errors import InputMissingError, OutputError, UsageError
-from virnucpro.ground.files import TEMPORARY, disk_error, read_facts, writing
-from virnucpro.ground.log import announce, logging_to_file, printable
-from virnucpro.ground.records import SHARD_NAME
-from virnucpro.ground.tree import Tree
+from virnucpro.core.recipe import Command, Recipe
+from virnucpro.core.errors import InputMissingError, OutputError, UsageError
+from virnucpro.core.atomic_io import TEMPORARY, disk_error, read_facts, writing
+from virnucpro.core.logging import announce, logging_to_file, printable
+from virnucpro.core.types import SHARD_NAME
+from virnucpro.core.safe_dir import Tree
 from virnucpro.run.features import FeatureStore, index_of, inner_names, open_stores
 from virnucpro.run.journal import HostFigures, read_hosts
 from virnucpro.run.lock import (

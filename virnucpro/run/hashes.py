@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
-from virnucpro.ground.errors import InputError, VirnucproError
-from virnucpro.ground.files import disk_error, sha256
-from virnucpro.ground.log import printable
-from virnucpro.ground.tree import Tree
+from virnucpro.core.errors import InputError, VirnucproError
+from virnucpro.core.atomic_io import disk_error, sha256
+from virnucpro.core.logging import printable
+from virnucpro.core.safe_dir import Tree
 from virnucpro.run.features import index_of, is_export
 from virnucpro.run.folder import RunDir
 from virnucpro.run.scores import SUFFIX

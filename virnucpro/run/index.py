@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import FeatureFormat
-from virnucpro.ground.errors import FeatureFileError
-from virnucpro.ground.log import printable
-from virnucpro.ground.records import Embeddings, Shard, check_counts, runs_of
-from virnucpro.ground.tree import Tree
+from virnucpro.core.recipe import FeatureFormat
+from virnucpro.core.errors import FeatureFileError
+from virnucpro.core.logging import printable
+from virnucpro.core.types import Embeddings, Shard, check_counts, runs_of
+from virnucpro.core.safe_dir import Tree
 from virnucpro.run.exports import export, split_rows
 from virnucpro.run.feature_file import (
     Attributes,

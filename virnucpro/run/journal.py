@@ -20,8 +20,8 @@ from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
-from virnucpro.ground.files import open_plain, parse_json
-from virnucpro.ground.log import LOGGER
+from virnucpro.core.atomic_io import open_plain, parse_json
+from virnucpro.core.logging import LOGGER
 from virnucpro.run.lock import is_held, tags_in
 
 _MARK = " figures "

@@ -27,10 +27,10 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import BinaryIO
 
-from virnucpro.ground.errors import OutputError, VirnucproError
-from virnucpro.ground.files import open_plain, writing
-from virnucpro.ground.log import LOGGER, announce, printable
-from virnucpro.ground.tree import Tree
+from virnucpro.core.errors import OutputError, VirnucproError
+from virnucpro.core.atomic_io import open_plain, writing
+from virnucpro.core.logging import LOGGER, announce, printable
+from virnucpro.core.safe_dir import Tree
 
 LOCK = ".lock"
 _MARK = f"{LOCK}.held"  # the lock of a file system without flock

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from virnucpro import __version__
-from virnucpro.ground.config import SHARD_FORMAT, Embed, EncoderSpec, Recipe
-from virnucpro.ground.errors import ResumeError, UsageError
-from virnucpro.ground.files import read_json
-from virnucpro.ground.log import printable
-from virnucpro.ground.options import flag
-from virnucpro.ground.records import FastaRecord
-from virnucpro.ground.tree import Tree
+from virnucpro.core.recipe import SHARD_FORMAT, Embed, EncoderSpec, Recipe
+from virnucpro.core.errors import ResumeError, UsageError
+from virnucpro.core.atomic_io import read_json
+from virnucpro.core.logging import printable
+from virnucpro.core.option_schema import flag
+from virnucpro.core.types import FastaRecord
+from virnucpro.core.safe_dir import Tree
 from virnucpro.sequences.fasta import Block, Span, Streams
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import RunIds

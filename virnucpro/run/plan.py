@@ -24,11 +24,11 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from virnucpro.callers.caller import asking
 from virnucpro.callers.regions import SHORTEST_RECORD
-from virnucpro.ground.config import Recipe
-from virnucpro.ground.errors import FeatureFileError, InputError
-from virnucpro.ground.files import as_text, parse_json, sha256
-from virnucpro.ground.log import printable
-from virnucpro.ground.records import (
+from virnucpro.core.recipe import Recipe
+from virnucpro.core.errors import FeatureFileError, InputError
+from virnucpro.core.atomic_io import as_text, parse_json, sha256
+from virnucpro.core.logging import printable
+from virnucpro.core.types import (
     PROTEIN,
     FastaRecord,
     Orf,
@@ -37,7 +37,7 @@ from virnucpro.ground.records import (
     check_counts,
     shard_name,
 )
-from virnucpro.ground.tasks import Pool
+from virnucpro.core.helper_pool import Pool
 from virnucpro.run.feature_file import Attributes, read_sealed, write_sealed
 from virnucpro.run.features import OnShard
 from virnucpro.run.folder import IDS, PLAN, RunDir

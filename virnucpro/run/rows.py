@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from virnucpro import __version__
-from virnucpro.ground.errors import FeatureFileError
-from virnucpro.ground.files import parse_json
-from virnucpro.ground.log import LOGGER, printable
-from virnucpro.ground.records import check_counts
+from virnucpro.core.errors import FeatureFileError
+from virnucpro.core.atomic_io import parse_json
+from virnucpro.core.logging import LOGGER, printable
+from virnucpro.core.types import check_counts
 from virnucpro.run.feature_file import read_label, read_sealed, write_sealed
 from virnucpro.run.folder import ROWS
 from virnucpro.run.index import IndexPart

@@ -21,10 +21,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from virnucpro.callers.pieces import ScoredRecords
-from virnucpro.ground.errors import FeatureFileError
-from virnucpro.ground.files import parse_json, zstd
-from virnucpro.ground.records import Records, Region, Track, shard_name
-from virnucpro.ground.tree import Tree
+from virnucpro.core.errors import FeatureFileError
+from virnucpro.core.atomic_io import parse_json, zstd
+from virnucpro.core.types import Records, Region, Track, shard_name
+from virnucpro.core.safe_dir import Tree
 from virnucpro.run.feature_file import Label, read_label, read_sealed, write_sealed
 from virnucpro.scorer.score import PieceScores
 

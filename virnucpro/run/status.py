@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from virnucpro.encoders.base import estimate_tokens
-from virnucpro.ground.config import EncoderSpec, Recipe
-from virnucpro.ground.errors import FeatureFileError, InputMissingError, ResumeError
-from virnucpro.ground.log import counted, escaped, printable
-from virnucpro.ground.records import Shard
+from virnucpro.core.recipe import EncoderSpec, Recipe
+from virnucpro.core.errors import FeatureFileError, InputMissingError, ResumeError
+from virnucpro.core.logging import counted, escaped, printable
+from virnucpro.core.types import Shard
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.library import call
-from virnucpro.ground.records import Values
+from virnucpro.core.native import call
+from virnucpro.core.types import Values
 from virnucpro.scorer.pieces import N_CODES, Digits, Pieces, code_of, is_stop
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 

@@ -30,11 +30,11 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import EMBEDDED_FOLDER
-from virnucpro.ground.library import call
-from virnucpro.ground.log import printable
-from virnucpro.ground.records import Counts, Identity, Values
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER
+from virnucpro.core.native import call
+from virnucpro.core.logging import printable
+from virnucpro.core.types import Counts, Identity, Values
 from virnucpro.scorer.features import (
     FARTHEST,
     FIGURES,

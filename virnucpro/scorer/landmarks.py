@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from virnucpro.ground.library import call
-from virnucpro.ground.records import Counts, Values, reverse_complement
+from virnucpro.core.native import call
+from virnucpro.core.types import Counts, Values, reverse_complement
 from virnucpro.scorer.features import GENE_LIKE
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.pieces import (

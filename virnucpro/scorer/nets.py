@@ -26,12 +26,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import InputType
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import EMBEDDED_FOLDER, open_plain, parse_json
-from virnucpro.ground.library import call
-from virnucpro.ground.log import printable
-from virnucpro.ground.records import Counts, Mask, Values
+from virnucpro.core.recipe import InputType
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER, open_plain, parse_json
+from virnucpro.core.native import call
+from virnucpro.core.logging import printable
+from virnucpro.core.types import Counts, Mask, Values
 from virnucpro.scorer.features import NO_WORDS, RATIOS, SHARES, Features, WordTable
 from virnucpro.scorer.proteins import PATTERNS, SHORTEST, Proteins, Ratios, protein_features
 

@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.library import call
-from virnucpro.ground.records import Counts, reverse_complement
+from virnucpro.core.native import call
+from virnucpro.core.types import Counts, reverse_complement
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 UNKNOWN = 4

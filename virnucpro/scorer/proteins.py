@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.library import call
-from virnucpro.ground.records import Counts
+from virnucpro.core.native import call
+from virnucpro.core.types import Counts
 from virnucpro.scorer.features import AMINO_ACIDS, N_WORD_FIGURES, NO_RESIDUE, Residues, WordTable
 
 SHORTEST = 50  # residues of the shortest protein that is scored

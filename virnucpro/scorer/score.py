@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from virnucpro.ground.library import call
-from virnucpro.ground.records import Counts, Mask, Values
+from virnucpro.core.native import call
+from virnucpro.core.types import Counts, Mask, Values
 from virnucpro.scorer.features import (
     FIGURES,
     N_FEATURES,

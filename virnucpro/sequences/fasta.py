@@ -23,11 +23,11 @@ from typing import AnyStr, BinaryIO, Literal, NamedTuple, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import InputType
-from virnucpro.ground.errors import InputError, InputMissingError
-from virnucpro.ground.files import OnBlock, open_binary, zstd
-from virnucpro.ground.log import counted, printable
-from virnucpro.ground.records import Counts, FastaRecord, Mask, Records
+from virnucpro.core.recipe import InputType
+from virnucpro.core.errors import InputError, InputMissingError
+from virnucpro.core.atomic_io import OnBlock, open_binary, zstd
+from virnucpro.core.logging import counted, printable
+from virnucpro.core.types import Counts, FastaRecord, Mask, Records
 
 SUFFIXES_OF_READS = (".fastq", ".fq")
 SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa", *SUFFIXES_OF_READS)

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.log import announce, counted, printable
-from virnucpro.ground.records import FastaRecord, Records
+from virnucpro.core.logging import announce, counted, printable
+from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import (
     WHOLE,
     Block,

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import InputType
-from virnucpro.ground.errors import InputError, InputMissingError
-from virnucpro.ground.log import LOGGER, announce, counted, printable
-from virnucpro.ground.records import FastaRecord, Records
+from virnucpro.core.recipe import InputType
+from virnucpro.core.errors import InputError, InputMissingError
+from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import guess_input_type, parsed
 from virnucpro.sequences.inputs import InputFile, announce_reads, hashed
 from virnucpro.sequences.samples import id_digests, renamed, repeats_in

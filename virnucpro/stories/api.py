@@ -42,14 +42,14 @@ from numpy.typing import NDArray
 
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.ground.config import Command, Pooling
-from virnucpro.ground.errors import (
+from virnucpro.core.recipe import Command, Pooling
+from virnucpro.core.errors import (
     InputError,
     InputMissingError,
     UsageError,
     VirnucproError,
 )
-from virnucpro.ground.events import (
+from virnucpro.core.events import (
     STAGES,
     EmbeddingStarted,
     OnEvent,
@@ -58,10 +58,10 @@ from virnucpro.ground.events import (
     ShardFailed,
     Telling,
 )
-from virnucpro.ground.files import disk_error, expanded, writing
-from virnucpro.ground.log import logging_to, printable
-from virnucpro.ground.options import make, options_of
-from virnucpro.ground.records import Call
+from virnucpro.core.atomic_io import disk_error, expanded, writing
+from virnucpro.core.logging import logging_to, printable
+from virnucpro.core.option_schema import make, options_of
+from virnucpro.core.types import Call
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.index import read_shown

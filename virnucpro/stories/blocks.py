@@ -21,9 +21,9 @@ from virnucpro.callers.caller import Caller, ScorerAlone
 from virnucpro.callers.head import Head
 from virnucpro.callers.pieces import ScoredRecords, other_codes
 from virnucpro.callers.regions import SHORTEST_RECORD, RegionFinder
-from virnucpro.ground.config import FeatureFormat, Recipe
-from virnucpro.ground.errors import InputError
-from virnucpro.ground.records import (
+from virnucpro.core.recipe import FeatureFormat, Recipe
+from virnucpro.core.errors import InputError
+from virnucpro.core.types import (
     PROTEIN,
     CalledRecords,
     FastaRecord,

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import TypeAlias
 
-from virnucpro.ground.errors import InputError, InputMissingError
-from virnucpro.ground.files import open_plain
-from virnucpro.ground.log import printable
+from virnucpro.core.errors import InputError, InputMissingError
+from virnucpro.core.atomic_io import open_plain
+from virnucpro.core.logging import printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.tables.sinks import CHUNK_TABLE, FRAME_TABLE, RECORD_TABLE, VIRUS_TABLE, Sink

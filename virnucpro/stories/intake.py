@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from virnucpro.ground.config import InputType, Recipe
-from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.log import LOGGER, announce, counted, printable
+from virnucpro.core.recipe import InputType, Recipe
+from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs

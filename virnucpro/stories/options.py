@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from virnucpro.callers.options import CallsBy, CutOptions, Head, RegionModel
 from virnucpro.encoders.options import ModelOptions, model_option
 from virnucpro.engine.options import CacheOptions, EngineOptions
-from virnucpro.ground.config import Command, Embed, FeatureFormat, InputType, Pooling, Store
-from virnucpro.ground.errors import ResumeError, UsageError
-from virnucpro.ground.files import expanded
-from virnucpro.ground.log import printable
-from virnucpro.ground.options import (
+from virnucpro.core.recipe import Command, Embed, FeatureFormat, InputType, Pooling, Store
+from virnucpro.core.errors import ResumeError, UsageError
+from virnucpro.core.atomic_io import expanded
+from virnucpro.core.logging import printable
+from virnucpro.core.option_schema import (
     CLUSTER,
     FILES,
     MODEL,

@@ -26,10 +26,10 @@ from virnucpro.callers.regions import RegionFinder
 from virnucpro.engine.executor import Executor, Job, Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.starts import Start
-from virnucpro.ground.config import Recipe
-from virnucpro.ground.devices import torch_build
-from virnucpro.ground.errors import FeatureFileError
-from virnucpro.ground.events import (
+from virnucpro.core.recipe import Recipe
+from virnucpro.models.devices import torch_build
+from virnucpro.core.errors import FeatureFileError
+from virnucpro.core.events import (
     STAGES,
     STARTING,
     BatchDone,
@@ -40,10 +40,10 @@ from virnucpro.ground.events import (
     ShardDone,
     WorkerReady,
 )
-from virnucpro.ground.log import LOGGER, announce, counted, printable
-from virnucpro.ground.options import carry
-from virnucpro.ground.records import Shard
-from virnucpro.ground.tasks import Pool
+from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.option_schema import carry
+from virnucpro.core.types import Shard
+from virnucpro.core.helper_pool import Pool
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs

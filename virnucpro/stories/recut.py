@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from virnucpro.ground.errors import InputMissingError, VirnucproError
-from virnucpro.ground.events import STAGES
-from virnucpro.ground.files import sha256
-from virnucpro.ground.log import LOGGER, printable
-from virnucpro.ground.records import FastaRecord, Records
+from virnucpro.core.errors import InputMissingError, VirnucproError
+from virnucpro.core.events import STAGES
+from virnucpro.core.atomic_io import sha256
+from virnucpro.core.logging import LOGGER, printable
+from virnucpro.core.types import FastaRecord, Records
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.manifest import Manifest

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from virnucpro import __version__
 from virnucpro.callers.regions import RegionFinder
-from virnucpro.ground.errors import InputError, UsageError
-from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.log import LOGGER, announce, printable
-from virnucpro.ground.records import (
+from virnucpro.core.errors import InputError, UsageError
+from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.logging import LOGGER, announce, printable
+from virnucpro.core.types import (
     Call,
     CalledRecords,
     Calls,
@@ -24,7 +24,7 @@ from virnucpro.ground.records import (
     FrameScores,
     Records,
 )
-from virnucpro.ground.tasks import Pool
+from virnucpro.core.helper_pool import Pool
 from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs

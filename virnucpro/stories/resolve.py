@@ -18,7 +18,7 @@ from virnucpro.encoders.base import Model
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.engine.executor import Resources
 from virnucpro.engine.options import EngineOptions, WorkOptions
-from virnucpro.ground.config import (
+from virnucpro.core.recipe import (
     Embed,
     EncoderSpec,
     Footprint,
@@ -28,7 +28,7 @@ from virnucpro.ground.config import (
     Recipe,
     join_footprints,
 )
-from virnucpro.ground.devices import (
+from virnucpro.models.devices import (
     Choice,
     choose_devices,
     choose_precision,
@@ -36,16 +36,16 @@ from virnucpro.ground.devices import (
     count_workers,
     usable_cores,
 )
-from virnucpro.ground.errors import (
+from virnucpro.core.errors import (
     InputMissingError,
     ResumeError,
     UnavailableError,
     UsageError,
 )
-from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import HEAD_FILE, REGIONS_FILE
-from virnucpro.ground.log import counted, printable
-from virnucpro.ground.options import carry
+from virnucpro.core.events import OnEvent
+from virnucpro.core.atomic_io import HEAD_FILE, REGIONS_FILE
+from virnucpro.core.logging import counted, printable
+from virnucpro.core.option_schema import carry
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile

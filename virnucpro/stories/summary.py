@@ -13,9 +13,9 @@ from pathlib import Path
 
 from virnucpro.callers.caller import Caller
 from virnucpro.encoders.base import estimate_tokens
-from virnucpro.ground.config import Command, Reads
-from virnucpro.ground.events import STAGES, STARTING, ShardDone
-from virnucpro.ground.log import LOGGER, announce, counted, printable
+from virnucpro.core.recipe import Command, Reads
+from virnucpro.core.events import STAGES, STARTING, ShardDone
+from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan

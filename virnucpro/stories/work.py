@@ -19,8 +19,8 @@ from itertools import chain
 from virnucpro.engine.executor import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import WorkOptions
-from virnucpro.ground.errors import FeatureFileError, OutputError, ResumeError, UsageError
-from virnucpro.ground.events import (
+from virnucpro.core.errors import FeatureFileError, OutputError, ResumeError, UsageError
+from virnucpro.core.events import (
     BatchDone,
     EmbeddingStarted,
     Event,
@@ -30,9 +30,9 @@ from virnucpro.ground.events import (
     ShardFailed,
     WorkerReady,
 )
-from virnucpro.ground.log import LOGGER, announce, counted, printable
-from virnucpro.ground.records import Shard
-from virnucpro.ground.tasks import Pool
+from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.types import Shard
+from virnucpro.core.helper_pool import Pool
 from virnucpro.run.folder import RunDir
 from virnucpro.run.journal import ShardFigures
 from virnucpro.run.manifest import Manifest

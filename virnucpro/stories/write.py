@@ -20,7 +20,7 @@ from itertools import chain, groupby
 from threading import Condition
 from typing import Any, TypeAlias
 
-from virnucpro.ground.events import (
+from virnucpro.core.events import (
     SCORING,
     STAGES,
     Event,
@@ -29,9 +29,9 @@ from virnucpro.ground.events import (
     ShardDone,
     ShardFailed,
 )
-from virnucpro.ground.records import FastaRecord, Records, Shard, shard_name
-from virnucpro.ground.tasks import AbandonedError, Helpers, Pool
-from virnucpro.ground.tree import Tree
+from virnucpro.core.types import FastaRecord, Records, Shard, shard_name
+from virnucpro.core.helper_pool import AbandonedError, Helpers, Pool
+from virnucpro.core.safe_dir import Tree
 from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs

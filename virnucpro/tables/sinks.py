@@ -23,11 +23,11 @@ from urllib.parse import quote
 
 import numpy as np
 
-from virnucpro.ground.config import STATUSES, Command, Status
-from virnucpro.ground.errors import InputError
-from virnucpro.ground.files import open_plain, writing
-from virnucpro.ground.log import counted, escaped, printable
-from virnucpro.ground.records import (
+from virnucpro.core.recipe import STATUSES, Command, Status
+from virnucpro.core.errors import InputError
+from virnucpro.core.atomic_io import open_plain, writing
+from virnucpro.core.logging import counted, escaped, printable
+from virnucpro.core.types import (
     FRAMES_FAILED,
     Call,
     CalledRecords,
@@ -35,7 +35,7 @@ from virnucpro.ground.records import (
     Region,
     Viruses,
 )
-from virnucpro.ground.tree import Tree
+from virnucpro.core.safe_dir import Tree
 from virnucpro.scorer.kin import own_kinship
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import GeneticCode

@@ -29,11 +29,11 @@ from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
 from virnucpro.encoders.families import FAMILIES, Published
 from virnucpro.encoders.tensors import check_plain, read_pt
 from virnucpro.encoders.transfer import PackedEncoder, send
-from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import read_json, sha256
-from virnucpro.ground.log import printable
+from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import OnEvent
+from virnucpro.core.atomic_io import read_json, sha256
+from virnucpro.core.logging import printable
 
 _FAMILY = FAMILIES["dnabert-s"]
 _BYTES_PER_TOKEN_AND_DIM = 128  # peak of all activations of a layer, with room to spare

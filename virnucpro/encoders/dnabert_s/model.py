@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.attention import triton_kernels
 from virnucpro.encoders.transfer import PackedBatch, mean_of_bags, mean_of_runs, send
-from virnucpro.ground.log import LOGGER
+from virnucpro.core.logging import LOGGER
 
 LAYER_NORM_EPS = 1e-12
 _GELU = "none"  # exact, by erf

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.encoders.base import undamaged
-from virnucpro.ground.files import read_json
+from virnucpro.core.atomic_io import read_json
 
 UNKNOWN, FIRST, LAST = 0, 1, 2  # ids of [UNK], [CLS], [SEP]
 _SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from virnucpro.encoders.transfer import PackedBatch, Runs, send
-from virnucpro.ground.library import call
-from virnucpro.ground.log import LOGGER
+from virnucpro.core.native import call
+from virnucpro.core.logging import LOGGER
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from virnucpro.encoders.base import check_header
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import HEAD_FILE, LEARNED_FILE, read_json, sha256
-from virnucpro.ground.log import printable
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.atomic_io import HEAD_FILE, LEARNED_FILE, read_json, sha256
+from virnucpro.core.logging import printable
 
 CLS, PAD, EOS, UNK, MASK = 0, 1, 2, 3, 32
 N_TOKENS = 33

@@ -19,7 +19,7 @@ from virnucpro.encoders.esm2.model import (
 )
 from virnucpro.encoders.esm2.weights import is_converted, load_esm2
 from virnucpro.encoders.transfer import PackedBatch, PackedEncoder
-from virnucpro.ground.config import EncoderSpec
+from virnucpro.core.recipe import EncoderSpec
 
 _POOL = {"mean": mean_pool, "bos": bos_pool, "none": residues_only}
 

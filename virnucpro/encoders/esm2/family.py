@@ -24,11 +24,11 @@ from virnucpro.encoders.esm2.checkpoint import (
     weight_files,
 )
 from virnucpro.encoders.families import Published
-from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import HEAD_FILE, REGIONS_FILE
-from virnucpro.ground.log import printable
+from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import OnEvent
+from virnucpro.core.atomic_io import HEAD_FILE, REGIONS_FILE
+from virnucpro.core.logging import printable
 
 if TYPE_CHECKING:
     import torch

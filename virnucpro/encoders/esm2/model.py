@@ -41,8 +41,8 @@ from virnucpro.encoders.esm2.checkpoint import (
     ESM2Shape,
 )
 from virnucpro.encoders.transfer import PackedBatch, mean_of_bags, mean_of_runs, send
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.log import printable
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.logging import printable
 
 # the type of weights in memory and of results of products, by precision
 DTYPES: Mapping[str, torch.dtype] = {

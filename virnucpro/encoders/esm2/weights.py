@@ -45,12 +45,12 @@ from virnucpro.encoders.esm2.checkpoint import (
 )
 from virnucpro.encoders.esm2.model import DTYPES, ESM2, rotary_frequencies
 from virnucpro.encoders.tensors import check_plain, read_pt
-from virnucpro.ground.config import Precision
-from virnucpro.ground.errors import OutputError, StorageError, UnavailableError
-from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import atomic, parse_json, read_json, sha256
-from virnucpro.ground.log import LOGGER, printable
-from virnucpro.ground.tree import Tree
+from virnucpro.core.recipe import Precision
+from virnucpro.core.errors import OutputError, StorageError, UnavailableError
+from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.atomic_io import atomic, parse_json, read_json, sha256
+from virnucpro.core.logging import LOGGER, printable
+from virnucpro.core.safe_dir import Tree
 
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
 ROTARY = "layers.0.self_attn.rot_emb.inv_freq"  # in fair-esm; the same in every layer

@@ -38,8 +38,8 @@ from virnucpro.encoders.options import BenchOptions
 from virnucpro.encoders.proof.check import unavailable_where_it_fails
 from virnucpro.encoders.proof.synthetic import MODELS, make_proteins, write_checkpoint
 from virnucpro.encoders.transfer import use_device
-from virnucpro.ground.config import EncoderSpec, Precision
-from virnucpro.ground.devices import (
+from virnucpro.core.recipe import EncoderSpec, Precision
+from virnucpro.models.devices import (
     Choice,
     as_size,
     choose_devices,
@@ -48,9 +48,9 @@ from virnucpro.ground.devices import (
     list_gpus,
     usable_cores,
 )
-from virnucpro.ground.errors import UnavailableError, UsageError
-from virnucpro.ground.options import ComputeOptions, carry
-from virnucpro.ground.tree import Tree
+from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.option_schema import ComputeOptions, carry
+from virnucpro.core.safe_dir import Tree
 
 _GPU_MODELS = ("650M", "3B", "150M", "35M", "8M")  # most informative first: time may run out
 _CPU_MODELS = ("8M", "35M")

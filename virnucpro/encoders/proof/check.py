@@ -35,18 +35,18 @@ from virnucpro.encoders.esm2.family import as_esm2
 from virnucpro.encoders.esm2.model import check_device
 from virnucpro.encoders.proof import fair_esm
 from virnucpro.encoders.transfer import use_device
-from virnucpro.ground.config import EncoderSpec, Precision, Reads
-from virnucpro.ground.devices import (
+from virnucpro.core.recipe import EncoderSpec, Precision, Reads
+from virnucpro.models.devices import (
     Choice,
     choose_devices,
     choose_precision,
     choose_tokens,
 )
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.log import announce, printable
-from virnucpro.ground.options import ComputeOptions
-from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.logging import announce, printable
+from virnucpro.core.option_schema import ComputeOptions
+from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
 
 # Our roundings differ from those behind the tolerance, but have the same size: the worst of thirty
 # proteins is about as far off. In bf16, with 2, 6 and 12 layers, it was 0.8 to 1.1 times as far;

@@ -42,7 +42,7 @@ from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import DTYPES, quantise, restore, rotary_frequencies
 from virnucpro.encoders.esm2.weights import ROTARY, fair_esm_state
 from virnucpro.encoders.transfer import PackedEncoder, send
-from virnucpro.ground.config import EncoderSpec, Precision
+from virnucpro.core.recipe import EncoderSpec, Precision
 
 Loss = Callable[[Tensor], Tensor]
 _ONE_ROUNDING = 0.42  # u, in the root mean square

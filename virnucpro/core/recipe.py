@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, ClassVar, Literal
 
-from virnucpro.ground.errors import UsageError
+from virnucpro.core.errors import UsageError
 
 InputType = Literal["nucleotide", "protein"]
 Precision = Literal["fp32", "bf16", "fp16", "bf16x2", "fp8"]  # bf16x2: numbers in two bf16 parts

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from virnucpro.ground.errors import OutputError
-from virnucpro.ground.files import (
+from virnucpro.core.errors import OutputError
+from virnucpro.core.atomic_io import (
     Opener,
     is_temporary,
     temporary_beside,
     writing,
 )
-from virnucpro.ground.log import printable
+from virnucpro.core.logging import printable
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _NO_FOLDER = (FileNotFoundError, NotADirectoryError)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from virnucpro.ground.log import printable
+from virnucpro.core.logging import printable
 
 _ACCESSION = re.compile(r"[A-Z]{1,6}_?\d{5,}(\.\d+)?")  # of NCBI, as in NC_001416.1
 

@@ -21,10 +21,10 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from virnucpro.ground.errors import UnavailableError, VirnucproError
-from virnucpro.ground.events import ErrorText
-from virnucpro.ground.log import LOGGER, counted, printable
-from virnucpro.ground.processes import (
+from virnucpro.core.errors import UnavailableError, VirnucproError
+from virnucpro.core.events import ErrorText
+from virnucpro.core.logging import LOGGER, counted, printable
+from virnucpro.core.child_process import (
     Child,
     Pipe,
     Raised,

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from virnucpro.ground.errors import InputMissingError, UsageError
-from virnucpro.ground.log import printable
+from virnucpro.core.errors import InputMissingError, UsageError
+from virnucpro.core.logging import printable
 
 _EXAMPLE = "write an option and its value on each line, for example: batch_size: 64"
 

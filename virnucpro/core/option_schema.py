@@ -20,9 +20,9 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import typer
 from typer.models import ArgumentInfo, ParameterInfo
 
-from virnucpro.ground.errors import UsageError
-from virnucpro.ground.files import expanded
-from virnucpro.ground.log import printable
+from virnucpro.core.errors import UsageError
+from virnucpro.core.atomic_io import expanded
+from virnucpro.core.logging import printable
 
 T = TypeVar("T")
 

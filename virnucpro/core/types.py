@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import Reads, Status
+from virnucpro.core.recipe import Reads, Status
 
 Values = NDArray[np.float64]
 Counts = NDArray[np.int64]

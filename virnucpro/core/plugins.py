@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.log import printable
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.logging import printable
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

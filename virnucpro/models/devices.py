@@ -20,12 +20,12 @@ from runpy import run_path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from virnucpro.ground.config import Footprint, Precision
-from virnucpro.ground.errors import UnavailableError, UsageError
-from virnucpro.ground.log import counted
+from virnucpro.core.recipe import Footprint, Precision
+from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.logging import counted
 
 if TYPE_CHECKING:
-    from virnucpro.ground.options import ComputeOptions
+    from virnucpro.core.option_schema import ComputeOptions
 
 _GIB = 1 << 30
 _CPU_TOKENS = 2048  # tokens that fit into the caches; twice as many for a narrow model

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.log import printable
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.logging import printable
 
 LIBRARY = Path(__file__).parents[1] / "scorer" / "libscorer.so"  # beside ``scorer.c``
 

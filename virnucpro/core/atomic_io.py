@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from virnucpro.ground.errors import OutputError, ResumeError, StorageError, UsageError
-from virnucpro.ground.log import open_at_once, printable
+from virnucpro.core.errors import OutputError, ResumeError, StorageError, UsageError
+from virnucpro.core.logging import open_at_once, printable
 
 if sys.version_info >= (3, 14):
     from compression import zstd as zstd

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from virnucpro.ground.config import EncoderSpec
-from virnucpro.ground.errors import VirnucproError
-from virnucpro.ground.files import disk_error
-from virnucpro.ground.records import Shard
+from virnucpro.core.recipe import EncoderSpec
+from virnucpro.core.errors import VirnucproError
+from virnucpro.core.atomic_io import disk_error
+from virnucpro.core.types import Shard
 
 STAGES = ("reading", "embedding", "writing tables")  # of a run
 SCORING = "scoring"  # replaces the last two in a run without encoders

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeAlias
 
 import virnucpro
-from virnucpro.ground.log import printable
+from virnucpro.core.logging import printable
 
 P = ParamSpec("P")
 Pipe: TypeAlias = Connection
@@ -41,7 +41,7 @@ _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "import os; os.environ.setdefault('OPENBLAS_NUM_THREADS', '1'); "
     "os.environ['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'; "  # as NVML numbers them
-    "from virnucpro.ground.processes import begin; begin(int(sys.argv[1]))"
+    "from virnucpro.core.child_process import begin; begin(int(sys.argv[1]))"
 )
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _SET_DEATH_SIGNAL = 1  # of prctl(2)
