@@ -32,7 +32,7 @@ from virnucpro.run.plan import Plan
 from virnucpro.run.shards import read_shard
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import InputFile
-from virnucpro.sequences.survey import Survey
+from virnucpro.sequences.input_scan import Survey
 
 CHUNK_SIZE = 500
 READ_BASES = 150

@@ -33,7 +33,7 @@ from virnucpro.run.index import MOST_AT_ROOT, IndexPart
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, refuse_repeat
 from virnucpro.sequences.inputs import InputFile
-from virnucpro.sequences.survey import Survey
+from virnucpro.sequences.input_scan import Survey
 from virnucpro.stories.intake import open_run
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import find_pending

@@ -46,7 +46,7 @@ from virnucpro.run.shards import N_SMALL_SHARDS, ShardWriter
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed, write_record
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import id_digests
-from virnucpro.sequences.survey import find_repeat
+from virnucpro.sequences.input_scan import find_repeat
 from virnucpro.sequences.translate import Chunk
 
 # spans of inputs, each with the input's index in the manifest

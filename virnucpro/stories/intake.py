@@ -18,7 +18,7 @@ from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs
 from virnucpro.sequences.samples import name_samples
-from virnucpro.sequences.survey import Survey
+from virnucpro.sequences.input_scan import Survey
 from virnucpro.stories.options import SequenceOptions
 from virnucpro.tables.sinks import RECORD_TABLE
 
