@@ -27,11 +27,11 @@ from timing import (
 )
 from torch import Tensor, nn
 
-from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, N_TOKENS, PAD, tokenize
-from virnucpro.encoders.esm2.model import rotary_frequencies
-from virnucpro.encoders.esm2.weights import fair_esm_state
-from virnucpro.encoders.proof.fair_esm import plan_padded
-from virnucpro.encoders.transfer import send
+from virnucpro.models.esm2.config import EXTRA_TOKENS, N_TOKENS, PAD, tokenize
+from virnucpro.models.esm2.model import rotary_frequencies
+from virnucpro.models.esm2.loading import fair_esm_state
+from virnucpro.models.validation.reference import plan_padded
+from virnucpro.models.packing import send
 from virnucpro.core.recipe import Precision
 from virnucpro.core.errors import UnavailableError
 

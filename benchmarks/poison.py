@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from virnucpro.callers.caller import Caller
-from virnucpro.encoders.base import Encoder, Pending
-from virnucpro.encoders.catalogue import embedded_model
-from virnucpro.encoders.esm2.family import inspect_esm2
+from virnucpro.models.base import Encoder, Pending
+from virnucpro.models.lookup import embedded_model
+from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.engine.executor import Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker

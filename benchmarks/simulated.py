@@ -33,10 +33,10 @@ from timing import FAILURES, reason_of
 
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.head import EncoderFacts, Head, Network
-from virnucpro.encoders.base import Pending, Rows
-from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS
-from virnucpro.encoders.families import FAMILIES, Family
-from virnucpro.encoders.transfer import PackedBatch, plan_batches
+from virnucpro.models.base import Pending, Rows
+from virnucpro.models.esm2.config import EXTRA_TOKENS
+from virnucpro.models.registry import FAMILIES, Family
+from virnucpro.models.packing import PackedBatch, plan_batches
 from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker

@@ -33,13 +33,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import Encoder
-from virnucpro.encoders.esm2 import encoder as esm2
-from virnucpro.encoders.esm2.attention import choose_kernel
-from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, ESM2Shape
-from virnucpro.encoders.esm2.model import DTYPES
-from virnucpro.encoders.proof import fair_esm
-from virnucpro.encoders.proof.synthetic import BLOCK, Lengths, make_proteins, six_frame_500
+from virnucpro.models.base import Encoder
+from virnucpro.models.esm2 import encoder as esm2
+from virnucpro.models.esm2.attention import choose_kernel
+from virnucpro.models.esm2.config import EXTRA_TOKENS, ESM2Shape
+from virnucpro.models.esm2.model import DTYPES
+from virnucpro.models.validation import reference as fair_esm
+from virnucpro.models.validation.random_weights import BLOCK, Lengths, make_proteins, six_frame_500
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable

@@ -39,11 +39,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from virnucpro.encoders.esm2.attention import attend_to_train
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.readers import Reader
-from virnucpro.encoders.transfer import PackedBatch
+from virnucpro.models.esm2.attention import attend_to_train
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.esm2.model import ESM2
+from virnucpro.models.frame_networks import Reader
+from virnucpro.models.packing import PackedBatch
 from virnucpro.core.types import FastaRecord
 from virnucpro.learning.frames import FrameStore, balanced_weights, write_frames
 from virnucpro.learning.loop import Trainer

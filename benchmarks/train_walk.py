@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from virnucpro.encoders.proof.synthetic import MODELS, write_checkpoint
+from virnucpro.models.validation.random_weights import MODELS, write_checkpoint
 
 # codons without T, so that no frame of the strand has a stop
 CODONS = {

@@ -34,18 +34,18 @@ from timing import (
 )
 from torch import Tensor, nn
 
-from virnucpro.encoders.esm2.attention import (
+from virnucpro.models.esm2.attention import (
     E4M3,
     Kernel,
     attend_varlen,
     choose_kernel,
 )
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape, Tensors
-from virnucpro.encoders.esm2.encoder import _ESM2Encoder
-from virnucpro.encoders.esm2.model import DTYPES, ESM2, Layer
-from virnucpro.encoders.esm2.weights import FAIR_ESM, ROTARY, make_esm2, parts_of, stub_of
-from virnucpro.encoders.proof.synthetic import random_numbers
-from virnucpro.encoders.transfer import use_device
+from virnucpro.models.esm2.config import ESM2Shape, Tensors
+from virnucpro.models.esm2.encoder import _ESM2Encoder
+from virnucpro.models.esm2.model import DTYPES, ESM2, Layer
+from virnucpro.models.esm2.loading import FAIR_ESM, ROTARY, make_esm2, parts_of, stub_of
+from virnucpro.models.validation.random_weights import random_numbers
+from virnucpro.models.packing import use_device
 from virnucpro.core.recipe import Precision
 
 _N_KERNELS = 25

@@ -41,9 +41,9 @@ from virnucpro.callers.head import (
     join_log_odds,
 )
 from virnucpro.callers.options import FALSE_POSITIVES
-from virnucpro.encoders.base import Model
-from virnucpro.encoders.codons import inspect_file, load_network
-from virnucpro.encoders.families import NETWORK
+from virnucpro.models.base import Model
+from virnucpro.models.codon_cnn import inspect_file, load_network
+from virnucpro.models.registry import NETWORK
 from virnucpro.core.atomic_io import HEAD_FILE
 from virnucpro.core.types import Counts, FastaRecord, Mask, Values
 from virnucpro.learning.calibration import ScoredFragments, fit_logistic

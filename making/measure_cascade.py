@@ -29,10 +29,10 @@ from scorer_folds import N_FOLDS, group_folds
 from train_embedded_scorer import SHARES
 
 from virnucpro.callers.options import FALSE_POSITIVES
-from virnucpro.encoders.base import load_encoder
-from virnucpro.encoders.catalogue import embedded_model, open_model
-from virnucpro.encoders.families import EMBEDDED
-from virnucpro.encoders.transfer import use_device
+from virnucpro.models.base import load_encoder
+from virnucpro.models.lookup import embedded_model, open_model
+from virnucpro.models.registry import EMBEDDED
+from virnucpro.models.packing import use_device
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Counts, FastaRecord, Mask, Values
 from virnucpro.learning.records import LabelledRecord, read_data_manifest, read_records

@@ -42,7 +42,7 @@ from train_embedded_scorer import (
     records_of,
 )
 
-from virnucpro.encoders.codons import (
+from virnucpro.models.codon_cnn import (
     N_CODONS,
     N_FRAMES,
     N_TAPS,

@@ -21,11 +21,11 @@ from runs import our_processes, run_inline
 
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Layer, Network
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape, hash_weights
-from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.esm2.weights import save_esm2
-from virnucpro.encoders.transfer import use_device
+from virnucpro.models.esm2.config import ESM2Shape, hash_weights
+from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.esm2.model import ESM2
+from virnucpro.models.esm2.loading import save_esm2
+from virnucpro.models.packing import use_device
 from virnucpro.engine.executor import Executor, Resources
 from virnucpro.core import child_process as processes
 from virnucpro.core.recipe import EncoderSpec, Recipe

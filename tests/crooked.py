@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from virnucpro.encoders.base import Pending
-from virnucpro.encoders.codons import _CodonEncoder
-from virnucpro.encoders.esm2.attention import StagedBatch
-from virnucpro.encoders.esm2.encoder import _ESM2Encoder
-from virnucpro.encoders.esm2.model import bos_pool
-from virnucpro.encoders.families import FAMILIES
-from virnucpro.encoders.transfer import PackedBatch
+from virnucpro.models.base import Pending
+from virnucpro.models.codon_cnn import _CodonEncoder
+from virnucpro.models.esm2.attention import StagedBatch
+from virnucpro.models.esm2.encoder import _ESM2Encoder
+from virnucpro.models.esm2.model import bos_pool
+from virnucpro.models.registry import FAMILIES
+from virnucpro.models.packing import PackedBatch
 
 Fault = Callable[[Any], None]
 

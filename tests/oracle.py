@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.models.esm2.config import ESM2Shape
 
 AMINO_ACIDS = "LAGVSERTIDPKQNFYMHWC"
 LONGEST = 1100  # residues; more than 4 x dim of every model here

@@ -257,13 +257,13 @@ SLOW_DOORS = {
     "ground.devices": {"torch", "pynvml", "psutil"},
     "ground.plugins": {"importlib.metadata"},
     "engine.local": {"torch", "virnucpro.engine.worker"},
-    "encoders.esm2.attention": {"virnucpro.encoders.triton_kernels"},
+    "encoders.esm2.attention": {"virnucpro.models.esm2.triton_kernels"},
     "encoders.esm2.family": {
-        "virnucpro.encoders.esm2.encoder",
-        "virnucpro.encoders.esm2.weights",
+        "virnucpro.models.esm2.encoder",
+        "virnucpro.models.esm2.loading",
     },
     "encoders.catalogue": {"torch"},
-    "stories.resolve": {"virnucpro.callers.original_head", "virnucpro.encoders.catalogue"},
+    "stories.resolve": {"virnucpro.callers.original_head", "virnucpro.models.lookup"},
     "run.feature_file": {"h5py"},
     "run.index": {"h5py"},
     "run.exports": {"torch", "pyarrow"},
@@ -289,9 +289,9 @@ def test_a_worker_starts_without_torchs_compiler_and_sympy() -> None:
     """Their imports take more than a second, for every worker and after every loss of one."""
     statement = (
         "import virnucpro.stories.pipeline, virnucpro.stories.resolve, torch; "
-        "from virnucpro.encoders.catalogue import embedded_model; "
-        "from virnucpro.encoders.esm2.weights import load_esm2; "
-        "from virnucpro.encoders.transfer import PackedBatch; "
+        "from virnucpro.models.lookup import embedded_model; "
+        "from virnucpro.models.esm2.loading import load_esm2; "
+        "from virnucpro.models.packing import PackedBatch; "
         "model = load_esm2(embedded_model(), 1, torch.bfloat16, torch.device('cpu')); "
         "torch.inference_mode()(model)(PackedBatch.of(['MKV']))"
     )

@@ -11,10 +11,10 @@ import torch
 from conftest import TINY
 from forked import start
 
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.options import BenchOptions
-from virnucpro.encoders.proof.bench import _at_best, _Limit, bench
-from virnucpro.encoders.proof.synthetic import MODELS
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.options import BenchOptions
+from virnucpro.models.validation.bench import _at_best, _Limit, bench
+from virnucpro.models.validation.random_weights import MODELS
 from virnucpro.core.errors import UnavailableError, UsageError
 
 

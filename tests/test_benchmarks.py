@@ -22,7 +22,7 @@ from poison import measure_poison
 from timing import Setting, proteins_of
 from variants import compare_variants, profile_kernels, try_budgets
 
-from virnucpro.encoders.proof.synthetic import write_checkpoint
+from virnucpro.models.validation.random_weights import write_checkpoint
 
 MEASURE = Path(front_end.__file__).with_name("measure.py")
 

@@ -15,11 +15,11 @@ from conftest import TINY
 from forked import run_command, virnucpro
 from oracle import make_fair_esm, save_fair_esm
 
-from virnucpro.encoders import codons
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.encoders.learned import _LearnedFacts, save_learned
-from virnucpro.encoders.proof.check import (
+from virnucpro.models import codon_cnn as codons
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.trained_encoder import _LearnedFacts, save_learned
+from virnucpro.models.validation.compare_reference import (
     check,
     check_on,
     find_deviations,
@@ -45,7 +45,7 @@ def short_panel(monkeypatch) -> set[str]:
     """The shorter half of the panel, which takes a tenth of the time."""
     panel = {name: protein for name, protein in make_panel().items() if len(protein) < 200}
     assert len(panel) > 20 and "odd_J" in panel
-    monkeypatch.setattr("virnucpro.encoders.proof.check.make_panel", lambda _: panel)
+    monkeypatch.setattr("virnucpro.models.validation.compare_reference.make_panel", lambda _: panel)
     return set(panel)
 
 

@@ -15,8 +15,8 @@ from forked import start, virnucpro
 from runs import CONTIGS, rows, statuses, write_fasta
 
 from virnucpro.cli.running import next_step, number_gpus_by_bus
-from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.encoders.families import EMBEDDED, NAMES
+from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.registry import EMBEDDED, NAMES
 
 ESCAPE = "\x1b"
 SMALL = "esm2_t6_8M_UR50D"

@@ -19,10 +19,10 @@ from runs import CONTIGS, invoke, rows, tables, write_fasta
 from safetensors.torch import load_file, save_file
 
 from virnucpro.callers.head import Head, join_log_odds, log_odds, probability
-from virnucpro.encoders.base import Encoder, Rows, load_encoder
-from virnucpro.encoders.catalogue import open_model
-from virnucpro.encoders.codons import CodonNetwork, load_network, save_network
-from virnucpro.encoders.families import NETWORK
+from virnucpro.models.base import Encoder, Rows, load_encoder
+from virnucpro.models.lookup import open_model
+from virnucpro.models.codon_cnn import CodonNetwork, load_network, save_network
+from virnucpro.models.registry import NETWORK
 from virnucpro.core.recipe import Precision
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.types import reverse_complement

@@ -17,12 +17,12 @@ import torch
 from runs import our_processes, write_fasta
 
 from virnucpro.cli.main import main
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import footprint_of, room_for
-from virnucpro.encoders.families import FAMILIES
-from virnucpro.encoders.models import describe_model
-from virnucpro.encoders.proof.check import try_gpus as try_here
-from virnucpro.encoders.triton_kernels import NAMES
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.esm2.model_files import footprint_of, room_for
+from virnucpro.models.registry import FAMILIES
+from virnucpro.models.manage import describe_model
+from virnucpro.models.validation.compare_reference import try_gpus as try_here
+from virnucpro.models.esm2.triton_kernels import NAMES
 from virnucpro.models import devices
 from virnucpro.core.recipe import Footprint
 from virnucpro.models.devices import (

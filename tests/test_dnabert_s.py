@@ -21,12 +21,12 @@ from hostile import Payload
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnucpro.encoders import triton_kernels
-from virnucpro.encoders.base import load_encoder, recognise
-from virnucpro.encoders.dnabert_s import model as network
-from virnucpro.encoders.dnabert_s.encoder import inspect_folder, load_dnabert
-from virnucpro.encoders.dnabert_s.model import alibi_slopes, mean_pool, pack
-from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
+from virnucpro.models.esm2 import triton_kernels
+from virnucpro.models.base import load_encoder, recognise
+from virnucpro.models.dnabert_s import model as network
+from virnucpro.models.dnabert_s.encoder import inspect_folder, load_dnabert
+from virnucpro.models.dnabert_s.model import alibi_slopes, mean_pool, pack
+from virnucpro.models.dnabert_s.tokenizer import Tokenizer, read_tokenizer
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.errors import UnavailableError
 

@@ -26,7 +26,7 @@ from train_embedded_network import (
 )
 from train_embedded_scorer import N_VIRAL
 
-from virnucpro.encoders.codons import N_CODONS
+from virnucpro.models.codon_cnn import N_CODONS
 from virnucpro.core.types import FastaRecord
 from virnucpro.learning.records import Labelled, LabelledRecord
 

@@ -23,11 +23,11 @@ from oracle import (
 from runs import again, bases_by_frame, run_inline, vectors, vectors_of_each, write_fasta
 
 from virnucpro.callers.head import EncoderFacts, Head, Network
-from virnucpro.encoders.base import Encoder, Pending, Rows, load_encoder
-from virnucpro.encoders.catalogue import open_model
-from virnucpro.encoders.esm2.weights import load_esm2, save_esm2
-from virnucpro.encoders.families import FAMILIES, Family
-from virnucpro.encoders.models import describe_model
+from virnucpro.models.base import Encoder, Pending, Rows, load_encoder
+from virnucpro.models.lookup import open_model
+from virnucpro.models.esm2.loading import load_esm2, save_esm2
+from virnucpro.models.registry import FAMILIES, Family
+from virnucpro.models.manage import describe_model
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.core.recipe import EncoderSpec

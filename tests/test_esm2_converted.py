@@ -15,10 +15,10 @@ from conftest import TINY
 from oracle import make_fair_esm, random_protein, save_fair_esm
 from safetensors.torch import load
 
-from virnucpro.encoders.esm2.family import ESM2Model, inspect_esm2
-from virnucpro.encoders.esm2.model import DTYPES
-from virnucpro.encoders.esm2.weights import load_esm2, prepare
-from virnucpro.encoders.transfer import PackedBatch
+from virnucpro.models.esm2.model_files import ESM2Model, inspect_esm2
+from virnucpro.models.esm2.model import DTYPES
+from virnucpro.models.esm2.loading import load_esm2, prepare
+from virnucpro.models.packing import PackedBatch
 from virnucpro.core.recipe import Precision
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import Event, Progress

@@ -20,8 +20,8 @@ from hostile import Payload
 from oracle import make_fair_esm, save_fair_esm
 from served import Answer, answering, part, serving, whole
 
-from virnucpro.encoders import fetch
-from virnucpro.encoders.catalogue import (
+from virnucpro.models import download as fetch
+from virnucpro.models.lookup import (
     embedded_model,
     hub_folder,
     imported_folder,
@@ -29,11 +29,11 @@ from virnucpro.encoders.catalogue import (
     locate,
     open_model,
 )
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, inspect_esm2, shape_of
-from virnucpro.encoders.esm2.weights import save_esm2
-from virnucpro.encoders.families import EMBEDDED, FAMILIES, Published, RemoteFile
-from virnucpro.encoders.models import import_model, verify_model
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.esm2.model_files import ESM2Model, as_esm2, inspect_esm2, shape_of
+from virnucpro.models.esm2.loading import save_esm2
+from virnucpro.models.registry import EMBEDDED, FAMILIES, Published, RemoteFile
+from virnucpro.models.manage import import_model, verify_model
 from virnucpro.core.errors import OutputError, StorageError, UnavailableError, UsageError
 from virnucpro.core.events import OnEvent, Progress
 

@@ -31,8 +31,8 @@ from oracle import (
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from virnucpro.encoders import triton_kernels
-from virnucpro.encoders.esm2.attention import (
+from virnucpro.models.esm2 import triton_kernels
+from virnucpro.models.esm2.attention import (
     E4M3,
     Kernel,
     StagedBatch,
@@ -46,9 +46,9 @@ from virnucpro.encoders.esm2.attention import (
     choose_kernel,
     describe,
 )
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.encoders.esm2.model import (
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.esm2.model import (
     ESM2,
     FP8_WIDTH,
     _Linear8,
@@ -60,8 +60,8 @@ from virnucpro.encoders.esm2.model import (
     restore,
     rotary_frequencies,
 )
-from virnucpro.encoders.esm2.weights import load_esm2
-from virnucpro.encoders.transfer import PackedBatch, mean_of_bags, use_device
+from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.packing import PackedBatch, mean_of_bags, use_device
 from virnucpro.core.errors import UnavailableError
 
 SHAPES = {  # by the dimensions of a head, as of the published 8M, 35M, 150M and 650M
@@ -395,7 +395,7 @@ import resource, sys
 from pathlib import Path
 import torch
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.encoders.esm2.encoder import load
+from virnucpro.models.esm2.encoder import load
 from virnucpro.engine.local import _serve
 
 def work(*_):
@@ -538,7 +538,7 @@ def test_a_gpu_that_is_used_is_the_current_one_and_float32_is_float32_there(feig
 
 PRODUCTS = """
 import torch
-from virnucpro.encoders.transfer import mean_of_bags, use_device
+from virnucpro.models.packing import mean_of_bags, use_device
 use_device(torch.device("cpu"))
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -563,7 +563,7 @@ def test_a_product_on_a_cpu_does_not_depend_on_the_place_of_a_row(monkeypatch, k
 
 MANY_SHAPES = """
 import psutil, torch
-from virnucpro.encoders.transfer import use_device
+from virnucpro.models.packing import use_device
 use_device(torch.device("cpu"))
 linear = torch.nn.Linear(1280, 256, dtype=torch.bfloat16)
 rows = torch.ones(600, 1280, dtype=torch.bfloat16)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnucpro.encoders.esm2.checkpoint import (
+from virnucpro.models.esm2.config import (
     CLS,
     EOS,
     EXTRA_TOKENS,
@@ -21,7 +21,7 @@ from virnucpro.encoders.esm2.checkpoint import (
     UNK,
     tokenize,
 )
-from virnucpro.encoders.transfer import PackedBatch, plan_batches
+from virnucpro.models.packing import PackedBatch, plan_batches
 
 ALPHABET = esm.Alphabet.from_architecture("ESM-1b")
 proteins = st.lists(

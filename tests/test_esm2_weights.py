@@ -33,10 +33,10 @@ from oracle import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.encoders.esm2.weights import load_esm2, save_esm2, verify_weights
-from virnucpro.encoders.transfer import PackedBatch
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.esm2.loading import load_esm2, save_esm2, verify_weights
+from virnucpro.models.packing import PackedBatch
 from virnucpro.core.errors import UnavailableError
 
 SHAPE = ESM2Shape(n_layers=2, dim=64, n_heads=2)

@@ -31,7 +31,7 @@ from test_regions import host_dna
 
 from virnucpro.callers.chain import OWN_REGION_MODEL
 from virnucpro.cli.main import main
-from virnucpro.encoders.learned import _LearnedFacts, save_learned
+from virnucpro.models.trained_encoder import _LearnedFacts, save_learned
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.atomic_io import MOST_JSON

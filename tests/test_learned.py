@@ -14,11 +14,11 @@ from runs import rows
 from safetensors.numpy import load_file
 
 from virnucpro.callers.head import Head
-from virnucpro.encoders.base import load_encoder
-from virnucpro.encoders.catalogue import open_model
-from virnucpro.encoders.families import EMBEDDED
-from virnucpro.encoders.learned import inspect_learned, save_learned
-from virnucpro.encoders.models import describe_model
+from virnucpro.models.base import load_encoder
+from virnucpro.models.lookup import open_model
+from virnucpro.models.registry import EMBEDDED
+from virnucpro.models.trained_encoder import inspect_learned, save_learned
+from virnucpro.models.manage import describe_model
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.atomic_io import LEARNED_FILE, sha256

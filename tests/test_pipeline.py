@@ -29,7 +29,7 @@ from runs import (
 )
 
 from virnucpro import __version__
-from virnucpro.encoders.esm2.checkpoint import hash_weights
+from virnucpro.models.esm2.config import hash_weights
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.errors import (
     FeatureFileError,

@@ -17,19 +17,19 @@ import toy_executor
 from forked import run_command, virnucpro
 from runs import bases_by_frame, vectors
 
-from virnucpro.encoders.families import family_of
+from virnucpro.models.registry import family_of
 from virnucpro.core.errors import UnavailableError
 
 PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"
 ENTRY_POINTS = """
-[virnucpro.encoders]
+[virnucpro.models]
 toy = toy_package:FAMILY
 
 [virnucpro.executors]
 backward = toy_package:Executor
 """
 MODULE = """
-from virnucpro.encoders.families import Family, Published, RemoteFile
+from virnucpro.models.registry import Family, Published, RemoteFile
 from toy_package_executor import BackwardExecutor
 
 published = Published(

@@ -29,12 +29,12 @@ from typer.testing import CliRunner
 from virnucpro.callers.head import EncoderFacts, Head
 from virnucpro.callers.original_head import find_head, read_original_head
 from virnucpro.cli.main import app
-from virnucpro.encoders.base import Model
-from virnucpro.encoders.catalogue import locate, model_names, open_model, published_folder
-from virnucpro.encoders.dnabert_s.model import DNABERTShape
-from virnucpro.encoders.families import BUNDLES, FAMILIES, Published, RemoteFile, _Bundle
-from virnucpro.encoders.fetch import check_file
-from virnucpro.encoders.models import import_files, import_model
+from virnucpro.models.base import Model
+from virnucpro.models.lookup import locate, model_names, open_model, published_folder
+from virnucpro.models.dnabert_s.model import DNABERTShape
+from virnucpro.models.registry import BUNDLES, FAMILIES, Published, RemoteFile, _Bundle
+from virnucpro.models.download import check_file
+from virnucpro.models.manage import import_files, import_model
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.core.recipe import Footprint, join_footprints
 from virnucpro.core.errors import InputMissingError, UnavailableError, UsageError

@@ -25,9 +25,9 @@ from runs import (
     vectors,
 )
 
-from virnucpro.encoders.esm2.model import mean_pool, residues_only
-from virnucpro.encoders.esm2.weights import load_esm2
-from virnucpro.encoders.transfer import PackedBatch
+from virnucpro.models.esm2.model import mean_pool, residues_only
+from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.packing import PackedBatch
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.recipe import Reads
 from virnucpro.core.errors import FeatureFileError, ResumeError

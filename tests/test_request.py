@@ -12,10 +12,10 @@ from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, vectors
 
 from virnucpro.callers.head import Head
-from virnucpro.encoders import catalogue as download
-from virnucpro.encoders.catalogue import embedded_head, open_model
-from virnucpro.encoders.esm2 import family as esm2
-from virnucpro.encoders.families import EMBEDDED, FAMILIES, Published, RemoteFile
+from virnucpro.models import lookup as download
+from virnucpro.models.lookup import embedded_head, open_model
+from virnucpro.models.esm2 import model_files as esm2
+from virnucpro.models.registry import EMBEDDED, FAMILIES, Published, RemoteFile
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.models import devices
 from virnucpro.models.devices import Gpu, TorchBuild

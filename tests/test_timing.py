@@ -29,9 +29,9 @@ from timing import (
     proteins_of,
 )
 
-from virnucpro.encoders.esm2.model import DTYPES
-from virnucpro.encoders.esm2.weights import fair_esm_state
-from virnucpro.encoders.proof.synthetic import write_checkpoint
+from virnucpro.models.esm2.model import DTYPES
+from virnucpro.models.esm2.loading import fair_esm_state
+from virnucpro.models.validation.random_weights import write_checkpoint
 
 
 @pytest.fixture

@@ -34,8 +34,8 @@ from trainings import under_torchrun
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.head import Head
 from virnucpro.callers.options import CutOptions
-from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.encoders.models import import_model
+from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.manage import import_model
 from virnucpro.core.errors import InputError, InputMissingError, OutputError, ResumeError
 from virnucpro.core.events import Progress
 from virnucpro.learning.evaluate import held_out, report_evaluation

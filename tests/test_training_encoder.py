@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from trainings import SHAPE, frames
 
-from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.transfer import PackedBatch
+from virnucpro.models.esm2.model import ESM2
+from virnucpro.models.packing import PackedBatch
 from virnucpro.learning.networks import _LowRank, adapt, merge
 
 RANK = 2

@@ -12,7 +12,7 @@ from labelled import head_facts
 from numpy.typing import NDArray
 
 from virnucpro.callers.head import EncoderFacts, Head, Network
-from virnucpro.encoders.esm2.family import inspect_esm2
+from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.core.types import DECIMALS, sigmoid
 from virnucpro.learning.calibration import Calibration
 from virnucpro.learning.frames import LabelledFrames

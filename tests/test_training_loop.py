@@ -41,9 +41,9 @@ from trainings import (
     weights,
 )
 
-from virnucpro.encoders.esm2.attention import attend_runs, attend_to_train
-from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.readers import Reader
+from virnucpro.models.esm2.attention import attend_runs, attend_to_train
+from virnucpro.models.esm2.model import ESM2
+from virnucpro.models.frame_networks import Reader
 from virnucpro.core.errors import (
     InputError,
     ResumeError,

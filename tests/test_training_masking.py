@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from oracle import AMINO_ACIDS, make_fair_esm, random_protein, save_fair_esm, tolerance, worst_row
 
-from virnucpro.encoders.esm2.checkpoint import AMINO_ACID_TOKENS, CLS, EOS, MASK, ESM2Shape
-from virnucpro.encoders.esm2.model import MaskedBatch
-from virnucpro.encoders.esm2.weights import load_esm2
-from virnucpro.encoders.transfer import PackedBatch
+from virnucpro.models.esm2.config import AMINO_ACID_TOKENS, CLS, EOS, MASK, ESM2Shape
+from virnucpro.models.esm2.model import MaskedBatch
+from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.packing import PackedBatch
 from virnucpro.learning.frames import LabelledFrames
 from virnucpro.learning.networks import MaskedLanguageModel, MaskedResidues
 from virnucpro.sequences.kmers import N_FEATURES

@@ -8,9 +8,9 @@ import torch
 from oracle import AMINO_ACIDS, random_protein
 from trainings import SHAPE, frames
 
-from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.readers import Reader
-from virnucpro.encoders.transfer import PackedBatch, use_device
+from virnucpro.models.esm2.model import ESM2
+from virnucpro.models.frame_networks import Reader
+from virnucpro.models.packing import PackedBatch, use_device
 from virnucpro.learning.frames import LabelledFrames, given_weights
 from virnucpro.learning.networks import Classifier, FrameClassifier, FrameLabels, frame_batch
 from virnucpro.learning.ranks import Ranks

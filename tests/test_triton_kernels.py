@@ -32,25 +32,25 @@ from oracle import (
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from virnucpro.encoders import triton_kernels
-from virnucpro.encoders.dnabert_s import model as dnabert_s
-from virnucpro.encoders.dnabert_s.encoder import load_dnabert
-from virnucpro.encoders.dnabert_s.model import alibi_slopes, attend_texts_triton, mean_pool, pack
-from virnucpro.encoders.esm2 import attention
-from virnucpro.encoders.esm2.attention import (
+from virnucpro.models.esm2 import triton_kernels
+from virnucpro.models.dnabert_s import model as dnabert_s
+from virnucpro.models.dnabert_s.encoder import load_dnabert
+from virnucpro.models.dnabert_s.model import alibi_slopes, attend_texts_triton, mean_pool, pack
+from virnucpro.models.esm2 import attention
+from virnucpro.models.esm2.attention import (
     E4M3,
     StagedBatch,
     attend_efficient_triton,
     attend_varlen_triton,
     rotate,
 )
-from virnucpro.encoders.esm2.checkpoint import LAYER_NORM_EPS, ESM2Shape
-from virnucpro.encoders.esm2.family import shape_of
-from virnucpro.encoders.esm2.model import DTYPES, _Rows8, quantise, restore, rotary_frequencies
-from virnucpro.encoders.esm2.weights import load_esm2
-from virnucpro.encoders.families import FAMILIES
-from virnucpro.encoders.proof import check
-from virnucpro.encoders.transfer import PackedBatch
+from virnucpro.models.esm2.config import LAYER_NORM_EPS, ESM2Shape
+from virnucpro.models.esm2.model_files import shape_of
+from virnucpro.models.esm2.model import DTYPES, _Rows8, quantise, restore, rotary_frequencies
+from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.registry import FAMILIES
+from virnucpro.models.validation import compare_reference as check
+from virnucpro.models.packing import PackedBatch
 
 triton = pytest.importorskip("triton", reason="Triton has no build for this system")
 interpreter = pytest.importorskip("triton.runtime.interpreter")

@@ -28,8 +28,8 @@ from runs import again, assert_same_vectors, run_inline, tables, vectors
 from trainings import Training, run_here, settings
 
 from virnucpro.cli.exits import Finished, exits
-from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.encoders.esm2.weights import load_esm2, prepare
+from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.esm2.loading import load_esm2, prepare
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.core.yaml_config import read_config
 from virnucpro.core.errors import FeatureFileError, OutputError

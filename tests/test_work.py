@@ -23,7 +23,7 @@ from runs import assert_same_run, invoke, leftovers, run_inline, within
 
 from virnucpro.callers.head import Head
 from virnucpro.cli.running import planned_steps
-from virnucpro.encoders.catalogue import open_model
+from virnucpro.models.lookup import open_model
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.recovery import Attempt

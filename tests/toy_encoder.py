@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from virnucpro.encoders.base import Model, Pending, not_published
-from virnucpro.encoders.families import Published
+from virnucpro.models.base import Model, Pending, not_published
+from virnucpro.models.registry import Published
 from virnucpro.core.recipe import EncoderSpec, Footprint, Reads
 from virnucpro.core.events import OnEvent
 from virnucpro.core.atomic_io import sha256

@@ -22,9 +22,9 @@ from oracle import AMINO_ACIDS
 from torch import Tensor
 from torch.nn import Module
 
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.readers import Reader
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.esm2.model import ESM2
+from virnucpro.models.frame_networks import Reader
 from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.learning.frames import LabelledFrames, given_weights
 from virnucpro.learning.loop import Trainer, _Progressed, whole

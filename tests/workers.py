@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from virnucpro.encoders.base import Encoder, Pending, Rows
+from virnucpro.models.base import Encoder, Pending, Rows
 from virnucpro.engine import local
 from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.local import InlineExecutor

@@ -47,7 +47,7 @@ from runs import (
 )
 from small_disk import Evaluation, Prediction, Scoring, Training
 
-from virnucpro.encoders.esm2.checkpoint import hash_weights
+from virnucpro.models.esm2.config import hash_weights
 from virnucpro.core.errors import (
     InputError,
     OutputError,

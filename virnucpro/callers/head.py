@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save
 
-from virnucpro.encoders.base import Model, read_tensors
+from virnucpro.models.base import Model, read_tensors
 from virnucpro.core.recipe import Pooling
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.atomic_io import sha256

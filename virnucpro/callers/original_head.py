@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Network
-from virnucpro.encoders.base import Model
-from virnucpro.encoders.catalogue import fetch_head
-from virnucpro.encoders.tensors import check_plain, read_pt
+from virnucpro.models.base import Model
+from virnucpro.models.lookup import fetch_head
+from virnucpro.models.safe_pickle import check_plain, read_pt
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import OnEvent
 from virnucpro.core.logging import printable

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from virnucpro.encoders.base import estimate_tokens
+from virnucpro.models.base import estimate_tokens
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.events import (
     STAGES,

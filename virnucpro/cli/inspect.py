@@ -16,7 +16,7 @@ import typer
 from virnucpro.cli import running
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, end_cleanly, exits
-from virnucpro.encoders.options import BenchOptions
+from virnucpro.models.options import BenchOptions
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import folder, option, refuse
 
@@ -41,7 +41,7 @@ def devices(
 
 
 def _try_gpus(devices: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-    from virnucpro.encoders.proof.check import try_gpus
+    from virnucpro.models.validation.compare_reference import try_gpus
 
     return try_gpus(devices)
 
@@ -58,7 +58,7 @@ def bench(options: BenchOptions) -> None:
     One model, before it is downloaded: virnucpro bench --models 650M --json bench.json
     """
     with exits(lambda: _MEASURED):
-        from virnucpro.encoders.proof.bench import bench as measure
+        from virnucpro.models.validation.bench import bench as measure
 
         running.number_gpus_by_bus()
         end_cleanly()

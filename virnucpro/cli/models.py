@@ -12,7 +12,7 @@ import typer
 from virnucpro.cli.command import Command, ConsoleOptions, Group, command
 from virnucpro.cli.exits import end_cleanly, exits
 from virnucpro.cli.running import loading, report, watched
-from virnucpro.encoders.options import complete_model
+from virnucpro.models.options import complete_model
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import ComputeOptions, option, refuse
@@ -42,7 +42,7 @@ def list_models(
     Example: virnucpro models list
     """
     with exits():
-        from virnucpro.encoders.models import describe_models
+        from virnucpro.models.manage import describe_models
 
         report([*describe_models(as_json=as_json)])
 
@@ -71,7 +71,7 @@ def show_model(options: _NamedModel) -> None:
     A trained model, or a head alone: virnucpro models info training/model
     """
     with exits():
-        from virnucpro.encoders.models import describe_model
+        from virnucpro.models.manage import describe_model
         from virnucpro.core.atomic_io import LEARNED_FILE, expanded
         from virnucpro.learning.pages import describe_head
 
@@ -98,7 +98,7 @@ def download_model(options: _NamedModel, console: ConsoleOptions) -> None:
     """
     with exits():
         from virnucpro.callers.original_head import find_head
-        from virnucpro.encoders.catalogue import model_names, open_model
+        from virnucpro.models.lookup import model_names, open_model
 
         with watched(console) as events:
             names = model_names(options.model)
@@ -157,7 +157,7 @@ def import_model(options: _ImportOptions) -> None:
     --from usb/
     """
     with exits():
-        from virnucpro.encoders.models import bring
+        from virnucpro.models.manage import bring
 
         end_cleanly()
         name, lines = bring(options.path, options.name, options.bundle_folder)
@@ -175,7 +175,7 @@ def verify(options: _NamedModel) -> None:
     """
     with exits():
         from virnucpro.callers.head import Head
-        from virnucpro.encoders.models import verify_model
+        from virnucpro.models.manage import verify_model
 
         model, digest = verify_model(options.model)
         lines = [f"{printable(model.path)} is complete, sha256 {digest}"]
@@ -207,7 +207,7 @@ def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions)
     """
     with exits():
         with loading(console):
-            from virnucpro.encoders.proof.check import check
+            from virnucpro.models.validation.compare_reference import check
         with watched(console) as events:
             checks = check(named.model, on, events)
         report([line for outcome in checks for line in outcome.report_lines()])

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from virnucpro.encoders.base import Encoder, Pending
+from virnucpro.models.base import Encoder, Pending
 from virnucpro.engine.cache import VectorCache
 from virnucpro.engine.recovery import Attempt
 from virnucpro.core.atomic_io import writing

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from virnucpro.encoders.base import Encoder, Pending, load_encoder
-from virnucpro.encoders.transfer import use_device
+from virnucpro.models.base import Encoder, Pending, load_encoder
+from virnucpro.models.packing import use_device
 from virnucpro.engine.batches import Refused, ShardEmbedding, land, outcome_of
 from virnucpro.engine.cache import VectorCache
 from virnucpro.engine.executor import Job, Resources

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
-from virnucpro.encoders.base import Pending
-from virnucpro.encoders.transfer import copy_to_host
+from virnucpro.models.base import Pending
+from virnucpro.models.packing import copy_to_host
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError, VirnucproError
 from virnucpro.core.events import Memory, Progress
 from virnucpro.core.atomic_io import open_plain

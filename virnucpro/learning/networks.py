@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.encoders.esm2.model import ESM2, MaskedBatch
-from virnucpro.encoders.esm2.weights import load_esm2
-from virnucpro.encoders.readers import Reader
-from virnucpro.encoders.transfer import PackedBatch, send
+from virnucpro.models.esm2.model import ESM2, MaskedBatch
+from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.frame_networks import Reader
+from virnucpro.models.packing import PackedBatch, send
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.types import sigmoid
 from virnucpro.learning.frames import WEIGHTS, LabelledFrames, Rows, Values

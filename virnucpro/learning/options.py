@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from virnucpro.callers.options import CallsBy, Head, RegionModel
-from virnucpro.encoders.options import Architecture, Encoding, model_option
+from virnucpro.models.options import Architecture, Encoding, model_option
 from virnucpro.engine.options import EngineOptions
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable

@@ -20,7 +20,7 @@ import numpy as np
 
 from virnucpro import __version__
 from virnucpro.callers.head import Head
-from virnucpro.encoders.catalogue import open_model
+from virnucpro.models.lookup import open_model
 from virnucpro.core.errors import InputMissingError, UsageError
 from virnucpro.core.atomic_io import HEAD_FILE, open_plain, read_json, sha256
 from virnucpro.core.logging import counted, escaped, printable

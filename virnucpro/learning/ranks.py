@@ -25,8 +25,8 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.transfer import use_device
+from virnucpro.models.esm2.model import ESM2
+from virnucpro.models.packing import use_device
 from virnucpro.core.errors import UnavailableError, UsageError, VirnucproError
 from virnucpro.core.events import ErrorText, OnEvent
 from virnucpro.core.atomic_io import disk_error

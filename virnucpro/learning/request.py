@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from virnucpro.callers.head import Head
-from virnucpro.encoders.base import Model
-from virnucpro.encoders.catalogue import open_model
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import as_esm2
-from virnucpro.encoders.families import EMBEDDED
+from virnucpro.models.base import Model
+from virnucpro.models.lookup import open_model
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.esm2.model_files import as_esm2
+from virnucpro.models.registry import EMBEDDED
 from virnucpro.models.devices import Choice, choose_devices, choose_precision
 from virnucpro.core.errors import (
     InputError,

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from virnucpro import __version__
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.head import SUREST, EncoderFacts, Head, HeadFacts, Join, Network
-from virnucpro.encoders.base import Model
-from virnucpro.encoders.catalogue import open_model
-from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.esm2.weights import save_esm2
-from virnucpro.encoders.families import EMBEDDED
-from virnucpro.encoders.learned import save_reader
+from virnucpro.models.base import Model
+from virnucpro.models.lookup import open_model
+from virnucpro.models.esm2.model import ESM2
+from virnucpro.models.esm2.loading import save_esm2
+from virnucpro.models.registry import EMBEDDED
+from virnucpro.models.trained_encoder import save_reader
 from virnucpro.core.atomic_io import LEARNED_FILE
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.types import Values

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-from virnucpro.encoders.readers import Reader
-from virnucpro.encoders.transfer import use_device
+from virnucpro.models.frame_networks import Reader
+from virnucpro.models.packing import use_device
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.models.devices import Choice, as_size

@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from virnucpro.encoders.base import estimate_tokens
+from virnucpro.models.base import estimate_tokens
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.core.logging import counted, escaped, printable

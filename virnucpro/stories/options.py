@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from virnucpro.callers.options import CallsBy, CutOptions, Head, RegionModel
-from virnucpro.encoders.options import ModelOptions, model_option
+from virnucpro.models.options import ModelOptions, model_option
 from virnucpro.engine.options import CacheOptions, EngineOptions
 from virnucpro.core.recipe import Command, Embed, FeatureFormat, InputType, Pooling, Store
 from virnucpro.core.errors import ResumeError, UsageError

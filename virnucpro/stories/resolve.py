@@ -14,8 +14,8 @@ from typing import Any, cast, get_args
 from virnucpro.callers.caller import Caller, caller_of
 from virnucpro.callers.head import EncoderFacts, Head
 from virnucpro.callers.options import CutOptions
-from virnucpro.encoders.base import Model
-from virnucpro.encoders.families import EMBEDDED
+from virnucpro.models.base import Model
+from virnucpro.models.registry import EMBEDDED
 from virnucpro.engine.executor import Resources
 from virnucpro.engine.options import EngineOptions, WorkOptions
 from virnucpro.core.recipe import (
@@ -111,7 +111,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
         InputFile.all_of(path)
     GeneticCode.of(options.genetic_code)
     if options.asks_for_vectors or (recorded is not None and recorded.models == (EMBEDDED,)):
-        from virnucpro.encoders.catalogue import model_names
+        from virnucpro.models.lookup import model_names
 
         return _resolve_engine(options, model_names(options.model_name), recorded, on_event)
     options.check_without_engine()
@@ -142,7 +142,7 @@ def _resolve_engine(
     options: RunOptions, names: Sequence[str], recorded: Manifest | None, on_event: OnEvent
 ) -> RunConfig:
     """Resolve a run that makes vectors with the models of these names."""
-    from virnucpro.encoders.catalogue import open_model
+    from virnucpro.models.lookup import open_model
 
     if isinstance(options, PredictOptions) and options.head and not options.head.is_file():
         raise InputMissingError(
@@ -197,7 +197,7 @@ def _refuse_to_fetch_in_vain(
         ResumeError: the run began with another model.
         UnavailableError: a head is to call, and none comes with it.
     """
-    from virnucpro.encoders.catalogue import locate
+    from virnucpro.models.lookup import locate
 
     for name in (one for one in names if not locate(one).exists()):
         if recorded is not None and name_anywhere(name) not in recorded.models:
@@ -226,7 +226,7 @@ def find_region_model(model: str) -> Path | None:
     Raises:
         UnavailableError: there is no such model.
     """
-    from virnucpro.encoders.catalogue import locate
+    from virnucpro.models.lookup import locate
 
     if Path(model).name == model:
         return None

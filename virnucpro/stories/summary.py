@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from virnucpro.callers.caller import Caller
-from virnucpro.encoders.base import estimate_tokens
+from virnucpro.models.base import estimate_tokens
 from virnucpro.core.recipe import Command, Reads
 from virnucpro.core.events import STAGES, STARTING, ShardDone
 from virnucpro.core.logging import LOGGER, announce, counted, printable

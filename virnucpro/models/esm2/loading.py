@@ -26,9 +26,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 from torch import Tensor
 
-from virnucpro.encoders.base import DAMAGE, Model, progress_of
-from virnucpro.encoders.esm2.attention import choose_kernel
-from virnucpro.encoders.esm2.checkpoint import (
+from virnucpro.models.base import DAMAGE, Model, progress_of
+from virnucpro.models.esm2.attention import choose_kernel
+from virnucpro.models.esm2.config import (
     HUGGING_FACE,
     KIND,
     LAYER_NORM_EPS,
@@ -43,8 +43,8 @@ from virnucpro.encoders.esm2.checkpoint import (
     shape_of_tensors,
     weight_files,
 )
-from virnucpro.encoders.esm2.model import DTYPES, ESM2, rotary_frequencies
-from virnucpro.encoders.tensors import check_plain, read_pt
+from virnucpro.models.esm2.model import DTYPES, ESM2, rotary_frequencies
+from virnucpro.models.safe_pickle import check_plain, read_pt
 from virnucpro.core.recipe import Precision
 from virnucpro.core.errors import OutputError, StorageError, UnavailableError
 from virnucpro.core.events import OnEvent, Progress

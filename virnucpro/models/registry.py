@@ -158,11 +158,11 @@ _DNABERT_S = (
     "https://huggingface.co/zhihan1996/DNABERT-S/resolve/00e47f96cdea35e4b6f5df89e5419cbe47d490c6"
 )
 FAMILIES: dict[str, Family] = {  # the first one gets, and may refuse, what no other recognises
-    "esm2": Family("virnucpro.encoders.esm2.family", has_files=True, published=_ESM2),
-    "fair-esm": Family("virnucpro.encoders.proof.fair_esm"),
-    "learned": Family("virnucpro.encoders.learned", has_files=True),
+    "esm2": Family("virnucpro.models.esm2.model_files", has_files=True, published=_ESM2),
+    "fair-esm": Family("virnucpro.models.validation.reference"),
+    "learned": Family("virnucpro.models.trained_encoder", has_files=True),
     "dnabert-s": Family(
-        "virnucpro.encoders.dnabert_s.encoder",
+        "virnucpro.models.dnabert_s.encoder",
         letters_per_token=4.6,
         has_files=True,
         published={
@@ -191,9 +191,9 @@ FAMILIES: dict[str, Family] = {  # the first one gets, and may refuse, what no o
             ),
         },
     ),
-    "composition": Family("virnucpro.encoders.learned"),
+    "composition": Family("virnucpro.models.trained_encoder"),
     "codons": Family(
-        "virnucpro.encoders.codons",
+        "virnucpro.models.codon_cnn",
         letters_per_token=1.5,  # a token is three bases of one strand
         extra_tokens=-2,  # of the last bases none begins
         has_files=True,

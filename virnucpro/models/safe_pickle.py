@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from virnucpro.encoders.base import DAMAGE
+from virnucpro.models.base import DAMAGE
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.atomic_io import open_plain
 from virnucpro.core.logging import printable

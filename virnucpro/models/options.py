@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from virnucpro.encoders.families import EMBEDDED, NAMES
+from virnucpro.models.registry import EMBEDDED, NAMES
 from virnucpro.core.option_schema import MODEL, option
 
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]

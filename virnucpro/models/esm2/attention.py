@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from virnucpro.encoders.transfer import PackedBatch, Runs, send
+from virnucpro.models.packing import PackedBatch, Runs, send
 from virnucpro.core.native import call
 from virnucpro.core.logging import LOGGER
 
@@ -196,7 +196,7 @@ def describe(kernel: Kernel) -> str:
 
 def triton_kernels() -> ModuleType:
     """Import our Triton kernels, which import Triton; called for a GPU only."""
-    from virnucpro.encoders import triton_kernels
+    from virnucpro.models.esm2 import triton_kernels
 
     return triton_kernels
 

@@ -13,9 +13,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from virnucpro.encoders.base import Model, not_published, recognise
-from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.encoders.families import (
+from virnucpro.models.base import Model, not_published, recognise
+from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.registry import (
     BUNDLES,
     EMBEDDED,
     FAMILIES,
@@ -26,7 +26,7 @@ from virnucpro.encoders.families import (
     RemoteFile,
     installed_families,
 )
-from virnucpro.encoders.fetch import check_file, fetch_file
+from virnucpro.models.download import check_file, fetch_file
 from virnucpro.core.recipe import Footprint
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.events import OnEvent

@@ -27,14 +27,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from virnucpro.encoders import codons, triton_kernels
-from virnucpro.encoders.base import Encoder, Model, Rows, load_encoder
-from virnucpro.encoders.catalogue import open_model
-from virnucpro.encoders.esm2.attention import E4M3
-from virnucpro.encoders.esm2.family import as_esm2
-from virnucpro.encoders.esm2.model import check_device
-from virnucpro.encoders.proof import fair_esm
-from virnucpro.encoders.transfer import use_device
+from virnucpro.models import codon_cnn as codons
+from virnucpro.models.esm2 import triton_kernels
+from virnucpro.models.base import Encoder, Model, Rows, load_encoder
+from virnucpro.models.lookup import open_model
+from virnucpro.models.esm2.attention import E4M3
+from virnucpro.models.esm2.model_files import as_esm2
+from virnucpro.models.esm2.model import check_device
+from virnucpro.models.validation import reference as fair_esm
+from virnucpro.models.packing import use_device
 from virnucpro.core.recipe import EncoderSpec, Precision, Reads
 from virnucpro.models.devices import (
     Choice,

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.encoders.base import Pending, Rows
-from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, tokenize
+from virnucpro.models.base import Pending, Rows
+from virnucpro.models.esm2.config import EXTRA_TOKENS, tokenize
 from virnucpro.core.recipe import EncoderSpec
 
 _SHAPES_KEPT = "32"  # a batch has some ten, in training some twenty

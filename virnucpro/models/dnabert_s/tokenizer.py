@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.encoders.base import undamaged
+from virnucpro.models.base import undamaged
 from virnucpro.core.atomic_io import read_json
 
 UNKNOWN, FIRST, LAST = 0, 1, 2  # ids of [UNK], [CLS], [SEP]

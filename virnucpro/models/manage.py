@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from virnucpro.encoders.base import Model, recognise
-from virnucpro.encoders.catalogue import (
+from virnucpro.models.base import Model, recognise
+from virnucpro.models.lookup import (
     NamedModel,
     bundled_head,
     bytes_to_fetch,
@@ -27,8 +27,8 @@ from virnucpro.encoders.catalogue import (
     places_in_use,
     published_files,
 )
-from virnucpro.encoders.families import BUNDLES, EMBEDDED, NETWORK, RemoteFile
-from virnucpro.encoders.fetch import check_file
+from virnucpro.models.registry import BUNDLES, EMBEDDED, NETWORK, RemoteFile
+from virnucpro.models.download import check_file
 from virnucpro.core.recipe import Footprint, join_footprints
 from virnucpro.models.devices import as_size
 from virnucpro.core.errors import (

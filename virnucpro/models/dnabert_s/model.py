@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.encoders.esm2.attention import triton_kernels
-from virnucpro.encoders.transfer import PackedBatch, mean_of_bags, mean_of_runs, send
+from virnucpro.models.esm2.attention import triton_kernels
+from virnucpro.models.packing import PackedBatch, mean_of_bags, mean_of_runs, send
 from virnucpro.core.logging import LOGGER
 
 LAYER_NORM_EPS = 1e-12

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from virnucpro.encoders.base import DAMAGE, Model, check_header, progress_of, undamaged
-from virnucpro.encoders.dnabert_s.model import (
+from virnucpro.models.base import DAMAGE, Model, check_header, progress_of, undamaged
+from virnucpro.models.dnabert_s.model import (
     DNABERT,
     LAYER_NORM_EPS,
     DNABERTShape,
@@ -25,10 +25,10 @@ from virnucpro.encoders.dnabert_s.model import (
     mean_pool,
     pack,
 )
-from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
-from virnucpro.encoders.families import FAMILIES, Published
-from virnucpro.encoders.tensors import check_plain, read_pt
-from virnucpro.encoders.transfer import PackedEncoder, send
+from virnucpro.models.dnabert_s.tokenizer import Tokenizer, read_tokenizer
+from virnucpro.models.registry import FAMILIES, Published
+from virnucpro.models.safe_pickle import check_plain, read_pt
+from virnucpro.models.packing import PackedEncoder, send
 from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import OnEvent

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, ESM2Shape
-from virnucpro.encoders.esm2.family import shape_of
-from virnucpro.encoders.esm2.weights import FAIR_ESM, ROTARY, parts_of, stub_of
-from virnucpro.encoders.families import FAMILIES
+from virnucpro.models.esm2.config import EXTRA_TOKENS, ESM2Shape
+from virnucpro.models.esm2.model_files import shape_of
+from virnucpro.models.esm2.loading import FAIR_ESM, ROTARY, parts_of, stub_of
+from virnucpro.models.registry import FAMILIES
 
 MODELS: Mapping[str, ESM2Shape] = {
     name.split("_")[2]: shape_of(published)

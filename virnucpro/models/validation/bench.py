@@ -31,13 +31,13 @@ import torch
 from torch.utils.benchmark import Timer
 
 from virnucpro import __version__
-from virnucpro.encoders.base import Encoder, Pending, load_encoder
-from virnucpro.encoders.esm2.family import room_for
-from virnucpro.encoders.esm2.model import DTYPES
-from virnucpro.encoders.options import BenchOptions
-from virnucpro.encoders.proof.check import unavailable_where_it_fails
-from virnucpro.encoders.proof.synthetic import MODELS, make_proteins, write_checkpoint
-from virnucpro.encoders.transfer import use_device
+from virnucpro.models.base import Encoder, Pending, load_encoder
+from virnucpro.models.esm2.model_files import room_for
+from virnucpro.models.esm2.model import DTYPES
+from virnucpro.models.options import BenchOptions
+from virnucpro.models.validation.compare_reference import unavailable_where_it_fails
+from virnucpro.models.validation.random_weights import MODELS, make_proteins, write_checkpoint
+from virnucpro.models.packing import use_device
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.models.devices import (
     Choice,

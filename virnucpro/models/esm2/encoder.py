@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from virnucpro.encoders.esm2.attention import E4M3, choose_kernel, describe
-from virnucpro.encoders.esm2.model import (
+from virnucpro.models.esm2.attention import E4M3, choose_kernel, describe
+from virnucpro.models.esm2.model import (
     DTYPES,
     ESM2,
     bos_pool,
@@ -17,8 +17,8 @@ from virnucpro.encoders.esm2.model import (
     mean_pool,
     residues_only,
 )
-from virnucpro.encoders.esm2.weights import is_converted, load_esm2
-from virnucpro.encoders.transfer import PackedBatch, PackedEncoder
+from virnucpro.models.esm2.loading import is_converted, load_esm2
+from virnucpro.models.packing import PackedBatch, PackedEncoder
 from virnucpro.core.recipe import EncoderSpec
 
 _POOL = {"mean": mean_pool, "bos": bos_pool, "none": residues_only}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import (
+from virnucpro.models.base import (
     Encoder,
     Model,
     begins_with,
@@ -29,13 +29,13 @@ from virnucpro.encoders.base import (
     refuse_changed,
     undamaged,
 )
-from virnucpro.encoders.catalogue import open_model
-from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, inspect_esm2
-from virnucpro.encoders.esm2.model import DTYPES, ESM2
-from virnucpro.encoders.esm2.weights import load_esm2
-from virnucpro.encoders.options import Architecture, Encoding
-from virnucpro.encoders.readers import Reader
-from virnucpro.encoders.transfer import PackedBatch, PackedEncoder
+from virnucpro.models.lookup import open_model
+from virnucpro.models.esm2.model_files import ESM2Model, as_esm2, inspect_esm2
+from virnucpro.models.esm2.model import DTYPES, ESM2
+from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.options import Architecture, Encoding
+from virnucpro.models.frame_networks import Reader
+from virnucpro.models.packing import PackedBatch, PackedEncoder
 from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import OnEvent

@@ -36,12 +36,12 @@ import torch
 from esm.rotary_embedding import RotaryEmbedding
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import Rows
-from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, ESM2Shape
-from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.encoders.esm2.model import DTYPES, quantise, restore, rotary_frequencies
-from virnucpro.encoders.esm2.weights import ROTARY, fair_esm_state
-from virnucpro.encoders.transfer import PackedEncoder, send
+from virnucpro.models.base import Rows
+from virnucpro.models.esm2.config import EXTRA_TOKENS, ESM2Shape
+from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.esm2.model import DTYPES, quantise, restore, rotary_frequencies
+from virnucpro.models.esm2.loading import ROTARY, fair_esm_state
+from virnucpro.models.packing import PackedEncoder, send
 from virnucpro.core.recipe import EncoderSpec, Precision
 
 Loss = Callable[[Tensor], Tensor]

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from virnucpro.encoders.families import RemoteFile
+from virnucpro.models.registry import RemoteFile
 from virnucpro.models.devices import as_size
 from virnucpro.core.errors import OutputError, StorageError, UnavailableError
 from virnucpro.core.events import OnEvent, Progress

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from virnucpro.encoders.base import check_header
+from virnucpro.models.base import check_header
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.atomic_io import HEAD_FILE, LEARNED_FILE, read_json, sha256
 from virnucpro.core.logging import printable

@@ -15,16 +15,16 @@ import torch.nn.functional as F
 from Bio.Align import substitution_matrices
 from torch import Tensor, nn
 
-from virnucpro.encoders.esm2.checkpoint import (
+from virnucpro.models.esm2.config import (
     AMINO_ACID_TOKENS,
     EXTRA_TOKENS,
     N_TOKENS,
     RESIDUES,
     tokenize,
 )
-from virnucpro.encoders.esm2.model import ESM2, mean_pool
-from virnucpro.encoders.options import Architecture, Encoding
-from virnucpro.encoders.transfer import PackedBatch, send
+from virnucpro.models.esm2.model import ESM2, mean_pool
+from virnucpro.models.options import Architecture, Encoding
+from virnucpro.models.packing import PackedBatch, send
 
 AMINO_ACIDS = RESIDUES[:20]
 

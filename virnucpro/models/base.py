@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from virnucpro.encoders.families import FAMILIES, Family, family_of, installed_families
+from virnucpro.models.registry import FAMILIES, Family, family_of, installed_families
 from virnucpro.core.recipe import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import OnEvent, Progress

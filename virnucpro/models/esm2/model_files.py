@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from virnucpro.encoders.base import (
+from virnucpro.models.base import (
     Encoder,
     Model,
     not_published,
     progress_of,
     refuse_changed,
 )
-from virnucpro.encoders.esm2.checkpoint import (
+from virnucpro.models.esm2.config import (
     ESM2Shape,
     count_bytes,
     hash_weights,
@@ -23,7 +23,7 @@ from virnucpro.encoders.esm2.checkpoint import (
     shape_of_tensors,
     weight_files,
 )
-from virnucpro.encoders.families import Published
+from virnucpro.models.registry import Published
 from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import OnEvent
@@ -78,7 +78,7 @@ class ESM2Model(Model):
         if n_bytes < WORTH_CONVERTING:
             digest = self.sha256(progress_of("hashing the model", n_bytes, on_event))
         else:
-            from virnucpro.encoders.esm2.weights import prepare
+            from virnucpro.models.esm2.loading import prepare
 
             weights, digest = prepare(self, self.shape, precision, on_event)
         self.check(digest)
@@ -94,7 +94,7 @@ class ESM2Model(Model):
             raise not_published(self.path, self.published, f"its SHA-256 is {digest}")
 
     def verify(self) -> str:
-        from virnucpro.encoders.esm2.weights import verify_weights
+        from virnucpro.models.esm2.loading import verify_weights
 
         verify_weights(self.path)
         digest = self.sha256()
@@ -115,7 +115,7 @@ def inspect_esm2(path: Path) -> ESM2Model:
     if path.is_dir():
         tensors = open_folder(path, "np")
     else:
-        from virnucpro.encoders.esm2.weights import open_tensors
+        from virnucpro.models.esm2.loading import open_tensors
 
         tensors = open_tensors(path)
     shape, files = shape_of_tensors(tensors), weight_files(path)
@@ -179,8 +179,8 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
     Raises:
         UnavailableError: it cannot be used, or is small and not that of the recipe.
     """
-    from virnucpro.encoders.esm2.encoder import load
-    from virnucpro.encoders.esm2.weights import is_converted
+    from virnucpro.models.esm2.encoder import load
+    from virnucpro.models.esm2.loading import is_converted
 
     if count_bytes(weights) < WORTH_CONVERTING and not is_converted(weights):
         refuse_changed(spec, weights, hash_weights(weights))

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import Model, begins_with, read_tensors, refuse_changed, undamaged
-from virnucpro.encoders.esm2.model import DTYPES
-from virnucpro.encoders.transfer import PackedBatch, PackedEncoder, send
+from virnucpro.models.base import Model, begins_with, read_tensors, refuse_changed, undamaged
+from virnucpro.models.esm2.model import DTYPES
+from virnucpro.models.packing import PackedBatch, PackedEncoder, send
 from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
 from virnucpro.core.events import OnEvent
 from virnucpro.core.atomic_io import HEAD_FILE, sha256

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from virnucpro.encoders.esm2.attention import (
+from virnucpro.models.esm2.attention import (
     E4M3,
     OF_TRITON,
     Kernel,
@@ -32,7 +32,7 @@ from virnucpro.encoders.esm2.attention import (
     choose_kernel,
     triton_kernels,
 )
-from virnucpro.encoders.esm2.checkpoint import (
+from virnucpro.models.esm2.config import (
     AMINO_ACID_TOKENS,
     LAYER_NORM_EPS,
     MASK,
@@ -40,7 +40,7 @@ from virnucpro.encoders.esm2.checkpoint import (
     ROPE_THETA,
     ESM2Shape,
 )
-from virnucpro.encoders.transfer import PackedBatch, mean_of_bags, mean_of_runs, send
+from virnucpro.models.packing import PackedBatch, mean_of_bags, mean_of_runs, send
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 

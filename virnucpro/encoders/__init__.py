@@ -1,1 +1,0 @@
-"""Models that turn sequences into vectors. One door: ``encoders.base``."""
