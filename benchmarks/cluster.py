@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from front_end import make_contigs, make_reads
 from simulated import SimulatedRow, SimulatedWorker, config_of, register, write_input
 
-from virnucpro.engine.executor import Job
+from virnucpro.engine.base import Job
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.core.helper_pool import Pool
 from virnucpro.run.folder import RunDir

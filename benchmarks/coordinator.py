@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 import psutil
 from timing import FAILURES, reason_of
 
-from virnucpro.engine.executor import Job, Resources
+from virnucpro.engine.base import Job, Resources
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.recovery import Attempt
+from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.worker import Worker
 from virnucpro.core.errors import UnavailableError, VirnucproError
 from virnucpro.core.events import Event, Memory, ShardDone, ShardFailed

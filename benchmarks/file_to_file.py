@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import torch
 from timing import FAILURES, Setting, count_tokens, lengths_of, reason_of
 
-from virnucpro.engine.executor import Job, Resources
+from virnucpro.engine.base import Job, Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.core.recipe import RESIDUES_PER_SHARD
 from virnucpro.core.errors import VirnucproError

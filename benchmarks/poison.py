@@ -19,7 +19,7 @@ from virnucpro.callers.caller import Caller
 from virnucpro.models.base import Encoder, Pending
 from virnucpro.models.lookup import embedded_model
 from virnucpro.models.esm2.model_files import inspect_esm2
-from virnucpro.engine.executor import Resources
+from virnucpro.engine.base import Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.core.recipe import Recipe

@@ -37,7 +37,7 @@ from virnucpro.models.base import Pending, Rows
 from virnucpro.models.esm2.config import EXTRA_TOKENS
 from virnucpro.models.registry import FAMILIES, Family
 from virnucpro.models.packing import PackedBatch, plan_batches
-from virnucpro.engine.executor import Job, Resources
+from virnucpro.engine.base import Job, Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.core.recipe import EncoderSpec, Recipe

@@ -26,7 +26,7 @@ from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.esm2.loading import save_esm2
 from virnucpro.models.packing import use_device
-from virnucpro.engine.executor import Executor, Resources
+from virnucpro.engine.base import Executor, Resources
 from virnucpro.core import child_process as processes
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.events import OnEvent

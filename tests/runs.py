@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from virnucpro.callers.caller import Caller, caller_of
 from virnucpro.callers.head import Head
 from virnucpro.cli.main import app
-from virnucpro.engine.executor import Executor
+from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.events import OnEvent

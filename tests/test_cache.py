@@ -16,7 +16,7 @@ import pytest
 from runs import CONTIGS, PROTEINS, no_file_longer_than, tables, vectors
 
 import virnucpro
-from virnucpro.engine.cache import CacheFolder, VectorCache
+from virnucpro.engine.vector_cache import CacheFolder, VectorCache
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.core.recipe import EncoderSpec

@@ -38,10 +38,10 @@ from toy_executor import BackwardExecutor
 
 from virnucpro.cli.figures import EventLog
 from virnucpro.engine import local
-from virnucpro.engine.batches import Refused, outcome_of
-from virnucpro.engine.executor import Job, Resources
+from virnucpro.engine.shard_embedding import Refused, outcome_of
+from virnucpro.engine.base import Job, Resources
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor, _Peer
-from virnucpro.engine.recovery import Attempt, Workload
+from virnucpro.engine.retry_policy import Attempt, Workload
 from virnucpro.engine.worker import Worker
 from virnucpro.core.errors import InputError, UnavailableError
 from virnucpro.core.events import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from virnucpro.engine.recovery import Attempt, Loss, Workload, next_attempt
+from virnucpro.engine.retry_policy import Attempt, Loss, Workload, next_attempt
 from virnucpro.core.errors import StorageError
 from virnucpro.core.events import (
     BatchDone,

@@ -17,7 +17,7 @@ from pages import EVIL, EXAMPLE, Page, call, write_table
 from runs import again, rows, run_inline, within
 
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.engine.starts import Start
+from virnucpro.engine.device_timeline import Start
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError
 from virnucpro.core.events import (
     STAGES,

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from pages import EVIL, call, write_table
 
-from virnucpro.engine.starts import Start
+from virnucpro.engine.device_timeline import Start
 from virnucpro.core.events import BatchDone, Memory, WorkerReady
 from virnucpro.core.types import Call, Shard
 from virnucpro.page.run import report_folder

@@ -22,7 +22,7 @@ from forked import fork_server
 from runs import again, run_inline, statuses
 
 from virnucpro.callers.caller import Caller
-from virnucpro.engine.executor import Job, Resources
+from virnucpro.engine.base import Job, Resources
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.events import EmbeddingStarted, Progress
 from virnucpro.core.types import Embeddings

@@ -21,7 +21,7 @@ from test_genetic_code import gene
 
 from virnucpro.callers.head import probability
 from virnucpro.callers.pieces import score_records
-from virnucpro.engine.executor import Executor, Job, Resources
+from virnucpro.engine.base import Executor, Job, Resources
 from virnucpro.models import devices
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.models.devices import Gpu

@@ -26,7 +26,7 @@ from virnucpro.cli.running import planned_steps
 from virnucpro.models.lookup import open_model
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.options import WorkOptions
-from virnucpro.engine.recovery import Attempt
+from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.worker import Worker
 from virnucpro.core.errors import (
     InputError,

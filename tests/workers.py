@@ -17,9 +17,9 @@ import torch
 
 from virnucpro.models.base import Encoder, Pending, Rows
 from virnucpro.engine import local
-from virnucpro.engine.executor import Job, Resources
+from virnucpro.engine.base import Job, Resources
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.engine.recovery import Attempt
+from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.worker import Worker
 from virnucpro.core.events import Event
 from virnucpro.core.logging import LOGGER

@@ -23,7 +23,7 @@ from virnucpro.stories.options import ExtractOptions, PredictOptions, RegionsOpt
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from virnucpro.engine.executor import Executor
+    from virnucpro.engine.base import Executor
     from virnucpro.core.helper_pool import Pool
     from virnucpro.run.journal import ShardFigures
 

@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from logging.handlers import BufferingHandler
 from typing import TYPE_CHECKING, TypeAlias
 
-from virnucpro.engine.executor import Executor, Job, Resources
-from virnucpro.engine.recovery import MAX_IN_FLIGHT, Attempt, Loss, Workload
+from virnucpro.engine.base import Executor, Job, Resources
+from virnucpro.engine.retry_policy import MAX_IN_FLIGHT, Attempt, Loss, Workload
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import BatchDone, Event, ShardDone, WorkerReady
 from virnucpro.core.logging import LOGGER, counted, logging_to

@@ -31,9 +31,9 @@ from parsl.executors.high_throughput.errors import CommandClientBadError, Comman
 from parsl.providers import LocalProvider, SlurmProvider
 from typeguard import TypeCheckError
 
-from virnucpro.engine.executor import Executor, Job, Resources
+from virnucpro.engine.base import Executor, Job, Resources
 from virnucpro.engine.options import WorkOptions
-from virnucpro.engine.recovery import MAX_BLIND_LOSSES
+from virnucpro.engine.retry_policy import MAX_BLIND_LOSSES
 from virnucpro.core.yaml_config import read_config
 from virnucpro.core.errors import UsageError, VirnucproError
 from virnucpro.core.events import (

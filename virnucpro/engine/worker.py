@@ -23,10 +23,10 @@ import torch
 
 from virnucpro.models.base import Encoder, Pending, load_encoder
 from virnucpro.models.packing import use_device
-from virnucpro.engine.batches import Refused, ShardEmbedding, land, outcome_of
-from virnucpro.engine.cache import VectorCache
-from virnucpro.engine.executor import Job, Resources
-from virnucpro.engine.recovery import Attempt
+from virnucpro.engine.shard_embedding import Refused, ShardEmbedding, land, outcome_of
+from virnucpro.engine.vector_cache import VectorCache
+from virnucpro.engine.base import Job, Resources
+from virnucpro.engine.retry_policy import Attempt
 from virnucpro.core.errors import OutputError, StorageError
 from virnucpro.core.events import (
     BatchDone,

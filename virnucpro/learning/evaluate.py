@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from virnucpro import __version__
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.head import HeadFacts
-from virnucpro.engine.executor import Executor
+from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.errors import InputError, ResumeError, UsageError, VirnucproError

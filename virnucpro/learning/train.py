@@ -30,7 +30,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from virnucpro.models.frame_networks import Reader
 from virnucpro.models.packing import use_device
-from virnucpro.engine.executor import Executor
+from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.models.devices import Choice, as_size
 from virnucpro.core.errors import FeatureFileError, InputError, UsageError, VirnucproError

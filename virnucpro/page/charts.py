@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.engine.starts import Start
+from virnucpro.engine.device_timeline import Start
 from virnucpro.core.logging import counted
 from virnucpro.page.counts import (
     MOST_LOG_ODDS,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from virnucpro.engine.starts import Start
+from virnucpro.engine.device_timeline import Start
 from virnucpro.core.recipe import STATUSES
 from virnucpro.core.events import SCORING, STAGES, STARTING
 from virnucpro.core.logging import LOGGER, counted, escaped, printable

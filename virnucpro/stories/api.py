@@ -40,7 +40,7 @@ from typing import (
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.engine.executor import Executor
+from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.core.recipe import Command, Pooling
 from virnucpro.core.errors import (

@@ -23,9 +23,9 @@ from virnucpro import __version__
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.options import CutOptions
 from virnucpro.callers.regions import RegionFinder
-from virnucpro.engine.executor import Executor, Job, Resources
+from virnucpro.engine.base import Executor, Job, Resources
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.starts import Start
+from virnucpro.engine.device_timeline import Start
 from virnucpro.core.recipe import Recipe
 from virnucpro.models.devices import torch_build
 from virnucpro.core.errors import FeatureFileError

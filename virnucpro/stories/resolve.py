@@ -16,7 +16,7 @@ from virnucpro.callers.head import EncoderFacts, Head
 from virnucpro.callers.options import CutOptions
 from virnucpro.models.base import Model
 from virnucpro.models.registry import EMBEDDED
-from virnucpro.engine.executor import Resources
+from virnucpro.engine.base import Resources
 from virnucpro.engine.options import EngineOptions, WorkOptions
 from virnucpro.core.recipe import (
     Embed,

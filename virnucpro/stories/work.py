@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from virnucpro.engine.executor import Job
+from virnucpro.engine.base import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.core.errors import FeatureFileError, OutputError, ResumeError, UsageError

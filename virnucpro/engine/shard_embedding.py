@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from virnucpro.models.base import Encoder, Pending
-from virnucpro.engine.cache import VectorCache
-from virnucpro.engine.recovery import Attempt
+from virnucpro.engine.vector_cache import VectorCache
+from virnucpro.engine.retry_policy import Attempt
 from virnucpro.core.atomic_io import writing
 from virnucpro.core.logging import printable
 from virnucpro.core.types import Embeddings, Failure, Orf

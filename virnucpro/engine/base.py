@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from virnucpro.engine.cache import CacheFolder
+from virnucpro.engine.vector_cache import CacheFolder
 from virnucpro.engine.options import CacheOptions
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.events import Event
