@@ -25,8 +25,8 @@ from simulated import SimulatedRow, SimulatedWorker, config_of, register, write_
 from virnucpro.engine.base import Job
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.core.helper_pool import Pool
-from virnucpro.run.folder import RunDir
-from virnucpro.run.plan import Plan
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.plan import Plan
 from virnucpro.stories.pipeline import make_results, run
 from virnucpro.stories.resolve import RunConfig
 from virnucpro.stories.work import Part

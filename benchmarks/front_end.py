@@ -26,10 +26,10 @@ from Bio import SeqIO
 
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.helper_pool import Pool
-from virnucpro.run.folder import RunDir
-from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan
-from virnucpro.run.shards import read_shard
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.plan import Plan
+from virnucpro.store.shard_files import read_shard
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.input_scan import Survey

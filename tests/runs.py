@@ -39,7 +39,7 @@ from virnucpro.core.types import (
     Region,
     Track,
 )
-from virnucpro.run.features import open_stores
+from virnucpro.store.feature_store import open_stores
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.stories.options import PredictOptions

@@ -33,7 +33,7 @@ from workers import POISON, RaisingWorker
 import virnucpro
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.option_schema import names_of
-from virnucpro.run import index
+from virnucpro.store import feature_index as index
 from virnucpro.stories.api import in_python
 from virnucpro.stories.options import ExtractOptions, PredictOptions
 

@@ -18,7 +18,7 @@ from oracle import random_protein
 from runs import assert_same_run, leftovers, predict_here, wait_until, within
 
 from virnucpro.core.errors import UsageError
-from virnucpro.run.folder import RunDir
+from virnucpro.store.run_dir import RunDir
 
 pytest.importorskip("parsl", reason="needs the extra cluster")
 from parsl.providers import LocalProvider

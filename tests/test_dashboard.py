@@ -33,7 +33,7 @@ from virnucpro.core.events import (
 )
 from virnucpro.core.logging import LOGGER, announce, logging_to, printable
 from virnucpro.core.types import Shard
-from virnucpro.run.journal import rate_of, seconds_left
+from virnucpro.store.progress_log import rate_of, seconds_left
 
 GIB = 1 << 30
 ESCAPE = "\x1b"

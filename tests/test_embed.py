@@ -24,8 +24,8 @@ from virnucpro.core.recipe import Embed, EncoderSpec, Recipe
 from virnucpro.core.errors import ResumeError
 from virnucpro.core.events import BatchDone
 from virnucpro.core.types import FastaRecord, Records
-from virnucpro.run.manifest import Manifest
-from virnucpro.run.status import inspect_run, measure_run
+from virnucpro.store.manifest import Manifest
+from virnucpro.workflows.status import inspect_run, measure_run
 from virnucpro.scorer.nets import Scorer, thresholds
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta

@@ -57,7 +57,7 @@ from virnucpro.core.events import (
 )
 from virnucpro.core.child_process import interrupts_held, start
 from virnucpro.core.types import Shard
-from virnucpro.run.folder import RunDir
+from virnucpro.store.run_dir import RunDir
 from virnucpro.stories import pipeline
 
 pytestmark = pytest.mark.usefixtures("quick_starts", "early_starts")

@@ -15,11 +15,11 @@ from virnucpro.core.errors import FeatureFileError, OutputError
 from virnucpro.core.events import ShardDone, Telling
 from virnucpro.core.types import Embeddings, Failure, Orf, Shard
 from virnucpro.core.safe_dir import Tree
-from virnucpro.run.feature_file import find_vectors, read_embeddings, write_embeddings
-from virnucpro.run.features import FeatureReader, FeatureStore, ShardFeatures, open_stores
-from virnucpro.run.folder import RunDir
-from virnucpro.run.shards import ShardWriter, shard_size
-from virnucpro.run.status import inspect_run
+from virnucpro.store.feature_file import find_vectors, read_embeddings, write_embeddings
+from virnucpro.store.feature_store import FeatureReader, FeatureStore, ShardFeatures, open_stores
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.shard_files import ShardWriter, shard_size
+from virnucpro.workflows.status import inspect_run
 from virnucpro.stories.resolve import RunConfig
 
 DIM = 4

@@ -35,7 +35,7 @@ from virnucpro.models.trained_encoder import _LearnedFacts, save_learned
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.atomic_io import MOST_JSON
-from virnucpro.run.feature_file import _SEAL
+from virnucpro.store.feature_file import _SEAL
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute
 

@@ -19,8 +19,8 @@ from test_scorer_run import predict, write
 from virnucpro.core.events import Telling
 from virnucpro.core.atomic_io import sha256
 from virnucpro.page.run import report_folder
-from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import Outputs
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.checksums import Outputs
 from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.regions import find_regions
 

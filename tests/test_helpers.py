@@ -42,8 +42,8 @@ from virnucpro.models.devices import Choice
 from virnucpro.core.errors import InputError, UnavailableError
 from virnucpro.core.events import Progress, ShardDone
 from virnucpro.core.helper_pool import Pool
-from virnucpro.run import plan
-from virnucpro.run.folder import RunDir
+from virnucpro.store import plan
+from virnucpro.store.run_dir import RunDir
 from virnucpro.sequences import fasta as reader
 from virnucpro.stories.blocks import BlockTask
 

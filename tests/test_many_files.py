@@ -23,7 +23,7 @@ from virnucpro.cli.figures import DeviceState, Figures
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.events import EmbeddingStarted, ShardDone
-from virnucpro.run.status import inspect_run, measure_run
+from virnucpro.workflows.status import inspect_run, measure_run
 from virnucpro.sequences.fasta import read_fasta
 
 POISON = "TGG" * 4 + "TGC" + "TGG" * 4

@@ -40,8 +40,8 @@ from virnucpro.core.errors import (
 )
 from virnucpro.core.events import BatchDone, EmbeddingStarted, Progress, ShardDone
 from virnucpro.core.types import shard_name
-from virnucpro.run.folder import RunDir
-from virnucpro.run.status import inspect_run
+from virnucpro.store.run_dir import RunDir
+from virnucpro.workflows.status import inspect_run
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.stories import pipeline

@@ -33,10 +33,11 @@ from virnucpro.core.recipe import Reads
 from virnucpro.core.errors import FeatureFileError, ResumeError
 from virnucpro.core.events import BatchDone, Progress, ShardDone, ShardFailed
 from virnucpro.core.types import Embeddings, Orf, Shard
-from virnucpro.run import plan, shards
-from virnucpro.run.features import FeatureReader, open_stores
-from virnucpro.run.shards import SeenOrfs, digests_of
-from virnucpro.run.status import inspect_run
+from virnucpro.store import plan
+from virnucpro.store import shard_files as shards
+from virnucpro.store.feature_store import FeatureReader, open_stores
+from virnucpro.store.shard_files import SeenOrfs, digests_of
+from virnucpro.workflows.status import inspect_run
 from virnucpro.sequences.fasta import read_fasta
 
 N_PROTEINS = 30

@@ -34,7 +34,7 @@ from virnucpro.learning.metrics import MEASURES
 from virnucpro.learning.pages import write_evaluation_page, write_training_page
 from virnucpro.page.html import MOST_BYTES
 from virnucpro.page.run import report_folder
-from virnucpro.run.folder import RunDir
+from virnucpro.store.run_dir import RunDir
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions
 from virnucpro.tables.text import spans_of

@@ -27,11 +27,11 @@ from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.events import EmbeddingStarted, Progress
 from virnucpro.core.types import Embeddings
 from virnucpro.core.helper_pool import Pool
-from virnucpro.run.features import FeatureStore
-from virnucpro.run.folder import RunDir
-from virnucpro.run.index import MOST_AT_ROOT, IndexPart
-from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, refuse_repeat
+from virnucpro.store.feature_store import FeatureStore
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.feature_index import MOST_AT_ROOT, IndexPart
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.plan import Plan, refuse_repeat
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.input_scan import Survey
 from virnucpro.stories.intake import open_run

@@ -30,9 +30,9 @@ from virnucpro.core.events import Event, OnEvent, Progress, Telling
 from virnucpro.core.option_schema import make
 from virnucpro.core.types import FastaRecord, Records, Shard
 from virnucpro.core.safe_dir import Tree
-from virnucpro.run import plan
-from virnucpro.run.scores import ScoreStore
-from virnucpro.run.status import inspect_run, measure_run
+from virnucpro.store import plan
+from virnucpro.workflows.score_cache import ScoreStore
+from virnucpro.workflows.status import inspect_run, measure_run
 from virnucpro.scorer import landmarks, pieces
 from virnucpro.scorer.nets import Scorer, false_discovery_rates, thresholds
 from virnucpro.scorer.score import score_sequences
@@ -533,7 +533,7 @@ def test_an_input_that_is_gone_is_missed_where_scores_do_not_serve(tmp_path, mon
     with pytest.raises(InputMissingError, match="options for regions"):
         predict(fasta, to=tmp_path / "run", resume=True)
     with monkeypatch.context() as patch, pytest.raises(InputMissingError, match="another version"):
-        patch.setattr("virnucpro.run.scores.FORMAT", 0)
+        patch.setattr("virnucpro.workflows.score_cache.FORMAT", 0)
         predict(fasta, to=tmp_path / "run", resume=True, regions=False)
     assert tables_of(tmp_path / "run") == before
     with pytest.raises(ResumeError, match="--genetic-code was 11, now 4"):
@@ -585,7 +585,7 @@ def test_the_status_of_a_run_that_goes_on_counts_its_letters(tmp_path, monkeypat
     status = measure_run(tmp_path / "run")
     assert status["letters"] == {"total": total, "done": total, "pending": 0}
     assert (status["state"], status["remaining_seconds"]) == ("complete", 0)
-    monkeypatch.setattr("virnucpro.run.scores.FORMAT", 0)  # as of another scorer
+    monkeypatch.setattr("virnucpro.workflows.score_cache.FORMAT", 0)  # as of another scorer
     assert measure_run(tmp_path / "run")["letters"] == status["letters"]
     assert (
         f"scored    {total:,} of {total:,} letters"

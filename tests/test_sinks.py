@@ -17,7 +17,7 @@ import virnucpro
 from virnucpro.core.errors import OutputError
 from virnucpro.core.types import Call, FastaRecord, Region
 from virnucpro.core.safe_dir import Tree
-from virnucpro.run.folder import RunDir
+from virnucpro.store.run_dir import RunDir
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile, hashed
 from virnucpro.tables.sinks import (

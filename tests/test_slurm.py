@@ -14,7 +14,7 @@ from one_node_slurm import NEEDS_SLURM, Slurm, one_node_slurm
 from oracle import random_protein
 from runs import assert_same_run, leftovers, predict_here, wait_until
 
-from virnucpro.run.journal import ShardFigures
+from virnucpro.store.progress_log import ShardFigures
 
 pytestmark = [pytest.mark.slurm, NEEDS_SLURM]
 SCRIPTS = Path(__file__).parents[1] / "examples" / "slurm"

@@ -33,10 +33,10 @@ from virnucpro.core.errors import FeatureFileError, OutputError, StorageError
 from virnucpro.core.atomic_io import atomic, disk_error
 from virnucpro.core.types import Embeddings, Failure, Mask
 from virnucpro.core.safe_dir import Tree
-from virnucpro.run.exports import save_npz, save_parquet, save_pt
-from virnucpro.run.feature_file import read_embeddings, read_label, write_embeddings
-from virnucpro.run.folder import RunDir
-from virnucpro.run.index import IndexPart
+from virnucpro.store.feature_export import save_npz, save_parquet, save_pt
+from virnucpro.store.feature_file import read_embeddings, read_label, write_embeddings
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.feature_index import IndexPart
 
 ATTRIBUTES: dict[str, str | int] = {
     "model": "esm2_t6_8M_UR50D",
@@ -425,7 +425,7 @@ def parts(request: pytest.FixtureRequest) -> list[Embeddings]:
 def test_the_index_shows_the_rows_of_all_files_in_their_order_but_those_that_are_masked(
     tmp_path: Path, parts, monkeypatch, n_files: int, is_masked: bool
 ) -> None:
-    monkeypatch.setattr("virnucpro.run.index.FILES_PER_GROUP", n_files)
+    monkeypatch.setattr("virnucpro.store.feature_index.FILES_PER_GROUP", n_files)
     masks = [np.ones(len(part.ids), dtype=np.bool_) for part in parts]
     if is_masked:
         masks[0][[0, 2, 3]] = False

@@ -46,7 +46,7 @@ from virnucpro.learning.ranks import Ranks
 from virnucpro.learning.records import group_digest, read_split, record_digest
 from virnucpro.learning.request import open_training, resolve_training
 from virnucpro.learning.train import check_training
-from virnucpro.run.folder import RunDir
+from virnucpro.store.run_dir import RunDir
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 UNASKED = EvaluateOptions(data=Path("manifest.tsv"), output_dir=Path("evaluation"))

@@ -39,9 +39,9 @@ from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.evaluate import _Question
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.page.run import report_folder
-from virnucpro.run.feature_file import read_embeddings, read_label, sealed_label, write_embeddings
-from virnucpro.run.folder import RunDir
-from virnucpro.run.index import check_index
+from virnucpro.store.feature_file import read_embeddings, read_label, sealed_label, write_embeddings
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.feature_index import check_index
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions, RegionsOptions
 from virnucpro.stories.regions import find_regions

@@ -39,13 +39,13 @@ from virnucpro.core.errors import (
 from virnucpro.core.events import STAGES, Event, OnEvent, Progress, ShardDone, Telling
 from virnucpro.core.types import Shard
 from virnucpro.page.run import report_folder
-from virnucpro.run.feature_file import read_label, sealed_label
-from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import Outputs
-from virnucpro.run.journal import HostFigures, ShardFigures, read_hosts
-from virnucpro.run.plan import Plan, _PlanCounts, _SlicePlan
-from virnucpro.run.rows import RowStore, SliceRows
-from virnucpro.run.status import inspect_run, measure_run
+from virnucpro.store.feature_file import read_label, sealed_label
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.checksums import Outputs
+from virnucpro.store.progress_log import HostFigures, ShardFigures, read_hosts
+from virnucpro.store.plan import Plan, _PlanCounts, _SlicePlan
+from virnucpro.workflows.table_cache import RowStore, SliceRows
+from virnucpro.workflows.status import inspect_run, measure_run
 from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences import inputs
 from virnucpro.stories.api import read_features
@@ -778,7 +778,7 @@ def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
 
 def test_two_containers_of_one_machine_have_two_names():
     """Each program is process 1 of a namespace of its own, while the other is there."""
-    show = "from virnucpro.run.lock import own_name; print(own_name(), flush=True); input()"
+    show = "from virnucpro.store.run_lock import own_name; print(own_name(), flush=True); input()"
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", show]
     both = [subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) for _ in range(2)]
     names = [one.stdout.readline().strip() for one in both]

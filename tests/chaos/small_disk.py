@@ -24,7 +24,7 @@ from virnucpro.core.errors import VirnucproError
 from virnucpro.learning.evaluate import _Question, answer, write_report
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.pages import write_evaluation_page
-from virnucpro.run import plan
+from virnucpro.store import plan
 from virnucpro.sequences import fasta
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions

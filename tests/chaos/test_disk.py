@@ -59,10 +59,10 @@ from virnucpro.core.events import ShardDone
 from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.evaluate import _Question
 from virnucpro.learning.options import EvaluateOptions
-from virnucpro.run.feature_file import read_sealed, write_sealed
-from virnucpro.run.folder import RunDir
-from virnucpro.run.plan import Plan
-from virnucpro.run.status import inspect_run
+from virnucpro.store.feature_file import read_sealed, write_sealed
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.plan import Plan
+from virnucpro.workflows.status import inspect_run
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.resolve import RunConfig
 

@@ -22,7 +22,7 @@ from runs import leftovers, wait_until
 # the program, with blocks so small that a short input has many, and helpers for it
 SMALL_BLOCKS = """
 from virnucpro.core import helper_pool as tasks
-from virnucpro.run import plan
+from virnucpro.store import plan
 from virnucpro.sequences import fasta
 tasks._LETTERS_PER_HELPER = 100_000
 plan.LETTERS_AT_ONCE = fasta._BLOCK = 20_000

@@ -22,9 +22,9 @@ from runs import assert_same_run, run_inline, vectors, within
 from virnucpro import __version__
 from virnucpro.core.errors import OutputError, ResumeError
 from virnucpro.core.events import ShardDone
-from virnucpro.run import lock
-from virnucpro.run.folder import RunDir
-from virnucpro.run.status import inspect_run
+from virnucpro.store import run_lock as lock
+from virnucpro.store.run_dir import RunDir
+from virnucpro.workflows.status import inspect_run
 
 MARK = ".lock.held"
 FORK = multiprocessing.get_context("fork")

@@ -31,8 +31,8 @@ from virnucpro.core.events import (
 )
 from virnucpro.core.logging import LOGGER, counted
 from virnucpro.core.types import Shard
-from virnucpro.run.journal import seconds_left
-from virnucpro.run.plan import count_done
+from virnucpro.store.progress_log import seconds_left
+from virnucpro.store.plan import count_done
 
 _EVERY_SECONDS = 10.0
 _GIB = 1 << 30

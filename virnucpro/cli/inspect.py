@@ -94,8 +94,8 @@ def status(options: _StatusOptions) -> None:
     Exit code 1: --verify found damaged files.
     """
     with exits():
-        from virnucpro.run.folder import RunDir
-        from virnucpro.run.status import inspect_run, measure_run
+        from virnucpro.store.run_dir import RunDir
+        from virnucpro.workflows.status import inspect_run, measure_run
 
         if not RunDir(options.folder).manifest.exists():
             _report_training(options)

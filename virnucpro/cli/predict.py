@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from virnucpro.engine.base import Executor
     from virnucpro.core.helper_pool import Pool
-    from virnucpro.run.journal import ShardFigures
+    from virnucpro.store.progress_log import ShardFigures
 
 _RUN_KEPT = "what was finished is kept: run the same command with --resume"
 _FORCE_KEPT = (

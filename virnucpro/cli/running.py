@@ -171,7 +171,7 @@ def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> li
 def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
     """Suggest idle GPUs after a run that embedded nothing."""
     from virnucpro.models.devices import free_gpus
-    from virnucpro.run.folder import RunDir
+    from virnucpro.store.run_dir import RunDir
 
     if not (places := free_gpus(options.cuda_visible_devices)):
         return []

@@ -12,8 +12,8 @@ from virnucpro.engine.options import CacheOptions
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.events import Event
 from virnucpro.core.types import Shard
-from virnucpro.run.features import FeatureStore
-from virnucpro.run.folder import RunDir
+from virnucpro.store.feature_store import FeatureStore
+from virnucpro.store.run_dir import RunDir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,8 +47,8 @@ from virnucpro.core.events import (
 )
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.types import Shard
-from virnucpro.run.folder import RunDir
-from virnucpro.run.journal import ShardFigures
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.progress_log import ShardFigures
 
 _RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ShardFigures]]
 _PROVIDERS = {"local": LocalProvider, "slurm": SlurmProvider}

@@ -18,7 +18,7 @@ from virnucpro.engine.retry_policy import Attempt
 from virnucpro.core.atomic_io import writing
 from virnucpro.core.logging import printable
 from virnucpro.core.types import Embeddings, Failure, Orf
-from virnucpro.run.features import FeatureStore
+from virnucpro.store.feature_store import FeatureStore
 
 _T = TypeVar("_T")
 

@@ -39,7 +39,7 @@ from virnucpro.core.events import (
     ShardFailed,
 )
 from virnucpro.core.types import Shard
-from virnucpro.run.shards import read_shard
+from virnucpro.store.shard_files import read_shard
 
 _STORAGE_ERRORS = (OSError, OutputError, StorageError)
 _TRIAL = "ATG"  # bases, or three residues

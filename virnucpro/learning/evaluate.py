@@ -64,7 +64,7 @@ from virnucpro.learning.records import (
     write_table,
 )
 from virnucpro.learning.regions import evaluate_regions
-from virnucpro.run.folder import RunDir
+from virnucpro.store.run_dir import RunDir
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import Chunk

@@ -31,7 +31,7 @@ from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT,
 from virnucpro.page.charts import Chart
 from virnucpro.page.facts import Facts, read_complaints
 from virnucpro.page.html import render
-from virnucpro.run.folder import RunDir
+from virnucpro.store.run_dir import RunDir
 
 _MOST_SEEDS = 6  # in a chart
 _Table = list[dict[str, str]]

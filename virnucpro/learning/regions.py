@@ -37,7 +37,7 @@ from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.metrics import INTERVAL
 from virnucpro.learning.options import EvaluateOptions, TrainOptions
 from virnucpro.learning.records import read_cells, read_lines
-from virnucpro.run.folder import RunDir
+from virnucpro.store.run_dir import RunDir
 from virnucpro.scorer.landmarks import genes_of
 from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.fasta import read_fasta

@@ -43,7 +43,7 @@ from virnucpro.learning.records import (
     warn_of_mixed_groups,
     write_split,
 )
-from virnucpro.run.folder import RunDir
+from virnucpro.store.run_dir import RunDir
 from virnucpro.sequences.translate import GeneticCode
 
 FACTS = "training.json"

@@ -89,7 +89,7 @@ from virnucpro.learning.request import (
     splits_of,
 )
 from virnucpro.learning.results import Epochs, TrainingResults, save_pretrained, write_epochs
-from virnucpro.run.folder import RunDir
+from virnucpro.store.run_dir import RunDir
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.stories.options import ExtractOptions

@@ -42,8 +42,8 @@ from virnucpro.page.facts import (
     read_tracks,
 )
 from virnucpro.page.html import MOST_BYTES, pack, render_packed, works_of
-from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import Outputs
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.checksums import Outputs
 from virnucpro.tables.sinks import (
     FAILED_FILES,
     FAILED_SEQUENCES,

@@ -62,10 +62,10 @@ from virnucpro.core.atomic_io import disk_error, expanded, writing
 from virnucpro.core.logging import logging_to, printable
 from virnucpro.core.option_schema import make, options_of
 from virnucpro.core.types import Call
-from virnucpro.run.features import FeatureStore
-from virnucpro.run.folder import RunDir
-from virnucpro.run.index import read_shown
-from virnucpro.run.manifest import Manifest
+from virnucpro.store.feature_store import FeatureStore
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.feature_index import read_shown
+from virnucpro.store.manifest import Manifest
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import RECORDS
 from virnucpro.stories import pipeline

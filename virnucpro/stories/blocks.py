@@ -32,12 +32,12 @@ from virnucpro.core.types import (
     Records,
     Shard,
 )
-from virnucpro.run.features import FeatureReader, FeatureStore
-from virnucpro.run.index import IndexPart
-from virnucpro.run.manifest import Manifest
-from virnucpro.run.rows import SliceRows
-from virnucpro.run.scores import ScoreStore
-from virnucpro.run.shards import read_shard
+from virnucpro.store.feature_store import FeatureReader, FeatureStore
+from virnucpro.store.feature_index import IndexPart
+from virnucpro.store.manifest import Manifest
+from virnucpro.workflows.table_cache import SliceRows
+from virnucpro.workflows.score_cache import ScoreStore
+from virnucpro.store.shard_files import read_shard
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.tables.sinks import SINKS, Portion

@@ -16,8 +16,8 @@ from typing import TypeAlias
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.atomic_io import open_plain
 from virnucpro.core.logging import printable
-from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import Outputs
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.checksums import Outputs
 from virnucpro.tables.sinks import CHUNK_TABLE, FRAME_TABLE, RECORD_TABLE, VIRUS_TABLE, Sink
 
 _ROUNDING = 1e-9  # of differences between scores, which have 6 decimals

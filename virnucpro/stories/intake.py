@@ -14,8 +14,8 @@ from pathlib import Path
 from virnucpro.core.recipe import InputType, Recipe
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import LOGGER, announce, counted, printable
-from virnucpro.run.folder import RunDir
-from virnucpro.run.manifest import Manifest
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs
 from virnucpro.sequences.samples import name_samples
 from virnucpro.sequences.input_scan import Survey

@@ -18,10 +18,10 @@ from virnucpro.core.events import STAGES
 from virnucpro.core.atomic_io import sha256
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.types import FastaRecord, Records
-from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import Outputs
-from virnucpro.run.manifest import Manifest
-from virnucpro.run.scores import ScoreStore
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.checksums import Outputs
+from virnucpro.store.manifest import Manifest
+from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.stories.blocks import Maker

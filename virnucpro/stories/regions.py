@@ -26,9 +26,9 @@ from virnucpro.core.types import (
 )
 from virnucpro.core.helper_pool import Pool
 from virnucpro.page.run import write_run_page
-from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import Outputs
-from virnucpro.run.manifest import Manifest
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.checksums import Outputs
+from virnucpro.store.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile, check_recorded
 from virnucpro.stories.options import PredictOptions, RegionsOptions, facts_of, options_of_tables
 from virnucpro.stories.resolve import find_region_model

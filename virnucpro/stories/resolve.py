@@ -46,8 +46,8 @@ from virnucpro.core.events import OnEvent
 from virnucpro.core.atomic_io import HEAD_FILE, REGIONS_FILE
 from virnucpro.core.logging import counted, printable
 from virnucpro.core.option_schema import carry
-from virnucpro.run.folder import RunDir
-from virnucpro.run.manifest import Manifest
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.stories.options import (

@@ -16,9 +16,9 @@ from virnucpro.models.base import estimate_tokens
 from virnucpro.core.recipe import Command, Reads
 from virnucpro.core.events import STAGES, STARTING, ShardDone
 from virnucpro.core.logging import LOGGER, announce, counted, printable
-from virnucpro.run.folder import RunDir
-from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.plan import Plan
 from virnucpro.tables.sinks import (
     FAILED_FILES,
     FAILED_SEQUENCES,

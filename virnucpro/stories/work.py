@@ -33,10 +33,10 @@ from virnucpro.core.events import (
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.types import Shard
 from virnucpro.core.helper_pool import Pool
-from virnucpro.run.folder import RunDir
-from virnucpro.run.journal import ShardFigures
-from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, Slice
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.progress_log import ShardFigures
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.plan import Plan, Slice
 from virnucpro.stories.pipeline import (
     ExecutorOn,
     beside,

@@ -33,12 +33,12 @@ from virnucpro.core.types import FastaRecord, Records, Shard, shard_name
 from virnucpro.core.helper_pool import AbandonedError, Helpers, Pool
 from virnucpro.core.safe_dir import Tree
 from virnucpro.page.run import write_run_page
-from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import Outputs
-from virnucpro.run.index import IndexPart
-from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, Slice, grouped
-from virnucpro.run.rows import RowStore, SliceRows
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.checksums import Outputs
+from virnucpro.store.feature_index import IndexPart
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.plan import Plan, Slice, grouped
+from virnucpro.workflows.table_cache import RowStore, SliceRows
 from virnucpro.sequences.fasta import Block, Streams, parsed
 from virnucpro.stories.blocks import (
     BlockTask,

@@ -20,9 +20,9 @@ from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.core.atomic_io import disk_error, sha256
 from virnucpro.core.logging import printable
 from virnucpro.core.safe_dir import Tree
-from virnucpro.run.features import index_of, is_export
-from virnucpro.run.folder import RunDir
-from virnucpro.run.scores import SUFFIX
+from virnucpro.store.feature_store import index_of, is_export
+from virnucpro.store.run_dir import RunDir
+from virnucpro.workflows.score_cache import SUFFIX
 from virnucpro.tables.sinks import all_sinks
 
 _REMEDY = "check the disk, then repeat the command of the run with --resume to rewrite it"

@@ -38,11 +38,11 @@ from virnucpro.core.types import (
     shard_name,
 )
 from virnucpro.core.helper_pool import Pool
-from virnucpro.run.feature_file import Attributes, read_sealed, write_sealed
-from virnucpro.run.features import OnShard
-from virnucpro.run.folder import IDS, PLAN, RunDir
-from virnucpro.run.manifest import Manifest
-from virnucpro.run.shards import N_SMALL_SHARDS, ShardWriter
+from virnucpro.store.feature_file import Attributes, read_sealed, write_sealed
+from virnucpro.store.feature_store import OnShard
+from virnucpro.store.run_dir import IDS, PLAN, RunDir
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.shard_files import N_SMALL_SHARDS, ShardWriter
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed, write_record
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import id_digests

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 from virnucpro.core.atomic_io import open_plain, parse_json
 from virnucpro.core.logging import LOGGER
-from virnucpro.run.lock import is_held, tags_in
+from virnucpro.store.run_lock import is_held, tags_in
 
 _MARK = " figures "
 _FEWEST_STEPS = 2  # least steps for a rate, if there are so many

@@ -20,9 +20,9 @@ from virnucpro.core.atomic_io import TEMPORARY, disk_error, read_facts, writing
 from virnucpro.core.logging import announce, logging_to_file, printable
 from virnucpro.core.types import SHARD_NAME
 from virnucpro.core.safe_dir import Tree
-from virnucpro.run.features import FeatureStore, index_of, inner_names, open_stores
-from virnucpro.run.journal import HostFigures, read_hosts
-from virnucpro.run.lock import (
+from virnucpro.store.feature_store import FeatureStore, index_of, inner_names, open_stores
+from virnucpro.store.progress_log import HostFigures, read_hosts
+from virnucpro.store.run_lock import (
     LOCK,
     OF_A_LOCK,
     is_held,
@@ -31,7 +31,7 @@ from virnucpro.run.lock import (
     shared,
     tagged,
 )
-from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
+from virnucpro.store.manifest import Manifest, read_manifest, write_manifest
 from virnucpro.sequences.inputs import RUN_FILE
 from virnucpro.tables.sinks import FAILED_SEQUENCES, SINKS, Sink, all_sinks
 

@@ -17,16 +17,16 @@ from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.core.logging import counted, escaped, printable
 from virnucpro.core.types import Shard
-from virnucpro.run.features import FeatureStore
-from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import Outputs
-from virnucpro.run.index import check_index
-from virnucpro.run.journal import HostFigures, Point, rate_of, seconds_left
-from virnucpro.run.lock import run_at
-from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, count_done
-from virnucpro.run.rows import RowStore
-from virnucpro.run.scores import ScoreStore
+from virnucpro.store.feature_store import FeatureStore
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.checksums import Outputs
+from virnucpro.store.feature_index import check_index
+from virnucpro.store.progress_log import HostFigures, Point, rate_of, seconds_left
+from virnucpro.store.run_lock import run_at
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.plan import Plan, count_done
+from virnucpro.workflows.table_cache import RowStore
+from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.tables.sinks import FAILED_FILES, SINKS
 
 _NEXT = {

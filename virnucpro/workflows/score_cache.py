@@ -25,7 +25,7 @@ from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.atomic_io import parse_json, zstd
 from virnucpro.core.types import Records, Region, Track, shard_name
 from virnucpro.core.safe_dir import Tree
-from virnucpro.run.feature_file import Label, read_label, read_sealed, write_sealed
+from virnucpro.store.feature_file import Label, read_label, read_sealed, write_sealed
 from virnucpro.scorer.score import PieceScores
 
 SUFFIX = ".scores"

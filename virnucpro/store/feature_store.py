@@ -27,7 +27,7 @@ from virnucpro.core.atomic_io import writing
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.types import SHARD_NAME, Embeddings, Failure, Orf, Shard
 from virnucpro.core.safe_dir import Tree
-from virnucpro.run.feature_file import (
+from virnucpro.store.feature_file import (
     Attributes,
     find_vectors,
     read_embeddings,
@@ -36,7 +36,7 @@ from virnucpro.run.feature_file import (
     read_vectors,
     write_embeddings,
 )
-from virnucpro.run.shards import read_shard
+from virnucpro.store.shard_files import read_shard
 
 OnShard = Callable[[int, int], None]  # called with the numbers of checked and of all shards
 _COPIES = "_copies"  # ends the stem of the name of a file of copies

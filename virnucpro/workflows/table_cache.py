@@ -21,11 +21,11 @@ from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.atomic_io import parse_json
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.types import check_counts
-from virnucpro.run.feature_file import read_label, read_sealed, write_sealed
-from virnucpro.run.folder import ROWS
-from virnucpro.run.index import IndexPart
-from virnucpro.run.plan import Plan, Slice
-from virnucpro.run.scores import FORMAT as FORMAT_OF_SCORES
+from virnucpro.store.feature_file import read_label, read_sealed, write_sealed
+from virnucpro.store.run_dir import ROWS
+from virnucpro.store.feature_index import IndexPart
+from virnucpro.store.plan import Plan, Slice
+from virnucpro.workflows.score_cache import FORMAT as FORMAT_OF_SCORES
 from virnucpro.tables.sinks import Portion, Tally, all_sinks
 
 _FORMAT = 2  # raise it when the same scores, columns and key would give other rows

@@ -16,8 +16,8 @@ from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import printable
 from virnucpro.core.types import Embeddings, Shard, check_counts, runs_of
 from virnucpro.core.safe_dir import Tree
-from virnucpro.run.exports import export, split_rows
-from virnucpro.run.feature_file import (
+from virnucpro.store.feature_export import export, split_rows
+from virnucpro.store.feature_file import (
     Attributes,
     hash_of,
     new_hdf5,
@@ -27,7 +27,7 @@ from virnucpro.run.feature_file import (
     reading,
     text_type,
 )
-from virnucpro.run.features import FeatureStore, ShardFeatures, is_feature_file
+from virnucpro.store.feature_store import FeatureStore, ShardFeatures, is_feature_file
 
 if TYPE_CHECKING:
     import h5py
