@@ -36,8 +36,8 @@ from typing import NamedTuple
 import numpy as np
 from regions_by_length import SHORTEST_HOST, learn, score, write
 
-from virnucpro.callers.contrast import Items
-from virnucpro.callers.regions import regions_of_items
+from virnucpro.viral.provirus_features import Items
+from virnucpro.viral.provirus import regions_of_items
 from virnucpro.learning.regions import (
     STEP,
     Chromosome,

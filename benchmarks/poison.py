@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from virnucpro.callers.caller import Caller
+from virnucpro.viral.classifier import Caller
 from virnucpro.models.base import Encoder, Pending
 from virnucpro.models.lookup import embedded_model
 from virnucpro.models.esm2.model_files import inspect_esm2

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from virnucpro.callers.chain import RegionModel
-from virnucpro.callers.contrast import Items
-from virnucpro.callers.regions import regions_of_items
+from virnucpro.viral.hmm import RegionModel
+from virnucpro.viral.provirus_features import Items
+from virnucpro.viral.provirus import regions_of_items
 from virnucpro.core.types import FastaRecord
 from virnucpro.learning.regions import (
     SIZE,

@@ -31,8 +31,8 @@ import torch
 from front_end import CHUNK_SIZE, make_contigs, make_reads
 from timing import FAILURES, reason_of
 
-from virnucpro.callers.caller import caller_of
-from virnucpro.callers.head import EncoderFacts, Head, Network
+from virnucpro.viral.classifier import caller_of
+from virnucpro.viral.head import EncoderFacts, Head, Network
 from virnucpro.models.base import Pending, Rows
 from virnucpro.models.esm2.config import EXTRA_TOKENS
 from virnucpro.models.registry import FAMILIES, Family

@@ -31,7 +31,7 @@ from train_embedded_scorer import (
     records_of_fragments,
 )
 
-from virnucpro.callers.head import (
+from virnucpro.viral.head import (
     EncoderFacts,
     Head,
     HeadFacts,
@@ -40,7 +40,7 @@ from virnucpro.callers.head import (
     Network,
     join_log_odds,
 )
-from virnucpro.callers.options import FALSE_POSITIVES
+from virnucpro.viral.options import FALSE_POSITIVES
 from virnucpro.models.base import Model
 from virnucpro.models.codon_cnn import inspect_file, load_network
 from virnucpro.models.registry import NETWORK

@@ -28,7 +28,7 @@ from sampling import Fragments, collect, draw
 from scorer_folds import N_FOLDS, group_folds
 from train_embedded_scorer import SHARES
 
-from virnucpro.callers.options import FALSE_POSITIVES
+from virnucpro.viral.options import FALSE_POSITIVES
 from virnucpro.models.base import load_encoder
 from virnucpro.models.lookup import embedded_model, open_model
 from virnucpro.models.registry import EMBEDDED

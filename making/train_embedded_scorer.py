@@ -73,7 +73,7 @@ from scorer_folds import (
 )
 from scorer_words import WordCounts, Words, count_words
 
-from virnucpro.callers.options import FALSE_POSITIVES
+from virnucpro.viral.options import FALSE_POSITIVES
 from virnucpro.core.types import Counts, Values, sigmoid
 from virnucpro.learning.calibration import fit_error_rates
 from virnucpro.learning.metrics import Samples

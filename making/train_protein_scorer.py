@@ -34,7 +34,7 @@ from scorer_folds import N_FOLDS, fit_knot, group_folds
 from scorer_words import WordCounts, count_words
 from train_embedded_scorer import KIND_OF, KINDS, N_VIRAL, SHARES
 
-from virnucpro.callers.options import FALSE_POSITIVES
+from virnucpro.viral.options import FALSE_POSITIVES
 from virnucpro.core.types import Counts, Mask, Values, sigmoid
 from virnucpro.learning.calibration import fit_error_rates
 from virnucpro.learning.frames import BASES_POWER

@@ -19,8 +19,8 @@ from forked import Forked
 from hypothesis import settings
 from runs import our_processes, run_inline
 
-from virnucpro.callers.caller import Caller
-from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Layer, Network
+from virnucpro.viral.classifier import Caller
+from virnucpro.viral.head import EncoderFacts, Head, HeadFacts, Layer, Network
 from virnucpro.models.esm2.config import ESM2Shape, hash_weights
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.esm2.model import ESM2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from virnucpro.callers.head import EncoderFacts, HeadFacts
+from virnucpro.viral.head import EncoderFacts, HeadFacts
 from virnucpro.core.events import Progress, Telling
 from virnucpro.core.option_schema import make
 from virnucpro.core.types import reverse_complement

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from virnucpro.callers.caller import Caller, caller_of
-from virnucpro.callers.head import Head
+from virnucpro.viral.classifier import Caller, caller_of
+from virnucpro.viral.head import Head
 from virnucpro.cli.main import app
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor

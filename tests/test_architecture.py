@@ -263,7 +263,7 @@ SLOW_DOORS = {
         "virnucpro.models.esm2.loading",
     },
     "encoders.catalogue": {"torch"},
-    "stories.resolve": {"virnucpro.callers.original_head", "virnucpro.models.lookup"},
+    "stories.resolve": {"virnucpro.viral.legacy_head", "virnucpro.models.lookup"},
     "run.feature_file": {"h5py"},
     "run.index": {"h5py"},
     "run.exports": {"torch", "pyarrow"},

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_head import FACTS
 
-from virnucpro.callers.caller import call_record
-from virnucpro.callers.head import HeadFacts, probabilities, probability
+from virnucpro.viral.classifier import call_record
+from virnucpro.viral.head import HeadFacts, probabilities, probability
 from virnucpro.core.types import Call, Calls, FastaRecord, FrameScores, Orf, Prediction
 from virnucpro.sequences.fasta import write_record
 from virnucpro.tables.sinks import (

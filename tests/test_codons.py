@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from runs import CONTIGS, invoke, rows, tables, write_fasta
 from safetensors.torch import load_file, save_file
 
-from virnucpro.callers.head import Head, join_log_odds, log_odds, probability
+from virnucpro.viral.head import Head, join_log_odds, log_odds, probability
 from virnucpro.models.base import Encoder, Rows, load_encoder
 from virnucpro.models.lookup import open_model
 from virnucpro.models.codon_cnn import CodonNetwork, load_network, save_network

@@ -15,9 +15,9 @@ from hostile import CLOSED
 from runs import CONTIGS, PROTEINS, TABLES, rows, tables, vectors, write_fasta
 from test_genetic_code import gene
 
-from virnucpro.callers.caller import asking, caller_of
-from virnucpro.callers.head import Join, JoinKnot
-from virnucpro.callers.options import CutOptions
+from virnucpro.viral.classifier import asking, caller_of
+from virnucpro.viral.head import Join, JoinKnot
+from virnucpro.viral.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.core.recipe import Embed, EncoderSpec, Recipe

@@ -22,7 +22,7 @@ from oracle import (
 )
 from runs import again, bases_by_frame, run_inline, vectors, vectors_of_each, write_fasta
 
-from virnucpro.callers.head import EncoderFacts, Head, Network
+from virnucpro.viral.head import EncoderFacts, Head, Network
 from virnucpro.models.base import Encoder, Pending, Rows, load_encoder
 from virnucpro.models.lookup import open_model
 from virnucpro.models.esm2.loading import load_esm2, save_esm2

@@ -17,8 +17,8 @@ from scorer_file import save_scorer
 from sklearn.metrics import roc_auc_score
 from workers import POISON, RaisingWorker
 
-from virnucpro.callers.caller import caller_of
-from virnucpro.callers.options import CutOptions
+from virnucpro.viral.classifier import caller_of
+from virnucpro.viral.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.errors import InputError, OutputError, ResumeError, UsageError, VirnucproError
 from virnucpro.core.types import reverse_complement

@@ -29,7 +29,7 @@ from labelled import write_labelled
 from runs import predict_here, write_fasta
 from test_regions import host_dna
 
-from virnucpro.callers.chain import OWN_REGION_MODEL
+from virnucpro.viral.hmm import OWN_REGION_MODEL
 from virnucpro.cli.main import main
 from virnucpro.models.trained_encoder import _LearnedFacts, save_learned
 from virnucpro.engine.local import InlineExecutor

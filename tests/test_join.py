@@ -12,9 +12,9 @@ import pytest
 from conftest import open_dna, random_dna
 from runs import again, rows, run_inline, tables, vectors
 
-from virnucpro.callers.caller import caller_of
-from virnucpro.callers.head import Head, Join, JoinKnot, join_log_odds, log_odds, probability
-from virnucpro.callers.options import CutOptions
+from virnucpro.viral.classifier import caller_of
+from virnucpro.viral.head import Head, Join, JoinKnot, join_log_odds, log_odds, probability
+from virnucpro.viral.options import CutOptions
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.events import BatchDone

@@ -13,7 +13,7 @@ from labelled import frames_of, ids_of, options, pairs_of, train_here, write_lab
 from runs import rows
 from safetensors.numpy import load_file
 
-from virnucpro.callers.head import Head
+from virnucpro.viral.head import Head
 from virnucpro.models.base import load_encoder
 from virnucpro.models.lookup import open_model
 from virnucpro.models.registry import EMBEDDED

@@ -26,8 +26,8 @@ from served import serving, whole
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from virnucpro.callers.head import EncoderFacts, Head
-from virnucpro.callers.original_head import find_head, read_original_head
+from virnucpro.viral.head import EncoderFacts, Head
+from virnucpro.viral.legacy_head import find_head, read_original_head
 from virnucpro.cli.main import app
 from virnucpro.models.base import Model
 from virnucpro.models.lookup import locate, model_names, open_model, published_folder

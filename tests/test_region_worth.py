@@ -13,7 +13,7 @@ from runs import rows
 from test_regions import host_dna, items_of, phage_dna
 from test_scorer_run import predict, write
 
-from virnucpro.callers.chain import RegionModel
+from virnucpro.viral.hmm import RegionModel
 from virnucpro.core.errors import InputError, UnavailableError
 from virnucpro.learning.options import EvaluateOptions, TrainOptions
 from virnucpro.learning.regions import (

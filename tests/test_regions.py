@@ -21,10 +21,10 @@ from runs import called, forget_hashes, rows
 from test_scorer_run import outputs, predict, write
 from typer.testing import CliRunner
 
-from virnucpro.callers.chain import OWN_REGION_MODEL, RegionModel, log_likelihoods, viral_path
-from virnucpro.callers.contrast import Hosts, Items, Levels, ReadGenes
-from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
-from virnucpro.callers.regions import (
+from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, log_likelihoods, viral_path
+from virnucpro.viral.provirus_features import Hosts, Items, Levels, ReadGenes
+from virnucpro.viral.options import FALSE_POSITIVES, CutOptions
+from virnucpro.viral.provirus import (
     SHORTEST_RECORD,
     RegionFinder,
     Repeats,

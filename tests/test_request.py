@@ -11,7 +11,7 @@ from conftest import TINY
 from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, vectors
 
-from virnucpro.callers.head import Head
+from virnucpro.viral.head import Head
 from virnucpro.models import lookup as download
 from virnucpro.models.lookup import embedded_head, open_model
 from virnucpro.models.esm2 import model_files as esm2

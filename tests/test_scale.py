@@ -21,7 +21,7 @@ from conftest import TINY, Tiny
 from forked import fork_server
 from runs import again, run_inline, statuses
 
-from virnucpro.callers.caller import Caller
+from virnucpro.viral.classifier import Caller
 from virnucpro.engine.base import Job, Resources
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.events import EmbeddingStarted, Progress

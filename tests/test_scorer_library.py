@@ -22,7 +22,7 @@ from scorer_oracle import (
 )
 from scorer_words import word_table
 
-from virnucpro.callers.chain import RegionModel, viral_path
+from virnucpro.viral.hmm import RegionModel, viral_path
 from virnucpro.core import native as library
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.types import reverse_complement

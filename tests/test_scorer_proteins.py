@@ -16,8 +16,8 @@ from scorer_file import save_scorer
 from scorer_words import word_table, words_in
 from train_protein_scorer import n_numbers, occurrences
 
-from virnucpro.callers.options import CutOptions
-from virnucpro.callers.pieces import call_scored, score_records
+from virnucpro.viral.options import CutOptions
+from virnucpro.viral.calling import call_scored, score_records
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import CalledRecords, FastaRecord, Records
 from virnucpro.scorer.features import (

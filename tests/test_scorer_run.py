@@ -19,8 +19,8 @@ from runs import failures, leftovers, our_processes, rows, statuses
 from runs import tables as tables_of
 from test_genetic_code import gene
 
-from virnucpro.callers.head import probability
-from virnucpro.callers.pieces import score_records
+from virnucpro.viral.head import probability
+from virnucpro.viral.calling import score_records
 from virnucpro.engine.base import Executor, Job, Resources
 from virnucpro.models import devices
 from virnucpro.core.recipe import EncoderSpec, Recipe

@@ -31,9 +31,9 @@ from safetensors.torch import load_file
 from test_training_loop import distance, weights_limit
 from trainings import under_torchrun
 
-from virnucpro.callers.caller import caller_of
-from virnucpro.callers.head import Head
-from virnucpro.callers.options import CutOptions
+from virnucpro.viral.classifier import caller_of
+from virnucpro.viral.head import Head
+from virnucpro.viral.options import CutOptions
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.manage import import_model
 from virnucpro.core.errors import InputError, InputMissingError, OutputError, ResumeError

@@ -11,7 +11,7 @@ import pytest
 from labelled import head_facts
 from numpy.typing import NDArray
 
-from virnucpro.callers.head import EncoderFacts
+from virnucpro.viral.head import EncoderFacts
 from virnucpro.core.types import Values, sigmoid
 from virnucpro.learning.calibration import (
     FALSE_POSITIVES,

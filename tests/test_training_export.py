@@ -11,7 +11,7 @@ from conftest import Tiny, random_dna
 from labelled import head_facts
 from numpy.typing import NDArray
 
-from virnucpro.callers.head import EncoderFacts, Head, Network
+from virnucpro.viral.head import EncoderFacts, Head, Network
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.core.types import DECIMALS, sigmoid
 from virnucpro.learning.calibration import Calibration

@@ -12,7 +12,7 @@ from labelled import options, relabelled, train_here
 from runs import rows
 from sklearn.metrics import roc_auc_score
 
-from virnucpro.callers.head import Head, Join, JoinKnot
+from virnucpro.viral.head import Head, Join, JoinKnot
 from virnucpro.core.types import FastaRecord, Mask, Values
 from virnucpro.learning.calibration import (
     N_FOLDS,

@@ -21,7 +21,7 @@ import pytest
 from forked import virnucpro
 from runs import assert_same_run, invoke, leftovers, run_inline, within
 
-from virnucpro.callers.head import Head
+from virnucpro.viral.head import Head
 from virnucpro.cli.running import planned_steps
 from virnucpro.models.lookup import open_model
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor

@@ -18,7 +18,7 @@ from pathlib import Path
 from labelled import train_here
 from runs import again, caller_in, leftovers, run_inline
 
-from virnucpro.callers.head import Head
+from virnucpro.viral.head import Head
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.errors import VirnucproError
 from virnucpro.learning.evaluate import _Question, answer, write_report

@@ -97,7 +97,7 @@ def download_model(options: _NamedModel, console: ConsoleOptions) -> None:
     The encoders and the head of the original VirNucPro: virnucpro models download virnucpro-500
     """
     with exits():
-        from virnucpro.callers.original_head import find_head
+        from virnucpro.viral.legacy_head import find_head
         from virnucpro.models.lookup import model_names, open_model
 
         with watched(console) as events:
@@ -174,7 +174,7 @@ def verify(options: _NamedModel) -> None:
     Example: virnucpro models verify esm2_t33_650M_UR50D
     """
     with exits():
-        from virnucpro.callers.head import Head
+        from virnucpro.viral.head import Head
         from virnucpro.models.manage import verify_model
 
         model, digest = verify_model(options.model)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.callers.head import FrameRule, Join, JoinKnot
+from virnucpro.viral.head import FrameRule, Join, JoinKnot
 from virnucpro.core.types import DECIMALS, Mask, Values, sigmoid
 from virnucpro.learning.frames import BASES_POWER, LabelledFrames, Rows, balanced_weights
 from virnucpro.learning.metrics import Samples, auroc_gain

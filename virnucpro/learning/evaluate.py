@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro import __version__
-from virnucpro.callers.caller import Caller
-from virnucpro.callers.head import HeadFacts
+from virnucpro.viral.classifier import Caller
+from virnucpro.viral.head import HeadFacts
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.core.recipe import Recipe

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from virnucpro.callers.options import CallsBy, Head, RegionModel
+from virnucpro.viral.options import CallsBy, Head, RegionModel
 from virnucpro.models.options import Architecture, Encoding, model_option
 from virnucpro.engine.options import EngineOptions
 from virnucpro.core.errors import UsageError

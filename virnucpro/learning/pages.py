@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from virnucpro import __version__
-from virnucpro.callers.head import Head
+from virnucpro.viral.head import Head
 from virnucpro.models.lookup import open_model
 from virnucpro.core.errors import InputMissingError, UsageError
 from virnucpro.core.atomic_io import HEAD_FILE, open_plain, read_json, sha256

@@ -24,9 +24,9 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from virnucpro.callers.chain import RegionModel
-from virnucpro.callers.contrast import Hosts, Items, Levels
-from virnucpro.callers.regions import SHORTEST_RECORD, regions_of_items
+from virnucpro.viral.hmm import RegionModel
+from virnucpro.viral.provirus_features import Hosts, Items, Levels
+from virnucpro.viral.provirus import SHORTEST_RECORD, regions_of_items
 from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.atomic_io import REGIONS_FILE

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from virnucpro.callers.head import Head
+from virnucpro.viral.head import Head
 from virnucpro.models.base import Model
 from virnucpro.models.lookup import open_model
 from virnucpro.models.esm2.config import ESM2Shape

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from virnucpro import __version__
-from virnucpro.callers.caller import Caller
-from virnucpro.callers.head import SUREST, EncoderFacts, Head, HeadFacts, Join, Network
+from virnucpro.viral.classifier import Caller
+from virnucpro.viral.head import SUREST, EncoderFacts, Head, HeadFacts, Join, Network
 from virnucpro.models.base import Model
 from virnucpro.models.lookup import open_model
 from virnucpro.models.esm2.model import ESM2

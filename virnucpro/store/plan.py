@@ -22,8 +22,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from virnucpro.callers.caller import asking
-from virnucpro.callers.regions import SHORTEST_RECORD
+from virnucpro.viral.classifier import asking
+from virnucpro.viral.provirus import SHORTEST_RECORD
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.errors import FeatureFileError, InputError
 from virnucpro.core.atomic_io import as_text, parse_json, sha256

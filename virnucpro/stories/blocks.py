@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.callers.caller import Caller, ScorerAlone
-from virnucpro.callers.head import Head
-from virnucpro.callers.pieces import ScoredRecords, other_codes
-from virnucpro.callers.regions import SHORTEST_RECORD, RegionFinder
+from virnucpro.viral.classifier import Caller, ScorerAlone
+from virnucpro.viral.head import Head
+from virnucpro.viral.calling import ScoredRecords, other_codes
+from virnucpro.viral.provirus import SHORTEST_RECORD, RegionFinder
 from virnucpro.core.recipe import FeatureFormat, Recipe
 from virnucpro.core.errors import InputError
 from virnucpro.core.types import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from virnucpro.callers.options import CallsBy, CutOptions, Head, RegionModel
+from virnucpro.viral.options import CallsBy, CutOptions, Head, RegionModel
 from virnucpro.models.options import ModelOptions, model_option
 from virnucpro.engine.options import CacheOptions, EngineOptions
 from virnucpro.core.recipe import Command, Embed, FeatureFormat, InputType, Pooling, Store

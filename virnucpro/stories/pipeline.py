@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from virnucpro import __version__
-from virnucpro.callers.caller import Caller
-from virnucpro.callers.options import CutOptions
-from virnucpro.callers.regions import RegionFinder
+from virnucpro.viral.classifier import Caller
+from virnucpro.viral.options import CutOptions
+from virnucpro.viral.provirus import RegionFinder
 from virnucpro.engine.base import Executor, Job, Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.device_timeline import Start

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from virnucpro import __version__
-from virnucpro.callers.regions import RegionFinder
+from virnucpro.viral.provirus import RegionFinder
 from virnucpro.core.errors import InputError, UsageError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import LOGGER, announce, printable

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from virnucpro.callers.caller import Caller, caller_of
-from virnucpro.callers.head import EncoderFacts, Head
-from virnucpro.callers.options import CutOptions
+from virnucpro.viral.classifier import Caller, caller_of
+from virnucpro.viral.head import EncoderFacts, Head
+from virnucpro.viral.options import CutOptions
 from virnucpro.models.base import Model
 from virnucpro.models.registry import EMBEDDED
 from virnucpro.engine.base import Resources
@@ -444,7 +444,7 @@ def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent
         return None
     path = options.head
     if path is None and len(models) > 1:  # a bundle
-        from virnucpro.callers.original_head import find_head
+        from virnucpro.viral.legacy_head import find_head
 
         path = find_head(options.model_name, models, on_event)
     if path is None and (options.calls == "head" or options.model_name != EMBEDDED):

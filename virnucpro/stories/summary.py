@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from virnucpro.callers.caller import Caller
+from virnucpro.viral.classifier import Caller
 from virnucpro.models.base import estimate_tokens
 from virnucpro.core.recipe import Command, Reads
 from virnucpro.core.events import STAGES, STARTING, ShardDone

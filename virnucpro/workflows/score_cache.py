@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from virnucpro.callers.pieces import ScoredRecords
+from virnucpro.viral.calling import ScoredRecords
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.atomic_io import parse_json, zstd
 from virnucpro.core.types import Records, Region, Track, shard_name

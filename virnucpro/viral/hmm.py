@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from virnucpro.callers.contrast import N_SHAPE, Hosts, Items, Levels
+from virnucpro.viral.provirus_features import N_SHAPE, Hosts, Items, Levels
 from virnucpro.core.errors import InputMissingError, UnavailableError
 from virnucpro.core.atomic_io import EMBEDDED_FOLDER, read_json
 from virnucpro.core.native import call

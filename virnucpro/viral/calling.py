@@ -12,8 +12,8 @@ from statistics import fmean
 
 import numpy as np
 
-from virnucpro.callers.head import HeadFacts, chunk_scores, join_log_odds, probabilities
-from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
+from virnucpro.viral.head import HeadFacts, chunk_scores, join_log_odds, probabilities
+from virnucpro.viral.options import FALSE_POSITIVES, CutOptions
 from virnucpro.core.recipe import Recipe, Status
 from virnucpro.core.types import (
     CalledRecords,

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Network
+from virnucpro.viral.head import EncoderFacts, Head, HeadFacts, Network
 from virnucpro.models.base import Model
 from virnucpro.models.lookup import fetch_head
 from virnucpro.models.safe_pickle import check_plain, read_pt

@@ -23,8 +23,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from virnucpro.callers.chain import OWN_REGION_MODEL, RegionModel, unusable, viral_path
-from virnucpro.callers.contrast import Genes, Items, ReadGenes, median
+from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, unusable, viral_path
+from virnucpro.viral.provirus_features import Genes, Items, ReadGenes, median
 from virnucpro.core.logging import counted
 from virnucpro.core.types import (
     CalledRecords,

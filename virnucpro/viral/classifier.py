@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from virnucpro import __version__
-from virnucpro.callers.head import Head, HeadFacts, Join, chunk_scores, failure_note, probability
-from virnucpro.callers.options import FALSE_POSITIVES, CallsBy, CutOptions
-from virnucpro.callers.pieces import ScoredRecords, call_scored, join_calls, score_records
+from virnucpro.viral.head import Head, HeadFacts, Join, chunk_scores, failure_note, probability
+from virnucpro.viral.options import FALSE_POSITIVES, CallsBy, CutOptions
+from virnucpro.viral.calling import ScoredRecords, call_scored, join_calls, score_records
 from virnucpro.core.recipe import Embed, InputType, Reads, Recipe, Status
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.events import SCORING, STAGES
