@@ -46,7 +46,7 @@ $(VENV)/compiled: $(VENV)/installed-dev
 PIP_INSTALL = $(BIN)/pip install --quiet --no-compile -c constraints.txt
 
 # On Linux the PyTorch of the package index brings CUDA along, which is of no use without a GPU.
-$(VENV)/installed: pyproject.toml constraints.txt hatch_build.py virnucpro/scorer/scorer.c \
+$(VENV)/installed: pyproject.toml constraints.txt hatch_build.py virnucpro/viral/scorer.c \
     virnucpro/models/esm2/attention.c
 	$(PYTHON) -m venv $(VENV)
 	@if [ '$(TORCH)' = cpu ]; then \

@@ -47,8 +47,8 @@ from virnucpro.learning.regions import (
     measure_regions,
     read_truth,
 )
-from virnucpro.scorer.landmarks import genes_of
-from virnucpro.scorer.nets import Scorer
+from virnucpro.viral.host_markers import genes_of
+from virnucpro.viral.networks import Scorer
 from virnucpro.sequences.fasta import read_fasta
 
 SHORTEST, LONGEST = 15_000, 65_000

@@ -35,8 +35,8 @@ from virnucpro.learning.regions import (
     learn_region_model,
     read_truth,
 )
-from virnucpro.scorer.landmarks import genes_of
-from virnucpro.scorer.nets import Scorer
+from virnucpro.viral.host_markers import genes_of
+from virnucpro.viral.networks import Scorer
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import STANDARD, GeneticCode

@@ -49,8 +49,8 @@ from virnucpro.core.types import Counts, FastaRecord, Mask, Values
 from virnucpro.learning.calibration import ScoredFragments, fit_logistic
 from virnucpro.learning.metrics import Samples, auroc_gain
 from virnucpro.learning.records import LabelledRecord, group_digest
-from virnucpro.scorer.nets import ErrorRates, Scorer, thresholds
-from virnucpro.scorer.nets import calibrate as calibrate_log_odds
+from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
+from virnucpro.viral.networks import calibrate as calibrate_log_odds
 from virnucpro.sequences.translate import Chunk
 
 CHUNK_SIZE = 1000

@@ -36,7 +36,7 @@ from virnucpro.models.packing import use_device
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Counts, FastaRecord, Mask, Values
 from virnucpro.learning.records import LabelledRecord, read_data_manifest, read_records
-from virnucpro.scorer.features import NO_WORDS
+from virnucpro.viral.features import NO_WORDS
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 
 COLUMNS = ("cells asked for", "cells embedded", "viruses embedded", "viruses called", "lost calls")

@@ -17,7 +17,7 @@ from rounding import Fitted, FittedLayer, rounded
 from torch import Tensor, nn
 
 from virnucpro.core.types import Counts, Values
-from virnucpro.scorer.features import (
+from virnucpro.viral.features import (
     FARTHEST,
     FIGURES,
     N_LAYOUT,
@@ -27,7 +27,7 @@ from virnucpro.scorer.features import (
     Features,
     WordTable,
 )
-from virnucpro.scorer.nets import ALL, VIEWS, Nets, PieceNets
+from virnucpro.viral.networks import ALL, VIEWS, Nets, PieceNets
 
 _ROWS_AT_ONCE = 20_000
 NO_FEATURES = range(0)

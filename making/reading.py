@@ -8,7 +8,7 @@ import numpy as np
 
 from virnucpro.core.native import call
 from virnucpro.core.types import Mask, Values
-from virnucpro.scorer.features import (
+from virnucpro.viral.features import (
     N_CODONS,
     N_FEATURES,
     Features,
@@ -16,7 +16,7 @@ from virnucpro.scorer.features import (
     layout_features,
     library_input,
 )
-from virnucpro.scorer.pieces import Digits, Pieces
+from virnucpro.viral.windows import Digits, Pieces
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 _PIECES_AT_ONCE = 512

@@ -1,4 +1,4 @@
-"""Round nets to the whole numbers that ``virnucpro/scorer/scorer.c`` computes with."""
+"""Round nets to the whole numbers that ``virnucpro/viral/scorer.c`` computes with."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from virnucpro.core.types import Values
-from virnucpro.scorer.features import FARTHEST, RATIOS
-from virnucpro.scorer.nets import Layer, Nets, Stack, Weights
+from virnucpro.viral.features import FARTHEST, RATIOS
+from virnucpro.viral.networks import Layer, Nets, Stack, Weights
 
 N_LEVELS = 127  # of a feature, from its centre to ``FARTHEST``
 MEAN_LEVEL = 128  # of a feature at its centre

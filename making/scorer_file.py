@@ -1,4 +1,4 @@
-"""Write a scorer as the file that VirNucPro reads; ``virnucpro.scorer.nets`` describes it."""
+"""Write a scorer as the file that VirNucPro reads; ``virnucpro.viral.networks`` describes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from virnucpro.core.atomic_io import atomic
-from virnucpro.scorer.nets import (
+from virnucpro.viral.networks import (
     ALL,
     DIGESTS,
     FORMAT,

@@ -17,9 +17,9 @@ from sampling import Collection, Fragments
 from virnucpro.core.types import Counts, Mask, Values
 from virnucpro.learning.calibration import fit_logistic
 from virnucpro.learning.records import LabelledRecord
-from virnucpro.scorer.nets import ErrorRates, Knot, PieceNets
-from virnucpro.scorer.pieces import Digits
-from virnucpro.scorer.score import record_log_odds
+from virnucpro.viral.networks import ErrorRates, Knot, PieceNets
+from virnucpro.viral.windows import Digits
+from virnucpro.viral.scoring import record_log_odds
 
 ELEMENTS = "transposable elements"  # the kingdom of records in groups of other kingdoms
 N_FOLDS = 10

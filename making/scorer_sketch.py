@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from virnucpro.core.errors import InputError
 from virnucpro.learning.records import read_data_manifest, read_records
-from virnucpro.scorer.nets import Scorer
+from virnucpro.viral.networks import Scorer
 from virnucpro.sequences.kmers import Sketch
 
 

@@ -18,7 +18,7 @@ from sampling import Collection, Fragments
 
 from virnucpro.core.native import call
 from virnucpro.core.types import Counts, Mask
-from virnucpro.scorer.features import (
+from virnucpro.viral.features import (
     BUCKET_BITS,
     CELLULAR,
     N_BUCKETS,
@@ -37,7 +37,7 @@ from virnucpro.scorer.features import (
     Residues,
     WordTable,
 )
-from virnucpro.scorer.pieces import (
+from virnucpro.viral.windows import (
     Digits,
     Pieces,
     codon_codes,

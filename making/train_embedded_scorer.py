@@ -84,9 +84,9 @@ from virnucpro.learning.records import (
     read_data_manifest,
     read_records,
 )
-from virnucpro.scorer.features import GC, NO_WORDS
-from virnucpro.scorer.nets import ErrorRates, Knot, PieceNets, Scorer, load_scorer, thresholds
-from virnucpro.scorer.nets import calibrate as calibrate_log_odds
+from virnucpro.viral.features import GC, NO_WORDS
+from virnucpro.viral.networks import ErrorRates, Knot, PieceNets, Scorer, load_scorer, thresholds
+from virnucpro.viral.networks import calibrate as calibrate_log_odds
 
 
 @dataclass(frozen=True, slots=True)

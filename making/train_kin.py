@@ -32,8 +32,8 @@ from safetensors.numpy import save_file
 from scorer_manifest import NAMELESS, Groups, Row, kingdom_of, names_of, read_rows
 
 from virnucpro.core.types import Counts, Mask, Values
-from virnucpro.scorer.features import FARTHEST, NO_WORDS
-from virnucpro.scorer.kin import (
+from virnucpro.viral.features import FARTHEST, NO_WORDS
+from virnucpro.viral.taxonomy import (
     FORMAT,
     KIND_FEATURES,
     KIND_PIECE,
@@ -44,7 +44,7 @@ from virnucpro.scorer.kin import (
     kin_words_of,
     named_owners,
 )
-from virnucpro.scorer.pieces import Digits, Pieces, encode, opposite_strand
+from virnucpro.viral.windows import Digits, Pieces, encode, opposite_strand
 from virnucpro.sequences.fasta import read_fasta
 
 CALIBRATING, NOT_IN_TABLE = range(2, 5), range(5)  # tenths of the genera, for certainties

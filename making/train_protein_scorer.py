@@ -40,8 +40,8 @@ from virnucpro.learning.calibration import fit_error_rates
 from virnucpro.learning.frames import BASES_POWER
 from virnucpro.learning.metrics import Samples
 from virnucpro.learning.records import read_data_manifest, read_records
-from virnucpro.scorer.features import NO_RESIDUE, Residues
-from virnucpro.scorer.nets import (
+from virnucpro.viral.features import NO_RESIDUE, Residues
+from virnucpro.viral.networks import (
     ErrorRates,
     Knot,
     Nets,
@@ -50,7 +50,7 @@ from virnucpro.scorer.nets import (
     load_scorer,
     thresholds,
 )
-from virnucpro.scorer.proteins import (
+from virnucpro.viral.proteins import (
     N_COMPOSITION,
     N_FEATURES,
     N_RESIDUES,

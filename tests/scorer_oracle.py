@@ -13,7 +13,7 @@ from math import log, log1p, prod, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.scorer.features import AMINO_ACIDS, LENGTH, N_WORD_FIGURES, RARITY
+from virnucpro.viral.features import AMINO_ACIDS, LENGTH, N_WORD_FIGURES, RARITY
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 PAIRS = str.maketrans("ACGT", "TGCA")

@@ -26,8 +26,8 @@ from virnucpro.models.registry import NETWORK
 from virnucpro.core.recipe import Precision
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.types import reverse_complement
-from virnucpro.scorer.nets import Scorer
-from virnucpro.scorer.score import score_sequences
+from virnucpro.viral.networks import Scorer
+from virnucpro.viral.scoring import score_sequences
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk
 

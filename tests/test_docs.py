@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from virnucpro.cli.main import app
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.scorer.kin import own_kinship
+from virnucpro.viral.taxonomy import own_kinship
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute
 

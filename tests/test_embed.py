@@ -26,8 +26,8 @@ from virnucpro.core.events import BatchDone
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.store.manifest import Manifest
 from virnucpro.workflows.status import inspect_run, measure_run
-from virnucpro.scorer.nets import Scorer, thresholds
-from virnucpro.scorer.score import score_sequences
+from virnucpro.viral.networks import Scorer, thresholds
+from virnucpro.viral.scoring import score_sequences
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute, run

@@ -37,7 +37,7 @@ from virnucpro.learning.evaluate import (
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
 from virnucpro.store.run_dir import RunDir
-from virnucpro.scorer.nets import Scorer, load_scorer
+from virnucpro.viral.networks import Scorer, load_scorer
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import Chunk, translate_six_frames

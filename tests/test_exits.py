@@ -25,7 +25,7 @@ from runs import assert_gone, wait_until, write_fasta
 from virnucpro.cli import exits as module
 from virnucpro.cli import main as main_module
 from virnucpro.cli.exits import DEAF_SECONDS, Finished, _Terminated, end_cleanly, exits
-from virnucpro.scorer.nets import OWN_SCORER, load_scorer
+from virnucpro.viral.networks import OWN_SCORER, load_scorer
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -9,9 +9,9 @@ import pytest
 from Bio.Data.CodonTable import unambiguous_dna_by_id as NCBI
 
 from virnucpro.core.errors import UsageError
-from virnucpro.scorer.nets import Scorer
-from virnucpro.scorer.pieces import find_open_codes
-from virnucpro.scorer.score import score_block
+from virnucpro.viral.networks import Scorer
+from virnucpro.viral.windows import find_open_codes
+from virnucpro.viral.scoring import score_block
 from virnucpro.sequences.translate import (
     GENETIC_CODES,
     STANDARD,

@@ -19,8 +19,8 @@ from virnucpro.core.recipe import Recipe
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.events import BatchDone
 from virnucpro.core.types import FastaRecord, Records
-from virnucpro.scorer.nets import ErrorRates, Scorer
-from virnucpro.scorer.score import score_sequences
+from virnucpro.viral.networks import ErrorRates, Scorer
+from virnucpro.viral.scoring import score_sequences
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute

@@ -20,8 +20,8 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.types import Call, FastaRecord, Identity, Region
 from virnucpro.core.helper_pool import Pool
 from virnucpro.page.counts import count_kinds, find_records
-from virnucpro.scorer.features import NO_WORDS
-from virnucpro.scorer.kin import (
+from virnucpro.viral.features import NO_WORDS
+from virnucpro.viral.taxonomy import (
     FEWEST_WORDS,
     KIND_FEATURES,
     KINDS,
@@ -33,7 +33,7 @@ from virnucpro.scorer.kin import (
     load_kinship,
     own_kinship,
 )
-from virnucpro.scorer.pieces import Pieces, encode
+from virnucpro.viral.windows import Pieces, encode
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import STANDARD
 from virnucpro.tables.sinks import LENGTH_CLASSES, VIRUS_TABLE, find_viruses
@@ -201,7 +201,7 @@ def test_every_owner_of_a_word_of_the_package_has_a_name_and_every_family_a_kind
 
 def test_a_damaged_file_of_kin_is_refused_before_a_run_begins(tmp_path, monkeypatch):
     (tmp_path / "kin.safetensors").write_bytes(b"not one")
-    monkeypatch.setattr("virnucpro.scorer.kin.EMBEDDED_FOLDER", tmp_path)
+    monkeypatch.setattr("virnucpro.viral.taxonomy.EMBEDDED_FOLDER", tmp_path)
     own_kinship.cache_clear()
     write(tmp_path / "in.fa", host=random_dna(500, np.random.default_rng(1)))
     with pytest.raises(UnavailableError, match="is not the table of viral families"):

@@ -39,8 +39,8 @@ from virnucpro.cli.main import app
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UnavailableError
 from virnucpro.core.types import Call, CalledRecords, FastaRecord, Region, reverse_complement
 from virnucpro.core.safe_dir import Tree
-from virnucpro.scorer.landmarks import Repeat, genes_of, host_peptides, trna_ends
-from virnucpro.scorer.score import score_proteins, score_windows
+from virnucpro.viral.host_markers import Repeat, genes_of, host_peptides, trna_ends
+from virnucpro.viral.scoring import score_proteins, score_windows
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import STANDARD
 from virnucpro.stories.options import RegionsOptions

@@ -22,8 +22,8 @@ from virnucpro.models.devices import Gpu, TorchBuild
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.core.events import BatchDone
 from virnucpro.core.atomic_io import sha256
-from virnucpro.scorer import nets
-from virnucpro.scorer.nets import OWN_SCORER
+from virnucpro.viral import networks as nets
+from virnucpro.viral.networks import OWN_SCORER
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig, resolve

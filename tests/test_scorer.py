@@ -23,7 +23,7 @@ from scorer_words import is_in_sample, owners_of, word_table
 
 from virnucpro.core import native as library
 from virnucpro.core.errors import UnavailableError
-from virnucpro.scorer.features import (
+from virnucpro.viral.features import (
     FARTHEST,
     GC,
     LENGTH,
@@ -43,7 +43,7 @@ from virnucpro.scorer.features import (
     WordTable,
     layout_features,
 )
-from virnucpro.scorer.nets import (
+from virnucpro.viral.networks import (
     ErrorRates,
     Knot,
     PieceNets,
@@ -52,9 +52,9 @@ from virnucpro.scorer.nets import (
     calibrate,
     load_scorer,
 )
-from virnucpro.scorer.pieces import Pieces
-from virnucpro.scorer.proteins import N_FEATURES as N_PROTEIN_FEATURES
-from virnucpro.scorer.score import score_block, score_sequences, score_windows
+from virnucpro.viral.windows import Pieces
+from virnucpro.viral.proteins import N_FEATURES as N_PROTEIN_FEATURES
+from virnucpro.viral.scoring import score_block, score_sequences, score_windows
 from virnucpro.sequences.fasta import read_fasta
 
 GOLDEN = Path(__file__).parent / "golden" / "scorer"

@@ -26,8 +26,10 @@ from virnucpro.viral.hmm import RegionModel, viral_path
 from virnucpro.core import native as library
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.types import reverse_complement
-from virnucpro.scorer import kin, landmarks, pieces
-from virnucpro.scorer.features import (
+from virnucpro.viral import taxonomy as kin
+from virnucpro.viral import host_markers as landmarks
+from virnucpro.viral import windows as pieces
+from virnucpro.viral.features import (
     AMINO_ACIDS,
     GC,
     LENGTH,
@@ -37,7 +39,7 @@ from virnucpro.scorer.features import (
     WordTable,
     layout_features,
 )
-from virnucpro.scorer.pieces import Pieces, encode, find_stretches
+from virnucpro.viral.windows import Pieces, encode, find_stretches
 from virnucpro.sequences.translate import GENETIC_CODES, STANDARD, GeneticCode
 
 ROOTS = range(GC - N_PALINDROMES)

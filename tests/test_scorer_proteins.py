@@ -20,7 +20,7 @@ from virnucpro.viral.options import CutOptions
 from virnucpro.viral.calling import call_scored, score_records
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import CalledRecords, FastaRecord, Records
-from virnucpro.scorer.features import (
+from virnucpro.viral.features import (
     AMINO_ACIDS,
     LENGTH,
     N_WORD_FIGURES,
@@ -28,8 +28,8 @@ from virnucpro.scorer.features import (
     NO_WORDS,
     VIRAL,
 )
-from virnucpro.scorer.nets import OWN_SCORER, ProteinNets, Scorer, load_scorer
-from virnucpro.scorer.proteins import (
+from virnucpro.viral.networks import OWN_SCORER, ProteinNets, Scorer, load_scorer
+from virnucpro.viral.proteins import (
     N_COMPOSITION,
     N_FEATURES,
     N_PAIRS,
@@ -44,7 +44,7 @@ from virnucpro.scorer.proteins import (
     shared,
     spelling,
 )
-from virnucpro.scorer.score import score_proteins
+from virnucpro.viral.scoring import score_proteins
 from virnucpro.sequences.fasta import read_fasta
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "proteins.faa"

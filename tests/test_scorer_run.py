@@ -33,9 +33,10 @@ from virnucpro.core.safe_dir import Tree
 from virnucpro.store import plan
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.status import inspect_run, measure_run
-from virnucpro.scorer import landmarks, pieces
-from virnucpro.scorer.nets import Scorer, false_discovery_rates, thresholds
-from virnucpro.scorer.score import score_sequences
+from virnucpro.viral import host_markers as landmarks
+from virnucpro.viral import windows as pieces
+from virnucpro.viral.networks import Scorer, false_discovery_rates, thresholds
+from virnucpro.viral.scoring import score_sequences
 from virnucpro.sequences import fasta as reader
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.stories import pipeline

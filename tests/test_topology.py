@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.core.types import reverse_complement
-from virnucpro.scorer.kin import topologies
-from virnucpro.scorer.pieces import Pieces
+from virnucpro.viral.taxonomy import topologies
+from virnucpro.viral.windows import Pieces
 
 SHORTEST = 21  # bases of a repeat
 

@@ -27,8 +27,8 @@ from virnucpro.learning.frames import FrameStore, Rows, read_ids, write_frames
 from virnucpro.learning.metrics import auroc_gain
 from virnucpro.learning.records import LabelledRecord, group_digest, read_split
 from virnucpro.learning.results import TrainingResults, measure_gain, read_fragments
-from virnucpro.scorer.nets import ErrorRates, Scorer, thresholds
-from virnucpro.scorer.score import score_sequences
+from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
+from virnucpro.viral.scoring import score_sequences
 from virnucpro.sequences.translate import STANDARD, Chunk
 
 

@@ -30,7 +30,7 @@ from train_embedded_scorer import GENES, MATCHED, WITH_GENES, Data, records_of
 
 from virnucpro.learning.calibration import fit_error_rates
 from virnucpro.learning.records import LabelledRecord
-from virnucpro.scorer.features import (
+from virnucpro.viral.features import (
     GC,
     N_FEATURES,
     N_FIGURES,
@@ -42,7 +42,7 @@ from virnucpro.scorer.features import (
     RATHER_VIRAL,
     VIRAL,
 )
-from virnucpro.scorer.nets import (
+from virnucpro.viral.networks import (
     ErrorRates,
     Knot,
     Scorer,
@@ -50,7 +50,7 @@ from virnucpro.scorer.nets import (
     load_scorer,
     thresholds,
 )
-from virnucpro.scorer.pieces import Digits, encode
+from virnucpro.viral.windows import Digits, encode
 
 SHARES = {"phages": 0.75, "RNA viruses": 0.25, "bacteria": 1.0}
 

@@ -46,7 +46,7 @@ from virnucpro.store.progress_log import HostFigures, ShardFigures, read_hosts
 from virnucpro.store.plan import Plan, _PlanCounts, _SlicePlan
 from virnucpro.workflows.table_cache import RowStore, SliceRows
 from virnucpro.workflows.status import inspect_run, measure_run
-from virnucpro.scorer.nets import Scorer
+from virnucpro.viral.networks import Scorer
 from virnucpro.sequences import inputs
 from virnucpro.stories.api import read_features
 from virnucpro.stories.options import PredictOptions

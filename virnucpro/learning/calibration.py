@@ -22,7 +22,7 @@ from virnucpro.viral.head import FrameRule, Join, JoinKnot
 from virnucpro.core.types import DECIMALS, Mask, Values, sigmoid
 from virnucpro.learning.frames import BASES_POWER, LabelledFrames, Rows, balanced_weights
 from virnucpro.learning.metrics import Samples, auroc_gain
-from virnucpro.scorer.nets import ErrorRates, Scorer, at_lengths, thresholds
+from virnucpro.viral.networks import ErrorRates, Scorer, at_lengths, thresholds
 
 FALSE_POSITIVES = 0.05  # of the others in validation, at the threshold
 N_CHUNKS = (1, 2, 6, 20)  # of one record; 500 to 10,000 bases if a chunk has 500

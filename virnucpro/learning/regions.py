@@ -38,8 +38,8 @@ from virnucpro.learning.metrics import INTERVAL
 from virnucpro.learning.options import EvaluateOptions, TrainOptions
 from virnucpro.learning.records import read_cells, read_lines
 from virnucpro.store.run_dir import RunDir
-from virnucpro.scorer.landmarks import genes_of
-from virnucpro.scorer.nets import Scorer
+from virnucpro.viral.host_markers import genes_of
+from virnucpro.viral.networks import Scorer
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import STANDARD, GeneticCode

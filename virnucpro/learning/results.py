@@ -56,8 +56,8 @@ from virnucpro.learning.networks import (
 from virnucpro.learning.pages import write_card, write_figures
 from virnucpro.learning.records import LabelledRecord, Split, group_digest
 from virnucpro.learning.request import EPOCHS, GAIN, HELD_OUT, Training, load_known
-from virnucpro.scorer.nets import Scorer
-from virnucpro.scorer.score import score_sequences
+from virnucpro.viral.networks import Scorer
+from virnucpro.viral.scoring import score_sequences
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode

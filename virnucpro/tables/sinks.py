@@ -36,7 +36,7 @@ from virnucpro.core.types import (
     Viruses,
 )
 from virnucpro.core.safe_dir import Tree
-from virnucpro.scorer.kin import own_kinship
+from virnucpro.viral.taxonomy import own_kinship
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.tables.text import (

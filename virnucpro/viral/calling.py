@@ -26,9 +26,9 @@ from virnucpro.core.types import (
     Records,
     Values,
 )
-from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, thresholds
-from virnucpro.scorer.pieces import find_open_codes
-from virnucpro.scorer.score import PieceScores, score_block, score_proteins
+from virnucpro.viral.networks import ErrorRates, Scorer, false_discovery_rates, thresholds
+from virnucpro.viral.windows import find_open_codes
+from virnucpro.viral.scoring import PieceScores, score_block, score_proteins
 from virnucpro.sequences.translate import GeneticCode, screen_all
 
 

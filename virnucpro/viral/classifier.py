@@ -39,8 +39,8 @@ from virnucpro.core.types import (
     Prediction,
     Records,
 )
-from virnucpro.scorer.kin import own_kinship
-from virnucpro.scorer.nets import ErrorRates, Scorer, thresholds
+from virnucpro.viral.taxonomy import own_kinship
+from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode, screen_all
 

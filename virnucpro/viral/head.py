@@ -42,7 +42,7 @@ from virnucpro.core.types import (
     sigmoid,
 )
 from virnucpro.core.safe_dir import Tree
-from virnucpro.scorer.nets import ErrorRates, at_lengths
+from virnucpro.viral.networks import ErrorRates, at_lengths
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 
 _NEAR = 1e-6  # in units of the last decimal: thousands of times the spacing of doubles near 1

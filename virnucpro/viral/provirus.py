@@ -37,9 +37,9 @@ from virnucpro.core.types import (
     Values,
     runs_of,
 )
-from virnucpro.scorer.kin import own_kinship
-from virnucpro.scorer.landmarks import Repeat, genes_of, host_genes, open_edges, trna_ends
-from virnucpro.scorer.nets import Scorer
+from virnucpro.viral.taxonomy import own_kinship
+from virnucpro.viral.host_markers import Repeat, genes_of, host_genes, open_edges, trna_ends
+from virnucpro.viral.networks import Scorer
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 SHORTEST_RECORD = 10_000  # bases; shorter records are not searched

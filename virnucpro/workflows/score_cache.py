@@ -26,7 +26,7 @@ from virnucpro.core.atomic_io import parse_json, zstd
 from virnucpro.core.types import Records, Region, Track, shard_name
 from virnucpro.core.safe_dir import Tree
 from virnucpro.store.feature_file import Label, read_label, read_sealed, write_sealed
-from virnucpro.scorer.score import PieceScores
+from virnucpro.viral.scoring import PieceScores
 
 SUFFIX = ".scores"
 _LEVEL = 1  # of zstd: half of the content are numbers that hardly compress

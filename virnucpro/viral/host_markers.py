@@ -12,9 +12,9 @@ import numpy as np
 
 from virnucpro.core.native import call
 from virnucpro.core.types import Counts, Values, reverse_complement
-from virnucpro.scorer.features import GENE_LIKE
-from virnucpro.scorer.nets import Scorer
-from virnucpro.scorer.pieces import (
+from virnucpro.viral.features import GENE_LIKE
+from virnucpro.viral.networks import Scorer
+from virnucpro.viral.windows import (
     N_CODES,
     Digits,
     Pieces,
@@ -24,7 +24,7 @@ from virnucpro.scorer.pieces import (
     find_stretches,
     opposite_strand,
 )
-from virnucpro.scorer.score import score_proteins
+from virnucpro.viral.scoring import score_proteins
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 # conserved in RpoB, RpoC, S19, L2, S11 and S12 of bacteria of several phyla

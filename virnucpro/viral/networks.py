@@ -32,8 +32,8 @@ from virnucpro.core.atomic_io import EMBEDDED_FOLDER, open_plain, parse_json
 from virnucpro.core.native import call
 from virnucpro.core.logging import printable
 from virnucpro.core.types import Counts, Mask, Values
-from virnucpro.scorer.features import NO_WORDS, RATIOS, SHARES, Features, WordTable
-from virnucpro.scorer.proteins import PATTERNS, SHORTEST, Proteins, Ratios, protein_features
+from virnucpro.viral.features import NO_WORDS, RATIOS, SHARES, Features, WordTable
+from virnucpro.viral.proteins import PATTERNS, SHORTEST, Proteins, Ratios, protein_features
 
 FORMAT = 12
 ALL = ""  # the view of nets that read all features

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from virnucpro.core.native import call
 from virnucpro.core.types import Values
-from virnucpro.scorer.pieces import N_CODES, Digits, Pieces, code_of, is_stop
+from virnucpro.viral.windows import N_CODES, Digits, Pieces, code_of, is_stop
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 LENGTH = 9  # residues of a word

@@ -35,7 +35,7 @@ from virnucpro.core.atomic_io import EMBEDDED_FOLDER
 from virnucpro.core.native import call
 from virnucpro.core.logging import printable
 from virnucpro.core.types import Counts, Identity, Values
-from virnucpro.scorer.features import (
+from virnucpro.viral.features import (
     FARTHEST,
     FIGURES,
     NO_WORDS,
@@ -43,8 +43,8 @@ from virnucpro.scorer.features import (
     Numbers,
     library_input,
 )
-from virnucpro.scorer.nets import mapped
-from virnucpro.scorer.pieces import Pieces, cut
+from virnucpro.viral.networks import mapped
+from virnucpro.viral.windows import Pieces, cut
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 FORMAT = 2

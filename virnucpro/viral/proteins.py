@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from virnucpro.core.native import call
 from virnucpro.core.types import Counts
-from virnucpro.scorer.features import AMINO_ACIDS, N_WORD_FIGURES, NO_RESIDUE, Residues, WordTable
+from virnucpro.viral.features import AMINO_ACIDS, N_WORD_FIGURES, NO_RESIDUE, Residues, WordTable
 
 SHORTEST = 50  # residues of the shortest protein that is scored
 N_RESIDUES, N_PAIRS = len(AMINO_ACIDS), len(AMINO_ACIDS) ** 2

@@ -18,7 +18,7 @@ import numpy as np
 
 from virnucpro.core.native import call
 from virnucpro.core.types import Counts, Mask, Values
-from virnucpro.scorer.features import (
+from virnucpro.viral.features import (
     FIGURES,
     N_FEATURES,
     N_LAYOUT,
@@ -26,9 +26,9 @@ from virnucpro.scorer.features import (
     layout_features,
     library_input,
 )
-from virnucpro.scorer.nets import PieceNets, Scorer, calibrate
-from virnucpro.scorer.pieces import Pieces, cut, encode
-from virnucpro.scorer.proteins import Proteins
+from virnucpro.viral.networks import PieceNets, Scorer, calibrate
+from virnucpro.viral.windows import Pieces, cut, encode
+from virnucpro.viral.proteins import Proteins
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 BASES_AT_ONCE = 2_000_000  # in the records that are scored together
