@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from virnucpro.core.types import Call, Calls
-from virnucpro.tables.sinks import RECORD_TABLE
-from virnucpro.tables.text import record_rows
+from virnucpro.results.outputs import RECORD_TABLE
+from virnucpro.results.tsv import record_rows
 
 EVIL = "<img/src=x/onerror=document.title='bad'>"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"

@@ -16,12 +16,12 @@ from virnucpro.viral.classifier import call_record
 from virnucpro.viral.head import HeadFacts, probabilities, probability
 from virnucpro.core.types import Call, Calls, FastaRecord, FrameScores, Orf, Prediction
 from virnucpro.sequences.fasta import write_record
-from virnucpro.tables.sinks import (
+from virnucpro.results.outputs import (
     CHUNK_TABLE,
     FRAME_TABLE,
     RECORD_TABLE,
 )
-from virnucpro.tables.text import (
+from virnucpro.results.tsv import (
     EMPTY,
     SortedLines,
     chunk_rows,

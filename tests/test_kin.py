@@ -36,7 +36,7 @@ from virnucpro.viral.taxonomy import (
 from virnucpro.viral.windows import Pieces, encode
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import STANDARD
-from virnucpro.tables.sinks import LENGTH_CLASSES, VIRUS_TABLE, find_viruses
+from virnucpro.results.outputs import LENGTH_CLASSES, VIRUS_TABLE, find_viruses
 
 LAYER = "weight", "bias"
 EXAMPLE = Path(__file__).parents[1] / "examples/contigs.fa"

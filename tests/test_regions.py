@@ -46,7 +46,7 @@ from virnucpro.sequences.translate import STANDARD
 from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.regions import find_regions
 from virnucpro.stories.summary import Summary
-from virnucpro.tables.sinks import REGION_SINKS, REGION_TABLE, Place, Portion, Tally, open_outputs
+from virnucpro.results.outputs import REGION_SINKS, REGION_TABLE, Place, Portion, Tally, open_outputs
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 WHY = "att_length=12;trna=yes;viral_genes=4/9"

@@ -37,7 +37,7 @@ from virnucpro.page.run import report_folder
 from virnucpro.store.run_dir import RunDir
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions
-from virnucpro.tables.text import spans_of
+from virnucpro.results.tsv import spans_of
 
 
 def predict(to: Path, *inputs: Path, **changes: object) -> Path:

@@ -42,7 +42,7 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.summary import Summary
-from virnucpro.tables.sinks import VIRUS_TABLE
+from virnucpro.results.outputs import VIRUS_TABLE
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 

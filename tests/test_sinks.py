@@ -20,7 +20,7 @@ from virnucpro.core.safe_dir import Tree
 from virnucpro.store.run_dir import RunDir
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile, hashed
-from virnucpro.tables.sinks import (
+from virnucpro.results.outputs import (
     REGION_SINKS,
     REGION_TABLE,
     SINKS,
@@ -31,7 +31,7 @@ from virnucpro.tables.sinks import (
     all_sinks,
     open_outputs,
 )
-from virnucpro.tables.text import rows_of, texts, whole
+from virnucpro.results.tsv import rows_of, texts, whole
 
 
 def length_rows(results):

@@ -53,7 +53,7 @@ from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig, resolve
 from virnucpro.stories.work import Part, choose_part, work
-from virnucpro.tables.sinks import SINKS, Sink
+from virnucpro.results.outputs import SINKS, Sink
 
 FORK = multiprocessing.get_context("fork")
 

@@ -71,7 +71,7 @@ from virnucpro.sequences.translate import Chunk
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig, resolve
-from virnucpro.tables.sinks import FRAME_TABLE, RECORD_TABLE
+from virnucpro.results.outputs import FRAME_TABLE, RECORD_TABLE
 
 Figures = dict[str, Any]  # for JSON: rounded; None: not defined
 _RUN = "run"  # the run folder of the fragments

@@ -45,7 +45,7 @@ from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute
-from virnucpro.tables.sinks import RECORD_TABLE, REGION_TABLE
+from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE
 
 _EVALUATED_TABLE = "regions_evaluation.tsv"
 _ALL = "all"

@@ -23,8 +23,8 @@ from virnucpro.core.recipe import STATUSES
 from virnucpro.core.types import Counts, Mask, Values
 from virnucpro.core.helper_pool import Helpers
 from virnucpro.page.facts import Key
-from virnucpro.tables.sinks import LENGTH_CLASSES
-from virnucpro.tables.text import TableBlock, TableSpan, reading, spans_of
+from virnucpro.results.outputs import LENGTH_CLASSES
+from virnucpro.results.tsv import TableBlock, TableSpan, reading, spans_of
 
 MOST_ROWS = 100_000  # records in the table of the page
 PER_DOUBLING = 4  # bins of length

@@ -21,8 +21,8 @@ from virnucpro.core.errors import InputMissingError
 from virnucpro.core.atomic_io import open_plain, read_facts
 from virnucpro.core.logging import escaped, printable
 from virnucpro.core.types import Region, Values
-from virnucpro.tables.sinks import REGION_TABLE, TRACKS
-from virnucpro.tables.text import TableBlock, reading, spans_of
+from virnucpro.results.outputs import REGION_TABLE, TRACKS
+from virnucpro.results.tsv import TableBlock, reading, spans_of
 
 _MOST_OF_LOG = 1 << 20  # bytes, from its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")

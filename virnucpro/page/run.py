@@ -44,7 +44,7 @@ from virnucpro.page.facts import (
 from virnucpro.page.html import MOST_BYTES, pack, render_packed, works_of
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.checksums import Outputs
-from virnucpro.tables.sinks import (
+from virnucpro.results.outputs import (
     FAILED_FILES,
     FAILED_SEQUENCES,
     LENGTH_CLASSES,
@@ -55,7 +55,7 @@ from virnucpro.tables.sinks import (
     VIRUS_TABLE,
     all_sinks,
 )
-from virnucpro.tables.text import TableBlock, reading, spans_of
+from virnucpro.results.tsv import TableBlock, reading, spans_of
 
 _N_TOP = 20  # best viral records in the list
 _HIGH_FDR = 0.2  # a class of length with this share of false calls is called weak

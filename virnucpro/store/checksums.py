@@ -23,7 +23,7 @@ from virnucpro.core.safe_dir import Tree
 from virnucpro.store.feature_store import index_of, is_export
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.score_cache import SUFFIX
-from virnucpro.tables.sinks import all_sinks
+from virnucpro.results.outputs import all_sinks
 
 _REMEDY = "check the disk, then repeat the command of the run with --resume to rewrite it"
 _WRITES_AHEAD = 8  # writes of a file that may wait for their hashing

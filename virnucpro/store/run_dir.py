@@ -33,7 +33,7 @@ from virnucpro.store.run_lock import (
 )
 from virnucpro.store.manifest import Manifest, read_manifest, write_manifest
 from virnucpro.sequences.inputs import RUN_FILE
-from virnucpro.tables.sinks import FAILED_SEQUENCES, SINKS, Sink, all_sinks
+from virnucpro.results.outputs import FAILED_SEQUENCES, SINKS, Sink, all_sinks
 
 # suffixes of the files of a slice: its plan, digests of ids, rows of tables
 PLAN, IDS, ROWS = ".plan", ".ids", ".rows"

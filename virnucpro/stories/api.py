@@ -70,7 +70,7 @@ from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import RECORDS
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
-from virnucpro.tables.sinks import RECORD_TABLE, REGION_TABLE, VIRUS_TABLE
+from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE, VIRUS_TABLE
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

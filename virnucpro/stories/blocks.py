@@ -40,7 +40,7 @@ from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.store.shard_files import read_shard
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed
 from virnucpro.sequences.translate import GeneticCode
-from virnucpro.tables.sinks import SINKS, Portion
+from virnucpro.results.outputs import SINKS, Portion
 
 FRAMES_AT_ONCE = 2048
 _NO_VECTORS = np.empty((0, 0), dtype=np.float32)

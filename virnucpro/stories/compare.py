@@ -18,7 +18,7 @@ from virnucpro.core.atomic_io import open_plain
 from virnucpro.core.logging import printable
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.checksums import Outputs
-from virnucpro.tables.sinks import CHUNK_TABLE, FRAME_TABLE, RECORD_TABLE, VIRUS_TABLE, Sink
+from virnucpro.results.outputs import CHUNK_TABLE, FRAME_TABLE, RECORD_TABLE, VIRUS_TABLE, Sink
 
 _ROUNDING = 1e-9  # of differences between scores, which have 6 decimals
 _N_EXAMPLES = 3  # ids of each kind of difference

@@ -20,7 +20,7 @@ from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs
 from virnucpro.sequences.samples import name_samples
 from virnucpro.sequences.input_scan import Survey
 from virnucpro.stories.options import SequenceOptions
-from virnucpro.tables.sinks import RECORD_TABLE
+from virnucpro.results.outputs import RECORD_TABLE
 
 _RecipeFor = Callable[[InputType], Recipe]
 

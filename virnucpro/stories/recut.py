@@ -28,7 +28,7 @@ from virnucpro.stories.blocks import Maker
 from virnucpro.stories.options import RunOptions
 from virnucpro.stories.summary import Summary
 from virnucpro.stories.write import Results
-from virnucpro.tables.sinks import LETTERS, Portion
+from virnucpro.results.outputs import LETTERS, Portion
 
 _PLACE = re.compile(r"(.*)\|[a-z]+_([0-9]+)_([0-9]+)", re.DOTALL)  # of a region in its record
 _UNKNOWN_LINE = re.compile(rf"^[^>\n]*{ScoreStore.unknown}".encode(), re.MULTILINE)  # of a sequence

@@ -33,7 +33,7 @@ from virnucpro.sequences.inputs import InputFile, check_recorded
 from virnucpro.stories.options import PredictOptions, RegionsOptions, facts_of, options_of_tables
 from virnucpro.stories.resolve import find_region_model
 from virnucpro.stories.write import place_of
-from virnucpro.tables.sinks import (
+from virnucpro.results.outputs import (
     RECORD_TABLE,
     REGION_SINKS,
     REGION_TABLE,

@@ -19,7 +19,7 @@ from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
-from virnucpro.tables.sinks import (
+from virnucpro.results.outputs import (
     FAILED_FILES,
     FAILED_SEQUENCES,
     RECORD_TABLE,

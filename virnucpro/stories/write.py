@@ -50,7 +50,7 @@ from virnucpro.stories.blocks import (
 )
 from virnucpro.stories.options import RunOptions
 from virnucpro.stories.summary import Summary
-from virnucpro.tables.sinks import SINKS, Place, Portion, Tally, open_outputs
+from virnucpro.results.outputs import SINKS, Place, Portion, Tally, open_outputs
 
 # The frames of a record are neighbours in each shard: shard, the first, and one after the last.
 # There are millions of these, so they are plain tuples, and few functions handle them.

@@ -27,7 +27,7 @@ from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, count_done
 from virnucpro.workflows.table_cache import RowStore
 from virnucpro.workflows.score_cache import ScoreStore
-from virnucpro.tables.sinks import FAILED_FILES, SINKS
+from virnucpro.results.outputs import FAILED_FILES, SINKS
 
 _NEXT = {
     "unfinished": "repeat the command of the run with --resume",

@@ -26,7 +26,7 @@ from virnucpro.store.run_dir import ROWS
 from virnucpro.store.feature_index import IndexPart
 from virnucpro.store.plan import Plan, Slice
 from virnucpro.workflows.score_cache import FORMAT as FORMAT_OF_SCORES
-from virnucpro.tables.sinks import Portion, Tally, all_sinks
+from virnucpro.results.outputs import Portion, Tally, all_sinks
 
 _FORMAT = 2  # raise it when the same scores, columns and key would give other rows
 

@@ -39,7 +39,7 @@ from virnucpro.core.safe_dir import Tree
 from virnucpro.viral.taxonomy import own_kinship
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import GeneticCode
-from virnucpro.tables.text import (
+from virnucpro.results.tsv import (
     EMPTY,
     SortedLines,
     call_words,
