@@ -8,7 +8,7 @@ import yaml
 from runs import ROOT, invoke
 
 from virnucpro import __version__
-from virnucpro.page.html import Work, all_works
+from virnucpro.results.report.html import Work, all_works
 
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
 

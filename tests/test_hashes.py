@@ -18,7 +18,7 @@ from test_scorer_run import predict, write
 
 from virnucpro.core.events import Telling
 from virnucpro.core.atomic_io import sha256
-from virnucpro.page.run import report_folder
+from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.checksums import Outputs
 from virnucpro.stories.options import RegionsOptions

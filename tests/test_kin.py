@@ -19,7 +19,7 @@ import virnucpro
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.types import Call, FastaRecord, Identity, Region
 from virnucpro.core.helper_pool import Pool
-from virnucpro.page.counts import count_kinds, find_records
+from virnucpro.results.report.aggregates import count_kinds, find_records
 from virnucpro.viral.features import NO_WORDS
 from virnucpro.viral.taxonomy import (
     FEWEST_WORDS,

@@ -32,8 +32,8 @@ from virnucpro.core.events import (
 from virnucpro.core.types import Call, Shard
 from virnucpro.learning.metrics import MEASURES
 from virnucpro.learning.pages import write_evaluation_page, write_training_page
-from virnucpro.page.html import MOST_BYTES
-from virnucpro.page.run import report_folder
+from virnucpro.results.report.html import MOST_BYTES
+from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.run_dir import RunDir
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions

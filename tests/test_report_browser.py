@@ -20,7 +20,7 @@ from pages import EVIL, call, write_table
 from virnucpro.engine.device_timeline import Start
 from virnucpro.core.events import BatchDone, Memory, WorkerReady
 from virnucpro.core.types import Call, Shard
-from virnucpro.page.run import report_folder
+from virnucpro.results.report.run_report import report_folder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")
 CHROMIUM = shutil.which("chromium")

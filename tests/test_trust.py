@@ -38,7 +38,7 @@ from virnucpro.core.types import Embeddings, Failure
 from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.evaluate import _Question
 from virnucpro.learning.options import EvaluateOptions
-from virnucpro.page.run import report_folder
+from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.feature_file import read_embeddings, read_label, sealed_label, write_embeddings
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.feature_index import check_index

@@ -38,7 +38,7 @@ from virnucpro.core.errors import (
 )
 from virnucpro.core.events import STAGES, Event, OnEvent, Progress, ShardDone, Telling
 from virnucpro.core.types import Shard
-from virnucpro.page.run import report_folder
+from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.feature_file import read_label, sealed_label
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.checksums import Outputs

@@ -190,7 +190,7 @@ def report(options: _ReportOptions) -> None:
     """
     end_cleanly()
     with exits():
-        from virnucpro.page.run import report_folder
+        from virnucpro.results.report.run_report import report_folder
 
         running.report([f"report: {printable(report_folder(options.folder))}"])
 
@@ -221,6 +221,6 @@ def cite(
 
     Example: virnucpro cite --bibtex >> references.bib
     """
-    from virnucpro.page.html import as_lines
+    from virnucpro.results.report.html import as_lines
 
     running.report(as_lines(bibtex_only=bibtex))

@@ -28,9 +28,9 @@ from virnucpro.core.safe_dir import Tree
 from virnucpro.learning.metrics import NOT_DEFINED
 from virnucpro.learning.records import read_cells, write_table
 from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, MODEL_FOLDER, SPLIT
-from virnucpro.page.charts import Chart
-from virnucpro.page.facts import Facts, read_complaints
-from virnucpro.page.html import render
+from virnucpro.results.report.charts import Chart
+from virnucpro.results.report.run_json import Facts, read_complaints
+from virnucpro.results.report.html import render
 from virnucpro.store.run_dir import RunDir
 
 _MOST_SEEDS = 6  # in a chart

@@ -25,7 +25,7 @@ from virnucpro.core.types import (
     Records,
 )
 from virnucpro.core.helper_pool import Pool
-from virnucpro.page.run import write_run_page
+from virnucpro.results.report.run_report import write_run_page
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.manifest import Manifest

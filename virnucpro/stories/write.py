@@ -32,7 +32,7 @@ from virnucpro.core.events import (
 from virnucpro.core.types import FastaRecord, Records, Shard, shard_name
 from virnucpro.core.helper_pool import AbandonedError, Helpers, Pool
 from virnucpro.core.safe_dir import Tree
-from virnucpro.page.run import write_run_page
+from virnucpro.results.report.run_report import write_run_page
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.feature_index import IndexPart

@@ -18,7 +18,7 @@ from functools import cache
 
 from virnucpro import __version__
 from virnucpro.core.logging import counted, printable
-from virnucpro.page.template import Safe, asset, fill
+from virnucpro.results.report.template import Safe, asset, fill
 
 MOST_BYTES = 3_000_000
 _LEVEL = 4  # of deflate; level 6 takes three times as long and saves 4 %

@@ -22,8 +22,8 @@ from virnucpro.core.events import SCORING, STAGES, STARTING
 from virnucpro.core.logging import LOGGER, counted, escaped, printable
 from virnucpro.core.types import Region, Values
 from virnucpro.core.helper_pool import Helpers, Pool
-from virnucpro.page.charts import GIB, Chart, device_charts, scores_by_length
-from virnucpro.page.counts import (
+from virnucpro.results.report.charts import GIB, Chart, device_charts, scores_by_length
+from virnucpro.results.report.aggregates import (
     Kinds,
     RecordRows,
     RunCounts,
@@ -32,7 +32,7 @@ from virnucpro.page.counts import (
     find_records,
     length_classes,
 )
-from virnucpro.page.facts import (
+from virnucpro.results.report.run_json import (
     Facts,
     Key,
     ListedRegions,
@@ -41,7 +41,7 @@ from virnucpro.page.facts import (
     read_page_regions,
     read_tracks,
 )
-from virnucpro.page.html import MOST_BYTES, pack, render_packed, works_of
+from virnucpro.results.report.html import MOST_BYTES, pack, render_packed, works_of
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.checksums import Outputs
 from virnucpro.results.outputs import (

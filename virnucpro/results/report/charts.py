@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from virnucpro.engine.device_timeline import Start
 from virnucpro.core.logging import counted
-from virnucpro.page.counts import (
+from virnucpro.results.report.aggregates import (
     MOST_LOG_ODDS,
     N_SCORES,
     PER_DOUBLING,

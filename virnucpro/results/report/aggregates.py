@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from virnucpro.core.recipe import STATUSES
 from virnucpro.core.types import Counts, Mask, Values
 from virnucpro.core.helper_pool import Helpers
-from virnucpro.page.facts import Key
+from virnucpro.results.report.run_json import Key
 from virnucpro.results.outputs import LENGTH_CLASSES
 from virnucpro.results.tsv import TableBlock, TableSpan, reading, spans_of
 
