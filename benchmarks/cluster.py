@@ -27,9 +27,9 @@ from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.core.helper_pool import Pool
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.plan import Plan
-from virnucpro.stories.pipeline import make_results, run
-from virnucpro.stories.resolve import RunConfig
-from virnucpro.stories.work import Part
+from virnucpro.workflows.pipeline import make_results, run
+from virnucpro.workflows.run_config import RunConfig
+from virnucpro.workflows.work_share import Part
 
 _COVERAGE = 4  # of contigs by reads
 _INSTANT = 1e12  # tokens per second of a device that takes no time

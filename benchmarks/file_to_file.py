@@ -31,9 +31,9 @@ from virnucpro.core.events import (
 )
 from virnucpro.core.option_schema import make
 from virnucpro.sequences.fasta import write_record
-from virnucpro.stories.options import ExtractOptions
-from virnucpro.stories.pipeline import run
-from virnucpro.stories.resolve import RunConfig, resolve
+from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.pipeline import run
+from virnucpro.workflows.run_config import RunConfig, resolve
 
 _SHARDS_PER_WORKER = 4
 

@@ -23,9 +23,9 @@ from virnucpro.engine.base import Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.core.recipe import Recipe
-from virnucpro.stories.options import ExtractOptions
-from virnucpro.stories.pipeline import run
-from virnucpro.stories.resolve import RunConfig
+from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.pipeline import run
+from virnucpro.workflows.run_config import RunConfig
 
 POISON = "WWWWCWWWW"
 

@@ -47,9 +47,9 @@ from virnucpro.core.atomic_io import EMBEDDED_FOLDER
 from virnucpro.core.option_schema import make
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.kmers import N_FEATURES
-from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import run
-from virnucpro.stories.resolve import RunConfig
+from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.pipeline import run
+from virnucpro.workflows.run_config import RunConfig
 
 _FAMILY = "simulated"  # also the name of this module
 _HASH = "0" * 64  # where no file exists

@@ -31,8 +31,8 @@ from virnucpro.core import child_process as processes
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.events import OnEvent
 from virnucpro.sequences.kmers import N_FEATURES
-from virnucpro.stories.options import ExtractOptions, PredictOptions
-from virnucpro.stories.resolve import RunConfig
+from virnucpro.workflows.options import ExtractOptions, PredictOptions
+from virnucpro.workflows.run_config import RunConfig
 
 # the same examples every time; many more, and others, with --hypothesis-profile=long
 settings.register_profile("gate", max_examples=50, derandomize=True, deadline=None)

@@ -42,10 +42,10 @@ from virnucpro.core.types import (
 from virnucpro.store.feature_store import open_stores
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames
-from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import execute, run
-from virnucpro.stories.resolve import RunConfig
-from virnucpro.stories.summary import Summary
+from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.pipeline import execute, run
+from virnucpro.workflows.run_config import RunConfig
+from virnucpro.workflows.summary import Summary
 
 if TYPE_CHECKING:
     from conftest import Tiny

@@ -34,8 +34,8 @@ import virnucpro
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.option_schema import names_of
 from virnucpro.store import feature_index as index
-from virnucpro.stories.api import in_python
-from virnucpro.stories.options import ExtractOptions, PredictOptions
+from virnucpro.api import in_python
+from virnucpro.workflows.options import ExtractOptions, PredictOptions
 
 ON_ONE = {"device": "cpu", "workers": 1}
 OF_SEVERAL_MACHINES = {"plan_only", "no_embed", "executor", "executor_config"}

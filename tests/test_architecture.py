@@ -288,7 +288,7 @@ def test_only_the_command_line_and_the_doors_to_what_is_slow_import_late() -> No
 def test_a_worker_starts_without_torchs_compiler_and_sympy() -> None:
     """Their imports take more than a second, for every worker and after every loss of one."""
     statement = (
-        "import virnucpro.stories.pipeline, virnucpro.stories.resolve, torch; "
+        "import virnucpro.workflows.pipeline, virnucpro.workflows.run_config, torch; "
         "from virnucpro.models.lookup import embedded_model; "
         "from virnucpro.models.esm2.loading import load_esm2; "
         "from virnucpro.models.packing import PackedBatch; "

@@ -22,10 +22,10 @@ from virnucpro.engine.options import WorkOptions
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.errors import UsageError
 from virnucpro.core.events import BatchDone, EmbeddingStarted
-from virnucpro.stories.options import ExtractOptions, PredictOptions
-from virnucpro.stories.pipeline import execute
-from virnucpro.stories.summary import Summary
-from virnucpro.stories.work import work
+from virnucpro.workflows.options import ExtractOptions, PredictOptions
+from virnucpro.workflows.pipeline import execute
+from virnucpro.workflows.summary import Summary
+from virnucpro.workflows.work_share import work
 
 ENCODER = EncoderSpec(
     model="toy", sha256="a" * 64, layer=2, pooling="mean", precision="fp32", dim=8

@@ -10,7 +10,7 @@ import pytest
 from runs import CONTIGS, forget_hashes, invoke
 
 from virnucpro.core.errors import InputError, InputMissingError
-from virnucpro.stories.compare import TableComparison, compare, report_lines
+from virnucpro.workflows.compare import TableComparison, compare, report_lines
 
 FRAMES = """Sequence_ID\tPrediction\tscore1\tscore2
 a_chunk_1F1\tvirus\t0.12100612\t0.8789939

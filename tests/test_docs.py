@@ -14,8 +14,8 @@ from typer.main import get_command
 from virnucpro.cli.main import app
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.viral.taxonomy import own_kinship
-from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import execute
+from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.pipeline import execute
 
 PROMISES = [line.split("::") for line in (ROOT / "tests/promises.txt").read_text().splitlines()]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -29,11 +29,11 @@ from virnucpro.workflows.status import inspect_run, measure_run
 from virnucpro.viral.networks import Scorer, thresholds
 from virnucpro.viral.scoring import score_sequences
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import execute, run
-from virnucpro.stories.resolve import resolve
-from virnucpro.stories.summary import Summary
-from virnucpro.stories.work import work
+from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.pipeline import execute, run
+from virnucpro.workflows.run_config import resolve
+from virnucpro.workflows.summary import Summary
+from virnucpro.workflows.work_share import work
 
 NUCLEOTIDES = Recipe(
     command="predict", input_type="nucleotide", chunk_size=500, min_length=150, encoders=()

@@ -33,9 +33,9 @@ from virnucpro.engine.worker import Worker
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.core.atomic_io import sha256
-from virnucpro.stories.options import ExtractOptions
-from virnucpro.stories.pipeline import execute
-from virnucpro.stories.resolve import RunConfig, resolve
+from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.pipeline import execute
+from virnucpro.workflows.run_config import RunConfig, resolve
 
 FAIR_ESM = EncoderSpec(
     family="fair-esm",

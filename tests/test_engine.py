@@ -58,7 +58,7 @@ from virnucpro.core.events import (
 from virnucpro.core.child_process import interrupts_held, start
 from virnucpro.core.types import Shard
 from virnucpro.store.run_dir import RunDir
-from virnucpro.stories import pipeline
+from virnucpro.workflows import pipeline
 
 pytestmark = pytest.mark.usefixtures("quick_starts", "early_starts")
 ONE = {"p0": "MKVLEFPQIL"}

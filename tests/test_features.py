@@ -20,7 +20,7 @@ from virnucpro.store.feature_store import FeatureReader, FeatureStore, ShardFeat
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.shard_files import ShardWriter, shard_size
 from virnucpro.workflows.status import inspect_run
-from virnucpro.stories.resolve import RunConfig
+from virnucpro.workflows.run_config import RunConfig
 
 DIM = 4
 ENCODER = EncoderSpec(

@@ -36,8 +36,8 @@ from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.atomic_io import MOST_JSON
 from virnucpro.store.feature_file import _SEAL
-from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import execute
+from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.pipeline import execute
 
 EXITS = {0, 1, 2, 64, 65, 66, 69, 73, 74}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

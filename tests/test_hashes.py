@@ -21,8 +21,8 @@ from virnucpro.core.atomic_io import sha256
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.checksums import Outputs
-from virnucpro.stories.options import RegionsOptions
-from virnucpro.stories.regions import find_regions
+from virnucpro.workflows.options import RegionsOptions
+from virnucpro.workflows.find_proviruses import find_regions
 
 REGIONS = {"regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.tsv.gz"}
 VERDICT = {"viruses.tsv", "viruses.fasta", "samples.tsv", "virnucpro_mqc.tsv"}

@@ -45,7 +45,7 @@ from virnucpro.core.helper_pool import Pool
 from virnucpro.store import plan
 from virnucpro.store.run_dir import RunDir
 from virnucpro.sequences import fasta as reader
-from virnucpro.stories.blocks import BlockTask
+from virnucpro.workflows.table_tasks import BlockTask
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
 POISON_BASES = POISON.replace("W", "TGG").replace("C", "TGT")
@@ -431,7 +431,7 @@ def test_a_helper_that_is_stopped_is_named_with_what_to_do(monkeypatch):
 PAUSED_PARENT = """
 import os, signal, threading, time
 from virnucpro.core import helper_pool as tasks
-from virnucpro.stories.blocks import BlockTask
+from virnucpro.workflows.table_tasks import BlockTask
 tasks._SILENCE_SECONDS = 1.5
 warned = threading.Event()
 tasks.LOGGER.addFilter(lambda record: warned.set())

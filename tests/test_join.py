@@ -22,8 +22,8 @@ from virnucpro.core.types import FastaRecord, Records
 from virnucpro.viral.networks import ErrorRates, Scorer
 from virnucpro.viral.scoring import score_sequences
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import execute
+from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.pipeline import execute
 
 RATES = ErrorRates(500, (-2.0, 0.5, 2.0), (0.5, 0.03, 0.005), (0.9, 0.5, 0.2), (-2.0, 0.5, 2.0))
 EXAMPLES = Path(__file__).parents[1] / "examples" / "contigs.fa"

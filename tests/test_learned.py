@@ -30,8 +30,8 @@ from virnucpro.learning.ranks import Ranks
 from virnucpro.learning.records import read_split
 from virnucpro.learning.request import Training
 from virnucpro.sequences.fasta import write_record
-from virnucpro.stories.options import ExtractOptions, PredictOptions
-from virnucpro.stories.pipeline import execute
+from virnucpro.workflows.options import ExtractOptions, PredictOptions
+from virnucpro.workflows.pipeline import execute
 
 CPU = torch.device("cpu")
 KINDS = {

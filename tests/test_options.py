@@ -20,7 +20,7 @@ from virnucpro.cli.main import app
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import carry, make, options_of
 from virnucpro.learning.options import EvaluateOptions, TrainOptions
-from virnucpro.stories.options import ExtractOptions, PredictOptions
+from virnucpro.workflows.options import ExtractOptions, PredictOptions
 
 # where options pass through on their way to where they are used
 PASSED = (

@@ -44,8 +44,8 @@ from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.status import inspect_run
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames
-from virnucpro.stories import pipeline
-from virnucpro.stories.write import Backlog
+from virnucpro.workflows import pipeline
+from virnucpro.workflows.write_tables import Backlog
 
 SHARED = Path(__file__).parents[2] / "shared"
 

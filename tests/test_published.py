@@ -40,9 +40,9 @@ from virnucpro.core.recipe import Footprint, join_footprints
 from virnucpro.core.errors import InputMissingError, UnavailableError, UsageError
 from virnucpro.core.events import BatchDone, ShardDone
 from virnucpro.core.atomic_io import sha256
-from virnucpro.stories.options import ExtractOptions, PredictOptions
-from virnucpro.stories.pipeline import execute, run
-from virnucpro.stories.resolve import resolve
+from virnucpro.workflows.options import ExtractOptions, PredictOptions
+from virnucpro.workflows.pipeline import execute, run
+from virnucpro.workflows.run_config import resolve
 
 HEADS = Path(__file__).parents[2] / "shared" / "golden" / "heads"
 golden = pytest.mark.skipif(not HEADS.exists(), reason="the golden heads are not here")

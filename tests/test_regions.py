@@ -43,9 +43,9 @@ from virnucpro.viral.host_markers import Repeat, genes_of, host_peptides, trna_e
 from virnucpro.viral.scoring import score_proteins, score_windows
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import STANDARD
-from virnucpro.stories.options import RegionsOptions
-from virnucpro.stories.regions import find_regions
-from virnucpro.stories.summary import Summary
+from virnucpro.workflows.options import RegionsOptions
+from virnucpro.workflows.find_proviruses import find_regions
+from virnucpro.workflows.summary import Summary
 from virnucpro.results.outputs import REGION_SINKS, REGION_TABLE, Place, Portion, Tally, open_outputs
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

@@ -35,8 +35,8 @@ from virnucpro.learning.pages import write_evaluation_page, write_training_page
 from virnucpro.results.report.html import MOST_BYTES
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.run_dir import RunDir
-from virnucpro.stories import pipeline
-from virnucpro.stories.options import PredictOptions
+from virnucpro.workflows import pipeline
+from virnucpro.workflows.options import PredictOptions
 from virnucpro.results.tsv import spans_of
 
 

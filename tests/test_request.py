@@ -24,9 +24,9 @@ from virnucpro.core.events import BatchDone
 from virnucpro.core.atomic_io import sha256
 from virnucpro.viral import networks as nets
 from virnucpro.viral.networks import OWN_SCORER
-from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
-from virnucpro.stories.pipeline import run
-from virnucpro.stories.resolve import RunConfig, resolve
+from virnucpro.workflows.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.workflows.pipeline import run
+from virnucpro.workflows.run_config import RunConfig, resolve
 
 
 @pytest.fixture

@@ -34,10 +34,10 @@ from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, refuse_repeat
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.input_scan import Survey
-from virnucpro.stories.intake import open_run
-from virnucpro.stories.options import ExtractOptions
-from virnucpro.stories.pipeline import find_pending
-from virnucpro.stories.resolve import RunConfig
+from virnucpro.workflows.collect_inputs import open_run
+from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.pipeline import find_pending
+from virnucpro.workflows.run_config import RunConfig
 
 PROC = Path("/proc/self")
 needs_proc = pytest.mark.skipif(

@@ -39,9 +39,9 @@ from virnucpro.viral.networks import Scorer, false_discovery_rates, thresholds
 from virnucpro.viral.scoring import score_sequences
 from virnucpro.sequences import fasta as reader
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.stories import pipeline
-from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.summary import Summary
+from virnucpro.workflows import pipeline
+from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.summary import Summary
 from virnucpro.results.outputs import VIRUS_TABLE
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"

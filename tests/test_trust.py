@@ -42,10 +42,10 @@ from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.feature_file import read_embeddings, read_label, sealed_label, write_embeddings
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.feature_index import check_index
-from virnucpro.stories import pipeline
-from virnucpro.stories.options import PredictOptions, RegionsOptions
-from virnucpro.stories.regions import find_regions
-from virnucpro.stories.resolve import RunConfig, resolve
+from virnucpro.workflows import pipeline
+from virnucpro.workflows.options import PredictOptions, RegionsOptions
+from virnucpro.workflows.find_proviruses import find_regions
+from virnucpro.workflows.run_config import RunConfig, resolve
 
 
 @pytest.fixture

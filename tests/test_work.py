@@ -48,11 +48,11 @@ from virnucpro.workflows.table_cache import RowStore, SliceRows
 from virnucpro.workflows.status import inspect_run, measure_run
 from virnucpro.viral.networks import Scorer
 from virnucpro.sequences import inputs
-from virnucpro.stories.api import read_features
-from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import run
-from virnucpro.stories.resolve import RunConfig, resolve
-from virnucpro.stories.work import Part, choose_part, work
+from virnucpro.api import read_features
+from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.pipeline import run
+from virnucpro.workflows.run_config import RunConfig, resolve
+from virnucpro.workflows.work_share import Part, choose_part, work
 from virnucpro.results.outputs import SINKS, Sink
 
 FORK = multiprocessing.get_context("fork")

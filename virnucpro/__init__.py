@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from virnucpro.core.errors import VirnucproError
     from virnucpro.core.events import Progress
     from virnucpro.core.types import Call, Identity, Region
-    from virnucpro.stories.api import (
+    from virnucpro.api import (
         Embedded,
         embed,
         iter_features,
@@ -51,7 +51,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "virnucpro.stories.api")), name)
+    return getattr(import_module(_HOMES.get(name, "virnucpro.api")), name)
 
 
 def __dir__() -> list[str]:

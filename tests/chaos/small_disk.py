@@ -26,9 +26,9 @@ from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.pages import write_evaluation_page
 from virnucpro.store import plan
 from virnucpro.sequences import fasta
-from virnucpro.stories import pipeline
-from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.resolve import RunConfig
+from virnucpro.workflows import pipeline
+from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.run_config import RunConfig
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,8 @@ from virnucpro.store.feature_file import read_sealed, write_sealed
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.plan import Plan
 from virnucpro.workflows.status import inspect_run
-from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.resolve import RunConfig
+from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.run_config import RunConfig
 
 CODES = {errno.ENOSPC: 74, errno.EDQUOT: 74, errno.EIO: 74, errno.EROFS: 73, errno.EACCES: 73}
 UNREADABLE = {errno.EIO: 74, errno.EMFILE: 74, errno.EACCES: 73, errno.ESTALE: 73}

@@ -163,8 +163,8 @@ def compare(options: _CompareOptions) -> None:
     64 usage, 65 bad table, 66 result missing.
     """
     with exits():
-        from virnucpro.stories.compare import compare as compare_results
-        from virnucpro.stories.compare import report_lines
+        from virnucpro.workflows.compare import compare as compare_results
+        from virnucpro.workflows.compare import report_lines
 
         comparisons = compare_results(options.a, options.b)
         running.report(report_lines(comparisons))

@@ -18,7 +18,7 @@ from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import carry
 from virnucpro.core.plugins import find_plugins
-from virnucpro.stories.options import ExtractOptions, PredictOptions, RegionsOptions, RunOptions
+from virnucpro.workflows.options import ExtractOptions, PredictOptions, RegionsOptions, RunOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -131,7 +131,7 @@ def _begun_pool(options: RunOptions) -> Pool | None:
     pool, n_bytes = Pool(count_workers(options.workers, model_bytes=0) - 1), 0
     with suppress(OSError):  # reported later, when the input is opened
         n_bytes = sum(path.stat().st_size for path in options.input if path.is_file())
-    pool.begin(n_bytes, "virnucpro.stories.blocks")
+    pool.begin(n_bytes, "virnucpro.workflows.table_tasks")
     return pool
 
 
@@ -140,7 +140,7 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
         with loading(console):
             pool = _begun_pool(options)
             from virnucpro.core.events import STAGES
-            from virnucpro.stories.pipeline import execute
+            from virnucpro.workflows.pipeline import execute
 
             executor_on = _executor_on(options)
             if isinstance(options, ExtractOptions) and options.format == "parquet":
@@ -165,7 +165,7 @@ def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardF
     The process ends with its parent; Parsl's own workers do not.
     """
     from virnucpro.core.child_process import end_with
-    from virnucpro.stories import work as story
+    from virnucpro.workflows import work_share as story
 
     end_with(os.getppid())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -191,7 +191,7 @@ def work(options: WorkOptions, console: ConsoleOptions) -> None:
     """
     with exits(lambda: _WORK_KEPT):
         with loading(console):
-            from virnucpro.stories import work as story
+            from virnucpro.workflows import work_share as story
 
         with watched(console) as events:
             part = story.work(replace(options, array=dict(os.environ)), events)
@@ -215,7 +215,7 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
     kept = _REGIONS_KEPT
     with exits(lambda: kept):
         with loading(console):
-            from virnucpro.stories.regions import TABLE, find_regions
+            from virnucpro.workflows.find_proviruses import TABLE, find_regions
 
         with watched(console) as events:
             tally = find_regions(options, events)

@@ -18,7 +18,7 @@ import typer
 from virnucpro.cli.command import ConsoleOptions
 from virnucpro.cli.exits import GONE, end_cleanly, has_colours
 from virnucpro.core.logging import logging_to, logging_to_file
-from virnucpro.stories.options import RunOptions
+from virnucpro.workflows.options import RunOptions
 
 if TYPE_CHECKING:
     from virnucpro.cli.figures import EventLog

@@ -68,9 +68,9 @@ from virnucpro.store.run_dir import RunDir
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import Chunk
-from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import run
-from virnucpro.stories.resolve import RunConfig, resolve
+from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.pipeline import run
+from virnucpro.workflows.run_config import RunConfig, resolve
 from virnucpro.results.outputs import FRAME_TABLE, RECORD_TABLE
 
 Figures = dict[str, Any]  # for JSON: rounded; None: not defined

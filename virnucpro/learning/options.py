@@ -23,7 +23,7 @@ from virnucpro.core.option_schema import (
     option,
     refuse,
 )
-from virnucpro.stories.options import FolderOptions, GeneticCode, OutputOptions
+from virnucpro.workflows.options import FolderOptions, GeneticCode, OutputOptions
 
 Mode = Literal["head", "finetune", "pretrain"]
 

@@ -43,8 +43,8 @@ from virnucpro.viral.networks import Scorer
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import STANDARD, GeneticCode
-from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import execute
+from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.pipeline import execute
 from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE
 
 _EVALUATED_TABLE = "regions_evaluation.tsv"

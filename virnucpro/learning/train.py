@@ -92,8 +92,8 @@ from virnucpro.learning.results import Epochs, TrainingResults, save_pretrained,
 from virnucpro.store.run_dir import RunDir
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
 from virnucpro.sequences.translate import GeneticCode
-from virnucpro.stories.options import ExtractOptions
-from virnucpro.stories.pipeline import execute
+from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.pipeline import execute
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
 _SECONDS_BETWEEN_STEPS = 0.2  # in TensorBoard; a step of a head alone takes a millisecond

@@ -37,15 +37,15 @@ from virnucpro.store.run_dir import RunDir
 from virnucpro.store.progress_log import ShardFigures
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Slice
-from virnucpro.stories.pipeline import (
+from virnucpro.workflows.pipeline import (
     ExecutorOn,
     beside,
     find_pending,
     make_results,
 )
-from virnucpro.stories.resolve import RunConfig, resolve_work
-from virnucpro.stories.summary import warn_of_cache
-from virnucpro.stories.write import Backlog, Results, check_stored
+from virnucpro.workflows.run_config import RunConfig, resolve_work
+from virnucpro.workflows.summary import warn_of_cache
+from virnucpro.workflows.write_tables import Backlog, Results, check_stored
 
 _LOOK_SECONDS = 2.0  # between two looks whether the run is over
 _FEWEST_SHARES = 4  # for each part, so that all have about the same work

@@ -52,13 +52,13 @@ from virnucpro.store.plan import Plan
 from virnucpro.workflows.table_cache import RowStore
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.sequences.inputs import InputFile
-from virnucpro.stories.blocks import Maker
-from virnucpro.stories.intake import open_run
-from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions, facts_of
-from virnucpro.stories.recut import cut_again, lost_inputs
-from virnucpro.stories.resolve import RunConfig, resolve
-from virnucpro.stories.summary import Summary
-from virnucpro.stories.write import Backlog, Results
+from virnucpro.workflows.table_tasks import Maker
+from virnucpro.workflows.collect_inputs import open_run
+from virnucpro.workflows.options import ExtractOptions, PredictOptions, RunOptions, facts_of
+from virnucpro.workflows.rethreshold import cut_again, lost_inputs
+from virnucpro.workflows.run_config import RunConfig, resolve
+from virnucpro.workflows.summary import Summary
+from virnucpro.workflows.write_tables import Backlog, Results
 
 _BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
 

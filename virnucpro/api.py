@@ -68,8 +68,8 @@ from virnucpro.store.feature_index import read_shown
 from virnucpro.store.manifest import Manifest
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import RECORDS
-from virnucpro.stories import pipeline
-from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.workflows import pipeline
+from virnucpro.workflows.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE, VIRUS_TABLE
 
 if TYPE_CHECKING:

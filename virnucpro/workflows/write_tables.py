@@ -40,7 +40,7 @@ from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Slice, grouped
 from virnucpro.workflows.table_cache import RowStore, SliceRows
 from virnucpro.sequences.fasta import Block, Streams, parsed
-from virnucpro.stories.blocks import (
+from virnucpro.workflows.table_tasks import (
     BlockTask,
     Maker,
     ScoredFrames,
@@ -48,8 +48,8 @@ from virnucpro.stories.blocks import (
     ShardTask,
     input_changed,
 )
-from virnucpro.stories.options import RunOptions
-from virnucpro.stories.summary import Summary
+from virnucpro.workflows.options import RunOptions
+from virnucpro.workflows.summary import Summary
 from virnucpro.results.outputs import SINKS, Place, Portion, Tally, open_outputs
 
 # The frames of a record are neighbours in each shard: shard, the first, and one after the last.

@@ -30,9 +30,9 @@ from virnucpro.store.run_dir import RunDir
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile, check_recorded
-from virnucpro.stories.options import PredictOptions, RegionsOptions, facts_of, options_of_tables
-from virnucpro.stories.resolve import find_region_model
-from virnucpro.stories.write import place_of
+from virnucpro.workflows.options import PredictOptions, RegionsOptions, facts_of, options_of_tables
+from virnucpro.workflows.run_config import find_region_model
+from virnucpro.workflows.write_tables import place_of
 from virnucpro.results.outputs import (
     RECORD_TABLE,
     REGION_SINKS,

@@ -50,14 +50,14 @@ from virnucpro.store.run_dir import RunDir
 from virnucpro.store.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import GeneticCode
-from virnucpro.stories.options import (
+from virnucpro.workflows.options import (
     ExtractOptions,
     PredictOptions,
     RunOptions,
     name_anywhere,
     options_of_tables,
 )
-from virnucpro.stories.recut import lost_inputs
+from virnucpro.workflows.rethreshold import lost_inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,10 +24,10 @@ from virnucpro.store.manifest import Manifest
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile
-from virnucpro.stories.blocks import Maker
-from virnucpro.stories.options import RunOptions
-from virnucpro.stories.summary import Summary
-from virnucpro.stories.write import Results
+from virnucpro.workflows.table_tasks import Maker
+from virnucpro.workflows.options import RunOptions
+from virnucpro.workflows.summary import Summary
+from virnucpro.workflows.write_tables import Results
 from virnucpro.results.outputs import LETTERS, Portion
 
 _PLACE = re.compile(r"(.*)\|[a-z]+_([0-9]+)_([0-9]+)", re.DOTALL)  # of a region in its record

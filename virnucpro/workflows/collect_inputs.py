@@ -19,7 +19,7 @@ from virnucpro.store.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs
 from virnucpro.sequences.samples import name_samples
 from virnucpro.sequences.input_scan import Survey
-from virnucpro.stories.options import SequenceOptions
+from virnucpro.workflows.options import SequenceOptions
 from virnucpro.results.outputs import RECORD_TABLE
 
 _RecipeFor = Callable[[InputType], Recipe]

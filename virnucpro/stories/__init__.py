@@ -1,1 +1,0 @@
-"""The stories: predict, extract, work, regions; options to a run; the Python interface."""
