@@ -38,7 +38,7 @@ from regions_by_length import SHORTEST_HOST, learn, score, write
 
 from virnucpro.viral.provirus_features import Items
 from virnucpro.viral.provirus import regions_of_items
-from virnucpro.learning.regions import (
+from virnucpro.training.provirus import (
     STEP,
     Chromosome,
     RegionFigures,

@@ -26,7 +26,7 @@ from virnucpro.viral.hmm import RegionModel
 from virnucpro.viral.provirus_features import Items
 from virnucpro.viral.provirus import regions_of_items
 from virnucpro.core.types import FastaRecord
-from virnucpro.learning.regions import (
+from virnucpro.training.provirus import (
     SIZE,
     STEP,
     Chromosome,

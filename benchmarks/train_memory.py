@@ -45,12 +45,12 @@ from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.frame_networks import Reader
 from virnucpro.models.packing import PackedBatch
 from virnucpro.core.types import FastaRecord
-from virnucpro.learning.frames import FrameStore, balanced_weights, write_frames
-from virnucpro.learning.loop import Trainer
-from virnucpro.learning.networks import Classifier, FrameClassifier, FrameLabels, adapt
-from virnucpro.learning.options import TrainOptions
-from virnucpro.learning.ranks import Ranks, run_on
-from virnucpro.learning.records import Labelled, LabelledRecord
+from virnucpro.training.frame_dataset import FrameStore, balanced_weights, write_frames
+from virnucpro.training.trainer import Trainer
+from virnucpro.training.networks import Classifier, FrameClassifier, FrameLabels, adapt
+from virnucpro.training.options import TrainOptions
+from virnucpro.training.distributed import Ranks, run_on
+from virnucpro.training.labelled_data import Labelled, LabelledRecord
 
 SHAPES = {
     "35M": ESM2Shape(12, 480, 20),

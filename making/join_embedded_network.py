@@ -46,9 +46,9 @@ from virnucpro.models.codon_cnn import inspect_file, load_network
 from virnucpro.models.registry import NETWORK
 from virnucpro.core.atomic_io import HEAD_FILE
 from virnucpro.core.types import Counts, FastaRecord, Mask, Values
-from virnucpro.learning.calibration import ScoredFragments, fit_logistic
-from virnucpro.learning.metrics import Samples, auroc_gain
-from virnucpro.learning.records import LabelledRecord, group_digest
+from virnucpro.training.evaluation.calibration import ScoredFragments, fit_logistic
+from virnucpro.training.evaluation.metrics import Samples, auroc_gain
+from virnucpro.training.labelled_data import LabelledRecord, group_digest
 from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
 from virnucpro.viral.networks import calibrate as calibrate_log_odds
 from virnucpro.sequences.translate import Chunk

@@ -35,7 +35,7 @@ from virnucpro.models.registry import EMBEDDED
 from virnucpro.models.packing import use_device
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Counts, FastaRecord, Mask, Values
-from virnucpro.learning.records import LabelledRecord, read_data_manifest, read_records
+from virnucpro.training.labelled_data import LabelledRecord, read_data_manifest, read_records
 from virnucpro.viral.features import NO_WORDS
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from virnucpro.core.types import Counts, Mask, Values
-from virnucpro.learning.frames import BASES_POWER, GC_EDGES, HEAVIEST
-from virnucpro.learning.records import Labelled, LabelledRecord
+from virnucpro.training.frame_dataset import BASES_POWER, GC_EDGES, HEAVIEST
+from virnucpro.training.labelled_data import Labelled, LabelledRecord
 from virnucpro.viral.windows import Digits, encode, opposite_strand
 
 _FEWEST = 20  # smallest divisor of a GC bin: weights of rarer classes do not rise further

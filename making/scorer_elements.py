@@ -26,7 +26,7 @@ from Bio.Seq import Seq
 from pyhmmer.easel import Alphabet, DigitalSequenceBlock, TextSequence
 
 from virnucpro.core.types import reverse_complement
-from virnucpro.learning.records import LabelledRecord, read_data_manifest, read_records
+from virnucpro.training.labelled_data import LabelledRecord, read_data_manifest, read_records
 from virnucpro.sequences.fasta import write_record
 
 HOSTS = ("animals", "fungi", "plants", "protists", "transcripts")

@@ -15,8 +15,8 @@ import numpy as np
 from sampling import Collection, Fragments
 
 from virnucpro.core.types import Counts, Mask, Values
-from virnucpro.learning.calibration import fit_logistic
-from virnucpro.learning.records import LabelledRecord
+from virnucpro.training.evaluation.calibration import fit_logistic
+from virnucpro.training.labelled_data import LabelledRecord
 from virnucpro.viral.networks import ErrorRates, Knot, PieceNets
 from virnucpro.viral.windows import Digits
 from virnucpro.viral.scoring import record_log_odds

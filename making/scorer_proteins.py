@@ -23,7 +23,7 @@ from pathlib import Path
 import pyrodigal
 
 from virnucpro.core.types import reverse_complement
-from virnucpro.learning.records import Labelled, read_data_manifest, read_records
+from virnucpro.training.labelled_data import Labelled, read_data_manifest, read_records
 from virnucpro.sequences.translate import STANDARD
 
 PREDICTED = (

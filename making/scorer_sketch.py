@@ -15,7 +15,7 @@ from pathlib import Path
 from safetensors.numpy import save_file
 
 from virnucpro.core.errors import InputError
-from virnucpro.learning.records import read_data_manifest, read_records
+from virnucpro.training.labelled_data import read_data_manifest, read_records
 from virnucpro.viral.networks import Scorer
 from virnucpro.sequences.kmers import Sketch
 

@@ -50,7 +50,7 @@ from virnucpro.models.codon_cnn import (
     CodonNetwork,
     save_network,
 )
-from virnucpro.learning.frames import GC_EDGES
+from virnucpro.training.frame_dataset import GC_EDGES
 
 HELD_OUT = (0, 1)  # folds
 SECONDS = 400

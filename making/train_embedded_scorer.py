@@ -75,9 +75,9 @@ from scorer_words import WordCounts, Words, count_words
 
 from virnucpro.viral.options import FALSE_POSITIVES
 from virnucpro.core.types import Counts, Values, sigmoid
-from virnucpro.learning.calibration import fit_error_rates
-from virnucpro.learning.metrics import Samples
-from virnucpro.learning.records import (
+from virnucpro.training.evaluation.calibration import fit_error_rates
+from virnucpro.training.evaluation.metrics import Samples
+from virnucpro.training.labelled_data import (
     Labelled,
     LabelledRecord,
     group_digest,

@@ -36,10 +36,10 @@ from train_embedded_scorer import KIND_OF, KINDS, N_VIRAL, SHARES
 
 from virnucpro.viral.options import FALSE_POSITIVES
 from virnucpro.core.types import Counts, Mask, Values, sigmoid
-from virnucpro.learning.calibration import fit_error_rates
-from virnucpro.learning.frames import BASES_POWER
-from virnucpro.learning.metrics import Samples
-from virnucpro.learning.records import read_data_manifest, read_records
+from virnucpro.training.evaluation.calibration import fit_error_rates
+from virnucpro.training.frame_dataset import BASES_POWER
+from virnucpro.training.evaluation.metrics import Samples
+from virnucpro.training.labelled_data import read_data_manifest, read_records
 from virnucpro.viral.features import NO_RESIDUE, Residues
 from virnucpro.viral.networks import (
     ErrorRates,

@@ -22,7 +22,7 @@ from virnucpro.core import child_process as processes
 from virnucpro.core.child_process import Pipe, begin
 
 NEEDED = ["torch", "h5py", "virnucpro.engine.local", "workers", "trainings", "forked"]
-NEEDED += ["virnucpro.cli.main", "virnucpro.learning.train"]
+NEEDED += ["virnucpro.cli.main", "virnucpro.training.train"]
 
 
 class Forked:

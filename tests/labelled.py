@@ -12,10 +12,10 @@ from virnucpro.viral.head import EncoderFacts, HeadFacts
 from virnucpro.core.events import Progress, Telling
 from virnucpro.core.option_schema import make
 from virnucpro.core.types import reverse_complement
-from virnucpro.learning.calibration import Calibration
-from virnucpro.learning.frames import FrameStore, LabelledFrames, read_ids
-from virnucpro.learning.options import TrainOptions
-from virnucpro.learning.records import (
+from virnucpro.training.evaluation.calibration import Calibration
+from virnucpro.training.frame_dataset import FrameStore, LabelledFrames, read_ids
+from virnucpro.training.options import TrainOptions
+from virnucpro.training.labelled_data import (
     Labelled,
     LabelledRecord,
     Split,
@@ -23,8 +23,8 @@ from virnucpro.learning.records import (
     read_records,
     read_split,
 )
-from virnucpro.learning.request import Training
-from virnucpro.learning.train import train
+from virnucpro.training.training_config import Training
+from virnucpro.training.train import train
 
 # without a T no frame of the strand has a stop
 _CODONS = {

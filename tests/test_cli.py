@@ -103,7 +103,7 @@ def test_gpus_are_numbered_by_their_place_on_the_bus_whatever_was_set(monkeypatc
 
 # libraries that take a share of a short run to import, and have no part in this one
 UNUSED = {"torch", "h5py", "Bio", "pydantic", "rich", "filelock", "http.client", "ssl", "asyncio"}
-UNUSED |= {"importlib.metadata", "numpy.ma", "virnucpro.learning.options"}
+UNUSED |= {"importlib.metadata", "numpy.ma", "virnucpro.training.options"}
 
 
 @pytest.mark.parametrize(

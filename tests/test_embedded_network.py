@@ -28,7 +28,7 @@ from train_embedded_scorer import N_VIRAL
 
 from virnucpro.models.codon_cnn import N_CODONS
 from virnucpro.core.types import FastaRecord
-from virnucpro.learning.records import Labelled, LabelledRecord
+from virnucpro.training.labelled_data import Labelled, LabelledRecord
 
 SETTINGS = Settings(
     of_codon=4,

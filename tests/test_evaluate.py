@@ -22,7 +22,7 @@ from virnucpro.viral.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.errors import InputError, OutputError, ResumeError, UsageError, VirnucproError
 from virnucpro.core.types import reverse_complement
-from virnucpro.learning.evaluate import (
+from virnucpro.training.evaluation.evaluate import (
     _Fragment,
     _Question,
     answer,
@@ -34,8 +34,8 @@ from virnucpro.learning.evaluate import (
     write_fragments,
     write_report,
 )
-from virnucpro.learning.options import EvaluateOptions
-from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
+from virnucpro.training.options import EvaluateOptions
+from virnucpro.training.labelled_data import LabelledRecord, group_digest, record_digest
 from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.networks import Scorer, load_scorer
 from virnucpro.sequences.fasta import read_fasta

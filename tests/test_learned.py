@@ -23,12 +23,12 @@ from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.atomic_io import LEARNED_FILE, sha256
 from virnucpro.core.types import DECIMALS, sigmoid
-from virnucpro.learning.evaluate import evaluate
-from virnucpro.learning.networks import frame_log_odds, module_of
-from virnucpro.learning.options import EvaluateOptions
-from virnucpro.learning.ranks import Ranks
-from virnucpro.learning.records import read_split
-from virnucpro.learning.request import Training
+from virnucpro.training.evaluation.evaluate import evaluate
+from virnucpro.training.networks import frame_log_odds, module_of
+from virnucpro.training.options import EvaluateOptions
+from virnucpro.training.distributed import Ranks
+from virnucpro.training.labelled_data import read_split
+from virnucpro.training.training_config import Training
 from virnucpro.sequences.fasta import write_record
 from virnucpro.workflows.options import ExtractOptions, PredictOptions
 from virnucpro.workflows.pipeline import execute

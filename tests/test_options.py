@@ -19,7 +19,7 @@ from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.main import app
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import carry, make, options_of
-from virnucpro.learning.options import EvaluateOptions, TrainOptions
+from virnucpro.training.options import EvaluateOptions, TrainOptions
 from virnucpro.workflows.options import ExtractOptions, PredictOptions
 
 # where options pass through on their way to where they are used

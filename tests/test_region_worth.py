@@ -15,8 +15,8 @@ from test_scorer_run import predict, write
 
 from virnucpro.viral.hmm import RegionModel
 from virnucpro.core.errors import InputError, UnavailableError
-from virnucpro.learning.options import EvaluateOptions, TrainOptions
-from virnucpro.learning.regions import (
+from virnucpro.training.options import EvaluateOptions, TrainOptions
+from virnucpro.training.provirus import (
     Chromosome,
     RegionFigures,
     Truth,

@@ -30,8 +30,8 @@ from virnucpro.core.events import (
     WorkerReady,
 )
 from virnucpro.core.types import Call, Shard
-from virnucpro.learning.metrics import MEASURES
-from virnucpro.learning.pages import write_evaluation_page, write_training_page
+from virnucpro.training.evaluation.metrics import MEASURES
+from virnucpro.training.reports import write_evaluation_page, write_training_page
 from virnucpro.results.report.html import MOST_BYTES
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.run_dir import RunDir

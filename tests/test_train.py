@@ -38,14 +38,14 @@ from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.manage import import_model
 from virnucpro.core.errors import InputError, InputMissingError, OutputError, ResumeError
 from virnucpro.core.events import Progress
-from virnucpro.learning.evaluate import held_out, report_evaluation
-from virnucpro.learning.metrics import NOT_DEFINED
-from virnucpro.learning.options import EvaluateOptions
-from virnucpro.learning.pages import find_card, read_table
-from virnucpro.learning.ranks import Ranks
-from virnucpro.learning.records import group_digest, read_split, record_digest
-from virnucpro.learning.request import open_training, resolve_training
-from virnucpro.learning.train import check_training
+from virnucpro.training.evaluation.evaluate import held_out, report_evaluation
+from virnucpro.training.evaluation.metrics import NOT_DEFINED
+from virnucpro.training.options import EvaluateOptions
+from virnucpro.training.reports import find_card, read_table
+from virnucpro.training.distributed import Ranks
+from virnucpro.training.labelled_data import group_digest, read_split, record_digest
+from virnucpro.training.training_config import open_training, resolve_training
+from virnucpro.training.train import check_training
 from virnucpro.store.run_dir import RunDir
 
 CPU = Ranks(0, 1, torch.device("cpu"))

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from virnucpro.viral.head import EncoderFacts
 from virnucpro.core.types import Values, sigmoid
-from virnucpro.learning.calibration import (
+from virnucpro.training.evaluation.calibration import (
     FALSE_POSITIVES,
     Calibration,
     calibrate,
     chunks_of,
     fit_temperature,
 )
-from virnucpro.learning.frames import LabelledFrames
-from virnucpro.learning.metrics import Samples
+from virnucpro.training.frame_dataset import LabelledFrames
+from virnucpro.training.evaluation.metrics import Samples
 from virnucpro.sequences.kmers import N_FEATURES
 
 N_CHUNKS = 20  # of a record

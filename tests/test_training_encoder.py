@@ -16,7 +16,7 @@ from trainings import SHAPE, frames
 
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.packing import PackedBatch
-from virnucpro.learning.networks import _LowRank, adapt, merge
+from virnucpro.training.networks import _LowRank, adapt, merge
 
 RANK = 2
 

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from virnucpro.viral.head import EncoderFacts, Head, Network
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.core.types import DECIMALS, sigmoid
-from virnucpro.learning.calibration import Calibration
-from virnucpro.learning.frames import LabelledFrames
-from virnucpro.learning.networks import Classifier
-from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
-from virnucpro.learning.results import find_trained, write_head
+from virnucpro.training.evaluation.calibration import Calibration
+from virnucpro.training.frame_dataset import LabelledFrames
+from virnucpro.training.networks import Classifier
+from virnucpro.training.labelled_data import LabelledRecord, group_digest, record_digest
+from virnucpro.training.export import find_trained, write_head
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 
 DIM, HIDDEN, N = 32, 16, 40

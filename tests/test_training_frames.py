@@ -9,8 +9,8 @@ import pytest
 import torch
 from trainings import Training, frames, settings
 
-from virnucpro.learning.frames import balanced_weights, recipe_weights
-from virnucpro.learning.ranks import Ranks
+from virnucpro.training.frame_dataset import balanced_weights, recipe_weights
+from virnucpro.training.distributed import Ranks
 from virnucpro.sequences.kmers import N_FEATURES
 
 CPU = Ranks(0, 1, torch.device("cpu"))

@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 
 from virnucpro.viral.head import Head, Join, JoinKnot
 from virnucpro.core.types import FastaRecord, Mask, Values
-from virnucpro.learning.calibration import (
+from virnucpro.training.evaluation.calibration import (
     N_FOLDS,
     ScoredFragments,
     _folds,
@@ -23,10 +23,10 @@ from virnucpro.learning.calibration import (
     fit_join_knot,
     fold_log_odds,
 )
-from virnucpro.learning.frames import FrameStore, Rows, read_ids, write_frames
-from virnucpro.learning.metrics import auroc_gain
-from virnucpro.learning.records import LabelledRecord, group_digest, read_split
-from virnucpro.learning.results import TrainingResults, measure_gain, read_fragments
+from virnucpro.training.frame_dataset import FrameStore, Rows, read_ids, write_frames
+from virnucpro.training.evaluation.metrics import auroc_gain
+from virnucpro.training.labelled_data import LabelledRecord, group_digest, read_split
+from virnucpro.training.export import TrainingResults, measure_gain, read_fragments
 from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
 from virnucpro.viral.scoring import score_sequences
 from virnucpro.sequences.translate import STANDARD, Chunk

@@ -17,9 +17,9 @@ from runs import within
 
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.atomic_io import sha256, zstd
-from virnucpro.learning import records as labelled_records
-from virnucpro.learning.options import ManifestOptions
-from virnucpro.learning.records import (
+from virnucpro.training import labelled_data as labelled_records
+from virnucpro.training.options import ManifestOptions
+from virnucpro.training.labelled_data import (
     Labelled,
     LabelledRecord,
     group_digest,

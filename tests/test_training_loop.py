@@ -51,18 +51,18 @@ from virnucpro.core.errors import (
     UsageError,
     VirnucproError,
 )
-from virnucpro.learning import ranks
-from virnucpro.learning.frames import balanced_weights, given_weights
-from virnucpro.learning.loop import _Clock, profile_lines, share_of_lr, speed_lines
-from virnucpro.learning.networks import (
+from virnucpro.training import distributed as ranks
+from virnucpro.training.frame_dataset import balanced_weights, given_weights
+from virnucpro.training.trainer import _Clock, profile_lines, share_of_lr, speed_lines
+from virnucpro.training.networks import (
     Classifier,
     FrameClassifier,
     FrameLabels,
     frame_log_odds,
     samples_of,
 )
-from virnucpro.learning.ranks import Ranks, Started, started_by_torchrun
-from virnucpro.learning.train import _Board, _show_best
+from virnucpro.training.distributed import Ranks, Started, started_by_torchrun
+from virnucpro.training.train import _Board, _show_best
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 pytestmark = pytest.mark.usefixtures("quick_starts")

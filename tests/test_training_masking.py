@@ -14,8 +14,8 @@ from virnucpro.models.esm2.config import AMINO_ACID_TOKENS, CLS, EOS, MASK, ESM2
 from virnucpro.models.esm2.model import MaskedBatch
 from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.packing import PackedBatch
-from virnucpro.learning.frames import LabelledFrames
-from virnucpro.learning.networks import MaskedLanguageModel, MaskedResidues
+from virnucpro.training.frame_dataset import LabelledFrames
+from virnucpro.training.networks import MaskedLanguageModel, MaskedResidues
 from virnucpro.sequences.kmers import N_FEATURES
 
 LENGTHS = (1, 2, 3, 7, 10, 20, 50, 166, 333)

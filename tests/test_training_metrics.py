@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as oracle
 
-from virnucpro.learning.metrics import MEASURES, Measures, Samples, auroc
+from virnucpro.training.evaluation.metrics import MEASURES, Measures, Samples, auroc
 
 
 def measured(samples: Samples, threshold: float) -> Measures:

@@ -33,7 +33,7 @@ from virnucpro.core.errors import (
 )
 from virnucpro.core.option_schema import make, names_of
 from virnucpro.core.types import FastaRecord
-from virnucpro.learning.frames import (
+from virnucpro.training.frame_dataset import (
     FrameStore,
     LabelledFrames,
     _FeatureRows,
@@ -41,11 +41,11 @@ from virnucpro.learning.frames import (
     read_ids,
     write_frames,
 )
-from virnucpro.learning.networks import empty_module_of, module_of
-from virnucpro.learning.options import TrainOptions
-from virnucpro.learning.records import SPLITS, LabelledRecord, read_split
-from virnucpro.learning.request import Training, describe_training, open_training, resolve_training
-from virnucpro.learning.train import check_training
+from virnucpro.training.networks import empty_module_of, module_of
+from virnucpro.training.options import TrainOptions
+from virnucpro.training.labelled_data import SPLITS, LabelledRecord, read_split
+from virnucpro.training.training_config import Training, describe_training, open_training, resolve_training
+from virnucpro.training.train import check_training
 from virnucpro.sequences.kmers import N_FEATURES
 
 COMMANDS = typer.main.get_command(app).commands

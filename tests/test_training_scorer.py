@@ -28,8 +28,8 @@ from scorer_folds import (
 from scorer_words import Words, count_words, is_in_sample, owners_of
 from train_embedded_scorer import GENES, MATCHED, WITH_GENES, Data, records_of
 
-from virnucpro.learning.calibration import fit_error_rates
-from virnucpro.learning.records import LabelledRecord
+from virnucpro.training.evaluation.calibration import fit_error_rates
+from virnucpro.training.labelled_data import LabelledRecord
 from virnucpro.viral.features import (
     GC,
     N_FEATURES,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from virnucpro.core.errors import InputError
-from virnucpro.learning.records import LabelledRecord, read_split, split_groups, write_split
+from virnucpro.training.labelled_data import LabelledRecord, read_split, split_groups, write_split
 
 PATH = Path("data.fa")
 

@@ -36,8 +36,8 @@ from virnucpro.core.errors import FeatureFileError, OutputError
 from virnucpro.core.events import EmbeddingStarted, OnEvent, Progress, Telling
 from virnucpro.core.types import Embeddings, Failure
 from virnucpro.core.safe_dir import Tree
-from virnucpro.learning.evaluate import _Question
-from virnucpro.learning.options import EvaluateOptions
+from virnucpro.training.evaluation.evaluate import _Question
+from virnucpro.training.options import EvaluateOptions
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.feature_file import read_embeddings, read_label, sealed_label, write_embeddings
 from virnucpro.store.run_dir import RunDir

@@ -26,17 +26,17 @@ from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.frame_networks import Reader
 from virnucpro.core.errors import InputError, VirnucproError
-from virnucpro.learning.frames import LabelledFrames, given_weights
-from virnucpro.learning.loop import Trainer, _Progressed, whole
-from virnucpro.learning.networks import (
+from virnucpro.training.frame_dataset import LabelledFrames, given_weights
+from virnucpro.training.trainer import Trainer, _Progressed, whole
+from virnucpro.training.networks import (
     Classifier,
     FrameClassifier,
     FrameLabels,
     MaskedLanguageModel,
     MaskedResidues,
 )
-from virnucpro.learning.options import TrainOptions
-from virnucpro.learning.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
+from virnucpro.training.options import TrainOptions
+from virnucpro.training.distributed import Ranks, run_on, run_under_torchrun, started_by_torchrun
 from virnucpro.sequences.kmers import N_FEATURES
 
 SHAPE = ESM2Shape(n_layers=2, dim=32, n_heads=2)

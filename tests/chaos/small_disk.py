@@ -21,9 +21,9 @@ from runs import again, caller_in, leftovers, run_inline
 from virnucpro.viral.head import Head
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.errors import VirnucproError
-from virnucpro.learning.evaluate import _Question, answer, write_report
-from virnucpro.learning.options import TrainOptions
-from virnucpro.learning.pages import write_evaluation_page
+from virnucpro.training.evaluation.evaluate import _Question, answer, write_report
+from virnucpro.training.options import TrainOptions
+from virnucpro.training.reports import write_evaluation_page
 from virnucpro.store import plan
 from virnucpro.sequences import fasta
 from virnucpro.workflows import pipeline

@@ -57,8 +57,8 @@ from virnucpro.core.errors import (
 )
 from virnucpro.core.events import ShardDone
 from virnucpro.core.safe_dir import Tree
-from virnucpro.learning.evaluate import _Question
-from virnucpro.learning.options import EvaluateOptions
+from virnucpro.training.evaluation.evaluate import _Question
+from virnucpro.training.options import EvaluateOptions
 from virnucpro.store.feature_file import read_sealed, write_sealed
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.plan import Plan

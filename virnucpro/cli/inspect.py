@@ -113,7 +113,7 @@ def _report_training(options: _StatusOptions) -> None:
     Raises:
         Finished: the folder belongs to a training.
     """
-    from virnucpro.learning.pages import training_lines
+    from virnucpro.training.reports import training_lines
 
     if lines := training_lines(options.folder, as_json=options.as_json):
         refuse(options, ("verify",), "for a training: `train --resume` verifies its files")
@@ -208,7 +208,7 @@ def summary(
     """
     with exits():
         from virnucpro.core.atomic_io import expanded
-        from virnucpro.learning.pages import summary_lines
+        from virnucpro.training.reports import summary_lines
 
         running.report(summary_lines([expanded(folder) for folder in folders]))
 

@@ -73,7 +73,7 @@ def show_model(options: _NamedModel) -> None:
     with exits():
         from virnucpro.models.manage import describe_model
         from virnucpro.core.atomic_io import LEARNED_FILE, expanded
-        from virnucpro.learning.pages import describe_head
+        from virnucpro.training.reports import describe_head
 
         path = expanded(options.model)
         is_model = path.name in (LEARNED_FILE, "model.safetensors")

@@ -14,7 +14,7 @@ from virnucpro.cli.exits import exits, needing
 from virnucpro.cli.running import as_command, loading, report, watched
 from virnucpro.core.atomic_io import expanded
 from virnucpro.core.option_schema import FILES
-from virnucpro.learning.options import EvaluateOptions, ManifestOptions, TrainOptions
+from virnucpro.training.options import EvaluateOptions, ManifestOptions, TrainOptions
 
 _EVALUATION_KEPT = "run the same command again with --resume"
 _KEPT = "finished epochs are kept: continue with --resume"
@@ -65,7 +65,7 @@ def manifest(options: ManifestOptions) -> None:
     - virnucpro manifest --table taxonomy.tsv --fasta genomes.fa --group-by genus -o manifest.tsv
     """
     with exits():
-        from virnucpro.learning.records import write_manifest
+        from virnucpro.training.labelled_data import write_manifest
 
         report(write_manifest(options))
 
@@ -108,8 +108,8 @@ def train(options: TrainOptions, console: _Console) -> None:
     with exits(lambda: "" if options.check else _KEPT):
         with loading(console), needing("train"):
             from virnucpro.core.child_process import end_with
-            from virnucpro.learning.train import check_training
-            from virnucpro.learning.train import train as run_training
+            from virnucpro.training.train import check_training
+            from virnucpro.training.train import train as run_training
 
         rank = os.environ.get("RANK")  # of the processes that torchrun started
         if rank not in (None, "0"):
@@ -130,7 +130,7 @@ def train(options: TrainOptions, console: _Console) -> None:
 def _train_regions(options: TrainOptions, truth: Path, console: _Console) -> None:
     with exits():
         with loading(console):
-            from virnucpro.learning.regions import train_regions
+            from virnucpro.training.provirus import train_regions
 
         with watched(console) as events:
             lines = train_regions(options, truth, events)
@@ -170,7 +170,7 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
     """
     with exits(lambda: _EVALUATION_KEPT):
         with loading(console):
-            from virnucpro.learning.evaluate import report_evaluation
+            from virnucpro.training.evaluation.evaluate import report_evaluation
 
         with watched(console) as events:
             lines = report_evaluation(options, events)

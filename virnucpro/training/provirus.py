@@ -34,9 +34,9 @@ from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.option_schema import carry
 from virnucpro.core.types import FastaRecord, Mask, Values
 from virnucpro.core.safe_dir import Tree
-from virnucpro.learning.metrics import INTERVAL
-from virnucpro.learning.options import EvaluateOptions, TrainOptions
-from virnucpro.learning.records import read_cells, read_lines
+from virnucpro.training.evaluation.metrics import INTERVAL
+from virnucpro.training.options import EvaluateOptions, TrainOptions
+from virnucpro.training.labelled_data import read_cells, read_lines
 from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.host_markers import genes_of
 from virnucpro.viral.networks import Scorer

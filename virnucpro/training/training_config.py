@@ -28,9 +28,9 @@ from virnucpro.core.atomic_io import HEAD_FILE, read_json, sha256
 from virnucpro.core.logging import announce, printable
 from virnucpro.core.option_schema import carry
 from virnucpro.core.safe_dir import Tree
-from virnucpro.learning.frames import FrameStore, delete_frames, write_frames
-from virnucpro.learning.options import LOOP_MAY_DIFFER, SHAPE, Mode, TrainOptions
-from virnucpro.learning.records import (
+from virnucpro.training.frame_dataset import FrameStore, delete_frames, write_frames
+from virnucpro.training.options import LOOP_MAY_DIFFER, SHAPE, Mode, TrainOptions
+from virnucpro.training.labelled_data import (
     SPLITS,
     DataManifest,
     LabelledRecord,

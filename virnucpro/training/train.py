@@ -39,15 +39,15 @@ from virnucpro.core.atomic_io import writing
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.option_schema import carry
 from virnucpro.core.types import Values
-from virnucpro.learning.calibration import FEWEST_GROUPS
-from virnucpro.learning.frames import (
+from virnucpro.training.evaluation.calibration import FEWEST_GROUPS
+from virnucpro.training.frame_dataset import (
     WEIGHTS,
     FrameStore,
     LabelledFrames,
     cut,
     link_vectors,
 )
-from virnucpro.learning.loop import (
+from virnucpro.training.trainer import (
     Trainer,
     count_steps,
     fitting,
@@ -56,8 +56,8 @@ from virnucpro.learning.loop import (
     profile_lines,
     speed_lines,
 )
-from virnucpro.learning.metrics import Samples
-from virnucpro.learning.networks import (
+from virnucpro.training.evaluation.metrics import Samples
+from virnucpro.training.networks import (
     FrameLabels,
     empty_module_of,
     encoder_of,
@@ -66,10 +66,10 @@ from virnucpro.learning.networks import (
     objective_of,
     samples_of,
 )
-from virnucpro.learning.options import Mode, TrainOptions
-from virnucpro.learning.pages import write_training_page
-from virnucpro.learning.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
-from virnucpro.learning.records import (
+from virnucpro.training.options import Mode, TrainOptions
+from virnucpro.training.reports import write_training_page
+from virnucpro.training.distributed import Ranks, run_on, run_under_torchrun, started_by_torchrun
+from virnucpro.training.labelled_data import (
     SPLITS,
     LabelledRecord,
     Split,
@@ -78,7 +78,7 @@ from virnucpro.learning.records import (
     read_split,
     some_of,
 )
-from virnucpro.learning.request import (
+from virnucpro.training.training_config import (
     BOARD,
     Training,
     check_features,
@@ -88,7 +88,7 @@ from virnucpro.learning.request import (
     resolve_training,
     splits_of,
 )
-from virnucpro.learning.results import Epochs, TrainingResults, save_pretrained, write_epochs
+from virnucpro.training.export import Epochs, TrainingResults, save_pretrained, write_epochs
 from virnucpro.store.run_dir import RunDir
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
 from virnucpro.sequences.translate import GeneticCode

@@ -39,10 +39,10 @@ from virnucpro.core.events import Memory, Progress
 from virnucpro.core.atomic_io import open_plain
 from virnucpro.core.logging import announce, printable
 from virnucpro.core.safe_dir import Tree
-from virnucpro.learning.frames import Rows
-from virnucpro.learning.networks import Objective, batches_of
-from virnucpro.learning.options import TrainOptions
-from virnucpro.learning.ranks import Ranks
+from virnucpro.training.frame_dataset import Rows
+from virnucpro.training.networks import Objective, batches_of
+from virnucpro.training.options import TrainOptions
+from virnucpro.training.distributed import Ranks
 
 _OnStep = Callable[[int, dict[str, float]], None]  # number and figures of a step
 _DATA, _STEP, _OPTIMIZER = "waiting for data", "forward and backward", "optimizer"

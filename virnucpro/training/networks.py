@@ -24,10 +24,10 @@ from virnucpro.models.frame_networks import Reader
 from virnucpro.models.packing import PackedBatch, send
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.types import sigmoid
-from virnucpro.learning.frames import WEIGHTS, LabelledFrames, Rows, Values
-from virnucpro.learning.metrics import Samples, auroc
-from virnucpro.learning.ranks import Ranks
-from virnucpro.learning.request import Training
+from virnucpro.training.frame_dataset import WEIGHTS, LabelledFrames, Rows, Values
+from virnucpro.training.evaluation.metrics import Samples, auroc
+from virnucpro.training.distributed import Ranks
+from virnucpro.training.training_config import Training
 from virnucpro.sequences.kmers import N_FEATURES
 
 NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues only the second

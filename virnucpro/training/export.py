@@ -32,7 +32,7 @@ from virnucpro.core.atomic_io import LEARNED_FILE
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.types import Values
 from virnucpro.core.safe_dir import Tree
-from virnucpro.learning.calibration import (
+from virnucpro.training.evaluation.calibration import (
     N_CHUNKS,
     Calibration,
     ScoredFragments,
@@ -43,19 +43,19 @@ from virnucpro.learning.calibration import (
     is_enough,
     knot_at,
 )
-from virnucpro.learning.evaluate import knowing
-from virnucpro.learning.frames import FrameStore, LabelledFrames
-from virnucpro.learning.metrics import CHANCE, Samples, auroc, auroc_gain
-from virnucpro.learning.networks import (
+from virnucpro.training.evaluation.evaluate import knowing
+from virnucpro.training.frame_dataset import FrameStore, LabelledFrames
+from virnucpro.training.evaluation.metrics import CHANCE, Samples, auroc, auroc_gain
+from virnucpro.training.networks import (
     NETWORKS,
     Classifier,
     FrameClassifier,
     MaskedLanguageModel,
     merge,
 )
-from virnucpro.learning.pages import write_card, write_figures
-from virnucpro.learning.records import LabelledRecord, Split, group_digest
-from virnucpro.learning.request import EPOCHS, GAIN, HELD_OUT, Training, load_known
+from virnucpro.training.reports import write_card, write_figures
+from virnucpro.training.labelled_data import LabelledRecord, Split, group_digest
+from virnucpro.training.training_config import EPOCHS, GAIN, HELD_OUT, Training, load_known
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_sequences
 from virnucpro.sequences.fasta import read_fasta

@@ -39,7 +39,7 @@ from virnucpro.core.atomic_io import OnBlock, expanded, open_binary, open_plain
 from virnucpro.core.logging import LOGGER, counted, printable
 from virnucpro.core.types import FastaRecord
 from virnucpro.core.safe_dir import Tree
-from virnucpro.learning.options import ManifestOptions
+from virnucpro.training.options import ManifestOptions
 from virnucpro.sequences.fasta import find_invalid, read_fasta, reading
 from virnucpro.sequences.inputs import InputFile
 

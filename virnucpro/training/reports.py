@@ -25,9 +25,9 @@ from virnucpro.core.errors import InputMissingError, UsageError
 from virnucpro.core.atomic_io import HEAD_FILE, open_plain, read_json, sha256
 from virnucpro.core.logging import counted, escaped, printable
 from virnucpro.core.safe_dir import Tree
-from virnucpro.learning.metrics import NOT_DEFINED
-from virnucpro.learning.records import read_cells, write_table
-from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, MODEL_FOLDER, SPLIT
+from virnucpro.training.evaluation.metrics import NOT_DEFINED
+from virnucpro.training.labelled_data import read_cells, write_table
+from virnucpro.training.training_config import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, MODEL_FOLDER, SPLIT
 from virnucpro.results.report.charts import Chart
 from virnucpro.results.report.run_json import Facts, read_complaints
 from virnucpro.results.report.html import render

@@ -36,7 +36,7 @@ from virnucpro.core.atomic_io import as_text, read_json, writing
 from virnucpro.core.logging import printable
 from virnucpro.core.types import FastaRecord, Orf, from_bfloat16
 from virnucpro.core.safe_dir import Tree
-from virnucpro.learning.records import Labelled, LabelledRecord, Split
+from virnucpro.training.labelled_data import Labelled, LabelledRecord, Split
 from virnucpro.store.run_dir import RunDir
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition

@@ -38,9 +38,9 @@ from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.option_schema import carry
 from virnucpro.core.types import Mask, Prediction, Values
 from virnucpro.core.safe_dir import Tree
-from virnucpro.learning.metrics import MEASURES, NOT_DEFINED, Measures, Samples
-from virnucpro.learning.options import EvaluateOptions
-from virnucpro.learning.pages import (
+from virnucpro.training.evaluation.metrics import MEASURES, NOT_DEFINED, Measures, Samples
+from virnucpro.training.options import EvaluateOptions
+from virnucpro.training.reports import (
     EVALUATION,
     OF_ALL,
     add_evaluation,
@@ -49,7 +49,7 @@ from virnucpro.learning.pages import (
     write_evaluation_page,
     write_figures,
 )
-from virnucpro.learning.records import (
+from virnucpro.training.labelled_data import (
     DataManifest,
     Labelled,
     LabelledRecord,
@@ -63,7 +63,7 @@ from virnucpro.learning.records import (
     warn_of_mixed_groups,
     write_table,
 )
-from virnucpro.learning.regions import evaluate_regions
+from virnucpro.training.provirus import evaluate_regions
 from virnucpro.store.run_dir import RunDir
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.kmers import Sketch
