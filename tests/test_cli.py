@@ -14,7 +14,7 @@ import pytest
 from forked import start, virnucpro
 from runs import CONTIGS, rows, statuses, write_fasta
 
-from virnucpro.cli.running import next_step, number_gpus_by_bus
+from virnucpro.cli.console import next_step, number_gpus_by_bus
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.registry import EMBEDDED, NAMES
 

@@ -21,8 +21,8 @@ from forked import virnucpro as command
 from runs import again, run_inline
 
 import virnucpro.sequences.fasta
-from virnucpro.cli.exits import Finished, exits
-from virnucpro.cli.running import is_for_console
+from virnucpro.cli.exit_codes import Finished, exits
+from virnucpro.cli.console import is_for_console
 from virnucpro.core.events import EmbeddingStarted, OnEvent, Telling
 from virnucpro.core.atomic_io import open_binary
 from virnucpro.core.logging import logging_to

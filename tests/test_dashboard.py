@@ -17,8 +17,8 @@ from rich.text import Text
 from runs import wait_until
 
 from virnucpro.cli.dashboard import ConsoleHandler, Dashboard
-from virnucpro.cli.figures import EventLog, Figures, Point, add_point
-from virnucpro.cli.running import is_for_console
+from virnucpro.cli.progress import EventLog, Figures, Point, add_point
+from virnucpro.cli.console import is_for_console
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.events import (
     STAGES,

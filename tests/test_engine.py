@@ -36,7 +36,7 @@ from runs import (
 )
 from toy_executor import BackwardExecutor
 
-from virnucpro.cli.figures import EventLog
+from virnucpro.cli.progress import EventLog
 from virnucpro.engine import local
 from virnucpro.engine.shard_embedding import Refused, outcome_of
 from virnucpro.engine.base import Job, Resources

@@ -22,9 +22,9 @@ from conftest import open_dna
 from forked import run_command, start
 from runs import assert_gone, wait_until, write_fasta
 
-from virnucpro.cli import exits as module
+from virnucpro.cli import exit_codes as module
 from virnucpro.cli import main as main_module
-from virnucpro.cli.exits import DEAF_SECONDS, Finished, _Terminated, end_cleanly, exits
+from virnucpro.cli.exit_codes import DEAF_SECONDS, Finished, _Terminated, end_cleanly, exits
 from virnucpro.viral.networks import OWN_SCORER, load_scorer
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -107,7 +107,7 @@ def test_signals_that_nohup_ignores_stay_ignored():
 FORGETFUL = """
 import os, signal, warnings
 import light
-from virnucpro.cli.exits import end_cleanly
+from virnucpro.cli.exit_codes import end_cleanly
 from virnucpro.core.child_process import interrupts_held, start
 warnings.simplefilter("ignore", ResourceWarning)
 end_cleanly()

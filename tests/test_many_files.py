@@ -19,7 +19,7 @@ import yaml
 from conftest import open_dna, random_dna
 from runs import assert_same_run, assert_same_vectors, rows, run_inline, tables, vectors
 
-from virnucpro.cli.figures import DeviceState, Figures
+from virnucpro.cli.progress import DeviceState, Figures
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.events import EmbeddingStarted, ShardDone

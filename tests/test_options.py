@@ -15,7 +15,7 @@ import typer
 from test_architecture import tree_of
 from typer.testing import CliRunner
 
-from virnucpro.cli.command import ConsoleOptions, command
+from virnucpro.cli.typer_dataclass import ConsoleOptions, command
 from virnucpro.cli.main import app
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import carry, make, options_of

@@ -27,7 +27,7 @@ from hostile import Payload
 from runs import again, assert_same_vectors, run_inline, tables, vectors
 from trainings import Training, run_here, settings
 
-from virnucpro.cli.exits import Finished, exits
+from virnucpro.cli.exit_codes import Finished, exits
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.esm2.loading import load_esm2, prepare
 from virnucpro.engine.local import ProcessExecutor

@@ -22,7 +22,7 @@ from forked import virnucpro
 from runs import assert_same_run, invoke, leftovers, run_inline, within
 
 from virnucpro.viral.head import Head
-from virnucpro.cli.running import planned_steps
+from virnucpro.cli.console import planned_steps
 from virnucpro.models.lookup import open_model
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.options import WorkOptions

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from virnucpro.cli.figures import DeviceState, Figures, percent
+from virnucpro.cli.progress import DeviceState, Figures, percent
 
 _GAP = "   "  # between the figures of a line
 _SHORTEST_BAR = 12  # characters of the shortest bar

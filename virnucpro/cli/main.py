@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from virnucpro import __version__
-from virnucpro.cli.command import Command, Group
-from virnucpro.cli.exits import (
+from virnucpro.cli.typer_dataclass import Command, Group
+from virnucpro.cli.exit_codes import (
     GONE,
     INTERRUPTED_EXIT,
     NOTHING_BEGAN,
@@ -82,7 +82,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from virnucpro.cli.running import report
+        from virnucpro.cli.console import report
 
         report([f"virnucpro {__version__}"])
         raise typer.Exit

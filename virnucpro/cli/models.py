@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from virnucpro.cli.command import Command, ConsoleOptions, Group, command
-from virnucpro.cli.exits import end_cleanly, exits
-from virnucpro.cli.running import loading, report, watched
+from virnucpro.cli.typer_dataclass import Command, ConsoleOptions, Group, command
+from virnucpro.cli.exit_codes import end_cleanly, exits
+from virnucpro.cli.console import loading, report, watched
 from virnucpro.models.options import complete_model
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.logging import printable

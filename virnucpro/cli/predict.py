@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from virnucpro.cli.command import ConsoleOptions, command
-from virnucpro.cli.exits import Finished, exits, needing
-from virnucpro.cli.running import gpu_steps, loading, next_step, planned_steps, report, watched
+from virnucpro.cli.typer_dataclass import ConsoleOptions, command
+from virnucpro.cli.exit_codes import Finished, exits, needing
+from virnucpro.cli.console import gpu_steps, loading, next_step, planned_steps, report, watched
 from virnucpro.engine.options import WorkOptions
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable

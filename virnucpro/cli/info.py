@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from virnucpro.cli import running
-from virnucpro.cli.command import command
-from virnucpro.cli.exits import Finished, end_cleanly, exits
+from virnucpro.cli import console as running
+from virnucpro.cli.typer_dataclass import command
+from virnucpro.cli.exit_codes import Finished, end_cleanly, exits
 from virnucpro.models.options import BenchOptions
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import folder, option, refuse

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from virnucpro.cli.command import ConsoleOptions
-from virnucpro.cli.exits import GONE, end_cleanly, has_colours
+from virnucpro.cli.typer_dataclass import ConsoleOptions
+from virnucpro.cli.exit_codes import GONE, end_cleanly, has_colours
 from virnucpro.core.logging import logging_to, logging_to_file
 from virnucpro.workflows.options import RunOptions
 
 if TYPE_CHECKING:
-    from virnucpro.cli.figures import EventLog
+    from virnucpro.cli.progress import EventLog
 
 _BY_BUS = "PCI_BUS_ID"
 _TASKS = 16  # most tasks in a suggested job array
@@ -61,7 +61,7 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
 
     With ``--quiet`` the console gets warnings only.
     """
-    from virnucpro.cli.figures import EventLog
+    from virnucpro.cli.progress import EventLog
 
     number_gpus_by_bus()
     end_cleanly()
