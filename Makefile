@@ -46,8 +46,7 @@ $(VENV)/compiled: $(VENV)/installed-dev
 PIP_INSTALL = $(BIN)/pip install --quiet --no-compile -c constraints.txt
 
 # On Linux the PyTorch of the package index brings CUDA along, which is of no use without a GPU.
-$(VENV)/installed: pyproject.toml constraints.txt hatch_build.py virnucpro/viral/scorer.c \
-    virnucpro/models/esm2/attention.c
+$(VENV)/installed: pyproject.toml constraints.txt hatch_build.py $(shell find virnucpro -name '*.c')
 	$(PYTHON) -m venv $(VENV)
 	@if [ '$(TORCH)' = cpu ]; then \
 	    echo 'PyTorch without CUDA is installed, as on a machine without an NVIDIA GPU.'; \

@@ -20,11 +20,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = (
-    Path("virnucpro", "scorer", "scorer.c"),
-    Path("virnucpro", "encoders", "esm2", "attention.c"),
-)
-LIBRARY = SOURCES[0].with_name("libscorer.so")
+PACKAGE = Path("virnucpro")
+LIBRARY = PACKAGE / "core" / "libvirnucpro.so"  # `core.native` loads it
 MANUAL = Path("packaging", "man")  # in the source archive of a release
 # no -march=native and no -ffast-math: the library runs on any machine of its kind, and scores
 # are the same on all of them; nobody reads errno or the flags of exceptions, which changes none
@@ -43,7 +40,7 @@ def compiler() -> list[str]:
 
 def build_library(root: Path, library: Path) -> None:
     """Compile the library from the sources below ``root``."""
-    sources = [root / source for source in SOURCES]
+    sources = sorted((root / PACKAGE).rglob("*.c"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     unfinished = library.with_suffix(f".{os.getpid()}")
     command = [*(compiler() or ZIG), *FLAGS, f'-DSOURCE_SHA256="{digest}"']

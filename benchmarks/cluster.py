@@ -22,11 +22,11 @@ from tempfile import TemporaryDirectory
 from front_end import make_contigs, make_reads
 from simulated import SimulatedRow, SimulatedWorker, config_of, register, write_input
 
+from virnucpro.core.helper_pool import Pool
 from virnucpro.engine.base import Job
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.core.helper_pool import Pool
-from virnucpro.store.run_dir import RunDir
 from virnucpro.store.plan import Plan
+from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.pipeline import make_results, run
 from virnucpro.workflows.run_config import RunConfig
 from virnucpro.workflows.work_share import Part

@@ -18,13 +18,13 @@ from tempfile import TemporaryDirectory
 import psutil
 from timing import FAILURES, reason_of
 
+from virnucpro.core.errors import UnavailableError, VirnucproError
+from virnucpro.core.events import Event, Memory, ShardDone, ShardFailed
+from virnucpro.core.types import Shard
 from virnucpro.engine.base import Job, Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.worker import Worker
-from virnucpro.core.errors import UnavailableError, VirnucproError
-from virnucpro.core.events import Event, Memory, ShardDone, ShardFailed
-from virnucpro.core.types import Shard
 
 N_EMPTY = 2000  # shards that take no time
 N_NAPS = 10  # shards per worker that take NAP_SECONDS

@@ -17,9 +17,6 @@ from tempfile import TemporaryDirectory
 import torch
 from timing import FAILURES, Setting, count_tokens, lengths_of, reason_of
 
-from virnucpro.engine.base import Job, Resources
-from virnucpro.engine.local import ProcessExecutor
-from virnucpro.core.recipe import RESIDUES_PER_SHARD
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.events import (
     STARTING,
@@ -30,6 +27,9 @@ from virnucpro.core.events import (
     WorkerReady,
 )
 from virnucpro.core.option_schema import make
+from virnucpro.core.recipe import RESIDUES_PER_SHARD
+from virnucpro.engine.base import Job, Resources
+from virnucpro.engine.local import ProcessExecutor
 from virnucpro.sequences.fasta import write_record
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.pipeline import run

@@ -24,15 +24,15 @@ from tempfile import TemporaryDirectory
 
 from Bio import SeqIO
 
-from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.helper_pool import Pool
-from virnucpro.store.run_dir import RunDir
+from virnucpro.core.recipe import EncoderSpec, Recipe
+from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.input_scan import Survey
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
+from virnucpro.store.run_dir import RunDir
 from virnucpro.store.shard_files import read_shard
-from virnucpro.sequences.fasta import write_record
-from virnucpro.sequences.inputs import InputFile
-from virnucpro.sequences.input_scan import Survey
 
 CHUNK_SIZE = 500
 READ_BASES = 150

@@ -36,8 +36,7 @@ from typing import NamedTuple
 import numpy as np
 from regions_by_length import SHORTEST_HOST, learn, score, write
 
-from virnucpro.viral.provirus_features import Items
-from virnucpro.viral.provirus import regions_of_items
+from virnucpro.sequences.fasta import read_fasta
 from virnucpro.training.provirus import (
     STEP,
     Chromosome,
@@ -49,7 +48,8 @@ from virnucpro.training.provirus import (
 )
 from virnucpro.viral.host_markers import genes_of
 from virnucpro.viral.networks import Scorer
-from virnucpro.sequences.fasta import read_fasta
+from virnucpro.viral.provirus import regions_of_items
+from virnucpro.viral.provirus_features import Items
 
 SHORTEST, LONGEST = 15_000, 65_000
 FLANKS = 120_000

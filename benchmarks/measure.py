@@ -49,13 +49,13 @@ from timing import (
 )
 from variants import BudgetRow, KernelRow, compare_variants, profile_kernels, try_budgets
 
+from virnucpro.core.errors import VirnucproError
+from virnucpro.core.option_schema import ComputeOptions
+from virnucpro.models.devices import choose_devices, choose_precision, choose_tokens, usable_cores
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model_files import room_for
 from virnucpro.models.validation.bench import describe_versions, machine_facts
 from virnucpro.models.validation.random_weights import MODELS, write_checkpoint
-from virnucpro.models.devices import choose_devices, choose_precision, choose_tokens, usable_cores
-from virnucpro.core.errors import VirnucproError
-from virnucpro.core.option_schema import ComputeOptions
 
 Row = (
     FullRow

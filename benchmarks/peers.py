@@ -27,13 +27,13 @@ from timing import (
 )
 from torch import Tensor, nn
 
-from virnucpro.models.esm2.config import EXTRA_TOKENS, N_TOKENS, PAD, tokenize
-from virnucpro.models.esm2.model import rotary_frequencies
-from virnucpro.models.esm2.loading import fair_esm_state
-from virnucpro.models.validation.reference import plan_padded
-from virnucpro.models.packing import send
-from virnucpro.core.recipe import Precision
 from virnucpro.core.errors import UnavailableError
+from virnucpro.core.recipe import Precision
+from virnucpro.models.esm2.config import EXTRA_TOKENS, N_TOKENS, PAD, tokenize
+from virnucpro.models.esm2.loading import fair_esm_state
+from virnucpro.models.esm2.model import rotary_frequencies
+from virnucpro.models.packing import send
+from virnucpro.models.validation.reference import plan_padded
 
 # a part of a layer in fair-esm -> in transformers
 _LAYER_PARTS = {

@@ -15,14 +15,14 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from virnucpro.viral.classifier import Caller
-from virnucpro.models.base import Encoder, Pending
-from virnucpro.models.lookup import embedded_model
-from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.core.recipe import Recipe
 from virnucpro.engine.base import Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
-from virnucpro.core.recipe import Recipe
+from virnucpro.models.base import Encoder, Pending
+from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.lookup import embedded_model
+from virnucpro.viral.classifier import Caller
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.pipeline import run
 from virnucpro.workflows.run_config import RunConfig

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from virnucpro.viral.hmm import RegionModel
-from virnucpro.viral.provirus_features import Items
-from virnucpro.viral.provirus import regions_of_items
 from virnucpro.core.types import FastaRecord
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.inputs import InputFile
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.training.provirus import (
     SIZE,
     STEP,
@@ -35,11 +35,11 @@ from virnucpro.training.provirus import (
     learn_region_model,
     read_truth,
 )
+from virnucpro.viral.hmm import RegionModel
 from virnucpro.viral.host_markers import genes_of
 from virnucpro.viral.networks import Scorer
-from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.inputs import InputFile
-from virnucpro.sequences.translate import STANDARD, GeneticCode
+from virnucpro.viral.provirus import regions_of_items
+from virnucpro.viral.provirus_features import Items
 
 LENGTHS = (10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
 MOST = 40  # contigs per length and host

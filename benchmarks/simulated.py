@@ -31,22 +31,22 @@ import torch
 from front_end import CHUNK_SIZE, make_contigs, make_reads
 from timing import FAILURES, reason_of
 
-from virnucpro.viral.classifier import caller_of
-from virnucpro.viral.head import EncoderFacts, Head, Network
-from virnucpro.models.base import Pending, Rows
-from virnucpro.models.esm2.config import EXTRA_TOKENS
-from virnucpro.models.registry import FAMILIES, Family
-from virnucpro.models.packing import PackedBatch, plan_batches
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER
+from virnucpro.core.errors import VirnucproError
+from virnucpro.core.events import EmbeddingStarted, Event, ShardDone, Telling
+from virnucpro.core.option_schema import make
+from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.engine.base import Job, Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
-from virnucpro.core.recipe import EncoderSpec, Recipe
-from virnucpro.core.errors import VirnucproError
-from virnucpro.core.events import EmbeddingStarted, Event, ShardDone, Telling
-from virnucpro.core.atomic_io import EMBEDDED_FOLDER
-from virnucpro.core.option_schema import make
+from virnucpro.models.base import Pending, Rows
+from virnucpro.models.esm2.config import EXTRA_TOKENS
+from virnucpro.models.packing import PackedBatch, plan_batches
+from virnucpro.models.registry import FAMILIES, Family
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.kmers import N_FEATURES
+from virnucpro.viral.classifier import caller_of
+from virnucpro.viral.head import EncoderFacts, Head, Network
 from virnucpro.workflows.options import PredictOptions
 from virnucpro.workflows.pipeline import run
 from virnucpro.workflows.run_config import RunConfig

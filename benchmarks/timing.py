@@ -33,6 +33,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.logging import printable
+from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.models.base import Encoder
 from virnucpro.models.esm2 import encoder as esm2
 from virnucpro.models.esm2.attention import choose_kernel
@@ -40,10 +44,6 @@ from virnucpro.models.esm2.config import EXTRA_TOKENS, ESM2Shape
 from virnucpro.models.esm2.model import DTYPES
 from virnucpro.models.validation import reference as fair_esm
 from virnucpro.models.validation.random_weights import BLOCK, Lengths, make_proteins, six_frame_500
-from virnucpro.core.recipe import EncoderSpec, Precision
-from virnucpro.core.errors import UnavailableError
-from virnucpro.core.logging import printable
-from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
 
 OURS = "virnucpro"
 PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py

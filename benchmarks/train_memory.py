@@ -39,18 +39,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from virnucpro.core.types import FastaRecord
 from virnucpro.models.esm2.attention import attend_to_train
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.frame_networks import Reader
 from virnucpro.models.packing import PackedBatch
-from virnucpro.core.types import FastaRecord
+from virnucpro.training.distributed import Ranks, run_on
 from virnucpro.training.frame_dataset import FrameStore, balanced_weights, write_frames
-from virnucpro.training.trainer import Trainer
+from virnucpro.training.labelled_data import Labelled, LabelledRecord
 from virnucpro.training.networks import Classifier, FrameClassifier, FrameLabels, adapt
 from virnucpro.training.options import TrainOptions
-from virnucpro.training.distributed import Ranks, run_on
-from virnucpro.training.labelled_data import Labelled, LabelledRecord
+from virnucpro.training.trainer import Trainer
 
 SHAPES = {
     "35M": ESM2Shape(12, 480, 20),

@@ -34,6 +34,7 @@ from timing import (
 )
 from torch import Tensor, nn
 
+from virnucpro.core.recipe import Precision
 from virnucpro.models.esm2.attention import (
     E4M3,
     Kernel,
@@ -42,11 +43,10 @@ from virnucpro.models.esm2.attention import (
 )
 from virnucpro.models.esm2.config import ESM2Shape, Tensors
 from virnucpro.models.esm2.encoder import _ESM2Encoder
-from virnucpro.models.esm2.model import DTYPES, ESM2, Layer
 from virnucpro.models.esm2.loading import FAIR_ESM, ROTARY, make_esm2, parts_of, stub_of
-from virnucpro.models.validation.random_weights import random_numbers
+from virnucpro.models.esm2.model import DTYPES, ESM2, Layer
 from virnucpro.models.packing import use_device
-from virnucpro.core.recipe import Precision
+from virnucpro.models.validation.random_weights import random_numbers
 
 _N_KERNELS = 25
 _SEED = 1

@@ -17,7 +17,7 @@ trap 'rm -rf "$work" packaging/man' EXIT
 step() { printf '\n== %s\n' "$*"; }
 
 step "The version stands in the same words everywhere"
-version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' virnucpro/__init__.py)
+version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' virnucpro/_version.py)
 grep -q "^version: $version\$" CITATION.cff
 grep -q "set version = \"$version\"" packaging/conda/meta.yaml
 grep -q ">$version</token>" packaging/galaxy/virnucpro_predict.xml

@@ -19,18 +19,18 @@ from forked import Forked
 from hypothesis import settings
 from runs import our_processes, run_inline
 
+from virnucpro.core import child_process as processes
+from virnucpro.core.events import OnEvent
+from virnucpro.core.recipe import EncoderSpec, Recipe
+from virnucpro.engine.base import Executor, Resources
+from virnucpro.models.esm2.config import ESM2Shape, hash_weights
+from virnucpro.models.esm2.loading import save_esm2
+from virnucpro.models.esm2.model import ESM2
+from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.packing import use_device
+from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.viral.classifier import Caller
 from virnucpro.viral.head import EncoderFacts, Head, HeadFacts, Layer, Network
-from virnucpro.models.esm2.config import ESM2Shape, hash_weights
-from virnucpro.models.esm2.model_files import inspect_esm2
-from virnucpro.models.esm2.model import ESM2
-from virnucpro.models.esm2.loading import save_esm2
-from virnucpro.models.packing import use_device
-from virnucpro.engine.base import Executor, Resources
-from virnucpro.core import child_process as processes
-from virnucpro.core.recipe import EncoderSpec, Recipe
-from virnucpro.core.events import OnEvent
-from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.workflows.options import ExtractOptions, PredictOptions
 from virnucpro.workflows.run_config import RunConfig
 

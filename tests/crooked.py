@@ -16,8 +16,8 @@ from virnucpro.models.codon_cnn import _CodonEncoder
 from virnucpro.models.esm2.attention import StagedBatch
 from virnucpro.models.esm2.encoder import _ESM2Encoder
 from virnucpro.models.esm2.model import bos_pool
-from virnucpro.models.registry import FAMILIES
 from virnucpro.models.packing import PackedBatch
+from virnucpro.models.registry import FAMILIES
 
 Fault = Callable[[Any], None]
 

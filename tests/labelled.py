@@ -8,13 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from virnucpro.viral.head import EncoderFacts, HeadFacts
 from virnucpro.core.events import Progress, Telling
 from virnucpro.core.option_schema import make
 from virnucpro.core.types import reverse_complement
 from virnucpro.training.evaluation.calibration import Calibration
 from virnucpro.training.frame_dataset import FrameStore, LabelledFrames, read_ids
-from virnucpro.training.options import TrainOptions
 from virnucpro.training.labelled_data import (
     Labelled,
     LabelledRecord,
@@ -23,8 +21,10 @@ from virnucpro.training.labelled_data import (
     read_records,
     read_split,
 )
-from virnucpro.training.training_config import Training
+from virnucpro.training.options import TrainOptions
 from virnucpro.training.train import train
+from virnucpro.training.training_config import Training
+from virnucpro.viral.head import EncoderFacts, HeadFacts
 
 # without a T no frame of the strand has a stop
 _CODONS = {

@@ -22,13 +22,9 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from virnucpro.viral.classifier import Caller, caller_of
-from virnucpro.viral.head import Head
 from virnucpro.cli.main import app
-from virnucpro.engine.base import Executor
-from virnucpro.engine.local import InlineExecutor
-from virnucpro.core.recipe import Recipe
 from virnucpro.core.events import OnEvent
+from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import (
     Call,
     CalledRecords,
@@ -39,9 +35,13 @@ from virnucpro.core.types import (
     Region,
     Track,
 )
-from virnucpro.store.feature_store import open_stores
+from virnucpro.engine.base import Executor
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames
+from virnucpro.store.feature_store import open_stores
+from virnucpro.viral.classifier import Caller, caller_of
+from virnucpro.viral.head import Head
 from virnucpro.workflows.options import PredictOptions
 from virnucpro.workflows.pipeline import execute, run
 from virnucpro.workflows.run_config import RunConfig

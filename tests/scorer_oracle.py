@@ -13,8 +13,8 @@ from math import log, log1p, prod, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.viral.features import AMINO_ACIDS, LENGTH, N_WORD_FIGURES, RARITY
 from virnucpro.sequences.translate import STANDARD, GeneticCode
+from virnucpro.viral.features import AMINO_ACIDS, LENGTH, N_WORD_FIGURES, RARITY
 
 PAIRS = str.maketrans("ACGT", "TGCA")
 MOST_STRETCHES, LONG = 6, 20  # of a piece whose codons are counted; codons of those but one

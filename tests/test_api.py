@@ -31,10 +31,10 @@ from test_repeats import copies_files
 from workers import POISON, RaisingWorker
 
 import virnucpro
-from virnucpro.engine.local import InlineExecutor
-from virnucpro.core.option_schema import names_of
-from virnucpro.store import feature_index as index
 from virnucpro.api import in_python
+from virnucpro.core.option_schema import names_of
+from virnucpro.engine.local import InlineExecutor
+from virnucpro.store import feature_index as index
 from virnucpro.workflows.options import ExtractOptions, PredictOptions
 
 ON_ONE = {"device": "cpu", "workers": 1}

@@ -11,11 +11,11 @@ import torch
 from conftest import TINY
 from forked import start
 
+from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.options import BenchOptions
 from virnucpro.models.validation.bench import _at_best, _Limit, bench
 from virnucpro.models.validation.random_weights import MODELS
-from virnucpro.core.errors import UnavailableError, UsageError
 
 
 def measure(tmp_path, monkeypatch, **models: ESM2Shape) -> tuple[dict, list[str]]:

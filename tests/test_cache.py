@@ -16,12 +16,12 @@ import pytest
 from runs import CONTIGS, PROTEINS, no_file_longer_than, tables, vectors
 
 import virnucpro
-from virnucpro.engine.vector_cache import CacheFolder, VectorCache
-from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.engine.options import WorkOptions
-from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.errors import UsageError
 from virnucpro.core.events import BatchDone, EmbeddingStarted
+from virnucpro.core.recipe import EncoderSpec
+from virnucpro.engine.local import InlineExecutor, ProcessExecutor
+from virnucpro.engine.options import WorkOptions
+from virnucpro.engine.vector_cache import CacheFolder, VectorCache
 from virnucpro.workflows.options import ExtractOptions, PredictOptions
 from virnucpro.workflows.pipeline import execute
 from virnucpro.workflows.summary import Summary

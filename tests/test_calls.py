@@ -12,10 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_head import FACTS
 
-from virnucpro.viral.classifier import call_record
-from virnucpro.viral.head import HeadFacts, probabilities, probability
 from virnucpro.core.types import Call, Calls, FastaRecord, FrameScores, Orf, Prediction
-from virnucpro.sequences.fasta import write_record
 from virnucpro.results.outputs import (
     CHUNK_TABLE,
     FRAME_TABLE,
@@ -35,6 +32,9 @@ from virnucpro.results.tsv import (
     texts,
     whole,
 )
+from virnucpro.sequences.fasta import write_record
+from virnucpro.viral.classifier import call_record
+from virnucpro.viral.head import HeadFacts, probabilities, probability
 
 GOLDEN = Path(__file__).parent / "golden" / "consensus"
 

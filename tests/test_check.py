@@ -15,7 +15,12 @@ from conftest import TINY
 from forked import run_command, virnucpro
 from oracle import make_fair_esm, save_fair_esm
 
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import Progress, Telling
+from virnucpro.core.option_schema import ComputeOptions
+from virnucpro.core.recipe import Precision, Reads
 from virnucpro.models import codon_cnn as codons
+from virnucpro.models.devices import Choice
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.trained_encoder import _LearnedFacts, save_learned
@@ -25,11 +30,6 @@ from virnucpro.models.validation.compare_reference import (
     find_deviations,
     make_panel,
 )
-from virnucpro.core.recipe import Precision, Reads
-from virnucpro.models.devices import Choice
-from virnucpro.core.errors import UnavailableError
-from virnucpro.core.events import Progress, Telling
-from virnucpro.core.option_schema import ComputeOptions
 
 PANEL_SHA256 = "3b4a4a847851cec74aba954be386d06d7e323ca3876f7e529336cf1141a5db67"
 DEEP = ESM2Shape(n_layers=12, dim=32, n_heads=2)

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from runs import ROOT, invoke
 
-from virnucpro import __version__
+from virnucpro._version import __version__
 from virnucpro.results.report.html import Work, all_works
 
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())

@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from runs import CONTIGS, invoke, rows, tables, write_fasta
 from safetensors.torch import load_file, save_file
 
-from virnucpro.viral.head import Head, join_log_odds, log_odds, probability
-from virnucpro.models.base import Encoder, Rows, load_encoder
-from virnucpro.models.lookup import open_model
-from virnucpro.models.codon_cnn import CodonNetwork, load_network, save_network
-from virnucpro.models.registry import NETWORK
-from virnucpro.core.recipe import Precision
 from virnucpro.core.errors import UnavailableError
+from virnucpro.core.recipe import Precision
 from virnucpro.core.types import reverse_complement
-from virnucpro.viral.networks import Scorer
-from virnucpro.viral.scoring import score_sequences
+from virnucpro.models.base import Encoder, Rows, load_encoder
+from virnucpro.models.codon_cnn import CodonNetwork, load_network, save_network
+from virnucpro.models.lookup import open_model
+from virnucpro.models.registry import NETWORK
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk
+from virnucpro.viral.head import Head, join_log_odds, log_odds, probability
+from virnucpro.viral.networks import Scorer
+from virnucpro.viral.scoring import score_sequences
 
 U = torch.finfo(torch.float32).eps / 2
 SIZES = {

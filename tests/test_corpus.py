@@ -21,10 +21,10 @@ from forked import virnucpro as command
 from runs import again, run_inline
 
 import virnucpro.sequences.fasta
-from virnucpro.cli.exit_codes import Finished, exits
 from virnucpro.cli.console import is_for_console
-from virnucpro.core.events import EmbeddingStarted, OnEvent, Telling
+from virnucpro.cli.exit_codes import Finished, exits
 from virnucpro.core.atomic_io import open_binary
+from virnucpro.core.events import EmbeddingStarted, OnEvent, Telling
 from virnucpro.core.logging import logging_to
 
 CORPUS = Path(__file__).parent / "corpus"

@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.text import Text
 from runs import wait_until
 
+from virnucpro.cli.console import is_for_console
 from virnucpro.cli.dashboard import ConsoleHandler, Dashboard
 from virnucpro.cli.progress import EventLog, Figures, Point, add_point
-from virnucpro.cli.console import is_for_console
-from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.events import (
     STAGES,
     BatchDone,
@@ -32,6 +31,7 @@ from virnucpro.core.events import (
     WorkerReady,
 )
 from virnucpro.core.logging import LOGGER, announce, logging_to, printable
+from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Shard
 from virnucpro.store.progress_log import rate_of, seconds_left
 

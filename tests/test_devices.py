@@ -17,14 +17,10 @@ import torch
 from runs import our_processes, write_fasta
 
 from virnucpro.cli.main import main
-from virnucpro.models.esm2.config import ESM2Shape
-from virnucpro.models.esm2.model_files import footprint_of, room_for
-from virnucpro.models.registry import FAMILIES
-from virnucpro.models.manage import describe_model
-from virnucpro.models.validation.compare_reference import try_gpus as try_here
-from virnucpro.models.esm2.triton_kernels import NAMES
-from virnucpro.models import devices
+from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.option_schema import ComputeOptions
 from virnucpro.core.recipe import Footprint
+from virnucpro.models import devices
 from virnucpro.models.devices import (
     Choice,
     TorchBuild,
@@ -41,8 +37,12 @@ from virnucpro.models.devices import (
     torch_build,
     visible_gpus,
 )
-from virnucpro.core.errors import UnavailableError, UsageError
-from virnucpro.core.option_schema import ComputeOptions
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.esm2.model_files import footprint_of, room_for
+from virnucpro.models.esm2.triton_kernels import NAMES
+from virnucpro.models.manage import describe_model
+from virnucpro.models.registry import FAMILIES
+from virnucpro.models.validation.compare_reference import try_gpus as try_here
 
 GIB = 1 << 30
 WITH_CUDA = TorchBuild("2.13.0", "13.0")

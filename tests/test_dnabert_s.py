@@ -21,14 +21,14 @@ from hostile import Payload
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnucpro.models.esm2 import triton_kernels
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.base import load_encoder, recognise
 from virnucpro.models.dnabert_s import model as network
 from virnucpro.models.dnabert_s.encoder import inspect_folder, load_dnabert
 from virnucpro.models.dnabert_s.model import alibi_slopes, mean_pool, pack
 from virnucpro.models.dnabert_s.tokenizer import Tokenizer, read_tokenizer
-from virnucpro.core.recipe import EncoderSpec
-from virnucpro.core.errors import UnavailableError
+from virnucpro.models.esm2 import triton_kernels
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden" / "dnabert_s"
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="the published code's values are not here")

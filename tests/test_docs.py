@@ -19,7 +19,7 @@ from virnucpro.workflows.pipeline import execute
 
 PROMISES = [line.split("::") for line in (ROOT / "tests/promises.txt").read_text().splitlines()]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES += [ROOT / "examples/README.md", ROOT / "making/README.md"]
+PAGES += [ROOT / "examples/README.md", ROOT / "scripts/weights/README.md"]
 README, OUTPUT_PAGE = ROOT / "README.md", ROOT / "docs/OUTPUT.md"
 GPU_PAGE = ROOT / "docs/GPU_OPTIMIZATION.md"
 OF_OTHERS = {  # options of other programs, and of scripts and tests of ours

@@ -15,23 +15,23 @@ from hostile import CLOSED
 from runs import CONTIGS, PROTEINS, TABLES, rows, tables, vectors, write_fasta
 from test_genetic_code import gene
 
-from virnucpro.viral.classifier import asking, caller_of
-from virnucpro.viral.head import Join, JoinKnot
-from virnucpro.viral.options import CutOptions
-from virnucpro.engine.local import InlineExecutor
-from virnucpro.engine.options import WorkOptions
-from virnucpro.core.recipe import Embed, EncoderSpec, Recipe
 from virnucpro.core.errors import ResumeError
 from virnucpro.core.events import BatchDone
+from virnucpro.core.recipe import Embed, EncoderSpec, Recipe
 from virnucpro.core.types import FastaRecord, Records
-from virnucpro.store.manifest import Manifest
-from virnucpro.workflows.status import inspect_run, measure_run
-from virnucpro.viral.networks import Scorer, thresholds
-from virnucpro.viral.scoring import score_sequences
+from virnucpro.engine.local import InlineExecutor
+from virnucpro.engine.options import WorkOptions
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.store.manifest import Manifest
+from virnucpro.viral.classifier import asking, caller_of
+from virnucpro.viral.head import Join, JoinKnot
+from virnucpro.viral.networks import Scorer, thresholds
+from virnucpro.viral.options import CutOptions
+from virnucpro.viral.scoring import score_sequences
 from virnucpro.workflows.options import PredictOptions
 from virnucpro.workflows.pipeline import execute, run
 from virnucpro.workflows.run_config import resolve
+from virnucpro.workflows.status import inspect_run, measure_run
 from virnucpro.workflows.summary import Summary
 from virnucpro.workflows.work_share import work
 

@@ -1,4 +1,4 @@
-"""The network on codons, as ``making/train_embedded_network.py`` trains and converts it."""
+"""The network on codons, trained and converted by ``train_embedded_network.py``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from train_embedded_network import (
 )
 from train_embedded_scorer import N_VIRAL
 
-from virnucpro.models.codon_cnn import N_CODONS
 from virnucpro.core.types import FastaRecord
+from virnucpro.models.codon_cnn import N_CODONS
 from virnucpro.training.labelled_data import Labelled, LabelledRecord
 
 SETTINGS = Settings(

@@ -22,17 +22,17 @@ from oracle import (
 )
 from runs import again, bases_by_frame, run_inline, vectors, vectors_of_each, write_fasta
 
-from virnucpro.viral.head import EncoderFacts, Head, Network
-from virnucpro.models.base import Encoder, Pending, Rows, load_encoder
-from virnucpro.models.lookup import open_model
-from virnucpro.models.esm2.loading import load_esm2, save_esm2
-from virnucpro.models.registry import FAMILIES, Family
-from virnucpro.models.manage import describe_model
+from virnucpro.core.atomic_io import sha256
+from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
+from virnucpro.core.recipe import EncoderSpec
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.worker import Worker
-from virnucpro.core.recipe import EncoderSpec
-from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
-from virnucpro.core.atomic_io import sha256
+from virnucpro.models.base import Encoder, Pending, Rows, load_encoder
+from virnucpro.models.esm2.loading import load_esm2, save_esm2
+from virnucpro.models.lookup import open_model
+from virnucpro.models.manage import describe_model
+from virnucpro.models.registry import FAMILIES, Family
+from virnucpro.viral.head import EncoderFacts, Head, Network
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.pipeline import execute
 from virnucpro.workflows.run_config import RunConfig, resolve

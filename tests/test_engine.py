@@ -37,12 +37,7 @@ from runs import (
 from toy_executor import BackwardExecutor
 
 from virnucpro.cli.progress import EventLog
-from virnucpro.engine import local
-from virnucpro.engine.shard_embedding import Refused, outcome_of
-from virnucpro.engine.base import Job, Resources
-from virnucpro.engine.local import InlineExecutor, ProcessExecutor, _Peer
-from virnucpro.engine.retry_policy import Attempt, Workload
-from virnucpro.engine.worker import Worker
+from virnucpro.core.child_process import interrupts_held, start
 from virnucpro.core.errors import InputError, UnavailableError
 from virnucpro.core.events import (
     STAGES,
@@ -55,8 +50,13 @@ from virnucpro.core.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.core.child_process import interrupts_held, start
 from virnucpro.core.types import Shard
+from virnucpro.engine import local
+from virnucpro.engine.base import Job, Resources
+from virnucpro.engine.local import InlineExecutor, ProcessExecutor, _Peer
+from virnucpro.engine.retry_policy import Attempt, Workload
+from virnucpro.engine.shard_embedding import Refused, outcome_of
+from virnucpro.engine.worker import Worker
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows import pipeline
 

@@ -15,13 +15,13 @@ from conftest import TINY
 from oracle import make_fair_esm, random_protein, save_fair_esm
 from safetensors.torch import load
 
-from virnucpro.models.esm2.model_files import ESM2Model, inspect_esm2
-from virnucpro.models.esm2.model import DTYPES
-from virnucpro.models.esm2.loading import load_esm2, prepare
-from virnucpro.models.packing import PackedBatch
-from virnucpro.core.recipe import Precision
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import Event, Progress
+from virnucpro.core.recipe import Precision
+from virnucpro.models.esm2.loading import load_esm2, prepare
+from virnucpro.models.esm2.model import DTYPES
+from virnucpro.models.esm2.model_files import ESM2Model, inspect_esm2
+from virnucpro.models.packing import PackedBatch
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16

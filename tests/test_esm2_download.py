@@ -20,7 +20,12 @@ from hostile import Payload
 from oracle import make_fair_esm, save_fair_esm
 from served import Answer, answering, part, serving, whole
 
+from virnucpro.core.errors import OutputError, StorageError, UnavailableError, UsageError
+from virnucpro.core.events import OnEvent, Progress
 from virnucpro.models import download as fetch
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.esm2.loading import save_esm2
+from virnucpro.models.esm2.model_files import ESM2Model, as_esm2, inspect_esm2, shape_of
 from virnucpro.models.lookup import (
     embedded_model,
     hub_folder,
@@ -29,13 +34,8 @@ from virnucpro.models.lookup import (
     locate,
     open_model,
 )
-from virnucpro.models.esm2.config import ESM2Shape
-from virnucpro.models.esm2.model_files import ESM2Model, as_esm2, inspect_esm2, shape_of
-from virnucpro.models.esm2.loading import save_esm2
-from virnucpro.models.registry import EMBEDDED, FAMILIES, Published, RemoteFile
 from virnucpro.models.manage import import_model, verify_model
-from virnucpro.core.errors import OutputError, StorageError, UnavailableError, UsageError
-from virnucpro.core.events import OnEvent, Progress
+from virnucpro.models.registry import EMBEDDED, FAMILIES, Published, RemoteFile
 
 NAME = "esm2_t6_8M_UR50D"
 PUBLISHED = FAMILIES["esm2"].published

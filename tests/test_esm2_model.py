@@ -31,6 +31,7 @@ from oracle import (
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from virnucpro.core.errors import UnavailableError
 from virnucpro.models.esm2 import triton_kernels
 from virnucpro.models.esm2.attention import (
     E4M3,
@@ -47,7 +48,7 @@ from virnucpro.models.esm2.attention import (
     describe,
 )
 from virnucpro.models.esm2.config import ESM2Shape
-from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.esm2.model import (
     ESM2,
     FP8_WIDTH,
@@ -60,9 +61,8 @@ from virnucpro.models.esm2.model import (
     restore,
     rotary_frequencies,
 )
-from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.packing import PackedBatch, mean_of_bags, use_device
-from virnucpro.core.errors import UnavailableError
 
 SHAPES = {  # by the dimensions of a head, as of the published 8M, 35M, 150M and 650M
     16: ESM2Shape(n_layers=3, dim=64, n_heads=4),

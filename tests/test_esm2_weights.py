@@ -33,11 +33,11 @@ from oracle import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from virnucpro.models.esm2.config import ESM2Shape
-from virnucpro.models.esm2.model_files import inspect_esm2
-from virnucpro.models.esm2.loading import load_esm2, save_esm2, verify_weights
-from virnucpro.models.packing import PackedBatch
 from virnucpro.core.errors import UnavailableError
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.esm2.loading import load_esm2, save_esm2, verify_weights
+from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.packing import PackedBatch
 
 SHAPE = ESM2Shape(n_layers=2, dim=64, n_heads=2)
 PROTEINS = ["M", "MKXBUZO-J*.A", random_protein(60), random_protein(LONGEST)]

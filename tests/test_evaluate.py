@@ -17,11 +17,13 @@ from scorer_file import save_scorer
 from sklearn.metrics import roc_auc_score
 from workers import POISON, RaisingWorker
 
-from virnucpro.viral.classifier import caller_of
-from virnucpro.viral.options import CutOptions
-from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.errors import InputError, OutputError, ResumeError, UsageError, VirnucproError
 from virnucpro.core.types import reverse_complement
+from virnucpro.engine.local import InlineExecutor
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.kmers import Sketch
+from virnucpro.sequences.translate import Chunk, translate_six_frames
+from virnucpro.store.run_dir import RunDir
 from virnucpro.training.evaluation.evaluate import (
     _Fragment,
     _Question,
@@ -34,13 +36,11 @@ from virnucpro.training.evaluation.evaluate import (
     write_fragments,
     write_report,
 )
-from virnucpro.training.options import EvaluateOptions
 from virnucpro.training.labelled_data import LabelledRecord, group_digest, record_digest
-from virnucpro.store.run_dir import RunDir
+from virnucpro.training.options import EvaluateOptions
+from virnucpro.viral.classifier import caller_of
 from virnucpro.viral.networks import Scorer, load_scorer
-from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.kmers import Sketch
-from virnucpro.sequences.translate import Chunk, translate_six_frames
+from virnucpro.viral.options import CutOptions
 
 SAMPLES = {"lengths": "150,400", "fragments_per_record": 2, "seed": 3}
 CUTTING = EvaluateOptions(data=Path("m.tsv"), output_dir=Path("out"), **SAMPLES)

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from runs import assert_same_vectors, run_inline, vectors
 
-from virnucpro.core.recipe import RESIDUES_PER_SHARD, EncoderSpec, Recipe
 from virnucpro.core.errors import FeatureFileError, OutputError
 from virnucpro.core.events import ShardDone, Telling
-from virnucpro.core.types import Embeddings, Failure, Orf, Shard
+from virnucpro.core.recipe import RESIDUES_PER_SHARD, EncoderSpec, Recipe
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import Embeddings, Failure, Orf, Shard
 from virnucpro.store.feature_file import find_vectors, read_embeddings, write_embeddings
 from virnucpro.store.feature_store import FeatureReader, FeatureStore, ShardFeatures, open_stores
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.shard_files import ShardWriter, shard_size
-from virnucpro.workflows.status import inspect_run
 from virnucpro.workflows.run_config import RunConfig
+from virnucpro.workflows.status import inspect_run
 
 DIM = 4
 ENCODER = EncoderSpec(

@@ -29,13 +29,13 @@ from labelled import write_labelled
 from runs import predict_here, write_fasta
 from test_regions import host_dna
 
-from virnucpro.viral.hmm import OWN_REGION_MODEL
 from virnucpro.cli.main import main
-from virnucpro.models.trained_encoder import _LearnedFacts, save_learned
-from virnucpro.engine.local import InlineExecutor
-from virnucpro.core.recipe import Recipe
 from virnucpro.core.atomic_io import MOST_JSON
+from virnucpro.core.recipe import Recipe
+from virnucpro.engine.local import InlineExecutor
+from virnucpro.models.trained_encoder import _LearnedFacts, save_learned
 from virnucpro.store.feature_file import _SEAL
+from virnucpro.viral.hmm import OWN_REGION_MODEL
 from virnucpro.workflows.options import PredictOptions
 from virnucpro.workflows.pipeline import execute
 

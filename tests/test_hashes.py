@@ -16,13 +16,13 @@ from conftest import open_dna, random_dna
 from runs import again, flip_bit, forget_hashes, invoke, run_inline
 from test_scorer_run import predict, write
 
-from virnucpro.core.events import Telling
 from virnucpro.core.atomic_io import sha256
+from virnucpro.core.events import Telling
 from virnucpro.results.report.run_report import report_folder
-from virnucpro.store.run_dir import RunDir
 from virnucpro.store.checksums import Outputs
-from virnucpro.workflows.options import RegionsOptions
+from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.find_proviruses import find_regions
+from virnucpro.workflows.options import RegionsOptions
 
 REGIONS = {"regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.tsv.gz"}
 VERDICT = {"viruses.tsv", "viruses.fasta", "samples.tsv", "virnucpro_mqc.tsv"}

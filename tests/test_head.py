@@ -15,10 +15,10 @@ import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
-from virnucpro.viral.classifier import Caller
-from virnucpro.viral.head import EncoderFacts, Head, HeadFacts, Layer, Network
 from virnucpro.core.errors import UnavailableError
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
+from virnucpro.viral.classifier import Caller
+from virnucpro.viral.head import EncoderFacts, Head, HeadFacts, Layer, Network
 
 ENCODER = EncoderFacts(
     family="esm2",

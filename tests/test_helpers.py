@@ -36,15 +36,15 @@ from runs import (
 from test_scorer_run import many, predict
 from workers import POISON, RaisingWorker
 
-from virnucpro.engine.local import InlineExecutor
 from virnucpro.core import helper_pool as tasks
-from virnucpro.models.devices import Choice
 from virnucpro.core.errors import InputError, UnavailableError
 from virnucpro.core.events import Progress, ShardDone
 from virnucpro.core.helper_pool import Pool
+from virnucpro.engine.local import InlineExecutor
+from virnucpro.models.devices import Choice
+from virnucpro.sequences import fasta as reader
 from virnucpro.store import plan
 from virnucpro.store.run_dir import RunDir
-from virnucpro.sequences import fasta as reader
 from virnucpro.workflows.table_tasks import BlockTask
 
 pytestmark = pytest.mark.usefixtures("quick_starts")

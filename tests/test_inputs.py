@@ -17,8 +17,8 @@ from runs import within
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError
 from virnucpro.sequences import inputs
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs, join_inputs
 from virnucpro.sequences.input_scan import Survey
+from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs, join_inputs
 
 A, B, C, D = b">a\nAC\n", b">b\nGT\n", b">c\nTT\n", b">d\nGG\n"
 

@@ -12,16 +12,16 @@ import pytest
 from conftest import open_dna, random_dna
 from runs import again, rows, run_inline, tables, vectors
 
-from virnucpro.viral.classifier import caller_of
-from virnucpro.viral.head import Head, Join, JoinKnot, join_log_odds, log_odds, probability
-from virnucpro.viral.options import CutOptions
-from virnucpro.core.recipe import Recipe
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.events import BatchDone
+from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import FastaRecord, Records
-from virnucpro.viral.networks import ErrorRates, Scorer
-from virnucpro.viral.scoring import score_sequences
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.viral.classifier import caller_of
+from virnucpro.viral.head import Head, Join, JoinKnot, join_log_odds, log_odds, probability
+from virnucpro.viral.networks import ErrorRates, Scorer
+from virnucpro.viral.options import CutOptions
+from virnucpro.viral.scoring import score_sequences
 from virnucpro.workflows.options import PredictOptions
 from virnucpro.workflows.pipeline import execute
 

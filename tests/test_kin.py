@@ -17,9 +17,12 @@ from train_kin import kin_words, kinship_tensors
 
 import virnucpro
 from virnucpro.core.errors import UnavailableError
-from virnucpro.core.types import Call, FastaRecord, Identity, Region
 from virnucpro.core.helper_pool import Pool
+from virnucpro.core.types import Call, FastaRecord, Identity, Region
+from virnucpro.results.outputs import LENGTH_CLASSES, VIRUS_TABLE, find_viruses
 from virnucpro.results.report.aggregates import count_kinds, find_records
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.translate import STANDARD
 from virnucpro.viral.features import NO_WORDS
 from virnucpro.viral.taxonomy import (
     FEWEST_WORDS,
@@ -34,9 +37,6 @@ from virnucpro.viral.taxonomy import (
     own_kinship,
 )
 from virnucpro.viral.windows import Pieces, encode
-from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.translate import STANDARD
-from virnucpro.results.outputs import LENGTH_CLASSES, VIRUS_TABLE, find_viruses
 
 LAYER = "weight", "bias"
 EXAMPLE = Path(__file__).parents[1] / "examples/contigs.fa"

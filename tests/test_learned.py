@@ -13,23 +13,23 @@ from labelled import frames_of, ids_of, options, pairs_of, train_here, write_lab
 from runs import rows
 from safetensors.numpy import load_file
 
-from virnucpro.viral.head import Head
+from virnucpro.core.atomic_io import LEARNED_FILE, sha256
+from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.types import DECIMALS, sigmoid
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.base import load_encoder
 from virnucpro.models.lookup import open_model
+from virnucpro.models.manage import describe_model
 from virnucpro.models.registry import EMBEDDED
 from virnucpro.models.trained_encoder import inspect_learned, save_learned
-from virnucpro.models.manage import describe_model
-from virnucpro.engine.local import InlineExecutor
-from virnucpro.core.errors import UnavailableError, UsageError
-from virnucpro.core.atomic_io import LEARNED_FILE, sha256
-from virnucpro.core.types import DECIMALS, sigmoid
+from virnucpro.sequences.fasta import write_record
+from virnucpro.training.distributed import Ranks
 from virnucpro.training.evaluation.evaluate import evaluate
+from virnucpro.training.labelled_data import read_split
 from virnucpro.training.networks import frame_log_odds, module_of
 from virnucpro.training.options import EvaluateOptions
-from virnucpro.training.distributed import Ranks
-from virnucpro.training.labelled_data import read_split
 from virnucpro.training.training_config import Training
-from virnucpro.sequences.fasta import write_record
+from virnucpro.viral.head import Head
 from virnucpro.workflows.options import ExtractOptions, PredictOptions
 from virnucpro.workflows.pipeline import execute
 

@@ -1,4 +1,4 @@
-"""The scripts of ``making``, which make the weights of the package, and those of ``examples``."""
+"""Scripts that make the weights of the package (``scripts/weights``), and the examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from virnucpro.sequences.translate import STANDARD
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [
     path
-    for folder in ("examples", "making")
+    for folder in ("examples", "scripts/weights")
     for path in sorted((ROOT / folder).glob("*.py"))
     if "\nif __name__ ==" in path.read_text(encoding="utf-8")
 ]
@@ -42,7 +42,7 @@ def back_translated(random: Random, residues: str) -> str:
 
 def test_transposable_elements_are_found_where_they_lie_in_eukaryotes_alone(tmp_path):
     pytest.importorskip("pyhmmer", reason="the script searches with pyhmmer")
-    script, random = ROOT / "making/scorer_elements.py", Random(1)
+    script, random = ROOT / "scripts/weights/scorer_elements.py", Random(1)
     seeds = run_path(str(script))["SEEDS"]
     line = reverse_complement(back_translated(random, seeds["LINE"]))
     mariner = back_translated(random, seeds["mariner"])
@@ -115,9 +115,9 @@ def test_each_script_shows_its_usage(script, tmp_path, monkeypatch, capsys):
 
 
 def test_nothing_of_how_weights_are_made_is_installed_or_used_by_a_command():
-    made = {path.stem for path in (ROOT / "making").glob("*.py")}
+    made = {path.stem for path in (ROOT / "scripts/weights").glob("*.py")}
     package = Path(virnucpro.__file__).parent
     text = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
     imported = set(re.findall(r"^ *(?:from|import) (\w+)", text, re.MULTILINE))
     assert {"numpy", "torch", "virnucpro"} <= imported and not made & imported
-    assert not (package / "making").exists()
+    assert not (package / "scripts").exists()

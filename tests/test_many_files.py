@@ -20,11 +20,11 @@ from conftest import open_dna, random_dna
 from runs import assert_same_run, assert_same_vectors, rows, run_inline, tables, vectors
 
 from virnucpro.cli.progress import DeviceState, Figures
-from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.events import EmbeddingStarted, ShardDone
-from virnucpro.workflows.status import inspect_run, measure_run
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.workflows.status import inspect_run, measure_run
 
 POISON = "TGG" * 4 + "TGC" + "TGG" * 4
 MENDED = "GCA" * 9

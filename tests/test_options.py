@@ -15,8 +15,8 @@ import typer
 from test_architecture import tree_of
 from typer.testing import CliRunner
 
-from virnucpro.cli.typer_dataclass import ConsoleOptions, command
 from virnucpro.cli.main import app
+from virnucpro.cli.typer_dataclass import ConsoleOptions, command
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import carry, make, options_of
 from virnucpro.training.options import EvaluateOptions, TrainOptions

@@ -28,9 +28,7 @@ from runs import (
     vectors,
 )
 
-from virnucpro import __version__
-from virnucpro.models.esm2.config import hash_weights
-from virnucpro.engine.local import InlineExecutor
+from virnucpro._version import __version__
 from virnucpro.core.errors import (
     FeatureFileError,
     InputError,
@@ -40,11 +38,13 @@ from virnucpro.core.errors import (
 )
 from virnucpro.core.events import BatchDone, EmbeddingStarted, Progress, ShardDone
 from virnucpro.core.types import shard_name
-from virnucpro.store.run_dir import RunDir
-from virnucpro.workflows.status import inspect_run
+from virnucpro.engine.local import InlineExecutor
+from virnucpro.models.esm2.config import hash_weights
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames
+from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows import pipeline
+from virnucpro.workflows.status import inspect_run
 from virnucpro.workflows.write_tables import Backlog
 
 SHARED = Path(__file__).parents[2] / "shared"

@@ -17,8 +17,8 @@ import toy_executor
 from forked import run_command, virnucpro
 from runs import bases_by_frame, vectors
 
-from virnucpro.models.registry import family_of
 from virnucpro.core.errors import UnavailableError
+from virnucpro.models.registry import family_of
 
 PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"
 ENTRY_POINTS = """

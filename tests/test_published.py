@@ -26,20 +26,20 @@ from served import serving, whole
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from virnucpro.viral.head import EncoderFacts, Head
-from virnucpro.viral.legacy_head import find_head, read_original_head
 from virnucpro.cli.main import app
-from virnucpro.models.base import Model
-from virnucpro.models.lookup import locate, model_names, open_model, published_folder
-from virnucpro.models.dnabert_s.model import DNABERTShape
-from virnucpro.models.registry import BUNDLES, FAMILIES, Published, RemoteFile, _Bundle
-from virnucpro.models.download import check_file
-from virnucpro.models.manage import import_files, import_model
-from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.core.recipe import Footprint, join_footprints
+from virnucpro.core.atomic_io import sha256
 from virnucpro.core.errors import InputMissingError, UnavailableError, UsageError
 from virnucpro.core.events import BatchDone, ShardDone
-from virnucpro.core.atomic_io import sha256
+from virnucpro.core.recipe import Footprint, join_footprints
+from virnucpro.engine.local import InlineExecutor, ProcessExecutor
+from virnucpro.models.base import Model
+from virnucpro.models.dnabert_s.model import DNABERTShape
+from virnucpro.models.download import check_file
+from virnucpro.models.lookup import locate, model_names, open_model, published_folder
+from virnucpro.models.manage import import_files, import_model
+from virnucpro.models.registry import BUNDLES, FAMILIES, Published, RemoteFile, _Bundle
+from virnucpro.viral.head import EncoderFacts, Head
+from virnucpro.viral.legacy_head import find_head, read_original_head
 from virnucpro.workflows.options import ExtractOptions, PredictOptions
 from virnucpro.workflows.pipeline import execute, run
 from virnucpro.workflows.run_config import resolve

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from virnucpro.engine.retry_policy import Attempt, Loss, Workload, next_attempt
 from virnucpro.core.errors import StorageError
 from virnucpro.core.events import (
     BatchDone,
@@ -18,6 +17,7 @@ from virnucpro.core.events import (
     WorkerReady,
 )
 from virnucpro.core.types import Shard
+from virnucpro.engine.retry_policy import Attempt, Loss, Workload, next_attempt
 
 SHARDS = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(3)]
 SHARD, NO_MEMORY = SHARDS[0], Memory(0, 1)

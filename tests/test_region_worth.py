@@ -13,7 +13,6 @@ from runs import rows
 from test_regions import host_dna, items_of, phage_dna
 from test_scorer_run import predict, write
 
-from virnucpro.viral.hmm import RegionModel
 from virnucpro.core.errors import InputError, UnavailableError
 from virnucpro.training.options import EvaluateOptions, TrainOptions
 from virnucpro.training.provirus import (
@@ -29,6 +28,7 @@ from virnucpro.training.provirus import (
     read_truth,
     train_regions,
 )
+from virnucpro.viral.hmm import RegionModel
 
 TRUTH = Truth(prophages=((100, 200), (300, 400), (600, 700)), unclear=((500, 520),))
 

@@ -21,8 +21,22 @@ from runs import called, forget_hashes, rows
 from test_scorer_run import outputs, predict, write
 from typer.testing import CliRunner
 
+from virnucpro.cli.main import app
+from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UnavailableError
+from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import Call, CalledRecords, FastaRecord, Region, reverse_complement
+from virnucpro.results.outputs import (
+    REGION_SINKS,
+    REGION_TABLE,
+    Place,
+    Portion,
+    Tally,
+    open_outputs,
+)
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.translate import STANDARD
 from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, log_likelihoods, viral_path
-from virnucpro.viral.provirus_features import Hosts, Items, Levels, ReadGenes
+from virnucpro.viral.host_markers import Repeat, genes_of, host_peptides, trna_ends
 from virnucpro.viral.options import FALSE_POSITIVES, CutOptions
 from virnucpro.viral.provirus import (
     SHORTEST_RECORD,
@@ -35,18 +49,11 @@ from virnucpro.viral.provirus import (
     parts_of,
     regions_of_items,
 )
-from virnucpro.cli.main import app
-from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UnavailableError
-from virnucpro.core.types import Call, CalledRecords, FastaRecord, Region, reverse_complement
-from virnucpro.core.safe_dir import Tree
-from virnucpro.viral.host_markers import Repeat, genes_of, host_peptides, trna_ends
+from virnucpro.viral.provirus_features import Hosts, Items, Levels, ReadGenes
 from virnucpro.viral.scoring import score_proteins, score_windows
-from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.translate import STANDARD
-from virnucpro.workflows.options import RegionsOptions
 from virnucpro.workflows.find_proviruses import find_regions
+from virnucpro.workflows.options import RegionsOptions
 from virnucpro.workflows.summary import Summary
-from virnucpro.results.outputs import REGION_SINKS, REGION_TABLE, Place, Portion, Tally, open_outputs
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 WHY = "att_length=12;trna=yes;viral_genes=4/9"

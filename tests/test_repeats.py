@@ -25,20 +25,20 @@ from runs import (
     vectors,
 )
 
-from virnucpro.models.esm2.model import mean_pool, residues_only
-from virnucpro.models.esm2.loading import load_esm2
-from virnucpro.models.packing import PackedBatch
-from virnucpro.engine.local import InlineExecutor
-from virnucpro.core.recipe import Reads
 from virnucpro.core.errors import FeatureFileError, ResumeError
 from virnucpro.core.events import BatchDone, Progress, ShardDone, ShardFailed
+from virnucpro.core.recipe import Reads
 from virnucpro.core.types import Embeddings, Orf, Shard
+from virnucpro.engine.local import InlineExecutor
+from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.esm2.model import mean_pool, residues_only
+from virnucpro.models.packing import PackedBatch
+from virnucpro.sequences.fasta import read_fasta
 from virnucpro.store import plan
 from virnucpro.store import shard_files as shards
 from virnucpro.store.feature_store import FeatureReader, open_stores
 from virnucpro.store.shard_files import SeenOrfs, digests_of
 from virnucpro.workflows.status import inspect_run
-from virnucpro.sequences.fasta import read_fasta
 
 N_PROTEINS = 30
 N_TIMES = 3

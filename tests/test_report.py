@@ -16,8 +16,6 @@ import workers
 from pages import EVIL, EXAMPLE, Page, call, write_table
 from runs import again, rows, run_inline, within
 
-from virnucpro.engine.local import InlineExecutor
-from virnucpro.engine.device_timeline import Start
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError
 from virnucpro.core.events import (
     STAGES,
@@ -30,14 +28,16 @@ from virnucpro.core.events import (
     WorkerReady,
 )
 from virnucpro.core.types import Call, Shard
-from virnucpro.training.evaluation.metrics import MEASURES
-from virnucpro.training.reports import write_evaluation_page, write_training_page
+from virnucpro.engine.device_timeline import Start
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.results.report.html import MOST_BYTES
 from virnucpro.results.report.run_report import report_folder
+from virnucpro.results.tsv import spans_of
 from virnucpro.store.run_dir import RunDir
+from virnucpro.training.evaluation.metrics import MEASURES
+from virnucpro.training.reports import write_evaluation_page, write_training_page
 from virnucpro.workflows import pipeline
 from virnucpro.workflows.options import PredictOptions
-from virnucpro.results.tsv import spans_of
 
 
 def predict(to: Path, *inputs: Path, **changes: object) -> Path:

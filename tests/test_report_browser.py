@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from pages import EVIL, call, write_table
 
-from virnucpro.engine.device_timeline import Start
 from virnucpro.core.events import BatchDone, Memory, WorkerReady
 from virnucpro.core.types import Call, Shard
+from virnucpro.engine.device_timeline import Start
 from virnucpro.results.report.run_report import report_folder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")

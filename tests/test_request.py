@@ -11,18 +11,18 @@ from conftest import TINY
 from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, vectors
 
-from virnucpro.viral.head import Head
-from virnucpro.models import lookup as download
-from virnucpro.models.lookup import embedded_head, open_model
-from virnucpro.models.esm2 import model_files as esm2
-from virnucpro.models.registry import EMBEDDED, FAMILIES, Published, RemoteFile
-from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.models import devices
-from virnucpro.models.devices import Gpu, TorchBuild
+from virnucpro.core.atomic_io import sha256
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.core.events import BatchDone
-from virnucpro.core.atomic_io import sha256
+from virnucpro.engine.local import InlineExecutor, ProcessExecutor
+from virnucpro.models import devices
+from virnucpro.models import lookup as download
+from virnucpro.models.devices import Gpu, TorchBuild
+from virnucpro.models.esm2 import model_files as esm2
+from virnucpro.models.lookup import embedded_head, open_model
+from virnucpro.models.registry import EMBEDDED, FAMILIES, Published, RemoteFile
 from virnucpro.viral import networks as nets
+from virnucpro.viral.head import Head
 from virnucpro.viral.networks import OWN_SCORER
 from virnucpro.workflows.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.workflows.pipeline import run

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from virnucpro.core.errors import InputError, InputMissingError
+from virnucpro.sequences.input_scan import Survey, find_repeat
 from virnucpro.sequences.inputs import InputFile, find_inputs, read_sheet
 from virnucpro.sequences.samples import RunIds, id_digests, name_samples
-from virnucpro.sequences.input_scan import Survey, find_repeat
 
 
 def names(*paths: str, recorded: tuple[InputFile, ...] = ()) -> list[str]:

@@ -21,19 +21,19 @@ from conftest import TINY, Tiny
 from forked import fork_server
 from runs import again, run_inline, statuses
 
-from virnucpro.viral.classifier import Caller
-from virnucpro.engine.base import Job, Resources
-from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.events import EmbeddingStarted, Progress
-from virnucpro.core.types import Embeddings
 from virnucpro.core.helper_pool import Pool
-from virnucpro.store.feature_store import FeatureStore
-from virnucpro.store.run_dir import RunDir
+from virnucpro.core.recipe import EncoderSpec, Recipe
+from virnucpro.core.types import Embeddings
+from virnucpro.engine.base import Job, Resources
+from virnucpro.sequences.input_scan import Survey
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.feature_index import MOST_AT_ROOT, IndexPart
+from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, refuse_repeat
-from virnucpro.sequences.inputs import InputFile
-from virnucpro.sequences.input_scan import Survey
+from virnucpro.store.run_dir import RunDir
+from virnucpro.viral.classifier import Caller
 from virnucpro.workflows.collect_inputs import open_run
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.pipeline import find_pending

@@ -23,6 +23,7 @@ from scorer_words import is_in_sample, owners_of, word_table
 
 from virnucpro.core import native as library
 from virnucpro.core.errors import UnavailableError
+from virnucpro.sequences.fasta import read_fasta
 from virnucpro.viral.features import (
     FARTHEST,
     GC,
@@ -52,10 +53,9 @@ from virnucpro.viral.networks import (
     calibrate,
     load_scorer,
 )
-from virnucpro.viral.windows import Pieces
 from virnucpro.viral.proteins import N_FEATURES as N_PROTEIN_FEATURES
 from virnucpro.viral.scoring import score_block, score_sequences, score_windows
-from virnucpro.sequences.fasta import read_fasta
+from virnucpro.viral.windows import Pieces
 
 GOLDEN = Path(__file__).parent / "golden" / "scorer"
 JUNCTION_COLUMNS = range(2 * N_CODONS, 2 * N_CODONS + N_JUNCTIONS)
@@ -330,7 +330,7 @@ def test_every_processor_gives_the_same_bits(
     flags = ("-std=c99", "-O0", "-fPIC", "-shared", "-ffp-contract=off", "-DPORTABLE")
     flags += ("-Wno-psabi",)
     package = library.LIBRARY.parents[1]
-    sources = (package / "scorer" / "scorer.c", package / "encoders" / "esm2" / "attention.c")
+    sources = sorted(package.rglob("*.c"))
     subprocess.run([compiler, *flags, "-o", portable, *sources, "-lm"], check=True)
     rng = np.random.default_rng(8)
     nets = {0: nets_of((301, 70, 33, 19), 2, rng), 7: nets_of((298, 8, 4, 5), 1, rng)}

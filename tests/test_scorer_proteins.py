@@ -16,10 +16,10 @@ from scorer_file import save_scorer
 from scorer_words import word_table, words_in
 from train_protein_scorer import n_numbers, occurrences
 
-from virnucpro.viral.options import CutOptions
-from virnucpro.viral.calling import call_scored, score_records
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import CalledRecords, FastaRecord, Records
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.viral.calling import call_scored, score_records
 from virnucpro.viral.features import (
     AMINO_ACIDS,
     LENGTH,
@@ -29,6 +29,7 @@ from virnucpro.viral.features import (
     VIRAL,
 )
 from virnucpro.viral.networks import OWN_SCORER, ProteinNets, Scorer, load_scorer
+from virnucpro.viral.options import CutOptions
 from virnucpro.viral.proteins import (
     N_COMPOSITION,
     N_FEATURES,
@@ -45,7 +46,6 @@ from virnucpro.viral.proteins import (
     spelling,
 )
 from virnucpro.viral.scoring import score_proteins
-from virnucpro.sequences.fasta import read_fasta
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "proteins.faa"
 LETTERS = AMINO_ACIDS + AMINO_ACIDS.lower() + "BZJXUO*"

@@ -19,30 +19,30 @@ from runs import failures, leftovers, our_processes, rows, statuses
 from runs import tables as tables_of
 from test_genetic_code import gene
 
-from virnucpro.viral.head import probability
-from virnucpro.viral.calling import score_records
-from virnucpro.engine.base import Executor, Job, Resources
-from virnucpro.models import devices
-from virnucpro.core.recipe import EncoderSpec, Recipe
-from virnucpro.models.devices import Gpu
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UsageError
 from virnucpro.core.events import Event, OnEvent, Progress, Telling
 from virnucpro.core.option_schema import make
-from virnucpro.core.types import FastaRecord, Records, Shard
+from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.safe_dir import Tree
-from virnucpro.store import plan
-from virnucpro.workflows.score_cache import ScoreStore
-from virnucpro.workflows.status import inspect_run, measure_run
-from virnucpro.viral import host_markers as landmarks
-from virnucpro.viral import windows as pieces
-from virnucpro.viral.networks import Scorer, false_discovery_rates, thresholds
-from virnucpro.viral.scoring import score_sequences
+from virnucpro.core.types import FastaRecord, Records, Shard
+from virnucpro.engine.base import Executor, Job, Resources
+from virnucpro.models import devices
+from virnucpro.models.devices import Gpu
+from virnucpro.results.outputs import VIRUS_TABLE
 from virnucpro.sequences import fasta as reader
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.store import plan
+from virnucpro.viral import host_markers as landmarks
+from virnucpro.viral import windows as pieces
+from virnucpro.viral.calling import score_records
+from virnucpro.viral.head import probability
+from virnucpro.viral.networks import Scorer, false_discovery_rates, thresholds
+from virnucpro.viral.scoring import score_sequences
 from virnucpro.workflows import pipeline
 from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.score_cache import ScoreStore
+from virnucpro.workflows.status import inspect_run, measure_run
 from virnucpro.workflows.summary import Summary
-from virnucpro.results.outputs import VIRUS_TABLE
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 

@@ -27,16 +27,16 @@ from forked import fork_server
 from pyarrow import parquet
 from runs import no_file_longer_than, wait_until
 
-from virnucpro import __version__
-from virnucpro.core.recipe import EncoderSpec, Store
-from virnucpro.core.errors import FeatureFileError, OutputError, StorageError
+from virnucpro._version import __version__
 from virnucpro.core.atomic_io import atomic, disk_error
-from virnucpro.core.types import Embeddings, Failure, Mask
+from virnucpro.core.errors import FeatureFileError, OutputError, StorageError
+from virnucpro.core.recipe import EncoderSpec, Store
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import Embeddings, Failure, Mask
 from virnucpro.store.feature_export import save_npz, save_parquet, save_pt
 from virnucpro.store.feature_file import read_embeddings, read_label, write_embeddings
-from virnucpro.store.run_dir import RunDir
 from virnucpro.store.feature_index import IndexPart
+from virnucpro.store.run_dir import RunDir
 
 ATTRIBUTES: dict[str, str | int] = {
     "model": "esm2_t6_8M_UR50D",

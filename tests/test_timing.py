@@ -29,8 +29,8 @@ from timing import (
     proteins_of,
 )
 
-from virnucpro.models.esm2.model import DTYPES
 from virnucpro.models.esm2.loading import fair_esm_state
+from virnucpro.models.esm2.model import DTYPES
 from virnucpro.models.validation.random_weights import write_checkpoint
 
 

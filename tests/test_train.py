@@ -31,22 +31,22 @@ from safetensors.torch import load_file
 from test_training_loop import distance, weights_limit
 from trainings import under_torchrun
 
+from virnucpro.core.errors import InputError, InputMissingError, OutputError, ResumeError
+from virnucpro.core.events import Progress
+from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.manage import import_model
+from virnucpro.store.run_dir import RunDir
+from virnucpro.training.distributed import Ranks
+from virnucpro.training.evaluation.evaluate import held_out, report_evaluation
+from virnucpro.training.evaluation.metrics import NOT_DEFINED
+from virnucpro.training.labelled_data import group_digest, read_split, record_digest
+from virnucpro.training.options import EvaluateOptions
+from virnucpro.training.reports import find_card, read_table
+from virnucpro.training.train import check_training
+from virnucpro.training.training_config import open_training, resolve_training
 from virnucpro.viral.classifier import caller_of
 from virnucpro.viral.head import Head
 from virnucpro.viral.options import CutOptions
-from virnucpro.models.esm2.model_files import inspect_esm2
-from virnucpro.models.manage import import_model
-from virnucpro.core.errors import InputError, InputMissingError, OutputError, ResumeError
-from virnucpro.core.events import Progress
-from virnucpro.training.evaluation.evaluate import held_out, report_evaluation
-from virnucpro.training.evaluation.metrics import NOT_DEFINED
-from virnucpro.training.options import EvaluateOptions
-from virnucpro.training.reports import find_card, read_table
-from virnucpro.training.distributed import Ranks
-from virnucpro.training.labelled_data import group_digest, read_split, record_digest
-from virnucpro.training.training_config import open_training, resolve_training
-from virnucpro.training.train import check_training
-from virnucpro.store.run_dir import RunDir
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 UNASKED = EvaluateOptions(data=Path("manifest.tsv"), output_dir=Path("evaluation"))

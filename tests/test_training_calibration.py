@@ -11,8 +11,8 @@ import pytest
 from labelled import head_facts
 from numpy.typing import NDArray
 
-from virnucpro.viral.head import EncoderFacts
 from virnucpro.core.types import Values, sigmoid
+from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.training.evaluation.calibration import (
     FALSE_POSITIVES,
     Calibration,
@@ -20,9 +20,9 @@ from virnucpro.training.evaluation.calibration import (
     chunks_of,
     fit_temperature,
 )
-from virnucpro.training.frame_dataset import LabelledFrames
 from virnucpro.training.evaluation.metrics import Samples
-from virnucpro.sequences.kmers import N_FEATURES
+from virnucpro.training.frame_dataset import LabelledFrames
+from virnucpro.viral.head import EncoderFacts
 
 N_CHUNKS = 20  # of a record
 TOO_SURE = 6.0  # times the log-odds that would be right

@@ -11,15 +11,15 @@ from conftest import Tiny, random_dna
 from labelled import head_facts
 from numpy.typing import NDArray
 
-from virnucpro.viral.head import EncoderFacts, Head, Network
-from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.core.types import DECIMALS, sigmoid
-from virnucpro.training.evaluation.calibration import Calibration
-from virnucpro.training.frame_dataset import LabelledFrames
-from virnucpro.training.networks import Classifier
-from virnucpro.training.labelled_data import LabelledRecord, group_digest, record_digest
-from virnucpro.training.export import find_trained, write_head
+from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
+from virnucpro.training.evaluation.calibration import Calibration
+from virnucpro.training.export import find_trained, write_head
+from virnucpro.training.frame_dataset import LabelledFrames
+from virnucpro.training.labelled_data import LabelledRecord, group_digest, record_digest
+from virnucpro.training.networks import Classifier
+from virnucpro.viral.head import EncoderFacts, Head, Network
 
 DIM, HIDDEN, N = 32, 16, 40
 CALIBRATION = Calibration("mean", 0.75, 1.5, 0.3, 0.25)

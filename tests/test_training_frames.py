@@ -9,9 +9,9 @@ import pytest
 import torch
 from trainings import Training, frames, settings
 
-from virnucpro.training.frame_dataset import balanced_weights, recipe_weights
-from virnucpro.training.distributed import Ranks
 from virnucpro.sequences.kmers import N_FEATURES
+from virnucpro.training.distributed import Ranks
+from virnucpro.training.frame_dataset import balanced_weights, recipe_weights
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 

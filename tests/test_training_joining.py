@@ -12,8 +12,8 @@ from labelled import options, relabelled, train_here
 from runs import rows
 from sklearn.metrics import roc_auc_score
 
-from virnucpro.viral.head import Head, Join, JoinKnot
 from virnucpro.core.types import FastaRecord, Mask, Values
+from virnucpro.sequences.translate import STANDARD, Chunk
 from virnucpro.training.evaluation.calibration import (
     N_FOLDS,
     ScoredFragments,
@@ -23,13 +23,13 @@ from virnucpro.training.evaluation.calibration import (
     fit_join_knot,
     fold_log_odds,
 )
-from virnucpro.training.frame_dataset import FrameStore, Rows, read_ids, write_frames
 from virnucpro.training.evaluation.metrics import auroc_gain
-from virnucpro.training.labelled_data import LabelledRecord, group_digest, read_split
 from virnucpro.training.export import TrainingResults, measure_gain, read_fragments
+from virnucpro.training.frame_dataset import FrameStore, Rows, read_ids, write_frames
+from virnucpro.training.labelled_data import LabelledRecord, group_digest, read_split
+from virnucpro.viral.head import Head, Join, JoinKnot
 from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
 from virnucpro.viral.scoring import score_sequences
-from virnucpro.sequences.translate import STANDARD, Chunk
 
 
 @cache

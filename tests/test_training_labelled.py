@@ -15,10 +15,9 @@ from forked import virnucpro
 from labelled import records_of
 from runs import within
 
-from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.atomic_io import sha256, zstd
+from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.training import labelled_data as labelled_records
-from virnucpro.training.options import ManifestOptions
 from virnucpro.training.labelled_data import (
     Labelled,
     LabelledRecord,
@@ -28,6 +27,7 @@ from virnucpro.training.labelled_data import (
     record_digest,
     warn_of_mixed_groups,
 )
+from virnucpro.training.options import ManifestOptions
 
 TWO_FILES = {"viruses.fa": {"v1": "ACGT", "v2": "GGG"}, "cells.fa": {"c1": "AAAA", "c2": "CCCC"}}
 

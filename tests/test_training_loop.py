@@ -41,9 +41,6 @@ from trainings import (
     weights,
 )
 
-from virnucpro.models.esm2.attention import attend_runs, attend_to_train
-from virnucpro.models.esm2.model import ESM2
-from virnucpro.models.frame_networks import Reader
 from virnucpro.core.errors import (
     InputError,
     ResumeError,
@@ -51,9 +48,12 @@ from virnucpro.core.errors import (
     UsageError,
     VirnucproError,
 )
+from virnucpro.models.esm2.attention import attend_runs, attend_to_train
+from virnucpro.models.esm2.model import ESM2
+from virnucpro.models.frame_networks import Reader
 from virnucpro.training import distributed as ranks
+from virnucpro.training.distributed import Ranks, Started, started_by_torchrun
 from virnucpro.training.frame_dataset import balanced_weights, given_weights
-from virnucpro.training.trainer import _Clock, profile_lines, share_of_lr, speed_lines
 from virnucpro.training.networks import (
     Classifier,
     FrameClassifier,
@@ -61,8 +61,8 @@ from virnucpro.training.networks import (
     frame_log_odds,
     samples_of,
 )
-from virnucpro.training.distributed import Ranks, Started, started_by_torchrun
 from virnucpro.training.train import _Board, _show_best
+from virnucpro.training.trainer import _Clock, profile_lines, share_of_lr, speed_lines
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 pytestmark = pytest.mark.usefixtures("quick_starts")

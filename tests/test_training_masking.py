@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from oracle import AMINO_ACIDS, make_fair_esm, random_protein, save_fair_esm, tolerance, worst_row
 
 from virnucpro.models.esm2.config import AMINO_ACID_TOKENS, CLS, EOS, MASK, ESM2Shape
-from virnucpro.models.esm2.model import MaskedBatch
 from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.esm2.model import MaskedBatch
 from virnucpro.models.packing import PackedBatch
+from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.training.frame_dataset import LabelledFrames
 from virnucpro.training.networks import MaskedLanguageModel, MaskedResidues
-from virnucpro.sequences.kmers import N_FEATURES
 
 LENGTHS = (1, 2, 3, 7, 10, 20, 50, 166, 333)
 PROTEINS = [random_protein(length, seed) for seed, length in enumerate(LENGTHS)]

@@ -11,9 +11,9 @@ from trainings import SHAPE, frames
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.frame_networks import Reader
 from virnucpro.models.packing import PackedBatch, use_device
+from virnucpro.training.distributed import Ranks
 from virnucpro.training.frame_dataset import LabelledFrames, given_weights
 from virnucpro.training.networks import Classifier, FrameClassifier, FrameLabels, frame_batch
-from virnucpro.training.distributed import Ranks
 
 ARCHITECTURES = ("mlp", "cnn", "lstm", "unet")
 ENCODINGS = ("onehot", "blosum62", "esm2")

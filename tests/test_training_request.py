@@ -19,8 +19,6 @@ from runs import run_inline, vectors, within
 from train_walk import steps_after, steps_before
 
 from virnucpro.cli.main import app
-from virnucpro.core.yaml_config import read_config
-from virnucpro.models.devices import Choice
 from virnucpro.core.errors import (
     FeatureFileError,
     InputError,
@@ -33,6 +31,9 @@ from virnucpro.core.errors import (
 )
 from virnucpro.core.option_schema import make, names_of
 from virnucpro.core.types import FastaRecord
+from virnucpro.core.yaml_config import read_config
+from virnucpro.models.devices import Choice
+from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.training.frame_dataset import (
     FrameStore,
     LabelledFrames,
@@ -41,12 +42,16 @@ from virnucpro.training.frame_dataset import (
     read_ids,
     write_frames,
 )
+from virnucpro.training.labelled_data import SPLITS, LabelledRecord, read_split
 from virnucpro.training.networks import empty_module_of, module_of
 from virnucpro.training.options import TrainOptions
-from virnucpro.training.labelled_data import SPLITS, LabelledRecord, read_split
-from virnucpro.training.training_config import Training, describe_training, open_training, resolve_training
 from virnucpro.training.train import check_training
-from virnucpro.sequences.kmers import N_FEATURES
+from virnucpro.training.training_config import (
+    Training,
+    describe_training,
+    open_training,
+    resolve_training,
+)
 
 COMMANDS = typer.main.get_command(app).commands
 TRAIN = COMMANDS["train"]

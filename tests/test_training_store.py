@@ -12,11 +12,11 @@ import pytest
 from labelled import options, pairs_of, train_here, write_labelled
 
 from virnucpro.core.types import FastaRecord
-from virnucpro.training.frame_dataset import FrameStore, LabelledFrames, read_ids, write_frames
-from virnucpro.training.networks import mean_and_deviation
-from virnucpro.training.labelled_data import LabelledRecord
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
 from virnucpro.sequences.translate import Chunk, translate_six_frames
+from virnucpro.training.frame_dataset import FrameStore, LabelledFrames, read_ids, write_frames
+from virnucpro.training.labelled_data import LabelledRecord
+from virnucpro.training.networks import mean_and_deviation
 
 SIZES = (300, 210)
 

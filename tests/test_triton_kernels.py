@@ -32,11 +32,10 @@ from oracle import (
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from virnucpro.models.esm2 import triton_kernels
 from virnucpro.models.dnabert_s import model as dnabert_s
 from virnucpro.models.dnabert_s.encoder import load_dnabert
 from virnucpro.models.dnabert_s.model import alibi_slopes, attend_texts_triton, mean_pool, pack
-from virnucpro.models.esm2 import attention
+from virnucpro.models.esm2 import attention, triton_kernels
 from virnucpro.models.esm2.attention import (
     E4M3,
     StagedBatch,
@@ -45,12 +44,12 @@ from virnucpro.models.esm2.attention import (
     rotate,
 )
 from virnucpro.models.esm2.config import LAYER_NORM_EPS, ESM2Shape
-from virnucpro.models.esm2.model_files import shape_of
-from virnucpro.models.esm2.model import DTYPES, _Rows8, quantise, restore, rotary_frequencies
 from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.esm2.model import DTYPES, _Rows8, quantise, restore, rotary_frequencies
+from virnucpro.models.esm2.model_files import shape_of
+from virnucpro.models.packing import PackedBatch
 from virnucpro.models.registry import FAMILIES
 from virnucpro.models.validation import compare_reference as check
-from virnucpro.models.packing import PackedBatch
 
 triton = pytest.importorskip("triton", reason="Triton has no build for this system")
 interpreter = pytest.importorskip("triton.runtime.interpreter")

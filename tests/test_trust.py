@@ -28,23 +28,23 @@ from runs import again, assert_same_vectors, run_inline, tables, vectors
 from trainings import Training, run_here, settings
 
 from virnucpro.cli.exit_codes import Finished, exits
-from virnucpro.models.esm2.model_files import inspect_esm2
-from virnucpro.models.esm2.loading import load_esm2, prepare
-from virnucpro.engine.local import ProcessExecutor
-from virnucpro.core.yaml_config import read_config
 from virnucpro.core.errors import FeatureFileError, OutputError
 from virnucpro.core.events import EmbeddingStarted, OnEvent, Progress, Telling
-from virnucpro.core.types import Embeddings, Failure
 from virnucpro.core.safe_dir import Tree
-from virnucpro.training.evaluation.evaluate import _Question
-from virnucpro.training.options import EvaluateOptions
+from virnucpro.core.types import Embeddings, Failure
+from virnucpro.core.yaml_config import read_config
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.models.esm2.loading import load_esm2, prepare
+from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.feature_file import read_embeddings, read_label, sealed_label, write_embeddings
-from virnucpro.store.run_dir import RunDir
 from virnucpro.store.feature_index import check_index
+from virnucpro.store.run_dir import RunDir
+from virnucpro.training.evaluation.evaluate import _Question
+from virnucpro.training.options import EvaluateOptions
 from virnucpro.workflows import pipeline
-from virnucpro.workflows.options import PredictOptions, RegionsOptions
 from virnucpro.workflows.find_proviruses import find_regions
+from virnucpro.workflows.options import PredictOptions, RegionsOptions
 from virnucpro.workflows.run_config import RunConfig, resolve
 
 

@@ -21,13 +21,8 @@ import pytest
 from forked import virnucpro
 from runs import assert_same_run, invoke, leftovers, run_inline, within
 
-from virnucpro.viral.head import Head
+from virnucpro.api import read_features
 from virnucpro.cli.console import planned_steps
-from virnucpro.models.lookup import open_model
-from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.engine.options import WorkOptions
-from virnucpro.engine.retry_policy import Attempt
-from virnucpro.engine.worker import Worker
 from virnucpro.core.errors import (
     InputError,
     InputMissingError,
@@ -38,22 +33,27 @@ from virnucpro.core.errors import (
 )
 from virnucpro.core.events import STAGES, Event, OnEvent, Progress, ShardDone, Telling
 from virnucpro.core.types import Shard
+from virnucpro.engine.local import InlineExecutor, ProcessExecutor
+from virnucpro.engine.options import WorkOptions
+from virnucpro.engine.retry_policy import Attempt
+from virnucpro.engine.worker import Worker
+from virnucpro.models.lookup import open_model
+from virnucpro.results.outputs import SINKS, Sink
 from virnucpro.results.report.run_report import report_folder
-from virnucpro.store.feature_file import read_label, sealed_label
-from virnucpro.store.run_dir import RunDir
-from virnucpro.store.checksums import Outputs
-from virnucpro.store.progress_log import HostFigures, ShardFigures, read_hosts
-from virnucpro.store.plan import Plan, _PlanCounts, _SlicePlan
-from virnucpro.workflows.table_cache import RowStore, SliceRows
-from virnucpro.workflows.status import inspect_run, measure_run
-from virnucpro.viral.networks import Scorer
 from virnucpro.sequences import inputs
-from virnucpro.api import read_features
+from virnucpro.store.checksums import Outputs
+from virnucpro.store.feature_file import read_label, sealed_label
+from virnucpro.store.plan import Plan, _PlanCounts, _SlicePlan
+from virnucpro.store.progress_log import HostFigures, ShardFigures, read_hosts
+from virnucpro.store.run_dir import RunDir
+from virnucpro.viral.head import Head
+from virnucpro.viral.networks import Scorer
 from virnucpro.workflows.options import PredictOptions
 from virnucpro.workflows.pipeline import run
 from virnucpro.workflows.run_config import RunConfig, resolve
+from virnucpro.workflows.status import inspect_run, measure_run
+from virnucpro.workflows.table_cache import RowStore, SliceRows
 from virnucpro.workflows.work_share import Part, choose_part, work
-from virnucpro.results.outputs import SINKS, Sink
 
 FORK = multiprocessing.get_context("fork")
 

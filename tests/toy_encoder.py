@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from virnucpro.core.atomic_io import sha256
+from virnucpro.core.events import OnEvent
+from virnucpro.core.recipe import EncoderSpec, Footprint, Reads
 from virnucpro.models.base import Model, Pending, not_published
 from virnucpro.models.registry import Published
-from virnucpro.core.recipe import EncoderSpec, Footprint, Reads
-from virnucpro.core.events import OnEvent
-from virnucpro.core.atomic_io import sha256
 
 MAGIC = b"counts of bases\n"  # the file of such an encoder
 ROOM = Footprint(n_parameters=0, file_bytes=len(MAGIC), bytes_per_token=1, filling_tokens=4096)

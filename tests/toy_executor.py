@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 
+from virnucpro.core.events import Event, WorkerReady
+from virnucpro.core.types import Shard
 from virnucpro.engine.base import Executor, Job, Resources
 from virnucpro.engine.retry_policy import Attempt, Loss, Workload
 from virnucpro.engine.worker import Worker
-from virnucpro.core.events import Event, WorkerReady
-from virnucpro.core.types import Shard
 
 
 class BackwardExecutor(Executor):

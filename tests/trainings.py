@@ -22,12 +22,13 @@ from oracle import AMINO_ACIDS
 from torch import Tensor
 from torch.nn import Module
 
+from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.frame_networks import Reader
-from virnucpro.core.errors import InputError, VirnucproError
+from virnucpro.sequences.kmers import N_FEATURES
+from virnucpro.training.distributed import Ranks, run_on, run_under_torchrun, started_by_torchrun
 from virnucpro.training.frame_dataset import LabelledFrames, given_weights
-from virnucpro.training.trainer import Trainer, _Progressed, whole
 from virnucpro.training.networks import (
     Classifier,
     FrameClassifier,
@@ -36,8 +37,7 @@ from virnucpro.training.networks import (
     MaskedResidues,
 )
 from virnucpro.training.options import TrainOptions
-from virnucpro.training.distributed import Ranks, run_on, run_under_torchrun, started_by_torchrun
-from virnucpro.sequences.kmers import N_FEATURES
+from virnucpro.training.trainer import Trainer, _Progressed, whole
 
 SHAPE = ESM2Shape(n_layers=2, dim=32, n_heads=2)
 N_ROWS = 50  # not a multiple of any batch

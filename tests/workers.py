@@ -15,16 +15,16 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from virnucpro.models.base import Encoder, Pending, Rows
+from virnucpro.core.child_process import Pipe
+from virnucpro.core.events import Event
+from virnucpro.core.logging import LOGGER
+from virnucpro.core.types import Embeddings, Shard
 from virnucpro.engine import local
 from virnucpro.engine.base import Job, Resources
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.worker import Worker
-from virnucpro.core.events import Event
-from virnucpro.core.logging import LOGGER
-from virnucpro.core.child_process import Pipe
-from virnucpro.core.types import Embeddings, Shard
+from virnucpro.models.base import Encoder, Pending, Rows
 
 POISON = "WWWWCWWWW"  # no test protein holds it by chance
 

@@ -4,17 +4,16 @@
 >>> for call in virnucpro.predict("contigs.fa"):  # doctest: +SKIP
 ...     print(call.record_id, call.virus_score, call.is_virus)
 
-``__all__`` names the public interface, which is stable: see ``stories.api``. A name is loaded on
+``__all__`` names the public interface, which is stable: see ``virnucpro.api``. A name is loaded on
 first use, and torch by the first model that computes in this process.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from virnucpro._version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from virnucpro.core.errors import VirnucproError
-    from virnucpro.core.events import Progress
-    from virnucpro.core.types import Call, Identity, Region
     from virnucpro.api import (
         Embedded,
         embed,
@@ -23,10 +22,11 @@ if TYPE_CHECKING:
         read_features,
         read_predictions,
     )
+    from virnucpro.core.errors import VirnucproError
+    from virnucpro.core.events import Progress
+    from virnucpro.core.types import Call, Identity, Region
 
-__version__ = "0.1.0"
-
-_HOMES = {  # public name -> module, for names defined outside ``stories.api``
+_HOMES = {  # public name -> module, for names defined outside ``virnucpro.api``
     "Call": "virnucpro.core.types",
     "Identity": "virnucpro.core.types",
     "Progress": "virnucpro.core.events",

@@ -40,9 +40,7 @@ from typing import (
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.engine.base import Executor
-from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.core.recipe import Command, Pooling
+from virnucpro.core.atomic_io import disk_error, expanded, writing
 from virnucpro.core.errors import (
     InputError,
     InputMissingError,
@@ -58,19 +56,21 @@ from virnucpro.core.events import (
     ShardFailed,
     Telling,
 )
-from virnucpro.core.atomic_io import disk_error, expanded, writing
 from virnucpro.core.logging import logging_to, printable
 from virnucpro.core.option_schema import make, options_of
+from virnucpro.core.recipe import Command, Pooling
 from virnucpro.core.types import Call
-from virnucpro.store.feature_store import FeatureStore
-from virnucpro.store.run_dir import RunDir
-from virnucpro.store.feature_index import read_shown
-from virnucpro.store.manifest import Manifest
+from virnucpro.engine.base import Executor
+from virnucpro.engine.local import InlineExecutor, ProcessExecutor
+from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE, VIRUS_TABLE
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import RECORDS
+from virnucpro.store.feature_index import read_shown
+from virnucpro.store.feature_store import FeatureStore
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows import pipeline
 from virnucpro.workflows.options import ExtractOptions, PredictOptions, RunOptions
-from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE, VIRUS_TABLE
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -18,14 +18,14 @@ from pathlib import Path
 from labelled import train_here
 from runs import again, caller_in, leftovers, run_inline
 
-from virnucpro.viral.head import Head
-from virnucpro.engine.local import InlineExecutor
 from virnucpro.core.errors import VirnucproError
+from virnucpro.engine.local import InlineExecutor
+from virnucpro.sequences import fasta
+from virnucpro.store import plan
 from virnucpro.training.evaluation.evaluate import _Question, answer, write_report
 from virnucpro.training.options import TrainOptions
 from virnucpro.training.reports import write_evaluation_page
-from virnucpro.store import plan
-from virnucpro.sequences import fasta
+from virnucpro.viral.head import Head
 from virnucpro.workflows import pipeline
 from virnucpro.workflows.options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig

@@ -47,7 +47,6 @@ from runs import (
 )
 from small_disk import Evaluation, Prediction, Scoring, Training
 
-from virnucpro.models.esm2.config import hash_weights
 from virnucpro.core.errors import (
     InputError,
     OutputError,
@@ -57,14 +56,15 @@ from virnucpro.core.errors import (
 )
 from virnucpro.core.events import ShardDone
 from virnucpro.core.safe_dir import Tree
+from virnucpro.models.esm2.config import hash_weights
+from virnucpro.store.feature_file import read_sealed, write_sealed
+from virnucpro.store.plan import Plan
+from virnucpro.store.run_dir import RunDir
 from virnucpro.training.evaluation.evaluate import _Question
 from virnucpro.training.options import EvaluateOptions
-from virnucpro.store.feature_file import read_sealed, write_sealed
-from virnucpro.store.run_dir import RunDir
-from virnucpro.store.plan import Plan
-from virnucpro.workflows.status import inspect_run
 from virnucpro.workflows.options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig
+from virnucpro.workflows.status import inspect_run
 
 CODES = {errno.ENOSPC: 74, errno.EDQUOT: 74, errno.EIO: 74, errno.EROFS: 73, errno.EACCES: 73}
 UNREADABLE = {errno.EIO: 74, errno.EMFILE: 74, errno.EACCES: 73, errno.ESTALE: 73}

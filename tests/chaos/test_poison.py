@@ -11,8 +11,8 @@ from Bio.SeqIO.FastaIO import SimpleFastaParser
 from oracle import random_protein
 from runs import assert_same_vectors, leftovers, run_inline, statuses, vectors
 
-from virnucpro.engine.local import ProcessExecutor
 from virnucpro.core.events import BatchStarted, WorkerLost
+from virnucpro.engine.local import ProcessExecutor
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
 N_PROTEINS = 3_000

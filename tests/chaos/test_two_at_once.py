@@ -19,7 +19,7 @@ import h5py
 import pytest
 from runs import assert_same_run, run_inline, vectors, within
 
-from virnucpro import __version__
+from virnucpro._version import __version__
 from virnucpro.core.errors import OutputError, ResumeError
 from virnucpro.core.events import ShardDone
 from virnucpro.store import run_lock as lock

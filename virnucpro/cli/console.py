@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from virnucpro.cli.typer_dataclass import ConsoleOptions
 from virnucpro.cli.exit_codes import GONE, end_cleanly, has_colours
+from virnucpro.cli.typer_dataclass import ConsoleOptions
 from virnucpro.core.logging import logging_to, logging_to_file
 from virnucpro.workflows.options import RunOptions
 

@@ -14,11 +14,11 @@ from typing import Annotated
 import typer
 
 from virnucpro.cli import console as running
-from virnucpro.cli.typer_dataclass import command
 from virnucpro.cli.exit_codes import Finished, end_cleanly, exits
-from virnucpro.models.options import BenchOptions
+from virnucpro.cli.typer_dataclass import command
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import folder, option, refuse
+from virnucpro.models.options import BenchOptions
 
 _MEASURED = "the tables and the --json file hold the measurements so far"
 

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from virnucpro import __version__
-from virnucpro.cli.typer_dataclass import Command, Group
+from virnucpro._version import __version__
 from virnucpro.cli.exit_codes import (
     GONE,
     INTERRUPTED_EXIT,
@@ -26,6 +25,7 @@ from virnucpro.cli.exit_codes import (
     complain,
     exits,
 )
+from virnucpro.cli.typer_dataclass import Command, Group
 
 _MODULES = {  # command -> module of this package with a function of that name, in --help order
     "predict": "predict",

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from virnucpro.cli.typer_dataclass import Command, ConsoleOptions, Group, command
-from virnucpro.cli.exit_codes import end_cleanly, exits
 from virnucpro.cli.console import loading, report, watched
-from virnucpro.models.options import complete_model
+from virnucpro.cli.exit_codes import end_cleanly, exits
+from virnucpro.cli.typer_dataclass import Command, ConsoleOptions, Group, command
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import ComputeOptions, option, refuse
+from virnucpro.models.options import complete_model
 
 models = typer.Typer(
     name="models",
@@ -71,8 +71,8 @@ def show_model(options: _NamedModel) -> None:
     A trained model, or a head alone: virnucpro models info training/model
     """
     with exits():
-        from virnucpro.models.manage import describe_model
         from virnucpro.core.atomic_io import LEARNED_FILE, expanded
+        from virnucpro.models.manage import describe_model
         from virnucpro.training.reports import describe_head
 
         path = expanded(options.model)
@@ -97,8 +97,8 @@ def download_model(options: _NamedModel, console: ConsoleOptions) -> None:
     The encoders and the head of the original VirNucPro: virnucpro models download virnucpro-500
     """
     with exits():
-        from virnucpro.viral.legacy_head import find_head
         from virnucpro.models.lookup import model_names, open_model
+        from virnucpro.viral.legacy_head import find_head
 
         with watched(console) as events:
             names = model_names(options.model)
@@ -174,8 +174,8 @@ def verify(options: _NamedModel) -> None:
     Example: virnucpro models verify esm2_t33_650M_UR50D
     """
     with exits():
-        from virnucpro.viral.head import Head
         from virnucpro.models.manage import verify_model
+        from virnucpro.viral.head import Head
 
         model, digest = verify_model(options.model)
         lines = [f"{printable(model.path)} is complete, sha256 {digest}"]

@@ -10,21 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from virnucpro.cli.typer_dataclass import ConsoleOptions, command
-from virnucpro.cli.exit_codes import Finished, exits, needing
 from virnucpro.cli.console import gpu_steps, loading, next_step, planned_steps, report, watched
-from virnucpro.engine.options import WorkOptions
+from virnucpro.cli.exit_codes import Finished, exits, needing
+from virnucpro.cli.typer_dataclass import ConsoleOptions, command
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import carry
 from virnucpro.core.plugins import find_plugins
+from virnucpro.engine.options import WorkOptions
 from virnucpro.workflows.options import ExtractOptions, PredictOptions, RegionsOptions, RunOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from virnucpro.engine.base import Executor
     from virnucpro.core.helper_pool import Pool
+    from virnucpro.engine.base import Executor
     from virnucpro.store.progress_log import ShardFigures
 
 _RUN_KEPT = "what was finished is kept: run the same command with --resume"
@@ -123,8 +123,8 @@ def _begun_pool(options: RunOptions) -> Pool | None:
     Raises:
         UsageError: ``--workers`` is not a valid number.
     """
-    from virnucpro.models.devices import count_workers
     from virnucpro.core.helper_pool import Pool
+    from virnucpro.models.devices import count_workers
 
     if options.asks_for_vectors or options.resume:
         return None

@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from virnucpro.models.base import estimate_tokens
-from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.events import (
     STAGES,
     BatchDone,
@@ -30,9 +28,11 @@ from virnucpro.core.events import (
     WorkerReady,
 )
 from virnucpro.core.logging import LOGGER, counted
+from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Shard
-from virnucpro.store.progress_log import seconds_left
+from virnucpro.models.base import estimate_tokens
 from virnucpro.store.plan import count_done
+from virnucpro.store.progress_log import seconds_left
 
 _EVERY_SECONDS = 10.0
 _GIB = 1 << 30

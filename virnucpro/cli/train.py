@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from virnucpro.cli.typer_dataclass import ConsoleOptions, command
-from virnucpro.cli.exit_codes import exits, needing
 from virnucpro.cli.console import as_command, loading, report, watched
+from virnucpro.cli.exit_codes import exits, needing
+from virnucpro.cli.typer_dataclass import ConsoleOptions, command
 from virnucpro.core.atomic_io import expanded
 from virnucpro.core.option_schema import FILES
 from virnucpro.training.options import EvaluateOptions, ManifestOptions, TrainOptions

@@ -29,7 +29,6 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeAlias
 
-import virnucpro
 from virnucpro.core.logging import printable
 
 P = ParamSpec("P")
@@ -133,7 +132,7 @@ def as_message(value: object) -> memoryview:
 
 
 def _interpreter(pipe: Pipe) -> subprocess.Popen[bytes]:
-    ours = str(Path(virnucpro.__file__).parents[1])
+    ours = str(Path(__file__).parents[2])
     folders = [folder for folder in sys.path if Path(folder).is_absolute()]  # "" is the current one
     return subprocess.Popen(
         [

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from virnucpro.core.recipe import EncoderSpec
-from virnucpro.core.errors import VirnucproError
 from virnucpro.core.atomic_io import disk_error
+from virnucpro.core.errors import VirnucproError
+from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Shard
 
 STAGES = ("reading", "embedding", "writing tables")  # of a run

@@ -21,9 +21,6 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from virnucpro.core.errors import UnavailableError, VirnucproError
-from virnucpro.core.events import ErrorText
-from virnucpro.core.logging import LOGGER, counted, printable
 from virnucpro.core.child_process import (
     Child,
     Pipe,
@@ -32,6 +29,9 @@ from virnucpro.core.child_process import (
     interrupts_held,
     start,
 )
+from virnucpro.core.errors import UnavailableError, VirnucproError
+from virnucpro.core.events import ErrorText
+from virnucpro.core.logging import LOGGER, counted, printable
 
 _SILENCE_SECONDS = 60.0  # of a helper, until a warning
 _N_WAITS = 60  # in this time

@@ -1,6 +1,6 @@
 """Call the C library (``scorer.c``, ``attention.c``) with arrays, without Python's lock.
 
-The build compiles both to ``libscorer.so`` (``hatch_build.py``). ``scorer.pieces`` defines the
+The build compiles both to ``libvirnucpro.so`` (``hatch_build.py``). ``scorer.pieces`` defines the
 digits of bases. Tables of codons have a byte for each of 125 codes.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 
-LIBRARY = Path(__file__).parents[1] / "scorer" / "libscorer.so"  # beside ``scorer.c``
+LIBRARY = Path(__file__).with_name("libvirnucpro.so")
 
 
 class _Arrays:

@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import typer
 from typer.models import ArgumentInfo, ParameterInfo
 
-from virnucpro.core.errors import UsageError
 from virnucpro.core.atomic_io import expanded
+from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
 
 T = TypeVar("T")

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from virnucpro.core.errors import OutputError
 from virnucpro.core.atomic_io import (
     Opener,
     is_temporary,
     temporary_beside,
     writing,
 )
+from virnucpro.core.errors import OutputError
 from virnucpro.core.logging import printable
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY

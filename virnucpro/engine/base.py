@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from virnucpro.engine.vector_cache import CacheFolder
-from virnucpro.engine.options import CacheOptions
-from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.events import Event
+from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.types import Shard
+from virnucpro.engine.options import CacheOptions
+from virnucpro.engine.vector_cache import CacheFolder
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.run_dir import RunDir
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from virnucpro.core.atomic_io import read_json
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.events import (
     BatchDone,
@@ -23,10 +24,9 @@ from virnucpro.core.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.core.atomic_io import read_json
 from virnucpro.core.logging import LOGGER
-from virnucpro.core.types import check_counts
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import check_counts
 
 _FIRST_WIDTH = 1.0  # seconds of a bin at first
 _MOST_BINS = 240  # with more, neighbours are merged and bins become twice as wide

@@ -27,13 +27,13 @@ from dataclasses import dataclass, field
 from logging.handlers import BufferingHandler
 from typing import TYPE_CHECKING, TypeAlias
 
-from virnucpro.engine.base import Executor, Job, Resources
-from virnucpro.engine.retry_policy import MAX_IN_FLIGHT, Attempt, Loss, Workload
+from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import BatchDone, Event, ShardDone, WorkerReady
 from virnucpro.core.logging import LOGGER, counted, logging_to
-from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
 from virnucpro.core.types import Shard
+from virnucpro.engine.base import Executor, Job, Resources
+from virnucpro.engine.retry_policy import MAX_IN_FLIGHT, Attempt, Loss, Workload
 
 if TYPE_CHECKING:
     from virnucpro.engine.worker import Worker

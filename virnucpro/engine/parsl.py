@@ -31,10 +31,6 @@ from parsl.executors.high_throughput.errors import CommandClientBadError, Comman
 from parsl.providers import LocalProvider, SlurmProvider
 from typeguard import TypeCheckError
 
-from virnucpro.engine.base import Executor, Job, Resources
-from virnucpro.engine.options import WorkOptions
-from virnucpro.engine.retry_policy import MAX_BLIND_LOSSES
-from virnucpro.core.yaml_config import read_config
 from virnucpro.core.errors import UsageError, VirnucproError
 from virnucpro.core.events import (
     BatchDone,
@@ -47,8 +43,12 @@ from virnucpro.core.events import (
 )
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.types import Shard
-from virnucpro.store.run_dir import RunDir
+from virnucpro.core.yaml_config import read_config
+from virnucpro.engine.base import Executor, Job, Resources
+from virnucpro.engine.options import WorkOptions
+from virnucpro.engine.retry_policy import MAX_BLIND_LOSSES
 from virnucpro.store.progress_log import ShardFigures
+from virnucpro.store.run_dir import RunDir
 
 _RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ShardFigures]]
 _PROVIDERS = {"local": LocalProvider, "slurm": SlurmProvider}

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from virnucpro.models.base import Encoder, Pending
-from virnucpro.engine.vector_cache import VectorCache
-from virnucpro.engine.retry_policy import Attempt
 from virnucpro.core.atomic_io import writing
 from virnucpro.core.logging import printable
 from virnucpro.core.types import Embeddings, Failure, Orf
+from virnucpro.engine.retry_policy import Attempt
+from virnucpro.engine.vector_cache import VectorCache
+from virnucpro.models.base import Encoder, Pending
 from virnucpro.store.feature_store import FeatureStore
 
 _T = TypeVar("_T")

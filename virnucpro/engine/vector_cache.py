@@ -29,10 +29,10 @@ from typing import BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.recipe import SHARD_FORMAT, EncoderSpec
-from virnucpro.core.errors import OutputError, StorageError
 from virnucpro.core.atomic_io import TEMPORARY, disk_error, open_plain
+from virnucpro.core.errors import OutputError, StorageError
 from virnucpro.core.logging import LOGGER, announce, printable
+from virnucpro.core.recipe import SHARD_FORMAT, EncoderSpec
 from virnucpro.core.safe_dir import Tree
 
 _HEAD = struct.Struct("<16sQ")  # file type, number of vectors

@@ -21,12 +21,6 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from virnucpro.models.base import Encoder, Pending, load_encoder
-from virnucpro.models.packing import use_device
-from virnucpro.engine.shard_embedding import Refused, ShardEmbedding, land, outcome_of
-from virnucpro.engine.vector_cache import VectorCache
-from virnucpro.engine.base import Job, Resources
-from virnucpro.engine.retry_policy import Attempt
 from virnucpro.core.errors import OutputError, StorageError
 from virnucpro.core.events import (
     BatchDone,
@@ -39,6 +33,12 @@ from virnucpro.core.events import (
     ShardFailed,
 )
 from virnucpro.core.types import Shard
+from virnucpro.engine.base import Job, Resources
+from virnucpro.engine.retry_policy import Attempt
+from virnucpro.engine.shard_embedding import Refused, ShardEmbedding, land, outcome_of
+from virnucpro.engine.vector_cache import VectorCache
+from virnucpro.models.base import Encoder, Pending, load_encoder
+from virnucpro.models.packing import use_device
 from virnucpro.store.shard_files import read_shard
 
 _STORAGE_ERRORS = (OSError, OutputError, StorageError)

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from virnucpro.models.registry import FAMILIES, Family, family_of, installed_families
-from virnucpro.core.recipe import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.core.atomic_io import open_plain, parse_json
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import OnEvent, Progress
-from virnucpro.core.atomic_io import open_plain, parse_json
 from virnucpro.core.logging import printable
+from virnucpro.core.recipe import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.models.registry import FAMILIES, Family, family_of, installed_families
 
 if TYPE_CHECKING:
     import torch

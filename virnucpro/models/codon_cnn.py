@@ -7,7 +7,7 @@ last number is the log-odds that the chunk is viral, as the network learned it; 
 the log-odds are computed from.
 
 The network was trained to tell kinds of viruses and of cells apart, and to fill in codons that were
-hidden (``making/train_embedded_network.py``). The file, in safetensors, is that of
+hidden (``scripts/weights/train_embedded_network.py``). The file, in safetensors, is that of
 ``save_network``; normalisation is part of its weights.
 """
 
@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from virnucpro.core.atomic_io import HEAD_FILE, sha256
+from virnucpro.core.events import OnEvent
+from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
+from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import check_counts
 from virnucpro.models.base import Model, begins_with, read_tensors, refuse_changed, undamaged
 from virnucpro.models.esm2.model import DTYPES
 from virnucpro.models.packing import PackedBatch, PackedEncoder, send
-from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
-from virnucpro.core.events import OnEvent
-from virnucpro.core.atomic_io import HEAD_FILE, sha256
-from virnucpro.core.types import check_counts
-from virnucpro.core.safe_dir import Tree
 
 FAMILY = "codons"
 N_CODONS = 64

@@ -20,9 +20,9 @@ from runpy import run_path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from virnucpro.core.recipe import Footprint, Precision
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.logging import counted
+from virnucpro.core.recipe import Footprint, Precision
 
 if TYPE_CHECKING:
     from virnucpro.core.option_schema import ComputeOptions

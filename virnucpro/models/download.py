@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from virnucpro.models.registry import RemoteFile
-from virnucpro.models.devices import as_size
+from virnucpro.core.atomic_io import open_plain, put_in_place, writing
 from virnucpro.core.errors import OutputError, StorageError, UnavailableError
 from virnucpro.core.events import OnEvent, Progress
-from virnucpro.core.atomic_io import open_plain, put_in_place, writing
 from virnucpro.core.logging import printable
+from virnucpro.models.devices import as_size
+from virnucpro.models.registry import RemoteFile
 
 _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte

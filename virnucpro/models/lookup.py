@@ -13,7 +13,13 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER, expanded
+from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.events import OnEvent
+from virnucpro.core.logging import printable
+from virnucpro.core.recipe import Footprint
 from virnucpro.models.base import Model, not_published, recognise
+from virnucpro.models.download import check_file, fetch_file
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.registry import (
     BUNDLES,
@@ -26,12 +32,6 @@ from virnucpro.models.registry import (
     RemoteFile,
     installed_families,
 )
-from virnucpro.models.download import check_file, fetch_file
-from virnucpro.core.recipe import Footprint
-from virnucpro.core.errors import UnavailableError, UsageError
-from virnucpro.core.events import OnEvent
-from virnucpro.core.atomic_io import EMBEDDED_FOLDER, expanded
-from virnucpro.core.logging import printable
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _HEAD_BYTES = 6_800_000  # of a published head, approximately

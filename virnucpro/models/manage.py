@@ -12,7 +12,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from virnucpro.core.atomic_io import (
+    TEMPORARY,
+    atomic,
+    expanded,
+    sha256,
+    temporary_beside,
+    writing,
+)
+from virnucpro.core.errors import (
+    InputMissingError,
+    OutputError,
+    StorageError,
+    UnavailableError,
+    UsageError,
+)
+from virnucpro.core.logging import printable
+from virnucpro.core.recipe import Footprint, join_footprints
 from virnucpro.models.base import Model, recognise
+from virnucpro.models.devices import as_size
+from virnucpro.models.download import check_file
 from virnucpro.models.lookup import (
     NamedModel,
     bundled_head,
@@ -28,25 +47,6 @@ from virnucpro.models.lookup import (
     published_files,
 )
 from virnucpro.models.registry import BUNDLES, EMBEDDED, NETWORK, RemoteFile
-from virnucpro.models.download import check_file
-from virnucpro.core.recipe import Footprint, join_footprints
-from virnucpro.models.devices import as_size
-from virnucpro.core.errors import (
-    InputMissingError,
-    OutputError,
-    StorageError,
-    UnavailableError,
-    UsageError,
-)
-from virnucpro.core.atomic_io import (
-    TEMPORARY,
-    atomic,
-    expanded,
-    sha256,
-    temporary_beside,
-    writing,
-)
-from virnucpro.core.logging import printable
 
 
 def describe_models(*, as_json: bool) -> Iterator[str]:

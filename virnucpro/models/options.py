@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from virnucpro.models.registry import EMBEDDED, NAMES
 from virnucpro.core.option_schema import MODEL, option
+from virnucpro.models.registry import EMBEDDED, NAMES
 
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
 Architecture = Literal["mlp", "cnn", "lstm", "unet"]

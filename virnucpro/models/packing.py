@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.base import Pending, Rows
 from virnucpro.models.esm2.config import EXTRA_TOKENS, tokenize
-from virnucpro.core.recipe import EncoderSpec
 
 _SHAPES_KEPT = "32"  # a batch has some ten, in training some twenty
 

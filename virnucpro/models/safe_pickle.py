@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from virnucpro.models.base import DAMAGE
-from virnucpro.core.errors import UnavailableError
 from virnucpro.core.atomic_io import open_plain
+from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
+from virnucpro.models.base import DAMAGE
 
 _MAGIC = (b"PK", b"\x80")  # a zip archive, or a bare pickle as older versions wrote
 # errors of torch.load on a damaged file

@@ -21,6 +21,13 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 from torch import Tensor, nn
 
+from virnucpro.core.atomic_io import HEAD_FILE, LEARNED_FILE, sha256
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import OnEvent
+from virnucpro.core.logging import printable
+from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
+from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import check_counts
 from virnucpro.models.base import (
     Encoder,
     Model,
@@ -29,20 +36,13 @@ from virnucpro.models.base import (
     refuse_changed,
     undamaged,
 )
-from virnucpro.models.lookup import open_model
-from virnucpro.models.esm2.model_files import ESM2Model, as_esm2, inspect_esm2
-from virnucpro.models.esm2.model import DTYPES, ESM2
 from virnucpro.models.esm2.loading import load_esm2
-from virnucpro.models.options import Architecture, Encoding
+from virnucpro.models.esm2.model import DTYPES, ESM2
+from virnucpro.models.esm2.model_files import ESM2Model, as_esm2, inspect_esm2
 from virnucpro.models.frame_networks import Reader
+from virnucpro.models.lookup import open_model
+from virnucpro.models.options import Architecture, Encoding
 from virnucpro.models.packing import PackedBatch, PackedEncoder
-from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
-from virnucpro.core.errors import UnavailableError
-from virnucpro.core.events import OnEvent
-from virnucpro.core.atomic_io import HEAD_FILE, LEARNED_FILE, sha256
-from virnucpro.core.logging import printable
-from virnucpro.core.types import check_counts
-from virnucpro.core.safe_dir import Tree
 
 LEARNED, COMPOSITION = "learned", "composition"  # families
 _HERE = "."  # means the ESM-2 in the folder of the file

@@ -23,10 +23,11 @@ from urllib.parse import quote
 
 import numpy as np
 
-from virnucpro.core.recipe import STATUSES, Command, Status
-from virnucpro.core.errors import InputError
 from virnucpro.core.atomic_io import open_plain, writing
+from virnucpro.core.errors import InputError
 from virnucpro.core.logging import counted, escaped, printable
+from virnucpro.core.recipe import STATUSES, Command, Status
+from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import (
     FRAMES_FAILED,
     Call,
@@ -35,10 +36,6 @@ from virnucpro.core.types import (
     Region,
     Viruses,
 )
-from virnucpro.core.safe_dir import Tree
-from virnucpro.viral.taxonomy import own_kinship
-from virnucpro.sequences.inputs import InputFile
-from virnucpro.sequences.translate import GeneticCode
 from virnucpro.results.tsv import (
     EMPTY,
     SortedLines,
@@ -56,6 +53,9 @@ from virnucpro.results.tsv import (
     texts,
     whole,
 )
+from virnucpro.sequences.inputs import InputFile
+from virnucpro.sequences.translate import GeneticCode
+from virnucpro.viral.taxonomy import own_kinship
 
 LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # starts of the length classes, in bases or residues
 _SYNCED_AT_ONCE = 4  # samples; a disk does a few syncs as fast as one

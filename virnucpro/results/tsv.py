@@ -15,12 +15,12 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.errors import InputError
 from virnucpro.core.atomic_io import writing
-from virnucpro.core.native import call
+from virnucpro.core.errors import InputError
 from virnucpro.core.logging import printable
-from virnucpro.core.types import DECIMALS, Calls, Counts, FrameScores, Mask, Values
+from virnucpro.core.native import call
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import DECIMALS, Calls, Counts, FrameScores, Mask, Values
 
 _BYTES_AT_ONCE = 2**22  # bytes of a table read at once
 _Rows: TypeAlias = Counts | list[int] | slice

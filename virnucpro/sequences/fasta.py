@@ -23,10 +23,10 @@ from typing import AnyStr, BinaryIO, Literal, NamedTuple, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.recipe import InputType
-from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.atomic_io import OnBlock, open_binary, zstd
+from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.logging import counted, printable
+from virnucpro.core.recipe import InputType
 from virnucpro.core.types import Counts, FastaRecord, Mask, Records
 
 SUFFIXES_OF_READS = (".fastq", ".fq")

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.recipe import InputType
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.recipe import InputType
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import guess_input_type, parsed
 from virnucpro.sequences.inputs import InputFile, announce_reads, hashed

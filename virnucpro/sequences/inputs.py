@@ -18,11 +18,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UsageError
 from virnucpro.core.atomic_io import expanded, open_plain, sha256_of, temporary_beside, writing
+from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UsageError
 from virnucpro.core.logging import LOGGER, announce, counted, printable
-from virnucpro.core.types import FastaRecord
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import FastaRecord
 from virnucpro.sequences.fasta import (
     PACKED,
     WHOLE,

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.recipe import Reads, Recipe, Status
 from virnucpro.core.errors import UsageError
+from virnucpro.core.recipe import Reads, Recipe, Status
 from virnucpro.core.types import FastaRecord, Orf, Records, reverse_complement
 from virnucpro.sequences.fasta import find_invalid, is_of_type
 from virnucpro.sequences.kmers import BASE_DIGITS

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
-from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.core.atomic_io import disk_error, sha256
+from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.core.logging import printable
 from virnucpro.core.safe_dir import Tree
+from virnucpro.results.outputs import all_sinks
 from virnucpro.store.feature_store import index_of, is_export
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.score_cache import SUFFIX
-from virnucpro.results.outputs import all_sinks
 
 _REMEDY = "check the disk, then repeat the command of the run with --resume to rewrite it"
 _WRITES_AHEAD = 8  # writes of a file that may wait for their hashing

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.recipe import EncoderSpec, FeatureFormat, Reads
-from virnucpro.core.types import Embeddings
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import Embeddings
 
 
 def export(

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro import __version__
-from virnucpro.core.recipe import EncoderSpec, Store
-from virnucpro.core.errors import FeatureFileError, StorageError
+from virnucpro._version import __version__
 from virnucpro.core.atomic_io import disk_error, parse_json, sha256
+from virnucpro.core.errors import FeatureFileError, StorageError
 from virnucpro.core.logging import printable
-from virnucpro.core.types import Embeddings, Failure, from_bfloat16
+from virnucpro.core.recipe import EncoderSpec, Store
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import Embeddings, Failure, from_bfloat16
 
 if TYPE_CHECKING:
     import h5py

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.recipe import FeatureFormat
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import printable
-from virnucpro.core.types import Embeddings, Shard, check_counts, runs_of
+from virnucpro.core.recipe import FeatureFormat
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import Embeddings, Shard, check_counts, runs_of
 from virnucpro.store.feature_export import export, split_rows
 from virnucpro.store.feature_file import (
     Attributes,

@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.recipe import EncoderSpec
-from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.atomic_io import writing
+from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import LOGGER, printable
-from virnucpro.core.types import SHARD_NAME, Embeddings, Failure, Orf, Shard
+from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import SHARD_NAME, Embeddings, Failure, Orf, Shard
 from virnucpro.store.feature_file import (
     Attributes,
     find_vectors,

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from virnucpro import __version__
-from virnucpro.core.recipe import SHARD_FORMAT, Embed, EncoderSpec, Recipe
-from virnucpro.core.errors import ResumeError, UsageError
+from virnucpro._version import __version__
 from virnucpro.core.atomic_io import read_json
+from virnucpro.core.errors import ResumeError, UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import flag
-from virnucpro.core.types import FastaRecord
+from virnucpro.core.recipe import SHARD_FORMAT, Embed, EncoderSpec, Recipe
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import FastaRecord
 from virnucpro.sequences.fasta import Block, Span, Streams
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import RunIds

@@ -22,12 +22,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from virnucpro.viral.classifier import asking
-from virnucpro.viral.provirus import SHORTEST_RECORD
-from virnucpro.core.recipe import Recipe
-from virnucpro.core.errors import FeatureFileError, InputError
 from virnucpro.core.atomic_io import as_text, parse_json, sha256
+from virnucpro.core.errors import FeatureFileError, InputError
+from virnucpro.core.helper_pool import Pool
 from virnucpro.core.logging import printable
+from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import (
     PROTEIN,
     FastaRecord,
@@ -37,17 +36,18 @@ from virnucpro.core.types import (
     check_counts,
     shard_name,
 )
-from virnucpro.core.helper_pool import Pool
-from virnucpro.store.feature_file import Attributes, read_sealed, write_sealed
-from virnucpro.store.feature_store import OnShard
-from virnucpro.store.run_dir import IDS, PLAN, RunDir
-from virnucpro.store.manifest import Manifest
-from virnucpro.store.shard_files import N_SMALL_SHARDS, ShardWriter
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed, write_record
+from virnucpro.sequences.input_scan import find_repeat
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import id_digests
-from virnucpro.sequences.input_scan import find_repeat
 from virnucpro.sequences.translate import Chunk
+from virnucpro.store.feature_file import Attributes, read_sealed, write_sealed
+from virnucpro.store.feature_store import OnShard
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.run_dir import IDS, PLAN, RunDir
+from virnucpro.store.shard_files import N_SMALL_SHARDS, ShardWriter
+from virnucpro.viral.classifier import asking
+from virnucpro.viral.provirus import SHORTEST_RECORD
 
 # spans of inputs, each with the input's index in the manifest
 Places: TypeAlias = tuple[tuple[int, Span], ...]

@@ -14,13 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from virnucpro.core.recipe import Command, Recipe
-from virnucpro.core.errors import InputMissingError, OutputError, UsageError
 from virnucpro.core.atomic_io import TEMPORARY, disk_error, read_facts, writing
+from virnucpro.core.errors import InputMissingError, OutputError, UsageError
 from virnucpro.core.logging import announce, logging_to_file, printable
-from virnucpro.core.types import SHARD_NAME
+from virnucpro.core.recipe import Command, Recipe
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import SHARD_NAME
+from virnucpro.results.outputs import FAILED_SEQUENCES, SINKS, Sink, all_sinks
+from virnucpro.sequences.inputs import RUN_FILE
 from virnucpro.store.feature_store import FeatureStore, index_of, inner_names, open_stores
+from virnucpro.store.manifest import Manifest, read_manifest, write_manifest
 from virnucpro.store.progress_log import HostFigures, read_hosts
 from virnucpro.store.run_lock import (
     LOCK,
@@ -31,9 +34,6 @@ from virnucpro.store.run_lock import (
     shared,
     tagged,
 )
-from virnucpro.store.manifest import Manifest, read_manifest, write_manifest
-from virnucpro.sequences.inputs import RUN_FILE
-from virnucpro.results.outputs import FAILED_SEQUENCES, SINKS, Sink, all_sinks
 
 # suffixes of the files of a slice: its plan, digests of ids, rows of tables
 PLAN, IDS, ROWS = ".plan", ".ids", ".rows"

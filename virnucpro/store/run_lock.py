@@ -27,8 +27,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import BinaryIO
 
-from virnucpro.core.errors import OutputError, VirnucproError
 from virnucpro.core.atomic_io import open_plain, writing
+from virnucpro.core.errors import OutputError, VirnucproError
 from virnucpro.core.logging import LOGGER, announce, printable
 from virnucpro.core.safe_dir import Tree
 

@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from hashlib import blake2s
 from pathlib import Path
 
-from virnucpro.core.recipe import Reads, Recipe
-from virnucpro.core.errors import StorageError
 from virnucpro.core.atomic_io import disk_error, open_plain
+from virnucpro.core.errors import StorageError
 from virnucpro.core.logging import printable
-from virnucpro.core.types import Orf, Shard, shard_name
+from virnucpro.core.recipe import Reads, Recipe
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import Orf, Shard, shard_name
 
 _AGAIN = "the next start writes shards anew"
 # (shards, residues of each) before the largest: 17.5 million residues are 208 shards

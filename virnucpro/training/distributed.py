@@ -25,13 +25,13 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from virnucpro.models.esm2.model import ESM2
-from virnucpro.models.packing import use_device
+from virnucpro.core.atomic_io import disk_error
+from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
 from virnucpro.core.errors import UnavailableError, UsageError, VirnucproError
 from virnucpro.core.events import ErrorText, OnEvent
-from virnucpro.core.atomic_io import disk_error
 from virnucpro.core.logging import LOGGER, printable
-from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.models.esm2.model import ESM2
+from virnucpro.models.packing import use_device
 
 T = TypeVar("T")
 _LOCALHOST = "127.0.0.1"

@@ -19,19 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from virnucpro import __version__
-from virnucpro.viral.classifier import Caller
-from virnucpro.viral.head import SUREST, EncoderFacts, Head, HeadFacts, Join, Network
-from virnucpro.models.base import Model
-from virnucpro.models.lookup import open_model
-from virnucpro.models.esm2.model import ESM2
-from virnucpro.models.esm2.loading import save_esm2
-from virnucpro.models.registry import EMBEDDED
-from virnucpro.models.trained_encoder import save_reader
+from virnucpro._version import __version__
 from virnucpro.core.atomic_io import LEARNED_FILE
 from virnucpro.core.logging import LOGGER, announce, counted, printable
-from virnucpro.core.types import Values
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import Values
+from virnucpro.models.base import Model
+from virnucpro.models.esm2.loading import save_esm2
+from virnucpro.models.esm2.model import ESM2
+from virnucpro.models.lookup import open_model
+from virnucpro.models.registry import EMBEDDED
+from virnucpro.models.trained_encoder import save_reader
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.kmers import Sketch
+from virnucpro.sequences.translate import GeneticCode
 from virnucpro.training.evaluation.calibration import (
     N_CHUNKS,
     Calibration,
@@ -44,8 +45,9 @@ from virnucpro.training.evaluation.calibration import (
     knot_at,
 )
 from virnucpro.training.evaluation.evaluate import knowing
-from virnucpro.training.frame_dataset import FrameStore, LabelledFrames
 from virnucpro.training.evaluation.metrics import CHANCE, Samples, auroc, auroc_gain
+from virnucpro.training.frame_dataset import FrameStore, LabelledFrames
+from virnucpro.training.labelled_data import LabelledRecord, Split, group_digest
 from virnucpro.training.networks import (
     NETWORKS,
     Classifier,
@@ -54,13 +56,11 @@ from virnucpro.training.networks import (
     merge,
 )
 from virnucpro.training.reports import write_card, write_figures
-from virnucpro.training.labelled_data import LabelledRecord, Split, group_digest
 from virnucpro.training.training_config import EPOCHS, GAIN, HELD_OUT, Training, load_known
+from virnucpro.viral.classifier import Caller
+from virnucpro.viral.head import SUREST, EncoderFacts, Head, HeadFacts, Join, Network
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_sequences
-from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.kmers import Sketch
-from virnucpro.sequences.translate import GeneticCode
 
 _TrainedOn = dict[str, Any]  # fields of ``Head``, by name; digests ascend
 Epochs = dict[int, list[dict[str, float]]]  # the figures of each epoch, by seed

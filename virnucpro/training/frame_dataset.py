@@ -30,17 +30,17 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from virnucpro.core.recipe import Store
-from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.atomic_io import as_text, read_json, writing
+from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import printable
-from virnucpro.core.types import FastaRecord, Orf, from_bfloat16
+from virnucpro.core.recipe import Store
 from virnucpro.core.safe_dir import Tree
-from virnucpro.training.labelled_data import Labelled, LabelledRecord, Split
-from virnucpro.store.run_dir import RunDir
+from virnucpro.core.types import FastaRecord, Orf, from_bfloat16
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 from virnucpro.sequences.translate import STANDARD, Chunk, GeneticCode, translate_six_frames
+from virnucpro.store.run_dir import RunDir
+from virnucpro.training.labelled_data import Labelled, LabelledRecord, Split
 
 Values = NDArray[Any]
 Rows = NDArray[np.int64]

@@ -34,14 +34,14 @@ from pathlib import Path
 from sys import intern
 from typing import Literal, NamedTuple, get_args
 
-from virnucpro.core.errors import InputError, InputMissingError, OutputError, UsageError
 from virnucpro.core.atomic_io import OnBlock, expanded, open_binary, open_plain
+from virnucpro.core.errors import InputError, InputMissingError, OutputError, UsageError
 from virnucpro.core.logging import LOGGER, counted, printable
-from virnucpro.core.types import FastaRecord
 from virnucpro.core.safe_dir import Tree
-from virnucpro.training.options import ManifestOptions
+from virnucpro.core.types import FastaRecord
 from virnucpro.sequences.fasta import find_invalid, read_fasta, reading
 from virnucpro.sequences.inputs import InputFile
+from virnucpro.training.options import ManifestOptions
 
 _NEEDED = ("path", "label", "group")
 _HINT = (

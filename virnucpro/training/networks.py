@@ -18,17 +18,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.models.esm2.model import ESM2, MaskedBatch
-from virnucpro.models.esm2.loading import load_esm2
-from virnucpro.models.frame_networks import Reader
-from virnucpro.models.packing import PackedBatch, send
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.types import sigmoid
-from virnucpro.training.frame_dataset import WEIGHTS, LabelledFrames, Rows, Values
-from virnucpro.training.evaluation.metrics import Samples, auroc
-from virnucpro.training.distributed import Ranks
-from virnucpro.training.training_config import Training
+from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.esm2.model import ESM2, MaskedBatch
+from virnucpro.models.frame_networks import Reader
+from virnucpro.models.packing import PackedBatch, send
 from virnucpro.sequences.kmers import N_FEATURES
+from virnucpro.training.distributed import Ranks
+from virnucpro.training.evaluation.metrics import Samples, auroc
+from virnucpro.training.frame_dataset import WEIGHTS, LabelledFrames, Rows, Values
+from virnucpro.training.training_config import Training
 
 NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues only the second
 _LINEAR = ("qkv", "attention_out", "up", "down")  # of a layer of ESM-2

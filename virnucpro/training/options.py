@@ -7,9 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from virnucpro.viral.options import CallsBy, Head, RegionModel
-from virnucpro.models.options import Architecture, Encoding, model_option
-from virnucpro.engine.options import EngineOptions
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import (
@@ -23,6 +20,9 @@ from virnucpro.core.option_schema import (
     option,
     refuse,
 )
+from virnucpro.engine.options import EngineOptions
+from virnucpro.models.options import Architecture, Encoding, model_option
+from virnucpro.viral.options import CallsBy, Head, RegionModel
 from virnucpro.workflows.options import FolderOptions, GeneticCode, OutputOptions
 
 Mode = Literal["head", "finetune", "pretrain"]

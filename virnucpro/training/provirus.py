@@ -24,28 +24,28 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from virnucpro.viral.hmm import RegionModel
-from virnucpro.viral.provirus_features import Hosts, Items, Levels
-from virnucpro.viral.provirus import SHORTEST_RECORD, regions_of_items
+from virnucpro.core.atomic_io import REGIONS_FILE
 from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.core.events import OnEvent, Progress
-from virnucpro.core.atomic_io import REGIONS_FILE
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.option_schema import carry
-from virnucpro.core.types import FastaRecord, Mask, Values
 from virnucpro.core.safe_dir import Tree
-from virnucpro.training.evaluation.metrics import INTERVAL
-from virnucpro.training.options import EvaluateOptions, TrainOptions
-from virnucpro.training.labelled_data import read_cells, read_lines
-from virnucpro.store.run_dir import RunDir
-from virnucpro.viral.host_markers import genes_of
-from virnucpro.viral.networks import Scorer
+from virnucpro.core.types import FastaRecord, Mask, Values
+from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import STANDARD, GeneticCode
+from virnucpro.store.run_dir import RunDir
+from virnucpro.training.evaluation.metrics import INTERVAL
+from virnucpro.training.labelled_data import read_cells, read_lines
+from virnucpro.training.options import EvaluateOptions, TrainOptions
+from virnucpro.viral.hmm import RegionModel
+from virnucpro.viral.host_markers import genes_of
+from virnucpro.viral.networks import Scorer
+from virnucpro.viral.provirus import SHORTEST_RECORD, regions_of_items
+from virnucpro.viral.provirus_features import Hosts, Items, Levels
 from virnucpro.workflows.options import PredictOptions
 from virnucpro.workflows.pipeline import execute
-from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE
 
 _EVALUATED_TABLE = "regions_evaluation.tsv"
 _ALL = "all"

@@ -18,20 +18,28 @@ from typing import Any
 
 import numpy as np
 
-from virnucpro import __version__
-from virnucpro.viral.head import Head
-from virnucpro.models.lookup import open_model
-from virnucpro.core.errors import InputMissingError, UsageError
+from virnucpro._version import __version__
 from virnucpro.core.atomic_io import HEAD_FILE, open_plain, read_json, sha256
+from virnucpro.core.errors import InputMissingError, UsageError
 from virnucpro.core.logging import counted, escaped, printable
 from virnucpro.core.safe_dir import Tree
+from virnucpro.models.lookup import open_model
+from virnucpro.results.report.charts import Chart
+from virnucpro.results.report.html import render
+from virnucpro.results.report.run_json import Facts, read_complaints
+from virnucpro.store.run_dir import RunDir
 from virnucpro.training.evaluation.metrics import NOT_DEFINED
 from virnucpro.training.labelled_data import read_cells, write_table
-from virnucpro.training.training_config import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, MODEL_FOLDER, SPLIT
-from virnucpro.results.report.charts import Chart
-from virnucpro.results.report.run_json import Facts, read_complaints
-from virnucpro.results.report.html import render
-from virnucpro.store.run_dir import RunDir
+from virnucpro.training.training_config import (
+    CARD_FILE,
+    EPOCHS,
+    FACTS,
+    GAIN,
+    HELD_OUT,
+    MODEL_FOLDER,
+    SPLIT,
+)
+from virnucpro.viral.head import Head
 
 _MOST_SEEDS = 6  # in a chart
 _Table = list[dict[str, str]]

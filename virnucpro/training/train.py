@@ -28,18 +28,24 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-from virnucpro.models.frame_networks import Reader
-from virnucpro.models.packing import use_device
-from virnucpro.engine.base import Executor
-from virnucpro.engine.local import ProcessExecutor
-from virnucpro.models.devices import Choice, as_size
+from virnucpro.core.atomic_io import writing
 from virnucpro.core.errors import FeatureFileError, InputError, UsageError, VirnucproError
 from virnucpro.core.events import OnEvent, Progress
-from virnucpro.core.atomic_io import writing
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.option_schema import carry
 from virnucpro.core.types import Values
+from virnucpro.engine.base import Executor
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.models.devices import Choice, as_size
+from virnucpro.models.frame_networks import Reader
+from virnucpro.models.packing import use_device
+from virnucpro.sequences.kmers import N_FEATURES, frame_composition
+from virnucpro.sequences.translate import GeneticCode
+from virnucpro.store.run_dir import RunDir
+from virnucpro.training.distributed import Ranks, run_on, run_under_torchrun, started_by_torchrun
 from virnucpro.training.evaluation.calibration import FEWEST_GROUPS
+from virnucpro.training.evaluation.metrics import Samples
+from virnucpro.training.export import Epochs, TrainingResults, save_pretrained, write_epochs
 from virnucpro.training.frame_dataset import (
     WEIGHTS,
     FrameStore,
@@ -47,16 +53,15 @@ from virnucpro.training.frame_dataset import (
     cut,
     link_vectors,
 )
-from virnucpro.training.trainer import (
-    Trainer,
-    count_steps,
-    fitting,
-    new_optimizer,
-    precision_of,
-    profile_lines,
-    speed_lines,
+from virnucpro.training.labelled_data import (
+    SPLITS,
+    LabelledRecord,
+    Split,
+    read_data_manifest,
+    read_records,
+    read_split,
+    some_of,
 )
-from virnucpro.training.evaluation.metrics import Samples
 from virnucpro.training.networks import (
     FrameLabels,
     empty_module_of,
@@ -68,15 +73,14 @@ from virnucpro.training.networks import (
 )
 from virnucpro.training.options import Mode, TrainOptions
 from virnucpro.training.reports import write_training_page
-from virnucpro.training.distributed import Ranks, run_on, run_under_torchrun, started_by_torchrun
-from virnucpro.training.labelled_data import (
-    SPLITS,
-    LabelledRecord,
-    Split,
-    read_data_manifest,
-    read_records,
-    read_split,
-    some_of,
+from virnucpro.training.trainer import (
+    Trainer,
+    count_steps,
+    fitting,
+    new_optimizer,
+    precision_of,
+    profile_lines,
+    speed_lines,
 )
 from virnucpro.training.training_config import (
     BOARD,
@@ -88,10 +92,6 @@ from virnucpro.training.training_config import (
     resolve_training,
     splits_of,
 )
-from virnucpro.training.export import Epochs, TrainingResults, save_pretrained, write_epochs
-from virnucpro.store.run_dir import RunDir
-from virnucpro.sequences.kmers import N_FEATURES, frame_composition
-from virnucpro.sequences.translate import GeneticCode
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.pipeline import execute
 

@@ -32,17 +32,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
-from virnucpro.models.base import Pending
-from virnucpro.models.packing import copy_to_host
+from virnucpro.core.atomic_io import open_plain
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError, VirnucproError
 from virnucpro.core.events import Memory, Progress
-from virnucpro.core.atomic_io import open_plain
 from virnucpro.core.logging import announce, printable
 from virnucpro.core.safe_dir import Tree
+from virnucpro.models.base import Pending
+from virnucpro.models.packing import copy_to_host
+from virnucpro.training.distributed import Ranks
 from virnucpro.training.frame_dataset import Rows
 from virnucpro.training.networks import Objective, batches_of
 from virnucpro.training.options import TrainOptions
-from virnucpro.training.distributed import Ranks
 
 _OnStep = Callable[[int, dict[str, float]], None]  # number and figures of a step
 _DATA, _STEP, _OPTIMIZER = "waiting for data", "forward and backward", "optimizer"

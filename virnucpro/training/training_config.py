@@ -10,13 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from virnucpro.viral.head import Head
-from virnucpro.models.base import Model
-from virnucpro.models.lookup import open_model
-from virnucpro.models.esm2.config import ESM2Shape
-from virnucpro.models.esm2.model_files import as_esm2
-from virnucpro.models.registry import EMBEDDED
-from virnucpro.models.devices import Choice, choose_devices, choose_precision
+from virnucpro.core.atomic_io import HEAD_FILE, read_json, sha256
 from virnucpro.core.errors import (
     InputError,
     OutputError,
@@ -24,12 +18,18 @@ from virnucpro.core.errors import (
     UsageError,
 )
 from virnucpro.core.events import OnEvent, Progress
-from virnucpro.core.atomic_io import HEAD_FILE, read_json, sha256
 from virnucpro.core.logging import announce, printable
 from virnucpro.core.option_schema import carry
 from virnucpro.core.safe_dir import Tree
+from virnucpro.models.base import Model
+from virnucpro.models.devices import Choice, choose_devices, choose_precision
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.esm2.model_files import as_esm2
+from virnucpro.models.lookup import open_model
+from virnucpro.models.registry import EMBEDDED
+from virnucpro.sequences.translate import GeneticCode
+from virnucpro.store.run_dir import RunDir
 from virnucpro.training.frame_dataset import FrameStore, delete_frames, write_frames
-from virnucpro.training.options import LOOP_MAY_DIFFER, SHAPE, Mode, TrainOptions
 from virnucpro.training.labelled_data import (
     SPLITS,
     DataManifest,
@@ -43,8 +43,8 @@ from virnucpro.training.labelled_data import (
     warn_of_mixed_groups,
     write_split,
 )
-from virnucpro.store.run_dir import RunDir
-from virnucpro.sequences.translate import GeneticCode
+from virnucpro.training.options import LOOP_MAY_DIFFER, SHAPE, Mode, TrainOptions
+from virnucpro.viral.head import Head
 
 FACTS = "training.json"
 CARD_FILE = "README.md"  # beside the head

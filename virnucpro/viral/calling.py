@@ -12,8 +12,6 @@ from statistics import fmean
 
 import numpy as np
 
-from virnucpro.viral.head import HeadFacts, chunk_scores, join_log_odds, probabilities
-from virnucpro.viral.options import FALSE_POSITIVES, CutOptions
 from virnucpro.core.recipe import Recipe, Status
 from virnucpro.core.types import (
     CalledRecords,
@@ -26,10 +24,12 @@ from virnucpro.core.types import (
     Records,
     Values,
 )
-from virnucpro.viral.networks import ErrorRates, Scorer, false_discovery_rates, thresholds
-from virnucpro.viral.windows import find_open_codes
-from virnucpro.viral.scoring import PieceScores, score_block, score_proteins
 from virnucpro.sequences.translate import GeneticCode, screen_all
+from virnucpro.viral.head import HeadFacts, chunk_scores, join_log_odds, probabilities
+from virnucpro.viral.networks import ErrorRates, Scorer, false_discovery_rates, thresholds
+from virnucpro.viral.options import FALSE_POSITIVES, CutOptions
+from virnucpro.viral.scoring import PieceScores, score_block, score_proteins
+from virnucpro.viral.windows import find_open_codes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,16 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from virnucpro import __version__
-from virnucpro.viral.head import Head, HeadFacts, Join, chunk_scores, failure_note, probability
-from virnucpro.viral.options import FALSE_POSITIVES, CallsBy, CutOptions
-from virnucpro.viral.calling import ScoredRecords, call_scored, join_calls, score_records
-from virnucpro.core.recipe import Embed, InputType, Reads, Recipe, Status
+from virnucpro._version import __version__
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.events import SCORING, STAGES
-from virnucpro.core.atomic_io import EMBEDDED_FOLDER
 from virnucpro.core.logging import counted
 from virnucpro.core.option_schema import refuse
+from virnucpro.core.recipe import Embed, InputType, Reads, Recipe, Status
 from virnucpro.core.types import (
     Call,
     CalledRecords,
@@ -39,10 +36,13 @@ from virnucpro.core.types import (
     Prediction,
     Records,
 )
-from virnucpro.viral.taxonomy import own_kinship
-from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode, screen_all
+from virnucpro.viral.calling import ScoredRecords, call_scored, join_calls, score_records
+from virnucpro.viral.head import Head, HeadFacts, Join, chunk_scores, failure_note, probability
+from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
+from virnucpro.viral.options import FALSE_POSITIVES, CallsBy, CutOptions
+from virnucpro.viral.taxonomy import own_kinship
 
 # false positive rates, at each length, of the lowest score that is embedded ...
 NEARLY_VIRAL = 0.2

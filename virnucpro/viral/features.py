@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from virnucpro.core.native import call
 from virnucpro.core.types import Values
-from virnucpro.viral.windows import N_CODES, Digits, Pieces, code_of, is_stop
 from virnucpro.sequences.translate import STANDARD, GeneticCode
+from virnucpro.viral.windows import N_CODES, Digits, Pieces, code_of, is_stop
 
 LENGTH = 9  # residues of a word
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"

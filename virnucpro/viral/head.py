@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save
 
-from virnucpro.models.base import Model, read_tensors
-from virnucpro.core.recipe import Pooling
-from virnucpro.core.errors import UnavailableError
 from virnucpro.core.atomic_io import sha256
+from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
+from virnucpro.core.recipe import Pooling
+from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import (
     DECIMALS,
     FRAMES_FAILED,
@@ -41,9 +41,9 @@ from virnucpro.core.types import (
     check_counts,
     sigmoid,
 )
-from virnucpro.core.safe_dir import Tree
-from virnucpro.viral.networks import ErrorRates, at_lengths
+from virnucpro.models.base import Model, read_tensors
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
+from virnucpro.viral.networks import ErrorRates, at_lengths
 
 _NEAR = 1e-6  # in units of the last decimal: thousands of times the spacing of doubles near 1
 _SURE = 10.0**-DECIMALS  # log-odds are computed from scores clipped to [_SURE, 1 - _SURE]

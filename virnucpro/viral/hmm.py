@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from virnucpro.viral.provirus_features import N_SHAPE, Hosts, Items, Levels
-from virnucpro.core.errors import InputMissingError, UnavailableError
 from virnucpro.core.atomic_io import EMBEDDED_FOLDER, read_json
-from virnucpro.core.native import call
+from virnucpro.core.errors import InputMissingError, UnavailableError
 from virnucpro.core.logging import printable
+from virnucpro.core.native import call
 from virnucpro.core.types import Counts, Mask, Values, check_counts, sigmoid
+from virnucpro.viral.provirus_features import N_SHAPE, Hosts, Items, Levels
 
 OWN_REGION_MODEL = EMBEDDED_FOLDER / "regions.json"
 FORMAT = 4

@@ -12,8 +12,10 @@ import numpy as np
 
 from virnucpro.core.native import call
 from virnucpro.core.types import Counts, Values, reverse_complement
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import GENE_LIKE
 from virnucpro.viral.networks import Scorer
+from virnucpro.viral.scoring import score_proteins
 from virnucpro.viral.windows import (
     N_CODES,
     Digits,
@@ -24,8 +26,6 @@ from virnucpro.viral.windows import (
     find_stretches,
     opposite_strand,
 )
-from virnucpro.viral.scoring import score_proteins
-from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 # conserved in RpoB, RpoC, S19, L2, S11 and S12 of bacteria of several phyla
 HOST_PEPTIDES = (

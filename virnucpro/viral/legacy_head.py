@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from virnucpro.viral.head import EncoderFacts, Head, HeadFacts, Network
-from virnucpro.models.base import Model
-from virnucpro.models.lookup import fetch_head
-from virnucpro.models.safe_pickle import check_plain, read_pt
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import OnEvent
 from virnucpro.core.logging import printable
+from virnucpro.models.base import Model
+from virnucpro.models.lookup import fetch_head
+from virnucpro.models.safe_pickle import check_plain, read_pt
+from virnucpro.viral.head import EncoderFacts, Head, HeadFacts, Network
 
 _KIND = "a head of VirNucPro"
 _CONVERTED = "head.safetensors"  # in the folder of the published file

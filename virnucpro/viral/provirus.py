@@ -23,8 +23,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, unusable, viral_path
-from virnucpro.viral.provirus_features import Genes, Items, ReadGenes, median
 from virnucpro.core.logging import counted
 from virnucpro.core.types import (
     CalledRecords,
@@ -37,10 +35,12 @@ from virnucpro.core.types import (
     Values,
     runs_of,
 )
-from virnucpro.viral.taxonomy import own_kinship
+from virnucpro.sequences.translate import STANDARD, GeneticCode
+from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, unusable, viral_path
 from virnucpro.viral.host_markers import Repeat, genes_of, host_genes, open_edges, trna_ends
 from virnucpro.viral.networks import Scorer
-from virnucpro.sequences.translate import STANDARD, GeneticCode
+from virnucpro.viral.provirus_features import Genes, Items, ReadGenes, median
+from virnucpro.viral.taxonomy import own_kinship
 
 SHORTEST_RECORD = 10_000  # bases; shorter records are not searched
 # repeats between an end of a region and its inside split it if fewer than this many are expected

@@ -22,9 +22,9 @@ import numpy as np
 
 from virnucpro.core.native import call
 from virnucpro.core.types import Counts, Mask, Values, runs_of
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_windows
-from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 # columns among the 36 plain figures of a piece: its longest stretch, the same beyond chance, and
 # gene-like stretches per kb

@@ -18,6 +18,7 @@ import numpy as np
 
 from virnucpro.core.native import call
 from virnucpro.core.types import Counts, Mask, Values
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import (
     FIGURES,
     N_FEATURES,
@@ -27,9 +28,8 @@ from virnucpro.viral.features import (
     library_input,
 )
 from virnucpro.viral.networks import PieceNets, Scorer, calibrate
-from virnucpro.viral.windows import Pieces, cut, encode
 from virnucpro.viral.proteins import Proteins
-from virnucpro.sequences.translate import STANDARD, GeneticCode
+from virnucpro.viral.windows import Pieces, cut, encode
 
 BASES_AT_ONCE = 2_000_000  # in the records that are scored together
 _PIECE_BASES_AT_ONCE = 500_000  # read for all piece sizes before the next ones

@@ -7,8 +7,8 @@ viruses without a family belongs to the only cluster of related genomes that has
 Otherwise it may get a cluster that owns enough of them, and a net predicts the kind from the
 scorer's features, except those of words.
 
-``making/train_kin.py`` writes ``embedded/kin.safetensors``, which has the table, the net and their
-facts.
+``scripts/weights/train_kin.py`` writes ``embedded/kin.safetensors``, which contains the table, the
+network and their metadata.
 
 The topology comes from terminal repeats, direct or inverted, or from a header that says circular.
 Assemblers leave a direct repeat where they cut a circle, and many linear genomes end in one: the
@@ -30,11 +30,12 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.errors import UnavailableError
 from virnucpro.core.atomic_io import EMBEDDED_FOLDER
-from virnucpro.core.native import call
+from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
+from virnucpro.core.native import call
 from virnucpro.core.types import Counts, Identity, Values
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import (
     FARTHEST,
     FIGURES,
@@ -45,7 +46,6 @@ from virnucpro.viral.features import (
 )
 from virnucpro.viral.networks import mapped
 from virnucpro.viral.windows import Pieces, cut
-from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 FORMAT = 2
 FEWEST_WORDS = 2  # needed to name a family

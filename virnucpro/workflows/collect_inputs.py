@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from virnucpro.core.recipe import InputType, Recipe
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import LOGGER, announce, counted, printable
-from virnucpro.store.run_dir import RunDir
-from virnucpro.store.manifest import Manifest
+from virnucpro.core.recipe import InputType, Recipe
+from virnucpro.results.outputs import RECORD_TABLE
+from virnucpro.sequences.input_scan import Survey
 from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs
 from virnucpro.sequences.samples import name_samples
-from virnucpro.sequences.input_scan import Survey
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.options import SequenceOptions
-from virnucpro.results.outputs import RECORD_TABLE
 
 _RecipeFor = Callable[[InputType], Recipe]
 

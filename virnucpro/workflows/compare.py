@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import median
 from typing import TypeAlias
 
-from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.atomic_io import open_plain
+from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.logging import printable
-from virnucpro.store.run_dir import RunDir
-from virnucpro.store.checksums import Outputs
 from virnucpro.results.outputs import CHUNK_TABLE, FRAME_TABLE, RECORD_TABLE, VIRUS_TABLE, Sink
+from virnucpro.store.checksums import Outputs
+from virnucpro.store.run_dir import RunDir
 
 _ROUNDING = 1e-9  # of differences between scores, which have 6 decimals
 _N_EXAMPLES = 3  # ids of each kind of difference

@@ -11,10 +11,10 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
-from virnucpro import __version__
-from virnucpro.viral.provirus import RegionFinder
+from virnucpro._version import __version__
 from virnucpro.core.errors import InputError, UsageError
 from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.helper_pool import Pool
 from virnucpro.core.logging import LOGGER, announce, printable
 from virnucpro.core.types import (
     Call,
@@ -24,15 +24,6 @@ from virnucpro.core.types import (
     FrameScores,
     Records,
 )
-from virnucpro.core.helper_pool import Pool
-from virnucpro.results.report.run_report import write_run_page
-from virnucpro.store.run_dir import RunDir
-from virnucpro.store.checksums import Outputs
-from virnucpro.store.manifest import Manifest
-from virnucpro.sequences.inputs import InputFile, check_recorded
-from virnucpro.workflows.options import PredictOptions, RegionsOptions, facts_of, options_of_tables
-from virnucpro.workflows.run_config import find_region_model
-from virnucpro.workflows.write_tables import place_of
 from virnucpro.results.outputs import (
     RECORD_TABLE,
     REGION_SINKS,
@@ -41,6 +32,15 @@ from virnucpro.results.outputs import (
     Tally,
     open_outputs,
 )
+from virnucpro.results.report.run_report import write_run_page
+from virnucpro.sequences.inputs import InputFile, check_recorded
+from virnucpro.store.checksums import Outputs
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.run_dir import RunDir
+from virnucpro.viral.provirus import RegionFinder
+from virnucpro.workflows.options import PredictOptions, RegionsOptions, facts_of, options_of_tables
+from virnucpro.workflows.run_config import find_region_model
+from virnucpro.workflows.write_tables import place_of
 
 TABLE = REGION_TABLE.file
 _WRITTEN = tuple(sink.file for sink in REGION_SINKS)

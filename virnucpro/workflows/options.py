@@ -7,12 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from virnucpro.viral.options import CallsBy, CutOptions, Head, RegionModel
-from virnucpro.models.options import ModelOptions, model_option
-from virnucpro.engine.options import CacheOptions, EngineOptions
-from virnucpro.core.recipe import Command, Embed, FeatureFormat, InputType, Pooling, Store
-from virnucpro.core.errors import ResumeError, UsageError
 from virnucpro.core.atomic_io import expanded
+from virnucpro.core.errors import ResumeError, UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import (
     CLUSTER,
@@ -27,6 +23,10 @@ from virnucpro.core.option_schema import (
     option,
     refuse,
 )
+from virnucpro.core.recipe import Command, Embed, FeatureFormat, InputType, Pooling, Store
+from virnucpro.engine.options import CacheOptions, EngineOptions
+from virnucpro.models.options import ModelOptions, model_option
+from virnucpro.viral.options import CallsBy, CutOptions, Head, RegionModel
 
 GeneticCode = Annotated[
     int, count("Translate with this genetic code (NCBI number); 1 and 11 translate alike.", FILES)

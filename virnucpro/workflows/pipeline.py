@@ -19,15 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from virnucpro import __version__
-from virnucpro.viral.classifier import Caller
-from virnucpro.viral.options import CutOptions
-from virnucpro.viral.provirus import RegionFinder
-from virnucpro.engine.base import Executor, Job, Resources
-from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.device_timeline import Start
-from virnucpro.core.recipe import Recipe
-from virnucpro.models.devices import torch_build
+from virnucpro._version import __version__
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.events import (
     STAGES,
@@ -40,24 +32,32 @@ from virnucpro.core.events import (
     ShardDone,
     WorkerReady,
 )
+from virnucpro.core.helper_pool import Pool
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.option_schema import carry
+from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import Shard
-from virnucpro.core.helper_pool import Pool
-from virnucpro.store.feature_store import FeatureStore
-from virnucpro.store.run_dir import RunDir
+from virnucpro.engine.base import Executor, Job, Resources
+from virnucpro.engine.device_timeline import Start
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.models.devices import torch_build
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.checksums import Outputs
+from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
-from virnucpro.workflows.table_cache import RowStore
-from virnucpro.workflows.score_cache import ScoreStore
-from virnucpro.sequences.inputs import InputFile
-from virnucpro.workflows.table_tasks import Maker
+from virnucpro.store.run_dir import RunDir
+from virnucpro.viral.classifier import Caller
+from virnucpro.viral.options import CutOptions
+from virnucpro.viral.provirus import RegionFinder
 from virnucpro.workflows.collect_inputs import open_run
 from virnucpro.workflows.options import ExtractOptions, PredictOptions, RunOptions, facts_of
 from virnucpro.workflows.rethreshold import cut_again, lost_inputs
 from virnucpro.workflows.run_config import RunConfig, resolve
+from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.summary import Summary
+from virnucpro.workflows.table_cache import RowStore
+from virnucpro.workflows.table_tasks import Maker
 from virnucpro.workflows.write_tables import Backlog, Results
 
 _BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second

@@ -13,22 +13,22 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from virnucpro.core.atomic_io import sha256
 from virnucpro.core.errors import InputMissingError, VirnucproError
 from virnucpro.core.events import STAGES
-from virnucpro.core.atomic_io import sha256
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.types import FastaRecord, Records
-from virnucpro.store.run_dir import RunDir
-from virnucpro.store.checksums import Outputs
-from virnucpro.store.manifest import Manifest
-from virnucpro.workflows.score_cache import ScoreStore
+from virnucpro.results.outputs import LETTERS, Portion
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile
-from virnucpro.workflows.table_tasks import Maker
+from virnucpro.store.checksums import Outputs
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.options import RunOptions
+from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.summary import Summary
+from virnucpro.workflows.table_tasks import Maker
 from virnucpro.workflows.write_tables import Results
-from virnucpro.results.outputs import LETTERS, Portion
 
 _PLACE = re.compile(r"(.*)\|[a-z]+_([0-9]+)_([0-9]+)", re.DOTALL)  # of a region in its record
 _UNKNOWN_LINE = re.compile(rf"^[^>\n]*{ScoreStore.unknown}".encode(), re.MULTILINE)  # of a sequence

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from virnucpro.viral.classifier import Caller, caller_of
-from virnucpro.viral.head import EncoderFacts, Head
-from virnucpro.viral.options import CutOptions
-from virnucpro.models.base import Model
-from virnucpro.models.registry import EMBEDDED
-from virnucpro.engine.base import Resources
-from virnucpro.engine.options import EngineOptions, WorkOptions
+from virnucpro.core.atomic_io import HEAD_FILE, REGIONS_FILE
+from virnucpro.core.errors import (
+    InputMissingError,
+    ResumeError,
+    UnavailableError,
+    UsageError,
+)
+from virnucpro.core.events import OnEvent
+from virnucpro.core.logging import counted, printable
+from virnucpro.core.option_schema import carry
 from virnucpro.core.recipe import (
     Embed,
     EncoderSpec,
@@ -28,6 +31,9 @@ from virnucpro.core.recipe import (
     Recipe,
     join_footprints,
 )
+from virnucpro.engine.base import Resources
+from virnucpro.engine.options import EngineOptions, WorkOptions
+from virnucpro.models.base import Model
 from virnucpro.models.devices import (
     Choice,
     choose_devices,
@@ -36,20 +42,14 @@ from virnucpro.models.devices import (
     count_workers,
     usable_cores,
 )
-from virnucpro.core.errors import (
-    InputMissingError,
-    ResumeError,
-    UnavailableError,
-    UsageError,
-)
-from virnucpro.core.events import OnEvent
-from virnucpro.core.atomic_io import HEAD_FILE, REGIONS_FILE
-from virnucpro.core.logging import counted, printable
-from virnucpro.core.option_schema import carry
-from virnucpro.store.run_dir import RunDir
-from virnucpro.store.manifest import Manifest
+from virnucpro.models.registry import EMBEDDED
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import GeneticCode
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.run_dir import RunDir
+from virnucpro.viral.classifier import Caller, caller_of
+from virnucpro.viral.head import EncoderFacts, Head
+from virnucpro.viral.options import CutOptions
 from virnucpro.workflows.options import (
     ExtractOptions,
     PredictOptions,

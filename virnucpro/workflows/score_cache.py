@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from virnucpro.viral.calling import ScoredRecords
-from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.atomic_io import parse_json, zstd
-from virnucpro.core.types import Records, Region, Track, shard_name
+from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import Records, Region, Track, shard_name
 from virnucpro.store.feature_file import Label, read_label, read_sealed, write_sealed
+from virnucpro.viral.calling import ScoredRecords
 from virnucpro.viral.scoring import PieceScores
 
 SUFFIX = ".scores"

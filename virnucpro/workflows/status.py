@@ -12,22 +12,22 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from virnucpro.models.base import estimate_tokens
-from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.core.logging import counted, escaped, printable
+from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.types import Shard
-from virnucpro.store.feature_store import FeatureStore
-from virnucpro.store.run_dir import RunDir
+from virnucpro.models.base import estimate_tokens
+from virnucpro.results.outputs import FAILED_FILES, SINKS
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.feature_index import check_index
-from virnucpro.store.progress_log import HostFigures, Point, rate_of, seconds_left
-from virnucpro.store.run_lock import run_at
+from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, count_done
-from virnucpro.workflows.table_cache import RowStore
+from virnucpro.store.progress_log import HostFigures, Point, rate_of, seconds_left
+from virnucpro.store.run_dir import RunDir
+from virnucpro.store.run_lock import run_at
 from virnucpro.workflows.score_cache import ScoreStore
-from virnucpro.results.outputs import FAILED_FILES, SINKS
+from virnucpro.workflows.table_cache import RowStore
 
 _NEXT = {
     "unfinished": "repeat the command of the run with --resume",

@@ -11,14 +11,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from virnucpro.viral.classifier import Caller
-from virnucpro.models.base import estimate_tokens
-from virnucpro.core.recipe import Command, Reads
 from virnucpro.core.events import STAGES, STARTING, ShardDone
 from virnucpro.core.logging import LOGGER, announce, counted, printable
-from virnucpro.store.run_dir import RunDir
-from virnucpro.store.manifest import Manifest
-from virnucpro.store.plan import Plan
+from virnucpro.core.recipe import Command, Reads
+from virnucpro.models.base import estimate_tokens
 from virnucpro.results.outputs import (
     FAILED_FILES,
     FAILED_SEQUENCES,
@@ -26,6 +22,10 @@ from virnucpro.results.outputs import (
     VIRUS_TABLE,
     Tally,
 )
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.plan import Plan
+from virnucpro.store.run_dir import RunDir
+from virnucpro.viral.classifier import Caller
 
 # figures that ``run.json`` leaves out: they follow from the tables
 _IN_TABLES = (

@@ -16,17 +16,17 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from virnucpro import __version__
-from virnucpro.core.errors import FeatureFileError
+from virnucpro._version import __version__
 from virnucpro.core.atomic_io import parse_json
+from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.types import check_counts
+from virnucpro.results.outputs import Portion, Tally, all_sinks
 from virnucpro.store.feature_file import read_label, read_sealed, write_sealed
-from virnucpro.store.run_dir import ROWS
 from virnucpro.store.feature_index import IndexPart
 from virnucpro.store.plan import Plan, Slice
+from virnucpro.store.run_dir import ROWS
 from virnucpro.workflows.score_cache import FORMAT as FORMAT_OF_SCORES
-from virnucpro.results.outputs import Portion, Tally, all_sinks
 
 _FORMAT = 2  # raise it when the same scores, columns and key would give other rows
 

@@ -17,12 +17,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.viral.classifier import Caller, ScorerAlone
-from virnucpro.viral.head import Head
-from virnucpro.viral.calling import ScoredRecords, other_codes
-from virnucpro.viral.provirus import SHORTEST_RECORD, RegionFinder
-from virnucpro.core.recipe import FeatureFormat, Recipe
 from virnucpro.core.errors import InputError
+from virnucpro.core.recipe import FeatureFormat, Recipe
 from virnucpro.core.types import (
     PROTEIN,
     CalledRecords,
@@ -32,15 +28,19 @@ from virnucpro.core.types import (
     Records,
     Shard,
 )
-from virnucpro.store.feature_store import FeatureReader, FeatureStore
-from virnucpro.store.feature_index import IndexPart
-from virnucpro.store.manifest import Manifest
-from virnucpro.workflows.table_cache import SliceRows
-from virnucpro.workflows.score_cache import ScoreStore
-from virnucpro.store.shard_files import read_shard
+from virnucpro.results.outputs import SINKS, Portion
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed
 from virnucpro.sequences.translate import GeneticCode
-from virnucpro.results.outputs import SINKS, Portion
+from virnucpro.store.feature_index import IndexPart
+from virnucpro.store.feature_store import FeatureReader, FeatureStore
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.shard_files import read_shard
+from virnucpro.viral.calling import ScoredRecords, other_codes
+from virnucpro.viral.classifier import Caller, ScorerAlone
+from virnucpro.viral.head import Head
+from virnucpro.viral.provirus import SHORTEST_RECORD, RegionFinder
+from virnucpro.workflows.score_cache import ScoreStore
+from virnucpro.workflows.table_cache import SliceRows
 
 FRAMES_AT_ONCE = 2048
 _NO_VECTORS = np.empty((0, 0), dtype=np.float32)

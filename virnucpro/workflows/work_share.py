@@ -16,9 +16,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from virnucpro.engine.base import Job
-from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.options import WorkOptions
 from virnucpro.core.errors import FeatureFileError, OutputError, ResumeError, UsageError
 from virnucpro.core.events import (
     BatchDone,
@@ -30,13 +27,16 @@ from virnucpro.core.events import (
     ShardFailed,
     WorkerReady,
 )
+from virnucpro.core.helper_pool import Pool
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.types import Shard
-from virnucpro.core.helper_pool import Pool
-from virnucpro.store.run_dir import RunDir
-from virnucpro.store.progress_log import ShardFigures
+from virnucpro.engine.base import Job
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.engine.options import WorkOptions
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Slice
+from virnucpro.store.progress_log import ShardFigures
+from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.pipeline import (
     ExecutorOn,
     beside,

@@ -29,17 +29,20 @@ from virnucpro.core.events import (
     ShardDone,
     ShardFailed,
 )
-from virnucpro.core.types import FastaRecord, Records, Shard, shard_name
 from virnucpro.core.helper_pool import AbandonedError, Helpers, Pool
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import FastaRecord, Records, Shard, shard_name
+from virnucpro.results.outputs import SINKS, Place, Portion, Tally, open_outputs
 from virnucpro.results.report.run_report import write_run_page
-from virnucpro.store.run_dir import RunDir
+from virnucpro.sequences.fasta import Block, Streams, parsed
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.feature_index import IndexPart
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Slice, grouped
+from virnucpro.store.run_dir import RunDir
+from virnucpro.workflows.options import RunOptions
+from virnucpro.workflows.summary import Summary
 from virnucpro.workflows.table_cache import RowStore, SliceRows
-from virnucpro.sequences.fasta import Block, Streams, parsed
 from virnucpro.workflows.table_tasks import (
     BlockTask,
     Maker,
@@ -48,9 +51,6 @@ from virnucpro.workflows.table_tasks import (
     ShardTask,
     input_changed,
 )
-from virnucpro.workflows.options import RunOptions
-from virnucpro.workflows.summary import Summary
-from virnucpro.results.outputs import SINKS, Place, Portion, Tally, open_outputs
 
 # The frames of a record are neighbours in each shard: shard, the first, and one after the last.
 # There are millions of these, so they are plain tuples, and few functions handle them.

@@ -16,6 +16,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from virnucpro.core.atomic_io import read_json, sha256
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import OnEvent
+from virnucpro.core.logging import printable
+from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
 from virnucpro.models.base import DAMAGE, Model, check_header, progress_of, undamaged
 from virnucpro.models.dnabert_s.model import (
     DNABERT,
@@ -26,14 +31,9 @@ from virnucpro.models.dnabert_s.model import (
     pack,
 )
 from virnucpro.models.dnabert_s.tokenizer import Tokenizer, read_tokenizer
+from virnucpro.models.packing import PackedEncoder, send
 from virnucpro.models.registry import FAMILIES, Published
 from virnucpro.models.safe_pickle import check_plain, read_pt
-from virnucpro.models.packing import PackedEncoder, send
-from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
-from virnucpro.core.errors import UnavailableError
-from virnucpro.core.events import OnEvent
-from virnucpro.core.atomic_io import read_json, sha256
-from virnucpro.core.logging import printable
 
 _FAMILY = FAMILIES["dnabert-s"]
 _BYTES_PER_TOKEN_AND_DIM = 128  # peak of all activations of a layer, with room to spare

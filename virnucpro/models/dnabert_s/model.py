@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from virnucpro.core.logging import LOGGER
 from virnucpro.models.esm2.attention import triton_kernels
 from virnucpro.models.packing import PackedBatch, mean_of_bags, mean_of_runs, send
-from virnucpro.core.logging import LOGGER
 
 LAYER_NORM_EPS = 1e-12
 _GELU = "none"  # exact, by erf

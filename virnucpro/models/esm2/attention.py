@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from virnucpro.models.packing import PackedBatch, Runs, send
-from virnucpro.core.native import call
 from virnucpro.core.logging import LOGGER
+from virnucpro.core.native import call
+from virnucpro.models.packing import PackedBatch, Runs, send
 
 
 @dataclass(frozen=True, slots=True, eq=False)

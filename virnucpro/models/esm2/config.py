@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from virnucpro.models.base import check_header
-from virnucpro.core.errors import UnavailableError
 from virnucpro.core.atomic_io import HEAD_FILE, LEARNED_FILE, read_json, sha256
+from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
+from virnucpro.models.base import check_header
 
 CLS, PAD, EOS, UNK, MASK = 0, 1, 2, 3, 32
 N_TOKENS = 33

@@ -8,7 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.esm2.attention import E4M3, choose_kernel, describe
+from virnucpro.models.esm2.loading import is_converted, load_esm2
 from virnucpro.models.esm2.model import (
     DTYPES,
     ESM2,
@@ -17,9 +19,7 @@ from virnucpro.models.esm2.model import (
     mean_pool,
     residues_only,
 )
-from virnucpro.models.esm2.loading import is_converted, load_esm2
 from virnucpro.models.packing import PackedBatch, PackedEncoder
-from virnucpro.core.recipe import EncoderSpec
 
 _POOL = {"mean": mean_pool, "bos": bos_pool, "none": residues_only}
 

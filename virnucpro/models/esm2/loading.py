@@ -26,6 +26,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 from torch import Tensor
 
+from virnucpro.core.atomic_io import atomic, parse_json, read_json, sha256
+from virnucpro.core.errors import OutputError, StorageError, UnavailableError
+from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.logging import LOGGER, printable
+from virnucpro.core.recipe import Precision
+from virnucpro.core.safe_dir import Tree
 from virnucpro.models.base import DAMAGE, Model, progress_of
 from virnucpro.models.esm2.attention import choose_kernel
 from virnucpro.models.esm2.config import (
@@ -45,12 +51,6 @@ from virnucpro.models.esm2.config import (
 )
 from virnucpro.models.esm2.model import DTYPES, ESM2, rotary_frequencies
 from virnucpro.models.safe_pickle import check_plain, read_pt
-from virnucpro.core.recipe import Precision
-from virnucpro.core.errors import OutputError, StorageError, UnavailableError
-from virnucpro.core.events import OnEvent, Progress
-from virnucpro.core.atomic_io import atomic, parse_json, read_json, sha256
-from virnucpro.core.logging import LOGGER, printable
-from virnucpro.core.safe_dir import Tree
 
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
 ROTARY = "layers.0.self_attn.rot_emb.inv_freq"  # in fair-esm; the same in every layer

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.logging import printable
 from virnucpro.models.esm2.attention import (
     E4M3,
     OF_TRITON,
@@ -41,8 +43,6 @@ from virnucpro.models.esm2.config import (
     ESM2Shape,
 )
 from virnucpro.models.packing import PackedBatch, mean_of_bags, mean_of_runs, send
-from virnucpro.core.errors import UnavailableError
-from virnucpro.core.logging import printable
 
 # the type of weights in memory and of results of products, by precision
 DTYPES: Mapping[str, torch.dtype] = {

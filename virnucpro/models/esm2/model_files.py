@@ -7,6 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from virnucpro.core.atomic_io import HEAD_FILE, REGIONS_FILE
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import OnEvent
+from virnucpro.core.logging import printable
+from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
 from virnucpro.models.base import (
     Encoder,
     Model,
@@ -24,11 +29,6 @@ from virnucpro.models.esm2.config import (
     weight_files,
 )
 from virnucpro.models.registry import Published
-from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
-from virnucpro.core.errors import UnavailableError
-from virnucpro.core.events import OnEvent
-from virnucpro.core.atomic_io import HEAD_FILE, REGIONS_FILE
-from virnucpro.core.logging import printable
 
 if TYPE_CHECKING:
     import torch

@@ -30,15 +30,12 @@ import psutil
 import torch
 from torch.utils.benchmark import Timer
 
-from virnucpro import __version__
-from virnucpro.models.base import Encoder, Pending, load_encoder
-from virnucpro.models.esm2.model_files import room_for
-from virnucpro.models.esm2.model import DTYPES
-from virnucpro.models.options import BenchOptions
-from virnucpro.models.validation.compare_reference import unavailable_where_it_fails
-from virnucpro.models.validation.random_weights import MODELS, make_proteins, write_checkpoint
-from virnucpro.models.packing import use_device
+from virnucpro._version import __version__
+from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.option_schema import ComputeOptions, carry
 from virnucpro.core.recipe import EncoderSpec, Precision
+from virnucpro.core.safe_dir import Tree
+from virnucpro.models.base import Encoder, Pending, load_encoder
 from virnucpro.models.devices import (
     Choice,
     as_size,
@@ -48,9 +45,12 @@ from virnucpro.models.devices import (
     list_gpus,
     usable_cores,
 )
-from virnucpro.core.errors import UnavailableError, UsageError
-from virnucpro.core.option_schema import ComputeOptions, carry
-from virnucpro.core.safe_dir import Tree
+from virnucpro.models.esm2.model import DTYPES
+from virnucpro.models.esm2.model_files import room_for
+from virnucpro.models.options import BenchOptions
+from virnucpro.models.packing import use_device
+from virnucpro.models.validation.compare_reference import unavailable_where_it_fails
+from virnucpro.models.validation.random_weights import MODELS, make_proteins, write_checkpoint
 
 _GPU_MODELS = ("650M", "3B", "150M", "35M", "8M")  # most informative first: time may run out
 _CPU_MODELS = ("8M", "35M")

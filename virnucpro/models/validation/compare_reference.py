@@ -27,27 +27,27 @@ import numpy as np
 import torch
 from torch import nn
 
-from virnucpro.models import codon_cnn as codons
-from virnucpro.models.esm2 import triton_kernels
-from virnucpro.models.base import Encoder, Model, Rows, load_encoder
-from virnucpro.models.lookup import open_model
-from virnucpro.models.esm2.attention import E4M3
-from virnucpro.models.esm2.model_files import as_esm2
-from virnucpro.models.esm2.model import check_device
-from virnucpro.models.validation import reference as fair_esm
-from virnucpro.models.packing import use_device
+from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.logging import announce, printable
+from virnucpro.core.option_schema import ComputeOptions
 from virnucpro.core.recipe import EncoderSpec, Precision, Reads
+from virnucpro.models import codon_cnn as codons
+from virnucpro.models.base import Encoder, Model, Rows, load_encoder
 from virnucpro.models.devices import (
     Choice,
     choose_devices,
     choose_precision,
     choose_tokens,
 )
-from virnucpro.core.errors import UnavailableError
-from virnucpro.core.events import OnEvent, Progress
-from virnucpro.core.logging import announce, printable
-from virnucpro.core.option_schema import ComputeOptions
-from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.models.esm2 import triton_kernels
+from virnucpro.models.esm2.attention import E4M3
+from virnucpro.models.esm2.model import check_device
+from virnucpro.models.esm2.model_files import as_esm2
+from virnucpro.models.lookup import open_model
+from virnucpro.models.packing import use_device
+from virnucpro.models.validation import reference as fair_esm
 
 # Our roundings differ from those behind the tolerance, but have the same size: the worst of thirty
 # proteins is about as far off. In bf16, with 2, 6 and 12 layers, it was 0.8 to 1.1 times as far;

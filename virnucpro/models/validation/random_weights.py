@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.models.esm2.config import EXTRA_TOKENS, ESM2Shape
-from virnucpro.models.esm2.model_files import shape_of
 from virnucpro.models.esm2.loading import FAIR_ESM, ROTARY, parts_of, stub_of
+from virnucpro.models.esm2.model_files import shape_of
 from virnucpro.models.registry import FAMILIES
 
 MODELS: Mapping[str, ESM2Shape] = {

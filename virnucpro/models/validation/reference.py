@@ -36,13 +36,13 @@ import torch
 from esm.rotary_embedding import RotaryEmbedding
 from torch import Tensor, nn
 
+from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.models.base import Rows
 from virnucpro.models.esm2.config import EXTRA_TOKENS, ESM2Shape
-from virnucpro.models.esm2.model_files import inspect_esm2
-from virnucpro.models.esm2.model import DTYPES, quantise, restore, rotary_frequencies
 from virnucpro.models.esm2.loading import ROTARY, fair_esm_state
+from virnucpro.models.esm2.model import DTYPES, quantise, restore, rotary_frequencies
+from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.packing import PackedEncoder, send
-from virnucpro.core.recipe import EncoderSpec, Precision
 
 Loss = Callable[[Tensor], Tensor]
 _ONE_ROUNDING = 0.42  # u, in the root mean square

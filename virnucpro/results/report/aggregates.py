@@ -19,11 +19,11 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.core.helper_pool import Helpers
 from virnucpro.core.recipe import STATUSES
 from virnucpro.core.types import Counts, Mask, Values
-from virnucpro.core.helper_pool import Helpers
-from virnucpro.results.report.run_json import Key
 from virnucpro.results.outputs import LENGTH_CLASSES
+from virnucpro.results.report.run_json import Key
 from virnucpro.results.tsv import TableBlock, TableSpan, reading, spans_of
 
 MOST_ROWS = 100_000  # records in the table of the page

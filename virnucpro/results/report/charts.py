@@ -13,8 +13,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.engine.device_timeline import Start
 from virnucpro.core.logging import counted
+from virnucpro.engine.device_timeline import Start
 from virnucpro.results.report.aggregates import (
     MOST_LOG_ODDS,
     N_SCORES,

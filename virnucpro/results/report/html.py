@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from virnucpro import __version__
+from virnucpro._version import __version__
 from virnucpro.core.logging import counted, printable
 from virnucpro.results.report.template import Safe, asset, fill
 

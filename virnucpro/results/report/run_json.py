@@ -17,8 +17,8 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from virnucpro.core.errors import InputMissingError
 from virnucpro.core.atomic_io import open_plain, read_facts
+from virnucpro.core.errors import InputMissingError
 from virnucpro.core.logging import escaped, printable
 from virnucpro.core.types import Region, Values
 from virnucpro.results.outputs import REGION_TABLE, TRACKS

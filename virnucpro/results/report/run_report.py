@@ -16,34 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from virnucpro.engine.device_timeline import Start
-from virnucpro.core.recipe import STATUSES
 from virnucpro.core.events import SCORING, STAGES, STARTING
-from virnucpro.core.logging import LOGGER, counted, escaped, printable
-from virnucpro.core.types import Region, Values
 from virnucpro.core.helper_pool import Helpers, Pool
-from virnucpro.results.report.charts import GIB, Chart, device_charts, scores_by_length
-from virnucpro.results.report.aggregates import (
-    Kinds,
-    RecordRows,
-    RunCounts,
-    count_kinds,
-    count_records,
-    find_records,
-    length_classes,
-)
-from virnucpro.results.report.run_json import (
-    Facts,
-    Key,
-    ListedRegions,
-    count_bins,
-    read_complaints,
-    read_page_regions,
-    read_tracks,
-)
-from virnucpro.results.report.html import MOST_BYTES, pack, render_packed, works_of
-from virnucpro.store.run_dir import RunDir
-from virnucpro.store.checksums import Outputs
+from virnucpro.core.logging import LOGGER, counted, escaped, printable
+from virnucpro.core.recipe import STATUSES
+from virnucpro.core.types import Region, Values
+from virnucpro.engine.device_timeline import Start
 from virnucpro.results.outputs import (
     FAILED_FILES,
     FAILED_SEQUENCES,
@@ -55,7 +33,29 @@ from virnucpro.results.outputs import (
     VIRUS_TABLE,
     all_sinks,
 )
+from virnucpro.results.report.aggregates import (
+    Kinds,
+    RecordRows,
+    RunCounts,
+    count_kinds,
+    count_records,
+    find_records,
+    length_classes,
+)
+from virnucpro.results.report.charts import GIB, Chart, device_charts, scores_by_length
+from virnucpro.results.report.html import MOST_BYTES, pack, render_packed, works_of
+from virnucpro.results.report.run_json import (
+    Facts,
+    Key,
+    ListedRegions,
+    count_bins,
+    read_complaints,
+    read_page_regions,
+    read_tracks,
+)
 from virnucpro.results.tsv import TableBlock, reading, spans_of
+from virnucpro.store.checksums import Outputs
+from virnucpro.store.run_dir import RunDir
 
 _N_TOP = 20  # best viral records in the list
 _HIGH_FDR = 0.2  # a class of length with this share of false calls is called weak

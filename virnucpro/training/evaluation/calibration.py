@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.viral.head import FrameRule, Join, JoinKnot
 from virnucpro.core.types import DECIMALS, Mask, Values, sigmoid
-from virnucpro.training.frame_dataset import BASES_POWER, LabelledFrames, Rows, balanced_weights
 from virnucpro.training.evaluation.metrics import Samples, auroc_gain
+from virnucpro.training.frame_dataset import BASES_POWER, LabelledFrames, Rows, balanced_weights
+from virnucpro.viral.head import FrameRule, Join, JoinKnot
 from virnucpro.viral.networks import ErrorRates, Scorer, at_lengths, thresholds
 
 FALSE_POSITIVES = 0.05  # of the others in validation, at the threshold

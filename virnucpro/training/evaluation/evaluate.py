@@ -25,30 +25,23 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro import __version__
-from virnucpro.viral.classifier import Caller
-from virnucpro.viral.head import HeadFacts
-from virnucpro.engine.base import Executor
-from virnucpro.engine.local import ProcessExecutor
-from virnucpro.core.recipe import Recipe
+from virnucpro._version import __version__
+from virnucpro.core.atomic_io import atomic, sha256
 from virnucpro.core.errors import InputError, ResumeError, UsageError, VirnucproError
 from virnucpro.core.events import OnEvent
-from virnucpro.core.atomic_io import atomic, sha256
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.option_schema import carry
-from virnucpro.core.types import Mask, Prediction, Values
+from virnucpro.core.recipe import Recipe
 from virnucpro.core.safe_dir import Tree
+from virnucpro.core.types import Mask, Prediction, Values
+from virnucpro.engine.base import Executor
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.results.outputs import FRAME_TABLE, RECORD_TABLE
+from virnucpro.sequences.fasta import read_fasta, write_record
+from virnucpro.sequences.kmers import Sketch
+from virnucpro.sequences.translate import Chunk
+from virnucpro.store.run_dir import RunDir
 from virnucpro.training.evaluation.metrics import MEASURES, NOT_DEFINED, Measures, Samples
-from virnucpro.training.options import EvaluateOptions
-from virnucpro.training.reports import (
-    EVALUATION,
-    OF_ALL,
-    add_evaluation,
-    find_card,
-    markdown_table,
-    write_evaluation_page,
-    write_figures,
-)
 from virnucpro.training.labelled_data import (
     DataManifest,
     Labelled,
@@ -63,15 +56,22 @@ from virnucpro.training.labelled_data import (
     warn_of_mixed_groups,
     write_table,
 )
+from virnucpro.training.options import EvaluateOptions
 from virnucpro.training.provirus import evaluate_regions
-from virnucpro.store.run_dir import RunDir
-from virnucpro.sequences.fasta import read_fasta, write_record
-from virnucpro.sequences.kmers import Sketch
-from virnucpro.sequences.translate import Chunk
+from virnucpro.training.reports import (
+    EVALUATION,
+    OF_ALL,
+    add_evaluation,
+    find_card,
+    markdown_table,
+    write_evaluation_page,
+    write_figures,
+)
+from virnucpro.viral.classifier import Caller
+from virnucpro.viral.head import HeadFacts
 from virnucpro.workflows.options import PredictOptions
 from virnucpro.workflows.pipeline import run
 from virnucpro.workflows.run_config import RunConfig, resolve
-from virnucpro.results.outputs import FRAME_TABLE, RECORD_TABLE
 
 Figures = dict[str, Any]  # for JSON: rounded; None: not defined
 _RUN = "run"  # the run folder of the fragments

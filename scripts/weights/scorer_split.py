@@ -1,6 +1,6 @@
 """Split the groups of a manifest into four parts: a table of group, kingdom and part.
 
-    python making/scorer_split.py MANIFEST.tsv > scorer_split.tsv
+    python scripts/weights/scorer_split.py MANIFEST.tsv > scorer_split.tsv
 
 Each kingdom is split separately, in the order of a hash of the groups' names: into validation, test
 and locked groups, and the rest for training. Locked groups are measured once, after all decisions.

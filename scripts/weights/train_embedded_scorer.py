@@ -1,11 +1,11 @@
 """Make the scorer that comes with VirNucPro, virnucpro/embedded/scorer.safetensors, or measure it.
 
-    python making/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
-    python making/scorer_elements.py manifest.tsv elements.fa > elements.tsv
+    python scripts/weights/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
+    python scripts/weights/scorer_elements.py manifest.tsv elements.fa > elements.tsv
     tail -n +2 elements.tsv >> manifest.tsv
-    python making/scorer_genes.py markers.fasta genes.fa > genes.tsv
-    python making/train_embedded_scorer.py train manifest.tsv genes.tsv making/scorer_split.tsv \
-        scorer.safetensors train validation test locked
+    python scripts/weights/scorer_genes.py markers.fasta genes.fa > genes.tsv
+    python scripts/weights/train_embedded_scorer.py train manifest.tsv genes.tsv \
+        scripts/weights/scorer_split.tsv scorer.safetensors train validation test locked
 
 The scorer is trained on the groups of the named parts and on genes of archaea, which nets of short
 pieces alone read; their words are not counted. Folds over the same groups give its calibration and
@@ -19,10 +19,10 @@ nets learned kinds; those that this script fits find the same prophages, and one
 The package's scorer has seen all groups. To measure the recipe on groups that influenced nothing,
 train a file without them:
 
-    python making/train_embedded_scorer.py train manifest.tsv genes.tsv making/scorer_split.tsv \
-        without_locked.safetensors train validation test
-    python making/train_embedded_scorer.py measure manifest.tsv making/scorer_split.tsv \
-        without_locked.safetensors locked
+    python scripts/weights/train_embedded_scorer.py train manifest.tsv genes.tsv \
+        scripts/weights/scorer_split.tsv without_locked.safetensors train validation test
+    python scripts/weights/train_embedded_scorer.py measure manifest.tsv \
+        scripts/weights/scorer_split.tsv without_locked.safetensors locked
 
 Measuring writes a table. For each length, it has a row for all fragments of the parts, then rows
 for each kind of virus against all cells, and for each kind of cells against all viruses. Training
@@ -73,7 +73,6 @@ from scorer_folds import (
 )
 from scorer_words import WordCounts, Words, count_words
 
-from virnucpro.viral.options import FALSE_POSITIVES
 from virnucpro.core.types import Counts, Values, sigmoid
 from virnucpro.training.evaluation.calibration import fit_error_rates
 from virnucpro.training.evaluation.metrics import Samples
@@ -87,6 +86,7 @@ from virnucpro.training.labelled_data import (
 from virnucpro.viral.features import GC, NO_WORDS
 from virnucpro.viral.networks import ErrorRates, Knot, PieceNets, Scorer, load_scorer, thresholds
 from virnucpro.viral.networks import calibrate as calibrate_log_odds
+from virnucpro.viral.options import FALSE_POSITIVES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Make the network on codons that comes with VirNucPro, embedded/cnn_virnucpro/model.safetensors.
 
-    python making/train_embedded_network.py manifest.tsv making/scorer_split.tsv \
+    python scripts/weights/train_embedded_network.py manifest.tsv scripts/weights/scorer_split.tsv \
         model.safetensors train validation test locked
 
 The manifest is that of ``train_embedded_scorer.py``, with transposable elements. The groups of two

@@ -2,7 +2,8 @@
 
     apt-get download metaphlan2-data && dpkg-deb -x metaphlan2-data_*.deb .
     pip install taxoniq ncbi-refseq-accession-db
-    python making/scorer_genes.py var/lib/metaphlan2-data/markers.fasta genes.fa > genes.tsv
+    python scripts/weights/scorer_genes.py var/lib/metaphlan2-data/markers.fasta genes.fa \
+        > genes.tsv
 
 The genes are markers of MetaPhlAn 2 (Truong et al. 2015, doi:10.1038/nmeth.3589; MIT licence), each
 found in one species alone. Their accessions are looked up in NCBI's taxonomy. A group is a family.

@@ -8,6 +8,7 @@ import numpy as np
 
 from virnucpro.core.native import call
 from virnucpro.core.types import Mask, Values
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import (
     N_CODONS,
     N_FEATURES,
@@ -17,7 +18,6 @@ from virnucpro.viral.features import (
     library_input,
 )
 from virnucpro.viral.windows import Digits, Pieces
-from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 _PIECES_AT_ONCE = 512
 

@@ -1,7 +1,7 @@
 """Measure what ``--embed`` saves and loses: cost against lost calls, on unseen groups.
 
-    python making/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
-    python making/measure_cascade.py manifest.tsv [BASES] [FRAGMENTS]
+    python scripts/weights/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
+    python scripts/weights/measure_cascade.py manifest.tsv [BASES] [FRAGMENTS]
 
 Each group is in one of ten folds. A first reader scores fragments of BASES (500) by their codons
 and other figures. A second reader also uses vectors of the embedded ESM-2. Both are fitted without
@@ -28,16 +28,16 @@ from sampling import Fragments, collect, draw
 from scorer_folds import N_FOLDS, group_folds
 from train_embedded_scorer import SHARES
 
-from virnucpro.viral.options import FALSE_POSITIVES
-from virnucpro.models.base import load_encoder
-from virnucpro.models.lookup import embedded_model, open_model
-from virnucpro.models.registry import EMBEDDED
-from virnucpro.models.packing import use_device
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Counts, FastaRecord, Mask, Values
+from virnucpro.models.base import load_encoder
+from virnucpro.models.lookup import embedded_model, open_model
+from virnucpro.models.packing import use_device
+from virnucpro.models.registry import EMBEDDED
+from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.training.labelled_data import LabelledRecord, read_data_manifest, read_records
 from virnucpro.viral.features import NO_WORDS
-from virnucpro.sequences.translate import Chunk, translate_six_frames
+from virnucpro.viral.options import FALSE_POSITIVES
 
 COLUMNS = ("cells asked for", "cells embedded", "viruses embedded", "viruses called", "lost calls")
 ASKED = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)

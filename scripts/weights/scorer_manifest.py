@@ -1,6 +1,6 @@
 """Turn catalogues of labelled sequences into a manifest for ``train_embedded_scorer.py``.
 
-    python making/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
+    python scripts/weights/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
 
 A catalogue has a row for each sequence (id, file, label, kind, family, genus, cluster, ...) and
 lies in the folder of its FASTA files. A group is never divided between parts of a split. It holds

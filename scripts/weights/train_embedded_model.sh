@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the model that comes with VirNucPro, virnucpro/embedded/: about 1.5 hours on two CPU cores.
 #
-#   making/train_embedded_model.sh CATALOGUE.tsv.gz WORK
+#   scripts/weights/train_embedded_model.sh CATALOGUE.tsv.gz WORK
 #
 # CATALOGUE lists labelled sequences and lies beside their FASTA files (see embedded_manifest.py); which
 # of its groups are for training, validation and test stands in embedded_split.tsv. A run that was stopped
@@ -9,7 +9,7 @@
 #
 # Another encoder by the same commands, on a GPU for example, and with short frames among those that it learns from:
 #
-#   DEVICE=cuda LAYERS=6 DIM=256 HEADS=8 EPOCHS=20 CHUNKS="500 300 150" making/train_embedded_model.sh CATALOGUE.tsv.gz WORK
+#   DEVICE=cuda LAYERS=6 DIM=256 HEADS=8 EPOCHS=20 CHUNKS="500 300 150" scripts/weights/train_embedded_model.sh CATALOGUE.tsv.gz WORK
 set -euo pipefail
 
 catalogue=$1 work=$2

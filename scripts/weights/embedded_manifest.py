@@ -1,6 +1,6 @@
 """Turn the catalogue of labelled sequences into a manifest for ``virnucpro train``.
 
-    python making/embedded_manifest.py CATALOGUE.tsv.gz > manifest.tsv
+    python scripts/weights/embedded_manifest.py CATALOGUE.tsv.gz > manifest.tsv
 
 The catalogue has a row for each sequence (id, file, label, kind, family, genus, cluster, ...) and
 lies in the folder of its FASTA files. The groups are families of viruses (clusters of related

@@ -1,6 +1,6 @@
 """Write a FASTA file for each genus of bacteria and archaea in catalogues of labelled sequences.
 
-    python making/region_hosts.py FOLDER CATALOGUE.tsv.gz ... [--without GENUS ...]
+    python scripts/weights/region_hosts.py FOLDER CATALOGUE.tsv.gz ... [--without GENUS ...]
 
 ``virnucpro train --data FOLDER --regions`` reads each of these files as one host, in addition to
 the chromosomes with known prophages, and learns how hosts with its GC score. A catalogue has a row

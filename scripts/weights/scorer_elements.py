@@ -1,6 +1,6 @@
 """Find transposable elements in the labelled cells, to train and measure a scorer.
 
-    python making/scorer_elements.py manifest.tsv elements.fa > elements.tsv
+    python scripts/weights/scorer_elements.py manifest.tsv elements.fa > elements.tsv
     tail -n +2 elements.tsv >> manifest.tsv
 
 Needs pyhmmer. Long stop-free stretches of eukaryotes, in six frames, are searched with one protein
@@ -26,8 +26,8 @@ from Bio.Seq import Seq
 from pyhmmer.easel import Alphabet, DigitalSequenceBlock, TextSequence
 
 from virnucpro.core.types import reverse_complement
-from virnucpro.training.labelled_data import LabelledRecord, read_data_manifest, read_records
 from virnucpro.sequences.fasta import write_record
+from virnucpro.training.labelled_data import LabelledRecord, read_data_manifest, read_records
 
 HOSTS = ("animals", "fungi", "plants", "protists", "transcripts")
 KINGDOM = "transposable elements"

@@ -1,6 +1,6 @@
 """Write the sketch of the scorer's training data, virnucpro/embedded/trained.safetensors.
 
-    python making/scorer_sketch.py manifest.tsv genes.tsv trained.safetensors
+    python scripts/weights/scorer_sketch.py manifest.tsv genes.tsv trained.safetensors
 
 The manifests are those of ``train_embedded_scorer.py``. The package's scorer must have the digest
 of each of their records.
@@ -15,9 +15,9 @@ from pathlib import Path
 from safetensors.numpy import save_file
 
 from virnucpro.core.errors import InputError
+from virnucpro.sequences.kmers import Sketch
 from virnucpro.training.labelled_data import read_data_manifest, read_records
 from virnucpro.viral.networks import Scorer
-from virnucpro.sequences.kmers import Sketch
 
 
 def main(manifest: Path, genes: Path, out: Path) -> None:

@@ -1,6 +1,6 @@
 """Make the words and the net that name viruses, virnucpro/embedded/kin.safetensors; measure them.
 
-    python making/train_kin.py kin.safetensors CATALOGUE.tsv.gz ... > kin.tsv
+    python scripts/weights/train_kin.py kin.safetensors CATALOGUE.tsv.gz ... > kin.tsv
 
 Catalogues are those of ``scorer_manifest.py``. The shipped file has the words of all genera. It is
 measured with tables without some genera. Three tenths of the genera measure how certain a name is.
@@ -32,6 +32,7 @@ from safetensors.numpy import save_file
 from scorer_manifest import NAMELESS, Groups, Row, kingdom_of, names_of, read_rows
 
 from virnucpro.core.types import Counts, Mask, Values
+from virnucpro.sequences.fasta import read_fasta
 from virnucpro.viral.features import FARTHEST, NO_WORDS
 from virnucpro.viral.taxonomy import (
     FORMAT,
@@ -45,7 +46,6 @@ from virnucpro.viral.taxonomy import (
     named_owners,
 )
 from virnucpro.viral.windows import Digits, Pieces, encode, opposite_strand
-from virnucpro.sequences.fasta import read_fasta
 
 CALIBRATING, NOT_IN_TABLE = range(2, 5), range(5)  # tenths of the genera, for certainties
 BUCKET_BITS, REST_BITS = 20, 16  # of a hash: the bucket, and the bits that the table stores

@@ -1,6 +1,6 @@
 """Find the proteins of labelled sequences, for ``train_protein_scorer.py``. Needs pyrodigal.
 
-    python making/scorer_proteins.py manifest.tsv > proteins.tsv
+    python scripts/weights/scorer_proteins.py manifest.tsv > proteins.tsv
 
 ``scorer_manifest.py`` writes the manifest. Genes of prokaryotes, their viruses and eukaryotic dsDNA
 viruses are predicted. In other sequences, an open frame counts as a protein if it is long for its
@@ -23,8 +23,8 @@ from pathlib import Path
 import pyrodigal
 
 from virnucpro.core.types import reverse_complement
-from virnucpro.training.labelled_data import Labelled, read_data_manifest, read_records
 from virnucpro.sequences.translate import STANDARD
+from virnucpro.training.labelled_data import Labelled, read_data_manifest, read_records
 
 PREDICTED = (
     *("phages", "archaeal viruses", "dsDNA viruses of eukaryotes"),

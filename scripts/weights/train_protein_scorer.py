@@ -1,8 +1,8 @@
 """Add nets for proteins to the scorer, and measure them.
 
-    python making/scorer_proteins.py manifest.tsv > proteins.tsv
-    python making/train_protein_scorer.py manifest.tsv proteins.tsv making/scorer_split.tsv \
-        virnucpro/embedded/scorer.safetensors > figures.tsv
+    python scripts/weights/scorer_proteins.py manifest.tsv > proteins.tsv
+    python scripts/weights/train_protein_scorer.py manifest.tsv proteins.tsv \
+        scripts/weights/scorer_split.tsv virnucpro/embedded/scorer.safetensors > figures.tsv
 
 Run it after ``train_embedded_scorer.py``, with the manifest of the scorer's training. It adds the
 nets for proteins to the scorer's file, or replaces older ones. All else in the file stays the same.
@@ -34,11 +34,10 @@ from scorer_folds import N_FOLDS, fit_knot, group_folds
 from scorer_words import WordCounts, count_words
 from train_embedded_scorer import KIND_OF, KINDS, N_VIRAL, SHARES
 
-from virnucpro.viral.options import FALSE_POSITIVES
 from virnucpro.core.types import Counts, Mask, Values, sigmoid
 from virnucpro.training.evaluation.calibration import fit_error_rates
-from virnucpro.training.frame_dataset import BASES_POWER
 from virnucpro.training.evaluation.metrics import Samples
+from virnucpro.training.frame_dataset import BASES_POWER
 from virnucpro.training.labelled_data import read_data_manifest, read_records
 from virnucpro.viral.features import NO_RESIDUE, Residues
 from virnucpro.viral.networks import (
@@ -50,6 +49,7 @@ from virnucpro.viral.networks import (
     load_scorer,
     thresholds,
 )
+from virnucpro.viral.options import FALSE_POSITIVES
 from virnucpro.viral.proteins import (
     N_COMPOSITION,
     N_FEATURES,

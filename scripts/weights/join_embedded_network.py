@@ -1,7 +1,8 @@
 """Join the network on codons with the scorer: write its head, head.safetensors.
 
-    python making/join_embedded_network.py manifest.tsv genes.tsv making/scorer_split.tsv \
-        virnucpro/embedded/cnn_virnucpro train validation test locked
+    python scripts/weights/join_embedded_network.py manifest.tsv genes.tsv \
+        scripts/weights/scorer_split.tsv virnucpro/embedded/cnn_virnucpro \
+        train validation test locked
 
 The network was trained without the groups of two of the ten folds. Here the nets of the scorer are
 fitted without the same groups, and both score fragments of these. Their log-odds are added, with a
@@ -31,6 +32,15 @@ from train_embedded_scorer import (
     records_of_fragments,
 )
 
+from virnucpro.core.atomic_io import HEAD_FILE
+from virnucpro.core.types import Counts, FastaRecord, Mask, Values
+from virnucpro.models.base import Model
+from virnucpro.models.codon_cnn import inspect_file, load_network
+from virnucpro.models.registry import NETWORK
+from virnucpro.sequences.translate import Chunk
+from virnucpro.training.evaluation.calibration import ScoredFragments, fit_logistic
+from virnucpro.training.evaluation.metrics import Samples, auroc_gain
+from virnucpro.training.labelled_data import LabelledRecord, group_digest
 from virnucpro.viral.head import (
     EncoderFacts,
     Head,
@@ -40,18 +50,9 @@ from virnucpro.viral.head import (
     Network,
     join_log_odds,
 )
-from virnucpro.viral.options import FALSE_POSITIVES
-from virnucpro.models.base import Model
-from virnucpro.models.codon_cnn import inspect_file, load_network
-from virnucpro.models.registry import NETWORK
-from virnucpro.core.atomic_io import HEAD_FILE
-from virnucpro.core.types import Counts, FastaRecord, Mask, Values
-from virnucpro.training.evaluation.calibration import ScoredFragments, fit_logistic
-from virnucpro.training.evaluation.metrics import Samples, auroc_gain
-from virnucpro.training.labelled_data import LabelledRecord, group_digest
 from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
 from virnucpro.viral.networks import calibrate as calibrate_log_odds
-from virnucpro.sequences.translate import Chunk
+from virnucpro.viral.options import FALSE_POSITIVES
 
 CHUNK_SIZE = 1000
 N_FRAGMENTS = {  # of each label
