@@ -1,5 +1,8 @@
-# make example   set up, then ESM-2 vectors of contigs by two workers, and calls of the viral ones
+# make example   set up, then find viruses in example contigs and embed them with two workers
 # make test      the gate: format, lint, types, tests (set-up included)
+# make lint      format, lint and import contracts alone
+# make docs      the documentation as a site, in site/html
+# make release   build and check the archives of a release, in dist/
 #
 # TORCH=cpu      PyTorch without CUDA, from PyTorch's own index; TORCH=default: that of the package index.
 #                Left out: cpu on Linux where there is no NVIDIA GPU, else default.
@@ -15,7 +18,7 @@ TORCH ?= $(if $(filter Linux,$(shell uname -s)),$(if $(NVIDIA),default,cpu),defa
 # Tests wait for processes that they start: one tester more than there are cores, four at most.
 TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
 
-.PHONY: example test types tests clean
+.PHONY: example test lint types tests docs release clean
 
 # What this first run imports is compiled and kept, so that later ones start in half the time, even
 # where Python is told to write no bytecode.
@@ -25,10 +28,14 @@ example: $(VENV)/installed
 	@cut -f 1,5,6 example-results/predictions.tsv
 
 # Types are checked by one process, while the first tests run.
-test: $(VENV)/installed-dev
+test: lint
+	@$(MAKE) --no-print-directory --jobs 2 types tests
+
+lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	@$(MAKE) --no-print-directory --jobs 2 types tests
+	$(BIN)/codespell
+	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
@@ -41,6 +48,12 @@ tests: $(VENV)/compiled
 $(VENV)/compiled: $(VENV)/installed-dev
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq > /dev/null || true
 	touch $@
+
+docs: $(VENV)/installed-dev
+	$(BIN)/python docs/make_site.py
+
+release:
+	PYTHON=$(PYTHON) packaging/release.sh
 
 # pip would compile all that it installs, of which little is ever imported.
 PIP_INSTALL = $(BIN)/pip install --quiet --no-compile -c constraints.txt

@@ -21,7 +21,7 @@ version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' virnucpro/_version.py)
 grep -q "^version: $version\$" CITATION.cff
 grep -q "set version = \"$version\"" packaging/conda/meta.yaml
 grep -q ">$version</token>" packaging/galaxy/virnucpro_predict.xml
-grep -q "^## $version" CHANGELOG.md
+grep -qF "## [$version]" CHANGELOG.md
 test -z "$(git status --porcelain)" || { echo "the checkout has changes: commit them first" >&2; exit 1; }
 echo "$version"
 

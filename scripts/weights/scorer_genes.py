@@ -11,7 +11,7 @@ Families of which the labelled sequences have a genus are left out, so that thes
 folds that do not have them.
 
 Genes of bacteria and of viruses are left out too: with both, networks told phages from prokaryotes
-less well. LOG.md has what they bring.
+less well. docs/experiments/2026-11.md has what they bring.
 """
 
 from __future__ import annotations
