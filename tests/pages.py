@@ -11,9 +11,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from virnucpro.core.types import Call, Calls
 from virnucpro.results.outputs import RECORD_TABLE
 from virnucpro.results.tsv import record_rows
+from virnucpro.viral.types import Call, Calls
 
 EVIL = "<img/src=x/onerror=document.title='bad'>"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"

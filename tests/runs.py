@@ -25,16 +25,7 @@ from typer.testing import CliRunner
 from virnucpro.cli.main import app
 from virnucpro.core.events import OnEvent
 from virnucpro.core.recipe import Recipe
-from virnucpro.core.types import (
-    Call,
-    CalledRecords,
-    Calls,
-    FastaRecord,
-    FrameScores,
-    Records,
-    Region,
-    Track,
-)
+from virnucpro.core.types import FastaRecord, Records
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.sequences.fasta import read_fasta
@@ -42,6 +33,14 @@ from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.store.feature_store import open_stores
 from virnucpro.viral.classifier import Caller, caller_of
 from virnucpro.viral.head import Head
+from virnucpro.viral.types import (
+    Call,
+    CalledRecords,
+    Calls,
+    FrameScores,
+    Region,
+    Track,
+)
 from virnucpro.workflows.options import PredictOptions
 from virnucpro.workflows.pipeline import execute, run
 from virnucpro.workflows.run_config import RunConfig

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_head import FACTS
 
-from virnucpro.core.types import Call, Calls, FastaRecord, FrameScores, Orf, Prediction
+from virnucpro.core.types import FastaRecord, Orf
 from virnucpro.results.outputs import (
     CHUNK_TABLE,
     FRAME_TABLE,
@@ -35,6 +35,7 @@ from virnucpro.results.tsv import (
 from virnucpro.sequences.fasta import write_record
 from virnucpro.viral.classifier import call_record
 from virnucpro.viral.head import HeadFacts, probabilities, probability
+from virnucpro.viral.types import Call, Calls, FrameScores, Prediction
 
 GOLDEN = Path(__file__).parent / "golden" / "consensus"
 

@@ -18,7 +18,7 @@ from train_kin import kin_words, kinship_tensors
 import virnucpro
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.helper_pool import Pool
-from virnucpro.core.types import Call, FastaRecord, Identity, Region
+from virnucpro.core.types import FastaRecord
 from virnucpro.results.outputs import LENGTH_CLASSES, VIRUS_TABLE, find_viruses
 from virnucpro.results.report.aggregates import count_kinds, find_records
 from virnucpro.sequences.fasta import read_fasta
@@ -36,6 +36,7 @@ from virnucpro.viral.taxonomy import (
     load_kinship,
     own_kinship,
 )
+from virnucpro.viral.types import Call, Identity, Region
 from virnucpro.viral.windows import Pieces, encode
 
 LAYER = "weight", "bias"

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from virnucpro.core.atomic_io import LEARNED_FILE, sha256
 from virnucpro.core.errors import UnavailableError, UsageError
-from virnucpro.core.types import DECIMALS, sigmoid
+from virnucpro.core.numeric import DECIMALS, sigmoid
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.base import load_encoder
 from virnucpro.models.lookup import open_model

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from virnucpro.cli.main import app
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UnavailableError
 from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import Call, CalledRecords, FastaRecord, Region, reverse_complement
+from virnucpro.core.types import FastaRecord, reverse_complement
 from virnucpro.results.outputs import (
     REGION_SINKS,
     REGION_TABLE,
@@ -51,6 +51,7 @@ from virnucpro.viral.provirus import (
 )
 from virnucpro.viral.provirus_features import Hosts, Items, Levels, ReadGenes
 from virnucpro.viral.scoring import score_proteins, score_windows
+from virnucpro.viral.types import Call, CalledRecords, Region
 from virnucpro.workflows.find_proviruses import find_regions
 from virnucpro.workflows.options import RegionsOptions
 from virnucpro.workflows.summary import Summary

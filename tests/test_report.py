@@ -27,7 +27,7 @@ from virnucpro.core.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.core.types import Call, Shard
+from virnucpro.core.types import Shard
 from virnucpro.engine.device_timeline import Start
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.results.report.html import MOST_BYTES
@@ -36,6 +36,7 @@ from virnucpro.results.tsv import spans_of
 from virnucpro.store.run_dir import RunDir
 from virnucpro.training.evaluation.metrics import MEASURES
 from virnucpro.training.reports import write_evaluation_page, write_training_page
+from virnucpro.viral.types import Call
 from virnucpro.workflows import pipeline
 from virnucpro.workflows.options import PredictOptions
 

@@ -18,9 +18,10 @@ import pytest
 from pages import EVIL, call, write_table
 
 from virnucpro.core.events import BatchDone, Memory, WorkerReady
-from virnucpro.core.types import Call, Shard
+from virnucpro.core.types import Shard
 from virnucpro.engine.device_timeline import Start
 from virnucpro.results.report.run_report import report_folder
+from virnucpro.viral.types import Call
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")
 CHROMIUM = shutil.which("chromium")

@@ -17,7 +17,7 @@ from scorer_words import word_table, words_in
 from train_protein_scorer import n_numbers, occurrences
 
 from virnucpro.core.recipe import Recipe
-from virnucpro.core.types import CalledRecords, FastaRecord, Records
+from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.viral.calling import call_scored, score_records
 from virnucpro.viral.features import (
@@ -46,6 +46,7 @@ from virnucpro.viral.proteins import (
     spelling,
 )
 from virnucpro.viral.scoring import score_proteins
+from virnucpro.viral.types import CalledRecords
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "proteins.faa"
 LETTERS = AMINO_ACIDS + AMINO_ACIDS.lower() + "BZJXUO*"

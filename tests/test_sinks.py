@@ -16,7 +16,7 @@ from test_scorer_run import predict, write
 import virnucpro
 from virnucpro.core.errors import OutputError
 from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import Call, FastaRecord, Region
+from virnucpro.core.types import FastaRecord
 from virnucpro.results.outputs import (
     REGION_SINKS,
     REGION_TABLE,
@@ -32,6 +32,7 @@ from virnucpro.results.tsv import rows_of, texts, whole
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile, hashed
 from virnucpro.store.run_dir import RunDir
+from virnucpro.viral.types import Call, Region
 
 
 def length_rows(results):

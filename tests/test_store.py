@@ -30,9 +30,10 @@ from runs import no_file_longer_than, wait_until
 from virnucpro._version import __version__
 from virnucpro.core.atomic_io import atomic, disk_error
 from virnucpro.core.errors import FeatureFileError, OutputError, StorageError
+from virnucpro.core.numeric import Mask
 from virnucpro.core.recipe import EncoderSpec, Store
 from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import Embeddings, Failure, Mask
+from virnucpro.core.types import Embeddings, Failure
 from virnucpro.store.feature_export import save_npz, save_parquet, save_pt
 from virnucpro.store.feature_file import read_embeddings, read_label, write_embeddings
 from virnucpro.store.feature_index import IndexPart

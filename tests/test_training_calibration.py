@@ -11,7 +11,7 @@ import pytest
 from labelled import head_facts
 from numpy.typing import NDArray
 
-from virnucpro.core.types import Values, sigmoid
+from virnucpro.core.numeric import Values, sigmoid
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.training.evaluation.calibration import (
     FALSE_POSITIVES,

@@ -11,7 +11,7 @@ from conftest import Tiny, random_dna
 from labelled import head_facts
 from numpy.typing import NDArray
 
-from virnucpro.core.types import DECIMALS, sigmoid
+from virnucpro.core.numeric import DECIMALS, sigmoid
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 from virnucpro.training.evaluation.calibration import Calibration

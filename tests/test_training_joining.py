@@ -12,7 +12,8 @@ from labelled import options, relabelled, train_here
 from runs import rows
 from sklearn.metrics import roc_auc_score
 
-from virnucpro.core.types import FastaRecord, Mask, Values
+from virnucpro.core.numeric import Mask, Values
+from virnucpro.core.types import FastaRecord
 from virnucpro.sequences.translate import STANDARD, Chunk
 from virnucpro.training.evaluation.calibration import (
     N_FOLDS,

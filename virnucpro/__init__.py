@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     )
     from virnucpro.core.errors import VirnucproError
     from virnucpro.core.events import Progress
-    from virnucpro.core.types import Call, Identity, Region
+    from virnucpro.viral.types import Call, Identity, Region
 
 _HOMES = {  # public name -> module, for names defined outside ``virnucpro.api``
-    "Call": "virnucpro.core.types",
-    "Identity": "virnucpro.core.types",
+    "Call": "virnucpro.viral.types",
+    "Identity": "virnucpro.viral.types",
     "Progress": "virnucpro.core.events",
-    "Region": "virnucpro.core.types",
+    "Region": "virnucpro.viral.types",
     "VirnucproError": "virnucpro.core.errors",
 }
 __all__ = [

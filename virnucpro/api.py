@@ -59,7 +59,6 @@ from virnucpro.core.events import (
 from virnucpro.core.logging import logging_to, printable
 from virnucpro.core.option_schema import make, options_of
 from virnucpro.core.recipe import Command, Pooling
-from virnucpro.core.types import Call
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE, VIRUS_TABLE
@@ -69,6 +68,7 @@ from virnucpro.store.feature_index import read_shown
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import RunDir
+from virnucpro.viral.types import Call
 from virnucpro.workflows import pipeline
 from virnucpro.workflows.options import ExtractOptions, PredictOptions, RunOptions
 

@@ -33,7 +33,8 @@ from train_embedded_scorer import (
 )
 
 from virnucpro.core.atomic_io import HEAD_FILE
-from virnucpro.core.types import Counts, FastaRecord, Mask, Values
+from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.types import FastaRecord
 from virnucpro.models.base import Model
 from virnucpro.models.codon_cnn import inspect_file, load_network
 from virnucpro.models.registry import NETWORK

@@ -28,8 +28,9 @@ from sampling import Fragments, collect, draw
 from scorer_folds import N_FOLDS, group_folds
 from train_embedded_scorer import SHARES
 
+from virnucpro.core.numeric import Counts, Mask, Values
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.core.types import Counts, FastaRecord, Mask, Values
+from virnucpro.core.types import FastaRecord
 from virnucpro.models.base import load_encoder
 from virnucpro.models.lookup import embedded_model, open_model
 from virnucpro.models.packing import use_device

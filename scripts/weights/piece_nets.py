@@ -16,7 +16,7 @@ import torch
 from rounding import Fitted, FittedLayer, rounded
 from torch import Tensor, nn
 
-from virnucpro.core.types import Counts, Values
+from virnucpro.core.numeric import Counts, Values
 from virnucpro.viral.features import (
     FARTHEST,
     FIGURES,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from virnucpro.core.native import call
-from virnucpro.core.types import Mask, Values
+from virnucpro.core.numeric import Mask, Values
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import (
     N_CODONS,

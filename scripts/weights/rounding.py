@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from virnucpro.core.types import Values
+from virnucpro.core.numeric import Values
 from virnucpro.viral.features import FARTHEST, RATIOS
 from virnucpro.viral.networks import Layer, Nets, Stack, Weights
 

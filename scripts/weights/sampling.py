@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from virnucpro.core.types import Counts, Mask, Values
+from virnucpro.core.numeric import Counts, Mask, Values
 from virnucpro.training.frame_dataset import BASES_POWER, GC_EDGES, HEAVIEST
 from virnucpro.training.labelled_data import Labelled, LabelledRecord
 from virnucpro.viral.windows import Digits, encode, opposite_strand

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from sampling import Collection, Fragments
 
-from virnucpro.core.types import Counts, Mask, Values
+from virnucpro.core.numeric import Counts, Mask, Values
 from virnucpro.training.evaluation.calibration import fit_logistic
 from virnucpro.training.labelled_data import LabelledRecord
 from virnucpro.viral.networks import ErrorRates, Knot, PieceNets

@@ -17,7 +17,7 @@ from reading import fragment_features
 from sampling import Collection, Fragments
 
 from virnucpro.core.native import call
-from virnucpro.core.types import Counts, Mask
+from virnucpro.core.numeric import Counts, Mask
 from virnucpro.viral.features import (
     BUCKET_BITS,
     CELLULAR,

@@ -73,7 +73,7 @@ from scorer_folds import (
 )
 from scorer_words import WordCounts, Words, count_words
 
-from virnucpro.core.types import Counts, Values, sigmoid
+from virnucpro.core.numeric import Counts, Values, sigmoid
 from virnucpro.training.evaluation.calibration import fit_error_rates
 from virnucpro.training.evaluation.metrics import Samples
 from virnucpro.training.labelled_data import (

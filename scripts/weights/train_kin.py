@@ -31,7 +31,7 @@ from reading import fragment_features
 from safetensors.numpy import save_file
 from scorer_manifest import NAMELESS, Groups, Row, kingdom_of, names_of, read_rows
 
-from virnucpro.core.types import Counts, Mask, Values
+from virnucpro.core.numeric import Counts, Mask, Values
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.viral.features import FARTHEST, NO_WORDS
 from virnucpro.viral.taxonomy import (

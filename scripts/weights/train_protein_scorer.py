@@ -34,7 +34,7 @@ from scorer_folds import N_FOLDS, fit_knot, group_folds
 from scorer_words import WordCounts, count_words
 from train_embedded_scorer import KIND_OF, KINDS, N_VIRAL, SHARES
 
-from virnucpro.core.types import Counts, Mask, Values, sigmoid
+from virnucpro.core.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.training.evaluation.calibration import fit_error_rates
 from virnucpro.training.evaluation.metrics import Samples
 from virnucpro.training.frame_dataset import BASES_POWER

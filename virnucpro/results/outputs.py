@@ -28,14 +28,7 @@ from virnucpro.core.errors import InputError
 from virnucpro.core.logging import counted, escaped, printable
 from virnucpro.core.recipe import STATUSES, Command, Status
 from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import (
-    FRAMES_FAILED,
-    Call,
-    CalledRecords,
-    Identity,
-    Region,
-    Viruses,
-)
+from virnucpro.core.types import FRAMES_FAILED
 from virnucpro.results.tsv import (
     EMPTY,
     SortedLines,
@@ -56,6 +49,7 @@ from virnucpro.results.tsv import (
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.viral.taxonomy import own_kinship
+from virnucpro.viral.types import Call, CalledRecords, Identity, Region, Viruses
 
 LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # starts of the length classes, in bases or residues
 _SYNCED_AT_ONCE = 4  # samples; a disk does a few syncs as fast as one

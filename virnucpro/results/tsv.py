@@ -19,8 +19,9 @@ from virnucpro.core.atomic_io import writing
 from virnucpro.core.errors import InputError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
+from virnucpro.core.numeric import DECIMALS, Counts, Mask, Values
 from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import DECIMALS, Calls, Counts, FrameScores, Mask, Values
+from virnucpro.viral.types import Calls, FrameScores
 
 _BYTES_AT_ONCE = 2**22  # bytes of a table read at once
 _Rows: TypeAlias = Counts | list[int] | slice

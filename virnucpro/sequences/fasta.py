@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from virnucpro.core.atomic_io import OnBlock, open_binary, zstd
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.logging import counted, printable
+from virnucpro.core.numeric import Counts, Mask
 from virnucpro.core.recipe import InputType
-from virnucpro.core.types import Counts, FastaRecord, Mask, Records
+from virnucpro.core.types import FastaRecord, Records
 
 SUFFIXES_OF_READS = (".fastq", ".fq")
 SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa", *SUFFIXES_OF_READS)

@@ -33,9 +33,10 @@ from virnucpro._version import __version__
 from virnucpro.core.atomic_io import disk_error, parse_json, sha256
 from virnucpro.core.errors import FeatureFileError, StorageError
 from virnucpro.core.logging import printable
+from virnucpro.core.numeric import from_bfloat16
 from virnucpro.core.recipe import EncoderSpec, Store
 from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import Embeddings, Failure, from_bfloat16
+from virnucpro.core.types import Embeddings, Failure
 
 if TYPE_CHECKING:
     import h5py

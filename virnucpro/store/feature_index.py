@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import printable
+from virnucpro.core.numeric import runs_of
 from virnucpro.core.recipe import FeatureFormat
 from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import Embeddings, Shard, check_counts, runs_of
+from virnucpro.core.types import Embeddings, Shard, check_counts
 from virnucpro.store.feature_export import export, split_rows
 from virnucpro.store.feature_file import (
     Attributes,

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from virnucpro._version import __version__
 from virnucpro.core.atomic_io import LEARNED_FILE
 from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.numeric import Values
 from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import Values
 from virnucpro.models.base import Model
 from virnucpro.models.esm2.loading import save_esm2
 from virnucpro.models.esm2.model import ESM2

@@ -33,9 +33,10 @@ from numpy.typing import NDArray
 from virnucpro.core.atomic_io import as_text, read_json, writing
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import printable
+from virnucpro.core.numeric import from_bfloat16
 from virnucpro.core.recipe import Store
 from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import FastaRecord, Orf, from_bfloat16
+from virnucpro.core.types import FastaRecord, Orf
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 from virnucpro.sequences.translate import STANDARD, Chunk, GeneticCode, translate_six_frames

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from virnucpro.core.errors import VirnucproError
-from virnucpro.core.types import sigmoid
+from virnucpro.core.numeric import sigmoid
 from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.esm2.model import ESM2, MaskedBatch
 from virnucpro.models.frame_networks import Reader

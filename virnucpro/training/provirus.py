@@ -28,9 +28,10 @@ from virnucpro.core.atomic_io import REGIONS_FILE
 from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.numeric import Mask, Values
 from virnucpro.core.option_schema import carry
 from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import FastaRecord, Mask, Values
+from virnucpro.core.types import FastaRecord
 from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile

@@ -32,8 +32,8 @@ from virnucpro.core.atomic_io import writing
 from virnucpro.core.errors import FeatureFileError, InputError, UsageError, VirnucproError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.numeric import Values
 from virnucpro.core.option_schema import carry
-from virnucpro.core.types import Values
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.models.devices import Choice, as_size

@@ -12,23 +12,15 @@ from statistics import fmean
 
 import numpy as np
 
+from virnucpro.core.numeric import Counts, Mask, Values
 from virnucpro.core.recipe import Recipe, Status
-from virnucpro.core.types import (
-    CalledRecords,
-    Calls,
-    Counts,
-    Found,
-    FrameScores,
-    Mask,
-    Prediction,
-    Records,
-    Values,
-)
+from virnucpro.core.types import Records
 from virnucpro.sequences.translate import GeneticCode, screen_all
 from virnucpro.viral.head import HeadFacts, chunk_scores, join_log_odds, probabilities
 from virnucpro.viral.networks import ErrorRates, Scorer, false_discovery_rates, thresholds
 from virnucpro.viral.options import FALSE_POSITIVES, CutOptions
 from virnucpro.viral.scoring import PieceScores, score_block, score_proteins
+from virnucpro.viral.types import CalledRecords, Calls, Found, FrameScores, Prediction
 from virnucpro.viral.windows import find_open_codes
 
 

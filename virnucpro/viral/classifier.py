@@ -27,15 +27,7 @@ from virnucpro.core.events import SCORING, STAGES
 from virnucpro.core.logging import counted
 from virnucpro.core.option_schema import refuse
 from virnucpro.core.recipe import Embed, InputType, Reads, Recipe, Status
-from virnucpro.core.types import (
-    Call,
-    CalledRecords,
-    Calls,
-    FastaRecord,
-    FrameScores,
-    Prediction,
-    Records,
-)
+from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode, screen_all
 from virnucpro.viral.calling import ScoredRecords, call_scored, join_calls, score_records
@@ -43,6 +35,7 @@ from virnucpro.viral.head import Head, HeadFacts, Join, chunk_scores, failure_no
 from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
 from virnucpro.viral.options import FALSE_POSITIVES, CallsBy, CutOptions
 from virnucpro.viral.taxonomy import own_kinship
+from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores, Prediction
 
 # false positive rates, at each length, of the lowest score that is embedded ...
 NEARLY_VIRAL = 0.2

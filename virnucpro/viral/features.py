@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.native import call
-from virnucpro.core.types import Values
+from virnucpro.core.numeric import Values
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.windows import N_CODES, Digits, Pieces, code_of, is_stop
 

@@ -30,20 +30,14 @@ from safetensors.numpy import save
 from virnucpro.core.atomic_io import sha256
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
+from virnucpro.core.numeric import DECIMALS, Counts, Values, sigmoid
 from virnucpro.core.recipe import Pooling
 from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import (
-    DECIMALS,
-    FRAMES_FAILED,
-    Counts,
-    Prediction,
-    Values,
-    check_counts,
-    sigmoid,
-)
+from virnucpro.core.types import FRAMES_FAILED, check_counts
 from virnucpro.models.base import Model, read_tensors
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 from virnucpro.viral.networks import ErrorRates, at_lengths
+from virnucpro.viral.types import Prediction
 
 _NEAR = 1e-6  # in units of the last decimal: thousands of times the spacing of doubles near 1
 _SURE = 10.0**-DECIMALS  # log-odds are computed from scores clipped to [_SURE, 1 - _SURE]

@@ -25,7 +25,8 @@ from virnucpro.core.atomic_io import EMBEDDED_FOLDER, read_json
 from virnucpro.core.errors import InputMissingError, UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
-from virnucpro.core.types import Counts, Mask, Values, check_counts, sigmoid
+from virnucpro.core.numeric import Counts, Mask, Values, sigmoid
+from virnucpro.core.types import check_counts
 from virnucpro.viral.provirus_features import N_SHAPE, Hosts, Items, Levels
 
 OWN_REGION_MODEL = EMBEDDED_FOLDER / "regions.json"

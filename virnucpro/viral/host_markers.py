@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from virnucpro.core.native import call
-from virnucpro.core.types import Counts, Values, reverse_complement
+from virnucpro.core.numeric import Counts, Values
+from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import GENE_LIKE
 from virnucpro.viral.networks import Scorer

@@ -30,8 +30,8 @@ from virnucpro.core.atomic_io import EMBEDDED_FOLDER, open_plain, parse_json
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
+from virnucpro.core.numeric import Counts, Mask, Values
 from virnucpro.core.recipe import InputType
-from virnucpro.core.types import Counts, Mask, Values
 from virnucpro.viral.features import NO_WORDS, RATIOS, SHARES, Features, WordTable
 from virnucpro.viral.proteins import PATTERNS, SHORTEST, Proteins, Ratios, protein_features
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.native import call
-from virnucpro.core.types import Counts
+from virnucpro.core.numeric import Counts
 from virnucpro.viral.features import AMINO_ACIDS, N_WORD_FIGURES, NO_RESIDUE, Residues, WordTable
 
 SHORTEST = 50  # residues of the shortest protein that is scored

@@ -24,23 +24,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from virnucpro.core.logging import counted
-from virnucpro.core.types import (
-    CalledRecords,
-    Counts,
-    FastaRecord,
-    Found,
-    Mask,
-    Region,
-    Track,
-    Values,
-    runs_of,
-)
+from virnucpro.core.numeric import Counts, Mask, Values, runs_of
+from virnucpro.core.types import FastaRecord
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, unusable, viral_path
 from virnucpro.viral.host_markers import Repeat, genes_of, host_genes, open_edges, trna_ends
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.provirus_features import Genes, Items, ReadGenes, median
 from virnucpro.viral.taxonomy import own_kinship
+from virnucpro.viral.types import CalledRecords, Found, Region, Track
 
 SHORTEST_RECORD = 10_000  # bases; shorter records are not searched
 # repeats between an end of a region and its inside split it if fewer than this many are expected

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from virnucpro.core.native import call
-from virnucpro.core.types import Counts, Mask, Values, runs_of
+from virnucpro.core.numeric import Counts, Mask, Values, runs_of
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_windows

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from virnucpro.core.native import call
-from virnucpro.core.types import Counts, Mask, Values
+from virnucpro.core.numeric import Counts, Mask, Values
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import (
     FIGURES,

@@ -34,7 +34,7 @@ from virnucpro.core.atomic_io import EMBEDDED_FOLDER
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
-from virnucpro.core.types import Counts, Identity, Values
+from virnucpro.core.numeric import Counts, Values
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import (
     FARTHEST,
@@ -45,6 +45,7 @@ from virnucpro.viral.features import (
     library_input,
 )
 from virnucpro.viral.networks import mapped
+from virnucpro.viral.types import Identity
 from virnucpro.viral.windows import Pieces, cut
 
 FORMAT = 2

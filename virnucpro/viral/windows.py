@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.native import call
-from virnucpro.core.types import Counts, reverse_complement
+from virnucpro.core.numeric import Counts
+from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 UNKNOWN = 4

@@ -16,14 +16,7 @@ from virnucpro.core.errors import InputError, UsageError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.helper_pool import Pool
 from virnucpro.core.logging import LOGGER, announce, printable
-from virnucpro.core.types import (
-    Call,
-    CalledRecords,
-    Calls,
-    FastaRecord,
-    FrameScores,
-    Records,
-)
+from virnucpro.core.types import FastaRecord, Records
 from virnucpro.results.outputs import (
     RECORD_TABLE,
     REGION_SINKS,
@@ -38,6 +31,7 @@ from virnucpro.store.checksums import Outputs
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.provirus import RegionFinder
+from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores
 from virnucpro.workflows.options import PredictOptions, RegionsOptions, facts_of, options_of_tables
 from virnucpro.workflows.run_config import find_region_model
 from virnucpro.workflows.write_tables import place_of

@@ -23,10 +23,11 @@ from safetensors.numpy import load, save
 from virnucpro.core.atomic_io import parse_json, zstd
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import Records, Region, Track, shard_name
+from virnucpro.core.types import Records, shard_name
 from virnucpro.store.feature_file import Label, read_label, read_sealed, write_sealed
 from virnucpro.viral.calling import ScoredRecords
 from virnucpro.viral.scoring import PieceScores
+from virnucpro.viral.types import Region, Track
 
 SUFFIX = ".scores"
 _LEVEL = 1  # of zstd: half of the content are numbers that hardly compress

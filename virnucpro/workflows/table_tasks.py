@@ -19,15 +19,7 @@ from numpy.typing import NDArray
 
 from virnucpro.core.errors import InputError
 from virnucpro.core.recipe import FeatureFormat, Recipe
-from virnucpro.core.types import (
-    PROTEIN,
-    CalledRecords,
-    FastaRecord,
-    Orf,
-    Prediction,
-    Records,
-    Shard,
-)
+from virnucpro.core.types import PROTEIN, FastaRecord, Orf, Records, Shard
 from virnucpro.results.outputs import SINKS, Portion
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed
 from virnucpro.sequences.translate import GeneticCode
@@ -39,6 +31,7 @@ from virnucpro.viral.calling import ScoredRecords, other_codes
 from virnucpro.viral.classifier import Caller, ScorerAlone
 from virnucpro.viral.head import Head
 from virnucpro.viral.provirus import SHORTEST_RECORD, RegionFinder
+from virnucpro.viral.types import CalledRecords, Prediction
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.table_cache import SliceRows
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.helper_pool import Helpers
+from virnucpro.core.numeric import Counts, Mask, Values
 from virnucpro.core.recipe import STATUSES
-from virnucpro.core.types import Counts, Mask, Values
 from virnucpro.results.outputs import LENGTH_CLASSES
 from virnucpro.results.report.run_json import Key
 from virnucpro.results.tsv import TableBlock, TableSpan, reading, spans_of

@@ -20,9 +20,10 @@ import numpy as np
 from virnucpro.core.atomic_io import open_plain, read_facts
 from virnucpro.core.errors import InputMissingError
 from virnucpro.core.logging import escaped, printable
-from virnucpro.core.types import Region, Values
+from virnucpro.core.numeric import Values
 from virnucpro.results.outputs import REGION_TABLE, TRACKS
 from virnucpro.results.tsv import TableBlock, reading, spans_of
+from virnucpro.viral.types import Region
 
 _MOST_OF_LOG = 1 << 20  # bytes, from its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")

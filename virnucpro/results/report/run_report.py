@@ -19,8 +19,8 @@ import numpy as np
 from virnucpro.core.events import SCORING, STAGES, STARTING
 from virnucpro.core.helper_pool import Helpers, Pool
 from virnucpro.core.logging import LOGGER, counted, escaped, printable
+from virnucpro.core.numeric import Values
 from virnucpro.core.recipe import STATUSES
-from virnucpro.core.types import Region, Values
 from virnucpro.engine.device_timeline import Start
 from virnucpro.results.outputs import (
     FAILED_FILES,
@@ -56,6 +56,7 @@ from virnucpro.results.report.run_json import (
 from virnucpro.results.tsv import TableBlock, reading, spans_of
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.run_dir import RunDir
+from virnucpro.viral.types import Region
 
 _N_TOP = 20  # best viral records in the list
 _HIGH_FDR = 0.2  # a class of length with this share of false calls is called weak

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.types import DECIMALS, Mask, Values, sigmoid
+from virnucpro.core.numeric import DECIMALS, Mask, Values, sigmoid
 from virnucpro.training.evaluation.metrics import Samples, auroc_gain
 from virnucpro.training.frame_dataset import BASES_POWER, LabelledFrames, Rows, balanced_weights
 from virnucpro.viral.head import FrameRule, Join, JoinKnot

@@ -30,10 +30,10 @@ from virnucpro.core.atomic_io import atomic, sha256
 from virnucpro.core.errors import InputError, ResumeError, UsageError, VirnucproError
 from virnucpro.core.events import OnEvent
 from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.numeric import Mask, Values
 from virnucpro.core.option_schema import carry
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import Mask, Prediction, Values
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.results.outputs import FRAME_TABLE, RECORD_TABLE
@@ -69,6 +69,7 @@ from virnucpro.training.reports import (
 )
 from virnucpro.viral.classifier import Caller
 from virnucpro.viral.head import HeadFacts
+from virnucpro.viral.types import Prediction
 from virnucpro.workflows.options import PredictOptions
 from virnucpro.workflows.pipeline import run
 from virnucpro.workflows.run_config import RunConfig, resolve

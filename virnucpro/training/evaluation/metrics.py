@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.types import Mask, Values
+from virnucpro.core.numeric import Mask, Values
 
 _PERCENT_VIRAL = (1, 5, 20)  # of a sample; precision is reported for each
 _MAX_FALSE_POSITIVES = 0.01  # share of samples that are not viral; recall is measured there

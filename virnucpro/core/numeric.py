@@ -1,0 +1,28 @@
+"""Array types and small array functions that several packages share."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+DECIMALS = 6  # of scores
+
+
+def sigmoid(log_odds: Values) -> Values:
+    """The probability for these log-odds; no overflow, however large they are. (n,) -> (n,)"""
+    return np.asarray(0.5 * (1 + np.tanh(log_odds / 2)))
+
+
+def runs_of(mask: Mask) -> list[tuple[int, int]]:
+    """The runs of true values in a mask, as (first, one after the last)."""
+    bounds = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    return list(zip(bounds[::2], bounds[1::2], strict=True))
+
+
+def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """Convert the bits of bfloat16 numbers to float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
