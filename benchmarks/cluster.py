@@ -25,7 +25,8 @@ from simulated import SimulatedRow, SimulatedWorker, config_of, register, write_
 from virnucpro.core.helper_pool import Pool
 from virnucpro.engine.base import Job
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.store.plan import Plan
+from virnucpro.results.outputs import open_run_dir
+from virnucpro.store.plan import Plan, Selection
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.pipeline import make_results, run
 from virnucpro.workflows.run_config import RunConfig
@@ -101,7 +102,7 @@ def measure_tasks(n_bases: int, dim: int) -> TaskTimes:
         resumed = replace(config, options=replace(config.options, resume=True))
         with _timed() as cut:
             run(planned, ProcessExecutor(()), lambda _: None)
-        times = _work(RunDir(folder / "run"), resumed)
+        times = _work(open_run_dir(folder / "run"), resumed)
         with _timed() as join:
             run(resumed, ProcessExecutor(()), lambda _: None)
         return replace(times, cut=cut[0], join=join[0])
@@ -117,7 +118,7 @@ def _work(rundir: RunDir, config: RunConfig) -> TaskTimes:
     of_plan, of_rows, n_slices = list[float](), list[float](), len(plan.slices)
     for one in plan.slices:
         with _timed() as seconds:
-            part = plan.limited([one.index]).make(lambda _: None, Pool())
+            part = plan.limited([one.index]).make(Selection(), lambda _: None, Pool())
         of_plan += seconds
         plan = replace(plan, parts={**plan.parts, **part.parts})
     job = Job.of(rundir, manifest.recipe, config.weights)

@@ -26,12 +26,12 @@ from Bio import SeqIO
 
 from virnucpro.core.helper_pool import Pool
 from virnucpro.core.recipe import EncoderSpec, Recipe
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.input_scan import Survey
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.manifest import Manifest
-from virnucpro.store.plan import Plan
-from virnucpro.store.run_dir import RunDir
+from virnucpro.store.plan import Plan, Selection
 from virnucpro.store.shard_files import read_shard
 
 CHUNK_SIZE = 500
@@ -166,10 +166,12 @@ def run_ours(fasta: Path, folder: Path, n_helpers: int = 0) -> Callable[[], Fram
     manifest = Manifest(
         recipe, tuple(Survey(is_strict=True).hash([InputFile(str(fasta))], lambda _: None))
     )
-    rundir = RunDir(folder)
+    rundir = open_run_dir(folder)
     with rundir.planning():
         with Pool(n_helpers) as pool:
-            plan = Plan.cut(rundir, manifest, keep_intermediate=False).make(lambda _: None, pool)
+            plan = Plan.cut(rundir, manifest, keep_intermediate=False).make(
+                Selection(), lambda _: None, pool
+            )
         plan.write_listing()
         rundir.adopt_plan()
     orfs = chain.from_iterable(map(read_shard, plan.shards))

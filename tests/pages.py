@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from virnucpro.results.call_rows import record_rows
 from virnucpro.results.outputs import RECORD_TABLE
-from virnucpro.results.tsv import record_rows
 from virnucpro.viral.types import Call, Calls
 
 EVIL = "<img/src=x/onerror=document.title='bad'>"

@@ -13,20 +13,15 @@ from hypothesis import strategies as st
 from test_head import FACTS
 
 from virnucpro.core.types import FastaRecord, Orf
-from virnucpro.results.outputs import (
-    CHUNK_TABLE,
-    FRAME_TABLE,
-    RECORD_TABLE,
-)
+from virnucpro.results.call_rows import chunk_rows, frame_rows, record_rows
+from virnucpro.results.outputs import CHUNK_TABLE, FRAME_TABLE, RECORD_TABLE
+from virnucpro.results.table_readers import parse_call
 from virnucpro.results.tsv import (
     EMPTY,
     SortedLines,
-    chunk_rows,
     decimal_texts,
     encoded,
     fasta,
-    frame_rows,
-    record_rows,
     rows_of,
     sorted_lines,
     texts,
@@ -258,14 +253,12 @@ def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call,
     rate = found.false_discovery_rate
     again = replace(found, false_discovery_rate=None if rate is None else round(rate, 4))
     head = "\t".join(RECORD_TABLE.columns) + "\n"
-    assert list(map(RECORD_TABLE.parse, RECORD_TABLE.values_in(StringIO(head + row)))) == [again]
+    assert list(map(parse_call, RECORD_TABLE.values_in(StringIO(head + row)))) == [again]
     for place, word in ((3, "scores"), (4, "viral")):
         fields = row.split("\t")
         fields[place] = word
         with pytest.raises(ValueError, match="and the call"):
-            list(
-                map(RECORD_TABLE.parse, RECORD_TABLE.values_in(StringIO(head + "\t".join(fields))))
-            )
+            list(map(parse_call, RECORD_TABLE.values_in(StringIO(head + "\t".join(fields)))))
 
 
 def test_what_is_to_be_mended_is_read_back_from_the_table() -> None:
@@ -279,7 +272,7 @@ def test_what_is_to_be_mended_is_read_back_from_the_table() -> None:
     table = "\t".join(RECORD_TABLE.columns) + "\n" + record_rows(Calls.of(calls)).decode()
     found = [
         one
-        for one in map(RECORD_TABLE.parse, RECORD_TABLE.values_in(StringIO(table, newline="\n")))
+        for one in map(parse_call, RECORD_TABLE.values_in(StringIO(table, newline="\n")))
         if one.is_mendable
     ]
     assert [one.record_id for one in found] == ["one frame", "all frames", "odd"]

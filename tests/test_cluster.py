@@ -18,7 +18,7 @@ from oracle import random_protein
 from runs import assert_same_run, leftovers, predict_here, wait_until, within
 
 from virnucpro.core.errors import UsageError
-from virnucpro.store.run_dir import RunDir
+from virnucpro.results.outputs import open_run_dir
 
 pytest.importorskip("parsl", reason="needs the extra cluster")
 from parsl.providers import LocalProvider
@@ -176,7 +176,7 @@ class StubbornProvider(LocalProvider):
 
 def test_a_scheduler_that_does_not_answer_at_the_end_is_reported(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    with parsl_on(StubbornProvider(), RunDir(tmp_path)):
+    with parsl_on(StubbornProvider(), open_run_dir(tmp_path)):
         pass
     assert "Parsl did not shut down cleanly: scancel: no answer" in caplog.text
 

@@ -57,7 +57,7 @@ from virnucpro.engine.local import InlineExecutor, ProcessExecutor, _Peer
 from virnucpro.engine.retry_policy import Attempt, Workload
 from virnucpro.engine.shard_embedding import Refused, outcome_of
 from virnucpro.engine.worker import Worker
-from virnucpro.store.run_dir import RunDir
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.workflows import pipeline
 
 pytestmark = pytest.mark.usefixtures("quick_starts", "early_starts")
@@ -218,7 +218,7 @@ def test_freed_memory_is_kept_by_worker_processes_on_a_cpu(device, is_kept):
 @GLIBC
 def test_a_model_in_the_process_of_the_user_leaves_its_memory_as_it_is(make_config, contigs):
     config = make_config(contigs)
-    job = Job.of(RunDir(config.output), config.recipe, config.weights)
+    job = Job.of(open_run_dir(config.output), config.recipe, config.weights)
     with interrupts_held():
         child = start(workers.load_and_tell_of_the_allocator, job, config.resources)
     with closing(child):

@@ -20,10 +20,10 @@ from workers import POISON, RaisingWorker
 from virnucpro.core.errors import InputError, OutputError, ResumeError, UsageError, VirnucproError
 from virnucpro.core.types import reverse_complement
 from virnucpro.engine.local import InlineExecutor
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import Chunk, translate_six_frames
-from virnucpro.store.run_dir import RunDir
 from virnucpro.training.evaluation.evaluate import (
     _Fragment,
     _Question,
@@ -384,7 +384,7 @@ def test_an_evaluation_is_not_resumed_with_other_fragments_and_keeps_its_own(ask
 def test_an_evaluation_that_another_process_works_on_is_left_alone(ask, tmp_path):
     folder = tmp_path / "evaluation"
     folder.mkdir()
-    with RunDir(folder).locked(), pytest.raises(OutputError, match="is using"):
+    with open_run_dir(folder).locked(), pytest.raises(OutputError, match="is using"):
         ask()
     assert not (folder / "fragments.fa").exists()
 

@@ -15,6 +15,7 @@ from virnucpro.core.events import ShardDone, Telling
 from virnucpro.core.recipe import RESIDUES_PER_SHARD, EncoderSpec, Recipe
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import Embeddings, Failure, Orf, Shard
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.feature_file import find_vectors, read_embeddings, write_embeddings
 from virnucpro.store.feature_store import FeatureReader, FeatureStore, ShardFeatures, open_stores
 from virnucpro.store.run_dir import RunDir
@@ -32,7 +33,7 @@ OTHERS = (replace(ENCODER, layer=1), replace(ENCODER, model="../../x", sha256="1
 
 @pytest.fixture
 def rundir(tmp_path) -> RunDir:
-    rundir = RunDir(tmp_path / "run")
+    rundir = open_run_dir(tmp_path / "run")
     rundir.root.mkdir()
     return rundir
 
@@ -237,7 +238,7 @@ def test_a_run_of_two_encoders_has_the_vectors_of_each_and_resumes_what_either_o
 
     both = config_of_both()
     run_inline(both, None)
-    stores = open_stores(RunDir(both.output).features, recipe.encoders, recipe.fingerprint)
+    stores = open_stores(open_run_dir(both.output).features, recipe.encoders, recipe.fingerprint)
 
     def assert_whole() -> None:
         for store, alone in zip(stores, layers, strict=True):

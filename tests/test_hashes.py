@@ -18,9 +18,9 @@ from test_scorer_run import predict, write
 
 from virnucpro.core.atomic_io import sha256
 from virnucpro.core.events import Telling
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.checksums import Outputs
-from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.find_proviruses import find_regions
 from virnucpro.workflows.options import RegionsOptions
 
@@ -87,7 +87,7 @@ def test_one_flipped_bit_in_any_output_is_named_by_status_verify(copied):
 def test_a_command_that_reads_results_refuses_damaged_ones_and_names_the_remedy(
     copied, finished, name, command
 ):
-    before = {path: path.read_bytes() for path in Outputs(RunDir(copied)).paths()}
+    before = {path: path.read_bytes() for path in Outputs(open_run_dir(copied)).paths()}
     flip_bit(copied / name)
     code, told = say(command, copied, *([finished] if command == "compare" else []))
     if command == "compare" and name == "viral.fasta":  # which it does not read
@@ -104,7 +104,7 @@ def test_resume_writes_damaged_tables_anew(copied, finished):
     for name in ("predictions.tsv", "samples/a/viral.fasta", "regions.bed"):
         flip_bit(copied / name)
     predict(*sources, to=copied, resume=True, **SETTINGS)
-    for path in Outputs(RunDir(finished)).paths():
+    for path in Outputs(open_run_dir(finished)).paths():
         name = path.relative_to(finished)
         assert name.name == "report.html" or (copied / name).read_bytes() == path.read_bytes()
     assert say("status", copied, "--verify")[0] == 0
@@ -178,7 +178,7 @@ def test_an_error_amid_the_writing_of_outputs_keeps_the_hashes_of_those_that_are
 
 def test_an_output_is_hashed_while_it_is_written_and_not_read_again(tmp_path):
     (tmp_path / "run").mkdir()
-    outputs = Outputs(RunDir(tmp_path / "run"))
+    outputs = Outputs(open_run_dir(tmp_path / "run"))
     path = outputs.rundir.report
     lines = [f"line {i}\n".encode() for i in range(100)]
     with outputs.writing() as tree, tree.replacing(path) as out:
@@ -280,7 +280,7 @@ def test_damage_to_vectors_in_another_format_is_noticed_and_mended(tmp_path, mak
     run_inline(again(config, resume=True), None)
     assert path.read_bytes() == before
     assert say("status", config.output, "--verify")[0] == 0
-    RunDir(config.output).clear()  # as --force does
+    open_run_dir(config.output).clear()  # as --force does
     assert not path.parent.exists()
 
 

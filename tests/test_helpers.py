@@ -42,9 +42,9 @@ from virnucpro.core.events import Progress, ShardDone
 from virnucpro.core.helper_pool import Pool
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.devices import Choice
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences import fasta as reader
 from virnucpro.store import plan
-from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.table_tasks import BlockTask
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
@@ -125,7 +125,7 @@ def test_any_number_of_helpers_gives_the_same_bytes(make_config, tiny, hard, tmp
     files = [path.relative_to(helped) for path in helped.rglob("*") if path.is_file()]
     assert len([path for path in files if "copies" in path.name]) > 2
     assert "parts of the plan are made by 3 helpers" in (helped / "virnucpro.log").read_text()
-    assert RunDir(alone).plan.read_bytes() == RunDir(helped).plan.read_bytes()
+    assert open_run_dir(alone).plan.read_bytes() == open_run_dir(helped).plan.read_bytes()
     for path in files:
         if path.suffix not in (".log", ".json", ".html"):  # these have times
             assert (alone / path).read_bytes() == (helped / path).read_bytes(), path

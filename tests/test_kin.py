@@ -19,7 +19,9 @@ import virnucpro
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.helper_pool import Pool
 from virnucpro.core.types import FastaRecord
-from virnucpro.results.outputs import LENGTH_CLASSES, VIRUS_TABLE, find_viruses
+from virnucpro.results.call_rows import find_viruses
+from virnucpro.results.counts import LENGTH_CLASSES
+from virnucpro.results.outputs import VIRUS_TABLE
 from virnucpro.results.report.aggregates import count_kinds, find_records
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import STANDARD

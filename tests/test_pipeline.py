@@ -40,9 +40,9 @@ from virnucpro.core.events import BatchDone, EmbeddingStarted, Progress, ShardDo
 from virnucpro.core.types import shard_name
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.esm2.config import hash_weights
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames
-from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows import pipeline
 from virnucpro.workflows.status import inspect_run
 from virnucpro.workflows.write_tables import Backlog
@@ -491,7 +491,7 @@ def test_options_without_effect_on_proteins_are_refused_when_the_input_turns_out
     config = make_config(fasta)
     with pytest.raises(UsageError, match=r"--(region-model|genetic-code|chunk-size): .*proteins"):
         run_inline(again(config, **unread), tiny.head)
-    assert not RunDir(config.output).manifest.exists()
+    assert not open_run_dir(config.output).manifest.exists()
     assert run_inline(config, tiny.head).exit_code == 0, "nothing in its way"
 
 

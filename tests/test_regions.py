@@ -25,14 +25,12 @@ from virnucpro.cli.main import app
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UnavailableError
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FastaRecord, reverse_complement
-from virnucpro.results.outputs import (
-    REGION_SINKS,
-    REGION_TABLE,
-    Place,
-    Portion,
-    Tally,
-    open_outputs,
-)
+from virnucpro.results.call_rows import make_batches
+from virnucpro.results.counts import RecordCounts
+from virnucpro.results.output_writer import open_outputs
+from virnucpro.results.outputs import REGION_OUTPUTS, REGION_TABLE
+from virnucpro.results.sample_tables import OutputDir
+from virnucpro.results.table_readers import parse_region
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import STANDARD
 from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, log_likelihoods, viral_path
@@ -449,8 +447,8 @@ def results(*regions_of: list[tuple[int, int, str]]) -> CalledRecords:
 
 
 def written(folder: Path, made: CalledRecords) -> None:
-    with open_outputs(REGION_SINKS, Place(folder, Tree(folder), folder)) as add:
-        for portion in Portion.of_samples(made, REGION_SINKS, None):
+    with open_outputs(REGION_OUTPUTS, OutputDir(folder, Tree(folder), folder)) as add:
+        for portion in make_batches(made, REGION_OUTPUTS, None):
             add(portion)
 
 
@@ -486,7 +484,7 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
     table = rows(folder / "regions.tsv")
     assert [row["region"] for row in table] == names
     with (folder / "regions.tsv").open() as lines:
-        assert list(map(REGION_TABLE.parse, REGION_TABLE.values_in(lines))) == [
+        assert list(map(parse_region, REGION_TABLE.values_in(lines))) == [
             (("in", made.records.names[place]), region._replace(posterior=0.9877))
             for place, (regions, _) in made.regions.items()
             for region in regions
@@ -537,7 +535,7 @@ def test_a_row_of_regions_that_makes_no_sense_is_refused(name, value, why):
         return [
             one
             for _, one in map(
-                REGION_TABLE.parse, REGION_TABLE.values_in("\t".join(line) + "\n" for line in lines)
+                parse_region, REGION_TABLE.values_in("\t".join(line) + "\n" for line in lines)
             )
         ]
 
@@ -910,13 +908,13 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
     made.regions[0] = tuple(region._replace(over_origin=True) for region in circle), track
     summary = Summary()
     for some in (made.rows(0, 2), made.rows(2, 3)):
-        [portion] = Portion.of_samples(some, (), None)
+        [portion] = make_batches(some, (), None)
         summary.records.include(portion.tally)
     assert (summary.records.n_regions, summary.records.n_whole_regions) == (4, 2)
     assert summary.records.virus_line == (
         "viruses: 0 = 0 records + 0 of 2 virus-like regions in other records; see viruses.tsv"
     )
-    assert Tally(n_viral=3).virus_line == "viruses: 3; see viruses.tsv"
+    assert RecordCounts(n_viral=3).virus_line == "viruses: 3; see viruses.tsv"
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,10 @@ from virnucpro.core.events import (
 from virnucpro.core.types import Shard
 from virnucpro.engine.device_timeline import Start
 from virnucpro.engine.local import InlineExecutor
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.html import MOST_BYTES
 from virnucpro.results.report.run_report import report_folder
-from virnucpro.results.tsv import spans_of
-from virnucpro.store.run_dir import RunDir
+from virnucpro.results.table_blocks import spans_of
 from virnucpro.training.evaluation.metrics import MEASURES
 from virnucpro.training.reports import write_evaluation_page, write_training_page
 from virnucpro.viral.types import Call
@@ -44,7 +44,7 @@ from virnucpro.workflows.options import PredictOptions
 def predict(to: Path, *inputs: Path, **changes: object) -> Path:
     options = PredictOptions(input=inputs, output_dir=to, device="cpu", **changes)
     pipeline.execute(options, lambda _: None, lambda _: InlineExecutor())
-    return RunDir(to).report
+    return open_run_dir(to).report
 
 
 # What it says
@@ -85,7 +85,7 @@ def test_a_partial_run_says_so_in_its_title(make_config, tiny, tmp_path, others,
     config = make_config(tmp_path / "in.faa", input_type="protein")
     executor = InlineExecutor(worker=workers.NanWorker)
     assert run_inline(config, tiny.head, executor=executor).exit_code == exit_code
-    page = Page(RunDir(config.output).report)
+    page = Page(open_run_dir(config.output).report)
     assert page.title.startswith(f"{title}in")
     assert "1 frame without a vector: see failed_files.txt" in page.words
     assert ("a", {"href": "failed_sequences.fa"}) in page.elements
@@ -440,7 +440,7 @@ def test_no_report_leaves_none_not_even_an_old_one(tmp_path):
 
 def test_the_page_and_the_record_of_the_devices_are_the_runs_own(predicted, contigs):
     output = predicted(contigs)
-    rundir = RunDir(output)
+    rundir = open_run_dir(output)
     assert {rundir.report.name, rundir.machine.name} <= set(rundir.own_names)
     assert rundir.report.exists() and rundir.machine.exists()
     rundir.clear()
@@ -604,7 +604,7 @@ def test_the_work_of_a_device_is_kept_in_bins_that_grow_and_lose_nothing(tmp_pat
 def test_every_start_of_a_run_is_kept_and_the_page_shows_each(make_config, tiny, contigs):
     config = make_config(contigs)
     run_inline(config, tiny.head)
-    rundir = RunDir(config.output)
+    rundir = open_run_dir(config.output)
     for path in rundir.features.iterdir():
         path.unlink()
     run_inline(again(config, resume=True), tiny.head)

@@ -26,12 +26,13 @@ from virnucpro.core.helper_pool import Pool
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.types import Embeddings
 from virnucpro.engine.base import Job, Resources
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.input_scan import Survey
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.feature_index import MOST_AT_ROOT, IndexPart
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
-from virnucpro.store.plan import Plan, refuse_repeat
+from virnucpro.store.plan import Plan, Selection, refuse_repeat
 from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.classifier import Caller
 from virnucpro.workflows.collect_inputs import open_run
@@ -73,7 +74,9 @@ def kernel_says(file: str, key: str) -> int:
 
 def adopted_plan(rundir: RunDir, manifest: Manifest) -> Plan:
     with rundir.planning():
-        plan = Plan.cut(rundir, manifest, keep_intermediate=False).make(nothing, Pool())
+        plan = Plan.cut(rundir, manifest, keep_intermediate=False).make(
+            Selection(), nothing, Pool()
+        )
         plan.write_listing()
         rundir.adopt_plan()
     return plan
@@ -96,7 +99,7 @@ def write_reads(path: Path, n_records: int) -> None:
 
 def plan_reads(fasta: Path, n_records: int, told: Path) -> None:
     """Write the peak of the memory that planning adds, in bytes. Needs its own process."""
-    rundir = RunDir(fasta.with_suffix(".run"))
+    rundir = open_run_dir(fasta.with_suffix(".run"))
     rundir.root.mkdir()
     manifest = Manifest(
         RECIPE, tuple(Survey(is_strict=True).hash([InputFile(str(fasta))], nothing))
@@ -212,7 +215,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
         checkpoints=(tiny.model,),
         weights=(tiny.model,),
     )
-    rundir = RunDir(config.output)
+    rundir = open_run_dir(config.output)
     rundir.root.mkdir()
     rundir.features.mkdir()
     manifest = open_run(config.options, config.recipe_for, rundir, None, nothing)

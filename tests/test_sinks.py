@@ -17,21 +17,21 @@ import virnucpro
 from virnucpro.core.errors import OutputError
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FastaRecord
+from virnucpro.results.call_rows import CALL_ROWS, make_batches
+from virnucpro.results.output_writer import open_outputs
 from virnucpro.results.outputs import (
-    REGION_SINKS,
+    OUTPUTS,
+    REGION_OUTPUTS,
     REGION_TABLE,
-    SINKS,
     VIRUS_TABLE,
-    Place,
-    Portion,
-    Sink,
-    all_sinks,
-    open_outputs,
+    OutputFile,
+    all_outputs,
+    open_run_dir,
 )
+from virnucpro.results.sample_tables import OutputDir
 from virnucpro.results.tsv import rows_of, texts, whole
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile, hashed
-from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.types import Call, Region
 
 
@@ -40,12 +40,13 @@ def length_rows(results):
     return rows_of(texts(results.records.names), whole(lengths))
 
 
-LENGTH_TABLE = Sink("lengths.tsv", columns=("record", "length"), rows=length_rows)
+LENGTH_TABLE = OutputFile("lengths.tsv", columns=("record", "length"))
 
 
 @pytest.fixture
 def with_lengths(monkeypatch):
-    monkeypatch.setitem(SINKS, "predict", (*SINKS["predict"], LENGTH_TABLE))
+    monkeypatch.setitem(OUTPUTS, "predict", (*OUTPUTS["predict"], LENGTH_TABLE))
+    monkeypatch.setitem(CALL_ROWS, LENGTH_TABLE, length_rows)
 
 
 def lengths(folder: Path) -> dict[str, int]:
@@ -66,7 +67,7 @@ def test_a_new_output_is_written_by_predict_for_each_file_too_and_is_the_runs_ow
     samples = [output / "samples" / name for name in ("contigs", "other")]
     assert lengths(samples[0]) | lengths(samples[1]) == found
     assert lengths(samples[1]) == {"late": 36}
-    assert LENGTH_TABLE.file in RunDir(output).own_names
+    assert LENGTH_TABLE.file in open_run_dir(output).own_names
     proteins = tmp_path / "one.faa"
     proteins.write_text(">p\nMKVLEFPQIL\n")
     run_inline(make_config(proteins, command="extract", force=True), None)
@@ -79,7 +80,7 @@ def test_a_new_output_is_written_by_predict_for_each_file_too_and_is_the_runs_ow
 
 def test_the_name_of_an_output_is_written_once_in_the_package():
     """Outside of docstrings, which are prose."""
-    names = {sink.file for sink in all_sinks()}
+    names = {sink.file for sink in all_outputs()}
     found = []
     for path in Path(virnucpro.__file__).parent.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -109,8 +110,8 @@ def result(name: str, regions: list[Region] | None, *, is_virus: bool) -> Row:
 
 def written(folder: Path, *results: Row) -> dict[str, dict[str, str]]:
     """Write results. Returns the rows of ``viruses.tsv``, by the names of the viruses."""
-    with open_outputs(REGION_SINKS, Place(folder, Tree(folder), folder)) as add:
-        for portion in Portion.of_samples(called(*results), REGION_SINKS, None):
+    with open_outputs(REGION_OUTPUTS, OutputDir(folder, Tree(folder), folder)) as add:
+        for portion in make_batches(called(*results), REGION_OUTPUTS, None):
             add(portion)
     return {row["virus"]: row for row in rows(folder / VIRUS_TABLE.file)}
 
@@ -200,7 +201,7 @@ def test_samples_have_a_row_each_with_what_was_called_and_what_could_not_be_read
 def test_an_added_file_has_no_row_once_later_files_replace_all_its_records(tmp_path):
     added = write(tmp_path / "added.fa", one=random_dna(700, np.random.default_rng(3)))
     inputs = [replace(hashed(InputFile(str(added), sample="added")), generation=1)]
-    with open_outputs(SINKS["predict"], Place(tmp_path, Tree(tmp_path), tmp_path, inputs)):
+    with open_outputs(OUTPUTS["predict"], OutputDir(tmp_path, Tree(tmp_path), tmp_path, inputs)):
         pass
     assert not rows(tmp_path / "samples.tsv")
 

@@ -34,10 +34,10 @@ from virnucpro.core.numeric import Mask
 from virnucpro.core.recipe import EncoderSpec, Store
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import Embeddings, Failure
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.feature_export import save_npz, save_parquet, save_pt
 from virnucpro.store.feature_file import read_embeddings, read_label, write_embeddings
 from virnucpro.store.feature_index import IndexPart
-from virnucpro.store.run_dir import RunDir
 
 ATTRIBUTES: dict[str, str | int] = {
     "model": "esm2_t6_8M_UR50D",
@@ -333,7 +333,7 @@ def test_an_impossible_path_is_refused_with_advice(tmp_path: Path, name: str) ->
     with pytest.raises(OutputError) as caught, atomic(tmp_path / name) as temporary:
         temporary.write_bytes(b"content")
     assert "another path" in caught.value.hint
-    with pytest.raises(OutputError) as caught, RunDir(tmp_path / name).locked():
+    with pytest.raises(OutputError) as caught, open_run_dir(tmp_path / name).locked():
         pass
     assert "another path" in caught.value.hint
 

@@ -35,7 +35,7 @@ from virnucpro.core.errors import InputError, InputMissingError, OutputError, Re
 from virnucpro.core.events import Progress
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.manage import import_model
-from virnucpro.store.run_dir import RunDir
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.training.distributed import Ranks
 from virnucpro.training.evaluation.evaluate import held_out, report_evaluation
 from virnucpro.training.evaluation.metrics import NOT_DEFINED
@@ -558,7 +558,7 @@ def test_a_foreign_folder_is_refused_and_two_trainings_do_not_share_one(data, ti
             train_here(options(data, foreign, encoding="composition", resume=resume))
     assert (foreign / "thesis.txt").read_text() == "mine"
     out = tmp_path / "out"
-    with RunDir(out).locked():
+    with open_run_dir(out).locked():
         answer = virnucpro(*command(data, out, tiny.model))
     assert answer.returncode == 73
     assert str(os.getpid()) in answer.stderr

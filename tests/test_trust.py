@@ -36,10 +36,10 @@ from virnucpro.core.yaml_config import read_config
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.models.esm2.loading import load_esm2, prepare
 from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.feature_file import read_embeddings, read_label, sealed_label, write_embeddings
 from virnucpro.store.feature_index import check_index
-from virnucpro.store.run_dir import RunDir
 from virnucpro.training.evaluation.evaluate import _Question
 from virnucpro.training.options import EvaluateOptions
 from virnucpro.workflows import pipeline
@@ -577,7 +577,7 @@ def test_a_run_folder_may_be_a_link_and_where_it_leads_is_said(tmp_path, tiny, m
 
 @pytest.mark.parametrize("name", ["mine", "run/.lock"])
 def test_a_lock_that_is_another_file_is_not_emptied(tmp_path, name) -> None:
-    mine, rundir = tmp_path / name, RunDir(tmp_path / "run")
+    mine, rundir = tmp_path / name, open_run_dir(tmp_path / "run")
     rundir.root.mkdir()
     mine.write_text("precious")
     if name == "mine":

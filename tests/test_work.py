@@ -38,14 +38,13 @@ from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.worker import Worker
 from virnucpro.models.lookup import open_model
-from virnucpro.results.outputs import SINKS, Sink
+from virnucpro.results.outputs import OUTPUTS, OutputFile, open_run_dir
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.sequences import inputs
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.feature_file import read_label, sealed_label
 from virnucpro.store.plan import Plan, _PlanCounts, _SlicePlan
 from virnucpro.store.progress_log import HostFigures, ShardFigures, read_hosts
-from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.head import Head
 from virnucpro.viral.networks import Scorer
 from virnucpro.workflows.options import PredictOptions
@@ -208,7 +207,7 @@ def alone(make_config, tiny, hashes, contigs, tmp_path) -> Callable[..., dict[st
 
 def outputs(folder: Path) -> dict[str, str]:
     """The hashes of all outputs but the page, which says where and when they were made."""
-    hashes = Outputs(RunDir(folder)).hash()
+    hashes = Outputs(open_run_dir(folder)).hash()
     del hashes["report.html"]
     return hashes
 
@@ -253,8 +252,8 @@ def test_parts_plan_embed_and_write_tables_and_the_end_only_joins(plan, merge, a
 
 
 def count_slices(folder: Path) -> int:
-    manifest = RunDir(folder).read_manifest()
-    return len(Plan.read(RunDir(folder), manifest).slices)
+    manifest = open_run_dir(folder).read_manifest()
+    return len(Plan.read(open_run_dir(folder), manifest).slices)
 
 
 def test_what_parts_left_out_is_made_at_the_end_which_may_be_killed(plan, merge, alone):
@@ -331,12 +330,15 @@ def test_rows_of_another_cut_are_not_joined_and_status_does_not_count_them(plan,
     assert outputs(folder) == alone(threshold=0.9)
 
 
-OTHER_OUTPUTS = (*SINKS["predict"], Sink("another.tsv"))
+OTHER_OUTPUTS = (*OUTPUTS["predict"], OutputFile("another.tsv"))
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tables.sinks.SINKS", {"predict": OTHER_OUTPUTS}), ("run.rows.FORMAT_OF_SCORES", "another")],
+    [
+        ("results.outputs.OUTPUTS", {"predict": OTHER_OUTPUTS}),
+        ("workflows.table_cache.FORMAT_OF_SCORES", "another"),
+    ],
 )
 def test_rows_of_a_program_with_other_columns_or_scores_are_not_joined(
     plan, monkeypatch, name, value
@@ -350,7 +352,7 @@ def test_rows_of_a_program_with_other_columns_or_scores_are_not_joined(
 
 def stored_rows(plan: Callable[..., Path]) -> RowStore:
     """Rows of the first slice of a plan without a shard."""
-    rundir = RunDir(plan(bytes_per_slice=SLICE))
+    rundir = open_run_dir(plan(bytes_per_slice=SLICE))
     rundir.make_folder(rundir.rows)
     store = RowStore(Plan.read(rundir, rundir.read_manifest()), "somebody")
     store.write(store.plan.slices[:1], SliceRows(n_records=1))
@@ -436,7 +438,7 @@ def test_nobody_sweeps_the_temporary_files_of_another(plan, tiny, contigs, make_
     with pytest.raises(KeyboardInterrupt):
         work(options, lambda _: None, lambda _: InlineExecutor(worker=InterruptedWorker))
     assert sorted((folder / "features").iterdir()) == sorted(others)
-    with pytest.raises(OutputError, match="virnucpro work"), RunDir(folder).shared():
+    with pytest.raises(OutputError, match="virnucpro work"), open_run_dir(folder).shared():
         run_inline(make_config(contigs, resume=True), tiny.head)
     assert [path.read_bytes() for path in others] == [b"of another"] * 2
 
@@ -535,7 +537,7 @@ def test_figures_of_a_host_are_sums_over_its_logs_and_count_the_last_end_of_a_sh
 def test_status_names_who_is_running_the_run(plan):
     folder = plan()
     assert measure_run(folder)["running"] is None
-    with RunDir(folder).locked():
+    with open_run_dir(folder).locked():
         name = measure_run(folder)["running"]
         text = "\n".join(inspect_run(folder, verify=False)[0])
     assert name.startswith(f"process {os.getpid()} on ") and " since " in name
@@ -546,7 +548,7 @@ def test_status_names_who_is_running_the_run(plan):
 
 def test_status_of_a_run_that_still_reads_its_input_says_so(tmp_path):
     reading = pytest.raises(InputMissingError, match="is still reading the input")
-    with RunDir(tmp_path).in_use(), reading:
+    with open_run_dir(tmp_path).in_use(), reading:
         inspect_run(tmp_path, verify=False)
     with pytest.raises(InputMissingError, match=r"holds no run$"):
         inspect_run(tmp_path, verify=False)

@@ -61,13 +61,13 @@ from virnucpro.core.option_schema import make, options_of
 from virnucpro.core.recipe import Command, Pooling
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE, VIRUS_TABLE
+from virnucpro.results.outputs import REGION_TABLE, VIRUS_TABLE, open_run_dir
+from virnucpro.results.table_readers import read_calls, read_identities, read_regions
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import RECORDS
 from virnucpro.store.feature_index import read_shown
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
-from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.types import Call
 from virnucpro.workflows import pipeline
 from virnucpro.workflows.options import ExtractOptions, PredictOptions, RunOptions
@@ -346,7 +346,7 @@ def _open_features(folder: str | Path) -> FeatureStore:
     Raises:
         InputMissingError: the run has no vectors.
     """
-    rundir = RunDir(expanded(folder))
+    rundir = open_run_dir(expanded(folder))
     manifest = _manifest(rundir.root)
     recipe = manifest.recipe
     if not (stores := rundir.stores_of(recipe)):
@@ -499,7 +499,7 @@ def _manifest(folder: Path) -> Manifest:
     Raises:
         InputMissingError: the folder holds no run, or does not exist.
     """
-    return RunDir(folder).read_run(hint="name a run folder")
+    return open_run_dir(folder).read_run(hint="name a run folder")
 
 
 def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
@@ -510,19 +510,19 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
     Raises:
         InputMissingError: the folder has no table of calls.
     """
-    rundir = RunDir(folder)
+    rundir = open_run_dir(folder)
     path = rundir.record_table(command)
     if not path.exists():
         raise InputMissingError(
             f"{printable(path)} does not exist",
             hint=f"name the folder of a finished `virnucpro {command}`",
         )
-    calls = RECORD_TABLE.open(path, _REWRITE)
-    if rundir.output(REGION_TABLE).exists():  # else none were looked for
-        regions = REGION_TABLE.open(rundir.output(REGION_TABLE), _REWRITE)
+    calls = read_calls(path, _REWRITE)
+    if rundir.output(REGION_TABLE.file).exists():  # else none were looked for
+        regions = read_regions(rundir.output(REGION_TABLE.file), _REWRITE)
         calls = _with_rows(calls, "regions", regions)
-    if rundir.output(VIRUS_TABLE).exists():
-        viruses = VIRUS_TABLE.open(rundir.output(VIRUS_TABLE), _REWRITE)
+    if rundir.output(VIRUS_TABLE.file).exists():
+        viruses = read_identities(rundir.output(VIRUS_TABLE.file), _REWRITE)
         calls = _with_rows(calls, "identities", viruses)
     return _in_words(calls)
 

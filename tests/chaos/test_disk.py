@@ -57,9 +57,9 @@ from virnucpro.core.errors import (
 from virnucpro.core.events import ShardDone
 from virnucpro.core.safe_dir import Tree
 from virnucpro.models.esm2.config import hash_weights
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.feature_file import read_sealed, write_sealed
 from virnucpro.store.plan import Plan
-from virnucpro.store.run_dir import RunDir
 from virnucpro.training.evaluation.evaluate import _Question
 from virnucpro.training.options import EvaluateOptions
 from virnucpro.workflows.options import PredictOptions
@@ -577,7 +577,7 @@ def test_a_plan_with_a_flipped_bit_is_made_again_wherever_the_bit_is(
     whole = (undisturbed / plan).read_bytes()
     numbers = [found.start(1) for found in re.finditer(rb"[ \[](\d+)[,\]}]", whole)]
     assert numbers
-    rundir = RunDir(config.output)
+    rundir = open_run_dir(config.output)
     manifest = rundir.read_manifest()
     assert manifest is not None and not Plan.read(rundir, manifest).missing
     for place in (*numbers, *range(chaos_seed % 97, len(whole), 97)):
@@ -803,7 +803,7 @@ def test_a_kill_while_old_results_are_replaced_leaves_the_old_run_or_the_new_one
         shutil.rmtree(folder)
         shutil.copytree(undisturbed, folder)
         end_of_killed(make_forced(make, few), tiny, folder, number)
-        manifest = RunDir(folder).read_manifest()
+        manifest = open_run_dir(folder).read_manifest()
         if manifest is not None and manifest.recipe == make().recipe:
             assert_resumes(make(resume=True), tiny, undisturbed)
         else:

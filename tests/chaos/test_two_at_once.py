@@ -22,8 +22,8 @@ from runs import assert_same_run, run_inline, vectors, within
 from virnucpro._version import __version__
 from virnucpro.core.errors import OutputError, ResumeError
 from virnucpro.core.events import ShardDone
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.store import run_lock as lock
-from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.status import inspect_run
 
 MARK = ".lock.held"
@@ -58,7 +58,7 @@ def contend_for_folders(pipe: Connection) -> None:
     lock._QUEUE_SECONDS = 1.0
     while True:
         how, folder = pipe.recv()
-        rundir = RunDir(folder)
+        rundir = open_run_dir(folder)
         try:
             with rundir.locked() if how == "alone" else rundir.shared():
                 pipe.send("in")
@@ -100,7 +100,7 @@ def held(folder: Path, contend: Callable[[], Contender], how: str = "alone") -> 
 
 
 def refusal_of(folder: Path) -> OutputError:
-    with pytest.raises(OutputError) as caught, RunDir(folder).locked():
+    with pytest.raises(OutputError) as caught, open_run_dir(folder).locked():
         pass
     return caught.value
 
@@ -113,7 +113,7 @@ def test_of_many_that_start_at_once_exactly_one_gets_in(contend, tmp_path, chaos
     for number in range(12):
         folder = tmp_path / f"run{number}"
         if number % 3 == 1:
-            with RunDir(folder).locked():
+            with open_run_dir(folder).locked():
                 pass
         elif number % 3 == 2:
             shutil.copytree(tmp_path / "killed", folder)
@@ -151,7 +151,7 @@ def test_a_lock_is_free_at_once_when_its_process_was_killed(contend, tmp_path):
     for _ in range(2):
         with held(tmp_path, contend):
             assert refusal_of(tmp_path)
-        with RunDir(tmp_path).locked():
+        with open_run_dir(tmp_path).locked():
             assert refusal_of(tmp_path)
     assert not (tmp_path / MARK).exists()
 
@@ -163,7 +163,7 @@ def test_any_number_work_in_a_folder_and_keep_runs_out_which_keep_them_out(
     with ExitStack() as stack:
         for _ in range(2):
             one = stack.enter_context(held(tmp_path, contend, "work"))
-            with RunDir(tmp_path).shared():
+            with open_run_dir(tmp_path).shared():
                 error = refusal_of(tmp_path)
         assert f"`virnucpro work` is using {tmp_path}: " in str(error)
         for pid in (one.process.pid, os.getpid()):
@@ -171,12 +171,15 @@ def test_any_number_work_in_a_folder_and_keep_runs_out_which_keep_them_out(
         assert "finished shards are kept" in error.hint
         assert f"process {os.getpid()}" not in str(refusal_of(tmp_path)), "it has ended"
     with held(tmp_path, contend) as run:
-        with pytest.raises(OutputError) as caught, RunDir(tmp_path).shared():
+        with pytest.raises(OutputError) as caught, open_run_dir(tmp_path).shared():
             pass
         assert f"another run is using {tmp_path}: process {run.process.pid} on" in str(caught.value)
-    with RunDir(tmp_path).shared(), RunDir(tmp_path).logs.joinpath("other.txt").open("w"):
+    with (
+        open_run_dir(tmp_path).shared(),
+        open_run_dir(tmp_path).logs.joinpath("other.txt").open("w"),
+    ):
         pass
-    with RunDir(tmp_path).locked():
+    with open_run_dir(tmp_path).locked():
         assert not list(tmp_path.rglob("*.held")) or (tmp_path / MARK).exists()
 
 
@@ -205,7 +208,7 @@ def test_a_lock_that_nobody_can_judge_is_kept_and_can_be_deleted(tmp_path, monke
     error = refusal_of(tmp_path)
     assert "an unnamed process" in str(error) and f"delete {mark}" in error.hint
     mark.unlink()
-    with RunDir(tmp_path).locked():
+    with open_run_dir(tmp_path).locked():
         assert mark.exists()
     assert not mark.exists()
 
@@ -219,9 +222,9 @@ def test_ctrl_c_while_a_name_is_written_leaves_no_lock(tmp_path, monkeypatch, ha
         monkeypatch.setattr(fcntl, "flock", no_flock)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as held:
         patch.setattr(lock, "_name", interrupted)
-        with RunDir(tmp_path / "run").locked():
+        with open_run_dir(tmp_path / "run").locked():
             pass
-    with RunDir(tmp_path / "run").locked():
+    with open_run_dir(tmp_path / "run").locked():
         assert held  # and its traceback, which keeps what it has seen
 
 
@@ -333,7 +336,7 @@ def test_what_another_host_left_is_taken_over_when_it_gives_no_sign_of_life(
     if name == MARK:
         monkeypatch.setattr(fcntl, "flock", no_flock)
     left_by_another_host(tmp_path, name)
-    with within(20), RunDir(tmp_path).locked():
+    with within(20), open_run_dir(tmp_path).locked():
         assert f"process {os.getpid()} on " in (tmp_path / ".lock").read_text()
     assert not (tmp_path / MARK).exists()
 

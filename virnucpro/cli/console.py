@@ -171,12 +171,12 @@ def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> li
 def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
     """Suggest idle GPUs after a run that embedded nothing."""
     from virnucpro.models.devices import free_gpus
-    from virnucpro.store.run_dir import RunDir
+    from virnucpro.results.outputs import open_run_dir
 
     if not (places := free_gpus(options.cuda_visible_devices)):
         return []
     more, gain = ["--gpus", ",".join(map(str, places)), "--force"], "with ESM-2 vectors"
-    manifest = RunDir(options.output_dir).read_manifest()
+    manifest = open_run_dir(options.output_dir).read_manifest()
     is_of_bases = manifest is not None and manifest.recipe.input_type == "nucleotide"
     if is_of_bases and options.chunk_size is None:
         more, gain = ["--model", "cnn_virnucpro", *more], "with more unknown viruses"

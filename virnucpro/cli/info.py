@@ -94,10 +94,10 @@ def status(options: _StatusOptions) -> None:
     Exit code 1: --verify found damaged files.
     """
     with exits():
-        from virnucpro.store.run_dir import RunDir
+        from virnucpro.results.outputs import open_run_dir
         from virnucpro.workflows.status import inspect_run, measure_run
 
-        if not RunDir(options.folder).manifest.exists():
+        if not open_run_dir(options.folder).manifest.exists():
             _report_training(options)
         if options.as_json:
             figures = measure_run(options.folder, verify=options.verify)

@@ -48,7 +48,7 @@ from virnucpro.engine.base import Executor, Job, Resources
 from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.retry_policy import MAX_BLIND_LOSSES
 from virnucpro.store.progress_log import ShardFigures
-from virnucpro.store.run_dir import RunDir
+from virnucpro.store.run_dir import OutputNames, RunDir
 
 _RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ShardFigures]]
 _PROVIDERS = {"local": LocalProvider, "slurm": SlurmProvider}
@@ -172,7 +172,8 @@ class ParslExecutor(Executor):
         Raises:
             VirnucproError: a part failed with an error that another block would meet too.
         """
-        rundir, n = RunDir(job.root), min(self.n_parts, len(shards))
+        rundir = RunDir(job.root, OutputNames())  # for the paths of logs and Parsl's files alone
+        n = min(self.n_parts, len(shards))
         news = _News(rundir.logs, {shard.index: shard for shard in shards})
         news.skip()
         with parsl_on(self.provider, rundir) as kernel:

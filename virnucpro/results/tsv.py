@@ -1,30 +1,24 @@
-"""Write rows as text to files that appear when whole, sort lines, and read tables."""
+"""Write rows as text to files that appear when they are complete, and sort lines."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from gzip import GzipFile
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.atomic_io import writing
-from virnucpro.core.errors import InputError
-from virnucpro.core.logging import printable
 from virnucpro.core.native import call
-from virnucpro.core.numeric import DECIMALS, Counts, Mask, Values
+from virnucpro.core.numeric import Counts, Values
 from virnucpro.core.safe_dir import Tree
-from virnucpro.viral.types import Calls, FrameScores
 
-_BYTES_AT_ONCE = 2**22  # bytes of a table read at once
-_Rows: TypeAlias = Counts | list[int] | slice
 _BYTES_IN_MEMORY = 2**24  # bytes of lines to be sorted
 _BLOCK = 2**18  # bytes of a run of sorted lines merged at once
 
@@ -252,221 +246,3 @@ def fasta(headers: Sequence[str], sequences: Sequence[str]) -> bytes:
 def _fasta(headers: Sequence[str], sequences: Sequence[str]) -> NDArray[np.uint8]:
     """``fasta``, which releases its intermediate arrays here: a record may be very long."""
     return _rows_of((texts(headers), _letters(sequences)), (">", ""))
-
-
-def call_words(calls: Calls, place: int) -> tuple[str, str]:
-    """The label and the score of a call; both are empty without a score."""
-    score = calls.virus_scores[place]
-    if score is None:
-        return "", ""
-    return "virus" if calls.are_viruses[place] else "other", f"{score:.6f}"
-
-
-def record_rows(calls: Calls) -> bytes:
-    """A row for each call."""
-    pairs = zip(calls.virus_scores, calls.are_viruses, strict=True)
-    labels = [
-        "virus" if is_virus else "other" if score is not None else "" for score, is_virus in pairs
-    ]
-    scores = decimals(calls.virus_scores, DECIMALS)
-    is_same = calls.base_scores is calls.virus_scores
-    return rows_of(
-        *(texts(calls.record_ids), texts(calls.samples), whole(calls.lengths)),
-        *(texts(calls.statuses), texts(labels), scores, decimals(calls.rates, 4)),
-        *map(whole, (calls.n_chunks, calls.n_chunks_scored, calls.n_frames_scored)),
-        *(scores if is_same else decimals(calls.base_scores, DECIMALS), texts(calls.notes)),
-    )
-
-
-def frame_rows(frames: FrameScores) -> bytes:
-    """A row per scored frame; a tie counts as "others"."""
-    scores = np.array(frames.scores, dtype=np.float64)
-    others = _of_others(scores)
-    labels = ["virus" if is_virus else "others" for is_virus in (scores > others).tolist()]
-    of_both = decimals(others, DECIMALS), decimals(scores, DECIMALS)
-    return rows_of(texts(frames.ids), texts(labels), *of_both)
-
-
-def _of_others(scores: Values) -> Values:
-    """The scores of "others", with six decimals."""
-    return np.asarray(np.rint((1 - scores) * 10**DECIMALS) / 10**DECIMALS)
-
-
-def chunk_rows(frames: FrameScores) -> bytes:
-    """A row per chunk with a scored frame; frames of one chunk are neighbours.
-
-    A chunk is a virus by VirNucPro's rule: its best virus score is at least its best score of
-    "others".
-    """
-    if not frames.ids:
-        return b""
-    chunks = np.array(frames.chunk_ids, dtype=object)
-    firsts = np.flatnonzero(np.concatenate([[True], chunks[1:] != chunks[:-1]]))
-    scores = np.array(frames.scores, dtype=np.float64)
-    best, least = np.maximum.reduceat(scores, firsts), np.minimum.reduceat(scores, firsts)
-    are_viruses = (best >= _of_others(least)).tolist()
-    return rows_of(texts(chunks[firsts].tolist()), texts(list(map(str, are_viruses))))
-
-
-# Tables are read again as blocks of rows
-
-
-@dataclass(frozen=True, eq=False)
-class TableBlock:
-    """Neighbouring rows of a table, as bytes; a missing column reads as empty."""
-
-    data: bytes  # whole lines
-    names: Sequence[str]  # of the columns
-    ends: Counts  # (n_rows, n_columns) of the fields
-
-    @classmethod
-    def of(cls, data: bytes, header: str) -> TableBlock:
-        """Split lines into fields; ``header`` has the names of the columns and its line end.
-
-        Raises:
-            ValueError: a line does not have one value per column.
-        """
-        names = header.rstrip("\n").split("\t")
-        data = data if data.endswith(b"\n") else data + b"\n"
-        n_lines, n_read = data.count(b"\n"), np.empty(1, dtype=np.int64)
-        ends = np.empty((n_lines, len(names)), dtype=np.int64)
-        call("split_fields", np.frombuffer(data, np.uint8), len(data), len(names), ends, n_read)
-        if n_read[0] < n_lines:
-            raise ValueError("a line has too few values")
-        return cls(data, names, ends)
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    @cached_property
-    def _letters(self) -> NDArray[np.uint8]:
-        return np.frombuffer(self.data, np.uint8)
-
-    @cached_property
-    def _text(self) -> str | None:
-        """The bytes as ASCII text; None if they are not ASCII."""
-        return self.data.decode("ascii") if self.data.isascii() else None
-
-    def _bounds(self, name: str) -> tuple[Counts, Counts]:
-        """The starts and the ends of the fields of a column. (n_rows,) each"""
-        if name not in self.names:
-            nowhere = np.zeros(len(self), dtype=np.int64)
-            return nowhere, nowhere
-        place = self.names.index(name)
-        before = self.ends[:, place - 1] if place else np.append(-1, self.ends[:-1, -1])
-        return before + 1, np.ascontiguousarray(self.ends[:, place])
-
-    def columns(self, names: Iterable[str], rows: _Rows = slice(None)) -> list[list[str]]:
-        """The fields of some columns, in some rows."""
-        return [self.texts(name, rows) for name in names]
-
-    def texts(self, name: str, rows: _Rows = slice(None)) -> list[str]:
-        """The fields of a column, in some rows."""
-        some = np.array(rows, np.int64) if isinstance(rows, list) else rows
-        starts, ends = (each[some].tolist() for each in self._bounds(name))
-        pairs = zip(starts, ends, strict=True)
-        if self._text is not None:
-            text = self._text
-            return [text[start:end] for start, end in pairs]
-        return [self.data[start:end].decode("utf-8", "surrogateescape") for start, end in pairs]
-
-    def codes(self, name: str) -> tuple[list[str], Counts]:
-        """The distinct fields of a column, and for each row the index of its field."""
-        starts, ends = self._bounds(name)
-        is_new = np.empty(len(self), dtype=np.bool_)
-        call("find_changes", self._letters, starts, ends, len(self), is_new.view(np.uint8))
-        firsts = np.flatnonzero(is_new)
-        texts = self.texts(name, firsts)
-        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-        of_runs = np.array([places[text] for text in texts], dtype=np.int64)
-        return list(places), np.repeat(of_runs, np.diff(firsts, append=len(self)))
-
-    def have(self, name: str, text: bytes) -> Mask:
-        """Whether each field of a column is this text. (n_rows,)"""
-        starts, ends = self._bounds(name)
-        rows = np.flatnonzero(ends - starts == len(text))
-        for place, letter in enumerate(text):
-            rows = rows[self._letters[starts[rows] + place] == letter]
-        mask = np.zeros(len(self), dtype=np.bool_)
-        mask[rows] = True
-        return mask
-
-    def numbers(self, name: str) -> Values:
-        """The numbers of a column, without exponents; NaN for an empty field. (n_rows,)
-
-        Raises:
-            ValueError: a field is not such a number.
-        """
-        starts, ends = self._bounds(name)
-        values, n_read = np.empty(len(self)), np.empty(1, dtype=np.int64)
-        call("read_numbers", self._letters, starts, ends, len(self), values, n_read)
-        if n_read[0] < len(self):
-            raise ValueError(f"{name} {self.texts(name, n_read)[0]} is not a number")
-        return values
-
-    def whole_numbers(self, name: str) -> Counts:
-        """The whole numbers of a column, from 0 on. (n_rows,)
-
-        Raises:
-            ValueError: a field is not such a number.
-        """
-        values = self.numbers(name)
-        if not (np.array_equal(values, np.floor(values)) and (values >= 0).all()):
-            raise ValueError(f"{name} has a value that is not a whole number")
-        return values.astype(np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class TableSpan:
-    """Neighbouring lines of a VirNucPro table, as a range of bytes."""
-
-    path: Path
-    header: str  # the first line of the table
-    start: int
-    end: int
-
-    def read(self) -> TableBlock:
-        """
-        Raises:
-            ValueError: a line does not have one value per column.
-            OSError: it cannot be read.
-        """
-        with self.path.open("rb") as lines:
-            lines.seek(self.start)
-            data = lines.read(self.end - self.start)
-        return TableBlock.of(data, self.header)
-
-
-def spans_of(path: Path) -> Iterator[TableSpan]:
-    """Split a VirNucPro table into spans of lines; none if the file does not exist.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    if not path.is_file():
-        return
-    with path.open("rb") as lines:
-        header = lines.readline().decode("utf-8", "surrogateescape")
-        end, size = lines.tell(), os.fstat(lines.fileno()).st_size
-        while end < size:
-            start = end
-            lines.seek(start + _BYTES_AT_ONCE)
-            lines.readline()
-            end = min(lines.tell(), size)
-            yield TableSpan(path, header, start, end)
-
-
-@contextmanager
-def reading(table: Path, *others: type[Exception]) -> Iterator[None]:
-    """Read a table: an error of its content is an ``InputError``.
-
-    These are ValueError and the ``others``.
-    """
-    errors: tuple[type[Exception], ...] = (ValueError, *others)
-    try:
-        yield
-    except errors as error:
-        raise InputError(
-            f"{printable(table)} is damaged: {printable(error)}",
-            hint="run the command of the run again with --resume: it writes the tables anew",
-        ) from error

@@ -20,10 +20,8 @@ from virnucpro.core.atomic_io import disk_error, sha256
 from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.core.logging import printable
 from virnucpro.core.safe_dir import Tree
-from virnucpro.results.outputs import all_sinks
 from virnucpro.store.feature_store import index_of, is_export
-from virnucpro.store.run_dir import RunDir
-from virnucpro.workflows.score_cache import SUFFIX
+from virnucpro.store.run_dir import SCORES, RunDir
 
 _REMEDY = "check the disk, then repeat the command of the run with --resume to rewrite it"
 _WRITES_AHEAD = 8  # writes of a file that may wait for their hashing
@@ -92,13 +90,12 @@ class Outputs:
 
     def paths(self) -> list[Path]:
         """The existing outputs of the run and of each of its files."""
-        sinks = all_sinks()
-        paths = [self.rundir.report, *(self.rundir.output(sink) for sink in sinks)]
+        names = self.rundir.owned_names
+        paths = [self.rundir.report, *map(self.rundir.output, names.run)]
         for folder in self.rundir.feature_folders():
             paths += [index_of(folder), *(path for path in folder.glob("*.*") if is_export(path))]
-        paths += self.rundir.scores.glob(f"*{SUFFIX}")
-        per_file = [sink.file for sink in sinks if sink.per_file]
-        paths += [folder / name for folder in self.rundir.sample_folders() for name in per_file]
+        paths += self.rundir.scores.glob(f"*{SCORES}")
+        paths += [folder / name for folder in self.rundir.sample_folders() for name in names.sample]
         return [path for path in paths if path.is_file()]
 
     def read_kept(self, names: Collection[str] = ()) -> dict[str, str]:
@@ -110,7 +107,7 @@ class Outputs:
             ResumeError: ``run.json`` is damaged.
         """
         hashes = self.read_hashes() or {}
-        scores = {place: one for place, one in hashes.items() if Path(place).suffix == SUFFIX}
+        scores = {place: one for place, one in hashes.items() if Path(place).suffix == SCORES}
         named = {place: one for place, one in hashes.items() if place in names}
         if any(self.find_damaged(scores)):
             return {}

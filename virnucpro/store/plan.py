@@ -22,11 +22,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from virnucpro.core.atomic_io import as_text, parse_json, sha256
 from virnucpro.core.errors import FeatureFileError, InputError
 from virnucpro.core.helper_pool import Pool
 from virnucpro.core.logging import printable
-from virnucpro.core.recipe import Recipe
+from virnucpro.core.recipe import Embed, Recipe
 from virnucpro.core.types import (
     PROTEIN,
     FastaRecord,
@@ -40,14 +43,12 @@ from virnucpro.sequences.fasta import Block, Span, Streams, parsed, write_record
 from virnucpro.sequences.input_scan import find_repeat
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import id_digests
-from virnucpro.sequences.translate import Chunk
+from virnucpro.sequences.translate import Chunk, screen_all
 from virnucpro.store.feature_file import Attributes, read_sealed, write_sealed
 from virnucpro.store.feature_store import OnShard
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import IDS, PLAN, RunDir
 from virnucpro.store.shard_files import N_SMALL_SHARDS, ShardWriter
-from virnucpro.viral.classifier import asking
-from virnucpro.viral.provirus import SHORTEST_RECORD
 
 # spans of inputs, each with the input's index in the manifest
 Places: TypeAlias = tuple[tuple[int, Span], ...]
@@ -58,6 +59,39 @@ _PARTS_AT_ONCE = 5_000  # records, or small files
 _FORMAT = 4  # raise it if parts of plans of two states could not be joined
 _LEAST_NUMBERS = 1000  # for the shards of a slice, so that their names stay short
 _DAMAGE = (FeatureFileError, ValueError, KeyError, TypeError)  # errors from a damaged file
+
+
+# Yields the records of a block that can be embedded, each with the index of the first rule of
+# ``--embed`` that selects it, or None if no rule does. Helper processes import it by its name.
+SelectRecords: TypeAlias = Callable[
+    [Records, Recipe, Sequence[Embed]], Iterator[tuple[FastaRecord, int | None]]
+]
+
+
+def select_all(
+    records: Records, recipe: Recipe, rules: Sequence[Embed]
+) -> Iterator[tuple[FastaRecord, int | None]]:
+    """Select every record that has a frame to embed, for the first rule."""
+    if not recipe.encoders:
+        return
+    screened = screen_all(records, recipe)
+    for index, record in enumerate(records.each()):
+        if index not in screened:
+            yield record, 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which records of the inputs a run embeds, and which ones it searches for regions later."""
+
+    select: SelectRecords = select_all
+    min_searched_length: int | None = None  # bases; None: no record is searched
+
+    def count_searched(self, lengths: NDArray[np.int64]) -> int:
+        """The letters of the records that may be searched. (n,) lengths of records"""
+        if self.min_searched_length is None:
+            return 0
+        return int(lengths[lengths >= self.min_searched_length].sum())
 
 
 @dataclass(slots=True)
@@ -137,10 +171,7 @@ class _SlicePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The slices of each series, in order, and the plans made so far.
-
-    Without slices, it holds what planning a slice needs, and is sent to helpers.
-    """
+    """The slices of each series, in order, and the plans made so far."""
 
     rundir: RunDir
     manifest: Manifest
@@ -259,7 +290,7 @@ class Plan:
         path = self.folder / self.rundir.plan.name
         write_sealed(self.rundir, path, _json(listing), {"key": self.key})
 
-    def write_chunks(self) -> None:
+    def write_chunks(self, selection: Selection) -> None:
         """Write the chunks of all embedded records, in the order of their shards.
 
         Raises:
@@ -269,11 +300,12 @@ class Plan:
         with self.rundir.replacing(self.rundir.chunks) as content, as_text(content) as out:
             for one in self.slices:
                 task = _SliceTask(one)
-                records = chain.from_iterable(task.asked(self, *where) for where in one.spans)
+                planner = _Planner(self, selection)
+                records = chain.from_iterable(task.asked(planner, *where) for where in one.spans)
                 for chunk in chain.from_iterable(Chunk.cut(r, chunk_size) for r in records):
                     write_record(out, chunk.id, chunk.sequence)
 
-    def make(self, on_letters: Callable[[int], None], pool: Pool) -> Plan:
+    def make(self, selection: Selection, on_letters: Callable[[int], None], pool: Pool) -> Plan:
         """Plan the slices that are not planned yet, with the processes of a pool if that is faster.
 
         The ids of all slices are compared, including those that other processes planned.
@@ -285,7 +317,8 @@ class Plan:
         missing, parts, n_letters = self.missing, dict(self.parts), 0
         n_expected = InputFile.letters_of(self.manifest.inputs)
         n_worth = n_expected * len(missing) // max(1, len(self.slices))
-        helpers = pool.helpers(replace(self, slices=(), parts={}), n_worth, "parts of the plan")
+        planner = _Planner(replace(self, slices=(), parts={}), selection)
+        helpers = pool.helpers(planner, n_worth, "parts of the plan")
         made = helpers.in_order(map(_SliceTask, missing))
         with pool.ended_by_errors():
             for one, part in zip(missing, made, strict=True):
@@ -369,6 +402,14 @@ def _count_numbers(recipe: Recipe) -> int:
     return number
 
 
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """What planning any slice needs. It is sent to helpers."""
+
+    plan: Plan  # without slices
+    selection: Selection
+
+
 @dataclass(slots=True)
 class _SliceTask:
     """Plan a slice: write its shards, the digests of its ids, and last the hashes of shards."""
@@ -381,12 +422,13 @@ class _SliceTask:
     are_ranged: bool = True  # True if any process can read each block
     is_end: Callable[[int], bool] = field(init=False)
 
-    def do(self, plan: Plan) -> _SlicePlan:
+    def do(self, planner: _Planner) -> _SlicePlan:
         """
         Raises:
             InputError: an input is not a FASTA file.
             OutputError, StorageError: the files cannot be written.
         """
+        plan = planner.plan
         rundir, one, recipe = plan.rundir, self.slice, plan.manifest.recipe
         stem, self.is_end = plan.folder / one.name, ends_of_groups()
         writer = ShardWriter(
@@ -400,7 +442,7 @@ class _SliceTask:
         spans = []
         for place, span in one.spans:
             first = writer.next_index
-            for orfs in self.orfs(plan, place, span):
+            for orfs in self.orfs(planner, place, span):
                 writer.extend(orfs)
             spans.append((first, writer.end_index))
         writer.flush()
@@ -417,9 +459,10 @@ class _SliceTask:
         write_sealed(rundir, stem.with_suffix(PLAN), _json(_facts_of(part)), plan.seal(one))
         return part
 
-    def orfs(self, plan: Plan, place: int, span: Span) -> Iterator[Sequence[Orf]]:
+    def orfs(self, planner: _Planner, place: int, span: Span) -> Iterator[Sequence[Orf]]:
         """Yield the ORFs of blocks of a file."""
-        recipe, records = plan.manifest.recipe, self.asked(plan, place, span)
+        recipe = planner.plan.manifest.recipe
+        records = self.asked(planner, place, span)
         if not recipe.has_chunks:
             for block in grouped(records, lambda record: len(record.sequence)):
                 texts = [(record.id, record.protein) for record in block]
@@ -429,19 +472,21 @@ class _SliceTask:
         for chunks in grouped(chain.from_iterable(cut), lambda chunk: len(chunk.sequence)):
             yield Chunk.orfs(chunks, recipe)
 
-    def asked(self, plan: Plan, place: int, span: Span) -> Iterator[FastaRecord]:
+    def asked(self, planner: _Planner, place: int, span: Span) -> Iterator[FastaRecord]:
         """Yield the records that this step embeds, and count the records that no step embeds.
 
         Each step scores every record again.
         """
-        manifest, recipe = plan.manifest, plan.manifest.recipe
-        file, rules = manifest.inputs[place], tuple(manifest.embed)
-        blocks = manifest.ids.blocks(file, span, plan.streams)
+        manifest = planner.plan.manifest
+        recipe = manifest.recipe
+        file = manifest.inputs[place]
+        rules = tuple(manifest.embed)
+        blocks = manifest.ids.blocks(file, span, planner.plan.streams)
         for records in parsed(blocks if recipe.encoders else self.noted(blocks, place)):
-            self.count(records)
+            self.count(records, planner.selection)
             ids = _told_apart(manifest, file, records.ids)
             self.digests.append(id_digests(ids).tobytes())
-            for record, step in asking(records, recipe, rules):
+            for record, step in planner.selection.select(records, recipe, rules):
                 self.counts.n_short += 2 * len(record.sequence) < recipe.chunk_size
                 if step == self.slice.step:
                     yield record
@@ -464,11 +509,12 @@ class _SliceTask:
                 self.blocks.append([])
             yield block
 
-    def count(self, records: Records) -> None:
-        counts, lengths = self.counts, records.lengths
+    def count(self, records: Records, selection: Selection) -> None:
+        counts = self.counts
+        lengths = records.lengths
         counts.n_records += len(lengths)
         counts.n_letters += int(lengths.sum())
-        counts.n_searched += int(lengths[lengths >= SHORTEST_RECORD].sum())
+        counts.n_searched += selection.count_searched(lengths)
         counts.n_gapped += sum(map(bool, records.n_gaps))
         counts.n_gaps += sum(records.n_gaps)
 

@@ -1,6 +1,6 @@
 """The run folder: where its files are, which belong to the run, and when they are deleted.
 
-Sinks name the outputs; every other name is defined here.
+The creator of a ``RunDir`` passes the names of the output files. Every other name is defined here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from virnucpro.core.logging import announce, logging_to_file, printable
 from virnucpro.core.recipe import Command, Recipe
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import SHARD_NAME
-from virnucpro.results.outputs import FAILED_SEQUENCES, SINKS, Sink, all_sinks
 from virnucpro.sequences.inputs import RUN_FILE
 from virnucpro.store.feature_store import FeatureStore, index_of, inner_names, open_stores
 from virnucpro.store.manifest import Manifest, read_manifest, write_manifest
@@ -36,7 +35,13 @@ from virnucpro.store.run_lock import (
 )
 
 # suffixes of the files of a slice: its plan, digests of ids, rows of tables
-PLAN, IDS, ROWS = ".plan", ".ids", ".rows"
+PLAN = ".plan"
+IDS = ".ids"
+ROWS = ".rows"
+SCORES = ".scores"  # suffix of the scores of a block of records
+# the table with one row per record; a run that has it is finished
+RECORD_TABLES: Mapping[Command, str] = {"predict": "predictions.tsv", "extract": "records.tsv"}
+FAILED_SEQUENCES = "failed_sequences.fa"  # records to correct and to add to the run
 # files that a run makes in its subfolders
 _OURS = re.compile(
     rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|parquet|faa|fna|scores|plan|ids|chunks|rows)"
@@ -56,9 +61,19 @@ class _Inside:
         return rundir.root / self.name
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputNames:
+    """The file names of outputs, which the run folder clears, protects and verifies."""
+
+    run: tuple[str, ...] = ()
+    sample: tuple[str, ...] = ()  # those that the folder of a sample may have too
+
+
 @dataclass(frozen=True, slots=True)
 class RunDir(Tree):
     """The folder of a run; ``Tree`` writes into it."""
+
+    owned_names: OutputNames
 
     page: ClassVar = "report.html"  # of a run, a training or an evaluation
     of_any_command: ClassVar = frozenset({*OF_A_LOCK, "virnucpro.log"})  # left by any command
@@ -85,14 +100,14 @@ class RunDir(Tree):
     @property
     def planned(self) -> RunDir:
         """The folder in which a plan is made; the old plan stays until the new one is whole."""
-        return RunDir(self.root / f".planned{TEMPORARY}")
+        return RunDir(self.root / f".planned{TEMPORARY}", self.owned_names)
 
-    def output(self, sink: Sink) -> Path:
-        return self.root / sink.file
+    def output(self, name: str) -> Path:
+        return self.root / name
 
     def record_table(self, command: Command) -> Path:
         """The table with one row per record."""
-        return self.output(SINKS[command][0])
+        return self.output(RECORD_TABLES[command])
 
     @property
     def _results(self) -> tuple[Path, ...]:
@@ -108,7 +123,7 @@ class RunDir(Tree):
             self.samples,
             self.report,
             self.machine,
-            *map(self.output, all_sinks()),
+            *map(self.output, self.owned_names.run),
         )
 
     @contextmanager
@@ -256,9 +271,8 @@ class RunDir(Tree):
 
     def clear_samples(self) -> None:
         """Delete the outputs of all single samples."""
-        names = {sink.file for sink in all_sinks() if sink.per_file}
         for folder in self.sample_folders():
-            self.delete_files(folder, names.__contains__)
+            self.delete_files(folder, self.owned_names.sample.__contains__)
             self.delete_folder(folder)
         self.delete_folder(self.samples)
 
@@ -326,7 +340,7 @@ class RunDir(Tree):
         if any(ours & {path.resolve(), *path.resolve().parents} for path in inputs):
             raise UsageError(
                 "an input is in the folder that --force clears",
-                hint=f"move it away first; to repair a run with its {FAILED_SEQUENCES.file} "
+                hint=f"move it away first; to repair a run with its {FAILED_SEQUENCES} "
                 "use --resume",
             )
 

@@ -37,10 +37,10 @@ from virnucpro.core.numeric import from_bfloat16
 from virnucpro.core.recipe import Store
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FastaRecord, Orf
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 from virnucpro.sequences.translate import STANDARD, Chunk, GeneticCode, translate_six_frames
-from virnucpro.store.run_dir import RunDir
 from virnucpro.training.labelled_data import Labelled, LabelledRecord, Split
 
 Values = NDArray[Any]
@@ -389,7 +389,7 @@ def link_vectors(folder: Path, extracted: Path) -> None:
     wanted, place = {*ids}, dict[str, int]()
     files: list[tuple[str, int, int]] = []
     n_vectors, dim, numbers = 0, 0, "float32"
-    rundir = RunDir(extracted)
+    rundir = open_run_dir(extracted)
     manifest = rundir.read_manifest()
     for store in rundir.stores_of(manifest.recipe) if manifest else ():
         dim, numbers = store.encoder.dim, store.encoder.store

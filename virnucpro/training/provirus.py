@@ -32,7 +32,8 @@ from virnucpro.core.numeric import Mask, Values
 from virnucpro.core.option_schema import carry
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FastaRecord
-from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE
+from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE, open_run_dir
+from virnucpro.results.table_readers import read_calls, read_regions
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import STANDARD, GeneticCode
@@ -100,7 +101,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
             f"not everything was read: see {printable(run_folder)}",
             hint="figures of a part would mislead: run the same command with --resume",
         )
-    each = _measure(RunDir(run_folder), truths, genes)
+    each = _measure(open_run_dir(run_folder), truths, genes)
     return _write_table(options.output_dir / _EVALUATED_TABLE, each, options.seed)
 
 
@@ -108,11 +109,11 @@ def _measure(
     rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Span]]
 ) -> dict[str, RegionFigures]:
     """The figures of each sequence of the run; one that the truth does not name has no prophage."""
-    calls = list(RECORD_TABLE.open(rundir.output(RECORD_TABLE), _AGAIN))
+    calls = list(read_calls(rundir.output(RECORD_TABLE.file), _AGAIN))
     _check_names([call.record_id for call in calls], truths)
     regions: dict[str, list[Span]] = {}
-    if rundir.output(REGION_TABLE).exists():
-        for (_, name), region in REGION_TABLE.open(rundir.output(REGION_TABLE), _AGAIN):
+    if rundir.output(REGION_TABLE.file).exists():
+        for (_, name), region in read_regions(rundir.output(REGION_TABLE.file), _AGAIN):
             regions.setdefault(name, []).append((region.start, region.end))
     figures = {}
     for name, n_bases in ((call.record_id, call.length) for call in calls):
@@ -412,7 +413,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
     Raises:
         VirnucproError: see ``errors``; or there are too few chromosomes.
     """
-    with RunDir(options.output_dir).in_use():
+    with open_run_dir(options.output_dir).in_use():
         scorer = Scorer.own()
         read_genes = partial(genes_of, scorer=scorer)
         genomes = _read_genomes(options.data, truth_table, scorer, on_event)

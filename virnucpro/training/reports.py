@@ -24,10 +24,10 @@ from virnucpro.core.errors import InputMissingError, UsageError
 from virnucpro.core.logging import counted, escaped, printable
 from virnucpro.core.safe_dir import Tree
 from virnucpro.models.lookup import open_model
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.charts import Chart
 from virnucpro.results.report.html import render
 from virnucpro.results.report.run_json import Facts, read_complaints
-from virnucpro.store.run_dir import RunDir
 from virnucpro.training.evaluation.metrics import NOT_DEFINED
 from virnucpro.training.labelled_data import read_cells, write_table
 from virnucpro.training.training_config import (
@@ -78,7 +78,7 @@ def write_training_page(folder: Path) -> None:
     """
     names = (EPOCHS, GAIN, HELD_OUT, SPLIT)
     epochs, gains, held_out, split = (read_table(folder / name) for name in names)
-    charts, rundir = list(_learning_curves(epochs)), RunDir(folder)
+    charts, rundir = list(_learning_curves(epochs)), open_run_dir(folder)
     content = {
         "charts": charts,
         "tables": [
@@ -327,7 +327,7 @@ def write_evaluation_page(folder: Path, figures: Mapping[str, Any]) -> None:
         "charts": list(_evaluation_charts(figures)),
         "provenance": list(_evaluation_facts(figures)),
     }
-    rundir = RunDir(folder)
+    rundir = open_run_dir(folder)
     rundir.write_whole(rundir.report, render("evaluation.html", content, {}))
 
 

@@ -39,9 +39,9 @@ from virnucpro.engine.local import ProcessExecutor
 from virnucpro.models.devices import Choice, as_size
 from virnucpro.models.frame_networks import Reader
 from virnucpro.models.packing import use_device
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
 from virnucpro.sequences.translate import GeneticCode
-from virnucpro.store.run_dir import RunDir
 from virnucpro.training.distributed import Ranks, run_on, run_under_torchrun, started_by_torchrun
 from virnucpro.training.evaluation.calibration import FEWEST_GROUPS
 from virnucpro.training.evaluation.metrics import Samples
@@ -136,7 +136,7 @@ def _prepared(
     options: TrainOptions, training: Training, choice: Choice, on_event: OnEvent
 ) -> Iterator[None]:
     """Lock the folder, and fill it with all that the processes of the training read."""
-    with RunDir(training.output).in_use():
+    with open_run_dir(training.output).in_use():
         open_training(training, on_event)
         for line in describe_training(training, choice):
             announce(line)
@@ -180,7 +180,7 @@ def _extract(options: TrainOptions, training: Training, on_event: OnEvent) -> No
         report=False,
         chunk_size=options.chunk_size[0],
         model=str(training.encoder.path),
-        resume=RunDir(training.features).read_manifest() is not None,
+        resume=open_run_dir(training.features).read_manifest() is not None,
     )
 
     def executor_on(devices: Sequence[str]) -> Executor:

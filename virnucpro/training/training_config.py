@@ -27,6 +27,7 @@ from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model_files import as_esm2
 from virnucpro.models.lookup import open_model
 from virnucpro.models.registry import EMBEDDED
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.store.run_dir import RunDir
 from virnucpro.training.frame_dataset import FrameStore, delete_frames, write_frames
@@ -380,7 +381,7 @@ def check_features(training: Training, fasta_sha256: Iterable[str]) -> str:
         InputError: they are of other sequences, or of another recipe.
     """
     folder, options = training.features, training.options
-    run = RunDir(folder).read_run("give the --output-dir of virnucpro extract")
+    run = open_run_dir(folder).read_run("give the --output-dir of virnucpro extract")
     recipe = run.recipe
     assert training.encoder is not None, "a head on an encoder"
     digest, n_layers = as_esm2(training.encoder).sha256(), training.encoder.n_layers

@@ -14,7 +14,7 @@ from pathlib import Path
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.recipe import InputType, Recipe
-from virnucpro.results.outputs import RECORD_TABLE
+from virnucpro.results.table_readers import read_calls
 from virnucpro.sequences.input_scan import Survey
 from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs
 from virnucpro.sequences.samples import name_samples
@@ -167,7 +167,7 @@ def _given_anew(
     table, mendable = rundir.record_table(recorded.recipe.command), set[str]()
     if files and table.exists():
         hint = "run with --resume alone to rewrite it, then add the input"
-        calls = RECORD_TABLE.open(table, hint)
+        calls = read_calls(table, hint)
         mendable = {recorded.ids.of(one.sample, one.record_id) for one in calls if one.is_mendable}
     return {
         file.path: {record.id for record in file.read() if record.id in mendable} for file in files

@@ -16,9 +16,16 @@ from typing import TypeAlias
 from virnucpro.core.atomic_io import open_plain
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.logging import printable
-from virnucpro.results.outputs import CHUNK_TABLE, FRAME_TABLE, RECORD_TABLE, VIRUS_TABLE, Sink
+from virnucpro.results.outputs import (
+    CHUNK_TABLE,
+    FRAME_TABLE,
+    RECORD_TABLE,
+    VIRUS_TABLE,
+    OutputFile,
+    open_run_dir,
+)
+from virnucpro.results.table_readers import parse_call, parse_identity
 from virnucpro.store.checksums import Outputs
-from virnucpro.store.run_dir import RunDir
 
 _ROUNDING = 1e-9  # of differences between scores, which have 6 decimals
 _N_EXAMPLES = 3  # ids of each kind of difference
@@ -116,7 +123,7 @@ def _check(path: Path) -> None:
     Raises:
         InputError: a table of a run was changed or deleted.
     """
-    rundir = RunDir(path if path.is_dir() else path.parent)
+    rundir = open_run_dir(path if path.is_dir() else path.parent)
     if not rundir.manifest.is_file():
         return
     outputs = Outputs(rundir)
@@ -172,12 +179,12 @@ def _chunk_in(row: dict[str, str]) -> _Row:
 
 
 def _record_in(row: dict[str, str]) -> _Row:
-    call = RECORD_TABLE.parse(row)
+    call = parse_call(row)
     return _in_file(call.sample, call.record_id), row["call"] or call.status, call.virus_score
 
 
 def _virus_in(row: dict[str, str]) -> _Row:
-    _, identity = VIRUS_TABLE.parse(row)
+    _, identity = parse_identity(row)
     label = f"{row['kind']} {identity.virus_kind} {identity.kin}".rstrip()
     return _in_file(row["file"], row["virus"]), label, float(row["score"])
 
@@ -186,7 +193,7 @@ def _in_file(sample: str, name: str) -> str:
     return f"{sample}: {name}" if sample else name
 
 
-_READERS: dict[str, tuple[Sink, Callable[[dict[str, str]], _Row]]] = {
+_READERS: dict[str, tuple[OutputFile, Callable[[dict[str, str]], _Row]]] = {
     "frames": (FRAME_TABLE, _frame_in),
     "chunks": (CHUNK_TABLE, _chunk_in),
     "records": (RECORD_TABLE, _record_in),

@@ -17,15 +17,12 @@ from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.helper_pool import Pool
 from virnucpro.core.logging import LOGGER, announce, printable
 from virnucpro.core.types import FastaRecord, Records
-from virnucpro.results.outputs import (
-    RECORD_TABLE,
-    REGION_SINKS,
-    REGION_TABLE,
-    Portion,
-    Tally,
-    open_outputs,
-)
+from virnucpro.results.call_rows import make_batches
+from virnucpro.results.counts import RecordCounts
+from virnucpro.results.output_writer import open_outputs
+from virnucpro.results.outputs import RECORD_TABLE, REGION_OUTPUTS, REGION_TABLE, open_run_dir
 from virnucpro.results.report.run_report import write_run_page
+from virnucpro.results.table_readers import read_calls
 from virnucpro.sequences.inputs import InputFile, check_recorded
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.manifest import Manifest
@@ -37,17 +34,17 @@ from virnucpro.workflows.run_config import find_region_model
 from virnucpro.workflows.write_tables import place_of
 
 TABLE = REGION_TABLE.file
-_WRITTEN = tuple(sink.file for sink in REGION_SINKS)
+_WRITTEN = tuple(sink.file for sink in REGION_OUTPUTS)
 
 
-def find_regions(asked: RegionsOptions, on_event: OnEvent) -> Tally:
+def find_regions(asked: RegionsOptions, on_event: OnEvent) -> RecordCounts:
     """Find regions in the records of a finished run. Returns the counts of its records.
 
     Raises:
         VirnucproError: the folder holds no finished ``predict`` of nucleotides, or an input is
             missing or has changed; see ``errors``.
     """
-    rundir = RunDir(asked.folder)
+    rundir = open_run_dir(asked.folder)
     _finished_run(rundir)  # before a lock is made: the folder may hold something else
     with rundir.in_use():
         manifest = _finished_run(rundir)
@@ -74,19 +71,19 @@ def _write_files(
     inputs: Sequence[InputFile],
     finder: RegionFinder,
     on_event: OnEvent,
-) -> Tally:
+) -> RecordCounts:
     """Write the table of viruses, the region files, and the table of records with new notes."""
-    tally, n_letters, total = Tally(), 0, InputFile.letters_of(inputs)
-    sinks = (RECORD_TABLE, *REGION_SINKS)
+    tally, n_letters, total = RecordCounts(), 0, InputFile.letters_of(inputs)
+    sinks = (RECORD_TABLE, *REGION_OUTPUTS)
     per_file = rundir.samples.is_dir()
     with_own = manifest.is_qualified and per_file
     with open_outputs(sinks, place_of(rundir, rundir, manifest, per_file=per_file)) as add:
         for record, call in _records_and_calls(rundir, manifest, inputs):
             results = CalledRecords(Records.of([record]), Calls.of([call]), FrameScores.of([[]]))
             finder.add_to(results, 0)
-            [portion] = Portion.of_samples(results, sinks, finder.code, with_own=with_own)
+            [portion] = make_batches(results, sinks, finder.code, with_own=with_own)
             add(portion)
-            tally.include(portion.tally)
+            tally.include(portion.counts)
             n_letters += len(record.sequence)
             on_event(Progress("looking for regions", n_letters, total, "letters"))
     return tally
@@ -128,8 +125,8 @@ def _records_and_calls(
     Raises:
         InputError: a row belongs to another record.
     """
-    path, hint = rundir.output(RECORD_TABLE), "write it again: run its command with --resume"
-    calls = RECORD_TABLE.open(path, hint)
+    path, hint = rundir.output(RECORD_TABLE.file), "write it again: run its command with --resume"
+    calls = read_calls(path, hint)
     for record, call in zip_longest(manifest.records(inputs), calls):
         if record is None or call is None or not _is_of(call, record):
             name = printable(record.name if record else call.record_id)
@@ -147,7 +144,7 @@ def _is_of(call: Call, record: FastaRecord) -> bool:
 
 
 def _note_in_manifest(
-    rundir: RunDir, manifest: Manifest, tally: Tally, options: PredictOptions
+    rundir: RunDir, manifest: Manifest, tally: RecordCounts, options: PredictOptions
 ) -> None:
     """Record in ``run.json`` that regions were searched for, as ``predict`` does."""
     stored = rundir.read_facts()

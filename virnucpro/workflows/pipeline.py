@@ -41,12 +41,12 @@ from virnucpro.engine.base import Executor, Job, Resources
 from virnucpro.engine.device_timeline import Start
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.models.devices import torch_build
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
-from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.classifier import Caller
 from virnucpro.viral.options import CutOptions
 from virnucpro.viral.provirus import RegionFinder
@@ -57,7 +57,7 @@ from virnucpro.workflows.run_config import RunConfig, resolve
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.summary import Summary
 from virnucpro.workflows.table_cache import RowStore
-from virnucpro.workflows.table_tasks import Maker
+from virnucpro.workflows.table_tasks import SELECTION, Maker
 from virnucpro.workflows.write_tables import Backlog, Results
 
 _BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
@@ -92,7 +92,7 @@ def run(
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
-    options, rundir, summary = config.options, RunDir(config.output), Summary()
+    options, rundir, summary = config.options, open_run_dir(config.output), Summary()
     pool = pool or Pool(config.resources.n_helpers)
     with rundir.in_use(), closing(executor), pool:
         rundir.check_free(resume=options.resume, force=options.force)
@@ -121,7 +121,7 @@ def begin(
 
     -> everything that the outputs are made from, and the job of the workers
     """
-    options, rundir = config.options, RunDir(config.output)
+    options, rundir = config.options, open_run_dir(config.output)
     recorded = None if options.force else rundir.read_manifest()
     if options.resume and recorded is None:
         announce(f"no run yet in {printable(rundir.root)}: starting a new one")
@@ -153,7 +153,7 @@ def begin(
 
 def make_results(config: RunConfig, manifest: Manifest, pool: Pool, on_event: OnEvent) -> Results:
     """Collect what the outputs of a run are made from, before it is planned."""
-    rundir, options, recipe = RunDir(config.output), config.options, manifest.recipe
+    rundir, options, recipe = open_run_dir(config.output), config.options, manifest.recipe
     caller = config.caller.of_type(recipe.input_type)
     finder = make_finder(options, recipe, caller)
     digest = finder.digest if finder else ""
@@ -210,7 +210,9 @@ def plan_run(results: Results, recorded: Manifest | None) -> Plan:
     if not plan_only:
         total = 0 if plan.parts else InputFile.letters_of(manifest.inputs)
         plan = plan.make(
-            lambda done: on_event(Progress("reading", done, total, "letters")), results.pool
+            SELECTION,
+            lambda done: on_event(Progress("reading", done, total, "letters")),
+            results.pool,
         )
     if plan.is_aside:
         plan.write_listing()
@@ -221,7 +223,7 @@ def plan_run(results: Results, recorded: Manifest | None) -> Plan:
         rundir.adopt_plan()
         plan = replace(plan, is_aside=False)
     if plan.keeps_chunks and not (plan_only or rundir.chunks.is_file()):
-        plan.write_chunks()
+        plan.write_chunks(SELECTION)
     return plan
 
 

@@ -18,7 +18,8 @@ from virnucpro.core.errors import InputMissingError, VirnucproError
 from virnucpro.core.events import STAGES
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.types import FastaRecord, Records
-from virnucpro.results.outputs import LETTERS, Portion
+from virnucpro.results.outputs import SEQUENCE_FILES
+from virnucpro.results.row_batches import RowBatch
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.checksums import Outputs
@@ -97,11 +98,11 @@ def cut_again(results: Results, lost: str, summary: Summary) -> None:
                 "of VirNucPro, or from other options for regions",
                 hint="put the input back, or leave the options for regions as they were",
             )
-        before = Outputs(rundir).read_kept(LETTERS)
+        before = Outputs(rundir).read_kept(SEQUENCE_FILES)
         # they stay open, so replacing the files changes nothing
         viral, regions = (
             _Peeked(read_fasta(rundir.root / name) if name in before else iter(()))
-            for name in LETTERS
+            for name in SEQUENCE_FILES
         )
     lacking = set[str]()
     with summary.stage(summary.stages[-1]):
@@ -109,7 +110,7 @@ def cut_again(results: Results, lost: str, summary: Summary) -> None:
         rundir.delete(rundir.report)
         with results.opened() as add:
             for portion in _portions(results.helpers().tools, store, viral, regions):
-                summary.records.include(portion.tally)
+                summary.records.include(portion.counts)
                 lacking |= {name for name, rows in portion.rows.items() if _lacks(name, rows)}
                 add(portion)
     for folder in (rundir.root, *rundir.sample_folders()):
@@ -126,7 +127,7 @@ def cut_again(results: Results, lost: str, summary: Summary) -> None:
 
 def _portions(
     maker: Maker, store: ScoreStore, viral: _Peeked, regions: _Peeked
-) -> Iterator[Portion]:
+) -> Iterator[RowBatch]:
     """Yield the outputs of all records of a run without its inputs, in order."""
     for path in store.files():
         if (scored := store.read(path, None)[0]) is not None:

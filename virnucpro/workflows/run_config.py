@@ -43,10 +43,10 @@ from virnucpro.models.devices import (
     usable_cores,
 )
 from virnucpro.models.registry import EMBEDDED
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.store.manifest import Manifest
-from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.classifier import Caller, caller_of
 from virnucpro.viral.head import EncoderFacts, Head
 from virnucpro.viral.options import CutOptions
@@ -102,7 +102,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
     Raises:
         VirnucproError: see ``errors``.
     """
-    rundir = RunDir(options.output_dir)
+    rundir = open_run_dir(options.output_dir)
     if rundir.root.is_dir():
         with rundir.locked():
             rundir.check_free(resume=options.resume, force=options.force)

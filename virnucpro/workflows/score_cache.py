@@ -25,11 +25,11 @@ from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import Records, shard_name
 from virnucpro.store.feature_file import Label, read_label, read_sealed, write_sealed
+from virnucpro.store.run_dir import SCORES
 from virnucpro.viral.calling import ScoredRecords
 from virnucpro.viral.scoring import PieceScores
 from virnucpro.viral.types import Region, Track
 
-SUFFIX = ".scores"
 _LEVEL = 1  # of zstd: half of the content are numbers that hardly compress
 _RECORDS_AT_ONCE = 10_000  # hashed together
 FORMAT = 6  # raise it when the same records and scorer would give another content
@@ -57,7 +57,7 @@ class ScoreStore:
         return {"format": FORMAT, "fingerprint": self.fingerprint}
 
     def path(self, index: int) -> Path:
-        return self.folder / f"{shard_name(index)}{SUFFIX}"
+        return self.folder / f"{shard_name(index)}{SCORES}"
 
     def write(self, index: int, scored: ScoredRecords, work: int) -> None:
         """Write one file, with the amount of work in its label.
@@ -102,7 +102,7 @@ class ScoreStore:
 
     def files(self) -> list[Path]:
         """The existing files, by block index."""
-        files = [path for path in self.folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()]
+        files = [path for path in self.folder.glob(f"*{SCORES}") if path.stem.isdecimal()]
         return sorted(files, key=lambda path: int(path.stem))
 
     def labels(self) -> Iterator[tuple[Path, Label]]:

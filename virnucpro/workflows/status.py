@@ -17,7 +17,7 @@ from virnucpro.core.logging import counted, escaped, printable
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.types import Shard
 from virnucpro.models.base import estimate_tokens
-from virnucpro.results.outputs import FAILED_FILES, SINKS
+from virnucpro.results.outputs import FAILED_FILES, OUTPUTS, open_run_dir
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.feature_index import check_index
 from virnucpro.store.feature_store import FeatureStore
@@ -82,7 +82,7 @@ def _look(folder: Path) -> Iterator[_Seen]:
         InputMissingError: there is no run in this folder.
         ResumeError: ``run.json`` is damaged.
     """
-    rundir = RunDir(folder)
+    rundir = open_run_dir(folder)
     manifest, run = rundir.read_manifest(), run_at(folder)
     if manifest is None and run:
         raise InputMissingError(
@@ -187,7 +187,7 @@ def _describe(seen: _Seen) -> list[str]:
     if "counts" in facts and (missing := _missing(rundir, recipe)):
         lines.append(f"missing   {', '.join(missing)}: --resume writes them if the input is there")
     lines += _next_steps(seen, step)
-    listing = rundir.output(FAILED_FILES)
+    listing = rundir.output(FAILED_FILES.file)
     if listing.exists():
         lines.append(f"failed    see {printable(listing)}")
     return lines
@@ -205,8 +205,8 @@ def _next_steps(seen: _Seen, step: str) -> Iterator[str]:
 
 def _missing(rundir: RunDir, recipe: Recipe) -> list[str]:
     """The outputs that every finished run has and this run lacks."""
-    always = [sink for sink in SINKS[recipe.command] if not sink.is_optional]
-    return [sink.file for sink in always if not rundir.output(sink).exists()]
+    always = [sink for sink in OUTPUTS[recipe.command] if not sink.is_optional]
+    return [sink.file for sink in always if not rundir.output(sink.file).exists()]
 
 
 def _how(recipe: Recipe) -> str:

@@ -15,16 +15,16 @@ from virnucpro.core.events import STAGES, STARTING, ShardDone
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.recipe import Command, Reads
 from virnucpro.models.base import estimate_tokens
+from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import (
     FAILED_FILES,
     FAILED_SEQUENCES,
     RECORD_TABLE,
     VIRUS_TABLE,
-    Tally,
+    open_run_dir,
 )
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
-from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.classifier import Caller
 
 # figures that ``run.json`` leaves out: they follow from the tables
@@ -53,7 +53,7 @@ class Summary:
     cut: str = ""  # rule by which a record is called viral, in words
     # the same in numbers: length, and the lowest score of a viral record of that length
     cut_scores: tuple[tuple[int, float], ...] = ()
-    records: Tally = field(default_factory=Tally)
+    records: RecordCounts = field(default_factory=RecordCounts)
     n_files: int = 0
     n_slices: int | None = None  # of a run that was only planned; None: the run finished
     n_refused: int = 0  # files that could not be read
@@ -128,7 +128,7 @@ class Summary:
                 f"results: {printable(folder)}",
                 *self._repair_lines(folder),
             ]
-        report = RunDir(folder).report
+        report = open_run_dir(folder).report
         times = ", ".join(f"{name} {self.seconds[name]:.1f} s" for name in self.stages)
         return [
             *self._record_lines(),
@@ -142,9 +142,9 @@ class Summary:
 
     def first_table(self, folder: Path, command: Command) -> Path:
         """The table to read first: viruses if there are any, else all records."""
-        rundir = RunDir(folder)
+        rundir = open_run_dir(folder)
         is_of_viruses = self.records.n_viruses
-        return rundir.output(VIRUS_TABLE) if is_of_viruses else rundir.record_table(command)
+        return rundir.output(VIRUS_TABLE.file) if is_of_viruses else rundir.record_table(command)
 
     def _record_lines(self) -> Iterator[str]:
         records = self.records

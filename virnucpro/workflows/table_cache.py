@@ -21,7 +21,9 @@ from virnucpro.core.atomic_io import parse_json
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.types import check_counts
-from virnucpro.results.outputs import Portion, Tally, all_sinks
+from virnucpro.results.counts import RecordCounts
+from virnucpro.results.outputs import all_outputs
+from virnucpro.results.row_batches import RowBatch
 from virnucpro.store.feature_file import read_label, read_sealed, write_sealed
 from virnucpro.store.feature_index import IndexPart
 from virnucpro.store.plan import Plan, Slice
@@ -31,7 +33,7 @@ from virnucpro.workflows.score_cache import FORMAT as FORMAT_OF_SCORES
 _FORMAT = 2  # raise it when the same scores, columns and key would give other rows
 
 _COUNTS = ("n_records", "n_letters", "work", "n_blocks")
-_Rows: TypeAlias = Mapping[str, bytes | memoryview]  # see ``Portion``
+_Rows: TypeAlias = Mapping[str, bytes | memoryview]  # see ``RowBatch``
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ class SliceRows:
     """The table rows of a slice or a block of it, and the feature files of each store."""
 
     files: Sequence[list[IndexPart]] = ()
-    portions: list[Portion] = field(default_factory=list)
+    portions: list[RowBatch] = field(default_factory=list)
     n_records: int = 0
     n_letters: int = 0
     work: int = 0  # letters read; letters searched for regions count twice
@@ -49,7 +51,7 @@ class SliceRows:
 
     @property
     def n_failed(self) -> int:
-        return sum(portion.tally.n_failed_frames for portion in self.portions)
+        return sum(portion.counts.n_failed_frames for portion in self.portions)
 
     def include(self, block: SliceRows) -> None:
         """Add the rows of the next block; neighbouring portions of one sample are joined."""
@@ -105,7 +107,7 @@ class RowStore:
             return [(name, len(text)) for name, text in of_tables.items()]
 
         portions = [
-            (one.sample, _facts_of(one.tally), packed(one.rows), packed(one.own_rows))
+            (one.sample, _facts_of(one.counts), packed(one.rows), packed(one.own_rows))
             for one in rows.portions
         ]
         counts = [getattr(rows, name) for name in _COUNTS]
@@ -130,7 +132,7 @@ class RowStore:
 
     def _attributes(self, group: Sequence[Slice]) -> dict[str, str | int]:
         """Attributes of a row file, including what differs between builds of one version."""
-        columns = [(sink.file, sink.columns) for sink in all_sinks()]
+        columns = [(sink.file, sink.columns) for sink in all_outputs()]
         facts = (_FORMAT, FORMAT_OF_SCORES, columns)
         return {"key": self._key(group), "format": _hash(facts)}
 
@@ -169,7 +171,7 @@ def _unpacked(facts: bytes, text: memoryview) -> SliceRows:
         return rows
 
     each = [
-        Portion(sample, unpacked(rows) or {}, _tally(tally), unpacked(own_rows))
+        RowBatch(sample, unpacked(rows) or {}, _tally(tally), unpacked(own_rows))
         for sample, tally, rows, own_rows in portions
     ]
     if place != len(text):
@@ -179,13 +181,13 @@ def _unpacked(facts: bytes, text: memoryview) -> SliceRows:
     return SliceRows(parts, each, *counts)
 
 
-def _facts_of(tally: Tally) -> dict[str, Any]:
+def _facts_of(tally: RecordCounts) -> dict[str, Any]:
     return {count.name: getattr(tally, count.name) for count in fields(tally)}
 
 
-def _tally(stored: Mapping[str, Any]) -> Tally:
+def _tally(stored: Mapping[str, Any]) -> RecordCounts:
     score, length, record_id = stored["best"]
     lengths = Counter({int(start): n for start, n in stored["viral_lengths"].items()})
     best = (score, length, record_id)
     named = {name: Counter(stored[name]) for name in ("kinds", "families")}
-    return Tally(**{**stored, **named, "best": best, "viral_lengths": lengths})
+    return RecordCounts(**{**stored, **named, "best": best, "viral_lengths": lengths})

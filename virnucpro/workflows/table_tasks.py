@@ -20,15 +20,18 @@ from numpy.typing import NDArray
 from virnucpro.core.errors import InputError
 from virnucpro.core.recipe import FeatureFormat, Recipe
 from virnucpro.core.types import PROTEIN, FastaRecord, Orf, Records, Shard
-from virnucpro.results.outputs import SINKS, Portion
+from virnucpro.results.call_rows import make_batches
+from virnucpro.results.outputs import OUTPUTS
+from virnucpro.results.row_batches import RowBatch
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.store.feature_index import IndexPart
 from virnucpro.store.feature_store import FeatureReader, FeatureStore
 from virnucpro.store.manifest import Manifest
+from virnucpro.store.plan import Selection
 from virnucpro.store.shard_files import read_shard
 from virnucpro.viral.calling import ScoredRecords, other_codes
-from virnucpro.viral.classifier import Caller, ScorerAlone
+from virnucpro.viral.classifier import Caller, ScorerAlone, asking
 from virnucpro.viral.head import Head
 from virnucpro.viral.provirus import SHORTEST_RECORD, RegionFinder
 from virnucpro.viral.types import CalledRecords, Prediction
@@ -117,12 +120,12 @@ class Maker:
                 self.finder.add_found(results, place, found)
         return results
 
-    def portions(self, results: CalledRecords) -> list[Portion]:
+    def portions(self, results: CalledRecords) -> list[RowBatch]:
         """The rows of neighbouring records, by sample."""
         recipe, code = self.recipe, GeneticCode.of(self.recipe.genetic_code)
         code_of_bases = None if recipe.input_type == "protein" else code
-        sinks = SINKS[recipe.command]
-        return Portion.of_samples(results, sinks, code_of_bases, with_own=self.with_own_ids)
+        sinks = OUTPUTS[recipe.command]
+        return make_batches(results, sinks, code_of_bases, with_own=self.with_own_ids)
 
     @property
     def by_scorer(self) -> ScorerAlone:
@@ -134,6 +137,10 @@ def long_enough(records: Records) -> list[int]:
     """The indices of the records that may be searched for regions."""
     places: list[int] = np.flatnonzero(records.lengths >= SHORTEST_RECORD).tolist()
     return places
+
+
+# which records predict embeds, and which it searches for regions
+SELECTION = Selection(select=asking, min_searched_length=SHORTEST_RECORD)
 
 
 class ScoredShard(NamedTuple):

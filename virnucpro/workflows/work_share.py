@@ -33,6 +33,7 @@ from virnucpro.core.types import Shard
 from virnucpro.engine.base import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import WorkOptions
+from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Slice
 from virnucpro.store.progress_log import ShardFigures
@@ -45,6 +46,7 @@ from virnucpro.workflows.pipeline import (
 )
 from virnucpro.workflows.run_config import RunConfig, resolve_work
 from virnucpro.workflows.summary import warn_of_cache
+from virnucpro.workflows.table_tasks import SELECTION
 from virnucpro.workflows.write_tables import Backlog, Results, check_stored
 
 _LOOK_SECONDS = 2.0  # between two looks whether the run is over
@@ -155,7 +157,7 @@ def work(
     Raises:
         VirnucproError: see ``errors``; finished files are kept in every case.
     """
-    rundir, part = RunDir(options.folder), choose_part(options.part, options.array)
+    rundir, part = open_run_dir(options.folder), choose_part(options.part, options.array)
     find_run(rundir)
     with rundir.shared():
         manifest = find_run(rundir)
@@ -249,6 +251,7 @@ def plan_part(results: Results, part: Part) -> tuple[Plan, list[Group], dict[int
     part.n_planned = len(plan.missing)
     if mine:
         plan = plan.make(
+            SELECTION,
             lambda done: results.on_event(Progress("planning this part", done, 0, "letters")),
             results.pool,
         )
@@ -297,7 +300,7 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigu
         OutputError: the run is over.
         VirnucproError: see ``errors``.
     """
-    rundir, part = RunDir(options.folder), Part()
+    rundir, part = open_run_dir(options.folder), Part()
     with rundir.helped():
         can_see, last = rundir.has_run, time.monotonic()
         config, plan, job = _resolved(rundir, find_run(rundir), options, lambda _: None)

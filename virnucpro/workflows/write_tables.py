@@ -32,8 +32,12 @@ from virnucpro.core.events import (
 from virnucpro.core.helper_pool import AbandonedError, Helpers, Pool
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FastaRecord, Records, Shard, shard_name
-from virnucpro.results.outputs import SINKS, Place, Portion, Tally, open_outputs
+from virnucpro.results.counts import RecordCounts
+from virnucpro.results.output_writer import open_outputs
+from virnucpro.results.outputs import OUTPUTS
 from virnucpro.results.report.run_report import write_run_page
+from virnucpro.results.row_batches import RowBatch
+from virnucpro.results.sample_tables import OutputDir
 from virnucpro.sequences.fasta import Block, Streams, parsed
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.feature_index import IndexPart
@@ -186,30 +190,30 @@ class Results:
             InputError: an input changed during the run.
             FeatureFileError: a feature file is incomplete.
         """
-        summary.records = Tally()  # an interrupted pass may have counted
+        summary.records = RecordCounts()  # an interrupted pass may have counted
         if self.maker.scores is not None:
             self.rundir.make_folder(self.rundir.scores)
         indexes: list[list[IndexPart]] = [[] for _ in self.maker.stores]
         with self.opened() as add:
             for portion in self.portions(indexes, helpers):
                 self.backlog.check()
-                summary.records.include(portion.tally)
+                summary.records.include(portion.counts)
                 add(portion)
             for store, index in zip(self.maker.stores, indexes, strict=True):
                 IndexPart.write_index(store.index, index, store.tree)
 
     @contextmanager
-    def opened(self) -> Iterator[Callable[[Portion], None]]:
+    def opened(self) -> Iterator[Callable[[RowBatch], None]]:
         """Open all outputs, and yield the function that adds rows to them."""
         manifest = self.maker.manifest
         with self.outputs.writing() as tree:
             place = place_of(self.rundir, tree, manifest, per_file=self.per_file)
-            with open_outputs(SINKS[manifest.recipe.command], place) as add:
+            with open_outputs(OUTPUTS[manifest.recipe.command], place) as add:
                 yield add
 
     def portions(
         self, indexes: Sequence[list[IndexPart]], helpers: Helpers[Maker]
-    ) -> Iterator[Portion]:
+    ) -> Iterator[RowBatch]:
         """Yield the rows of all records, in order.
 
         Raises:
@@ -459,7 +463,7 @@ def raw_tasks(blocks: Iterable[Block], hidden: frozenset[str]) -> Iterator[Block
         yield BlockTask(n_letters, tuple(parts), array("q"), [], hidden)
 
 
-def place_of(rundir: RunDir, tree: Tree, manifest: Manifest, *, per_file: bool) -> Place:
+def place_of(rundir: RunDir, tree: Tree, manifest: Manifest, *, per_file: bool) -> OutputDir:
     """Where a run writes its outputs; ``tree``, the run folder, writes them."""
     samples = rundir.samples if per_file else None
-    return Place(rundir.root, tree, rundir.shards, manifest.inputs, manifest.refused, samples)
+    return OutputDir(rundir.root, tree, rundir.shards, manifest.inputs, manifest.refused, samples)

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from virnucpro.core.helper_pool import Helpers
 from virnucpro.core.numeric import Counts, Mask, Values
 from virnucpro.core.recipe import STATUSES
-from virnucpro.results.outputs import LENGTH_CLASSES
+from virnucpro.results.counts import LENGTH_CLASSES
 from virnucpro.results.report.run_json import Key
-from virnucpro.results.tsv import TableBlock, TableSpan, reading, spans_of
+from virnucpro.results.table_blocks import TableBlock, TableSpan, reading, spans_of
 
 MOST_ROWS = 100_000  # records in the table of the page
 PER_DOUBLING = 4  # bins of length

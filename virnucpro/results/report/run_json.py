@@ -22,7 +22,8 @@ from virnucpro.core.errors import InputMissingError
 from virnucpro.core.logging import escaped, printable
 from virnucpro.core.numeric import Values
 from virnucpro.results.outputs import REGION_TABLE, TRACKS
-from virnucpro.results.tsv import TableBlock, reading, spans_of
+from virnucpro.results.table_blocks import TableBlock, reading, spans_of
+from virnucpro.results.table_readers import parse_region
 from virnucpro.viral.types import Region
 
 _MOST_OF_LOG = 1 << 20  # bytes, from its end
@@ -164,7 +165,7 @@ def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:
         with reading(table):
             rows = zip(*span.read().columns(REGION_TABLE.columns), strict=True)
             for row in (dict(zip(REGION_TABLE.columns, values, strict=True)) for values in rows):
-                key, region = REGION_TABLE.parse(row)
+                key, region = parse_region(row)
                 listed.setdefault(key, (row["region"].rpartition("|")[0], []))[1].append(region)
                 if region.kind != "whole":  # the other part of a region over the origin counts
                     n_regions[key] += not (region.over_origin and region.start == 0)

@@ -22,16 +22,17 @@ from virnucpro.core.logging import LOGGER, counted, escaped, printable
 from virnucpro.core.numeric import Values
 from virnucpro.core.recipe import STATUSES
 from virnucpro.engine.device_timeline import Start
+from virnucpro.results.counts import LENGTH_CLASSES
 from virnucpro.results.outputs import (
     FAILED_FILES,
     FAILED_SEQUENCES,
-    LENGTH_CLASSES,
     RECORD_TABLE,
     REGION_TABLE,
     SAMPLE_TABLE,
     TRACKS,
     VIRUS_TABLE,
-    all_sinks,
+    all_outputs,
+    open_run_dir,
 )
 from virnucpro.results.report.aggregates import (
     Kinds,
@@ -53,7 +54,7 @@ from virnucpro.results.report.run_json import (
     read_page_regions,
     read_tracks,
 )
-from virnucpro.results.tsv import TableBlock, reading, spans_of
+from virnucpro.results.table_blocks import TableBlock, reading, spans_of
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.types import Region
@@ -140,7 +141,7 @@ def report_folder(folder: Path) -> Path:
         OutputError: another process is using it.
         VirnucproError: as ``write_run_page``.
     """
-    rundir = RunDir(folder)
+    rundir = open_run_dir(folder)
     if not rundir.manifest.is_file():
         raise rundir.no_run("give the --output-dir of one")
     with rundir.locked():
@@ -222,11 +223,11 @@ def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
     table = rundir.record_table("extract" if is_extract else "predict")
     n_regions, listed = Counter[tuple[str, str]](), ListedRegions()
     if not is_extract:
-        n_regions, listed = read_page_regions(rundir.output(REGION_TABLE))
+        n_regions, listed = read_page_regions(rundir.output(REGION_TABLE.file))
     input_type, has_table = facts.text("recipe", "input_type"), table.is_file()
     counts = count_records(table, input_type, helpers)
     rows = counts.rows(counts.n_records, helpers)
-    viruses, top = rundir.output(VIRUS_TABLE), rows.best(_N_TOP)
+    viruses, top = rundir.output(VIRUS_TABLE.file), rows.best(_N_TOP)
     best = set(zip(top.files, top.records, strict=True))
     sizes = find_records(table, set(listed), ("length", "virus_score"), helpers)
     return _RunFiles(
@@ -335,8 +336,8 @@ def _file_row(name: str, counts: RunCounts, file: Facts) -> dict[str, object]:
 
 
 def _answer(run: _RunFiles) -> dict[str, object]:
-    has_regions = run.rundir.output(REGION_TABLE).is_file()
-    written = (one for one in all_sinks() if one.about and run.rundir.output(one).is_file())
+    has_regions = run.rundir.output(REGION_TABLE.file).is_file()
+    written = (one for one in all_outputs() if one.about and run.rundir.output(one.file).is_file())
     names = [(one.file, one.about) for one in written]
     names.sort(key=lambda name: not name[0].startswith("viruses"))  # these are first
     if run.rundir.feature_index.is_file():
@@ -480,7 +481,7 @@ def _tracks(run: _RunFiles) -> Iterator[dict[str, object]]:
     drawn = [one for one, end in zip(run.listed, ends, strict=True) if end <= _MOST_BINS]
     drawn, nothing = drawn[:_MOST_TRACKS], np.full(1, np.nan)
     lengths = {one.run_id: one.length for one in drawn}
-    tracks = read_tracks(run.rundir.output(TRACKS), lengths)
+    tracks = read_tracks(run.rundir.output(TRACKS.file), lengths)
     for one in drawn:
         posterior, log_odds = tracks.get(one.run_id, (nothing, nothing))
         yield {
@@ -507,7 +508,7 @@ def _samples(run: _RunFiles) -> dict[str, object] | None:
     is_extract = run.command == "extract"
     hidden = {*_NOT_SHOWN, *(_OF_CALLS if is_extract else ())}
     shown = [name for name in SAMPLE_TABLE.columns if name not in hidden]
-    table = run.rundir.output(SAMPLE_TABLE)
+    table = run.rundir.output(SAMPLE_TABLE.file)
     with reading(table):
         blocks = [span.read() for span in spans_of(table)]
         if sum(map(len, blocks)) < 2:

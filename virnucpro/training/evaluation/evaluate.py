@@ -36,7 +36,8 @@ from virnucpro.core.recipe import Recipe
 from virnucpro.core.safe_dir import Tree
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.results.outputs import FRAME_TABLE, RECORD_TABLE
+from virnucpro.results.outputs import FRAME_TABLE, RECORD_TABLE, open_run_dir
+from virnucpro.results.table_readers import read_calls, read_frame_scores
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import Chunk
@@ -298,7 +299,7 @@ def _in_use(folder: Path) -> Iterator[None]:
     Raises:
         OutputError, StorageError: as ``RunDir.locked``.
     """
-    is_new, rundir = not folder.exists(), RunDir(folder)
+    is_new, rundir = not folder.exists(), open_run_dir(folder)
     try:
         with rundir.locked():
             rundir.sweep()
@@ -313,7 +314,7 @@ def _in_use(folder: Path) -> Iterator[None]:
 
 def _scored(question: _Question, config: RunConfig) -> str | None:
     """The SHA-256 of the fragments of the run that is resumed; None for a new run."""
-    manifest = RunDir(question.run_folder).read_manifest() if config.options.resume else None
+    manifest = open_run_dir(question.run_folder).read_manifest() if config.options.resume else None
     return manifest.inputs[0].sha256 if manifest and manifest.inputs else None
 
 
@@ -327,7 +328,7 @@ def _read_fragments(
     """
     calls = {
         call.record_id: call
-        for call in RECORD_TABLE.open(RunDir(question.run_folder).output(RECORD_TABLE), _AGAIN)
+        for call in read_calls(open_run_dir(question.run_folder).output(RECORD_TABLE.file), _AGAIN)
         if call.status in ("scored", "no_orf", "too_short")
     }
     for fragment in fragments:
@@ -364,7 +365,9 @@ def read_chunks(
     whole = {fragment.id: fragment.record for fragment in fragments if fragment.length == _WHOLE}
     scores: list[float] = []
     records: list[LabelledRecord] = []
-    of_frames = FRAME_TABLE.open(RunDir(question.run_folder).output(FRAME_TABLE), _AGAIN)
+    of_frames = read_frame_scores(
+        open_run_dir(question.run_folder).output(FRAME_TABLE.file), _AGAIN
+    )
     for record in (one for one in read_fasta(question.fasta) if one.id in whole):
         chunks = list(Chunk.cut(record, recipe.chunk_size))
         orfs = Chunk.orfs(chunks, recipe)

@@ -1,0 +1,407 @@
+"""Make the rows of calls, regions and viruses as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, compress, count
+from operator import itemgetter
+from typing import TypeAlias
+from urllib.parse import quote
+
+import numpy as np
+
+from virnucpro.core.numeric import DECIMALS, Values
+from virnucpro.core.types import FRAMES_FAILED
+from virnucpro.results.counts import LENGTH_CLASSES, NO_HIT, RecordCounts
+from virnucpro.results.outputs import (
+    CHUNK_TABLE,
+    EMBEDDED_TABLE,
+    FAILED_SEQUENCES,
+    FRAME_TABLE,
+    ORIGIN,
+    RECORD_TABLE,
+    REGION_BED,
+    REGION_FASTA,
+    REGION_GFF3,
+    REGION_TABLE,
+    TRACKS,
+    VIRAL_FASTA,
+    VIRUS_FASTA,
+    VIRUS_TABLE,
+    OutputFile,
+)
+from virnucpro.results.row_batches import RowBatch, Rows, sort_rows
+from virnucpro.results.tsv import (
+    EMPTY,
+    decimal_texts,
+    decimals,
+    encoded,
+    fasta,
+    rows_of,
+    texts,
+    whole,
+)
+from virnucpro.sequences.translate import GeneticCode
+from virnucpro.viral.taxonomy import own_kinship
+from virnucpro.viral.types import CalledRecords, Calls, FrameScores, Identity, Region, Viruses
+
+_GFF3_SEQID = ".:^*$@!+_?-|"  # unescaped in a sequence id, besides letters and digits
+# terms of the Sequence Ontology: SO:0000113, SO:0001041
+_GFF3_TERMS = {"provirus": "proviral_region", "whole": "viral_sequence"}
+_OVER_ORIGIN = f"crosses {ORIGIN}"
+
+
+# Counts and batches
+
+
+def count_called(results: CalledRecords) -> RecordCounts:
+    """The counts of these records."""
+    calls = results.calls
+    counts = RecordCounts()
+    for status, n_records in Counter(calls.statuses).items():
+        counts.statuses[status] = n_records
+    counts.n_mendable = sum(FRAMES_FAILED in note for note in calls.notes if note)
+    viral = [
+        (score or 0.0, length, name)
+        for is_virus, score, length, name in zip(
+            calls.are_viruses, calls.virus_scores, calls.lengths, calls.record_ids, strict=True
+        )
+        if is_virus
+    ]
+    counts.n_viral = len(viral)
+    starts = np.digitize([length for _, length, _ in viral], LENGTH_CLASSES[1:]).tolist()
+    counts.viral_lengths.update(LENGTH_CLASSES[number] for number in starts)
+    counts.best = max(viral, key=itemgetter(0, 1), default=NO_HIT)  # the first of equals
+    for kinds in map(results.region_kinds, results.regions):
+        counts.n_regions = (counts.n_regions or 0) + kinds.total()
+        counts.n_whole_regions += kinds["whole"]
+    viruses = results.viruses
+    counts.n_proviruses = len(viruses.places) - len(viral)
+    counts.kinds.update(one.virus_kind for one in viruses.identities if one.virus_kind)
+    counts.families.update(one.kin for one in viruses.identities if one.kin)
+    failures = results.failures
+    failed = list(chain.from_iterable(failures.values()))
+    counts.n_failed_frames = len(failed)
+    counts.n_failed_records = len(failures)
+    counts.n_frames = sum(map(len, results.embedded.values())) - len(failed)
+    if failed:
+        counts.first_failure = f"{failed[0].orf.id}: {failed[0].failure}"
+    return counts
+
+
+def make_batches(
+    results: CalledRecords,
+    outputs: Sequence[OutputFile],
+    code: GeneticCode | None,
+    *,
+    with_own: bool = False,
+) -> list[RowBatch]:
+    """Make a batch per sample. With a genetic code, identify the viruses.
+
+    ``with_own``: make the rows of per-file outputs with the ids of the input file, too.
+    """
+    results.viruses = find_viruses(results, code)
+    per_file = [output for output in outputs if output.per_file]
+    return [
+        RowBatch(
+            sample,
+            _make_rows(of_sample, outputs),
+            count_called(of_sample),
+            _make_rows(of_sample.by_own_ids(), per_file) if with_own else None,
+        )
+        for sample, of_sample in results.by_sample()
+    ]
+
+
+def _make_rows(results: CalledRecords, outputs: Iterable[OutputFile]) -> Rows:
+    rows = {}
+    for output in outputs:
+        make = CALL_ROWS.get(output)
+        text = make(results) if make else None
+        if text is not None:
+            rows[output.file] = sort_rows(output.file, text)
+    return rows
+
+
+# Records, frames and chunks
+
+
+def call_words(calls: Calls, place: int) -> tuple[str, str]:
+    """The label and the score of a call; both are empty without a score."""
+    score = calls.virus_scores[place]
+    if score is None:
+        return "", ""
+    return "virus" if calls.are_viruses[place] else "other", f"{score:.6f}"
+
+
+def record_rows(calls: Calls) -> bytes:
+    """A row for each call."""
+    pairs = zip(calls.virus_scores, calls.are_viruses, strict=True)
+    labels = [
+        "virus" if is_virus else "other" if score is not None else "" for score, is_virus in pairs
+    ]
+    scores = decimals(calls.virus_scores, DECIMALS)
+    is_same = calls.base_scores is calls.virus_scores
+    return rows_of(
+        *(texts(calls.record_ids), texts(calls.samples), whole(calls.lengths)),
+        *(texts(calls.statuses), texts(labels), scores, decimals(calls.rates, 4)),
+        *map(whole, (calls.n_chunks, calls.n_chunks_scored, calls.n_frames_scored)),
+        *(scores if is_same else decimals(calls.base_scores, DECIMALS), texts(calls.notes)),
+    )
+
+
+def frame_rows(frames: FrameScores) -> bytes:
+    """A row per scored frame; a tie counts as "others"."""
+    scores = np.array(frames.scores, dtype=np.float64)
+    others = _of_others(scores)
+    labels = ["virus" if is_virus else "others" for is_virus in (scores > others).tolist()]
+    of_both = decimals(others, DECIMALS), decimals(scores, DECIMALS)
+    return rows_of(texts(frames.ids), texts(labels), *of_both)
+
+
+def _of_others(scores: Values) -> Values:
+    """The scores of "others", with six decimals."""
+    return np.asarray(np.rint((1 - scores) * 10**DECIMALS) / 10**DECIMALS)
+
+
+def chunk_rows(frames: FrameScores) -> bytes:
+    """A row per chunk with a scored frame; frames of one chunk are neighbours.
+
+    A chunk is a virus by VirNucPro's rule: its best virus score is at least its best score of
+    "others".
+    """
+    if not frames.ids:
+        return b""
+    chunks = np.array(frames.chunk_ids, dtype=object)
+    firsts = np.flatnonzero(np.concatenate([[True], chunks[1:] != chunks[:-1]]))
+    scores = np.array(frames.scores, dtype=np.float64)
+    best, least = np.maximum.reduceat(scores, firsts), np.minimum.reduceat(scores, firsts)
+    are_viruses = (best >= _of_others(least)).tolist()
+    return rows_of(texts(chunks[firsts].tolist()), texts(list(map(str, are_viruses))))
+
+
+def _viral_fasta(results: CalledRecords) -> bytes:
+    columns = results.records.headers, results.records.sequences
+    return fasta(*(list(compress(column, results.calls.are_viruses)) for column in columns))
+
+
+def _failed_fasta(results: CalledRecords) -> bytes | None:
+    failed, columns = results.failures, (results.records.headers, results.records.sequences)
+    return fasta(*([column[place] for place in failed] for column in columns)) or None
+
+
+# Viruses
+
+
+def _viruses_in(
+    results: CalledRecords, place: int
+) -> Iterator[tuple[str, tuple[Region, ...], float]]:
+    """Yield the name, the parts in order, and the score of each virus in a record.
+
+    A virus is the record itself, without host flanks, or a provirus. A provirus that crosses the
+    origin of a circular record has two parts.
+    """
+    calls, record_id = results.calls, results.records.ids[place]
+    regions, _ = results.regions.get(place, ((), None))
+    if calls.are_viruses[place]:
+        whole = Region(0, calls.lengths[place], "whole", 1.0)
+        part = regions[0] if regions else whole
+        is_all = (part.start, part.end) == (0, calls.lengths[place])
+        name = record_id if is_all else region_name(record_id, part)
+        yield name, (part,), calls.virus_scores[place] or 0.0
+        return
+    viral = [region for region in regions if region.is_virus]
+    crossing = tuple(region for region in reversed(viral) if region.over_origin)
+    each = [(region,) for region in viral if not region.over_origin]
+    for parts in (*each, crossing) if crossing else each:
+        around = parts[0]._replace(end=parts[-1].end)
+        yield region_name(record_id, around), parts, around.posterior
+
+
+def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
+    """Find the viruses in the records; with a genetic code, identify each by its bases.
+
+    A virus with missing letters (blanks) gets no identity: see ``recut``.
+    """
+    records, calls, unknown, rows = results.records, results.calls, Identity(), []
+    for place in sorted({*compress(count(), calls.are_viruses), *results.regions}):
+        sequence = records.sequences[place]
+        for name, parts, score in _viruses_in(results, place):
+            first, end = parts[0], parts[-1].end
+            letters = "".join(sequence[part.start : part.end] for part in parts)
+            where = first.kind, first.start, end, first.over_origin
+            rows.append((place, name, *where, letters, score, unknown))
+    viruses = Viruses.of(rows)
+    return viruses if code is None else _identified(results, viruses, code)
+
+
+def _identified(results: CalledRecords, viruses: Viruses, code: GeneticCode) -> Viruses:
+    records = results.records
+    circles = [
+        records.at(place).is_circular if name == records.ids[place] else None
+        for place, name in zip(viruses.places, viruses.names, strict=True)
+    ]
+    known = ["" if " " in bases else bases for bases in viruses.letters]
+    return viruses._replace(identities=own_kinship().identify(known, circles, code))
+
+
+def _virus_rows(results: CalledRecords) -> bytes:
+    calls, viruses, names = results.calls, results.viruses, results.records.names
+    if not viruses.places:
+        return b""
+    rates, notes = list[float | None](), list[str]()
+    for place, crosses in zip(viruses.places, viruses.cross_origin, strict=True):
+        is_virus = calls.are_viruses[place]
+        rates.append(calls.rates[place] if is_virus else None)
+        notes.append(calls.notes[place] if is_virus else _OVER_ORIGIN if crosses else "")
+    kinds, chances, kin, n_words, shares, topologies, lengths = zip(
+        *viruses.identities, strict=True
+    )
+    repeats = zip(lengths, topologies, strict=True)
+    return rows_of(
+        *(texts(viruses.names), texts([names[place] for place in viruses.places])),
+        *(texts([calls.samples[place] for place in viruses.places]), texts(viruses.kinds)),
+        *(whole(np.array(viruses.starts) + 1), whole(viruses.ends)),
+        *(whole(list(map(len, viruses.letters))), decimals(viruses.scores, 6)),
+        *(decimals(rates, 4), texts(notes)),
+        *(texts(kinds), decimals(chances, 3), texts(kin)),
+        *(whole([n or EMPTY for n in n_words]), decimals(shares, 3), texts(topologies)),
+        whole([n if topology else EMPTY for n, topology in repeats]),
+    )
+
+
+def _virus_fasta(results: CalledRecords) -> bytes:
+    """The sequences of all viruses. A whole record keeps its header."""
+    records, calls, viruses = results.records, results.calls, results.viruses
+    rates = [calls.rates[i] if calls.are_viruses[i] else None for i in viruses.places]
+    words = zip(
+        *(viruses.places, viruses.names, viruses.kinds),
+        *(decimal_texts(viruses.scores, 6), decimal_texts(rates, 4)),
+        strict=True,
+    )
+    headers = [
+        f"{records.headers[place] if name == records.ids[place] else name} "
+        f"kind={kind} score={score}{rate and f' fdr={rate}'}"
+        for place, name, kind, score, rate in words
+    ]
+    return fasta(headers, viruses.letters)
+
+
+# Regions
+
+
+def region_name(record_id: str, region: Region) -> str:
+    """Positions count from 1, and the end is the last base."""
+    return f"{record_id}|{region.kind}_{region.start + 1}_{region.end}"
+
+
+# makes the text for a region of the record at an index; region positions count from 0, half-open
+_RegionRow: TypeAlias = Callable[[CalledRecords, int, Region], str]
+
+
+def _region_rows(row: _RegionRow, results: CalledRecords) -> bytes | None:
+    """The regions of all searched records; None if no record was searched.
+
+    All files of regions have the same regions under the same names.
+    """
+    if not results.regions:
+        return None
+    each = sorted(results.regions.items(), key=itemgetter(0))
+    rows = (row(results, place, region) for place, (regions, _) in each for region in regions)
+    return encoded("".join(rows))
+
+
+def _table_rows(results: CalledRecords) -> bytes | None:
+    """The table of regions: positions count from 1, and the end is the last base."""
+    viruses, names = results.viruses, dict[tuple[int, int], str]()
+    columns = viruses.places, viruses.starts, viruses.cross_origin, viruses.names
+    for place, start, crosses, name in zip(*columns, strict=True):
+        names[place, start] = name
+        if crosses:  # the other part begins at the origin
+            names[place, 0] = name
+    return _region_rows(partial(_table_row, names), results)
+
+
+def _table_row(
+    viruses: Mapping[tuple[int, int], str], results: CalledRecords, place: int, region: Region
+) -> str:
+    name, calls = region_name(results.records.ids[place], region), results.calls
+    bases = f"{region.start + 1}\t{region.end}\t{region.end - region.start}"
+    record = f"{calls.record_ids[place]}\t{calls.samples[place]}"
+    note = _OVER_ORIGIN if region.over_origin else ""
+    call = "\t".join(call_words(calls, place))
+    why = f"{region.att}\t{region.region_class}\t{region.evidence}"
+    virus = viruses.get((place, region.start), "")
+    words = f"{region.posterior:.4f}\t{call}\t{virus}\t{why}\t{note}"
+    return f"{name}\t{record}\t{region.kind}\t{bases}\t{words}\n"
+
+
+def _bed_row(results: CalledRecords, place: int, region: Region) -> str:
+    """BED6: positions count from 0 and are half-open; the score is the posterior times 1,000."""
+    record_id, score = results.records.ids[place], round(1000 * region.posterior)
+    name = region_name(record_id, region)
+    return f"{record_id}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n"
+
+
+def _gff_row(results: CalledRecords, place: int, region: Region) -> str:
+    record_id, (label, score) = results.records.ids[place], call_words(results.calls, place)
+    seqid, name = (
+        quote(text, safe=_GFF3_SEQID, errors="surrogateescape")
+        for text in (record_id, region_name(record_id, region))
+    )
+    attributes = [
+        f"ID={name}",
+        region.att and f"att={region.att}",
+        region.region_class and f"class={region.region_class}",
+        region.evidence,
+        f"Note={_OVER_ORIGIN}" if region.over_origin else "",
+        f"call={label}",
+        f"virus_score={score}",
+    ]
+    bases = f"{region.start + 1}\t{region.end}\t{region.posterior:.4f}\t.\t."
+    words = ";".join(filter(None, attributes))
+    return f"{seqid}\tvirnucpro\t{_GFF3_TERMS[region.kind]}\t{bases}\t{words}\n"
+
+
+def _fasta_row(results: CalledRecords, place: int, region: Region) -> str:
+    """The sequence of a region, named as geNomad names proviruses."""
+    records, (label, score) = results.records, call_words(results.calls, place)
+    name = region_name(records.ids[place], region)
+    header = f"{name} call={label} virus_score={score} posterior={region.posterior:.4f}"
+    letters = records.sequences[place][region.start : region.end]
+    return fasta([header], [letters]).decode("utf-8", "surrogateescape")
+
+
+def _track_rows(results: CalledRecords) -> bytes | None:
+    """The evidence for regions, by piece, of each searched record."""
+    if not results.regions:
+        return None
+    searched = sorted(results.regions)
+    tracks = [(results.records.ids[place], results.regions[place][1]) for place in searched]
+    ids = [name for name, track in tracks for _ in range(len(track.start))]
+    starts, ends, odds, posteriors = map(
+        np.concatenate, zip(*(track for _, track in tracks), strict=True)
+    )
+    places = whole(starts + 1), whole(ends)
+    return rows_of(texts(ids), *places, decimals(odds, 3), decimals(posteriors, 4))
+
+
+_MakeRows: TypeAlias = Callable[[CalledRecords], bytes | None]
+# Makes the rows of neighbouring records for an output, or None if they do not need the file.
+CALL_ROWS: Mapping[OutputFile, _MakeRows] = {
+    RECORD_TABLE: lambda results: record_rows(results.calls),
+    EMBEDDED_TABLE: lambda results: record_rows(results.calls),
+    FRAME_TABLE: lambda results: frame_rows(results.frames),
+    CHUNK_TABLE: lambda results: chunk_rows(results.frames),
+    VIRAL_FASTA: _viral_fasta,
+    VIRUS_TABLE: _virus_rows,
+    VIRUS_FASTA: _virus_fasta,
+    REGION_TABLE: _table_rows,
+    REGION_BED: partial(_region_rows, _bed_row),
+    REGION_GFF3: partial(_region_rows, _gff_row),
+    REGION_FASTA: partial(_region_rows, _fasta_row),
+    TRACKS: _track_rows,
+    FAILED_SEQUENCES: _failed_fasta,
+}

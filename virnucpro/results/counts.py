@@ -1,0 +1,69 @@
+"""Count the records of a run by status, call and kind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from operator import itemgetter
+
+from virnucpro.core.logging import counted
+from virnucpro.core.recipe import STATUSES, Status
+from virnucpro.results.outputs import VIRUS_TABLE
+
+LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # starts of the length classes, in bases or residues
+NO_HIT = (-1.0, 0, "")
+
+
+@dataclass(slots=True)
+class RecordCounts:
+    """Counts of records."""
+
+    statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
+    n_viral: int = 0
+    n_proviruses: int = 0  # proviruses that count as viruses, in records not called virus
+    n_regions: int | None = None  # None: no record was searched for regions
+    n_whole_regions: int = 0  # regions of kind whole
+    n_frames: int = 0  # frames with a vector
+    n_failed_frames: int = 0
+    n_failed_records: int = 0  # records with a failed frame
+    first_failure: str = ""  # the first failed frame, and its reason
+    n_mendable: int = 0  # records with a note of a failed frame
+    viral_lengths: Counter[int] = field(default_factory=Counter)  # viral records by length class
+    kinds: Counter[str] = field(default_factory=Counter)  # viruses of known kind
+    families: Counter[str] = field(default_factory=Counter)  # viruses with a family
+    best: tuple[float, int, str] = NO_HIT  # score, length and id of the best viral record
+
+    @property
+    def n_records(self) -> int:
+        return sum(self.statuses.values())
+
+    @property
+    def n_viruses(self) -> int:
+        """The number of rows in the table of viruses."""
+        return self.n_viral + self.n_proviruses
+
+    @property
+    def virus_line(self) -> str:
+        """The summary line of all viruses: records and, if searched for, proviruses in others."""
+        see = f"see {VIRUS_TABLE.file}"
+        n_within = (self.n_regions or 0) - self.n_whole_regions
+        if not n_within:
+            return f"viruses: {self.n_viruses:,}; {see}"
+        return (
+            f"viruses: {self.n_viruses:,} = {counted(self.n_viral, 'record')} + "
+            f"{self.n_proviruses:,} of {counted(n_within, 'virus-like region')} in other records; "
+            f"{see}"
+        )
+
+    def include(self, other: RecordCounts) -> None:
+        """Add the counts of later records."""
+        for name in (one.name for one in fields(self)):
+            mine = getattr(self, name)
+            its = getattr(other, name)
+            if isinstance(its, dict):
+                for key, n in its.items():
+                    mine[key] += n
+            elif isinstance(its, int):
+                setattr(self, name, (mine or 0) + its)
+        self.first_failure = self.first_failure or other.first_failure
+        self.best = max(self.best, other.best, key=itemgetter(0, 1))

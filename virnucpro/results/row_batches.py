@@ -1,0 +1,45 @@
+"""Rows of outputs as text, which any process may make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from virnucpro.results.counts import RecordCounts
+from virnucpro.results.outputs import CHUNK_TABLE
+from virnucpro.results.tsv import sorted_lines
+
+# text by the file name of an output; outputs without text may be missing
+Rows: TypeAlias = Mapping[str, bytes | memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """The rows of neighbouring records of one sample, for all outputs."""
+
+    sample: str
+    rows: Rows
+    counts: RecordCounts
+    own_rows: Rows | None = None  # the same with the ids in the input file
+
+    def joined(self, other: RowBatch) -> RowBatch:
+        """Append later records of the same sample."""
+        counts = RecordCounts()
+        own_rows = None
+        counts.include(self.counts)
+        counts.include(other.counts)
+        if self.own_rows is not None:
+            own_rows = _joined(self.own_rows, other.own_rows or {})
+        return RowBatch(self.sample, _joined(self.rows, other.rows), counts, own_rows)
+
+
+def _joined(rows: Rows, others: Rows) -> Rows:
+    return {
+        name: sort_rows(name, b"".join((rows.get(name, b""), others.get(name, b""))))
+        for name in {**rows, **others}
+    }
+
+
+def sort_rows(name: str, text: bytes) -> bytes:
+    return sorted_lines(text) if name == CHUNK_TABLE.file else text

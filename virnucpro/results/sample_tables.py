@@ -1,0 +1,141 @@
+"""Write the tables that have a row per sample or per file, when all records are counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import TypeAlias
+
+from virnucpro.core.logging import counted, escaped
+from virnucpro.core.safe_dir import Tree
+from virnucpro.results.counts import LENGTH_CLASSES, RecordCounts
+from virnucpro.results.outputs import FAILED_FILES, MULTIQC, SAMPLE_TABLE, OutputFile
+from virnucpro.sequences.inputs import InputFile
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDir:
+    """Where the outputs of a run or of one sample go."""
+
+    folder: Path
+    tree: Tree  # the tree with the folder
+    aside: Path  # folder for lines to be sorted, on a disk with enough space
+    inputs: Sequence[InputFile] = ()
+    refused: Sequence[InputFile] = ()  # inputs that could not be read
+    samples: Path | None = None  # each sample gets a folder of outputs in it; None: no such folders
+
+
+def _sample_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
+    """A row per sample, and one for each unreadable file."""
+    samples: dict[tuple[str, str], list[InputFile]] = {}  # mates share a row
+    for file in (*_files_read(place, counts_by_sample), *place.refused):
+        samples.setdefault((file.sample, file.error), []).append(file)
+    halves = {file.sample for file in place.refused if file.mate}  # an unreadable mate's sample
+    lines = []
+    for (sample, error), files in samples.items():
+        tally = RecordCounts() if error else counts_by_sample.get(sample, RecordCounts())
+        score, _, record_id = tally.best
+        values = (
+            sample,
+            "unreadable" if error else _sample_status(tally, is_half=sample in halves),
+            tally.n_records,
+            tally.statuses["scored"],
+            tally.n_viral,
+            *(tally.viral_lengths[start] for start in LENGTH_CLASSES),
+            tally.n_proviruses,
+            "" if tally.n_regions is None else tally.n_regions,
+            record_id,
+            f"{score:.6f}" if record_id else "",
+            tally.n_mendable,
+            "; ".join(
+                escaped(file.name or file.path) for file in sorted(files, key=attrgetter("mate"))
+            ),
+            escaped(error),
+            _counts_text(tally.kinds),
+            _counts_text(tally.families),
+        )
+        lines.append("\t".join(map(str, values)) + "\n")
+    return "".join(lines)
+
+
+def _files_read(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> list[InputFile]:
+    """The files that were read, except added ones with every record replaced by later files."""
+    return [one for one in place.inputs if one.sample in counts_by_sample or is_due(one)]
+
+
+def is_due(file: InputFile) -> bool:
+    """Whether a file has outputs even if no record is written: one of the first run, or empty.
+
+    An added file that no longer exists counts as one with records.
+    """
+    return not file.generation or (Path(file.path).is_file() and not any(file.read()))
+
+
+def _counts_text(counts: Counter[str]) -> str:
+    """
+    >>> _counts_text(Counter({"ssDNA": 1, "RNA+": 2, "phage": 2}))
+    'RNA+: 2; phage: 2; ssDNA: 1'
+    """
+    pairs = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    return "; ".join(f"{name}: {n}" for name, n in pairs)
+
+
+def _sample_status(tally: RecordCounts, *, is_half: bool) -> str:
+    if not tally.n_records:
+        return "empty"
+    if tally.n_mendable and not (tally.statuses["scored"] or tally.statuses["embedded"]):
+        return "failed"
+    return "partial" if tally.n_mendable or is_half else "complete"
+
+
+def _multiqc_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
+    lines = [_MULTIQC_COLUMNS]
+    for sample in dict.fromkeys(file.sample for file in _files_read(place, counts_by_sample)):
+        tally = counts_by_sample.get(sample, RecordCounts())
+        counts = tally.n_records, tally.statuses["scored"], tally.n_viral, tally.n_proviruses
+        lines.append("\t".join(map(str, (sample, *counts))) + "\n")
+    return "".join(lines)
+
+
+# YAML comments describe the table to MultiQC: docs.seqera.io/multiqc/custom_content
+_MULTIQC_COLUMNS = """\
+# id: virnucpro
+# plot_type: generalstats
+# headers:
+#   n_records: {title: Records, description: records of the input, format: '{:,.0f}'}
+#   n_scored: {title: Scored, description: records with a score, format: '{:,.0f}'}
+#   n_virus: {title: Viral, description: records called virus, format: '{:,.0f}'}
+#   n_provirus: {title: Proviruses, description: proviruses in other records, format: '{:,.0f}'}
+Sample\tn_records\tn_scored\tn_virus\tn_provirus
+"""
+
+
+def _failure_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
+    """Path, stage and error of each file with a failure, separated by ``|``; sorted."""
+    rows = [(file, "read", file.error) for file in place.refused]
+    firsts = {file.sample: file for file in reversed(place.inputs)}  # mates share a sample
+    for sample, file in firsts.items():
+        tally = counts_by_sample.get(sample, RecordCounts())
+        if tally.n_failed_frames:
+            counts = (
+                f"{counted(tally.n_failed_frames, 'frame')} of "
+                f"{counted(tally.n_failed_records, 'record')} failed"
+            )
+            rows.append((file, "embed", f"{counts}; {tally.first_failure}"))
+    paths = (escaped(file.name or file.path).replace("|", r"\x7c") for file, _, _ in rows)
+    words = zip(paths, rows, strict=True)
+    return "".join(
+        sorted(f"{path}|{stage}|{escaped(error)}\n" for path, (_, stage, error) in words)
+    )
+
+
+_LastLines: TypeAlias = Callable[[OutputDir, Mapping[str, RecordCounts]], str]
+# makes the last lines of an output from the counts of each sample
+LAST_LINES: Mapping[OutputFile, _LastLines] = {
+    SAMPLE_TABLE: _sample_lines,
+    MULTIQC: _multiqc_lines,
+    FAILED_FILES: _failure_lines,
+}

@@ -1,0 +1,100 @@
+"""Read the tables of a run that VirNucPro itself needs: calls, regions, viruses and frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isnan
+from pathlib import Path
+from typing import Literal, cast
+
+from virnucpro.core.recipe import STATUSES, Status
+from virnucpro.results.outputs import (
+    FRAME_TABLE,
+    ORIGIN,
+    RECORD_TABLE,
+    REGION_TABLE,
+    VIRUS_TABLE,
+)
+from virnucpro.viral.types import Call, Identity, Region
+
+_MOST_BASES = 10**15
+_REGION_KINDS = ("provirus", "whole")
+RecordKey = tuple[str, str]  # sample and id of a record
+
+
+def read_calls(path: Path, hint: str) -> Iterator[Call]:
+    """Open a table of records now, and yield its calls later: see ``OutputFile.rows_at``."""
+    return RECORD_TABLE.rows_at(path, parse_call, hint)
+
+
+def read_regions(path: Path, hint: str) -> Iterator[tuple[RecordKey, Region]]:
+    """Open a table of regions now, and yield them later, each with its record."""
+    return REGION_TABLE.rows_at(path, parse_region, hint)
+
+
+def read_identities(path: Path, hint: str) -> Iterator[tuple[RecordKey, Identity]]:
+    """Open a table of viruses now, and yield their identities later, each with its record."""
+    return VIRUS_TABLE.rows_at(path, parse_identity, hint)
+
+
+def read_frame_scores(path: Path, hint: str) -> Iterator[tuple[str, float]]:
+    """Open a table of frames now, and yield their ids and virus scores later."""
+    return FRAME_TABLE.rows_at(path, _parse_frame, hint)
+
+
+def _parse_frame(row: dict[str, str]) -> tuple[str, float]:
+    return row["Sequence_ID"], float(row["score2"])
+
+
+def _float(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def parse_call(row: dict[str, str]) -> Call:
+    status = cast(Status, row["status"])
+    if status not in STATUSES or row["call"] not in ("virus", "other", ""):
+        raise ValueError(f"a record has the status {status} and the call {row['call']}")
+    return Call(
+        row["record"],
+        int(row["length"]),
+        status,
+        row["file"],
+        virus_score=_float(row["virus_score"]),
+        base_score=_float(row["base_score"]),
+        is_virus=row["call"] == "virus",
+        false_discovery_rate=_float(row["fdr"]),
+        n_chunks=int(row["n_chunks"]),
+        n_chunks_scored=int(row["n_chunks_scored"]),
+        n_frames_scored=int(row["n_frames_scored"]),
+        note=row["note"],
+    )
+
+
+def parse_identity(row: dict[str, str]) -> tuple[RecordKey, Identity]:
+    """The sample and the id of a record, and the identity of its virus."""
+    identity = Identity(
+        virus_kind=row["virus_kind"],
+        kind_probability=_float(row["kind_probability"]),
+        kin=row["kin"],
+        kin_words=int(row["kin_words"] or 0),
+        kin_share=_float(row["kin_share"]),
+        topology=row["topology"],
+        repeat_length=int(row["repeat_length"] or 0),
+    )
+    return (row["file"], row["record"]), identity
+
+
+def parse_region(row: dict[str, str]) -> tuple[RecordKey, Region]:
+    """The sample and the id of a record, and its region; tables of any version can be read."""
+    start, end, posterior = int(row["start"]) - 1, int(row["end"]), float(row["posterior"] or "nan")
+    if not (0 <= start < end <= _MOST_BASES and (isnan(posterior) or 0 <= posterior <= 1)):
+        raise ValueError(f"{row['record']} has no region such as {row['region']}")
+    if row["kind"] not in _REGION_KINDS:
+        raise ValueError(f"{row['region']} is a {row['kind']}")
+    if row["class"] not in ("prophage", "uncertain", ""):
+        raise ValueError(f"{row['region']} is of the class {row['class']}")
+    kind = cast(Literal["provirus", "whole"], row["kind"])
+    judged = cast(Literal["prophage", "uncertain", ""], row["class"])
+    is_part, is_virus = ORIGIN in row["note"], bool(row["virus"])
+    facts = row["att"], is_part, is_virus, row["evidence"], judged
+    return (row["file"], row["record"]), Region(start, end, kind, posterior, *facts)
