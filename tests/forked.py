@@ -31,9 +31,12 @@ class Forked:
     def __init__(self, pipe: Pipe) -> None:
         theirs, ours = os.pipe()
         self.stdin = os.fdopen(ours, "wb")
-        with Connection(theirs, writable=False) as parents_end:
+        with (
+            Connection(theirs, writable=False) as parents_end,
+            Connection(os.dup(pipe.fileno())) as copy,  # only this class can be sent
+        ):
             self.process = fork_server().Process(
-                target=_begin, args=(pipe, parents_end), daemon=True
+                target=_begin, args=(copy, parents_end), daemon=True
             )
             self.process.start()
 
@@ -62,7 +65,7 @@ def fork_server() -> multiprocessing.context.ForkServerContext:
     return multiprocessing.get_context("forkserver")
 
 
-def _begin(pipe: Pipe, parents_end: Connection) -> None:
+def _begin(pipe: Connection, parents_end: Connection) -> None:
     os.dup2(parents_end.fileno(), 0)
     parents_end.close()
     begin(os.dup(pipe.fileno()))

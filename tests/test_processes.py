@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,6 +174,18 @@ def hear(target: object, *words: object) -> tuple[list[object], str]:
 )
 def test_every_message_of_a_process_arrives_and_what_ended_it_is_known(target, words, heard, cause):
     assert hear(target, *words) == (heard, cause)
+
+
+def test_failed_send_keeps_no_buffer_view():
+    """A view of a ``BytesIO`` in a traceback crashes Python 3.12 when garbage is collected."""
+    ours, theirs = Pipe.pair()
+    theirs.close()
+    with ours, pytest.raises(OSError) as caught:
+        ours.send(list(range(1000)))
+    frames = [frame for frame, _ in traceback.walk_tb(caught.tb)]
+    values = [value for frame in frames for value in frame.f_locals.values()]
+    views = [value for value in values if isinstance(value, memoryview)]
+    assert views and all(isinstance(view.obj, bytes) for view in views)
 
 
 @quick

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,12 +29,11 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeAlias
+from typing import Concatenate, ParamSpec
 
 from virnucpro.core.logging import printable
 
 P = ParamSpec("P")
-Pipe: TypeAlias = Connection
 
 # `-c` puts the current folder first in the path; it is removed before any import that could find a
 # module there. Threads of numpy would wait for each other and for those of other processes
@@ -44,6 +45,25 @@ _PROGRAM = (
 )
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _SET_DEATH_SIGNAL = 1  # of prctl(2)
+
+
+class Pipe(Connection):
+    """One end of a connection to another process, for objects that can be pickled."""
+
+    @classmethod
+    def pair(cls) -> tuple[Pipe, Pipe]:
+        """Create both ends of a connection."""
+        first, second = socket.socketpair()
+        return cls(first.detach()), cls(second.detach())
+
+    def send(self, value: object) -> None:
+        """Pickle a value and send it.
+
+        ``Connection.send`` passes on a view of a ``BytesIO``. If the other process is gone, the
+        error refers to that view. Python 3.12 and 3.13 may close the ``BytesIO`` of such an error
+        first, when they collect garbage, and then crash or print a ``BufferError``.
+        """
+        self.send_bytes(as_message(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +138,7 @@ def start(target: Callable[Concatenate[Pipe, P], None], *args: P.args, **kwargs:
 
     The target is pickled, so it must be a function of a module.
     """
-    ours, theirs = connection.Pipe()
+    ours, theirs = Pipe.pair()
     with theirs:
         child = Child(_interpreter(theirs), ours)
     with suppress(OSError):  # it has died; its pipe reports that
@@ -126,9 +146,14 @@ def start(target: Callable[Concatenate[Pipe, P], None], *args: P.args, **kwargs:
     return child
 
 
-def as_message(value: object) -> memoryview:
-    """Pickle a value once, for ``send_bytes`` of several pipes."""
-    return ForkingPickler.dumps(value)
+def as_message(value: object) -> bytes:
+    """Pickle a value once, for ``send_bytes`` of several pipes.
+
+    The message is not the view that ``ForkingPickler.dumps`` returns: see ``Pipe.send``.
+    """
+    buffer = io.BytesIO()
+    ForkingPickler(buffer).dump(value)
+    return buffer.getvalue()
 
 
 def _interpreter(pipe: Pipe) -> subprocess.Popen[bytes]:
@@ -154,7 +179,8 @@ def begin(number: int) -> None:
     _obey_parent()
     os.set_inheritable(number, False)
     gc.set_threshold(50_000)  # as in the command line
-    pipe, exit_code = Connection(number), 0
+    pipe = Pipe(number)
+    exit_code = 0
     try:
         target, args, kwargs = pipe.recv()
         target(pipe, *args, **kwargs)

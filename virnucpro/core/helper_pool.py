@@ -59,7 +59,7 @@ class _Block(_Task[Tools_contra, T_co], Protocol):
 
 
 # a task, the tools for it, and these as a message
-_Order: TypeAlias = tuple[Future[Any], _Task[Any, Any], object, memoryview]
+_Order: TypeAlias = tuple[Future[Any], _Task[Any, Any], object, bytes]
 
 
 class AbandonedError(Exception):
@@ -129,7 +129,7 @@ class Pool:
         finally:
             self.ready.append(child)
 
-    def _equip(self, child: Child, tools: object, message: memoryview) -> None:
+    def _equip(self, child: Child, tools: object, message: bytes) -> None:
         if self._tools.get(child.pid) is not tools:
             child.pipe.send_bytes(message)
             self._received(child)
@@ -149,13 +149,13 @@ class Pool:
                 raise self._lost(reason)
         return outcome
 
-    def submit(self, task: _Task[Tools, T], tools: Tools, message: memoryview) -> Future[T]:
+    def submit(self, task: _Task[Tools, T], tools: Tools, message: bytes) -> Future[T]:
         """Give a task to the next free process, with these tools."""
         future: Future[T] = Future()
         self._orders.put((future, task, tools, message))
         return future
 
-    def _do(self, child: Child, task: _Task[Tools, T], tools: Tools, message: memoryview) -> T:
+    def _do(self, child: Child, task: _Task[Tools, T], tools: Tools, message: bytes) -> T:
         """
         Raises:
             VirnucproError: the task raised it, or the process died.
@@ -213,7 +213,7 @@ class Helpers(Generic[Tools]):
 
     tools: Tools
     pool: Pool
-    message: memoryview | None = None  # the tools, pickled for processes; None: tasks run here
+    message: bytes | None = None  # the tools, pickled for processes; None: tasks run here
 
     @property
     def n_ahead(self) -> int:

@@ -66,7 +66,7 @@ def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree:
     numbers = "embedding" + ".list.element" * (2 if embeddings.per_residue else 1)
     split = {"use_dictionary": False, "use_byte_stream_split": [numbers]}
     parquet.write_table(table, image, compression="zstd", **split)
-    tree.write_whole(path, image.getbuffer())
+    tree.write_whole(path, image.getvalue())
 
 
 def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Tree) -> None:
@@ -88,7 +88,7 @@ def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Tree
         content = {"proteins": ids, "data": tensors}
     image = io.BytesIO()  # torch would store the name of a path in the archive
     torch.save(content, image)
-    tree.write_whole(path, image.getbuffer())
+    tree.write_whole(path, image.getvalue())
 
 
 def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:
