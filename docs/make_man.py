@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def page(name: str, command: TyperCommand | TyperGroup) -> str:
     usage = " ".join(command.collect_usage_pieces(context))
     # https://reproducible-builds.org/specs/source-date-epoch
     seconds = os.environ.get("SOURCE_DATE_EPOCH")
-    now = datetime.fromtimestamp(int(seconds), timezone.utc) if seconds else datetime.now()
+    now = datetime.fromtimestamp(int(seconds), UTC) if seconds else datetime.now()
     lines = [
         f'.TH {_text(dashed.upper())} 1 {now:%Y-%m-%d} "VirNucPro {__version__}" "User Commands"',
         *(".SH NAME", rf"{_text(dashed)} \- {_text(first.rstrip('.'))}"),

@@ -10,7 +10,8 @@ from packaging.requirements import Requirement
 from runs import ROOT
 
 CONSTRAINTS = ROOT / "constraints.txt"
-OLDEST, PROMISED = "3.10", ("3.10", "3.11", "3.12", "3.13", "3.14")
+OLDEST = "3.11"
+PROMISED = ("3.11", "3.12", "3.13", "3.14")
 
 
 def pins_for(python: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
 from virnucpro.core.errors import UsageError
@@ -39,13 +39,12 @@ SHARD_FORMAT = 8
 BYTES_PER_SLICE = 2**23  # of uncompressed input that is planned and called together
 
 
-class Reads(str, Enum):
+class Reads(StrEnum):
     """What an encoder reads: the protein or the bases of a frame, or a whole chunk."""
 
     PROTEIN = "protein"
     DNA = "dna"
     CHUNK = "chunk"
-    __str__ = str.__str__  # as in JSON
 
     @property
     def unit(self) -> str:
