@@ -14,6 +14,7 @@ import pytest
 from forked import start, virnucpro
 from runs import CONTIGS, rows, statuses, write_fasta
 
+from virnucpro._version import __version__
 from virnucpro.cli.console import next_step, number_gpus_by_bus
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.registry import EMBEDDED, NAMES
@@ -217,12 +218,53 @@ def test_an_empty_value_is_refused_with_a_hint_at_an_unset_variable(tmp_path, wo
         (["predict", "-i", "a.fa", "-o", "x", "-t4"], "did you mean --workers?"),
         (["predict", "-input", "a.fa", "-o", "x"], "did you mean --input?"),
         (["train", "--data", "a.tsv", "--out=x"], "did you mean --output-dir?"),
+        (["predict", "-i", "a.fa", "-o", "x", "--cpu"], "did you mean --device cpu?"),
+        (["predict", "-i", "a.fa", "-o", "x", "--cpus", "4"], "did you mean --workers?"),
+        (["predict", "-i", "a.fa", "-threshold", "0.5"], "did you mean --threshold?"),
+        (["predict", "-", "-o", "x"], "did you mean --input -?"),
     ],
 )
 def test_a_refused_word_names_the_option_that_was_meant(tmp_path, arguments, hint):
     answer = virnucpro(*arguments, cwd=tmp_path)
     assert answer.returncode == 64
     assert f"hint:  {hint}" in answer.stderr
+
+
+@pytest.mark.parametrize("letter", ["o", "q", "v", "i", "h", "t"])
+def test_value_of_one_letter_is_a_name(tmp_path, letter):
+    for words in (f"predict -q -i {CONTIGS} -o {letter}", f"status {letter}", f"regions {letter}"):
+        answer = virnucpro(*words.split(), cwd=tmp_path)
+        assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / letter / "predictions.tsv").exists()
+
+
+def test_input_of_one_letter_is_a_name(tmp_path):
+    (tmp_path / "i").write_text(CONTIGS.read_text())
+    answer = virnucpro("predict", "-i", "i", "-o", "x", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert {row["file"] for row in rows(tmp_path / "x" / "predictions.tsv")} == {"i"}
+
+
+@pytest.mark.parametrize("word", ["--force", "-q", "-qv", "--no-report", "-i", "--output-dir"])
+def test_option_as_value_is_refused(tmp_path, word):
+    answer = virnucpro("predict", "-i", CONTIGS, "-o", word, cwd=tmp_path)
+    assert answer.returncode == 64
+    assert f"error: --output-dir has no value: the next word is the option {word}" in answer.stderr
+    assert f"a file of this name is ./{word}" in answer.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_value_may_begin_with_a_hyphen(tmp_path):
+    """It is no option of this command, or its folder is named."""
+    command = ("predict", "-i", CONTIGS, "-o", "-results", "--log-file", "./--force", "-q")
+    answer = virnucpro(*command, cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"-results", "--force"}
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version_is_printed(option):
+    assert virnucpro(option).stdout == f"virnucpro {__version__}\n"
 
 
 def asked_by_bash(words: str) -> dict[str, str]:

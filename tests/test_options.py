@@ -24,8 +24,9 @@ from virnucpro.workflows.options import ExtractOptions, PredictOptions
 
 # where options pass through on their way to where they are used
 PASSED = (
-    *("cli.command", "cli.predict", "cli.train", "stories.resolve", "stories.intake"),
-    *("stories.pipeline", "learning.request", "learning.train"),
+    *("cli.typer_dataclass", "cli.predict", "cli.train", "workflows.run_config"),
+    *("workflows.collect_inputs", "workflows.pipeline", "training.training_config"),
+    "training.train",
 )
 RUNS = (PredictOptions, ExtractOptions)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property, partial, update_wrapper
@@ -30,11 +30,13 @@ _SHOWN = 3  # files in a hint
 _NAMES = 30  # columns of help for the names of options
 # a paragraph of help that ends in a command, which can be copied as a whole
 _EXAMPLE = re.compile(r"(?:(?P<about>.*:) |- )(?P<command>(?:virnucpro|torchrun|sbatch) .*)")
-_ELSEWHERE = {  # names of options in other programs of the field -> ours
-    **dict.fromkeys(("-t", "--threads", "--cpu", "--cpus", "--cores"), "--workers"),
-    **dict.fromkeys(("--out", "--outdir"), "--output-dir"),
-    "--gpu": "--gpus",
-    "--overwrite": "--force",
+# options of other programs of the field -> option here, and what to type
+_ELSEWHERE = {
+    **dict.fromkeys(("-t", "--threads", "--cpus", "--cores"), ("--workers", "--workers")),
+    **dict.fromkeys(("--out", "--outdir"), ("--output-dir", "--output-dir")),
+    "--cpu": ("--device", "--device cpu"),
+    "--gpu": ("--gpus", "--gpus"),
+    "--overwrite": ("--force", "--force"),
 }
 
 
@@ -214,13 +216,59 @@ class Command(TyperCommand):
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
-        own = {name for param in self.params for name in param.opts}
-        if not ctx.resilient_parsing and not {"-h", "--help"}.intersection(args):
-            _refuse_names_of_others(args, own)
-        if not ctx.resilient_parsing and "--input" in own:
-            trial = self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True)
-            _refuse_stray(trial.args)
+        if not ctx.resilient_parsing:
+            self._check_words(ctx, args)
         return super().parse_args(ctx, args)
+
+    def _check_words(self, ctx: Any, args: list[str]) -> None:  # noqa: ANN401 - typer's or click's
+        """Refuse mistaken words with a hint. The parser decides which words are values.
+
+        Raises:
+            UsageError: a word is no option here, or an option is the value of another option.
+        """
+        names = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
+        values, rest = self._parsed(ctx, args)
+        taken = [
+            (param.opts[0], word) for param in self.params for word in _words_in(values, param)
+        ]
+        _refuse_single_hyphen(args, names, [word for _, word in taken])
+        if values.get("help"):
+            return
+        for name, word in taken:
+            if self._is_option(ctx, word):
+                raise UsageError(
+                    f"{name} has no value: the next word is the option {printable(word)}",
+                    hint=f"give a value after {name}; a file of this name is ./{printable(word)}",
+                )
+        unknown = [word for word in rest if word.startswith("-") and word != "-"]
+        for word in unknown:
+            _refuse_option_of_others(word, names)
+        if "--input" in names and not unknown:
+            _refuse_stray(rest)
+
+    def _parsed(self, ctx: Any, args: list[str]) -> tuple[dict[str, Any], list[str]]:  # noqa: ANN401
+        """The values that the parser finds, by parameter, and the words that it does not know."""
+        trial = type(ctx)(
+            self,
+            parent=ctx.parent,
+            info_name=ctx.info_name,
+            resilient_parsing=True,
+            ignore_unknown_options=True,
+            help_option_names=ctx.help_option_names,
+        )
+        values, rest, _ = self.make_parser(trial).parse_args(list(args))
+        return values, rest
+
+    def _is_option(self, ctx: Any, word: str) -> bool:  # noqa: ANN401 - typer's or click's
+        """Whether the parser takes the whole word as an option, if it may be one."""
+        values, rest = self._parsed(ctx, [word, "value"]) if word.startswith("-") else ({}, [])
+        return bool(values) and word != "-" and rest in ([], ["value"])
+
+
+def _words_in(values: Mapping[str, Any], param: Any) -> list[str]:  # noqa: ANN401 - typer's or click's
+    """The words that the parser took as values of an option."""
+    given = values.get(param.name) if param.param_type_name == "option" else None
+    return [word for word in (given if isinstance(given, list) else [given]) if type(word) is str]
 
 
 class Group(TyperGroup):
@@ -232,15 +280,30 @@ class Group(TyperGroup):
         return _plain(super().get_params(ctx))
 
 
-def _refuse_names_of_others(args: list[str], own: set[str]) -> None:
-    """
+def _refuse_single_hyphen(
+    args: Sequence[str], names: Collection[str], values: Collection[str]
+) -> None:
+    """Refuse a long option with one hyphen; the parser would read ``-input`` as ``-i nput``.
+
     Raises:
-        UsageError: an option has another name here.
+        UsageError: there is one.
     """
     for arg in takewhile("--".__ne__, args):
-        name = "-t" if re.fullmatch(r"-t\d+", arg) else arg.partition("=")[0]
-        if (ours := _ELSEWHERE.get(name, f"-{name}")) in own:
-            raise UsageError(f"there is no option {name}", hint=f"did you mean {ours}?")
+        word = arg.partition("=")[0]
+        is_long = len(word) > 2 and word[0] == "-" != word[1]
+        if is_long and f"-{word}" in names and arg not in values:
+            raise UsageError(f"there is no option {word}", hint=f"did you mean -{word}?")
+
+
+def _refuse_option_of_others(word: str, names: Collection[str]) -> None:
+    """
+    Raises:
+        UsageError: the word is an option of another program.
+    """
+    name = "-t" if re.fullmatch(r"-t\d+", word) else word.partition("=")[0]
+    ours, typed = _ELSEWHERE.get(name, ("", ""))
+    if ours in names:
+        raise UsageError(f"there is no option {name}", hint=f"did you mean {typed}?")
 
 
 def _refuse_stray(stray: list[str]) -> None:
