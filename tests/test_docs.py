@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ OF_OTHERS = {  # options of other programs, and of scripts and tests of ours
     *("--rdzv-backend", "--rdzv-endpoint", "--records", "--rounds", "--run", "--shards"),
     *("--silent", "--slurm-no-account", "--slurm-status-command", "--snakefile", "--workers"),
 }
+OTHER_OUTPUTS = {"DIR", "localflock", "manifest"}  # the last two of mount and of manifest
 VARIABLE = re.compile(r": |(?:https://)?\.\.\.|\bN\b|\bDIR\b|\bSIGKILL\b")  # in a message
 
 
@@ -51,6 +53,22 @@ def test_every_option_that_a_page_names_is_one(page: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text()))
     programs = "--install-completion", "--help", "--version"
     assert named <= {*options_of(get_command(app)), *programs, *OF_OTHERS}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "Makefile"], ids=lambda page: page.name)
+def test_printed_folders_are_ignored(page: Path) -> None:
+    """A command of a page that runs in the source leaves the repository clean."""
+    printed = re.findall(r"(?:--output-dir|-o) ([\w-]+)(?:/|$|\s)", page.read_text(), re.MULTILINE)
+    printed += re.findall(r'output_dir="([\w-]+)', page.read_text())
+    ignored = re.findall(r"^/([\w*-]+)/$", (ROOT / ".gitignore").read_text(), re.MULTILINE)
+    for name in set(printed) - OTHER_OUTPUTS:
+        assert any(fnmatch(name, pattern) for pattern in ignored), name
+
+
+def test_tutorial_has_a_folder_of_its_own() -> None:
+    """So its results/ is not that of the README."""
+    _, _, steps = (ROOT / "docs/TUTORIAL.md").read_text().partition("```sh\n")
+    assert steps.startswith("mkdir -p tutorial/genomes\ncd tutorial\n")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
