@@ -29,6 +29,7 @@ from virnucpro.core.logging import counted, printable
 from virnucpro.core.numeric import Counts, Mask
 from virnucpro.core.recipe import InputType
 from virnucpro.core.types import FastaRecord, Records
+from virnucpro.sequences.other_formats import PEEK_BYTES, find_other_format
 
 SUFFIXES_OF_READS = (".fastq", ".fq")
 SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa", *SUFFIXES_OF_READS)
@@ -59,38 +60,8 @@ _BLANK = _INNER_BLANKS + "\r\n"
 _BLANK_BYTES = [blank.encode() for blank in _BLANK]
 _WIDTH = 60
 _WRITTEN = 4096 * _WIDTH  # letters written at once; a whole record would need 3 times its size
-_PEEK = 4096
 _SHOWN = 100  # characters of a header that a message shows
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # how ``surrogateescape`` decodes such bytes
-
-# beginnings of a file -> its format, and what to do; the first match counts
-_WRONG_FORMATS: dict[tuple[bytes, ...], tuple[str, str]] = {
-    (b"@HD\t", b"@SQ\t"): (
-        "SAM",
-        "convert it, for example with `samtools fasta reads.sam > reads.fa`",
-    ),
-    (b"NCBI.sra",): ("an SRA archive", "convert it, for example with `fasterq-dump reads.sra`"),
-    (b"LOCUS ",): ("GenBank", "convert it, for example with `any2fasta file.gbk > file.fa`"),
-    (b"ID   ",): ("EMBL", "convert it, for example with `any2fasta file.embl > file.fa`"),
-    (b"##gff",): ("GFF", "give the FASTA file that belongs to it"),
-    **{
-        (f">{code};".encode(),): (
-            "PIR (NBRF)",
-            "convert it, for example with `seqret pir::in.pir fasta::out.fa`; if it is FASTA, give "
-            f"it ids that do not begin with {code};",
-        )
-        for code in ("P1", "F1", "DL", "DC", "RL", "RC", "N1", "N3", "XX")
-    },
-    (b"PK\x03\x04",): ("a zip archive", "unpack it first: `unzip`"),
-    **{
-        marks: (f"{code} text", f"convert it: `iconv -f {code} -t UTF-8 in.fa > out.fa`")
-        for code, marks in {
-            "UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"),
-            "UTF-16": (b"\xff\xfe", b"\xfe\xff"),
-        }.items()
-    },
-}
-_TAR, _TAR_PLACE = b"ustar", 257  # its offset, after the header of the first file
 
 
 def list_fasta(path: Path) -> list[Path]:
@@ -434,24 +405,11 @@ def reading(path: Path, label: str = "") -> Iterator[None]:
 
 def _open(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
     handle = open_binary(path, on_block)
-    other = _other_format(handle.peek(_PEEK)[:_PEEK])  # type: ignore[attr-defined]
+    other = find_other_format(handle.peek(PEEK_BYTES)[:PEEK_BYTES])  # type: ignore[attr-defined]
     if other is not None:
         handle.close()
-        raise InputError(f"{label}: this is {other[0]}, not FASTA or FASTQ", hint=other[1])
+        raise InputError(f"{label}: this is {other.name}, not FASTA or FASTQ", hint=other.remedy)
     return handle
-
-
-def _other_format(start: bytes) -> tuple[str, str] | None:
-    """The format of a file that is neither FASTA nor FASTQ, by its start, and what to do."""
-    text = start.removeprefix(_BOM).lstrip(b"\r\n")
-    for beginnings, other in _WRONG_FORMATS.items():
-        if text.startswith(beginnings):
-            return other
-    if b"\0" not in start:
-        return None
-    if start[_TAR_PLACE:].startswith(_TAR):
-        return "a tar archive", "unpack it first: `tar xf`"
-    return "a binary file", "give FASTA or FASTQ, plain or compressed with gzip, bzip2, xz or zstd"
 
 
 @dataclass(slots=True, eq=False)
@@ -566,7 +524,7 @@ def _read_long(blocks: Iterable[bytes], number: int, label: str) -> tuple[list[b
         is_ascii = piece.isascii()  # other pieces may end within a letter
         chunks.append(_without(_BLANK_BYTES, piece) if is_ascii else piece)
         n_letters += len(chunks[-1] if is_ascii else _text(piece))
-        name = _text(chunks[0][1 : 1 + _PEEK].rstrip(b"\n"))
+        name = _text(chunks[0][1 : 1 + PEEK_BYTES].rstrip(b"\n"))
         _check_length(n_letters, name, number + 1, label)
         if end >= 0:
             return chunks, n_lines, block[end:]
@@ -665,7 +623,7 @@ def _found(letters: str, sequences: Sequence[str]) -> list[str]:
 
 def _starts_as_reads(path: Path, handle: BinaryIO) -> bool:
     """Whether an open, unread file begins like FASTQ, after any blank lines."""
-    start: bytes = handle.peek(_PEEK)[:_PEEK].removeprefix(_BOM)  # type: ignore[attr-defined]
+    start: bytes = handle.peek(PEEK_BYTES)[:PEEK_BYTES].removeprefix(_BOM)  # type: ignore[attr-defined]
     if start and not start.strip(b"\r\n"):
         with open_binary(path) as again:  # a compressed file cannot be rewound
             blocks = iter(partial(again.read, _BLOCK), b"")

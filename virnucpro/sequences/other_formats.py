@@ -1,0 +1,152 @@
+"""Recognise files that are neither FASTA nor FASTQ by their first bytes, and name the remedy.
+
+FASTA begins with ``>`` and FASTQ with ``@``, so only SAM and PIR need a look at more bytes to be
+distinguished from them. Every other file that matches here could not be read anyway: the match only
+turns "expected '>'" into the name of the format.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+PEEK_BYTES = 4096  # enough to recognise any of the formats
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_TAR_MARK = b"ustar"
+_TAR_MARK_OFFSET = 257  # behind the header of the first file of the archive
+
+
+class OtherFormat(NamedTuple):
+    """A format that VirNucPro does not read."""
+
+    name: str  # as in "this is NAME"
+    remedy: str
+
+
+# What to do, where several formats share it
+_SAMTOOLS = "convert it, for example with `samtools fasta {0} > reads.fa`"
+_SEQRET = "convert it, for example with `seqret {0} fasta::out.fa`"
+_UNPACK = "unpack it first: `{0}`"
+_PLAIN_TEXT = "save the sequences as plain text in FASTA format"
+_DOWNLOAD = "look at it: it may be a login page or an error message. Download the file again"
+_FASTA_OF_IT = "give the FASTA file that belongs to it"
+_DECRYPT = "decrypt it first"
+
+# name, remedy, pattern of the first bytes; the first match counts
+_TABLE: tuple[tuple[str, str, bytes], ...] = (
+    # alignments of reads, variants, graphs
+    ("SAM", _SAMTOOLS.format("reads.sam"), rb"@(HD\t|SQ\t|RG\tID:|PG\tID:)"),
+    (
+        "SAM",
+        _SAMTOOLS.format("reads.sam"),
+        rb"[^>@\s]\S*\t\d+\t\S+\t\d+\t\d+\t(\*|[\dMIDNSHP=X]+)\t",
+    ),
+    ("BAM", _SAMTOOLS.format("reads.bam"), rb"BAM\x01"),
+    ("CRAM", _SAMTOOLS.format("reads.cram"), rb"CRAM[\x01-\x04]"),
+    (
+        "PAF",
+        "give the FASTA file of the query or the target",
+        rb"[^>@\s]\S*\t\d+\t\d+\t\d+\t[+-]\t",
+    ),
+    (
+        "VCF",
+        "give the reference, or make a consensus with `bcftools consensus`",
+        rb"##fileformat=V",
+    ),
+    ("BCF", "give the reference, or make a consensus with `bcftools consensus`", rb"BCF\x02"),
+    (
+        "GFA",
+        "write its segments as FASTA: `awk '/^S/ {print \">\" $2; print $3}' graph.gfa > out.fa`",
+        rb"(#[^\n]*\n)*(H\t(VN|TS):|[SLPW]\t\S)",
+    ),
+    # annotation, indexes, search results
+    ("GFF", _FASTA_OF_IT, rb"##gff|#!genome-build|##sequence-region"),
+    ("the index of a FASTA file", "give the FASTA file itself", rb"[^>@\s]\S*(\t\d+){4,5}\r?\n"),
+    ("an index of another file", "give the FASTA file itself", rb"BAI\x01|CSI\x01|TBI\x01"),
+    ("a table of BLAST", "give the FASTA file of the query or the subject", rb"# T?BLAST[NPX] "),
+    ("an HMMER profile", "give the sequences, not their profile", rb"HMMER\d/"),
+    # flat files of databases
+    ("GenBank", "convert it, for example with `any2fasta file.gbk > file.fa`", rb"LOCUS "),
+    ("EMBL", "convert it, for example with `any2fasta file.embl > file.fa`", rb"ID   "),
+    ("ASN.1", "download the sequences as FASTA", rb"(Seq-entry|Bioseq-set|Seq-submit) ::="),
+    (
+        "PIR (NBRF)",
+        "convert it, for example with `seqret pir::in.pir fasta::out.fa`; if it is FASTA, give it "
+        "ids that do not begin with a PIR code such as P1;",
+        rb">(P1|F1|DL|DC|RL|RC|N1|N3|XX);",
+    ),
+    # structures, trees, alignments
+    ("PDB", "download the sequence as FASTA", rb"(HEADER {4}|REMARK +\d|CRYST1 |ATOM +\d)"),
+    ("mmCIF", "download the sequence as FASTA", rb"data_\S+\s"),
+    ("NEXUS", _SEQRET.format("nexus::in.nex"), rb"(?i)#nexus"),
+    ("a Newick tree", "give the sequences, not their tree", rb"\s*\([\w('\"]"),
+    ("Clustal", _SEQRET.format("clustal::in.aln"), rb"CLUSTAL"),
+    ("Stockholm", _SEQRET.format("stockholm::in.sto"), rb"# STOCKHOLM"),
+    ("PHYLIP", _SEQRET.format("phylip::in.phy"), rb"\s*\d+\s+\d+\s*\n"),
+    # raw data of sequencers
+    ("an SRA archive", "convert it, for example with `fasterq-dump reads.sra`", rb"NCBI\.sra"),
+    ("POD5", "call bases first, for example with `dorado basecaller`", rb"\x8bPOD\r\n\x1a\n"),
+    ("HDF5", f"call bases first if it is FAST5; otherwise {_FASTA_OF_IT}", rb"\x89HDF\r\n\x1a\n"),
+    ("an ABI trace", _SEQRET.format("abi::in.ab1"), rb"ABIF"),
+    ("SFF", "convert it, for example with `sff2fastq reads.sff > reads.fq`", rb"\.sff"),
+    # packed sequences, tables, archives
+    ("2bit", "convert it: `twoBitToFa in.2bit out.fa`", rb"C'A\x1a|\x1aA'C"),
+    ("NAF", "convert it: `unnaf in.naf > out.fa`", rb"\x01\xf9\xec"),
+    ("Parquet", "give the FASTA file that it was made from", rb"PAR1"),
+    ("a zip archive", _UNPACK.format("unzip"), rb"PK\x03\x04"),
+    ("a 7z archive", _UNPACK.format("7z x"), rb"7z\xbc\xaf'\x1c"),
+    ("a RAR archive", _UNPACK.format("unrar x"), rb"Rar!\x1a\x07"),
+    ("a file of compress (.Z)", _UNPACK.format("gunzip in.fa.Z"), rb"\x1f\x9d"),
+    ("an lz4 file", _UNPACK.format("lz4 -d in.fa.lz4"), rb"\x04\x22\x4d\x18"),
+    ("an lzip file", _UNPACK.format("lzip -d in.fa.lz"), rb"LZIP"),
+    ("an lzma file", _UNPACK.format("xz --format=lzma -d in.fa.lzma"), rb"\x5d\0\0"),
+    (
+        "compressed twice",
+        "decompress it once, for example with `gunzip -c in.fa.gz > out.fa.gz`",
+        rb"\x1f\x8b|BZh\d1AY|\xfd7zXZ\0|\x28\xb5\x2f\xfd",
+    ),
+    # placeholders of files that are elsewhere
+    (
+        "a pointer of Git LFS, not the file itself",
+        "fetch the file: `git lfs pull`",
+        rb"version https://(git-lfs\.github|hawser\.github)\.com/",
+    ),
+    (
+        "a pointer of git-annex, not the file itself",
+        "fetch the file: `git annex get`",
+        rb"/annex/objects/",
+    ),
+    # documents
+    ("an HTML page", _DOWNLOAD, rb"(?is)\s*(<!--.*?-->\s*)*<(!doctype html|html|head|body|script)"),
+    ("XML", f"{_DOWNLOAD} as FASTA", rb"\s*<[?!A-Za-z]"),
+    ("JSON", f"{_DOWNLOAD} as FASTA", rb"\s*[{\[]\s*[\"{}\[\]]"),
+    ("PDF", _PLAIN_TEXT, rb"%PDF-"),
+    ("RTF", _PLAIN_TEXT, rb"\{\\rtf"),
+    ("a document of Office", _PLAIN_TEXT, rb"\xd0\xcf\x11\xe0"),
+    ("encrypted", _DECRYPT, rb"-----BEGIN PGP|crypt4gh|Salted__|age-encryption\.org"),
+    ("a resource fork of macOS", "give the file without ._ in its name", rb"\0\x05\x16\x07"),
+    # other encodings of text
+    ("UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 in.fa > out.fa`", rb"\xff\xfe\0\0"),
+    ("UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 in.fa > out.fa`", rb"\0\0\xfe\xff"),
+    ("UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 in.fa > out.fa`", rb"\xff\xfe|\xfe\xff"),
+)
+FORMATS = [(OtherFormat(name, remedy), re.compile(mark)) for name, remedy, mark in _TABLE]
+
+
+def find_other_format(start: bytes) -> OtherFormat | None:
+    """The format of a file by its decompressed start, if it is neither FASTA nor FASTQ.
+
+    >>> find_other_format(b"BAM\\1...").name, find_other_format(b">contig1\\nACGT")
+    ('BAM', None)
+    """
+    text = start.removeprefix(_BYTE_ORDER_MARK).lstrip(b"\r\n")
+    for other, mark in FORMATS:
+        if mark.match(text):
+            return other
+    if b"\0" not in start:
+        return None
+    if start[_TAR_MARK_OFFSET:].startswith(_TAR_MARK):
+        return OtherFormat("a tar archive", _UNPACK.format("tar xf"))
+    return OtherFormat(
+        "a binary file", "give FASTA or FASTQ, plain or compressed with gzip, bzip2, xz or zstd"
+    )
