@@ -191,6 +191,7 @@ def test_the_vocabulary_loads_without_torch_or_h5py() -> None:
 # what takes a share of a short run that does not use it
 SLOW_DOORS = {
     "models.devices": {"torch", "pynvml", "psutil"},
+    "core.native": {"importlib.metadata"},
     "core.plugins": {"importlib.metadata"},
     "engine.local": {"torch", "virnucpro.engine.worker"},
     "models.esm2.attention": {"virnucpro.models.esm2.triton_kernels"},

@@ -14,7 +14,7 @@ from pathlib import Path
 import light
 import psutil
 import pytest
-from runs import assert_gone, hear_signals, is_ours, wait_until, within
+from runs import ROOT, assert_gone, hear_signals, is_ours, wait_until, within
 
 from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
 
@@ -59,6 +59,31 @@ def test_predict_imports_nothing_from_the_current_folder(hostile, tiny):
     # Python itself takes a module of `-m` from there
     (hostile / "virnucpro.py").write_text((hostile / "json.py").read_text())
     run_in(hostile, PROGRAM, *predict, "other", *options)
+
+
+START_IN_SOURCE_TREE = """
+import light
+from virnucpro.core.child_process import Child, interrupts_held, start
+with interrupts_held():
+    child = start(light.tell_package)
+print(child.pipe.recv())
+Child.kill_all([child])
+"""
+
+
+def test_child_imports_package_of_its_parent(tmp_path):
+    """Another VirNucPro may be installed where Python runs in a source tree."""
+    decoy = tmp_path / "virnucpro"
+    decoy.mkdir()
+    (decoy / "__init__.py").write_text("raise SystemExit('another VirNucPro')")
+    answer = subprocess.run(
+        [sys.executable, "-c", START_IN_SOURCE_TREE],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (answer.stdout.strip(), answer.stderr) == (str(ROOT / "virnucpro"), "")
 
 
 def test_a_process_numbers_gpus_as_nvml_does_and_gives_numpy_one_thread(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -267,6 +268,32 @@ def test_a_missing_or_damaged_library_is_named_with_the_command_that_builds_it(
         assert "pip install -e ." in str(caught.value.hint)
     finally:
         library._library.cache_clear()
+
+
+@pytest.fixture
+def source_tree(tmp_path: Path) -> Path:
+    """The C sources of the package, without a compiled library. -> its package folder"""
+    for source in library.PACKAGE.rglob("*.c"):
+        copy = tmp_path / "virnucpro" / source.relative_to(library.PACKAGE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(source.read_bytes())
+    return tmp_path / "virnucpro"
+
+
+def test_source_tree_uses_installed_library(source_tree: Path) -> None:
+    missing = source_tree / "core" / library.LIBRARY.name
+    assert library.find_library(missing, source_tree, library.LIBRARY) == library.LIBRARY
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_library_of_other_sources_is_refused(source_tree: Path, is_installed: bool) -> None:
+    missing = source_tree / "core" / library.LIBRARY.name
+    with (source_tree / "models" / "esm2" / "attention.c").open("a") as source:
+        source.write("\n")
+    with pytest.raises(UnavailableError, match="has no compiled library") as caught:
+        library.find_library(missing, source_tree, library.LIBRARY if is_installed else None)
+    assert ("other sources" in str(caught.value)) == is_installed
+    assert "start Python in another folder" in caught.value.hint
 
 
 def test_ctrl_c_while_arguments_are_passed_stays_what_it_is(monkeypatch):

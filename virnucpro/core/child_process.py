@@ -36,9 +36,12 @@ from virnucpro.core.logging import printable
 P = ParamSpec("P")
 
 # `-c` puts the current folder first in the path; it is removed before any import that could find a
-# module there. Threads of numpy would wait for each other and for those of other processes
+# module there. Our package comes from the folder of the parent's package, even if that is not in
+# the path (Python that was started in a source tree), or if another one is before it. Threads of
+# numpy would wait for each other and for those of other processes
 _PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
+    "import sys; ours = sys.argv[2]; sys.path[:] = sys.argv[3:]; "
+    "import importlib, typing; sys.path.insert(0, ours); import virnucpro; sys.path.remove(ours); "
     "import os; os.environ.setdefault('OPENBLAS_NUM_THREADS', '1'); "
     "os.environ['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'; "  # as NVML numbers them
     "from virnucpro.core.child_process import begin; begin(int(sys.argv[1]))"
@@ -163,8 +166,8 @@ def _interpreter(pipe: Pipe) -> subprocess.Popen[bytes]:
         [
             sys.executable,
             *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-            *("-c", _PROGRAM, str(pipe.fileno())),
-            *(folders if ours in folders else [*folders, ours]),
+            *("-c", _PROGRAM, str(pipe.fileno()), ours),
+            *folders,
         ],
         stdin=subprocess.PIPE,
         pass_fds=[pipe.fileno()],

@@ -6,6 +6,7 @@ digits of bases. Tables of codons have a byte for each of 125 codes.
 
 from __future__ import annotations
 
+import hashlib
 from ctypes import CDLL, addressof, c_char, c_double, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 
 LIBRARY = Path(__file__).with_name("libvirnucpro.so")
+PACKAGE = Path(__file__).parents[1]
 
 
 class _Arrays:
@@ -117,10 +119,61 @@ def call(name: str, *arguments: NDArray[Any] | float) -> None:
         raise MemoryError(f"no memory is left for {name} of the scorer")
 
 
+def find_library(library: Path, package: Path, installed: Path | None) -> Path:
+    """Find the compiled library of a package folder.
+
+    A source tree has none after ``pip install .``, which compiles it into the installed package.
+    Python imports the source tree if it is started there, so the installed library is used, if it
+    was built from the same sources.
+
+    Args:
+        library: of the package.
+        package: folder with the sources, ``*.c``. An installed package has none.
+        installed: the library of the installed distribution; None if there is no distribution.
+
+    Raises:
+        UnavailableError: the source tree has no library, and the installed one is of other sources.
+    """
+    sources = sorted(package.rglob("*.c"))
+    if library.exists() or not sources:
+        return library
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    if installed is not None and installed.exists() and _built_from(installed) == digest:
+        return installed
+    built = "has no compiled library: libvirnucpro.so"
+    if installed is not None and installed.exists():
+        built += "; that of the installed VirNucPro was built from other sources"
+    raise UnavailableError(
+        f"the source tree {printable(package.parent)} {built}",
+        hint="to use the installed VirNucPro, start Python in another folder; to use the source "
+        "tree, run `pip install -e .` there",
+    )
+
+
+def _built_from(library: Path) -> str:
+    """SHA-256 of the sources that a library was compiled from; empty if it does not say."""
+    try:
+        return bytes((c_char * 65).in_dll(CDLL(str(library)), "source_sha256").value).decode()
+    except (OSError, ValueError):  # no library, or none of ours
+        return ""
+
+
+def _installed_library() -> Path | None:
+    """The library of the installed distribution, wherever this module was imported from."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        found = distribution("virnucpro")
+    except PackageNotFoundError:
+        return None
+    return Path(str(found.locate_file(f"virnucpro/core/{LIBRARY.name}")))
+
+
 @cache
 def _library() -> CDLL:
+    installed = None if LIBRARY.exists() else _installed_library()
     try:
-        library = CDLL(str(LIBRARY))
+        library = CDLL(str(find_library(LIBRARY, PACKAGE, installed)))
         for name in _SIGNATURES:
             getattr(library, name).restype = c_int
     except (OSError, AttributeError) as error:  # AttributeError: it is older than its sources
