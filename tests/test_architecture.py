@@ -200,6 +200,7 @@ SLOW_DOORS = {
         "virnucpro.models.esm2.loading",
     },
     "models.lookup": {"torch"},
+    "training.train": {"torch.utils.tensorboard"},
     "workflows.run_config": {"virnucpro.viral.legacy_head", "virnucpro.models.lookup"},
     "store.feature_file": {"h5py"},
     "store.feature_index": {"h5py"},

@@ -686,26 +686,3 @@ def test_no_process_outlives_a_torchrun_that_is_killed(data, tiny, tmp_path):
     agent.wait()
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
-
-
-@pytest.mark.parametrize(
-    ("package", "extra", "command"),
-    [
-        ("tensorboard", "train", ("train", "--data", "m.tsv")),
-        ("pyarrow", "arrow", ("extract", "--format", "parquet", "-i", "in.fa")),
-    ],
-)
-def test_what_is_not_installed_is_said_at_once_with_how_to_get_it(
-    tmp_path, package, extra, command
-):
-    code = (
-        f"import sys; sys.modules[{package!r}] = None\n"
-        "from virnucpro.cli.main import main\n"
-        f"sys.argv = {['virnucpro', *command, '-o', str(tmp_path / 'x')]}\n"
-        "main()"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert answer.returncode == 69
-    assert f"this command needs {package}" in answer.stderr
-    assert f"pip install -c constraints.txt -e '.[{extra}]'" in answer.stderr
-    assert not (tmp_path / "x").exists()

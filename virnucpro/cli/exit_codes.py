@@ -52,6 +52,12 @@ def exits(kept: Callable[[], str] = str) -> Iterator[None]:
         raise Finished(TERMINATED_EXIT) from error
     except BrokenPipeError:
         raise
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from virnucpro.models.devices import torch_is_missing
+
+        _end(torch_is_missing(), kept)
     except (OSError, MemoryError) as error:
         from virnucpro.core.atomic_io import disk_error
 
@@ -72,7 +78,7 @@ def _end(error: VirnucproError, kept: Callable[[], str]) -> NoReturn:
 
 @contextmanager
 def needing(extra: str) -> Iterator[None]:
-    """Wrap imports of packages that the core installation lacks.
+    """Wrap imports of packages that are in an extra, and not in the core installation.
 
     Raises:
         UnavailableError: a package is not installed.
@@ -80,9 +86,11 @@ def needing(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        if error.name == "torch":  # in no extra: see ``exits``
+            raise
         raise UnavailableError(
             f"this command needs {error.name}, which is not installed",
-            hint=f"in the folder of the source: pip install -c constraints.txt -e '.[{extra}]'",
+            hint=f"pip install 'virnucpro[{extra}]'",
         ) from error
 
 

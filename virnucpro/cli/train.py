@@ -106,7 +106,7 @@ def train(options: TrainOptions, console: _Console) -> None:
         return
     parent = os.getppid()  # before the slow imports
     with exits(lambda: "" if options.check else _KEPT):
-        with loading(console), needing("train"):
+        with loading(console):
             from virnucpro.core.child_process import end_with
             from virnucpro.training.train import check_training
             from virnucpro.training.train import train as run_training

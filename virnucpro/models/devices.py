@@ -205,10 +205,33 @@ def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def torch_build() -> TorchBuild:
-    """Read the installed torch from its ``version.py``, without importing it."""
+def torch_is_missing() -> UnavailableError:
+    """The error for a command that needs PyTorch where there is none."""
+    return UnavailableError(
+        "PyTorch is not installed, and models need it",
+        hint="pip install torch; `virnucpro predict` without --model calls viruses without PyTorch",
+    )
+
+
+def require_torch() -> TorchBuild:
+    """
+    Raises:
+        UnavailableError: PyTorch is not installed.
+    """
+    build = torch_build()
+    if build is None:
+        raise torch_is_missing()
+    return build
+
+
+def torch_build() -> TorchBuild | None:
+    """Read the installed torch from its ``version.py``, without importing it.
+
+    None: it is not installed.
+    """
     torch = find_spec("torch")
-    assert torch is not None and torch.origin is not None, "torch is a dependency"
+    if torch is None or torch.origin is None:  # no origin: a folder of this name
+        return None
     facts = run_path(str(Path(torch.origin).with_name("version.py")))
     return TorchBuild(facts["__version__"], facts["cuda"])
 
@@ -407,7 +430,7 @@ def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
         reason = f"CUDA_VISIBLE_DEVICES={cuda_visible_devices!a} hides all {len(gpus)} GPUs"
     if not visible:
         raise UnavailableError(f"no GPU can be used: {reason}", hint=_ELSE_CPU)
-    torch = torch_build()
+    torch = require_torch()
     lacks = {i: lack for i, gpu in enumerate(visible) if (lack := _lack_of(gpu, torch))}
     if len(lacks) == len(visible):
         raise lacks[0].error("no GPU can be used")
@@ -601,10 +624,10 @@ def measure_machine(cuda_visible_devices: str | None, try_gpus: TryGpus) -> dict
     visible = visible_gpus(gpus, cuda_visible_devices)
     torch, ram = torch_build(), _memory()
     places = {gpu.uuid: f"cuda:{place}" for place, gpu in enumerate(visible)}
-    usable = [places[gpu.uuid] for gpu in visible if not _lack_of(gpu, torch)]
+    usable = [places[gpu.uuid] for gpu in visible if torch and not _lack_of(gpu, torch)]
     trials = try_gpus(usable) if usable else {}
     return {
-        "torch": torch._asdict(),
+        "torch": torch._asdict() if torch else None,
         "driver_cuda": _dotted(gpus[0].driver) if gpus else None,
         "gpus": [_gpu_facts(gpu, places.get(gpu.uuid), torch, trials) for gpu in gpus],
         "no_gpu": None if gpus else reason,
@@ -620,9 +643,10 @@ def measure_machine(cuda_visible_devices: str | None, try_gpus: TryGpus) -> dict
 
 
 def _gpu_facts(
-    gpu: Gpu, device: str | None, torch: TorchBuild, trials: Mapping[str, Mapping[str, str]]
+    gpu: Gpu, device: str | None, torch: TorchBuild | None, trials: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
-    lack, refusals = _lack_of(gpu, torch), dict(trials.get(device or "", {}))
+    lack = _lack_of(gpu, torch) if torch else _Lack("PyTorch is not installed", "pip install torch")
+    refusals = dict(trials.get(device or "", {}))
     if not gpu.has_fp8:
         needs = f"it needs compute capability {_dotted(_OLDEST_FOR_FP8)}"
         refusals["fp8"] = f"{needs}; this has {_dotted(gpu.capability)}"
@@ -645,7 +669,9 @@ def _gpu_facts(
 def describe_machine(facts: Mapping[str, Any]) -> list[str]:
     """The lines of ``virnucpro devices``: which devices a run would use here, and why no others."""
     torch, cpu = facts["torch"], facts["cpu"]
-    lines = [f"torch {torch['version']}, CUDA {torch['cuda'] or 'not built in'}"]
+    lines = ["torch is not installed: models need it (pip install torch), the scorer does not"]
+    if torch:
+        lines = [f"torch {torch['version']}, CUDA {torch['cuda'] or 'not built in'}"]
     if facts["gpus"]:
         lines.append(f"NVIDIA driver, CUDA up to {facts['driver_cuda']}")
     for gpu in facts["gpus"]:

@@ -18,15 +18,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
 
 from virnucpro.core.atomic_io import writing
 from virnucpro.core.errors import FeatureFileError, InputError, UsageError, VirnucproError
@@ -84,6 +84,7 @@ from virnucpro.training.trainer import (
 )
 from virnucpro.training.training_config import (
     BOARD,
+    EPOCHS,
     Training,
     check_features,
     check_parts,
@@ -94,6 +95,9 @@ from virnucpro.training.training_config import (
 )
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.pipeline import execute
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
 _SECONDS_BETWEEN_STEPS = 0.2  # in TensorBoard; a step of a head alone takes a millisecond
@@ -140,6 +144,13 @@ def _prepared(
         open_training(training, on_event)
         for line in describe_training(training, choice):
             announce(line)
+        if _import_writer() is None:
+            LOGGER.warning(
+                "%s/ is not written: TensorBoard is not installed (hint: `pip install "
+                "'virnucpro[train]'`; all figures are also in %s)",
+                BOARD,
+                EPOCHS,
+            )
         if training.has_stored_vectors:
             if options.features is None:
                 _extract(options, training, on_event)
@@ -304,7 +315,10 @@ def _show_best(
         for name, value in options.items()
     }
     best = {f"best/{name}": value for name, value in row.items()}
-    with writing(folder), SummaryWriter(str(folder / "best"), purge_step=0) as writer:
+    summary_writer = _import_writer()
+    if summary_writer is None:
+        return
+    with writing(folder), summary_writer(str(folder / "best"), purge_step=0) as writer:
         writer.add_hparams(plain, best, run_name=".")
         if samples is not None:
             labels, scores, weights = samples.is_virus, samples.scores, samples.weights
@@ -321,6 +335,16 @@ def _whole_module(training: Training, trainer: Trainer, train: LabelledFrames) -
     joined = module_of(training, train)
     trainer.checkpoints.load_best(joined)
     return joined.eval()
+
+
+@cache
+def _import_writer() -> type[SummaryWriter] | None:
+    """Import the writer of TensorBoard's files; None if the package is missing."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError:
+        return None
+    return SummaryWriter
 
 
 class _Board:
@@ -351,9 +375,12 @@ class _Board:
             self._show("steps", step, figures)
 
     def _show(self, part: str, place: int, figures: Mapping[str, float]) -> None:
+        summary_writer = _import_writer()
+        if summary_writer is None:
+            return
         with writing(self._folder):
             if part not in self._writers:
-                self._writers[part] = SummaryWriter(str(self._folder / part), purge_step=place)
+                self._writers[part] = summary_writer(str(self._folder / part), purge_step=place)
             writer = self._writers[part]
             for name, value in figures.items():
                 writer.add_scalar(name, value, place)

@@ -364,9 +364,11 @@ def _on_shard(on_event: OnEvent, stage: str) -> Callable[[int, int], None]:
 
 def _facts(config: RunConfig, caller: Caller) -> dict[str, Any]:
     """The facts about this start for ``run.json``, all but the state of the run."""
+    torch = torch_build()
+    versions = {"torch": torch.version} if torch else {}
     return {
         "argv": list(config.options.argv),
-        "versions": {"torch": torch_build().version, "numpy": np.__version__},
+        "versions": {**versions, "numpy": np.__version__},
         "host": socket.gethostname(),
         "checkpoints": list(map(str, config.checkpoints)),
         "announced": [*caller.announcements, *config.announcements],

@@ -40,6 +40,7 @@ from virnucpro.models.devices import (
     choose_precision,
     choose_tokens,
     count_workers,
+    require_torch,
     usable_cores,
 )
 from virnucpro.models.registry import EMBEDDED
@@ -144,6 +145,7 @@ def _resolve_engine(
     """Resolve a run that makes vectors with the models of these names."""
     from virnucpro.models.lookup import open_model
 
+    require_torch()
     if isinstance(options, PredictOptions) and options.head and not options.head.is_file():
         raise InputMissingError(
             f"{printable(options.head)}: no such head file", hint="check the path"
