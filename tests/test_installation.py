@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
 
+import check_pythons
 import pytest
 from labelled import write_labelled
 from runs import write_fasta
@@ -76,3 +78,45 @@ def test_scorer_runs_without_torch(tmp_path):
         answers[package] = (out / "predictions.tsv").read_bytes()
     assert answers["torch"] == answers["nothing_at_all"]
     assert list(json.loads((tmp_path / "torch" / "run.json").read_text())["versions"]) == ["numpy"]
+
+
+# The gate's check of every Python
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("echo 'Exception ignored in: x' >&2", "stderr is not empty:\nException ignored in: x"),
+        ("kill -SEGV $$", "exit code -11"),
+        ("rm -r $output", "predictions.tsv is missing or differs"),
+        ("", None),
+    ],
+)
+def test_check_of_pythons_finds_faults(tmp_path, body, fault):
+    program = tmp_path / "program"
+    program.write_text(
+        "#!/bin/bash\nfor output; do :; done  # the last word\n"
+        f'mkdir -p "$output"; echo right > "$output/predictions.tsv"\n{body}\n'
+    )
+    program.chmod(0o755)
+    good = check_pythons.Outcome(0, "", hashlib.sha256(b"right\n").hexdigest(), seconds=1.0)
+    outcome = check_pythons.check([program], tmp_path / "in.fa", tmp_path / "out")
+    faults = outcome.faults(good.predictions_sha256)
+    assert [one.startswith(fault) for one in faults] == [True] if fault else not faults
+    assert check_pythons.judge({"3.11": good, "3.12": outcome}) == bool(fault)
+
+
+def test_no_python_at_all_is_a_fault():
+    assert check_pythons.judge({}) == 1
+
+
+def test_check_needs_interpreter_of_the_version(tmp_path, monkeypatch):
+    """A program of that name that does not start, such as a shim, is no interpreter."""
+    for version in ("3.90", "3.91"):
+        shim = tmp_path / f"python{version}"
+        shim.write_text("#!/bin/sh\necho 'not installed' >&2; exit 127\n" * (version == "3.90"))
+        shim.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    with pytest.raises(check_pythons.UnavailableError, match="not on PATH, not in pyenv; uv: "):
+        check_pythons.find_interpreter("3.90", tmp_path)
