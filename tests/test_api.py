@@ -266,7 +266,7 @@ def test_vectors_that_were_replaced_are_left_out(make_config, tiny, tmp_path):
     config = make_config(fasta)
     run_inline(config, tiny.head, executor=InlineExecutor(worker=RaisingWorker))
     before = dict(virnucpro.read_features(config.output))
-    run_inline(again(config, input=(mended,), resume=True), tiny.head)
+    run_inline(again(config, input=(mended,), resume=True, add=True), tiny.head)
     pairs, expected = list(virnucpro.read_features(config.output)), vectors(config.output)
     assert len(pairs) == len(expected) and dict(pairs).keys() == expected.keys() != before.keys()
     assert all(np.array_equal(vector, expected[name]) for name, vector in pairs)

@@ -200,13 +200,13 @@ def test_an_input_that_is_added_between_two_rules_moves_no_shard(run_on, tmp_pat
     ]
     kept: dict[str, bytes] = {}
     for place, (inputs, options) in enumerate(steps):
-        run_on("run", *inputs, resume=place > 0, **options)
+        run_on("run", *inputs, resume=place > 0, add=place > 0, **options)
         files = {path.name: path.read_bytes() for path in (tmp_path / "run/features").iterdir()}
         assert kept.items() <= files.items()
         kept = files
     run_on("all", first)
-    run_on("all", first, second, resume=True)
-    run_on("all", first, second, third, resume=True)
+    run_on("all", first, second, resume=True, add=True)
+    run_on("all", first, second, third, resume=True, add=True)
     assert tables(tmp_path / "run") == tables(tmp_path / "all")
     assert vectors(tmp_path / "run").keys() == vectors(tmp_path / "all").keys()
 

@@ -147,12 +147,12 @@ def test_a_finished_run_starts_no_worker_and_one_with_another_input_does(
 ):
     executor, (begun, finished, further) = ProcessExecutor(["cpu"]), (Watch(), Watch(), Watch())
     run_inline(make_config(contigs), tiny.head, begun, executor)
-    run_inline(make_config(contigs, resume=True), tiny.head, finished, executor)
+    run_inline(make_config(contigs, resume=True, add=True), tiny.head, finished, executor)
     assert "reading" in finished.pids  # its plan was deleted with its shards
     assert len(begun.started) == 1 and not finished.started
     bases = open_dna(300, np.random.default_rng(3))
     added = write_fasta(tmp_path / "added.fa", {"added": bases})
-    run_inline(make_config(contigs, added, resume=True), tiny.head, further, executor)
+    run_inline(make_config(contigs, added, resume=True, add=True), tiny.head, further, executor)
     assert len(further.started) == 1
 
 
@@ -162,7 +162,7 @@ def test_workers_end_before_the_tables_where_an_added_input_gives_no_shard(
     executor, watch = ProcessExecutor(["cpu"]), Watch()
     run_inline(make_config(contigs), tiny.head, executor=executor)
     added = write_fasta(tmp_path / "added.fa", {"added": "N" * 400})
-    run_inline(make_config(contigs, added, resume=True), tiny.head, watch, executor)
+    run_inline(make_config(contigs, added, resume=True, add=True), tiny.head, watch, executor)
     assert len(watch.started) == 1 and watch.pids[STAGES[2]] == set()
 
 
@@ -346,7 +346,7 @@ def test_a_mended_file_of_failed_sequences_completes_the_run(make_config, tiny, 
     failed = output / "failed_sequences.fa"
     failed.write_text(failed.read_text().replace(CODONS_OF_POISON, "GCA" * 9))
     summary = run_inline(
-        make_config(failed, output=output, resume=True), tiny.head, executor=executor
+        make_config(failed, output=output, resume=True, add=True), tiny.head, executor=executor
     )
     assert summary.exit_code == 0
     assert not failed.exists() and not (output / "failed_files.txt").exists()
@@ -361,7 +361,7 @@ def test_a_mended_file_of_failed_sequences_completes_the_run(make_config, tiny, 
     # a vector may have been made in a batch of another shape, and on a CPU that changes nothing
     assert_same_vectors(vectors(output), vectors(tmp_path / "whole"))
 
-    again = run_inline(make_config(poisoned, output=output, resume=True), tiny.head)
+    again = run_inline(make_config(poisoned, output=output, resume=True, add=True), tiny.head)
     assert again.exit_code == 0 and again.n_tokens == 0
     assert lines_of(output) == lines_of(tmp_path / "whole")
 
@@ -383,8 +383,8 @@ def test_failed_sequences_are_tried_again_on_resume_and_not_mended_by_what_stand
     twice = tmp_path / "twice.fa"
     twice.write_text(2 * f">contig1\n{'GCA' * 100}\n")
     with pytest.raises(InputError, match="contig1 occurs twice"):
-        run_by(None, twice, resume=True)
-    assert run_by(None, poisoned, resume=True)[1] == 0
+        run_by(None, twice, resume=True, add=True)
+    assert run_by(None, poisoned, resume=True, add=True)[1] == 0
     assert_same_run(folder, run_by(None, poisoned, output=tmp_path / "whole")[0])
 
 

@@ -108,16 +108,16 @@ def test_a_run_stays_with_the_ids_that_it_began_with(
     first = predicted(folder / "a.fa")
     before = tables(first)
     with pytest.raises(InputError, match="contig_1 occurs twice") as caught:
-        predicted(folder / "b.fa", resume=True)
+        predicted(folder / "b.fa", resume=True, add=True)
     assert "--force" in caught.value.hint
-    assert run_inline(make_config(folder / "a.fa", resume=True), tiny.head).n_tokens == 0
+    assert run_inline(make_config(folder / "a.fa", resume=True, add=True), tiny.head).n_tokens == 0
     assert tables(first) == before
 
     both = predicted(folder / "a.fa", folder / "b.fa", output=tmp_path / "both")
     rng = np.random.default_rng(9)
     other = tmp_path / "other.fa"
     other.write_text(f">unlike\n{open_dna(400, rng)}\n>contig_1\n{open_dna(400, rng)}\n")
-    predicted(other, output=both, resume=True)
+    predicted(other, output=both, resume=True, add=True)
     assert keys(both)[-2:] == [("other", "unlike"), ("other", "contig_1")]
     assert "other:unlike_chunk_1F1" in vectors(both)
 
@@ -399,7 +399,7 @@ def test_failed_sequences_of_many_files_are_mended_and_stand_once_behind_the_oth
     failed = config.output / "failed_sequences.fa"
     assert [r.id for r in read_fasta(failed)] == ["b:contig_1", "c:contig_1"]
     failed.write_text(failed.read_text().replace(POISON, MENDED))
-    summary = run_inline(make_config(failed, resume=True), tiny.head, executor=executor)
+    summary = run_inline(make_config(failed, resume=True, add=True), tiny.head, executor=executor)
     assert summary.exit_code == 0
     for name in "bc":
         path = folder / f"{name}.fa"
@@ -440,7 +440,7 @@ def test_a_record_that_is_called_although_a_frame_failed_is_mended_too(
     failed = config.output / "failed_sequences.fa"
     assert [record.id for record in read_fasta(failed)] == ["contig_1"]
     failed.write_text(failed.read_text().replace(POISON, MENDED))
-    mended = run_inline(make_config(failed, resume=True), tiny.head, executor=executor)
+    mended = run_inline(make_config(failed, resume=True, add=True), tiny.head, executor=executor)
     assert mended.exit_code == 0
     assert rows(config.output / "predictions.tsv")[0]["note"] == ""
 
@@ -611,7 +611,7 @@ def test_every_file_has_its_counts_for_multiqc_too_also_if_it_is_empty_and_added
     (pairs / "first.fq").touch()
     output = predicted(pairs, per_file=True)
     (pairs / "late.fq").write_text("\n")
-    predicted(pairs, resume=True)
+    predicted(pairs, resume=True, add=True)
     lines = (output / "virnucpro_mqc.tsv").read_text().splitlines()
     facts = yaml.safe_load("\n".join(line[2:] for line in lines if line.startswith("# ")))
     names, *values = (line.split("\t") for line in lines if not line.startswith("#"))
@@ -666,7 +666,7 @@ def test_a_run_of_one_pair_has_the_bytes_of_a_fresh_run_once_its_second_mate_is_
     output = predicted(first, second, exit_code=2)
     second.unlink()
     second.with_suffix("").write_bytes(gzip.decompress(packed))
-    predicted(first, second.with_suffix(""), resume=True)
+    predicted(first, second.with_suffix(""), resume=True, add=True)
     assert tables(output) == tables(whole)
 
 

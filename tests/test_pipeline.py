@@ -306,8 +306,8 @@ def test_an_added_input_that_is_refused_does_not_become_part_of_the_run(
     bad = tmp_path / "bad.fa"
     bad.write_text(">contig1\nACGT\n")
     with pytest.raises(InputError, match="occurs twice"):
-        predicted(contigs, bad, resume=True)
-    predicted(contigs, resume=True)
+        predicted(contigs, bad, resume=True, add=True)
+    predicted(contigs, resume=True, add=True)
     assert tables(tmp_path / "run") == before
 
 
@@ -417,12 +417,12 @@ def test_copies_of_a_pipe_stay_only_if_the_run_has_them(predicted, contigs, tmp_
     assert [copy.read_bytes() for copy in kept()] == [contigs.read_bytes()]
     given.write_text(">added\nACGT\nno sequence\n>\n")
     with pytest.raises(InputError, match="the header has no id"):
-        predicted(given, resume=True)
+        predicted(given, resume=True, add=True)
     undisturbed = contigs.rename(tmp_path / "given.fa")
     predicted(undisturbed, output=tmp_path / "undisturbed")
     contigs.write_bytes(undisturbed.read_bytes())
     given.write_bytes(contigs.read_bytes())
-    predicted(given, resume=True)
+    predicted(given, resume=True, add=True)
     assert [copy.read_bytes() for copy in kept()] == [contigs.read_bytes()]
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
     predicted(contigs, force=True)
@@ -436,7 +436,7 @@ def test_inputs_may_be_added_on_resume(predicted, contigs, tmp_path):
     output = predicted(contigs)
     before = {path.stem for path in (output / "features").glob("*.h5")}
     events = []
-    predicted(contigs, more, resume=True, on_event=events.append)
+    predicted(contigs, more, resume=True, add=True, on_event=events.append)
     assert before.isdisjoint(map(shard_name, done_shards(events)))
     assert f"WARNING added to this run: {more}" in (output / "virnucpro.log").read_text()
     predicted(contigs, more, output=tmp_path / "both")
@@ -571,8 +571,8 @@ def test_chunks_of_fewer_inputs_are_not_believed_when_they_are_asked_for_again(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        predicted(contigs, more, resume=True, on_event=stop)
-    predicted(contigs, more, resume=True, keep_intermediate=True)
+        predicted(contigs, more, resume=True, add=True, on_event=stop)
+    predicted(contigs, more, resume=True, add=True, keep_intermediate=True)
     assert ">more_chunk_1\n" in (output / "chunks.fa").read_text()
 
 

@@ -842,7 +842,7 @@ def test_a_record_that_was_replaced_is_searched_once_by_its_last_sequence(tmp_pa
     fasta = write(tmp_path / "in.fa", host=chromosomes["host"], lysogen="", a="ACGT" * 99)
     predict(fasta, to=tmp_path / "run")
     mended = write(tmp_path / "mended.fa", lysogen=chromosomes["lysogen"])
-    predict(fasta, mended, to=tmp_path / "run", resume=True)
+    predict(fasta, mended, to=tmp_path / "run", resume=True, add=True)
     table = (tmp_path / "run/predictions.tsv").read_text()
     assert [row.split("\t")[0] for row in table.splitlines()[1:]] == ["host", "a", "lysogen"]
     before = {name: (tmp_path / "run" / name).read_bytes() for name in FILES}

@@ -272,13 +272,13 @@ def test_a_copy_is_repaired_when_only_its_original_was_mended(
 ):
     output = predicted(poisoned, executor=raising(), exit_code=2)
     mended = write_fasta(tmp_path / "mended.faa", {"X": random_proteins(1, 8)[0]})
-    resumed = make_config(poisoned, mended, resume=True)
+    resumed = make_config(poisoned, mended, resume=True, add=True)
     summary = run_inline(resumed, tiny.head)
     assert (summary.exit_code, summary.records.statuses["scored"]) == (0, len(proteins) + 3)
     texts = {record.id: record.sequence for record in read_fasta(poisoned)}
     changed = {"X": random_proteins(1, 8)[0], "Y": texts["Y"], "Z": texts["Z"]}
     assert_right(output, alone | vectors_alone(tiny, changed))
-    again = run_inline(make_config(poisoned, mended, resume=True), tiny.head)
+    again = run_inline(make_config(poisoned, mended, resume=True, add=True), tiny.head)
     assert again.n_tokens == 0
 
 
@@ -390,7 +390,7 @@ def test_an_input_added_later_copies_nothing_from_the_earlier_ones(
     more = {f"more{name}": text for name, text in proteins.items()}
     added = write_fasta(tmp_path / "more.faa", more)
     events = []
-    predicted(repeated, added, resume=True, on_event=events.append)
+    predicted(repeated, added, resume=True, add=True, on_event=events.append)
     assert n_embedded(events) == len(set(proteins.values()))
     assert_right(tmp_path / "run", alone | {f"more{name}": alone[name] for name in proteins})
     predicted(repeated, added, output=tmp_path / "both")

@@ -214,7 +214,10 @@ def test_another_genetic_code_is_another_run_and_a_note_offers_it(tmp_path):
 
 
 def test_a_run_of_standard_input_is_resumed_without_piping_it_again(tmp_path, monkeypatch):
-    more, again = write(tmp_path / "more.fa", b="ACGT"), {"resume": True, "preset": "sensitive"}
+    more, again = (
+        write(tmp_path / "more.fa", b="ACGT"),
+        {"resume": True, "add": True, "preset": "sensitive"},
+    )
     for content, others, changes in (
         (b">a\nACGT\n", (), {}),
         (b"", (), again),
@@ -417,7 +420,7 @@ def test_blocks_that_are_scored_stay_as_they_are_when_an_input_is_added(tmp_path
     one, two = write(tmp_path / "one.fa", **many(1)), write(tmp_path / "two.fa", **many_more())
     predict(one, to=tmp_path / "run")
     before = stamps(tmp_path / "run")
-    predict(one, two, to=tmp_path / "run", resume=True)
+    predict(one, two, to=tmp_path / "run", resume=True, add=True)
     after = stamps(tmp_path / "run")
     assert len(after) == 2 and before.items() <= after.items()
     predict(one, two, to=tmp_path / "at_once")
@@ -469,7 +472,7 @@ def test_without_the_input_a_stricter_cut_is_served_with_every_file(tmp_path, mo
 
     def predict_both(to: Path, threshold: float) -> None:
         predict(fasta, to=to, threshold=threshold, per_file=True)
-        predict(fasta, added, to=to, threshold=threshold, resume=True)
+        predict(fasta, added, to=to, threshold=threshold, resume=True, add=True)
 
     predict_both(tmp_path / "run", 0.0)
     values = sorted(filter(None, scores(tmp_path / "run").values()))
@@ -477,7 +480,7 @@ def test_without_the_input_a_stricter_cut_is_served_with_every_file(tmp_path, mo
     predict_both(tmp_path / "new", strict)
     fasta.unlink()
     added.unlink()
-    predict(fasta, to=tmp_path / "run", threshold=strict, resume=True)
+    predict(fasta, to=tmp_path / "run", threshold=strict, resume=True, add=True)
     assert outputs(tmp_path / "run") == outputs(tmp_path / "new")
     assert outputs(tmp_path / "run/samples/in") == outputs(tmp_path / "new/samples/in")
     assert 0 < len(called(tmp_path / "run")) < len(many())
@@ -603,9 +606,9 @@ def test_an_input_that_is_added_joins_the_run_with_the_records_that_it_mends(
     added = write(tmp_path / "more.fa", bad=many()["random999"], d=many()["random1000"])
     (tmp_path / "run/predictions.tsv").write_text("damaged\n")
     with pytest.raises(InputError, match=r"predictions\.tsv is damaged"):
-        predict(first, added, to=tmp_path / "run", resume=True)
-    predict(first, to=tmp_path / "run", resume=True)
-    predict(first, added, to=tmp_path / "run", resume=True)
+        predict(first, added, to=tmp_path / "run", resume=True, add=True)
+    predict(first, to=tmp_path / "run", resume=True, add=True)
+    predict(first, added, to=tmp_path / "run", resume=True, add=True)
     assert list(statuses(tmp_path / "run").items()) == [
         (name, "scored") for name in ("a", "c", "bad", "d")
     ]

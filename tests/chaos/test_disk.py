@@ -699,12 +699,12 @@ def test_an_input_is_not_added_to_a_run_whose_table_is_no_table(make_config, few
     """It tells which records failed, and may be given anew."""
     more, config = write_fasta(tmp_path / "more.fa", MORE), make_config(few)
     run_inline(config, tiny.head)
-    table, added = config.output / "predictions.tsv", make_config(few, more, resume=True)
+    table, added = config.output / "predictions.tsv", make_config(few, more, resume=True, add=True)
     for content in (b"a\nb\n", b"a\tb\tc\n\xff\xfe\t\n"):
         table.write_bytes(content)
         error = ending_of(added, tiny.head)
         assert isinstance(error, InputError) and f"{table} is damaged" in str(error)
-        run_inline(again(config, resume=True), tiny.head)  # as its hint says
+        run_inline(again(config, resume=True, add=True), tiny.head)  # as its hint says
     table.unlink()
     os.mkfifo(table)
     with within(120):
@@ -816,7 +816,7 @@ def test_a_kill_while_an_input_is_added_leaves_nothing_old_that_is_believed(
 ):
     """At every call that puts a planned file in its place, in three rounds."""
     more, folder = write_fasta(tmp_path / "more.fa", MORE), tmp_path / "run"
-    config = make_config(few, more, resume=True, **SMALL)
+    config = make_config(few, more, resume=True, add=True, **SMALL)
     shutil.copytree(undisturbed, folder)
     calls = CALLS.of(config, tiny.head)
     shutil.copytree(folder, tmp_path / "added")

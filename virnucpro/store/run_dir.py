@@ -341,7 +341,7 @@ class RunDir(Tree):
             raise UsageError(
                 "an input is in the folder that --force clears",
                 hint=f"move it away first; to repair a run with its {FAILED_SEQUENCES} "
-                "use --resume",
+                "use --resume --add",
             )
 
     def sweep(self) -> None:

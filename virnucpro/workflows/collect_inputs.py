@@ -1,7 +1,8 @@
 """Find, name, hash and read the inputs of a run, and check them against each other.
 
 An unreadable file is skipped and recorded. Each resume tries it again, unless the command names
-all other files without it. A file that was read stays in the run, unchanged.
+all other files without it. A file that was read stays in the run, unchanged. A resume adds other
+files only with ``--add``.
 """
 
 from __future__ import annotations
@@ -11,22 +12,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from virnucpro.core.errors import ResumeError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.recipe import InputType, Recipe
 from virnucpro.results.table_readers import read_calls
 from virnucpro.sequences.input_scan import Survey
-from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs
+from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs, listed
 from virnucpro.sequences.samples import name_samples
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import RunDir
-from virnucpro.workflows.options import SequenceOptions
+from virnucpro.workflows.options import RunOptions
 
 _RecipeFor = Callable[[InputType], Recipe]
+_SHOWN = 3  # names in a message
 
 
 def open_run(
-    options: SequenceOptions,
+    options: RunOptions,
     recipe_for: _RecipeFor,
     rundir: RunDir,
     recorded: Manifest | None,
@@ -55,6 +58,8 @@ def open_run(
     files = survey.hash(
         files, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes"))
     )
+    if recorded is not None and not options.add:
+        _refuse_others(recorded, [*files, *(file for file, _ in survey.refused)], rundir)
     if recorded is None:
         manifest = _begin(options, recipe_for, files, survey)
     else:
@@ -62,6 +67,30 @@ def open_run(
     if named and {file.path for file, _ in survey.refused} >= {file.path for file in named}:
         raise survey.refused[0][1]
     return replace(manifest, refused=tuple(file for file, _ in survey.refused))
+
+
+def _refuse_others(recorded: Manifest, files: Iterable[InputFile], rundir: RunDir) -> None:
+    """Refuse files that the recorded run has not seen. Content identifies a file that was read.
+
+    Raises:
+        ResumeError: there is one.
+    """
+    hashes = {file.sha256 for file in recorded.inputs}
+    places = {file.path for file in recorded.inputs}
+    places.update(text for file in recorded.refused for text in (file.path, file.name) if text)
+    others = [
+        file
+        for file in files
+        if file.sha256 not in hashes and places.isdisjoint((file.path, file.name))
+    ]
+    if not others:
+        return
+    inputs = listed([file.shown for file in (*recorded.inputs, *recorded.refused)], _SHOWN)
+    raise ResumeError(
+        f"{listed([file.shown for file in others], _SHOWN)}: not in the run that "
+        f"{printable(rundir.root)} contains, which has {inputs}",
+        hint="add --add to include it in that run, or choose another --output-dir for a new run",
+    )
 
 
 def _with_names(recorded: Manifest) -> list[InputFile]:
@@ -101,7 +130,7 @@ def _is_tried_again(file: InputFile, *, is_kept: bool) -> bool:
 
 
 def _begin(
-    options: SequenceOptions, recipe_for: _RecipeFor, files: Sequence[InputFile], survey: Survey
+    options: RunOptions, recipe_for: _RecipeFor, files: Sequence[InputFile], survey: Survey
 ) -> Manifest:
     is_qualified = False
     _warn_of_copies(files)
@@ -125,7 +154,7 @@ def _warn_of_copies(files: Iterable[InputFile]) -> None:
 
 
 def _go_on(
-    options: SequenceOptions,
+    options: RunOptions,
     recipe_for: _RecipeFor,
     rundir: RunDir,
     recorded: Manifest,
@@ -166,7 +195,7 @@ def _given_anew(
     """
     table, mendable = rundir.record_table(recorded.recipe.command), set[str]()
     if files and table.exists():
-        hint = "run with --resume alone to rewrite it, then add the input"
+        hint = "run with --resume alone to rewrite it, then repeat this command"
         calls = read_calls(table, hint)
         mendable = {recorded.ids.of(one.sample, one.record_id) for one in calls if one.is_mendable}
     return {

@@ -128,6 +128,14 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     command: ClassVar[Command]
     typed: tuple[str, ...] = ()  # names of the options on the command line, defaults too
 
+    add: Annotated[
+        bool,
+        option(
+            "With --resume, also add the inputs that the run in DIR does not have yet; without "
+            "it, such an input is an error.",
+            FILES,
+        ),
+    ] = False
     plan_only: Annotated[
         bool,
         option(
@@ -188,6 +196,7 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
             refuse(self, ("no_embed",), "with --plan-only")
         if not self.resume:
             refuse(self, ("no_embed",), "without --resume: a new run has no vectors yet")
+            refuse(self, ("add",), "without --resume, which continues the run")
         if self.executor == "local":
             refuse(self, ("executor_config",), "without --executor parsl")
         self.check_type(self.input_type)

@@ -197,7 +197,7 @@ class Summary:
             lines += [
                 f"failed: {counted(n, 'frame')}, see {listing}; to repair,",
                 "  run with --resume to try the same sequences again, or fix them and run with",
-                f"  --resume --input {printable(folder / FAILED_SEQUENCES.file)}",
+                f"  --resume --add --input {printable(folder / FAILED_SEQUENCES.file)}",
             ]
         return lines
 

@@ -379,7 +379,7 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
         yield (
             "bad",
             f"{counted(n_failed, 'frame')} without a vector: see {FAILED_FILES.file}. Correct "
-            f"{FAILED_SEQUENCES.file}, and add it with --resume --input.",
+            f"{FAILED_SEQUENCES.file}, and add it with --resume --add --input.",
         )
     if not counts.n_records:
         yield "mind", "The input has no records."
