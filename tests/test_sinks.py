@@ -198,6 +198,43 @@ def test_samples_have_a_row_each_with_what_was_called_and_what_could_not_be_read
     assert found["d"]["path"] == str(folder / "d.fa")
 
 
+def test_extract_tables_have_no_viral_columns(make_config, tmp_path):
+    rng = np.random.default_rng(3)
+    first = write(tmp_path / "a.fa", one=open_dna(1_200, rng), two="AC", three="AC!T")
+    empty = write(tmp_path / "b.fa")
+    (tmp_path / "c.fa").write_bytes(b"\x7fELF\0\0" * 100)
+    config = make_config(first, empty, tmp_path / "c.fa", command="extract", chunk_size=300)
+    run_inline(config, None)
+    records = rows(config.output / "records.tsv")
+    assert [tuple(row) for row in records[:1]] == [
+        ("record", "file", "length", "status", "n_chunks", "n_embedded", "note")
+    ]
+    assert {row["record"]: row["status"] for row in records} == {
+        **{"one": "embedded", "two": "no_orf", "three": "invalid"}
+    }
+    n_vectors = len(dict(virnucpro.read_features(config.output)))
+    assert sum(int(row["n_embedded"]) for row in records) == n_vectors > 0
+    samples = {row["file"]: row for row in rows(config.output / "samples.tsv")}
+    assert list(samples["a"]) == [
+        *("file", "status", "n_records", "n_embedded", "n_failed", "path", "error")
+    ]
+    assert {name: row["status"] for name, row in samples.items()} == {
+        **{"a": "complete", "b": "empty", "c": "unreadable"}
+    }
+    assert (samples["a"]["n_records"], samples["a"]["n_embedded"]) == ("3", "1")
+    assert "binary" in samples["c"]["error"] and samples["a"]["path"] == str(first)
+
+
+def test_report_lists_each_extract_table_once(make_config, tmp_path):
+    source = write(tmp_path / "a.fa", one=open_dna(1_200, np.random.default_rng(3)))
+    config = make_config(source, command="extract")
+    run_inline(config, None)
+    page = (config.output / "report.html").read_text()
+    for name in ("records.tsv", "samples.tsv"):
+        assert page.count(f'href="{name}"') == 1
+    assert "predictions.tsv" not in page
+
+
 def test_an_added_file_has_no_row_once_later_files_replace_all_its_records(tmp_path):
     added = write(tmp_path / "added.fa", one=random_dna(700, np.random.default_rng(3)))
     inputs = [replace(hashed(InputFile(str(added), sample="added")), generation=1)]

@@ -62,7 +62,7 @@ from virnucpro.core.recipe import Command, Pooling
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.results.outputs import REGION_TABLE, VIRUS_TABLE, open_run_dir
-from virnucpro.results.table_readers import read_calls, read_identities, read_regions
+from virnucpro.results.table_readers import read_identities, read_records, read_regions
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import RECORDS
 from virnucpro.store.feature_index import read_shown
@@ -517,7 +517,7 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
             f"{printable(path)} does not exist",
             hint=f"name the folder of a finished `virnucpro {command}`",
         )
-    calls = read_calls(path, _REWRITE)
+    calls = read_records(command, path, _REWRITE)
     if rundir.output(REGION_TABLE.file).exists():  # else none were looked for
         regions = read_regions(rundir.output(REGION_TABLE.file), _REWRITE)
         calls = _with_rows(calls, "regions", regions)

@@ -152,6 +152,15 @@ def record_rows(calls: Calls) -> bytes:
     )
 
 
+def embedded_rows(calls: Calls) -> bytes:
+    """A row for each record of a run that calls nothing."""
+    return rows_of(
+        *(texts(calls.record_ids), texts(calls.samples), whole(calls.lengths)),
+        *(texts(calls.statuses), whole(calls.n_chunks), whole(calls.n_frames_scored)),
+        texts(calls.notes),
+    )
+
+
 def frame_rows(frames: FrameScores) -> bytes:
     """A row per scored frame; a tie counts as "others"."""
     scores = np.array(frames.scores, dtype=np.float64)
@@ -392,7 +401,7 @@ _MakeRows: TypeAlias = Callable[[CalledRecords], bytes | None]
 # Makes the rows of neighbouring records for an output, or None if they do not need the file.
 CALL_ROWS: Mapping[OutputFile, _MakeRows] = {
     RECORD_TABLE: lambda results: record_rows(results.calls),
-    EMBEDDED_TABLE: lambda results: record_rows(results.calls),
+    EMBEDDED_TABLE: lambda results: embedded_rows(results.calls),
     FRAME_TABLE: lambda results: frame_rows(results.frames),
     CHUNK_TABLE: lambda results: chunk_rows(results.frames),
     VIRAL_FASTA: _viral_fasta,

@@ -90,8 +90,10 @@ RECORD_TABLE = OutputFile(
     ),
 )
 # for a run that calls nothing
-EMBEDDED_TABLE = replace(
-    RECORD_TABLE, file=RECORD_TABLES["extract"], about="every record, with its status"
+EMBEDDED_TABLE = OutputFile(
+    RECORD_TABLES["extract"],
+    "every record, with its status",
+    ("record", "file", "length", "status", "n_chunks", "n_embedded", "note"),
 )
 # every frame with a score, and every chunk with such a frame, sorted by id; the formats are those
 # of the original VirNucPro
@@ -140,6 +142,10 @@ SAMPLE_TABLE = OutputFile(
         *("families",),
     ),
     per_file=False,
+)
+EMBEDDED_SAMPLE_TABLE = replace(
+    SAMPLE_TABLE,
+    columns=("file", "status", "n_records", "n_embedded", "n_failed", "path", "error"),
 )
 MULTIQC = OutputFile(
     "virnucpro_mqc.tsv",
@@ -192,12 +198,12 @@ OUTPUTS: Mapping[Command, tuple[OutputFile, ...]] = {
         *(RECORD_TABLE, FRAME_TABLE, CHUNK_TABLE, VIRAL_FASTA),
         *(*REGION_OUTPUTS, *_FAILURES),
     ),
-    "extract": (EMBEDDED_TABLE, SAMPLE_TABLE, *_FAILURES),
+    "extract": (EMBEDDED_TABLE, EMBEDDED_SAMPLE_TABLE, *_FAILURES),
 }
 
 
 def all_outputs() -> list[OutputFile]:
-    """The outputs of all commands, each once."""
+    """The outputs of all commands, each once; two commands may write the same file."""
     return list(dict.fromkeys(chain.from_iterable(OUTPUTS.values())))
 
 
@@ -205,7 +211,7 @@ def open_run_dir(folder: Path) -> RunDir:
     """The run folder at this path, which owns the outputs of all commands."""
     outputs = all_outputs()
     names = OutputNames(
-        run=tuple(output.file for output in outputs),
+        run=tuple(dict.fromkeys(output.file for output in outputs)),
         sample=tuple(output.file for output in outputs if output.per_file),
     )
     return RunDir(folder, names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -12,7 +12,13 @@ from typing import TypeAlias
 from virnucpro.core.logging import counted, escaped
 from virnucpro.core.safe_dir import Tree
 from virnucpro.results.counts import LENGTH_CLASSES, RecordCounts
-from virnucpro.results.outputs import FAILED_FILES, MULTIQC, SAMPLE_TABLE, OutputFile
+from virnucpro.results.outputs import (
+    EMBEDDED_SAMPLE_TABLE,
+    FAILED_FILES,
+    MULTIQC,
+    SAMPLE_TABLE,
+    OutputFile,
+)
 from virnucpro.sequences.inputs import InputFile
 
 
@@ -28,34 +34,73 @@ class OutputDir:
     samples: Path | None = None  # each sample gets a folder of outputs in it; None: no such folders
 
 
-def _sample_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
-    """A row per sample, and one for each unreadable file."""
+@dataclass(frozen=True, slots=True)
+class _SampleRow:
+    """What a row of the table of samples is made from."""
+
+    sample: str
+    status: str
+    counts: RecordCounts
+    path: str  # the paths of its files, in the order of mates
+    error: str  # why its file could not be read
+
+
+def _sample_rows(
+    place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]
+) -> Iterator[_SampleRow]:
+    """Yield a row per sample, and one for each unreadable file."""
     samples: dict[tuple[str, str], list[InputFile]] = {}  # mates share a row
     for file in (*_files_read(place, counts_by_sample), *place.refused):
         samples.setdefault((file.sample, file.error), []).append(file)
     halves = {file.sample for file in place.refused if file.mate}  # an unreadable mate's sample
-    lines = []
     for (sample, error), files in samples.items():
-        tally = RecordCounts() if error else counts_by_sample.get(sample, RecordCounts())
-        score, _, record_id = tally.best
+        counts = RecordCounts() if error else counts_by_sample.get(sample, RecordCounts())
+        status = "unreadable" if error else _sample_status(counts, is_half=sample in halves)
+        in_order = sorted(files, key=attrgetter("mate"))
+        path = "; ".join(escaped(file.name or file.path) for file in in_order)
+        yield _SampleRow(sample, status, counts, path, escaped(error))
+
+
+def _sample_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
+    """The table of the samples of ``predict``."""
+    lines = []
+    for row in _sample_rows(place, counts_by_sample):
+        counts = row.counts
+        score, _, record_id = counts.best
         values = (
-            sample,
-            "unreadable" if error else _sample_status(tally, is_half=sample in halves),
-            tally.n_records,
-            tally.statuses["scored"],
-            tally.n_viral,
-            *(tally.viral_lengths[start] for start in LENGTH_CLASSES),
-            tally.n_proviruses,
-            "" if tally.n_regions is None else tally.n_regions,
+            row.sample,
+            row.status,
+            counts.n_records,
+            counts.statuses["scored"],
+            counts.n_viral,
+            *(counts.viral_lengths[start] for start in LENGTH_CLASSES),
+            counts.n_proviruses,
+            "" if counts.n_regions is None else counts.n_regions,
             record_id,
             f"{score:.6f}" if record_id else "",
-            tally.n_mendable,
-            "; ".join(
-                escaped(file.name or file.path) for file in sorted(files, key=attrgetter("mate"))
-            ),
-            escaped(error),
-            _counts_text(tally.kinds),
-            _counts_text(tally.families),
+            counts.n_mendable,
+            row.path,
+            row.error,
+            _counts_text(counts.kinds),
+            _counts_text(counts.families),
+        )
+        lines.append("\t".join(map(str, values)) + "\n")
+    return "".join(lines)
+
+
+def _embedded_sample_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
+    """The table of the samples of ``extract``."""
+    lines = []
+    for row in _sample_rows(place, counts_by_sample):
+        counts = row.counts
+        values = (
+            row.sample,
+            row.status,
+            counts.n_records,
+            counts.statuses["embedded"],
+            counts.n_mendable,
+            row.path,
+            row.error,
         )
         lines.append("\t".join(map(str, values)) + "\n")
     return "".join(lines)
@@ -136,6 +181,7 @@ _LastLines: TypeAlias = Callable[[OutputDir, Mapping[str, RecordCounts]], str]
 # makes the last lines of an output from the counts of each sample
 LAST_LINES: Mapping[OutputFile, _LastLines] = {
     SAMPLE_TABLE: _sample_lines,
+    EMBEDDED_SAMPLE_TABLE: _embedded_sample_lines,
     MULTIQC: _multiqc_lines,
     FAILED_FILES: _failure_lines,
 }

@@ -7,8 +7,9 @@ from math import isnan
 from pathlib import Path
 from typing import Literal, cast
 
-from virnucpro.core.recipe import STATUSES, Status
+from virnucpro.core.recipe import STATUSES, Command, Status
 from virnucpro.results.outputs import (
+    EMBEDDED_TABLE,
     FRAME_TABLE,
     ORIGIN,
     RECORD_TABLE,
@@ -25,6 +26,16 @@ RecordKey = tuple[str, str]  # sample and id of a record
 def read_calls(path: Path, hint: str) -> Iterator[Call]:
     """Open a table of records now, and yield its calls later: see ``OutputFile.rows_at``."""
     return RECORD_TABLE.rows_at(path, parse_call, hint)
+
+
+def read_records(command: Command, path: Path, hint: str) -> Iterator[Call]:
+    """Open the table of records of a command, as ``read_calls`` does.
+
+    The records of ``extract`` have no score; ``n_frames_scored`` counts their vectors.
+    """
+    if command == "predict":
+        return read_calls(path, hint)
+    return EMBEDDED_TABLE.rows_at(path, _parse_embedded, hint)
 
 
 def read_regions(path: Path, hint: str) -> Iterator[tuple[RecordKey, Region]]:
@@ -66,6 +77,21 @@ def parse_call(row: dict[str, str]) -> Call:
         n_chunks=int(row["n_chunks"]),
         n_chunks_scored=int(row["n_chunks_scored"]),
         n_frames_scored=int(row["n_frames_scored"]),
+        note=row["note"],
+    )
+
+
+def _parse_embedded(row: dict[str, str]) -> Call:
+    status = cast(Status, row["status"])
+    if status not in STATUSES:
+        raise ValueError(f"a record has the status {status}")
+    return Call(
+        row["record"],
+        int(row["length"]),
+        status,
+        row["file"],
+        n_chunks=int(row["n_chunks"]),
+        n_frames_scored=int(row["n_embedded"]),
         note=row["note"],
     )
 

@@ -16,7 +16,7 @@ from virnucpro.core.errors import ResumeError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.recipe import InputType, Recipe
-from virnucpro.results.table_readers import read_calls
+from virnucpro.results.table_readers import read_records
 from virnucpro.sequences.input_scan import Survey
 from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs, listed
 from virnucpro.sequences.samples import name_samples
@@ -193,10 +193,11 @@ def _given_anew(
     Raises:
         InputError: the table of records is damaged.
     """
-    table, mendable = rundir.record_table(recorded.recipe.command), set[str]()
+    command, mendable = recorded.recipe.command, set[str]()
+    table = rundir.record_table(command)
     if files and table.exists():
         hint = "run with --resume alone to rewrite it, then repeat this command"
-        calls = read_calls(table, hint)
+        calls = read_records(command, table, hint)
         mendable = {recorded.ids.of(one.sample, one.record_id) for one in calls if one.is_mendable}
     return {
         file.path: {record.id for record in file.read() if record.id in mendable} for file in files

@@ -20,18 +20,18 @@ from virnucpro.core.events import SCORING, STAGES, STARTING
 from virnucpro.core.helper_pool import Helpers, Pool
 from virnucpro.core.logging import LOGGER, counted, escaped, printable
 from virnucpro.core.numeric import Values
-from virnucpro.core.recipe import STATUSES
+from virnucpro.core.recipe import STATUSES, Command
 from virnucpro.engine.device_timeline import Start
 from virnucpro.results.counts import LENGTH_CLASSES
 from virnucpro.results.outputs import (
+    EMBEDDED_SAMPLE_TABLE,
     FAILED_FILES,
     FAILED_SEQUENCES,
-    RECORD_TABLE,
+    OUTPUTS,
     REGION_TABLE,
     SAMPLE_TABLE,
     TRACKS,
     VIRUS_TABLE,
-    all_outputs,
     open_run_dir,
 )
 from virnucpro.results.report.aggregates import (
@@ -56,7 +56,7 @@ from virnucpro.results.report.run_json import (
 )
 from virnucpro.results.table_blocks import TableBlock, reading, spans_of
 from virnucpro.store.checksums import Outputs
-from virnucpro.store.run_dir import RunDir
+from virnucpro.store.run_dir import RECORD_TABLES, RunDir
 from virnucpro.viral.types import Region
 
 _N_TOP = 20  # best viral records in the list
@@ -72,8 +72,6 @@ _SAMPLE_LABELS = {
     "best_score": "best score",
 }
 _NOT_SHOWN = ("path", "error", "families")  # columns of samples
-_OF_CALLS = {"n_scored", "n_virus", "n_provirus", "n_regions", "best_record", "best_score", "kinds"}
-_OF_CALLS |= {name for name in SAMPLE_TABLE.columns if name.startswith("virus_")}
 _MOST_TRACKS, _MOST_BINS = 200, 150_000  # records with a map, and bins of all maps
 _MOST_FIRST = 20  # regions in the list without JavaScript
 _MOST_HASHES = 1_000
@@ -116,8 +114,8 @@ class _RunFiles(NamedTuple):
     helpers: Helpers[None]
 
     @property
-    def command(self) -> str:
-        return self.facts.text("recipe", "command") or "predict"
+    def command(self) -> Command:
+        return "extract" if self.facts.text("recipe", "command") == "extract" else "predict"
 
     @property
     def families(self) -> set[str]:
@@ -337,7 +335,8 @@ def _file_row(name: str, counts: RunCounts, file: Facts) -> dict[str, object]:
 
 def _answer(run: _RunFiles) -> dict[str, object]:
     has_regions = run.rundir.output(REGION_TABLE.file).is_file()
-    written = (one for one in all_outputs() if one.about and run.rundir.output(one.file).is_file())
+    outputs = (output for output in OUTPUTS[run.command] if output.about)
+    written = (output for output in outputs if run.rundir.output(output.file).is_file())
     names = [(one.file, one.about) for one in written]
     names.sort(key=lambda name: not name[0].startswith("viruses"))  # these are first
     if run.rundir.feature_index.is_file():
@@ -402,7 +401,7 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
         yield "note", f"{counted(n, 'record')} with the note: {escaped(note)}"
     if len(counts.notes) > _MOST_LINES:
         n_more = counted(len(counts.notes) - _MOST_LINES, "more note")
-        yield "note", f"and {n_more}: see the column note of {RECORD_TABLE.file}."
+        yield "note", f"and {n_more}: see the column note of {RECORD_TABLES[run.command]}."
 
 
 def _classes(run: _RunFiles) -> list[tuple[object, ...]]:
@@ -506,9 +505,9 @@ def _tracks(run: _RunFiles) -> Iterator[dict[str, object]]:
 def _samples(run: _RunFiles) -> dict[str, object] | None:
     """Columns of the table of samples; None for a single file, or without the table."""
     is_extract = run.command == "extract"
-    hidden = {*_NOT_SHOWN, *(_OF_CALLS if is_extract else ())}
-    shown = [name for name in SAMPLE_TABLE.columns if name not in hidden]
-    table = run.rundir.output(SAMPLE_TABLE.file)
+    output = EMBEDDED_SAMPLE_TABLE if is_extract else SAMPLE_TABLE
+    shown = [name for name in output.columns if name not in _NOT_SHOWN]
+    table = run.rundir.output(output.file)
     with reading(table):
         blocks = [span.read() for span in spans_of(table)]
         if sum(map(len, blocks)) < 2:
