@@ -341,6 +341,22 @@ def test_auto_precision_on_resume_is_what_the_run_began_with(model, tmp_path):
     assert virnucpro(*command, "--resume", "--precision", "bf16").returncode == 73
 
 
+@pytest.mark.parametrize(("term", "more"), [("xterm", ["-q"]), ("dumb", []), ("xterm", [])])
+def test_log_lines_on_a_terminal_wrap_between_words(tmp_path, term, more):
+    for name in ("first.fa", "second.fa"):
+        (tmp_path / name).write_text(CONTIGS.read_text())
+    inputs = ("-i", tmp_path / "first.fa", "-i", tmp_path / "second.fa")
+    command = ["predict", *inputs, "-o", tmp_path / "run", *more]
+    exit_code, shown = in_terminal(list(map(str, command)), {"TERM": term, "COLUMNS": "60"})
+    assert exit_code == 0, shown
+    warning = re.search(r"WARNING\s.*?twice", re.sub(r"\x1b\[[0-9;]*m", "", shown), re.DOTALL)
+    _, *others = warning[0].splitlines()
+    assert others and all(line.startswith("    ") for line in others)
+    words = " ".join(warning[0].split())
+    paths = f"{tmp_path / 'first.fa'} and {tmp_path / 'second.fa'}"
+    assert words == f"WARNING {paths} have the same content: each record counts twice"
+
+
 def test_a_closed_standard_input_is_refused(tmp_path):
     command = [sys.executable, "-m", "virnucpro", "predict", "-i", "-", "-o", str(tmp_path / "y")]
     without_stdin = ["sh", "-c", 'exec "$@" <&-', "sh", *command]

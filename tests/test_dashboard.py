@@ -313,16 +313,33 @@ def test_a_line_above_the_dashboard_has_no_milliseconds_and_one_in_the_log_has()
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING ", file.getvalue())
 
 
+LONG_PATH = "/a/very/long/path/to/the/input/folder/of/somebody/" + "x" * 60 + ".fastq.gz"
+
+
 @pytest.mark.parametrize("width", [40, 60, 80])
-def test_what_is_announced_wraps_between_words_alone(width: int) -> None:
-    path = "/a/very/long/path/to/the/input/folder/of/somebody/" + "x" * 60 + ".fastq.gz"
-    message = f"skipped 1 file without a FASTA or FASTQ suffix in {path}: notes.txt"
+@pytest.mark.parametrize(
+    "message",
+    [
+        "a.fa and b.fa are identical; every record will be counted twice, once for each of them",
+        f"skipped 1 file without a FASTA or FASTQ suffix in {LONG_PATH}: notes.txt",
+        "add --rename-duplicates, or choose another --output-dir for a new run of these files",
+    ],
+)
+def test_log_lines_wrap_between_words(width: int, message: str) -> None:
     terminal = io.StringIO()
     handler = ConsoleHandler(Console(file=terminal, width=width, force_terminal=True))
     handler.emit(logging.makeLogRecord({"msg": message, "levelno": logging.INFO}))
     lines = terminal.getvalue().splitlines()
     assert " ".join(lines).split()[-len(message.split()) :] == message.split()
-    assert all(len(line) <= width or path in line.split(",")[0] for line in lines)
+    too_long = [line.strip() for line in lines if len(line) > width]
+    assert too_long in ([], [f"{LONG_PATH}:"]), "only a word that fits no line is longer"
+
+
+def test_log_lines_of_several_lines_keep_them() -> None:
+    terminal = io.StringIO()
+    handler = ConsoleHandler(Console(file=terminal, width=60))
+    handler.emit(logging.makeLogRecord({"msg": "Traceback:\n    in main\n", "levelno": 10}))
+    assert terminal.getvalue().split("Traceback:")[1].splitlines()[1:] == ["    in main", ""]
 
 
 def test_a_training_on_a_gpu_shows_the_memory_that_it_takes() -> None:

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 import typer
 
 from virnucpro.cli.exit_codes import GONE, end_cleanly, has_colours
 from virnucpro.cli.typer_dataclass import ConsoleOptions
-from virnucpro.core.logging import logging_to, logging_to_file
+from virnucpro.core.logging import FORMAT, logging_to, logging_to_file, wrapped
 from virnucpro.workflows.options import RunOptions
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _BY_BUS = "PCI_BUS_ID"
 _TASKS = 16  # most tasks in a suggested job array
+_INDENT = " " * 4  # of the lines that continue a log record
 _ERASE_LINE = "\r\x1b[2K"
 
 
@@ -75,6 +77,8 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
 
         console = Console(stderr=True)
         handler, shown = ConsoleHandler(console), Dashboard(events.figures, console)
+    elif _is_terminal():
+        handler.setFormatter(_TerminalFormatter(FORMAT))
     if options.quiet:
         handler.setLevel(logging.WARNING)
     if not options.verbose:
@@ -83,6 +87,13 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
     file = logging_to_file(options.log_file) if options.log_file else nullcontext()
     with logging_to(handler, level), file, events, shown:
         yield events
+
+
+class _TerminalFormatter(logging.Formatter):
+    """Wrap log lines at the width of the terminal, between words."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return wrapped(super().format(record), get_terminal_size().columns, _INDENT)
 
 
 def is_for_console(record: logging.LogRecord, *, with_figures: bool) -> bool:

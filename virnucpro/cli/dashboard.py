@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from virnucpro.cli.progress import DeviceState, Figures, percent
+from virnucpro.core.logging import wrapped
 
 _GAP = "   "  # between the figures of a line
 _SHORTEST_BAR = 12  # characters of the shortest bar
@@ -21,6 +22,7 @@ _LONGEST_BAR = 40  # characters of a device's bar; the bar of the total fills th
 _PADDING = 2  # between the columns of the table
 _BAR, _WARNING = "cyan", "yellow"  # distinct for readers with red-green colour blindness
 _LINE, _TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
+_INDENT = " " * len("00:00:00 ")  # of the lines that continue a record
 
 
 class Dashboard:
@@ -152,6 +154,7 @@ class ConsoleHandler(logging.Handler):
         self.setFormatter(logging.Formatter(_LINE, _TIME))
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = Text(self.format(record), _WARNING if record.levelno >= logging.WARNING else "")
+        text = wrapped(self.format(record), self._console.width, _INDENT)
+        line = Text(text, _WARNING if record.levelno >= logging.WARNING else "")
         with suppress(OSError):  # the terminal may be gone
-            self._console.print(line, overflow="ignore", crop=False)  # words stay whole
+            self._console.print(line, overflow="ignore", crop=False)  # a long word stays whole

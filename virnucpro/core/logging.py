@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import fill
 
 LOGGER = logging.getLogger("virnucpro")
-_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 _HEAD, _TAIL = 200, 100  # letters shown of a long text
 
 
@@ -43,6 +44,26 @@ def counted(n: int, noun: str, several: str = "") -> str:
     ('1 file', '1,200 files', '0 matches')
     """
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {several or noun + 's'}"
+
+
+def wrapped(text: str, width: int, indent: str = "") -> str:
+    """Break lines at spaces only, so that paths and options stay whole; ``indent`` later lines.
+
+    >>> wrapped("read /a/long/path and more", 12, "  ")
+    'read\\n  /a/long/path\\n  and more'
+    """
+    lines = (
+        fill(
+            line,
+            max(width, len(indent) + 1),
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+        )
+        for line in text.split("\n")
+    )
+    return "\n".join(lines)
 
 
 def announce(message: str) -> None:
@@ -75,7 +96,7 @@ class _FileHandler(logging.StreamHandler):  # type: ignore[type-arg] # from Pyth
 def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[None]:
     """Log to ``handler`` within the block; a handler without a format gets ours."""
     if handler.formatter is None:
-        handler.setFormatter(logging.Formatter(_FORMAT))
+        handler.setFormatter(logging.Formatter(FORMAT))
     before = LOGGER.level, LOGGER.propagate
     LOGGER.addHandler(handler)
     LOGGER.setLevel(level)
