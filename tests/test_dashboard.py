@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from rich.text import Text
-from runs import wait_until
+from runs import CONTIGS, wait_until
+from test_scorer_run import predict
 
 from virnucpro.cli.console import is_for_console
 from virnucpro.cli.dashboard import ConsoleHandler, Dashboard
 from virnucpro.cli.progress import EventLog, Figures, Point, add_point
 from virnucpro.core.events import (
+    SCORING,
     STAGES,
     BatchDone,
     EmbeddingStarted,
@@ -272,6 +274,74 @@ def test_the_time_left_of_embedding_leaves_out_the_start_of_workers_and_counts_l
             figures.take(Progress(STAGES[2], 1 + shard.index // 4, 100, "shards"))
     assert figures.seconds_left is not None
     assert figures.seconds_left > 300, "the tables take four times as long as the vectors"
+
+
+def figures_at(*steps: tuple[float, Progress], **options: bool) -> Figures:
+    """The figures after stages whose progress came at these times."""
+    now = 0.0
+    figures = Figures(clock=lambda: now, **options)
+    for seconds, progress in steps:
+        now = seconds
+        figures.take(progress)
+    return figures
+
+
+def test_time_left_of_reading_includes_scoring():
+    steps = [(t, Progress("reading", 100 * t, 1000, "letters", (t, 110 - t))) for t in range(1, 6)]
+    assert figures_at(*steps).seconds_left == 105
+    assert figures_at(*steps).line.endswith("remaining 0:01:45")
+
+
+def test_time_left_continues_from_reading_to_scoring():
+    reading = [(t, Progress("reading", t, 10, "letters", (t, 110 - t))) for t in range(11)]
+    first = (12, Progress("scoring", 2, 100, "letters", (2, 98)))
+    assert figures_at(*reading, first).seconds_left == pytest.approx(98)
+
+
+@pytest.mark.parametrize("stage", ["reading", "hashing the input", "fetching a model"])
+def test_time_left_of_an_early_stage_is_unknown(stage):
+    steps = [(t, Progress(stage, t, 10, "bytes")) for t in range(1, 6)]
+    assert figures_at(*steps).seconds_left is None
+    assert figures_at(*steps).line.endswith("elapsed 0:00:05, remaining unknown")
+    assert figures_at(*steps, is_one_stage=True).seconds_left == 5
+
+
+def test_time_left_of_tables_continues_after_embedding():
+    now = 0.0
+    figures = Figures(clock=lambda: now)
+    shards = tuple(replace(SHARDS[0], index=index) for index in range(20))
+    figures.take(EmbeddingStarted(shards, 0, encoders=(ESM2,)))
+    figures.take(WorkerReady("cpu#0", "a CPU", Memory(GIB, 64 * GIB)))
+    for shard in shards:
+        now += 1.0
+        figures.take(BatchDone("cpu#0", shard, tuple(range(10)), 1020, Memory(GIB, GIB)))
+        figures.take(ShardDone("cpu#0", shard, 1.0, 0))
+        if shard.index % 2:
+            n_done = 1 + shard.index // 2
+            figures.take(Progress(STAGES[2], n_done, 20, "shards", (n_done, 20 - n_done)))
+    now += 2.0
+    figures.take(Progress(STAGES[2], 11, 20, "shards", (11, 9)))
+    assert figures.seconds_left == pytest.approx(18)
+
+
+def test_time_left_of_the_sender_counts_down():
+    now = 0.0
+    figures = Figures(clock=lambda: now)
+    figures.take(Progress("epoch 1 of 9", 5, 10, "frames", seconds_left=170.0))
+    now = 20.0
+    assert figures.seconds_left == 150
+    assert "remaining 0:02:30" in figures.line
+
+
+def test_run_reports_the_work_of_all_stages(tmp_path):
+    events: list[Progress] = []
+    predict(CONTIGS, to=tmp_path / "run", on_event=events.append, workers=1)
+    stages = {stage: [one.work for one in events if one.stage == stage] for stage in STAGES[:1]}
+    scoring = [one.work for one in events if one.stage == SCORING]
+    n_letters = sum(map(len, CONTIGS.read_text().split("\n")))
+    assert stages[STAGES[0]][-1] is not None and scoring[-1] is not None
+    assert stages[STAGES[0]][-1][1] == pytest.approx(n_letters, rel=0.1)
+    assert scoring[-1][1] == 0, "nothing is left at the end"
 
 
 def test_a_line_of_figures_comes_every_few_seconds():

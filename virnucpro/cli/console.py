@@ -58,16 +58,16 @@ def _write_to_terminal(text: str) -> None:
 
 
 @contextmanager
-def watched(options: ConsoleOptions) -> Iterator[EventLog]:
+def watched(options: ConsoleOptions, *, is_one_stage: bool = False) -> Iterator[EventLog]:
     """Log to the console, show the dashboard on a terminal, and yield the receiver of events.
 
-    With ``--quiet`` the console gets warnings only.
+    With ``--quiet`` the console gets warnings only. ``is_one_stage``: see ``Figures``.
     """
     from virnucpro.cli.progress import EventLog
 
     number_gpus_by_bus()
     end_cleanly()
-    events = EventLog()
+    events = EventLog(is_one_stage=is_one_stage)
     handler: logging.Handler = logging.StreamHandler()
     shown: AbstractContextManager[object] = nullcontext()
     if live := _is_live(options):

@@ -100,7 +100,7 @@ def download_model(options: _NamedModel, console: ConsoleOptions) -> None:
         from virnucpro.models.lookup import model_names, open_model
         from virnucpro.viral.legacy_head import find_head
 
-        with watched(console) as events:
+        with watched(console, is_one_stage=True) as events:
             names = model_names(options.model)
             opened = tuple(open_model(each, events) for each in names)
             head = find_head(options.model, opened, events) if len(names) > 1 else None
@@ -208,7 +208,7 @@ def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions)
     with exits():
         with loading(console):
             from virnucpro.models.validation.compare_reference import check
-        with watched(console) as events:
+        with watched(console, is_one_stage=True) as events:
             checks = check(named.model, on, events)
         report([line for outcome in checks for line in outcome.report_lines()])
         if any(outcome.failures for outcome in checks):

@@ -1,7 +1,8 @@
 """Count the progress of a run from its events, and write its log.
 
 ``Figures`` counts. ``EventLog`` writes events to the log as plain lines, and the figures every ten
-seconds. Every figure is a count, so the devices add up to the total.
+seconds. Every figure is a count, so the devices add up to the total. The time left is that of the
+whole run, or unknown: never that of a stage with others behind it.
 """
 
 from __future__ import annotations
@@ -92,10 +93,13 @@ class Figures:
     files: tuple[tuple[tuple[int, int], ...], ...] = ()  # see ``EmbeddingStarted``
     pending: set[int] = field(default_factory=set)  # shards
     clock: Callable[[], float] = time.monotonic
+    # the command has one stage, or does not know how many: the time left is that of the stage
+    is_one_stage: bool = False
     started: float = field(init=False)
-    # work over time: of the stage or of embedding, and of the tables (in shards)
+    # work over time: of the stages with known work or of embedding, and of the tables (in shards)
     points: list[Point] = field(default_factory=list)
     tables: list[Point] = field(default_factory=list)
+    n_work_before: float = 0  # work of earlier stages, in ``points``
 
     def __post_init__(self) -> None:
         self.started = self.clock()
@@ -106,8 +110,9 @@ class Figures:
                 self.tables = self._with(self.tables, done)  # written while another stage is shown
             case Progress(done=done, work=work):
                 if self.stage is None or self.stage.stage != event.stage:
-                    self.points = self._with([], 0)
-                self.points = self._with(self.points, work[0] if work else done)
+                    self._begin_stage(event)
+                amount = self.n_work_before + (work[0] if work else done)
+                self.points = self._with(self.points, amount)
                 self.stage = event
             case EmbeddingStarted(pending, before, files, encoders):
                 self.stage, self.devices, self.in_work = None, {}, {}
@@ -138,6 +143,16 @@ class Figures:
                 self._settle(shard, n_failed)
             case ShardFailed(shard=shard, refusal=None):
                 self._settle(shard, shard.n_embedded)
+
+    def _begin_stage(self, event: Progress) -> None:
+        """Continue the points of the stage before if the work of both has the same unit."""
+        self.n_work_before = 0
+        if event.stage == STAGES[2] and self.tables:  # they were written while shards were embedded
+            self.points = self.tables
+        elif event.work and self.stage is not None and self.stage.work:
+            self.n_work_before = self.points[-1][1]
+        else:
+            self.points = self._with([], 0)
 
     def _with(self, points: Sequence[Point], amount: float) -> list[Point]:
         return add_point(points, self.clock(), max(amount, points[-1][1] if points else 0))
@@ -188,16 +203,25 @@ class Figures:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds to the end of the stage, or of embedding and the tables that follow it."""
-        now, stage = self.clock(), self.stage
-        if stage is not None:
-            pending = stage.work[1] if stage.work else stage.total - stage.done
-            return seconds_left(self.points, pending, now) if stage.total else None
+        """Seconds to the end of the run; None: unknown."""
+        now = self.clock()
+        if self.stage is not None:
+            return self._seconds_after(self.stage, now)
         left = seconds_left(self.points, self.n_tokens - self.n_tokens_done, now)
         n_written = self.tables[-1][1] if self.tables else self.n_before
         if left is None or self.n_done - n_written < _TABLES_BEHIND:
             return left
         return max(left, seconds_left(self.tables, self.n_shards - n_written, now) or 0.0)
+
+    def _seconds_after(self, stage: Progress, now: float) -> float | None:
+        """Seconds from a stage other than embedding to the end of the run."""
+        if stage.seconds_left is not None:
+            return max(0.0, stage.seconds_left - (now - self.points[-1][0]))
+        if stage.work is not None:
+            return seconds_left(self.points, stage.work[1], now)
+        if self.is_one_stage and stage.total:
+            return seconds_left(self.points, stage.total - stage.done, now)
+        return None
 
     @property
     def title(self) -> str:
@@ -277,8 +301,10 @@ def percent(share: float) -> str:
 class EventLog:
     """Write events, and a line of figures every ten seconds, to the log."""
 
-    def __init__(self, every_seconds: float = _EVERY_SECONDS) -> None:
-        self.figures = Figures()
+    def __init__(
+        self, every_seconds: float = _EVERY_SECONDS, *, is_one_stage: bool = False
+    ) -> None:
+        self.figures = Figures(is_one_stage=is_one_stage)
         self._warnings: set[str] = set()  # already logged: workers repeat most of them
         self._every = every_seconds
         self._stopped = threading.Event()

@@ -122,10 +122,12 @@ class Progress(NamedTuple):
     done: int
     total: int
     unit: str
-    # work that this start did, and work still to do, in units of equal time; None: use ``done``
+    # work that this start did in this stage, and work still to do until the end of the run, both
+    # in units of equal time; None: unknown
     work: tuple[int, int] | None = None
     memory: Memory | None = None  # of the GPU that computes
     also: tuple[str, ...] = ()  # further figures, as they are shown
+    seconds_left: float | None = None  # until the end of the run; None: not estimated by the sender
 
 
 class EmbeddingStarted(NamedTuple):

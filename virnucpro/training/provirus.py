@@ -420,7 +420,8 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
         chromosomes = [one for own, _ in genomes for one in own]
         each: dict[str, RegionFigures] = {}
         for one, others, hosts in left_out(genomes):
-            on_event(Progress("leaving each out", len(each), len(chromosomes), "chromosomes"))
+            work = (len(each), len(chromosomes) - len(each))
+            on_event(Progress("leaving each out", len(each), len(chromosomes), "chromosomes", work))
             model = learn_region_model(others, hosts, "")
             regions, _ = regions_of_items(
                 one.sequence, one.items, model, read_genes, is_virus=False

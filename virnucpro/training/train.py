@@ -229,7 +229,8 @@ def _learn(training: Training, ranks: Ranks) -> None:
     epochs: Epochs = {}
     for number in range(training.options.seeds):
         repeated = training.repeat(number)
-        trainer = _train(repeated, ranks, train, held_out, epochs)
+        n_more = (training.options.seeds - number - 1) * training.options.epochs
+        trainer = _train(repeated, ranks, train, held_out, epochs, n_more)
         module = trainer.module.eval()
         with precision_of(training.options, ranks.device):
             odds: dict[Split, Values] = {
@@ -249,8 +250,12 @@ def _train(
     train: LabelledFrames,
     held_out: LabelledFrames,
     epochs: Epochs,
+    n_more_epochs: int = 0,
 ) -> Trainer:
-    """Train a module; add its epochs to ``epochs``, by seed, and write them as they end."""
+    """Train a module; add its epochs to ``epochs``, by seed, and write them as they end.
+
+    ``n_more_epochs``: those of the trainings that follow, for the time left.
+    """
     settings = training.options
     torch.manual_seed(settings.seed)
     # of weights that are sharded, only the first rank's are used: it sends them to the others
@@ -276,7 +281,14 @@ def _train(
             write_epochs(training, epochs | {settings.seed: trainer.state.history})
 
         trainer = Trainer(
-            module, objective, settings, ranks, training.place, on_epoch, board.on_step
+            module,
+            objective,
+            settings,
+            ranks,
+            training.place,
+            on_epoch,
+            board.on_step,
+            n_more_epochs=n_more_epochs,
         )
         state = trainer.run()
     epochs[settings.seed] = state.history

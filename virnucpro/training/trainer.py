@@ -114,6 +114,7 @@ class Trainer:
     state: _Progressed = field(default_factory=_Progressed)
     clock: _Clock = field(init=False)
     scaler: torch.amp.GradScaler = field(init=False)  # scales losses in fp16, else does nothing
+    n_more_epochs: int = 0  # of the trainings with other seeds that follow
     first: int = 0  # the epoch from which this start continues
     _wrapped: nn.Module = field(init=False)
     _optimizer: torch.optim.Optimizer = field(init=False)
@@ -219,7 +220,8 @@ class Trainer:
         state.history.append(row)
         if ranks.is_first:
             is_best = "; the best so far" if state.best_epoch == state.epoch else ""
-            announce(f"{_describe_epoch(row)}{is_best}; about {self._left(state.epoch)} left")
+            left = timedelta(seconds=round(self._seconds_left(state.epoch)))
+            announce(f"{_describe_epoch(row)}{is_best}; about {left} left")
             self.on_epoch(row)
 
     def _validate(self) -> dict[str, float]:
@@ -235,10 +237,13 @@ class Trainer:
         self.clock.lap(_VALIDATION)
         return figures
 
-    def _left(self, n_epochs: float) -> timedelta:
-        """Estimate the time left after this number of epochs, from the time of earlier ones."""
+    def _seconds_left(self, n_epochs: float) -> float:
+        """Estimate the time left after this number of epochs, from the time of earlier ones.
+
+        It includes the trainings with other seeds that follow.
+        """
         seconds = self.clock.elapsed / (n_epochs - self.first)
-        return timedelta(seconds=round(seconds * (self.settings.epochs - n_epochs)))
+        return seconds * (self.settings.epochs - n_epochs + self.n_more_epochs)
 
     def _steps(self, batches: Iterator[Any]) -> Iterator[tuple[int, Rows, Pending]]:
         """Yield the steps of an epoch, each when it has begun: number, rows, and ``_step``."""
@@ -313,10 +318,12 @@ class Trainer:
             f"loss {loss:.4g}",
             f"rate {lr:.3g}",
             *([best] if state.best_epoch else []),
-            f"all epochs: remaining {self._left(state.epoch + done / n_used)}",
         )
         name = f"epoch {state.epoch + 1} of {settings.epochs}"
-        self.ranks.on_event(Progress(name, done, n_used, "frames", memory=memory, also=also))
+        left = self._seconds_left(state.epoch + done / n_used)
+        self.ranks.on_event(
+            Progress(name, done, n_used, "frames", memory=memory, also=also, seconds_left=left)
+        )
         now = time.perf_counter()
         seconds, self._told = now - self._told, now
         figures = {

@@ -85,7 +85,8 @@ def _write_files(
             add(portion)
             tally.include(portion.counts)
             n_letters += len(record.sequence)
-            on_event(Progress("looking for regions", n_letters, total, "letters"))
+            work = (n_letters, total - n_letters) if total else None
+            on_event(Progress("looking for regions", n_letters, total, "letters", work))
     return tally
 
 

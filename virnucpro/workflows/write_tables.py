@@ -396,7 +396,8 @@ class Results:
             shard, future = tasks.popleft()
             scored = future.result()
             n_done = bisect_right(indices, shard.index)
-            self.on_event(Progress(STAGES[2], n_done, len(indices), "shards"))
+            work = (n_done, len(indices) - n_done)
+            self.on_event(Progress(STAGES[2], n_done, len(indices), "shards", work))
             for of_store, more in zip(files, scored.files, strict=True):
                 of_store.extend(more)
             return scored
