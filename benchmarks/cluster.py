@@ -28,9 +28,15 @@ from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.plan import Plan, Selection
 from virnucpro.store.run_dir import RunDir
-from virnucpro.workflows.pipeline import make_results, run
-from virnucpro.workflows.run_config import RunConfig
+from virnucpro.workflows.predict import (
+    predict_context,
+    record_predict,
+    resolve_calls,
+    run_predict,
+)
+from virnucpro.workflows.predict_config import PredictConfig
 from virnucpro.workflows.work_share import Part
+from virnucpro.workflows.write_tables import Backlog, TableWriter
 
 _COVERAGE = 4  # of contigs by reads
 _INSTANT = 1e12  # tokens per second of a device that takes no time
@@ -101,14 +107,14 @@ def measure_tasks(n_bases: int, dim: int) -> TaskTimes:
         planned = replace(config, options=replace(config.options, plan_only=True))
         resumed = replace(config, options=replace(config.options, resume=True))
         with _timed() as cut:
-            run(planned, ProcessExecutor(()), lambda _: None)
+            run_predict(planned, ProcessExecutor(()), lambda _: None)
         times = _work(open_run_dir(folder / "run"), resumed)
         with _timed() as join:
-            run(resumed, ProcessExecutor(()), lambda _: None)
+            run_predict(resumed, ProcessExecutor(()), lambda _: None)
         return replace(times, cut=cut[0], join=join[0])
 
 
-def _work(rundir: RunDir, config: RunConfig) -> TaskTimes:
+def _work(rundir: RunDir, config: PredictConfig) -> TaskTimes:
     """Plan and embed all slices, and write their rows, as the only part of a run does."""
     manifest = rundir.read_manifest()
     assert manifest is not None
@@ -128,11 +134,15 @@ def _work(rundir: RunDir, config: RunConfig) -> TaskTimes:
     with closing(executor.run(plan.shards, job, config.resources)) as events:
         for _ in events:
             pass
-    results = make_results(config, manifest, Pool(), lambda _: None)
+    calls = resolve_calls(config, rundir, manifest.recipe)
+    record = record_predict(rundir, config, manifest, calls)
     for one in plan.slices:
-        of_slice = replace(results, plan=plan.limited([one.index]))
+        of_slice = plan.limited([one.index])
+        context = predict_context(config, record, calls, of_slice, Pool(), lambda _: None)
+        writer = TableWriter(context, Backlog())
+        groups = list(of_slice.by_records())
         with _timed() as seconds:
-            of_slice.write_rows(of_slice.helpers())
+            writer.write_rows(groups, writer.count_helpers(groups))
         of_rows += seconds
     n_tokens = sum(shard.n_residues + 2 * shard.n_embedded for shard in plan.shards)
     return TaskTimes(

@@ -31,9 +31,9 @@ from virnucpro.core.recipe import RESIDUES_PER_SHARD
 from virnucpro.engine.base import Job, Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.sequences.fasta import write_record
+from virnucpro.workflows.extract import run_extract
 from virnucpro.workflows.options import ExtractOptions
-from virnucpro.workflows.pipeline import run
-from virnucpro.workflows.run_config import RunConfig, resolve
+from virnucpro.workflows.run_config import ExtractConfig, resolve_extract
 
 _SHARDS_PER_WORKER = 4
 
@@ -96,10 +96,10 @@ def _time(file_run: FileRun, row: FileRow, folder: Path) -> FileRow:
             write_record(out, f"protein_{number}", protein)
     watch = _Watch()
     started = time.perf_counter()
-    config = resolve(_options(file_run, fasta, folder / "run"), watch)
+    config = resolve_extract(_options(file_run, fasta, folder / "run"), watch)
     config = _cut_finely(config, sum(map(len, file_run.proteins)))
     resolved = time.perf_counter()
-    summary = run(config, _LateWorkers(config.resources.devices), watch)
+    summary = run_extract(config, _LateWorkers(config.resources.devices), watch)
     ended = time.perf_counter()
     starting = resolved - started + summary.seconds[STARTING]
     rate = summary.n_tokens / (ended - started - starting)
@@ -139,7 +139,7 @@ def _options(file_run: FileRun, fasta: Path, output: Path) -> ExtractOptions:
     )
 
 
-def _cut_finely(config: RunConfig, n_residues: int) -> RunConfig:
+def _cut_finely(config: ExtractConfig, n_residues: int) -> ExtractConfig:
     """Make shards small enough that every worker gets some, as in a real run."""
     n_shards = _SHARDS_PER_WORKER * len(config.resources.devices)
     size = min(RESIDUES_PER_SHARD, -(-n_residues // n_shards))

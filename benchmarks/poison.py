@@ -22,10 +22,9 @@ from virnucpro.engine.worker import Worker
 from virnucpro.models.base import Encoder, Pending
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.lookup import embedded_model
-from virnucpro.viral.classifier import Caller
+from virnucpro.workflows.extract import run_extract
 from virnucpro.workflows.options import ExtractOptions
-from virnucpro.workflows.pipeline import run
-from virnucpro.workflows.run_config import RunConfig
+from virnucpro.workflows.run_config import ExtractConfig
 
 POISON = "WWWWCWWWW"
 
@@ -60,7 +59,7 @@ def measure_poison(
             config = configure(folder / "proteins.faa", folder / run_name, n_workers)
             began, cpu = time.monotonic(), os.times()
             executor = ProcessExecutor(config.resources.devices, worker)
-            summary = run(config, executor, lambda _: None)
+            summary = run_extract(config, executor, lambda _: None)
             seconds, used = time.monotonic() - began, os.times()
             undisturbed = undisturbed or seconds
             yield PoisonRow(
@@ -82,10 +81,9 @@ def write_proteins(path: Path, n_proteins: int, n_poisoned: int, length: int) ->
             out.write(f">p{i}\n{POISON if i % step == step // 2 else ''}{''.join(row)}\n")
 
 
-def configure(proteins: Path, folder: Path, n_workers: int) -> RunConfig:
+def configure(proteins: Path, folder: Path, n_workers: int) -> ExtractConfig:
     checkpoint = inspect_esm2(embedded_model())
-    return RunConfig(
-        caller=Caller(),
+    return ExtractConfig(
         options=ExtractOptions(input=(proteins,), output_dir=folder, input_type="protein"),
         recipe=Recipe(
             command="extract",

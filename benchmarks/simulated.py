@@ -47,9 +47,9 @@ from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.viral.classifier import caller_of
 from virnucpro.viral.head import EncoderFacts, Head, Network
-from virnucpro.workflows.options import PredictOptions
-from virnucpro.workflows.pipeline import run
-from virnucpro.workflows.run_config import RunConfig
+from virnucpro.workflows.predict import run_predict
+from virnucpro.workflows.predict_config import PredictConfig
+from virnucpro.workflows.predict_options import PredictOptions
 
 _FAMILY = "simulated"  # also the name of this module
 _HASH = "0" * 64  # where no file exists
@@ -247,7 +247,7 @@ def _simulate(fasta: Path, row: SimulatedRow, folder: Path) -> SimulatedRow:
     weights.write_text(str(row.speed / row.dilation))
     watch, cpu_before, of_children = _Watch(), time.process_time(), _cpu_of_children()
     config = config_of(row, fasta, folder / "run", weights)
-    run(config, ProcessExecutor(config.resources.devices, SimulatedWorker), watch)
+    run_predict(config, ProcessExecutor(config.resources.devices, SimulatedWorker), watch)
     end, cpu = time.monotonic(), time.process_time()
     of_children = _cpu_of_children() - of_children
     devices = [json.loads(path.read_text()) for path in folder.glob("cpu*.json")]
@@ -303,7 +303,7 @@ def _head(dim: int) -> Head:
     )
 
 
-def config_of(row: SimulatedRow, fasta: Path, output: Path, weights: Path) -> RunConfig:
+def config_of(row: SimulatedRow, fasta: Path, output: Path, weights: Path) -> PredictConfig:
     """The configuration of a row's run, with a head joined with the scorer."""
     head = _head(row.dim)
     encoder = EncoderSpec(
@@ -325,9 +325,9 @@ def config_of(row: SimulatedRow, fasta: Path, output: Path, weights: Path) -> Ru
     )
     devices = ("cpu",) * row.n_devices
     options = make(PredictOptions, {"input": [fasta], "output_dir": output, "report": False})
-    return RunConfig(
+    return PredictConfig(
         options=options,
-        caller=caller_of(options, "auto", head),
+        classifier=caller_of(options, "auto", head),
         recipe=recipe,
         resources=Resources(
             devices=devices, tokens_per_batch=row.tokens_per_batch, n_helpers=row.n_helpers

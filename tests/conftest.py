@@ -31,8 +31,10 @@ from virnucpro.models.packing import use_device
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.viral.classifier import Caller
 from virnucpro.viral.head import EncoderFacts, Head, HeadFacts, Layer, Network
-from virnucpro.workflows.options import ExtractOptions, PredictOptions
-from virnucpro.workflows.run_config import RunConfig
+from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.predict_config import PredictConfig
+from virnucpro.workflows.predict_options import PredictOptions
+from virnucpro.workflows.run_config import ExtractConfig, RunConfig
 
 # the same examples every time; many more, and others, with --hypothesis-profile=long
 settings.register_profile("gate", max_examples=50, derandomize=True, deadline=None)
@@ -180,14 +182,15 @@ def configure(tiny: Tiny) -> Callable[..., RunConfig]:
         parts = (recipe, encoder, resources, weights)
         for name, value in changes.items():
             next((part for part in parts if name in part), options)[name] = value
-        kind = {"predict": PredictOptions, "extract": ExtractOptions}[recipe["command"]]
-        return RunConfig(
-            options=kind(**options),
-            caller=Caller(),  # until it is run: see ``run_inline``
-            recipe=Recipe(encoders=(EncoderSpec(**encoder),), **recipe),
-            resources=Resources(**resources),
+        shared = {
+            "recipe": Recipe(encoders=(EncoderSpec(**encoder),), **recipe),
+            "resources": Resources(**resources),
             **weights,
-        )
+        }
+        if recipe["command"] == "extract":
+            return ExtractConfig(options=ExtractOptions(**options), **shared)
+        # the classifier is replaced when it runs: see ``run_inline``
+        return PredictConfig(options=PredictOptions(**options), classifier=Caller(), **shared)
 
     return make
 

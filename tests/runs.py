@@ -27,11 +27,11 @@ from virnucpro.core.events import OnEvent
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.engine.base import Executor
-from virnucpro.engine.local import InlineExecutor
+from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.store.feature_store import open_stores
-from virnucpro.viral.classifier import Caller, caller_of
+from virnucpro.viral.classifier import caller_of
 from virnucpro.viral.head import Head
 from virnucpro.viral.types import (
     Call,
@@ -41,9 +41,13 @@ from virnucpro.viral.types import (
     Region,
     Track,
 )
-from virnucpro.workflows.options import PredictOptions
-from virnucpro.workflows.pipeline import execute, run
-from virnucpro.workflows.run_config import RunConfig
+from virnucpro.workflows.extract import extract, run_extract
+from virnucpro.workflows.options import ExtractOptions, RunOptions
+from virnucpro.workflows.predict import predict, run_predict
+from virnucpro.workflows.predict_config import PredictConfig, resolve_predict
+from virnucpro.workflows.predict_options import PredictOptions
+from virnucpro.workflows.run_config import ExtractConfig, RunConfig, resolve_extract
+from virnucpro.workflows.run_steps import ExecutorOn
 from virnucpro.workflows.summary import Summary
 
 if TYPE_CHECKING:
@@ -68,22 +72,41 @@ def run_inline(
     executor: Executor | None = None,
 ) -> Summary:
     """Run in this process; a prediction is called by the head, or without one by the scorer."""
-    config = replace(config, caller=caller_in(config, head))
+    if isinstance(config, PredictConfig):
+        options = config.options
+        config = replace(config, classifier=caller_of(options, options.calls, head))
     return run(config, executor or InlineExecutor(), on_event)
+
+
+def run(config: RunConfig, executor: Executor, on_event: OnEvent) -> Summary:
+    """Run what was resolved by ``predict`` or ``extract``."""
+    if isinstance(config, PredictConfig):
+        return run_predict(config, executor, on_event)
+    assert isinstance(config, ExtractConfig)
+    return run_extract(config, executor, on_event)
+
+
+def execute(
+    options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
+) -> Summary:
+    """Do what the options ask for."""
+    if isinstance(options, PredictOptions):
+        return predict(options, on_event, executor_on)
+    assert isinstance(options, ExtractOptions)
+    return extract(options, on_event, executor_on)
+
+
+def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
+    if isinstance(options, PredictOptions):
+        return resolve_predict(options, on_event)
+    assert isinstance(options, ExtractOptions)
+    return resolve_extract(options, on_event)
 
 
 def invoke(*words: object) -> tuple[int, str]:
     """Run a command in this process. Returns its exit code, and what it prints."""
     outcome = CliRunner().invoke(app, list(map(str, words)))
     return getattr(outcome.exception, "exit_code", outcome.exit_code), outcome.output
-
-
-def caller_in(config: RunConfig, head: Head | None) -> Caller:
-    """Who calls the records of a run with this head."""
-    options = config.options
-    if isinstance(options, PredictOptions):
-        return caller_of(options, options.calls, head)
-    return Caller()
 
 
 def predict_here(proteins: Sequence[Path], tiny: Tiny, folder: Path) -> Path:

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from conftest import random_dna
 from forked import virnucpro
-from runs import rows, write_fasta
+from runs import execute, rows, write_fasta
 
 from virnucpro.core.errors import ResumeError, UsageError
 from virnucpro.core.option_schema import make
-from virnucpro.workflows.options import PredictOptions
-from virnucpro.workflows.pipeline import execute
+from virnucpro.workflows.predict_options import PredictOptions
 
 
 @pytest.fixture

@@ -35,7 +35,8 @@ from virnucpro.api import in_python
 from virnucpro.core.option_schema import names_of
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.store import feature_index as index
-from virnucpro.workflows.options import ExtractOptions, PredictOptions
+from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.predict_options import PredictOptions
 
 ON_ONE = {"device": "cpu", "workers": 1}
 OF_SEVERAL_MACHINES = {"plan_only", "no_embed", "executor", "executor_config"}

@@ -156,23 +156,6 @@ def test_only_the_engine_and_its_measure_know_processes() -> None:
     assert users == {"core.child_process", "models.esm2.triton_kernels"}
 
 
-def test_only_the_store_and_the_index_know_what_a_feature_file_looks_like() -> None:
-    users = {name for name in MODULES if "store.feature_file" in used_by(name)}
-    assert users == {
-        "store.feature_store",
-        "store.feature_index",
-        "store.plan",
-        "workflows.table_cache",
-        "workflows.score_cache",
-    }
-
-
-def test_the_engine_knows_no_family_of_encoders() -> None:
-    engine = [name for name in MODULES if name.startswith("engine.")]
-    used = {found for name in engine for found in used_by(name) if found.startswith("models.")}
-    assert used == {"models.base", "models.packing"}
-
-
 # Imports when the program runs
 
 
@@ -187,46 +170,10 @@ def test_the_vocabulary_loads_without_torch_or_h5py() -> None:
     assert not {"torch", "h5py", "safetensors", "Bio"} & loaded_after(statement)
 
 
-# what is imported when it is needed: torch, which takes seconds, what cannot do without it, and
-# what takes a share of a short run that does not use it
-SLOW_DOORS = {
-    "models.devices": {"torch", "pynvml", "psutil"},
-    "core.native": {"importlib.metadata"},
-    "core.plugins": {"importlib.metadata"},
-    "engine.local": {"torch", "virnucpro.engine.worker"},
-    "models.esm2.attention": {"virnucpro.models.esm2.triton_kernels"},
-    "models.esm2.model_files": {
-        "virnucpro.models.esm2.encoder",
-        "virnucpro.models.esm2.loading",
-    },
-    "models.lookup": {"torch"},
-    "training.train": {"torch.utils.tensorboard"},
-    "workflows.run_config": {"virnucpro.viral.legacy_head", "virnucpro.models.lookup"},
-    "store.feature_file": {"h5py"},
-    "store.feature_index": {"h5py"},
-    "store.feature_export": {"torch", "pyarrow"},
-    "store.run_lock": {"filelock"},
-}
-
-
-def test_only_the_command_line_and_the_doors_to_what_is_slow_import_late() -> None:
-    late = {
-        name: {
-            module
-            for function in ast.walk(tree_of(name))
-            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
-            for module in imports_in(function)
-        }
-        for name in MODULES
-        if name not in COMMAND_LINE
-    }
-    assert {name: modules for name, modules in late.items() if modules} == SLOW_DOORS
-
-
 def test_a_worker_starts_without_torchs_compiler_and_sympy() -> None:
     """Their imports take more than a second, for every worker and after every loss of one."""
     statement = (
-        "import virnucpro.workflows.pipeline, virnucpro.workflows.run_config, torch; "
+        "import virnucpro.workflows.extract, virnucpro.workflows.predict, torch; "
         "from virnucpro.models.lookup import embedded_model; "
         "from virnucpro.models.esm2.loading import load_esm2; "
         "from virnucpro.models.packing import PackedBatch; "

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import CONTIGS, PROTEINS, no_file_longer_than, tables, vectors
+from runs import CONTIGS, PROTEINS, execute, no_file_longer_than, tables, vectors
 
 import virnucpro
 from virnucpro.core.errors import UsageError
@@ -22,8 +22,8 @@ from virnucpro.core.recipe import EncoderSpec
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.vector_cache import CacheFolder, VectorCache
-from virnucpro.workflows.options import ExtractOptions, PredictOptions
-from virnucpro.workflows.pipeline import execute
+from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.summary import Summary
 from virnucpro.workflows.work_share import work
 

@@ -9,14 +9,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from runs import CONTIGS, ROOT, rows
+from runs import CONTIGS, ROOT, execute, rows
 from typer.main import get_command
 
 from virnucpro.cli.main import app
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.viral.taxonomy import own_kinship
-from virnucpro.workflows.options import PredictOptions
-from virnucpro.workflows.pipeline import execute
+from virnucpro.workflows.predict_options import PredictOptions
 
 PROMISES = [line.split("::") for line in (ROOT / "tests/promises.txt").read_text().splitlines()]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -12,7 +12,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hostile import CLOSED
-from runs import CONTIGS, PROTEINS, TABLES, rows, tables, vectors, write_fasta
+from runs import (
+    CONTIGS,
+    PROTEINS,
+    TABLES,
+    execute,
+    resolve,
+    rows,
+    run,
+    tables,
+    vectors,
+    write_fasta,
+)
 from test_genetic_code import gene
 
 from virnucpro.core.errors import ResumeError
@@ -28,9 +39,7 @@ from virnucpro.viral.head import Join, JoinKnot
 from virnucpro.viral.networks import Scorer, thresholds
 from virnucpro.viral.options import CutOptions
 from virnucpro.viral.scoring import score_sequences
-from virnucpro.workflows.options import PredictOptions
-from virnucpro.workflows.pipeline import execute, run
-from virnucpro.workflows.run_config import resolve
+from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.status import inspect_run, measure_run
 from virnucpro.workflows.summary import Summary
 from virnucpro.workflows.work_share import work

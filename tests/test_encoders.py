@@ -20,7 +20,16 @@ from oracle import (
     tolerance,
     worst_row,
 )
-from runs import again, bases_by_frame, run_inline, vectors, vectors_of_each, write_fasta
+from runs import (
+    again,
+    bases_by_frame,
+    execute,
+    resolve,
+    run_inline,
+    vectors,
+    vectors_of_each,
+    write_fasta,
+)
 
 from virnucpro.core.atomic_io import sha256
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
@@ -34,8 +43,7 @@ from virnucpro.models.manage import describe_model
 from virnucpro.models.registry import FAMILIES, Family
 from virnucpro.viral.head import EncoderFacts, Head, Network
 from virnucpro.workflows.options import ExtractOptions
-from virnucpro.workflows.pipeline import execute
-from virnucpro.workflows.run_config import RunConfig, resolve
+from virnucpro.workflows.run_config import RunConfig
 
 FAIR_ESM = EncoderSpec(
     family="fair-esm",

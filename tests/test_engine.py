@@ -58,7 +58,7 @@ from virnucpro.engine.retry_policy import Attempt, Workload
 from virnucpro.engine.shard_embedding import Refused, outcome_of
 from virnucpro.engine.worker import Worker
 from virnucpro.results.outputs import open_run_dir
-from virnucpro.workflows import pipeline
+from virnucpro.workflows import run_steps
 
 pytestmark = pytest.mark.usefixtures("quick_starts", "early_starts")
 ONE = {"p0": "MKVLEFPQIL"}
@@ -68,7 +68,7 @@ CODONS_OF_POISON = "TGG" * 4 + "TGC" + "TGG" * 4
 @pytest.fixture
 def early_starts(monkeypatch):
     """Workers start before the plan for small inputs too."""
-    monkeypatch.setattr(pipeline, "_BYTES_PER_WORKER", 1)
+    monkeypatch.setattr(run_steps, "_BYTES_PER_WORKER", 1)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from conftest import open_dna, random_dna
 from forked import virnucpro
 from labelled import pairs_of, records_of
-from runs import caller_in, leftovers, rows
+from runs import leftovers, rows
 from scorer_file import save_scorer
 from sklearn.metrics import roc_auc_score
 from workers import POISON, RaisingWorker
@@ -74,7 +74,7 @@ def ask(tiny, make_config, manifest, tmp_path):
         question = _Question.of(EvaluateOptions(**(given | changes)))
         asked.question = question
         config = make_config(output=question.run_folder, input_type="nucleotide", **(run or {}))
-        config = replace(config, caller=caller_in(config, head))
+        config = replace(config, classifier=caller_of(config.options, "auto", head))
         return answer(question, config, executor or InlineExecutor(), lambda _: None)
 
     return asked

@@ -26,7 +26,7 @@ from conftest import open_dna, random_dna
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from labelled import write_labelled
-from runs import predict_here, write_fasta
+from runs import execute, predict_here, write_fasta
 from test_regions import host_dna
 
 from virnucpro.cli.main import main
@@ -36,8 +36,7 @@ from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.trained_encoder import _LearnedFacts, save_learned
 from virnucpro.store.feature_file import _SEAL
 from virnucpro.viral.hmm import OWN_REGION_MODEL
-from virnucpro.workflows.options import PredictOptions
-from virnucpro.workflows.pipeline import execute
+from virnucpro.workflows.predict_options import PredictOptions
 
 EXITS = {0, 1, 2, 64, 65, 66, 69, 73, 74}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -9,6 +9,7 @@ import pytest
 from Bio.Data.CodonTable import unambiguous_dna_by_id as NCBI
 
 from virnucpro.core.errors import UsageError
+from virnucpro.sequences.open_codes import find_open_codes
 from virnucpro.sequences.translate import (
     GENETIC_CODES,
     STANDARD,
@@ -18,7 +19,6 @@ from virnucpro.sequences.translate import (
 )
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_block
-from virnucpro.viral.windows import find_open_codes
 
 SENSE = [c for c, x in STANDARD.meanings.items() if x != "*"]
 AT_RICH = [1 + 2 * sum(base in "AT" for base in codon) for codon in SENSE]

@@ -22,7 +22,7 @@ from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.checksums import Outputs
 from virnucpro.workflows.find_proviruses import find_regions
-from virnucpro.workflows.options import RegionsOptions
+from virnucpro.workflows.predict_options import RegionsOptions
 
 REGIONS = {"regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.tsv.gz"}
 VERDICT = {"viruses.tsv", "viruses.fasta", "samples.tsv", "virnucpro_mqc.tsv"}

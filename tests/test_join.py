@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
-from runs import again, rows, run_inline, tables, vectors
+from runs import again, execute, rows, run_inline, tables, vectors
 
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.events import BatchDone
@@ -22,8 +22,7 @@ from virnucpro.viral.head import Head, Join, JoinKnot, join_log_odds, log_odds, 
 from virnucpro.viral.networks import ErrorRates, Scorer
 from virnucpro.viral.options import CutOptions
 from virnucpro.viral.scoring import score_sequences
-from virnucpro.workflows.options import PredictOptions
-from virnucpro.workflows.pipeline import execute
+from virnucpro.workflows.predict_options import PredictOptions
 
 RATES = ErrorRates(500, (-2.0, 0.5, 2.0), (0.5, 0.03, 0.005), (0.9, 0.5, 0.2), (-2.0, 0.5, 2.0))
 EXAMPLES = Path(__file__).parents[1] / "examples" / "contigs.fa"

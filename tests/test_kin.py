@@ -24,6 +24,7 @@ from virnucpro.results.counts import LENGTH_CLASSES
 from virnucpro.results.outputs import VIRUS_TABLE
 from virnucpro.results.report.aggregates import count_kinds, find_records
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.open_codes import encode
 from virnucpro.sequences.translate import STANDARD
 from virnucpro.viral.features import NO_WORDS
 from virnucpro.viral.taxonomy import (
@@ -39,7 +40,7 @@ from virnucpro.viral.taxonomy import (
     own_kinship,
 )
 from virnucpro.viral.types import Call, Identity, Region
-from virnucpro.viral.windows import Pieces, encode
+from virnucpro.viral.windows import Pieces
 
 LAYER = "weight", "bias"
 EXAMPLE = Path(__file__).parents[1] / "examples/contigs.fa"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import Tiny
 from labelled import frames_of, ids_of, options, pairs_of, train_here, write_labelled
-from runs import rows
+from runs import execute, rows
 from safetensors.numpy import load_file
 
 from virnucpro.core.atomic_io import LEARNED_FILE, sha256
@@ -30,8 +30,8 @@ from virnucpro.training.networks import frame_log_odds, module_of
 from virnucpro.training.options import EvaluateOptions
 from virnucpro.training.training_config import Training
 from virnucpro.viral.head import Head
-from virnucpro.workflows.options import ExtractOptions, PredictOptions
-from virnucpro.workflows.pipeline import execute
+from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.predict_options import PredictOptions
 
 CPU = torch.device("cpu")
 KINDS = {

@@ -20,12 +20,13 @@ from virnucpro.cli.typer_dataclass import ConsoleOptions, command
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import carry, make, options_of
 from virnucpro.training.options import EvaluateOptions, TrainOptions
-from virnucpro.workflows.options import ExtractOptions, PredictOptions
+from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.predict_options import PredictOptions
 
 # where options pass through on their way to where they are used
 PASSED = (
     *("cli.typer_dataclass", "cli.predict", "cli.train", "workflows.run_config"),
-    *("workflows.collect_inputs", "workflows.pipeline", "training.training_config"),
+    *("workflows.collect_inputs", "workflows.run_steps", "training.training_config"),
     "training.train",
 )
 RUNS = (PredictOptions, ExtractOptions)

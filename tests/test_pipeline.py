@@ -43,7 +43,7 @@ from virnucpro.models.esm2.config import hash_weights
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames
-from virnucpro.workflows import pipeline
+from virnucpro.workflows import run_steps
 from virnucpro.workflows.status import inspect_run
 from virnucpro.workflows.write_tables import Backlog
 
@@ -204,7 +204,7 @@ def test_tables_end_with_an_interrupt_after_the_last_shard_too(
                 at_last_shard.set()
                 assert abandoned.wait(60)
 
-    monkeypatch.setattr(pipeline, "Backlog", ToldBacklog)
+    monkeypatch.setattr(run_steps, "Backlog", ToldBacklog)
     config = make_config(contigs)
     with pytest.raises(KeyboardInterrupt):
         run_inline(config, tiny.head, hear, Interrupted())

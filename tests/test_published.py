@@ -21,7 +21,7 @@ import torch
 from conftest import TINY
 from hostile import Payload
 from oracle import make_fair_esm, save_fair_esm
-from runs import assert_same_run, our_processes, run_inline, vectors_of_each
+from runs import assert_same_run, execute, our_processes, resolve, run, run_inline, vectors_of_each
 from served import serving, whole
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -40,9 +40,8 @@ from virnucpro.models.manage import import_files, import_model
 from virnucpro.models.registry import BUNDLES, FAMILIES, Published, RemoteFile, _Bundle
 from virnucpro.viral.head import EncoderFacts, Head
 from virnucpro.viral.legacy_head import find_head, read_original_head
-from virnucpro.workflows.options import ExtractOptions, PredictOptions
-from virnucpro.workflows.pipeline import execute, run
-from virnucpro.workflows.run_config import resolve
+from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.predict_options import PredictOptions
 
 HEADS = Path(__file__).parents[2] / "shared" / "golden" / "heads"
 golden = pytest.mark.skipif(not HEADS.exists(), reason="the golden heads are not here")
@@ -322,7 +321,7 @@ def test_a_resumed_run_keeps_the_precision_of_each_encoder(options):
     config = resolve(first, lambda _: None)
     assert [one.precision for one in config.recipe.encoders] == ["fp32", "bf16"]
     assert "layer 2, mean pooling of bases, fp32" in config.announcements[0]
-    run_inline(config, config.caller.frame_head)
+    run_inline(config, config.classifier.frame_head)
     again = resolve(replace(first, precision="auto", resume=True), lambda _: None)
     assert again.recipe == config.recipe
 
@@ -342,7 +341,7 @@ def test_scores_are_those_of_the_head_on_the_vectors_of_both_side_by_side(
 ):
     config = resolve(options, lambda _: None)
     assert [one.precision for one in config.recipe.encoders] == ["fp32", "fp32"]
-    assert run_inline(config, config.caller.frame_head).exit_code == 0
+    assert run_inline(config, config.classifier.frame_head).exit_code == 0
     bases, proteins = vectors_of_each(options.output_dir, config.recipe)
     assert bases.keys() == proteins.keys() and len(bases) > 50
     table = (options.output_dir / "prediction_results.txt").read_text().splitlines()[1:]
@@ -366,7 +365,7 @@ def test_a_run_that_is_killed_and_resumed_with_other_workers_has_the_same_bytes(
     (fasta,) = options.input
     fasta.write_text("".join(fasta.read_text().splitlines(keepends=True)[:30]))
     config = small(options)
-    run_inline(config, config.caller.frame_head)
+    run_inline(config, config.classifier.frame_head)
     broken = replace(options, output_dir=options.output_dir.with_name("other"), workers=3)
     config = small(broken)
     events: list[object] = []
@@ -381,7 +380,7 @@ def test_a_run_that_is_killed_and_resumed_with_other_workers_has_the_same_bytes(
     with pytest.raises(KeyboardInterrupt):
         run(config, ProcessExecutor(config.resources.devices), disturb)
     config = small(replace(broken, resume=True, workers=1))
-    run_inline(config, config.caller.frame_head)
+    run_inline(config, config.classifier.frame_head)
     assert_same_run(options.output_dir, broken.output_dir)
     names = {path.relative_to(options.output_dir) for path in options.output_dir.rglob("*.h5")}
     assert len(names) > 6

@@ -51,7 +51,7 @@ from virnucpro.viral.provirus_features import Hosts, Items, Levels, ReadGenes
 from virnucpro.viral.scoring import score_proteins, score_windows
 from virnucpro.viral.types import Call, CalledRecords, Region
 from virnucpro.workflows.find_proviruses import find_regions
-from virnucpro.workflows.options import RegionsOptions
+from virnucpro.workflows.predict_options import RegionsOptions
 from virnucpro.workflows.summary import Summary
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

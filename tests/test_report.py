@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import workers
 from pages import EVIL, EXAMPLE, Page, call, write_table
-from runs import again, rows, run_inline, within
+from runs import again, execute, rows, run_inline, within
 
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError
 from virnucpro.core.events import (
@@ -37,13 +37,12 @@ from virnucpro.results.table_blocks import spans_of
 from virnucpro.training.evaluation.metrics import MEASURES
 from virnucpro.training.reports import write_evaluation_page, write_training_page
 from virnucpro.viral.types import Call
-from virnucpro.workflows import pipeline
-from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.predict_options import PredictOptions
 
 
 def predict(to: Path, *inputs: Path, **changes: object) -> Path:
     options = PredictOptions(input=inputs, output_dir=to, device="cpu", **changes)
-    pipeline.execute(options, lambda _: None, lambda _: InlineExecutor())
+    execute(options, lambda _: None, lambda _: InlineExecutor())
     return open_run_dir(to).report
 
 

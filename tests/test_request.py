@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import TINY
 from oracle import make_fair_esm, save_fair_esm
-from runs import assert_same_vectors, vectors
+from runs import assert_same_vectors, resolve, run, vectors
 
 from virnucpro.core.atomic_io import sha256
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
@@ -24,9 +24,10 @@ from virnucpro.models.registry import EMBEDDED, FAMILIES, Published, RemoteFile
 from virnucpro.viral import networks as nets
 from virnucpro.viral.head import Head
 from virnucpro.viral.networks import OWN_SCORER
-from virnucpro.workflows.options import ExtractOptions, PredictOptions, RunOptions
-from virnucpro.workflows.pipeline import run
-from virnucpro.workflows.run_config import RunConfig, resolve
+from virnucpro.workflows.options import ExtractOptions, RunOptions
+from virnucpro.workflows.predict_config import PredictConfig
+from virnucpro.workflows.predict_options import PredictOptions
+from virnucpro.workflows.run_config import RunConfig
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def kept(monkeypatch, tmp_path) -> Path:
 
 def test_the_model_of_the_package_comes_with_its_head(options):
     config = resolve(options(command="predict", model=EMBEDDED, calls="head"), lambda _: None)
-    head, folder = config.caller.frame_head, embedded_head().with_name(EMBEDDED)
+    head, folder = config.classifier.frame_head, embedded_head().with_name(EMBEDDED)
     assert config.checkpoints == (folder.resolve(),)
     assert config.recipe.encoders[0].model == EMBEDDED == "esm2_virnucpro"
     assert config.recipe.encoders[0].sha256 == sha256(folder / "model.safetensors")
@@ -99,9 +100,11 @@ def test_any_option_of_the_engine_means_vectors_and_the_scorer_calls_all_the_sam
     config = resolve(options(**{**usual, **changes}), lambda _: None)
     recipe = config.recipe_for(input_type)
     assert [encoder.model for encoder in recipe.encoders] == ["esm2_virnucpro"] * embeds
-    calls_alone = config.caller.frame_head is None and recipe.scorer_sha256 == sha256(OWN_SCORER)
+    has_own_scorer = recipe.scorer_sha256 == sha256(OWN_SCORER)
+    has_head = isinstance(config, PredictConfig) and config.classifier.frame_head is not None
+    calls_alone = not has_head and has_own_scorer
     assert calls_alone == is_scored
-    assert (config.caller.frame_head is not None) == (changes.get("calls") == "head")
+    assert has_head == (changes.get("calls") == "head")
 
 
 def test_four_gpus_are_used_as_they_are_named_and_only_where_they_are_named(options, monkeypatch):
@@ -150,7 +153,7 @@ def test_a_worker_may_be_silent_for_as_long_as_was_asked(options):
 
 def test_another_model_needs_a_head_only_if_a_head_is_to_call(options):
     config = resolve(options(command="predict"), lambda _: None)
-    assert config.caller.frame_head is None and config.recipe.scorer_sha256
+    assert config.classifier.frame_head is None and config.recipe.scorer_sha256
     with pytest.raises(UnavailableError, match="no head comes with the model model"):
         resolve(options(command="predict", calls="head"), lambda _: None)
 
@@ -159,7 +162,7 @@ def test_a_head_without_a_model_is_for_the_one_of_the_package_or_refused(options
     head = Head.load(embedded_head())
     own = save_changed(head, tmp_path / "own.safetensors", threshold=0.75)
     config = resolve(options(command="predict", model=None, head=own), lambda _: None)
-    assert config.caller.frame_head.facts.threshold == 0.75
+    assert config.classifier.frame_head.facts.threshold == 0.75
     encoder = replace(head.facts.encoders[0], encoder_id="0" * 16)
     other = save_changed(head, tmp_path / "other.safetensors", encoders=(encoder,))
     with pytest.raises(UnavailableError, match="made for the encoder esm2_virnucpro") as caught:

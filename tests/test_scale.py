@@ -34,11 +34,10 @@ from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Selection, refuse_repeat
 from virnucpro.store.run_dir import RunDir
-from virnucpro.viral.classifier import Caller
-from virnucpro.workflows.collect_inputs import open_run
+from virnucpro.workflows.collect_inputs import collect_inputs
 from virnucpro.workflows.options import ExtractOptions
-from virnucpro.workflows.pipeline import find_pending
-from virnucpro.workflows.run_config import RunConfig
+from virnucpro.workflows.run_config import ExtractConfig
+from virnucpro.workflows.run_steps import find_pending
 
 PROC = Path("/proc/self")
 needs_proc = pytest.mark.skipif(
@@ -187,7 +186,7 @@ LABEL_BYTES = 2048  # a label has about 700
 
 @dataclass(frozen=True)
 class FinishedRun:
-    config: RunConfig
+    config: ExtractConfig
     rundir: RunDir
     plan: Plan
     store: FeatureStore
@@ -207,9 +206,8 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
         for i in range(request.config.getoption("--shards")):
             protein = "".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), N_RESIDUES))
             out.write(f">p{i}\n{protein}\n")
-    config = RunConfig(
+    config = ExtractConfig(
         options=ExtractOptions(input=(fasta,), output_dir=folder / "run"),
-        caller=Caller(),
         recipe=replace(RECIPE, residues_per_shard=N_RESIDUES),
         resources=Resources(devices=("cpu",), tokens_per_batch=2048),
         checkpoints=(tiny.model,),
@@ -218,7 +216,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
     rundir = open_run_dir(config.output)
     rundir.root.mkdir()
     rundir.features.mkdir()
-    manifest = open_run(config.options, config.recipe_for, rundir, None, nothing)
+    manifest = collect_inputs(config, rundir, None, nothing)
     plan = adopted_plan(rundir, manifest)
     rundir.write_manifest(manifest, {"state": "unfinished"})
     (store,) = Job.of(rundir, manifest.recipe, config.weights).stores

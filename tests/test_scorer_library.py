@@ -26,10 +26,11 @@ from scorer_words import word_table
 from virnucpro.core import native as library
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.types import reverse_complement
+from virnucpro.sequences import open_codes
+from virnucpro.sequences.open_codes import encode
 from virnucpro.sequences.translate import GENETIC_CODES, STANDARD, GeneticCode
 from virnucpro.viral import host_markers as landmarks
 from virnucpro.viral import taxonomy as kin
-from virnucpro.viral import windows as pieces
 from virnucpro.viral.features import (
     AMINO_ACIDS,
     GC,
@@ -41,7 +42,7 @@ from virnucpro.viral.features import (
     layout_features,
 )
 from virnucpro.viral.hmm import RegionModel, viral_path
-from virnucpro.viral.windows import Pieces, encode, find_stretches
+from virnucpro.viral.windows import Pieces, find_stretches
 
 ROOTS = range(GC - N_PALINDROMES)
 EXACT = [
@@ -209,7 +210,7 @@ def test_terminal_repeats_are_those_of_plain_python(
 def test_open_stretches_are_those_of_plain_python_unless_c_and_g_are_common(
     texts: list[str],
 ) -> None:
-    counts, longest = pieces._longest_open(texts)
+    counts, longest = open_codes._longest_open(texts)
     stops = [("TAA", "TAG", "TGA"), ("TAA", "TAG"), ("TAA", "TGA"), ("TGA",)]
     for text, found in zip(texts, longest.tolist(), strict=True):
         n_gc = sum(map(letters_of(text).count, "CG"))

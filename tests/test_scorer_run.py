@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
-from runs import failures, leftovers, our_processes, rows, statuses
+from runs import execute, failures, leftovers, our_processes, rows, statuses
 from runs import tables as tables_of
 from test_genetic_code import gene
 
@@ -30,16 +30,15 @@ from virnucpro.models import devices
 from virnucpro.models.devices import Gpu
 from virnucpro.results.outputs import VIRUS_TABLE
 from virnucpro.sequences import fasta as reader
+from virnucpro.sequences import open_codes
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.store import plan
 from virnucpro.viral import host_markers as landmarks
-from virnucpro.viral import windows as pieces
 from virnucpro.viral.calling import score_records
 from virnucpro.viral.head import probability
 from virnucpro.viral.networks import Scorer, false_discovery_rates, thresholds
 from virnucpro.viral.scoring import score_sequences
-from virnucpro.workflows import pipeline
-from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.status import inspect_run, measure_run
 from virnucpro.workflows.summary import Summary
@@ -61,7 +60,7 @@ def predict(
     *inputs: Path, to: Path, on_event: OnEvent = lambda _: None, **changes: object
 ) -> Summary:
     options = PredictOptions(**{"input": inputs, "output_dir": to, **changes})
-    return pipeline.execute(options, on_event, lambda _: NoExecutor())
+    return execute(options, on_event, lambda _: NoExecutor())
 
 
 def write(path: Path, **records: str) -> Path:
@@ -196,7 +195,7 @@ def test_a_cut_without_sense_is_refused(tmp_path, changes, reason):
     source = write(tmp_path / "in.fa", **many())
     with pytest.raises(UsageError, match=reason):
         of_user = {"input": [source], "output_dir": tmp_path / "run", **changes}
-        pipeline.execute(make(PredictOptions, of_user), lambda _: None, lambda _: NoExecutor())
+        execute(make(PredictOptions, of_user), lambda _: None, lambda _: NoExecutor())
     assert not (tmp_path / "run").exists()
 
 
@@ -276,7 +275,7 @@ def test_a_piece_has_a_score_of_its_own_bases(tmp_path):
 def test_a_long_record_takes_four_bytes_of_memory_per_base_at_most(tmp_path, monkeypatch):
     """It is read, scored, searched for regions, and written; what is read at once is small here."""
     monkeypatch.setattr(landmarks, "_BASES_AT_ONCE", 99_999)
-    monkeypatch.setattr(pieces, "_ENCODED_AT_ONCE", 100_000)
+    monkeypatch.setattr(open_codes, "_ENCODED_AT_ONCE", 100_000)
     rng = np.random.default_rng(4)
     bases = "".join(rng.choice(list("ACGT"), 1_500_000, p=[0.3, 0.2, 0.2, 0.3]))
     predict(write(tmp_path / "short.fa", a=bases[:20_000]), to=tmp_path / "first")

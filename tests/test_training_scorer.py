@@ -28,6 +28,7 @@ from scorer_folds import (
 from scorer_words import Words, count_words, is_in_sample, owners_of
 from train_embedded_scorer import GENES, MATCHED, WITH_GENES, Data, records_of
 
+from virnucpro.sequences.open_codes import Digits, encode
 from virnucpro.training.evaluation.calibration import fit_error_rates
 from virnucpro.training.labelled_data import LabelledRecord
 from virnucpro.viral.features import (
@@ -50,7 +51,6 @@ from virnucpro.viral.networks import (
     load_scorer,
     thresholds,
 )
-from virnucpro.viral.windows import Digits, encode
 
 SHARES = {"phages": 0.75, "RNA viruses": 0.25, "bacteria": 1.0}
 

@@ -24,7 +24,7 @@ import torch
 from conftest import Tiny, open_dna
 from dnabert import write_dnabert
 from hostile import Payload
-from runs import again, assert_same_vectors, run_inline, tables, vectors
+from runs import again, assert_same_vectors, execute, resolve, run_inline, tables, vectors
 from trainings import Training, run_here, settings
 
 from virnucpro.cli.exit_codes import Finished, exits
@@ -42,10 +42,9 @@ from virnucpro.store.feature_file import read_embeddings, read_label, sealed_lab
 from virnucpro.store.feature_index import check_index
 from virnucpro.training.evaluation.evaluate import _Question
 from virnucpro.training.options import EvaluateOptions
-from virnucpro.workflows import pipeline
 from virnucpro.workflows.find_proviruses import find_regions
-from virnucpro.workflows.options import PredictOptions, RegionsOptions
-from virnucpro.workflows.run_config import RunConfig, resolve
+from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
+from virnucpro.workflows.run_config import RunConfig
 
 
 @pytest.fixture
@@ -445,7 +444,7 @@ def scored(folder: Path, **changes: object) -> Path:
 def predict_again(folder: Path, on_event: OnEvent = lambda _: None, **changes: object) -> None:
     inputs = (folder / "a.fa", folder / "b.fa")
     usual = {"input": inputs, "output_dir": folder / "run", "per_file": True}
-    pipeline.execute(PredictOptions(**usual | changes), on_event, lambda _: ProcessExecutor(()))
+    execute(PredictOptions(**usual | changes), on_event, lambda _: ProcessExecutor(()))
 
 
 COMMANDS = {

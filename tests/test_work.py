@@ -19,7 +19,7 @@ from subprocess import PIPE
 
 import pytest
 from forked import virnucpro
-from runs import assert_same_run, invoke, leftovers, run_inline, within
+from runs import assert_same_run, invoke, leftovers, resolve, run, run_inline, within
 
 from virnucpro.api import read_features
 from virnucpro.cli.console import planned_steps
@@ -47,9 +47,8 @@ from virnucpro.store.plan import Plan, _PlanCounts, _SlicePlan
 from virnucpro.store.progress_log import HostFigures, ShardFigures, read_hosts
 from virnucpro.viral.head import Head
 from virnucpro.viral.networks import Scorer
-from virnucpro.workflows.options import PredictOptions
-from virnucpro.workflows.pipeline import run
-from virnucpro.workflows.run_config import RunConfig, resolve
+from virnucpro.workflows.predict_options import PredictOptions
+from virnucpro.workflows.run_config import RunConfig
 from virnucpro.workflows.status import inspect_run, measure_run
 from virnucpro.workflows.table_cache import RowStore, SliceRows
 from virnucpro.workflows.work_share import Part, choose_part, work
@@ -337,7 +336,7 @@ OTHER_OUTPUTS = (*OUTPUTS["predict"], OutputFile("another.tsv"))
     ("name", "value"),
     [
         ("results.outputs.OUTPUTS", {"predict": OTHER_OUTPUTS}),
-        ("workflows.table_cache.FORMAT_OF_SCORES", "another"),
+        ("workflows.table_cache.SCORE_FORMAT", "another"),
     ],
 )
 def test_rows_of_a_program_with_other_columns_or_scores_are_not_joined(

@@ -69,8 +69,11 @@ from virnucpro.store.feature_index import read_shown
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
 from virnucpro.viral.types import Call
-from virnucpro.workflows import pipeline
-from virnucpro.workflows.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.workflows.extract import extract as run_extract
+from virnucpro.workflows.options import ExtractOptions, RunOptions
+from virnucpro.workflows.predict import predict as run_predict
+from virnucpro.workflows.predict_options import PredictOptions
+from virnucpro.workflows.run_steps import ExecutorOn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -252,7 +255,7 @@ def predict(
     if output_dir is None:
         options["report"] = False  # nobody could see it
     values = _checked(options, _PredictKeywords)
-    with _run_of(PredictOptions, sequences, output_dir, on_progress, values) as folder:
+    with _run_of(PredictOptions, run_predict, sequences, output_dir, on_progress, values) as folder:
         return _open_calls(folder, "predict")
 
 
@@ -279,7 +282,7 @@ def embed(
             "embed gives one vector per protein, not one per residue",
             hint="use `virnucpro extract --pooling none` and read_features",
         )
-    with _run_of(ExtractOptions, sequences, None, on_progress, values) as folder:
+    with _run_of(ExtractOptions, run_extract, sequences, None, on_progress, values) as folder:
         calls = list(_open_calls(folder, "extract"))
         if failed := [call for call in calls if call.status != "embedded"]:
             first = failed[0]
@@ -386,9 +389,13 @@ def _checked(options: Mapping[str, object], keywords: type) -> dict[str, object]
     return dict(options)
 
 
+_Options = TypeVar("_Options", bound=RunOptions)
+
+
 @contextmanager
 def _run_of(
-    kind: type[RunOptions],
+    kind: type[_Options],
+    workflow: Callable[[_Options, OnEvent, ExecutorOn], object],
     sequences: Sequences,
     output_dir: str | Path | None,
     on_progress: OnProgress | None,
@@ -409,7 +416,7 @@ def _run_of(
         usual = {**_USUAL, "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
         options = make(kind, {"output_dir": folder, "input": (), **usual, **values})
         options = make(kind, {**vars(options), "input": _paths(sequences, folder, stack)})
-        pipeline.execute(options, _heard_by(on_progress), _executor_on)
+        workflow(options, _heard_by(on_progress), _executor_on)
         yield folder
 
 

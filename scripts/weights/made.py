@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from virnucpro.viral.windows import Digits
+from virnucpro.sequences.open_codes import Digits
 
 KINDS = ("homopolymer", "tandem repeat", "patchwork", "random", "shuffled")
 _LONGEST_UNIT = 12  # bases of a tandem repeat

@@ -8,6 +8,7 @@ import numpy as np
 
 from virnucpro.core.native import call
 from virnucpro.core.numeric import Mask, Values
+from virnucpro.sequences.open_codes import Digits
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import (
     N_CODONS,
@@ -17,7 +18,7 @@ from virnucpro.viral.features import (
     layout_features,
     library_input,
 )
-from virnucpro.viral.windows import Digits, Pieces
+from virnucpro.viral.windows import Pieces
 
 _PIECES_AT_ONCE = 512
 

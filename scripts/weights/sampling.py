@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.sequences.open_codes import Digits, encode
 from virnucpro.training.frame_dataset import BASES_POWER, GC_EDGES, HEAVIEST
 from virnucpro.training.labelled_data import Labelled, LabelledRecord
-from virnucpro.viral.windows import Digits, encode, opposite_strand
+from virnucpro.viral.windows import opposite_strand
 
 _FEWEST = 20  # smallest divisor of a GC bin: weights of rarer classes do not rise further
 

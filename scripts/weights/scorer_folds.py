@@ -15,11 +15,11 @@ import numpy as np
 from sampling import Collection, Fragments
 
 from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.sequences.open_codes import Digits
 from virnucpro.training.evaluation.calibration import fit_logistic
 from virnucpro.training.labelled_data import LabelledRecord
 from virnucpro.viral.networks import ErrorRates, Knot, PieceNets
 from virnucpro.viral.scoring import record_log_odds
-from virnucpro.viral.windows import Digits
 
 ELEMENTS = "transposable elements"  # the kingdom of records in groups of other kingdoms
 N_FOLDS = 10

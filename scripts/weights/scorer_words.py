@@ -18,6 +18,7 @@ from sampling import Collection, Fragments
 
 from virnucpro.core.native import call
 from virnucpro.core.numeric import Counts, Mask
+from virnucpro.sequences.open_codes import Digits
 from virnucpro.viral.features import (
     BUCKET_BITS,
     CELLULAR,
@@ -37,13 +38,7 @@ from virnucpro.viral.features import (
     Residues,
     WordTable,
 )
-from virnucpro.viral.windows import (
-    Digits,
-    Pieces,
-    codon_codes,
-    find_stretches,
-    opposite_strand,
-)
+from virnucpro.viral.windows import Pieces, codon_codes, find_stretches, opposite_strand
 
 _STEP = 3  # a word has this many times this many residues
 PIECE = 1000  # bases; words are read in its longest stretch and in long ones

@@ -33,6 +33,7 @@ from scorer_manifest import NAMELESS, Groups, Row, kingdom_of, names_of, read_ro
 
 from virnucpro.core.numeric import Counts, Mask, Values
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.open_codes import Digits, encode
 from virnucpro.viral.features import FARTHEST, NO_WORDS
 from virnucpro.viral.taxonomy import (
     FORMAT,
@@ -45,7 +46,7 @@ from virnucpro.viral.taxonomy import (
     kin_words_of,
     named_owners,
 )
-from virnucpro.viral.windows import Digits, Pieces, encode, opposite_strand
+from virnucpro.viral.windows import Pieces, opposite_strand
 
 CALIBRATING, NOT_IN_TABLE = range(2, 5), range(5)  # tenths of the genera, for certainties
 BUCKET_BITS, REST_BITS = 20, 16  # of a hash: the bucket, and the bits that the table stores

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labelled import train_here
-from runs import again, caller_in, leftovers, run_inline
+from runs import again, execute, leftovers, run_inline
 
 from virnucpro.core.errors import VirnucproError
 from virnucpro.engine.local import InlineExecutor
@@ -25,9 +25,9 @@ from virnucpro.store import plan
 from virnucpro.training.evaluation.evaluate import _Question, answer, write_report
 from virnucpro.training.options import TrainOptions
 from virnucpro.training.reports import write_evaluation_page
+from virnucpro.viral.classifier import caller_of
 from virnucpro.viral.head import Head
-from virnucpro.workflows import pipeline
-from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig
 
 
@@ -51,7 +51,7 @@ class Scoring:
         plan.LETTERS_AT_ONCE = fasta._BLOCK = 3_000
         try:
             options = replace(self.options, resume=resume)
-            pipeline.execute(options, lambda _: None, lambda _: InlineExecutor())
+            execute(options, lambda _: None, lambda _: InlineExecutor())
         finally:
             plan.LETTERS_AT_ONCE, fasta._BLOCK = usual
 
@@ -64,7 +64,9 @@ class Evaluation:
 
     def __call__(self, resume: bool) -> None:
         config = again(self.config, resume=resume)
-        config = replace(config, caller=caller_in(config, Head.load(self.head)))
+        options = config.options
+        classifier = caller_of(options, options.calls, Head.load(self.head))
+        config = replace(config, classifier=classifier)
         figures = answer(self.question, config, InlineExecutor(), lambda _: None)
         write_report(self.question.options.output_dir, figures)
         write_evaluation_page(self.question.options.output_dir, figures)

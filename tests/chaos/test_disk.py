@@ -62,7 +62,7 @@ from virnucpro.store.feature_file import read_sealed, write_sealed
 from virnucpro.store.plan import Plan
 from virnucpro.training.evaluation.evaluate import _Question
 from virnucpro.training.options import EvaluateOptions
-from virnucpro.workflows.options import PredictOptions
+from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig
 from virnucpro.workflows.status import inspect_run
 

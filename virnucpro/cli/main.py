@@ -29,7 +29,7 @@ from virnucpro.cli.typer_dataclass import Command, Group
 
 _MODULES = {  # command -> module of this package with a function of that name, in --help order
     "predict": "predict",
-    "extract": "predict",
+    "extract": "extract",
     "work": "predict",
     "regions": "predict",
     "report": "info",

@@ -1,40 +1,25 @@
-"""The commands that write a run folder: ``predict``, ``extract``, ``work`` and ``regions``."""
+"""The commands ``predict``, ``work`` and ``regions``, which write a run folder."""
 
 from __future__ import annotations
 
 import os
-import sys
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from virnucpro.cli.console import gpu_steps, loading, next_step, planned_steps, report, watched
-from virnucpro.cli.exit_codes import Finished, exits, needing
+from virnucpro.cli.console import loading, next_step, report, watched
+from virnucpro.cli.exit_codes import Finished, exits
+from virnucpro.cli.run_command import Workflow, run_command
 from virnucpro.cli.typer_dataclass import ConsoleOptions, command
-from virnucpro.core.errors import UsageError
-from virnucpro.core.logging import printable
-from virnucpro.core.option_schema import carry
-from virnucpro.core.plugins import find_plugins
 from virnucpro.engine.options import WorkOptions
-from virnucpro.workflows.options import ExtractOptions, PredictOptions, RegionsOptions, RunOptions
+from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from virnucpro.core.helper_pool import Pool
-    from virnucpro.engine.base import Executor
-    from virnucpro.store.progress_log import ShardFigures
 
-_RUN_KEPT = "what was finished is kept: run the same command with --resume"
-_FORCE_KEPT = (
-    "if the earlier results are still there, run the same command again; if they are gone, with "
-    "--resume in place of --force, which would delete what was finished"
-)
 _WORK_KEPT = "finished files are kept: run the same command again to do the rest"
 _REGIONS_KEPT = "the folder is unchanged: run the same command again"
-_PLUGINS = "virnucpro.executors"  # entry points: classes, called with the options and devices
 
 
 @command(PredictOptions, ConsoleOptions)
@@ -68,56 +53,16 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     result, 64 usage, 65 bad input, 66 input missing, 69 device or model unavailable, 73 output
     folder not usable, 74 disk full, 130/143 interrupted (continue with --resume).
     """
-    _run(options, console)
+
+    def load() -> Workflow[PredictOptions]:
+        from virnucpro.workflows.predict import predict as run
+
+        return run
+
+    run_command(options, console, load, partial(_start_pool, options))
 
 
-@command(ExtractOptions, ConsoleOptions)
-def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
-    """Embed FASTA or FASTQ with ESM-2, and write features.h5 and records.tsv.
-
-    Proteins are embedded as they are; nucleotides are chunked and translated as in predict.
-    Exit codes are those of predict.
-
-    Example: virnucpro extract -i proteins.faa -o features/ --model esm2_t33_650M_UR50D
-
-    Many files: virnucpro extract -i proteomes/ -i samples.tsv -o features/
-
-    With half the disk space, and as Parquet too: virnucpro extract -i contigs.fa -o features/
-    --store bfloat16 --format parquet
-    """
-    _run(options, console)
-
-
-def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
-    """Return a function that makes the requested executor from the devices of this machine.
-
-    Raises:
-        UsageError: no executor has this name.
-        UnavailableError: its package is missing or broken.
-    """
-    if options.executor == "local":
-        from virnucpro.engine.local import ProcessExecutor
-
-        return ProcessExecutor
-    if options.executor != "parsl":
-        plugins = find_plugins(_PLUGINS, type)
-        if options.executor not in plugins:
-            raise UsageError(
-                f"there is no executor {printable(options.executor)}",
-                hint=f"the executors are {', '.join(('local', 'parsl', *sorted(plugins)))}",
-            )
-        return partial(plugins[options.executor](), options)
-    with needing("cluster"):
-        from virnucpro.engine.parsl import ParslExecutor
-    # Parsl starts its own programs by name; they are in the folder of this interpreter
-    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
-    cache = options.cache and options.cache.absolute()
-    work = carry(options, WorkOptions, folder=options.output_dir.absolute(), cache=cache)
-    executor = ParslExecutor(options.executor_config, work, work_in_block)
-    return lambda _: executor
-
-
-def _begun_pool(options: RunOptions) -> Pool | None:
+def _start_pool(options: PredictOptions) -> Pool | None:
     """Start the processes of a new run without vectors while this one imports its modules.
 
     Raises:
@@ -128,48 +73,12 @@ def _begun_pool(options: RunOptions) -> Pool | None:
 
     if options.asks_for_vectors or options.resume:
         return None
-    pool, n_bytes = Pool(count_workers(options.workers, model_bytes=0) - 1), 0
+    pool = Pool(count_workers(options.workers, model_bytes=0) - 1)
+    n_bytes = 0
     with suppress(OSError):  # reported later, when the input is opened
         n_bytes = sum(path.stat().st_size for path in options.input if path.is_file())
-    pool.begin(n_bytes, "virnucpro.workflows.table_tasks")
+    pool.begin(n_bytes, "virnucpro.workflows.predict_rows")
     return pool
-
-
-def _run(options: RunOptions, console: ConsoleOptions) -> None:
-    with exits(lambda: _FORCE_KEPT if options.force else _RUN_KEPT):
-        with loading(console):
-            pool = _begun_pool(options)
-            from virnucpro.core.events import STAGES
-            from virnucpro.workflows.pipeline import execute
-
-            executor_on = _executor_on(options)
-            if isinstance(options, ExtractOptions) and options.format == "parquet":
-                with needing("arrow"):
-                    import pyarrow.parquet  # noqa: F401 - fail before anything is embedded
-        with pool or nullcontext(), watched(console) as events:
-            summary = execute(options, events, executor_on, pool)
-    with exits():
-        if summary.n_slices is None:
-            table = summary.first_table(options.output_dir, options.command)
-            step = next_step(table, sys.argv[1:], failed=summary.exit_code != 0)
-        else:
-            step = planned_steps(options, summary.n_slices, sys.argv[1:])
-        offer = [] if STAGES[1] in summary.stages else gpu_steps(options, sys.argv[1:])
-        report([*summary.lines(options.output_dir), *offer, *step], console.quiet)
-    raise Finished(summary.exit_code)
-
-
-def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardFigures]:
-    """Embed some shards of a run, in a process that a scheduler started on another machine.
-
-    The process ends with its parent; Parsl's own workers do not.
-    """
-    from virnucpro.core.child_process import end_with
-    from virnucpro.workflows import work_share as story
-
-    end_with(os.getppid())
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return story.work_for_run(replace(options, cuda_visible_devices=visible), indices)
 
 
 @command(WorkOptions, ConsoleOptions)

@@ -33,6 +33,7 @@ STATUSES: Mapping[Status, str] = {  # and what it means
 }
 
 _AS_EVER: Store = "float32"  # left out of fingerprints, so that those of older runs stay valid
+USUAL_CHUNK_SIZE = 500  # bases
 RESIDUES_PER_SHARD = 250_000  # of the largest shards
 _RESIDUES_WITH_ROWS = 125_000  # the same, where each residue has a vector
 SHARD_FORMAT = 8

@@ -17,7 +17,6 @@ from virnucpro.core.types import FRAMES_FAILED
 from virnucpro.results.counts import LENGTH_CLASSES, NO_HIT, RecordCounts
 from virnucpro.results.outputs import (
     CHUNK_TABLE,
-    EMBEDDED_TABLE,
     FAILED_SEQUENCES,
     FRAME_TABLE,
     ORIGIN,
@@ -149,15 +148,6 @@ def record_rows(calls: Calls) -> bytes:
         *(texts(calls.statuses), texts(labels), scores, decimals(calls.rates, 4)),
         *map(whole, (calls.n_chunks, calls.n_chunks_scored, calls.n_frames_scored)),
         *(scores if is_same else decimals(calls.base_scores, DECIMALS), texts(calls.notes)),
-    )
-
-
-def embedded_rows(calls: Calls) -> bytes:
-    """A row for each record of a run that calls nothing."""
-    return rows_of(
-        *(texts(calls.record_ids), texts(calls.samples), whole(calls.lengths)),
-        *(texts(calls.statuses), whole(calls.n_chunks), whole(calls.n_frames_scored)),
-        texts(calls.notes),
     )
 
 
@@ -401,7 +391,6 @@ _MakeRows: TypeAlias = Callable[[CalledRecords], bytes | None]
 # Makes the rows of neighbouring records for an output, or None if they do not need the file.
 CALL_ROWS: Mapping[OutputFile, _MakeRows] = {
     RECORD_TABLE: lambda results: record_rows(results.calls),
-    EMBEDDED_TABLE: lambda results: embedded_rows(results.calls),
     FRAME_TABLE: lambda results: frame_rows(results.frames),
     CHUNK_TABLE: lambda results: chunk_rows(results.frames),
     VIRAL_FASTA: _viral_fasta,

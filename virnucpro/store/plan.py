@@ -234,6 +234,10 @@ class Plan:
         parts = (self.parts[one.index] for one in self.planned)
         return tuple(chain.from_iterable(part.shards for part in parts))
 
+    @property
+    def shards_by_slice(self) -> dict[int, tuple[Shard, ...]]:
+        return {index: part.shards for index, part in self.parts.items()}
+
     @cached_property
     def indices(self) -> list[int]:
         """The indices of the shards, in order."""

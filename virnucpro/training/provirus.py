@@ -1,6 +1,6 @@
 """Evaluate and train region models on known prophages (``evaluate`` and ``train --regions``).
 
-To evaluate, the sequences go through ``pipeline.execute`` like any input; regions are read from its
+To evaluate, the sequences go through ``predict`` like any input; regions are read from its
 tables. Coordinates are bases, 0-based and half-open. A prophage is found if at least half of it
 lies in regions. A region is false if less than half of it is prophage, unclear bases aside.
 
@@ -46,8 +46,8 @@ from virnucpro.viral.host_markers import genes_of
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.provirus import SHORTEST_RECORD, regions_of_items
 from virnucpro.viral.provirus_features import Hosts, Items, Levels
-from virnucpro.workflows.options import PredictOptions
-from virnucpro.workflows.pipeline import execute
+from virnucpro.workflows.predict import predict
+from virnucpro.workflows.predict_options import PredictOptions
 
 _EVALUATED_TABLE = "regions_evaluation.tsv"
 _ALL = "all"
@@ -96,7 +96,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
         head=None,
         regions=True,
     )
-    if execute(asked, on_event).exit_code:
+    if predict(asked, on_event).exit_code:
         raise VirnucproError(
             f"not everything was read: see {printable(run_folder)}",
             hint="figures of a part would mislead: run the same command with --resume",

@@ -93,8 +93,8 @@ from virnucpro.training.training_config import (
     resolve_training,
     splits_of,
 )
+from virnucpro.workflows.extract import extract
 from virnucpro.workflows.options import ExtractOptions
-from virnucpro.workflows.pipeline import execute
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -197,7 +197,7 @@ def _extract(options: TrainOptions, training: Training, on_event: OnEvent) -> No
     def executor_on(devices: Sequence[str]) -> Executor:
         return ProcessExecutor(devices if options.multi_gpu else devices[:1])
 
-    if execute(extraction, on_event, executor_on).exit_code:
+    if extract(extraction, on_event, executor_on).exit_code:
         raise VirnucproError(
             f"not every frame has a vector: see {training.features}",
             hint="run the same command again with --resume",

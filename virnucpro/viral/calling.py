@@ -21,7 +21,6 @@ from virnucpro.viral.networks import ErrorRates, Scorer, false_discovery_rates, 
 from virnucpro.viral.options import FALSE_POSITIVES, CutOptions
 from virnucpro.viral.scoring import PieceScores, score_block, score_proteins
 from virnucpro.viral.types import CalledRecords, Calls, Found, FrameScores, Prediction
-from virnucpro.viral.windows import find_open_codes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,15 +191,3 @@ def _decide(
     if cut.threshold is not None:
         is_virus = probabilities(log_odds) >= cut.threshold
     return is_virus, false_discovery_rates(error_rates, log_odds, lengths, cut.prevalence)
-
-
-def other_codes(records: Records, places: Sequence[int], recipe: Recipe) -> dict[int, str]:
-    """By index: notes on the records that seem to use another genetic code."""
-    if recipe.input_type != "nucleotide" or recipe.genetic_code not in (1, 11):
-        return {}
-    codes = find_open_codes([records.sequences[place] for place in places])
-    return {
-        place: f"open in genetic code {number}, not in {recipe.genetic_code}"
-        for place, number in zip(places, codes, strict=True)
-        if number
-    }

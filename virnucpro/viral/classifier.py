@@ -26,7 +26,14 @@ from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.events import SCORING, STAGES
 from virnucpro.core.logging import counted
 from virnucpro.core.option_schema import refuse
-from virnucpro.core.recipe import Embed, InputType, Reads, Recipe, Status
+from virnucpro.core.recipe import (
+    USUAL_CHUNK_SIZE,
+    Embed,
+    InputType,
+    Reads,
+    Recipe,
+    Status,
+)
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode, screen_all
@@ -40,7 +47,6 @@ from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores, Predi
 # false positive rates, at each length, of the lowest score that is embedded ...
 NEARLY_VIRAL = 0.2
 SURELY_VIRAL = FALSE_POSITIVES["conservative"]  # ... and of the lowest that all presets call virus
-_USUAL_CHUNK = 500  # bases
 _NOTE = "not embedded"
 
 # digests of the training records and of their groups, and a sketch of all sequences
@@ -123,7 +129,7 @@ class Caller:
         Raises:
             UsageError: whoever calls works on chunks of another size.
         """
-        only, why = self.only_chunk or (asked or _USUAL_CHUNK, "")
+        only, why = self.only_chunk or (asked or USUAL_CHUNK_SIZE, "")
         if asked not in (None, only):
             raise UsageError(
                 f"{why} {only} bases; --chunk-size {asked} is not possible",
@@ -214,7 +220,7 @@ class ScorerAlone(_ByScorer):
 
     @property
     def only_chunk(self) -> tuple[int, str]:
-        return _USUAL_CHUNK, "the scorer works on pieces of"
+        return USUAL_CHUNK_SIZE, "the scorer works on pieces of"
 
     def warnings(self, *_: int) -> Iterator[str]:
         return iter(())

@@ -31,8 +31,9 @@ from numpy.typing import NDArray
 
 from virnucpro.core.native import call
 from virnucpro.core.numeric import Values
+from virnucpro.sequences.open_codes import N_CODES, Digits, code_of
 from virnucpro.sequences.translate import STANDARD, GeneticCode
-from virnucpro.viral.windows import N_CODES, Digits, Pieces, code_of, is_stop
+from virnucpro.viral.windows import Pieces, is_stop
 
 LENGTH = 9  # residues of a word
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"

@@ -13,20 +13,12 @@ import numpy as np
 from virnucpro.core.native import call
 from virnucpro.core.numeric import Counts, Values
 from virnucpro.core.types import reverse_complement
+from virnucpro.sequences.open_codes import N_CODES, Digits, code_of, encode
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import GENE_LIKE
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_proteins
-from virnucpro.viral.windows import (
-    N_CODES,
-    Digits,
-    Pieces,
-    code_of,
-    codon_codes,
-    encode,
-    find_stretches,
-    opposite_strand,
-)
+from virnucpro.viral.windows import Pieces, codon_codes, find_stretches, opposite_strand
 
 # conserved in RpoB, RpoC, S19, L2, S11 and S12 of bacteria of several phyla
 HOST_PEPTIDES = (

@@ -18,6 +18,7 @@ import numpy as np
 
 from virnucpro.core.native import call
 from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.sequences.open_codes import encode
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import (
     FIGURES,
@@ -29,7 +30,7 @@ from virnucpro.viral.features import (
 )
 from virnucpro.viral.networks import PieceNets, Scorer, calibrate
 from virnucpro.viral.proteins import Proteins
-from virnucpro.viral.windows import Pieces, cut, encode
+from virnucpro.viral.windows import Pieces, cut
 
 BASES_AT_ONCE = 2_000_000  # in the records that are scored together
 _PIECE_BASES_AT_ONCE = 500_000  # read for all piece sizes before the next ones

@@ -1,6 +1,4 @@
-"""Encode pieces of sequences as digits, which the scorer reads, and find their open stretches.
-
-A, C, G and T, in either case, are 0 to 3; U is T; any other letter is 4.
+"""Find the open stretches of pieces of sequences, which the scorer reads as digits.
 
 A stretch lies between two stop codons of a frame, or between a stop and an end of the piece. A
 codon with an unknown base is not a stop. Genes are among the longest stretches, so a stretch is
@@ -9,10 +7,9 @@ kept if longer ones hardly cover it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cache
-from math import exp, prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,35 +17,11 @@ from numpy.typing import NDArray
 
 from virnucpro.core.native import call
 from virnucpro.core.numeric import Counts
-from virnucpro.core.types import reverse_complement
+from virnucpro.sequences.open_codes import N_CODES, UNKNOWN, Digits, code_of, encode
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
-UNKNOWN = 4
 NOT_YET = 255  # in place of an owner: the word has not been looked up yet
-N_CODES = 125  # of codons: 25 a + 5 b + c for three digits, unknown ones included
 SHORTEST = 5  # codons of a stretch
-# code -> stops of the bacterial code that it reads as residues; codes with fewer come first
-_READ_ON = {4: ("TGA",), 15: ("TAG",), 6: ("TAA", "TAG")}
-OPEN_CODONS = 100  # codons of the shortest open stretch that points to another code
-_OPEN_RATIO = 2.5  # least ratio of the longest open stretches: another code to the bacterial one
-_SAME_LENGTH = 0.8  # a code with fewer reassigned stops needs this share of the longest stretch
-_SHORTEST_CODED = 2000  # bases
-_MOST_GC = 0.45  # at higher GC, wrong frames of genes are open, too
-MOST_BY_CHANCE = 1e-3  # expected number of such stretches in a random sequence of these bases
-_CODES = (STANDARD.number, *_READ_ON)  # compared by their open stretches
-# whether each kind of codon ends a stretch: not a stop, each stop, each stop on the other strand
-_ENDS = np.array(
-    [
-        [False, *2 * [stop not in _READ_ON.get(number, ()) for stop in STANDARD.stops]]
-        for number in _CODES
-    ],
-    dtype=np.uint8,
-)
-Digits = NDArray[np.uint8]
-
-_ENCODED_AT_ONCE = 1_000_000  # letters
-
-
 Read: TypeAlias = tuple[Digits, Digits, NDArray[np.int32], Counts]  # see `read_bases`
 
 
@@ -139,28 +112,10 @@ def is_stop(code: GeneticCode) -> Digits:
     return table
 
 
-def code_of(codon: str) -> int:
-    """
-    >>> code_of("AAA"), code_of("TTT"), code_of("NNN")
-    (0, 93, 124)
-    """
-    a, b, c = ("ACGTN".index(base) for base in codon)
-    return 25 * a + 5 * b + c
-
-
 def codon_codes(digits: Digits) -> Digits:
     """The code of the codon that starts at each base. (n_bases,) -> (n_bases - 2,)"""
     codes: Digits = 25 * digits[:-2] + 5 * digits[1:-1] + digits[2:]
     return codes
-
-
-def encode(sequence: str) -> Digits:
-    """A sequence as digits, encoded in parts to save memory. (n_bases,)"""
-    digits = np.empty(len(sequence), dtype=np.uint8)
-    for first in range(0, len(sequence), _ENCODED_AT_ONCE):
-        part = sequence[first : first + _ENCODED_AT_ONCE].encode("ascii", "replace")
-        call("encode_bases", np.frombuffer(part, np.uint8), len(part), digits[first:])
-    return digits
 
 
 def opposite_strand(digits: Digits) -> Digits:
@@ -185,70 +140,3 @@ def cut(starts: Counts, lengths: Counts, size: int) -> tuple[Counts, Counts, Cou
     last = np.minimum(lengths, n_pieces * size) - n_bases
     place = number * last[owner] // np.maximum(1, n_pieces - 1)[owner]
     return owner, starts[owner] + place, n_bases[owner]
-
-
-def find_open_codes(sequences: Sequence[str]) -> list[int | None]:
-    """The code under which each sequence has a long open stretch that the bacterial code closes.
-
-    The longest stretch of any frame must be unlikely in a random sequence of these bases, and 2.5
-    times as long as the longest one under the bacterial code. None if no code has one; short
-    sequences always get None.
-    """
-    found: list[int | None] = [None] * len(sequences)
-    places = [place for place, one in enumerate(sequences) if len(one) >= _SHORTEST_CODED]
-    counts, longest = _longest_open([sequences[place] for place in places])
-    lengths = np.array([len(sequences[place]) for place in places], dtype=np.int64)
-    shares = counts / lengths[:, None]
-    least = np.maximum(OPEN_CODONS, _OPEN_RATIO * longest[:, :1])
-    is_open = (shares[:, 1] + shares[:, 2] <= _MOST_GC) & (longest[:, 1:] >= least).any(axis=1)
-    for row in np.flatnonzero(is_open).tolist():
-        of_bases = dict(zip("ACGT", shares[row].tolist(), strict=True))
-        codons = dict(zip(_CODES, longest[row].tolist(), strict=True))
-        found[places[row]] = _open_code(codons, of_bases, int(lengths[row]))
-    return found
-
-
-def _longest_open(sequences: Sequence[str]) -> tuple[Counts, Counts]:
-    """The counts of each base, and the codons of the longest open stretch under each code.
-
-    The stretch may lie in any of the six frames; it is 0 if GC exceeds ``_MOST_GC``.
-    n -> (n, 4), (n, n_codes)
-    """
-    lengths, n = np.array(list(map(len, sequences)), dtype=np.int64), len(sequences)
-    counts, longest = np.empty((n, 4), dtype=np.int64), np.empty((n, len(_CODES)), dtype=np.int64)
-    of_codes = _stop_of_code(), _ENDS, len(_CODES), _MOST_GC
-    digits, starts = encode("".join(sequences)), np.cumsum(lengths) - lengths
-    call("longest_open", digits, starts, lengths, n, *of_codes, counts, longest)
-    return counts, longest
-
-
-def _open_code(
-    open_codons: Mapping[int, int], shares: Mapping[str, float], n_bases: int
-) -> int | None:
-    """The code of a sequence, by its longest open stretch under each code; None: bacterial."""
-    closed = open_codons[STANDARD.number]
-    lengths = {}
-    for number, stops in _READ_ON.items():
-        longest = open_codons[number]
-        chance = _chance_of_stop(shares, read_on=stops)
-        n_by_chance = 2 * n_bases * chance * exp(-longest * chance)
-        if longest >= max(OPEN_CODONS, _OPEN_RATIO * closed) and n_by_chance < MOST_BY_CHANCE:
-            lengths[number] = longest
-    longest = max(lengths.values(), default=0)
-    return next((number for number in lengths if lengths[number] >= _SAME_LENGTH * longest), None)
-
-
-def _chance_of_stop(shares: Mapping[str, float], read_on: Container[str]) -> float:
-    """The probability that a random codon closes a stretch; those in ``read_on`` do not."""
-    closing = [stop for stop in STANDARD.stops if stop not in read_on]
-    return sum(prod(shares[base] for base in stop) for stop in closing)
-
-
-@cache
-def _stop_of_code() -> Digits:
-    """For each codon: 0: no stop; 1 to 3: a stop; 4 to 6: a stop on the other strand. (125,)"""
-    stops = np.zeros(N_CODES, dtype=np.uint8)
-    for number, stop in enumerate(STANDARD.stops, 1):
-        stops[code_of(stop)] = number
-        stops[code_of(reverse_complement(stop))] = 3 + number
-    return stops

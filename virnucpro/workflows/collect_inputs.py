@@ -16,24 +16,21 @@ from virnucpro.core.errors import ResumeError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.recipe import InputType, Recipe
-from virnucpro.results.table_readers import read_records
+from virnucpro.results.mendable import find_mendable
 from virnucpro.sequences.input_scan import Survey
 from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs, listed
 from virnucpro.sequences.samples import name_samples
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.options import RunOptions
+from virnucpro.workflows.run_config import RunConfig
 
 _RecipeFor = Callable[[InputType], Recipe]
 _SHOWN = 3  # names in a message
 
 
-def open_run(
-    options: RunOptions,
-    recipe_for: _RecipeFor,
-    rundir: RunDir,
-    recorded: Manifest | None,
-    on_event: OnEvent,
+def collect_inputs(
+    config: RunConfig, rundir: RunDir, recorded: Manifest | None, on_event: OnEvent
 ) -> Manifest:
     """Find and read the inputs, and check that they fit the recorded run, if any.
 
@@ -41,11 +38,11 @@ def open_run(
         InputError, InputMissingError: none of the inputs can be read.
         ResumeError: the recorded run is another one.
     """
+    options = config.options
     on_event(Progress("looking for the input", 0, 0, "bytes"))
     named = find_inputs(options.input, rundir.root, rundir.copies, rundir.own_names)
-    if recorded and any(file.is_empty_stdin for file in named):
-        announce("standard input is empty: the run continues with what it has read")
-        named = [file for file in named if not file.is_empty_stdin]
+    if recorded:
+        named = _without_empty_stdin(named)
     again = _unnamed(recorded, named) if recorded else []
     files = name_samples([*named, *again], _with_names(recorded) if recorded else ())
     survey = Survey(
@@ -58,15 +55,21 @@ def open_run(
     files = survey.hash(
         files, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes"))
     )
-    if recorded is not None and not options.add:
-        _refuse_others(recorded, [*files, *(file for file, _ in survey.refused)], rundir)
     if recorded is None:
-        manifest = _begin(options, recipe_for, files, survey)
+        manifest = _begin(options, config.recipe_for, files, survey)
     else:
-        manifest = _go_on(options, recipe_for, rundir, recorded, files, survey)
+        manifest = _extend_run(options, config.recipe_for, rundir, recorded, files, survey)
     if named and {file.path for file, _ in survey.refused} >= {file.path for file in named}:
         raise survey.refused[0][1]
-    return replace(manifest, refused=tuple(file for file, _ in survey.refused))
+    refused = tuple(file for file, _ in survey.refused)
+    return replace(manifest, refused=refused, models=config.models, embed=config.rules)
+
+
+def _without_empty_stdin(files: Sequence[InputFile]) -> list[InputFile]:
+    """Leave out standard input if it is empty: a pipe was read to its end by an earlier start."""
+    if any(file.is_empty_stdin for file in files):
+        announce("standard input is empty: the run continues with what it has read")
+    return [file for file in files if not file.is_empty_stdin]
 
 
 def _refuse_others(recorded: Manifest, files: Iterable[InputFile], rundir: RunDir) -> None:
@@ -153,7 +156,7 @@ def _warn_of_copies(files: Iterable[InputFile]) -> None:
             LOGGER.warning("%s and %s have the same content: each record counts twice", *names)
 
 
-def _go_on(
+def _extend_run(
     options: RunOptions,
     recipe_for: _RecipeFor,
     rundir: RunDir,
@@ -162,12 +165,11 @@ def _go_on(
     survey: Survey,
 ) -> Manifest:
     """The recorded run plus the files that are new now, or readable for the first time."""
+    if not options.add:
+        _refuse_others(recorded, [*files, *(file for file, _ in survey.refused)], rundir)
     run_type = recorded.recipe.input_type
     recorded.check_same_recipe(recipe_for(options.known_type or run_type))
-    paths = {file.path for file in recorded.inputs}
-    for file, error in survey.refused:
-        if file.path in paths:
-            raise error
+    _refuse_lost(recorded, survey)
     inputs = check_recorded(recorded.inputs, files)
     old, new = inputs[: len(recorded.inputs)], inputs[len(recorded.inputs) :]
     if new:
@@ -185,6 +187,17 @@ def _go_on(
     return replace(recorded, inputs=(*old, *new), replaced=tuple(sorted(replaced)))
 
 
+def _refuse_lost(recorded: Manifest, survey: Survey) -> None:
+    """
+    Raises:
+        InputError, InputMissingError: a file of the recorded run can no longer be read.
+    """
+    paths = {file.path for file in recorded.inputs}
+    for file, error in survey.refused:
+        if file.path in paths:
+            raise error
+
+
 def _given_anew(
     rundir: RunDir, recorded: Manifest, files: Sequence[InputFile]
 ) -> dict[str, set[str]]:
@@ -197,8 +210,8 @@ def _given_anew(
     table = rundir.record_table(command)
     if files and table.exists():
         hint = "run with --resume alone to rewrite it, then repeat this command"
-        calls = read_records(command, table, hint)
-        mendable = {recorded.ids.of(one.sample, one.record_id) for one in calls if one.is_mendable}
+        pairs = find_mendable(command, table, hint)
+        mendable = {recorded.ids.of(sample, record_id) for sample, record_id in pairs}
     return {
         file.path: {record.id for record in file.read() if record.id in mendable} for file in files
     }

@@ -29,9 +29,10 @@ from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.provirus import RegionFinder
 from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores
-from virnucpro.workflows.options import PredictOptions, RegionsOptions, facts_of, options_of_tables
-from virnucpro.workflows.run_config import find_region_model
-from virnucpro.workflows.write_tables import place_of
+from virnucpro.workflows.options import record_options, restore_options
+from virnucpro.workflows.predict_config import find_region_model
+from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
+from virnucpro.workflows.write_tables import locate_outputs
 
 TABLE = REGION_TABLE.file
 _WRITTEN = tuple(sink.file for sink in REGION_OUTPUTS)
@@ -77,7 +78,7 @@ def _write_files(
     sinks = (RECORD_TABLE, *REGION_OUTPUTS)
     per_file = rundir.samples.is_dir()
     with_own = manifest.is_qualified and per_file
-    with open_outputs(sinks, place_of(rundir, rundir, manifest, per_file=per_file)) as add:
+    with open_outputs(sinks, locate_outputs(rundir, rundir, manifest, per_file=per_file)) as add:
         for record, call in _records_and_calls(rundir, manifest, inputs):
             results = CalledRecords(Records.of([record]), Calls.of([call]), FrameScores.of([[]]))
             finder.add_to(results, 0)
@@ -97,8 +98,7 @@ def _with_regions(rundir: RunDir, region_model: Path | None) -> PredictOptions:
         ResumeError: ``run.json`` lacks them.
         UnavailableError: the model of the run no longer exists.
     """
-    options = options_of_tables("predict", rundir.root, rundir.read_facts())
-    assert isinstance(options, PredictOptions), "this is a run of predict"
+    options = restore_options(PredictOptions, rundir.root, rundir.read_facts())
     region_model = region_model or options.region_model
     if region_model is None and not options.regions and options.model is not None:
         region_model = find_region_model(options.model)
@@ -155,4 +155,6 @@ def _note_in_manifest(
         "n_regions": tally.n_regions or 0,
         "n_whole_regions": tally.n_whole_regions,
     }
-    rundir.write_manifest(manifest, {**stored, "cut": facts_of(options)["cut"], "counts": counts})
+    rundir.write_manifest(
+        manifest, {**stored, "cut": record_options(options)["cut"], "counts": counts}
+    )

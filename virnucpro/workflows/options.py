@@ -1,11 +1,11 @@
-"""The options of ``predict``, ``extract`` and the commands on a run folder."""
+"""The options that ``predict`` and ``extract`` share, and those of ``extract``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from virnucpro.core.atomic_io import expanded
 from virnucpro.core.errors import ResumeError, UsageError
@@ -16,17 +16,13 @@ from virnucpro.core.option_schema import (
     MODEL,
     count,
     flag,
-    folder,
-    given_of,
     make,
-    names_of,
     option,
     refuse,
 )
-from virnucpro.core.recipe import Command, Embed, FeatureFormat, InputType, Pooling, Store
+from virnucpro.core.recipe import Command, FeatureFormat, InputType, Pooling, Store
 from virnucpro.engine.options import CacheOptions, EngineOptions
-from virnucpro.models.options import ModelOptions, model_option
-from virnucpro.viral.options import CallsBy, CutOptions, Head, RegionModel
+from virnucpro.models.options import ModelOptions
 
 GeneticCode = Annotated[
     int, count("Translate with this genetic code (NCBI number); 1 and 11 translate alike.", FILES)
@@ -126,6 +122,9 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     """The options that ``predict`` and ``extract`` share."""
 
     command: ClassVar[Command]
+    # names of the options that ``run.json`` records: of the threshold, and others that change rows
+    threshold_options: ClassVar[tuple[str, ...]] = ()
+    table_options: ClassVar[tuple[str, ...]]
     typed: tuple[str, ...] = ()  # names of the options on the command line, defaults too
 
     add: Annotated[
@@ -229,62 +228,11 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions(CutOptions, RunOptions):
-    """The options of ``predict``."""
-
-    command: ClassVar[Command] = "predict"
-
-    model: Annotated[
-        str | None,
-        model_option(
-            "none: nothing is embedded; esm2_virnucpro with --head, --calls head, --embed, "
-            "--cache, --executor, or any device option except --workers"
-        ),
-    ] = None
-    head: Head = None
-    calls: CallsBy = "auto"
-    embed: Annotated[
-        Embed | None,
-        option(
-            "Embed only some records, by their score. viral: records that a preset calls virus, or "
-            "nearly; uncertain: these, except records that every preset calls virus. The scorer "
-            "alone calls the others.",
-            MODEL,
-            show_default="all; viral with cnn_virnucpro; with --resume as before",
-        ),
-    ] = None
-
-    def __post_init__(self) -> None:
-        CutOptions.__post_init__(self)
-        RunOptions.__post_init__(self)
-        if self.calls == "scorer":
-            refuse(self, ("head",), "with --calls scorer")
-
-    @property
-    def asks_for_vectors(self) -> bool:
-        """True if a model, a head, --embed or any option of the engine was given."""
-        return self.model is not None or bool(self.given_to_embed)
-
-    @property
-    def given_to_embed(self) -> list[str]:
-        """The options that make a run embed without naming a model."""
-        names = names_of(EngineOptions, CacheOptions) - {"workers"}
-        names |= {"executor", "executor_config", "embed", "head"}
-        typed = map(flag, names.intersection(self.typed))
-        calls = ["--calls head"] if self.calls == "head" else []
-        return sorted({*typed, *given_of(self, names), *calls})
-
-    def check_type(self, input_type: str) -> None:
-        super().check_type(input_type)
-        if input_type == "protein":
-            refuse(self, ("region_model",), "on proteins, which have no regions")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ExtractOptions(RunOptions):
     """The options of ``extract``."""
 
     command: ClassVar[Command] = "extract"
+    table_options: ClassVar = ("model", "per_file", "pooling", "format")
 
     layer: Annotated[
         int | None,
@@ -314,34 +262,23 @@ class ExtractOptions(RunOptions):
             refuse(self, ("cache",), "with --pooling none: a cache holds one vector per sequence")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RegionsOptions:
-    """A finished run, and how to find regions in it."""
-
-    folder: Annotated[Path, folder("Run folder of a finished `virnucpro predict`.")]
-    region_model: RegionModel = None
-    argv: tuple[str, ...] = ()  # the command, for the log
-
-
-# options that change the rows, besides the options of the cut
-_OF_TABLES = ("model", "head", "calls", "embed", "per_file", "pooling", "format")
+def record_options(options: RunOptions) -> dict[str, dict[str, object]]:
+    """The options that change the rows, for ``run.json``. The threshold has a part of its own."""
+    return {
+        "cut": _recorded_values(options, options.threshold_options),
+        "tables": _recorded_values(options, options.table_options),
+    }
 
 
-def facts_of(options: RunOptions) -> dict[str, dict[str, object]]:
-    """The options of the cut, and the others that change the rows, for ``run.json``."""
-    of_cut = [one.name for one in fields(CutOptions)]
-    return {"cut": _facts(options, of_cut), "tables": _facts(options, _OF_TABLES)}
-
-
-def _facts(options: RunOptions, names: Iterable[str]) -> dict[str, object]:
-    """The values of the options that this command has; paths are made absolute."""
-    facts = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    for name, one in facts.items():
-        if isinstance(one, Path):
-            facts[name] = str(expanded(one).absolute())
-        elif name == "model" and one is not None:
-            facts[name] = name_anywhere(one)
-    return facts
+def _recorded_values(options: RunOptions, names: Iterable[str]) -> dict[str, object]:
+    """The values of options by name. Paths become absolute."""
+    values = {name: getattr(options, name) for name in names}
+    for name, value in values.items():
+        if isinstance(value, Path):
+            values[name] = str(expanded(value).absolute())
+        elif name == "model" and value is not None:
+            values[name] = name_anywhere(value)
+    return values
 
 
 def name_anywhere(model: str) -> str:
@@ -349,13 +286,15 @@ def name_anywhere(model: str) -> str:
     return model if Path(model).name == model else str(expanded(model).absolute())
 
 
-def options_of_tables(command: Command, folder: Path, stored: Mapping[str, Any]) -> RunOptions:
-    """Read from ``run.json`` the options that change the rows.
+_Options = TypeVar("_Options", bound=RunOptions)
+
+
+def restore_options(kind: type[_Options], folder: Path, stored: Mapping[str, Any]) -> _Options:
+    """Read the options that change the rows from ``run.json``.
 
     Raises:
         ResumeError: they are missing.
     """
-    kind = PredictOptions if command == "predict" else ExtractOptions
     try:
         given = {**stored["tables"], **stored["cut"], "output_dir": str(folder)}
         values = {name: value for name, value in given.items() if value is not None}

@@ -16,30 +16,32 @@ from pathlib import Path
 from virnucpro.core.atomic_io import sha256
 from virnucpro.core.errors import InputMissingError, VirnucproError
 from virnucpro.core.events import STAGES
-from virnucpro.core.logging import LOGGER, printable
+from virnucpro.core.logging import printable
 from virnucpro.core.types import FastaRecord, Records
-from virnucpro.results.outputs import SEQUENCE_FILES
+from virnucpro.results.outputs import SEQUENCE_FILES, open_run_dir
 from virnucpro.results.row_batches import RowBatch
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.manifest import Manifest
-from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.options import RunOptions
+from virnucpro.workflows.predict_rows import CallRowBuilder
+from virnucpro.workflows.run_context import RunContext
+from virnucpro.workflows.run_steps import finish_run
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.summary import Summary
-from virnucpro.workflows.table_tasks import Maker
-from virnucpro.workflows.write_tables import Results
+from virnucpro.workflows.write_tables import open_tables
 
 _PLACE = re.compile(r"(.*)\|[a-z]+_([0-9]+)_([0-9]+)", re.DOTALL)  # of a region in its record
 _UNKNOWN_LINE = re.compile(rf"^[^>\n]*{ScoreStore.unknown}".encode(), re.MULTILINE)  # of a sequence
 
 
-def lost_inputs(options: RunOptions, rundir: RunDir, recorded: Manifest | None) -> list[str]:
+def find_lost_inputs(options: RunOptions, recorded: Manifest | None) -> list[str]:
     """The missing inputs of a run, if it can be cut again without them.
 
     That needs complete scores, and no named input that is new or has changed.
     """
+    rundir = open_run_dir(options.output_dir)
     if not options.resume or recorded is None or not rundir.scores.is_dir():
         return []
     there = {file.path: file for file in recorded.inputs if Path(file.path).is_file()}
@@ -79,44 +81,37 @@ class _Peeked:
         return sequence
 
 
-def cut_again(results: Results, lost: str, summary: Summary) -> None:
-    """Call the records of a finished run by another cut, without its input ``lost``.
+def rethreshold(
+    context: RunContext, builder: CallRowBuilder, store: ScoreStore, lost: str, summary: Summary
+) -> None:
+    """Call the records of a finished run by another threshold, without its input ``lost``.
 
     Raises:
         InputMissingError: its scores are of another version, or do not have the regions that are
             wanted; or an output needs sequences of the input, and the other tables are written.
     """
-    rundir, maker, store = results.rundir, results.maker, results.maker.scores
-    LOGGER.warning("the input is missing: %s; using the scores of this run for the calls", lost)
-    summary.announce_cut(results.plan, maker.caller, maker.manifest)
-    assert store is not None, "scores are kept where the scorer calls"
+    run_dir = context.run_dir
     with summary.stage(STAGES[0]):
-        finders = [label.attributes.get("finder") for _, label in store.labels()]
-        if len(finders) < len(store.files()) or (maker.finder and {*finders} - {store.finder}):
-            raise InputMissingError(
-                f"{printable(lost)} is gone, and the scores of this run come from another version "
-                "of VirNucPro, or from other options for regions",
-                hint="put the input back, or leave the options for regions as they were",
-            )
-        before = Outputs(rundir).read_kept(SEQUENCE_FILES)
+        _check_scores(store, lost, needs_regions=context.searches_regions)
+        before = Outputs(run_dir).read_kept(SEQUENCE_FILES)
         # they stay open, so replacing the files changes nothing
         viral, regions = (
-            _Peeked(read_fasta(rundir.root / name) if name in before else iter(()))
+            _Peeked(read_fasta(run_dir.root / name) if name in before else iter(()))
             for name in SEQUENCE_FILES
         )
     lacking = set[str]()
     with summary.stage(summary.stages[-1]):
-        results.record("unfinished", **{Outputs.field: before})
-        rundir.delete(rundir.report)
-        with results.opened() as add:
-            for portion in _portions(results.helpers().tools, store, viral, regions):
-                summary.records.include(portion.counts)
-                lacking |= {name for name, rows in portion.rows.items() if _lacks(name, rows)}
-                add(portion)
-    for folder in (rundir.root, *rundir.sample_folders()):
+        context.record.write("unfinished", **{Outputs.field: before})
+        run_dir.delete(run_dir.report)
+        with open_tables(context) as add:
+            for batch in _make_batches(builder, store, viral, regions):
+                summary.records.include(batch.counts)
+                lacking |= {name for name, rows in batch.rows.items() if _lacks(name, rows)}
+                add(batch)
+    for folder in (run_dir.root, *run_dir.sample_folders()):
         for name in lacking:
-            rundir.delete(folder / name)
-    results.close(summary, is_whole=not lacking)
+            run_dir.delete(folder / name)
+    finish_run(context, summary, is_complete=not lacking)
     if lacking:
         raise InputMissingError(
             f"{printable(lost)} is missing, so these were deleted: {', '.join(sorted(lacking))}: "
@@ -125,8 +120,22 @@ def cut_again(results: Results, lost: str, summary: Summary) -> None:
         )
 
 
-def _portions(
-    maker: Maker, store: ScoreStore, viral: _Peeked, regions: _Peeked
+def _check_scores(store: ScoreStore, lost: str, *, needs_regions: bool) -> None:
+    """
+    Raises:
+        InputMissingError: the scores are of another version, or lack the regions that are needed.
+    """
+    finders = [label.attributes.get("finder") for _, label in store.labels()]
+    if len(finders) < len(store.files()) or (needs_regions and {*finders} - {store.finder}):
+        raise InputMissingError(
+            f"{printable(lost)} is gone, and the scores of this run come from another version "
+            "of VirNucPro, or from other options for regions",
+            hint="put the input back, or leave the options for regions as they were",
+        )
+
+
+def _make_batches(
+    builder: CallRowBuilder, store: ScoreStore, viral: _Peeked, regions: _Peeked
 ) -> Iterator[RowBatch]:
     """Yield the outputs of all records of a run without its inputs, in order."""
     for path in store.files():
@@ -134,7 +143,7 @@ def _portions(
             records = Records.of(
                 _with_letters(one, viral, regions) for one in scored.records.each()
             )
-            yield from maker.portions(maker.call(replace(scored, records=records)))
+            yield from builder.make_batches(builder.call(replace(scored, records=records)))
 
 
 def _with_letters(record: FastaRecord, viral: _Peeked, regions: _Peeked) -> FastaRecord:

@@ -25,14 +25,13 @@ from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import Records, shard_name
 from virnucpro.store.feature_file import Label, read_label, read_sealed, write_sealed
-from virnucpro.store.run_dir import SCORES
+from virnucpro.store.run_dir import SCORE_FORMAT, SCORES
 from virnucpro.viral.calling import ScoredRecords
 from virnucpro.viral.scoring import PieceScores
 from virnucpro.viral.types import Region, Track
 
 _LEVEL = 1  # of zstd: half of the content are numbers that hardly compress
 _RECORDS_AT_ONCE = 10_000  # hashed together
-FORMAT = 6  # raise it when the same records and scorer would give another content
 # errors of numpy, safetensors, zstd and JSON on a damaged file
 _DAMAGE = (
     *(FeatureFileError, LookupError, ValueError, TypeError, StopIteration),
@@ -54,7 +53,7 @@ class ScoreStore:
 
     @property
     def _attributes(self) -> dict[str, str | int]:
-        return {"format": FORMAT, "fingerprint": self.fingerprint}
+        return {"format": SCORE_FORMAT, "fingerprint": self.fingerprint}
 
     def path(self, index: int) -> Path:
         return self.folder / f"{shard_name(index)}{SCORES}"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from virnucpro.core.events import STAGES, STARTING, ShardDone
 from virnucpro.core.logging import LOGGER, announce, counted, printable
@@ -25,7 +26,6 @@ from virnucpro.results.outputs import (
 )
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
-from virnucpro.viral.classifier import Caller
 
 # figures that ``run.json`` leaves out: they follow from the tables
 _IN_TABLES = (
@@ -42,6 +42,19 @@ def warn_of_cache(event: ShardDone) -> None:
             "%s no longer adds to the cache: %s; the run is complete without it",
             *(event.worker, event.cache_fault),
         )
+
+
+class Classifier(Protocol):
+    """What the summary reports about whoever calls the records."""
+
+    @property
+    def announcements(self) -> tuple[str, ...]: ...
+
+    @property
+    def stages(self) -> tuple[str, ...]: ...
+
+    @property
+    def cut(self) -> tuple[str, tuple[tuple[int, float], ...]]: ...
 
 
 @dataclass(slots=True)
@@ -71,17 +84,17 @@ class Summary:
     # device, precision, kernels and budget of each worker of this start
     workers: list[str] = field(default_factory=list)
 
-    def announce_cut(self, plan: Plan, caller: Caller, recorded: Manifest | None) -> None:
-        """Count the plan, and announce the cut, and the earlier one if it differs."""
-        self._count_plan(plan)
-        self.callers, self.stages = caller.announcements, caller.stages
-        self.cut, self.cut_scores = caller.cut
+    def announce_calls(self, classifier: Classifier, recorded: Manifest | None) -> None:
+        """Record who calls and by which cut. Announce the cut, and an earlier one if it differs."""
+        self.callers = classifier.announcements
+        self.stages = classifier.stages
+        self.cut, self.cut_scores = classifier.cut
         if self.cut:
             announce(f"calls: {self.cut}")
         if recorded is not None and self.cut != recorded.cut != "":
             announce(f"the earlier start called records by another cut: {recorded.cut}")
 
-    def _count_plan(self, plan: Plan) -> None:
+    def count_plan(self, plan: Plan) -> None:
         """Count the files of a run and the tokens that copies save."""
         manifest = plan.manifest
         self.unit = "chunk" if Reads.CHUNK in manifest.recipe.reads else "frame"
@@ -112,6 +125,11 @@ class Summary:
         for name in _IN_TABLES:
             del facts[name]
         return facts
+
+    @property
+    def is_embedding(self) -> bool:
+        """True if vectors are made, False if the scorer reads the letters alone."""
+        return STAGES[1] in self.stages
 
     @property
     def exit_code(self) -> int:

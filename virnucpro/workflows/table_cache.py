@@ -11,29 +11,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 from virnucpro._version import __version__
 from virnucpro.core.atomic_io import parse_json
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import LOGGER, printable
-from virnucpro.core.types import check_counts
+from virnucpro.core.types import Shard, check_counts
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import all_outputs
-from virnucpro.results.row_batches import RowBatch
+from virnucpro.results.row_batches import RowBatch, Rows
 from virnucpro.store.feature_file import read_label, read_sealed, write_sealed
 from virnucpro.store.feature_index import IndexPart
+from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.plan import Plan, Slice
-from virnucpro.store.run_dir import ROWS
-from virnucpro.workflows.score_cache import FORMAT as FORMAT_OF_SCORES
+from virnucpro.store.run_dir import ROWS, SCORE_FORMAT
 
-_FORMAT = 2  # raise it when the same scores, columns and key would give other rows
+_FORMAT = 3  # raise it when the same scores, columns and key would give other rows
 
 _COUNTS = ("n_records", "n_letters", "work", "n_blocks")
-_Rows: TypeAlias = Mapping[str, bytes | memoryview]  # see ``RowBatch``
 
 
 @dataclass(slots=True)
@@ -41,7 +40,7 @@ class SliceRows:
     """The table rows of a slice or a block of it, and the feature files of each store."""
 
     files: Sequence[list[IndexPart]] = ()
-    portions: list[RowBatch] = field(default_factory=list)
+    batches: list[RowBatch] = field(default_factory=list)
     n_records: int = 0
     n_letters: int = 0
     work: int = 0  # letters read; letters searched for regions count twice
@@ -51,19 +50,19 @@ class SliceRows:
 
     @property
     def n_failed(self) -> int:
-        return sum(portion.counts.n_failed_frames for portion in self.portions)
+        return sum(batch.counts.n_failed_frames for batch in self.batches)
 
     def include(self, block: SliceRows) -> None:
-        """Add the rows of the next block; neighbouring portions of one sample are joined."""
+        """Add the rows of the next block; neighbouring batches of one sample are joined."""
         for files, more in zip(self.files, block.files, strict=True):
             files.extend(more)
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(block, name))
-        for portion in block.portions:
-            if self.portions and self.portions[-1].sample == portion.sample:
-                self.portions[-1] = self.portions[-1].joined(portion)
+        for batch in block.batches:
+            if self.batches and self.batches[-1].sample == batch.sample:
+                self.batches[-1] = self.batches[-1].joined(batch)
             else:
-                self.portions.append(portion)
+                self.batches.append(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +99,26 @@ class RowStore:
         """
         texts: list[bytes | memoryview] = []
 
-        def packed(of_tables: _Rows | None) -> list[tuple[str, int]] | None:
-            if of_tables is None:
+        def lengths_of(of_outputs: Rows | None) -> dict[str, int] | None:
+            if of_outputs is None:
                 return None
-            texts.extend(of_tables.values())
-            return [(name, len(text)) for name, text in of_tables.items()]
+            texts.extend(of_outputs.values())
+            return {name: len(text) for name, text in of_outputs.items()}
 
-        portions = [
-            (one.sample, _facts_of(one.counts), packed(one.rows), packed(one.own_rows))
-            for one in rows.portions
+        batches = [
+            {
+                "sample": batch.sample,
+                "counts": _counts_to_json(batch.counts),
+                "rows": lengths_of(batch.rows),
+                "own_rows": lengths_of(batch.own_rows),
+            }
+            for batch in rows.batches
         ]
-        counts = [getattr(rows, name) for name in _COUNTS]
-        facts = ([list(map(asdict, one)) for one in rows.files], counts, portions)
+        facts = {
+            "files": [list(map(asdict, of_store)) for of_store in rows.files],
+            "counts": {name: getattr(rows, name) for name in _COUNTS},
+            "batches": batches,
+        }
         content = b"".join((json.dumps(facts).encode(), b"\n", *texts))
         rundir = self.plan.rundir
         write_sealed(rundir, self.path(group), content, self._attributes(group))
@@ -123,7 +130,7 @@ class RowStore:
             return None
         try:
             facts, _, text = read_sealed(path, self._attributes(group))[1].partition(b"\n")
-            return replace(_unpacked(facts, memoryview(text)), index=group[0].index)
+            return _unpack(facts, memoryview(text), group[0].index)
         except (FeatureFileError, ValueError, LookupError, TypeError, AttributeError) as error:
             fault = error if isinstance(error, FeatureFileError) else f"{printable(path)}: {error}"
             LOGGER.warning("%s; it is made again", fault)
@@ -133,7 +140,7 @@ class RowStore:
     def _attributes(self, group: Sequence[Slice]) -> dict[str, str | int]:
         """Attributes of a row file, including what differs between builds of one version."""
         columns = [(sink.file, sink.columns) for sink in all_outputs()]
-        facts = (_FORMAT, FORMAT_OF_SCORES, columns)
+        facts = (_FORMAT, SCORE_FORMAT, columns)
         return {"key": self._key(group), "format": _hash(facts)}
 
     def _key(self, group: Sequence[Slice]) -> str:
@@ -147,45 +154,116 @@ class RowStore:
         return _hash((__version__, of_run, spans, shards))
 
 
+class ScoreFiles(Protocol):
+    """The stored scores of a run, in one file per block of records."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    def is_whole(self, index: int) -> bool:
+        """Whether the file of a block is there as it was written."""
+
+    def keep(self, names: Collection[str]) -> None:
+        """Delete all files except these names (without suffix)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRows:
+    """The rows that an earlier start or another machine wrote and that are still valid."""
+
+    cache: RowStore
+    stores: tuple[FeatureStore, ...]  # one for each encoder
+    scores: ScoreFiles | None  # None: the run stores no scores
+
+    def read(self, group: Sequence[Slice]) -> SliceRows | None:
+        """Read the rows of slices with the same records, if they exist and are intact.
+
+        If the run stores scores, those that the rows were made from must be intact, too.
+        """
+        rows = self.cache.read(group)
+        if rows is None or self.scores is None:
+            return rows
+        first = group[0].index
+        is_intact = all(map(self.scores.is_whole, range(first, first + rows.n_blocks)))
+        return rows if is_intact else None
+
+    def find_slices(self) -> set[int]:
+        """The indices of the slices of the plan that have their rows and all their vectors."""
+        done = [store.names_done() for store in self.stores]
+        groups = self.cache.plan.by_records()
+        return {one.index for group in groups if self._is_finished(group, done) for one in group}
+
+    def _is_finished(self, group: Sequence[Slice], done: Sequence[set[str]]) -> bool:
+        """True if the rows of these slices exist, and their shards are in ``done``.
+
+        Damaged rows are found at the join if the shards exist, from which they can be made again;
+        otherwise the rows are read and verified here.
+        """
+        parts = self.cache.plan.parts
+        shards = [shard for one in group if one.index in parts for shard in parts[one.index].shards]
+        names = {shard.name for shard in shards}
+        if not self.cache.has(group) or any(names - of_store for of_store in done):
+            return False
+        return all(shard.path.is_file() for shard in shards) or self.read(group) is not None
+
+    def find_missing_shards(self) -> Iterator[Shard]:
+        """The shards that the tables still need. Rows without vectors are deleted."""
+        finished = self.find_slices()
+        plan = self.cache.plan
+        for group in plan.by_records():
+            if group[0].index in finished:
+                continue
+            if self.cache.has(group):
+                plan.rundir.delete(self.cache.path(group))
+            for one in group:
+                yield from plan.parts[one.index].shards
+
+
 def _hash(facts: object) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
-def _unpacked(facts: bytes, text: memoryview) -> SliceRows:
+def _unpack(facts: bytes, text: memoryview, index: int) -> SliceRows:
     """
     Raises:
         ValueError, LookupError, TypeError, AttributeError: they are damaged.
     """
-    files, counts, portions = parse_json(facts)
-    place = 0
+    stored = parse_json(facts)
+    position = 0
 
-    def unpacked(lengths: Sequence[tuple[str, int]] | None) -> _Rows | None:
-        nonlocal place
+    def take_rows(lengths: Mapping[str, int] | None) -> Rows | None:
+        nonlocal position
         if lengths is None:
             return None
         rows = {}
-        for name, length in lengths:
+        for name, length in lengths.items():
             check_counts(length)
-            rows[name] = text[place : place + length]
-            place += length
+            rows[name] = text[position : position + length]
+            position += length
         return rows
 
-    each = [
-        RowBatch(sample, unpacked(rows) or {}, _tally(tally), unpacked(own_rows))
-        for sample, tally, rows, own_rows in portions
+    batches = [
+        RowBatch(
+            batch["sample"],
+            take_rows(batch["rows"]) or {},
+            _counts_from_json(batch["counts"]),
+            take_rows(batch["own_rows"]),
+        )
+        for batch in stored["batches"]
     ]
-    if place != len(text):
+    if position != len(text):
         raise ValueError("the rows do not have the length in the label")
-    check_counts(*counts)
-    parts = [[IndexPart(**one) for one in of_store] for of_store in files]
-    return SliceRows(parts, each, *counts)
+    counts = {name: stored["counts"][name] for name in _COUNTS}
+    check_counts(*counts.values())
+    files = [[IndexPart(**part) for part in of_store] for of_store in stored["files"]]
+    return SliceRows(files=files, batches=batches, index=index, **counts)
 
 
-def _facts_of(tally: RecordCounts) -> dict[str, Any]:
-    return {count.name: getattr(tally, count.name) for count in fields(tally)}
+def _counts_to_json(counts: RecordCounts) -> dict[str, Any]:
+    return {count.name: getattr(counts, count.name) for count in fields(counts)}
 
 
-def _tally(stored: Mapping[str, Any]) -> RecordCounts:
+def _counts_from_json(stored: Mapping[str, Any]) -> RecordCounts:
     score, length, record_id = stored["best"]
     lengths = Counter({int(start): n for start, n in stored["viral_lengths"].items()})
     best = (score, length, record_id)

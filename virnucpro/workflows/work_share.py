@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 
 from virnucpro.core.errors import FeatureFileError, OutputError, ResumeError, UsageError
@@ -35,24 +36,21 @@ from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.manifest import Manifest
-from virnucpro.store.plan import Plan, Slice
+from virnucpro.store.plan import Plan, Selection
 from virnucpro.store.progress_log import ShardFigures
 from virnucpro.store.run_dir import RunDir
-from virnucpro.workflows.pipeline import (
-    ExecutorOn,
-    beside,
-    find_pending,
-    make_results,
-)
-from virnucpro.workflows.run_config import RunConfig, resolve_work
+from virnucpro.workflows.extract import extract_context, record_extract
+from virnucpro.workflows.predict import predict_context, record_predict, resolve_calls
+from virnucpro.workflows.predict_config import resolve_predict_part
+from virnucpro.workflows.predict_rows import SELECTION
+from virnucpro.workflows.run_config import RunConfig, resolve_extract_part
+from virnucpro.workflows.run_context import RunContext
+from virnucpro.workflows.run_steps import ExecutorOn, find_pending, write_in_thread
 from virnucpro.workflows.summary import warn_of_cache
-from virnucpro.workflows.table_tasks import SELECTION
-from virnucpro.workflows.write_tables import Backlog, Results, check_stored
+from virnucpro.workflows.write_tables import Backlog, Group, TableWriter, check_stored
 
 _LOOK_SECONDS = 2.0  # between two looks whether the run is over
 _FEWEST_SHARES = 4  # for each part, so that all have about the same work
-
-Group = Sequence[Slice]  # slices with the same records, one for each step of --embed
 
 
 @dataclass(slots=True)
@@ -160,29 +158,40 @@ def work(
     rundir, part = open_run_dir(options.folder), choose_part(options.part, options.array)
     find_run(rundir)
     with rundir.shared():
-        manifest = find_run(rundir)
-        has_tables = rundir.record_table(manifest.recipe.command).exists()
-        if has_tables and Plan.read(rundir, manifest) is None:
+        recorded = find_run(rundir)
+        has_tables = rundir.record_table(recorded.recipe.command).exists()
+        if has_tables and Plan.read(rundir, recorded) is None:
             announce("nothing is left to do: the tables of this run are written")
             return part
-        config, plan, job = _resolved(rundir, manifest, options, on_event)
-        inputs = tuple(file.stamped() for file in manifest.inputs)
-        manifest = replace(manifest, inputs=inputs)
-        plan = replace(plan, manifest=manifest)
-        with Pool(config.resources.n_helpers) as pool:
-            results = make_results(config, manifest, pool, on_event)
-            do_part(replace(results, plan=plan), config, part, job, executor_on)
+        inputs = tuple(file.stamped() for file in recorded.inputs)
+        share = resolve_share(rundir, replace(recorded, inputs=inputs), options, on_event)
+        with Pool(share.config.resources.n_helpers) as pool:
+            plan, groups, shards = plan_part(share, part, pool, on_event)
+            context = share.make_context(plan, pool, on_event)
+            do_part(context, share, part, groups, shards, executor_on)
     return part
 
 
-def _resolved(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunShare:
+    """A planned run, resolved for this machine."""
+
+    config: RunConfig
+    plan: Plan  # of the whole run
+    job: Job
+    selection: Selection
+    # the context of the run with another plan: that of a part
+    make_context: Callable[[Plan, Pool, OnEvent], RunContext]
+
+
+def resolve_share(
     rundir: RunDir, manifest: Manifest, options: WorkOptions, on_event: OnEvent
-) -> tuple[RunConfig, Plan, Job]:
+) -> RunShare:
     """Resolve a planned run for this machine.
 
     Raises:
         ResumeError: the run has no plan.
-        VirnucproError: as ``resolve_work``.
+        VirnucproError: as ``resolve_extract_part`` and ``resolve_predict_part``.
     """
     plan = Plan.read(rundir, manifest)
     if plan is None:
@@ -190,52 +199,89 @@ def _resolved(
             f"{printable(rundir.root)} holds no plan, or a damaged one",
             hint="make it with --resume --plan-only, and the options of the run",
         )
-    config = resolve_work(options, rundir.read_facts(), manifest, on_event)
-    return config, plan, Job.of(rundir, manifest.recipe, config.weights, options)
+    if manifest.recipe.command == "extract":
+        return _resolve_extract_share(plan, options, on_event)
+    return _resolve_predict_share(plan, options, on_event)
+
+
+def _resolve_extract_share(plan: Plan, options: WorkOptions, on_event: OnEvent) -> RunShare:
+    rundir = plan.rundir
+    config = resolve_extract_part(options, rundir.read_facts(), plan.manifest, on_event)
+    record = record_extract(rundir, config, plan.manifest)
+    return RunShare(
+        config=config,
+        plan=plan,
+        job=Job.of(rundir, plan.manifest.recipe, config.weights, options),
+        selection=Selection(),
+        make_context=partial(extract_context, config, record),
+    )
+
+
+def _resolve_predict_share(plan: Plan, options: WorkOptions, on_event: OnEvent) -> RunShare:
+    rundir = plan.rundir
+    config = resolve_predict_part(options, rundir.read_facts(), plan.manifest, on_event)
+    calls = resolve_calls(config, rundir, plan.manifest.recipe)
+    record = record_predict(rundir, config, plan.manifest, calls)
+    return RunShare(
+        config=config,
+        plan=plan,
+        job=Job.of(rundir, plan.manifest.recipe, config.weights, options),
+        selection=SELECTION,
+        make_context=partial(predict_context, config, record, calls),
+    )
 
 
 def do_part(
-    results: Results, config: RunConfig, part: Part, job: Job, executor_on: ExecutorOn
+    context: RunContext,
+    share: RunShare,
+    part: Part,
+    groups: Sequence[Group],
+    shards: Mapping[int, Sequence[Shard]],
+    executor_on: ExecutorOn,
 ) -> None:
-    """Plan, embed, and write rows, last those of slices that other parts have finished by then.
+    """Embed, and write rows, last those of slices that other parts have finished by then.
 
-    So of the parts that share a slice, the last one writes its rows. ``results`` are of the run.
+    So of the parts that share a slice, the last one writes its rows. ``context`` has the plan of
+    the part: its slices ``groups``, and its ``shards`` of them, by first slice.
     """
-    plan, groups, shards = plan_part(results, part)
-    on_event, replaced = results.on_event, frozenset(plan.manifest.replaced)
-    pending = find_pending(job.stores, list(chain(*shards.values())), replaced, on_event)
+    plan = context.plan
+    job = share.job
+    replaced = frozenset(plan.manifest.replaced)
+    pending = find_pending(job.stores, list(chain(*shards.values())), replaced, context.on_event)
     part.n_pending = len(pending)
     n_shards = sum(map(len, shards.values()))
     if n_shards:
         announce(f"part {part}: {counted(n_shards, 'shard')}, {len(pending):,} pending")
-    results = replace(results, plan=plan, backlog=Backlog(pending))
-    owed = [group for group in groups if not results.rows.has(group)]
-    alone = [group for group in owed if len(shards[group[0].index]) == len(_all(plan, group))]
+    has_rows = context.finished_rows.cache.has
+    missing = [group for group in groups if not has_rows(group)]
+    alone = [group for group in missing if len(shards[group[0].index]) == len(_all(plan, group))]
+    backlog = Backlog(pending)
     with (
-        writing(results, alone) as tables,
-        closing(embed(pending, job, config, executor_on)) as events,
+        writing(context, backlog, alone) as tables,
+        closing(embed(pending, job, share.config, executor_on)) as events,
     ):
         if pending:
-            on_event(
-                EmbeddingStarted(tuple(pending), n_shards - len(pending), encoders=job.encoders)
-            )
+            n_before = n_shards - len(pending)
+            context.on_event(EmbeddingStarted(tuple(pending), n_before, encoders=job.encoders))
         for event in events if pending else ():
-            on_event(event)
+            context.on_event(event)
             part.take(event)
-            results.backlog.take(event)
+            backlog.on_event(event)
         tables.result()
     done = set.intersection(*(store.names_done() for store in job.stores)) if job.stores else ()
     shared = [
         group
-        for group in owed
+        for group in missing
         if group not in alone and all(shard.name in done for shard in _all(plan, group))
     ]
-    with writing(replace(results, backlog=Backlog()), shared) as tables:
+    with writing(context, Backlog(), shared) as tables:
         tables.result()
-    part.n_rows = sum(map(results.rows.has, owed))
+    part.n_rows = sum(map(has_rows, missing))
 
 
-def plan_part(results: Results, part: Part) -> tuple[Plan, list[Group], dict[int, list[Shard]]]:
+def plan_part(
+    share: RunShare, part: Part, pool: Pool, on_event: OnEvent
+) -> tuple[Plan, list[Group], dict[int, list[Shard]]]:
     """Plan the slices of a part that are not planned yet.
 
     -> the plan of its slices; these slices; its shards of them, by first slice
@@ -243,46 +289,47 @@ def plan_part(results: Results, part: Part) -> tuple[Plan, list[Group], dict[int
     Raises:
         InputError: an input is not a FASTA file, or an id occurs twice in this part.
     """
-    groups = list(results.plan.by_records())
-    n_shares, ours = part.shares(len(groups), has_shards=bool(results.maker.stores))
-    mine = [one for place in ours for one in groups[place]]
-    plan = results.plan.limited({one.index for one in mine})
+    groups = list(share.plan.by_records())
+    n_shares, ours = part.shares(len(groups), has_shards=bool(share.job.stores))
+    mine = [one for index in ours for one in groups[index]]
+    plan = share.plan.limited({one.index for one in mine})
     plan = plan.without_damaged(plan.shards)
     part.n_planned = len(plan.missing)
+
+    def on_letters(n_done: int) -> None:
+        on_event(Progress("planning this part", n_done, 0, "letters"))
+
     if mine:
-        plan = plan.make(
-            SELECTION,
-            lambda done: results.on_event(Progress("planning this part", done, 0, "letters")),
-            results.pool,
-        )
-        now = Plan.read(results.rundir, plan.manifest)
+        plan = plan.make(share.selection, on_letters, pool)
+        now = Plan.read(plan.rundir, plan.manifest)
         if part.n_planned and now is not None and not now.missing:
             now.refuse_duplicates()
     shards = {
-        groups[place][0].index: [
+        groups[index][0].index: [
             shard
-            for number, shard in enumerate(_all(plan, groups[place]))
+            for number, shard in enumerate(_all(plan, groups[index]))
             if number % n_shares in shares
         ]
-        for place, shares in ours.items()
+        for index, shares in ours.items()
     }
-    return plan, [groups[place] for place in ours], shards
+    return plan, [groups[index] for index in ours], shards
 
 
 @contextmanager
-def writing(results: Results, groups: Sequence[Group]) -> Iterator[Future[None]]:
+def writing(
+    context: RunContext, backlog: Backlog, groups: Sequence[Group]
+) -> Iterator[Future[None]]:
     """Write rows of slices in a thread, which ends with the block."""
-    indices = {one.index for group in groups for one in group}
-    results = replace(results, plan=results.plan.limited(indices))
-    helpers = results.helpers()
+    writer = TableWriter(context, backlog)
+    helpers = writer.count_helpers(groups)
 
     def write() -> None:
         try:
-            results.write_rows(helpers)
+            writer.write_rows(groups, helpers)
         except FeatureFileError as error:
             LOGGER.warning("%s; the tables of this part are written at the end of the run", error)
 
-    with beside(results, write) as tables:
+    with write_in_thread(context.pool, backlog, write) as tables:
         yield tables
 
 
@@ -303,10 +350,10 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigu
     rundir, part = open_run_dir(options.folder), Part()
     with rundir.helped():
         can_see, last = rundir.has_run, time.monotonic()
-        config, plan, job = _resolved(rundir, find_run(rundir), options, lambda _: None)
-        by_index = {shard.index: shard for shard in plan.shards}
+        share = resolve_share(rundir, find_run(rundir), options, lambda _: None)
+        by_index = {shard.index: shard for shard in share.plan.shards}
         shards = [by_index[index] for index in indices]
-        with closing(embed(shards, job, config, ProcessExecutor)) as events:
+        with closing(embed(shards, share.job, share.config, ProcessExecutor)) as events:
             for event in events:
                 part.take(event)
                 if not can_see or time.monotonic() - last <= _LOOK_SECONDS:

@@ -1,65 +1,55 @@
 """Write every output of a run in one pass over the inputs and the predictions.
 
 The inputs are read again, and the frames of each record are looked up in the shards by the
-record's id. Tasks (``blocks``) do all computing, up to the text of a row: in this process or in
-helpers. Their results are taken in order, so the outputs do not depend on who computed them, and
-only a few tasks are ahead, so memory is bounded.
+record's id. Tasks (``table_tasks``) do all computing, up to the text of a row: in this process or
+in helpers. Results are consumed in order, so the output is deterministic. Few tasks are in flight,
+so memory is bounded.
 """
 
 from __future__ import annotations
 
-import time
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from threading import Condition
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from virnucpro.core.events import (
-    SCORING,
-    STAGES,
-    Event,
-    OnEvent,
-    Progress,
-    ShardDone,
-    ShardFailed,
-)
-from virnucpro.core.helper_pool import AbandonedError, Helpers, Pool
+from virnucpro.core.events import SCORING, STAGES, Event, Progress, ShardDone, ShardFailed
+from virnucpro.core.helper_pool import AbandonedError, Helpers
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FastaRecord, Records, Shard, shard_name
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.output_writer import open_outputs
-from virnucpro.results.outputs import OUTPUTS
-from virnucpro.results.report.run_report import write_run_page
 from virnucpro.results.row_batches import RowBatch
 from virnucpro.results.sample_tables import OutputDir
 from virnucpro.sequences.fasta import Block, Streams, parsed
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.feature_index import IndexPart
 from virnucpro.store.manifest import Manifest
-from virnucpro.store.plan import Plan, Slice, grouped
+from virnucpro.store.plan import Slice, grouped
 from virnucpro.store.run_dir import RunDir
-from virnucpro.workflows.options import RunOptions
-from virnucpro.workflows.summary import Summary
-from virnucpro.workflows.table_cache import RowStore, SliceRows
+from virnucpro.workflows.run_context import RunContext
+from virnucpro.workflows.table_cache import SliceRows
 from virnucpro.workflows.table_tasks import (
     BlockTask,
-    Maker,
-    ScoredFrames,
+    RowBuilder,
     ScoredShard,
+    ShardFrames,
     ShardTask,
     input_changed,
 )
 
 # The frames of a record are neighbours in each shard: shard, the first, and one after the last.
 # There are millions of these, so they are plain tuples, and few functions handle them.
-FrameRun: TypeAlias = tuple[ScoredFrames, int, int]
+FrameRun: TypeAlias = tuple[ShardFrames, int, int]
 FramedRecord: TypeAlias = tuple[FastaRecord, Sequence[FrameRun]]
+Group: TypeAlias = Sequence[Slice]  # slices with the same records, one for each step of --embed
+_Files: TypeAlias = Sequence[list[IndexPart]]  # of each store
 
 
 class Backlog:
@@ -70,19 +60,19 @@ class Backlog:
 
     def __init__(self, pending: Iterable[Shard] = ()) -> None:
         self.reasons: dict[int, str] = {}
-        self._owed = {shard.index for shard in pending}
+        self._pending = {shard.index for shard in pending}
         self._is_abandoned = False
         self._changed = Condition()
 
     @property
     def is_empty(self) -> bool:
-        return not self._owed
+        return not self._pending
 
-    def owes(self, shard: Shard) -> bool:
+    def is_pending(self, shard: Shard) -> bool:
         """True if a shard is still to be embedded, and somebody still embeds."""
-        return shard.index in self._owed and not self._is_abandoned
+        return shard.index in self._pending and not self._is_abandoned
 
-    def take(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Settle the shard that ends: it has a feature file, or a reason why it never will.
 
         Raises:
@@ -93,9 +83,9 @@ class Backlog:
                 case ShardFailed(shard=shard, reason=reason):
                     check_stored(event)
                     self.reasons[shard.index] = reason
-                    self._owed.discard(shard.index)
+                    self._pending.discard(shard.index)
                 case ShardDone(shard=shard):
-                    self._owed.discard(shard.index)
+                    self._pending.discard(shard.index)
             self._changed.notify_all()
 
     def abandon(self) -> None:
@@ -111,7 +101,7 @@ class Backlog:
             AbandonedError: embedding has stopped.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._is_abandoned or shard.index not in self._owed)
+            self._changed.wait_for(lambda: self._is_abandoned or shard.index not in self._pending)
             self.check()
 
     def check(self) -> None:
@@ -133,114 +123,45 @@ def check_stored(event: ShardFailed) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
-    """Everything that the outputs of a run are made from."""
+class TableWriter:
+    """Writes the tables of a planned run, while its shards may still be embedded."""
 
-    outputs: Outputs
-    maker: Maker  # makes the rows
-    plan: Plan
-    options: RunOptions
-    facts: Mapping[str, Any]  # about this start, for ``run.json``
-    pool: Pool  # of processes
-    per_file: bool
-    on_event: OnEvent
-    made_by: str  # see ``RowStore``
-    backlog: Backlog = field(default_factory=Backlog)  # shards that are still being embedded
+    context: RunContext
+    backlog: Backlog
     streams: Streams = field(default_factory=Streams)  # of packed inputs
 
-    @property
-    def rundir(self) -> RunDir:
-        return self.plan.rundir
+    def count_helpers(self, groups: Iterable[Group] | None = None) -> Helpers[RowBuilder]:
+        """The helpers for the tables of some slices, or of all: as many as the work is worth."""
+        context = self.context
+        has_rows = context.finished_rows.cache.has
+        groups = context.plan.by_records() if groups is None else groups
+        missing = chain.from_iterable(group for group in groups if not has_rows(group))
+        n_letters = sum(context.plan.parts[one.index].counts.n_letters for one in missing)
+        return context.pool.helpers(context.row_builder, n_letters, "tables")
 
-    def record(self, state: str, **more: object) -> None:
-        """Write ``run.json``, with the state of the run and more facts."""
-        now = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "state": state}
-        self.rundir.write_manifest(self.maker.manifest, {**self.facts, **now, **more})
-
-    def close(self, summary: Summary, *, is_whole: bool = True) -> None:
-        """Write the outcome to ``run.json``, delete intermediate files, and write the page."""
-        hosts = [asdict(host) for host in self.rundir.hosts()]
-        outcome = {"counts": summary.facts, "hosts": hosts, Outputs.field: self.outputs.hash()}
-        self.record("complete" if is_whole and not summary.exit_code else "partial", **outcome)
-        self.rundir.clear_parts()
-        if not self.options.keep_intermediate and not summary.records.n_failed_frames:
-            self.rundir.clear_shards()
-        if self.options.report:
-            write_run_page(self.rundir, self.pool)
-
-    @property
-    def rows(self) -> RowStore:
-        """The rows of slices."""
-        return RowStore(self.plan, self.made_by)
-
-    def helpers(self) -> Helpers[Maker]:
-        """The helpers for the tables: as many as the work is worth."""
-        groups = self.plan.by_records()
-        owed = chain.from_iterable(group for group in groups if not self.rows.has(group))
-        n_letters = sum(self.plan.parts[one.index].counts.n_letters for one in owed)
-        slices = {index: part.shards for index, part in self.plan.parts.items()}
-        maker = replace(self.maker, slices=slices)
-        return self.pool.helpers(maker, n_letters, "tables")
-
-    def write(self, summary: Summary, helpers: Helpers[Maker]) -> None:
-        """Write and count every output, while other shards are still being embedded.
+    def write(self, helpers: Helpers[RowBuilder]) -> RecordCounts:
+        """Write every output. -> the counts of all records
 
         Raises:
             AbandonedError: embedding has stopped.
             InputError: an input changed during the run.
             FeatureFileError: a feature file is incomplete.
         """
-        summary.records = RecordCounts()  # an interrupted pass may have counted
-        if self.maker.scores is not None:
-            self.rundir.make_folder(self.rundir.scores)
-        indexes: list[list[IndexPart]] = [[] for _ in self.maker.stores]
-        with self.opened() as add:
-            for portion in self.portions(indexes, helpers):
+        context = self.context
+        counts = RecordCounts()
+        if context.scores is not None:
+            context.run_dir.make_folder(context.scores.folder)
+        indexes: list[list[IndexPart]] = [[] for _ in context.stores]
+        with open_tables(context) as add:
+            for batch in self._batches(indexes, helpers):
                 self.backlog.check()
-                summary.records.include(portion.counts)
-                add(portion)
-            for store, index in zip(self.maker.stores, indexes, strict=True):
+                counts.include(batch.counts)
+                add(batch)
+            for store, index in zip(context.stores, indexes, strict=True):
                 IndexPart.write_index(store.index, index, store.tree)
+        return counts
 
-    @contextmanager
-    def opened(self) -> Iterator[Callable[[RowBatch], None]]:
-        """Open all outputs, and yield the function that adds rows to them."""
-        manifest = self.maker.manifest
-        with self.outputs.writing() as tree:
-            place = place_of(self.rundir, tree, manifest, per_file=self.per_file)
-            with open_outputs(OUTPUTS[manifest.recipe.command], place) as add:
-                yield add
-
-    def portions(
-        self, indexes: Sequence[list[IndexPart]], helpers: Helpers[Maker]
-    ) -> Iterator[RowBatch]:
-        """Yield the rows of all records, in order.
-
-        Raises:
-            InputError: the inputs have another number of records than the plan.
-        """
-        counts, n_done, n_worked, n_read = self.plan.counts, 0, 0, 0
-        scores = self.maker.scores
-        to_do = counts.n_letters + (counts.n_searched if self.maker.finder else 0)
-        names = set[str]()
-        for written in self.written(helpers):
-            yield from written.portions
-            for index, files in zip(indexes, written.files, strict=True):
-                index.extend(files)
-            names.update(shard_name(written.index + place) for place in range(written.n_blocks))
-            n_read += written.n_records
-            n_done, to_do = n_done + written.n_letters, to_do - written.work
-            n_worked += written.work if written.is_scored else 0
-            if scores is not None:
-                at_end = (n_worked, max(0, to_do))
-                letters = (n_done, counts.n_letters, "letters")
-                self.on_event(Progress(SCORING, *letters, at_end))
-        if n_read != counts.n_records:
-            raise input_changed()
-        if scores is not None:
-            scores.keep(names)
-
-    def write_rows(self, helpers: Helpers[Maker]) -> None:
+    def write_rows(self, groups: Sequence[Group], helpers: Helpers[RowBuilder]) -> None:
         """Write the rows of slices for a later join, except slices with a failed frame.
 
         It waits for shards in the backlog.
@@ -248,124 +169,116 @@ class Results:
         Raises:
             AbandonedError, InputError, FeatureFileError: as ``write``.
         """
-        folders = [self.rundir.rows, *([self.rundir.scores] if self.maker.scores else ())]
-        for folder in folders:
-            self.rundir.make_folder(folder)
-        groups = {group[0].index: group for group in self.plan.by_records()}
-        firsts = sorted(groups)
+        context = self.context
+        context.run_dir.make_folder(context.run_dir.rows)
+        if context.scores is not None:
+            context.run_dir.make_folder(context.scores.folder)
+        by_first = {group[0].index: group for group in groups}
+        firsts = sorted(by_first)
 
         def first_of(block: SliceRows) -> int:
             return firsts[bisect_right(firsts, block.index) - 1]
 
-        for first, blocks in groupby(self.written(helpers), key=first_of):
-            group, rows = groups[first], SliceRows([[] for _ in self.maker.stores])
+        for first, blocks in groupby(self._iter_rows(groups, helpers), key=first_of):
+            group = by_first[first]
+            rows = SliceRows([[] for _ in context.stores])
             for block in blocks:
                 self.backlog.check()
                 rows.include(block)
-            n_records = sum(self.plan.parts[one.index].counts.n_records for one in group)
+            n_records = sum(context.plan.parts[one.index].counts.n_records for one in group)
             if rows.n_records != n_records:
                 raise input_changed()
             if not rows.n_failed:
-                self.rows.write(group, rows)
+                context.finished_rows.cache.write(group, rows)
 
-    def rows_of(self, group: Sequence[Slice]) -> SliceRows | None:
-        """The rows of these slices, which have the same records, if they exist and are intact.
+    def _batches(self, indexes: _Files, helpers: Helpers[RowBuilder]) -> Iterator[RowBatch]:
+        """Yield the rows of all records, in order, and report the progress.
 
-        The scores that they were made from must be intact too, if the run keeps scores.
+        Raises:
+            InputError: the inputs have another number of records than the plan.
         """
-        rows, scores = self.rows.read(group), self.maker.scores
-        if rows is not None and scores is not None:
-            blocks = range(group[0].index, group[0].index + rows.n_blocks)
-            return rows if all(map(scores.is_whole, blocks)) else None
-        return rows
+        context = self.context
+        counts = context.plan.counts
+        n_done = 0
+        n_worked = 0
+        n_read = 0
+        to_do = counts.n_letters + (counts.n_searched if context.searches_regions else 0)
+        names = set[str]()
+        for rows in self._iter_rows(list(context.plan.by_records()), helpers):
+            yield from rows.batches
+            for index, files in zip(indexes, rows.files, strict=True):
+                index.extend(files)
+            names.update(shard_name(rows.index + position) for position in range(rows.n_blocks))
+            n_read += rows.n_records
+            n_done += rows.n_letters
+            to_do -= rows.work
+            n_worked += rows.work if rows.is_scored else 0
+            if context.scores is not None:
+                work = (n_worked, max(0, to_do))
+                context.on_event(Progress(SCORING, n_done, counts.n_letters, "letters", work))
+        if n_read != counts.n_records:
+            raise input_changed()
+        if context.scores is not None:
+            context.scores.keep(names)
 
-    def joined(self, plan: Plan) -> set[int]:
-        """The indices of the slices of a plan that have their rows and all their vectors."""
-        done = [store.names_done() for store in self.maker.stores]
-        of_plan = replace(self, plan=plan)
-        groups = (group for group in plan.by_records() if of_plan.is_done(group, done))
-        return {one.index for group in groups for one in group}
-
-    def is_done(self, group: Sequence[Slice], done: Sequence[set[str]]) -> bool:
-        """True if the rows of these slices exist, and their shards are in ``done``.
-
-        Damaged rows are found at the join if the shards exist, from which they can be made again;
-        otherwise the rows are read and verified here.
-        """
-        parts = [self.plan.parts[one.index] for one in group if one.index in self.plan.parts]
-        shards = [shard for part in parts for shard in part.shards]
-        names = {shard.name for shard in shards}
-        if not self.rows.has(group) or any(names - there for there in done):
-            return False
-        return all(shard.path.is_file() for shard in shards) or self.rows_of(group) is not None
-
-    def shards_without_rows(self) -> Iterator[Shard]:
-        """The shards that the tables still need; rows without vectors do not count."""
-        joined = self.joined(self.plan)
-        for group in self.plan.by_records():
-            if group[0].index not in joined:
-                if self.rows.has(group):
-                    self.rundir.delete(self.rows.path(group))
-                for one in group:
-                    yield from self.plan.parts[one.index].shards
-
-    def written(self, helpers: Helpers[Maker]) -> Iterator[SliceRows]:
-        """Yield the rows of each block, or of whole slices if they exist, in order."""
-        each = ((group, self.rows_of(group)) for group in self.plan.by_records())
-        for is_made, some in groupby(each, key=lambda one: one[1] is not None):
-            if is_made:
-                yield from (rows for _, rows in some if rows is not None)
+    def _iter_rows(
+        self, groups: Sequence[Group], helpers: Helpers[RowBuilder]
+    ) -> Iterator[SliceRows]:
+        """Yield the rows of each block, or of a complete slice if they exist, in order."""
+        finished = self.context.finished_rows
+        rows_by_group = ((group, finished.read(group)) for group in groups)
+        for is_finished, pairs in groupby(rows_by_group, key=lambda pair: pair[1] is not None):
+            if is_finished:
+                yield from (rows for _, rows in pairs if rows is not None)
             else:
-                yield from helpers.in_order(self.tasks((group for group, _ in some), helpers))
+                yield from helpers.in_order(self._tasks((group for group, _ in pairs), helpers))
 
-    def tasks(
-        self, groups: Iterable[Sequence[Slice]], helpers: Helpers[Maker]
-    ) -> Iterator[BlockTask]:
-        """Yield the blocks of slices.
-
-        A failed record is left out if a later input has it again.
-        """
-        latest = self.maker.manifest.latest()
+    def _tasks(self, groups: Iterable[Group], helpers: Helpers[RowBuilder]) -> Iterator[BlockTask]:
+        """Yield the blocks of slices. A failed record that a later input repeats is hidden."""
+        latest = self.context.manifest.latest()
         for group in groups:
-            number = group[0].generation
-            hidden = frozenset(name for name, last in latest.items() if last != number)
-            tasks = self.blocks(group, hidden, helpers)
-            for index, task in enumerate(tasks, group[0].index):
-                yield replace(task, index=index)
+            generation = group[0].generation
+            hidden = frozenset(name for name, last in latest.items() if last != generation)
+            if self.context.stores:
+                yield from self._framed_blocks(group, hidden, helpers)
+            else:
+                yield from self._plain_blocks(group[0], hidden)
 
-    def blocks(
-        self, group: Sequence[Slice], hidden: frozenset[str], helpers: Helpers[Maker]
-    ) -> Iterator[BlockTask]:
-        """Yield the blocks of the records of slices, which have the same records."""
-        if self.maker.stores:
-            yield from self.framed_blocks(group, hidden, helpers)
-        elif blocks := self.plan.parts[group[0].index].blocks:
-            for places in blocks:
-                n_bytes = sum((span.end or 0) - span.start for _, span in places)
-                yield BlockTask(n_bytes, (), array("q"), [], hidden, places)
-        else:  # packed inputs are unpacked in this process
-            yield from raw_tasks(self.maker.manifest.blocks(group[0].spans, self.streams), hidden)
+    def _plain_blocks(self, one: Slice, hidden: frozenset[str]) -> Iterator[BlockTask]:
+        """Yield the blocks of records without frames."""
+        blocks = self.context.plan.parts[one.index].blocks
+        if not blocks:  # packed inputs are unpacked in this process
+            records = self.context.manifest.blocks(one.spans, self.streams)
+            yield from plain_tasks(records, one.index, hidden)
+        for index, spans in enumerate(blocks, one.index):
+            n_bytes = sum((span.end or 0) - span.start for _, span in spans)
+            yield BlockTask(index=index, n_letters=n_bytes, spans=spans, hidden=hidden)
 
-    def framed_blocks(
-        self, group: Sequence[Slice], hidden: frozenset[str], helpers: Helpers[Maker]
+    def _framed_blocks(
+        self, group: Group, hidden: frozenset[str], helpers: Helpers[RowBuilder]
     ) -> Iterator[BlockTask]:
         """Yield the blocks of records with frames, as soon as these are embedded."""
-        files: list[list[IndexPart]] = [[] for _ in self.maker.stores]
-        of_series = [self.scored(one, files, hidden, helpers) for one in group]
-        for task in block_tasks(self.generation(group[0], of_series), hidden):
-            yield replace(task, files=[list(of_store) for of_store in files])
+        files: list[list[IndexPart]] = [[] for _ in self.context.stores]
+
+        def take_files() -> list[list[IndexPart]]:
+            taken = [list(of_store) for of_store in files]
             for of_store in files:
                 of_store.clear()
+            return taken
+
+        series = [self._score_shards(one, files, hidden, helpers) for one in group]
+        framed = self._join_frames(group[0], series)
+        yield from framed_tasks(framed, group[0].index, hidden, take_files)
         assert not any(files), "the last shard of a series has frames of the last block"
 
-    def generation(
-        self, one: Slice, of_series: Iterable[Iterable[ScoredShard]]
+    def _join_frames(
+        self, one: Slice, series: Iterable[Iterable[ScoredShard]]
     ) -> Iterator[FramedRecord]:
         """Yield each record of a slice with its frames, which are neighbours in the shards."""
-        streams = map(frames_by_record, of_series)
+        streams = map(frames_by_record, series)
         firsts = ((next(stream, None), stream) for stream in streams)
         heads = {first[0]: (first[1], stream) for first, stream in firsts if first}
-        records = parsed(self.maker.manifest.blocks(one.spans, self.streams))
+        records = parsed(self.context.manifest.blocks(one.spans, self.streams))
         for record in chain.from_iterable(block.each() for block in records):
             if record.id not in heads:
                 yield record, ()
@@ -377,33 +290,33 @@ class Results:
         if heads:
             raise input_changed()
 
-    def scored(
+    def _score_shards(
         self,
         one: Slice,
-        files: Sequence[list[IndexPart]],
+        files: _Files,
         hidden: frozenset[str],
-        helpers: Helpers[Maker],
+        helpers: Helpers[RowBuilder],
     ) -> Iterator[ScoredShard]:
         """Yield the shards of a slice, in order, as soon as they are embedded.
 
-        The ``files`` of each store are extended; indexes of them leave out vectors of ``hidden``
+        The ``files`` of each store are extended. Indexes of them leave out vectors of ``hidden``
         records, which a later generation replaces.
         """
         tasks: deque[tuple[Shard, Future[ScoredShard]]] = deque()
-        indices = self.plan.indices
+        indices = self.context.plan.indices
 
         def take() -> ScoredShard:
             shard, future = tasks.popleft()
             scored = future.result()
             n_done = bisect_right(indices, shard.index)
             work = (n_done, len(indices) - n_done)
-            self.on_event(Progress(STAGES[2], n_done, len(indices), "shards", work))
+            self.context.on_event(Progress(STAGES[2], n_done, len(indices), "shards", work))
             for of_store, more in zip(files, scored.files, strict=True):
                 of_store.extend(more)
             return scored
 
-        for shard in self.plan.parts[one.index].shards:
-            while tasks and (len(tasks) > helpers.n_ahead or self.backlog.owes(shard)):
+        for shard in self.context.plan.parts[one.index].shards:
+            while tasks and (len(tasks) > helpers.n_ahead or self.backlog.is_pending(shard)):
                 yield take()
             self.backlog.wait_for(shard)
             n_verified = tasks[0][0].index if tasks else shard.index
@@ -412,6 +325,21 @@ class Results:
             tasks.append((shard, helpers.submit(task)))
         while tasks:
             yield take()
+
+
+@contextmanager
+def open_tables(context: RunContext) -> Iterator[Callable[[RowBatch], None]]:
+    """Open all outputs of a run, and yield the function that adds rows to them."""
+    with Outputs(context.run_dir).writing() as tree:
+        folder = locate_outputs(context.run_dir, tree, context.manifest, per_file=context.per_file)
+        with open_outputs(context.outputs, folder) as add:
+            yield add
+
+
+def locate_outputs(run_dir: RunDir, tree: Tree, manifest: Manifest, *, per_file: bool) -> OutputDir:
+    """Where a run writes its outputs. ``tree``, the run folder, writes them."""
+    samples = run_dir.samples if per_file else None
+    return OutputDir(run_dir.root, tree, run_dir.shards, manifest.inputs, manifest.refused, samples)
 
 
 def frames_by_record(
@@ -432,39 +360,52 @@ def frames_by_record(
         yield record_id, runs
 
 
-def block_tasks(
-    framed: Iterable[FramedRecord], hidden: frozenset[str] = frozenset()
+def framed_tasks(
+    framed: Iterable[FramedRecord],
+    first_index: int,
+    hidden: frozenset[str],
+    take_files: Callable[[], _Files],
 ) -> Iterator[BlockTask]:
-    """Yield the tasks of blocks: of bounded size, or of one longer record."""
-    for group in grouped(framed, lambda one: len(one[0].header) + len(one[0].sequence)):
+    """Yield the tasks of blocks: of bounded size, or of one longer record.
+
+    ``take_files`` gives the feature files of the shards that were read since the last call.
+    """
+    groups = grouped(framed, lambda one: len(one[0].header) + len(one[0].sequence))
+    for index, group in enumerate(groups, first_index):
         records = [record for record, _ in group]
-        runs, frames, numbers = array("q"), list[ScoredFrames](), dict[int, int]()
-        for place, each, first, end in _placed(group, hidden):
-            number = numbers.setdefault(id(each), len(frames))
+        ranges = array("q")
+        frames = list[ShardFrames]()
+        numbers = dict[int, int]()  # index in ``frames`` by identity
+        for record_index, shard, first, end in _visible_runs(group, hidden):
+            number = numbers.setdefault(id(shard), len(frames))
             if number == len(frames):
-                frames.append(each)
-            runs.extend((place, number, first, end))
-        n_letters = sum(len(record.sequence) for record in records)
-        yield BlockTask(n_letters, (Records.of(records),), runs, frames, hidden)
+                frames.append(shard)
+            ranges.extend((record_index, number, first, end))
+        yield BlockTask(
+            index=index,
+            n_letters=sum(len(record.sequence) for record in records),
+            parts=(Records.of(records),),
+            ranges=ranges,
+            frames=frames,
+            hidden=hidden,
+            files=take_files(),
+        )
 
 
-def _placed(
+def _visible_runs(
     group: Iterable[FramedRecord], hidden: frozenset[str]
-) -> Iterator[tuple[int, ScoredFrames, int, int]]:
+) -> Iterator[tuple[int, ShardFrames, int, int]]:
     """Yield the frames of records that get a row, with the index of their record."""
-    for place, (record, runs) in enumerate(group):
+    for index, (record, runs) in enumerate(group):
         if record.id not in hidden:
-            yield from ((place, *run) for run in runs)
+            yield from ((index, *run) for run in runs)
 
 
-def raw_tasks(blocks: Iterable[Block], hidden: frozenset[str]) -> Iterator[BlockTask]:
+def plain_tasks(
+    blocks: Iterable[Block], first_index: int, hidden: frozenset[str]
+) -> Iterator[BlockTask]:
     """Yield the tasks of records without frames: neighbouring blocks, up to a bounded size."""
-    for parts in grouped(blocks, lambda block: block.n_letters):
+    groups = grouped(blocks, lambda block: block.n_letters)
+    for index, parts in enumerate(groups, first_index):
         n_letters = sum(part.n_letters for part in parts)
-        yield BlockTask(n_letters, tuple(parts), array("q"), [], hidden)
-
-
-def place_of(rundir: RunDir, tree: Tree, manifest: Manifest, *, per_file: bool) -> OutputDir:
-    """Where a run writes its outputs; ``tree``, the run folder, writes them."""
-    samples = rundir.samples if per_file else None
-    return OutputDir(rundir.root, tree, rundir.shards, manifest.inputs, manifest.refused, samples)
+        yield BlockTask(index=index, n_letters=n_letters, parts=tuple(parts), hidden=hidden)

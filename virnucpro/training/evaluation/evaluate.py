@@ -1,7 +1,7 @@
 """``virnucpro evaluate``: call labelled records as ``predict`` would, and measure the calls.
 
 Records that were not trained on are cut into fragments of the lengths that users have. These go
-through the same ``pipeline.run`` as any input of ``predict``. Calls are read from its tables and
+through the same ``run_predict`` as any input of ``predict``. Calls are read from its tables and
 joined with the labels by id. The figures go into ``evaluation.json``, a table, a page, a few lines
 and, on request, the card of a model.
 
@@ -71,9 +71,9 @@ from virnucpro.training.reports import (
 from virnucpro.viral.classifier import Caller
 from virnucpro.viral.head import HeadFacts
 from virnucpro.viral.types import Prediction
-from virnucpro.workflows.options import PredictOptions
-from virnucpro.workflows.pipeline import run
-from virnucpro.workflows.run_config import RunConfig, resolve
+from virnucpro.workflows.predict import run_predict
+from virnucpro.workflows.predict_config import PredictConfig, resolve_predict
+from virnucpro.workflows.predict_options import PredictOptions
 
 Figures = dict[str, Any]  # for JSON: rounded; None: not defined
 _RUN = "run"  # the run folder of the fragments
@@ -238,13 +238,13 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Figures:
         regions=False,
         report=False,
     )
-    config = resolve(prediction, on_event)
+    config = resolve_predict(prediction, on_event)
     executor = ProcessExecutor(config.resources.devices)
     return answer(question, config, executor, on_event)
 
 
 def answer(
-    question: _Question, config: RunConfig, executor: Executor, on_event: OnEvent
+    question: _Question, config: PredictConfig, executor: Executor, on_event: OnEvent
 ) -> Figures:
     """Cut, score and measure; ``config`` describes a run in ``run_folder``, still without inputs.
 
@@ -253,7 +253,7 @@ def answer(
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
     """
-    caller = config.caller.of_type("nucleotide")
+    caller = config.classifier.of_type("nucleotide")
     if question.options.model and "head" not in caller.facts:
         raise UsageError(
             f"no head comes with the model {printable(question.options.model)}",
@@ -266,7 +266,7 @@ def answer(
         scored = _scored(question, config)
         fragments = write_fragments(pairs, question.options, question.fasta, scored)
         config = replace(config, options=replace(config.options, input=(question.fasta,)))
-        summary = run(config, executor, on_event)
+        summary = run_predict(config, executor, on_event)
     if summary.exit_code:
         raise VirnucproError(
             f"not everything was scored: see {printable(question.run_folder)}",
@@ -312,7 +312,7 @@ def _in_use(folder: Path) -> Iterator[None]:
         raise
 
 
-def _scored(question: _Question, config: RunConfig) -> str | None:
+def _scored(question: _Question, config: PredictConfig) -> str | None:
     """The SHA-256 of the fragments of the run that is resumed; None for a new run."""
     manifest = open_run_dir(question.run_folder).read_manifest() if config.options.resume else None
     return manifest.inputs[0].sha256 if manifest and manifest.inputs else None

@@ -1,0 +1,34 @@
+"""The command ``extract``."""
+
+from __future__ import annotations
+
+from virnucpro.cli.exit_codes import needing
+from virnucpro.cli.run_command import Workflow, run_command
+from virnucpro.cli.typer_dataclass import ConsoleOptions, command
+from virnucpro.workflows.options import ExtractOptions
+
+
+@command(ExtractOptions, ConsoleOptions)
+def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
+    """Embed FASTA or FASTQ with ESM-2, and write features.h5 and records.tsv.
+
+    Proteins are embedded as they are; nucleotides are chunked and translated as in predict.
+    Exit codes are those of predict.
+
+    Example: virnucpro extract -i proteins.faa -o features/ --model esm2_t33_650M_UR50D
+
+    Many files: virnucpro extract -i proteomes/ -i samples.tsv -o features/
+
+    With half the disk space, and as Parquet too: virnucpro extract -i contigs.fa -o features/
+    --store bfloat16 --format parquet
+    """
+
+    def load() -> Workflow[ExtractOptions]:
+        if options.format == "parquet":
+            with needing("arrow"):
+                import pyarrow.parquet  # noqa: F401 - fail before anything is embedded
+        from virnucpro.workflows.extract import extract as run
+
+        return run
+
+    run_command(options, console, load)

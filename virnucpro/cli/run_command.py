@@ -1,0 +1,124 @@
+"""Run ``predict`` or ``extract`` with an executor, and print the outcome."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from virnucpro.cli.console import gpu_steps, loading, next_step, planned_steps, report, watched
+from virnucpro.cli.exit_codes import Finished, exits, needing
+from virnucpro.cli.typer_dataclass import ConsoleOptions
+from virnucpro.core.errors import UsageError
+from virnucpro.core.logging import printable
+from virnucpro.core.option_schema import carry
+from virnucpro.core.plugins import find_plugins
+from virnucpro.engine.options import WorkOptions
+from virnucpro.workflows.options import RunOptions
+
+if TYPE_CHECKING:
+    from virnucpro.core.events import OnEvent
+    from virnucpro.core.helper_pool import Pool
+    from virnucpro.engine.base import Executor
+    from virnucpro.store.progress_log import ShardFigures
+    from virnucpro.workflows.summary import Summary
+
+_RUN_KEPT = "what was finished is kept: run the same command with --resume"
+_FORCE_KEPT = (
+    "if the earlier results are still there, run the same command again; if they are gone, with "
+    "--resume in place of --force, which would delete what was finished"
+)
+_PLUGINS = "virnucpro.executors"  # entry points: classes, called with the options and devices
+
+
+_Options = TypeVar("_Options", bound=RunOptions)
+_Options_contra = TypeVar("_Options_contra", bound=RunOptions, contravariant=True)
+
+
+class Workflow(Protocol[_Options_contra]):
+    """The function behind a command, such as ``workflows.extract.extract``."""
+
+    def __call__(
+        self,
+        options: _Options_contra,
+        on_event: OnEvent,
+        executor_on: Callable[[Sequence[str]], Executor],
+        pool: Pool | None,
+    ) -> Summary: ...
+
+
+def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
+    """Return a function that makes the requested executor from the devices of this machine.
+
+    Raises:
+        UsageError: no executor has this name.
+        UnavailableError: its package is missing or broken.
+    """
+    if options.executor == "local":
+        from virnucpro.engine.local import ProcessExecutor
+
+        return ProcessExecutor
+    if options.executor != "parsl":
+        plugins = find_plugins(_PLUGINS, type)
+        if options.executor not in plugins:
+            raise UsageError(
+                f"there is no executor {printable(options.executor)}",
+                hint=f"the executors are {', '.join(('local', 'parsl', *sorted(plugins)))}",
+            )
+        return partial(plugins[options.executor](), options)
+    with needing("cluster"):
+        from virnucpro.engine.parsl import ParslExecutor
+    # Parsl starts its own programs by name; they are in the folder of this interpreter
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+    cache = options.cache and options.cache.absolute()
+    work = carry(options, WorkOptions, folder=options.output_dir.absolute(), cache=cache)
+    executor = ParslExecutor(options.executor_config, work, work_in_block)
+    return lambda _: executor
+
+
+def run_command(
+    options: _Options,
+    console: ConsoleOptions,
+    load: Callable[[], Workflow[_Options]],
+    start_pool: Callable[[], Pool | None] = lambda: None,
+) -> None:
+    """Run a workflow with these options, and print its outcome.
+
+    Args:
+        load: imports the workflow, and fails if a package that the options need is missing.
+        start_pool: starts helpers while the workflow is imported.
+    """
+    with exits(lambda: _FORCE_KEPT if options.force else _RUN_KEPT):
+        with loading(console):
+            pool = start_pool()
+            workflow = load()
+            executor_on = _executor_on(options)
+        with pool or nullcontext(), watched(console) as events:
+            summary = workflow(options, events, executor_on, pool)
+    with exits():
+        if summary.n_slices is None:
+            table = summary.first_table(options.output_dir, options.command)
+            step = next_step(table, sys.argv[1:], failed=summary.exit_code != 0)
+        else:
+            step = planned_steps(options, summary.n_slices, sys.argv[1:])
+        offer = [] if summary.is_embedding else gpu_steps(options, sys.argv[1:])
+        report([*summary.lines(options.output_dir), *offer, *step], console.quiet)
+    raise Finished(summary.exit_code)
+
+
+def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardFigures]:
+    """Embed some shards of a run, in a process that a scheduler started on another machine.
+
+    The process ends with its parent; Parsl's own workers do not.
+    """
+    from virnucpro.core.child_process import end_with
+    from virnucpro.workflows import work_share as story
+
+    end_with(os.getppid())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return story.work_for_run(replace(options, cuda_visible_devices=visible), indices)

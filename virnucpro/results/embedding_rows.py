@@ -1,0 +1,131 @@
+"""Make the rows of records that were embedded and not called."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import NamedTuple, TypeAlias
+
+from virnucpro.core.recipe import Status
+from virnucpro.core.types import FRAMES_FAILED, Records
+from virnucpro.results.counts import RecordCounts
+from virnucpro.results.outputs import EMBEDDED_TABLE, FAILED_SEQUENCES, OutputFile
+from virnucpro.results.row_batches import RowBatch, Rows
+from virnucpro.results.tsv import fasta, rows_of, texts, whole
+
+
+class FailedFrame(NamedTuple):
+    """A frame without a vector, and the reason."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddedRecords:
+    """Neighbouring records and what became of them, in columns in step."""
+
+    records: Records
+    statuses: list[Status]
+    notes: list[str]
+    n_chunks: list[int]
+    n_frames: list[int]  # with a vector
+    failures: Mapping[int, Sequence[FailedFrame]]  # by index of the record
+
+    def by_sample(self) -> Iterator[tuple[str, EmbeddedRecords]]:
+        """Split the records by sample."""
+        first = 0
+        for sample, group in groupby(self.records.samples):
+            end = first + len(list(group))
+            yield sample, self._rows(first, end)
+            first = end
+
+    def _rows(self, first: int, end: int) -> EmbeddedRecords:
+        rows = slice(first, end)
+        return EmbeddedRecords(
+            records=self.records.rows(rows),
+            statuses=self.statuses[rows],
+            notes=self.notes[rows],
+            n_chunks=self.n_chunks[rows],
+            n_frames=self.n_frames[rows],
+            failures={i - first: of for i, of in self.failures.items() if first <= i < end},
+        )
+
+    def by_own_ids(self) -> EmbeddedRecords:
+        """The same records with their ids in the file."""
+        names = self.records.names
+        records = self.records.with_ids(names)._replace(own_ids=[""] * len(names))
+        return replace(self, records=records)
+
+
+def count_embedded(results: EmbeddedRecords) -> RecordCounts:
+    """The counts of these records."""
+    counts = RecordCounts()
+    counts.statuses.update(Counter(results.statuses))
+    counts.n_mendable = sum(FRAMES_FAILED in note for note in results.notes)
+    counts.n_frames = sum(results.n_frames)
+    counts.n_failed_records = len(results.failures)
+    failed = [frame for frames in results.failures.values() for frame in frames]
+    counts.n_failed_frames = len(failed)
+    if failed:
+        counts.first_failure = f"{failed[0].id}: {failed[0].reason}"
+    return counts
+
+
+def make_batches(
+    results: EmbeddedRecords, outputs: Sequence[OutputFile], *, with_own: bool
+) -> list[RowBatch]:
+    """Make a batch per sample.
+
+    ``with_own``: make the rows of per-file outputs with the ids of the input file, too.
+    """
+    per_file = [output for output in outputs if output.per_file]
+    return [
+        RowBatch(
+            sample,
+            _make_rows(of_sample, outputs),
+            count_embedded(of_sample),
+            _make_rows(of_sample.by_own_ids(), per_file) if with_own else None,
+        )
+        for sample, of_sample in results.by_sample()
+    ]
+
+
+def _make_rows(results: EmbeddedRecords, outputs: Iterable[OutputFile]) -> Rows:
+    rows = {}
+    for output in outputs:
+        make = EMBEDDING_ROWS.get(output)
+        text = make(results) if make else None
+        if text is not None:
+            rows[output.file] = text
+    return rows
+
+
+def _record_rows(results: EmbeddedRecords) -> bytes:
+    """A row for each record."""
+    records = results.records
+    return rows_of(
+        texts(records.names),
+        texts(records.samples),
+        whole(records.lengths),
+        texts(results.statuses),
+        whole(results.n_chunks),
+        whole(results.n_frames),
+        texts(results.notes),
+    )
+
+
+def _failed_fasta(results: EmbeddedRecords) -> bytes | None:
+    headers = [results.records.headers[index] for index in results.failures]
+    sequences = [results.records.sequences[index] for index in results.failures]
+    return fasta(headers, sequences) or None
+
+
+_MakeRows: TypeAlias = Callable[[EmbeddedRecords], bytes | None]
+# Makes the rows of neighbouring records for an output, or None if they do not need the file.
+EMBEDDING_ROWS: Mapping[OutputFile, _MakeRows] = {
+    EMBEDDED_TABLE: _record_rows,
+    FAILED_SEQUENCES: _failed_fasta,
+}

@@ -1,0 +1,123 @@
+"""``virnucpro extract``: embed the records of the input, and list the status of each."""
+
+from __future__ import annotations
+
+from virnucpro.core.events import STAGES, OnEvent
+from virnucpro.core.helper_pool import Pool
+from virnucpro.engine.base import Executor
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.results.outputs import OUTPUTS
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.plan import Plan, Selection
+from virnucpro.store.run_dir import RunDir
+from virnucpro.workflows.extract_rows import EmbeddingRowBuilder
+from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.run_config import ExtractConfig, resolve_extract
+from virnucpro.workflows.run_context import RunContext, RunRecord, has_sample_tables
+from virnucpro.workflows.run_steps import (
+    ExecutorOn,
+    announce_plan,
+    announce_start,
+    choose_executor,
+    embed_and_write,
+    finish_plan,
+    finish_run,
+    log_summary,
+    make_plan,
+    open_run,
+    read_inputs,
+    start_record,
+    start_workers,
+)
+from virnucpro.workflows.summary import Summary
+
+
+def extract(
+    options: ExtractOptions,
+    on_event: OnEvent,
+    executor_on: ExecutorOn = ProcessExecutor,
+    pool: Pool | None = None,
+) -> Summary:
+    """Embed the records of the input in the run folder, as the options say.
+
+    ``pool``: helpers that may still be starting; None: start them when they are needed.
+
+    Raises:
+        VirnucproError: see ``errors``; finished shards are kept in every case.
+    """
+    config = resolve_extract(options, on_event)
+    return run_extract(config, choose_executor(config, executor_on), on_event, pool)
+
+
+def run_extract(
+    config: ExtractConfig, executor: Executor, on_event: OnEvent, pool: Pool | None = None
+) -> Summary:
+    """Run, or resume, an extraction.
+
+    Raises:
+        VirnucproError: see ``errors``; finished shards are kept in every case.
+    """
+    options = config.options
+    selection = Selection()  # every record
+    summary = Summary()
+    with open_run(config, executor, pool) as run:
+        with summary.stage(STAGES[0]), run.dir.planning():
+            manifest = read_inputs(run, config, on_event)
+            record = record_extract(run.dir, config, manifest)
+            announce_start(config, record)
+            job = start_workers(run, config, manifest, executor)
+            plan = make_plan(run, record, options, selection, None, on_event)
+            context = extract_context(config, record, plan, run.pool, on_event)
+            announce_plan(context, options, warnings=warn_of_plan(plan))
+            summary.count_plan(plan)
+            run.dir.delete(run.dir.report)  # it shows an earlier state
+        if options.plan_only:
+            finish_plan(context, summary)
+        else:
+            embed_and_write(context, config, job, executor, summary)
+            finish_run(context, summary)
+        log_summary(run, summary)
+    return summary
+
+
+def record_extract(run_dir: RunDir, config: ExtractConfig, manifest: Manifest) -> RunRecord:
+    """The facts of an extraction, and the key of its rows."""
+    key = ("extract", config.options.format, has_sample_tables(config.options, run_dir))
+    return start_record(run_dir, config, manifest, config.announcements, key)
+
+
+def extract_context(
+    config: ExtractConfig, record: RunRecord, plan: Plan, pool: Pool, on_event: OnEvent
+) -> RunContext:
+    """Everything that the steps after the plan of an extraction share."""
+    options = config.options
+    run_dir = record.run_dir
+    manifest = plan.manifest
+    per_file = has_sample_tables(options, run_dir)
+    return RunContext(
+        run_dir=run_dir,
+        record=record,
+        plan=plan,
+        row_builder=EmbeddingRowBuilder(
+            manifest=manifest,
+            stores=run_dir.stores_of(manifest.recipe),
+            slices=plan.shards_by_slice,
+            feature_format=options.format,
+            with_own_ids=per_file and manifest.is_qualified,
+        ),
+        outputs=OUTPUTS["extract"],
+        scores=None,
+        searches_regions=False,
+        per_file=per_file,
+        keep_intermediate=options.keep_intermediate,
+        has_report=options.report,
+        pool=pool,
+        on_event=on_event,
+    )
+
+
+def warn_of_plan(plan: Plan) -> list[str]:
+    """Warn if there is nothing to embed."""
+    if plan.shards:
+        return []
+    return ["no record has a frame to embed: the table has the status of each"]

@@ -1,0 +1,93 @@
+"""Make the rows of an extraction: the status of each record, and how many frames have a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from virnucpro.core.recipe import Reads, Status
+from virnucpro.core.types import FRAMES_FAILED, Orf, Records
+from virnucpro.results.embedding_rows import EmbeddedRecords, FailedFrame, make_batches
+from virnucpro.results.outputs import OUTPUTS
+from virnucpro.sequences.open_codes import other_codes
+from virnucpro.sequences.translate import screen_all
+from virnucpro.store.feature_store import ShardFeatures
+from virnucpro.workflows.table_tasks import BlockRows, Frame, FrameRange, RowBuilder, ShardFrames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRowBuilder(RowBuilder):
+    """Makes the rows of records that are embedded and not called."""
+
+    def pack_frames(
+        self, orfs: Sequence[Orf], features: Sequence[ShardFeatures], reasons: Mapping[str, str]
+    ) -> ShardFrames:
+        return ShardFrames.pack(
+            Frame.from_orf(orf, None, reasons.get(orf.id, ""), None) for orf in orfs
+        )
+
+    def make_rows(
+        self,
+        index: int,
+        records: Records,
+        ranges: Sequence[Sequence[FrameRange]],
+        frames: Sequence[ShardFrames],
+    ) -> BlockRows:
+        unpacked = [of_shard.unpack() for of_shard in frames]
+        by_record = [
+            [frame for r in of_record for frame in unpacked[r.shard][r.first : r.end]]
+            for of_record in ranges
+        ]
+        results = self._describe(records, by_record)
+        n_letters = int(records.lengths.sum())
+        return BlockRows(
+            batches=make_batches(results, OUTPUTS["extract"], with_own=self.with_own_ids),
+            n_letters=n_letters,
+            work=n_letters,
+            is_new=True,
+        )
+
+    def _describe(self, records: Records, frames: Sequence[Sequence[Frame]]) -> EmbeddedRecords:
+        """The status, the note and the counts of each record, from its frames."""
+        screened = screen_all(records, self.recipe)
+        statuses: list[Status] = []
+        notes: list[str] = []
+        n_chunks: list[int] = []
+        failures: dict[int, list[FailedFrame]] = {}
+        for index, length in enumerate(records.lengths.tolist()):
+            failed = [
+                FailedFrame(frame.id, frame.failure) for frame in frames[index] if frame.failure
+            ]
+            if failed:
+                failures[index] = failed
+            outcome = screened.get(index) or self._outcome(len(frames[index]), failed)
+            statuses.append(outcome[0])
+            notes.append(outcome[1])
+            n_chunks.append(0 if index in screened else self.recipe.count_chunks(length))
+        self._note_other_codes(records, statuses, notes)
+        n_frames = [
+            len(of_record) - len(failures.get(index, ())) for index, of_record in enumerate(frames)
+        ]
+        return EmbeddedRecords(records, statuses, notes, n_chunks, n_frames, failures)
+
+    def _outcome(self, n_frames: int, failed: Sequence[FailedFrame]) -> tuple[Status, str]:
+        """The status and the note of a record that passed the screen."""
+        if not n_frames:
+            # an encoder of chunks reads all that have a known base
+            return "no_orf", "no known base" if Reads.CHUNK in self.recipe.reads else ""
+        if not failed:
+            return "embedded", ""
+        note = f"{len(failed)} of {n_frames} {FRAMES_FAILED}: {failed[0].reason}"
+        return "failed" if len(failed) == n_frames else "embedded", note
+
+    def _note_other_codes(
+        self, records: Records, statuses: Sequence[Status], notes: list[str]
+    ) -> None:
+        """Add notes on records that seem to use another genetic code."""
+        indices = [
+            index
+            for index, status in enumerate(statuses)
+            if status in ("embedded", "no_orf") and not notes[index]
+        ]
+        for index, note in other_codes(records, indices, self.recipe).items():
+            notes[index] = note

@@ -1,0 +1,223 @@
+"""``virnucpro predict``: score and call the records of the input; with a model, embed them, too.
+
+It has the steps of ``extract``. In addition a classifier selects the records to embed, and its
+calls fill the tables. Without a model, the scores of the records take the place of vectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from virnucpro.core.events import STAGES, OnEvent
+from virnucpro.core.helper_pool import Pool
+from virnucpro.core.logging import LOGGER
+from virnucpro.core.option_schema import carry
+from virnucpro.core.recipe import Recipe
+from virnucpro.engine.base import Executor
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.results.outputs import OUTPUTS
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.plan import Plan
+from virnucpro.store.run_dir import RunDir
+from virnucpro.viral.classifier import Caller
+from virnucpro.viral.options import CutOptions
+from virnucpro.viral.provirus import RegionFinder
+from virnucpro.workflows.predict_config import PredictConfig, resolve_predict
+from virnucpro.workflows.predict_options import PredictOptions
+from virnucpro.workflows.predict_rows import SELECTION, CallRowBuilder
+from virnucpro.workflows.rethreshold import find_lost_inputs, rethreshold
+from virnucpro.workflows.run_context import RunContext, RunRecord, has_sample_tables
+from virnucpro.workflows.run_steps import (
+    ExecutorOn,
+    OpenRun,
+    announce_plan,
+    announce_start,
+    choose_executor,
+    embed_and_write,
+    finish_plan,
+    finish_run,
+    log_summary,
+    make_plan,
+    open_run,
+    read_inputs,
+    start_record,
+    start_workers,
+)
+from virnucpro.workflows.score_cache import ScoreStore
+from virnucpro.workflows.summary import Summary
+
+
+def predict(
+    options: PredictOptions,
+    on_event: OnEvent,
+    executor_on: ExecutorOn = ProcessExecutor,
+    pool: Pool | None = None,
+) -> Summary:
+    """Call the records of the input in the run folder, as the options say.
+
+    ``pool``: helpers that may still be starting; None: start them when they are needed.
+
+    Raises:
+        VirnucproError: see ``errors``; finished shards are kept in every case.
+    """
+    config = resolve_predict(options, on_event)
+    return run_predict(config, choose_executor(config, executor_on), on_event, pool)
+
+
+def run_predict(
+    config: PredictConfig, executor: Executor, on_event: OnEvent, pool: Pool | None = None
+) -> Summary:
+    """Run, or resume, a prediction.
+
+    Raises:
+        VirnucproError: see ``errors``; finished shards are kept in every case.
+    """
+    options = config.options
+    summary = Summary()
+    with open_run(config, executor, pool) as run:
+        if lost := find_lost_inputs(options, run.recorded):
+            _predict_without_inputs(run, config, lost[0], summary, on_event)
+            log_summary(run, summary)
+            return summary
+        with summary.stage(STAGES[0]), run.dir.planning():
+            manifest = read_inputs(run, config, on_event)
+            calls = resolve_calls(config, run.dir, manifest.recipe)
+            record = record_predict(run.dir, config, manifest, calls)
+            announce_start(config, record)
+            job = start_workers(run, config, manifest, executor)
+            plan = make_plan(run, record, options, SELECTION, calls.scores, on_event)
+            context = predict_context(config, record, calls, plan, run.pool, on_event)
+            announce_plan(context, options, warnings=warn_of_plan(calls.classifier, plan))
+            summary.count_plan(plan)
+            summary.announce_calls(calls.classifier, run.recorded)
+            run.dir.delete(run.dir.report)  # it shows an earlier state
+        if options.plan_only:
+            finish_plan(context, summary)
+        else:
+            embed_and_write(context, config, job, executor, summary)
+            finish_run(context, summary)
+        log_summary(run, summary)
+    return summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classification:
+    """What scores and calls the records of one input type."""
+
+    classifier: Caller
+    finder: RegionFinder | None  # None: no search for regions
+    scores: ScoreStore | None  # None: scores are not stored
+
+
+def resolve_calls(config: PredictConfig, run_dir: RunDir, recipe: Recipe) -> Classification:
+    """The classifier for the type of the input, its region finder and its stored scores.
+
+    Raises:
+        UsageError: an option of the threshold is not possible for these records.
+        InputMissingError, UnavailableError: the region model is missing or damaged.
+    """
+    options = config.options
+    classifier = config.classifier.of_type(recipe.input_type)
+    finder = None
+    if options.regions and recipe.input_type == "nucleotide":
+        # it uses the scorer, whoever calls
+        finder = RegionFinder.embedded(
+            recipe.genetic_code,
+            classifier.scorer,
+            options.region_model,
+            options.least_posterior,
+        )
+    scores = None
+    if classifier.keeps_scores:
+        digest = finder.digest if finder else ""
+        scores = ScoreStore(run_dir, run_dir.scores, recipe.fingerprint, digest)
+    return Classification(classifier=classifier, finder=finder, scores=scores)
+
+
+def record_predict(
+    run_dir: RunDir, config: PredictConfig, manifest: Manifest, calls: Classification
+) -> RunRecord:
+    """The facts of a prediction, and the key of its rows."""
+    options = config.options
+    classifier = calls.classifier
+    key = (
+        type(classifier).__name__,
+        sorted(classifier.hashes.items()),
+        classifier.cut,
+        carry(options, CutOptions, region_model=None),
+        calls.finder.digest if calls.finder else "",
+        has_sample_tables(options, run_dir),
+    )
+    announced = (*classifier.announcements, *config.announcements)
+    return start_record(run_dir, config, manifest, announced, key)
+
+
+def make_row_builder(config: PredictConfig, plan: Plan, calls: Classification) -> CallRowBuilder:
+    """The context of the table tasks of a prediction."""
+    manifest = plan.manifest
+    per_file = has_sample_tables(config.options, plan.rundir)
+    return CallRowBuilder(
+        manifest=manifest,
+        stores=plan.rundir.stores_of(manifest.recipe),
+        slices=plan.shards_by_slice,
+        with_own_ids=per_file and manifest.is_qualified,
+        classifier=calls.classifier,
+        finder=calls.finder,
+        scores=calls.scores,
+    )
+
+
+def predict_context(
+    config: PredictConfig,
+    record: RunRecord,
+    calls: Classification,
+    plan: Plan,
+    pool: Pool,
+    on_event: OnEvent,
+) -> RunContext:
+    """Everything that the steps after the plan of a prediction share."""
+    options = config.options
+    run_dir = record.run_dir
+    return RunContext(
+        run_dir=run_dir,
+        record=record,
+        plan=plan,
+        row_builder=make_row_builder(config, plan, calls),
+        outputs=OUTPUTS["predict"],
+        scores=calls.scores,
+        searches_regions=calls.finder is not None,
+        per_file=has_sample_tables(options, run_dir),
+        keep_intermediate=options.keep_intermediate,
+        has_report=options.report,
+        pool=pool,
+        on_event=on_event,
+    )
+
+
+def warn_of_plan(classifier: Caller, plan: Plan) -> list[str]:
+    """Warn about records with weak calls or none."""
+    counts = plan.counts
+    numbers = (counts.n_records, counts.n_short, len(plan.shards))
+    return list(classifier.warnings(plan.manifest.recipe.chunk_size, *numbers))
+
+
+def _predict_without_inputs(
+    run: OpenRun, config: PredictConfig, lost: str, summary: Summary, on_event: OnEvent
+) -> None:
+    """Apply another threshold to the stored scores of a finished run whose input is gone.
+
+    Raises:
+        ResumeError, InputMissingError: as ``check_same_recipe`` and ``rethreshold``.
+    """
+    recorded = run.recorded
+    assert recorded is not None, "a run that is resumed"
+    recorded.check_same_recipe(config.recipe_for(recorded.recipe.input_type))
+    calls = resolve_calls(config, run.dir, recorded.recipe)
+    assert calls.scores is not None, "scores are kept where the scorer calls"
+    record = record_predict(run.dir, config, recorded, calls)
+    plan = Plan(run.dir, recorded)
+    context = predict_context(config, record, calls, plan, run.pool, on_event)
+    LOGGER.warning("the input is missing: %s; using the scores of this run for the calls", lost)
+    summary.count_plan(plan)
+    summary.announce_calls(calls.classifier, recorded)
+    rethreshold(context, make_row_builder(config, plan, calls), calls.scores, lost, summary)

@@ -1,0 +1,77 @@
+"""The options of ``predict`` and ``regions``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from virnucpro.core.option_schema import MODEL, flag, folder, given_of, names_of, option, refuse
+from virnucpro.core.recipe import Command, Embed
+from virnucpro.engine.options import CacheOptions, EngineOptions
+from virnucpro.models.options import model_option
+from virnucpro.viral.options import CallsBy, CutOptions, Head, RegionModel
+from virnucpro.workflows.options import RunOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(CutOptions, RunOptions):
+    """The options of ``predict``."""
+
+    command: ClassVar[Command] = "predict"
+    threshold_options: ClassVar = tuple(field.name for field in fields(CutOptions))
+    table_options: ClassVar = ("model", "head", "calls", "embed", "per_file")
+
+    model: Annotated[
+        str | None,
+        model_option(
+            "none: nothing is embedded; esm2_virnucpro with --head, --calls head, --embed, "
+            "--cache, --executor, or any device option except --workers"
+        ),
+    ] = None
+    head: Head = None
+    calls: CallsBy = "auto"
+    embed: Annotated[
+        Embed | None,
+        option(
+            "Embed only some records, by their score. viral: records that a preset calls virus, or "
+            "nearly; uncertain: these, except records that every preset calls virus. The scorer "
+            "alone calls the others.",
+            MODEL,
+            show_default="all; viral with cnn_virnucpro; with --resume as before",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        CutOptions.__post_init__(self)
+        RunOptions.__post_init__(self)
+        if self.calls == "scorer":
+            refuse(self, ("head",), "with --calls scorer")
+
+    @property
+    def asks_for_vectors(self) -> bool:
+        """True if a model, a head, --embed or any option of the engine was given."""
+        return self.model is not None or bool(self.given_to_embed)
+
+    @property
+    def given_to_embed(self) -> list[str]:
+        """The options that make a run embed without naming a model."""
+        names = names_of(EngineOptions, CacheOptions) - {"workers"}
+        names |= {"executor", "executor_config", "embed", "head"}
+        typed = map(flag, names.intersection(self.typed))
+        calls = ["--calls head"] if self.calls == "head" else []
+        return sorted({*typed, *given_of(self, names), *calls})
+
+    def check_type(self, input_type: str) -> None:
+        super().check_type(input_type)
+        if input_type == "protein":
+            refuse(self, ("region_model",), "on proteins, which have no regions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionsOptions:
+    """A finished run, and how to find regions in it."""
+
+    folder: Annotated[Path, folder("Run folder of a finished `virnucpro predict`.")]
+    region_model: RegionModel = None
+    argv: tuple[str, ...] = ()  # the command, for the log

@@ -1,0 +1,418 @@
+"""The steps of a run that ``extract`` and ``predict`` share, in the order in which they happen."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from virnucpro._version import __version__
+from virnucpro.core.errors import FeatureFileError
+from virnucpro.core.events import (
+    STAGES,
+    STARTING,
+    BatchDone,
+    EmbeddingStarted,
+    Event,
+    OnEvent,
+    Progress,
+    ShardDone,
+    WorkerReady,
+)
+from virnucpro.core.helper_pool import Pool
+from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.types import Shard
+from virnucpro.engine.base import Executor, Job
+from virnucpro.engine.device_timeline import Start
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.models.devices import torch_build
+from virnucpro.results.counts import RecordCounts
+from virnucpro.results.outputs import open_run_dir
+from virnucpro.sequences.inputs import InputFile
+from virnucpro.store.checksums import Outputs
+from virnucpro.store.feature_store import FeatureStore
+from virnucpro.store.manifest import Manifest
+from virnucpro.store.plan import Plan, Selection
+from virnucpro.store.run_dir import RunDir
+from virnucpro.workflows.collect_inputs import collect_inputs
+from virnucpro.workflows.options import RunOptions, record_options
+from virnucpro.workflows.run_config import RunConfig
+from virnucpro.workflows.run_context import RunContext, RunRecord
+from virnucpro.workflows.summary import Summary
+from virnucpro.workflows.table_cache import FinishedRows, RowStore, ScoreFiles
+from virnucpro.workflows.write_tables import Backlog, TableWriter
+
+# time to read a letter, in units of the time to score one: 0.07 for contigs of 3,000 bases, 0.11
+# for chromosomes, 0.13 for reads of 150 (`taskset -c 1 virnucpro predict -i FILE --workers 1`)
+_READING = 0.1
+_BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
+
+T = TypeVar("T")
+ExecutorOn: TypeAlias = Callable[[Sequence[str]], Executor]  # devices -> executor
+
+
+def choose_executor(config: RunConfig, executor_on: ExecutorOn) -> Executor:
+    """The executor of a run; without devices if other processes embed."""
+    is_left_to_others = config.options.no_embed or config.options.plan_only
+    return ProcessExecutor(()) if is_left_to_others else executor_on(config.resources.devices)
+
+
+# Opening
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A locked run folder, the run that is resumed in it, and the helpers of this start."""
+
+    dir: RunDir
+    recorded: Manifest | None  # None: a new run
+    pool: Pool
+
+
+@contextmanager
+def open_run(config: RunConfig, executor: Executor, pool: Pool | None) -> Iterator[OpenRun]:
+    """Lock the folder of a run, and end its processes with the block.
+
+    ``pool``: helpers that may still be starting; None: start them when they are needed.
+
+    Raises:
+        OutputError, UsageError, ResumeError: the folder is in use, not free, or damaged.
+    """
+    options = config.options
+    run_dir = open_run_dir(config.output)
+    pool = pool or Pool(config.resources.n_helpers)
+    with run_dir.in_use(), closing(executor), pool:
+        run_dir.check_free(resume=options.resume, force=options.force)
+        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(options.argv)))
+        recorded = run_dir.read_manifest() if options.resume else None
+        yield OpenRun(run_dir, recorded, pool)
+
+
+def read_inputs(run: OpenRun, config: RunConfig, on_event: OnEvent) -> Manifest:
+    """Find and read the inputs, and check that they fit the recorded run, if any.
+
+    Raises:
+        InputError, InputMissingError: none of the inputs can be read.
+        ResumeError, UsageError: the recorded run is another one, or an option does not fit.
+    """
+    options = config.options
+    if options.resume and run.recorded is None:
+        announce(f"no run yet in {printable(run.dir.root)}: starting a new one")
+    if options.force:
+        run.dir.refuse_to_clear(options.input)
+    manifest = collect_inputs(config, run.dir, run.recorded, on_event)
+    options.check_type(manifest.recipe.input_type)
+    return manifest
+
+
+def start_record(
+    run_dir: RunDir, config: RunConfig, manifest: Manifest, announced: Sequence[str], key: object
+) -> RunRecord:
+    """Collect the facts about this start for ``run.json``.
+
+    Args:
+        announced: lines about who calls and what embeds.
+        key: all that the rows depend on, besides the records, the shards and the recipe.
+    """
+    torch = torch_build()
+    versions = {"torch": torch.version} if torch else {}
+    facts: dict[str, Any] = {
+        "argv": list(config.options.argv),
+        "versions": {**versions, "numpy": np.__version__},
+        "host": socket.gethostname(),
+        "checkpoints": list(map(str, config.checkpoints)),
+        "announced": list(announced),
+        "resources": asdict(config.resources),
+        **record_options(config.options),
+    }
+    cache_key = hashlib.sha256(repr(key).encode()).hexdigest()
+    return RunRecord(run_dir=run_dir, manifest=manifest, facts=facts, cache_key=cache_key)
+
+
+def announce_start(config: RunConfig, record: RunRecord) -> None:
+    """Announce what the run will do, and warn about the costs of choices."""
+    for announcement in record.facts["announced"]:
+        announce(announcement)
+    for compromise in config.compromises:
+        LOGGER.warning("%s", compromise)
+
+
+def start_workers(run: OpenRun, config: RunConfig, manifest: Manifest, executor: Executor) -> Job:
+    """Start as many workers as pay off, so that they load their models during the planning."""
+    job = Job.of(run.dir, manifest.recipe, config.weights, config.options)
+    if job.stores:
+        new = manifest.inputs[len(run.recorded.inputs) if run.recorded else 0 :]
+        n_worth = sum(file.n_bytes for file in new) // _BYTES_PER_WORKER
+        executor.start(job, config.resources, n_worth)
+    return job
+
+
+# Planning
+
+
+def make_plan(
+    run: OpenRun,
+    record: RunRecord,
+    options: RunOptions,
+    selection: Selection,
+    scores: ScoreFiles | None,
+    on_event: OnEvent,
+) -> Plan:
+    """Cut the inputs into shards, unless an earlier start did, and claim the folder.
+
+    With --plan-only, cut them into slices, which other processes plan. Old results are deleted and
+    ``run.json`` is written only after every input was read to its end, so a refused input changes
+    nothing. If killed at any point, the folder contains a resumable run or is free.
+    """
+    keep = options.keep_intermediate
+    plan = _find_plan(run, record, scores, on_event, keep=keep) if run.recorded else None
+    if plan is None:
+        plan = Plan.cut(run.dir, record.manifest, keep_intermediate=keep)
+    if not options.plan_only:
+        total = 0 if plan.parts else InputFile.letters_of(record.manifest.inputs)
+
+        is_scored = not record.manifest.recipe.encoders
+
+        def on_letters(n_done: int) -> None:
+            on_event(_reading_progress(n_done, total, is_scored=is_scored))
+
+        plan = plan.make(selection, on_letters, run.pool)
+    if plan.is_aside:
+        plan.write_listing()
+        if run.recorded is None:
+            run.dir.clear()
+    record.write_begun("unfinished")
+    if plan.is_aside:
+        run.dir.adopt_plan()
+        plan = replace(plan, is_aside=False)
+    if plan.keeps_chunks and not (options.plan_only or run.dir.chunks.is_file()):
+        plan.write_chunks(selection)
+    run.dir.clear_copies(record.manifest)
+    return plan
+
+
+def _reading_progress(n_done: int, total: int, *, is_scored: bool) -> Progress:
+    """The progress of planning. Before a model has run, nobody knows how long embedding takes."""
+    work = None
+    if is_scored and total:
+        n_unread = max(0, total - n_done)
+        work = (int(n_done * _READING), int(n_unread * _READING) + total)
+    return Progress(STAGES[0], n_done, total, "letters", work)
+
+
+def _find_plan(
+    run: OpenRun,
+    record: RunRecord,
+    scores: ScoreFiles | None,
+    on_event: OnEvent,
+    *,
+    keep: bool,
+) -> Plan | None:
+    """Read the plan of an earlier start, if it belongs to this run: slices with intact files.
+
+    Shards of slices that have rows are not read: nothing needs them.
+    """
+    plan = Plan.read(run.dir, record.manifest)
+    if plan is None or (keep and not plan.keep_intermediate):
+        return None
+    plan = replace(plan, keep_intermediate=keep)
+    finished = FinishedRows(
+        cache=RowStore(plan, record.cache_key),
+        stores=run.dir.stores_of(record.manifest.recipe),
+        scores=scores,
+    )
+    needed = {one.index for one in plan.slices}.difference(finished.find_slices())
+    on_shard = report_shards(on_event, "checking shards")
+    return plan.without_damaged(plan.limited(needed).shards, on_shard)
+
+
+def announce_plan(context: RunContext, options: RunOptions, warnings: Sequence[str] = ()) -> None:
+    """Announce the input, and warn about what weakens calls.
+
+    ``warnings``: of the classifier, which apply unless the input is empty.
+    """
+    plan = context.plan
+    n_files = counted(len(plan.manifest.inputs), "file")
+    input_type = plan.manifest.recipe.input_type
+    if options.plan_only:
+        announce(f"{n_files}, {input_type}; {counted(len(plan.slices), 'slice')}")
+        return
+    counts = plan.counts
+    shards = f"; {counted(len(plan.shards), 'shard')}" if plan.shards else ""
+    announce(f"{counted(counts.n_records, 'record')} of {n_files}, {input_type}{shards}")
+    if not counts.n_records:
+        LOGGER.warning(
+            "the input has no records, so tables have only a header: check the files, or what "
+            "writes to the pipe"
+        )
+        return
+    for warning in warnings:
+        LOGGER.warning("%s", warning)
+    if counts.n_gaps:
+        LOGGER.warning(
+            "left out: %s (- . ~) of an alignment, in %s",
+            counted(counts.n_gaps, "gap"),
+            counted(counts.n_gapped, "record"),
+        )
+
+
+def finish_plan(context: RunContext, summary: Summary) -> None:
+    """Finish a plan: make the folders that the processes of ``work`` need."""
+    for store in context.stores:
+        store.make_folder()
+    context.record.write_begun("planned")
+    summary.n_slices = len(context.plan.slices)
+
+
+# Embedding, and writing tables
+
+
+def embed_and_write(
+    context: RunContext, config: RunConfig, job: Job, executor: Executor, summary: Summary
+) -> None:
+    """Embed what is missing and write the tables. Repeat if a feature file was damaged."""
+    try:
+        _embed_and_write(context, config, job, executor, summary)
+    except FeatureFileError as error:
+        LOGGER.warning("%s; checking every feature file; damaged ones are made again", error)
+        on_shard = report_shards(context.on_event, "checking every feature file")
+        for store in job.stores:
+            store.discard_damaged(context.plan.shards, on_shard)
+        _embed_and_write(context, config, job, executor, summary)
+
+
+def _embed_and_write(
+    context: RunContext, config: RunConfig, job: Job, executor: Executor, summary: Summary
+) -> None:
+    """Embed what is missing, and write the tables as shards are done.
+
+    Raises:
+        FeatureFileError: a file that looked finished has damaged content.
+    """
+    plan = context.plan
+    embedding, writing = summary.stages[-2:]
+    with summary.stage(embedding):
+        missing = list(context.finished_rows.find_missing_shards())
+        replaced = frozenset(context.manifest.replaced)
+        pending = find_pending(context.stores, missing, replaced, context.on_event)
+        for store in context.stores if pending else ():
+            store.make_folder()
+    backlog = Backlog(pending)
+    writer = TableWriter(context, backlog)
+    write = partial(writer.write, writer.count_helpers())
+    try:
+        if not pending:
+            executor.close()  # workers started for inputs that gave no shard
+            with summary.stage(writing), context.pool.ended_by_errors():
+                summary.records = write()
+            return
+        n_before = len(plan.shards) - len(pending)
+        started = EmbeddingStarted(tuple(pending), n_before, plan.files, job.encoders)
+        context.on_event(started)
+        with write_in_thread(context.pool, backlog, write) as tables:
+            with summary.stage(embedding):
+                events = executor.run(pending, job, config.resources)
+                _follow(events, context, backlog, summary, tables)
+            with summary.stage(writing):
+                summary.records = tables.result()
+    finally:
+        context.run_dir.sweep()  # unfinished files of dead or stopped processes
+
+
+@contextmanager
+def write_in_thread(pool: Pool, backlog: Backlog, write: Callable[[], T]) -> Iterator[Future[T]]:
+    """Write tables in a thread that waits for each shard. It ends with the ``with`` block."""
+    thread = ThreadPoolExecutor(1, "tables")
+    try:
+        with pool.ended_by_errors():
+            yield thread.submit(write)
+    finally:
+        backlog.abandon()
+        thread.shutdown()
+
+
+def _follow(
+    events: Generator[Event, None, None],
+    context: RunContext,
+    backlog: Backlog,
+    summary: Summary,
+    tables: Future[RecordCounts],
+) -> None:
+    """Follow the events of an executor to their end, or until writing the tables fails."""
+    machine = Start()
+    start = time.monotonic()
+    with machine.kept(context.run_dir.machine), closing(events):
+        for event in events:
+            context.on_event(event)
+            machine.take(event)
+            backlog.on_event(event)
+            match event:
+                case WorkerReady(description=description):
+                    summary.workers.append(description)
+                    summary.seconds.setdefault(STARTING, round(time.monotonic() - start, 3))
+                case BatchDone(n_tokens=n_tokens):
+                    summary.n_tokens += n_tokens
+                case ShardDone():
+                    summary.count_cached(event)
+            if tables.done() and not backlog.is_empty:
+                return
+    assert backlog.is_empty, "an executor ends each shard in ShardDone or ShardFailed"
+
+
+def find_pending(
+    stores: Sequence[FeatureStore],
+    shards: Sequence[Shard],
+    replaced: frozenset[str],
+    on_event: OnEvent,
+) -> list[Shard]:
+    """The shards that an encoder still has to embed; failures of ``replaced`` records do not count.
+
+    Nothing is deleted: other processes may be writing.
+    """
+    on_shard = report_shards(on_event, "checking finished shards")
+    by_store = [store.find_pending(shards, replaced, on_shard) for store in stores]
+    pending = {shard.index for shard in chain.from_iterable(by_store)}
+    return [shard for shard in shards if shard.index in pending]
+
+
+def report_shards(on_event: OnEvent, stage: str) -> Callable[[int, int], None]:
+    """A function that reports how many shards of all are checked."""
+    return lambda done, total: on_event(Progress(stage, done, total, "shards"))
+
+
+# The end
+
+
+def finish_run(context: RunContext, summary: Summary, *, is_complete: bool = True) -> None:
+    """Write the outcome to ``run.json``, delete intermediate files, and write the page."""
+    run_dir = context.run_dir
+    hosts = [asdict(host) for host in run_dir.hosts()]
+    hashes = Outputs(run_dir).hash()
+    state = "complete" if is_complete and not summary.exit_code else "partial"
+    context.record.write(state, counts=summary.facts, hosts=hosts, **{Outputs.field: hashes})
+    run_dir.clear_parts()
+    if not context.keep_intermediate and not summary.records.n_failed_frames:
+        run_dir.clear_shards()
+    if context.has_report:
+        _write_report(context)
+
+
+def _write_report(context: RunContext) -> None:
+    """Write the page of the run. Only here, at its end, its code is needed."""
+    from virnucpro.results.report.run_report import write_run_page
+
+    write_run_page(context.run_dir, context.pool)
+
+
+def log_summary(run: OpenRun, summary: Summary) -> None:
+    for line in summary.lines(run.dir.root):
+        LOGGER.info("%s", line)
