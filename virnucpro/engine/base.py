@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from virnucpro.core.events import Event
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.types import Shard
 from virnucpro.engine.options import CacheOptions
-from virnucpro.engine.vector_cache import CacheFolder
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from virnucpro.engine.vector_cache import CacheFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ class Job:
         """Make the job of this process in a run folder, with the requested cache."""
         cache = None
         if options and options.cache:
+            from virnucpro.engine.vector_cache import CacheFolder
+
             cache = CacheFolder.open(options.cache, options.cache_size)
         stores = rundir.stores_of(recipe)
         return cls(rundir.root, stores, weights if stores else (), rundir.user, cache=cache)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -23,14 +23,17 @@ from virnucpro.core.logging import escaped, printable
 from virnucpro.core.numeric import Values
 from virnucpro.results.outputs import REGION_TABLE, TRACKS
 from virnucpro.results.table_blocks import TableBlock, reading, spans_of
-from virnucpro.results.table_readers import parse_region
-from virnucpro.viral.types import Region
+
+if TYPE_CHECKING:
+    from virnucpro.viral.types import Region
 
 _MOST_OF_LOG = 1 << 20  # bytes, from its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
 _START = re.compile(r"virnucpro \S+: ")
 Key: TypeAlias = tuple[str, str]  # file and id of a record
-ListedRegions = dict[Key, tuple[str, list[Region]]]  # file and id -> id in the run, regions
+ListedRegions: TypeAlias = (
+    "dict[Key, tuple[str, list[Region]]]"  # file and id -> id in the run, regions
+)
 _MOST = 10**15  # largest number on the page
 _MOST_LISTED = 5_000  # records whose regions a page lists
 _BASES_PER_BIN, _MOST_BINS = 1_000, 10_000  # of the evidence along a record
@@ -160,7 +163,11 @@ def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:
     Raises:
         InputError: the table is damaged.
     """
-    n_regions, listed = Counter[Key](), ListedRegions()
+    # not at the top of the file: the page of an extraction has no regions
+    from virnucpro.results.table_readers import parse_region
+
+    n_regions = Counter[Key]()
+    listed: ListedRegions = {}
     for span in spans_of(table):
         with reading(table):
             rows = zip(*span.read().columns(REGION_TABLE.columns), strict=True)

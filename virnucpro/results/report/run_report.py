@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, compress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -57,7 +57,9 @@ from virnucpro.results.report.run_json import (
 from virnucpro.results.table_blocks import TableBlock, reading, spans_of
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.run_dir import RECORD_TABLES, RunDir
-from virnucpro.viral.types import Region
+
+if TYPE_CHECKING:
+    from virnucpro.viral.types import Region
 
 _N_TOP = 20  # best viral records in the list
 _HIGH_FDR = 0.2  # a class of length with this share of false calls is called weak
@@ -219,7 +221,8 @@ def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
     facts = Facts.read(rundir.manifest)
     is_extract = facts.text("recipe", "command") == "extract"
     table = rundir.record_table("extract" if is_extract else "predict")
-    n_regions, listed = Counter[tuple[str, str]](), ListedRegions()
+    n_regions = Counter[tuple[str, str]]()
+    listed: ListedRegions = {}
     if not is_extract:
         n_regions, listed = read_page_regions(rundir.output(REGION_TABLE.file))
     input_type, has_table = facts.text("recipe", "input_type"), table.is_file()
