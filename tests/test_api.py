@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import fields
@@ -140,6 +141,135 @@ def test_vectors_come_in_input_order_by_id_and_leave_no_trace(tiny):
     assert np.array_equal(several.vectors, rows)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        [letters for _, letters in PROTEINS],
+        {f"sequence_{number}": letters for number, (_, letters) in enumerate(PROTEINS, 1)},
+    ],
+)
+def test_embed_takes_strings_and_dicts(tiny, given):
+    found = virnucpro.embed(given, model=tiny.model, **ON_ONE)
+    expected = virnucpro.embed(PROTEINS, model=tiny.model, **ON_ONE)
+    assert found.ids == ("sequence_1", "sequence_2", "sequence_3", "sequence_4")
+    assert np.array_equal(found.vectors, expected.vectors)
+
+
+def test_embed_takes_one_string(tiny):
+    ids, vectors = virnucpro.embed("MKVLEFPQIL", model=tiny.model, **ON_ONE)
+    assert ids == ("sequence_1",) and vectors.shape == (1, 32)
+
+
+def test_input_takes_paths_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_fasta(tmp_path / "MKT", {"a": "ACGT" * 50})
+    expected = list(virnucpro.predict(tmp_path / "MKT"))
+    for paths in ("MKT", Path("MKT"), ["MKT"]):
+        assert list(virnucpro.predict(input=paths)) == expected
+    with pytest.raises(virnucpro.VirnucproError, match="MSTNP: No such file"):
+        virnucpro.predict(input="MSTNP")
+
+
+BAD_PROTEINS = [("p1", "MKVLEFPQIL"), ("p9", "M1"), ("p2", "MST"), ("p8", "M K"), ("p7", None)]
+
+
+def test_embed_skips_bad_proteins(tiny):
+    found = virnucpro.embed(BAD_PROTEINS, model=tiny.model, on_error="skip", **ON_ONE)
+    good = virnucpro.embed([BAD_PROTEINS[0], BAD_PROTEINS[2]], model=tiny.model, **ON_ONE)
+    assert found.ids == good.ids == ("p1", "p2")
+    assert np.array_equal(found.vectors, good.vectors)
+    assert found.statuses == {
+        **{"p1": "embedded", "p2": "embedded"},
+        **dict.fromkeys(("p7", "p8", "p9"), "invalid"),
+    }
+    assert set(found.notes) == {"p7", "p8", "p9"}
+    assert good.statuses == {"p1": "embedded", "p2": "embedded"} and good.notes == {}
+
+
+def test_embed_without_a_good_protein_is_empty(tiny):
+    for proteins in ([("p9", "M1")], [("p9", "M K")], {}):
+        found = virnucpro.embed(proteins, model=tiny.model, on_error="skip", **ON_ONE)
+        assert (found.ids, found.vectors.shape) == ((), (0, 32))
+        assert found.statuses == dict.fromkeys(dict(proteins), "invalid")
+
+
+@pytest.mark.parametrize("bad", [("p9", "M1"), ("p9", "M K"), ("p9", None)])
+def test_embed_raises_for_a_bad_protein(tiny, bad):
+    with pytest.raises(virnucpro.VirnucproError, match="p9"):
+        virnucpro.embed([("p1", "MKV"), bad], model=tiny.model, **ON_ONE)
+
+
+def test_embed_refuses_an_id_given_twice(tiny):
+    for first, second in [("MKV", "M K"), ("M K", "MKV"), ("M K", "M L"), ("MKV", "MST")]:
+        with pytest.raises(virnucpro.VirnucproError, match="p1"):
+            virnucpro.embed(
+                [("p1", first), ("p1", second)], model=tiny.model, on_error="skip", **ON_ONE
+            )
+
+
+def test_on_error_has_two_values():
+    with pytest.raises(virnucpro.VirnucproError, match="on_error is 'ignore'") as caught:
+        virnucpro.embed("MKV", on_error="ignore")
+    assert caught.value.hint == "give 'raise' or 'skip'"
+
+
+# extract
+
+
+def test_extract_gives_what_the_command_gives(tiny, tmp_path):
+    options = {"model": str(tiny.model), "chunk_size": 300}
+    result = virnucpro.extract(CONTIGS, output_dir=tmp_path / "api", **options, **ON_ONE)
+    words = ("--model", tiny.model, "--chunk-size", "300", "--device", "cpu", "--workers", "1")
+    assert command("extract", "-i", CONTIGS, "-o", tmp_path / "run", *words).returncode == 0
+    expected = vectors(tmp_path / "run")
+    assert result.folder == tmp_path / "api"
+    assert dict(zip(result.ids, result.vectors, strict=True)).keys() == expected.keys()
+    for name, vector in result:
+        assert np.array_equal(vector, expected[name])
+    records = (tmp_path / "run" / "records.tsv").read_text()
+    assert (tmp_path / "api" / "records.tsv").read_text() == records
+    statuses = [list(map(str, record)) for record in result.records()]
+    assert statuses == [line.split("\t") for line in records.splitlines()[1:]]
+    result.close()
+    assert (tmp_path / "api").is_dir(), "a folder with a name stays"
+
+
+def test_extract_without_a_folder_leaves_nothing(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    options = {"model": str(tiny.model), **ON_ONE}
+    ids = [name for name, _ in virnucpro.extract(PROTEINS, **options)]
+    assert sorted(ids) == ["p0", "p1", "p2", "p3"]
+    with virnucpro.extract(PROTEINS, **options) as result:
+        assert result.vectors.shape == (4, 32)
+        assert [len(batch.ids) for batch in result.batches(3)] == [3, 1]
+    result = virnucpro.extract(PROTEINS, **options)
+    assert len(list(tmp_path.iterdir())) == 1
+    del result
+    assert not list(tmp_path.iterdir())
+
+
+def test_extract_that_fails_leaves_nothing(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(virnucpro.VirnucproError, match="no layer 99"):
+        virnucpro.extract(PROTEINS, model=str(tiny.model), layer=99, **ON_ONE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_extract_gives_residues_one_by_one(tiny):
+    with virnucpro.extract(PROTEINS, model=str(tiny.model), pooling="none", **ON_ONE) as result:
+        shapes = {name: vector.shape for name, vector in result}
+        assert shapes == {name: (len(letters), 32) for name, letters in PROTEINS}
+        with pytest.raises(virnucpro.VirnucproError, match="a row for each residue"):
+            _ = result.vectors
+
+
+def test_extract_of_nothing_has_no_rows(tiny):
+    options = {"model": str(tiny.model), "input_type": "protein", **ON_ONE}
+    with virnucpro.extract([("p9", "M1")], **options) as result:
+        assert (result.ids, result.vectors.shape) == ((), (0, 32))
+        assert [record.status for record in result.records()] == ["invalid"]
+
+
 def test_a_call_that_fails_leaves_no_trace_either(tiny):
     before = traces()
     with pytest.raises(virnucpro.VirnucproError, match=r"1 of 2 .* p9 is invalid") as caught:
@@ -163,19 +293,20 @@ def test_a_warning_names_what_was_passed_and_arguments_that_exist(capsys):
         ("nowhere.fa", {}, "nowhere.fa"),
         (CONTIGS, {"device": "gpu"}, "device is 'gpu'"),
         (CONTIGS, {"devise": "cpu"}, "there is no option devise"),
-        (CONTIGS, {"input": "x"}, "there is no option input"),
+        (CONTIGS, {"input": "x"}, "both sequences and input"),
         (CONTIGS, {"executor": "parsl"}, "there is no option executor"),
         (CONTIGS, {"argv": 3}, "there is no option argv"),
         (CONTIGS, {"model": ""}, "model is empty"),
         (CONTIGS, {"workers": 1.5}, "workers is 1.5"),
         (CONTIGS, {"worker_timeout": 0}, "worker_timeout is 0"),
-        ([("a b", "ACGT")], {}, "blanks in its id"),
-        ([("a", "ACGT\n>b\nACGT")], {}, "or > in its sequence"),
-        ([("a", ">evil")], {}, "or > in its sequence"),
-        ([str(CONTIGS), ("a", "ACGT")], {}, "is not a path, unlike the other"),
-        ([str(CONTIGS), None], {}, "is not a path, unlike the other"),
-        (None, {}, "neither a path nor a list"),
-        (SeqRecord(Seq("ACGT"), id="a"), {}, "neither a path nor a list"),
+        ([("a b", "ACGT")], {}, "the id 'a b' is empty or has blanks"),
+        ([("a", "ACGT\n>b\nACGT")], {}, "^a: its sequence has blanks or >"),
+        ([("a", ">evil")], {}, "^a: its sequence has blanks or >"),
+        ([("a", None)], {}, "^a: its sequence is not text: None"),
+        ([str(CONTIGS), ("a", "ACGT")], {}, "is not a path, unlike the first"),
+        ([str(CONTIGS), None], {}, "is not a path, unlike the first"),
+        (None, {}, "no sequences"),
+        (SeqRecord(Seq("ACGT"), id="a"), {}, "neither a path, a sequence, a list nor"),
         ([("a", "ACGT")], {"output_dir": ""}, "output_dir is empty"),
         ([("a", "ACGT")], {"output_dir": "a\0b"}, r"the path a\\x00b has a NUL byte"),
         ("a\0b.fa", {}, r"the path a\\x00b\.fa has a NUL byte"),
@@ -195,7 +326,7 @@ def test_a_mistake_is_an_error_with_a_hint_and_no_exit(sequences, options, words
     ("options", "words"),
     [
         ({"output_dir": "here"}, "no option output_dir"),
-        ({"input": "a.fa"}, "no option input"),
+        ({"input": "a.fa"}, "both sequences and input"),
         ({"input_type": "nucleotide"}, "no option input_type"),
         ({"report": True}, "no option report"),
         ({"pooling": "none"}, "not one per residue"),
@@ -335,12 +466,13 @@ def as_given(kind: object) -> object:
     ("function", "options", "own", "without"),
     [
         ("predict", PredictOptions, {"output_dir", "on_progress"}, {"input", "output_dir"}),
+        ("extract", ExtractOptions, {"output_dir", "on_progress"}, {"input", "output_dir"}),
         (
             "embed",
             ExtractOptions,
-            {"model", "on_progress"},
+            {"model", "on_progress", "on_error"},
             {"input", "input_type", "model", "genetic_code", "chunk_size", "format", "store"}
-            | {"output_dir", "per_file", "resume", "force", "keep_intermediate", "report"},
+            | {"output_dir", "per_file", "resume", "add", "force", "keep_intermediate", "report"},
         ),
     ],
 )
@@ -350,7 +482,7 @@ def test_a_signature_shows_each_option_with_its_type_and_default(
     called = getattr(virnucpro, function)
     shown = dict(inspect.signature(called).parameters)
     assert get_type_hints(called).keys() == {*shown, "return"}
-    for name in {"sequences", *own}:
+    for name in {"sequences", "input", *own}:
         del shown[name]
     assert shown.keys() == names_of(options) - OF_SEVERAL_MACHINES - without
     types = get_type_hints(options)

@@ -16,7 +16,10 @@ from virnucpro._version import __version__ as __version__
 if TYPE_CHECKING:
     from virnucpro.api import (
         Embedded,
+        Extraction,
+        RecordStatus,
         embed,
+        extract,
         iter_features,
         predict,
         read_features,
@@ -36,11 +39,14 @@ _HOMES = {  # public name -> module, for names defined outside ``virnucpro.api``
 __all__ = [
     "Call",
     "Embedded",
+    "Extraction",
     "Identity",
     "Progress",
+    "RecordStatus",
     "Region",
     "VirnucproError",
     "embed",
+    "extract",
     "iter_features",
     "predict",
     "read_features",

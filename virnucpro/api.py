@@ -1,10 +1,10 @@
-"""VirNucPro from Python: ``predict``, ``embed``, and the readers of run folders.
+"""VirNucPro from Python: ``predict``, ``extract``, ``embed``, and the readers of run folders.
 
 They are attributes of ``virnucpro``, and stable: names, arguments and results stay as they are
 described here. Options have the names of the command line (``--min-length`` is ``min_length``).
 Options for the console and for several machines exist only there.
 
-``stories.options`` declares the options; the classes of keywords here are for type checkers.
+``workflows.options`` declares the options; the classes of keywords here are for type checkers.
 
 Every error is a ``VirnucproError``; its ``hint`` says what to do, with options as arguments.
 The calling process is left as it was: one device computes in it, several in processes of their own.
@@ -15,24 +15,30 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from inspect import Parameter, cleandoc, formatannotation, signature
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import fill
 from threading import Lock
+from types import MappingProxyType
 from typing import (
-    TYPE_CHECKING,
     Any,
     Literal,
     NamedTuple,
+    Self,
     TypeAlias,
     TypedDict,
     TypeVar,
+    Unpack,
     get_args,
     get_type_hints,
 )
@@ -58,13 +64,14 @@ from virnucpro.core.events import (
 )
 from virnucpro.core.logging import logging_to, printable
 from virnucpro.core.option_schema import make, options_of
-from virnucpro.core.recipe import Command, Pooling
+from virnucpro.core.recipe import Command, FeatureFormat, Pooling
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.results.outputs import REGION_TABLE, VIRUS_TABLE, open_run_dir
 from virnucpro.results.table_readers import read_identities, read_records, read_regions
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import RECORDS
+from virnucpro.sequences.python_input import NamedSequence, Paths, Sequences, split_input
 from virnucpro.store.feature_index import read_shown
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
@@ -75,12 +82,7 @@ from virnucpro.workflows.predict import predict as run_predict
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_steps import ExecutorOn
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 Vector: TypeAlias = NDArray[np.float32]
-Record: TypeAlias = Any  # (id, sequence), or a SeqRecord of Biopython
-Sequences: TypeAlias = str | Path | Iterable[str | Path] | Iterable[Record]
 OnProgress: TypeAlias = Callable[[Progress], object]
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -105,25 +107,35 @@ class _RunKeywords(TypedDict, total=False):
     cache_size: float
 
 
-class _PredictKeywords(_RunKeywords, total=False):
+class _FolderKeywords(_RunKeywords, total=False):
     input_type: Literal["auto", "nucleotide", "protein"]
     genetic_code: int
+    chunk_size: int | None
+    model: str | None
+    store: Literal["float32", "bfloat16"]
+    resume: bool
+    add: bool
+    force: bool
+    keep_intermediate: bool
+    per_file: bool
+    report: bool
+
+
+class _PredictKeywords(_FolderKeywords, total=False):
     threshold: float | None
     preset: Literal["sensitive", "default", "conservative"]
     prevalence: float
     regions: bool
     region_model: str | Path | None
-    model: str | None
     head: str | Path | None
     calls: Literal["auto", "scorer", "head"]
     embed: Literal["all", "viral", "uncertain"] | None
-    store: Literal["float32", "bfloat16"]
-    chunk_size: int | None
-    resume: bool
-    force: bool
-    keep_intermediate: bool
-    per_file: bool
-    report: bool
+
+
+class _ExtractKeywords(_FolderKeywords, total=False):
+    layer: int | None
+    pooling: Pooling
+    format: FeatureFormat
 
 
 class _EmbedKeywords(_RunKeywords, total=False):
@@ -221,27 +233,137 @@ def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]
     return wrap
 
 
-class Embedded(NamedTuple):
-    """Proteins and their vectors; row ``i`` belongs to ``ids[i]``."""
-
+class _IdsAndVectors(NamedTuple):
     ids: tuple[str, ...]
     vectors: NDArray[np.float32]  # (n_proteins, dim)
 
 
+class Embedded(_IdsAndVectors):
+    """Proteins and their vectors; row ``i`` belongs to ``ids[i]``. Unpacks into these two.
+
+    ``statuses`` has the status of each protein that was given to ``embed``, by id: ``embedded``, or
+    why it has no vector, such as ``invalid``. ``notes`` has more words about some of them, by id.
+    """
+
+    statuses: Mapping[str, str]
+    notes: Mapping[str, str]
+
+    def __new__(
+        cls,
+        ids: tuple[str, ...],
+        vectors: NDArray[np.float32],
+        statuses: Mapping[str, str] = MappingProxyType({}),
+        notes: Mapping[str, str] = MappingProxyType({}),
+    ) -> Self:
+        self = super().__new__(cls, ids, vectors)
+        self.statuses = statuses
+        self.notes = notes
+        return self
+
+
+class RecordStatus(NamedTuple):
+    """A record of ``extract``: a row of ``records.tsv``."""
+
+    record_id: str
+    sample: str  # its file
+    length: int  # bases, or residues of a protein
+    status: str  # ``embedded``, or why it has no vector
+    n_chunks: int
+    n_embedded: int  # frames with a vector; 1 for a protein
+    note: str
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """The result of ``extract``. Vectors are read from its folder when they are asked for.
+
+    Iterating yields ids and vectors one by one, as ``read_features`` does. A temporary folder is
+    deleted by ``close``, at the end of a ``with`` block, or when the object is no longer used.
+    """
+
+    folder: Path
+    _delete: Callable[[], object] = field(default=lambda: None, repr=False)
+
+    # iterators are generators, so that they keep this object, and so its folder
+
+    def __iter__(self) -> Iterator[tuple[str, Vector]]:
+        yield from read_features(self.folder)
+
+    def batches(self, batch: int = 1024) -> Iterator[Embedded]:
+        """Yield the vectors in batches, as ``iter_features`` does."""
+        yield from iter_features(self.folder, batch=batch)
+
+    @cached_property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of all vectors: frames of nucleotides, or proteins."""
+        return self._all.ids
+
+    @cached_property
+    def vectors(self) -> NDArray[np.float32]:
+        """All vectors in memory, (n, dim); row ``i`` belongs to ``ids[i]``.
+
+        Raises:
+            UsageError: there is a vector for each residue; iterate instead.
+        """
+        return self._all.vectors
+
+    @cached_property
+    def _all(self) -> Embedded:
+        batches = list(self.batches())
+        ids = tuple(name for batch in batches for name in batch.ids)
+        if not batches:
+            return Embedded((), _no_vectors(self.folder))
+        return Embedded(ids, np.concatenate([batch.vectors for batch in batches]))
+
+    def records(self) -> Iterator[RecordStatus]:
+        """Yield the status of each record, in input order."""
+        for call in _open_calls(self.folder, "extract"):
+            yield RecordStatus(
+                record_id=call.record_id,
+                sample=call.sample,
+                length=call.length,
+                status=call.status,
+                n_chunks=call.n_chunks,
+                n_embedded=call.n_frames_scored,
+                note=call.note,
+            )
+
+    def close(self) -> None:
+        """Delete the folder if it is a temporary one."""
+        self._delete()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _no_vectors(folder: Path) -> NDArray[np.float32]:
+    """An array without rows, of the dimension of the run. (0, dim)"""
+    return np.empty((0, _manifest(folder).recipe.encoders[0].dim), dtype=np.float32)
+
+
 @_with_options(PredictOptions, _PredictKeywords)
 def predict(
-    sequences: Sequences,
+    sequences: Sequences | None = None,
     *,
+    input: Paths | None = None,
     output_dir: str | Path | None = None,
     on_progress: OnProgress | None = None,
     **options: Unpack[_PredictKeywords],
 ) -> Iterator[Call]:
     """Call viruses, as ``virnucpro predict`` does, and yield the calls one by one, in input order.
 
-    ``sequences`` is one or several paths (FASTA or FASTQ file, folder or sample sheet), or records:
-    pairs of id and sequence, or SeqRecords of Biopython. The work is done when the function
-    returns; calls are read from disk when they are needed. With ``output_dir`` the run folder
-    stays; without it, nothing stays.
+    ``sequences`` is one or several sequences: strings, a dict of ids and sequences, pairs of id and
+    sequence, or SeqRecords of Biopython. Or it is one or several paths (FASTA or FASTQ file, folder
+    or sample sheet). A ``pathlib.Path`` is a path. A string is a path if a file of this name exists
+    or it has characters that no sequence has. It is a sequence if it has only capital letters, or
+    only letters of DNA; sequences without ids are called ``sequence_1``, ``sequence_2``, and so on.
+    Any other string is an error. ``input`` takes paths alone, in place of ``sequences``.
+
+    The work is done when the function returns; calls are read from disk when they are needed. With
+    ``output_dir`` the run folder stays; without it, nothing stays.
 
     A call has the regions of its record. A record that could not be scored has a call too, with its
     status. A file that cannot be read ends the run (``strict=False`` leaves the file out).
@@ -255,22 +377,63 @@ def predict(
     if output_dir is None:
         options["report"] = False  # nobody could see it
     values = _checked(options, _PredictKeywords)
-    with _run_of(PredictOptions, run_predict, sequences, output_dir, on_progress, values) as folder:
+    with _words_of_python(), ExitStack() as stack:
+        folder = _run_folder(output_dir, stack)
+        given = _Given(sequences, input)
+        _run_in(folder, PredictOptions, run_predict, given, on_progress, values)
         return _open_calls(folder, "predict")
+
+
+@_with_options(ExtractOptions, _ExtractKeywords)
+def extract(
+    sequences: Sequences | None = None,
+    *,
+    input: Paths | None = None,
+    output_dir: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    **options: Unpack[_ExtractKeywords],
+) -> Extraction:
+    """Embed proteins, or nucleotides in six frames, as ``virnucpro extract`` does.
+
+    ``sequences``, ``input`` and ``on_progress``: as in ``predict``. The result reads ids, vectors
+    and statuses from the run folder, so memory need not hold all vectors. Without ``output_dir``
+    the folder is a temporary one, which is deleted with the result.
+
+    Raises:
+        VirnucproError: see ``errors``.
+    """
+    if output_dir is None:
+        options["report"] = False  # nobody could see it
+    values = _checked(options, _ExtractKeywords)
+    with _words_of_python(), ExitStack() as stack:
+        folder = _run_folder(output_dir, stack)
+        given = _Given(sequences, input)
+        _run_in(folder, ExtractOptions, run_extract, given, on_progress, values)
+        stack.pop_all()  # the folder stays
+    if output_dir is not None:
+        return Extraction(folder)
+    delete = _deleting(folder.parent)
+    result = Extraction(folder, delete)
+    weakref.finalize(result, delete)
+    return result
 
 
 @_with_options(ExtractOptions, _EmbedKeywords)
 def embed(
-    sequences: Sequences,
+    sequences: Sequences | None = None,
     model: str | Path | None = None,
     *,
+    input: Paths | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
     on_progress: OnProgress | None = None,
     **options: Unpack[_EmbedKeywords],
 ) -> Embedded:
-    """Embed proteins, given as in ``predict``: one vector each, in input order.
+    """Embed proteins: one vector each, in input order.
 
-    ``model`` is a name or a path; None: the model that is part of VirNucPro. ``on_progress``: as in
-    ``predict``.
+    ``sequences``, ``input`` and ``on_progress``: as in ``predict``; ``model`` is a name or a path.
+    ``on_error`` says what happens if a protein has no vector, for example because it has other
+    letters. ``raise``: an error names the first one. ``skip``: the result has the vectors of the
+    others, and the status of each protein.
 
     Raises:
         VirnucproError: see ``errors``; or a protein has no vector, and the message names it.
@@ -280,25 +443,50 @@ def embed(
     if options.get("pooling") == "none":
         raise UsageError(
             "embed gives one vector per protein, not one per residue",
-            hint="use `virnucpro extract --pooling none` and read_features",
+            hint="use extract with pooling='none', and iterate over its result",
         )
-    with _run_of(ExtractOptions, run_extract, sequences, None, on_progress, values) as folder:
-        calls = list(_open_calls(folder, "extract"))
-        if failed := [call for call in calls if call.status != "embedded"]:
-            first = failed[0]
-            raise InputError(
-                f"{len(failed)} of {len(calls)} proteins have no vector: "
-                f"{printable(first.record_id)} is {first.status} ({printable(first.note)})",
-                hint="leave them out, or fix them",
-            )
-        manifest = _manifest(folder)
-        names = tuple(manifest.ids.of(call.sample, call.record_id) for call in calls)
-        place = {name: row for row, name in enumerate(names)}
-        vectors = np.full((len(names), manifest.recipe.encoders[0].dim), np.nan, dtype=np.float32)
-        for name, vector in read_features(folder):
-            vectors[place[name]] = vector
-        assert np.isfinite(vectors).all(), "every protein that is embedded has a vector"
-        return Embedded(names, vectors)
+    if on_error not in ("raise", "skip"):
+        raise UsageError(f"on_error is {printable(repr(on_error))}", hint="give 'raise' or 'skip'")
+    with _words_of_python(), ExitStack() as stack:
+        folder = _run_folder(None, stack)
+        given = _Given(sequences, input, keeps_faults=on_error == "skip")
+        _run_in(folder, ExtractOptions, run_extract, given, on_progress, values)
+        return _embedded(folder, given.faults, on_error)
+
+
+def _embedded(
+    folder: Path, faults: Mapping[str, str], on_error: Literal["raise", "skip"]
+) -> Embedded:
+    """Read the vectors of proteins from a run folder.
+
+    ``faults``: the ids of sequences that FASTA cannot hold, and why.
+
+    Raises:
+        InputError: a protein has no vector, and errors are not skipped.
+    """
+    calls = list(_open_calls(folder, "extract"))
+    failed = [call for call in calls if call.status != "embedded"]
+    if failed and on_error == "raise":
+        first = failed[0]
+        raise InputError(
+            f"{len(failed)} of {len(calls)} proteins have no vector: "
+            f"{printable(first.record_id)} is {first.status} ({printable(first.note)})",
+            hint="leave them out, fix them, or pass on_error='skip'",
+        )
+    name_of = _manifest(folder).ids.of
+    statuses = {name_of(call.sample, call.record_id): call.status for call in calls}
+    notes = {name_of(call.sample, call.record_id): call.note for call in calls if call.note}
+    rows = [name for name, status in statuses.items() if status == "embedded"]
+    row_of = {name: row for row, name in enumerate(rows)}
+    dim = _no_vectors(folder).shape[1]
+    vectors = np.full((len(rows), dim), np.nan, dtype=np.float32)
+    for name, vector in read_features(folder) if rows else ():
+        vectors[row_of[name]] = vector
+    assert np.isfinite(vectors).all(), "every protein that is embedded has a vector"
+    if twice := faults.keys() & statuses.keys():
+        raise InputError(f"the id {printable(min(twice))} occurs twice", hint="give each id once")
+    statuses |= dict.fromkeys(faults, "invalid")
+    return Embedded(tuple(rows), vectors, statuses, notes | dict(faults))
 
 
 @_words_of_python()
@@ -383,92 +571,108 @@ def _checked(options: Mapping[str, object], keywords: type) -> dict[str, object]
     if strangers := options.keys() - names:
         raise UsageError(
             f"there is no option {printable(min(strangers))}",
-            hint="give the sequences as the first argument; only predict makes a run folder; "
+            hint="only predict and extract make a run folder; "
             f"options are {', '.join(sorted(names))}",
         )
     return dict(options)
 
 
+@dataclass(frozen=True)
+class _Given:
+    """The sequences of a call, or the paths."""
+
+    sequences: Sequences | None
+    input: Paths | None
+    keeps_faults: bool = False  # instead of raising an error
+    # ids of sequences that FASTA cannot hold, and why; filled when they are written
+    faults: dict[str, str] = field(default_factory=dict)
+
+    def write(self, folder: Path, stack: ExitStack) -> list[str | Path]:
+        """The paths; sequences are written to a temporary file, until the stack ends.
+
+        Raises:
+            UsageError: there are none, or both sequences and paths.
+            InputError: an item is neither a sequence nor a path.
+        """
+        if (self.sequences is None) == (self.input is None):
+            raise UsageError(
+                "both sequences and input" if self.sequences is not None else "no sequences",
+                hint="give sequences or paths as the first argument, or paths as input",
+            )
+        if self.input is not None:
+            return [self.input] if isinstance(self.input, str | Path) else list(self.input)
+        assert self.sequences is not None
+        paths, records = split_input(self.sequences)
+        if paths:
+            return paths
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        # in the run folder: from there it is copied, so that a resume finds the same content
+        temporary = TemporaryDirectory(prefix=RECORDS, dir=folder)
+        path = Path(stack.enter_context(temporary)) / _FASTA
+        with path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out:
+            for record in self._writable(records):
+                write_record(out, record.id, record.letters)
+        return [path]
+
+    def _writable(self, records: Iterable[NamedSequence]) -> Iterator[NamedSequence]:
+        """Yield the records that FASTA can hold; keep the faults of the others.
+
+        Raises:
+            InputError: there is a fault, and faults are not kept; or an id of one occurs twice.
+        """
+        for record in records:
+            if not record.fault:
+                yield record
+                continue
+            if not self.keeps_faults or record.id in self.faults:
+                raise InputError(
+                    f"{printable(record.id)}: {record.fault}",
+                    hint="give each sequence once, as letters alone",
+                )
+            self.faults[record.id] = record.fault
+
+
+def _deleting(folder: Path) -> Callable[[], None]:
+    """A function that deletes a temporary folder."""
+    return partial(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _run_folder(output_dir: str | Path | None, stack: ExitStack) -> Path:
+    """The run folder of a call: ``output_dir``, or a temporary one until the stack ends.
+
+    Raises:
+        UsageError: ``output_dir`` is empty.
+    """
+    if output_dir == "":
+        raise UsageError("output_dir is empty", hint="check that the variable in it is set")
+    if output_dir is not None:
+        return expanded(output_dir)
+    temporary = Path(tempfile.mkdtemp(prefix="virnucpro-"))
+    stack.callback(_deleting(temporary))
+    return temporary / "run"
+
+
 _Options = TypeVar("_Options", bound=RunOptions)
 
 
-@contextmanager
-def _run_of(
+def _run_in(
+    folder: Path,
     kind: type[_Options],
     workflow: Callable[[_Options, OnEvent, ExecutorOn], object],
-    sequences: Sequences,
-    output_dir: str | Path | None,
+    given: _Given,
     on_progress: OnProgress | None,
     values: Mapping[str, object],
-) -> Iterator[Path]:
-    """Make a run and yield its folder: ``output_dir``, or a temporary one.
+) -> None:
+    """Make a run in this folder.
 
-    Warnings go to standard error; the log in the folder has everything. Records are written to a
-    temporary file.
+    Warnings go to standard error; the log in the folder has everything.
     """
     with _words_of_python(), logging_to(_Warnings(kind)), ExitStack() as stack:
-        if output_dir == "":
-            raise UsageError("output_dir is empty", hint="check that the variable in it is set")
-        if output_dir is None:
-            temporary = TemporaryDirectory(prefix="virnucpro-", ignore_cleanup_errors=True)
-            output_dir = Path(stack.enter_context(temporary)) / "run"
-        folder = expanded(output_dir)
         usual = {**_USUAL, "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
         options = make(kind, {"output_dir": folder, "input": (), **usual, **values})
-        options = make(kind, {**vars(options), "input": _paths(sequences, folder, stack)})
+        options = make(kind, {**vars(options), "input": given.write(folder, stack)})
         workflow(options, _heard_by(on_progress), _executor_on)
-        yield folder
-
-
-def _paths(sequences: Sequences, folder: Path, stack: ExitStack) -> Sequence[str | Path]:
-    if isinstance(sequences, (str, Path)):
-        return [sequences]
-    if hasattr(sequences, "seq") or not isinstance(sequences, Iterable):
-        raise InputError(
-            f"{printable(repr(sequences))} is neither a path nor a list",
-            hint="give paths, or a list of records: pairs of id and sequence, or SeqRecords",
-        )
-    items = iter(sequences)
-    first = next(items, None)
-    if isinstance(first, (str, Path)):
-        paths = [first, *items]
-        if strangers := [item for item in paths if not isinstance(item, (str, Path))]:
-            raise InputError(
-                f"{printable(repr(strangers[0]))} is not a path, unlike the other sequences",
-                hint="give only paths, or only records",
-            )
-        return paths
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    # in the run folder: from there it is copied, so that a resume finds the same content
-    path = Path(stack.enter_context(TemporaryDirectory(prefix=RECORDS, dir=folder))) / _FASTA
-    with path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out:
-        for item in chain([] if first is None else [first], items):
-            write_record(out, *_id_and_letters(item))
-    return [path]
-
-
-def _id_and_letters(record: Record) -> tuple[str, str]:
-    """
-    Raises:
-        InputError: it is not a pair of id and sequence, or FASTA cannot hold it.
-    """
-    pair = (record.id, str(record.seq)) if hasattr(record, "seq") else record
-    is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
-    if not (is_pair and all(isinstance(part, str) for part in pair)):
-        raise InputError(
-            f"{printable(repr(record))} is not a record",
-            hint="give paths, pairs of id and sequence, or SeqRecords",
-        )
-    name, letters = map(str, pair)  # NumPy has strings of its own
-    is_sequence = letters.split() in ([letters], []) and ">" not in letters
-    if not name or name.split() != [name] or not is_sequence:
-        raise InputError(
-            f"the record {printable(repr(name))} has blanks in its id, or blanks or > in its "
-            "sequence",
-            hint="give an id of one word, and a sequence of letters alone",
-        )
-    return name, letters
 
 
 def _executor_on(devices: Sequence[str]) -> Executor:
