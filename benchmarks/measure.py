@@ -50,8 +50,9 @@ from timing import (
 from variants import BudgetRow, KernelRow, compare_variants, profile_kernels, try_budgets
 
 from virnucpro.core.errors import VirnucproError
+from virnucpro.core.machine import read_machine
 from virnucpro.core.option_schema import ComputeOptions
-from virnucpro.models.devices import choose_devices, choose_precision, choose_tokens, usable_cores
+from virnucpro.models.devices import choose_devices, choose_precision, choose_tokens
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model_files import room_for
 from virnucpro.models.validation.bench import describe_versions, machine_facts
@@ -143,7 +144,7 @@ def variants(options: argparse.Namespace) -> Iterator[Row]:
 def peers(options: argparse.Namespace) -> Iterator[Row]:
     for model in options.models:
         with made_up(model, options.device, options.seed) as setting:
-            is_cpu, n_threads = setting.device == "cpu", usable_cores()
+            is_cpu, n_threads = setting.device == "cpu", read_machine({}).cores
             choice = choose_devices(ComputeOptions(device=options.device))
             n_tokens = options.tokens or _N_BATCHES_OF_VARIANTS * setting.tokens_per_batch
             comparison = Comparison(
@@ -216,7 +217,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         part.add_argument("--seed", type=int, default=1)
         part.add_argument("--device", choices=["auto", "cuda", "mps", "cpu"], default="auto")
         if measure is files:
-            part.add_argument("--workers", type=int, default=usable_cores())
+            part.add_argument("--workers", type=int, default=read_machine({}).cores)
         elif measure is peers:
             part.add_argument("--repeats", type=int, default=5)
         elif measure is full:

@@ -17,6 +17,7 @@ import argparse
 import hashlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -257,6 +258,7 @@ def check_all(versions: Sequence[str], cache: Path) -> Iterator[tuple[str, Outco
     fasta = cache / "input.fa"
     write_input(fasta)
     wheel = build_wheel(cache / "wheel")
+    used: set[Path] = set()
     for version in versions:
         try:
             interpreter = find_interpreter(version, cache)
@@ -264,6 +266,7 @@ def check_all(versions: Sequence[str], cache: Path) -> Iterator[tuple[str, Outco
             print(f"Python {version}: skipped: {error}", flush=True)
             continue
         programs = prepare(interpreter, wheel, cache)
+        used.add(programs.parent)
         outcome = check([programs / "virnucpro"], fasta, cache / f"output-{version}")
         full_version = run([interpreter.path, "--version"])
         print(
@@ -272,6 +275,7 @@ def check_all(versions: Sequence[str], cache: Path) -> Iterator[tuple[str, Outco
             flush=True,
         )
         yield version, outcome
+    delete_unused(cache / "environments", used)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -284,6 +288,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (cache / "wheel").mkdir(parents=True, exist_ok=True)
     outcomes = dict(check_all(given.versions, cache))
     return judge(outcomes)
+
+
+def delete_unused(environments: Path, used: set[Path]) -> None:
+    """Delete environments of other interpreters, dependencies or constraints."""
+    for environment in environments.glob("*"):
+        if environment not in used:
+            shutil.rmtree(environment)
 
 
 def judge(outcomes: Mapping[str, Outcome]) -> int:

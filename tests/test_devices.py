@@ -18,6 +18,7 @@ from runs import our_processes, write_fasta
 
 from virnucpro.cli.main import main
 from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.machine import read_machine
 from virnucpro.core.option_schema import ComputeOptions
 from virnucpro.core.recipe import Footprint
 from virnucpro.models import devices
@@ -396,12 +397,14 @@ def try_gpus(devices: Sequence[str]) -> dict[str, dict[str, str]]:
 
 def described(try_gpus: TryGpus = lambda _: {}) -> str:
     """The text of `virnucpro devices` in one line."""
-    return " ".join(" ".join(describe_machine(measure_machine(None, try_gpus))).split())
+    return " ".join(
+        " ".join(describe_machine(measure_machine(None, read_machine({}), try_gpus))).split()
+    )
 
 
 def test_every_device_is_described_with_its_kernels_and_fp8_or_the_reasons_why_not(feign):
     feign([H100, A100, V100, H100], has_mps=True)
-    facts = json.loads(json.dumps(measure_machine(None, try_gpus)))
+    facts = json.loads(json.dumps(measure_machine(None, read_machine({}), try_gpus)))
     h100, a100, v100, refused = facts["gpus"]
     assert (h100["no_fp8"], refused["no_fp8"]) == (None, None)
     assert a100["no_fp8"] == "it needs compute capability 8.9; this has 8.0"
@@ -417,7 +420,7 @@ def test_every_device_is_described_with_its_kernels_and_fp8_or_the_reasons_why_n
     assert text.count("kernels used: rotation, residual + LayerNorm, fp8 quantise, DNA") == 1
     assert text.count("(CompilationError: no C compiler)") == 1
     assert text.count("(they are for NVIDIA GPUs)") == 2, "an Apple GPU, and the CPU"
-    lines = describe_machine(measure_machine(None, try_gpus))
+    lines = describe_machine(measure_machine(None, read_machine({}), try_gpus))
     assert all(len(line) <= 80 or line.startswith(8 * " " + "pip install ") for line in lines)
     assert any("torch<2.15' --index-url https" in line for line in lines), "it is to be copied"
 
@@ -552,7 +555,7 @@ def test_a_run_that_embedded_nothing_offers_the_gpus_that_nobody_uses(
 
 
 def test_the_facts_of_the_machine_have_the_documented_names() -> None:
-    facts = json.loads(json.dumps(measure_machine(None, try_gpus)))
+    facts = json.loads(json.dumps(measure_machine(None, read_machine({}), try_gpus)))
     assert list(facts) == ["torch", "driver_cuda", "gpus", "no_gpu", "mps", "cpu"]
     assert (not facts["gpus"]) == bool(facts["no_gpu"]) == NO_GPU
     text = described()

@@ -63,6 +63,7 @@ from virnucpro.core.events import (
     Telling,
 )
 from virnucpro.core.logging import logging_to, printable
+from virnucpro.core.machine import slurm_variables
 from virnucpro.core.option_schema import make, options_of
 from virnucpro.core.recipe import Command, FeatureFormat, Pooling
 from virnucpro.engine.base import Executor
@@ -669,7 +670,11 @@ def _run_in(
     Warnings go to standard error; the log in the folder has everything.
     """
     with _words_of_python(), logging_to(_Warnings(kind)), ExitStack() as stack:
-        usual = {**_USUAL, "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
+        usual = {
+            **_USUAL,
+            "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "slurm": slurm_variables(os.environ),
+        }
         options = make(kind, {"output_dir": folder, "input": (), **usual, **values})
         options = make(kind, {**vars(options), "input": given.write(folder, stack)})
         workflow(options, _heard_by(on_progress), _executor_on)

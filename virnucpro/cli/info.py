@@ -33,11 +33,13 @@ def devices(
     Example: virnucpro devices
     """
     with exits():
+        from virnucpro.core.machine import read_machine, slurm_variables
         from virnucpro.models.devices import machine_lines
 
         running.number_gpus_by_bus()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        running.report(machine_lines(visible, _try_gpus, as_json=as_json))
+        machine = read_machine(slurm_variables(os.environ))
+        running.report(machine_lines(visible, machine, _try_gpus, as_json=as_json))
 
 
 def _try_gpus(devices: Sequence[str]) -> Mapping[str, Mapping[str, str]]:

@@ -12,6 +12,7 @@ from virnucpro.cli.console import loading, next_step, report, watched
 from virnucpro.cli.exit_codes import Finished, exits
 from virnucpro.cli.run_command import Workflow, run_command
 from virnucpro.cli.typer_dataclass import ConsoleOptions, command
+from virnucpro.core.machine import read_machine
 from virnucpro.engine.options import WorkOptions
 from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
 
@@ -73,7 +74,8 @@ def _start_pool(options: PredictOptions) -> Pool | None:
 
     if options.asks_for_vectors or options.resume:
         return None
-    pool = Pool(count_workers(options.workers, model_bytes=0) - 1)
+    machine = read_machine(options.slurm)
+    pool = Pool(count_workers(options.workers, 0, machine) - 1)
     n_bytes = 0
     with suppress(OSError):  # reported later, when the input is opened
         n_bytes = sum(path.stat().st_size for path in options.input if path.is_file())

@@ -16,6 +16,7 @@ from virnucpro.cli.exit_codes import Finished, exits, needing
 from virnucpro.cli.typer_dataclass import ConsoleOptions
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
+from virnucpro.core.machine import slurm_variables
 from virnucpro.core.option_schema import carry
 from virnucpro.core.plugins import find_plugins
 from virnucpro.engine.options import WorkOptions
@@ -120,5 +121,9 @@ def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardF
     from virnucpro.workflows import work_share as story
 
     end_with(os.getppid())
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return story.work_for_run(replace(options, cuda_visible_devices=visible), indices)
+    here = replace(
+        options,
+        cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        slurm=slurm_variables(os.environ),
+    )
+    return story.work_for_run(here, indices)

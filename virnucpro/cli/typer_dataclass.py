@@ -24,6 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
+from virnucpro.core.machine import slurm_variables
 from virnucpro.core.option_schema import flag, make, option, options_of, refuse
 
 _SHOWN = 3  # files in a hint
@@ -81,6 +82,7 @@ class _OnOptions:
             "argv": tuple(sys.argv),
             "typed": tuple(name for name in values if _is_typed(context, name)),
             "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "slurm": slurm_variables(os.environ),
         }
         self._run(*(make(group, _of(group, values)) for group in self._groups))
 

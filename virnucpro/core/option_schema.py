@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -225,6 +225,7 @@ class ComputeOptions:
         ),
     ] = "auto"
     cuda_visible_devices: str | None = None  # the variable of the environment
+    slurm: Mapping[str, str] = field(default_factory=dict)  # variables of the environment
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ class Resources:
     tokens_per_batch: int
     silence_seconds: float = 300.0  # a worker that is silent for longer is replaced
     n_helpers: int = 0  # most processes that make shards and tables
+    memory: int = 0  # bytes that the processes on this machine may use together; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class Worker:
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             return Memory(total - free, total)
-        return Memory(psutil.Process().memory_info().rss, psutil.virtual_memory().total)
+        return Memory(psutil.Process().memory_info().rss, self.resources.memory)
 
     def free_memory(self) -> None:
         """Release the memory that the allocator of a GPU caches."""

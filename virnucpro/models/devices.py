@@ -8,7 +8,6 @@ any process starts. Importing torch takes seconds, so it is imported only on a M
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.logging import counted
+from virnucpro.core.machine import Machine, read_machine
 from virnucpro.core.recipe import Footprint, Precision
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ _GIB = 1 << 30
 _CPU_TOKENS = 2048  # tokens that fit into the caches; twice as many for a narrow model
 _CPU_SHARE = 80  # a GPU needs this many times more tokens than a core to be busy
 _MPS_TOKENS = 8192
+_WORKER_BYTES = _GIB // 2  # of a worker on a CPU, besides its model: PyTorch and a batch
 _MOST_WORKERS = 1024
 _CPU_FACTS = Path("/proc/cpuinfo")
 _OLDEST_FOR_CUDA_13 = (7, 5)  # compute capability; CUDA 13 compiles for no older cards
@@ -389,8 +390,8 @@ def choose_devices(
         raise UsageError(f"--gpus does not go with --device {device}", hint="leave one of them out")
     kinds: dict[str, Callable[[], Choice]] = {
         "cuda": lambda: _choose_cuda(gpus or "all", options.cuda_visible_devices),
-        "mps": _choose_mps,
-        "cpu": lambda: _choose_cpu(workers, model_bytes),
+        "mps": lambda: _choose_mps(read_machine(options.slurm)),
+        "cpu": lambda: _choose_cpu(workers, model_bytes, read_machine(options.slurm)),
     }
     if gpus is not None:
         device = "cuda"
@@ -471,23 +472,23 @@ def free_gpus(cuda_visible_devices: str | None) -> list[int]:
     return []
 
 
-def _choose_mps() -> Choice:
+def _choose_mps(machine: Machine) -> Choice:
     if not has_mps():
         raise UnavailableError("this machine or this build of torch has no MPS", hint=_ELSE_CPU)
-    return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=_memory().available)
+    return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=machine.memory_available)
 
 
-def count_workers(workers: int | None, model_bytes: int) -> int:
+def count_workers(workers: int | None, model_bytes: int, machine: Machine) -> int:
     """The number of CPU workers for ``--workers``; each has a core, and a model of these bytes.
 
-    None: as many as fit into this machine.
+    None: as many as fit into the cores and the memory that this process may use.
 
     Raises:
         UsageError: the number is out of range.
     """
     if workers is None:
-        available = _memory().available
-        return min(usable_cores(), max(1, int(0.8 * available / (model_bytes + _GIB // 2))))
+        n_fitting = int(0.8 * machine.memory_available / (model_bytes + _WORKER_BYTES))
+        return min(machine.cores, max(1, n_fitting))
     if not 1 <= workers <= _MOST_WORKERS:
         raise UsageError(
             f"--workers is {workers}",
@@ -496,32 +497,18 @@ def count_workers(workers: int | None, model_bytes: int) -> int:
     return workers
 
 
-def _choose_cpu(workers: int | None, model_bytes: int) -> Choice:
-    n_cores, available = usable_cores(), _memory().available
-    n_workers = count_workers(workers, model_bytes)
+def _choose_cpu(workers: int | None, model_bytes: int, machine: Machine) -> Choice:
+    n_workers = count_workers(workers, model_bytes, machine)
+    limits = f" (limits: {machine.limits})" if machine.limits else ""
     return Choice(
         devices=("cpu",) * n_workers,
         descriptions=(
             f"CPU, up to {counted(n_workers, 'worker')} of one core each on "
-            f"{counted(n_cores, 'core')}",
+            f"{counted(machine.cores, 'core')}{limits}",
         ),
         has_bf16=cpu_has_bf16(),
-        memory=available // n_workers,
+        memory=machine.memory_available // n_workers,
     )
-
-
-def _memory() -> Any:  # noqa: ANN401 - a tuple of psutil's
-    """The memory of this machine, in bytes: total, available, and more."""
-    import psutil  # a run without a model does not ask
-
-    return psutil.virtual_memory()
-
-
-def usable_cores() -> int:
-    """The cores that this process may use; a batch system often grants fewer than exist."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def cpu_has_bf16() -> bool:
@@ -611,18 +598,20 @@ TryGpus = Callable[[Sequence[str]], Mapping[str, Mapping[str, str]]]
 
 
 def machine_lines(
-    cuda_visible_devices: str | None, try_gpus: TryGpus, *, as_json: bool
+    cuda_visible_devices: str | None, machine: Machine, try_gpus: TryGpus, *, as_json: bool
 ) -> list[str]:
     """The output of ``virnucpro devices``, as text or as JSON."""
-    facts = measure_machine(cuda_visible_devices, try_gpus)
+    facts = measure_machine(cuda_visible_devices, machine, try_gpus)
     return [json.dumps(facts, indent=2)] if as_json else describe_machine(facts)
 
 
-def measure_machine(cuda_visible_devices: str | None, try_gpus: TryGpus) -> dict[str, Any]:
+def measure_machine(
+    cuda_visible_devices: str | None, machine: Machine, try_gpus: TryGpus
+) -> dict[str, Any]:
     """The facts that ``virnucpro devices --json`` prints; memory in bytes."""
     gpus, reason = list_gpus()
     visible = visible_gpus(gpus, cuda_visible_devices)
-    torch, ram = torch_build(), _memory()
+    torch = torch_build()
     places = {gpu.uuid: f"cuda:{place}" for place, gpu in enumerate(visible)}
     usable = [places[gpu.uuid] for gpu in visible if torch and not _lack_of(gpu, torch)]
     trials = try_gpus(usable) if usable else {}
@@ -633,9 +622,11 @@ def measure_machine(cuda_visible_devices: str | None, try_gpus: TryGpus) -> dict
         "no_gpu": None if gpus else reason,
         "mps": has_mps(),
         "cpu": {
-            "cores": usable_cores(),
-            "memory_free": ram.available,
-            "memory_total": ram.total,
+            "cores": machine.cores,
+            "cores_limited_by": machine.cores_source,
+            "memory_free": machine.memory_available,
+            "memory_total": machine.memory_total,
+            "memory_limited_by": machine.memory_source,
             "precision": "bf16" if cpu_has_bf16() else "fp32",
             **_WITHOUT_TRITON,
         },
@@ -684,7 +675,8 @@ def describe_machine(facts: Mapping[str, Any]) -> list[str]:
         without = _use_of_kernels(_WITHOUT_TRITON)
         lines += _folded("mps     Apple GPU, fp32, SDPA", *without)
     head = f"cpu     {counted(cpu['cores'], 'core')}, {_room(cpu)}, {cpu['precision']}"
-    return lines + _folded(head, *_use_of_kernels(cpu))
+    limits = f"cores limited by {cpu['cores_limited_by']}, memory by {cpu['memory_limited_by']}"
+    return lines + _folded(head, limits, *_use_of_kernels(cpu))
 
 
 def _room(facts: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from virnucpro.core.atomic_io import HEAD_FILE, REGIONS_FILE
 from virnucpro.core.errors import InputMissingError, UnavailableError
 from virnucpro.core.events import OnEvent
 from virnucpro.core.logging import printable
+from virnucpro.core.machine import read_machine
 from virnucpro.core.option_schema import carry
 from virnucpro.core.recipe import Embed, Reads
 from virnucpro.engine.base import Resources
@@ -88,14 +89,20 @@ def resolve_predict_part(
 def _resolve_scorer_alone(options: PredictOptions) -> PredictConfig:
     """Resolve a run without vectors: all cores are for the parent and its helpers."""
     classifier = caller_of(carry(options, CutOptions), options.calls, None, [])
-    n_helpers = count_workers(options.workers, model_bytes=0) - 1
+    machine = read_machine(options.slurm)
+    n_helpers = count_workers(options.workers, 0, machine) - 1
     chunk_size = classifier.chunk_size(options.chunk_size)
     shortest = classifier.shortest("nucleotide")
     return PredictConfig(
         options=options,
         classifier=classifier,
         recipe=make_recipe(options, (), chunk_size, shortest, classifier.hashes),
-        resources=Resources(devices=("cpu",), tokens_per_batch=1, n_helpers=n_helpers),
+        resources=Resources(
+            devices=("cpu",),
+            tokens_per_batch=1,
+            n_helpers=n_helpers,
+            memory=machine.memory_total,
+        ),
         min_protein_length=classifier.shortest("protein"),
     )
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.core.events import OnEvent
 from virnucpro.core.logging import counted, printable
+from virnucpro.core.machine import read_machine
 from virnucpro.core.option_schema import carry
 from virnucpro.core.recipe import (
     USUAL_CHUNK_SIZE,
@@ -36,7 +37,6 @@ from virnucpro.models.devices import (
     choose_tokens,
     count_workers,
     require_torch,
-    usable_cores,
 )
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.inputs import InputFile
@@ -373,14 +373,17 @@ def _resources(
             f"--esm-batch-size is {printable(request)!r}; it must be auto, or 1 token or more",
             hint="leave it out to size batches to the device",
         )
-    is_auto, n_helpers = request == "auto", choice.count_helpers(usable_cores())
+    machine = read_machine(options.slurm)
+    is_auto = request == "auto"
+    n_helpers = choice.count_helpers(machine.cores)
     if not options.embeds_here:  # no worker needs the cores
-        n_helpers = count_workers(options.workers, model_bytes=0) - 1
+        n_helpers = count_workers(options.workers, 0, machine) - 1
     return Resources(
         devices=choice.devices,
         tokens_per_batch=choose_tokens(choice, footprint, precision) if is_auto else int(request),
         silence_seconds=options.worker_timeout,
         n_helpers=n_helpers,
+        memory=machine.memory_total,
     )
 
 

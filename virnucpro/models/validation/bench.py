@@ -32,6 +32,7 @@ from torch.utils.benchmark import Timer
 
 from virnucpro._version import __version__
 from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.machine import read_machine
 from virnucpro.core.option_schema import ComputeOptions, carry
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.core.safe_dir import Tree
@@ -43,7 +44,6 @@ from virnucpro.models.devices import (
     choose_precision,
     choose_tokens,
     list_gpus,
-    usable_cores,
 )
 from virnucpro.models.esm2.model import DTYPES
 from virnucpro.models.esm2.model_files import room_for
@@ -343,10 +343,11 @@ def _line(row: _Row) -> str:
 def machine_facts() -> dict[str, object]:
     """Processor, memory in bytes, GPUs, and the load before the measurement."""
     gpus, _ = list_gpus()
+    machine = read_machine({})
     return {
         "cpu": _cpu_name(),
-        "cores": usable_cores(),
-        "memory": psutil.virtual_memory().total,
+        "cores": machine.cores,
+        "memory": machine.memory_total,
         "gpus": [gpu.name for gpu in gpus],
         "driver": [gpu.driver for gpu in gpus[:1]],  # the newest version of CUDA that it knows
         "load": psutil.getloadavg(),

@@ -1,0 +1,267 @@
+"""Find the cores and the memory that this process may use.
+
+A process may use less than its machine has. A container or a batch system limits it by control
+groups (cgroup, version 1 or 2), by the CPU affinity, or by variables that only state the limit
+(SLURM). Everything that depends on cores or memory asks ``read_machine``.
+
+Control groups are nested, and a process gets the smallest limit on the path from its own group to
+the root. A container may see only the lower part of that path.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+_MIB = 1 << 20
+OF_MACHINE = "the machine"
+_OCTAL = re.compile(r"\\([0-7]{3})")  # in paths of mountinfo: a space is \040
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLimit:
+    """A number of cores that the process may use, and who says so."""
+
+    cores: float  # a quota may be a part of a core
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """Memory that the process may use, in bytes, and who says so."""
+
+    total: int
+    available: int  # not used by this process or others with the same limit
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What this process may use of its machine."""
+
+    cores: int  # at least 1; part of a core counts as one
+    cores_source: str
+    memory_total: int  # bytes
+    memory_available: int
+    memory_source: str
+
+    @classmethod
+    def from_limits(cls, cores: list[CoreLimit], memory: list[MemoryLimit]) -> Machine:
+        """Apply the smallest limits; of equal ones, the first."""
+        fewest = min(cores, key=lambda limit: limit.cores)
+        least = min(memory, key=lambda limit: limit.total)
+        return cls(
+            cores=max(1, math.ceil(fewest.cores)),
+            cores_source=fewest.source,
+            memory_total=least.total,
+            memory_available=max(0, min(limit.available for limit in memory)),
+            memory_source=least.source,
+        )
+
+    @property
+    def limits(self) -> str:
+        """The limits that are smaller than the machine, for messages; empty if there are none."""
+        sources = (("cores", self.cores_source), ("memory", self.memory_source))
+        return ", ".join(f"{what} by {by}" for what, by in sources if by != OF_MACHINE)
+
+
+def slurm_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the environment that SLURM sets."""
+    return {name: text for name, text in environ.items() if name.startswith("SLURM_")}
+
+
+def read_machine(
+    slurm: Mapping[str, str], root: Path = Path("/"), cores: CoreLimit | None = None
+) -> Machine:
+    """Read all limits of this process.
+
+    Args:
+        slurm: see ``slurm_variables``.
+        root: folder with ``proc`` and the mounted control groups.
+        cores: what the operating system lets this process use; None: ask it.
+    """
+    groups = list(_read_groups(root))
+    memory = _machine_memory(root)
+    return Machine.from_limits(
+        cores=[
+            cores or _usable_cores(),
+            *(limit for group in groups if (limit := group.core_limit())),
+            *_slurm_cores(slurm),
+        ],
+        memory=[
+            memory,
+            *(limit for group in groups for limit in group.memory_limits()),
+            *_slurm_memory(slurm, memory.available),
+        ],
+    )
+
+
+def _usable_cores() -> CoreLimit:
+    """The cores of the CPU affinity, which batch systems and ``taskset`` set."""
+    n_cores = os.cpu_count() or 1
+    n_usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else n_cores
+    return CoreLimit(n_usable, OF_MACHINE if n_usable >= n_cores else "the CPU affinity")
+
+
+def _machine_memory(root: Path) -> MemoryLimit:
+    facts = _read_numbers(root / "proc" / "meminfo")
+    if {"MemTotal:", "MemAvailable:"} <= facts.keys():
+        total, available = facts["MemTotal:"] << 10, facts["MemAvailable:"] << 10
+        return MemoryLimit(total, available, OF_MACHINE)
+    import psutil  # where there is no such file; slow to import
+
+    memory = psutil.virtual_memory()
+    return MemoryLimit(memory.total, memory.available, OF_MACHINE)
+
+
+class _MemoryFiles(NamedTuple):
+    """The files of a control group about memory."""
+
+    limits: tuple[str, ...]
+    usage: str
+    cache: tuple[str, ...]  # in memory.stat: cached files, which the kernel frees when needed
+
+
+_MEMORY_FILES = {
+    1: _MemoryFiles(
+        limits=("memory.limit_in_bytes",),
+        usage="memory.usage_in_bytes",
+        cache=("total_active_file", "total_inactive_file"),
+    ),
+    # above `memory.high` the kernel slows the processes down, above `memory.max` it kills them
+    2: _MemoryFiles(
+        limits=("memory.max", "memory.high"),
+        usage="memory.current",
+        cache=("active_file", "inactive_file"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A control group on the path of this process to the root."""
+
+    folder: Path
+    name: str  # for messages
+    version: int
+
+    def core_limit(self) -> CoreLimit | None:
+        """The CPU quota, in cores; None without one."""
+        if self.version == 2:
+            words = _read_text(self.folder / "cpu.max").split()
+        else:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            words = [_read_text(self.folder / name).strip() for name in names]
+        if len(words) != 2 or not all(word.isdecimal() for word in words):  # max, -1, or no file
+            return None
+        quota, period = map(int, words)
+        if not quota or not period:
+            return None
+        return CoreLimit(quota / period, f"the CPU quota of {self._described}")
+
+    def memory_limits(self) -> Iterator[MemoryLimit]:
+        files = _MEMORY_FILES[self.version]
+        facts = _read_numbers(self.folder / "memory.stat")
+        usage = _read_text(self.folder / files.usage).strip()
+        used = int(usage) if usage.isdecimal() else 0
+        used -= min(used, sum(facts.get(name, 0) for name in files.cache))
+        limits = [_read_text(self.folder / name).strip() for name in files.limits]
+        # version 1: the smallest limit of this group and of those that a container does not see
+        limits.append(str(facts.get("hierarchical_memory_limit", "")))
+        for limit in limits:
+            if limit.isdecimal():  # not "max", and the file is there
+                source = f"the memory limit of {self._described}"
+                yield MemoryLimit(int(limit), int(limit) - used, source)
+
+    @property
+    def _described(self) -> str:
+        return f"the control group {self.name} (cgroup v{self.version})"
+
+
+def _read_groups(root: Path) -> Iterator[_Group]:
+    """Yield the groups of this process, each with those above it, for CPU and memory."""
+    paths = dict(_read_paths(root))
+    for line in _read_text(root / "proc" / "self" / "mountinfo").splitlines():
+        mount, _, filesystem = line.partition(" - ")
+        mount_words, words = mount.split(), filesystem.split()
+        if len(mount_words) < 5 or len(words) < 3 or words[0] not in ("cgroup", "cgroup2"):
+            continue
+        version = 2 if words[0] == "cgroup2" else 1
+        controllers = {""} if version == 2 else {"cpu", "memory"} & {*words[2].split(",")}
+        top, mounted_at = map(_unescaped, mount_words[3:5])
+        for controller in controllers & paths.keys():
+            for inside in _to_the_top(paths[controller], top):
+                folder = root / mounted_at.lstrip("/") / inside
+                yield _Group(folder, str(PurePosixPath("/") / inside), version)
+
+
+def _read_paths(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield controllers (empty: those of version 2) with the path of this process's group."""
+    for line in _read_text(root / "proc" / "self" / "cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if path:
+            yield from ((controller, path) for controller in controllers.split(","))
+
+
+def _to_the_top(group: str, top: str) -> list[PurePosixPath]:
+    """The paths of a group and of those above it, below the mount, whose root is ``top``.
+
+    A container may have a mount that begins elsewhere; then only the group at its top is known.
+    """
+    path = PurePosixPath(group)
+    if not path.is_relative_to(top) or ".." in path.parts:
+        return [PurePosixPath()]
+    inside = path.relative_to(top)
+    return [inside, *inside.parents]
+
+
+def _slurm_cores(slurm: Mapping[str, str]) -> Iterator[CoreLimit]:
+    name = "SLURM_CPUS_PER_TASK"
+    if n_cores := _number(slurm, name):
+        yield CoreLimit(n_cores, name)
+
+
+def _slurm_memory(slurm: Mapping[str, str], available: int) -> Iterator[MemoryLimit]:
+    """The memory that SLURM grants on this node: in MiB, of a node, a CPU or a GPU.
+
+    What other tasks of the job use of it is not known. 0 is all that the node has.
+    """
+    n_cpus = _number(slurm, "SLURM_CPUS_PER_TASK") or _number(slurm, "SLURM_CPUS_ON_NODE")
+    counts = {
+        "SLURM_MEM_PER_NODE": 1,
+        "SLURM_MEM_PER_CPU": n_cpus or 1,
+        "SLURM_MEM_PER_GPU": _number(slurm, "SLURM_GPUS_ON_NODE") or 1,
+    }
+    for name, count in counts.items():
+        if size := _number(slurm, name):
+            total = size * count * _MIB
+            yield MemoryLimit(total, min(total, available), name)
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    text = variables.get(name, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _read_text(path: Path) -> str:
+    """The text of a file; empty if it is missing or cannot be read."""
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    return ""
+
+
+def _read_numbers(path: Path) -> dict[str, int]:
+    """The numbers of a file with a name and a number in each line."""
+    lines = (line.split() for line in _read_text(path).splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
+
+
+def _unescaped(path: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
