@@ -22,7 +22,7 @@ from virnucpro.models.registry import family_of
 
 PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"
 ENTRY_POINTS = """
-[virnucpro.models]
+[virnucpro.encoders]
 toy = toy_package:FAMILY
 
 [virnucpro.executors]
