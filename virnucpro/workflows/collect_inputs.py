@@ -8,24 +8,21 @@ files only with ``--add``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from virnucpro.core.errors import ResumeError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import LOGGER, announce, counted, printable
-from virnucpro.core.recipe import InputType, Recipe
 from virnucpro.results.mendable import find_mendable
 from virnucpro.sequences.input_scan import Survey
 from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs, listed
 from virnucpro.sequences.samples import name_samples
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import RunDir
-from virnucpro.workflows.options import RunOptions
 from virnucpro.workflows.run_config import RunConfig
 
-_RecipeFor = Callable[[InputType], Recipe]
 _SHOWN = 3  # names in a message
 
 
@@ -56,13 +53,12 @@ def collect_inputs(
         files, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes"))
     )
     if recorded is None:
-        manifest = _begin(options, config.recipe_for, files, survey)
+        manifest = _begin(config, files, survey)
     else:
-        manifest = _extend_run(options, config.recipe_for, rundir, recorded, files, survey)
+        manifest = _extend_run(config, rundir, recorded, files, survey)
     if named and {file.path for file, _ in survey.refused} >= {file.path for file in named}:
         raise survey.refused[0][1]
-    refused = tuple(file for file, _ in survey.refused)
-    return replace(manifest, refused=refused, models=config.models, embed=config.rules)
+    return manifest
 
 
 def _without_empty_stdin(files: Sequence[InputFile]) -> list[InputFile]:
@@ -132,9 +128,9 @@ def _is_tried_again(file: InputFile, *, is_kept: bool) -> bool:
     return is_kept
 
 
-def _begin(
-    options: RunOptions, recipe_for: _RecipeFor, files: Sequence[InputFile], survey: Survey
-) -> Manifest:
+def _begin(config: RunConfig, files: Sequence[InputFile], survey: Survey) -> Manifest:
+    """A new run of these files."""
+    options = config.options
     is_qualified = False
     _warn_of_copies(files)
     if len(files) > 1 or survey.renames:  # a single file is read once, when it is planned
@@ -145,7 +141,18 @@ def _begin(
         input_type, files = survey.agree_on_type(files)
     else:
         survey.doubt_type(files, input_type)
-    return Manifest(recipe_for(input_type), tuple(files), is_qualified=is_qualified)
+    return Manifest(
+        config.recipe_for(input_type),
+        tuple(files),
+        is_qualified=is_qualified,
+        refused=_refused_files(survey),
+        models=config.models,
+        embed=config.rules,
+    )
+
+
+def _refused_files(survey: Survey) -> tuple[InputFile, ...]:
+    return tuple(file for file, _ in survey.refused)
 
 
 def _warn_of_copies(files: Iterable[InputFile]) -> None:
@@ -157,18 +164,18 @@ def _warn_of_copies(files: Iterable[InputFile]) -> None:
 
 
 def _extend_run(
-    options: RunOptions,
-    recipe_for: _RecipeFor,
+    config: RunConfig,
     rundir: RunDir,
     recorded: Manifest,
     files: Sequence[InputFile],
     survey: Survey,
 ) -> Manifest:
     """The recorded run plus the files that are new now, or readable for the first time."""
+    options = config.options
     if not options.add:
         _refuse_others(recorded, [*files, *(file for file, _ in survey.refused)], rundir)
     run_type = recorded.recipe.input_type
-    recorded.check_same_recipe(recipe_for(options.known_type or run_type))
+    recorded.check_same_recipe(config.recipe_for(options.known_type or run_type))
     _refuse_lost(recorded, survey)
     inputs = check_recorded(recorded.inputs, files)
     old, new = inputs[: len(recorded.inputs)], inputs[len(recorded.inputs) :]
@@ -184,7 +191,14 @@ def _extend_run(
         LOGGER.warning("added to this run: %s", file.shown)
     announce(f"resuming the run in {printable(rundir.root)}; finished work is kept")
     replaced = set(recorded.replaced).union(*(anew[file.path] for file in new))
-    return replace(recorded, inputs=(*old, *new), replaced=tuple(sorted(replaced)))
+    return replace(
+        recorded,
+        inputs=(*old, *new),
+        replaced=tuple(sorted(replaced)),
+        refused=_refused_files(survey),
+        models=config.models,
+        embed=config.rules,
+    )
 
 
 def _refuse_lost(recorded: Manifest, survey: Survey) -> None:
