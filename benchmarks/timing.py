@@ -26,7 +26,6 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-import esm
 import numpy as np
 import psutil
 import torch
@@ -43,6 +42,7 @@ from virnucpro.models.esm2.attention import choose_kernel
 from virnucpro.models.esm2.config import EXTRA_TOKENS, ESM2Shape
 from virnucpro.models.esm2.model import DTYPES
 from virnucpro.models.validation import reference as fair_esm
+from virnucpro.models.validation.fair_esm import load_fair_esm
 from virnucpro.models.validation.random_weights import BLOCK, Lengths, make_proteins, six_frame_500
 
 OURS = "virnucpro"
@@ -281,7 +281,9 @@ def fair_esm_published(setting: Setting) -> TimedEncoder:
     layer = setting.shape.n_layers
 
     def plan(proteins: Sequence[str]) -> list[list[int]]:
-        data = esm.FastaBatchedDataset([str(i) for i in range(len(proteins))], proteins)
+        data = load_fair_esm().data.FastaBatchedDataset(
+            [str(i) for i in range(len(proteins))], proteins
+        )
         batches: list[list[int]] = data.get_batch_indices(PUBLISHED_TOKENS, extra_toks_per_seq=1)
         return batches
 

@@ -29,11 +29,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-import esm
 import numpy as np
 import torch
-from esm.rotary_embedding import RotaryEmbedding
 from torch import Tensor, nn
 
 from virnucpro.core.recipe import EncoderSpec, Precision
@@ -43,6 +42,7 @@ from virnucpro.models.esm2.loading import ROTARY, fair_esm_state
 from virnucpro.models.esm2.model import DTYPES, quantise, restore, rotary_frequencies
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.packing import PackedEncoder, send
+from virnucpro.models.validation.fair_esm import load_fair_esm
 
 Loss = Callable[[Tensor], Tensor]
 _ONE_ROUNDING = 0.42  # u, in the root mean square
@@ -52,19 +52,18 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _FairESMEnco
     """fair-esm's model with the weights of a checkpoint.
 
     Raises:
-        UnavailableError: the checkpoint cannot be used.
+        UnavailableError: the checkpoint or fair-esm cannot be used.
     """
     shape = inspect_esm2(weights).shape
     model = load_model(weights, shape, DTYPES[spec.precision], device)
     return _FairESMEncoder(spec, model, shape, device)
 
 
-def load_model(
-    weights: Path, shape: ESM2Shape, dtype: torch.dtype, device: torch.device
-) -> esm.ESM2:
+def load_model(weights: Path, shape: ESM2Shape, dtype: torch.dtype, device: torch.device) -> Any:  # noqa: ANN401 - an ``ESM2`` of fair-esm
     """Load fair-esm's module in ``dtype``, with the rotary frequencies of the file, or ours."""
+    fair_esm = load_fair_esm()
     with torch.device(device):  # initial random weights are slow on a CPU
-        model = esm.ESM2(
+        model = fair_esm.esm2(
             shape.n_layers, shape.dim, shape.n_heads, token_dropout=shape.token_dropout
         ).eval()
     state = fair_esm_state(weights)
@@ -86,7 +85,11 @@ class _FairESMEncoder(PackedEncoder):
     kernel = "fair-esm"
 
     def __init__(
-        self, spec: EncoderSpec, model: esm.ESM2, shape: ESM2Shape, device: torch.device
+        self,
+        spec: EncoderSpec,
+        model: Any,  # noqa: ANN401 - an ``ESM2`` of fair-esm
+        shape: ESM2Shape,
+        device: torch.device,
     ) -> None:
         super().__init__(spec, device)
         self.model, self.shape = model, shape
@@ -126,7 +129,7 @@ def plan_padded(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]
     return batches
 
 
-def tokens_of(model: esm.ESM2, sequences: Sequence[str]) -> Tensor:
+def tokens_of(model: Any, sequences: Sequence[str]) -> Tensor:  # noqa: ANN401 - an ``ESM2``
     """The tokens of the sequences, padded at the end. -> (n, longest + 2)"""
     longest = max(map(len, sequences)) + EXTRA_TOKENS
     tokens = torch.full((len(sequences), longest), model.padding_idx)
@@ -170,7 +173,7 @@ def add_roundings(layers: nn.Module, precision: Precision, n_tokens: int) -> Non
         linear.register_forward_pre_hook(lambda _, inputs: tuple(map(lose_of_factors, inputs)))
         linear.register_forward_hook(lambda *call: lose(call[-1]))
     for module in layers.modules():  # rotated queries and keys are the factors of the scores
-        if isinstance(module, RotaryEmbedding):
+        if type(module).__name__ == "RotaryEmbedding":  # of fair-esm, which other networks lack
             module.register_forward_hook(lambda *call: tuple(map(lose, call[-1])))
 
 
