@@ -233,19 +233,23 @@ def test_a_record_is_called_by_its_frames_with_a_score_and_a_note_says_why_other
 @pytest.mark.parametrize(
     ("found", "row"),
     [
-        (call(*frames("c", 0.75)), "r\t\t900\tscored\tvirus\t0.750000\t\t3\t1\t1\t\t\n"),
-        (call(*frames("c", 0.25)), "r\t\t900\tscored\tother\t0.250000\t\t3\t1\t1\t\t\n"),
+        (call(*frames("c", 0.75)), "r\t\t900\tscored\tvirus\t0.750000\t\t3\t1\t1\t\t\t\t\t\n"),
+        (call(*frames("c", 0.25)), "r\t\t900\tscored\tother\t0.250000\t\t3\t1\t1\t\t\t\t\t\n"),
         (
             replace(call(*frames("c", 0.75)), base_score=0.75, false_discovery_rate=0.03125),
-            "r\t\t900\tscored\tvirus\t0.750000\t0.0312\t3\t1\t1\t0.750000\t\n",
+            "r\t\t900\tscored\tvirus\t0.750000\t0.0312\t3\t1\t1\t0.750000\t\t\t\t\n",
         ),
-        (call(), "r\t\t900\tno_orf\t\t\t\t3\t0\t0\t\t\n"),
+        (
+            replace(call(*frames("c", 0.75)), evidence="both", known_family="A", n_known_kmers=12),
+            "r\t\t900\tscored\tvirus\t0.750000\t\t3\t1\t1\t\t\tboth\tA\t12\n",
+        ),
+        (call(), "r\t\t900\tno_orf\t\t\t\t3\t0\t0\t\t\t\t\t\n"),
         (
             Call("r", 9, "invalid", note="is odd"),
-            "r\t\t9\tinvalid\t\t\t\t0\t0\t0\t\tis odd\n",
+            "r\t\t9\tinvalid\t\t\t\t0\t0\t0\t\tis odd\t\t\t\n",
         ),
     ],
-    ids=["virus", "other", "virus of the scorer", "no_orf", "invalid"],
+    ids=["virus", "other", "virus of the scorer", "known virus", "no_orf", "invalid"],
 )
 def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call, row: str) -> None:
     assert record_rows(Calls.of([found])) == row.encode()
@@ -259,6 +263,22 @@ def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call,
         fields[place] = word
         with pytest.raises(ValueError, match="and the call"):
             list(map(parse_call, RECORD_TABLE.values_in(StringIO(head + "\t".join(fields)))))
+
+
+def test_tables_without_evidence_are_read() -> None:
+    columns = RECORD_TABLE.columns[:-3]
+    assert columns[-1] == "note"
+    found = [call(*frames("c", 0.75)), replace(call(), note="a note")]
+    lines = record_rows(Calls.of(found)).decode().splitlines()
+    table = "\n".join(("\t".join(columns), *(line[:-3] for line in lines), ""))
+    assert list(map(parse_call, RECORD_TABLE.values_in(StringIO(table)))) == found
+
+
+def test_unknown_evidence_is_damage() -> None:
+    row = record_rows(Calls.of([replace(call(*frames("c", 0.75)), evidence="guess")])).decode()
+    table = "\t".join(RECORD_TABLE.columns) + "\n" + row
+    with pytest.raises(ValueError, match="the evidence guess"):
+        list(map(parse_call, RECORD_TABLE.values_in(StringIO(table))))
 
 
 def test_what_is_to_be_mended_is_read_back_from_the_table() -> None:

@@ -19,6 +19,7 @@ from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.viral.classifier import caller_of
 from virnucpro.viral.head import Head, Join, JoinKnot, join_log_odds, log_odds, probability
+from virnucpro.viral.known import KnownIndex
 from virnucpro.viral.networks import ErrorRates, Scorer
 from virnucpro.viral.options import CutOptions
 from virnucpro.viral.scoring import score_sequences
@@ -94,7 +95,12 @@ def test_a_recipe_names_head_and_scorer_as_the_scorer_may_choose_records(
     joined, scorer, calls, rules
 ):
     hashes = caller_of(CutOptions(), calls, joined, rules).hashes
-    assert hashes == {"head_sha256": joined.sha256, "scorer_sha256": scorer.sha256}
+    known_sha256 = KnownIndex.own().sha256
+    assert hashes == {
+        "head_sha256": joined.sha256,
+        "scorer_sha256": scorer.sha256,
+        "known_sha256": known_sha256,
+    }
 
 
 def test_a_record_without_a_frame_is_called_as_by_the_scorer_alone(joined):

@@ -431,6 +431,7 @@ CUTS: list[dict[str, object]] = [
     {"preset": "conservative"},
     {"prevalence": 0.3},
     {"threshold": 0.9},
+    {"evidence": "known"},
 ]
 
 

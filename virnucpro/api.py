@@ -125,6 +125,7 @@ class _FolderKeywords(_RunKeywords, total=False):
 class _PredictKeywords(_FolderKeywords, total=False):
     threshold: float | None
     preset: Literal["sensitive", "default", "conservative"]
+    evidence: Literal["both", "score", "known"]
     prevalence: float
     regions: bool
     region_model: str | Path | None

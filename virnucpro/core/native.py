@@ -7,7 +7,7 @@ digits of bases. Tables of codons have a byte for each of 125 codes.
 from __future__ import annotations
 
 import hashlib
-from ctypes import CDLL, addressof, c_char, c_double, c_int, c_int64, c_void_p
+from ctypes import CDLL, addressof, c_char, c_double, c_int, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         *(_COUNTS, c_int64, _Arrays(np.int32), _Arrays(np.uint16), _Arrays(np.uint16)),
         _Arrays(np.int32),
     ),
+    # digits, and starts, lengths and number of windows of n pieces; residues of codons; the highest
+    # hash, and the table; a row per window
+    "known_hits": (
+        *(_BYTES, _COUNTS, _COUNTS, _COUNTS, c_int64, _BYTES, c_uint64),
+        *(_Arrays(np.int32), _BYTES, _BYTES, _BYTES, _COUNTS),
+    ),
+    "known_hints": (_BYTES, _BYTES, _BYTES),
     "terminal_repeats": (_BYTES, _COUNTS, _COUNTS, c_int64, _COUNTS, _COUNTS),
     "longest_open": (
         *(_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES, _BYTES, c_int64, c_double),

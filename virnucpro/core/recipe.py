@@ -96,6 +96,7 @@ class Recipe:
     head_sha256: str = ""
     genetic_code: int = 11  # NCBI's number; unused for proteins
     scorer_sha256: str = ""  # of the scorer, which calls or chooses what is embedded
+    known_sha256: str = ""  # of the index of known viruses, if it may change calls
     residues_per_shard: int = RESIDUES_PER_SHARD
     bytes_per_slice: int = BYTES_PER_SLICE
     shard_format: int = SHARD_FORMAT
@@ -147,7 +148,10 @@ class Recipe:
             each.facts | ({} if each.store == _AS_EVER else {"store": each.store})
             for each in self.encoders
         ]
-        text = json.dumps({**asdict(self), "encoders": encoders}, sort_keys=True)
+        facts = {**asdict(self), "encoders": encoders}
+        if not self.known_sha256:  # as in runs of versions without the index
+            del facts["known_sha256"]
+        text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -70,6 +70,7 @@ def count_called(results: CalledRecords) -> RecordCounts:
         if is_virus
     ]
     counts.n_viral = len(viral)
+    counts.n_known_only = calls.evidences.count("known")
     starts = np.digitize([length for _, length, _ in viral], LENGTH_CLASSES[1:]).tolist()
     counts.viral_lengths.update(LENGTH_CLASSES[number] for number in starts)
     counts.best = max(viral, key=itemgetter(0, 1), default=NO_HIT)  # the first of equals
@@ -136,7 +137,7 @@ def call_words(calls: Calls, place: int) -> tuple[str, str]:
 
 
 def record_rows(calls: Calls) -> bytes:
-    """A row for each call."""
+    """A row for each call. A tab in a note becomes a space, since more columns follow."""
     pairs = zip(calls.virus_scores, calls.are_viruses, strict=True)
     labels = [
         "virus" if is_virus else "other" if score is not None else "" for score, is_virus in pairs
@@ -147,7 +148,10 @@ def record_rows(calls: Calls) -> bytes:
         *(texts(calls.record_ids), texts(calls.samples), whole(calls.lengths)),
         *(texts(calls.statuses), texts(labels), scores, decimals(calls.rates, 4)),
         *map(whole, (calls.n_chunks, calls.n_chunks_scored, calls.n_frames_scored)),
-        *(scores if is_same else decimals(calls.base_scores, DECIMALS), texts(calls.notes)),
+        scores if is_same else decimals(calls.base_scores, DECIMALS),
+        texts([note.replace("\t", " ") for note in calls.notes]),
+        *(texts(calls.evidences), texts(calls.known_families)),
+        whole([EMPTY if n is None else n for n in calls.n_known_kmers]),
     )
 
 

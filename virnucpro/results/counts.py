@@ -20,6 +20,7 @@ class RecordCounts:
 
     statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     n_viral: int = 0
+    n_known_only: int = 0  # viral records that only their k-mers of known viruses call
     n_proviruses: int = 0  # proviruses that count as viruses, in records not called virus
     n_regions: int | None = None  # None: no record was searched for regions
     n_whole_regions: int = 0  # regions of kind whole

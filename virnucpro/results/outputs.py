@@ -35,6 +35,7 @@ class OutputFile:
     per_file: bool = True  # --per-file also writes it for each input file
     is_optional: bool = False  # written only if it has a line; else an old file is deleted
     is_packed: bool = False  # compressed with gzip
+    n_later_columns: int = 0  # the last columns, which tables of earlier versions lack
 
     def rows_at(
         self, path: Path, parse: Callable[[dict[str, str]], Row], hint: str
@@ -68,26 +69,30 @@ class OutputFile:
         Raises:
             ValueError: the table is damaged.
         """
-        if tuple(next(lines, "").rstrip("\r\n").split("\t")) != self.columns:
+        columns = tuple(next(lines, "").rstrip("\r\n").split("\t"))
+        earlier = self.columns[: len(self.columns) - self.n_later_columns]
+        if columns not in (self.columns, earlier):
             raise ValueError("its columns have other names")
         for number, line in enumerate(lines, 2):
             if not line.endswith("\n"):
                 raise ValueError("its end is missing")
-            values = line[:-1].removesuffix("\r").split("\t", len(self.columns) - 1)
-            if len(values) != len(self.columns):
-                raise ValueError(f"line {number} is not of the columns {', '.join(self.columns)}")
-            yield dict(zip(self.columns, values, strict=True))
+            values = line[:-1].removesuffix("\r").split("\t", len(columns) - 1)
+            if len(values) != len(columns):
+                raise ValueError(f"line {number} is not of the columns {', '.join(columns)}")
+            yield dict(zip(columns, values, strict=True))
 
 
 # Records, frames and chunks
 
 RECORD_TABLE = OutputFile(
     RECORD_TABLES["predict"],
-    "every record, with its status, call and score",
+    "every record, with its status, call, score and evidence",
     (
         *("record", "file", "length", "status", "call", "virus_score", "fdr", "n_chunks"),
         *("n_chunks_scored", "n_frames_scored", "base_score", "note"),
+        *("evidence", "known_family", "n_known_kmers"),
     ),
+    n_later_columns=3,
 )
 # for a run that calls nothing
 EMBEDDED_TABLE = OutputFile(

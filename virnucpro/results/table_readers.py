@@ -78,7 +78,18 @@ def parse_call(row: dict[str, str]) -> Call:
         n_chunks_scored=int(row["n_chunks_scored"]),
         n_frames_scored=int(row["n_frames_scored"]),
         note=row["note"],
+        evidence=_parse_evidence(row),
+        known_family=row.get("known_family", ""),
+        n_known_kmers=int(row["n_known_kmers"]) if row.get("n_known_kmers") else None,
     )
+
+
+def _parse_evidence(row: dict[str, str]) -> Literal["score", "known", "both", ""]:
+    """The evidence for a call; tables of earlier versions have none."""
+    evidence = row.get("evidence", "")
+    if evidence not in ("score", "known", "both", ""):
+        raise ValueError(f"a record has the evidence {evidence}")
+    return cast(Literal["score", "known", "both", ""], evidence)
 
 
 def _parse_embedded(row: dict[str, str]) -> Call:

@@ -258,6 +258,7 @@ _FILES = {
     "sha256": "the SHA-256 of the model",
     "head_sha256": "the SHA-256 of the head",
     "scorer_sha256": "the SHA-256 of the scorer",
+    "known_sha256": "the SHA-256 of the index of known viruses",
 }
 _SHOWN = {**_FILES, **{name: flag(name) for name in _OPTIONS}}
 

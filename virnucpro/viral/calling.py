@@ -16,7 +16,9 @@ from virnucpro.core.numeric import Counts, Mask, Values
 from virnucpro.core.recipe import Recipe, Status
 from virnucpro.core.types import Records
 from virnucpro.sequences.translate import GeneticCode, screen_all
+from virnucpro.viral.evidence import add_evidence
 from virnucpro.viral.head import HeadFacts, chunk_scores, join_log_odds, probabilities
+from virnucpro.viral.known import KnownIndex, WindowHits
 from virnucpro.viral.networks import ErrorRates, Scorer, false_discovery_rates, thresholds
 from virnucpro.viral.options import FALSE_POSITIVES, CutOptions
 from virnucpro.viral.scoring import PieceScores, score_block, score_proteins
@@ -33,6 +35,7 @@ class ScoredRecords:
     log_odds: Values  # (n,) NaN: no score
     n_pieces: Counts  # (n,)
     pieces: PieceScores  # of all records
+    known: WindowHits  # of all records that were not screened out; empty for proteins
     # by index, for each searched record: its regions if it is called other, and if called virus
     found: dict[int, tuple[Found, Found]] = field(default_factory=dict)
 
@@ -52,14 +55,17 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
     if is_protein:
         proteins = [records.at(place).protein for place in places]
         scores, pieces = _whole_proteins(proteins, scorer)
+        known = WindowHits.empty()
     else:
         sequences = [records.sequences[place] for place in places]
         scores, pieces = score_block(sequences, scorer, GeneticCode.of(recipe.genetic_code))
+        known = KnownIndex.own().look_up(sequences)
     log_odds = np.full(len(notes), np.nan)
     log_odds[places] = scores
     pieces = pieces._replace(record=np.array(places, dtype=np.int64)[pieces.record])
+    known = known._replace(record=places[known.record])
     n_pieces = np.bincount(pieces.record, minlength=len(notes))
-    return ScoredRecords(records, screened, notes, log_odds, n_pieces, pieces)
+    return ScoredRecords(records, screened, notes, log_odds, n_pieces, pieces, known)
 
 
 def _whole_proteins(proteins: Sequence[str], scorer: Scorer) -> tuple[Values, PieceScores]:
@@ -106,7 +112,12 @@ def call_scored(
         np.bincount(pieces.record[is_known], minlength=n).tolist(),
         [0] * n,
         notes,
+        [""] * n,
+        [""] * n,
+        [None] * n,
     )
+    if not is_protein:
+        add_evidence(calls, scored.known, cut, KnownIndex.own())
     return CalledRecords(records, calls, _frames(scored, is_known, is_protein=is_protein))
 
 

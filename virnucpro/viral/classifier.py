@@ -38,7 +38,9 @@ from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode, screen_all
 from virnucpro.viral.calling import ScoredRecords, call_scored, join_calls, score_records
+from virnucpro.viral.evidence import look_up_and_add
 from virnucpro.viral.head import Head, HeadFacts, Join, chunk_scores, failure_note, probability
+from virnucpro.viral.known import KnownIndex
 from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
 from virnucpro.viral.options import FALSE_POSITIVES, CallsBy, CutOptions
 from virnucpro.viral.taxonomy import own_kinship
@@ -83,9 +85,15 @@ class Caller:
     @property
     def hashes(self) -> Mapping[str, str]:
         """The hashes for the recipe of a run. With a head, the scorer may still choose records."""
+        hashes: dict[str, str] = {}
         if self.frame_head is not None:
-            return {"head_sha256": self.frame_head.sha256, "scorer_sha256": Scorer.own().sha256}
-        return {} if self.scorer is None else {"scorer_sha256": self.scorer.sha256}
+            hashes["head_sha256"] = self.frame_head.sha256
+            hashes["scorer_sha256"] = Scorer.own().sha256
+        elif self.scorer is not None:
+            hashes["scorer_sha256"] = self.scorer.sha256
+        if hashes:
+            hashes["known_sha256"] = KnownIndex.own().sha256
+        return hashes
 
     @property
     def facts(self) -> Mapping[str, Mapping[str, object]]:
@@ -248,13 +256,21 @@ class _ByHead(Caller):
 
     @property
     def cut(self) -> Cut:
-        return _cut_at(self.head_facts.threshold)
+        return _with_evidence(self.options, _cut_at(self.head_facts.threshold))
 
     @property
     def head_facts(self) -> HeadFacts:
         """The facts of the head, with the user's threshold."""
         threshold, facts = self.options.threshold, self.frame_head.facts
         return facts if threshold is None else replace(facts, threshold=threshold)
+
+    def call(
+        self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> CalledRecords:
+        results = _call_by_frames(recipe, self.head_facts, records, frames)
+        if recipe.input_type == "nucleotide":
+            look_up_and_add(results, self.options)
+        return results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +322,7 @@ class _Joined(Caller):
         facts, code = self.frame_head.facts, GeneticCode.of(recipe.genetic_code)
         results = _call_by_frames(recipe, facts, records, frames)
         join_calls(results, facts, self.scorer, self.options, code)
+        look_up_and_add(results, self.options)
         return results
 
 
@@ -433,11 +450,19 @@ def _kmers_of(scorer: Scorer) -> Sketch:
 def _cut_of(options: CutOptions, error_rates: Sequence[ErrorRates]) -> Cut:
     """The cut at the user's threshold, or else that of a preset, by error rates."""
     if options.threshold is not None:
-        return _cut_at(options.threshold)
+        return _with_evidence(options, _cut_at(options.threshold))
     share = FALSE_POSITIVES[options.preset]
     words = f"set to call at most {share:.1%} of unknown hosts; some kinds more"
     scores = tuple((rates.n_bases, probability(rates.cut_at(share))) for rates in error_rates)
-    return f"preset {options.preset}, {words}", scores
+    return _with_evidence(options, (f"preset {options.preset}, {words}", scores))
+
+
+def _with_evidence(options: CutOptions, cut: Cut) -> Cut:
+    """The rule with the evidence that it uses; scores do not matter if only the index calls."""
+    words, scores = cut
+    if options.evidence == "known":
+        return "known viruses only", ()
+    return (words if options.evidence == "score" else f"{words}; and known viruses"), scores
 
 
 def _cut_at(threshold: float) -> Cut:

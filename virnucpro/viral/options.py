@@ -44,6 +44,9 @@ RegionModel = Annotated[
 ]
 
 
+Evidence = Literal["both", "score", "known"]
+
+
 _Preset = Literal["sensitive", "default", "conservative"]
 
 
@@ -87,6 +90,14 @@ class CutOptions:
             _PANEL,
         ),
     ] = "default"
+    evidence: Annotated[
+        Evidence,
+        option(
+            "Call nucleotide records by their score, by the k-mers that they share with known "
+            "viruses, or by either of both.",
+            _PANEL,
+        ),
+    ] = "both"
     prevalence: Annotated[
         float,
         option(

@@ -45,6 +45,9 @@ class Call:
     n_chunks_scored: int = 0
     n_frames_scored: int = 0
     note: str = ""
+    evidence: Literal["score", "known", "both", ""] = ""  # why it is called a virus
+    known_family: str = ""  # of the known viruses that it resembles, or their cluster
+    n_known_kmers: int | None = None  # shared with known viruses; None: not looked up
     regions: tuple[Region, ...] = ()  # filled when read from the tables of a finished run
     identities: tuple[Identity, ...] = ()  # of its rows in the table of viruses, in order
 
@@ -118,6 +121,9 @@ class Calls(NamedTuple):
     n_chunks_scored: list[int]
     n_frames_scored: list[int]
     notes: list[str]
+    evidences: list[str]
+    known_families: list[str]
+    n_known_kmers: list[int | None]
 
     @classmethod
     def of(cls, calls: Iterable[Call]) -> Calls:

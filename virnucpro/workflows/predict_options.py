@@ -66,6 +66,7 @@ class PredictOptions(CutOptions, RunOptions):
         super().check_type(input_type)
         if input_type == "protein":
             refuse(self, ("region_model",), "on proteins, which have no regions")
+            refuse(self, ("evidence",), "on proteins, which are called by their score")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from virnucpro.core.types import Records, shard_name
 from virnucpro.store.feature_file import Label, read_label, read_sealed, write_sealed
 from virnucpro.store.run_dir import SCORE_FORMAT, SCORES
 from virnucpro.viral.calling import ScoredRecords
+from virnucpro.viral.known import WindowHits
 from virnucpro.viral.scoring import PieceScores
 from virnucpro.viral.types import Region, Track
 
@@ -175,6 +176,7 @@ def _to_arrays(scored: ScoredRecords) -> dict[str, NDArray[Any]]:
         "log_odds": scored.log_odds,
         "n_piece": scored.n_pieces,
         **{f"piece_{name}": getattr(pieces, name) for name in _OF_PIECE},
+        **{f"known_{name}": getattr(scored.known, name) for name in WindowHits._fields},
         **_track_columns(tracks),
     }
 
@@ -221,6 +223,7 @@ def _from_arrays(arrays: Arrays, records: Records | None) -> ScoredRecords:
         arrays["log_odds"],
         n_pieces,
         PieceScores(owners, *(arrays[f"piece_{name}"] for name in _OF_PIECE)),
+        WindowHits(*(arrays[f"known_{name}"] for name in WindowHits._fields)),
         {place: _both(regions, tracks) for place, regions in text["regions"]},
     )
 

@@ -170,6 +170,8 @@ class Summary:
         yield f"records: {records.n_records:,} in = {' + '.join(parts) or '0'}"
         if n_scored := records.statuses["scored"]:
             yield f"called virus: {records.n_viral:,} of {n_scored:,} ({self.cut})"
+            if records.n_known_only:
+                yield f"called as known viruses alone: {records.n_known_only:,}"
         elif self.cut and records.n_records:
             yield f"no record was scored: see the columns status and note of {RECORD_TABLE.file}"
         if self.cut:

@@ -1,0 +1,74 @@
+"""Combine the score of a record with the evidence that it is a known virus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import compress
+
+import numpy as np
+
+from virnucpro.viral.known import (
+    ENDOGENOUS,
+    MAY_BE_ENDOGENOUS,
+    KnownIndex,
+    KnownRecords,
+    WindowHits,
+)
+from virnucpro.viral.options import CutOptions
+from virnucpro.viral.types import CalledRecords, Calls
+
+
+def add_evidence(calls: Calls, hits: WindowHits, options: CutOptions, index: KnownIndex) -> None:
+    """Call records by the evidence that the options choose, in place.
+
+    A record without a score is not called, and its score never changes. A known record has the
+    false discovery rate of its evidence, or that of its score if this is lower and counts.
+    """
+    known = index.judge(hits, len(calls.record_ids))
+    lengths = np.array(calls.lengths, dtype=np.int64)
+    rates = index.false_discovery_rates(known.strength, lengths, options.prevalence).tolist()
+    was_looked_up = np.flatnonzero(known.n_windows > 0).tolist()
+    for place, n_kmers in zip(was_looked_up, known.n_viral[was_looked_up].tolist(), strict=True):
+        calls.n_known_kmers[place] = n_kmers
+    for place in np.flatnonzero(known.is_known).tolist():
+        calls.known_families[place] = index.owners[known.owner[place]]
+    uses_score, uses_index = options.evidence != "known", options.evidence != "score"
+    for place, (is_viral, is_known) in enumerate(
+        zip(calls.are_viruses, known.is_known.tolist(), strict=True)
+    ):
+        by_score = is_viral and uses_score
+        by_index = is_known and uses_index and calls.virus_scores[place] is not None
+        calls.are_viruses[place] = by_score or by_index
+        calls.evidences[place] = _WORDS[by_score, by_index]
+        if by_index:
+            score_rate = calls.rates[place]
+            is_lower = by_score and score_rate is not None and score_rate < rates[place]
+            calls.rates[place] = score_rate if is_lower else rates[place]
+            notes = (calls.notes[place], *_notes(index, known, place))
+            calls.notes[place] = "; ".join(filter(None, notes))
+
+
+_WORDS = {
+    (False, False): "",
+    (True, False): "score",
+    (False, True): "known",
+    (True, True): "both",
+}
+
+
+def _notes(index: KnownIndex, known: KnownRecords, place: int) -> Iterable[str]:
+    """What the user should know about a known virus: it may be part of a host's genome."""
+    n_known, n_windows = int(known.n_known_windows[place]), int(known.n_windows[place])
+    if n_known < n_windows:
+        yield f"known in {n_known} of {n_windows} parts: may be a provirus"
+    if index.owners[known.owner[place]] in ENDOGENOUS:
+        yield MAY_BE_ENDOGENOUS
+
+
+def look_up_and_add(results: CalledRecords, options: CutOptions) -> None:
+    """Look up the records with a score in the index, and call them as ``add_evidence`` does."""
+    is_scored = [status == "scored" for status in results.calls.statuses]
+    index = KnownIndex.own()
+    hits = index.look_up(list(compress(results.records.sequences, is_scored)))
+    places = np.flatnonzero(is_scored)
+    add_evidence(results.calls, hits._replace(record=places[hits.record]), options, index)

@@ -1,0 +1,267 @@
+"""Find evidence that a record is a known virus: k-mers that it shares with the index of viruses.
+
+A k-mer is nine residues of any of the six frames. The index, ``embedded/known.safetensors``, has a
+sample of the k-mers of known viruses, with the family of each, or the cluster of related genomes
+if they have no family. Entries that cells have, too, are evidence of a cell. The lookup is
+``native/known.c``; ``scripts/weights/build_known_index.py`` builds and measures the index.
+
+A record is judged in windows of at most 15,000 bases. A window is known if it shares enough k-mers
+with viruses of one family for the number that was looked up, or 1.5 times as many with viruses of
+several, and more than twice as many with viruses as with cells. A record is known if more than half
+of its windows are. So a chromosome with a prophage is not known, but a
+virus with an unknown part is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.logging import printable
+from virnucpro.core.native import call
+from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.viral.features import RESIDUE_OF_CODE
+from virnucpro.viral.networks import mapped
+from virnucpro.viral.windows import Pieces
+
+FORMAT = 1
+BUCKET_BITS = 21
+REST_BITS = 13
+OWNER_BITS = 11
+BUCKETS_PER_GROUP = 16  # buckets that share the index of their first entry
+PADDING = 12  # zero bytes after the last entry, since four entries are read at once
+CELLULAR = (1 << OWNER_BITS) - 1  # owner of the k-mers that cells have, too
+LONGEST_WINDOW = 15_000  # bases
+NEEDED_PER_FAMILY_HIT = 1.5  # hits of several families that count as one of a single family
+MOST_CELLULAR = 0.5  # cellular hits per viral hit of a known window are fewer than this
+LEAST_SHARE = 0.5  # of the viral hits of the known windows, for a family to be named
+FEWEST_OF_FAMILY = 2  # hits, for a family to be named
+ENDOGENOUS = ("Retroviridae", "Caulimoviridae")  # families with copies in genomes of their hosts
+MAY_BE_ENDOGENOUS = "may be an endogenous copy in a host genome"
+
+
+class WindowHits(NamedTuple):
+    """The hits of each window of some records, in order, in columns, (n_windows,).
+
+    Equal k-mers of a window count as one hit, but as several k-mers.
+    """
+
+    record: Counts  # index of the record
+    n_kmers: Counts  # k-mers that were looked up
+    n_viral: Counts
+    n_cellular: Counts
+    owner: Counts  # family or cluster with the most hits; 0: none
+    n_owner: Counts  # its hits
+
+    @classmethod
+    def from_rows(cls, n_windows: Counts, rows: Counts) -> WindowHits:
+        """(n_records,), (n_windows, 5)"""
+        return cls(np.repeat(np.arange(len(n_windows)), n_windows), *rows.T.copy())
+
+    @classmethod
+    def empty(cls) -> WindowHits:
+        return cls(*np.zeros((len(cls._fields), 0), dtype=np.int64))
+
+
+class KnownRecords(NamedTuple):
+    """The evidence for each record, in columns, (n_records,)."""
+
+    is_known: Mask
+    n_viral: Counts  # hits in all windows
+    owner: Counts  # family or cluster that is named; 0: none
+    n_known_windows: Counts
+    n_windows: Counts
+    strength: Values  # hits per hit that is needed, the median over windows
+
+
+@dataclass(frozen=True, slots=True)
+class FalseCalls:
+    """How often the index calls records of a length, counted when it was built.
+
+    Index i counts records with a strength of at least ``KnownIndex.strengths[i]``.
+    """
+
+    n_bases: int
+    false_per_true: tuple[float, ...]  # share of cells, per share of viruses of unknown species
+
+
+@dataclass(frozen=True, eq=False)
+class KnownIndex:
+    """The index of known viruses."""
+
+    firsts: NDArray[np.int32]  # (2**21 / 16,) first entry of each group of buckets
+    sizes: NDArray[np.uint8]  # (2**21,) entries of each bucket
+    entries: NDArray[np.uint8]  # (3 n + PADDING,) bits of the hash, and the owner
+    limit: int  # highest hash of the sample
+    owners: tuple[str, ...]  # names of families, then of clusters; index 0 is empty
+    # hits of one family in a known window: the fewest; and an offset, and k-mers per further hit
+    needed: tuple[int, float, float]
+    strengths: tuple[float, ...]
+    false_calls: tuple[FalseCalls, ...]  # by length
+    sha256: str = ""
+
+    _columns: ClassVar = len(WindowHits._fields) - 1
+
+    def __post_init__(self) -> None:
+        n_buckets = 1 << BUCKET_BITS
+        if self.sizes.shape != (n_buckets,) or len(self.firsts) != n_buckets // BUCKETS_PER_GROUP:
+            raise ValueError(f"{len(self.sizes)} buckets in {len(self.firsts)} groups")
+        n_entries = int(self.firsts[-1]) + int(self.sizes[-BUCKETS_PER_GROUP:].sum())
+        if len(self.entries) != 3 * n_entries + PADDING:
+            raise ValueError(f"{len(self.entries)} bytes of {n_entries} entries")
+
+    def __reduce__(self) -> tuple[Callable[..., KnownIndex], tuple[str]]:
+        """Pickle the built-in index by its hash: each process maps the same file."""
+        if self is not KnownIndex.own():
+            raise TypeError("only the built-in index can be sent to another process")
+        return KnownIndex.own_with, (self.sha256,)
+
+    @staticmethod
+    @cache
+    def own() -> KnownIndex:
+        """The built-in index; each process reads it once.
+
+        Raises:
+            UnavailableError: as ``load_known_index``.
+        """
+        return load_known_index(EMBEDDED_FOLDER / "known.safetensors")
+
+    @staticmethod
+    def own_with(sha256: str) -> KnownIndex:
+        """The built-in index, as another process has read it.
+
+        Raises:
+            UnavailableError: the file was replaced since then; or as ``load_known_index``.
+        """
+        if (index := KnownIndex.own()).sha256 != sha256:
+            raise UnavailableError(
+                "the index of known viruses was replaced during the run",
+                hint="run the command again with --force",
+            )
+        return index
+
+    @cached_property
+    def _table(self) -> tuple[Any, ...]:
+        """The arguments of library functions."""
+        hints = np.zeros(len(self.sizes), dtype=np.uint8)
+        call("known_hints", self.sizes, self.entries, hints)
+        return self.limit, self.firsts, self.sizes, self.entries, hints
+
+    def look_up(self, sequences: Sequence[str]) -> WindowHits:
+        """Look up the k-mers of each nucleotide sequence."""
+        pieces = Pieces.of(sequences)
+        n_windows = count_windows(pieces.lengths)
+        rows = np.empty((int(n_windows.sum()), self._columns), dtype=np.int64)
+        where = pieces.digits, pieces.starts, pieces.lengths, n_windows, len(pieces)
+        call("known_hits", *where, RESIDUE_OF_CODE, *self._table, rows)
+        return WindowHits.from_rows(n_windows, rows)
+
+    def judge(self, hits: WindowHits, n_records: int) -> KnownRecords:
+        """Decide which records are known viruses."""
+        fewest, offset, kmers_per_hit = self.needed
+        needed = np.maximum(fewest, offset + hits.n_kmers / kmers_per_hit)
+        strength = np.maximum(hits.n_owner, hits.n_viral / NEEDED_PER_FAMILY_HIT) / needed
+        is_window = (strength >= 1) & (hits.n_cellular < MOST_CELLULAR * hits.n_viral)
+        n_windows = np.bincount(hits.record, minlength=n_records)
+        n_known = np.bincount(hits.record[is_window], minlength=n_records)
+        return KnownRecords(
+            is_known=2 * n_known > n_windows,
+            n_viral=_sums(hits.record, hits.n_viral, n_records),
+            owner=_owners_of_records(hits, is_window, n_records),
+            n_known_windows=n_known,
+            n_windows=n_windows,
+            strength=_medians(hits.record, np.where(is_window, strength, 0), n_records),
+        )
+
+    def false_discovery_rates(self, strength: Values, lengths: Counts, prevalence: float) -> Values:
+        """The share of cells among records of this length and at least this strength.
+
+        P is the ``prevalence``, the share of viral records in the sample, and R the ratio of false
+        to true calls: (1 - P) R / ((1 - P) R + P). The nearest length on the logarithmic scale
+        counts. (n,), (n,) -> (n,)
+        """
+        knots = np.log([one.n_bases for one in self.false_calls])
+        row = np.searchsorted((knots[1:] + knots[:-1]) / 2, np.log(np.maximum(1, lengths)))
+        column = np.searchsorted(self.strengths, strength, side="right") - 1
+        ratios = np.array([one.false_per_true for one in self.false_calls])
+        odds = ratios[row, np.maximum(0, column)] * (1 - prevalence) / prevalence
+        return np.asarray(odds / (1 + odds))
+
+
+def count_windows(lengths: Counts) -> Counts:
+    """The number of windows of each record: odd, so that windows are the same on both strands.
+
+    >>> count_windows(np.array([0, 14_999, 15_000, 30_000, 30_001, 4_641_652])).tolist()
+    [1, 1, 3, 3, 5, 465]
+    """
+    n_pairs = -(-(lengths - 10_000) // 20_000)
+    return np.where(lengths < LONGEST_WINDOW, 1, 2 * n_pairs + 1)
+
+
+def _sums(record: Counts, values: Counts, n_records: int) -> Counts:
+    return np.bincount(record, values, minlength=n_records).astype(np.int64)
+
+
+def _medians(record: Counts, values: Values, n_records: int) -> Values:
+    """The median of the values of each record, which has an odd number of them; or 0."""
+    order = np.lexsort((values, record))
+    n_values = np.bincount(record, minlength=n_records)
+    middle = np.cumsum(n_values) - n_values + n_values // 2
+    medians = np.zeros(n_records)
+    has_values = n_values > 0
+    medians[has_values] = values[order[middle[has_values]]]
+    return medians
+
+
+def _owners_of_records(hits: WindowHits, is_window: Mask, n_records: int) -> Counts:
+    """The family or cluster with enough of the viral hits of the known windows; 0: none."""
+    chosen = is_window & (hits.owner > 0)
+    key = hits.record[chosen] << OWNER_BITS | hits.owner[chosen]
+    pairs, place = np.unique(key, return_inverse=True)
+    n_hits = np.bincount(place, hits.n_owner[chosen], minlength=len(pairs))
+    record = pairs >> OWNER_BITS
+    total = np.bincount(hits.record[is_window], hits.n_viral[is_window], minlength=n_records)
+    is_enough = (n_hits >= FEWEST_OF_FAMILY) & (n_hits > LEAST_SHARE * total[record])
+    owners = np.zeros(n_records, dtype=np.int64)
+    owners[record[is_enough]] = pairs[is_enough] & CELLULAR
+    return owners
+
+
+def load_known_index(path: Path) -> KnownIndex:
+    """Read an index from its safetensors file.
+
+    Raises:
+        UnavailableError: the file is missing, damaged, or in another format.
+    """
+    try:
+        content, facts, tensors = mapped(path)
+        if facts["format"] != FORMAT:
+            raise ValueError(f"its format is {facts['format']}")
+        return KnownIndex(
+            firsts=tensors["firsts"],
+            sizes=tensors["sizes"],
+            entries=tensors["entries"],
+            limit=int(facts["limit"]),
+            owners=tuple(facts["owners"]),
+            needed=tuple(facts["needed"]),
+            strengths=tuple(facts["strengths"]),
+            false_calls=tuple(
+                FalseCalls(one["n_bases"], tuple(one["false_per_true"]))
+                for one in facts["false_calls"]
+            ),
+            sha256=sha256(content).hexdigest(),
+        )
+    except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise UnavailableError(
+            f"{printable(path)} is not the index of known viruses: {printable(error)}",
+            hint="reinstall VirNucPro: this file is part of it",
+        ) from error
