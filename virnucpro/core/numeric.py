@@ -26,3 +26,14 @@ def runs_of(mask: Mask) -> list[tuple[int, int]]:
 def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     """Convert the bits of bfloat16 numbers to float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def mix_hashes(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread words over all hashes: the finaliser of SplitMix64.
+
+    Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
+    """
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    hashes: NDArray[np.uint64] = words ^ (words >> np.uint64(31))
+    return hashes

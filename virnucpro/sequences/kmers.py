@@ -16,15 +16,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-N_CODONS, N_TETRANUCLEOTIDES, N_BORDERS = 64, 256, 16
+from virnucpro.core.numeric import mix_hashes
+from virnucpro.sequences.base_digits import BASE_DIGITS, N_TETRANUCLEOTIDES
+
+N_CODONS = 64
+N_BORDERS = 16
 N_FEATURES = N_CODONS + N_TETRANUCLEOTIDES + N_BORDERS
 _GAP = "NNN"  # separates frames, so that no word of four bases and no border spans two
-
-# the digit of any letter but ACGTU is too large for a word with it to be counted
-BASE_DIGITS = np.full(256, N_TETRANUCLEOTIDES, dtype=np.uint16)
-for _digit, _base in enumerate("ACGT"):
-    BASE_DIGITS[[ord(_base), ord(_base.lower())]] = _digit
-BASE_DIGITS[[ord("U"), ord("u")]] = BASE_DIGITS[ord("T")]
 
 K = 31
 ONE_IN = 100  # one in this many k-mers is sampled
@@ -149,16 +147,5 @@ def _hashes_of(sequence: str) -> _Hashes:
         base = bases[place : place + n_words]
         forward |= base << np.uint64(2 * (K - 1 - place))
         backward |= (np.uint64(3) - base) << np.uint64(2 * place)
-    hashes = mixed(np.minimum(forward, backward)[is_whole])
+    hashes = mix_hashes(np.minimum(forward, backward)[is_whole])
     return np.unique(hashes[hashes < np.uint64(2**64 // ONE_IN)].astype(np.uint32))
-
-
-def mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread words over all hashes: the finaliser of SplitMix64.
-
-    Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
-    """
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    hashes: NDArray[np.uint64] = words ^ (words >> np.uint64(31))
-    return hashes

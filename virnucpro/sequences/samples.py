@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.logging import announce, counted, printable
+from virnucpro.core.numeric import mix_hashes
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import (
     WHOLE,
@@ -33,7 +34,6 @@ from virnucpro.sequences.fasta import (
     stem_of,
 )
 from virnucpro.sequences.inputs import InputFile, listed
-from virnucpro.sequences.kmers import mixed
 
 _LONGEST = 100  # bytes of the longest name
 _ALLOWED = "._-+"
@@ -279,4 +279,5 @@ def id_digests(ids: Sequence[str]) -> NDArray[np.uint64]:
 
 def _weights(first: int, end: int) -> NDArray[np.uint64]:
     """Numbers ``first`` to ``end`` of the generator SplitMix64 with seed 0. (end - first,)"""
-    return mixed(np.arange(first + 1, end + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    steps = np.arange(first + 1, end + 1, dtype=np.uint64)
+    return mix_hashes(steps * np.uint64(0x9E3779B97F4A7C15))

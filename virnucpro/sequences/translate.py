@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from virnucpro.core.errors import UsageError
 from virnucpro.core.recipe import Reads, Recipe, Status
 from virnucpro.core.types import FastaRecord, Orf, Records, reverse_complement
+from virnucpro.sequences.base_digits import BASE_DIGITS
 from virnucpro.sequences.fasta import find_invalid, is_of_type
-from virnucpro.sequences.kmers import BASE_DIGITS
 
 # Genetic codes by NCBI's numbers, from ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi. Codes 27, 28
 # and 31 are left out: in them, the context decides whether a codon is a residue or a stop.
