@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -247,7 +246,7 @@ def test_an_unexpected_error_of_a_helper_is_reported_in_words(capfd):
         helpers_for(1) as helpers,
         pytest.raises(UnavailableError, match="was lost: AttributeError: 'str' object"),
     ):
-        helpers.submit(BlockTask(0, (), array("q"), [])).result()
+        helpers.submit(BlockTask(index=0, n_letters=0)).result()
     assert not our_processes()
     assert not capfd.readouterr().err
 
@@ -418,7 +417,7 @@ def test_a_helper_that_is_stopped_is_named_with_what_to_do(monkeypatch):
     with helpers_for(1) as helpers:
         (helper,) = helpers.pool.children
         psutil.Process(helper.pid).suspend()
-        task = helpers.submit(BlockTask(0, (), array("q"), []))
+        task = helpers.submit(BlockTask(index=0, n_letters=0))
         warning = heard.get(timeout=30).getMessage()
         assert f"process {helper.pid}, which makes shards or tables" in warning
         assert f"kill -9 {helper.pid}" in warning
@@ -438,7 +437,7 @@ tasks.LOGGER.addFilter(lambda record: warned.set())
 with tasks.Pool(1) as pool:
     helpers = pool.helpers("no maker", 10**9, "tables")
     os.kill(pool.children[0].pid, signal.SIGSTOP)
-    helpers.submit(BlockTask(0, (), (), []))
+    helpers.submit(BlockTask(index=0, n_letters=0))
     os.kill(os.getpid(), signal.SIGSTOP)
     began = time.monotonic()
     warned.wait()

@@ -537,7 +537,7 @@ def test_an_input_that_is_gone_is_missed_where_scores_do_not_serve(tmp_path, mon
     with pytest.raises(InputMissingError, match="options for regions"):
         predict(fasta, to=tmp_path / "run", resume=True)
     with monkeypatch.context() as patch, pytest.raises(InputMissingError, match="another version"):
-        patch.setattr("virnucpro.workflows.score_cache.FORMAT", 0)
+        patch.setattr("virnucpro.workflows.score_cache.SCORE_FORMAT", 0)
         predict(fasta, to=tmp_path / "run", resume=True, regions=False)
     assert tables_of(tmp_path / "run") == before
     with pytest.raises(ResumeError, match="--genetic-code was 11, now 4"):
@@ -589,7 +589,7 @@ def test_the_status_of_a_run_that_goes_on_counts_its_letters(tmp_path, monkeypat
     status = measure_run(tmp_path / "run")
     assert status["letters"] == {"total": total, "done": total, "pending": 0}
     assert (status["state"], status["remaining_seconds"]) == ("complete", 0)
-    monkeypatch.setattr("virnucpro.workflows.score_cache.FORMAT", 0)  # as of another scorer
+    monkeypatch.setattr("virnucpro.workflows.score_cache.SCORE_FORMAT", 0)  # as of another scorer
     assert measure_run(tmp_path / "run")["letters"] == status["letters"]
     assert (
         f"scored    {total:,} of {total:,} letters"
