@@ -20,6 +20,19 @@ PAIRS = str.maketrans("ACGT", "TGCA")
 MOST_STRETCHES, LONG = 6, 20  # of a piece whose codons are counted; codons of those but one
 LETTERS = STANDARD.meanings
 TETRA = ["".join(word) for word in product("ACGT", repeat=4)]
+# how much a codon suggests a gene, in the order AAA, AAC, ...
+CODING = dict(
+    zip(
+        STANDARD.codons,
+        (
+            *(6, 4, 6, 3, 0, 1, 2, 0, -5, -2, -5, -4, -2, 2, 4, 4),
+            *(0, -3, 1, -4, -5, -2, 0, -2, -2, 0, -1, 1, -6, 1, 1, 1),
+            *(8, 4, 4, 7, -1, 1, 2, 1, 3, 1, 1, 3, -2, 1, 1, 2),
+            *(0, 4, 0, 4, -5, -2, -1, -3, 0, -9, 0, -14, -3, 3, -1, 1),
+        ),
+        strict=True,
+    )
+)
 Stretch = tuple[int, int, int]  # codons, strand, start on the strand
 
 
@@ -56,17 +69,47 @@ def first_base(stretch: Stretch, sequence: str) -> int:
 def kept_of(
     sequence: str, code: GeneticCode = STANDARD, shortest: int = 5
 ) -> tuple[list[Stretch], int]:
-    """The rule of the longest first, and the number of covered bases."""
+    """The stretches that are kept, and the number of bases that they cover."""
+    return kept_in_order(in_order(sequence, code, shortest), sequence)
+
+
+def kept_in_order(found: Sequence[Stretch], sequence: str) -> tuple[list[Stretch], int]:
+    """Each is kept that earlier ones hardly cover."""
     covered: set[int] = set()
     kept = []
-    found = [one for frame in frames_of(sequence, code) for one in frame if one[0] >= shortest]
-    for stretch in sorted(found, key=lambda one: -one[0]):
+    for stretch in found:
         first = first_base(stretch, sequence)
         places = range(first, first + 3 * stretch[0])
         if len(covered.intersection(places)) <= 0.3 * 3 * stretch[0]:
             covered.update(places)
             kept.append(stretch)
-    return kept, len(covered)
+    return sorted(kept, key=lambda one: -one[0]), len(covered)
+
+
+def in_order(sequence: str, code: GeneticCode, shortest: int) -> list[Stretch]:
+    """The longest first, but before it the most gene-like of those that lack a codon at most.
+
+    Of equally long ones, those of the strand that comes first in lexical order.
+    """
+    frames = frames_of(sequence, code)
+    forward, reverse = (strand.replace("N", "Z") for strand in strands_of(sequence))
+    if reverse < forward:
+        frames = frames[3:] + frames[:3]
+    found = [one for frame in frames for one in frame if one[0] >= shortest]
+    found.sort(key=lambda one: -one[0])
+    longest = [one for one in found if one[0] >= found[0][0] - 1]
+    if not longest:
+        return []
+    best = max(longest, key=lambda one: coding_sum(one, sequence))
+    found.remove(best)
+    return [best, *found]
+
+
+def coding_sum(stretch: Stretch, sequence: str) -> int:
+    n_codons, strand, start = stretch
+    bases = strands_of(sequence)[strand]
+    places = range(start, start + 3 * n_codons, 3)
+    return sum(CODING.get(bases[place : place + 3], 0) for place in places)
 
 
 def codons_of(stretch: Stretch, sequence: str, code: GeneticCode) -> list[str]:
@@ -250,10 +293,15 @@ def common_words(left: str, right: str, size: int, longest: int) -> list[tuple[i
 
 
 def kin_words_of(text: str, code: GeneticCode) -> list[str]:
-    """Words of long stretches of pieces of 10,000 bases; codons mean what they usually do."""
+    """Words of long stretches of equal pieces of at most 10,000 bases, which may share a base.
+
+    Codons mean what they usually do.
+    """
     sequence, words = letters_of(text), []
-    for first in range(0, len(sequence), 10_000):
-        piece = sequence[first : first + 10_000]
+    n = -(-len(sequence) // 10_000)
+    for number in range(n):
+        first, behind = divmod((number + 1) * len(sequence), n)
+        piece = sequence[number * len(sequence) // n : first + (behind > 0)]
         for n_codons, strand, start in kept_of(piece, code, shortest=30)[0]:
             bases = strands_of(piece)[strand][start : start + 3 * n_codons]
             protein = "".join(LETTERS.get(bases[i : i + 3], "*") for i in range(0, len(bases), 3))
@@ -273,21 +321,25 @@ def is_plain(repeat: str) -> bool:
 
 def terminal_repeats(text: str) -> tuple[int, int]:
     """Bases of the direct and of the inverted terminal repeat; 0: none."""
-    sequence, direct = letters_of(text), 0
-    half, seed = len(sequence) // 2, sequence[:21]
-    if half >= 21 and not is_plain(seed) and sequence.count(seed) <= 8:
-        for n in range(half, 20, -1):
-            first, last = sequence[:n], sequence[-n:]
-            n_different = sum(a != b for a, b in zip(first, last, strict=True))
-            if last.startswith(seed) and n_different <= n // 50 and not is_plain(first):
-                direct = n
-                break
+    sequence, other = strands_of(letters_of(text))
     inverted = 0
-    other = strands_of(sequence)[1]
-    while inverted < half and sequence[inverted] == other[inverted]:
+    while inverted < len(sequence) // 2 and sequence[inverted] == other[inverted]:
         inverted += 1
     is_repeat = inverted >= 21 and not is_plain(sequence[:inverted])
-    return direct, inverted if is_repeat else 0
+    return max(map(direct_repeat, (sequence, other))), inverted if is_repeat else 0
+
+
+def direct_repeat(sequence: str) -> int:
+    """Bases of the direct repeat whose first 21 agree; 0: none."""
+    half, seed = len(sequence) // 2, sequence[:21]
+    if half < 21 or is_plain(seed) or sequence.count(seed) > 8:
+        return 0
+    for n in range(half, 20, -1):
+        first, last = sequence[:n], sequence[-n:]
+        n_different = sum(a != b for a, b in zip(first, last, strict=True))
+        if last.startswith(seed) and n_different <= n // 50 and not is_plain(first):
+            return n
+    return 0
 
 
 def longest_open(text: str, stops: Sequence[str]) -> int:

@@ -264,7 +264,7 @@ def test_the_tables_in_the_original_format_show_pieces(tmp_path):
 def test_a_piece_has_a_score_of_its_own_bases(tmp_path):
     """Pieces of 300 bases of 950, which overlap, and the same in another record."""
     bases = random_dna(950, np.random.default_rng(3))
-    other = random_dna(300, np.random.default_rng(4)) + bases[216:516]
+    other = random_dna(300, np.random.default_rng(4)) + bases[217:517]
     predict(write(tmp_path / "in.fa", whole=bases, other=other), to=tmp_path / "run")
     table = rows(tmp_path / "run/prediction_results.txt")
     of_piece = {row["Sequence_ID"]: row["score2"] for row in table}

@@ -98,18 +98,23 @@ def _open_code(
     lengths = {}
     for number, stops in _READ_ON.items():
         longest = open_codons[number]
-        chance = _chance_of_stop(shares, read_on=stops)
-        n_by_chance = 2 * n_bases * chance * exp(-longest * chance)
+        chances = _chances_of_stop(shares, read_on=stops)
+        n_by_chance = n_bases * sum(chance * exp(-longest * chance) for chance in chances)
         if longest >= max(OPEN_CODONS, _OPEN_RATIO * closed) and n_by_chance < MOST_BY_CHANCE:
             lengths[number] = longest
     longest = max(lengths.values(), default=0)
     return next((number for number in lengths if lengths[number] >= _SAME_LENGTH * longest), None)
 
 
-def _chance_of_stop(shares: Mapping[str, float], read_on: Container[str]) -> float:
-    """The probability that a random codon closes a stretch; those in ``read_on`` do not."""
+def _chances_of_stop(shares: Mapping[str, float], read_on: Container[str]) -> tuple[float, float]:
+    """The probability that a random codon of each strand closes a stretch.
+
+    Those in ``read_on`` do not.
+    """
     closing = [stop for stop in STANDARD.stops if stop not in read_on]
-    return sum(prod(shares[base] for base in stop) for stop in closing)
+    opposite = {base: shares[reverse_complement(base)] for base in "ACGT"}
+    forward = sum(prod(shares[base] for base in stop) for stop in closing)
+    return forward, sum(prod(opposite[base] for base in stop) for stop in closing)
 
 
 @cache

@@ -39,7 +39,7 @@ PLAN = ".plan"
 IDS = ".ids"
 ROWS = ".rows"
 SCORES = ".scores"  # suffix of the scores of a block of records
-SCORE_FORMAT = 7  # raise it when the same records and scorer would give other scores
+SCORE_FORMAT = 8  # raise it when the same records and scorer would give other scores
 # the table with one row per record; a run that has it is finished
 RECORD_TABLES: Mapping[Command, str] = {"predict": "predictions.tsv", "extract": "records.tsv"}
 FAILED_SEQUENCES = "failed_sequences.fa"  # records to correct and to add to the run

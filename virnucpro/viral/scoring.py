@@ -63,12 +63,16 @@ class PieceScores(NamedTuple):
         return cls(*map(np.concatenate, zip(nothing, *each, strict=True)))
 
     def means(self, n_records: int) -> Values:
-        """The mean log-odds of each record's pieces; NaN without a known base. (n_records,)"""
+        """The mean log-odds of each record's pieces; NaN without a known base. (n_records,)
+
+        They are added up in both orders, so that the sum is the same for the reverse complement.
+        """
         is_known = ~np.isnan(self.log_odds)
-        owner = self.record[is_known]
-        total = np.bincount(owner, self.log_odds[is_known], minlength=n_records)
+        owner, values = self.record[is_known], self.log_odds[is_known]
+        twice = np.bincount(owner, values, minlength=n_records)
+        twice += np.bincount(owner[::-1], values[::-1], minlength=n_records)
         n_pieces = np.bincount(owner, minlength=n_records)
-        return np.where(n_pieces > 0, total / np.maximum(1, n_pieces), np.nan)
+        return np.where(n_pieces > 0, twice / np.maximum(1, 2 * n_pieces), np.nan)
 
     def take(self, chosen: Counts | Mask | slice) -> PieceScores:
         return PieceScores._make(column[chosen] for column in self)
@@ -226,7 +230,7 @@ class _Reading:
         """Read the pieces that begin in the block, and score the larger ones that are complete."""
         rows = block.rows(self.pieces)
         some = self.pieces.take(rows)
-        of_wholes = self.wholes.rows(some.start)
+        of_wholes = self.wholes.rows(some)
         call(
             "piece_log_odds",
             *library_input(block.pieces(some), self.nets.words, code),
@@ -262,16 +266,18 @@ class _Wholes:
         layout = np.empty((len(order), N_LAYOUT))
         return cls(nets, pieces.take(order), reader[order], layout, *nothing)
 
-    def rows(self, first: Counts) -> Counts:
-        """The rows of ``total`` for the pieces that each part lies in; -1: none. (n,) -> (n, 2)
+    def rows(self, parts: PieceScores) -> Counts:
+        """The rows of ``total`` for the pieces that each part lies in; -1: none. -> (n, 2)
 
-        The parts are in order. A part lies in the pieces, at most two, that have its first base.
+        The parts are in order. A part lies in the pieces, at most two, that have its middle.
         """
-        latest = np.searchsorted(self.pieces.start, first, side="right") - 1
+        middle = 2 * parts.start + parts.n_bases  # in half bases
+        start, end = 2 * self.pieces.start, 2 * (self.pieces.start + self.pieces.n_bases)
+        latest = np.searchsorted(start, middle, side="right") - 1
         self._open(int(latest.max(initial=-1)) + 1)
-        end = np.append(self.pieces.start + self.pieces.n_bases, 0)  # index -1: ends before all
+        end = np.append(end, 0)  # index -1: ends before all
         piece = np.stack([latest, np.maximum(-1, latest - 1)], axis=1)
-        return np.where(first[:, None] < end[piece], piece - self.n_done, -1)
+        return np.where(middle[:, None] <= end[piece], piece - self.n_done, -1)
 
     def read(self, block: _Block, code: GeneticCode) -> None:
         """Read the layout of the pieces that begin in the block; score the complete pieces."""

@@ -116,11 +116,7 @@ def kin_words_of(
 
     A word may occur several times in a sequence.
     """
-    n_pieces = -(-sequences.lengths // _WORD_PIECE)
-    owner = np.repeat(np.arange(len(sequences)), n_pieces)
-    start = _WORD_PIECE * (np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner])
-    lengths = np.minimum(_WORD_PIECE, sequences.lengths[owner] - start)
-    places = sequences.starts[owner] + start
+    owner, places, lengths = _word_pieces(sequences)
     first = 0
     while first < len(places):
         end = int(np.searchsorted(places, places[first] + _BASES_AT_ONCE))
@@ -132,6 +128,20 @@ def kin_words_of(
         call("stretch_words", *pieces.arguments(code), *sizes)
         yield np.repeat(owner[some], n_words), numbers[: int(n_words.sum())]
         first = some.stop
+
+
+def _word_pieces(sequences: Pieces) -> tuple[Counts, Counts, Counts]:
+    """The sequence, start and length of each piece that is searched for words at once.
+
+    Pieces of a sequence are equally long and share at most a base, which the rounding of their ends
+    leaves to both. So the reverse complement has the same pieces.
+    """
+    n_pieces = -(-sequences.lengths // _WORD_PIECE)
+    owner = np.repeat(np.arange(len(sequences)), n_pieces)
+    number = np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner]
+    n_bases, n_parts = sequences.lengths[owner], n_pieces[owner]
+    start, end = number * n_bases // n_parts, -(-(number + 1) * n_bases // n_parts)
+    return owner, sequences.starts[owner] + start, end - start
 
 
 def named_owners(

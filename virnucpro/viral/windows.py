@@ -91,8 +91,10 @@ def find_stretches(
     Returns the piece, the strand (0 forward, 1 reverse), the first base on that strand, and the
     number of codons of each, by piece, the longest first. (n,), (n,), (n,), (n,)
 
-    Stretches of fewer than ``shortest`` codons are left out, which does not change the others. Ties
-    are in the order of strand (forward first), frame and position.
+    Stretches of fewer than ``shortest`` codons are left out, which hardly changes the others: one
+    that is a codon shorter than the longest may be kept instead of it, if its codons are more like
+    those of genes. Ties are in the order of strand, frame and position; the strand whose bases come
+    first in lexical order is first. So the reverse complement of a piece has the same stretches.
     """
     n_kept = np.empty(len(pieces), dtype=np.int64)
     # an upper bound for six frames, because a stop follows each stretch
@@ -126,17 +128,28 @@ def opposite_strand(digits: Digits) -> Digits:
 def cut(starts: Counts, lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:
     """Cut records of one row into pieces: the record, start and length of each.
 
-    A record gets the fewest pieces that leave out at most a tenth of a piece. If together they are
-    longer than the record, they overlap evenly, from its first base to its last.
+    A record gets the fewest pieces that leave out at most a tenth of a piece. They are spread
+    evenly from its first base to its last; a single piece is in its middle. If they are longer
+    together than the record, they overlap.
+
+    The reverse complement of a record has the same pieces: rounding is symmetric, and a piece in
+    the middle has one base less where it could not be there otherwise.
 
     >>> starts, lengths = np.array([[0, 1050, 2101], [1050, 1051, 499]])
     >>> [values.tolist() for values in cut(starts, lengths, 500)]
-    [[0, 0, 1, 1, 1, 2], [0, 500, 1050, 1325, 1601, 2101], [500, 500, 500, 500, 500, 499]]
+    [[0, 0, 1, 1, 1, 2], [0, 550, 1050, 1326, 1601, 2101], [500, 500, 500, 499, 500, 499]]
     """
     n_pieces = np.maximum(1, -(-(10 * lengths - size) // (10 * size)))
     owner = np.repeat(np.arange(len(lengths)), n_pieces)
     number = np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner]
-    n_bases = np.minimum(size, lengths)
-    last = np.minimum(lengths, n_pieces * size) - n_bases
-    place = number * last[owner] // np.maximum(1, n_pieces - 1)[owner]
-    return owner, starts[owner] + place, n_bases[owner]
+    n_bases = np.minimum(size, lengths)[owner]
+    last = lengths[owner] - n_bases  # place of the last piece
+    n_before, n_behind = number, n_pieces[owner] - 1 - number
+    n_steps = np.maximum(1, n_pieces - 1)[owner]
+    # rounded towards the middle, so that no base is left between pieces that overlap
+    from_start, from_end = (-(-n * last // n_steps) for n in (n_before, n_behind))
+    is_middle = n_before == n_behind
+    place = np.where(n_before < n_behind, from_start, last - from_end)
+    place[is_middle] = (last[is_middle] + 1) // 2
+    n_bases[is_middle] -= last[is_middle] % 2
+    return owner, starts[owner] + place, n_bases

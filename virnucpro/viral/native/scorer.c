@@ -103,6 +103,18 @@ typedef struct {
     uint64_t *covered;
 } Room;
 
+/* How much a codon suggests the frame of a gene, rather than another open frame over the same
+ * bases; in the order AAA, AAC ... By scripts/weights/coding_codons.py, on labelled sequences. */
+static const int8_t CODING[N_CODONS] = {
+    6, 4, 6, 3, 0, 1, 2, 0, -5, -2, -5, -4, -2, 2, 4, 4,
+    0, -3, 1, -4, -5, -2, 0, -2, -2, 0, -1, 1, -6, 1, 1, 1,
+    8, 4, 4, 7, -1, 1, 2, 1, 3, 1, 1, 3, -2, 1, 1, 2,
+    0, 4, 0, 4, -5, -2, -1, -3, 0, -9, 0, -14, -3, 3, -1, 1,
+};
+
+/* The same by strand and code of the forward strand; 0 for a codon with an unknown base. */
+static int8_t coding[2][N_CODES];
+
 static uint8_t opposite(uint8_t digit) { return digit < UNKNOWN ? 3 - digit : UNKNOWN; }
 
 static int64_t at_least(int64_t least, int64_t value) { return value < least ? least : value; }
@@ -114,6 +126,12 @@ __attribute__((noinline)) static void clear(void *values, size_t n_bytes) {
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
+/* The nearest whole number, half to even, for values below 2^51. */
+static double nearest(double value) {
+    const double shift = 6755399441055744; /* 1.5 * 2^52: numbers near it are whole */
+    return (value + shift) - shift;
+}
+
 static int n_bits_of(uint64_t bits) {
     bits -= (bits >> 1) & UINT64_C(0x5555555555555555);
     bits = (bits & UINT64_C(0x3333333333333333)) + ((bits >> 2) & UINT64_C(0x3333333333333333));
@@ -124,6 +142,13 @@ static int n_bits_of(uint64_t bits) {
 /* The code of a codon on the opposite strand. */
 static uint8_t other_of(int code) {
     return 25 * opposite(code % 5) + 5 * opposite(code / 5 % 5) + opposite(code / 25);
+}
+
+__attribute__((constructor)) static void fill_coding(void) {
+    for (int number = 0; number < N_CODONS; number++) {
+        int code = 25 * (number >> 4) + 5 * (number >> 2 & 3) + (number & 3);
+        coding[0][code] = coding[1][other_of(code)] = CODING[number];
+    }
 }
 
 /* Encode letters of either case as digits; U is T. Without a table, compilers vectorise this. */
@@ -274,8 +299,18 @@ static void find_in_strand(const Bases *bases, int strand, int64_t from, int32_t
     }
 }
 
-/* Sort stretches, the longest first; ties are in the order of strand, frame and place. */
-static void sort_stretches(Room *room, int32_t shortest) {
+/* The strand whose digits come first in lexical order. */
+static int first_strand_of(const uint8_t *digits, int32_t length) {
+    int32_t i = 0;
+    while (i < length && digits[i] == opposite(digits[length - 1 - i]))
+        i++;
+    return i < length && digits[i] > opposite(digits[length - 1 - i]);
+}
+
+/* Sort stretches, the longest first. Ties are in the order of strand, frame and place. The first
+ * strand does not depend on which one is given, so a piece and its reverse complement have the same
+ * stretches in the same order. */
+static void sort_stretches(Room *room, int32_t shortest, int first_strand) {
     int32_t longest = 0, n_before = 0;
     for (int row = 0; row < 6; row++)
         if (room->longest[row] > longest)
@@ -285,14 +320,49 @@ static void sort_stretches(Room *room, int32_t shortest) {
         room->n_of_length[n_codons] = n_before;
         n_before += n;
     }
-    for (int row = 0; row < 6; row++)
+    for (int rank = 0; rank < 6; rank++) {
+        int row = (rank + 3 * first_strand) % 6;
         for (int32_t i = 0; i < room->n_rows[row]; i++) {
             const Stretch *stretch = room->rows[row] + i;
             room->sorted[room->n_of_length[stretch->n_codons]++] = *stretch;
         }
+    }
     if (longest >= shortest)
         memset(room->n_of_length + shortest, 0, (longest - shortest + 1) * sizeof(int32_t));
     room->n_found = n_before;
+}
+
+/* How much the codons of a stretch suggest a gene; codes: of the piece. */
+static int32_t coding_sum(const uint8_t *codes, int32_t length, const Stretch *stretch) {
+    const int8_t *of_code = coding[stretch->strand];
+    int64_t step = stretch->strand ? -3 : 3;
+    int32_t sum = 0;
+    codes += stretch->strand ? length - 3 - stretch->start : stretch->start;
+    for (int32_t i = 0; i < stretch->n_codons; i++, codes += step)
+        sum += of_code[*codes];
+    return sum;
+}
+
+/* Move the most gene-like of the longest stretches to the front. A stretch through a whole piece
+ * has one codon less in some frames than in others, so one codon less counts as equally long. */
+static void put_coding_first(const uint8_t *codes, int32_t length, Room *room) {
+    Stretch *sorted = room->sorted, best;
+    int64_t n_longest = 0, index = 0;
+    int32_t most = INT32_MIN;
+    while (n_longest < room->n_found && sorted[n_longest].n_codons >= sorted[0].n_codons - 1)
+        n_longest++;
+    for (int64_t i = 0; n_longest > 1 && i < n_longest; i++) {
+        int32_t sum = coding_sum(codes, length, sorted + i);
+        if (sum > most) {
+            most = sum;
+            index = i;
+        }
+    }
+    if (index == 0)
+        return;
+    best = sorted[index];
+    memmove(sorted + 1, sorted, index * sizeof(Stretch));
+    sorted[0] = best;
 }
 
 /* The bits of a 64-bit word from start to before end. */
@@ -305,7 +375,7 @@ static uint64_t bits_between(int32_t word, int32_t start, int32_t end) {
     return bits;
 }
 
-/* Keep the stretches that longer ones hardly cover. */
+/* Keep the stretches that earlier ones hardly cover, in the order of their length. */
 static void choose_stretches(Room *room, int32_t length) {
     clear(room->covered, (length / 64 + 1) * sizeof(uint64_t));
     room->n_kept = room->n_covered = 0;
@@ -321,6 +391,13 @@ static void choose_stretches(Room *room, int32_t length) {
         room->n_covered += end - start - n_before;
         room->kept[room->n_kept++] = *stretch;
     }
+    for (int64_t i = 1; i < room->n_kept; i++) { /* the first one may be a codon too short */
+        Stretch before = room->kept[i - 1];
+        if (before.n_codons >= room->kept[i].n_codons)
+            break;
+        room->kept[i - 1] = room->kept[i];
+        room->kept[i] = before;
+    }
 }
 
 static void find_stretches(const Bases *bases, int64_t from, int32_t length, int32_t shortest,
@@ -330,7 +407,8 @@ static void find_stretches(const Bases *bases, int64_t from, int32_t length, int
     clear(room->longest, sizeof room->longest);
     for (int strand = 0; strand < 2; strand++)
         find_in_strand(bases, strand, from, length, shortest, room);
-    sort_stretches(room, shortest);
+    sort_stretches(room, shortest, first_strand_of(bases->digits + from, length));
+    put_coding_first(bases->codes + from, length, room);
     choose_stretches(room, length);
 }
 
@@ -1020,10 +1098,10 @@ int mean_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
                 continue;
             n_known++;
             for (int64_t j = 0; j < width; j++)
-                means[j] += features[j];
+                means[j] += nearest(features[j] * STEPS); /* whole: in any order the same sum */
         }
         for (int64_t j = 0; j < width; j++)
-            means[j] = n_known ? means[j] / n_known : NAN;
+            means[j] = n_known ? means[j] / (STEPS * n_known) : NAN;
     }
     close_reader(&reader);
     return result;
@@ -1059,7 +1137,7 @@ int kept_stretches(const uint8_t *digits, int64_t n_digits, const uint8_t *codes
 static void write_layout(Room *room, double kilobases, double *out) {
     const Stretch *kept = room->kept;
     int64_t n = room->n_kept, n_genes = 0, n_reverse = 0, n_switches = 0, n_short = 0;
-    double total = 0, squares = 0, of_genes = 0, gaps = 0, commoner;
+    double total = 0, squares = 0, of_genes = 0, gaps = 0;
     double middle = n ? kept[(n - 1) / 2].n_codons : 0, longest = n ? kept[0].n_codons : 0;
     int32_t strand = -1;
     sort_by_place(room->kept, n);
@@ -1071,7 +1149,7 @@ static void write_layout(Room *room, double kilobases, double *out) {
             double gap = kept[i].first - kept[i - 1].first - 3 * kept[i - 1].n_codons;
             gap = gap < LEAST_GAP ? LEAST_GAP : gap > MOST_GAP ? MOST_GAP : gap;
             n_short += fabs(gap) < ABUTTING;
-            gaps += gap / 1000;
+            gaps += gap; /* whole numbers, as all sums here: in any order the same */
         }
         if (n_codons < GENE)
             continue;
@@ -1079,9 +1157,8 @@ static void write_layout(Room *room, double kilobases, double *out) {
         strand = kept[i].strand;
         n_genes++;
         n_reverse += strand;
-        of_genes += 3 * n_codons / 1000;
+        of_genes += 3 * n_codons;
     }
-    commoner = n_reverse / larger(1e-9, (double)n_genes);
     out[0] = n / kilobases;
     out[1] = 3 * total / 1000 / kilobases;
     out[2] = log(larger(1, middle));
@@ -1089,11 +1166,11 @@ static void write_layout(Room *room, double kilobases, double *out) {
     out[4] = log(larger(1, longest));
     out[5] = log(larger(1, sqrt(squares / larger(1e-9, total))));
     out[6] = n_genes / kilobases;
-    out[7] = of_genes / kilobases;
+    out[7] = of_genes / 1000 / kilobases;
     out[8] = n_switches / larger(1e-9, (double)n_genes - 1);
-    out[9] = n_genes > 1 ? larger(commoner, 1 - commoner) : 0;
+    out[9] = n_genes > 1 ? (double)at_least(n_reverse, n_genes - n_reverse) / n_genes : 0;
     out[10] = n_short / larger(1e-9, (double)n - 1);
-    out[11] = gaps / larger(1e-9, (double)n - 1);
+    out[11] = gaps / 1000 / larger(1e-9, (double)n - 1);
 }
 
 int layout_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
@@ -1249,13 +1326,22 @@ static int64_t inverted_repeat(const uint8_t *text, int64_t n) {
     return n_bases < SEED || is_plain(text, n_bases) ? 0 : n_bases;
 }
 
-/* Lengths of the terminal repeats of each piece, direct and inverted; 0: none. */
+/* Lengths of the terminal repeats of each piece, direct and inverted; 0: none. A direct repeat is
+ * searched on both strands, as its first bases must agree. */
 int terminal_repeats(const uint8_t *digits, const int64_t *starts, const int64_t *lengths,
                      int64_t n, int64_t *direct, int64_t *inverted) {
+    uint8_t *reverse = malloc(longest_of(lengths, n) + 1);
+    if (!reverse)
+        return -1;
     for (int64_t i = 0; i < n; i++) {
-        direct[i] = direct_repeat(digits + starts[i], lengths[i]);
-        inverted[i] = inverted_repeat(digits + starts[i], lengths[i]);
+        const uint8_t *forward = digits + starts[i];
+        for (int64_t place = 0; place < lengths[i]; place++)
+            reverse[place] = opposite(forward[lengths[i] - 1 - place]);
+        direct[i] = at_least(direct_repeat(forward, lengths[i]),
+                             direct_repeat(reverse, lengths[i]));
+        inverted[i] = inverted_repeat(forward, lengths[i]);
     }
+    free(reverse);
     return 0;
 }
 
@@ -1779,12 +1865,6 @@ static Kernels kernels;
 __attribute__((constructor)) static void choose_kernels(void) {
     kernels = fastest();
     fill_gelus();
-}
-
-/* The nearest whole number, half to even, for values below 2^51. */
-static double nearest(double value) {
-    const double shift = 6755399441055744; /* 1.5 * 2^52: numbers near it are whole */
-    return (value + shift) - shift;
 }
 
 static int64_t blocks_of(int64_t n_outputs) { return (n_outputs + OUTPUTS - 1) / OUTPUTS; }

@@ -1,0 +1,157 @@
+"""Fit codon weights that tell the frame of a gene from other open frames, for ``scorer.c``.
+
+    python scripts/weights/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
+    python scripts/weights/coding_codons.py manifest.tsv
+
+Prints the array ``CODING``. A comment after it says how often the frame of a gene has the largest
+sum among the open frames of the same bases, for windows that had no part in the fit.
+
+Fragments are drawn as for the scorer. The longest stop-free stretch of a fragment counts as a gene
+if it has 250 codons. A window of 50 of its codons competes with the other frames over the same
+bases that have no stop. The weights maximise the probability of the gene's frame, by a softmax of
+the sums. The seed is fixed: on the same machine, the same data gives the same array.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sampling import collect, draw
+from torch import Tensor
+
+from virnucpro.core.numeric import Mask, Values
+from virnucpro.sequences.open_codes import UNKNOWN, Digits, code_of
+from virnucpro.sequences.translate import STANDARD
+from virnucpro.training.labelled_data import read_data_manifest, read_records
+from virnucpro.viral.windows import codon_codes, is_stop, opposite_strand
+
+N_BASES, N_FRAGMENTS = 3000, 30_000  # of each label
+GENE = 250  # codons of the shortest stretch that counts as a gene
+WINDOW = 50  # codons
+N_CODONS = 64
+NOT_FITTED = 5  # one window in so many measures the weights
+STEPS = 32  # of a whole number, per unit
+SEED = 1
+PENALTY = 1e-4  # on the squares of the weights
+GC_EDGES = (0.35, 0.5, 0.6, 0.7)
+SHARES = {
+    "phages": 0.4,
+    "archaeal viruses": 0.05,
+    "RNA+ viruses": 0.2,
+    "RNA- viruses": 0.1,
+    "dsRNA viruses": 0.1,
+    "dsDNA viruses of eukaryotes": 0.1,
+    "ssDNA viruses of eukaryotes": 0.05,
+    "bacteria": 0.5,
+    "bins": 0.1,
+    "archaea": 0.15,
+    "protists": 0.1,
+    "transcripts": 0.1,
+    "fungi": 0.05,
+}
+
+
+Windows = NDArray[np.float32]  # (n, 6, 64) codons of each frame, the gene first; NaN: not open
+
+IS_STOP = np.array([bool(is_stop(STANDARD)[code_of(codon)]) for codon in STANDARD.codons])
+N_GC = np.array([codon.count("G") + codon.count("C") for codon in STANDARD.codons])
+
+
+def longest_stretch(codes: Digits) -> tuple[int, int]:
+    """The first base and the number of codons of the longest stop-free stretch of one strand."""
+    best = (0, 0)
+    stops = is_stop(STANDARD).astype(np.bool_)[codes]
+    for frame in range(3):
+        of_frame = stops[frame::3]
+        ends = np.concatenate([[-1], np.flatnonzero(of_frame), [len(of_frame)]])
+        n_codons = np.diff(ends) - 1
+        longest = int(n_codons.argmax())
+        if n_codons[longest] > best[1]:
+            best = frame + 3 * int(ends[longest] + 1), int(n_codons[longest])
+    return best
+
+
+def read_window(bases: Digits, rng: np.random.Generator) -> Windows | None:
+    """The codons of a window of a gene, and of the other frames there. -> (6, 64)
+
+    None: there is no gene, an unknown base in the window, or no other open frame.
+    """
+    strands = [bases, opposite_strand(bases)]
+    genes = [longest_stretch(codon_codes(strand)) for strand in strands]
+    strand, (start, n_codons) = max(enumerate(genes), key=lambda gene: gene[1][1])
+    if n_codons < GENE:
+        return None
+    first = start + 3 * int(rng.integers(1, n_codons - WINDOW - 1))
+    window = strands[strand][first - 2 : first + 3 * WINDOW + 3]
+    if (window == UNKNOWN).any():
+        return None
+    other = opposite_strand(window)
+    frames = [window[2:], window, window[1:], other[3:], other[4:], other[5:]]
+    counts = np.stack([_count_codons(frame) for frame in frames])
+    counts[counts[:, IS_STOP].any(axis=1)] = np.nan
+    return counts if np.isfinite(counts[0]).all() and np.isfinite(counts[1:]).any() else None
+
+
+def _count_codons(bases: Digits) -> NDArray[np.float32]:
+    """How often each codon occurs among the first ``WINDOW``, in the order AAA, AAC ... (64,)"""
+    codons = bases[: 3 * WINDOW].reshape(WINDOW, 3).astype(np.int64)
+    return np.bincount(codons @ (16, 4, 1), minlength=N_CODONS).astype(np.float32)
+
+
+def read_windows(manifest: Path) -> Windows:
+    rng = np.random.default_rng(SEED)
+    collection = collect(read_records(read_data_manifest(manifest)))
+    fragments = draw(collection, N_BASES, N_FRAGMENTS, SHARES, rng)
+    windows = [read_window(bases, rng) for bases in fragments.digits]
+    return np.stack([window for window in windows if window is not None])
+
+
+def fit(windows: Windows) -> Values:
+    """The weight of each codon. (64,)"""
+    is_open = torch.from_numpy(np.isfinite(windows[:, :, 0]))
+    counts = torch.from_numpy(np.nan_to_num(windows))
+    weights = torch.zeros(N_CODONS, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        sums = (counts @ weights).masked_fill(~is_open, -torch.inf)
+        value: Tensor = -sums.log_softmax(1)[:, 0].mean() + PENALTY * (weights**2).sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
+    return weights.detach().numpy().astype(np.float64)
+
+
+def is_right(windows: Windows, weights: Values) -> Mask:
+    """Whether the frame of the gene has a larger sum than all other open frames. (n,)"""
+    sums = np.nan_to_num(windows @ weights, nan=-np.inf)
+    return np.asarray(sums[:, 0] > sums[:, 1:].max(axis=1))
+
+
+def main(manifest: Path) -> None:
+    windows = read_windows(manifest)
+    is_measured = np.arange(len(windows)) % NOT_FITTED == 0
+    weights = np.rint(STEPS * fit(windows[~is_measured])).astype(np.int64)
+    print("static const int8_t CODING[N_CODONS] = {")
+    for row in weights.reshape(4, 16):
+        print("    " + ", ".join(map(str, row.tolist())) + ",")
+    print("};")
+    measured = windows[is_measured]
+    gc = np.digitize(measured[:, 0] @ N_GC / (3 * WINDOW), GC_EDGES)
+    right = is_right(measured, weights.astype(np.float64))
+    for number, (low, high) in enumerate(pairwise([0, *GC_EDGES, 1])):
+        of_bin = right[gc == number]
+        print(f"/* GC {low} to {high}: {of_bin.mean():.2f} of {len(of_bin)} windows */")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        raise SystemExit(__doc__)
+    main(Path(sys.argv[1]))
