@@ -75,6 +75,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         *(_Arrays(np.int32), _BYTES, _BYTES, _BYTES, _COUNTS),
     ),
     "known_hints": (_BYTES, _BYTES, _BYTES),
+    "first_rotation": (_BYTES, c_int64, _COUNTS),
     "terminal_repeats": (_BYTES, _COUNTS, _COUNTS, c_int64, _COUNTS, _COUNTS),
     "longest_open": (
         *(_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES, _BYTES, c_int64, c_double),

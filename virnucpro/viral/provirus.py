@@ -25,7 +25,7 @@ import numpy as np
 
 from virnucpro.core.logging import counted
 from virnucpro.core.numeric import Counts, Mask, Values, runs_of
-from virnucpro.core.types import FastaRecord
+from virnucpro.core.types import FastaRecord, reverse_complement
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, unusable, viral_path
 from virnucpro.viral.host_markers import Repeat, genes_of, host_genes, open_edges, trna_ends
@@ -33,6 +33,7 @@ from virnucpro.viral.networks import Scorer
 from virnucpro.viral.provirus_features import Genes, Items, ReadGenes, median
 from virnucpro.viral.taxonomy import own_kinship
 from virnucpro.viral.types import CalledRecords, Found, Region, Track
+from virnucpro.viral.windows import comes_first, first_of_circle, is_reverse_first
 
 SHORTEST_RECORD = 10_000  # bases; shorter records are not searched
 # repeats between an end of a region and its inside split it if fewer than this many are expected
@@ -69,6 +70,37 @@ class Run(NamedTuple):
         return any(
             self.start_base < one.end_base and one.start_base < self.end_base for one in others
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reading:
+    """A record as it is searched: on the strand whose bases come first in lexical order.
+
+    A circle begins with the base from which they come first on any strand.
+    """
+
+    sequence: str  # upper case, without U
+    is_reverse: bool
+    is_circle: bool
+    first: int = 0  # base of this strand of the record with which the sequence begins
+
+    @classmethod
+    def of(cls, sequence: str, *, is_circle: bool) -> _Reading:
+        sequence = sequence.upper().replace("U", "T")
+        if not is_circle:
+            is_reverse = is_reverse_first(sequence)
+            return cls(reverse_complement(sequence) if is_reverse else sequence, is_reverse, False)
+        strands = [sequence, reverse_complement(sequence)]
+        firsts = [first_of_circle(strand) for strand in strands]
+        forward, reverse = (
+            strand[first:] + strand[:first] for strand, first in zip(strands, firsts, strict=True)
+        )
+        is_reverse = comes_first(reverse, forward)
+        return cls(reverse if is_reverse else forward, is_reverse, True, firsts[is_reverse])
+
+    def text(self, size: int) -> str:
+        """The bases for pieces of ``size`` bases: those of a circle cross its origin."""
+        return self.sequence + self.sequence[: size - 1] if self.is_circle else self.sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,51 +145,57 @@ class RegionFinder:
         """The virus-like regions and the track of evidence of each record, for each possible call.
 
         A record that is called virus is one region without host flanks. Any other circular record
-        is read across its origin.
+        is read across its origin. The regions depend neither on the strand of a record nor on the
+        place where a circle was cut open.
         """
-        size = self.model.size
-        sequences = [record.sequence.upper() for record in records]
-        are_circles = [
-            record.is_circular and not all(calls)
-            for record, calls in zip(records, are_viruses, strict=True)
+        pairs = list(enumerate(zip(records, are_viruses, strict=True)))
+        keys = dict.fromkeys(
+            (place, record.is_circular and not is_virus)
+            for place, (record, calls) in pairs
+            for is_virus in calls
+        )
+        readings = [
+            _Reading.of(records[place].sequence, is_circle=is_circle) for place, is_circle in keys
         ]
-        read = [
-            sequence + sequence[: size - 1] if is_circle else sequence
-            for sequence, is_circle in zip(sequences, are_circles, strict=True)
-        ]
-        of_each = Items.of(read, self.scorer, self.model.step, self.code)
-        columns = zip(sequences, are_circles, of_each, are_viruses, strict=True)
+        texts = [reading.text(self.model.size) for reading in readings]
+        items = Items.of(texts, self.scorer, self.model.step, self.code)
+        of_key = dict(zip(keys, zip(readings, items, strict=True), strict=True))
         return [
             [
-                self._around(sequence, items)
-                if is_circle and not is_virus
-                else self._along(sequence, items, is_virus)
+                self._read(*of_key[place, record.is_circular and not is_virus], is_virus)
                 for is_virus in calls
             ]
-            for sequence, is_circle, items, calls in columns
+            for place, (record, calls) in pairs
         ]
 
+    def _read(self, reading: _Reading, items: Items, is_virus: bool) -> Found:
+        """The regions and the track of a record, as they are on its own strand."""
+        if reading.is_circle:
+            found = self._around(reading, items)
+        else:
+            found = self._along(reading.sequence, items, is_virus)
+        return _mirrored(found, len(reading.sequence)) if reading.is_reverse else found
+
     def _along(self, sequence: str, items: Items, is_virus: bool) -> Found:
-        """The regions of a record, from the items that do not cross its origin."""
-        last = len(sequence) - self.model.size
-        items = items.take(slice(np.searchsorted(items.start, last, side="right")))
+        """The regions of an upper-case sequence."""
         known = dict[str, float]()  # each protein of a record is scored once
         read_genes = partial(genes_of, scorer=self.scorer, code=self.code, known=known)
         of_items = sequence, items, self.model, read_genes, self.code
         return regions_of_items(*of_items, is_virus=is_virus)
 
-    def _around(self, circle: str, items: Items) -> Found:
+    def _around(self, reading: _Reading, items: Items) -> Found:
         """The regions of a circle, cut open where it looks least viral.
 
         Its pieces may cross the origin.
         """
-        n_bases = len(circle)
+        circle, n_bases = reading.sequence, len(reading.sequence)
         turn = quietest(items.log_odds, self.model)
-        first = int(items.start[turn])
+        cut = int(items.start[turn])
         turned = items.take(np.roll(np.arange(len(items.start)), -turn))
-        turned = turned._replace(start=(turned.start - first) % n_bases)
-        sequence = circle[first:] + circle[:first]
-        regions, track = self._along(sequence, turned, False)
+        turned = turned._replace(start=(turned.start - cut) % n_bases)
+        inside = turned.take(turned.start <= n_bases - self.model.size)
+        regions, track = self._along(circle[cut:] + circle[:cut], inside, False)
+        first = (reading.first + cut) % n_bases
         placed = [part for region in regions for part in _turned(region, first, n_bases)]
         starts = (track.start + first) % n_bases
         order = np.argsort(starts)
@@ -184,6 +222,23 @@ class RegionFinder:
         if region_model.size != size:
             raise unusable(path, f"its pieces have {region_model.size} bases, not {size}")
         return RegionFinder(scorer, region_model, GeneticCode.of(code), least_posterior)
+
+
+def _mirrored(found: Found, n_bases: int) -> Found:
+    """What was found on the other strand of a record, as it is on its own strand."""
+    regions, track = found
+    placed = [
+        region._replace(
+            start=n_bases - region.end,
+            end=n_bases - region.start,
+            att=reverse_complement(region.att),
+        )
+        for region in regions
+    ]
+    starts, ends = n_bases - track.end, n_bases - track.start
+    order = np.argsort(starts)
+    columns = (starts[order], ends[order], track.log_odds[order], track.posterior[order])
+    return tuple(sorted(placed)), Track(*columns)
 
 
 def quietest(log_odds: Values, model: RegionModel) -> int:

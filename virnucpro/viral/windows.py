@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from virnucpro.core.native import call
 from virnucpro.core.numeric import Counts
+from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.open_codes import N_CODES, UNKNOWN, Digits, code_of, encode
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 NOT_YET = 255  # in place of an owner: the word has not been looked up yet
 SHORTEST = 5  # codons of a stretch
+_BASES_OF_ENDS = 1_000  # strands nearly always differ in them
 Read: TypeAlias = tuple[Digits, Digits, NDArray[np.int32], Counts]  # see `read_bases`
 
 
@@ -123,6 +125,34 @@ def codon_codes(digits: Digits) -> Digits:
 def opposite_strand(digits: Digits) -> Digits:
     """Each row read on the other strand. (..., n_bases) -> (..., n_bases)"""
     return np.minimum(3 - digits[..., ::-1], UNKNOWN)  # 3 - 4 is 255
+
+
+def is_reverse_first(sequence: str) -> bool:
+    """Whether the reverse complement of a sequence comes before it, in the order of digits.
+
+    >>> is_reverse_first("GATTACA"), is_reverse_first("UGUAAUC"), is_reverse_first("ACGT")
+    (False, True, False)
+    """
+    forward, reverse = sequence[:_BASES_OF_ENDS], reverse_complement(sequence[-_BASES_OF_ENDS:])
+    if encode(forward).tobytes() == encode(reverse).tobytes():
+        forward, reverse = sequence, reverse_complement(sequence)
+    return comes_first(reverse, forward)
+
+
+def comes_first(sequence: str, other: str) -> bool:
+    """Whether a sequence comes before another one, in the order of digits."""
+    return encode(sequence).tobytes() < encode(other).tobytes()
+
+
+def first_of_circle(sequence: str) -> int:
+    """The base from which a circle comes first, in the order of digits.
+
+    >>> first_of_circle("TTACTTAA"), first_of_circle("GATGATGAT")
+    (6, 1)
+    """
+    first = np.zeros(1, dtype=np.int64)
+    call("first_rotation", encode(sequence), len(sequence), first)
+    return int(first[0])
 
 
 def cut(starts: Counts, lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:

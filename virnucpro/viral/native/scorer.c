@@ -1326,6 +1326,27 @@ static int64_t inverted_repeat(const uint8_t *text, int64_t n) {
     return n_bases < SEED || is_plain(text, n_bases) ? 0 : n_bases;
 }
 
+/* The base from which a circle of digits comes first in lexical order. Two candidates are compared;
+ * one that loses after n equal bases takes the n places behind it along. */
+int first_rotation(const uint8_t *digits, int64_t n, int64_t *first) {
+    int64_t one = 0, other = 1, n_equal = 0;
+    while (one < n && other < n && n_equal < n) {
+        uint8_t of_one = digits[(one + n_equal) % n], of_other = digits[(other + n_equal) % n];
+        if (of_one == of_other) {
+            n_equal++;
+            continue;
+        }
+        if (of_one > of_other)
+            one += n_equal + 1;
+        else
+            other += n_equal + 1;
+        other += one == other;
+        n_equal = 0;
+    }
+    *first = one < other ? one : other;
+    return 0;
+}
+
 /* Lengths of the terminal repeats of each piece, direct and inverted; 0: none. A direct repeat is
  * searched on both strands, as its first bases must agree. */
 int terminal_repeats(const uint8_t *digits, const int64_t *starts, const int64_t *lengths,
