@@ -245,7 +245,8 @@ def test_a_record_is_called_by_the_weighted_log_odds_of_network_and_scorer(
     found = {row["record"]: row for row in rows(called / "predictions.tsv")}
     records = {record.id: record for record in read_fasta(contigs)}
     for name in (*list(records)[:FEW], "again"):
-        chunks = [chunk.sequence for chunk in Chunk.cut(records[name], head.facts.chunk_size)]
+        cut = Chunk.cut_evenly(records[name], head.facts.chunk_size)
+        chunks = [chunk.sequence for chunk in cut]
         odds = [encoder.start([chunk]).rows()[0, -1] for chunk in chunks]
         scores = [log_odds(probability(float(each))) for each in odds]
         base = np.array([*score_sequences([records[name].sequence], scorer)])

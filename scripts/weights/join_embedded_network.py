@@ -77,7 +77,7 @@ def head_log_odds(fragments: Fragments, network: torch.nn.Module) -> Values:
     chunks, owner = [], []
     for place, digits in enumerate(fragments.digits):
         record = FastaRecord("", "", _LETTERS[digits].tobytes().decode())
-        cut = [chunk.sequence for chunk in Chunk.cut(record, CHUNK_SIZE)]
+        cut = [chunk.sequence for chunk in Chunk.cut_evenly(record, CHUNK_SIZE)]
         chunks += cut
         owner += [place] * len(cut)
     odds = []

@@ -200,6 +200,34 @@ class Chunk(NamedTuple):
             yield cls(f"{record.id}_chunk_{i + 1}", record.id, start, sequence)
             start += size - overlap - (1 if i < n_wider else 0)
 
+    @classmethod
+    def cut_evenly(cls, record: FastaRecord, size: int) -> Iterator[Chunk]:
+        """Cut a record into the fewest chunks of at most ``size`` bases, spread evenly.
+
+        The reverse complement of a record has the same chunks: rounding is symmetric, and a chunk
+        in the middle has one base less where it could not be there otherwise. Places are rounded
+        towards the middle, so that all bases are in chunks.
+        """
+        length = len(record.sequence)
+        last, n_chunks = max(0, length - size), -(-length // size)
+        for n_before in range(n_chunks):
+            n_behind, n_bases = n_chunks - 1 - n_before, min(size, length)
+            if n_before == n_behind:
+                start, n_bases = (last + 1) // 2, n_bases - last % 2
+            elif n_before < n_behind:
+                start = -(-n_before * last // (n_chunks - 1))
+            else:
+                start = last + -n_behind * last // (n_chunks - 1)
+            bases = record.sequence[start : start + n_bases]
+            yield cls(f"{record.id}_chunk_{n_before + 1}", record.id, start, bases)
+
+    @classmethod
+    def of(cls, record: FastaRecord, recipe: Recipe) -> Iterator[Chunk]:
+        """The chunks of a record. Frames need those of the original VirNucPro."""
+        if Reads.CHUNK in recipe.reads:
+            return cls.cut_evenly(record, recipe.chunk_size)
+        return cls.cut(record, recipe.chunk_size)
+
     @staticmethod
     def orfs(chunks: Sequence[Chunk], recipe: Recipe) -> list[Orf]:
         """What the encoders of the recipe read: the chunks, or their frames."""

@@ -56,7 +56,7 @@ Part = TypeVar("Part")  # of what is read
 Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: first, and one after the last
 LETTERS_AT_ONCE = 500_000  # of records that are called, translated or screened together
 _PARTS_AT_ONCE = 5_000  # records, or small files
-_FORMAT = 4  # raise it if parts of plans of two states could not be joined
+_FORMAT = 5  # raise it if parts of plans of two states could not be joined
 _LEAST_NUMBERS = 1000  # for the shards of a slice, so that their names stay short
 _DAMAGE = (FeatureFileError, ValueError, KeyError, TypeError)  # errors from a damaged file
 
@@ -300,13 +300,13 @@ class Plan:
         Raises:
             InputError, InputMissingError: an input can no longer be read.
         """
-        chunk_size = self.manifest.recipe.chunk_size
+        recipe = self.manifest.recipe
         with self.rundir.replacing(self.rundir.chunks) as content, as_text(content) as out:
             for one in self.slices:
                 task = _SliceTask(one)
                 planner = _Planner(self, selection)
                 records = chain.from_iterable(task.asked(planner, *where) for where in one.spans)
-                for chunk in chain.from_iterable(Chunk.cut(r, chunk_size) for r in records):
+                for chunk in chain.from_iterable(Chunk.of(r, recipe) for r in records):
                     write_record(out, chunk.id, chunk.sequence)
 
     def make(self, selection: Selection, on_letters: Callable[[int], None], pool: Pool) -> Plan:
@@ -472,7 +472,7 @@ class _SliceTask:
                 texts = [(record.id, record.protein) for record in block]
                 yield [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts]
             return
-        cut = (Chunk.cut(record, recipe.chunk_size) for record in records)
+        cut = (Chunk.of(record, recipe) for record in records)
         for chunks in grouped(chain.from_iterable(cut), lambda chunk: len(chunk.sequence)):
             yield Chunk.orfs(chunks, recipe)
 

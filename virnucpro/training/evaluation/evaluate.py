@@ -369,7 +369,7 @@ def read_chunks(
         open_run_dir(question.run_folder).output(FRAME_TABLE.file), _AGAIN
     )
     for record in (one for one in read_fasta(question.fasta) if one.id in whole):
-        chunks = list(Chunk.cut(record, recipe.chunk_size))
+        chunks = list(Chunk.of(record, recipe))
         orfs = Chunk.orfs(chunks, recipe)
         frames = [Prediction(orf, _find(orf.id, of_frames)) for orf in orfs]
         of_chunks = facts.score_chunks(frames)
