@@ -46,6 +46,7 @@ _TEMPORARY = re.compile(rf"\..*\.[0-9a-f]{{{_N_DIGITS}}}{re.escape(TEMPORARY)}",
 _BLOCK = 1 << 20
 _PACKED_BLOCK = 1 << 16  # small: the rest of it is copied at the end of each stream
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # as in s3://bucket/reads.fa
+_GZIP, _BZIP2, _XZ, _ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 _BGZIP = b"BC\x02\0"  # in the header of each member that bgzip writes
 _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
@@ -269,18 +270,28 @@ def open_binary(path: Path, on_block: OnBlock | None = None) -> BinaryIO:
             if handle.read() != _BGZIP_END:
                 raise EOFError("the end mark of bgzip is missing")
     opened = partial(_opened, path, on_block)
-    if magic.startswith(b"\x1f\x8b"):
+    if magic.startswith(_GZIP):
         pieces = _read_through(opened, lambda packed: gzip.GzipFile(fileobj=packed))
-    elif magic.startswith(b"BZh"):
+    elif magic.startswith(_BZIP2):
         pieces = _unpack(opened, bz2.BZ2Decompressor)
-    elif magic.startswith(b"\xfd7zXZ\x00"):
+    elif magic.startswith(_XZ):
         start = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
         pieces = _unpack(opened, start, padding=bytes(4))
-    elif magic.startswith(b"\x28\xb5\x2f\xfd"):
+    elif magic.startswith(_ZSTD):
         pieces = _read_through(opened, zstd.ZstdFile)
     else:
         return opened()
     return io.BufferedReader(_Pieces(pieces))
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether ``open_binary`` decompresses a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open_plain(path) as handle:
+        return handle.read(8).startswith((_GZIP, _BZIP2, _XZ, _ZSTD))
 
 
 def _opened(path: Path, on_block: OnBlock | None) -> BinaryIO:

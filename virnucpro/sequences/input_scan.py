@@ -23,7 +23,7 @@ from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.recipe import InputType
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import guess_input_type, parsed
-from virnucpro.sequences.inputs import InputFile, announce_reads, hashed
+from virnucpro.sequences.inputs import InputFile, announce_reads, hashed, with_text_hash
 from virnucpro.sequences.samples import id_digests, renamed, repeats_in
 
 _IDS_AT_ONCE = 1000  # ids looked up at once
@@ -50,6 +50,7 @@ class Survey:
     is_strict: bool = False
     renames: bool = False  # repeated ids in a file get numbers
     on_letters: Callable[[int], None] = lambda _: None  # gets the number of letters so far
+    on_text_bytes: Callable[[int], None] = lambda _: None  # gets the decompressed bytes so far
     n_letters: int = 0
     digests: array[int] = field(default_factory=lambda: array("q"))  # of ids, each once per file
     refused: list[tuple[InputFile, InputError | InputMissingError]] = field(default_factory=list)
@@ -71,7 +72,7 @@ class Survey:
             self.refused.append((replace(file, error=str(error)), error))
 
     def hash(self, files: Iterable[InputFile], on_bytes: Callable[[int], None]) -> list[InputFile]:
-        """Hash the readable files; ``on_bytes`` gets the number of bytes so far.
+        """Hash the readable files, unless they are hashed; ``on_bytes`` gets the bytes so far.
 
         Raises:
             InputError, InputMissingError: as ``refusing``.
@@ -80,9 +81,25 @@ class Survey:
         before = 0
         for file in files:
             with self.refusing(file):
-                inputs.append(hashed(file, lambda n, before=before: on_bytes(before + n)))  # type: ignore[misc]
+                if file.stamp is None:
+                    file = hashed(file, lambda n: on_bytes(before + n))  # noqa: B023 - called at once
+                inputs.append(file)
                 before += inputs[-1].n_bytes
         announce_reads(inputs)
+        return inputs
+
+    def hash_texts(self, files: Iterable[InputFile]) -> list[InputFile]:
+        """Hash the decompressed content of compressed files, and return the readable files.
+
+        Raises:
+            InputError, InputMissingError: as ``refusing``.
+        """
+        inputs: list[InputFile] = []
+        before = 0
+        for file in files:
+            with self.refusing(file):
+                inputs.append(with_text_hash(file, lambda n: self.on_text_bytes(before + n)))  # noqa: B023 - called at once
+                before += inputs[-1].n_text_bytes
         return inputs
 
     def run(self, inputs: Sequence[InputFile]) -> list[InputFile]:

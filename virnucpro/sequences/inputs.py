@@ -18,7 +18,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from virnucpro.core.atomic_io import expanded, open_plain, sha256_of, temporary_beside, writing
+from virnucpro.core.atomic_io import (
+    expanded,
+    is_compressed,
+    open_binary,
+    open_plain,
+    sha256_of,
+    temporary_beside,
+    writing,
+)
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UsageError
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.safe_dir import Tree
@@ -44,6 +52,8 @@ _STDIN, _STDIN_NAME = Path("-"), "standard input"
 RECORDS = ".records-"  # folders of records passed in Python; their path means nothing to users
 RUN_FILE = "run.json"  # a folder with this file holds a run
 _NAMED = 5  # most file names in a message
+# what a run decides about an input; the other fields describe the file as it is now
+_OF_RUN = ("generation", "sample", "n_renamed", "error", "mate")
 
 
 class _Stamp(NamedTuple):
@@ -76,27 +86,58 @@ def _sha256_at(path: str, _: _Stamp) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """An input file, as recorded in ``run.json``. Its content identifies it, not its name."""
+    """An input file, as recorded in ``run.json``.
+
+    Its decompressed content identifies it, not its name: a file may be moved, compressed or
+    decompressed between two starts of a run.
+    """
 
     path: str  # absolute
-    sha256: str = ""  # "": not hashed
-    n_bytes: int = 0
+    sha256: str = ""  # of the file as it is on disk; "": not hashed
+    n_bytes: int = 0  # on disk
     generation: int = 0  # 0: of the first run; n: added by the nth --resume with new files
     name: str = ""  # the user's name for it, if it differs: a link, or the original of a copy
     sample: str = ""  # name in a sample sheet, later the name in the tables; see ``samples``
     n_renamed: int = 0  # records with an id that occurs earlier in the file
     error: str = ""  # why it could not be read
     mate: int = 0  # 1 or 2: the file has this mate of read pairs
+    text_sha256: str = ""  # of the decompressed content; "": not compressed, or not hashed
+    n_text_bytes: int = 0  # decompressed; 0: not compressed, or not hashed
     modified_ns: int = field(default=0, compare=False)  # modification time when it was hashed
     stamp: _Stamp | None = field(default=None, compare=False)  # when this process hashed it
 
     def __post_init__(self) -> None:
-        texts = (self.path, self.sha256, self.name, self.sample, self.error)
+        texts = (self.path, self.sha256, self.text_sha256, self.name, self.sample, self.error)
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("path, hash and names of an input must be text")
-        numbers = (self.n_bytes, self.generation, self.n_renamed, self.mate, self.modified_ns)
+        sizes = (self.n_bytes, self.n_text_bytes)
+        numbers = (*sizes, self.generation, self.n_renamed, self.mate, self.modified_ns)
         if not all(isinstance(number, int) for number in numbers):
             raise TypeError("sizes and numbers of an input must be whole numbers")
+
+    @property
+    def identity(self) -> str:
+        """The hash by which a run knows the file: that of its decompressed content.
+
+        A compressed file that an earlier version recorded is known by its hash on disk.
+        """
+        return self.text_sha256 or self.sha256
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The hashes of the file, on disk and decompressed."""
+        return tuple(filter(None, (self.sha256, self.text_sha256)))
+
+    def has_content_of(self, other: InputFile) -> bool:
+        """Whether the two have the same content, compressed or not."""
+        return not set(self.digests).isdisjoint(other.digests)
+
+    def with_text_hash_of(self, recorded: Iterable[InputFile]) -> InputFile:
+        """The file with the hash of its decompressed content, if it is recorded unchanged."""
+        for file in recorded:
+            if file.sha256 == self.sha256 and file.text_sha256:
+                return replace(self, text_sha256=file.text_sha256, n_text_bytes=file.n_text_bytes)
+        return self
 
     @property
     def is_empty_stdin(self) -> bool:
@@ -148,8 +189,10 @@ class InputFile:
 
         A file with numbered ids is not cut, because a number depends on all earlier records.
         """
-        if self.n_bytes <= least and not self.path.lower().endswith(PACKED):
-            return [WHOLE], self.n_bytes
+        is_measured = self.n_text_bytes > 0 or not self.path.lower().endswith(PACKED)
+        n_text_bytes = self.n_text_bytes or self.n_bytes
+        if is_measured and n_text_bytes <= least:
+            return [WHOLE], n_text_bytes
         self.check_unchanged()
         spans, n_bytes = find_spans(Path(self.path), self.name, least)
         return [WHOLE] if self.n_renamed else spans, n_bytes
@@ -335,7 +378,14 @@ def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
 
 
 def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
-    """Hash a file and stamp it."""
+    """Hash a file as it is on disk, and stamp it.
+
+    If its content on disk has changed, the hash of its decompressed content is dropped.
+
+    Raises:
+        InputError: it changed while it was read.
+        InputMissingError: it cannot be read.
+    """
     with file.opened() as handle:
         stamp = _Stamp.of(handle)
         digest = sha256_of(handle, on_bytes)
@@ -345,8 +395,35 @@ def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) ->
             f"{file.shown} changed while it was read",
             hint="wait until it is written completely, then run the same command again",
         )
+    if digest != file.sha256:
+        file = replace(file, text_sha256="", n_text_bytes=0)
     modified = stamp.modified_ns
     return replace(file, sha256=digest, n_bytes=stamp.n_bytes, modified_ns=modified, stamp=stamp)
+
+
+def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
+    """Hash the decompressed content of a compressed file, unless that was done before.
+
+    ``on_bytes`` gets the number of decompressed bytes so far.
+
+    Raises:
+        InputError: it is damaged, or changed after it was hashed.
+        InputMissingError: it cannot be read.
+    """
+    path, n_bytes = Path(file.path), 0
+
+    def count(n_more: int) -> None:
+        nonlocal n_bytes
+        n_bytes = n_more
+        on_bytes(n_bytes)
+
+    with reading(path, file.shown):
+        if file.text_sha256 or not is_compressed(path):
+            return file
+        with open_binary(path) as content:
+            digest = sha256_of(content, count)
+    file.check_unchanged()
+    return replace(file, text_sha256=digest, n_text_bytes=n_bytes)
 
 
 def listed(names: Sequence[str], most: int) -> str:
@@ -366,10 +443,10 @@ def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> li
         ResumeError: a file changed since it was recorded.
     """
     by_path = {file.path: file for file in recorded}
-    hashes = {file.sha256 for file in recorded}
+    digests = {digest for file in recorded for digest in file.digests}
     new = []
     for file in files:
-        if file.sha256 in hashes:
+        if not digests.isdisjoint(file.digests):
             if file.path not in by_path:
                 LOGGER.warning(
                     "%s has the same content as an input of this run: not added", file.shown
@@ -383,26 +460,22 @@ def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> li
             )
         new.append(file)
     generation = 1 + max((file.generation for file in recorded), default=-1)
-    return _where_they_are(recorded, files) + [replace(file, generation=generation) for file in new]
+    return find_present(recorded, files) + [replace(file, generation=generation) for file in new]
 
 
-def _where_they_are(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> list[InputFile]:
-    """The recorded inputs; those named again get their present path."""
-    exactly = {(file.path, file.sha256): file for file in files}
-    by_hash = {file.sha256: file for file in files}
-    places = [
-        exactly.get((file.path, file.sha256), by_hash.get(file.sha256, file)) for file in recorded
-    ]
-    return [
-        replace(
-            file,
-            path=place.path,
-            name=place.name,
-            modified_ns=place.modified_ns,
-            stamp=place.stamp,
-        )
-        for file, place in zip(recorded, places, strict=True)
-    ]
+def find_present(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> list[InputFile]:
+    """The recorded inputs, each with the path of the hashed file that has its content, if any."""
+    by_path = {file.path: file for file in files}
+    by_digest = {digest: file for file in files for digest in file.digests}
+    joined = []
+    for file in recorded:
+        present = by_path.get(file.path)
+        if present is None or not present.has_content_of(file):
+            same = (by_digest[digest] for digest in file.digests if digest in by_digest)
+            present = next(same, file)
+        of_run = {name: getattr(file, name) for name in _OF_RUN}
+        joined.append(replace(present, **of_run))
+    return joined
 
 
 def check_recorded(
@@ -413,17 +486,20 @@ def check_recorded(
     A recorded input that is not among ``files`` is hashed at its recorded path.
 
     Raises:
+        InputError: an input is damaged.
         ResumeError: an input changed or is gone.
     """
     checked = []
     for file in join_inputs(recorded, files):
         is_there = file.stamp is not None or Path(file.path).is_file()
         now = file if file.stamp is not None or not is_there else hashed(file)
-        if not is_there or now.sha256 != file.sha256:
+        if is_there and not now.has_content_of(file):
+            now = with_text_hash(now)
+        if not is_there or not now.has_content_of(file):
             raise ResumeError(
                 f"{printable(file.path)}, an input of this run, is gone or has changed",
-                hint="put it back; if it was moved, repeat the command of this run with --resume "
-                "and the new path as --input",
+                hint="put it back; if it was moved, compressed or decompressed, repeat the "
+                "command of this run with --resume and the new path as --input",
             )
         checked.append(now)
     return checked

@@ -575,7 +575,7 @@ def _by_telling_ids(manifest: Manifest) -> Iterator[tuple[InputFile, FastaRecord
 def _key(manifest: Manifest) -> str:
     hashes = [
         (
-            *(file.sha256, file.generation, file.n_renamed),
+            *(file.identity, file.generation, file.n_renamed),
             *(file.sample if manifest.is_qualified else "", *((file.mate,) if file.mate else ())),
         )
         for file in manifest.inputs

@@ -12,12 +12,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from virnucpro.core.errors import ResumeError
+from virnucpro.core.errors import InputError, InputMissingError, ResumeError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.results.mendable import find_mendable
 from virnucpro.sequences.input_scan import Survey
-from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs, listed
+from virnucpro.sequences.inputs import (
+    InputFile,
+    check_recorded,
+    find_inputs,
+    find_present,
+    hashed,
+    listed,
+    with_text_hash,
+)
 from virnucpro.sequences.samples import name_samples
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import RunDir
@@ -38,14 +46,17 @@ def collect_inputs(
     options = config.options
     on_event(Progress("looking for the input", 0, 0, "bytes"))
     named = find_inputs(options.input, rundir.root, rundir.copies, rundir.own_names)
-    if recorded:
-        named = _without_empty_stdin(named)
-    again = _unnamed(recorded, named) if recorded else []
-    files = name_samples([*named, *again], _with_names(recorded) if recorded else ())
+    if recorded is None:
+        files = name_samples(named, ())
+    else:
+        recorded, named = _follow_moved(recorded, _without_empty_stdin(named))
+        again = _unnamed(recorded, named)
+        files = name_samples([*named, *again], _with_names(recorded))
     survey = Survey(
         options.strict or len(files) == 1,
         options.rename_duplicates,
         lambda done: on_event(Progress("reading the input", done, 0, "letters")),
+        lambda done: on_event(Progress("hashing the decompressed input", done, 0, "bytes")),
     )
     paths = [Path(file.path) for file in files]
     n_bytes = sum(path.stat().st_size for path in paths if path.is_file())
@@ -55,6 +66,7 @@ def collect_inputs(
     if recorded is None:
         manifest = _begin(config, files, survey)
     else:
+        files = survey.hash_texts(file.with_text_hash_of(recorded.inputs) for file in files)
         manifest = _extend_run(config, rundir, recorded, files, survey)
     if named and {file.path for file, _ in survey.refused} >= {file.path for file in named}:
         raise survey.refused[0][1]
@@ -74,13 +86,13 @@ def _refuse_others(recorded: Manifest, files: Iterable[InputFile], rundir: RunDi
     Raises:
         ResumeError: there is one.
     """
-    hashes = {file.sha256 for file in recorded.inputs}
+    digests = {digest for file in recorded.inputs for digest in file.digests}
     places = {file.path for file in recorded.inputs}
     places.update(text for file in recorded.refused for text in (file.path, file.name) if text)
     others = [
         file
         for file in files
-        if file.sha256 not in hashes and places.isdisjoint((file.path, file.name))
+        if digests.isdisjoint(file.digests) and places.isdisjoint((file.path, file.name))
     ]
     if not others:
         return
@@ -90,6 +102,34 @@ def _refuse_others(recorded: Manifest, files: Iterable[InputFile], rundir: RunDi
         f"{printable(rundir.root)} contains, which has {inputs}",
         hint="add --add to include it in that run, or choose another --output-dir for a new run",
     )
+
+
+def _follow_moved(
+    recorded: Manifest, named: Sequence[InputFile]
+) -> tuple[Manifest, list[InputFile]]:
+    """Follow inputs of the run that were moved, renamed, compressed or decompressed.
+
+    They are found by their content among the named files, if a recorded path no longer exists.
+
+    -> the run with the present paths; the named files, of which those with new paths are hashed
+    """
+    paths = {file.path for file in recorded.inputs}
+    if all(Path(path).is_file() for path in paths):
+        return recorded, list(named)
+    files = [file if file.path in paths else _hashed_if_readable(file) for file in named]
+    present = find_present(recorded.inputs, [file for file in files if file.path not in paths])
+    for before, now in zip(recorded.inputs, present, strict=True):
+        if now.path != before.path:
+            announce(f"{now.shown} has the content of {before.shown}, and is read in its place")
+    return replace(recorded, inputs=tuple(present)), files
+
+
+def _hashed_if_readable(file: InputFile) -> InputFile:
+    """The file with its hashes; without them if it cannot be read, which is reported later."""
+    try:
+        return with_text_hash(hashed(file))
+    except (InputError, InputMissingError):
+        return file
 
 
 def _with_names(recorded: Manifest) -> list[InputFile]:
@@ -132,7 +172,6 @@ def _begin(config: RunConfig, files: Sequence[InputFile], survey: Survey) -> Man
     """A new run of these files."""
     options = config.options
     is_qualified = False
-    _warn_of_copies(files)
     if len(files) > 1 or survey.renames:  # a single file is read once, when it is planned
         files = survey.run(files)
         is_qualified = survey.share_ids(files)
@@ -141,6 +180,8 @@ def _begin(config: RunConfig, files: Sequence[InputFile], survey: Survey) -> Man
         input_type, files = survey.agree_on_type(files)
     else:
         survey.doubt_type(files, input_type)
+    files = survey.hash_texts(files)
+    _warn_of_copies(files)
     return Manifest(
         config.recipe_for(input_type),
         tuple(files),
@@ -158,7 +199,7 @@ def _refused_files(survey: Survey) -> tuple[InputFile, ...]:
 def _warn_of_copies(files: Iterable[InputFile]) -> None:
     first_with: dict[str, InputFile] = {}
     for file in files:
-        if (first := first_with.setdefault(file.sha256, file)) is not file:
+        if (first := first_with.setdefault(file.identity, file)) is not file:
             names = first.shown, file.shown
             LOGGER.warning("%s and %s have the same content: each record counts twice", *names)
 

@@ -148,7 +148,7 @@ class RowStore:
         manifest, planned = self.plan.manifest, self.plan.parts
         of_run = manifest.recipe.fingerprint, manifest.is_qualified, self.made_by
         files = [(manifest.inputs[place], span) for place, span in group[0].spans]
-        spans = [(one.sha256, one.sample, one.mate, one.n_renamed, span) for one, span in files]
+        spans = [(one.identity, one.sample, one.mate, one.n_renamed, span) for one, span in files]
         parts = [planned[one.index] for one in group if one.index in planned]
         shards = [shard.sha256 for part in parts for shard in part.shards]
         return _hash((__version__, of_run, spans, shards))

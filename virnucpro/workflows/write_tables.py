@@ -247,9 +247,12 @@ class TableWriter:
     def _plain_blocks(self, one: Slice, hidden: frozenset[str]) -> Iterator[BlockTask]:
         """Yield the blocks of records without frames."""
         blocks = self.context.plan.parts[one.index].blocks
-        if not blocks:  # packed inputs are unpacked in this process
+        inputs = self.context.manifest.inputs
+        # each block of a compressed file would be unpacked from the start of the file
+        if not blocks or any(inputs[position].text_sha256 for position, _ in one.spans):
             records = self.context.manifest.blocks(one.spans, self.streams)
             yield from plain_tasks(records, one.index, hidden)
+            return
         for index, spans in enumerate(blocks, one.index):
             n_bytes = sum((span.end or 0) - span.start for _, span in spans)
             yield BlockTask(index=index, n_letters=n_bytes, spans=spans, hidden=hidden)
