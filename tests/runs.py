@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import multiprocessing
 import resource
@@ -308,8 +309,10 @@ def statuses(folder: Path, table: str = "predictions.tsv") -> dict[str, str]:
 
 def rows(table: Path) -> list[dict[str, str]]:
     """The lines of a table, by their columns."""
-    columns, *lines = (line.split("\t") for line in table.read_text().split("\n")[:-1])
-    return [dict(zip(columns, line, strict=True)) for line in lines]
+    with table.open(encoding="utf-8", errors="surrogateescape", newline="") as lines:
+        found = list(csv.DictReader(lines, delimiter="\t", strict=True))
+    assert all(None not in row and None not in row.values() for row in found)
+    return found
 
 
 def assert_same_run(one: Path, other: Path) -> None:

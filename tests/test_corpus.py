@@ -19,6 +19,7 @@ from Bio.SeqIO.FastaIO import SimpleFastaParser
 from Bio.SeqIO.QualityIO import FastqGeneralIterator
 from forked import virnucpro as command
 from runs import again, run_inline
+from runs import rows as read_rows
 
 import virnucpro.sequences.fasta
 from virnucpro.cli.console import is_for_console
@@ -141,11 +142,11 @@ def check(case: Case, outcome: Outcome, place: Place, inputs: list[Path]) -> Non
     table = place.run / "predictions.tsv"
     assert table.exists() == (case.exit == "0")
     if table.exists():
-        rows = [line.split("\t") for line in table.read_bytes().decode().split("\n")[1:-1]]
+        rows = [tuple(row.values()) for row in read_rows(table)]
         found = [(row[0], row[3]) for row in rows]
         blank = not any(name for name, _ in case.expected)
         assert case.expected == ([("", status) for _, status in found] if blank else found)
-        assert len({tuple(row[:2]) for row in rows}) == len(found)
+        assert len({row[:2] for row in rows}) == len(found)
         assert [name for name, _ in found] == ids_by_biopython(inputs, place)
 
 

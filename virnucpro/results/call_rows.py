@@ -8,13 +8,13 @@ from functools import partial
 from itertools import chain, compress, count
 from operator import itemgetter
 from typing import TypeAlias
-from urllib.parse import quote
 
 import numpy as np
 
 from virnucpro.core.numeric import DECIMALS, Values
 from virnucpro.core.types import FRAMES_FAILED
 from virnucpro.results.counts import LENGTH_CLASSES, NO_HIT, RecordCounts
+from virnucpro.results.names import bed_chrom, gff3_seqid, gff3_value, tsv_line
 from virnucpro.results.outputs import (
     CHUNK_TABLE,
     FAILED_SEQUENCES,
@@ -38,15 +38,14 @@ from virnucpro.results.tsv import (
     decimals,
     encoded,
     fasta,
+    quoted_texts,
     rows_of,
-    texts,
     whole,
 )
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.viral.taxonomy import own_kinship
 from virnucpro.viral.types import CalledRecords, Calls, FrameScores, Identity, Region, Viruses
 
-_GFF3_SEQID = ".:^*$@!+_?-|"  # unescaped in a sequence id, besides letters and digits
 # terms of the Sequence Ontology: SO:0000113, SO:0001041
 _GFF3_TERMS = {"provirus": "proviral_region", "whole": "viral_sequence"}
 _OVER_ORIGIN = f"crosses {ORIGIN}"
@@ -145,12 +144,12 @@ def record_rows(calls: Calls) -> bytes:
     scores = decimals(calls.virus_scores, DECIMALS)
     is_same = calls.base_scores is calls.virus_scores
     return rows_of(
-        *(texts(calls.record_ids), texts(calls.samples), whole(calls.lengths)),
-        *(texts(calls.statuses), texts(labels), scores, decimals(calls.rates, 4)),
+        *(quoted_texts(calls.record_ids), quoted_texts(calls.samples), whole(calls.lengths)),
+        *(quoted_texts(calls.statuses), quoted_texts(labels), scores, decimals(calls.rates, 4)),
         *map(whole, (calls.n_chunks, calls.n_chunks_scored, calls.n_frames_scored)),
         scores if is_same else decimals(calls.base_scores, DECIMALS),
-        texts([note.replace("\t", " ") for note in calls.notes]),
-        *(texts(calls.evidences), texts(calls.known_families)),
+        quoted_texts([note.replace("\t", " ") for note in calls.notes]),
+        *(quoted_texts(calls.evidences), quoted_texts(calls.known_families)),
         whole([EMPTY if n is None else n for n in calls.n_known_kmers]),
     )
 
@@ -161,7 +160,7 @@ def frame_rows(frames: FrameScores) -> bytes:
     others = _of_others(scores)
     labels = ["virus" if is_virus else "others" for is_virus in (scores > others).tolist()]
     of_both = decimals(others, DECIMALS), decimals(scores, DECIMALS)
-    return rows_of(texts(frames.ids), texts(labels), *of_both)
+    return rows_of(quoted_texts(frames.ids), quoted_texts(labels), *of_both)
 
 
 def _of_others(scores: Values) -> Values:
@@ -182,7 +181,7 @@ def chunk_rows(frames: FrameScores) -> bytes:
     scores = np.array(frames.scores, dtype=np.float64)
     best, least = np.maximum.reduceat(scores, firsts), np.minimum.reduceat(scores, firsts)
     are_viruses = (best >= _of_others(least)).tolist()
-    return rows_of(texts(chunks[firsts].tolist()), texts(list(map(str, are_viruses))))
+    return rows_of(quoted_texts(chunks[firsts].tolist()), quoted_texts(list(map(str, are_viruses))))
 
 
 def _viral_fasta(results: CalledRecords) -> bytes:
@@ -264,13 +263,16 @@ def _virus_rows(results: CalledRecords) -> bytes:
     )
     repeats = zip(lengths, topologies, strict=True)
     return rows_of(
-        *(texts(viruses.names), texts([names[place] for place in viruses.places])),
-        *(texts([calls.samples[place] for place in viruses.places]), texts(viruses.kinds)),
+        *(quoted_texts(viruses.names), quoted_texts([names[place] for place in viruses.places])),
+        *(
+            quoted_texts([calls.samples[place] for place in viruses.places]),
+            quoted_texts(viruses.kinds),
+        ),
         *(whole(np.array(viruses.starts) + 1), whole(viruses.ends)),
         *(whole(list(map(len, viruses.letters))), decimals(viruses.scores, 6)),
-        *(decimals(rates, 4), texts(notes)),
-        *(texts(kinds), decimals(chances, 3), texts(kin)),
-        *(whole([n or EMPTY for n in n_words]), decimals(shares, 3), texts(topologies)),
+        *(decimals(rates, 4), quoted_texts(notes)),
+        *(quoted_texts(kinds), decimals(chances, 3), quoted_texts(kin)),
+        *(whole([n or EMPTY for n in n_words]), decimals(shares, 3), quoted_texts(topologies)),
         whole([n if topology else EMPTY for n, topology in repeats]),
     )
 
@@ -330,32 +332,39 @@ def _table_rows(results: CalledRecords) -> bytes | None:
 def _table_row(
     viruses: Mapping[tuple[int, int], str], results: CalledRecords, place: int, region: Region
 ) -> str:
-    name, calls = region_name(results.records.ids[place], region), results.calls
-    bases = f"{region.start + 1}\t{region.end}\t{region.end - region.start}"
-    record = f"{calls.record_ids[place]}\t{calls.samples[place]}"
-    note = _OVER_ORIGIN if region.over_origin else ""
-    call = "\t".join(call_words(calls, place))
-    why = f"{region.att}\t{region.region_class}\t{region.evidence}"
-    virus = viruses.get((place, region.start), "")
-    words = f"{region.posterior:.4f}\t{call}\t{virus}\t{why}\t{note}"
-    return f"{name}\t{record}\t{region.kind}\t{bases}\t{words}\n"
+    calls = results.calls
+    label, score = call_words(calls, place)
+    values = (
+        region_name(results.records.ids[place], region),
+        calls.record_ids[place],
+        calls.samples[place],
+        region.kind,
+        region.start + 1,
+        region.end,
+        region.end - region.start,
+        f"{region.posterior:.4f}",
+        label,
+        score,
+        viruses.get((place, region.start), ""),
+        region.att,
+        region.region_class,
+        region.evidence,
+        _OVER_ORIGIN if region.over_origin else "",
+    )
+    return tsv_line(values)
 
 
 def _bed_row(results: CalledRecords, place: int, region: Region) -> str:
     """BED6: positions count from 0 and are half-open; the score is the posterior times 1,000."""
     record_id, score = results.records.ids[place], round(1000 * region.posterior)
     name = region_name(record_id, region)
-    return f"{record_id}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n"
+    return f"{bed_chrom(record_id)}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n"
 
 
 def _gff_row(results: CalledRecords, place: int, region: Region) -> str:
     record_id, (label, score) = results.records.ids[place], call_words(results.calls, place)
-    seqid, name = (
-        quote(text, safe=_GFF3_SEQID, errors="surrogateescape")
-        for text in (record_id, region_name(record_id, region))
-    )
     attributes = [
-        f"ID={name}",
+        f"ID={gff3_value(region_name(record_id, region))}",
         region.att and f"att={region.att}",
         region.region_class and f"class={region.region_class}",
         region.evidence,
@@ -365,7 +374,7 @@ def _gff_row(results: CalledRecords, place: int, region: Region) -> str:
     ]
     bases = f"{region.start + 1}\t{region.end}\t{region.posterior:.4f}\t.\t."
     words = ";".join(filter(None, attributes))
-    return f"{seqid}\tvirnucpro\t{_GFF3_TERMS[region.kind]}\t{bases}\t{words}\n"
+    return f"{gff3_seqid(record_id)}\tvirnucpro\t{_GFF3_TERMS[region.kind]}\t{bases}\t{words}\n"
 
 
 def _fasta_row(results: CalledRecords, place: int, region: Region) -> str:
@@ -388,7 +397,7 @@ def _track_rows(results: CalledRecords) -> bytes | None:
         np.concatenate, zip(*(track for _, track in tracks), strict=True)
     )
     places = whole(starts + 1), whole(ends)
-    return rows_of(texts(ids), *places, decimals(odds, 3), decimals(posteriors, 4))
+    return rows_of(quoted_texts(ids), *places, decimals(odds, 3), decimals(posteriors, 4))
 
 
 _MakeRows: TypeAlias = Callable[[CalledRecords], bytes | None]

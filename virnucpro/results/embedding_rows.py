@@ -13,7 +13,7 @@ from virnucpro.core.types import FRAMES_FAILED, Records
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import EMBEDDED_TABLE, FAILED_SEQUENCES, OutputFile
 from virnucpro.results.row_batches import RowBatch, Rows
-from virnucpro.results.tsv import fasta, rows_of, texts, whole
+from virnucpro.results.tsv import fasta, quoted_texts, rows_of, whole
 
 
 class FailedFrame(NamedTuple):
@@ -107,13 +107,13 @@ def _record_rows(results: EmbeddedRecords) -> bytes:
     """A row for each record."""
     records = results.records
     return rows_of(
-        texts(records.names),
-        texts(records.samples),
+        quoted_texts(records.names),
+        quoted_texts(records.samples),
         whole(records.lengths),
-        texts(results.statuses),
+        quoted_texts(results.statuses),
         whole(results.n_chunks),
         whole(results.n_frames),
-        texts(results.notes),
+        quoted_texts(results.notes),
     )
 
 

@@ -18,6 +18,7 @@ from virnucpro.core.atomic_io import open_plain
 from virnucpro.core.errors import InputError
 from virnucpro.core.logging import printable
 from virnucpro.core.recipe import Command
+from virnucpro.results.names import read_tsv_field
 from virnucpro.store import run_dir
 from virnucpro.store.run_dir import RECORD_TABLES, OutputNames, RunDir
 
@@ -79,6 +80,8 @@ class OutputFile:
             values = line[:-1].removesuffix("\r").split("\t", len(columns) - 1)
             if len(values) != len(columns):
                 raise ValueError(f"line {number} is not of the columns {', '.join(columns)}")
+            if '"' in line:
+                values = list(map(read_tsv_field, values))
             yield dict(zip(columns, values, strict=True))
 
 

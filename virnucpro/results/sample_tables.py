@@ -12,6 +12,7 @@ from typing import TypeAlias
 from virnucpro.core.logging import counted, escaped
 from virnucpro.core.safe_dir import Tree
 from virnucpro.results.counts import LENGTH_CLASSES, RecordCounts
+from virnucpro.results.names import tsv_line
 from virnucpro.results.outputs import (
     EMBEDDED_SAMPLE_TABLE,
     FAILED_FILES,
@@ -84,7 +85,7 @@ def _sample_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]
             _counts_text(counts.kinds),
             _counts_text(counts.families),
         )
-        lines.append("\t".join(map(str, values)) + "\n")
+        lines.append(tsv_line(values))
     return "".join(lines)
 
 
@@ -102,7 +103,7 @@ def _embedded_sample_lines(place: OutputDir, counts_by_sample: Mapping[str, Reco
             row.path,
             row.error,
         )
-        lines.append("\t".join(map(str, values)) + "\n")
+        lines.append(tsv_line(values))
     return "".join(lines)
 
 

@@ -17,6 +17,7 @@ from virnucpro.core.errors import InputError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
 from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.results.names import read_tsv_field
 
 _BYTES_AT_ONCE = 2**22  # bytes of a table read at once
 _Rows: TypeAlias = Counts | list[int] | slice
@@ -58,6 +59,10 @@ class TableBlock:
         """The bytes as ASCII text; None if they are not ASCII."""
         return self.data.decode("ascii") if self.data.isascii() else None
 
+    @cached_property
+    def _has_quotes(self) -> bool:
+        return b'"' in self.data
+
     def _bounds(self, name: str) -> tuple[Counts, Counts]:
         """The starts and the ends of the fields of a column. (n_rows,) each"""
         if name not in self.names:
@@ -78,8 +83,11 @@ class TableBlock:
         pairs = zip(starts, ends, strict=True)
         if self._text is not None:
             text = self._text
-            return [text[start:end] for start, end in pairs]
-        return [self.data[start:end].decode("utf-8", "surrogateescape") for start, end in pairs]
+            values = [text[start:end] for start, end in pairs]
+        else:
+            data = self.data
+            values = [data[start:end].decode("utf-8", "surrogateescape") for start, end in pairs]
+        return list(map(read_tsv_field, values)) if self._has_quotes else values
 
     def codes(self, name: str) -> tuple[list[str], Counts]:
         """The distinct fields of a column, and for each row the index of its field."""

@@ -18,6 +18,7 @@ from virnucpro.core.atomic_io import writing
 from virnucpro.core.native import call
 from virnucpro.core.numeric import Counts, Values
 from virnucpro.core.safe_dir import Tree
+from virnucpro.results.names import tsv_field
 
 _BYTES_IN_MEMORY = 2**24  # bytes of lines to be sorted
 _BLOCK = 2**18  # bytes of a run of sorted lines merged at once
@@ -187,6 +188,11 @@ def texts(values: Sequence[str]) -> _Column:
     """A column of texts, written unchanged."""
     content = np.frombuffer(encoded("\0".join((*values, ""))), np.uint8)
     return _Column(len(values), _TEXTS, content, len(content))
+
+
+def quoted_texts(values: Sequence[str]) -> _Column:
+    """A column of texts as fields of a table, quoted where a text needs it."""
+    return texts(values if '"' not in "".join(values) else list(map(tsv_field, values)))
 
 
 def _letters(sequences: Sequence[str]) -> _Column:

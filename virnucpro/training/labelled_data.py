@@ -39,6 +39,7 @@ from virnucpro.core.errors import InputError, InputMissingError, OutputError, Us
 from virnucpro.core.logging import LOGGER, counted, printable
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FastaRecord
+from virnucpro.results.names import read_tsv_field, tsv_line
 from virnucpro.sequences.fasta import find_invalid, read_fasta, reading
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.training.options import ManifestOptions
@@ -317,7 +318,7 @@ def read_cells(
     if not header:
         raise InputError(f"{label} is empty", hint=hint)
     for number, line in lines:
-        cells = line.split("\t")
+        cells = list(map(read_tsv_field, line.split("\t")))
         if len(cells) != len(columns):
             raise InputError(
                 f"{label}:{number}: {len(cells)} cells for {len(columns)} columns",
@@ -349,8 +350,7 @@ def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[obje
     Raises:
         OutputError, StorageError: as ``files.writing``.
     """
-    lines = ("\t".join(map(str, cells)) for cells in (columns, *rows))
-    Tree(path.parent).write_whole(path, "".join(f"{line}\n" for line in lines))
+    Tree(path.parent).write_whole(path, "".join(map(tsv_line, (columns, *rows))))
 
 
 def split_groups(records: Iterable[LabelledRecord], seed: int) -> dict[str, Split]:

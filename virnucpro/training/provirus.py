@@ -32,6 +32,7 @@ from virnucpro.core.numeric import Mask, Values
 from virnucpro.core.option_schema import carry
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FastaRecord
+from virnucpro.results.names import tsv_line
 from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE, open_run_dir
 from virnucpro.results.table_readers import read_calls, read_regions
 from virnucpro.sequences.fasta import read_fasta
@@ -133,9 +134,9 @@ def _write_table(path: Path, each: dict[str, RegionFigures], seed: int) -> list[
         *((name, *one.row(), "", "") for name, one in each.items()),
         (_ALL, *RegionFigures.sum(figures).row(), f"{low:.3f}", f"{high:.3f}"),
     ]
-    lines = ["\t".join(row) for row in rows]
-    Tree(path.parent).write_whole(path, "\n".join([*lines, ""]))
-    return lines
+    lines = list(map(tsv_line, rows))
+    Tree(path.parent).write_whole(path, "".join(lines))
+    return [line.removesuffix("\n") for line in lines]
 
 
 @dataclass(frozen=True, slots=True)

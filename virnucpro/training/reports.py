@@ -24,6 +24,7 @@ from virnucpro.core.errors import InputMissingError, UsageError
 from virnucpro.core.logging import counted, escaped, printable
 from virnucpro.core.safe_dir import Tree
 from virnucpro.models.lookup import open_model
+from virnucpro.results.names import tsv_line
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.charts import Chart
 from virnucpro.results.report.html import render
@@ -304,7 +305,7 @@ def summary_lines(folders: Sequence[Path]) -> list[str]:
             hint="name the folders of several trainings, or one that was trained with --seeds",
         )
     header = ("table", "row", "figure", "n", "mean", "deviation")
-    return ["\t".join(cells) for cells in (header, *rows)]
+    return [tsv_line(cells).removesuffix("\n") for cells in (header, *rows)]
 
 
 # The page of an evaluation

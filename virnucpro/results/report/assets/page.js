@@ -189,9 +189,12 @@
     form.addEventListener("input", select);
     form.addEventListener("submit", (event) => event.preventDefault());
     form.addEventListener("reset", () => setTimeout(select));
+    // as in the tables of the run: a field with a quotation mark is quoted
+    const field = (text) => (text.includes('"') ? `"${text.replaceAll('"', '""')}"` : text);
+    const value = (column, i) => column.text(i).replaceAll(",", column.look.startsWith("n ") ? "" : ",");
     const tsv = () => [
       columns.map((column) => column.label).join("\t"),
-      ...Array.from(rows, (i) => columns.map((column) => column.text(i).replaceAll(",", column.look.startsWith("n ") ? "" : ",")).join("\t")),
+      ...Array.from(rows, (i) => columns.map((column) => field(value(column, i))).join("\t")),
     ].join("\n");
     fields.ids?.addEventListener("click", (event) => copy(event.target, Array.from(rows, idOf).join("\n")));
     fields.rows.addEventListener("click", (event) => copy(event.target, tsv()));
