@@ -148,6 +148,13 @@ def test_a_record_that_is_given_anew_keeps_the_id_that_the_run_wrote(tmp_path: P
     assert [r.id for r in ids.read(of(path))] == ["s:old:a", "s:old:b"]
 
 
+def test_only_added_samples_have_replaced_ids() -> None:
+    ids = RunIds(is_qualified=True, replaced=frozenset({"old:a"}), added=frozenset({"fixed"}))
+    assert ids.of("fixed", "old:a") == "old:a"
+    assert ids.of("b", "old:a") == "b:old:a"
+    assert ids.of("fixed", "a") == "fixed:a"
+
+
 @pytest.mark.parametrize(
     ("ids", "expected"),
     [

@@ -379,11 +379,19 @@ def sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
         return sha256_of(handle, on_bytes)
 
 
-def sha256_of(handle: BinaryIO, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-    """The hash of the rest of an open file, from its current position."""
+def sha256_of(
+    handle: BinaryIO,
+    on_bytes: Callable[[int], None] = lambda _: None,
+    on_block: Callable[[bytes], None] = lambda _: None,
+) -> str:
+    """The hash of the rest of an open file, from its current position.
+
+    ``on_bytes`` gets the number of bytes so far, ``on_block`` each block.
+    """
     digest, done = hashlib.sha256(), 0
     while block := handle.read(_BLOCK):
         digest.update(block)
+        on_block(block)
         done += len(block)
         on_bytes(done)
     return digest.hexdigest()

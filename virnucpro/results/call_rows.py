@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, compress, count
+from itertools import accumulate, chain, compress, count
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -42,6 +42,8 @@ from virnucpro.results.tsv import (
     rows_of,
     whole,
 )
+from virnucpro.sequences.derived_names import FRAME_ENDINGS
+from virnucpro.sequences.taken_names import NONE_TAKEN, TakenNames
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.viral.taxonomy import own_kinship
 from virnucpro.viral.types import CalledRecords, Calls, FrameScores, Identity, Region, Viruses
@@ -96,11 +98,16 @@ def make_batches(
     code: GeneticCode | None,
     *,
     with_own: bool = False,
+    taken: TakenNames = NONE_TAKEN,
 ) -> list[RowBatch]:
     """Make a batch per sample. With a genetic code, identify the viruses.
 
-    ``with_own``: make the rows of per-file outputs with the ids of the input file, too.
+    Args:
+        with_own: make the rows of per-file outputs with the ids of the input file, too.
+        taken: names of pieces and regions that get a number.
     """
+    results.frames = _with_free_names(results, taken)
+    results.region_suffixes = _free_region_suffixes(results, taken)
     results.viruses = find_viruses(results, code)
     per_file = [output for output in outputs if output.per_file]
     return [
@@ -211,15 +218,25 @@ def _viruses_in(
         whole = Region(0, calls.lengths[place], "whole", 1.0)
         part = regions[0] if regions else whole
         is_all = (part.start, part.end) == (0, calls.lengths[place])
-        name = record_id if is_all else region_name(record_id, part)
+        name = record_id if is_all else region_name(results, place, part)
         yield name, (part,), calls.virus_scores[place] or 0.0
         return
     viral = [region for region in regions if region.is_virus]
-    crossing = tuple(region for region in reversed(viral) if region.over_origin)
-    each = [(region,) for region in viral if not region.over_origin]
-    for parts in (*each, crossing) if crossing else each:
-        around = parts[0]._replace(end=parts[-1].end)
-        yield region_name(record_id, around), parts, around.posterior
+    for parts in _join_over_origin(viral):
+        around = _around(parts)
+        yield region_name(results, place, around), parts, around.posterior
+
+
+def _join_over_origin(regions: Sequence[Region]) -> list[tuple[Region, ...]]:
+    """Each region by itself, and last the two parts of one that crosses the origin, in order."""
+    crossing = tuple(region for region in reversed(regions) if region.over_origin)
+    joined: list[tuple[Region, ...]] = [(one,) for one in regions if not one.over_origin]
+    return [*joined, crossing] if crossing else joined
+
+
+def _around(parts: Sequence[Region]) -> Region:
+    """The region with these parts; if it crosses the origin, its end precedes its start."""
+    return parts[0]._replace(end=parts[-1].end)
 
 
 def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
@@ -297,9 +314,55 @@ def _virus_fasta(results: CalledRecords) -> bytes:
 # Regions
 
 
-def region_name(record_id: str, region: Region) -> str:
+def region_name(results: CalledRecords, place: int, region: Region) -> str:
+    """The name of a region of the record at an index; no record of the run has it as its id."""
+    suffix = _region_suffix(region)
+    return results.records.ids[place] + results.region_suffixes.get((place, suffix), suffix)
+
+
+def _region_suffix(region: Region) -> str:
     """Positions count from 1, and the end is the last base."""
-    return f"{record_id}|{region.kind}_{region.start + 1}_{region.end}"
+    return f"|{region.kind}_{region.start + 1}_{region.end}"
+
+
+def _free_region_suffixes(results: CalledRecords, taken: TakenNames) -> dict[tuple[int, str], str]:
+    """By index of the record and suffix: the suffix that makes the name of a region unique."""
+    suffixes: dict[tuple[int, str], str] = {}
+    for place, ids in _find_owners(results, taken):
+        regions, _ = results.regions.get(place, ((), None))
+        for region in (*regions, *map(_around, _join_over_origin(regions))):
+            suffix = _region_suffix(region)
+            suffixes[place, suffix] = taken.free_suffix(ids, suffix)
+    return suffixes
+
+
+def _with_free_names(results: CalledRecords, taken: TakenNames) -> FrameScores:
+    """The scores of frames and pieces under unique names.
+
+    Chunks and frames with vectors have such names from the plan on.
+    """
+    frames = results.frames
+    owners = _find_owners(results, taken)
+    if not owners:
+        return frames
+    ids, chunk_ids = list(frames.ids), list(frames.chunk_ids)
+    firsts = [0, *accumulate(frames.n_of_records)]
+    for place, own in owners:
+        for i in range(firsts[place], firsts[place + 1]):
+            chunk, frame = chunk_ids[i], ids[i]
+            suffix = taken.free_suffix(own, chunk[len(own[0]) :], FRAME_ENDINGS)
+            chunk_ids[i] = own[0] + suffix
+            ids[i] = chunk_ids[i] + frame[len(chunk) :]
+    return frames._replace(ids=ids, chunk_ids=chunk_ids)
+
+
+def _find_owners(results: CalledRecords, taken: TakenNames) -> list[tuple[int, tuple[str, str]]]:
+    """The records with derived names that may be taken: index, id in the run and in the file."""
+    if not taken:
+        return []
+    ids, names = results.records.ids, results.records.names
+    places = np.flatnonzero(taken.concern(ids) | taken.concern(names)).tolist()
+    return [(place, (ids[place], names[place])) for place in places]
 
 
 # makes the text for a region of the record at an index; region positions count from 0, half-open
@@ -335,7 +398,7 @@ def _table_row(
     calls = results.calls
     label, score = call_words(calls, place)
     values = (
-        region_name(results.records.ids[place], region),
+        region_name(results, place, region),
         calls.record_ids[place],
         calls.samples[place],
         region.kind,
@@ -357,14 +420,14 @@ def _table_row(
 def _bed_row(results: CalledRecords, place: int, region: Region) -> str:
     """BED6: positions count from 0 and are half-open; the score is the posterior times 1,000."""
     record_id, score = results.records.ids[place], round(1000 * region.posterior)
-    name = region_name(record_id, region)
+    name = region_name(results, place, region)
     return f"{bed_chrom(record_id)}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n"
 
 
 def _gff_row(results: CalledRecords, place: int, region: Region) -> str:
     record_id, (label, score) = results.records.ids[place], call_words(results.calls, place)
     attributes = [
-        f"ID={gff3_value(region_name(record_id, region))}",
+        f"ID={gff3_value(region_name(results, place, region))}",
         region.att and f"att={region.att}",
         region.region_class and f"class={region.region_class}",
         region.evidence,
@@ -380,7 +443,7 @@ def _gff_row(results: CalledRecords, place: int, region: Region) -> str:
 def _fasta_row(results: CalledRecords, place: int, region: Region) -> str:
     """The sequence of a region, named as geNomad names proviruses."""
     records, (label, score) = results.records, call_words(results.calls, place)
-    name = region_name(records.ids[place], region)
+    name = region_name(results, place, region)
     header = f"{name} call={label} virus_score={score} posterior={region.posterior:.4f}"
     letters = records.sequences[place][region.start : region.end]
     return fasta([header], [letters]).decode("utf-8", "surrogateescape")

@@ -31,6 +31,7 @@ from virnucpro.core.errors import InputError, InputMissingError, ResumeError, Us
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FastaRecord
+from virnucpro.sequences.derived_names import DerivedNameScan
 from virnucpro.sequences.fasta import (
     PACKED,
     WHOLE,
@@ -54,6 +55,8 @@ RUN_FILE = "run.json"  # a folder with this file holds a run
 _NAMED = 5  # most file names in a message
 # what a run decides about an input; the other fields describe the file as it is now
 _OF_RUN = ("generation", "sample", "n_renamed", "error", "mate")
+# what is known of a compressed file only after it was decompressed
+_OF_TEXT = ("text_sha256", "n_text_bytes", "may_have_derived_names")
 
 
 class _Stamp(NamedTuple):
@@ -103,6 +106,7 @@ class InputFile:
     mate: int = 0  # 1 or 2: the file has this mate of read pairs
     text_sha256: str = ""  # of the decompressed content; "": not compressed, or not hashed
     n_text_bytes: int = 0  # decompressed; 0: not compressed, or not hashed
+    may_have_derived_names: bool = True  # as ids; False: its text has no word of such a name
     modified_ns: int = field(default=0, compare=False)  # modification time when it was hashed
     stamp: _Stamp | None = field(default=None, compare=False)  # when this process hashed it
 
@@ -136,8 +140,13 @@ class InputFile:
         """The file with the hash of its decompressed content, if it is recorded unchanged."""
         for file in recorded:
             if file.sha256 == self.sha256 and file.text_sha256:
-                return replace(self, text_sha256=file.text_sha256, n_text_bytes=file.n_text_bytes)
+                return replace(self, **{name: getattr(file, name) for name in _OF_TEXT})
         return self
+
+    @property
+    def may_take_names(self) -> bool:
+        """Whether an id of the file may be a name that a run derives from another id."""
+        return self.may_have_derived_names or self.n_renamed > 0
 
     @property
     def is_empty_stdin(self) -> bool:
@@ -386,17 +395,21 @@ def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) ->
         InputError: it changed while it was read.
         InputMissingError: it cannot be read.
     """
+    scan = DerivedNameScan()
     with file.opened() as handle:
+        is_plain = not is_compressed(Path(file.path))
         stamp = _Stamp.of(handle)
-        digest = sha256_of(handle, on_bytes)
+        digest = sha256_of(handle, on_bytes, scan.scan if is_plain else lambda _: None)
         is_same = _Stamp.of(handle) == stamp
     if not is_same:
         raise InputError(
             f"{file.shown} changed while it was read",
             hint="wait until it is written completely, then run the same command again",
         )
-    if digest != file.sha256:
-        file = replace(file, text_sha256="", n_text_bytes=0)
+    if is_plain:
+        file = replace(file, may_have_derived_names=scan.has_found)
+    elif digest != file.sha256:
+        file = replace(file, text_sha256="", n_text_bytes=0, may_have_derived_names=True)
     modified = stamp.modified_ns
     return replace(file, sha256=digest, n_bytes=stamp.n_bytes, modified_ns=modified, stamp=stamp)
 
@@ -410,7 +423,7 @@ def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: 
         InputError: it is damaged, or changed after it was hashed.
         InputMissingError: it cannot be read.
     """
-    path, n_bytes = Path(file.path), 0
+    path, n_bytes, scan = Path(file.path), 0, DerivedNameScan()
 
     def count(n_more: int) -> None:
         nonlocal n_bytes
@@ -421,9 +434,14 @@ def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: 
         if file.text_sha256 or not is_compressed(path):
             return file
         with open_binary(path) as content:
-            digest = sha256_of(content, count)
+            digest = sha256_of(content, count, scan.scan)
     file.check_unchanged()
-    return replace(file, text_sha256=digest, n_text_bytes=n_bytes)
+    return replace(
+        file,
+        text_sha256=digest,
+        n_text_bytes=n_bytes,
+        may_have_derived_names=scan.has_found,
+    )
 
 
 def listed(names: Sequence[str], most: int) -> str:

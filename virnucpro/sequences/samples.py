@@ -181,11 +181,12 @@ class RunIds:
 
     is_qualified: bool = False
     replaced: frozenset[str] = frozenset()  # ids in the run that records of later inputs replace
+    added: frozenset[str] = frozenset()  # samples with such inputs
 
     def of(self, sample: str, own_id: str) -> str:
         """The id in the run of a record that has ``own_id`` in the file of a sample."""
-        is_one = not self.is_qualified or own_id in self.replaced
-        return own_id if is_one else f"{sample}:{own_id}"
+        is_replaced = sample in self.added and own_id in self.replaced
+        return own_id if is_replaced or not self.is_qualified else f"{sample}:{own_id}"
 
     def read(self, file: InputFile) -> Iterator[FastaRecord]:
         """Yield the records of a file with their ids in the run.

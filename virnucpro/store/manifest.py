@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,9 +17,10 @@ from virnucpro.core.option_schema import flag
 from virnucpro.core.recipe import SHARD_FORMAT, Embed, EncoderSpec, Recipe
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FastaRecord
-from virnucpro.sequences.fasta import Block, Span, Streams
+from virnucpro.sequences.fasta import Block, Span, Streams, parsed
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import RunIds
+from virnucpro.sequences.taken_names import NONE_TAKEN, TakenNames, find_taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Manifest:
     # rule of --embed -> first generation of inputs at or after the rule; each rule is for records
     # that no earlier rule asks for
     embed: Mapping[Embed, int] = field(default_factory=lambda: {"all": 0})
+    # names that ids of the run take from derived names; each start finds them again
+    taken: TakenNames = field(default=NONE_TAKEN, compare=False)
 
     def __post_init__(self) -> None:
         numbers = {file.generation for file in self.inputs}
@@ -49,7 +53,8 @@ class Manifest:
 
     @property
     def ids(self) -> RunIds:
-        return RunIds(self.is_qualified, frozenset(self.replaced))
+        added = frozenset(file.sample for file in self.inputs if file.generation)
+        return RunIds(self.is_qualified, frozenset(self.replaced), added)
 
     @property
     def n_generations(self) -> int:
@@ -82,6 +87,20 @@ class Manifest:
         """
         for place, span in places:
             yield from self.ids.blocks(self.inputs[place], span, streams)
+
+    def with_taken_names(self) -> Manifest:
+        """The same, with the derived names that ids of the run take.
+
+        The inputs are read only if one of them may have such an id.
+
+        Raises:
+            InputError, InputMissingError: as ``InputFile.blocks``.
+        """
+        has_derived = self.recipe.input_type == "nucleotide"
+        if not (has_derived and any(file.may_take_names for file in self.inputs)):
+            return self
+        blocks = chain.from_iterable(parsed(self.ids.blocks(file)) for file in self.inputs)
+        return replace(self, taken=find_taken(blocks))
 
     def check_same_recipe(self, recipe: Recipe) -> None:
         """Check that this is the recipe of the run.

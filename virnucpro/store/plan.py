@@ -39,6 +39,7 @@ from virnucpro.core.types import (
     check_counts,
     shard_name,
 )
+from virnucpro.sequences.derived_names import FRAME_ENDINGS
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed, write_record
 from virnucpro.sequences.input_scan import find_repeat
 from virnucpro.sequences.inputs import InputFile
@@ -300,13 +301,12 @@ class Plan:
         Raises:
             InputError, InputMissingError: an input can no longer be read.
         """
-        recipe = self.manifest.recipe
         with self.rundir.replacing(self.rundir.chunks) as content, as_text(content) as out:
             for one in self.slices:
                 task = _SliceTask(one)
                 planner = _Planner(self, selection)
                 records = chain.from_iterable(task.asked(planner, *where) for where in one.spans)
-                for chunk in chain.from_iterable(Chunk.of(r, recipe) for r in records):
+                for chunk in chain.from_iterable(_cut(r, self.manifest) for r in records):
                     write_record(out, chunk.id, chunk.sequence)
 
     def make(self, selection: Selection, on_letters: Callable[[int], None], pool: Pool) -> Plan:
@@ -472,7 +472,7 @@ class _SliceTask:
                 texts = [(record.id, record.protein) for record in block]
                 yield [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts]
             return
-        cut = (Chunk.of(record, recipe) for record in records)
+        cut = (_cut(record, planner.plan.manifest) for record in records)
         for chunks in grouped(chain.from_iterable(cut), lambda chunk: len(chunk.sequence)):
             yield Chunk.orfs(chunks, recipe)
 
@@ -521,6 +521,20 @@ class _SliceTask:
         counts.n_searched += selection.count_searched(lengths)
         counts.n_gapped += sum(map(bool, records.n_gaps))
         counts.n_gaps += sum(records.n_gaps)
+
+
+def _cut(record: FastaRecord, manifest: Manifest) -> Iterator[Chunk]:
+    """Cut a record into chunks; neither they nor their frames have the id of another record."""
+    chunks = Chunk.of(record, manifest.recipe)
+    taken = manifest.taken
+    ids = [record.id, record.name]
+    if not (taken and taken.concern(ids).any()):
+        return chunks
+    n_before = len(record.id)
+    return (
+        chunk._replace(id=record.id + taken.free_suffix(ids, chunk.id[n_before:], FRAME_ENDINGS))
+        for chunk in chunks
+    )
 
 
 def _told_apart(manifest: Manifest, file: InputFile, ids: list[str]) -> list[str]:

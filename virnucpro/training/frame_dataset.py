@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
@@ -38,6 +38,7 @@ from virnucpro.core.recipe import Store
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FastaRecord, Orf
 from virnucpro.results.outputs import open_run_dir
+from virnucpro.sequences.derived_names import without_number
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 from virnucpro.sequences.translate import STANDARD, Chunk, GeneticCode, translate_six_frames
@@ -395,8 +396,7 @@ def link_vectors(folder: Path, extracted: Path) -> None:
         dim, numbers = store.encoder.dim, store.encoder.store
         for path, begin, content in store.read_files():
             files.append((str(path.absolute()), begin, len(content.ids)))
-            found = enumerate(content.ids, n_vectors)
-            place |= {name: row for row, name in found if name in wanted}
+            place |= _wanted_rows(content.ids, wanted, n_vectors)
             n_vectors += len(content.ids)
     if absent := [name for name in ids if name not in place]:
         raise FeatureFileError(
@@ -409,6 +409,15 @@ def link_vectors(folder: Path, extracted: Path) -> None:
     with growing(folder / _VECTOR_ROWS, "<i8") as add:
         add([place[name] for name in ids])
     tree.write_whole(folder / _VECTORS, json.dumps({"dim": dim, "store": numbers, "files": files}))
+
+
+def _wanted_rows(ids: Iterable[str], wanted: Set[str], first: int) -> dict[str, int]:
+    """The rows of wanted frames, counted from ``first``.
+
+    In a run, a number may keep the name of a frame apart from the id of a record.
+    """
+    names = (name if name in wanted else without_number(name) for name in ids)
+    return {name: row for row, name in enumerate(names, first) if name in wanted}
 
 
 def read_ids(folder: Path) -> list[str]:

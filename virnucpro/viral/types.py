@@ -214,6 +214,8 @@ class CalledRecords:
     regions: dict[int, Found] = field(default_factory=dict)
     embedded: dict[int, Sequence[Prediction]] = field(default_factory=dict)
     viruses: Viruses = field(default_factory=lambda: Viruses.of(()))  # empty before the search
+    # by index of the record, and suffix of a region's name: the suffix that is used instead
+    region_suffixes: dict[tuple[int, str], str] = field(default_factory=dict)
 
     @classmethod
     def joined(cls, each: Sequence[CalledRecords]) -> CalledRecords:
@@ -258,7 +260,13 @@ class CalledRecords:
         regions = {i - first: of for i, of in self.regions.items() if i in places}
         embedded = {i - first: of for i, of in self.embedded.items() if i in places}
         columns = self.records.rows(rows), self.calls.rows(rows), self.frames.rows(rows)
-        return CalledRecords(*columns, regions, embedded, self.viruses.rows(first, end))
+        suffixes = {
+            (i - first, suffix): free
+            for (i, suffix), free in self.region_suffixes.items()
+            if i in places
+        }
+        viruses = self.viruses.rows(first, end)
+        return CalledRecords(*columns, regions, embedded, viruses, suffixes)
 
     def by_own_ids(self) -> CalledRecords:
         """The results with the ids of records and frames in their file."""

@@ -70,6 +70,23 @@ def collect_inputs(
         manifest = _extend_run(config, rundir, recorded, files, survey)
     if named and {file.path for file, _ in survey.refused} >= {file.path for file in named}:
         raise survey.refused[0][1]
+    return number_taken_names(manifest, on_event)
+
+
+def number_taken_names(manifest: Manifest, on_event: OnEvent) -> Manifest:
+    """Find the names that ids take from derived names, and announce that these get a number.
+
+    Raises:
+        InputError, InputMissingError: an input cannot be read.
+    """
+    on_event(Progress("comparing ids with derived names", 0, 0, "bytes"))
+    manifest = manifest.with_taken_names()
+    if manifest.taken:
+        n_ids = counted(len(manifest.taken.names), "id")
+        announce(
+            f"{n_ids} could also be the name of a chunk, piece or region of another record; such a "
+            "name gets a number, as in ID_piece_1_2"
+        )
     return manifest
 
 

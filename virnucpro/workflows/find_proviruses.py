@@ -29,6 +29,7 @@ from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.provirus import RegionFinder
 from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores
+from virnucpro.workflows.collect_inputs import number_taken_names
 from virnucpro.workflows.options import record_options, restore_options
 from virnucpro.workflows.predict_config import find_region_model
 from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
@@ -52,13 +53,16 @@ def find_regions(asked: RegionsOptions, on_event: OnEvent) -> RecordCounts:
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(asked.argv)))
         Outputs(rundir).check(but=(RunDir.page, *_WRITTEN))
         inputs = check_recorded(manifest.inputs)
+        present = number_taken_names(replace(manifest, inputs=tuple(inputs)), on_event)
         options = _with_regions(rundir, asked.region_model)
         finder = RegionFinder.embedded(
             *(manifest.recipe.genetic_code, None, options.region_model, options.least_posterior)
         )
         announce(f"regions: learned from {finder.model.training}")
         with Outputs(rundir).rewriting((RECORD_TABLE.file, *_WRITTEN)):
-            tally = _write_files(rundir, manifest, inputs, finder, on_event)
+            tally = _write_files(
+                rundir, replace(manifest, taken=present.taken), inputs, finder, on_event
+            )
             _note_in_manifest(rundir, manifest, tally, options)
         if rundir.report.exists():
             write_run_page(rundir, Pool())
@@ -82,7 +86,9 @@ def _write_files(
         for record, call in _records_and_calls(rundir, manifest, inputs):
             results = CalledRecords(Records.of([record]), Calls.of([call]), FrameScores.of([[]]))
             finder.add_to(results, 0)
-            [portion] = make_batches(results, sinks, finder.code, with_own=with_own)
+            [portion] = make_batches(
+                results, sinks, finder.code, with_own=with_own, taken=manifest.taken
+            )
             add(portion)
             tally.include(portion.counts)
             n_letters += len(record.sequence)

@@ -77,7 +77,13 @@ class CallRowBuilder(RowBuilder):
         """The rows of neighbouring records, by sample."""
         is_protein = self.recipe.input_type == "protein"
         code = None if is_protein else GeneticCode.of(self.recipe.genetic_code)
-        return make_batches(results, OUTPUTS["predict"], code, with_own=self.with_own_ids)
+        return make_batches(
+            results,
+            OUTPUTS["predict"],
+            code,
+            with_own=self.with_own_ids,
+            taken=self.manifest.taken,
+        )
 
     def call(self, scored: ScoredRecords) -> CalledRecords:
         """Call scored records."""

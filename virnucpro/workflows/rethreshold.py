@@ -22,6 +22,7 @@ from virnucpro.results.outputs import SEQUENCE_FILES, open_run_dir
 from virnucpro.results.row_batches import RowBatch
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile
+from virnucpro.sequences.taken_names import find_taken
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.manifest import Manifest
 from virnucpro.workflows.options import RunOptions
@@ -32,7 +33,8 @@ from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.summary import Summary
 from virnucpro.workflows.write_tables import open_tables
 
-_PLACE = re.compile(r"(.*)\|[a-z]+_([0-9]+)_([0-9]+)", re.DOTALL)  # of a region in its record
+# of a region in its record, by the name of the region
+_PLACE = re.compile(r"(.*)\|[a-z]+_([0-9]+)_([0-9]+)(?:_[0-9]+)?", re.DOTALL)
 _UNKNOWN_LINE = re.compile(rf"^[^>\n]*{ScoreStore.unknown}".encode(), re.MULTILINE)  # of a sequence
 
 
@@ -104,7 +106,8 @@ def rethreshold(
         context.record.write("unfinished", **{Outputs.field: before})
         run_dir.delete(run_dir.report)
         with open_tables(context) as add:
-            for batch in _make_batches(builder, store, viral, regions):
+            numbering = _with_taken_names(builder, store)
+            for batch in _make_batches(numbering, store, viral, regions):
                 summary.records.include(batch.counts)
                 lacking |= {name for name, rows in batch.rows.items() if _lacks(name, rows)}
                 add(batch)
@@ -132,6 +135,17 @@ def _check_scores(store: ScoreStore, lost: str, *, needs_regions: bool) -> None:
             "of VirNucPro, or from other options for regions",
             hint="put the input back, or leave the options for regions as they were",
         )
+
+
+def _with_taken_names(builder: CallRowBuilder, store: ScoreStore) -> CallRowBuilder:
+    """The builder with the names that ids take, which are found in the scores, not the inputs."""
+    manifest = builder.manifest
+    is_protein = manifest.recipe.input_type == "protein"
+    if is_protein or not any(file.may_take_names for file in manifest.inputs):
+        return builder
+    each = (store.read(path, None)[0] for path in store.files())
+    taken = find_taken(scored.records for scored in each if scored is not None)
+    return replace(builder, manifest=replace(manifest, taken=taken))
 
 
 def _make_batches(

@@ -134,6 +134,7 @@ def start_record(
         "resources": asdict(config.resources),
         **record_options(config.options),
     }
+    key = (key, manifest.taken.key) if manifest.taken else key
     cache_key = hashlib.sha256(repr(key).encode()).hexdigest()
     return RunRecord(run_dir=run_dir, manifest=manifest, facts=facts, cache_key=cache_key)
 

@@ -39,6 +39,7 @@ from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Selection
 from virnucpro.store.progress_log import ShardFigures
 from virnucpro.store.run_dir import RunDir
+from virnucpro.workflows.collect_inputs import number_taken_names
 from virnucpro.workflows.extract import extract_context, record_extract
 from virnucpro.workflows.predict import predict_context, record_predict, resolve_calls
 from virnucpro.workflows.predict_config import resolve_predict_part
@@ -164,7 +165,8 @@ def work(
             announce("nothing is left to do: the tables of this run are written")
             return part
         inputs = tuple(file.stamped() for file in recorded.inputs)
-        share = resolve_share(rundir, replace(recorded, inputs=inputs), options, on_event)
+        manifest = number_taken_names(replace(recorded, inputs=inputs), on_event)
+        share = resolve_share(rundir, manifest, options, on_event)
         with Pool(share.config.resources.n_helpers) as pool:
             plan, groups, shards = plan_part(share, part, pool, on_event)
             context = share.make_context(plan, pool, on_event)
