@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
-from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command
+import click
 
 from virnucpro import __version__
+from virnucpro.cli.help_page import panels_of
 from virnucpro.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,31 +33,37 @@ CODE = re.compile(r"`([^`]+)`")
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, command in walk("virnucpro", get_command(app)):
+    for name, command in walk("virnucpro", app):
         path = folder / f"{name.replace(' ', '-')}.1"
         path.write_text(page(name, command), encoding="utf-8")
 
 
-def walk(name: str, command: object) -> Iterator[tuple[str, TyperCommand | TyperGroup]]:
+def walk(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     """A command with its full name, and all commands in it."""
-    if isinstance(command, TyperCommand | TyperGroup):
-        yield name, command
-    if isinstance(command, TyperGroup):
-        for word, each in command.commands.items():
-            yield from walk(f"{name} {word}", each)
+    yield name, command
+    for word, inner in inner_commands(command):
+        yield from walk(f"{name} {word}", inner)
 
 
-def entries(name: str, command: TyperCommand | TyperGroup) -> Iterator[tuple[str, str, str]]:
+def inner_commands(command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """The commands of a group, by name."""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for word in command.list_commands(context):
+            inner = command.get_command(context, word)
+            assert inner is not None, "a listed command exists"
+            yield word, inner
+
+
+def entries(name: str, command: click.Command) -> Iterator[tuple[str, str, str]]:
     """The arguments and options of a command: panel of ``--help``, names and value, effect."""
     context = command.make_context(name, [], resilient_parsing=True)
-    for parameter in command.params:
-        if record := parameter.get_help_record(context):
-            panel = getattr(parameter, "rich_help_panel", None)
-            is_argument = parameter.param_type_name == "argument"
-            yield panel or ("Arguments" if is_argument else "Options"), *record
+    for panel, rows in panels_of(command, context).items():
+        for names, effect in rows:
+            yield panel, names, effect
 
 
-def page(name: str, command: TyperCommand | TyperGroup) -> str:
+def page(name: str, command: click.Command) -> str:
     """The manual page of a command, as the source of man(7)."""
     first, _, more = (command.help or "").partition("\n\n")
     dashed = name.replace(" ", "-")
@@ -98,19 +104,18 @@ def _description(text: str) -> Iterator[str]:
         is_first = False
 
 
-def _commands(name: str, command: object) -> Iterator[str]:
-    if isinstance(command, TyperGroup):
+def _commands(name: str, command: click.Command) -> Iterator[str]:
+    inner = list(inner_commands(command))
+    if inner:
         yield ".SH COMMANDS"
-        for word, each in command.commands.items():
-            first = (each.help or "").partition("\n\n")[0]
-            yield from (".TP", rf"\fB{_text(f'{name} {word}')}\fR", _text(first))
+    for word, each in inner:
+        first = (each.help or "").partition("\n\n")[0]
+        yield from (".TP", rf"\fB{_text(f'{name} {word}')}\fR", _text(first))
 
 
-def _options(name: str, command: TyperCommand | TyperGroup) -> Iterator[str]:
-    """The options, in the panels of ``--help``; those of no panel come first, as there."""
+def _options(name: str, command: click.Command) -> Iterator[str]:
+    """The options, in the panels of ``--help``."""
     rows = [*entries(name, command)]
-    order = list(dict.fromkeys(["Arguments", "Options", *(panel for panel, _, _ in rows)]))
-    rows.sort(key=lambda row: order.index(row[0]))
     if rows:
         yield ".SH OPTIONS"
     for panel, each in groupby(rows, key=lambda row: row[0]):

@@ -17,11 +17,10 @@ import shutil
 from os.path import relpath
 from pathlib import Path
 
+import click
 from make_man import EXAMPLE, entries, walk
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
-from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command
 
 from virnucpro.cli.main import app
 
@@ -74,12 +73,12 @@ def page(path: Path) -> str:
 
 def commands() -> str:
     """All commands with their options, as ``--help`` has them."""
-    each = walk("virnucpro", get_command(app))
-    sections = "".join(_section(*one) for one in each if isinstance(one[1], TyperCommand))
+    each = walk("virnucpro", app)
+    sections = "".join(_section(*one) for one in each if not isinstance(one[1], click.Group))
     return f"# Commands\n\n`virnucpro COMMAND --help` prints the same.\n\n{sections}"
 
 
-def _section(name: str, command: TyperCommand | TyperGroup) -> str:
+def _section(name: str, command: click.Command) -> str:
     rows = ["| option | effect |", "|---|---|"]
     for _, option, effect in entries(name, command):
         rows.append(f"| `{_cell(option)}` | {_cell(_literal(effect))} |")

@@ -19,9 +19,9 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from click.testing import CliRunner
 from numpy.typing import NDArray
 from pyarrow import parquet
-from typer.testing import CliRunner
 
 from virnucpro.cli.main import app
 from virnucpro.core.events import OnEvent

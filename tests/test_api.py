@@ -87,7 +87,7 @@ def test_the_example_of_the_guide_runs_in_a_fresh_process(tmp_path, how):
 
 
 def test_importing_the_package_imports_nothing_large():
-    large = {"torch", "numpy", "h5py", "Bio", "typer"}
+    large = {"torch", "numpy", "h5py", "Bio", "click"}
     code = f"import sys, virnucpro; print({large} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert answer.stdout == "set()\n"

@@ -215,7 +215,7 @@ def test_numbers_that_the_precision_cannot_hold_are_reported(tmp_path):
     ("arguments", "exit_code", "words"),
     [
         ("nonsense", 69, "there is no model named nonsense"),
-        ("", 64, "Missing argument"),
+        ("", 64, "NAME|PATH is missing"),
         ("esm2_virnucpro --gpus 0 --device cpu", 64, "--gpus does not go with"),
         ("esm2_virnucpro --precision fp16 --device cpu", 69, "fp16 is not possible on CPU"),
     ],

@@ -156,7 +156,7 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "words"),
     [
-        (["-o", "x"], 64, "Missing option"),
+        (["-o", "x"], 64, "--input is missing"),
         (["-i", "{example}", "-o", "x", "--precision", "fp99"], 64, "fp99"),
         (["-i", "{example}", "-o", "x", "--chunk-size", "77"], 64, "made for chunks of 500"),
         (["-i", "{example}", "-o", "x", "--esm-batch-size", "0"], 64, "1 token or more"),
@@ -271,10 +271,15 @@ def asked_by_bash(words: str) -> dict[str, str]:
     """The environment in which bash asks what may follow these words."""
     return {
         **os.environ,
-        "_VIRNUCPRO_COMPLETE": "complete_bash",
+        "_VIRNUCPRO_COMPLETE": "bash_complete",
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split(" ")) - 1),
     }
+
+
+def offers(printed: str) -> list[str]:
+    """The values that a shell is offered; each line has the kind of a value before it."""
+    return [line.partition(",")[2] for line in printed.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -285,21 +290,108 @@ def asked_by_bash(words: str) -> dict[str, str]:
     ],
 )
 def test_a_shell_completes_the_names_of_models(words):
-    offered = virnucpro(env=asked_by_bash(f"virnucpro {words}esm2_t3")).stdout.split()
+    offered = offers(virnucpro(env=asked_by_bash(f"virnucpro {words}esm2_t3")).stdout)
     assert offered == ["esm2_t30_150M_UR50D", "esm2_t33_650M_UR50D", "esm2_t36_3B_UR50D"]
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("virnucpro pre", "plain,predict"),
+        ("virnucpro models ver", "plain,verify"),
+        ("virnucpro predict --out", "plain,--output-dir"),
+        ("virnucpro predict --device c", "plain,cuda\nplain,cpu"),
+        ("virnucpro predict --input con", "file,con"),
+        ("virnucpro predict --output-dir res", "dir,res"),
+        ("virnucpro predict --model ./mod", "file,./mod"),
+        ("virnucpro status res", "dir,res"),
+    ],
+)
+def test_shell_completes_words(words, expected):
+    assert virnucpro(env=asked_by_bash(words)).stdout.strip() == expected
+
+
+@pytest.mark.parametrize(
+    ("shell", "script", "start"),
+    [
+        ("bash", ".bash_completions/virnucpro.sh", ".bashrc"),
+        ("zsh", ".zfunc/_virnucpro", ".zshrc"),
+        ("fish", ".config/fish/completions/virnucpro.fish", None),
+    ],
+)
+def test_completion_is_installed_once(tmp_path, shell, script, start):
+    environment = {**os.environ, "HOME": str(tmp_path), "SHELL": f"/bin/{shell}"}
+    if start:
+        (tmp_path / start).write_text("alias x=y")
+    for _ in range(2):
+        answer = virnucpro("--install-completion", env=environment)
+        assert answer.returncode == 0, answer.stderr
+        assert str(tmp_path / script) in answer.stdout
+    shown = virnucpro("--show-completion", env=environment).stdout
+    assert (tmp_path / script).read_text().strip() == shown.strip()
+    assert "_VIRNUCPRO_COMPLETE" in shown
+    if start:
+        first, *lines = (tmp_path / start).read_text().splitlines()
+        assert first == "alias x=y" and len(lines) == 1
+
+
+def test_bash_completes_with_the_installed_script(tmp_path):
+    environment = {**os.environ, "HOME": str(tmp_path), "SHELL": "/bin/bash"}
+    assert virnucpro("--install-completion", env=environment).returncode == 0
+    question = (
+        "source .bash_completions/virnucpro.sh; COMP_WORDS=(virnucpro models ver); COMP_CWORD=2; "
+        "_virnucpro_completion virnucpro; echo ${COMPREPLY[@]}"
+    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    answer = subprocess.run(
+        ["bash", "-c", question],
+        cwd=tmp_path,
+        env={**environment, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert answer.stdout == "verify\n", answer.stderr
+
+
+def test_completion_for_another_shell_is_refused(tmp_path):
+    answer = virnucpro("--install-completion", env={**os.environ, "SHELL": "/bin/tcsh"})
+    assert answer.returncode == 64
+    assert "no completion for the shell tcsh" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("foo", "there is no command foo\nhint:  give one of predict, extract,"),
+        ("predct", "there is no command predct\nhint:  did you mean predict?"),
+        ("models vrify", "there is no command vrify\nhint:  did you mean verify?"),
+        (
+            "predict --rename-duplicate",
+            "there is no option --rename-duplicate\nhint:  did you mean --rename-duplicates?",
+        ),
+        ("status", "DIR is missing\nhint:  see `virnucpro status --help`"),
+        ("status a b", "unexpected: b\nhint:  see `virnucpro status --help`"),
+        ("predict -i", "option '-i' requires an argument"),
+        ("train -o x", "--data is missing\nhint:  see `virnucpro train --help`"),
+    ],
+)
+def test_usage_errors_have_our_form(words, error):
+    answer = virnucpro(*words.split())
+    assert (answer.returncode, answer.stdout) == (64, "")
+    assert answer.stderr.startswith(f"error: {error}")
+
+
 def test_a_shell_that_has_no_letter_yet_is_offered_all_models_without_torch():
-    code = "import sys; from virnucpro.cli.main import app; app(prog_name='virnucpro')"
+    code = "from virnucpro.cli.main import main; main()"
     answer = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", code],
         capture_output=True,
         text=True,
         env=asked_by_bash("virnucpro predict --model "),
     )
-    assert answer.stdout.split() == list(NAMES)
+    assert offers(answer.stdout) == list(NAMES)
     loaded = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
-    assert "typer" in loaded and not loaded & {"torch", "numpy", "h5py"}
+    assert "click" in loaded and not loaded & {"torch", "numpy", "h5py"}
 
 
 def test_torch_is_imported_by_the_process_that_computes_with_it_alone(tmp_path):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import click
 import hostile
 import pytest
-import typer
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 from Bio.SeqIO.QualityIO import FastqGeneralIterator
 from forked import virnucpro as command
@@ -178,7 +178,7 @@ def run_as_a_command_would(config, head, on_event: OnEvent) -> Outcome:
         with redirect_stderr(shown), logging_to(handler), exits():
             summary = run_inline(config, head, on_event)
             for line in summary.lines(config.output):
-                typer.echo(line, err=True)
+                click.echo(line, err=True)
     except Finished as finished:
         return Outcome(finished.exit_code, shown.getvalue())
     return Outcome(summary.exit_code, shown.getvalue())

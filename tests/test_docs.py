@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
+import make_man
 import pytest
 from runs import CONTIGS, ROOT, execute, rows
-from typer.main import get_command
 
 from virnucpro.cli.main import app
 from virnucpro.engine.local import InlineExecutor
@@ -40,18 +40,17 @@ def test_every_promise_in_the_list_is_a_test_that_is_there(file: str) -> None:
     assert {test for name, test in PROMISES if name == file} <= there
 
 
-def options_of(command: object) -> Iterator[str]:
-    for parameter in getattr(command, "params", ()):
-        yield from (*parameter.opts, *parameter.secondary_opts)
-    for inner in getattr(command, "commands", {}).values():
-        yield from options_of(inner)
+def all_options() -> Iterator[str]:
+    for _, command in make_man.walk("virnucpro", app):
+        for parameter in command.params:
+            yield from (*parameter.opts, *parameter.secondary_opts)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_option_that_a_page_names_is_one(page: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text()))
     programs = "--install-completion", "--help", "--version"
-    assert named <= {*options_of(get_command(app)), *programs, *OF_OTHERS}
+    assert named <= {*all_options(), *programs, *OF_OTHERS}
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "Makefile"], ids=lambda page: page.name)

@@ -8,24 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_type_hints
 
+import click
 import make_man
 import numpy as np
 import pytest
-import typer
+from click.testing import CliRunner
 from test_architecture import tree_of
-from typer.testing import CliRunner
 
+from virnucpro.cli import main
+from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.main import app
-from virnucpro.cli.typer_dataclass import ConsoleOptions, command
 from virnucpro.core.errors import UsageError
-from virnucpro.core.option_schema import carry, make, options_of
+from virnucpro.core.option_schema import carry, make, option, options_of
 from virnucpro.training.options import EvaluateOptions, TrainOptions
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
 
 # where options pass through on their way to where they are used
 PASSED = (
-    *("cli.typer_dataclass", "cli.predict", "cli.train", "workflows.run_config"),
+    *("cli.command", "cli.predict", "cli.train", "workflows.run_config"),
     *("workflows.collect_inputs", "workflows.run_steps", "training.training_config"),
     "training.train",
 )
@@ -62,28 +63,47 @@ def test_an_option_is_defined_in_the_module_of_options_alone(name, options):
 class Toy:
     """Options that no command has."""
 
-    place: Annotated[Path, typer.Option(help="A place.")]
-    places: Annotated[tuple[Path, ...], typer.Option()] = ()
-    kind: Annotated[Literal["a", "b"], typer.Option()] = "a"
-    number: Annotated[int | None, typer.Option(min=2)] = None
-    flagged: Annotated[bool, typer.Option(help="A flag.")] = False
+    place: Annotated[Path, option("A place.", None, "--place", "-p")]
+    places: Annotated[tuple[Path, ...], option("Some places.")] = ()
+    kind: Annotated[Literal["a", "b"], option("A kind.", "Kinds")] = "a"
+    number: Annotated[int | None, option("A number.", min=2)] = None
+    flagged: Annotated[bool, option("A flag.")] = False
+    wanted: Annotated[bool, option("On by default.")] = True
     argv: tuple[str, ...] = ()
     typed: tuple[str, ...] = ()
 
 
 def run_toy(*arguments: str) -> tuple[int, Toy | None]:
     seen: list[Toy] = []
-    app = typer.Typer()
-    app.command()(command(Toy)(seen.append))
-    result = CliRunner().invoke(app, list(arguments))
+    toy = command(Toy)(seen.append).build("toy")
+    result = CliRunner().invoke(toy, list(arguments))
     if isinstance(result.exception, UsageError):
         raise result.exception
     return result.exit_code, seen[0] if seen else None
 
 
+def test_summary_of_each_command_begins_its_help():
+    """The list of commands repeats it, so that --help need not import all options."""
+    listed = dict(make_man.inner_commands(app))
+    for name, (_, summary) in main.COMMANDS.items():
+        assert " ".join((listed[name].help or "").split()).startswith(summary), name
+        first = (listed[name].help or "").partition("\n\n")[0]
+        assert " ".join(first.split()) == summary
+
+
+def test_help_page_has_panels_defaults_and_ranges():
+    page = CliRunner().invoke(command(Toy)(lambda _: None).build("toy"), ["--help"]).output
+    lines = [" ".join(line.split()) for line in page.splitlines()]
+    assert "-p, --place TEXT A place. [required]" in lines
+    assert "--number TEXT A number. [2 or more]" in lines
+    assert "--wanted / --no-wanted On by default. [on by default]" in lines
+    assert "--flagged A flag." in lines
+    assert lines[lines.index("Kinds:") + 1] == "--kind <a|b> A kind. [default: a]"
+
+
 def test_the_help_of_every_command_has_an_example_of_it():
-    each = list(make_man.walk("virnucpro", typer.main.get_command(app)))
-    commands = [(name, one) for name, one in each if not hasattr(one, "commands")]
+    each = list(make_man.walk("virnucpro", app))
+    commands = [(name, one) for name, one in each if not isinstance(one, click.Group)]
     assert len(commands) > 15
     assert not [name for name, one in commands if name not in " ".join(one.help.split())]
 
@@ -101,6 +121,7 @@ def test_a_field_of_a_class_is_an_option_of_its_command():
     assert run_toy()[0] == 2, "the place is required"
     assert run_toy("--place", "x", "--argv", "y")[0] == 2, "argv is no option"
     assert run_toy("--place", "x", "--no-flagged")[0] == 2
+    assert run_toy("--place", "x", "--no-wanted")[1].wanted is False
     for empty in ("--place", "--places"):
         with pytest.raises(UsageError, match=f"{empty} is empty"):
             run_toy("--place", "x", empty, "")

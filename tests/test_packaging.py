@@ -9,12 +9,12 @@ import xml.etree.ElementTree as ElementTree
 from importlib.metadata import metadata, requires
 from pathlib import Path
 
+import click
 import make_man
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from typer.main import get_command
 
 import virnucpro
 from virnucpro.cli.main import app
@@ -60,7 +60,8 @@ def test_the_conda_recipe_starts_the_same_program() -> None:
 def test_the_galaxy_tool_uses_options_and_files_of_the_program() -> None:
     tool = ElementTree.parse(GALAXY).getroot()
     command = tool.findtext("command") or ""
-    predict = get_command(app).commands["predict"]
+    predict = app.get_command(click.Context(app), "predict")
+    assert predict is not None
     options = {name for parameter in predict.params for name in parameter.opts}
     options |= {name for parameter in predict.params for name in parameter.secondary_opts}
     named = set(re.findall(r"--[a-z-]+", command)) | {"--regions", "--no-regions"}
@@ -78,7 +79,7 @@ def test_every_command_has_a_manual_page_with_its_options(tmp_path):
     make_man.main(tmp_path)
     pages = {path.name: path for path in tmp_path.iterdir()}
     assert {"virnucpro.1", "virnucpro-predict.1", "virnucpro-models-check.1"} < pages.keys()
-    for name, command in make_man.walk("virnucpro", get_command(app)):
+    for name, command in make_man.walk("virnucpro", app):
         page = pages[f"{name.replace(' ', '-')}.1"]
         text = page.read_text(encoding="utf-8").replace("\\-", "-")
         options = [name for one in command.params for name in one.opts if name.startswith("-")]

@@ -18,13 +18,13 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from conftest import TINY
 from hostile import Payload
 from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_run, execute, our_processes, resolve, run, run_inline, vectors_of_each
 from served import serving, whole
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 from virnucpro.cli.main import app
 from virnucpro.core.atomic_io import sha256

@@ -14,12 +14,12 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from conftest import open_dna, random_dna
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import called, forget_hashes, rows
 from test_scorer_run import outputs, predict, write
-from typer.testing import CliRunner
 
 from virnucpro.cli.main import app
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UnavailableError

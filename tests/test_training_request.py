@@ -8,16 +8,17 @@ import re
 import shutil
 from pathlib import Path
 
+import click
 import numpy as np
 import psutil
 import pytest
-import typer
 from conftest import Tiny
 from forked import virnucpro
 from labelled import options, pairs_of, records_of, train_here, write_labelled
 from runs import run_inline, vectors, within
 from train_walk import steps_after, steps_before
 
+from virnucpro.cli.command import read_options
 from virnucpro.cli.main import app
 from virnucpro.core.errors import (
     FeatureFileError,
@@ -29,7 +30,6 @@ from virnucpro.core.errors import (
     UsageError,
     VirnucproError,
 )
-from virnucpro.core.option_schema import make, names_of
 from virnucpro.core.types import FastaRecord
 from virnucpro.core.yaml_config import read_config
 from virnucpro.models.devices import Choice
@@ -53,8 +53,7 @@ from virnucpro.training.training_config import (
     resolve_training,
 )
 
-COMMANDS = typer.main.get_command(app).commands
-TRAIN = COMMANDS["train"]
+TRAIN = app.get_command(click.Context(app), "train")
 
 
 @pytest.fixture
@@ -85,14 +84,14 @@ def opened(data: Path, **changes: object) -> Training:
 
 def parsed(*arguments: object, given: tuple[str, ...] = ("--data", "m.tsv", "-o", "out")):
     """The options that the command gets, without running it."""
-    values = TRAIN.make_context("train", [*given, *map(str, arguments)]).params
-    names = names_of(TrainOptions)
-    return make(TrainOptions, {name: one for name, one in values.items() if name in names})
+    context = TRAIN.make_context("train", [*given, *map(str, arguments)])
+    return read_options(context, TrainOptions)
 
 
 def test_the_commands_of_the_walk_that_is_shown_are_those_of_the_program():
     for name, *words in (*steps_before(40), *steps_after(40)):
-        assert COMMANDS[name].make_context(name, words)
+        command = app.get_command(click.Context(app), name)
+        assert command is not None and command.make_context(name, words)
 
 
 def test_options_of_a_file_are_defaults_and_the_command_line_wins(tmp_path):

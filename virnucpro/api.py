@@ -213,7 +213,7 @@ def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]
     def text(parameter: Parameter) -> str:
         info = infos[parameter.name]
         default = info.show_default if isinstance(info.show_default, str) else ""
-        said = f"{info.help} Default: {default}." if default else str(info.help)
+        said = f"{info.help} Default: {default}." if default else info.help
         head = f"    {parameter.name}: {formatannotation(parameter.annotation)}"
         indent = " " * 8
         body = fill(said, _WIDTH, initial_indent=indent, subsequent_indent=indent)

@@ -14,10 +14,10 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
-import typer
+import click
 
+from virnucpro.cli.command import ConsoleOptions
 from virnucpro.cli.exit_codes import GONE, end_cleanly, has_colours
-from virnucpro.cli.typer_dataclass import ConsoleOptions
 from virnucpro.core.logging import FORMAT, logging_to, logging_to_file, wrapped
 from virnucpro.workflows.options import RunOptions
 
@@ -110,7 +110,7 @@ def number_gpus_by_bus() -> None:
     order = os.environ.get("CUDA_DEVICE_ORDER", _BY_BUS)
     os.environ["CUDA_DEVICE_ORDER"] = _BY_BUS
     if order != _BY_BUS:
-        typer.echo(
+        click.echo(
             f"note: GPUs are numbered by bus position, as in nvidia-smi; "
             f"CUDA_DEVICE_ORDER={order!a} is ignored",
             err=True,
@@ -130,7 +130,7 @@ def report(lines: Iterable[str], quiet: bool = False) -> None:
     colours = None if has_colours() and not quiet else False  # None: if it is a terminal
     try:
         for line in lines:
-            typer.echo(_coloured(line), color=colours)
+            click.echo(_coloured(line), color=colours)
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
@@ -147,11 +147,11 @@ def _coloured(line: str) -> str:
     name, colon, fact = line.partition(": ")
     match name:
         case "called virus":
-            return name + colon + typer.style(fact, fg="cyan", bold=True)
+            return name + colon + click.style(fact, fg="cyan", bold=True)
         case "failed":
-            return typer.style(line, fg="yellow", bold=True)
+            return click.style(line, fg="yellow", bold=True)
         case "next":
-            return name + colon + typer.style(fact, bold=True)
+            return name + colon + click.style(fact, bold=True)
     return line
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn
 
-import typer
+import click
 
 from virnucpro.core.errors import StorageError, UnavailableError, VirnucproError
 
@@ -96,9 +96,9 @@ def needing(extra: str) -> Iterator[None]:
 
 def complain(message: str, hint: str) -> None:
     with suppress(OSError):  # the terminal may be gone
-        typer.secho(f"error: {message}", fg="red", err=True, color=None if has_colours() else False)
+        click.secho(f"error: {message}", fg="red", err=True, color=None if has_colours() else False)
         if hint:
-            typer.echo(f"hint:  {hint}", err=True)
+            click.echo(f"hint:  {hint}", err=True)
 
 
 def has_colours() -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.exit_codes import needing
 from virnucpro.cli.run_command import Workflow, run_command
-from virnucpro.cli.typer_dataclass import ConsoleOptions, command
 from virnucpro.workflows.options import ExtractOptions
 
 

@@ -11,21 +11,27 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
 from virnucpro.cli import console as running
+from virnucpro.cli.command import command
 from virnucpro.cli.exit_codes import Finished, end_cleanly, exits
-from virnucpro.cli.typer_dataclass import command
 from virnucpro.core.logging import printable
-from virnucpro.core.option_schema import folder, option, refuse
+from virnucpro.core.option_schema import argument, folder, option, refuse
 from virnucpro.models.options import BenchOptions
 
 _MEASURED = "the tables and the --json file hold the measurements so far"
 
 
-def devices(
-    *, as_json: Annotated[bool, option("Print the facts as JSON.", None, "--json")] = False
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _DevicesOptions:
+    """How to describe the devices."""
+
+    as_json: Annotated[bool, option("Print the facts as JSON.", None, "--json")] = False
+
+
+@command(_DevicesOptions)
+def devices(options: _DevicesOptions) -> None:
     """List the devices that a run would use: GPUs, memory, precision, kernels.
 
     Each usable GPU is tested: which Triton kernels of VirNucPro run on it, and whether it has fp8.
@@ -39,7 +45,7 @@ def devices(
         running.number_gpus_by_bus()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         machine = read_machine(slurm_variables(os.environ))
-        running.report(machine_lines(visible, machine, _try_gpus, as_json=as_json))
+        running.report(machine_lines(visible, machine, _try_gpus, as_json=options.as_json))
 
 
 def _try_gpus(devices: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
@@ -64,7 +70,7 @@ def bench(options: BenchOptions) -> None:
 
         running.number_gpus_by_bus()
         end_cleanly()
-        say = (lambda _: None) if options.quiet else partial(typer.echo, err=True)
+        say = (lambda _: None) if options.quiet else partial(click.echo, err=True)
         measure(options, sys.argv, say, running.report)
 
 
@@ -125,9 +131,8 @@ def _report_training(options: _StatusOptions) -> None:
 
 _Result = Annotated[
     Path,
-    typer.Argument(
-        metavar="RESULT",
-        help="Run folder, results folder of the original VirNucPro, or one table of either.",
+    argument(
+        "Run folder, results folder of the original VirNucPro, or one table of either.", "RESULT"
     ),
 ]
 
@@ -197,10 +202,15 @@ def report(options: _ReportOptions) -> None:
         running.report([f"report: {printable(report_folder(options.folder))}"])
 
 
-def summary(
-    *,
-    folders: Annotated[list[str], typer.Argument(metavar="DIR", help="Folders of trainings.")],
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _SummaryOptions:
+    """Folders of trainings."""
+
+    folders: Annotated[tuple[Path, ...], folder("Folders of trainings.")]
+
+
+@command(_SummaryOptions)
+def summary(options: _SummaryOptions) -> None:
     """Print mean and standard deviation of the held-out figures of several trainings or seeds.
 
     The figures come from gain.tsv, for every folder and every seed in it, and of several folders
@@ -209,20 +219,24 @@ def summary(
     Example: virnucpro summary model_1/ model_2/ model_3/
     """
     with exits():
-        from virnucpro.core.atomic_io import expanded
         from virnucpro.training.reports import summary_lines
 
-        running.report(summary_lines([expanded(folder) for folder in folders]))
+        running.report(summary_lines(options.folders))
 
 
-def cite(
-    *,
-    bibtex: Annotated[bool, option("Print BibTeX entries only.", None, "--bibtex")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _CiteOptions:
+    """How to print the references."""
+
+    bibtex: Annotated[bool, option("Print BibTeX entries only.")] = False
+
+
+@command(_CiteOptions)
+def cite(options: _CiteOptions) -> None:
     """Print how to cite a result: this program, its language models, and the original VirNucPro.
 
     Example: virnucpro cite --bibtex >> references.bib
     """
     from virnucpro.results.report.html import as_lines
 
-    running.report(as_lines(bibtex_only=bibtex))
+    running.report(as_lines(bibtex_only=options.bibtex))

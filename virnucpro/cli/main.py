@@ -1,4 +1,4 @@
-"""The command line: it turns options into calls of other rooms, and outcomes into exit codes.
+"""The command line: it turns options into calls of other packages, and outcomes into exit codes.
 
 ``virnucpro --help`` must be quick, so a command imports its modules only when it runs. They import
 torch only in the process that computes with it.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import import_module
-from typing import Annotated, Any
 
-import typer
+import click
 
 from virnucpro._version import __version__
+from virnucpro.cli.command import CommandSpec, Group, Subcommand
+from virnucpro.cli.completion import COMPLETION_OPTIONS, answer_shell
 from virnucpro.cli.exit_codes import (
     GONE,
     INTERRUPTED_EXIT,
@@ -25,104 +26,133 @@ from virnucpro.cli.exit_codes import (
     complain,
     exits,
 )
-from virnucpro.cli.typer_dataclass import Command, Group
+from virnucpro.cli.help_page import Option
+from virnucpro.cli.mistaken_words import error_of
 
-_MODULES = {  # command -> module of this package with a function of that name, in --help order
-    "predict": "predict",
-    "extract": "extract",
-    "work": "predict",
-    "regions": "predict",
-    "report": "info",
-    "manifest": "train",
-    "train": "train",
-    "summary": "info",
-    "evaluate": "train",
-    "compare": "info",
-    "devices": "info",
-    "status": "info",
-    "bench": "info",
-    "cite": "info",
-    "models": "models",
+# module of this package with a function of that name, and the first paragraph of its help, which is
+# repeated here so that `virnucpro --help` need not import all options
+COMMANDS = {
+    "predict": (
+        "predict",
+        "Find viruses in FASTA or FASTQ, and write viruses.tsv, viruses.fasta and predictions.tsv.",
+    ),
+    "extract": (
+        "extract",
+        "Embed FASTA or FASTQ with ESM-2, and write features.h5 and records.tsv.",
+    ),
+    "work": (
+        "predict",
+        "Do one part of a planned run; any number of parts may run at once, on any machines.",
+    ),
+    "regions": (
+        "predict",
+        "Find virus-like regions, such as prophages, in the records of a finished run.",
+    ),
+    "report": ("info", "Write DIR/report.html: one page about a run, to read offline."),
+    "manifest": ("train", "Write a manifest of labelled sequences for train and evaluate."),
+    "train": ("train", "Train a head for an encoder, fine-tune both, or pretrain an encoder."),
+    "summary": (
+        "info",
+        "Print mean and standard deviation of the held-out figures of several trainings or seeds.",
+    ),
+    "evaluate": (
+        "train",
+        "Measure the scorer or a head on labelled sequences that it was not trained on.",
+    ),
+    "compare": (
+        "info",
+        "Compare two results row by row: missing rows, changed labels, score differences.",
+    ),
+    "devices": (
+        "info",
+        "List the devices that a run would use: GPUs, memory, precision, kernels.",
+    ),
+    "status": (
+        "info",
+        "Describe a run folder: finished, pending and failed work, and the processes working on "
+        "it.",
+    ),
+    "bench": ("info", "Measure how fast this device embeds proteins."),
+    "cite": (
+        "info",
+        "Print how to cite a result: this program, its language models, and the original "
+        "VirNucPro.",
+    ),
+    "models": (
+        "models",
+        "Manage models: checkpoints, and bundles of checkpoints with a head. On a new GPU or with "
+        "a new model, begin with: virnucpro models check esm2_t33_650M_UR50D --gpus 0",
+    ),
 }
 
 
-class _Loaded(Mapping[str, Any]):
-    """Commands by name; looking one up imports its module."""
-
-    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - typer's or click's
-        group = getattr(import_module(f"virnucpro.cli.{_MODULES[name]}"), name)
-        if not isinstance(group, typer.Typer):
-            run, group = group, typer.Typer(add_completion=False, rich_markup_mode=None)
-            group.command(cls=Command)(run)
-        return typer.main.get_command(group)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_MODULES)
-
-    def __len__(self) -> int:
-        return len(_MODULES)
+def _load(name: str) -> CommandSpec | Group:
+    module, _ = COMMANDS[name]
+    loaded: CommandSpec | Group = getattr(import_module(f"virnucpro.cli.{module}"), name)
+    return loaded
 
 
-class _Commands(Group):
-    def __init__(self, *args: Any, **more: Any) -> None:  # noqa: ANN401 - as typer has it
-        super().__init__(*args, **{**more, "commands": _Loaded()})
-
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's or click's
-        return list(self.commands)
-
-
-app = typer.Typer(
-    cls=_Commands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted:
         from virnucpro.cli.console import report
 
         report([f"virnucpro {__version__}"])
-        raise typer.Exit
+        context.exit()
 
 
-@app.callback()
-def root(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            "-V",
-            callback=_show_version,
-            is_eager=True,
-            help="Show the version and exit.",
-        ),
-    ] = False,
-) -> None:
-    """Find viral sequences in FASTA and FASTQ, and embed sequences with ESM-2."""
+_VERSION = Option(
+    ["--version", "-V"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
+app = Group(
+    "virnucpro",
+    {name: Subcommand(summary, partial(_load, name)) for name, (_, summary) in COMMANDS.items()},
+    help="Find viral sequences in FASTA and FASTQ, and embed sequences with ESM-2.",
+    params=[_VERSION, *COMPLETION_OPTIONS],
+)
 
 
 def main() -> None:
-    """Run the command line. Usage errors exit with 64, since 2 means that part of a run failed."""
+    """Run the command line, and exit with a documented code."""
     _open_standard_streams()
     gc.set_threshold(50_000)  # modules and record columns are long-lived: collect rarely
     try:
         with exits():
-            app()
+            _run(sys.argv[1:])
+        raise SystemExit(0)
     except Finished as finished:
         raise SystemExit(finished.exit_code) from None
-    except SystemExit as error:
-        if (
-            error.code == INTERRUPTED_EXIT
-        ):  # typer prints nothing for Ctrl-C before a command starts
-            complain("interrupted", NOTHING_BEGAN)
-        if {"-h", "--help"} & {*sys.argv} and isinstance(error.__context__, BrokenPipeError):
-            raise SystemExit(0) from None  # the reader of the help has closed the pipe
-        raise SystemExit(USAGE_EXIT if error.code == 2 else error.code) from None
+    except click.exceptions.Exit as ended:
+        raise SystemExit(ended.exit_code) from None
+    except BrokenPipeError:  # the reader of the output has closed the pipe
+        raise SystemExit(0 if {"-h", "--help"} & {*sys.argv} else 1) from None
     finally:
         _forget_closed_streams()
+
+
+def _run(words: list[str]) -> None:
+    """Run the command that these words name.
+
+    Raises:
+        Finished: with the exit code of the command, or of a usage error.
+        Exit: after an option such as --help.
+    """
+    answer_shell(app)
+    try:
+        with app.make_context("virnucpro", words) as context:
+            app.invoke(context)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        raise Finished(USAGE_EXIT) from None
+    except click.ClickException as error:
+        raise error_of(error) from None
+    except KeyboardInterrupt:  # before a command has started
+        complain("interrupted", NOTHING_BEGAN)
+        raise Finished(INTERRUPTED_EXIT) from None
 
 
 def _open_standard_streams() -> None:

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from virnucpro.cli.command import CommandSpec, ConsoleOptions, Group, Subcommand, command
 from virnucpro.cli.console import loading, report, watched
 from virnucpro.cli.exit_codes import end_cleanly, exits
-from virnucpro.cli.typer_dataclass import Command, ConsoleOptions, Group, command
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.logging import printable
-from virnucpro.core.option_schema import ComputeOptions, option, refuse
+from virnucpro.core.option_schema import ComputeOptions, argument, option, refuse
 from virnucpro.models.options import complete_model
 
-models = typer.Typer(
-    name="models",
-    cls=Group,
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Manage models: checkpoints, and bundles of checkpoints with a head. On a new GPU or "
-    "with a new model, begin with: virnucpro models check esm2_t33_650M_UR50D --gpus 0",
-)
+
+@dataclass(frozen=True, kw_only=True)
+class _ListOptions:
+    """How to list the models."""
+
+    as_json: Annotated[bool, option("Print the facts as JSON.", None, "--json")] = False
 
 
-@models.command("list", cls=Command)
-def list_models(
-    *, as_json: Annotated[bool, option("Print the facts as JSON.", None, "--json")] = False
-) -> None:
+@command(_ListOptions)
+def list_models(options: _ListOptions) -> None:
     """List the named models: size, GPU memory, and path, if it is here.
 
     The first model is part of this program, and the default where a model is needed. Imported
@@ -44,7 +38,7 @@ def list_models(
     with exits():
         from virnucpro.models.manage import describe_models
 
-        report([*describe_models(as_json=as_json)])
+        report([*describe_models(as_json=options.as_json)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +47,12 @@ class _NamedModel:
 
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME|PATH",
-            help="Name, or path with a separator (./model.pt).",
-            autocompletion=complete_model,
+        argument(
+            "Name, or path with a separator (./model.pt).", "NAME|PATH", complete=complete_model
         ),
     ]
 
 
-@models.command("info", cls=Command)
 @command(_NamedModel)
 def show_model(options: _NamedModel) -> None:
     """Describe a checkpoint: its content, its disk and memory needs, and its head.
@@ -85,7 +76,6 @@ def show_model(options: _NamedModel) -> None:
         report([*lines, *(describe_head(head) if head else [])])
 
 
-@models.command("download", cls=Command)
 @command(_NamedModel, ConsoleOptions)
 def download_model(options: _NamedModel, console: ConsoleOptions) -> None:
     """Download a published checkpoint, or all files of a bundle, to the torch hub folders.
@@ -114,9 +104,9 @@ class _ImportOptions:
 
     path: Annotated[
         str,
-        typer.Argument(
-            metavar="PATH|NAME",
-            help="fair-esm .pt file or Hugging Face folder; with --from, the name of a bundle.",
+        argument(
+            "fair-esm .pt file or Hugging Face folder; with --from, the name of a bundle.",
+            "PATH|NAME",
         ),
     ]
     name: Annotated[
@@ -142,7 +132,6 @@ class _ImportOptions:
             refuse(self, ("name",), "with --from: a bundle has published names")
 
 
-@models.command("import", cls=Command)
 @command(_ImportOptions)
 def import_model(options: _ImportOptions) -> None:
     """Copy a checkpoint to where --model finds it by name, without a download.
@@ -164,7 +153,6 @@ def import_model(options: _ImportOptions) -> None:
         report([*lines, f"use it with --model {name}"])
 
 
-@models.command("verify", cls=Command)
 @command(_NamedModel)
 def verify(options: _NamedModel) -> None:
     """Load a checkpoint and its head, if any, and check that every tensor is present and finite.
@@ -186,7 +174,6 @@ def verify(options: _NamedModel) -> None:
         report(lines)
 
 
-@models.command("check", cls=Command)
 @command(_NamedModel, ComputeOptions, ConsoleOptions)
 def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions) -> None:
     """Compare the vectors that a model makes here with those of a reference in float32.
@@ -219,3 +206,22 @@ def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions)
                 "if neither does, check the file with `virnucpro models verify` "
                 "and send this output to the authors of the program",
             )
+
+
+_COMMANDS: dict[str, CommandSpec] = {
+    "list": list_models,
+    "info": show_model,
+    "download": download_model,
+    "import": import_model,
+    "verify": verify,
+    "check": check_model,
+}
+models = Group(
+    "models",
+    {
+        name: Subcommand(spec.summary, partial(_COMMANDS.__getitem__, name))
+        for name, spec in _COMMANDS.items()
+    },
+    help="Manage models: checkpoints, and bundles of checkpoints with a head. On a new GPU or "
+    "with a new model, begin with: virnucpro models check esm2_t33_650M_UR50D --gpus 0",
+)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.console import loading, next_step, report, watched
 from virnucpro.cli.exit_codes import Finished, exits
 from virnucpro.cli.run_command import Workflow, run_command
-from virnucpro.cli.typer_dataclass import ConsoleOptions, command
 from virnucpro.core.machine import read_machine
 from virnucpro.engine.options import WorkOptions
 from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from virnucpro.cli.command import ConsoleOptions
 from virnucpro.cli.console import gpu_steps, loading, next_step, planned_steps, report, watched
 from virnucpro.cli.exit_codes import Finished, exits, needing
-from virnucpro.cli.typer_dataclass import ConsoleOptions
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.machine import slurm_variables

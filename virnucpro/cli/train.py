@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
+from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.console import as_command, loading, report, watched
 from virnucpro.cli.exit_codes import exits, needing
-from virnucpro.cli.typer_dataclass import ConsoleOptions, command
+from virnucpro.cli.help_page import Option
 from virnucpro.core.atomic_io import expanded
+from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import FILES
 from virnucpro.training.options import EvaluateOptions, ManifestOptions, TrainOptions
 
@@ -20,36 +21,33 @@ _EVALUATION_KEPT = "run the same command again with --resume"
 _KEPT = "finished epochs are kept: continue with --resume"
 
 
-def _read_config(context: typer.Context, text: str | None) -> str | None:
+def _read_config(context: click.Context, _: click.Parameter, text: str | None) -> None:
     """Use the options in a file as defaults; the command line overrides them."""
-    if text:
-        with needing("train"):
-            from virnucpro.core.yaml_config import read_config
+    if text is None:
+        return
+    if not text:
+        raise UsageError("--config is empty", hint="check that the shell variable in it is set")
+    with needing("train"):
+        from virnucpro.core.yaml_config import read_config
 
-        options = {option.name: option for option in context.command.params if option.name}
-        values = read_config(expanded(text), options.keys() - {"config"})
-        context.default_map = {
-            name: [value] if options[name].multiple and not isinstance(value, list) else value
-            for name, value in values.items()
-        }
-    return text
+    options = {param.name: param for param in context.command.params if param.expose_value}
+    values = read_config(expanded(text), [name for name in options if name])
+    context.default_map = {
+        name: [value] if options[name].multiple and not isinstance(value, list) else value
+        for name, value in values.items()
+    }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Console(ConsoleOptions):
-    """Console options of a training, which exist on the command line only."""
-
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="YAML",
-            help="Read options from this YAML file, such as `batch_size: 64`; the command line "
-            "wins.",
-            callback=_read_config,
-            is_eager=True,
-            rich_help_panel=FILES,
-        ),
-    ] = None
+_CONFIG = Option(
+    ["--config"],
+    panel=FILES,
+    metavar="YAML",
+    type=click.UNPROCESSED,
+    is_eager=True,
+    expose_value=False,
+    callback=_read_config,
+    help="Read options from this YAML file, such as `batch_size: 64`; the command line wins.",
+)
 
 
 @command(ManifestOptions)
@@ -70,8 +68,8 @@ def manifest(options: ManifestOptions) -> None:
         report(write_manifest(options))
 
 
-@command(TrainOptions, _Console)
-def train(options: TrainOptions, console: _Console) -> None:
+@command(TrainOptions, ConsoleOptions, more=[_CONFIG])
+def train(options: TrainOptions, console: ConsoleOptions) -> None:
     """Train a head for an encoder, fine-tune both, or pretrain an encoder.
 
     Records are cut and translated as by predict. Whole groups (viral families, host genera) are
@@ -127,7 +125,7 @@ def train(options: TrainOptions, console: _Console) -> None:
             report(_outcome(training.output, model), console.quiet)
 
 
-def _train_regions(options: TrainOptions, truth: Path, console: _Console) -> None:
+def _train_regions(options: TrainOptions, truth: Path, console: ConsoleOptions) -> None:
     with exits():
         with loading(console):
             from virnucpro.training.provirus import train_regions

@@ -1,9 +1,10 @@
 """Declare the options of commands: classes of options, and how they are made and checked.
 
-A class holds the options of one command, or options that several commands share: name, type,
-default and help text of each. ``cli.command`` makes a command line from it; ``stories.api`` makes
-the object directly. A field that is ``Annotated`` with a typer option is on the command line; the
-caller fills the others. Each room declares its classes in its module ``options``.
+A class has the options of one command, or options that several commands share: name, type, default
+and help text of each. It is the only place where an option is declared. ``cli.command`` makes a
+command line from it; ``virnucpro.api`` makes the object directly. A field that is ``Annotated``
+with an ``OptionInfo`` is an option; the caller fills the others. Each package declares its classes
+in its module ``options``.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import typer
-from typer.models import ArgumentInfo, ParameterInfo
-
 from virnucpro.core.atomic_io import expanded
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
@@ -28,6 +26,21 @@ T = TypeVar("T")
 
 # panels of --help
 FILES, MODEL, DEVICES, CLUSTER = "Files", "Model", "Devices", "Several machines"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionInfo:
+    """How a field of a class of options looks on the command line, and in help texts."""
+
+    help: str
+    panel: str = ""  # of --help
+    names: tuple[str, ...] = ()  # such as ("--output-dir", "-o"); empty: made from the field
+    metavar: str = ""  # stands for the value in --help
+    min: float | None = None
+    max: float | None = None
+    show_default: bool | str = True  # a text is shown in place of the default value
+    complete: Callable[[str], Sequence[str]] | None = None  # values that begin with these letters
+    is_argument: bool = False  # it has no name on the command line, only a position
 
 
 # Any class of options
@@ -89,8 +102,8 @@ def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
     return options(**checked)
 
 
-def options_of(hints: Mapping[str, Any]) -> dict[str, ParameterInfo]:
-    """The ``typer`` options of a class, by field name."""
+def options_of(hints: Mapping[str, Any]) -> dict[str, OptionInfo]:
+    """The options of a class, by field name."""
     return {
         name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated
     }
@@ -103,11 +116,11 @@ def carry(options: object, to: Callable[..., T], **changes: object) -> T:
     return to(**shared, **changes)
 
 
-def _word(name: str, info: ParameterInfo) -> str:
+def _word(name: str, info: OptionInfo) -> str:
     """The name of a field on the command line."""
-    if isinstance(info, ArgumentInfo):
+    if info.is_argument:
         return info.metavar or name.upper()
-    return info.default if isinstance(info.default, str) else flag(name)  # typer's first name
+    return info.names[0] if info.names else flag(name)
 
 
 def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
@@ -169,7 +182,7 @@ _WORDS = {
 }
 
 
-def _check_range(name: str, info: ParameterInfo, value: object) -> None:
+def _check_range(name: str, info: OptionInfo, value: object) -> None:
     """
     Raises:
         UsageError: a number is out of range.
@@ -186,15 +199,19 @@ def _check_range(name: str, info: ParameterInfo, value: object) -> None:
 # What the fields are annotated with, and the classes that several rooms share
 
 
-def option(help: str, panel: str | None = None, *names: str, **more: Any) -> Any:  # noqa: ANN401
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+def option(help: str, panel: str | None = None, *names: str, **more: Any) -> OptionInfo:  # noqa: ANN401 - fields of ``OptionInfo``
+    return OptionInfo(help=help, panel=panel or "", names=names, **more)
 
 
-def folder(help: str) -> Any:  # noqa: ANN401 - as typer has it
-    return typer.Argument(metavar="DIR", help=help)
+def argument(help: str, metavar: str, **more: Any) -> OptionInfo:  # noqa: ANN401 - fields of ``OptionInfo``
+    return OptionInfo(help=help, metavar=metavar, is_argument=True, **more)
 
 
-def count(help: str, panel: str | None = None, **more: Any) -> Any:  # noqa: ANN401 - as typer has it
+def folder(help: str) -> OptionInfo:
+    return argument(help, "DIR")
+
+
+def count(help: str, panel: str | None = None, **more: Any) -> OptionInfo:  # noqa: ANN401 - fields of ``OptionInfo``
     return option(help, panel, metavar="N", **more)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from virnucpro.core.option_schema import MODEL, option
+from virnucpro.core.option_schema import MODEL, OptionInfo, option
 from virnucpro.models.registry import EMBEDDED, NAMES
 
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
@@ -18,7 +18,7 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in NAMES if name.startswith(incomplete)]
 
 
-def model_option(default: str) -> Any:  # noqa: ANN401 - as typer has it
+def model_option(default: str) -> OptionInfo:
     return option(
         "Embed with this model: a name (see `virnucpro models list`), or the path (with a "
         "separator, such as ./model.pt) of a fair-esm .pt file, a Hugging Face folder, or a model "
@@ -26,7 +26,7 @@ def model_option(default: str) -> Any:  # noqa: ANN401 - as typer has it
         MODEL,
         metavar="NAME|PATH",
         show_default=default,
-        autocompletion=complete_model,
+        complete=complete_model,
     )
 
 

@@ -14,6 +14,7 @@ from virnucpro.core.option_schema import (
     FILES,
     MODEL,
     DeviceOptions,
+    OptionInfo,
     carry,
     count,
     names_of,
@@ -32,11 +33,11 @@ _SAMPLES, _LOOP = "Samples", "Training"
 SHAPE = {"layers": 6, "dim": 128, "heads": 4}  # of a new encoder, if not given otherwise
 
 
-def _file(help: str, metavar: str) -> Any:  # noqa: ANN401 - as typer has it
+def _file(help: str, metavar: str) -> OptionInfo:
     return option(help, FILES, metavar=metavar, show_default=False)
 
 
-def _known_prophages(purpose: str) -> Any:  # noqa: ANN401 - as typer has it
+def _known_prophages(purpose: str) -> OptionInfo:
     return _file(
         f"{purpose} this table of known prophages (seq_id, start, end, kind); --data then names "
         "the FASTA files.",
@@ -44,16 +45,16 @@ def _known_prophages(purpose: str) -> Any:  # noqa: ANN401 - as typer has it
     )
 
 
-def _split_table(default: str) -> Any:  # noqa: ANN401 - as typer has it
+def _split_table(default: str) -> OptionInfo:
     what = "Split the groups by this table, the split.tsv of a training."
     return option(what, FILES, metavar="TABLE", show_default=default)
 
 
-def _rate(help: str, **more: Any) -> Any:  # noqa: ANN401 - as typer has it
+def _rate(help: str, **more: Any) -> OptionInfo:  # noqa: ANN401 - fields of ``OptionInfo``
     return option(help, _LOOP, metavar="RATE", min=1e-9, max=1, **more)
 
 
-def _of_shape(name: str, noun: str) -> Any:  # noqa: ANN401 - as typer has it
+def _of_shape(name: str, noun: str) -> OptionInfo:
     what = f"Make a new encoder with this number of {noun}."
     return count(what, MODEL, min=1, show_default=str(SHAPE[name]))
 
@@ -418,7 +419,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
     ] = False
     multi_gpu: Annotated[
         bool,
-        option("Train on all GPUs, or only on the first.", DEVICES, "--multi-gpu/--no-multi-gpu"),
+        option("Train on all GPUs, or only on the first.", DEVICES),
     ] = True
     profile: Annotated[bool, option("Print the time per stage at the end.", DEVICES)] = False
     argv: tuple[str, ...] = ()  # the command, for run.json and the log

@@ -112,7 +112,6 @@ class CutOptions:
             "Search nucleotide records of 10,000 bases or more for virus-like regions, such as "
             "prophages.",
             _PANEL,
-            "--regions/--no-regions",
         ),
     ] = True
     region_model: RegionModel = None

@@ -182,7 +182,6 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         option(
             "Write DIR/report.html, one page about the run that can be read offline.",
             FILES,
-            "--report/--no-report",
         ),
     ] = True
 

@@ -1,0 +1,100 @@
+"""Write ``--help`` in two columns of plain text; names and commands are whole at every width."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING
+from textwrap import fill
+from typing import Any
+
+import click
+
+from virnucpro.core.option_schema import OptionInfo
+
+_NOTHING = (MISSING, None, ())  # defaults that say nothing
+_NAMES = 30  # columns of help for the names of options
+# a paragraph of help that ends in a command, which can be copied as a whole
+_EXAMPLE = re.compile(r"(?:(?P<about>.*:) |- )(?P<command>(?:virnucpro|torchrun|sbatch) .*)")
+
+
+class Option(click.Option):
+    """An option in a panel of the help page."""
+
+    def __init__(self, names: Sequence[str], panel: str = "", **settings: Any) -> None:  # noqa: ANN401 - of click
+        super().__init__(names, **settings)
+        self.panel = panel or "Options"
+
+
+class Argument(click.Argument):
+    """An argument with a help text."""
+
+    panel = "Arguments"
+
+    def __init__(self, names: Sequence[str], about: str, **settings: Any) -> None:  # noqa: ANN401 - of click
+        super().__init__(names, **settings)
+        self.about = about
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        return self.make_metavar(ctx), f"{self.about}  [required]" if self.required else self.about
+
+
+def default_note(kind: Any, info: OptionInfo, default: object) -> str:  # noqa: ANN401 - a type
+    """What the help text of an option says about its default and its range."""
+    notes = []
+    if isinstance(info.show_default, str):
+        notes.append(f"default: {info.show_default}")
+    elif info.show_default and not (default in _NOTHING or default is False):
+        notes.append("on by default" if kind is bool else f"default: {default}")
+    if info.min is not None and info.max is not None:
+        notes.append(f"from {info.min} to {info.max}")
+    elif info.min is not None:
+        notes.append(f"{info.min} or more")
+    return f"  [{'; '.join(notes)}]" if notes else ""
+
+
+def write_help(
+    command: click.Command,
+    ctx: click.Context,
+    formatter: click.HelpFormatter,
+    more: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+) -> None:
+    """Write usage, text and panels; ``more`` has further panels: rows of a name and a text."""
+    command.format_usage(ctx, formatter)
+    for paragraph in (command.help or "").split("\n\n"):
+        text = " ".join(paragraph.split())
+        example = _EXAMPLE.fullmatch(text)
+        about = example["about"] if example else text
+        if about:
+            formatter.write(f"\n{_wrapped(about, formatter.width, '  ', 2)}\n")
+        if example:
+            formatter.write(f"    {example['command']}\n")
+    for panel, rows in (panels_of(command, ctx) | dict(more or {})).items():
+        formatter.write(f"\n{panel}:\n" if rows else "")
+        for names, text in rows:
+            name = f"  {names}"
+            if len(name) > _NAMES - 2:
+                formatter.write(f"{name}\n")
+                name = ""
+            formatter.write(_wrapped(text, formatter.width, name.ljust(_NAMES), _NAMES) + "\n")
+
+
+def panels_of(command: click.Command, ctx: click.Context) -> dict[str, Sequence[tuple[str, str]]]:
+    """The rows of parameters, name and text, by panel."""
+    panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for param in command.get_params(ctx):
+        if row := param.get_help_record(ctx):
+            panels.setdefault(getattr(param, "panel", "Options"), []).append(row)
+    return dict(panels)
+
+
+def _wrapped(text: str, width: int, first: str, indent: int) -> str:
+    """Break lines at spaces only: an option in a text stays whole."""
+    return fill(
+        " ".join(text.split()),
+        width,
+        initial_indent=first,
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

@@ -1,0 +1,146 @@
+"""Explain words of the command line that mean nothing here.
+
+The parser of click decides which words are options, values or neither. Only what it does not know
+is compared with options of other programs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import takewhile
+from typing import Any
+
+import click
+
+from virnucpro.core.errors import UsageError
+from virnucpro.core.logging import printable
+
+_SHOWN = 3  # files in a hint
+# options of other programs of the field -> option here, and what to type
+_ELSEWHERE = {
+    **dict.fromkeys(("-t", "--threads", "--cpus", "--cores"), ("--workers", "--workers")),
+    **dict.fromkeys(("--out", "--outdir"), ("--output-dir", "--output-dir")),
+    "--cpu": ("--device", "--device cpu"),
+    "--gpu": ("--gpus", "--gpus"),
+    "--overwrite": ("--force", "--force"),
+}
+
+
+def check_words(command: click.Command, ctx: click.Context, args: Sequence[str]) -> None:
+    """Refuse mistaken words with a hint.
+
+    Raises:
+        UsageError: a word is no option here, or an option is the value of another option.
+    """
+    names = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    values, rest = _parsed(command, ctx, args)
+    taken = [(param.opts[0], word) for param in command.params for word in _words_of(param, values)]
+    _refuse_single_hyphen(args, names, [word for _, word in taken])
+    if values.get("help"):
+        return
+    for name, word in taken:
+        if _is_option(command, ctx, word):
+            raise UsageError(
+                f"{name} has no value: the next word is the option {printable(word)}",
+                hint=f"give a value after {name}; a file of this name is ./{printable(word)}",
+            )
+    unknown = [word for word in rest if word.startswith("-") and word != "-"]
+    for word in unknown:
+        _refuse_option_of_others(word, names)
+    if rest and not unknown:
+        raise _unexpected(rest, ctx, has_input="--input" in names)
+
+
+def error_of(error: click.ClickException) -> UsageError:
+    """Our error for an error of click."""
+    see = "virnucpro --help"
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        see = f"{error.ctx.command_path} --help"
+    see = f"see `{see}`"
+    match error:
+        case click.NoSuchOption(option_name=name, possibilities=similar):
+            hint = f"did you mean {' or '.join(sorted(similar))}?" if similar else see
+            return UsageError(f"there is no option {printable(name)}", hint)
+        case click.MissingParameter(param=param) if param is not None:
+            name = param.opts[0] if isinstance(param, click.Option) else param.metavar or ""
+            return UsageError(f"{name.removesuffix('...')} is missing", hint=see)
+    message = error.format_message().rstrip(".")
+    return UsageError(f"{message[:1].lower()}{message[1:]}", hint=see)
+
+
+def _parsed(
+    command: click.Command, ctx: click.Context, args: Sequence[str]
+) -> tuple[Mapping[str, Any], list[str]]:
+    """The values that the parser finds, by parameter, and the words that it does not know."""
+    trial = click.Context(
+        command,
+        parent=ctx.parent,
+        info_name=ctx.info_name,
+        resilient_parsing=True,
+        ignore_unknown_options=True,
+        help_option_names=ctx.help_option_names,
+    )
+    values, rest, _ = command.make_parser(trial).parse_args(list(args))
+    return values, rest
+
+
+def _is_option(command: click.Command, ctx: click.Context, word: str) -> bool:
+    """Whether the parser takes the whole word as an option, if it may be one."""
+    if word == "-" or not word.startswith("-"):
+        return False
+    values, rest = _parsed(command, ctx, [word, "value"])
+    return bool(values) and rest in ([], ["value"])
+
+
+def _words_of(param: click.Parameter, values: Mapping[str, Any]) -> Iterator[str]:
+    """The words that the parser took as values of an option."""
+    given = values.get(param.name or "") if isinstance(param, click.Option) else None
+    for word in given if isinstance(given, list) else [given]:
+        if isinstance(word, str):
+            yield word
+
+
+def _refuse_single_hyphen(
+    args: Sequence[str], names: Collection[str], values: Collection[str]
+) -> None:
+    """Refuse a long option with one hyphen; the parser would read ``-input`` as ``-i nput``.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for arg in takewhile("--".__ne__, args):
+        word = arg.partition("=")[0]
+        is_long = len(word) > 2 and word[0] == "-" != word[1]
+        if is_long and f"-{word}" in names and arg not in values:
+            raise UsageError(f"there is no option {word}", hint=f"did you mean -{word}?")
+
+
+def _refuse_option_of_others(word: str, names: Collection[str]) -> None:
+    """
+    Raises:
+        UsageError: the word is an option of another program.
+    """
+    name = "-t" if re.fullmatch(r"-t\d+", word) else word.partition("=")[0]
+    ours, typed = _ELSEWHERE.get(name, ("", ""))
+    if ours in names:
+        raise UsageError(f"there is no option {name}", hint=f"did you mean {typed}?")
+
+
+def _unexpected(words: Sequence[str], ctx: click.Context, *, has_input: bool) -> UsageError:
+    """The error for words that are neither options nor values."""
+    names = [printable(word) for word in words[:_SHOWN]] + ["..."] * (len(words) > _SHOWN)
+    hint = f"see `{ctx.command_path} --help`"
+    if has_input:
+        hint = (
+            f"did you mean --input {names[0]}? Each file needs its own --input; or name the "
+            "folder that contains them, and the folder for results with --output-dir"
+        )
+    return UsageError(f"unexpected: {' '.join(names)}", hint)
+
+
+def no_such_command(name: str, names: Sequence[str]) -> UsageError:
+    similar = get_close_matches(name, names)
+    hint = f"did you mean {' or '.join(similar)}?" if similar else f"give one of {', '.join(names)}"
+    return UsageError(f"there is no command {printable(name)}", hint)
