@@ -32,10 +32,12 @@ from test_repeats import copies_files
 from workers import POISON, RaisingWorker
 
 import virnucpro
-from virnucpro.api import in_python
 from virnucpro.core.option_schema import names_of
+from virnucpro.core.option_text import with_options
 from virnucpro.engine.local import InlineExecutor
+from virnucpro.engine.options import WorkOptions
 from virnucpro.store import feature_index as index
+from virnucpro.training.options import EvaluateOptions, TrainOptions
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
 
@@ -427,26 +429,51 @@ def test_a_folder_without_vectors_is_refused_with_what_to_do(tmp_path):
     assert "predict with a model" in caught.value.hint
 
 
-def hints_of_sources() -> Iterator[str]:
-    """The text of each hint in the sources; what it holds of variables is an x."""
-    for path in Path(virnucpro.__file__).parent.rglob("*.py"):
+# packages that a call from Python reaches
+REACHED = ("core", "sequences", "models", "store", "engine", "viral", "results", "workflows")
+# of commands that Python does not have
+OTHERS = {"manage.py", "bench.py", "compare_reference.py", "work_share.py", "yaml_config.py"}
+
+
+def plain_texts_of_errors() -> Iterator[tuple[str, str]]:
+    """The texts that errors are made from, without those that ``with_options`` makes."""
+    package = Path(virnucpro.__file__).parent
+    for path in (path for name in REACHED for path in (package / name).rglob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if type(node) is ast.Call]
+        for call in calls if path.name not in OTHERS else ():
+            texts = [keyword.value for keyword in call.keywords if keyword.arg == "hint"]
+            texts += call.args[:2] if ast.unparse(call.func).endswith("Error") else []
+            for text in texts:
+                parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+                words = [one.value for one in parts if isinstance(one, ast.Constant)]
+                yield f"{path.name}:{text.lineno}", "".join(map(str, words))
+
+
+def test_errors_mention_options_by_field() -> None:
+    """So that Python can write them as arguments; commands in backquotes stay commands."""
+    names = names_of(PredictOptions, ExtractOptions) - OF_SEVERAL_MACHINES
+    texts = list(plain_texts_of_errors())
+    assert len(texts) > 100
+    for where, text in texts:
+        said = " ".join(text.split("`")[::2])
+        mentioned = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z-]+)", said)}
+        assert not mentioned & names, (where, text)
+
+
+def test_texts_mention_options_that_exist() -> None:
+    known = names_of(PredictOptions, ExtractOptions, EvaluateOptions, TrainOptions, WorkOptions)
+    package = Path(virnucpro.__file__).parent
+    n_mentions = 0
+    for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            for keyword in node.keywords if isinstance(node, ast.Call) else ():
-                if keyword.arg == "hint":
-                    parts = ast.walk(keyword.value)
-                    texts = [one.value for one in parts if isinstance(one, ast.Constant)]
-                    yield "x".join(text for text in texts if isinstance(text, str))
-
-
-def test_hints_name_options_as_arguments() -> None:
-    names = names_of(PredictOptions, ExtractOptions)
-    hints = [hint for hint in hints_of_sources() if "--" in hint]
-    assert len(hints) > 30
-    for hint in hints:
-        parts = in_python(hint).split("`")
-        said = " ".join(part for i, part in enumerate(parts) if i % 2 == 0)
-        found = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z-]+)", said)}
-        assert not found & names, hint
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "with_options":
+                template = node.args[0]
+                if isinstance(template, ast.Constant):
+                    values = dict.fromkeys((one.arg for one in node.keywords), "x")
+                    mentioned = with_options(template.value, **values).names
+                    assert mentioned <= known, (path.name, template.value)
+                    n_mentions += len(mentioned)
+    assert n_mentions > 80
 
 
 def test_an_error_of_a_call_names_the_argument_that_helps(tmp_path: Path) -> None:

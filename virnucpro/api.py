@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from inspect import Parameter, cleandoc, formatannotation, signature
@@ -39,7 +39,6 @@ from typing import (
     TypedDict,
     TypeVar,
     Unpack,
-    get_args,
     get_type_hints,
 )
 
@@ -65,6 +64,7 @@ from virnucpro.core.events import (
 from virnucpro.core.logging import logging_to, printable
 from virnucpro.core.machine import slurm_variables
 from virnucpro.core.option_schema import make, options_of
+from virnucpro.core.option_text import OptionText, with_options
 from virnucpro.core.recipe import Command, FeatureFormat, Pooling
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
@@ -89,9 +89,8 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 _FASTA = "records"  # the name in messages, and the sample
 _USUAL = {"strict": True}  # defaults that differ from those of the command line
-_REWRITE = "rewrite it: run its command with --resume"  # a damaged table
+_REWRITE = with_options("rewrite it: run its command with {resume}")  # a damaged table
 _WIDTH = 76  # letters of a help text
-_OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]*[a-z0-9])(?: (?P<value>\w+))?")
 
 
 class _RunKeywords(TypedDict, total=False):
@@ -145,60 +144,60 @@ class _EmbedKeywords(_RunKeywords, total=False):
     pooling: Pooling
 
 
+# options that take no value: a text about them says how to switch them
+_FLAGS = frozenset(
+    name
+    for kind in (PredictOptions, ExtractOptions)
+    for name, type_ in get_type_hints(kind).items()
+    if type_ is bool
+)
+
+
+def _in_python(text: str) -> str:
+    """A text with its options as arguments."""
+    return text.in_python(_FLAGS) if isinstance(text, OptionText) else text
+
+
 @contextmanager
 def _words_of_python() -> Iterator[None]:
-    """Reword errors for Python: options as arguments, disk errors as our classes."""
+    """Write errors for Python: options as arguments, disk errors as our classes."""
     try:
         yield
     except VirnucproError as error:
-        error.args, error.hint = (in_python(str(error)),), in_python(error.hint)
+        error.args = (_in_python(error.message),)
+        error.hint = _in_python(error.hint)
         raise
     except OSError as error:
         raise disk_error(error) from error
 
 
 def _in_words(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items, with errors reworded for Python."""
+    """Yield the items, with errors written for Python."""
     with _words_of_python():
         yield from items
 
 
 class _Warnings(logging.StreamHandler):  # type: ignore[type-arg]  # of Python 3.11
-    """Warnings on standard error, reworded for Python."""
+    """Warnings on standard error, written for Python.
 
-    def __init__(self, kind: type[RunOptions]) -> None:
+    A remedy that names an option which the called function lacks is left out.
+    """
+
+    def __init__(self, options: Collection[str]) -> None:
         super().__init__()
         self.setLevel(logging.WARNING)
-        # embed has no input_type that could be left out
-        self._unfit = " (hint: leave input_type" if kind is ExtractOptions else None
+        self._options = options
 
     def format(self, record: logging.LogRecord) -> str:
-        text = in_python(super().format(record))
-        return text.partition(self._unfit)[0] if self._unfit else text
+        ours = copy(record)
+        if isinstance(record.args, tuple):
+            ours.args = tuple(map(self._in_python, record.args))
+        return super().format(ours)
 
-
-def in_python(text: str) -> str:
-    """Write the options in a message as Python arguments, except in quoted commands.
-
-    >>> in_python("add --resume, or say it with --input-type protein; `virnucpro predict --force`")
-    "add resume=True, or say it with input_type='protein'; `virnucpro predict --force`"
-    """
-    kinds = get_type_hints(PredictOptions) | get_type_hints(ExtractOptions)
-
-    def argument(match: re.Match[str]) -> str:
-        name, value = match["name"].replace("-", "_"), match["value"]
-        if name not in kinds:
-            return match[0]
-        if value in get_args(kinds[name]):
-            return f"{name}={value!r}"
-        return " ".join(filter(None, (name + "=True" * (kinds[name] is bool), value)))
-
-    parts = text.split("`")  # every other one is quoted: a command, or an option by itself
-    parts = [
-        _OPTION.sub(argument, part) if i % 2 == 0 or part.startswith("--") else part
-        for i, part in enumerate(parts)
-    ]
-    return "`".join(parts)
+    def _in_python(self, value: object) -> object:
+        if not isinstance(value, OptionText):
+            return value
+        return _in_python(value) if value.names <= {*self._options} else ""
 
 
 def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]:
@@ -212,8 +211,9 @@ def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]
 
     def text(parameter: Parameter) -> str:
         info = infos[parameter.name]
-        default = info.show_default if isinstance(info.show_default, str) else ""
-        said = f"{info.help} Default: {default}." if default else info.help
+        said = _in_python(info.help)
+        if isinstance(info.show_default, str):
+            said = f"{said} Default: {_in_python(info.show_default)}."
         head = f"    {parameter.name}: {formatannotation(parameter.annotation)}"
         indent = " " * 8
         body = fill(said, _WIDTH, initial_indent=indent, subsequent_indent=indent)
@@ -227,8 +227,7 @@ def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]
         whole = whole.replace(parameters=own + shown, return_annotation=hints["return"])
         function.__signature__ = whole  # type: ignore[attr-defined]
         function.__annotations__ = hints | {one.name: one.annotation for one in shown}
-        helps = in_python("\n".join(map(text, shown)))
-        helps = helps.replace("DIR", "output_dir")
+        helps = "\n".join(map(text, shown)).replace("DIR", "output_dir")
         function.__doc__ = f"{cleandoc(function.__doc__ or '')}\n\nOptions:\n{helps}"
         return function
 
@@ -382,7 +381,7 @@ def predict(
     with _words_of_python(), ExitStack() as stack:
         folder = _run_folder(output_dir, stack)
         given = _Given(sequences, input)
-        _run_in(folder, PredictOptions, run_predict, given, on_progress, values)
+        _run_in(folder, PredictOptions, run_predict, given, on_progress, values, _PredictKeywords)
         return _open_calls(folder, "predict")
 
 
@@ -410,7 +409,7 @@ def extract(
     with _words_of_python(), ExitStack() as stack:
         folder = _run_folder(output_dir, stack)
         given = _Given(sequences, input)
-        _run_in(folder, ExtractOptions, run_extract, given, on_progress, values)
+        _run_in(folder, ExtractOptions, run_extract, given, on_progress, values, _ExtractKeywords)
         stack.pop_all()  # the folder stays
     if output_dir is not None:
         return Extraction(folder)
@@ -452,7 +451,7 @@ def embed(
     with _words_of_python(), ExitStack() as stack:
         folder = _run_folder(None, stack)
         given = _Given(sequences, input, keeps_faults=on_error == "skip")
-        _run_in(folder, ExtractOptions, run_extract, given, on_progress, values)
+        _run_in(folder, ExtractOptions, run_extract, given, on_progress, values, _EmbedKeywords)
         return _embedded(folder, given.faults, on_error)
 
 
@@ -665,12 +664,14 @@ def _run_in(
     given: _Given,
     on_progress: OnProgress | None,
     values: Mapping[str, object],
+    keywords: type,
 ) -> None:
-    """Make a run in this folder.
+    """Make a run in this folder. ``keywords``: the options of the function that was called.
 
     Warnings go to standard error; the log in the folder has everything.
     """
-    with _words_of_python(), logging_to(_Warnings(kind)), ExitStack() as stack:
+    warnings = _Warnings(get_type_hints(keywords))
+    with _words_of_python(), logging_to(warnings), ExitStack() as stack:
         usual = {
             **_USUAL,
             "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),

@@ -10,9 +10,10 @@ VirnucproError            exit 1    nothing usable came out, or an internal erro
 ├── StorageError          exit 74   disk full or another I/O error
 └── FeatureFileError      exit 1    a feature file is incomplete (--resume makes it again)
 
-A message says what happened and where; ``hint`` says what to do next. Errors never cross
-a process boundary: workers send events with text, and helpers send class, message and hint
-(``events.ErrorText``).
+A message says what happened and where; ``hint`` says what to do next. Both may mention options as
+an ``OptionText``, so that the command line writes ``--force`` and Python ``force=True``. ``option``
+is the field name of the option at fault, if one is. Errors never cross a process boundary: workers
+send events with text, and helpers send class, message and hint (``events.ErrorText``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import re
 from pathlib import Path
 
 from virnucpro.core.logging import printable
+from virnucpro.core.option_text import with_options
 
 _ACCESSION = re.compile(r"[A-Z]{1,6}_?\d{5,}(\.\d+)?")  # of NCBI, as in NC_001416.1
 
@@ -30,9 +32,16 @@ class VirnucproError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", *, option: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        self.option = option
+
+    @property
+    def message(self) -> str:
+        """The message as it was raised: an ``OptionText`` if it mentions options."""
+        message: str = self.args[0]
+        return message
 
 
 class UsageError(VirnucproError):
@@ -52,7 +61,7 @@ class InputMissingError(VirnucproError):
         where = name or error.filename or path
         hint = "check the path and its permissions"
         if isinstance(error, FileNotFoundError) and "," in path.name:
-            hint += "; several files are given as --input A --input B"
+            hint = with_options("{hint}; several files are given as {input:A} {input:B}", hint=hint)
         elif isinstance(error, FileNotFoundError) and _ACCESSION.fullmatch(str(path)):
             hint += "; if it is an accession, download its sequence first"
         return cls(f"{printable(where)}: {error.strerror}", hint)

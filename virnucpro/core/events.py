@@ -94,15 +94,16 @@ class ErrorText(NamedTuple):
     kind: type[VirnucproError]
     message: str
     hint: str
+    option: str = ""
 
     @classmethod
     def of(cls, error: VirnucproError | OSError) -> ErrorText:
         ours = error if isinstance(error, VirnucproError) else disk_error(error)
-        return cls(type(ours), str(ours), ours.hint)
+        return cls(type(ours), ours.message, ours.hint, ours.option)
 
     @property
     def error(self) -> VirnucproError:
-        return self.kind(self.message, self.hint)
+        return self.kind(self.message, self.hint, option=self.option)
 
 
 class ShardFailed(NamedTuple):

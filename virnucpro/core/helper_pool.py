@@ -32,6 +32,7 @@ from virnucpro.core.child_process import (
 from virnucpro.core.errors import UnavailableError, VirnucproError
 from virnucpro.core.events import ErrorText
 from virnucpro.core.logging import LOGGER, counted, printable
+from virnucpro.core.option_text import with_options
 
 _SILENCE_SECONDS = 60.0  # of a helper, until a warning
 _N_WAITS = 60  # in this time
@@ -177,7 +178,9 @@ class Pool:
         if self._loss is None:
             self._loss = UnavailableError(
                 f"a process that makes shards or tables was lost: {printable(reason)}",
-                hint="run the same command with --resume; if memory ran out, with fewer --workers",
+                hint=with_options(
+                    "run the same command with {resume}; if memory ran out, with fewer {workers}"
+                ),
             )
         return self._loss
 

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from virnucpro.core.atomic_io import expanded
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
+from virnucpro.core.option_text import OptionName, join_texts, joined, with_options
 
 T = TypeVar("T")
 
@@ -65,17 +66,19 @@ def refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> N
     """
     given = given_of(options, names)
     if given:
-        hint = f"leave out {' and '.join(given)}"
+        both = join_texts(" and ", (joined([OptionName(name, is_bare=True)]) for name in given))
+        hint = with_options("leave out {both}", both=both)
         raise UsageError(
-            f"{' and '.join(given)}: no effect {where}",
-            hint=f"{hint}; or {else_}" if else_ else hint,
+            with_options("{both}: no effect {where}", both=both, where=where),
+            hint=join_texts("; or ", [hint, else_] if else_ else [hint]),
+            option=given[0],
         )
 
 
 def given_of(options: Any, names: Iterable[str]) -> list[str]:  # noqa: ANN401
-    """The flags of those options that differ from their defaults."""
+    """The names of those options that differ from their defaults."""
     defaults = {field.name: field.default for field in fields(options)}
-    return sorted(flag(name) for name in names if getattr(options, name) != defaults[name])
+    return sorted(name for name in names if getattr(options, name) != defaults[name])
 
 
 def flag(name: str) -> str:
@@ -92,7 +95,7 @@ def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
     hints = _hints_of(options)
     on_command_line = options_of(hints)
     checked = {
-        name: _value(_word(name, on_command_line[name]), get_args(hints[name])[0], value)
+        name: _value(_option_name(name, on_command_line[name]), get_args(hints[name])[0], value)
         if name in on_command_line
         else value
         for name, value in values.items()
@@ -116,21 +119,24 @@ def carry(options: object, to: Callable[..., T], **changes: object) -> T:
     return to(**shared, **changes)
 
 
-def _word(name: str, info: OptionInfo) -> str:
-    """The name of a field on the command line."""
-    if info.is_argument:
-        return info.metavar or name.upper()
-    return info.names[0] if info.names else flag(name)
+def _option_name(name: str, info: OptionInfo) -> OptionName:
+    """The name of a field for messages."""
+    word = info.metavar if info.is_argument else info.names[0] if info.names else ""
+    return OptionName(name, word=word, is_bare=True)
 
 
-def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
+def _wrong(option: OptionName, problem: str, hint: str) -> UsageError:
+    return UsageError(joined([option, f" {problem}"]), hint, option=option.name)
+
+
+def _value(option: OptionName, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
     """Convert a value to the type of its option.
 
     Raises:
         UsageError: it is empty, has the wrong type, or is not one of the choices.
     """
     if value == "":
-        raise UsageError(f"{option} is empty", hint="check that the shell variable in it is set")
+        raise _wrong(option, "is empty", "check that the shell variable in it is set")
     if get_origin(hint) is tuple:
         values = value if isinstance(value, (list, tuple)) else [value]
         return tuple(_value(option, get_args(hint)[0], one) for one in values)
@@ -141,7 +147,7 @@ def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a
         if _will_do(kind, value):
             return _converted(kind, value)
     words = [word for kind in kinds for word in get_args(kind) or filter(None, [_WORDS[kind]])]
-    raise UsageError(f"{option} is {printable(repr(value))}", hint=f"give {' or '.join(words)}")
+    raise _wrong(option, f"is {printable(repr(value))}", f"give {' or '.join(words)}")
 
 
 def _number_in(value: Any, kinds: Sequence[Any]) -> object:  # noqa: ANN401
@@ -189,11 +195,12 @@ def _check_range(name: str, info: OptionInfo, value: object) -> None:
     """
     if not isinstance(value, (int, float)):
         return
+    option = _option_name(name, info)
     if not math.isfinite(value):
-        raise UsageError(f"{flag(name)} is {value}", hint="give a finite number")
+        raise _wrong(option, f"is {value}", "give a finite number")
     if not (info.min is None or info.min <= value) or not (info.max is None or value <= info.max):
         most = "" if info.max is None else f", and at most {info.max}"
-        raise UsageError(f"{flag(name)} is {value}", hint=f"give {info.min} or more{most}")
+        raise _wrong(option, f"is {value}", f"give {info.min} or more{most}")
 
 
 # What the fields are annotated with, and the classes that several rooms share
@@ -252,8 +259,10 @@ class DeviceOptions(ComputeOptions):
     workers: Annotated[
         int | None,
         count(
-            "Use this number of single-core processes: to embed with --device cpu; to score in "
-            "predict without a model; to make shards and tables where GPUs embed.",
+            with_options(
+                "Use this number of single-core processes: to embed with {device:cpu}; to score in "
+                "predict without a model; to make shards and tables where GPUs embed."
+            ),
             DEVICES,
             show_default="as many as cores, memory and input allow",
         ),

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
 from virnucpro.core.errors import UsageError
+from virnucpro.core.option_text import with_options
 
 InputType = Literal["nucleotide", "protein"]
 Precision = Literal["fp32", "bf16", "fp16", "bf16x2", "fp8"]  # bf16x2: numbers in two bf16 parts
@@ -104,8 +105,12 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.input_type == "nucleotide" and self.chunk_size < 30:
             raise UsageError(
-                f"--chunk-size is {self.chunk_size} bases; the shortest useful one is 30",
+                with_options(
+                    "{chunk_size} is {value} bases; the shortest useful one is 30",
+                    value=self.chunk_size,
+                ),
                 hint="use 500 or 300, or what the head was trained for",
+                option="chunk_size",
             )
         for encoder in self.encoders:
             if encoder.reads is not Reads.PROTEIN and self.input_type == "protein":

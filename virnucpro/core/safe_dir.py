@@ -25,6 +25,7 @@ from virnucpro.core.atomic_io import (
 )
 from virnucpro.core.errors import OutputError
 from virnucpro.core.logging import printable
+from virnucpro.core.option_text import with_options
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _NO_FOLDER = (FileNotFoundError, NotADirectoryError)
@@ -225,8 +226,10 @@ def _refuse_link(path: Path, folder: int | None = None) -> None:
     raise OutputError(
         f"{printable(path)} is a link to {printable(target)}: nothing is written "
         "or deleted through a link inside the output folder",
-        hint="put what it leads to in its place, or delete the link; to use another disk, "
-        "name a folder there with --output-dir, or make the whole folder a link",
+        hint=with_options(
+            "put what it leads to in its place, or delete the link; to use another disk, "
+            "name a folder there with {output_dir}, or make the whole folder a link"
+        ),
     )
 
 

@@ -31,6 +31,7 @@ from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, s
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import BatchDone, Event, ShardDone, WorkerReady
 from virnucpro.core.logging import LOGGER, counted, logging_to
+from virnucpro.core.option_text import with_options
 from virnucpro.core.types import Shard
 from virnucpro.engine.base import Executor, Job, Resources
 from virnucpro.engine.retry_policy import MAX_IN_FLIGHT, Attempt, Loss, Workload
@@ -155,7 +156,9 @@ class ProcessExecutor(Executor):
                 raise UnavailableError(
                     f"no worker is left for {counted(len(self.waiting), 'shard')}; the last one: "
                     f"{self.last_reason}",
-                    hint="finished shards are kept: fix the cause, then run again with --resume",
+                    hint=with_options(
+                        "finished shards are kept: fix the cause, then run again with {resume}"
+                    ),
                 )
             self.deal()
             for peer in self.peers_with_news():
@@ -214,8 +217,11 @@ def _no_device(shards: Sequence[Shard], job: Job) -> UnavailableError:
     more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
     return UnavailableError(
         f"vectors of {counted(len(shards), 'shard')} are missing: {names}{more}",
-        hint=f"run `virnucpro work {job.root}` on a machine with devices, then this "
-        "command again; or leave out --no-embed to embed them here",
+        hint=with_options(
+            "run `virnucpro work {root}` on a machine with devices, then this command "
+            "again; or leave out --no-embed to embed them here",
+            root=job.root,
+        ),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from virnucpro.core.option_schema import CLUSTER, DEVICES, DeviceOptions, folder, option, refuse
+from virnucpro.core.option_text import with_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,10 @@ class CacheOptions:
     cache_size: Annotated[
         float,
         option(
-            "Limit the folder of --cache to this many gigabytes; the least recently read vectors "
-            "are deleted first.",
+            with_options(
+                "Limit the folder of {cache} to this many gigabytes; the least recently read "
+                "vectors are deleted first."
+            ),
             DEVICES,
             metavar="GB",
             min=0,
@@ -63,7 +66,7 @@ class CacheOptions:
 
     def __post_init__(self) -> None:
         if self.cache is None:
-            refuse(self, ("cache_size",), "without --cache")
+            refuse(self, ("cache_size",), with_options("without {cache}"))
 
 
 @dataclass(frozen=True, kw_only=True)

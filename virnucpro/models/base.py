@@ -19,6 +19,7 @@ from virnucpro.core.atomic_io import open_plain, parse_json
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import printable
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.models.registry import FAMILIES, Family, family_of, installed_families
 
@@ -235,9 +236,12 @@ def refuse_changed(spec: EncoderSpec, weights: Path, digest: str) -> None:
     """
     if spec.sha256 not in ("", digest):
         raise UnavailableError(
-            f"{printable(weights)} was replaced since the run began: put the old file back, or "
-            "start anew with --force",
-            hint="with the old file in place, run the same command with --resume",
+            with_options(
+                "{weights} was replaced since the run began: put the old file back, or start "
+                "anew with {force}",
+                weights=printable(weights),
+            ),
+            hint=with_options("with the old file in place, run the same command with {resume}"),
         )
 
 

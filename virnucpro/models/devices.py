@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.logging import counted
 from virnucpro.core.machine import Machine, read_machine
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Footprint, Precision
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _INSTALL_FOR_CUDA_12 = (
     "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
 )
 _OLDEST_FOR_FP8 = (8, 9)
-_ELSE_CPU = "see `virnucpro devices`, or run on the CPU with --device cpu"
+_ELSE_CPU = with_options("see `virnucpro devices`, or run on the CPU with {device:cpu}")
 _FREE = 0.9  # a GPU with this share of its memory free counts as unused
 _COLUMNS, _INDENT = 80, 8 * " "  # of lines that describe a machine
 _UNBROKEN = "\N{NO-BREAK SPACE}"
@@ -166,8 +167,9 @@ class _Lack(NamedTuple):
     remedy: str
 
     def error(self, refusal: str) -> UnavailableError:
-        hint = (
-            f"{self.remedy}; or run on the CPU with --device cpu; calls by the scorer need no GPU"
+        hint = with_options(
+            "{remedy}; or run on the CPU with {device:cpu}; calls by the scorer need no GPU",
+            remedy=self.remedy,
         )
         return UnavailableError(f"{refusal}: {self.reason}", hint=hint)
 
@@ -210,7 +212,9 @@ def torch_is_missing() -> UnavailableError:
     """The error for a command that needs PyTorch where there is none."""
     return UnavailableError(
         "PyTorch is not installed, and models need it",
-        hint="pip install torch; `virnucpro predict` without --model calls viruses without PyTorch",
+        hint=with_options(
+            "pip install torch; `virnucpro predict` without {model} calls viruses without PyTorch"
+        ),
     )
 
 
@@ -364,12 +368,23 @@ def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
         if len(matches) != 1:
             names = ", ".join(f"{i}: {gpu.name} {gpu.uuid}" for i, gpu in enumerate(visible))
             raise UsageError(
-                f"--gpus {request}: {entry.strip()!a} is not a visible GPU",
+                with_options(
+                    "{gpus:{request}}: {entry} is not a visible GPU",
+                    request=request,
+                    entry=f"{entry.strip()!a}",
+                ),
                 hint=f"visible: {names or 'none'}",
+                option="gpus",
             )
         place = visible.index(matches[0])
         if place in places:
-            raise UsageError(f"--gpus {request}: GPU {place} is named twice", hint="name it once")
+            raise UsageError(
+                with_options(
+                    "{gpus:{request}}: GPU {place} is named twice", request=request, place=place
+                ),
+                hint="name it once",
+                option="gpus",
+            )
         places.append(place)
     return places
 
@@ -387,7 +402,11 @@ def choose_devices(
     """
     device, gpus = options.device, options.gpus
     if gpus is not None and device in ("cpu", "mps"):
-        raise UsageError(f"--gpus does not go with --device {device}", hint="leave one of them out")
+        raise UsageError(
+            with_options("{gpus} does not go with {device:{kind}}", kind=device),
+            hint="leave one of them out",
+            option="gpus",
+        )
     kinds: dict[str, Callable[[], Choice]] = {
         "cuda": lambda: _choose_cuda(gpus or "all", options.cuda_visible_devices),
         "mps": lambda: _choose_mps(read_machine(options.slurm)),
@@ -398,8 +417,12 @@ def choose_devices(
     choice = _first_there(kinds.values()) if device == "auto" else kinds[device]()
     if workers is not None and choice.kind != "cpu":
         raise UsageError(
-            f"--workers is for --device cpu; one worker runs on each GPU: {choice.descriptions[0]}",
-            hint="leave it out, or add --device cpu",
+            with_options(
+                "{workers} is for {device:cpu}; one worker runs on each GPU: {gpu}",
+                gpu=choice.descriptions[0],
+            ),
+            hint=with_options("leave it out, or add {device:cpu}"),
+            option="workers",
         )
     return choice
 
@@ -491,8 +514,9 @@ def count_workers(workers: int | None, model_bytes: int, machine: Machine) -> in
         return min(machine.cores, max(1, n_fitting))
     if not 1 <= workers <= _MOST_WORKERS:
         raise UsageError(
-            f"--workers is {workers}",
+            with_options("{workers} is {value}", value=workers),
             hint=f"give 1 to {_MOST_WORKERS}, or leave it out",
+            option="workers",
         )
     return workers
 
@@ -547,27 +571,38 @@ def choose_precision(request: str, choice: Choice) -> Precision:
         case "fp8":
             raise _lacks_fp8(choice)
     raise UnavailableError(
-        f"--precision {request} is not possible on {choice.descriptions[0]}",
+        with_options(
+            "{precision:{request}} is not possible on {shown}",
+            request=request,
+            shown=choice.descriptions[0],
+        ),
         hint="leave it out for the best that the device has",
+        option="precision",
     )
 
 
 def _lacks_fp8(choice: Choice) -> UnavailableError:
     """The error for ``--precision fp8`` without it; a CPU could only emulate it, slowly."""
     old = [place for place, gpu in enumerate(choice.gpus) if not gpu.has_fp8]
-    needs = f"--precision fp8 needs GPUs of compute capability {_dotted(_OLDEST_FOR_FP8)} and newer"
+    needs = with_options(
+        "{precision:fp8} needs GPUs of compute capability {oldest} and newer",
+        oldest=_dotted(_OLDEST_FOR_FP8),
+    )
     if not old:
         return UnavailableError(
-            f"{needs}, and this run uses none",
+            with_options("{needs}, and this run uses none", needs=needs),
             hint="leave it out; `virnucpro models check MODEL --device cpu --precision fp8` shows "
             "what it does to vectors",
         )
     names = (f"{choice.named([i])} has {_dotted(choice.gpus[i].capability)}" for i in old)
     others = len(old) < len(choice.gpus)
     return UnavailableError(
-        f"{needs}: {', '.join(names)}",
-        hint=f"use --precision {choose_precision('auto', choice)}"
-        + f", or the other GPUs alone with {choice.without(old)}" * others,
+        with_options("{needs}: {names}", needs=needs, names=", ".join(names)),
+        hint=with_options(
+            "use {precision:{other}}{or_gpus}",
+            other=choose_precision("auto", choice),
+            or_gpus=f", or the other GPUs alone with {choice.without(old)}" if others else "",
+        ),
     )
 
 

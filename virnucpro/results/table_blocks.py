@@ -17,6 +17,7 @@ from virnucpro.core.errors import InputError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
 from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.option_text import with_options
 from virnucpro.results.names import read_tsv_field
 
 _BYTES_AT_ONCE = 2**22  # bytes of a table read at once
@@ -187,5 +188,7 @@ def reading(table: Path, *others: type[Exception]) -> Iterator[None]:
     except errors as error:
         raise InputError(
             f"{printable(table)} is damaged: {printable(error)}",
-            hint="run the command of the run again with --resume: it writes the tables anew",
+            hint=with_options(
+                "run the command of the run again with {resume}: it writes the tables anew"
+            ),
         ) from error

@@ -27,6 +27,7 @@ from virnucpro.core.atomic_io import OnBlock, open_binary, zstd
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.logging import counted, printable
 from virnucpro.core.numeric import Counts, Mask
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import InputType
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.other_formats import PEEK_BYTES, find_other_format
@@ -862,7 +863,9 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
             raise InputError(
                 f"{name or printable(path)} holds proteins, but the record {printable(stranger)} "
                 "holds nucleotides",
-                hint="run them separately, or set the type of all records with --input-type",
+                hint=with_options(
+                    "run them separately, or set the type of all records with {input_type}"
+                ),
             )
         return "protein"
     if plain > 0.8 * total and protein < 0.01 * total:
@@ -871,7 +874,7 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
         f"{name or printable(path)}: cannot tell nucleotides from proteins "
         f"({plain / max(1, total):.0%} ACGTUN, {protein / max(1, total):.1%} letters that only "
         "proteins have)",
-        hint="set it with --input-type nucleotide or --input-type protein",
+        hint=with_options("set it with {input_type:nucleotide} or {input_type:protein}"),
     )
 
 

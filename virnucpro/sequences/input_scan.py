@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import InputType
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import guess_input_type, parsed
@@ -35,7 +36,9 @@ def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
         files = {guess: file.shown for file, guess in reversed(guesses)}
         raise InputError(
             f"{files['nucleotide']} holds nucleotides, {files['protein']} proteins",
-            hint="run them separately, or set the type of all files with --input-type",
+            hint=with_options(
+                "run them separately, or set the type of all files with {input_type}"
+            ),
         )
     return ranks[0][0] if ranks else "nucleotide"
 
@@ -67,8 +70,8 @@ class Survey:
         except (InputError, InputMissingError) as error:
             if self.is_strict:
                 raise
-            remedy = f" (hint: {error.hint})" if error.hint else ""
-            LOGGER.warning("skipped an unreadable file: %s%s", error, remedy)
+            remedy = with_options(" (hint: {hint})", hint=error.hint) if error.hint else ""
+            LOGGER.warning("skipped an unreadable file: %s%s", error.message, remedy)
             self.refused.append((replace(file, error=str(error)), error))
 
     def hash(self, files: Iterable[InputFile], on_bytes: Callable[[int], None]) -> list[InputFile]:
@@ -130,7 +133,7 @@ class Survey:
         if repeat is None:
             return file
         if not self.renames:
-            raise repeat.error("or add --rename-duplicates")
+            raise repeat.error(with_options("or add {rename_duplicates}"))
         n_renamed = self.keep_once(first)
         announce(
             f"{file.shown}: numbered {counted(n_renamed, 'record')} with a repeated id: the "
@@ -182,7 +185,9 @@ class Survey:
                 if guess not in (None, agreed):
                     raise InputError(
                         f"{file.shown} holds {guess}s, the other files {agreed}s",
-                        hint="run it separately, or set the type of all files with --input-type",
+                        hint=with_options(
+                            "run it separately, or set the type of all files with {input_type}"
+                        ),
                     )
                 files.append(file)
         return agreed, files
@@ -198,9 +203,9 @@ class Survey:
         if strange:
             others = f" and {counted(len(strange) - 1, 'other file')}" if len(strange) > 1 else ""
             LOGGER.warning(
-                "%s%s: read as %ss, but the letters do not look like %ss (hint: leave "
-                "--input-type out to detect the type from the letters)",
+                "%s%s: read as %ss, but the letters do not look like %ss%s",
                 *(strange[0], others, input_type, input_type),
+                with_options(" (hint: leave {input_type} out to detect the type from the letters)"),
             )
 
     def add(self, blocks: Iterable[Records]) -> None:
@@ -222,7 +227,9 @@ class _Repeat:
         return InputError(
             f"{self.second}: the id {printable(self.record_id)} occurs twice "
             f"(first at {self.first})",
-            hint=f"make the ids unique, for example with `seqkit rename`, {remedy}",
+            hint=with_options(
+                "make the ids unique, for example with `seqkit rename`, {remedy}", remedy=remedy
+            ),
         )
 
 

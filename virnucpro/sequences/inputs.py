@@ -29,6 +29,7 @@ from virnucpro.core.atomic_io import (
 )
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UsageError
 from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.option_text import with_options
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FastaRecord
 from virnucpro.sequences.derived_names import DerivedNameScan
@@ -250,7 +251,9 @@ class InputFile:
         if has_changed:
             raise InputError(
                 f"{self.shown} changed during the run",
-                hint="wait until it is written completely, then start again with --force",
+                hint=with_options(
+                    "wait until it is written completely, then start again with {force}"
+                ),
             )
 
 
@@ -279,7 +282,9 @@ def find_inputs(
                 raise InputError(
                     f"the input {file.shown} is named twice"
                     + (f": it is {printable(file.path)}" if file.name else ""),
-                    hint="name it once: --input takes files, folders and sample sheets",
+                    hint=with_options(
+                        "name it once: {input} takes files, folders and sample sheets"
+                    ),
                 )
             inputs[file.path] = _readable_twice(file, run_folder, copies)
     return list(inputs.values())
@@ -382,7 +387,9 @@ def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
         with reading(source):
             return source.open("rb")
     if sys.stdin is None:
-        raise InputMissingError("standard input is closed", hint="give a file with --input")
+        raise InputMissingError(
+            "standard input is closed", hint=with_options("give a file with {input}")
+        )
     return nullcontext(sys.stdin.buffer)
 
 
@@ -474,7 +481,9 @@ def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> li
             raise ResumeError(
                 f"the input {printable(file.path)} changed since this run began: "
                 f"its sha256 was {by_path[file.path].sha256[:12]}, now {file.sha256[:12]}",
-                hint="put the old file back, choose another --output-dir, or start again: --force",
+                hint=with_options(
+                    "put the old file back, choose another {output_dir}, or start again: {force}"
+                ),
             )
         new.append(file)
     generation = 1 + max((file.generation for file in recorded), default=-1)
@@ -516,8 +525,10 @@ def check_recorded(
         if not is_there or not now.has_content_of(file):
             raise ResumeError(
                 f"{printable(file.path)}, an input of this run, is gone or has changed",
-                hint="put it back; if it was moved, compressed or decompressed, repeat the "
-                "command of this run with --resume and the new path as --input",
+                hint=with_options(
+                    "put it back; if it was moved, compressed or decompressed, repeat the "
+                    "command of this run with {resume} and the new path as {input}"
+                ),
             )
         checked.append(now)
     return checked

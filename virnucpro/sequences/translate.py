@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.errors import UsageError
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Reads, Recipe, Status
 from virnucpro.core.types import FastaRecord, Orf, Records, reverse_complement
 from virnucpro.sequences.base_digits import BASE_DIGITS
@@ -82,8 +83,13 @@ class GeneticCode:
         """
         if number not in GENETIC_CODES:
             raise UsageError(
-                f"--genetic-code is {number}, which is not an NCBI code with one meaning per codon",
+                with_options(
+                    "{genetic_code} is {number}, which is not an NCBI code with one meaning per "
+                    "codon",
+                    number=number,
+                ),
                 hint=f"choose one of {', '.join(map(str, GENETIC_CODES))}",
+                option="genetic_code",
             )
         meanings = dict(zip(_CODONS, _LETTERS, strict=True))
         meanings |= {change[:3]: change[3] for change in _DIFFERENCES[number].split()}

@@ -19,11 +19,14 @@ from typing import Any, BinaryIO, ClassVar, cast
 from virnucpro.core.atomic_io import disk_error, sha256
 from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.core.logging import printable
+from virnucpro.core.option_text import with_options
 from virnucpro.core.safe_dir import Tree
 from virnucpro.store.feature_store import index_of, is_export
 from virnucpro.store.run_dir import SCORES, RunDir
 
-_REMEDY = "check the disk, then repeat the command of the run with --resume to rewrite it"
+_REMEDY = with_options(
+    "check the disk, then repeat the command of the run with {resume} to rewrite it"
+)
 _WRITES_AHEAD = 8  # writes of a file that may wait for their hashing
 
 

@@ -34,6 +34,7 @@ from virnucpro.core.atomic_io import disk_error, parse_json, sha256
 from virnucpro.core.errors import FeatureFileError, StorageError
 from virnucpro.core.logging import printable
 from virnucpro.core.numeric import from_bfloat16
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Store
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import Embeddings, Failure
@@ -317,7 +318,9 @@ def reading(path: Path) -> Iterator[None]:
             raise disk_error(error, path) from error
         raise FeatureFileError(
             f"{printable(path)} is not whole: {printable(error)}",
-            hint="check the disk, and run the same command with --resume: it is made again",
+            hint=with_options(
+                "check the disk, and run the same command with {resume}: it is made again"
+            ),
         ) from error
 
 

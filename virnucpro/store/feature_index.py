@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import printable
 from virnucpro.core.numeric import runs_of
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import FeatureFormat
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import Embeddings, Shard, check_counts
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 # HDF5 silently reads NaN and empty ids
 FILES_PER_GROUP = 200  # macOS lets a process open 256
 MOST_AT_ROOT = 1000  # Linux: 1,024
-_WRITE_ANEW = "repeat the command of the run with --resume to make what is missing"
+_WRITE_ANEW = with_options("repeat the command of the run with {resume} to make what is missing")
 _OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that the index leaves out
 _DATASETS = ("ids", "lengths", "embeddings")
 

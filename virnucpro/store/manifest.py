@@ -13,7 +13,7 @@ from virnucpro._version import __version__
 from virnucpro.core.atomic_io import read_json
 from virnucpro.core.errors import ResumeError, UsageError
 from virnucpro.core.logging import printable
-from virnucpro.core.option_schema import flag
+from virnucpro.core.option_text import OptionName, join_texts, joined, with_options
 from virnucpro.core.recipe import SHARD_FORMAT, Embed, EncoderSpec, Recipe
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FastaRecord
@@ -110,9 +110,15 @@ class Manifest:
         """
         if changes := self.changes(recipe):
             raise ResumeError(
-                f"this folder holds a run with other settings: {'; '.join(changes)}",
-                hint="use the old options (without --model, the scorer alone reads) and the same "
-                "version of VirNucPro, choose another --output-dir, or start again with --force",
+                with_options(
+                    "this folder holds a run with other settings: {changes}",
+                    changes=join_texts("; ", changes),
+                ),
+                hint=with_options(
+                    "use the old options (without {model}, the scorer alone reads) and the "
+                    "same version of VirNucPro, choose another {output_dir}, or start again "
+                    "with {force}"
+                ),
             )
 
     def changes(self, recipe: Recipe) -> list[str]:
@@ -231,7 +237,9 @@ def _from_json(stored: Mapping[str, Any], copies: Path) -> InputFile:
 def _damaged(manifest: Path, why: object) -> ResumeError:
     return ResumeError(
         f"{printable(manifest)} is damaged: {printable(why)}",
-        hint="restore a copy of it, start again with --force, or choose another --output-dir",
+        hint=with_options(
+            "restore a copy of it, start again with {force}, or choose another {output_dir}"
+        ),
     )
 
 
@@ -241,7 +249,9 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
         other = f"an earlier state of virnucpro {__version__}"
     return ResumeError(
         f"{printable(folder)} holds a run of {other}; virnucpro {__version__} cannot resume it",
-        hint="finish it with that version, choose another --output-dir, or start with --force",
+        hint=with_options(
+            "finish it with that version, choose another {output_dir}, or start with {force}"
+        ),
     )
 
 
@@ -264,7 +274,8 @@ def _changed(
     for name in new:
         if old[name] != new[name] and name not in left_out:
             change = f"was {_short(old[name])}, now {_short(new[name])}"
-            yield name, f"{_SHOWN.get(name, name)}{of_which} {change}"
+            shown = _SHOWN.get(name, name)
+            yield name, join_texts("", (shown, of_which, f" {change}"))
 
 
 _OPTIONS = (
@@ -279,7 +290,10 @@ _FILES = {
     "scorer_sha256": "the SHA-256 of the scorer",
     "known_sha256": "the SHA-256 of the index of known viruses",
 }
-_SHOWN = {**_FILES, **{name: flag(name) for name in _OPTIONS}}
+_SHOWN: dict[str, str] = {
+    **_FILES,
+    **{name: joined([OptionName(name, is_bare=True)]) for name in _OPTIONS},
+}
 
 
 def _short(value: object) -> str:

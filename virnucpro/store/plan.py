@@ -29,6 +29,7 @@ from virnucpro.core.atomic_io import as_text, parse_json, sha256
 from virnucpro.core.errors import FeatureFileError, InputError
 from virnucpro.core.helper_pool import Pool
 from virnucpro.core.logging import printable
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Embed, Recipe
 from virnucpro.core.types import (
     PROTEIN,
@@ -560,18 +561,19 @@ def refuse_repeat(digests: array[int], manifest: Manifest, *, is_begun: bool = F
             f"{repeat.second}: the corrected record {printable(name)} occurs twice",
             hint="keep one of the two",
         )
-    remedy = (
-        "or start again with all files and --force: ids that files share are then written with "
-        "their file; or leave the added file out"
+    remedy = with_options(
+        "or start again with all files and {force}: ids that files share are then written "
+        "with their file; or leave the added file out"
     )
     if len(manifest.inputs) == 1:
-        remedy = "or add --rename-duplicates" + _AGAIN * is_begun
+        again = _AGAIN if is_begun else ""
+        remedy = with_options("or add {rename_duplicates}{again}", again=again)
     raise repeat.error(remedy)
 
 
-_AGAIN = (
-    "; then start again with --force. Vectors in a --cache are read and not made again; nothing "
-    "was deleted"
+_AGAIN = with_options(
+    "; then start again with {force}. Vectors in a {cache} are read and not made again; "
+    "nothing was deleted"
 )
 
 

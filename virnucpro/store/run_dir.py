@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from virnucpro.core.atomic_io import TEMPORARY, disk_error, read_facts, writing
 from virnucpro.core.errors import InputMissingError, OutputError, UsageError
 from virnucpro.core.logging import announce, logging_to_file, printable
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Command, Recipe
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import SHARD_NAME
@@ -144,7 +145,7 @@ class RunDir(Tree):
             except FileNotFoundError as error:  # its parents exist
                 raise OutputError(
                     f"{printable(self.root)}: this folder cannot be made",
-                    hint="choose another --output-dir",
+                    hint=with_options("choose another {output_dir}"),
                 ) from error
             self._refuse_links()
             with locked(self.root, self.logs):
@@ -223,8 +224,8 @@ class RunDir(Tree):
         """
         if resume and force:
             raise UsageError(
-                "--resume and --force contradict each other",
-                hint="--resume continues the run, --force deletes it",
+                with_options("{resume} and {force} contradict each other"),
+                hint=with_options("{resume} continues the run, {force} deletes it"),
             )
         present = [path for path in self._results if path.exists()]
         if all(map(self._is_left_over, present)):
@@ -233,12 +234,14 @@ class RunDir(Tree):
         if self.manifest.name not in names:
             raise OutputError(
                 f"{printable(self.root)} has {', '.join(names)}, but no run of VirNucPro",
-                hint="choose another --output-dir, or move these files away",
+                hint=with_options("choose another {output_dir}, or move these files away"),
             )
         if not resume and not force:
             raise OutputError(
                 f"{printable(self.root)} already has a run",
-                hint="add --resume to continue it, or --force to delete it and start anew",
+                hint=with_options(
+                    "add {resume} to continue it, or {force} to delete it and start anew"
+                ),
             )
 
     def _is_left_over(self, path: Path) -> bool:
@@ -340,9 +343,12 @@ class RunDir(Tree):
         ours = {result.resolve() for result in self._results}
         if any(ours & {path.resolve(), *path.resolve().parents} for path in inputs):
             raise UsageError(
-                "an input is in the folder that --force clears",
-                hint=f"move it away first; to repair a run with its {FAILED_SEQUENCES} "
-                "use --resume --add",
+                with_options("an input is in the folder that {force} clears"),
+                hint=with_options(
+                    "move it away first; to repair a run with its {failed_sequences} use "
+                    "{resume} {add}",
+                    failed_sequences=FAILED_SEQUENCES,
+                ),
             )
 
     def sweep(self) -> None:
@@ -400,7 +406,7 @@ class RunDir(Tree):
         if not self.record_table(command).exists():
             raise InputMissingError(
                 f"{printable(self.root)} holds a run that is not finished",
-                hint="finish it: run its command with --resume",
+                hint=with_options("finish it: run its command with {resume}"),
             )
 
     def no_run(self, hint: str) -> InputMissingError:

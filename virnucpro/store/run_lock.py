@@ -30,6 +30,7 @@ from typing import BinaryIO
 from virnucpro.core.atomic_io import open_plain, writing
 from virnucpro.core.errors import OutputError, VirnucproError
 from virnucpro.core.logging import LOGGER, announce, printable
+from virnucpro.core.option_text import join_texts, with_options
 from virnucpro.core.safe_dir import Tree
 
 LOCK = ".lock"
@@ -180,7 +181,9 @@ def _noticing_moves(folder: Path) -> Iterator[None]:
             raise
         raise OutputError(
             f"{printable(folder)} was moved or deleted while it was in use",
-            hint="if it was moved, continue there with --resume; do not move it during a run",
+            hint=with_options(
+                "if it was moved, continue there with {resume}; do not move it during a run"
+            ),
         ) from error
     finally:
         os.close(descriptor)
@@ -353,11 +356,15 @@ def _in_use(handle: FileIO, folder: Path, tags: Path, *hints: str) -> OutputErro
         more = f" and {len(working) - _NAMED} more" if len(working) > _NAMED else ""
         return OutputError(
             f"`virnucpro work` is using {printable(folder)}: {', '.join(names)}{more}",
-            hint="; ".join(("wait until it ends, or stop it: finished shards are kept", *hints)),
+            hint=join_texts(
+                "; ", ("wait until it ends, or stop it: finished shards are kept", *hints)
+            ),
         )
     return OutputError(
         f"another run is using {printable(folder)}: {printable(name or 'an unnamed process')}",
-        hint="; ".join(("wait for it, or choose another --output-dir", *hints)),
+        hint=join_texts(
+            "; ", (with_options("wait for it, or choose another {output_dir}"), *hints)
+        ),
     )
 
 

@@ -26,6 +26,7 @@ from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.events import SCORING, STAGES
 from virnucpro.core.logging import counted
 from virnucpro.core.option_schema import refuse
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import (
     USUAL_CHUNK_SIZE,
     Embed,
@@ -140,8 +141,16 @@ class Caller:
         only, why = self.only_chunk or (asked or USUAL_CHUNK_SIZE, "")
         if asked not in (None, only):
             raise UsageError(
-                f"{why} {only} bases; --chunk-size {asked} is not possible",
-                hint="leave --chunk-size out, or name a model or a head for that size",
+                with_options(
+                    "{why} {only} bases; {chunk_size:{asked}} is not possible",
+                    why=why,
+                    only=only,
+                    asked=asked,
+                ),
+                hint=with_options(
+                    "leave {chunk_size} out, or name a model or a head for that size"
+                ),
+                option="chunk_size",
             )
         return only
 
@@ -247,7 +256,7 @@ class _ByHead(Caller):
 
     def __post_init__(self) -> None:
         where = "with a head alone, which has no error rates"
-        else_ = "let the scorer call: leave out --head and --calls"
+        else_ = with_options("let the scorer call: leave out {head} and {calls}")
         refuse(self.options, ("preset", "prevalence"), where, else_)
 
     @property
@@ -290,8 +299,10 @@ class _Joined(Caller):
             raise UnavailableError(
                 f"the head was joined with another scorer ({self._join.scorer_sha256[:12]}), not "
                 f"with the one of VirNucPro {__version__} ({self.scorer.sha256[:12]})",
-                hint="train the head again with `virnucpro train`, use the version that made it, "
-                "or let it call alone: --calls head",
+                hint=with_options(
+                    "train the head again with `virnucpro train`, use the version that made "
+                    "it, or let it call alone: {calls:head}"
+                ),
             )
 
     @property

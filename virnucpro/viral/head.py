@@ -31,6 +31,7 @@ from virnucpro.core.atomic_io import sha256
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.numeric import DECIMALS, Counts, Values, sigmoid
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Pooling
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FRAMES_FAILED, check_counts
@@ -207,7 +208,7 @@ class HeadFacts:
             raise UnavailableError(
                 f"the head was made for the encoder {printable(made_for)}, not for "
                 f"{printable(others)}",
-                hint="set --model to the encoder that the head was made for",
+                hint=with_options("set {model} to the encoder that the head was made for"),
             )
 
     @property

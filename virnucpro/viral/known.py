@@ -29,6 +29,7 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
 from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.option_text import with_options
 from virnucpro.viral.features import RESIDUE_OF_CODE
 from virnucpro.viral.networks import mapped
 from virnucpro.viral.windows import Pieces
@@ -145,7 +146,7 @@ class KnownIndex:
         if (index := KnownIndex.own()).sha256 != sha256:
             raise UnavailableError(
                 "the index of known viruses was replaced during the run",
-                hint="run the command again with --force",
+                hint=with_options("run the command again with {force}"),
             )
         return index
 

@@ -31,6 +31,7 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
 from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import InputType
 from virnucpro.viral.features import NO_WORDS, RATIOS, SHARES, Features, WordTable
 from virnucpro.viral.proteins import PATTERNS, SHORTEST, Proteins, Ratios, protein_features
@@ -275,7 +276,9 @@ class Scorer:
         if (scorer := Scorer.own()).sha256 != sha256:
             raise UnavailableError(
                 f"the scorer of VirNucPro was replaced during the run: {printable(OWN_SCORER)}",
-                hint="run the command again, with --force: scores of two scorers do not mix",
+                hint=with_options(
+                    "run the command again, with {force}: scores of two scorers do not mix"
+                ),
             )
         return scorer
 

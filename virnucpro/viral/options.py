@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import MODEL, option, refuse
+from virnucpro.core.option_text import with_options
 
 _PANEL = "Calls"
 
@@ -79,7 +80,7 @@ class CutOptions:
             metavar="SCORE",
             min=0,
             max=1,
-            show_default="by --preset, or the head's",
+            show_default=with_options("by {preset}, or the head's"),
         ),
     ] = None
     preset: Annotated[
@@ -125,11 +126,14 @@ class CutOptions:
 
     def __post_init__(self) -> None:
         if self.threshold is not None:
-            refuse(self, ("preset",), "with --threshold")
+            refuse(self, ("preset",), with_options("with {threshold}"))
         if not 0 < self.prevalence < 1:
             raise UsageError(
-                f"--prevalence is {self.prevalence}; it must lie between 0 and 1",
+                with_options(
+                    "{prevalence} is {value}; it must lie between 0 and 1", value=self.prevalence
+                ),
                 hint="give the share of viral records that you expect, for example 0.05",
+                option="prevalence",
             )
         if not self.regions:
-            refuse(self, ("region_model",), "with --no-regions")
+            refuse(self, ("region_model",), with_options("with {regions:no}"))

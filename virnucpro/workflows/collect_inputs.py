@@ -15,6 +15,7 @@ from pathlib import Path
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.option_text import with_options
 from virnucpro.results.mendable import find_mendable
 from virnucpro.sequences.input_scan import Survey
 from virnucpro.sequences.inputs import (
@@ -117,7 +118,9 @@ def _refuse_others(recorded: Manifest, files: Iterable[InputFile], rundir: RunDi
     raise ResumeError(
         f"{listed([file.shown for file in others], _SHOWN)}: not in the run that "
         f"{printable(rundir.root)} contains, which has {inputs}",
-        hint="add --add to include it in that run, or choose another --output-dir for a new run",
+        hint=with_options(
+            "add {add} to include it in that run, or choose another {output_dir} for a new run"
+        ),
     )
 
 
@@ -281,7 +284,7 @@ def _given_anew(
     command, mendable = recorded.recipe.command, set[str]()
     table = rundir.record_table(command)
     if files and table.exists():
-        hint = "run with --resume alone to rewrite it, then repeat this command"
+        hint = with_options("run with {resume} alone to rewrite it, then repeat this command")
         pairs = find_mendable(command, table, hint)
         mendable = {recorded.ids.of(sample, record_id) for sample, record_id in pairs}
     return {

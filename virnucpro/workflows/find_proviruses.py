@@ -16,6 +16,7 @@ from virnucpro.core.errors import InputError, UsageError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.helper_pool import Pool
 from virnucpro.core.logging import LOGGER, announce, printable
+from virnucpro.core.option_text import with_options
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.results.call_rows import make_batches
 from virnucpro.results.counts import RecordCounts
@@ -112,7 +113,9 @@ def _with_regions(rundir: RunDir, region_model: Path | None) -> PredictOptions:
 
 
 def _finished_run(rundir: RunDir) -> Manifest:
-    manifest = rundir.read_run("name the --output-dir of a finished `virnucpro predict`")
+    manifest = rundir.read_run(
+        with_options("name the {output_dir} of a finished `virnucpro predict`")
+    )
     recipe = manifest.recipe
     if recipe.command != "predict" or recipe.input_type != "nucleotide":
         raise UsageError(
@@ -132,7 +135,8 @@ def _records_and_calls(
     Raises:
         InputError: a row belongs to another record.
     """
-    path, hint = rundir.output(RECORD_TABLE.file), "write it again: run its command with --resume"
+    path = rundir.output(RECORD_TABLE.file)
+    hint = with_options("write it again: run its command with {resume}")
     calls = read_calls(path, hint)
     for record, call in zip_longest(manifest.records(inputs), calls):
         if record is None or call is None or not _is_of(call, record):

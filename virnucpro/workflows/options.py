@@ -15,11 +15,11 @@ from virnucpro.core.option_schema import (
     FILES,
     MODEL,
     count,
-    flag,
     make,
     option,
     refuse,
 )
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Command, FeatureFormat, InputType, Pooling, Store
 from virnucpro.engine.options import CacheOptions, EngineOptions
 from virnucpro.models.options import ModelOptions
@@ -36,7 +36,7 @@ class OutputOptions:
     output_dir: Annotated[
         Path,
         option(
-            "Write results, the log, and the files for --resume to this folder.",
+            with_options("Write results, the log, and the files for {resume} to this folder."),
             FILES,
             "--output-dir",
             "-o",
@@ -130,8 +130,10 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     add: Annotated[
         bool,
         option(
-            "With --resume, also add the inputs that the run in DIR does not have yet; without "
-            "it, such an input is an error.",
+            with_options(
+                "With {resume}, also add the inputs that the run in DIR does not have yet; without "
+                "it, such an input is an error."
+            ),
             FILES,
         ),
     ] = False
@@ -189,14 +191,18 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         CacheOptions.__post_init__(self)
         for name in ("plan_only", "no_embed"):
             if getattr(self, name):
-                refuse(self, ("cache",), f"with {flag(name)}, where nothing is embedded")
+                refuse(
+                    self, ("cache",), with_options(f"with {{{name}}}, where nothing is embedded")
+                )
         if self.plan_only:
-            refuse(self, ("no_embed",), "with --plan-only")
+            refuse(self, ("no_embed",), with_options("with {plan_only}"))
         if not self.resume:
-            refuse(self, ("no_embed",), "without --resume: a new run has no vectors yet")
-            refuse(self, ("add",), "without --resume, which continues the run")
+            refuse(
+                self, ("no_embed",), with_options("without {resume}: a new run has no vectors yet")
+            )
+            refuse(self, ("add",), with_options("without {resume}, which continues the run"))
         if self.executor == "local":
-            refuse(self, ("executor_config",), "without --executor parsl")
+            refuse(self, ("executor_config",), with_options("without {executor:parsl}"))
         self.check_type(self.input_type)
 
     @property
@@ -214,7 +220,12 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         Raises:
             UsageError: one of them was given.
         """
-        refuse(self, ("keep_intermediate", "store"), "where nothing is embedded", "add --model")
+        refuse(
+            self,
+            ("keep_intermediate", "store"),
+            "where nothing is embedded",
+            with_options("add {model}"),
+        )
 
     def check_type(self, input_type: str) -> None:
         """Refuse options that have no effect on input of this type.
@@ -258,7 +269,11 @@ class ExtractOptions(RunOptions):
     def __post_init__(self) -> None:
         RunOptions.__post_init__(self)
         if self.pooling == "none":
-            refuse(self, ("cache",), "with --pooling none: a cache holds one vector per sequence")
+            refuse(
+                self,
+                ("cache",),
+                with_options("with {pooling:none}: a cache holds one vector per sequence"),
+            )
 
 
 def record_options(options: RunOptions) -> dict[str, dict[str, object]]:
@@ -301,6 +316,8 @@ def restore_options(kind: type[_Options], folder: Path, stored: Mapping[str, Any
     except (KeyError, TypeError, UsageError) as error:
         raise ResumeError(
             f"{printable(folder)}: run.json does not say how the tables are made",
-            hint="rewrite it: repeat the command of the run with --resume, and with --plan-only if "
-            "the run was only planned",
+            hint=with_options(
+                "rewrite it: repeat the command of the run with {resume}, and with {plan_only} if "
+                "the run was only planned"
+            ),
         ) from error

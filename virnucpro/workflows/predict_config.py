@@ -13,6 +13,7 @@ from virnucpro.core.events import OnEvent
 from virnucpro.core.logging import printable
 from virnucpro.core.machine import read_machine
 from virnucpro.core.option_schema import carry
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Embed, Reads
 from virnucpro.engine.base import Resources
 from virnucpro.engine.options import WorkOptions
@@ -167,7 +168,9 @@ def _refuse_headless_model(
 def _no_head(names: str) -> UnavailableError:
     return UnavailableError(
         f"no head comes with the model {names}",
-        hint="name one with --head, or get features without calls: `virnucpro extract`",
+        hint=with_options(
+            "name one with {head}, or get features without calls: `virnucpro extract`"
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from virnucpro.core.option_schema import MODEL, flag, folder, given_of, names_of, option, refuse
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Command, Embed
 from virnucpro.engine.options import CacheOptions, EngineOptions
 from virnucpro.models.options import model_option
@@ -25,8 +26,10 @@ class PredictOptions(CutOptions, RunOptions):
     model: Annotated[
         str | None,
         model_option(
-            "none: nothing is embedded; esm2_virnucpro with --head, --calls head, --embed, "
-            "--cache, --executor, or any device option except --workers"
+            with_options(
+                "none: nothing is embedded; esm2_virnucpro with {head}, {calls:head}, {embed}, "
+                "{cache}, {executor}, or any device option except {workers}"
+            )
         ),
     ] = None
     head: Head = None
@@ -38,7 +41,7 @@ class PredictOptions(CutOptions, RunOptions):
             "nearly; uncertain: these, except records that every preset calls virus. The scorer "
             "alone calls the others.",
             MODEL,
-            show_default="all; viral with cnn_virnucpro; with --resume as before",
+            show_default=with_options("all; viral with cnn_virnucpro; with {resume} as before"),
         ),
     ] = None
 
@@ -46,7 +49,7 @@ class PredictOptions(CutOptions, RunOptions):
         CutOptions.__post_init__(self)
         RunOptions.__post_init__(self)
         if self.calls == "scorer":
-            refuse(self, ("head",), "with --calls scorer")
+            refuse(self, ("head",), with_options("with {calls:scorer}"))
 
     @property
     def asks_for_vectors(self) -> bool:
@@ -58,9 +61,9 @@ class PredictOptions(CutOptions, RunOptions):
         """The options that make a run embed without naming a model."""
         names = names_of(EngineOptions, CacheOptions) - {"workers"}
         names |= {"executor", "executor_config", "embed", "head"}
-        typed = map(flag, names.intersection(self.typed))
+        given = names.intersection(self.typed).union(given_of(self, names))
         calls = ["--calls head"] if self.calls == "head" else []
-        return sorted({*typed, *given_of(self, names), *calls})
+        return sorted([*map(flag, given), *calls])
 
     def check_type(self, input_type: str) -> None:
         super().check_type(input_type)

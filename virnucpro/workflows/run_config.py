@@ -16,6 +16,7 @@ from virnucpro.core.events import OnEvent
 from virnucpro.core.logging import counted, printable
 from virnucpro.core.machine import read_machine
 from virnucpro.core.option_schema import carry
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import (
     USUAL_CHUNK_SIZE,
     Embed,
@@ -184,8 +185,9 @@ def open_models(
         if recorded is not None and not is_needed and not locate(name).exists():
             raise ResumeError(
                 f"this folder holds a run with {printable(recorded.recipe.reader)}, not {name}",
-                hint="use the old options, choose another --output-dir, or start again with "
-                "--force",
+                hint=with_options(
+                    "use the old options, choose another {output_dir}, or start again with {force}"
+                ),
             )
     return tuple(open_model(name, on_event) for name in names)
 
@@ -287,12 +289,19 @@ def _spec(
     if not 1 <= layer <= n_layers:
         raise UsageError(
             f"there is no layer {layer}: the model has {counted(n_layers, 'layer')}",
-            hint="leave --layer out for the last one",
+            hint=with_options("leave {layer} out for the last one"),
+            option="layer",
         )
     if pooling not in model.poolings:
         raise UsageError(
-            f"--pooling {pooling}: {printable(model.name)} makes one vector per {model.reads.unit}",
-            hint="leave --pooling out, or name an ESM-2 with --model",
+            with_options(
+                "{pooling:{value}}: {name} makes one vector per {unit}",
+                value=pooling,
+                name=printable(model.name),
+                unit=model.reads.unit,
+            ),
+            hint=with_options("leave {pooling} out, or name an ESM-2 with {model}"),
+            option="pooling",
         )
     return model.spec(
         sha256=digest, layer=layer, pooling=pooling, precision=precision, store=options.store
@@ -370,8 +379,12 @@ def _resources(
     request = options.esm_batch_size
     if request != "auto" and not re.fullmatch("[1-9][0-9]{0,17}", request):
         raise UsageError(
-            f"--esm-batch-size is {printable(request)!r}; it must be auto, or 1 token or more",
+            with_options(
+                "{esm_batch_size} is {request}; it must be auto, or 1 token or more",
+                request=f"{printable(request)!r}",
+            ),
             hint="leave it out to size batches to the device",
+            option="esm_batch_size",
         )
     machine = read_machine(options.slurm)
     is_auto = request == "auto"
@@ -400,8 +413,11 @@ def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
     if not (options.embeds_here or options.no_embed) and options.device != "cpu":
         raise UsageError(
             "the plan fixes the precision of the run, and other machines embed",
-            hint="add --precision bf16 (GPUs from Ampere on, such as A100 or H100), --precision "
-            "fp16 (older ones), or --precision fp32 (CPUs)",
+            hint=with_options(
+                "add {precision:bf16} (GPUs from Ampere on, such as A100 or H100), "
+                "{precision:fp16} (older ones), or {precision:fp32} (CPUs)"
+            ),
+            option="precision",
         )
     try:
         return choose_precision(request, choice)
@@ -410,7 +426,9 @@ def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
             raise
         raise UnavailableError(  # not an option of this start: recorded in the run
             f"the run computes in {request}, and {choice.descriptions[0]} does not",
-            hint="use devices that do, or start anew with --force and another --precision",
+            hint=with_options(
+                "use devices that do, or start anew with {force} and another {precision}"
+            ),
         ) from error
 
 

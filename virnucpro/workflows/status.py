@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from virnucpro.core.errors import FeatureFileError, InputMissingError, ResumeError
 from virnucpro.core.logging import counted, escaped, printable
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.types import Shard
 from virnucpro.models.base import estimate_tokens
@@ -89,7 +90,7 @@ def _look(folder: Path) -> Iterator[_Seen]:
             f"{printable(folder)}: {printable(run)} is still reading the input",
             hint="try again later",
         )
-    manifest = manifest or rundir.read_run(hint="give the --output-dir of a run")
+    manifest = manifest or rundir.read_run(hint=with_options("give the {output_dir} of a run"))
     facts, plan = rundir.read_facts(), Plan.read(rundir, manifest)
     stores = rundir.stores_of(manifest.recipe)
     done = [store.names_done() for store in stores]
@@ -107,7 +108,7 @@ def _look(folder: Path) -> Iterator[_Seen]:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ResumeError(
             f"{printable(folder)}: run.json is damaged: {printable(error)}",
-            hint="run with --resume to rewrite it",
+            hint=with_options("run with {resume} to rewrite it"),
         ) from error
 
 

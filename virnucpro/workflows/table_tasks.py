@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.errors import InputError
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import FeatureFormat, Recipe
 from virnucpro.core.types import Orf, Records, Shard
 from virnucpro.results.row_batches import RowBatch
@@ -238,5 +239,5 @@ class BlockTask:
 def input_changed() -> InputError:
     return InputError(
         "an input file changed during the run",
-        hint="wait until it is written completely, then start again with --force",
+        hint=with_options("wait until it is written completely, then start again with {force}"),
     )

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
+from virnucpro.core.option_text import with_options
 from virnucpro.models.esm2.attention import (
     E4M3,
     OF_TRITON,
@@ -131,7 +132,7 @@ def check_device(device: torch.device) -> None:
         raise UnavailableError(
             f"this build of torch ({torch.__version__}) has no products in fp8 for {device}: "
             f"{printable(error)}",
-            hint="use --precision bf16",
+            hint=with_options("use {precision:bf16}"),
         ) from error
 
 

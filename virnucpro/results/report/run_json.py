@@ -21,6 +21,7 @@ from virnucpro.core.atomic_io import open_plain, read_facts
 from virnucpro.core.errors import InputMissingError
 from virnucpro.core.logging import escaped, printable
 from virnucpro.core.numeric import Values
+from virnucpro.core.option_text import with_options
 from virnucpro.results.outputs import REGION_TABLE, TRACKS
 from virnucpro.results.table_blocks import TableBlock, reading, spans_of
 
@@ -56,7 +57,8 @@ class Facts:
         """
         if not path.is_file():
             raise InputMissingError(
-                f"{printable(path.parent)} holds no run", hint="give the --output-dir of a run"
+                f"{printable(path.parent)} holds no run",
+                hint=with_options("give the {output_dir} of a run"),
             )
         return cls(read_facts(path))
 

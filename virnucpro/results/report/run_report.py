@@ -20,6 +20,7 @@ from virnucpro.core.events import SCORING, STAGES, STARTING
 from virnucpro.core.helper_pool import Helpers, Pool
 from virnucpro.core.logging import LOGGER, counted, escaped, printable
 from virnucpro.core.numeric import Values
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import STATUSES, Command
 from virnucpro.engine.device_timeline import Start
 from virnucpro.results.counts import LENGTH_CLASSES
@@ -143,7 +144,7 @@ def report_folder(folder: Path) -> Path:
     """
     rundir = open_run_dir(folder)
     if not rundir.manifest.is_file():
-        raise rundir.no_run("give the --output-dir of one")
+        raise rundir.no_run(with_options("give the {output_dir} of one"))
     with rundir.locked():
         rundir.sweep()
         Outputs(rundir).check(but=[RunDir.page])
