@@ -25,6 +25,7 @@ from pyarrow import parquet
 
 from virnucpro.cli.main import app
 from virnucpro.core.events import OnEvent
+from virnucpro.core.json_checksum import add_checksum
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.engine.base import Executor
@@ -262,7 +263,12 @@ def forget_hashes(folder: Path) -> None:
     """Make a finished run one of an older version, whose ``run.json`` has no hash of an output."""
     stored = json.loads((folder / "run.json").read_text())
     del stored["outputs"]
-    (folder / "run.json").write_text(json.dumps(stored))
+    write_run_json(folder, stored)
+
+
+def write_run_json(folder: Path, stored: Mapping[str, object]) -> None:
+    """Replace ``run.json``, with a right checksum."""
+    (folder / "run.json").write_text(add_checksum(stored))
 
 
 def tables(folder: Path) -> dict[str, bytes]:

@@ -36,7 +36,6 @@ from virnucpro.core.option_schema import names_of
 from virnucpro.core.option_text import with_options
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.options import WorkOptions
-from virnucpro.store import feature_index as index
 from virnucpro.training.options import EvaluateOptions, TrainOptions
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
@@ -377,9 +376,7 @@ def test_vectors_are_read_while_the_same_file_is_open_in_this_process(make_confi
         assert len(dict(virnucpro.read_features(config.output))) == len(h5["ids"])
 
 
-def test_vectors_come_in_batches_whatever_files_they_are_in(make_config, repeated, monkeypatch):
-    monkeypatch.setattr(index, "FILES_PER_GROUP", 1)
-    monkeypatch.setattr(index, "MOST_AT_ROOT", 1)
+def test_vectors_come_in_batches_whatever_files_they_are_in(make_config, repeated):
     config = make_config(repeated, command="extract", store="bfloat16")
     run_inline(config, None)
     batches = list(virnucpro.iter_features(config.output, batch=40))
@@ -404,8 +401,8 @@ def test_vectors_that_were_replaced_are_left_out(make_config, tiny, tmp_path):
     pairs, expected = list(virnucpro.read_features(config.output)), vectors(config.output)
     assert len(pairs) == len(expected) and dict(pairs).keys() == expected.keys() != before.keys()
     assert all(np.array_equal(vector, expected[name]) for name, vector in pairs)
-    (config.output / "features.h5").unlink()
-    with pytest.raises(virnucpro.VirnucproError, match=r"features\.h5 is not whole") as caught:
+    (config.output / "features/parts.json").unlink()
+    with pytest.raises(virnucpro.VirnucproError, match="is not whole") as caught:
         next(virnucpro.read_features(config.output))
     assert "resume=True" in caught.value.hint
 

@@ -23,6 +23,7 @@ from runs import (
     tables,
     vectors,
     write_fasta,
+    write_run_json,
 )
 from test_genetic_code import gene
 
@@ -163,7 +164,7 @@ def test_a_resume_with_all_keeps_what_is_embedded_and_ends_as_if_all_had_been_as
 ):
     done, contigs = [], beginnings(tmp_path / "in.fa")
     run_on("steps", contigs, embed="uncertain")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "steps/features").iterdir()}
+    before = {path.name: path.read_bytes() for path in (tmp_path / "steps/features").glob("*.h5")}
     uncertain = records_with_vectors(tmp_path / "steps")
     run_on("steps", contigs, embed="viral", resume=True)
     viral = records_with_vectors(tmp_path / "steps")
@@ -175,7 +176,7 @@ def test_a_resume_with_all_keeps_what_is_embedded_and_ends_as_if_all_had_been_as
     run_on("steps", contigs, embed="all", resume=True, on_event=count)
     run_on("all", contigs)
     assert uncertain < viral < records_with_vectors(tmp_path / "steps")
-    after = {path.name: path.read_bytes() for path in (tmp_path / "steps/features").iterdir()}
+    after = {path.name: path.read_bytes() for path in (tmp_path / "steps/features").glob("*.h5")}
     assert before.items() <= after.items()
     assert 0 < sum(len(event.rows) for event in done) < len(vectors(tmp_path / "all"))
     assert tables(tmp_path / "steps") == tables(tmp_path / "all")
@@ -210,7 +211,7 @@ def test_an_input_that_is_added_between_two_rules_moves_no_shard(run_on, tmp_pat
     kept: dict[str, bytes] = {}
     for place, (inputs, options) in enumerate(steps):
         run_on("run", *inputs, resume=place > 0, add=place > 0, **options)
-        files = {path.name: path.read_bytes() for path in (tmp_path / "run/features").iterdir()}
+        files = {path.name: path.read_bytes() for path in (tmp_path / "run/features").glob("*.h5")}
         assert kept.items() <= files.items()
         kept = files
     run_on("all", first)
@@ -337,9 +338,8 @@ def test_summary_status_run_json_and_page_say_what_is_not_embedded(run_on, tmp_p
 
 def test_a_run_json_with_an_unknown_rule_is_damaged(run_on, tmp_path):
     run_on("run", embed="viral")
-    path = tmp_path / "run/run.json"
-    stored = json.loads(path.read_text())
+    stored = json.loads((tmp_path / "run/run.json").read_text())
     for rules in ([["some", 0]], [], [["viral"]]):
-        path.write_text(json.dumps({**stored, "embed": rules}))
+        write_run_json(tmp_path / "run", {**stored, "embed": rules})
         with pytest.raises(ResumeError, match=r"run\.json is damaged"):
             run_on("run", resume=True)

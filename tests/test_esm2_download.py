@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -415,6 +416,49 @@ def test_a_file_that_another_process_fetches_is_left_to_it(checkpoint):
         ):
             find_checkpoint(NAME, base_url=base_url)
     assert not asked and files() == [PARTIAL]
+
+
+def foreign_file(path: Path) -> Path:
+    """A file of the user, outside the folder of models."""
+    path.write_bytes(b"mine")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "hard link", "pipe"])
+def test_download_is_not_written_through_a_link(checkpoint, tmp_path, kind):
+    mine, partial = foreign_file(tmp_path / "mine"), hub_folder() / PARTIAL
+    hub_folder().mkdir(parents=True)
+    match kind:
+        case "link":
+            partial.symlink_to(mine)
+        case "dangling link":
+            partial.symlink_to(tmp_path / "nothing")
+        case "hard link":
+            partial.hardlink_to(mine)
+        case "pipe":
+            os.mkfifo(partial)
+    with serving(whole(checkpoint)) as (url, _), pytest.raises(OutputError) as caught:
+        find_checkpoint(NAME, base_url=url)
+    assert PARTIAL in str(caught.value) and "delete it" in caught.value.hint
+    assert mine.read_bytes() == b"mine" and not (tmp_path / "nothing").exists()
+    assert not (hub_folder() / f"{NAME}.pt").exists()
+    partial.unlink()
+    with serving(whole(checkpoint)) as (url, _):
+        assert find_checkpoint(NAME, base_url=url).path.read_bytes() == checkpoint
+
+
+def test_exchanged_download_is_not_put_in_place(checkpoint, tmp_path):
+    mine, partial = foreign_file(tmp_path / "mine"), hub_folder() / PARTIAL
+
+    def exchange(event: object) -> None:
+        if isinstance(event, Progress) and event.done == len(checkpoint):
+            partial.unlink()
+            partial.symlink_to(mine)
+
+    with serving(whole(checkpoint)) as (url, _), pytest.raises(OutputError) as caught:
+        find_checkpoint(NAME, exchange, url)
+    assert PARTIAL in str(caught.value)
+    assert mine.read_bytes() == b"mine" and not (hub_folder() / f"{NAME}.pt").exists()
 
 
 def test_room_on_the_disk_is_asked_for_before_a_byte_is_fetched(checkpoint, publish):

@@ -189,3 +189,34 @@ def test_an_interrupt_before_a_command_began_is_reported_too(monkeypatch, capsys
         main_module.main()
     assert ended.value.code == 130
     assert capsys.readouterr().err.startswith("error: interrupted\nhint:  nothing was started")
+
+
+@pytest.mark.parametrize("module_name", ["virnucpro.cli.main", "typer", "virnucpro.core.errors"])
+def test_interrupt_while_loading_is_reported(module_name):
+    """Ctrl-C at the moment when this module is imported."""
+    code = f"""
+import sys
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {module_name!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+from virnucpro.cli.launch import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 130
+    assert ended.stderr.startswith("error: interrupted\nhint:  nothing was started")
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_entry_point_loads_next_to_nothing():
+    """Before it has run, Ctrl-C prints a traceback."""
+    code = "import sys; before = {*sys.modules}; import virnucpro.cli.launch; print(*sys.modules)"
+    program = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"]
+    loaded = subprocess.run(program, capture_output=True, text=True, check=True).stdout.split()
+    assert not {"typing", "re", "typer", "numpy"} & set(loaded)
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert 'virnucpro = "virnucpro.cli.launch:main"' in project

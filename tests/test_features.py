@@ -90,7 +90,7 @@ def embed(names: str, failed: str = "", first: float = 0.0) -> Embeddings:
 
 
 def rows_of(features: ShardFeatures) -> dict[str, np.ndarray]:
-    ids = [orf_id for _, embeddings in features.files for orf_id in embeddings.ids]
+    ids = [orf_id for file in features.files for orf_id in file.embeddings.ids]
     return dict(zip(ids, features.rows(ids), strict=True))
 
 
@@ -201,7 +201,8 @@ def test_the_store_of_a_further_encoder_is_cleared_swept_and_refused_as_a_link(
     shard = make_shard(0, [make_orf("a")])
     for store in stores:
         store.write(shard, embed("a"))
-        store.index.write_bytes(b"an index")
+        store.index.write_bytes(b"all vectors")
+        store.parts.write_bytes(b"a list of files")
         store.partial(shard, "me").write_bytes(b"rows")
     mine = stores[1].folder / "mine.txt"
     mine.write_text("mine")

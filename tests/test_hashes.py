@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
-from runs import again, flip_bit, forget_hashes, invoke, run_inline
+from runs import (
+    again,
+    flip_bit,
+    forget_hashes,
+    invoke,
+    run_inline,
+    write_run_json,
+)
 from test_scorer_run import predict, write
 
 from virnucpro.core.atomic_io import sha256
 from virnucpro.core.events import Telling
+from virnucpro.core.json_checksum import parse_checked
+from virnucpro.core.safe_dir import Tree
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.checksums import Outputs
+from virnucpro.store.feature_file import read_embeddings, read_label, write_embeddings
 from virnucpro.workflows.find_proviruses import find_regions
 from virnucpro.workflows.predict_options import RegionsOptions
 
@@ -59,6 +74,64 @@ def say(*words: object) -> tuple[int, str]:
 
 def hashes_of(folder: Path) -> dict[str, str]:
     return json.loads((folder / "run.json").read_text())["outputs"]
+
+
+def test_any_flipped_bit_in_run_json_is_reported(copied):
+    path = copied / "run.json"
+    text = path.read_bytes()
+    facts = parse_checked(text)
+    assert facts == {
+        name: value
+        for name, value in json.loads(text).items()
+        if name not in ("json_format", "sha256")
+    }
+    changed = bytearray(text)
+    for place, bit in itertools.product(range(len(text)), range(8)):
+        changed[place] ^= 1 << bit
+        with pytest.raises(ValueError):
+            parse_checked(bytes(changed))
+        changed[place] ^= 1 << bit
+    assert parse_checked(bytes(changed)) == facts
+
+
+def test_flipped_run_json_ends_each_command(copied, finished):
+    text = (copied / "run.json").read_bytes()
+    rng = np.random.default_rng(1)
+    commands = [("status",), ("status", "--verify"), ("report",), ("regions",)]
+    for place in rng.integers(0, len(text), 20).tolist():
+        (copied / "run.json").write_bytes(text)
+        flip_bit(copied / "run.json", place)
+        for command, *more in commands:
+            code, told = say(command, copied, *more)
+            assert code == 73 and "run.json is damaged" in told, (place, command)
+        source = finished.parent / "a.fa"
+        code, told = say("predict", "-i", source, "-o", copied, "--resume", "-q")
+        assert code == 73 and "run.json is damaged" in told
+    (copied / "run.json").write_bytes(text)
+    assert say("status", copied, "--verify")[0] == 0
+
+
+def test_run_json_of_older_versions_is_unverified(copied):
+    stored = json.loads((copied / "run.json").read_text())
+    del stored["sha256"], stored["json_format"]
+    (copied / "run.json").write_text(json.dumps(stored, indent=2))
+    code, told = say("status", copied, "--verify")
+    assert code == 0 and "run.json has no SHA-256 of its own" in told
+    assert say("report", copied)[0] == 0  # which writes run.json
+    assert "run.json has no SHA-256" not in say("status", copied, "--verify")[1]
+
+
+def test_inputs_are_compared_with_run_json(tmp_path):
+    rng = np.random.default_rng(8)
+    one, two = (write(tmp_path / f"{name}.fa", **{name: open_dna(900, rng)}) for name in "ab")
+    predict(one, two, to=tmp_path / "run")
+    assert say("status", tmp_path / "run", "--verify")[1].endswith("2 inputs")
+    two.unlink()
+    code, told = say("status", tmp_path / "run", "--verify")
+    assert code == 0 and "1 input; 1 input gone, and not compared" in told
+    flip_bit(one, 100)
+    code, told = say("status", tmp_path / "run", "--verify")
+    assert code == 1 and f"changed {one}: this input has another SHA-256 than in run.json" in told
 
 
 def test_every_output_of_a_finished_run_has_its_sha256_in_run_json(finished):
@@ -160,7 +233,7 @@ def test_a_place_outside_the_run_folder_is_not_looked_at_and_an_output_without_h
     stored = json.loads((copied / "run.json").read_text())
     stored["outputs"] |= dict.fromkeys((f"{tmp_path}/outside.tsv", "../outside.tsv"), "0" * 64)
     del stored["outputs"]["viral.fasta"]
-    (copied / "run.json").write_text(json.dumps(stored))
+    write_run_json(copied, stored)
     code, told = say("status", copied, "--verify")
     assert code == 0 and "outside" not in told
     assert "; 1 output without a SHA-256 in run.json" in told
@@ -213,7 +286,7 @@ def make_other(folder: Path, names: Collection[str]) -> None:
         if Path(place).name in names:
             (folder / place).write_text("other\n")
             stored["outputs"][place] = sha256(folder / place)
-    (folder / "run.json").write_text(json.dumps(stored))
+    write_run_json(folder, stored)
 
 
 @pytest.mark.parametrize(
@@ -247,24 +320,71 @@ def test_a_kill_between_a_table_and_run_json_is_no_damage(
 
 
 @pytest.mark.parametrize("command", ["predict", "extract"])
-def test_one_flipped_bit_in_the_index_over_all_vectors_is_noticed(
-    tmp_path, tiny, make_config, command
-):
+@pytest.mark.parametrize("name", ["features.h5", "features/parts.json", "features/000000.h5"])
+def test_flipped_bit_in_vectors_is_noticed(tmp_path, tiny, make_config, command, name):
     fasta = write(tmp_path / "in.fa", a=open_dna(300, np.random.default_rng(3)))
     config = make_config(fasta, command=command)
     head = tiny.head if command == "predict" else None
     run_inline(config, head)
     assert say("status", config.output, "--verify")[0] == 0
-    assert "features.h5" in hashes_of(config.output)
-    assert "features/000000.h5" not in hashes_of(config.output), "it has a label of its own"
-    before = (config.output / "features.h5").read_bytes()
-    flip_bit(config.output / "features.h5")
+    path = config.output / name
+    assert hashes_of(config.output)[name] == sha256(path)
+    before = path.read_bytes()
+    flip_bit(path)
     code, told = say("status", config.output, "--verify")
-    assert code == 1 and "features.h5 was changed" in told
-    assert say("report", config.output)[0] == 65
+    assert code == 1 and told.count("damaged ") == 1 and name in told
+    assert say("report", config.output)[0] == 0  # which reads no vectors
     run_inline(again(config, resume=True), head)
-    assert (config.output / "features.h5").read_bytes() == before
+    assert path.read_bytes() == before
     assert say("status", config.output, "--verify")[0] == 0
+
+
+def test_another_whole_feature_file_is_noticed(tmp_path, make_config):
+    """Its label is right: only ``run.json`` tells that it is not the file of this run."""
+    fasta = write(tmp_path / "in.fa", a=open_dna(300, np.random.default_rng(3)))
+    config = make_config(fasta, command="extract")
+    run_inline(config, None)
+    path = config.output / "features/000000.h5"
+    label, before = read_label(path, {}), path.read_bytes()
+    found = read_embeddings(path, label.attributes)
+    other = replace(found, vectors=found.vectors + np.float32(1))
+    write_embeddings(path, other, label.attributes, Tree(config.output))
+    code, told = say("status", config.output, "--verify")
+    assert code == 1 and "features/000000.h5 is a whole feature file, but run.json has" in told
+    assert "delete it, then repeat the command" in told
+    path.unlink()
+    code, told = say("status", config.output, "--verify")
+    assert code == 1 and "features/000000.h5 is missing" in told
+    run_inline(again(config, resume=True), None)
+    assert path.read_bytes() == before
+    assert say("status", config.output, "--verify")[0] == 0
+
+
+def test_system_tools_verify_every_output(tmp_path, make_config):
+    """By the commands of docs/OUTPUT.md."""
+    fasta = write(tmp_path / "in.fa", a=open_dna(900, np.random.default_rng(3)))
+    config = make_config(fasta, command="extract")
+    run_inline(config, None)
+    hashes = hashes_of(config.output)
+    assert {"features/000000.h5", "features.h5", "records.tsv"} <= set(hashes)
+    page = (Path(__file__).parents[1] / "docs/OUTPUT.md").read_text()
+    _, _, section = page.partition("## Checksums")
+    block = section.split("```sh\ncd results/\n")[1].split("```")[0]
+    python = f"{shlex.quote(sys.executable)} -c"
+    command = block.replace("python -c", python)
+
+    def verify() -> int:
+        return subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command], cwd=config.output
+        ).returncode
+
+    assert verify() == 0
+    flip_bit(config.output / "features/000000.h5")
+    assert verify() != 0
+    stored = json.loads((config.output / "run.json").read_text())["sha256"]
+    assert "`head -c -83 run.json | sha256sum`" in section
+    text = (config.output / "run.json").read_bytes()
+    assert hashlib.sha256(text[:-83]).hexdigest() == stored
 
 
 @pytest.mark.parametrize("layout", ["parquet", "pt"])

@@ -52,7 +52,7 @@ def test_the_conda_recipe_needs_what_the_package_needs() -> None:
 
 
 def test_the_conda_recipe_starts_the_same_program() -> None:
-    assert "virnucpro = virnucpro.cli.main:main" in CONDA
+    assert "virnucpro = virnucpro.cli.launch:main" in CONDA
     plain = re.sub(r"\{\{.*?\}\}", "x", re.sub(r"\{%.*?%\}", "", CONDA))
     assert yaml.safe_load(plain)["about"]["license"] == "MIT"
 

@@ -26,6 +26,7 @@ from runs import (
     statuses,
     tables,
     vectors,
+    write_run_json,
 )
 
 from virnucpro._version import __version__
@@ -339,7 +340,7 @@ def test_an_input_that_is_refused_leaves_the_folder_free(predicted, contigs, tmp
 def test_a_run_json_of_another_shape_is_refused(predicted, contigs, edit, finished):
     stored = json.loads((finished.output / "run.json").read_text())
     edit(stored)
-    (finished.output / "run.json").write_text(json.dumps(stored))
+    write_run_json(finished.output, stored)
     with pytest.raises(ResumeError, match=r"run\.json is damaged"):
         predicted(contigs, resume=True)
 
@@ -610,10 +611,11 @@ def test_status_finds_feature_files_that_are_damaged_or_not_in_their_places(
     predicted, contigs, finished, tmp_path, harm
 ):
     folder = finished.output
-    n_files = len(list((folder / "features").iterdir()))
-    n_outputs = len(json.loads((folder / "run.json").read_text())["outputs"])
+    n_files = len(list((folder / "features").glob("*.h5")))
+    n_outputs = len(json.loads((folder / "run.json").read_text())["outputs"]) - n_files
     lines, n_damaged = inspect_run(folder, verify=True)
-    assert lines[-1] == f"verified  whole: {n_files} feature files, {n_outputs} outputs"
+    whole = f"{n_files} feature files, {n_outputs} outputs, 1 input"
+    assert lines[-1] == f"verified  whole: {whole}"
     assert n_damaged == 0
     one, two = (folder / "features" / f"{i:06d}.h5" for i in (1, 2))
     match harm:
@@ -628,8 +630,12 @@ def test_status_finds_feature_files_that_are_damaged_or_not_in_their_places(
         case "a copy of another":
             one.write_bytes(two.read_bytes())
     lines, n_damaged = inspect_run(folder, verify=True)
-    named = "000001.h5" if harm in ("a flipped bit", "missing") else "features.h5"
-    assert n_damaged == 1 and named in lines[-1]
+    changed = [one, two] if harm == "swapped" else [one]
+    assert n_damaged == len(changed)
+    for path, line in zip(changed, lines[-n_damaged:], strict=True):
+        assert str(path) in line
+    for path in changed:  # as the message says
+        path.unlink(missing_ok=True)
     predicted(contigs, resume=True)
     assert inspect_run(folder, verify=True)[1] == 0
 
@@ -640,7 +646,9 @@ def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(predicted, 
     forget_hashes(output)
     one, two = (output / "features" / f"{i:06d}.h5" for i in (1, 2))
     lines, _ = inspect_run(output, verify=True)
-    assert lines[-1].startswith("verified  whole: 7 feature files; outputs were not verified")
+    assert lines[-1].startswith(
+        "verified  whole: 7 feature files, 1 input; outputs were not verified"
+    )
     assert "was not checked" not in lines[-1]
     one.rename(tmp_path / "aside")
     two.rename(one)

@@ -18,7 +18,13 @@ from click.testing import CliRunner
 from conftest import open_dna, random_dna
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import called, forget_hashes, rows
+from pages import Page
+from runs import (
+    called,
+    forget_hashes,
+    rows,
+    write_run_json,
+)
 from test_scorer_run import outputs, predict, write
 
 from virnucpro.cli.main import app
@@ -29,6 +35,7 @@ from virnucpro.results.call_rows import make_batches
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.output_writer import open_outputs
 from virnucpro.results.outputs import REGION_OUTPUTS, REGION_TABLE
+from virnucpro.results.report.run_report import report_folder
 from virnucpro.results.sample_tables import OutputDir
 from virnucpro.results.table_readers import parse_region
 from virnucpro.sequences.fasta import read_fasta
@@ -735,6 +742,28 @@ def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, ch
     assert manifests[1]["counts"]["n_regions"] == 2
 
 
+def test_regions_keep_the_warnings_of_the_page(tmp_path, chromosomes):
+    """And show their own, of the last time only."""
+    gaps = chromosomes["short"][:500] + "---" + chromosomes["short"][500:]
+    source = write(tmp_path / "in.fa", **chromosomes, gapped=gaps)
+    predict(source, to=tmp_path / "run", regions=False)
+    warning = "left out: 3 gaps (- . ~) of an alignment, in 1 record"
+    assert warning in Page(tmp_path / "run/report.html").words
+    source.rename(tmp_path / "aside.fa")
+    for _ in range(2):
+        with pytest.raises(ResumeError, match="gone or has changed"):
+            find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
+    report_folder(tmp_path / "run")
+    words = Page(tmp_path / "run/report.html").words
+    assert warning in words and words.count("is gone or has changed") == 1
+    (tmp_path / "aside.fa").rename(source)
+    find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
+    words = Page(tmp_path / "run/report.html").words
+    assert warning in words and "is gone or has changed" not in words
+    predict(source, to=tmp_path / "run", regions=False, resume=True)
+    assert Page(tmp_path / "run/report.html").words.count(warning) == 1
+
+
 def test_regions_of_a_finished_run_are_found_by_the_model_that_the_run_used(
     tmp_path, chromosomes, tiny
 ):
@@ -757,16 +786,16 @@ def test_regions_of_a_finished_run_are_found_by_the_model_that_the_run_used(
     stored["tables"]["model"] = str(own.parent)
     for path in own.parent.glob("model*.safetensors"):
         path.write_text("the model itself is not opened")
-    (folder / "run.json").write_text(json.dumps(stored))
+    write_run_json(folder, stored)
     assert model_of_regions() == str(own)
     assert (folder / "virnucpro.log").read_text().count("learned from my own prophages") == 2
     tables = {**stored["tables"], "model": "esm2_t33_650M_UR50D"}
-    (folder / "run.json").write_text(json.dumps({**stored, "tables": tables}))
+    write_run_json(folder, {**stored, "tables": tables})
     assert model_of_regions() is None  # and nothing is fetched
-    (folder / "run.json").write_text(json.dumps({**stored, "tables": ["not", "a", "table"]}))
+    write_run_json(folder, {**stored, "tables": ["not", "a", "table"]})
     with pytest.raises(ResumeError, match="does not say how the tables are made"):
         model_of_regions()
-    (folder / "run.json").write_text(json.dumps(stored))
+    write_run_json(folder, stored)
     assert model_of_regions() == str(own)
     own.unlink()
     with pytest.raises(InputMissingError, match="there is no region model"):

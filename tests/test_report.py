@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import workers
 from pages import EVIL, EXAMPLE, Page, call, write_table
-from runs import again, execute, rows, run_inline, within
+from runs import again, execute, rows, run_inline, within, write_run_json
 
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError
 from virnucpro.core.events import (
@@ -108,7 +108,7 @@ def test_a_run_that_was_not_ended_says_so_in_its_title_and_why(tmp_path, caplog)
 
 def test_a_run_of_an_older_version_has_a_page_too(tmp_path):
     """Such a run lacks the columns and the facts that came later."""
-    (tmp_path / "run.json").write_text(json.dumps({"state": "complete", "recipe": 3, "inputs": 0}))
+    write_run_json(tmp_path, {"state": "complete", "recipe": 3, "inputs": 0})
     (tmp_path / "predictions.tsv").write_text(
         "record\tlength\tstatus\tcall\tvirus_score\na\t700\tscored\tvirus\t0.990000\n"
     )
@@ -137,7 +137,7 @@ def test_a_run_cites_what_it_used(tmp_path):
     stored = json.loads((folder / "run.json").read_text())
     for families, is_cited in (([], False), (["esm2"], True)):
         stored["recipe"] = {"encoders": [{"family": family} for family in families]}
-        (folder / "run.json").write_text(json.dumps(stored))
+        write_run_json(folder, stored)
         page = report_folder(folder).read_text()
         assert ("lin2023esm2" in page) == ("10.1126/science.ade2574" in page) == is_cited
         assert "li2025virnucpro" in page and "zhou2025dnaberts" not in page
@@ -388,7 +388,7 @@ def test_the_page_names_the_hosts_that_did_parts_and_no_name_is_markup(tmp_path)
     host = {"n_shards": 1234, "tokens_per_second": 56789.4, "n_failed": 3}
     facts["hosts"] = [{"host": "<img src=x>\x1b[2J", **host}, {"host": "node7"}, "damaged"]
     facts["recipe"]["encoders"] = [{"family": "esm2"}]
-    (folder / "run.json").write_text(json.dumps(facts))
+    write_run_json(folder, facts)
     page = Page(report_folder(folder))
     assert "img" not in {tag for tag, _ in page.elements}
     assert r"<img src=x>\x1b[2J" in page.text and "node7" in page.text
@@ -620,7 +620,7 @@ def test_infinities_and_nan_in_run_json_are_left_out_of_the_page(tmp_path):
     seconds = {STAGES[0]: 10**400, STAGES[2]: float("inf")}
     cut_scores = [[float("inf"), 0.5], [10**400, 0.5], [500, float("nan")]]
     counts = {**stored.get("counts", {}), "seconds": seconds, "cut_scores": cut_scores}
-    (folder / "run.json").write_text(json.dumps({**stored, "counts": counts}))
+    write_run_json(folder, {**stored, "counts": counts})
     assert Page(report_folder(folder)).words
 
 

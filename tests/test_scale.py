@@ -29,7 +29,6 @@ from virnucpro.engine.base import Job, Resources
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.input_scan import Survey
 from virnucpro.sequences.inputs import InputFile
-from virnucpro.store.feature_index import MOST_AT_ROOT, IndexPart
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Selection, refuse_repeat
@@ -250,36 +249,22 @@ def test_a_resumed_run_of_many_shards_embeds_nothing_and_says_what_it_checks(fin
     assert found == {f"p{i}": "embedded" for i in range(len(finished.plan.shards))}
 
 
-def read_index(path: Path, n_files: int, n_open: int) -> None:
-    """In a process of its own, with as many open files as are usually allowed."""
+def read_merged(path: Path, n_files: int) -> None:
+    """In a process of its own, with fewer open files than a store has."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (n_open, hard))
-    ids = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     with h5py.File(path) as h5:
-        assert ("ids" in h5) == (n_files <= MOST_AT_ROOT)
-        for place in [h5] if "ids" in h5 else h5["groups"].values():
-            ids += place["ids"].asstr()[:].tolist()
-            assert np.isfinite(place["embeddings"][:]).all()
+        ids, vectors = h5["ids"].asstr()[:].tolist(), h5["embeddings"][:]
     assert ids == [f"p{i}" for i in range(n_files)]
+    assert np.isfinite(vectors).all()
 
 
-@pytest.mark.parametrize(("is_whole", "n_open"), [(False, 1024), (True, 256)])
-def test_an_index_is_read_whole_under_the_usual_limit_of_open_files(finished, is_whole, n_open):
-    """At once where its root shows all, by groups at any size."""
-    shards = finished.plan.shards if is_whole else finished.plan.shards[:MOST_AT_ROOT]
-    assert len(shards) > MOST_AT_ROOT or not is_whole
-    one = np.ones((1, DIM), np.float32)
-    parts = [
-        IndexPart.of(
-            f"{shard.name}.h5",
-            Embeddings((f"p{shard.index}",), np.array([1], np.int32), one),
-            finished.store.attributes(shard),
-        )
-        for shard in shards
-    ]
-    IndexPart.write_index(finished.rundir.feature_index, parts, finished.rundir)
-    about = (finished.rundir.feature_index, len(shards), n_open)
-    reader = fork_server().Process(target=read_index, args=about)
+def test_features_are_read_with_few_open_files(finished):
+    run_inline(again(finished.config, resume=True), None)
+    n_files = len(finished.plan.shards)
+    assert n_files > 64
+    about = (finished.rundir.feature_index, n_files)
+    reader = fork_server().Process(target=read_merged, args=about)
     reader.start()
     reader.join()
     assert reader.exitcode == 0

@@ -6,7 +6,7 @@ import io
 import json
 import sys
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from math import exp
 from pathlib import Path
@@ -15,10 +15,12 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
-from runs import execute, failures, leftovers, our_processes, rows, statuses
+from runs import execute, failures, leftovers, our_processes, rows, statuses, write_run_json
 from runs import tables as tables_of
+from safetensors.numpy import load, save
 from test_genetic_code import gene
 
+from virnucpro.core.atomic_io import zstd
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UsageError
 from virnucpro.core.events import Event, OnEvent, Progress, Telling
 from virnucpro.core.option_schema import make
@@ -28,11 +30,12 @@ from virnucpro.core.types import FastaRecord, Records, Shard
 from virnucpro.engine.base import Executor, Job, Resources
 from virnucpro.models import devices
 from virnucpro.models.devices import Gpu
-from virnucpro.results.outputs import VIRUS_TABLE
+from virnucpro.results.outputs import VIRUS_TABLE, open_run_dir
 from virnucpro.sequences import fasta as reader
 from virnucpro.sequences import open_codes
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.store import plan
+from virnucpro.store.feature_file import read_sealed, write_sealed
 from virnucpro.viral import host_markers as landmarks
 from virnucpro.viral.calling import score_records
 from virnucpro.viral.head import probability
@@ -402,6 +405,56 @@ def test_scores_that_are_damaged_or_of_others_are_made_again(tmp_path, monkeypat
         assert now[names[1]] == whole[names[1]]
 
 
+BOMB = 400 * 2**20  # bytes, which zstd packs into 40 kB
+
+
+def packed_without_size(content: bytes) -> bytes:
+    packer = zstd.ZstdCompressor()
+    return packer.compress(content) + packer.flush()
+
+
+def with_counts(name: str, number: int) -> Callable[[bytes], bytes]:
+    """Change the last of some counts in the content of a score file."""
+
+    def change(content: bytes) -> bytes:
+        arrays = load(zstd.decompress(content))
+        arrays[name] = arrays[name].copy()
+        arrays[name][-1] = number
+        return zstd.compress(save(arrays))
+
+    return change
+
+
+BOMBS = {
+    "one frame": lambda _: zstd.compress(bytes(BOMB)),
+    "a second frame": lambda content: content + zstd.compress(bytes(BOMB)),
+    "no size": lambda _: packed_without_size(bytes(BOMB)),
+    "pieces": with_counts("n_piece", 2**40),
+    "fewer pieces": with_counts("n_piece", -1),
+    "lengths": with_counts("lengths", 2**40),
+}
+
+
+@pytest.mark.parametrize("with_records", [True, False])
+@pytest.mark.parametrize("name", BOMBS)
+def test_score_file_cannot_fill_memory(tmp_path, name, with_records):
+    sequence = open_dna(900, np.random.default_rng(3))
+    predict(write(tmp_path / "in.fa", a=sequence), to=tmp_path / "run")
+    rundir = open_run_dir(tmp_path / "run")
+    manifest = rundir.read_manifest()
+    store = ScoreStore(rundir, rundir.scores, manifest.recipe.fingerprint, "")
+    (path,) = store.files()
+    records = Records.of(manifest.records(manifest.inputs)) if with_records else None
+    assert store.read(path, records)[0] is not None
+    label, content = read_sealed(path, {})
+    write_sealed(rundir, path, BOMBS[name](content), label.attributes)
+    tracemalloc.start()
+    assert store.read(path, records)[0] is None
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
+
+
 def test_scores_serve_the_records_that_they_were_made_of_and_no_others(tmp_path):
     records = [FastaRecord(name, name, "MKVLEFPQIL" * 9) for name in "ab"]
     recipe = Recipe(
@@ -632,7 +685,7 @@ def test_a_run_of_the_scorer_is_not_resumed_with_a_model_nor_the_other_way_round
     )
     recipe = Recipe(**stored["recipe"] | {"scorer_sha256": "", "encoders": (spec,)})
     stored |= {"recipe": asdict(recipe), "fingerprint": recipe.fingerprint}
-    (tmp_path / "run/run.json").write_text(json.dumps(stored))
+    write_run_json(tmp_path, stored)
     with pytest.raises(ResumeError, match="it has the model esm2_x, not the scorer"):
         predict(fasta, to=tmp_path / "run", resume=True)
 

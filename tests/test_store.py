@@ -15,7 +15,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,14 @@ from forked import fork_server
 from pyarrow import parquet
 from runs import no_file_longer_than, wait_until
 
-from virnucpro._version import __version__
 from virnucpro.core.atomic_io import atomic, disk_error
 from virnucpro.core.errors import FeatureFileError, OutputError, StorageError
-from virnucpro.core.numeric import Mask
 from virnucpro.core.recipe import EncoderSpec, Store
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import Embeddings, Failure
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.feature_export import save_npz, save_parquet, save_pt
 from virnucpro.store.feature_file import read_embeddings, read_label, write_embeddings
-from virnucpro.store.feature_index import IndexPart
 
 ATTRIBUTES: dict[str, str | int] = {
     "model": "esm2_t6_8M_UR50D",
@@ -130,20 +126,18 @@ def test_embeddings_and_failures_are_read_as_they_were_written(
     assert is_same(read_embeddings(path, attributes_of(embeddings)), embeddings)
 
 
-def test_anyone_with_h5py_reads_bfloat16_as_float32_from_half_the_bytes(tmp_path: Path) -> None:
+def test_anyone_with_h5py_reads_bfloat16_as_float32_from_half_the_bytes(path: Path) -> None:
     ties = np.array([[1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-8 + 2**-20]], dtype=np.float32)
     edges = np.array([[0.0, -0.0, 2.0**-130, 3.3e38]], dtype=np.float32)
     embeddings = replace(make_embeddings(2), vectors=np.concatenate([ties, edges]))
-    index = tmp_path / "features.h5"
-    IndexPart.write_index(index, make_run(tmp_path, embeddings, store="bfloat16"), Tree(tmp_path))
+    write_embeddings(path, embeddings, ATTRIBUTES, Tree(path.parent), "bfloat16")
     even = [1.0, 1 + 2**-6, -1.0, 1 + 2**-7]
-    with h5py.File(tmp_path / "features" / "000000.h5") as h5, h5py.File(index) as over_all:
-        stored, shown = h5["embeddings"], over_all["embeddings"]
-        assert stored.dtype == shown.dtype == np.float32
+    with h5py.File(path) as h5:
+        stored = h5["embeddings"]
+        assert stored.dtype == np.float32
         assert stored.id.get_storage_size() == 2 * stored.size
         assert stored[0].tolist() == even
         assert stored[1] == pytest.approx(edges[0], rel=2**-8)
-        assert np.array_equal(stored[:], shown[:])
 
 
 def test_ids_of_any_kind_come_back(path: Path) -> None:
@@ -333,7 +327,7 @@ def test_an_impossible_path_is_refused_with_advice(tmp_path: Path, name: str) ->
     with pytest.raises(OutputError) as caught, atomic(tmp_path / name) as temporary:
         temporary.write_bytes(b"content")
     assert "another path" in caught.value.hint
-    with pytest.raises(OutputError) as caught, open_run_dir(tmp_path / name).locked():
+    with pytest.raises(OutputError) as caught, open_run_dir(tmp_path / name).locked(create=True):
         pass
     assert "another path" in caught.value.hint
 
@@ -373,122 +367,6 @@ def test_what_cannot_be_swept_away_does_not_keep_the_rest(tmp_path: Path) -> Non
         left.mkdir() if left.name in folders else left.write_text("half")
     Tree(tmp_path).sweep_folder(tmp_path)
     assert {entry.name for entry in tmp_path.iterdir()} == folders
-
-
-# The index over all files
-
-
-def make_run(
-    root: Path, *parts: Embeddings, masks: list[Mask] | None = None, store: Store = "float32"
-) -> list[IndexPart]:
-    """A run folder with its feature files; every ORF is to be shown, unless masks say otherwise."""
-    shown = []
-    (root / "features").mkdir(parents=True, exist_ok=True)
-    for i, embeddings in enumerate(parts):
-        path = root / "features" / f"{i:06d}.h5"
-        attributes = {**attributes_of(embeddings), "shard_sha256": f"{i}" * 64}
-        write_embeddings(path, embeddings, attributes, Tree(path.parent), store)
-        hidden = compress(embeddings.ids, ~masks[i]) if masks else ()
-        shown.append(IndexPart.of(path.name, embeddings, attributes, set(hidden)))
-    return shown
-
-
-def read_index(path: Path) -> Embeddings:
-    """What the root of an index shows, which is what its groups show together."""
-    with h5py.File(path) as h5:
-        root, *groups = (
-            Embeddings(
-                ids=tuple(place["ids"].asstr()[:]),
-                lengths=place["lengths"][:],
-                vectors=place["embeddings"][:],
-                per_residue=h5.attrs["pooling"] == "none",
-            )
-            for place in (h5, *h5["groups"].values())
-        )
-    assert root.ids == tuple(orf_id for group in groups for orf_id in group.ids)
-    for name in ("lengths", "vectors") if groups else ():
-        whole = np.concatenate([getattr(group, name) for group in groups])
-        assert np.array_equal(getattr(root, name), whole)
-    return root
-
-
-@pytest.fixture(params=[False, True], ids=["mean", "per-residue"])
-def parts(request: pytest.FixtureRequest) -> list[Embeddings]:
-    return [
-        make_embeddings(n, per_residue=request.param, prefix=f"part{i}_", n_failures=i)
-        for i, n in enumerate((5, 1, 0, 8))
-    ]
-
-
-@pytest.mark.parametrize(
-    ("n_files", "is_masked"), [(1, False), (2, False), (200, False), (2, True)]
-)
-def test_the_index_shows_the_rows_of_all_files_in_their_order_but_those_that_are_masked(
-    tmp_path: Path, parts, monkeypatch, n_files: int, is_masked: bool
-) -> None:
-    monkeypatch.setattr("virnucpro.store.feature_index.FILES_PER_GROUP", n_files)
-    masks = [np.ones(len(part.ids), dtype=np.bool_) for part in parts]
-    if is_masked:
-        masks[0][[0, 2, 3]] = False
-        masks[1][:] = False
-        masks[3][-1] = False
-    index = tmp_path / "run" / "features.h5"
-    files = make_run(index.parent, *parts, masks=masks)
-    IndexPart.write_index(index, reversed(files), Tree(index.parent))
-    expected = {
-        orf_id: rows
-        for part, mask in zip(parts, masks, strict=True)
-        for (orf_id, rows), is_shown in zip(rows_by_id(part).items(), mask, strict=True)
-        if is_shown
-    }
-    found = read_index(index)
-    assert found.ids == tuple(expected) and rows_by_id(found) == expected
-    lengths = np.concatenate([p.lengths[mask] for p, mask in zip(parts, masks, strict=True)])
-    assert found.lengths.tolist() == lengths.tolist()
-
-
-def test_the_index_works_after_the_run_folder_was_moved(tmp_path, parts, monkeypatch) -> None:
-    index = tmp_path / "run" / "features.h5"
-    IndexPart.write_index(index, make_run(index.parent, *parts), Tree(index.parent))
-    moved = tmp_path / "elsewhere" / "moved"
-    moved.parent.mkdir()
-    index.parent.rename(moved)
-    monkeypatch.chdir(tmp_path)
-    expected = {k: v for part in parts for k, v in rows_by_id(part).items()}
-    assert rows_by_id(read_index(Path("elsewhere/moved/features.h5"))) == expected
-
-
-def test_the_index_says_what_made_it_but_names_no_single_shard(tmp_path: Path, parts) -> None:
-    index = tmp_path / "run" / "features.h5"
-    IndexPart.write_index(index, make_run(index.parent, *parts), Tree(index.parent))
-    with h5py.File(index) as h5:
-        expected = {**attributes_of(parts[0])}
-        del expected["shard_sha256"]
-        found = dict(h5.attrs)
-        assert found.pop("virnucpro_version") == __version__
-        assert len(found.pop("parts_sha256")) == 64
-        assert found == expected
-
-
-def test_an_index_of_nothing_has_its_datasets_without_rows(tmp_path: Path) -> None:
-    index = tmp_path / "run" / "features.h5"
-    for embeddings in (make_embeddings(0, n_failures=2), make_embeddings(3)):
-        masks = [np.zeros(len(embeddings.ids), dtype=np.bool_)]
-        IndexPart.write_index(
-            index, make_run(index.parent, embeddings, masks=masks), Tree(index.parent)
-        )
-        assert read_index(index).ids == ()
-        assert read_index(index).vectors.shape == (0, DIM)
-
-
-def test_rows_of_a_file_that_is_gone_read_as_nan_never_as_zeros(tmp_path: Path) -> None:
-    index = tmp_path / "run" / "features.h5"
-    parts = make_run(index.parent, make_embeddings(3, prefix="a"), make_embeddings(2, prefix="b"))
-    IndexPart.write_index(index, parts, Tree(index.parent))
-    (index.parent / "features" / parts[0].name).unlink()
-    with h5py.File(index) as h5:
-        assert np.isnan(h5["embeddings"][:3]).all()
-        assert np.isfinite(h5["embeddings"][3:]).all()
 
 
 # Other formats
@@ -540,15 +418,15 @@ def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: P
     parts = [make_embeddings(5, prefix="a", n_failures=1), make_embeddings(3, prefix="b")]
     for name in ("one", "two"):
         began = int(time.time())
-        index = tmp_path / name / "features.h5"
-        run = make_run(index.parent, *parts, store="bfloat16")
-        IndexPart.write_index(index, run, Tree(index.parent))
-        save_npz(index.with_name("000000.npz"), parts[0], Tree(index.parent))
-        save_pt(index.with_name("000000.pt"), parts[0], ENCODER, Tree(index.parent))
-        save_parquet(index.with_name("000000.parquet"), parts[0], ENCODER, Tree(index.parent))
+        folder = tmp_path / name
+        folder.mkdir()
+        tree = Tree(folder)
+        write_embeddings(folder / "000000.h5", parts[0], ATTRIBUTES, tree, "bfloat16")
+        save_npz(folder / "000000.npz", parts[0], tree)
+        save_pt(folder / "000000.pt", parts[0], ENCODER, tree)
+        save_parquet(folder / "000000.parquet", parts[0], ENCODER, tree)
         wait_until(lambda began=began: time.time() > began + 1)  # HDF5 counts time in seconds
-    exports = ("000000.npz", "000000.pt", "000000.parquet")
-    for name in ("features/000000.h5", "features.h5", *exports):
+    for name in ("000000.h5", "000000.npz", "000000.pt", "000000.parquet"):
         first, second = tmp_path / "one" / name, tmp_path / "two" / name
         assert first.read_bytes() == second.read_bytes(), name
 

@@ -48,6 +48,7 @@ from virnucpro.core.errors import (
     UsageError,
     VirnucproError,
 )
+from virnucpro.core.safe_dir import Tree
 from virnucpro.models.esm2.attention import attend_runs, attend_to_train
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.frame_networks import Reader
@@ -698,10 +699,10 @@ def row(epoch: int, loss: float, **figures: float) -> dict[str, float]:
 
 
 def test_an_epoch_that_is_done_again_after_a_kill_is_shown_once(tmp_path):
-    killed = _Board(tmp_path)
+    killed = _Board(Tree(tmp_path), tmp_path)
     killed.on_epoch(row(1, 0.5))
     killed.on_epoch(row(2, 0.25))  # it was told, but killed before it was stored
-    with closing(_Board(tmp_path)) as again:
+    with closing(_Board(Tree(tmp_path), tmp_path)) as again:
         again.on_epoch(row(2, 0.26))
         again.on_epoch(row(3, 0.125, auroc=0.75))
     assert points(tmp_path, "loss") == [(1, 0.5), (2, pytest.approx(0.26)), (3, 0.125)]
@@ -710,7 +711,7 @@ def test_an_epoch_that_is_done_again_after_a_kill_is_shown_once(tmp_path):
 
 
 def test_a_training_that_learns_nothing_leaves_no_file(tmp_path):
-    _Board(tmp_path / "logs").close()
+    _Board(Tree(tmp_path), tmp_path / "logs").close()
     assert not (tmp_path / "logs").exists()
 
 
@@ -731,9 +732,10 @@ def test_a_step_has_its_loss_rate_and_norm_and_the_end_has_curves_and_options(tm
     logits = np.array([-2.0, -1.0, 1.0, 2.0], dtype=np.float32)
     samples = samples_of(logits, frames(4), np.ones(4, np.float32))
     for _ in range(2):  # a training that goes on
-        with closing(_Board(tmp_path / "logs")) as board:
+        with closing(_Board(Tree(tmp_path), tmp_path / "logs")) as board:
             board.on_step(1, last)
-        _show_best(tmp_path / "logs", {"lora": 8, "model": None}, row(2, 0.25), samples)
+        given = {"lora": 8, "model": None}
+        _show_best(Tree(tmp_path), tmp_path / "logs", given, row(2, 0.25), samples)
     assert points(tmp_path / "logs" / "steps", "loss") == [(1, pytest.approx(last["loss"]))]
     curve = points(tmp_path / "logs" / "best", "reliability")
     assert [place for place, _ in curve] == [12, 27, 73, 88], "scores in percent"

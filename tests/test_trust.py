@@ -30,6 +30,7 @@ from trainings import Training, run_here, settings
 from virnucpro.cli.exit_codes import Finished, exits
 from virnucpro.core.errors import FeatureFileError, OutputError
 from virnucpro.core.events import EmbeddingStarted, OnEvent, Progress, Telling
+from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import Embeddings, Failure
 from virnucpro.core.yaml_config import read_config
@@ -39,7 +40,8 @@ from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.feature_file import read_embeddings, read_label, sealed_label, write_embeddings
-from virnucpro.store.feature_index import check_index
+from virnucpro.store.feature_index import read_shown
+from virnucpro.store.feature_store import open_stores
 from virnucpro.training.evaluation.evaluate import _Question
 from virnucpro.training.options import EvaluateOptions
 from virnucpro.workflows.find_proviruses import find_regions
@@ -308,17 +310,18 @@ def test_a_feature_file_that_carries_a_pickle_runs_no_code(tmp_path, trap, name)
 
 
 @pytest.mark.parametrize("name", ["{folder}/secret.h5", "features/../../secret.h5"])
-def test_an_index_that_names_files_elsewhere_is_refused(tmp_path, secret, name) -> None:
-    index = tmp_path / "run" / "features.h5"
-    index.parent.mkdir()
+def test_older_links_elsewhere_are_refused(tmp_path, secret, name) -> None:
+    """A ``features.h5`` of an older run linked feature files by their paths."""
+    (tmp_path / "run/features").mkdir(parents=True)
+    encoder = EncoderSpec(model="m", sha256="", layer=1, pooling="mean", precision="fp32", dim=4)
+    (store,) = open_stores(tmp_path / "run/features", [encoder], "of the recipe")
     layout = h5py.VirtualLayout((1,), h5py.string_dtype())
     layout[:] = h5py.VirtualSource(name.format(folder=tmp_path), "ids", (1,))[:1]
-    with h5py.File(index, "w") as h5:
+    with h5py.File(store.index, "w") as h5:
         h5.create_group("groups/000000").create_virtual_dataset("ids", layout)
-        h5.attrs["parts_sha256"] = "0" * 64
-    with pytest.raises(FeatureFileError, match="belongs to other files") as caught:
-        check_index(index)
-    assert "--resume" in caught.value.hint
+    with pytest.raises(FeatureFileError, match=r"secret\.h5") as caught:
+        next(read_shown(store))
+    assert str(store.folder / "secret.h5") in str(caught.value)
 
 
 def run_of_one_record(config: RunConfig, tiny: Tiny) -> RunConfig:

@@ -9,9 +9,10 @@ first use, and torch by the first model that computes in this process.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from virnucpro._version import __version__ as __version__
+
+TYPE_CHECKING = False  # as in typing, which takes a while to load
 
 if TYPE_CHECKING:
     from virnucpro.api import (

@@ -58,10 +58,14 @@ from virnucpro.core.events import ShardDone
 from virnucpro.core.safe_dir import Tree
 from virnucpro.models.esm2.config import hash_weights
 from virnucpro.results.outputs import open_run_dir
+from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.feature_file import read_sealed, write_sealed
 from virnucpro.store.plan import Plan
 from virnucpro.training.evaluation.evaluate import _Question
 from virnucpro.training.options import EvaluateOptions
+from virnucpro.workflows.find_proviruses import find_regions
+from virnucpro.workflows.options import RegionsOptions
+from virnucpro.workflows.predict import predict
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig
 from virnucpro.workflows.status import inspect_run
@@ -421,6 +425,104 @@ def test_a_run_folder_that_is_moved_away_is_reported_and_does_not_come_back(
         assert f"{folder} was moved or deleted" in str(error) and "--resume" in error.hint
         assert not folder.exists(), calls[number]
         assert_resumes(make(output=moved, resume=True), tiny, undisturbed)
+
+
+def moved_at(number: int, folder: Path, command: Callable[[], object]) -> VirnucproError | None:
+    """How a command ends if its folder is moved away at a call of this number."""
+    moved = folder.with_name("moved")
+    with CALLS.below(folder, at(number, lambda _: folder.rename(moved))):
+        try:
+            command()
+        except VirnucproError as error:
+            return error
+    return None
+
+
+COMMANDS: dict[str, Callable[[Path, Path], object]] = {
+    "predict": lambda source, folder: predict(
+        PredictOptions(input=(source,), output_dir=folder, resume=True), lambda _: None
+    ),
+    "regions": lambda _, folder: find_regions(RegionsOptions(folder=folder), lambda _: None),
+    "report": lambda _, folder: report_folder(folder),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_folder_moved_at_first_look_stays_away(tmp_path, name):
+    """One lock is held from the first look to the end, so nobody makes the folder again."""
+    source, folder = write_fasta(tmp_path / "in.fa", MORE), tmp_path / "run"
+    predict(PredictOptions(input=(source,), output_dir=folder), lambda _: None)
+    command = partial(COMMANDS[name], source, folder)
+    with CALLS.below(folder):
+        command()
+    calls = list(CALLS.made)
+    first_output = next(i for i, call in enumerate(calls) if call[0] == "rename")
+    assert first_output > 3
+    for number in range(first_output):
+        error = moved_at(number, folder, command)
+        assert not folder.exists(), calls[number]
+        assert error is not None and error.exit_code in (66, 73), calls[number]
+        folder.with_name("moved").rename(folder)
+    command()
+
+
+def test_new_folder_moved_at_first_look_stays_away(tmp_path):
+    source, folder = write_fasta(tmp_path / "in.fa", MORE), tmp_path / "run"
+    options = PredictOptions(input=(source,), output_dir=folder)
+    command = partial(predict, options, lambda _: None)
+    for number in range(1, 12):
+        error = moved_at(number, folder, command)
+        assert isinstance(error, OutputError) and not folder.exists(), number
+        shutil.rmtree(folder.with_name("moved"))
+
+
+def test_moved_training_folder_stays_away(tmp_path, chaos_seed, capfd):
+    """At any moment, and without a traceback of TensorBoard."""
+    data, folder = write_labelled(tmp_path), tmp_path / "run"
+    asked = options(data, folder, encoding="composition")
+    with CALLS.below(folder):
+        train_here(asked)
+    calls = list(CALLS.made)
+    assert any("tfevents" in path for _, path in calls)
+    shutil.rmtree(folder)
+    for number in range(1 + chaos_seed % 24, len(calls) - 40, 24):
+        error = moved_at(number, folder, lambda: train_here(asked))
+        assert isinstance(error, OutputError), calls[number]
+        assert f"{folder} was moved or deleted" in str(error), calls[number]
+        assert not folder.exists(), calls[number]
+        shutil.rmtree(folder.with_name("moved"))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_options_that_are_refused_make_no_folder(tmp_path):
+    source, folder = write_fasta(tmp_path / "in.fa", MORE), tmp_path / "run"
+    options = PredictOptions(input=(source,), output_dir=folder, genetic_code=99)
+    with pytest.raises(VirnucproError):
+        predict(options, lambda _: None)
+    assert not folder.exists()
+
+
+def test_folder_is_locked_while_options_are_resolved(tmp_path):
+    source, folder = write_fasta(tmp_path / "in.fa", MORE), tmp_path / "run"
+    options = PredictOptions(input=(source,), output_dir=folder)
+    predict(options, lambda _: None)
+    options = replace(options, resume=True)
+    with CALLS.below(folder):
+        predict(options, lambda _: None)
+    first_look = CALLS.made.index(("open", "run.json"))
+    assert first_look < CALLS.made.index(("write", "virnucpro.log"))
+    seen: list[VirnucproError] = []
+
+    def start_second(_: str) -> None:
+        CALLS.folder = ""
+        with pytest.raises(OutputError) as caught:
+            predict(options, lambda _: None)
+        seen.append(caught.value)
+
+    with CALLS.below(folder, at(first_look, start_second)):
+        predict(options, lambda _: None)
+    (error,) = seen
+    assert "another run is using" in str(error)
 
 
 def test_a_run_folder_that_is_deleted_is_reported_and_does_not_come_back(make, tiny, tmp_path):

@@ -13,13 +13,13 @@ from typing import NoReturn
 
 import click
 
+from virnucpro.cli.early_exit import INTERRUPTED_EXIT
 from virnucpro.core.errors import StorageError, UnavailableError, VirnucproError
 
-USAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 130, 143
+USAGE_EXIT, TERMINATED_EXIT = 64, 143
 DEAF_SECONDS = 10.0  # time to clean up after a signal; later signals are ignored
 GONE = (errno.EPIPE, errno.EIO)  # the reader of the output is gone
 _NO_THREADS = "too many processes and threads: see `ulimit -u`, or the limits of the job"
-NOTHING_BEGAN = "nothing was started; work that was finished earlier is kept for --resume"
 
 
 class Finished(Exception):  # noqa: N818 - an end, not an error

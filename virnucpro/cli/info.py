@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -20,6 +21,10 @@ from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import argument, folder, option, refuse
 from virnucpro.models.options import BenchOptions
 
+if TYPE_CHECKING:
+    from virnucpro.workflows.recompute import Recomputed
+
+_MOST_SEED = 1_000_000  # short enough to be typed
 _MEASURED = "the tables and the --json file hold the measurements so far"
 
 
@@ -79,7 +84,28 @@ class _StatusOptions:
     """A run folder, and how to describe it."""
 
     folder: Annotated[Path, folder("Run folder.")]
-    verify: Annotated[bool, option("Verify every output and feature file.")] = False
+    verify: Annotated[
+        bool, option("Verify every output and feature file, and the inputs that are still there.")
+    ] = False
+    recompute: Annotated[
+        int | None,
+        option(
+            "With --verify: make N random shards, blocks of scores and slices of the tables again "
+            "from the input, and compare them with those of the run.",
+            metavar="N",
+            min=1,
+            show_default="none",
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        option(
+            "Choose the same parts for --recompute as the run that printed this seed.",
+            metavar="SEED",
+            min=0,
+            show_default="random",
+        ),
+    ] = None
     as_json: Annotated[
         bool,
         option(
@@ -99,21 +125,40 @@ def status(options: _StatusOptions) -> None:
 
     Example: virnucpro status results/ --verify
 
-    Exit code 1: --verify found damaged files.
+    From somebody else, with the input: virnucpro status results/ --verify --recompute 3
+
+    Exit code 1: --verify found damaged files, or parts that do not follow from the input.
     """
     with exits():
         from virnucpro.results.outputs import open_run_dir
         from virnucpro.workflows.status import inspect_run, measure_run
 
+        if not options.verify:
+            refuse(options, ("recompute",), "without --verify")
+        if options.recompute is None:
+            refuse(options, ("seed",), "without --recompute")
         if not open_run_dir(options.folder).manifest.exists():
             _report_training(options)
+        recomputed = _recompute(options)
         if options.as_json:
-            figures = measure_run(options.folder, verify=options.verify)
+            figures = measure_run(options.folder, verify=options.verify, recomputed=recomputed)
             running.report([json.dumps(figures, indent=2)])
             raise Finished(1 if figures.get("damaged") else 0)
-        lines, n_damaged = inspect_run(options.folder, verify=options.verify)
+        lines, n_damaged = inspect_run(options.folder, verify=options.verify, recomputed=recomputed)
         running.report(lines)
         raise Finished(1 if n_damaged else 0)
+
+
+def _recompute(options: _StatusOptions) -> Recomputed | None:
+    if options.recompute is None:
+        return None
+    from virnucpro.workflows.recompute import recompute
+
+    end_cleanly()
+    running.number_gpus_by_bus()
+    seed = secrets.randbelow(_MOST_SEED) if options.seed is None else options.seed
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return recompute(options.folder, options.recompute, seed, visible=visible)
 
 
 def _report_training(options: _StatusOptions) -> None:
@@ -124,7 +169,8 @@ def _report_training(options: _StatusOptions) -> None:
     from virnucpro.training.reports import training_lines
 
     if lines := training_lines(options.folder, as_json=options.as_json):
-        refuse(options, ("verify",), "for a training: `train --resume` verifies its files")
+        names = ("verify", "recompute", "seed")
+        refuse(options, names, "for a training: `train --resume` verifies its files")
         running.report(lines)
         raise Finished(0)
 

@@ -17,15 +17,8 @@ import click
 from virnucpro._version import __version__
 from virnucpro.cli.command import CommandSpec, Group, Subcommand
 from virnucpro.cli.completion import COMPLETION_OPTIONS, answer_shell
-from virnucpro.cli.exit_codes import (
-    GONE,
-    INTERRUPTED_EXIT,
-    NOTHING_BEGAN,
-    USAGE_EXIT,
-    Finished,
-    complain,
-    exits,
-)
+from virnucpro.cli.early_exit import INTERRUPTED_EXIT, NOTHING_BEGAN
+from virnucpro.cli.exit_codes import GONE, USAGE_EXIT, Finished, complain, exits
 from virnucpro.cli.help_page import Option
 from virnucpro.cli.mistaken_words import error_of
 

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from virnucpro.core.errors import OutputError, ResumeError, StorageError, UsageError
+from virnucpro.core.errors import OutputError, StorageError, UsageError
 from virnucpro.core.logging import open_at_once, printable
 
 if sys.version_info >= (3, 14):
@@ -170,29 +170,20 @@ def read_json(path: Path, most_bytes: int = MOST_JSON) -> Any:  # noqa: ANN401 -
         OSError: it cannot be opened, or is not a plain file.
         ValueError: it is too large, too deep, or not JSON.
     """
-    with open_plain(path) as handle:
-        if os.fstat(handle.fileno()).st_size > most_bytes:
-            raise ValueError(f"it has more than {most_bytes:,} bytes")
-        return parse_json(handle.read())
+    return parse_json(read_bounded(path, most_bytes))
 
 
-def read_facts(path: Path) -> dict[str, Any]:
-    """Read the JSON object that describes a run or a training.
+def read_bounded(path: Path, most_bytes: int = MOST_JSON) -> bytes:
+    """Read a plain file.
 
     Raises:
         OSError: it cannot be opened, or is not a plain file.
-        ResumeError: it is damaged.
+        ValueError: it is too large.
     """
-    why: object = "it is not a JSON object"
-    try:
-        content = read_json(path)
-        if isinstance(content, dict):
-            return content
-    except ValueError as error:
-        why = error
-    raise ResumeError(
-        f"{printable(path)} is damaged: {printable(why)}", hint="restore a copy of it"
-    )
+    with open_plain(path) as handle:
+        if os.fstat(handle.fileno()).st_size > most_bytes:
+            raise ValueError(f"it has more than {most_bytes:,} bytes")
+        return handle.read()
 
 
 def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - as it comes

@@ -1,15 +1,19 @@
 """Download a file: resumable, bounded in size, verified, and in place only when complete.
 
 The bytes received so far are in ``.NAME.part``, next to it, and the next attempt continues there.
+That file is opened once, never through a link, and stays open until it is verified and renamed.
+So nobody who may write to the folder can direct the download to another file, or exchange it.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import http.client
 import os
 import shutil
+import stat
 import time
 import urllib.error
 import urllib.request
@@ -18,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from virnucpro.core.atomic_io import open_plain, put_in_place, writing
+from virnucpro.core.atomic_io import open_plain, writing
 from virnucpro.core.errors import OutputError, StorageError, UnavailableError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import printable
@@ -32,50 +36,95 @@ _SLOWEST = 50_000  # least bytes per second, on average
 _OnBytes = Callable[[int, int], None]  # bytes so far, total bytes (0: unknown)
 
 
-def _fetch(file: RemoteFile, path: Path, on_bytes: _OnBytes) -> None:
-    """Download to ``path``; if it has the first bytes already, download the rest.
+def _fetch(file: RemoteFile, path: Path, out: BinaryIO, on_bytes: _OnBytes) -> None:
+    """Download to the open file at ``path``; if it has the first bytes already, only the rest.
 
     Raises:
         UnavailableError: the file is longer than it may be.
-        OutputError: another process downloads it.
         StorageError: the disk has no space for it.
         OSError, HTTPException: the server sends another file, or the connection ended early or is
             too slow.
     """
-    with _appending(path) as out:
-        start = out.tell()
-        if start == file.n_bytes:
-            return
-        if start > (file.n_bytes or file.most_bytes):
-            start = 0
-        if file.n_bytes is not None:
-            _ask_for_room(path, file.n_bytes - start)
-        headers = {"Range": f"bytes={start}-"} if start else {}
-        request = urllib.request.Request(file.url, headers=headers)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-            place = answer.headers.get("Content-Range") or ""
-            is_part = answer.status == http.client.PARTIAL_CONTENT
-            if not is_part or not place.startswith(f"bytes {start}-"):
-                start = 0  # the answer has the whole file
-            _receive(answer, out, start, file, on_bytes)
+    start = out.seek(0, os.SEEK_END)
+    if start == file.n_bytes:
+        return
+    if start > (file.n_bytes or file.most_bytes):
+        start = 0
+    if file.n_bytes is not None:
+        _ask_for_room(path, file.n_bytes - start)
+    headers = {"Range": f"bytes={start}-"} if start else {}
+    request = urllib.request.Request(file.url, headers=headers)
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+        place = answer.headers.get("Content-Range") or ""
+        is_part = answer.status == http.client.PARTIAL_CONTENT
+        if not is_part or not place.startswith(f"bytes {start}-"):
+            start = 0  # the answer has the whole file
+        _receive(answer, out, start, file, on_bytes)
 
 
 @contextmanager
 def _appending(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to append to, for one process at a time."""
-    with writing(path), path.open("ab") as out:
+    """Open a file to append to, for one process at a time.
+
+    Raises:
+        OutputError: another process downloads to it; or it is a link, or no plain file.
+    """
+    with writing(path), open(path, "ab+", opener=_open_plain) as out:
         try:
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise OutputError(
                 f"another process is downloading {printable(path)}", hint="wait until it is done"
             ) from error
-        out.seek(0, os.SEEK_END)
         try:
             yield out
         finally:
-            if not out.tell():
+            if not os.fstat(out.fileno()).st_size:
                 path.unlink(missing_ok=True)
+
+
+def _open_plain(path: str, flags: int) -> int:
+    """Open or create a plain file that has no other name.
+
+    Raises:
+        OutputError: it is a link, or no plain file.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _not_ours(Path(path)) from error
+        raise
+    facts = os.fstat(descriptor)
+    if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1:
+        return descriptor
+    os.close(descriptor)
+    raise _not_ours(Path(path))
+
+
+def _not_ours(path: Path) -> OutputError:
+    return OutputError(
+        f"{printable(path)} is a link, or not a plain file: the download is not written to it",
+        hint="inspect it, delete it, and run the command again",
+    )
+
+
+def _put_in_place(out: BinaryIO, partial: Path, path: Path) -> None:
+    """Rename an open file, synced to disk.
+
+    Raises:
+        OutputError: another file was put in its place.
+    """
+    os.fsync(out.fileno())
+    partial.replace(path)
+    if not os.path.samestat(path.lstat(), os.fstat(out.fileno())):
+        path.unlink()
+        raise _not_ours(partial)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _receive(
@@ -147,8 +196,12 @@ def fetch_file(file: RemoteFile, path: Path, on_event: OnEvent) -> None:
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _fetch(file, partial, on_bytes)
-        check_file(file, partial)
+        with _appending(partial) as out:
+            _fetch(file, partial, out, on_bytes)
+            out.flush()
+            check_content(file, out)
+            with writing(path, partial):
+                _put_in_place(out, partial, path)
     except UnavailableError as error:
         partial.unlink(missing_ok=True)
         raise UnavailableError(
@@ -163,19 +216,27 @@ def fetch_file(file: RemoteFile, path: Path, on_event: OnEvent) -> None:
         raise UnavailableError(
             f"cannot fetch {file.url}: {printable(reason)}", hint=hint
         ) from error
-    with writing(path, partial):
-        put_in_place(partial, path)
 
 
 def check_file(file: RemoteFile, path: Path) -> None:
-    """Read a whole file, and refuse it if it is not the published one.
+    """Read a complete file, and refuse it if it is not the published one.
+
+    Raises:
+        UnavailableError: it is another file.
+    """
+    with open_plain(path) as handle:
+        check_content(file, handle)
+
+
+def check_content(file: RemoteFile, handle: BinaryIO) -> None:
+    """Read an open file from its start, and refuse it if it is not the published one.
 
     Git's id of a file is the SHA-1 of its kind, its size and its content.
 
     Raises:
         UnavailableError: it is another file.
     """
-    n_bytes = path.stat().st_size
+    n_bytes = os.fstat(handle.fileno()).st_size
     if file.n_bytes not in (None, n_bytes):
         raise UnavailableError(f"it has {n_bytes} bytes, not {file.n_bytes}")
     git = hashlib.sha1(f"blob {n_bytes}\0".encode(), usedforsecurity=False)
@@ -186,8 +247,8 @@ def check_file(file: RemoteFile, path: Path) -> None:
     ):
         if not recorded:
             continue
-        with open_plain(path) as handle:
-            while block := handle.read(_BLOCK):
-                digest.update(block)
+        handle.seek(0)
+        while block := handle.read(_BLOCK):
+            digest.update(block)
         if digest.hexdigest() != recorded:
             raise UnavailableError(f"its {kind} is {digest.hexdigest()}")

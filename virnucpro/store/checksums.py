@@ -1,7 +1,8 @@
 """Keep the SHA-256 of each output of a finished run in ``run.json``, and find changed outputs.
 
-Feature files are not included: each has its own label. While a file is rewritten, its hash is
-removed, so that a kill between the file and ``run.json`` does not look like damage.
+Feature files are outputs too. They are hashed when their vectors are read for the tables, and not
+again: there may be terabytes of them. While a file is rewritten, its hash is removed, so that a
+kill between the file and ``run.json`` does not look like damage.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.safe_dir import Tree
-from virnucpro.store.feature_store import index_of, is_export
-from virnucpro.store.run_dir import SCORES, RunDir
+from virnucpro.store.feature_store import PARTS, index_of, is_export, is_feature_file
+from virnucpro.store.run_dir import FEATURES, SCORES, RunDir
 
 _REMEDY = with_options(
     "check the disk, then repeat the command of the run with {resume} to rewrite it"
@@ -71,7 +72,7 @@ class Outputs:
     """The outputs of a run folder."""
 
     rundir: RunDir
-    written: dict[Path, str] = field(default_factory=dict)  # hashes of files from ``writing``
+    written: dict[Path, str] = field(default_factory=dict)  # hashes that are known already
     field: ClassVar = "outputs"  # of ``run.json``: place in the run folder -> SHA-256
 
     @contextmanager
@@ -96,7 +97,12 @@ class Outputs:
         names = self.rundir.owned_names
         paths = [self.rundir.report, *map(self.rundir.output, names.run)]
         for folder in self.rundir.feature_folders():
-            paths += [index_of(folder), *(path for path in folder.glob("*.*") if is_export(path))]
+            paths += [index_of(folder), folder / PARTS]
+            paths += [
+                path
+                for path in sorted(folder.glob("*.*"))
+                if is_feature_file(path.name) or is_export(path)
+            ]
         paths += self.rundir.scores.glob(f"*{SCORES}")
         paths += [folder / name for folder in self.rundir.sample_folders() for name in names.sample]
         return [path for path in paths if path.is_file()]
@@ -149,8 +155,9 @@ class Outputs:
                     yield path, InputError(f"{printable(path)} {what}", _REMEDY)
 
     def check(self, but: Collection[str] = ()) -> None:
-        """Check that the existing outputs are as a finished run wrote them.
+        """Check that the existing outputs are as a finished run wrote them, except vectors.
 
+        Vectors may take hours to read, and whoever reads them verifies them.
         ``but``: file names to skip, because they are written anew.
 
         Raises:
@@ -161,7 +168,7 @@ class Outputs:
         hashes = {
             place: digest
             for place, digest in (self.read_hashes() or {}).items()
-            if Path(place).name not in but
+            if Path(place).name not in but and not has_vectors(place)
         }
         for path, error in self.find_damaged(hashes):
             if path.exists():
@@ -197,10 +204,19 @@ class Outputs:
             place: digest for place, digest in before.items() if Path(place).name not in names
         }
         if {**others, **now} != before:
-            self.rundir.write_json(self.rundir.manifest, {**stored, self.field: {**others, **now}})
+            self.rundir.write_facts({**stored, self.field: {**others, **now}})
 
     def _place(self, path: Path) -> str:
         return path.relative_to(self.rundir.root).as_posix()
+
+
+def has_vectors(place: str) -> bool:
+    """Whether an output, by its place in the run folder, is a file of vectors or lists such files.
+
+    >>> has_vectors("features/000000.h5"), has_vectors("features.h5"), has_vectors("viral.fasta")
+    (True, True, False)
+    """
+    return Path(place).parts[0] in (FEATURES, index_of(Path(FEATURES)).name)
 
 
 def _hash(path: Path) -> str:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,13 +72,20 @@ class Label:
             raise TypeError("failed records are named by their ids")
 
 
+class Checksums(NamedTuple):
+    """The SHA-256 of a file's label, which includes that of the content, and of the file."""
+
+    label: str
+    file: str
+
+
 def write_embeddings(
     path: Path,
     embeddings: Embeddings,
     attributes: Attributes,
     tree: Tree,
     store: Store = "float32",
-) -> None:
+) -> Checksums:
     """Write one file: ``ids``, ``lengths``, ``embeddings``, and the failures.
 
     An existing file with exactly the same content is left alone. The version of the program is
@@ -87,9 +94,10 @@ def write_embeddings(
     failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
     content = _to_hdf5(embeddings, attributes, store)
     parts = content, sealed_label(content, attributes, failed_records)  # large, and not copied
+    checksums = Checksums(_label_digest(parts[1]), hash_of(parts))
     with suppress(OSError):  # an unreadable file is replaced
-        if path.is_file() and sha256(path) == hash_of(parts):
-            return
+        if path.is_file() and sha256(path) == checksums.file:
+            return checksums
     with tree.replacing(path) as out:
         for part in parts:
             out.write(part)
@@ -99,6 +107,7 @@ def write_embeddings(
                 f"{printable(path)} was written, but reads back differently",
                 hint="the disk has a fault: check the system log",
             )
+    return checksums
 
 
 def _holds(handle: BinaryIO, parts: Iterable[bytes]) -> bool:
@@ -118,6 +127,30 @@ def sealed_label(
     label = Label(attributes, failed_records, len(content), hash_of([content]))
     text = json.dumps(asdict(label)).encode()
     return text + _SEAL.pack(hashlib.sha256(text).digest(), len(text))
+
+
+def _label_digest(end: bytes) -> str:
+    """The SHA-256 of the label at the end of a file, as its last bytes record it."""
+    digest, _ = _SEAL.unpack(end[-_SEAL.size :])
+    return bytes(digest).hex()
+
+
+def read_label_digest(path: Path) -> str:
+    """Read the SHA-256 of a file's label from its last bytes; nothing is verified.
+
+    Raises:
+        FeatureFileError: the file is missing, or too short.
+        OutputError, StorageError: it cannot be read now.
+    """
+    with reading(path):
+        _refuse_pipe(path)
+        with path.open("rb") as handle:
+            n_bytes = handle.seek(0, os.SEEK_END)
+            handle.seek(max(0, n_bytes - _SEAL.size))
+            end = handle.read()
+        if len(end) < _SEAL.size:
+            raise ValueError("it is cut short")
+    return _label_digest(end)
 
 
 def write_sealed(tree: Tree, path: Path, content: bytes, attributes: Attributes) -> None:
@@ -167,17 +200,26 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes, store: Store) -> by
 
 def _add_bfloat16(h5: h5py.File, bits: NDArray[np.uint16]) -> None:
     """Add the dataset of vectors in a custom HDF5 type."""
-    from h5py import h5d, h5p, h5s, h5t
+    from h5py import h5d, h5p, h5s
 
-    kind = h5t.IEEE_F32LE.copy()
-    kind.set_fields(*_BFLOAT16)
-    kind.set_size(bits.itemsize)
-    kind.set_ebias(127)
+    kind = vector_type("bfloat16")
     timeless = h5p.create(h5p.DATASET_CREATE)
     timeless.set_obj_track_times(False)  # the same content gives the same bytes
     space = h5s.create_simple(bits.shape)
     dataset = h5d.create(h5.id, b"embeddings", kind, space, timeless)
     dataset.write(h5s.ALL, h5s.ALL, bits, kind)  # without a conversion
+
+
+def vector_type(store: Store) -> h5py.h5t.TypeFloatID:
+    """The HDF5 type of the numbers in a vector."""
+    from h5py import h5t
+
+    kind = h5t.IEEE_F32LE.copy()
+    if store == "bfloat16":
+        kind.set_fields(*_BFLOAT16)
+        kind.set_size(2)
+        kind.set_ebias(127)
+    return kind
 
 
 def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -279,9 +321,16 @@ def read_embeddings(path: Path, attributes: Attributes, dim: int | None = None) 
         FeatureFileError: it is missing, damaged, or belongs to another recipe, shard or width.
         OutputError, StorageError: it cannot be read now.
     """
+    return read_verified(path, attributes, dim)[0]
+
+
+def read_verified(
+    path: Path, attributes: Attributes, dim: int | None = None
+) -> tuple[Embeddings, Checksums]:
+    """Read one file as ``read_embeddings`` does, with its checksums."""
     label = read_label(path, attributes)
     with reading(path):
-        _check_content(path, label)
+        checksums = _check_content(path, label)
         with open_features(path) as h5:
             embeddings = Embeddings(
                 ids=_strings(_own(h5, "ids")),
@@ -293,7 +342,29 @@ def read_embeddings(path: Path, attributes: Attributes, dim: int | None = None) 
         width = embeddings.vectors.shape[1]
         if dim not in (None, width) and (width or embeddings.ids):
             raise ValueError(f"its vectors have {width} values of {dim}")
-    return embeddings
+    return embeddings, checksums
+
+
+def verify(path: Path, attributes: Attributes) -> Checksums:
+    """Verify every bit of a file and the expected attributes, without its content in memory.
+
+    Raises:
+        FeatureFileError: it is missing, damaged, or belongs to another recipe or shard.
+        OutputError, StorageError: it cannot be read now.
+    """
+    label = read_label(path, attributes)
+    with reading(path):
+        return _check_content(path, label)
+
+
+def read_names(path: Path) -> tuple[NDArray[np.object_], NDArray[np.int32]]:
+    """Read the ids of a verified file, in UTF-8, and the lengths. -> (n_orfs,) each
+
+    Raises:
+        FeatureFileError: the file no longer exists, or has changed.
+    """
+    with reading(path), open_features(path) as h5:
+        return _own(h5, "ids")[:], _own(h5, "lengths")[:]
 
 
 def _failures(h5: h5py.File) -> tuple[Failure, ...]:
@@ -386,15 +457,18 @@ def _strings(dataset: h5py.Dataset) -> tuple[str, ...]:
     return tuple(dataset.asstr()[:])
 
 
-def _check_content(path: Path, label: Label) -> None:
-    """Raise ValueError for a damaged file.
+def _check_content(path: Path, label: Label) -> Checksums:
+    """Verify the content of a file by its label; raise ValueError if it is damaged.
 
-    HDF5 must not see a damaged file: on some flipped bits it loops for ever.
+    HDF5 must not see a damaged file: on some flipped bits it never returns.
     """
     digest, n_left = hashlib.sha256(), label.n_bytes
     with path.open("rb") as handle:
         while n_left > 0 and (block := handle.read(min(n_left, _BLOCK))):
             digest.update(block)
             n_left -= len(block)
-    if n_left or digest.hexdigest() != label.sha256:
-        raise ValueError("its content has another hash")
+        if n_left or digest.hexdigest() != label.sha256:
+            raise ValueError("its content has another hash")
+        end = handle.read()
+    digest.update(end)
+    return Checksums(_label_digest(end), digest.hexdigest())

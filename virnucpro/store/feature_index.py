@@ -1,227 +1,225 @@
-"""Write and read ``features.h5``, one HDF5 file that links all vectors of a run."""
+"""List the feature files of a store, and read the vectors that belong to the finished run.
+
+``features/parts.json`` names each file in order, with its checksums and the ORFs that count: a
+record that a later input replaces is left out. Readers go through this list, file by file, so no
+reader depends on the number of files that a process may open.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.core.atomic_io import parse_json
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import printable
 from virnucpro.core.numeric import runs_of
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import FeatureFormat
-from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import Embeddings, Shard, check_counts
+from virnucpro.core.types import Embeddings, check_counts
 from virnucpro.store.feature_export import export, split_rows
 from virnucpro.store.feature_file import (
     Attributes,
-    hash_of,
-    new_hdf5,
+    Checksums,
     open_features,
     read_embeddings,
-    read_label,
+    read_label_digest,
+    read_sealed,
     reading,
-    text_type,
+    verify,
+    write_sealed,
 )
 from virnucpro.store.feature_store import FeatureStore, ShardFeatures, is_feature_file
 
-if TYPE_CHECKING:
-    import h5py
-
-# a virtual dataset keeps every file open that it was read from; beyond the limit of open files,
-# HDF5 silently reads NaN and empty ids
-FILES_PER_GROUP = 200  # macOS lets a process open 256
-MOST_AT_ROOT = 1000  # Linux: 1,024
 _WRITE_ANEW = with_options("repeat the command of the run with {resume} to make what is missing")
-_OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that the index leaves out
-_DATASETS = ("ids", "lengths", "embeddings")
 
 Span: TypeAlias = tuple[int, int]  # the first, and one after the last
-# neighbouring rows: relative path of a file (".": the index), dataset, its number of rows, the rows
-_Piece: TypeAlias = tuple[str, str, int, Span]
 
 
 @dataclass(frozen=True, slots=True)
 class IndexPart:
-    """What an index needs to know of a feature file; small, since there may be very many."""
+    """What the list of a store records of a feature file; small, since there may be very many."""
 
     name: str
-    label: str  # identifies its shard
+    label: str  # SHA-256 of the label of the file, which includes that of the content
+    sha256: str  # of the file
     dim: int  # numbers in a row
     n_orfs: int
     n_rows: int  # of vectors
-    orfs: tuple[Span, ...]  # ORFs that the index shows
+    orfs: tuple[Span, ...]  # ORFs that count
     rows: tuple[Span, ...]  # rows of these ORFs
 
     def __post_init__(self) -> None:
-        numbers = (self.dim, self.n_orfs, self.n_rows)
-        check_counts(*numbers, *(number for span in (*self.orfs, *self.rows) for number in span))
-        if not is_feature_file(self.name) or not isinstance(self.label, str):
+        texts = (self.label, self.sha256)
+        if not is_feature_file(self.name) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"{self.name!r} is no feature file of a shard with a label")
+        check_counts(self.dim, self.n_orfs, self.n_rows)
+        object.__setattr__(self, "orfs", _checked(self.orfs, self.n_orfs))
+        object.__setattr__(self, "rows", _checked(self.rows, self.n_rows))
 
     @classmethod
     def of(
-        cls, name: str, embeddings: Embeddings, attributes: Attributes, hidden: Collection[str] = ()
+        cls, name: str, embeddings: Embeddings, checksums: Checksums, hidden: Collection[str] = ()
     ) -> IndexPart:
-        """Describe the file of some ORFs; the index shows all except the hidden ones."""
+        """Describe the file of some ORFs; all except the hidden ones count."""
         ids, n_rows = embeddings.ids, embeddings.lengths if embeddings.per_residue else 1
         bounds: list[int] = np.cumsum([0, *np.broadcast_to(n_rows, len(ids))]).tolist()
         mask = np.array([orf_id not in hidden for orf_id in ids], dtype=np.bool_)
         orfs = tuple(runs_of(mask))
         rows = tuple((bounds[first], bounds[end]) for first, end in orfs)
-        dim, label = embeddings.vectors.shape[1], _label_of(attributes)
-        return cls(name, label, dim, len(ids), bounds[-1], orfs, rows)
+        dim = embeddings.vectors.shape[1]
+        return cls(name, *checksums, dim, len(ids), bounds[-1], orfs, rows)
 
     @classmethod
     def of_shard(
         cls,
         store: FeatureStore,
-        shard: Shard,
         features: ShardFeatures,
         hidden: Collection[str],
         layout: FeatureFormat,
     ) -> list[IndexPart]:
-        """Also write the files of a shard in another format, and describe them for an index.
+        """Also write the files of a shard in another format, and describe them for the list.
 
         Both leave out the hidden ORFs.
         """
         parts = []
-        for path, embeddings in features.files:
+        for path, embeddings, checksums in features.files:
             export(path, embeddings.without(hidden), layout, store.encoder, store.tree)
             if embeddings.vectors.shape[1]:  # else copies whose originals have no vector
-                attributes = store.attributes(shard, copies=int(path != store.path(shard)))
-                parts.append(cls.of(path.name, embeddings, attributes, hidden))
+                parts.append(cls.of(path.name, embeddings, checksums, hidden))
         return parts
-
-    @staticmethod
-    def write_index(path: Path, parts: Iterable[IndexPart], tree: Tree) -> None:
-        """Write an HDF5 file over the feature files in the folder of the same name, in order.
-
-        Its groups ``groups/000000``, ... have ``ids``, ``lengths`` and ``embeddings`` of up to
-        ``FILES_PER_GROUP`` files each. Up to ``MOST_AT_ROOT`` files in all, the root has the same
-        three datasets, over all groups. The datasets are virtual and name files by relative paths,
-        so the folder can be moved.
-
-        Raises:
-            FeatureFileError: a file was damaged since it was read.
-        """
-        parts = sorted(parts, key=lambda part: part.place)
-        shown = [part for part in parts if part.orfs]
-        dim = parts[0].dim if parts else 0
-        with new_hdf5() as h5:
-            h5.attrs.update(_attributes_of(path, parts))
-            h5.attrs["parts_sha256"] = hash_of(part.label.encode() for part in shown)
-            groups = h5.create_group("groups")
-            for number, first in enumerate(range(0, len(shown), FILES_PER_GROUP)):
-                group = groups.create_group(f"{number:06}")
-                some = shown[first : first + FILES_PER_GROUP]
-                for name in _DATASETS:
-                    _add_virtual(group, name, dim, list(_pieces(path.stem, some, name)))
-            for name in _DATASETS if len(shown) <= MOST_AT_ROOT else ():
-                sizes = [(group[name].name, len(group[name])) for group in groups.values()]
-                _add_virtual(h5, name, dim, [(".", place, n, (0, n)) for place, n in sizes])
-            h5.flush()
-            content = bytes(h5.id.get_file_image())
-        tree.write_whole(path, content)
 
     @property
     def place(self) -> tuple[int, str]:
         """Sort key: number of the shard, then its copies."""
         return int(self.name.split(".")[0].split("_")[0]), self.name
 
-
-def _attributes_of(path: Path, parts: Sequence[IndexPart]) -> dict[str, Any]:
-    """The attributes that all files share, taken from the first."""
-    if not parts:
-        return {}
-    first = path.with_name(path.stem) / parts[0].name
-    with reading(first), open_features(first) as h5:
-        return {name: h5.attrs[name] for name in h5.attrs if name not in _OF_ONE_FILE}
+    @property
+    def n_shown_rows(self) -> int:
+        return sum(end - first for first, end in self.rows)
 
 
-def _pieces(folder: str, parts: Iterable[IndexPart], name: str) -> Iterator[_Piece]:
-    """Yield the rows of a dataset that an index shows, file by file."""
-    of_vectors = name == "embeddings"
-    for part in parts:
-        n_rows, spans = (part.n_rows, part.rows) if of_vectors else (part.n_orfs, part.orfs)
-        for span in spans:
-            yield f"{folder}/{part.name}", name, n_rows, span
+def _checked(spans: Sequence[Sequence[int]], n: int) -> tuple[Span, ...]:
+    """Check that spans ascend within ``n``; those from JSON are lists.
+
+    Raises:
+        ValueError, TypeError: they do not.
+    """
+    pairs = tuple((first, end) for first, end in spans)
+    bounds = [0, *(number for pair in pairs for number in pair), n]
+    check_counts(*bounds)
+    if bounds != sorted(bounds):
+        raise ValueError(f"{pairs} are not spans within {n}")
+    return pairs
 
 
-def _add_virtual(group: h5py.Group, name: str, dim: int, pieces: Sequence[_Piece]) -> None:
-    """Add a virtual dataset of these pieces. h5py's own classes take ten times as long."""
-    from h5py import h5d, h5p, h5s, h5t
-
-    of_vectors = name == "embeddings"
-    kind = {"ids": text_type(), "lengths": np.dtype(np.int32), "embeddings": np.dtype(np.float32)}
-    row = (dim,) if of_vectors else ()
-    ends = [0, *accumulate(end - first for _, _, _, (first, end) in pieces)]
-    layout = h5p.create(h5p.DATASET_CREATE)
-    layout.set_layout(h5d.VIRTUAL)
-    layout.set_obj_track_times(False)  # the same content gives the same bytes
-
-    def rows_of(n_rows: int, first: int, end: int) -> h5s.SpaceID:
-        space = h5s.create_simple((n_rows, *row))
-        space.select_hyperslab((first, *(0 for _ in row)), (end - first, *row))
-        return space
-
-    for (file, dataset, n_rows, span), (at, end) in zip(pieces, pairwise(ends), strict=True):
-        target, source = rows_of(ends[-1], at, end), rows_of(n_rows, *span)
-        layout.set_virtual(target, file.encode(), dataset.encode(), source)
-    if of_vectors:  # rows of a missing file must not read as zeros
-        layout.set_fill_value(np.array([np.nan]))
-    space = h5s.create_simple((ends[-1], *row))
-    h5d.create(group.id, name.encode(), h5t.py_create(kind[name], logical=True), space, layout)
+def write_parts(store: FeatureStore, parts: Sequence[IndexPart]) -> None:
+    """Write the list of the files of a store; the store's folder is made if it is missing."""
+    content = json.dumps([asdict(part) for part in parts]).encode()
+    store.make_folder()
+    write_sealed(store.tree, store.parts, content, _seal(store))
 
 
-def check_index(path: Path) -> None:
+def read_parts(store: FeatureStore) -> list[IndexPart]:
+    """Read the list of the files of a store.
+
+    Raises:
+        FeatureFileError: it is missing or damaged, or of another recipe.
+        OutputError, StorageError: it cannot be read now.
+    """
+    content = read_sealed(store.parts, _seal(store))[1]
+    with reading(store.parts):
+        return [IndexPart(**part) for part in parse_json(content)]
+
+
+def _seal(store: FeatureStore) -> Attributes:
+    return {"fingerprint": store.fingerprint}
+
+
+def hash_part(store: FeatureStore, part: IndexPart) -> str:
+    """The SHA-256 of the file of a part; it is read only if it is not the one that was listed.
+
+    Raises:
+        FeatureFileError: the file is missing or damaged.
+        OutputError, StorageError: it cannot be read now.
+    """
+    path = store.folder / part.name
+    if read_label_digest(path) == part.label:
+        return part.sha256
+    return verify(path, _seal(store)).file
+
+
+def check_parts(store: FeatureStore) -> None:
     """
     Raises:
-        FeatureFileError: a file of the index is missing, or is not the one that it was written for.
+        FeatureFileError: the list is damaged, or a listed file is missing, or is another one.
     """
-    with reading(path):
-        with open_features(path) as h5:
-            written_for = h5.attrs["parts_sha256"]
-        files = [path.parent / name for name, _ in _shown_orfs(path)]
-        folder = path.with_name(path.stem)
-        labels = (_label_of(read_label(file, {}).attributes).encode() for file in files)
-        if any(file.parent != folder for file in files) or hash_of(labels) != written_for:
-            raise FeatureFileError(f"{printable(path)} belongs to other files", hint=_WRITE_ANEW)
+    for part in read_parts(store):
+        path = store.folder / part.name
+        if read_label_digest(path) != part.label:
+            raise FeatureFileError(
+                f"{printable(path)} is not the file that {printable(store.parts)} lists",
+                hint=_WRITE_ANEW,
+            )
 
 
 def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield each id in the index of a store, with its rows.
+    """Yield each id of a finished run, with its rows.
 
     The files are read one by one, and verified.
 
     Raises:
-        FeatureFileError: the index or a file is missing, or not whole.
+        FeatureFileError: the list or a file is missing or damaged.
     """
-    check_index(store.index)
-    attributes = {"fingerprint": store.fingerprint}
-    for name, spans in _shown_orfs(store.index):
-        embeddings = read_embeddings(store.folder / Path(name).name, attributes)
+    attributes = _seal(store)
+    for name, spans in _shown_orfs(store):
+        embeddings = read_embeddings(store.folder / name, attributes, store.encoder.dim)
         rows = split_rows(embeddings)
         for span in spans:
             yield from zip(embeddings.ids[slice(*span)], rows[slice(*span)], strict=True)
 
 
-def _shown_orfs(index: Path) -> Iterator[tuple[str, list[Span]]]:
-    """The files that an index names, in order, and which ORFs it shows of each."""
-    with open_features(index) as h5:
-        for group in h5["groups"].values():
-            sources = group["ids"].virtual_sources()
-            for name, of_file in groupby(sources, key=lambda source: source.file_name):
-                bounds = [source.src_space.get_select_bounds() for source in of_file]
-                yield name, [(first, last + 1) for (first,), (last,) in bounds]
+def _shown_orfs(store: FeatureStore) -> list[tuple[str, Sequence[Span]]]:
+    """The names of the files, in order, and which ORFs of each count."""
+    if not store.parts.exists() and (linked := _linked_orfs(store.index)):
+        return linked
+    check_parts(store)
+    return [(part.name, part.orfs) for part in read_parts(store)]
 
 
-def _label_of(attributes: Mapping[str, Any]) -> str:
-    """The text that identifies a file among those of its run."""
-    return repr([str(attributes.get(name)) for name in _OF_ONE_FILE])
+def _linked_orfs(index: Path) -> list[tuple[str, Sequence[Span]]]:
+    """The same from a ``features.h5`` of an older run: virtual datasets over the feature files."""
+    if not index.exists():
+        return []
+    with reading(index), open_features(index) as h5:
+        groups = h5["groups"].values() if "groups" in h5 else ()
+        sources = [source for group in groups for source in group["ids"].virtual_sources()]
+        by_file = groupby(sources, key=lambda source: source.file_name)
+        return [
+            (Path(name).name, [_span(source) for source in of_file]) for name, of_file in by_file
+        ]
+
+
+def _span(source: Any) -> Span:  # noqa: ANN401 - h5py's tuple
+    (first,), (last,) = source.src_space.get_select_bounds()
+    return first, last + 1
+
+
+def shared_attributes(store: FeatureStore, parts: Sequence[IndexPart]) -> Mapping[str, Any]:
+    """The attributes that all files of a store share, taken from the first; none without files.
+
+    Raises:
+        FeatureFileError: the file is missing or damaged.
+    """
+    if not parts:
+        return {}
+    first = store.folder / parts[0].name
+    with reading(first), open_features(first) as h5:
+        return {name: h5.attrs[name] for name in h5.attrs if name not in ("shard_sha256", "copies")}

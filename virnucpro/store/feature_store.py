@@ -2,7 +2,7 @@
 
 Each encoder of a run has its own store. The file of a shard has the ORFs that were embedded. When
 the files are read, a shard with copies gets a second file, with the vectors of their originals. So
-the files contain every ORF, and an index over them needs no entry per copy.
+the files contain every ORF, and a reader of the files needs nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +31,13 @@ from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import SHARD_NAME, Embeddings, Failure, Orf, Shard
 from virnucpro.store.feature_file import (
     Attributes,
+    Checksums,
     find_vectors,
     read_embeddings,
     read_label,
     read_rows,
     read_vectors,
+    read_verified,
     write_embeddings,
 )
 from virnucpro.store.shard_files import read_shard
@@ -43,6 +47,8 @@ _COPIES = "_copies"  # ends the stem of the name of a file of copies
 _FILE = re.compile(rf"({SHARD_NAME})({_COPIES})?\.h5")
 _EXPORT = re.compile(rf"{SHARD_NAME}(?:{_COPIES})?\.(?:npz|pt|parquet)")
 _FOLDER = re.compile(r"\w+-[0-9a-f]{16}")
+PARTS = "parts.json"  # name of the list of the files of a store
+_REPLACED = "delete it, then repeat the command of the run with --resume to make it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,13 @@ class FeatureStore:
 
     @property
     def index(self) -> Path:
-        """The index of all files of the store, next to its folder."""
+        """``features.h5``, with all vectors of the store, next to its folder."""
         return index_of(self.folder)
+
+    @property
+    def parts(self) -> Path:
+        """The list of the files that a finished run has."""
+        return self.folder / PARTS
 
     def attributes(self, shard: Shard, copies: int = 0) -> Attributes:
         """The attributes of a file of a shard; see ``path``."""
@@ -80,10 +91,18 @@ class FeatureStore:
             "shard_sha256": shard.sha256,
         }
 
-    def write(self, shard: Shard, embeddings: Embeddings, copies: int = 0) -> None:
-        """Write a file of a shard, which appears only when whole; see ``path``."""
+    def read(self, path: Path, attributes: Attributes) -> tuple[Embeddings, Checksums]:
+        """Read a file of the store, and verify it.
+
+        Raises:
+            FeatureFileError: it is missing or damaged, or has other attributes.
+        """
+        return read_verified(path, attributes, self.encoder.dim)
+
+    def write(self, shard: Shard, embeddings: Embeddings, copies: int = 0) -> Checksums:
+        """Write a file of a shard, which appears only when it is complete; see ``path``."""
         path, attributes = self.path(shard, copies), self.attributes(shard, copies)
-        write_embeddings(path, embeddings, attributes, self.tree, self.encoder.store)
+        return write_embeddings(path, embeddings, attributes, self.tree, self.encoder.store)
 
     def delete_partials(self, owner: str) -> None:
         """Delete the partial files of a process."""
@@ -165,16 +184,26 @@ class FeatureStore:
             return None
 
     def find_damaged(
-        self, shards: Sequence[Shard], on_file: OnShard = lambda *_: None
+        self,
+        shards: Sequence[Shard],
+        on_file: OnShard = lambda *_: None,
+        hashes: Mapping[Path, str] = MappingProxyType({}),
     ) -> Iterator[tuple[Path, FeatureFileError]]:
-        """Read all files, and yield the damaged ones; ``shards`` adds a check of attributes."""
+        """Read all files, and yield the damaged ones.
+
+        ``shards`` adds a check of attributes, ``hashes`` one of the SHA-256 of these files.
+        """
         files = list(self.files(shards))
         for i, (path, attributes) in enumerate(files):
             on_file(i, len(files))
             try:
-                read_embeddings(path, attributes, self.encoder.dim)
+                _, checksums = read_verified(path, attributes, self.encoder.dim)
             except FeatureFileError as error:
                 yield path, error
+                continue
+            if hashes.get(path, checksums.file) != checksums.file:
+                what = "is a whole feature file, but run.json has another SHA-256"
+                yield path, FeatureFileError(f"{printable(path)} {what}", _REPLACED)
 
     def discard_damaged(self, shards: Sequence[Shard], on_shard: OnShard) -> None:
         """Read all files and delete the damaged ones."""
@@ -182,6 +211,33 @@ class FeatureStore:
             LOGGER.warning("%s; it is made again", error)
             with writing(path):
                 self.tree.delete(path)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOnlyStore(FeatureStore):
+    """The store of a finished run: a file that would be written is compared instead."""
+
+    @classmethod
+    def of(cls, store: FeatureStore) -> ReadOnlyStore:
+        return cls(store.tree, store.folder, store.encoder, store.fingerprint)
+
+    def write(self, shard: Shard, embeddings: Embeddings, copies: int = 0) -> Checksums:
+        """Compare the vectors with those of the file.
+
+        Raises:
+            FeatureFileError: it is missing or damaged, or has others.
+        """
+        path = self.path(shard, copies)
+        stored, checksums = self.read(path, self.attributes(shard, copies))
+        is_same = (
+            stored.ids == embeddings.ids
+            and stored.failures == embeddings.failures
+            and np.array_equal(stored.lengths, embeddings.lengths)
+            and stored.vectors.tobytes() == embeddings.vectors.tobytes()
+        )
+        if not is_same:
+            raise FeatureFileError(f"{printable(path)} has other vectors than the originals")
+        return checksums
 
 
 def open_stores(
@@ -222,20 +278,29 @@ def inner_names(features: Path) -> list[str]:
     return [path.name for path in features.iterdir() if _FOLDER.fullmatch(path.name)]
 
 
+class StoredFeatures(NamedTuple):
+    """A verified feature file."""
+
+    path: Path
+    embeddings: Embeddings
+    checksums: Checksums
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardFeatures:
     """The vectors of a shard, copies included, and why ORFs have none."""
 
-    files: tuple[tuple[Path, Embeddings], ...]
+    files: tuple[StoredFeatures, ...]
     reasons: Mapping[str, str]  # id of an ORF without a vector -> reason
 
     def rows(self, orf_ids: Sequence[str]) -> NDArray[np.float32]:
         """The vectors of ORFs with one vector each. n -> (n, dim)"""
-        assert not any(embeddings.per_residue for _, embeddings in self.files), "one row each"
-        ids = [orf_id for _, embeddings in self.files for orf_id in embeddings.ids]
+        contents = [file.embeddings for file in self.files]
+        assert not any(content.per_residue for content in contents), "one row each"
+        ids = [orf_id for content in contents for orf_id in content.ids]
         if not orf_ids:
             return _NO_ROWS
-        vectors = np.concatenate([each.vectors for _, each in self.files if each.ids])
+        vectors = np.concatenate([content.vectors for content in contents if content.ids])
         if list(orf_ids) == ids:
             return vectors
         place = {orf_id: i for i, orf_id in enumerate(ids)}
@@ -263,24 +328,24 @@ class FeatureReader:
         Raises:
             FeatureFileError: a file is missing or damaged, or its rows are in another order.
         """
-        files, reasons = [], {}
+        files, reasons = list[StoredFeatures](), {}
         embedded = [orf for orf in orfs if orf.copy_of is None]
         if loss := lost.get(shard.index, ""):
             reasons = {orf.id: loss for orf in embedded}
         else:
-            files.append((self._store.path(shard), self._read_embedded(shard, embedded)))
+            files.append(self._read_embedded(shard, embedded))
         if copies := [orf for orf in orfs if orf.copy_of is not None]:
             embeddings = self._copy_to(copies, lost, n_verified)
-            self._store.write(shard, embeddings, copies=1)
-            files.append((self._store.path(shard, copies=1), embeddings))
-        for _, embeddings in files:
-            reasons |= {failure.orf_id: failure.reason for failure in embeddings.failures}
+            checksums = self._store.write(shard, embeddings, copies=1)
+            files.append(StoredFeatures(self._store.path(shard, copies=1), embeddings, checksums))
+        for file in files:
+            reasons |= {failure.orf_id: failure.reason for failure in file.embeddings.failures}
         return ShardFeatures(tuple(files), reasons)
 
-    def _read_embedded(self, shard: Shard, orfs: Sequence[Orf]) -> Embeddings:
+    def _read_embedded(self, shard: Shard, orfs: Sequence[Orf]) -> StoredFeatures:
         store = self._store
         path = store.path(shard)
-        embeddings = read_embeddings(path, store.attributes(shard), store.encoder.dim)
+        embeddings, checksums = read_verified(path, store.attributes(shard), store.encoder.dim)
         reasons = {failure.orf_id: failure.reason for failure in embeddings.failures}
         if embeddings.ids != tuple(orf.id for orf in orfs if orf.id not in reasons):
             raise FeatureFileError(
@@ -288,7 +353,7 @@ class FeatureReader:
             )
         failed = {i: reasons[orf.id] for i, orf in enumerate(orfs) if orf.id in reasons}
         self._sources[shard.index] = _Source(path, failed)
-        return embeddings
+        return StoredFeatures(path, embeddings, checksums)
 
     def _copy_to(
         self, copies: Sequence[Orf], lost: Mapping[int, str], n_verified: int

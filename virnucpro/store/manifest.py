@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from virnucpro._version import __version__
-from virnucpro.core.atomic_io import read_json
+from virnucpro.core.atomic_io import disk_error, read_bounded
 from virnucpro.core.errors import ResumeError, UsageError
+from virnucpro.core.json_checksum import add_checksum, parse_checked
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import OptionName, join_texts, joined, with_options
 from virnucpro.core.recipe import SHARD_FORMAT, Embed, EncoderSpec, Recipe
@@ -167,6 +168,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
 
     Raises:
         ResumeError: it is damaged, or from another version.
+        OutputError, StorageError: it cannot be read now.
     """
     if not path.exists():
         return None
@@ -174,7 +176,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
         raise _damaged(path, "it is not a plain file")
     version: object = __version__
     try:
-        stored = read_json(path)
+        stored = parse_checked(read_bounded(path))
         version = stored["virnucpro_version"]
         if stored["recipe"].get("shard_format") != SHARD_FORMAT:
             raise _of_another_version(path.parent, version)
@@ -193,6 +195,8 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
             cut=str(facts["counts"].get("cut", "")),
             embed={rule: int(first) for rule, first in stored.get("embed", [("all", 0)])},
         )
+    except OSError as error:
+        raise disk_error(error, path) from error
     except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         if version != __version__:
             raise _of_another_version(path.parent, version) from error
@@ -214,7 +218,7 @@ def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[
         "models": manifest.models,
         "embed": list(manifest.embed.items()),
     }
-    Tree(path.parent).write_json(path, content)
+    Tree(path.parent).write_whole(path, add_checksum(content))
 
 
 def _to_json(file: InputFile, copies: Path) -> dict[str, Any]:

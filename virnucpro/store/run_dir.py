@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from virnucpro.core.atomic_io import TEMPORARY, disk_error, read_facts, writing
+from virnucpro.core.atomic_io import TEMPORARY, disk_error, writing
 from virnucpro.core.errors import InputMissingError, OutputError, UsageError
+from virnucpro.core.json_checksum import add_checksum, has_checksum, read_facts
 from virnucpro.core.logging import announce, logging_to_file, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Command, Recipe
@@ -35,6 +36,7 @@ from virnucpro.store.run_lock import (
     tagged,
 )
 
+FEATURES = "features"  # the folder of vectors
 # suffixes of the files of a slice: its plan, digests of ids, rows of tables
 PLAN = ".plan"
 IDS = ".ids"
@@ -47,7 +49,7 @@ FAILED_SEQUENCES = "failed_sequences.fa"  # records to correct and to add to the
 # files that a run makes in its subfolders
 _OURS = re.compile(
     rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|parquet|faa|fna|scores|plan|ids|chunks|rows)"
-    r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
+    r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|(plan|parts)\.json"
     r"|work-[\w.-]+-\d+\.log|\..*\.(tmp|partial)"
 )
 _PARTIAL = re.compile(r"\..*\.partial")
@@ -86,7 +88,7 @@ class RunDir(Tree):
     machine = _Inside("machine.json")  # the work of the devices over time
     logs = _Inside("logs")  # of ``work``, one per process
     parsl = _Inside(f".parsl{TEMPORARY}")  # the files of Parsl, while it runs
-    features = _Inside("features")
+    features = _Inside(FEATURES)
     scores = _Inside("scores")  # of blocks of records, in a run without a model
     rows = _Inside("rows")  # of the tables of slices, until all are joined
     shards = _Inside("shards")
@@ -129,9 +131,10 @@ class RunDir(Tree):
         )
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock this folder against other runs; create it if it is missing.
+    def locked(self, *, create: bool = False) -> Iterator[None]:
+        """Lock this folder against other runs; with ``create``, make it if it is missing.
 
+        A command that has seen the folder does not create it: it may have been moved since.
         The folder itself may be a link, for example to another disk; files of a run in it may not.
 
         Raises:
@@ -140,16 +143,20 @@ class RunDir(Tree):
             StorageError: its disk is full.
         """
         with _told():
-            try:
-                self.root.mkdir(parents=True, exist_ok=True)
-            except FileNotFoundError as error:  # its parents exist
-                raise OutputError(
-                    f"{printable(self.root)}: this folder cannot be made",
-                    hint=with_options("choose another {output_dir}"),
-                ) from error
+            if create:
+                self._create()
             self._refuse_links()
             with locked(self.root, self.logs):
                 yield
+
+    def _create(self) -> None:
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError as error:  # its parents exist
+            raise OutputError(
+                f"{printable(self.root)}: this folder cannot be made",
+                hint=with_options("choose another {output_dir}"),
+            ) from error
 
     def shared(self) -> AbstractContextManager[None]:
         """Share this folder with other ``work`` processes, lock out runs, and log to an own file.
@@ -201,15 +208,25 @@ class RunDir(Tree):
             Tree(self.samples).refuse_links([path.name for path in self.samples.iterdir()])
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Lock this folder and append to its log; if the folder is a link, announce its target.
-
-        Unfinished files of a killed command are deleted.
+    def in_use(self, *, create: bool = False) -> Iterator[None]:
+        """Lock this folder and append to its log: see ``locked`` and ``logged``.
 
         Raises:
             OutputError, StorageError: as ``locked``.
         """
-        with self.locked(), logging_to_file(self.log, self.opener(self.log)):
+        with self.locked(create=create), self.logged():
+            yield
+
+    @contextmanager
+    def logged(self) -> Iterator[None]:
+        """Append to the log of this folder, which is locked; announce the target of a link.
+
+        Unfinished files of a killed command are deleted.
+
+        Raises:
+            OutputError, StorageError: the log cannot be written.
+        """
+        with _told(), logging_to_file(self.log, self.opener(self.log)):
             if self.root.is_symlink():
                 announce(f"{printable(self.root)} is a link to {printable(self.root.resolve())}")
             self.sweep()
@@ -426,6 +443,18 @@ class RunDir(Tree):
 
     def write_manifest(self, manifest: Manifest, facts: Mapping[str, Any]) -> None:
         write_manifest(self.manifest, self.copies, manifest, facts)
+
+    def write_facts(self, facts: Mapping[str, Any]) -> None:
+        """Replace all of ``run.json``."""
+        self.write_whole(self.manifest, add_checksum(facts))
+
+    @property
+    def has_checksum(self) -> bool:
+        """Whether ``run.json`` has a checksum of its own, which each reading verifies."""
+        try:
+            return has_checksum(self.manifest.read_bytes())
+        except OSError as error:
+            raise disk_error(error, self.manifest) from error
 
 
 @contextmanager

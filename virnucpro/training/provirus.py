@@ -414,7 +414,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
     Raises:
         VirnucproError: see ``errors``; or there are too few chromosomes.
     """
-    with open_run_dir(options.output_dir).in_use():
+    with open_run_dir(options.output_dir).in_use(create=True):
         scorer = Scorer.own()
         read_genes = partial(genes_of, scorer=scorer)
         genomes = _read_genomes(options.data, truth_table, scorer, on_event)

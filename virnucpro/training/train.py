@@ -28,12 +28,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from virnucpro.core.atomic_io import writing
+from virnucpro.core.atomic_io import disk_error
 from virnucpro.core.errors import FeatureFileError, InputError, UsageError, VirnucproError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import LOGGER, announce, counted, printable
 from virnucpro.core.numeric import Values
 from virnucpro.core.option_schema import carry
+from virnucpro.core.safe_dir import Tree
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.models.devices import Choice, as_size
@@ -97,7 +98,7 @@ from virnucpro.workflows.extract import extract
 from virnucpro.workflows.options import ExtractOptions
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+    from virnucpro.training.event_file import EventFile
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
 _SECONDS_BETWEEN_STEPS = 0.2  # in TensorBoard; a step of a head alone takes a millisecond
@@ -116,6 +117,7 @@ def train(
         VirnucproError: see ``errors``; finished epochs are kept.
         SystemExit: another process of torchrun failed first; with the exit code of its error.
     """
+    is_new = not options.output_dir.is_dir()
     started = started_by_torchrun(environ or {})
     if started and (options.gpus or options.workers or not options.multi_gpu):
         raise UsageError(
@@ -123,7 +125,8 @@ def train(
             hint="torchrun chooses the devices: see --nproc-per-node and CUDA_VISIBLE_DEVICES",
         )
     training, choice = resolve_training(options, on_event, started.world_size if started else None)
-    prepared, work = _prepared(options, training, choice, on_event), partial(_learn, training)
+    prepared = _prepared(options, training, choice, on_event, create=is_new)
+    work = partial(_learn, training)
     if started:
         run_under_torchrun(started, choice.kind, prepared, work, on_event)
     else:
@@ -137,14 +140,22 @@ def train(
 
 @contextmanager
 def _prepared(
-    options: TrainOptions, training: Training, choice: Choice, on_event: OnEvent
+    options: TrainOptions,
+    training: Training,
+    choice: Choice,
+    on_event: OnEvent,
+    *,
+    create: bool,
 ) -> Iterator[None]:
-    """Lock the folder, and fill it with all that the processes of the training read."""
-    with open_run_dir(training.output).in_use():
+    """Lock the folder, and fill it with all that the processes of the training read.
+
+    A folder that was there at the first look is not created: it may have been moved since.
+    """
+    with open_run_dir(training.output).in_use(create=create):
         open_training(training, on_event)
         for line in describe_training(training, choice):
             announce(line)
-        if _import_writer() is None:
+        if _import_event_file() is None:
             LOGGER.warning(
                 "%s/ is not written: TensorBoard is not installed (hint: `pip install "
                 "'virnucpro[train]'`; all figures are also in %s)",
@@ -197,7 +208,8 @@ def _extract(options: TrainOptions, training: Training, on_event: OnEvent) -> No
     def executor_on(devices: Sequence[str]) -> Executor:
         return ProcessExecutor(devices if options.multi_gpu else devices[:1])
 
-    if extract(extraction, on_event, executor_on).exit_code:
+    open_run_dir(training.output).make_folder(training.features)
+    if extract(extraction, on_event, executor_on, create=False).exit_code:
         raise VirnucproError(
             f"not every frame has a vector: see {training.features}",
             hint="run the same command again with --resume",
@@ -274,7 +286,7 @@ def _train(
             f"{settings.batch_size} on each of {counted(ranks.world_size, 'device')}, "
             f"over {counted(settings.grad_accum_steps, 'step')}"
         )
-    with closing(_Board(training.place / BOARD)) as board:
+    with closing(_Board(Tree(training.output), training.place / BOARD)) as board:
 
         def on_epoch(row: dict[str, float]) -> None:
             board.on_epoch(row)
@@ -306,10 +318,12 @@ def _show_end(training: Training, trainer: Trainer, samples: Samples | None) -> 
     state, options = trainer.state, training.options
     if state.epoch > trainer.first and state.best_epoch:
         row = state.history[state.best_epoch - 1]
-        _show_best(training.place / BOARD, options.of_network | options.of_loop, row, samples)
+        tree, folder = Tree(training.output), training.place / BOARD
+        _show_best(tree, folder, options.of_network | options.of_loop, row, samples)
 
 
 def _show_best(
+    tree: Tree,
     folder: Path,
     options: Mapping[str, object],
     row: Mapping[str, float],
@@ -327,17 +341,29 @@ def _show_best(
         for name, value in options.items()
     }
     best = {f"best/{name}": value for name, value in row.items()}
-    summary_writer = _import_writer()
-    if summary_writer is None:
+    event_file = _import_event_file()
+    if event_file is None:
         return
-    with writing(folder), summary_writer(str(folder / "best"), purge_step=0) as writer:
-        writer.add_hparams(plain, best, run_name=".")
+    with _writing_below(folder), event_file(tree, folder / "best", 0) as events:
+        events.add_options(plain, best)
         if samples is not None:
-            labels, scores, weights = samples.is_virus, samples.scores, samples.weights
-            writer.add_pr_curve("precision and recall", labels, scores, 0, weights=weights)
+            events.add_precision("precision and recall", samples)
             curve = samples.reliability()
             for score, share in zip(curve.mean_score, curve.share_of_viruses, strict=True):
-                writer.add_scalar("reliability", share, round(100 * score))
+                events.add_scalar("reliability", share, round(100 * score))
+
+
+@contextmanager
+def _writing_below(folder: Path) -> Iterator[None]:
+    """Turn errors from writing files below a folder into ours.
+
+    Raises:
+        OutputError, StorageError: as ``files.writing``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error, error.filename or folder) from error
 
 
 def _whole_module(training: Training, trainer: Trainer, train: LabelledFrames) -> nn.Module:
@@ -350,13 +376,13 @@ def _whole_module(training: Training, trainer: Trainer, train: LabelledFrames) -
 
 
 @cache
-def _import_writer() -> type[SummaryWriter] | None:
-    """Import the writer of TensorBoard's files; None if the package is missing."""
+def _import_event_file() -> type[EventFile] | None:
+    """Import the writer of files for TensorBoard; None if TensorBoard is missing."""
     try:
-        from torch.utils.tensorboard import SummaryWriter
+        from virnucpro.training.event_file import EventFile
     except ModuleNotFoundError:
         return None
-    return SummaryWriter
+    return EventFile
 
 
 class _Board:
@@ -369,9 +395,10 @@ class _Board:
         OutputError, StorageError: of all methods, as ``files.writing``.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, tree: Tree, folder: Path) -> None:
+        self._tree = tree
         self._folder = folder
-        self._writers: dict[str, SummaryWriter] = {}
+        self._files: dict[str, EventFile] = {}
         self._told = 0.0  # time of the last step shown
 
     def on_epoch(self, row: Mapping[str, float]) -> None:
@@ -387,22 +414,22 @@ class _Board:
             self._show("steps", step, figures)
 
     def _show(self, part: str, place: int, figures: Mapping[str, float]) -> None:
-        summary_writer = _import_writer()
-        if summary_writer is None:
+        event_file = _import_event_file()
+        if event_file is None:
             return
-        with writing(self._folder):
-            if part not in self._writers:
-                self._writers[part] = summary_writer(str(self._folder / part), purge_step=place)
-            writer = self._writers[part]
+        with _writing_below(self._folder):
+            if part not in self._files:
+                self._files[part] = event_file(self._tree, self._folder / part, place)
+            events = self._files[part]
             for name, value in figures.items():
-                writer.add_scalar(name, value, place)
-            writer.flush()
+                events.add_scalar(name, value, place)
+            events.flush()
 
     def close(self) -> None:
         """Write what is buffered."""
-        with writing(self._folder):
-            for writer in self._writers.values():
-                writer.close()
+        with _writing_below(self._folder):
+            for events in self._files.values():
+                events.close()
 
 
 def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:

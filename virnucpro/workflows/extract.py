@@ -6,7 +6,7 @@ from virnucpro.core.events import STAGES, OnEvent
 from virnucpro.core.helper_pool import Pool
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.results.outputs import OUTPUTS
+from virnucpro.results.outputs import OUTPUTS, open_run_dir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Selection
 from virnucpro.store.run_dir import RunDir
@@ -22,6 +22,7 @@ from virnucpro.workflows.run_steps import (
     embed_and_write,
     finish_plan,
     finish_run,
+    hold_folder,
     log_summary,
     make_plan,
     open_run,
@@ -37,22 +38,40 @@ def extract(
     on_event: OnEvent,
     executor_on: ExecutorOn = ProcessExecutor,
     pool: Pool | None = None,
+    *,
+    create: bool = True,
 ) -> Summary:
     """Embed the records of the input in the run folder, as the options say.
 
     ``pool``: helpers that may still be starting; None: start them when they are needed.
+    ``create``: make the output folder if it is missing.
 
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
-    config = resolve_extract(options, on_event)
-    return run_extract(config, choose_executor(config, executor_on), on_event, pool)
+    with hold_folder(options.output_dir, create=create) as lock_new_folder:
+        config = resolve_extract(options, on_event)
+        lock_new_folder()
+        executor = choose_executor(config, executor_on)
+        return run_locked_extract(config, executor, on_event, pool)
 
 
 def run_extract(
     config: ExtractConfig, executor: Executor, on_event: OnEvent, pool: Pool | None = None
 ) -> Summary:
-    """Run, or resume, an extraction.
+    """Run, or resume, an extraction, in a folder that is made if it is missing.
+
+    Raises:
+        VirnucproError: see ``errors``; finished shards are kept in every case.
+    """
+    with open_run_dir(config.output).locked(create=True):
+        return run_locked_extract(config, executor, on_event, pool)
+
+
+def run_locked_extract(
+    config: ExtractConfig, executor: Executor, on_event: OnEvent, pool: Pool | None = None
+) -> Summary:
+    """Run, or resume, an extraction in a folder that the caller has locked.
 
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
@@ -113,6 +132,7 @@ def extract_context(
         has_report=options.report,
         pool=pool,
         on_event=on_event,
+        max_merged_bytes=config.max_merged_bytes,
     )
 
 

@@ -51,7 +51,8 @@ def find_regions(asked: RegionsOptions, on_event: OnEvent) -> RecordCounts:
     _finished_run(rundir)  # before a lock is made: the folder may hold something else
     with rundir.in_use():
         manifest = _finished_run(rundir)
-        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(asked.argv)))
+        # not as a run begins: the page keeps the warnings of the run
+        LOGGER.info("virnucpro %s regions: %s", __version__, printable(" ".join(asked.argv)))
         Outputs(rundir).check(but=(RunDir.page, *_WRITTEN))
         inputs = check_recorded(manifest.inputs)
         present = number_taken_names(replace(manifest, inputs=tuple(inputs)), on_event)

@@ -15,7 +15,7 @@ from virnucpro.core.option_schema import carry
 from virnucpro.core.recipe import Recipe
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.results.outputs import OUTPUTS
+from virnucpro.results.outputs import OUTPUTS, open_run_dir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
 from virnucpro.store.run_dir import RunDir
@@ -36,6 +36,7 @@ from virnucpro.workflows.run_steps import (
     embed_and_write,
     finish_plan,
     finish_run,
+    hold_folder,
     log_summary,
     make_plan,
     open_run,
@@ -60,14 +61,29 @@ def predict(
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
-    config = resolve_predict(options, on_event)
-    return run_predict(config, choose_executor(config, executor_on), on_event, pool)
+    with hold_folder(options.output_dir) as lock_new_folder:
+        config = resolve_predict(options, on_event)
+        lock_new_folder()
+        executor = choose_executor(config, executor_on)
+        return run_locked_predict(config, executor, on_event, pool)
 
 
 def run_predict(
     config: PredictConfig, executor: Executor, on_event: OnEvent, pool: Pool | None = None
 ) -> Summary:
-    """Run, or resume, a prediction.
+    """Run, or resume, a prediction, in a folder that is made if it is missing.
+
+    Raises:
+        VirnucproError: see ``errors``; finished shards are kept in every case.
+    """
+    with open_run_dir(config.output).locked(create=True):
+        return run_locked_predict(config, executor, on_event, pool)
+
+
+def run_locked_predict(
+    config: PredictConfig, executor: Executor, on_event: OnEvent, pool: Pool | None = None
+) -> Summary:
+    """Run, or resume, a prediction in a folder that the caller has locked.
 
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
@@ -191,6 +207,7 @@ def predict_context(
         has_report=options.report,
         pool=pool,
         on_event=on_event,
+        max_merged_bytes=config.max_merged_bytes,
     )
 
 

@@ -43,6 +43,7 @@ from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.store.manifest import Manifest
+from virnucpro.store.merged_features import MAX_BYTES
 from virnucpro.workflows.options import ExtractOptions, RunOptions, name_anywhere, restore_options
 
 
@@ -63,6 +64,7 @@ class RunConfig:
     compromises: tuple[str, ...] = ()  # warnings about the costs of these choices
     models: tuple[str, ...] = ()  # names or paths by which other machines open the encoders
     rules: Mapping[Embed, int] = field(default_factory=lambda: {"all": 0})  # see ``Manifest.embed``
+    max_merged_bytes: int = MAX_BYTES  # see ``merged_features``
 
     @property
     def output(self) -> Path:
@@ -146,15 +148,15 @@ def _resolve_extract(
 
 
 def read_recorded(options: RunOptions) -> Manifest | None:
-    """Read the run that is to be resumed, if any; refuse a folder that is in use or not free.
+    """Read the run that is to be resumed, if any; refuse a folder that is not free.
+
+    An existing folder is locked already, so that what is read here stays as it is.
 
     Raises:
         OutputError, UsageError, ResumeError: as ``RunDir.check_free`` and ``read_manifest``.
     """
     run_dir = open_run_dir(options.output_dir)
-    if run_dir.root.is_dir():
-        with run_dir.locked():
-            run_dir.check_free(resume=options.resume, force=options.force)
+    run_dir.check_free(resume=options.resume, force=options.force)
     return run_dir.read_manifest() if options.resume else None
 
 

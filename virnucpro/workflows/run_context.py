@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from virnucpro.core.events import OnEvent
 from virnucpro.core.helper_pool import Pool
 from virnucpro.results.outputs import OutputFile
+from virnucpro.store.checksums import Outputs
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
+from virnucpro.store.merged_features import MAX_BYTES
 from virnucpro.store.plan import Plan
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.options import RunOptions
@@ -53,6 +56,8 @@ class RunContext:
     has_report: bool
     pool: Pool
     on_event: OnEvent
+    max_merged_bytes: int = MAX_BYTES  # see ``merged_features``
+    hashes: dict[Path, str] = field(default_factory=dict)  # of files that this start has hashed
 
     @property
     def manifest(self) -> Manifest:
@@ -61,6 +66,11 @@ class RunContext:
     @property
     def stores(self) -> tuple[FeatureStore, ...]:
         return self.row_builder.stores
+
+    @property
+    def checksums(self) -> Outputs:
+        """The SHA-256 of each output; a file that this start has hashed is not read again."""
+        return Outputs(self.run_dir, self.hashes)
 
     @property
     def finished_rows(self) -> FinishedRows:

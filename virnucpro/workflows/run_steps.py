@@ -7,10 +7,11 @@ import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -71,7 +72,7 @@ def choose_executor(config: RunConfig, executor_on: ExecutorOn) -> Executor:
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A locked run folder, the run that is resumed in it, and the helpers of this start."""
+    """A run folder, the run that is resumed in it, and the helpers of this start."""
 
     dir: RunDir
     recorded: Manifest | None  # None: a new run
@@ -79,18 +80,42 @@ class OpenRun:
 
 
 @contextmanager
+def hold_folder(folder: Path, *, create: bool = True) -> Iterator[Callable[[], None]]:
+    """Lock a folder, from the first look at it to the end of the block, if it exists.
+
+    Yields a function that makes and locks a new folder, to be called when all options are checked.
+    A folder that was there is never made: it may have been moved since. Without ``create``, no
+    folder is made.
+
+    Raises:
+        OutputError, StorageError: as ``RunDir.locked``.
+    """
+    run_dir = open_run_dir(folder)
+    with ExitStack() as stack:
+        is_there = run_dir.root.is_dir()
+        if is_there:
+            stack.enter_context(run_dir.locked())
+
+        def lock_new() -> None:
+            if not is_there:
+                stack.enter_context(run_dir.locked(create=create))
+
+        yield lock_new
+
+
+@contextmanager
 def open_run(config: RunConfig, executor: Executor, pool: Pool | None) -> Iterator[OpenRun]:
-    """Lock the folder of a run, and end its processes with the block.
+    """Begin a run in a locked folder, and end its processes with the block.
 
     ``pool``: helpers that may still be starting; None: start them when they are needed.
 
     Raises:
-        OutputError, UsageError, ResumeError: the folder is in use, not free, or damaged.
+        OutputError, UsageError, ResumeError: the folder is not free, or damaged.
     """
     options = config.options
     run_dir = open_run_dir(config.output)
     pool = pool or Pool(config.resources.n_helpers)
-    with run_dir.in_use(), closing(executor), pool:
+    with run_dir.logged(), closing(executor), pool:
         run_dir.check_free(resume=options.resume, force=options.force)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(options.argv)))
         recorded = run_dir.read_manifest() if options.resume else None
@@ -397,7 +422,7 @@ def finish_run(context: RunContext, summary: Summary, *, is_complete: bool = Tru
     """Write the outcome to ``run.json``, delete intermediate files, and write the page."""
     run_dir = context.run_dir
     hosts = [asdict(host) for host in run_dir.hosts()]
-    hashes = Outputs(run_dir).hash()
+    hashes = context.checksums.hash()
     state = "complete" if is_complete and not summary.exit_code else "partial"
     context.record.write(state, counts=summary.facts, hosts=hosts, **{Outputs.field: hashes})
     run_dir.clear_parts()

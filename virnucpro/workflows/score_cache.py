@@ -23,8 +23,8 @@ from safetensors.numpy import load, save
 from virnucpro.core.atomic_io import parse_json, zstd
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.safe_dir import Tree
-from virnucpro.core.types import Records, shard_name
-from virnucpro.store.feature_file import Label, read_label, read_sealed, write_sealed
+from virnucpro.core.types import Records, check_counts, shard_name
+from virnucpro.store.feature_file import Label, read_label, read_sealed, reading, write_sealed
 from virnucpro.store.run_dir import SCORE_FORMAT, SCORES
 from virnucpro.viral.calling import ScoredRecords
 from virnucpro.viral.known import WindowHits
@@ -33,6 +33,9 @@ from virnucpro.viral.types import Region, Track
 
 _LEVEL = 1  # of zstd: half of the content are numbers that hardly compress
 _RECORDS_AT_ONCE = 10_000  # hashed together
+# Bounds of the unpacked content: of a block in any case, for each letter of its records (pieces and
+# tracks take half a byte), and for each packed byte (headers that are much alike)
+_FIXED_BYTES, _BYTES_PER_LETTER, _LARGEST_RATIO = 2**26, 2, 32
 # errors of numpy, safetensors, zstd and JSON on a damaged file
 _DAMAGE = (
     *(FeatureFileError, LookupError, ValueError, TypeError, StopIteration),
@@ -87,10 +90,37 @@ class ScoreStore:
         of_records = {} if records is None else {"records": _key_of(records)}
         try:
             label, content = read_sealed(path, {**self._attributes, **of_records})
-            scored = _from_arrays(load(zstd.decompress(content)), records)
+            scored = _from_arrays(load(_unpack(label, content)), records, label)
         except _DAMAGE:
             return None, False
         return scored, label.attributes.get("finder") == self.finder
+
+    def differs(self, other: ScoreStore, index: int) -> bool:
+        """Whether the file of a block has other scores, or other regions, than that of a store.
+
+        Regions are compared if both searched with the same finder.
+
+        Raises:
+            FeatureFileError: a file is missing or damaged.
+        """
+        (label, mine), (its_label, its) = (store._arrays(index) for store in (self, other))
+        has_regions = label.attributes.get("finder") == its_label.attributes.get("finder")
+        names = [name for name in mine if has_regions or not name.startswith(_OF_REGIONS)]
+        is_equal = mine.keys() == its.keys() and all(_is_equal(mine[n], its[n]) for n in names)
+        return not is_equal
+
+    def _arrays(self, index: int) -> tuple[Label, Arrays]:
+        """
+        Raises:
+            FeatureFileError: the file is missing or damaged.
+        """
+        path = self.path(index)
+        label, content = read_sealed(path, self._attributes)
+        with reading(path):
+            try:
+                return label, load(_unpack(label, content))
+            except (SafetensorError, zstd.ZstdError) as error:
+                raise ValueError(error) from error
 
     def is_whole(self, index: int) -> bool:
         """Whether the file of a block is there as it was written."""
@@ -121,6 +151,29 @@ class ScoreStore:
                 self.tree.delete(path)
 
 
+def _unpack(label: Label, content: bytes) -> bytes:
+    """Decompress the content of a file, if it can be that of as many letters as its label says.
+
+    Raises:
+        ValueError, TypeError, ZstdError: it has more bytes, or is damaged.
+    """
+    n_letters = label.attributes["n_letters"]
+    check_counts(n_letters)
+    limit = _FIXED_BYTES + _BYTES_PER_LETTER * int(n_letters) + _LARGEST_RATIO * len(content)
+    n_bytes = zstd.get_frame_info(content).decompressed_size
+    if n_bytes is None or n_bytes > limit:
+        raise ValueError(f"its content has {n_bytes} bytes; {n_letters} letters give {limit}")
+    unpacker = zstd.ZstdDecompressor()
+    unpacked: bytes = unpacker.decompress(content, max_length=n_bytes)
+    if not unpacker.eof or unpacker.unused_data or len(unpacked) != n_bytes:
+        raise ValueError(f"its content does not have the {n_bytes} bytes that it claims")
+    return unpacked
+
+
+def _is_equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+
+
 def _key_of(records: Records) -> str:
     """Hash the whole content of the records."""
     digest = hashlib.sha256()
@@ -132,6 +185,7 @@ def _key_of(records: Records) -> str:
     return digest.hexdigest()
 
 
+_OF_REGIONS = ("text", "n_track", "track_")  # names of the columns that depend on the finder
 _TEXTS = ("ids", "headers", "samples", "own_ids")  # columns of records that are text
 _NUMBERS = ("lines", "n_gaps", "lengths")
 
@@ -204,12 +258,14 @@ def _tracks(arrays: Arrays) -> Iterator[Track]:
         first += n
 
 
-def _from_arrays(arrays: Arrays, records: Records | None) -> ScoredRecords:
+def _from_arrays(arrays: Arrays, records: Records | None, label: Label) -> ScoredRecords:
     """
     Raises:
         ValueError, LookupError, TypeError: they are not as they were written.
     """
     text = parse_json(arrays["text"].tobytes())
+    _check_number(arrays["lengths"], label.attributes["n_letters"])
+    _check_number(arrays["n_piece"], len(arrays["piece_start"]))
     records = _blind(arrays) if records is None else records
     n_pieces, notes = arrays["n_piece"], [""] * len(records.ids)
     for place, note in text["notes"]:
@@ -226,6 +282,12 @@ def _from_arrays(arrays: Arrays, records: Records | None) -> ScoredRecords:
         WindowHits(*(arrays[f"known_{name}"] for name in WindowHits._fields)),
         {place: _both(regions, tracks) for place, regions in text["regions"]},
     )
+
+
+def _check_number(counts: NDArray[np.int64], total: object) -> None:
+    """Raise ValueError for counts that do not add up: what they count takes memory."""
+    if sum(counts.tolist()) != total or (counts < 0).any():
+        raise ValueError(f"its counts do not add up to {total}")
 
 
 def _both(both: Sequence[Any], tracks: Iterator[Track]) -> tuple[Any, Any]:

@@ -6,22 +6,22 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from virnucpro.core.errors import FeatureFileError, InputMissingError, ResumeError
+from virnucpro.core.errors import InputMissingError, ResumeError, VirnucproError
 from virnucpro.core.logging import counted, escaped, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.types import Shard
 from virnucpro.models.base import estimate_tokens
 from virnucpro.results.outputs import FAILED_FILES, OUTPUTS, open_run_dir
-from virnucpro.store.checksums import Outputs
-from virnucpro.store.feature_index import check_index
-from virnucpro.store.feature_store import FeatureStore
+from virnucpro.sequences.inputs import InputFile, hashed
+from virnucpro.store.checksums import Outputs, has_vectors
+from virnucpro.store.feature_store import FeatureStore, is_feature_file
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, count_done
 from virnucpro.store.progress_log import HostFigures, Point, rate_of, seconds_left
@@ -29,6 +29,9 @@ from virnucpro.store.run_dir import RunDir
 from virnucpro.store.run_lock import run_at
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.table_cache import RowStore
+
+if TYPE_CHECKING:
+    from virnucpro.workflows.recompute import Recomputed
 
 _NEXT = {
     "unfinished": "repeat the command of the run with --resume",
@@ -39,6 +42,7 @@ _NO_HASHES = (
     "outputs were not verified: run.json has no SHA-256 of them (the run is not finished, or an "
     "older version made it)"
 )
+_NO_CHECKSUM = "run.json has no SHA-256 of its own: an older version wrote it"
 _LISTED = 8  # most files listed
 
 
@@ -112,11 +116,13 @@ def _look(folder: Path) -> Iterator[_Seen]:
         ) from error
 
 
-def inspect_run(folder: Path, *, verify: bool) -> tuple[list[str], int]:
+def inspect_run(
+    folder: Path, *, verify: bool, recomputed: Recomputed | None = None
+) -> tuple[list[str], int]:
     """Describe a run. -> lines, number of damaged files
 
     With ``verify``, every feature file and output is read completely; without it, no file counts
-    as damaged.
+    as damaged. Parts that were made again and differ count as damaged.
 
     Raises:
         InputMissingError: there is no run in this folder.
@@ -127,40 +133,99 @@ def inspect_run(folder: Path, *, verify: bool) -> tuple[list[str], int]:
     if not verify:
         return lines, 0
     damaged, verified = _verify(seen)
+    if recomputed:
+        damaged += [f"differs   {fault}" for fault in recomputed.faults]
+        lines.append(f"compared  {recomputed.line}")
     return [*lines, *(damaged or [verified])], len(damaged)
 
 
+@dataclass(slots=True)
+class _Findings:
+    """What ``--verify`` has read: faults, what is intact, and what could not be verified."""
+
+    faults: list[str] = field(default_factory=list)
+    intact: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def line(self) -> str:
+        counts = ", ".join(self.intact) or "nothing"
+        return f"verified  whole: {'; '.join([counts, *self.remarks])}"
+
+
 def _verify(seen: _Seen) -> tuple[list[str], str]:
-    """A line per damaged file, and the line to print if there is none."""
-    outputs, damaged, whole = Outputs(seen.rundir), list[str](), list[str]()
-    hashes, remarks = outputs.read_hashes(), list[str]()
+    """A line per damaged file or changed input, and the line to print if there is none."""
+    findings, hashes = _Findings(), Outputs(seen.rundir).read_hashes()
     if seen.stores:
-        damaged = list(_damaged_features(seen))
-        whole.append(
-            counted(sum(len(list(store.files())) for store in seen.stores), "feature file")
-        )
-        if seen.plan is None and not any(store.index.exists() for store in seen.stores):
-            remarks.append("their places were not checked: the plan is missing")
-    if hashes is None:
-        remarks.append(_NO_HASHES)
-    else:
-        damaged += [f"damaged   {error}; {error.hint}" for _, error in outputs.find_damaged(hashes)]
-        whole.append(counted(len(hashes), "output"))
-        if n_others := outputs.count_unhashed(hashes):
-            remarks.append(f"{counted(n_others, 'output')} without a SHA-256 in run.json")
-    return damaged, f"verified  whole: {'; '.join([', '.join(whole) or 'nothing', *remarks])}"
+        _verify_features(seen, hashes, findings)
+    _verify_outputs(seen, hashes, findings)
+    if not seen.rundir.has_checksum:
+        findings.remarks.append(_NO_CHECKSUM)
+    _verify_inputs(seen, findings)
+    return findings.faults, findings.line
 
 
-def _damaged_features(seen: _Seen) -> Iterator[str]:
-    """A line per damaged file; the index of a store with a damaged file is not read."""
+def _verify_features(seen: _Seen, hashes: Mapping[str, str] | None, findings: _Findings) -> None:
+    """Find feature files that are damaged, missing, or others than ``run.json`` has."""
+    by_path = {
+        seen.rundir.root / place: digest
+        for place, digest in (hashes or {}).items()
+        if _is_feature_file(place)
+    }
     for store in seen.stores:
-        errors = [error for _, error in store.find_damaged(seen.shards)]
-        yield from (f"damaged   {error}" for error in errors)
-        if store.index.exists() and not errors:
-            try:
-                check_index(store.index)
-            except FeatureFileError as error:
-                yield f"damaged   {error}; --resume rewrites it"
+        for _, error in store.find_damaged(seen.shards, hashes=by_path):
+            hint = f"; {error.hint}" if error.hint else ""
+            findings.faults.append(f"damaged   {error}{hint}")
+    for path in by_path:
+        if not path.exists():
+            missing = f"damaged   {printable(path)} is missing; --resume makes it again"
+            findings.faults.append(missing)
+    n_files = sum(len(list(store.files())) for store in seen.stores)
+    findings.intact.append(counted(n_files, "feature file"))
+    if seen.plan is None and hashes is None:
+        findings.remarks.append("their places were not checked: the plan is missing")
+
+
+def _is_feature_file(place: str) -> bool:
+    return has_vectors(place) and is_feature_file(Path(place).name)
+
+
+def _verify_outputs(seen: _Seen, hashes: Mapping[str, str] | None, findings: _Findings) -> None:
+    """Find other outputs that are damaged or missing."""
+    if hashes is None:
+        findings.remarks.append(_NO_HASHES)
+        return
+    outputs = Outputs(seen.rundir)
+    others = {place: digest for place, digest in hashes.items() if not _is_feature_file(place)}
+    for _, error in outputs.find_damaged(others):
+        findings.faults.append(f"damaged   {error}; {error.hint}")
+    findings.intact.append(counted(len(others), "output"))
+    if n_unknown := outputs.count_unhashed(hashes):
+        unknown = counted(n_unknown, "output")
+        findings.remarks.append(f"{unknown} without a SHA-256 in run.json")
+
+
+def _verify_inputs(seen: _Seen, findings: _Findings) -> None:
+    """Find inputs that changed after the run."""
+    inputs = seen.manifest.inputs
+    present = [file for file in inputs if Path(file.path).exists()]
+    for file in present:
+        if fault := _fault_of(file):
+            findings.faults.append(f"changed   {fault}")
+    if present:
+        findings.intact.append(counted(len(present), "input"))
+    if n_gone := len(inputs) - len(present):
+        findings.remarks.append(f"{counted(n_gone, 'input')} gone, and not compared")
+
+
+def _fault_of(file: InputFile) -> str:
+    """Why an input is not the one that the run read; "" if it is."""
+    try:
+        if hashed(file).sha256 == file.sha256:
+            return ""
+    except VirnucproError as error:
+        return str(error)
+    return f"{file.shown}: this input has another SHA-256 than in run.json"
 
 
 def _describe(seen: _Seen) -> list[str]:
@@ -263,10 +328,12 @@ def _host_line(figures: HostFigures) -> str:
     )
 
 
-def measure_run(folder: Path, *, verify: bool = False) -> dict[str, Any]:
+def measure_run(
+    folder: Path, *, verify: bool = False, recomputed: Recomputed | None = None
+) -> dict[str, Any]:
     """The figures of a run for programs: finished and pending work, and the time left.
 
-    With ``verify``, also a line per damaged file.
+    With ``verify``, also a line per damaged file, and what was made again.
 
     Raises:
         InputMissingError, ResumeError: as ``inspect_run``.
@@ -274,7 +341,10 @@ def measure_run(folder: Path, *, verify: bool = False) -> dict[str, Any]:
     with _look(folder) as seen:
         work = _embedding(seen) if seen.stores else _scoring(seen)
         rate, left = _rate(seen, work)
-        damaged = {"damaged": _verify(seen)[0]} if verify else {}
+        damaged: dict[str, Any] = {"damaged": _verify(seen)[0]} if verify else {}
+        if recomputed:
+            damaged["recomputed"] = asdict(recomputed)
+            damaged["damaged"] += recomputed.faults
         return {
             "state": seen.facts.get("state"),
             "running": seen.running or None,

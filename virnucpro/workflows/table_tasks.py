@@ -162,7 +162,7 @@ class ShardTask:
     shard: Shard
     lost: Mapping[int, str]  # see ``FeatureReader.read``
     n_verified: int
-    hidden: frozenset[str]  # replaced records, which the indexes leave out
+    hidden: frozenset[str]  # replaced records, whose vectors do not count
 
     def do(self, builder: RowBuilder) -> ScoredShard:
         """
@@ -177,7 +177,7 @@ class ShardTask:
             for reader in builder.readers_of(self.slice_index)
         ]
         files = [
-            IndexPart.of_shard(store, self.shard, of_store, unseen, builder.feature_format)
+            IndexPart.of_shard(store, of_store, unseen, builder.feature_format)
             for store, of_store in zip(builder.stores, features, strict=True)
         ]
         reasons: dict[str, str] = {}

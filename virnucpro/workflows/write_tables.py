@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, groupby
+from operator import attrgetter
 from threading import Condition
 from typing import TypeAlias
 
@@ -28,9 +29,10 @@ from virnucpro.results.output_writer import open_outputs
 from virnucpro.results.row_batches import RowBatch
 from virnucpro.results.sample_tables import OutputDir
 from virnucpro.sequences.fasta import Block, Streams, parsed
-from virnucpro.store.checksums import Outputs
-from virnucpro.store.feature_index import IndexPart
+from virnucpro.store.feature_index import IndexPart, hash_part, write_parts
+from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
+from virnucpro.store.merged_features import write_merged
 from virnucpro.store.plan import Slice, grouped
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.run_context import RunContext
@@ -157,9 +159,34 @@ class TableWriter:
                 self.backlog.check()
                 counts.include(batch.counts)
                 add(batch)
-            for store, index in zip(context.stores, indexes, strict=True):
-                IndexPart.write_index(store.index, index, store.tree)
+            for store, parts in zip(context.stores, indexes, strict=True):
+                self._write_features(store, sorted(parts, key=attrgetter("place")))
         return counts
+
+    def _write_features(self, store: FeatureStore, parts: Sequence[IndexPart]) -> None:
+        """Write ``features.h5`` of a store and the list of its files, and note their hashes.
+
+        Raises:
+            FeatureFileError: a feature file is missing or damaged.
+            OutputError, StorageError: as ``files.writing``.
+        """
+        hashes = write_merged(store, parts, self.context.max_merged_bytes)
+        write_parts(store, parts)
+        for part in parts:
+            digest = hashes.get(part.name) or hash_part(store, part)
+            self.context.hashes[store.folder / part.name] = digest
+
+    def make_rows(self, group: Group, helpers: Helpers[RowBuilder]) -> SliceRows:
+        """Make the rows of slices with the same records.
+
+        Raises:
+            AbandonedError, InputError, FeatureFileError: as ``write``.
+        """
+        rows = SliceRows([[] for _ in self.context.stores])
+        for block in self._iter_rows([group], helpers):
+            self.backlog.check()
+            rows.include(block)
+        return rows
 
     def write_rows(self, groups: Sequence[Group], helpers: Helpers[RowBuilder]) -> None:
         """Write the rows of slices for a later join, except slices with a failed frame.
@@ -302,8 +329,8 @@ class TableWriter:
     ) -> Iterator[ScoredShard]:
         """Yield the shards of a slice, in order, as soon as they are embedded.
 
-        The ``files`` of each store are extended. Indexes of them leave out vectors of ``hidden``
-        records, which a later generation replaces.
+        The ``files`` of each store are extended. Vectors of ``hidden`` records, which a later
+        generation replaces, do not count.
         """
         tasks: deque[tuple[Shard, Future[ScoredShard]]] = deque()
         indices = self.context.plan.indices
@@ -333,7 +360,7 @@ class TableWriter:
 @contextmanager
 def open_tables(context: RunContext) -> Iterator[Callable[[RowBatch], None]]:
     """Open all outputs of a run, and yield the function that adds rows to them."""
-    with Outputs(context.run_dir).writing() as tree:
+    with context.checksums.writing() as tree:
         folder = locate_outputs(context.run_dir, tree, context.manifest, per_file=context.per_file)
         with open_outputs(context.outputs, folder) as add:
             yield add

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from virnucpro.core.atomic_io import open_plain, read_facts
+from virnucpro.core.atomic_io import open_plain
 from virnucpro.core.errors import InputMissingError
+from virnucpro.core.json_checksum import read_facts
 from virnucpro.core.logging import escaped, printable
 from virnucpro.core.numeric import Values
 from virnucpro.core.option_text import with_options
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 _MOST_OF_LOG = 1 << 20  # bytes, from its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
-_START = re.compile(r"virnucpro \S+: ")
+# the first line of a run, and of a command that adds regions to its tables
+_START, _REGIONS_START = re.compile(r"virnucpro \S+: "), re.compile(r"virnucpro \S+ regions: ")
 Key: TypeAlias = tuple[str, str]  # file and id of a record
 ListedRegions: TypeAlias = (
     "dict[Key, tuple[str, list[Region]]]"  # file and id -> id in the run, regions
@@ -137,24 +139,34 @@ def _count(value: object) -> int:
 
 
 def read_complaints(log: Path) -> Counter[str]:
-    """Warnings and errors of the last start, with their counts; none without a log."""
+    """Warnings and errors with their counts; none without a log.
+
+    They are those of the last start of the run, and of the last search for regions after it.
+    """
     try:
         with open_plain(log) as handle:
             handle.seek(max(0, handle.seek(0, os.SEEK_END) - _MOST_OF_LOG))
             text = handle.read().decode("utf-8", "backslashreplace")
     except OSError:
         return Counter()
-    complaints: Counter[str] = Counter()
+    of_run: Counter[str] = Counter()
+    of_regions: Counter[str] = Counter()
+    current = of_run
     for line in text.splitlines():
         match = _MESSAGE.fullmatch(line)
         if match is None:
             continue
         level, message = match.groups()
-        if level == "INFO" and _START.match(message):
-            complaints.clear()
-        elif level != "INFO":
-            complaints[printable(message)] += 1
-    return complaints
+        if level != "INFO":
+            current[printable(message)] += 1
+        elif _START.match(message):
+            of_run.clear()
+            of_regions.clear()
+            current = of_run
+        elif _REGIONS_START.match(message):
+            of_regions.clear()
+            current = of_regions
+    return of_run + of_regions
 
 
 def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:

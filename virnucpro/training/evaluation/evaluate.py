@@ -1,9 +1,9 @@
 """``virnucpro evaluate``: call labelled records as ``predict`` would, and measure the calls.
 
 Records that were not trained on are cut into fragments of the lengths that users have. These go
-through the same ``run_predict`` as any input of ``predict``. Calls are read from its tables and
-joined with the labels by id. The figures go into ``evaluation.json``, a table, a page, a few lines
-and, on request, the card of a model.
+through the same steps as any input of ``predict``. Calls are read from its tables and joined with
+the labels by id. The figures go into ``evaluation.json``, a table, a page, a few lines and, on
+request, the card of a model.
 
 A record gives as many fragments of a length as fit end to end, at most ``per_record``: it is
 divided into so many equal parts, and each has a fragment at a random place, on a random strand. The
@@ -71,7 +71,7 @@ from virnucpro.training.reports import (
 from virnucpro.viral.classifier import Caller
 from virnucpro.viral.head import HeadFacts
 from virnucpro.viral.types import Prediction
-from virnucpro.workflows.predict import run_predict
+from virnucpro.workflows.predict import run_locked_predict
 from virnucpro.workflows.predict_config import PredictConfig, resolve_predict
 from virnucpro.workflows.predict_options import PredictOptions
 
@@ -213,7 +213,7 @@ def report_evaluation(options: EvaluateOptions, on_event: OnEvent) -> list[str]:
         return evaluate_regions(options, options.regions, on_event)
     card = find_card(options.model) if options.card and options.model else None
     folder, figures = options.output_dir, evaluate(options, on_event)
-    with _in_use(folder):
+    with _in_use(folder, create=False):
         write_report(folder, figures)
         write_evaluation_page(folder, figures)
     if card is not None:
@@ -227,7 +227,7 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Figures:
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
     """
-    question = _Question.of(options)
+    question, is_new = _Question.of(options), not options.output_dir.exists()
     prediction = carry(
         options,
         PredictOptions,
@@ -240,13 +240,20 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Figures:
     )
     config = resolve_predict(prediction, on_event)
     executor = ProcessExecutor(config.resources.devices)
-    return answer(question, config, executor, on_event)
+    return answer(question, config, executor, on_event, create=is_new)
 
 
 def answer(
-    question: _Question, config: PredictConfig, executor: Executor, on_event: OnEvent
+    question: _Question,
+    config: PredictConfig,
+    executor: Executor,
+    on_event: OnEvent,
+    *,
+    create: bool = True,
 ) -> Figures:
     """Cut, score and measure; ``config`` describes a run in ``run_folder``, still without inputs.
+
+    A folder that was there at the first look is not created: it may have been moved since.
 
     -> the content of ``evaluation.json``
 
@@ -261,12 +268,14 @@ def answer(
         )
     trained: set[str] = set()
     folder = question.options.output_dir
-    with _in_use(folder):
+    with _in_use(folder, create=create):
         pairs = held_out(question.read_records(), caller, question.options, trained)
         scored = _scored(question, config)
         fragments = write_fragments(pairs, question.options, question.fasta, scored)
         config = replace(config, options=replace(config.options, input=(question.fasta,)))
-        summary = run_predict(config, executor, on_event)
+        open_run_dir(folder).make_folder(question.run_folder)
+        with open_run_dir(question.run_folder).locked():
+            summary = run_locked_predict(config, executor, on_event)
     if summary.exit_code:
         raise VirnucproError(
             f"not everything was scored: see {printable(question.run_folder)}",
@@ -291,7 +300,7 @@ def answer(
 
 
 @contextmanager
-def _in_use(folder: Path) -> Iterator[None]:
+def _in_use(folder: Path, *, create: bool) -> Iterator[None]:
     """Lock a folder, and delete unfinished files of a killed evaluation.
 
     A new folder is deleted again if the block fails before it writes results.
@@ -301,7 +310,7 @@ def _in_use(folder: Path) -> Iterator[None]:
     """
     is_new, rundir = not folder.exists(), open_run_dir(folder)
     try:
-        with rundir.locked():
+        with rundir.locked(create=create):
             rundir.sweep()
             yield
     except BaseException:

@@ -1,0 +1,73 @@
+"""Give a JSON file a checksum of its own, which notices any changed bit of the file.
+
+The file ends with the SHA-256 of all bytes before that entry, so its form counts, and not only its
+values. An earlier entry, ``json_format``, says that there must be a checksum. Without it, a flipped
+bit in the name of the last entry would turn the file into one of an older version, which had none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from virnucpro.core.atomic_io import parse_json, read_bounded
+from virnucpro.core.errors import ResumeError
+from virnucpro.core.logging import printable
+
+_FORMAT, _CHECKSUM = "json_format", "sha256"
+_VERSION = 2  # of the form of the file; 1 had neither of these entries
+_END = re.compile(rb',\n  "sha256": "([0-9a-f]{64})"\n}\n\Z')
+_END_BYTES = 83
+
+
+def add_checksum(content: Mapping[str, Any]) -> str:
+    """The indented text of a JSON object, with a checksum in place of an earlier one."""
+    others = {name: value for name, value in content.items() if name not in (_FORMAT, _CHECKSUM)}
+    text = json.dumps({_FORMAT: _VERSION, **others}, indent=2).removesuffix("\n}")
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f'{text},\n  "{_CHECKSUM}": "{digest}"\n}}\n'
+
+
+def has_checksum(text: bytes) -> bool:
+    """Whether a file ends with a checksum, right or wrong."""
+    return _END.search(text[-_END_BYTES:]) is not None
+
+
+def parse_checked(text: bytes) -> Any:  # noqa: ANN401 - as it comes
+    """Parse a JSON file, and check its checksum, if it has one. Objects come without it.
+
+    Raises:
+        ValueError: the file was changed, or is not JSON.
+    """
+    content = parse_json(text)
+    if not isinstance(content, dict):
+        return content
+    end = _END.search(text[-_END_BYTES:])
+    if end is None and not {_FORMAT, _CHECKSUM} & content.keys():
+        return content  # of an older version
+    if end is None or hashlib.sha256(text[:-_END_BYTES]).hexdigest() != end[1].decode():
+        raise ValueError("its content does not have the SHA-256 at its end: it was changed")
+    return {name: value for name, value in content.items() if name not in (_FORMAT, _CHECKSUM)}
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Read the JSON object that describes a run or a training, without its checksum.
+
+    Raises:
+        OSError: it cannot be opened, or is not a plain file.
+        ResumeError: it is damaged.
+    """
+    why: object = "it is not a JSON object"
+    try:
+        content = parse_checked(read_bounded(path))
+        if isinstance(content, dict):
+            return content
+    except ValueError as error:
+        why = error
+    raise ResumeError(
+        f"{printable(path)} is damaged: {printable(why)}", hint="restore a copy of it"
+    )

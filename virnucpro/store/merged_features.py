@@ -1,0 +1,214 @@
+"""Write ``features.h5``: all vectors of a store in one HDF5 file that needs no other file.
+
+The file is written as a stream, so memory holds the ids of one feature file and a block of
+vectors. HDF5 makes the layout, and writes ids, lengths and attributes. The vectors are copied, as
+they are stored, to the place that HDF5 reserved for them. The file appears when it is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from virnucpro.core.errors import FeatureFileError
+from virnucpro.core.logging import announce, printable
+from virnucpro.core.recipe import EncoderSpec
+from virnucpro.models.devices import as_size
+from virnucpro.store.feature_file import (
+    find_vectors,
+    read_names,
+    reading,
+    text_type,
+    vector_type,
+    verify,
+)
+from virnucpro.store.feature_index import IndexPart, shared_attributes
+from virnucpro.store.feature_store import FeatureStore
+
+if TYPE_CHECKING:
+    import h5py
+
+# Bytes of the vectors in the largest ``features.h5``: some 780,000 proteins at 1,280 dimensions.
+# The vectors are on disk twice then, and every resume writes the file again.
+MAX_BYTES = 4 * 10**9
+_BLOCK = 1 << 22  # bytes that are copied together
+_ALIGNED = 4096  # vectors begin at a multiple of it, so that they can be mapped into memory
+
+
+def write_merged(
+    store: FeatureStore, parts: Sequence[IndexPart], max_bytes: int = MAX_BYTES
+) -> dict[str, str]:
+    """Write ``features.h5``, or delete it if its vectors would have more than ``max_bytes``.
+
+    Returns:
+        The SHA-256 of each feature file that was read, by name.
+
+    Raises:
+        FeatureFileError: a feature file is missing or damaged.
+        OutputError, StorageError: the file cannot be written.
+    """
+    n_bytes = sum(part.n_shown_rows for part in parts) * _row_bytes(store.encoder)
+    if n_bytes > max_bytes:
+        store.tree.delete(store.index)
+        announce(
+            f"{printable(store.index.name)} is not written: the vectors have {as_size(n_bytes)}, "
+            f"and its limit is {as_size(max_bytes)}. Read {_ways_to_read(store)}"
+        )
+        return {}
+    merged = [part for part in parts if part.orfs]
+    with store.tree.replacing(store.index) as out:
+        return _write(out, store, parts, merged)
+
+
+def _ways_to_read(store: FeatureStore) -> str:
+    """How to read the vectors without ``features.h5``; Python has those of the first encoder."""
+    root = store.tree.root
+    files = f"the files {printable(store.folder.relative_to(root))}/*.h5 one by one"
+    if store.folder.parent != root:
+        return files
+    name = "read_features" if store.encoder.per_residue else "iter_features"
+    return f"{files}, or use virnucpro.{name}({printable(root)!r})"
+
+
+def _row_bytes(encoder: EncoderSpec) -> int:
+    return encoder.dim * (2 if encoder.store == "bfloat16" else 4)
+
+
+def _write(
+    out: BinaryIO, store: FeatureStore, parts: Sequence[IndexPart], merged: Sequence[IndexPart]
+) -> dict[str, str]:
+    hashes: dict[str, str] = {}
+    n_orfs = [sum(end - first for first, end in part.orfs) for part in merged]
+    shape = (sum(part.n_shown_rows for part in merged), store.encoder.dim)
+    with _new_hdf5(out) as h5:
+        h5.attrs.update(shared_attributes(store, parts))
+        h5.create_dataset("ids", (sum(n_orfs),), text_type())
+        h5.create_dataset("lengths", (sum(n_orfs),), np.int32)
+        place = _add_vectors(h5, store.encoder, shape)
+        for part, first in zip(merged, accumulate(n_orfs, initial=0), strict=False):
+            hashes[part.name] = _copy_names(h5, store, part, first)
+            out.seek(place)
+            for block in _stored_rows(store, part):
+                out.write(block)
+                place += len(block)
+    return hashes
+
+
+def _add_vectors(h5: h5py.File, encoder: EncoderSpec, shape: tuple[int, int]) -> int:
+    """Reserve the space of the vectors. -> its first byte in the file"""
+    from h5py import h5d, h5p, h5s
+
+    layout = h5p.create(h5p.DATASET_CREATE)
+    layout.set_obj_track_times(False)  # the same content gives the same bytes
+    layout.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    layout.set_fill_time(h5d.FILL_TIME_NEVER)
+    kind, space = vector_type(encoder.store), h5s.create_simple(shape)
+    dataset = h5d.create(h5.id, b"embeddings", kind, space, layout)
+    return dataset.get_offset() or 0  # None: without rows
+
+
+def _copy_names(h5: h5py.File, store: FeatureStore, part: IndexPart, first: int) -> str:
+    """Verify a file, and copy its ids and lengths, from row ``first`` on. -> its SHA-256"""
+    path = store.folder / part.name
+    checksums = verify(path, {"fingerprint": store.fingerprint})
+    ids, lengths = read_names(path)
+    if (len(ids), part.dim) != (part.n_orfs, store.encoder.dim):
+        raise FeatureFileError(f"{printable(path)} is not the file whose rows were counted")
+    for begin, end in part.orfs:
+        rows = slice(first, first + end - begin)
+        h5["ids"][rows] = ids[begin:end]
+        h5["lengths"][rows] = lengths[begin:end]
+        first = rows.stop
+    return checksums.file
+
+
+def _stored_rows(store: FeatureStore, part: IndexPart) -> Iterator[bytes]:
+    """Yield the bytes of the vectors that count in a verified file, in blocks.
+
+    Raises:
+        FeatureFileError: the file is missing, or has changed.
+    """
+    path, row_bytes = store.folder / part.name, _row_bytes(store.encoder)
+    start = find_vectors(path)
+    with reading(path), path.open("rb") as source:
+        for first, end in part.rows:
+            source.seek(start + first * row_bytes)
+            n_left = (end - first) * row_bytes
+            while n_left:
+                block = source.read(min(n_left, _BLOCK))
+                if not block:
+                    raise ValueError("it is cut short")
+                n_left -= len(block)
+                yield block
+
+
+@contextmanager
+def _new_hdf5(out: BinaryIO) -> Iterator[h5py.File]:
+    """Create an HDF5 file in an open file.
+
+    Raises:
+        OSError: the disk refused a write of HDF5.
+    """
+    import h5py
+
+    shielded = _Shielded(out)
+    aligned = {"alignment_threshold": _ALIGNED, "alignment_interval": _ALIGNED}
+    with h5py.File(shielded, "w", libver="v110", **aligned) as h5:
+        yield h5
+    if shielded.error is not None:
+        raise shielded.error
+
+
+class _Shielded:
+    """A file for HDF5, which cannot close a file after an error of the disk: it never gets one.
+
+    The first error is kept; what is written after it counts for nothing.
+    """
+
+    def __init__(self, out: BinaryIO) -> None:
+        self.error: OSError | None = None
+        self._out = out
+
+    def write(self, content: bytes | memoryview) -> int:
+        with self._kept():
+            self._out.write(content)
+        return len(content)
+
+    def truncate(self, n_bytes: int) -> int:
+        with self._kept():
+            self._out.truncate(n_bytes)
+        return n_bytes
+
+    def flush(self) -> None:
+        with self._kept():
+            self._out.flush()
+
+    def read(self, n_bytes: int = -1) -> bytes:
+        """h5py takes an object for a file only if it has this method."""
+        return self._out.read(n_bytes)
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - all that has bytes
+        content = b""
+        with self._kept():
+            content = self._out.read(len(buffer))
+        buffer[:] = content + bytes(len(buffer) - len(content))
+        return len(buffer)
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        with self._kept():
+            return self._out.seek(place, whence)
+        return place
+
+    def tell(self) -> int:
+        return self._out.tell()
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = self.error or error

@@ -1,0 +1,416 @@
+"""Make random parts of a run again from its input, and compare them with what the run wrote.
+
+A checksum only shows that a file is the one that was written. This shows that files follow from the
+input: for some shards the vectors, for some blocks of records the scores, and for some slices of
+the input the plan and the rows of the tables. All is made in a temporary folder, by the functions
+that make a run. Nothing in the run folder changes.
+
+Plans, scores and rows must be equal to the byte. Vectors have the same bits on a CPU of the same
+kind. Elsewhere they may differ by roundings: see ``largest_distance_explained``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import BinaryIO, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.core.atomic_io import open_plain
+from virnucpro.core.errors import FeatureFileError, InputError, InputMissingError
+from virnucpro.core.events import ShardFailed
+from virnucpro.core.helper_pool import Pool
+from virnucpro.core.logging import counted, printable
+from virnucpro.core.recipe import EncoderSpec, Precision
+from virnucpro.core.types import Embeddings, Shard
+from virnucpro.engine.local import ProcessExecutor
+from virnucpro.engine.options import WorkOptions
+from virnucpro.results.outputs import CHUNK_TABLE, OutputFile, open_run_dir
+from virnucpro.results.row_batches import RowBatch, Rows
+from virnucpro.sequences.inputs import InputFile, hashed
+from virnucpro.store.feature_export import split_rows
+from virnucpro.store.feature_store import FeatureStore, ReadOnlyStore
+from virnucpro.store.plan import Plan
+from virnucpro.store.run_dir import RunDir
+from virnucpro.workflows.collect_inputs import number_taken_names
+from virnucpro.workflows.run_context import RunContext
+from virnucpro.workflows.run_steps import ExecutorOn
+from virnucpro.workflows.score_cache import ScoreStore
+from virnucpro.workflows.table_cache import SliceRows
+from virnucpro.workflows.work_share import RunShare, embed, resolve_share
+from virnucpro.workflows.write_tables import Backlog, Group, TableWriter
+
+T = TypeVar("T")
+_BYTES_AT_ONCE = 1 << 24  # of a table that is searched
+_MARGIN = 2.0  # as in ``models check``
+_ONE_ROUNDING = 0.42  # units, in the root mean square: see ``models.validation.reference``
+_PRODUCTS_PER_LAYER = 8  # whose results are rounded, on the way of a residue through a layer
+# Half the distance of two numbers near 1. Factors in fp8 (2^-4) come from numbers that differ by
+# roundings to bf16 (2^-8), so only those near a border are rounded to another number.
+_UNITS: dict[Precision, float] = {
+    "fp32": 2.0**-24,
+    "bf16x2": 2.0**-16,
+    "fp16": 2.0**-11,
+    "bf16": 2.0**-8,
+    "fp8": 2.0**-6,
+}
+
+
+@dataclass(slots=True)
+class Recomputed:
+    """What was made again, and what differs from the run."""
+
+    seed: int
+    n_shards: int = 0
+    n_same_bits: int = 0  # shards
+    largest_distance: float = 0.0  # of a vector, relative
+    n_blocks: int = 0
+    n_slices: int = 0
+    n_skipped: int = 0  # slices without tables, or with a shard that has no vectors
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def line(self) -> str:
+        """What was compared, and how to repeat it."""
+        parts = []
+        if self.n_shards:
+            same = f"{self.n_same_bits:,} with the same bits"
+            if self.n_same_bits < self.n_shards:
+                same += f", largest distance {self.largest_distance:.1e}"
+            parts.append(f"{counted(self.n_shards, 'shard')} ({same})")
+        parts += [counted(self.n_blocks, "block of scores", "blocks of scores")] * bool(
+            self.n_blocks
+        )
+        parts.append(f"tables of {counted(self.n_slices, 'slice')}")
+        skipped = f"; {counted(self.n_skipped, 'slice')} without tables" if self.n_skipped else ""
+        return f"made again from the input: {', '.join(parts)}{skipped}; --seed {self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """Parts of a run that are made again in a temporary folder."""
+
+    rundir: RunDir  # of the run
+    share: RunShare  # the run in the temporary folder
+    context: RunContext  # the same, with the plan of the chosen parts, and the vectors of the run
+    groups: Sequence[Group]  # the chosen slices
+    shards: Sequence[int]  # indices of the chosen ones
+    blocks: Sequence[int]
+
+    @property
+    def scratch(self) -> RunDir:
+        return self.context.run_dir
+
+
+def recompute(
+    folder: Path,
+    n: int,
+    seed: int,
+    executor_on: ExecutorOn = ProcessExecutor,
+    visible: str | None = None,
+) -> Recomputed:
+    """Make ``n`` random shards, blocks and slices of a run again, and compare them.
+
+    ``visible``: the GPUs that may be used, as in CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        InputMissingError: an input is gone.
+        InputError: an input has changed.
+        UnavailableError: the model is not here, or no device computes in its precision.
+    """
+    rundir, made = open_run_dir(folder), Recomputed(seed)
+    with TemporaryDirectory(prefix="virnucpro-") as temporary, Pool() as pool:
+        options = WorkOptions(folder=Path(temporary), cuda_visible_devices=visible)
+        share = _copy_run(rundir, options)
+        again = _choose(rundir, share, pool, n, Random(seed))
+        _compare_shards(again, executor_on, made)
+        _compare_slices(again, made)
+    return made
+
+
+def _unchanged(file: InputFile) -> InputFile:
+    """
+    Raises:
+        InputMissingError, InputError: it is not the input that the run read.
+    """
+    if not Path(file.path).exists():
+        raise InputMissingError(
+            f"{file.shown} is gone: nothing can be made again without the input",
+            hint="put it back, or leave --recompute out",
+        )
+    now = hashed(file)
+    if now.sha256 != file.sha256:
+        raise InputError(
+            f"{file.shown} has changed: nothing can be made again from another input",
+            hint="put the input of the run back, or leave --recompute out",
+        )
+    return now
+
+
+def _copy_run(rundir: RunDir, options: WorkOptions) -> RunShare:
+    """Plan the slices of a run in a temporary folder.
+
+    Raises:
+        InputMissingError, InputError, UnavailableError: as ``recompute``.
+    """
+    manifest = rundir.read_run(hint="give the --output-dir of a run")
+    facts = rundir.read_facts()
+    manifest = replace(manifest, inputs=tuple(map(_unchanged, manifest.inputs)))
+    manifest = number_taken_names(manifest, lambda _: None)
+    scratch = open_run_dir(options.folder)
+    scratch.write_manifest(manifest, facts)
+    scratch.make_folder(scratch.shards)
+    plan = Plan.cut(scratch, manifest, keep_intermediate=False)
+    replace(plan, is_aside=False).write_listing()
+    return resolve_share(scratch, manifest, options, lambda _: None)
+
+
+def _choose(rundir: RunDir, share: RunShare, pool: Pool, n: int, random: Random) -> _Again:
+    """Choose what is made again, and plan the slices that it is in."""
+    plan, recipe = share.plan, share.plan.manifest.recipe
+    stores = rundir.stores_of(recipe)
+    names = {int(name) for store in stores for name in store.names_done()}
+    scores = ScoreStore(rundir, rundir.scores, recipe.fingerprint, "")
+    groups = _some(list(plan.by_records()), n, random)
+    shards = _some(sorted(names), n, random)
+    blocks = _some([int(path.stem) for path in scores.files()], n, random)
+    firsts = sorted(one.index for one in plan.slices)
+    needed = {one.index for group in groups for one in group}
+    needed |= {firsts[bisect_right(firsts, index) - 1] for index in (*shards, *blocks)}
+    planned = plan.limited(_with_steps(plan, needed)).make(share.selection, lambda _: None, pool)
+    context = share.make_context(planned, pool, lambda _: None)
+    builder = replace(
+        context.row_builder,
+        stores=tuple(ReadOnlyStore.of(store) for store in stores),
+        feature_format="h5",  # nothing is exported
+        with_own_ids=rundir.samples.is_dir() and plan.manifest.is_qualified,
+    )
+    context = replace(context, row_builder=builder)
+    return _Again(rundir, share, context, groups, shards, blocks)
+
+
+def _some(values: Sequence[T], n: int, random: Random) -> list[T]:
+    """At most ``n`` of the values, in order."""
+    places = sorted(random.sample(range(len(values)), min(n, len(values))))
+    return [values[place] for place in places]
+
+
+def _with_steps(plan: Plan, indices: set[int]) -> set[int]:
+    """These slices, and the others with the same records."""
+    groups = ({one.index for one in group} for group in plan.by_records())
+    return {index for group in groups if group & indices for index in group}
+
+
+# Shards
+
+
+def _compare_shards(again: _Again, executor_on: ExecutorOn, made: Recomputed) -> None:
+    """Embed the chosen shards, and compare the vectors."""
+    planned = {shard.index: shard for shard in again.context.plan.shards}
+    stores, job = again.context.stores, again.share.job
+    shards = [planned[index] for index in again.shards if index in planned]
+    unknown = [index for index in again.shards if index not in planned]
+    made.faults += [f"{again.rundir.features}: the input gives no shard {i}" for i in unknown]
+    if not shards:
+        return
+    with closing(embed(shards, job, again.share.config, executor_on)) as events:
+        failed = {event.shard.index: event for event in events if isinstance(event, ShardFailed)}
+    for shard in shards:
+        made.n_shards += 1
+        if event := failed.get(shard.index):
+            made.faults.append(f"shard {shard.name} cannot be embedded: {printable(event.reason)}")
+            continue
+        distances = [
+            _compare_vectors(store, fresh, shard, made)
+            for store, fresh in zip(stores, job.stores, strict=True)
+            if store.path(shard).exists()
+        ]
+        made.n_same_bits += not any(distances)
+        made.largest_distance = max([made.largest_distance, *distances])
+
+
+def _compare_vectors(
+    store: FeatureStore, fresh: FeatureStore, shard: Shard, made: Recomputed
+) -> float:
+    """Compare the file of a shard with a fresh one. -> the largest distance of a vector"""
+    path, attributes = store.path(shard), store.attributes(shard)
+    now, _ = fresh.read(fresh.path(shard), attributes)
+    try:
+        stored, _ = store.read(path, attributes)
+    except FeatureFileError as error:
+        made.faults.append(str(error))
+        return math.inf
+    if _names(stored) != _names(now):
+        made.faults.append(f"{printable(path)} has other ids, or other lengths, than the input")
+        return math.inf
+    distance, limit = _distance(stored, now), largest_distance_explained(store.encoder)
+    if distance > limit:
+        made.faults.append(
+            f"{printable(path)} has other vectors than the input gives: the largest distance is "
+            f"{distance:.1e} of their length; roundings explain {limit:.1e}"
+        )
+    return distance
+
+
+def _names(embeddings: Embeddings) -> tuple[dict[str, int], set[str]]:
+    """The lengths of ORFs with vectors, and the ids of all ORFs."""
+    lengths = dict(zip(embeddings.ids, embeddings.lengths.tolist(), strict=True))
+    return lengths, {*embeddings.ids, *(failure.orf_id for failure in embeddings.failures)}
+
+
+def _distance(stored: Embeddings, now: Embeddings) -> float:
+    """The largest L2 distance between rows of one id, relative to their length."""
+    rows = dict(zip(now.ids, split_rows(now), strict=True))
+    pairs = zip(stored.ids, split_rows(stored), strict=True)
+    return max((_relative(row, rows[name]) for name, row in pairs if name in rows), default=0.0)
+
+
+def _relative(row: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    if row.tobytes() == other.tobytes():
+        return 0.0
+    if row.shape != other.shape:
+        return math.inf
+    exact = other.astype(np.float64)
+    lengths = np.linalg.norm(exact, axis=-1)
+    distances = np.linalg.norm(row - exact, axis=-1)
+    return float(np.max(distances / np.maximum(lengths, np.finfo(np.float64).tiny)))
+
+
+def largest_distance_explained(encoder: EncoderSpec) -> float:
+    """The largest relative distance of two vectors of one sequence that roundings explain.
+
+    Both were computed in the same precision, but in other batches, or by other kernels. A vector
+    goes through 8 products in each layer, whose results are rounded: by 0.42 units in the root mean
+    square, in float32 by 0.42 sqrt(n), where n is the number of terms of the longest sum, of four
+    times the width. Such errors are independent, so their squares add up, over layers and over both
+    computations. Twice the result is allowed. Rounding of stored numbers adds one unit of them.
+    """
+    unit = _UNITS[encoder.precision]
+    of_one = _ONE_ROUNDING * unit
+    if encoder.precision == "fp32":
+        of_one *= math.sqrt(4 * encoder.dim)
+    n_roundings = 2 * _PRODUCTS_PER_LAYER * max(1, encoder.layer)
+    stored = 2.0**-8 if encoder.store == "bfloat16" else 0.0
+    return _MARGIN * of_one * math.sqrt(n_roundings) + stored
+
+
+# Slices, and their blocks of scores
+
+
+def _compare_slices(again: _Again, made: Recomputed) -> None:
+    """Make the rows of slices again, and compare them with the tables, and blocks of scores.
+
+    Scores are made with the rows, so the slice of each chosen block is made again, too.
+    """
+    if again.context.scores is not None:
+        again.scratch.make_folder(again.scratch.scores)
+    groups = {group[0].index: group for group in again.context.plan.by_records()}
+    firsts = sorted(groups)
+    blocks: dict[int, list[int]] = {}
+    for index in again.blocks:
+        blocks.setdefault(firsts[bisect_right(firsts, index) - 1], []).append(index)
+    chosen = {group[0].index for group in again.groups}
+    with_tables = {first for first in chosen if _has_tables(again, groups[first])}
+    made.n_skipped += len(chosen - with_tables)
+    made.n_slices += len(with_tables)
+    for first in sorted(with_tables | blocks.keys()):
+        try:
+            rows = _make_rows(again, groups[first])
+        except FeatureFileError as error:
+            made.faults.append(str(error))
+            continue
+        if first in with_tables:
+            made.faults += _differing_tables(again, rows.batches)
+        for index in blocks.get(first, ()):
+            _compare_scores(again, index, index < first + rows.n_blocks, made)
+
+
+def _has_tables(again: _Again, group: Group) -> bool:
+    """Whether the run has its tables, and the vectors of these slices."""
+    shards = [shard for one in group for shard in again.context.plan.parts[one.index].shards]
+    paths = [store.path(shard) for store in again.context.stores for shard in shards]
+    command = again.share.plan.manifest.recipe.command
+    return again.rundir.record_table(command).exists() and all(path.exists() for path in paths)
+
+
+def _make_rows(again: _Again, group: Group) -> SliceRows:
+    """
+    Raises:
+        FeatureFileError: the vectors are not those of the input, or copies differ from originals.
+    """
+    writer = TableWriter(again.context, Backlog())
+    return writer.make_rows(group, writer.count_helpers([group]))
+
+
+def _compare_scores(again: _Again, index: int, is_there: bool, made: Recomputed) -> None:
+    """Compare the scores of a block, if the input has it."""
+    fingerprint = again.share.plan.manifest.recipe.fingerprint
+    stored = ScoreStore(again.rundir, again.rundir.scores, fingerprint, "")
+    fresh = ScoreStore(again.scratch, again.scratch.scores, fingerprint, "")
+    path = printable(stored.path(index))
+    made.n_blocks += 1
+    try:
+        if not is_there:
+            made.faults.append(f"{path} is of no block of the input")
+        elif stored.differs(fresh, index):
+            made.faults.append(f"{path} has other scores than the input")
+    except FeatureFileError as error:
+        made.faults.append(str(error))
+
+
+def _differing_tables(again: _Again, batches: Sequence[RowBatch]) -> Iterator[str]:
+    """A line for each table, of the run or of a sample, that lacks the rows of these records."""
+    rundir = again.rundir
+    of_run = _join([batch.rows for batch in batches])
+    yield from _differing(rundir.root, of_run, again.context.outputs)
+    if not rundir.samples.is_dir():
+        return
+    per_file = [output for output in again.context.outputs if output.per_file]
+    for batch in batches:
+        rows = batch.rows if batch.own_rows is None else batch.own_rows
+        yield from _differing(rundir.samples / batch.sample, rows, per_file)
+
+
+def _join(each: Sequence[Rows]) -> Rows:
+    """Append the rows of neighbouring samples, for each output."""
+    names = dict.fromkeys(name for rows in each for name in rows)
+    return {name: b"".join(rows.get(name, b"") for rows in each) for name in names}
+
+
+def _differing(folder: Path, rows: Rows, outputs: Sequence[OutputFile]) -> Iterator[str]:
+    for output in outputs:
+        path, text = folder / output.file, bytes(rows.get(output.file, b""))
+        if text and path.exists() and not _has_rows(path, text, output):
+            yield f"{printable(path)} has other rows than the input gives"
+
+
+def _has_rows(path: Path, text: bytes, output: OutputFile) -> bool:
+    """Whether a table has these rows: next to each other, unless all its rows are sorted."""
+    with open_plain(path) as plain:
+        table = cast("BinaryIO", gzip.GzipFile(fileobj=plain)) if output.is_packed else plain
+        if output is CHUNK_TABLE:
+            wanted = set(text.splitlines(keepends=True))
+            for line in table:
+                wanted.discard(line)
+            return not wanted
+        return _contains(table, b"\n" + text)
+
+
+def _contains(table: BinaryIO, text: bytes) -> bool:
+    """Whether a file has this text, which begins with the end of a line."""
+    window = b"\n"
+    while block := table.read(max(_BYTES_AT_ONCE, len(text))):
+        window += block
+        if text in window:
+            return True
+        window = window[-len(text) :]
+    return text in window
