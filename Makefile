@@ -25,7 +25,7 @@ TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))
 # where Python is told to write no bytecode.
 example: $(VENV)/installed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/virnucpro predict --input examples/contigs.fa --output-dir example-results \
-	    --device cpu --workers 2 --force
+	    --model virnucpro-tiny --device cpu --workers 2 --force
 	@cut -f 1,5,6 example-results/predictions.tsv
 
 # Types are checked by one process, while the first tests run.

@@ -128,7 +128,7 @@ predict() { # SECONDS
 }
 
 check() { # NAME OPTIONS...
-    run 30 "$1.txt" python3 -m virnucpro models check esm2_virnucpro --device "$device" "${@:2}"
+    run 30 "$1.txt" python3 -m virnucpro models check virnucpro-tiny --device "$device" "${@:2}"
 }
 
 case $call in

@@ -1,6 +1,6 @@
 """Measure the cost of sequences that crash their worker: an undisturbed and a poisoned run.
 
-Both runs use the embedded model on CPU workers, one after the other.
+Both runs use the built-in virnucpro-tiny on CPU workers, one after the other.
 """
 
 from __future__ import annotations

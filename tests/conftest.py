@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ from virnucpro.models.esm2.config import ESM2Shape, hash_weights
 from virnucpro.models.esm2.loading import save_esm2
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.lookup import imported_folder
 from virnucpro.models.packing import use_device
+from virnucpro.models.registry import DEFAULT_MODEL, FAMILIES, Published, RemoteFile
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.viral.classifier import Caller
 from virnucpro.viral.head import EncoderFacts, Head, HeadFacts, Layer, Network
@@ -137,6 +140,22 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def installed_default(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Publish the tiny model as the default one, and install it as `models import` does."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    file = RemoteFile(url=f"http://127.0.0.1:1/{DEFAULT_MODEL}.pt", sha256="0" * 64)
+    published = Published(
+        n_layers=TINY.n_layers,
+        dim=TINY.dim,
+        n_heads=TINY.n_heads,
+        files=(file,),
+        folder_sha256=hash_weights(tiny.model),
+    )
+    monkeypatch.setitem(FAMILIES["esm2"].published, DEFAULT_MODEL, published)
+    return Path(shutil.copytree(tiny.model, imported_folder() / DEFAULT_MODEL))
 
 
 @pytest.fixture

@@ -120,13 +120,13 @@ def test_records_are_called_in_their_order_and_a_run_of_them_is_resumed(tmp_path
 
 
 @pytest.mark.usefixtures("quick_starts")
-def test_strings_of_numpy_are_sequences_and_ids():
+def test_strings_of_numpy_are_sequences_and_ids(tiny):
     bases = "ATGGCAGCAGCTGCTGGT" * 20
     (call,) = virnucpro.predict([(np.str_("a"), np.str_(bases))])
     assert call == next(virnucpro.predict([("a", bases)]))
     proteins = np.array(["MKVLEFPQIL", "MKVLPPQIL"])
-    found = virnucpro.embed(list(zip(["p", "q"], proteins, strict=True)))
-    usual = virnucpro.embed([("p", "MKVLEFPQIL"), ("q", "MKVLPPQIL")])
+    found = virnucpro.embed(list(zip(["p", "q"], proteins, strict=True)), tiny.model)
+    usual = virnucpro.embed([("p", "MKVLEFPQIL"), ("q", "MKVLPPQIL")], tiny.model)
     assert np.array_equal(found.vectors, usual.vectors)
 
 
@@ -279,9 +279,9 @@ def test_a_call_that_fails_leaves_no_trace_either(tiny):
     assert traces() == before
 
 
-def test_a_warning_names_what_was_passed_and_arguments_that_exist(capsys):
+def test_a_warning_names_what_was_passed_and_arguments_that_exist(tiny, capsys):
     bases = [("p1", "ACGT" * 20)]
-    virnucpro.embed(bases, **ON_ONE)
+    virnucpro.embed(bases, tiny.model, **ON_ONE)
     warning = "records: read as proteins, but the letters do not look like proteins"
     assert capsys.readouterr().err.strip().endswith(f" {warning}")
     list(virnucpro.predict(bases, input_type="protein"))

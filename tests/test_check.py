@@ -102,7 +102,7 @@ def test_the_tolerance_grows_with_the_layers_and_follows_the_precision(tmp_path,
 
 
 def test_the_embedded_model_passes(short_panel):
-    outcome = run("esm2_virnucpro")
+    outcome = run("virnucpro-tiny")
     assert not outcome.failures, outcome.report_lines()
     assert {one.sequence for one in outcome.deviations} == short_panel
 
@@ -207,7 +207,7 @@ def test_numbers_that_the_precision_cannot_hold_are_reported(tmp_path):
     fair_esm.layers[0].fc1.weight.mul_(1e6)
     model = save_fair_esm(fair_esm, tmp_path / "large.pt")
     cpu = Choice(("cpu",), ("CPU",), has_bf16=True, memory=1 << 30)
-    with pytest.raises(UnavailableError, match="fp16 cannot hold the numbers of large"):
+    with pytest.raises(UnavailableError, match="the model large cannot run in fp16"):
         check_on(cpu, inspect_esm2(model), "fp16", lambda _: None)
 
 
@@ -216,8 +216,8 @@ def test_numbers_that_the_precision_cannot_hold_are_reported(tmp_path):
     [
         ("nonsense", 69, "there is no model named nonsense"),
         ("", 64, "NAME|PATH is missing"),
-        ("esm2_virnucpro --gpus 0 --device cpu", 64, "--gpus does not go with"),
-        ("esm2_virnucpro --precision fp16 --device cpu", 69, "fp16 is not possible on CPU"),
+        ("virnucpro-tiny --gpus 0 --device cpu", 64, "--gpus does not go with"),
+        ("virnucpro-tiny --precision fp16 --device cpu", 69, "fp16 is not possible on CPU"),
     ],
 )
 def test_what_cannot_be_checked_is_reported(arguments, exit_code, words):

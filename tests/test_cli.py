@@ -17,7 +17,7 @@ from runs import CONTIGS, rows, statuses, write_fasta
 from virnucpro._version import __version__
 from virnucpro.cli.console import next_step, number_gpus_by_bus
 from virnucpro.models.esm2.model_files import inspect_esm2
-from virnucpro.models.registry import EMBEDDED, NAMES
+from virnucpro.models.registry import NAMES, TINY_MODEL, TINY_NOTICE
 
 ESCAPE = "\x1b"
 SMALL = "esm2_t6_8M_UR50D"
@@ -398,7 +398,7 @@ def test_torch_is_imported_by_the_process_that_computes_with_it_alone(tmp_path):
     """Its import takes seconds: without a model nobody waits for it, with one the workers do."""
     folders = [str(tmp_path / name) for name in ("scored", "embedded")]
     scored = ["predict", "-i", str(CONTIGS), "-o", folders[0], "--no-regions"]
-    embedded = ["predict", "-i", str(CONTIGS), "-o", folders[1], "--model", EMBEDDED]
+    embedded = ["predict", "-i", str(CONTIGS), "-o", folders[1], "--model", TINY_MODEL]
     commands = [scored, embedded, *([name, folders[0]] for name in ("regions", "report", "status"))]
     code = (
         "import sys, virnucpro.cli.main as c\n"
@@ -422,7 +422,7 @@ def test_models_say_what_they_need_before_they_are_fetched(tmp_path, monkeypatch
     assert "GPU memory  11.0 GB for the default batches, 6.3 GB at least" in answer.stdout
     assert "disk        11.3 GB, including 5.7 GB for the converted model" in answer.stdout
     listed = virnucpro("models", "list").stdout
-    assert re.search(r" 6\.3 GB to 11\.0 GB +5\.7 GB to download", listed)
+    assert re.search(r" 6\.3 GB to 11\.0 GB +no +5\.7 GB to download", listed)
     assert not (tmp_path / "torch").exists()
 
 
@@ -616,12 +616,15 @@ def test_predict_needs_no_more_than_input_and_output(tmp_path):
     assert (wrong, missed) == ([], [])
 
 
-def test_the_embedded_model_has_a_name_and_is_listed_first():
+def test_models_list_marks_the_built_in_model():
     header, *lines = virnucpro("models", "list").stdout.splitlines()
-    assert header.startswith("name ") and lines[0].endswith("/embedded/esm2_virnucpro")
+    assert header.split()[:3] == ["name", "parameters", "dimensions"]
     assert [line.split()[0] for line in lines[: len(NAMES)]] == list(NAMES)
-    assert "encoder id" in virnucpro("models", "info", "esm2_virnucpro").stdout
-    assert "is complete" in virnucpro("models", "verify", "esm2_virnucpro").stdout
+    (tiny,) = (line for line in lines if line.startswith(TINY_MODEL))
+    assert tiny.split()[1:4] == ["1.2", "M", "128"] and " built-in " in tiny
+    assert tiny.endswith(f"/embedded/{TINY_MODEL} ({TINY_NOTICE})")
+    assert "encoder id" in virnucpro("models", "info", "virnucpro-tiny").stdout
+    assert "is complete" in virnucpro("models", "verify", "virnucpro-tiny").stdout
 
 
 def test_an_imported_model_is_listed_and_used_by_its_name(tiny, tmp_path, monkeypatch):
@@ -689,3 +692,17 @@ def test_an_error_names_the_file_that_the_user_knows(tmp_path):
     answer = virnucpro("bench", "--quiet", "--device", "cpu", "--json", tmp_path)
     assert answer.returncode == 73
     assert f"error: {tmp_path}: Is a directory" in answer.stderr
+
+
+def test_help_says_when_a_gpu_is_used():
+    for command, default in (("predict", "none; all if a model embeds"), ("extract", "all")):
+        said = " ".join(virnucpro(command, "--help").stdout.split())
+        gpus = said.partition("--gpus all|LIST ")[2].partition("--device ")[0]
+        assert f"[default: ({default})]" in gpus
+        assert ("Only a model uses a GPU" in gpus) == (command == "predict")
+
+
+def test_default_run_says_that_no_gpu_is_used(tmp_path):
+    answer = virnucpro("predict", "-i", CONTIGS, "-o", tmp_path / "run")
+    line = "devices: CPU cores; no GPU is used, because no model embeds"
+    assert line in answer.stderr and line in (tmp_path / "run" / "virnucpro.log").read_text()

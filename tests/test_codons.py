@@ -308,11 +308,19 @@ def test_by_default_it_reads_what_may_be_viral_and_calls_this_as_a_whole_run_doe
     assert all(row == by_name["all"][row["record"]] for row in read)
 
 
-def test_a_run_with_it_is_not_resumed_by_the_scorer_and_the_differences_are_named(contigs, called):
+def test_resume_keeps_the_network(contigs, called):
+    before = (called / "predictions.tsv").read_bytes()
     words = ["predict", "-i", str(contigs), "-o", str(called), "--resume"]
     exit_code, shown = invoke(*words)
-    said = f"it has the model {NETWORK}, not the scorer; --chunk-size was 1000, now 500\n"
-    assert exit_code and said in shown
+    assert exit_code == 0 and f"called by the scorer and the head of {NETWORK}" in shown
+    assert (called / "predictions.tsv").read_bytes() == before
+
+
+def test_resume_with_another_model_names_the_differences(contigs, called):
+    words = ["predict", "-i", str(contigs), "-o", str(called), "--resume"]
+    exit_code, shown = invoke(*words, "--model", "virnucpro-tiny", "--device", "cpu")
+    models = f"it has the model {NETWORK}, not the model virnucpro-tiny"
+    assert exit_code == 73 and f"{models}; --chunk-size was 1000, now 500" in shown
 
 
 PROTEIN = ">p\nMSTNPKPQRKTKRNTNRRPQDVKFPGGGQIVGGVYLLPRRGPRLGVRATRKTSERSQPRGRRQPI\n"

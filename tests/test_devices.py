@@ -537,9 +537,7 @@ def test_what_a_model_needs_is_what_its_batches_take(monkeypatch, tmp_path):
         assert f"GPU memory  {memory / 1e9:.1f} GB for the default batches" in " ".join(lines)
 
 
-def test_a_run_that_embedded_nothing_offers_the_gpus_that_nobody_uses(
-    feign, monkeypatch, capsys, tmp_path
-):
+def test_default_run_suggests_free_gpus(feign, monkeypatch, capsys, tmp_path):
     feign([H200, H200._replace(free=20), H200, H200])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     fasta = write_fasta(tmp_path / "in.fa", {"a": "ACGTTGCA" * 50})
@@ -548,8 +546,13 @@ def test_a_run_that_embedded_nothing_offers_the_gpus_that_nobody_uses(
     with pytest.raises(SystemExit) as end:
         main()
     assert not end.value.code
-    offer = f"virnucpro {' '.join(words)} --model cnn_virnucpro --gpus 0,2,3 --force"
-    assert f"GPUs: 3 free; with more unknown viruses: {offer}\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    for gain, model in (
+        ("with ESM-2 vectors", "esm2_t33_650M_UR50D"),
+        ("with more unknown viruses", "cnn_virnucpro"),
+    ):
+        offer = f"virnucpro {' '.join(words)} --model {model} --gpus 0,2,3 --force"
+        assert f"GPUs: 3 free; {gain}: {offer}\n" in said
     feign([])
     assert free_gpus(None) == []
 

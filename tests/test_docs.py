@@ -14,6 +14,7 @@ from runs import CONTIGS, ROOT, execute, rows
 
 from virnucpro.cli.main import app
 from virnucpro.engine.local import InlineExecutor
+from virnucpro.models.registry import TINY_MODEL
 from virnucpro.viral.taxonomy import own_kinship
 from virnucpro.workflows.predict_options import PredictOptions
 
@@ -99,6 +100,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     options = PredictOptions(
         input=(CONTIGS,),
         output_dir=tmp_path_factory.mktemp("example") / "run",
+        model=TINY_MODEL,
         device="cpu",
         precision="fp32",
         report=False,

@@ -36,7 +36,7 @@ from virnucpro.models.lookup import (
     open_model,
 )
 from virnucpro.models.manage import import_model, verify_model
-from virnucpro.models.registry import EMBEDDED, FAMILIES, Published, RemoteFile
+from virnucpro.models.registry import FAMILIES, TINY_MODEL, Published, RemoteFile
 
 NAME = "esm2_t6_8M_UR50D"
 PUBLISHED = FAMILIES["esm2"].published
@@ -160,7 +160,7 @@ def test_a_server_that_does_not_say_the_length_is_read_to_the_end(checkpoint, pu
     assert told[-1] == (len(checkpoint), 0)
 
 
-@pytest.mark.parametrize("name", [NAME, EMBEDDED, "ours"])
+@pytest.mark.parametrize("name", [NAME, TINY_MODEL, "ours"])
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_a_file_in_the_current_folder_is_never_taken_for_a_named_model(
     tmp_path, monkeypatch, by_file, name, kind
@@ -172,9 +172,9 @@ def test_a_file_in_the_current_folder_is_never_taken_for_a_named_model(
     copy(by_file[kind], tmp_path / name)
     assert locate(name) == before
     assert locate(f"./{name}") == tmp_path / name
-    for place in (imported_folder() / EMBEDDED, imported_folder() / f"{EMBEDDED}.pt"):
+    for place in (imported_folder() / TINY_MODEL, imported_folder() / f"{TINY_MODEL}.pt"):
         shutil.copytree(by_file["folder"], place)
-    assert locate(EMBEDDED) == embedded_model()
+    assert locate(TINY_MODEL) == embedded_model()
 
 
 def test_a_path_has_a_separator_and_is_never_fetched(tmp_path, monkeypatch):
@@ -192,7 +192,7 @@ def test_a_path_has_a_separator_and_is_never_fetched(tmp_path, monkeypatch):
 def test_an_unknown_name_is_refused_with_all_names():
     with pytest.raises(UnavailableError, match="no model named prot_t5") as caught:
         find_checkpoint("prot_t5")
-    assert all(name in caught.value.hint for name in (EMBEDDED, *PUBLISHED))
+    assert all(name in caught.value.hint for name in (TINY_MODEL, *PUBLISHED))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_an_unknown_name_is_refused_with_all_names():
         ("ESM2_T6_8M_UR50D", "esm2_t6_8M_UR50D"),
         ("esm2_t36_3B_UR50D.pt", "esm2_t36_3B_UR50D"),
         ("facebook/esm2_t12_35M_UR50D", "esm2_t12_35M_UR50D"),
-        ("esm2_virnucpo", EMBEDDED),
+        ("esm2_virnucpo", TINY_MODEL),
         ("our", "ours"),
     ],
 )

@@ -20,7 +20,7 @@ from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.base import load_encoder
 from virnucpro.models.lookup import open_model
 from virnucpro.models.manage import describe_model
-from virnucpro.models.registry import EMBEDDED
+from virnucpro.models.registry import TINY_MODEL
 from virnucpro.models.trained_encoder import inspect_learned, save_learned
 from virnucpro.sequences.fasta import write_record
 from virnucpro.training.distributed import Ranks
@@ -161,13 +161,13 @@ def test_an_encoder_in_the_current_folder_is_named_by_its_path_and_is_no_model_b
     training = trained("onehot-cnn")
     monkeypatch.chdir(tmp_path)
     content = (training.model / LEARNED_FILE).read_bytes()
-    for name in ("encoder.safetensors", EMBEDDED):
+    for name in ("encoder.safetensors", TINY_MODEL):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UnavailableError, match="no model named encoder") as caught:
         open_model("encoder.safetensors", lambda _: None)
     assert "write ./encoder.safetensors" in caught.value.hint
     assert open_model("./encoder.safetensors", lambda _: None).family == "learned"
-    assert open_model(EMBEDDED, lambda _: None).family == "esm2"
+    assert open_model(TINY_MODEL, lambda _: None).family == "esm2"
 
 
 @pytest.mark.parametrize("kind", ["composition", "onehot-cnn", "esm2-cnn"])

@@ -143,8 +143,8 @@ def test_models_of_packages_are_listed_and_described_with_the_others(package, tm
     keys += ["encoders"]
     assert all(list(one) == keys for one in listed.values())
     assert {"embedded", "published", "bundle"} == {one["kind"] for one in listed.values()}
-    assert listed["esm2_virnucpro"]["to_fetch"] == 0
-    assert Path(listed["esm2_virnucpro"]["path"]).exists()
+    assert listed["virnucpro-tiny"]["to_fetch"] == 0
+    assert Path(listed["virnucpro-tiny"]["path"]).exists()
     assert listed["virnucpro-500"]["encoders"] == ["dnabert-s", "esm2_t36_3B_UR50D"]
     assert listed["esm2_t6_8M_UR50D"]["to_fetch"] == 30_099_493
     assert listed["toy-counts"]["kind"] == "published"

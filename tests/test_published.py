@@ -388,6 +388,17 @@ def test_a_run_that_is_killed_and_resumed_with_other_workers_has_the_same_bytes(
         assert (options.output_dir / name).read_bytes() == (broken.output_dir / name).read_bytes()
 
 
+def test_resume_keeps_the_bundle(options, quick_starts):
+    """Its two models are those of another bundle too, so it is not known by them."""
+    (fasta,) = options.input
+    fasta.write_text("".join(fasta.read_text().splitlines(keepends=True)[:10]))
+    config = resolve(options, lambda _: None)
+    run_inline(config, config.classifier.frame_head)
+    again = resolve(replace(options, model=None, resume=True), lambda _: None)
+    assert again.options.model == options.model == "virnucpro-500"
+    assert again.recipe == config.recipe
+
+
 def test_vectors_of_bases_are_written_in_the_layout_of_the_original(brought, contigs, tmp_path):
     """As ``merge_data`` of the original reads it: bit for bit the vectors of the h5 file."""
     import_files("virnucpro-500", brought)

@@ -30,6 +30,7 @@ from virnucpro.core.events import (
 from virnucpro.core.types import Shard
 from virnucpro.engine.device_timeline import Start
 from virnucpro.engine.local import InlineExecutor
+from virnucpro.models.registry import TINY_MODEL
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.html import MOST_BYTES
 from virnucpro.results.report.run_report import report_folder
@@ -41,7 +42,8 @@ from virnucpro.workflows.predict_options import PredictOptions
 
 
 def predict(to: Path, *inputs: Path, **changes: object) -> Path:
-    options = PredictOptions(input=inputs, output_dir=to, device="cpu", **changes)
+    given = {"model": TINY_MODEL, "device": "cpu", **changes}
+    options = PredictOptions(input=inputs, output_dir=to, **given)
     execute(options, lambda _: None, lambda _: InlineExecutor())
     return open_run_dir(to).report
 

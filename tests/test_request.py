@@ -20,7 +20,7 @@ from virnucpro.models import lookup as download
 from virnucpro.models.devices import Gpu, TorchBuild
 from virnucpro.models.esm2 import model_files as esm2
 from virnucpro.models.lookup import embedded_head, open_model
-from virnucpro.models.registry import EMBEDDED, FAMILIES, Published, RemoteFile
+from virnucpro.models.registry import DEFAULT_MODEL, FAMILIES, TINY_MODEL, Published, RemoteFile
 from virnucpro.viral import networks as nets
 from virnucpro.viral.head import Head
 from virnucpro.viral.networks import OWN_SCORER
@@ -64,10 +64,10 @@ def kept(monkeypatch, tmp_path) -> Path:
 
 
 def test_the_model_of_the_package_comes_with_its_head(options):
-    config = resolve(options(command="predict", model=EMBEDDED, calls="head"), lambda _: None)
-    head, folder = config.classifier.frame_head, embedded_head().with_name(EMBEDDED)
+    config = resolve(options(command="predict", model=TINY_MODEL, calls="head"), lambda _: None)
+    head, folder = config.classifier.frame_head, embedded_head().with_name(TINY_MODEL)
     assert config.checkpoints == (folder.resolve(),)
-    assert config.recipe.encoders[0].model == EMBEDDED == "esm2_virnucpro"
+    assert config.recipe.encoders[0].model == TINY_MODEL == "virnucpro-tiny"
     assert config.recipe.encoders[0].sha256 == sha256(folder / "model.safetensors")
     assert head.sha256 == config.recipe.head_sha256 == Head.load(embedded_head()).sha256
     assert config.recipe.chunk_size == head.facts.chunk_size
@@ -79,7 +79,7 @@ def test_the_model_of_the_package_comes_with_its_head(options):
         ({}, False, True),
         ({"workers": 1}, False, True),
         ({"typed": ("output_dir", "workers")}, False, True),
-        ({"model": "esm2_virnucpro"}, True, True),
+        ({"model": DEFAULT_MODEL}, True, True),
         ({"device": "cpu"}, True, True),
         ({"typed": ("device",)}, True, True),
         ({"typed": ("precision", "output_dir")}, True, True),
@@ -88,26 +88,24 @@ def test_the_model_of_the_package_comes_with_its_head(options):
         ({"worker_timeout": 20.0}, True, True),
         ({"plan_only": True, "precision": "fp32"}, True, True),
         ({"executor": "parsl", "precision": "fp32"}, True, True),
-        ({"calls": "head"}, True, False),
         ({"command": "extract"}, True, False),
     ],
 )
 @pytest.mark.parametrize("input_type", ["nucleotide", "protein"])
-def test_any_option_of_the_engine_means_vectors_and_the_scorer_calls_all_the_same(
-    options, changes, embeds, is_scored, input_type
+def test_engine_options_embed_with_the_default_model(
+    options, installed_default, changes, embeds, is_scored, input_type
 ):
     usual = {"command": "predict", "model": None, "device": "auto", "precision": "auto"}
     config = resolve(options(**{**usual, **changes}), lambda _: None)
     recipe = config.recipe_for(input_type)
-    assert [encoder.model for encoder in recipe.encoders] == ["esm2_virnucpro"] * embeds
+    assert [encoder.model for encoder in recipe.encoders] == [DEFAULT_MODEL] * embeds
     has_own_scorer = recipe.scorer_sha256 == sha256(OWN_SCORER)
     has_head = isinstance(config, PredictConfig) and config.classifier.frame_head is not None
-    calls_alone = not has_head and has_own_scorer
-    assert calls_alone == is_scored
-    assert has_head == (changes.get("calls") == "head")
+    assert (not has_head and has_own_scorer) == is_scored
+    assert not has_head
 
 
-def test_four_gpus_are_used_as_they_are_named_and_only_where_they_are_named(options, monkeypatch):
+def test_only_named_gpus_are_used(options, installed_default, monkeypatch):
     gpus = [
         Gpu(i, f"GPU-{i}", "NVIDIA H100", 80 << 30, 79 << 30, (9, 0), (12, 8)) for i in range(4)
     ]
@@ -117,7 +115,7 @@ def test_four_gpus_are_used_as_they_are_named_and_only_where_they_are_named(opti
         given = {"command": "predict", "model": None, "device": "auto", "workers": None}
         config = resolve(options(**given, gpus=request), lambda _: None)
         assert config.resources.devices == tuple(f"cuda:{place}" for place in places)
-        assert config.recipe.encoders[0].model == "esm2_virnucpro"
+        assert config.recipe.encoders[0].model == DEFAULT_MODEL
         assert config.recipe.encoders[0].precision == "bf16"
     assert not resolve(options(**given), lambda _: None).recipe.encoders
 
@@ -128,7 +126,10 @@ def test_four_gpus_are_used_as_they_are_named_and_only_where_they_are_named(opti
         ({"keep_intermediate": True}, "--keep-intermediate: no effect where nothing is embedded"),
         ({"chunk_size": 300}, "the scorer works on pieces of 500 bases"),
         ({"calls": "scorer", "head": Path("h")}, "--head: no effect with --calls scorer"),
-        ({"calls": "head", "preset": "sensitive"}, "--preset: no effect with a head alone"),
+        (
+            {"calls": "head", "preset": "sensitive", "model": TINY_MODEL},
+            "--preset: no effect with a head alone",
+        ),
     ],
 )
 def test_what_would_be_ignored_is_refused(options, given, reason):
@@ -143,7 +144,7 @@ def test_without_its_file_there_is_no_scorer_and_the_message_says_so(
     monkeypatch.setattr(nets, "OWN_SCORER", tmp_path / "scorer.safetensors")
     monkeypatch.setattr(nets.Scorer, "own", staticmethod(nets.Scorer.own.__wrapped__))
     with pytest.raises(UnavailableError, match=r"scorer\.safetensors"):
-        resolve(options(command="predict", model=None), lambda _: None)
+        resolve(options(command="predict", model=None, device="auto"), lambda _: None)
 
 
 def test_a_worker_may_be_silent_for_as_long_as_was_asked(options):
@@ -158,14 +159,15 @@ def test_another_model_needs_a_head_only_if_a_head_is_to_call(options):
         resolve(options(command="predict", calls="head"), lambda _: None)
 
 
-def test_a_head_without_a_model_is_for_the_one_of_the_package_or_refused(options, tmp_path):
-    head = Head.load(embedded_head())
+def test_head_without_a_model_is_for_the_default(options, installed_default, tiny, tmp_path):
+    head = tiny.head
     own = save_changed(head, tmp_path / "own.safetensors", threshold=0.75)
     config = resolve(options(command="predict", model=None, head=own), lambda _: None)
     assert config.classifier.frame_head.facts.threshold == 0.75
+    assert config.recipe.encoders[0].model == DEFAULT_MODEL
     encoder = replace(head.facts.encoders[0], encoder_id="0" * 16)
     other = save_changed(head, tmp_path / "other.safetensors", encoders=(encoder,))
-    with pytest.raises(UnavailableError, match="made for the encoder esm2_virnucpro") as caught:
+    with pytest.raises(UnavailableError, match="made for the encoder esm2_tiny") as caught:
         resolve(options(command="predict", model=None, head=other), lambda _: None)
     assert "--model" in caught.value.hint
 
@@ -182,8 +184,8 @@ def given_alone(options, **given: object) -> RunConfig:
 
 
 LEAVE_OUT = (
-    "it changes no call: leave {} out to run without it, or add --model cnn_virnucpro to find "
-    "more unknown viruses in short records (it may lose known ones)"
+    "It changes no call: leave {} out to run without it and without a GPU. To find more unknown "
+    "viruses in short records with a GPU, add --model cnn_virnucpro (it may lose known ones)."
 )
 
 
@@ -193,18 +195,20 @@ LEAVE_OUT = (
         ({"cache": Path("vectors")}, "--cache", LEAVE_OUT),
         ({"esm_batch_size": "512", "embed": "viral"}, "--embed and --esm-batch-size", LEAVE_OUT),
         ({"typed": ("precision", "input")}, "--precision", LEAVE_OUT),  # its default
-        ({"calls": "head"}, "--calls head", "the head needs its vectors"),
-        ({"head": embedded_head()}, "--head", "the head needs its vectors"),
+        ({"head": "of the tiny model"}, "--head", "The head needs its vectors."),
     ],
 )
-def test_what_chose_the_small_esm_2_is_named_at_the_start_but_not_a_model_that_was_named(
-    options, given, chosen_by, why
+def test_start_names_the_option_that_embeds(
+    options, installed_default, tiny, given, chosen_by, why
 ):
+    given = {**given, "head": tiny.head_file} if "head" in given else given
     (said, *_) = given_alone(options, **given).announcements
-    assert said == f"the small ESM-2 runs because of {chosen_by}; {why.format(chosen_by)}"
+    reason = f"{DEFAULT_MODEL}, the default model, runs because of {chosen_by}."
+    assert said == f"{reason} {why.format(chosen_by)}"
     without = given_alone(options)
-    assert not without.recipe.encoders and not without.announcements
-    config = given_alone(options, model="esm2_virnucpro", device="cpu")
+    assert not without.recipe.encoders
+    assert without.announcements == ("devices: CPU cores; no GPU is used, because no model embeds",)
+    config = given_alone(options, model=TINY_MODEL, device="cpu")
     assert config.recipe.encoders and "because of" not in config.announcements[0]
 
 
@@ -235,7 +239,7 @@ def test_a_run_of_another_model_is_refused_before_this_one_is_fetched(
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     config = resolve(options(), lambda _: None)
     run(config, InlineExecutor(), lambda _: None)
-    with pytest.raises(ResumeError, match=f"with the model model, not {name}"):
+    with pytest.raises(ResumeError, match=f"used the model model, not {name}"):
         resolve(options(model=name, resume=True), lambda _: None)
     asked = options(
         command="predict", model=name, head=None, calls="head", output_dir=tmp_path / "new"
@@ -264,11 +268,11 @@ def test_other_weights_of_a_published_name_are_refused(options, monkeypatch, tmp
 def test_a_package_without_its_model_says_so(options, monkeypatch, tmp_path):
     monkeypatch.setattr(download, "EMBEDDED_FOLDER", tmp_path / "nothing")
     with pytest.raises(UnavailableError, match="no such file or folder"):
-        resolve(options(model=None), lambda _: None)
+        resolve(options(model=TINY_MODEL), lambda _: None)
 
 
 def test_the_head_of_the_package_is_for_its_model_and_both_are_whole():
-    checkpoint = open_model(EMBEDDED, lambda _: None)
+    checkpoint = open_model(TINY_MODEL, lambda _: None)
     checkpoint.verify()
     facts = Head.load(embedded_head()).facts
     assert facts.encoders[0].encoder_id == checkpoint.encoder_id

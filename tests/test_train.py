@@ -35,6 +35,7 @@ from virnucpro.core.errors import InputError, InputMissingError, OutputError, Re
 from virnucpro.core.events import Progress
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.manage import import_model
+from virnucpro.models.registry import TINY_MODEL
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.training.distributed import Ranks
 from virnucpro.training.evaluation.evaluate import held_out, report_evaluation
@@ -160,7 +161,8 @@ def test_a_check_derives_the_memory_of_weights_that_are_cut_over_devices(data, t
 
 def test_a_check_says_what_is_missing(tmp_path):
     data = write_labelled(tmp_path, n_groups=1)
-    answer = virnucpro("train", "--data", data, "-o", tmp_path / "out", "--check", *ON_CPU)
+    asked = ("--data", data, "-o", tmp_path / "out", "--check", "--model", TINY_MODEL)
+    answer = virnucpro("train", *asked, *ON_CPU)
     assert answer.returncode == 65 and not (tmp_path / "out").exists()
     assert "no group with the label other is in the part validation" in answer.stderr
     assert answer.stdout.count("virus") == 3, "the table is there all the same"

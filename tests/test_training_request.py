@@ -33,6 +33,7 @@ from virnucpro.core.errors import (
 from virnucpro.core.types import FastaRecord
 from virnucpro.core.yaml_config import read_config
 from virnucpro.models.devices import Choice
+from virnucpro.models.registry import TINY_MODEL
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.training.frame_dataset import (
     FrameStore,
@@ -181,7 +182,7 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_reported(tmp_path):
     [
         ({"finetune": True, "pretrain": True}, "--pretrain: no effect with --finetune"),
         (
-            {"finetune": True, "fsdp": True},
+            {"finetune": True, "fsdp": True, "model": TINY_MODEL},
             "--fsdp shards weights over devices, and there is only one",
         ),
         ({"chunk_size": (300, 300)}, "--chunk-size is (300, 300)"),
@@ -203,7 +204,10 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_reported(tmp_path):
             {"finetune": True, "lora": 4, "layers": 3},
             "--lora: no effect for a new encoder, which has random weights",
         ),
-        ({"finetune": True, "train_layers": 9}, "--train-layers is 9; the encoder has 6"),
+        (
+            {"finetune": True, "model": TINY_MODEL, "train_layers": 9},
+            "--train-layers is 9; the encoder has 6",
+        ),
         ({"finetune": True, "encoder_lr": 2.0}, "--encoder-lr is 2"),
         ({"encoding": "onehot", "lora": 4}, "--lora: no effect without --finetune"),
         ({"finetune": True, "lora_alpha": 4.0}, "--lora-alpha: no effect without --lora"),
@@ -438,9 +442,9 @@ def test_what_changes_no_weights_may_differ_when_a_training_goes_on(data):
 
 
 @pytest.fixture
-def with_vectors(data: Path) -> Training:
+def with_vectors(data: Path, tiny: Tiny) -> Training:
     """A training of a head for which the engine is about to make the vectors."""
-    return opened(data, encoding="esm2")
+    return opened(data, encoding="esm2", model=str(tiny.model))
 
 
 def test_all_records_are_written_for_the_engine_with_their_ids(data, with_vectors):
@@ -533,7 +537,7 @@ def test_vectors_of_other_sequences_or_another_recipe_are_refused_by_name(
     with pytest.raises(InputError, match=r"not those of .*: --chunk-size was 300, now 210"):
         opened(data, chunk_size=(210,), **asked)
     with pytest.raises(InputError, match="the SHA-256 of the model was"):
-        opened(data, **{**asked, "model": None})
+        opened(data, **{**asked, "model": TINY_MODEL})
     with pytest.raises(InputMissingError, match="holds no run"):
         opened(data, **{**asked, "features": data.parent})
     fasta = data.with_name("data.fa")

@@ -304,3 +304,11 @@ def keeps_large_blocks() -> bool:
     n_mapped = library.mallinfo().n_mapped - n_before
     library.free(block)
     return not n_mapped
+
+
+class AllNanWorker(Worker):
+    """Makes vectors that are not finite, except for the trial at its start."""
+
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        pending = super().start(encoder, sequences)
+        return Pending(lambda: np.full_like(pending.rows(), np.nan))

@@ -68,6 +68,7 @@ from virnucpro.core.option_text import OptionText, with_options
 from virnucpro.core.recipe import Command, FeatureFormat, Pooling
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
+from virnucpro.models.hugging_face import cache_folder
 from virnucpro.results.outputs import REGION_TABLE, VIRUS_TABLE, open_run_dir
 from virnucpro.results.table_readers import read_identities, read_records, read_regions
 from virnucpro.sequences.fasta import write_record
@@ -431,7 +432,9 @@ def embed(
 ) -> Embedded:
     """Embed proteins: one vector each, in input order.
 
-    ``sequences``, ``input`` and ``on_progress``: as in ``predict``; ``model`` is a name or a path.
+    ``sequences``, ``input`` and ``on_progress``: as in ``predict``; ``model`` is a name or a path;
+    None: the published ESM-2 650M, from the caches of torch hub or Hugging Face, or downloaded once
+    (2.6 GB).
     ``on_error`` says what happens if a protein has no vector, for example because it has other
     letters. ``raise``: an error names the first one. ``skip``: the result has the vectors of the
     others, and the status of each protein.
@@ -675,6 +678,7 @@ def _run_in(
         usual = {
             **_USUAL,
             "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "hugging_face": cache_folder(os.environ),
             "slurm": slurm_variables(os.environ),
         }
         options = make(kind, {"output_dir": folder, "input": (), **usual, **values})

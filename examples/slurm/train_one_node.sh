@@ -3,7 +3,8 @@
 #
 #   sbatch examples/slurm/train_one_node.sh MANIFEST OUTPUT_DIR [OPTION ...]
 #
-# Options go to `virnucpro train` as they are, for example --finetune --epochs 5.
+# Options go to `virnucpro train` as they are, for example --finetune --epochs 5. Without --model the encoder is
+# esm2_t33_650M_UR50D. Compute nodes are often offline: run `virnucpro models download` on a login node first.
 
 # the name shown by squeue
 #SBATCH --job-name=virnucpro-train

@@ -34,7 +34,7 @@ from virnucpro.core.types import FastaRecord
 from virnucpro.models.base import load_encoder
 from virnucpro.models.lookup import embedded_model, open_model
 from virnucpro.models.packing import use_device
-from virnucpro.models.registry import EMBEDDED
+from virnucpro.models.registry import TINY_MODEL
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.training.labelled_data import LabelledRecord, read_data_manifest, read_records
 from virnucpro.viral.features import NO_WORDS
@@ -58,8 +58,8 @@ def vectors_of(fragments: Fragments) -> Values:
     """The mean vector of each fragment's open frames, and their number. -> (n, dim + 1)"""
     device = torch.device("cpu")
     use_device(device)
-    model = open_model(EMBEDDED, lambda _: None)
-    facts = {"model": EMBEDDED, "sha256": "", "layer": model.n_layers, "dim": model.dim}
+    model = open_model(TINY_MODEL, lambda _: None)
+    facts = {"model": TINY_MODEL, "sha256": "", "layer": model.n_layers, "dim": model.dim}
     spec = EncoderSpec(**facts, pooling="mean", precision="fp32")  # type: ignore[arg-type]
     encoder = load_encoder(spec, embedded_model(), device)
     letters = np.frombuffer(b"ACGTN", dtype=np.uint8)[np.minimum(fragments.digits, 4)]

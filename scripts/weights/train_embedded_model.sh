@@ -24,13 +24,13 @@ for size in ${CHUNKS:-500}; do chunks+=(--chunk-size "$size"); done
 virnucpro train --pretrain "${data[@]}" "${run[@]}" --output-dir "$work/pretrained" --seed 1 \
     --layers "${LAYERS:-6}" --dim "${DIM:-128}" --heads "${HEADS:-4}" \
     --epochs "${EPOCHS:-2}" --lr 1e-3 "${chunks[@]}"
-mkdir -p "$work/esm2_virnucpro"  # heads name the encoder by its folder
-cp "$work/pretrained/model/"* "$work/esm2_virnucpro/"
+mkdir -p "$work/virnucpro-tiny"  # heads name the encoder by its folder
+cp "$work/pretrained/model/"* "$work/virnucpro-tiny/"
 
 virnucpro train "${data[@]}" "${run[@]}" --output-dir "$work/head" --seed 1 \
-    --model "$work/esm2_virnucpro" --epochs 10 --lr 3e-3 --dropout 0.1
+    --model "$work/virnucpro-tiny" --epochs 10 --lr 3e-3 --dropout 0.1
 
 virnucpro evaluate "${data[@]}" "${run[@]}" --output-dir "$work/evaluation" --part test \
     --model "$work/head/model"
 
-echo "To ship it: cp -r $work/esm2_virnucpro $work/head/model/head.safetensors virnucpro/embedded/"
+echo "To ship it: cp -r $work/virnucpro-tiny $work/head/model/head.safetensors virnucpro/embedded/"

@@ -38,6 +38,7 @@ from virnucpro.cli.help_page import Argument, Option, default_note, write_help
 from virnucpro.cli.mistaken_words import check_words, no_such_command
 from virnucpro.core.machine import slurm_variables
 from virnucpro.core.option_schema import OptionInfo, flag, make, option, options_of, refuse
+from virnucpro.models.hugging_face import cache_folder
 
 T = TypeVar("T")
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -178,6 +179,7 @@ def read_options(context: click.Context, group: type[T]) -> T:
             name for name, source in sources.items() if source == ParameterSource.COMMANDLINE
         ),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "hugging_face": cache_folder(os.environ),
         "slurm": slurm_variables(os.environ),
     }
     return make(group, {name: values[name] for name in names if name in values})

@@ -19,6 +19,7 @@ import click
 from virnucpro.cli.command import ConsoleOptions
 from virnucpro.cli.exit_codes import GONE, end_cleanly, has_colours
 from virnucpro.core.logging import FORMAT, logging_to, logging_to_file, wrapped
+from virnucpro.models.registry import DEFAULT_MODEL, NETWORK
 from virnucpro.workflows.options import RunOptions
 
 if TYPE_CHECKING:
@@ -180,18 +181,23 @@ def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> li
 
 
 def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
-    """Suggest idle GPUs after a run that embedded nothing."""
+    """Suggest what idle GPUs can do, after a run that embedded nothing."""
     from virnucpro.models.devices import free_gpus
     from virnucpro.results.outputs import open_run_dir
 
     if not (places := free_gpus(options.cuda_visible_devices)):
         return []
-    more, gain = ["--gpus", ",".join(map(str, places)), "--force"], "with ESM-2 vectors"
+    on_gpus = ["--gpus", ",".join(map(str, places)), "--force"]
+    gains = {DEFAULT_MODEL: "with ESM-2 vectors"}
     manifest = open_run_dir(options.output_dir).read_manifest()
     is_of_bases = manifest is not None and manifest.recipe.input_type == "nucleotide"
     if is_of_bases and options.chunk_size is None:
-        more, gain = ["--model", "cnn_virnucpro", *more], "with more unknown viruses"
-    return as_command(_again(argv, *more), before=f"GPUs: {len(places)} free; {gain}")
+        gains[NETWORK] = "with more unknown viruses"
+    lines: list[str] = []
+    for model, gain in gains.items():
+        command = _again(argv, "--model", model, *on_gpus)
+        lines += as_command(command, before=f"GPUs: {len(places)} free; {gain}")
+    return lines
 
 
 def _again(argv: Sequence[str], *more: str) -> list[str]:

@@ -12,10 +12,15 @@ from virnucpro.workflows.options import ExtractOptions
 def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
     """Embed FASTA or FASTQ with ESM-2, and write features.h5 and records.tsv.
 
-    Proteins are embedded as they are; nucleotides are chunked and translated as in predict.
-    Exit codes are those of predict.
+    Proteins are embedded as they are; nucleotides are chunked and translated as in predict. The
+    default model is the published ESM-2 650M: it is used from the caches of torch hub or Hugging
+    Face, or downloaded once (2.6 GB). All visible GPUs are used, else CPU cores. Exit codes are
+    those of predict.
 
-    Example: virnucpro extract -i proteins.faa -o features/ --model esm2_t33_650M_UR50D
+    Example: virnucpro extract -i proteins.faa -o features/
+
+    Another ESM-2, on three GPUs: virnucpro extract -i proteins.faa -o features/
+    --model esm2_t36_3B_UR50D --gpus 0,1,2
 
     Many files: virnucpro extract -i proteomes/ -i samples.tsv -o features/
 

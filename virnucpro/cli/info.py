@@ -274,6 +274,7 @@ def summary(options: _SummaryOptions) -> None:
 class _CiteOptions:
     """How to print the references."""
 
+    folder: Annotated[Path | None, argument("Run folder: cite what this run used.", "[DIR]")] = None
     bibtex: Annotated[bool, option("Print BibTeX entries only.")] = False
 
 
@@ -281,8 +282,17 @@ class _CiteOptions:
 def cite(options: _CiteOptions) -> None:
     """Print how to cite a result: this program, its language models, and the original VirNucPro.
 
-    Example: virnucpro cite --bibtex >> references.bib
-    """
-    from virnucpro.results.report.html import as_lines
+    With a run folder, it prints the models, the head and the scorer of that run, and only the works
+    to cite for them.
 
-    running.report(as_lines(bibtex_only=options.bibtex))
+    Example: virnucpro cite results/
+
+    Example: virnucpro cite results/ --bibtex >> references.bib
+    """
+    with exits():
+        from virnucpro.results.report.citation import cite_program, cite_run
+
+        if options.folder is None:
+            running.report(cite_program(bibtex_only=options.bibtex))
+        else:
+            running.report([*cite_run(options.folder, bibtex_only=options.bibtex)])

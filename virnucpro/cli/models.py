@@ -14,6 +14,7 @@ from virnucpro.cli.exit_codes import end_cleanly, exits
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import ComputeOptions, argument, option, refuse
+from virnucpro.models.hugging_face import cache_folder
 from virnucpro.models.options import complete_model
 
 
@@ -26,19 +27,19 @@ class _ListOptions:
 
 @command(_ListOptions)
 def list_models(options: _ListOptions) -> None:
-    """List the named models: size, GPU memory, and path, if it is here.
+    """List the named models: size, dimensions, GPU memory, and local path, if installed.
 
-    The first model is part of this program, and the default where a model is needed. Imported
-    models come last. GPU memory is an estimate, from the smallest batches to full ones; CUDA needs
-    some more. A run fits its batches to the free memory. `virnucpro models info NAME` also shows
-    disk and RAM.
+    The default model embeds in extract, and in predict with a device option, unless --model names
+    another one. Built-in and imported models come last. GPU memory is an estimate, from the
+    smallest batches to full ones; CUDA needs some more. A run fits its batches to the free memory.
+    `virnucpro models info NAME` also shows disk and RAM.
 
     Example: virnucpro models list
     """
     with exits():
         from virnucpro.models.manage import describe_models
 
-        report([*describe_models(as_json=options.as_json)])
+        report([*describe_models(as_json=options.as_json, hugging_face=cache_folder(os.environ))])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class _NamedModel:
 def show_model(options: _NamedModel) -> None:
     """Describe a checkpoint: its content, its disk and memory needs, and its head.
 
-    Example: virnucpro models info esm2_virnucpro
+    Example: virnucpro models info virnucpro-tiny
 
     A trained model, or a head alone: virnucpro models info training/model
     """
@@ -72,7 +73,7 @@ def show_model(options: _NamedModel) -> None:
         if os.sep in options.model and is_head:
             report([*describe_head(path)])
             return
-        lines, head = describe_model(options.model)
+        lines, head = describe_model(options.model, cache_folder(os.environ))
         report([*lines, *(describe_head(head) if head else [])])
 
 
@@ -92,7 +93,8 @@ def download_model(options: _NamedModel, console: ConsoleOptions) -> None:
 
         with watched(console, is_one_stage=True) as events:
             names = model_names(options.model)
-            opened = tuple(open_model(each, events) for each in names)
+            cache = cache_folder(os.environ)
+            opened = tuple(open_model(each, events, cache) for each in names)
             head = find_head(options.model, opened, events) if len(names) > 1 else None
         lines = [f"{printable(model.name)} is at {printable(model.path)}" for model in opened]
         report([*lines, *([f"its head is at {printable(head)}"] if head else [])])
@@ -165,7 +167,7 @@ def verify(options: _NamedModel) -> None:
         from virnucpro.models.manage import verify_model
         from virnucpro.viral.head import Head
 
-        model, digest = verify_model(options.model)
+        model, digest = verify_model(options.model, cache_folder(os.environ))
         lines = [f"{printable(model.path)} is complete, sha256 {digest}"]
         if model.head:
             head = Head.load(model.head)

@@ -31,8 +31,11 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     reads the records that may be viral by their score, and both call these together: slower, and
     better for unknown families in records of 300 to 1,000 bases; it may lose known ones. With
     another --model, or any device option except --workers, ESM-2 embeds every translated frame and
-    writes vectors to features.h5. The built-in ESM-2 changes no call. Your own head does, where its
-    training showed a gain.
+    writes vectors to features.h5; by default that is the published ESM-2 650M, downloaded once.
+    ESM-2 alone changes no call. Your own head does, where its training showed a gain.
+
+    A GPU is used only by a model: without --model and without a device option, the scorer runs on
+    CPU cores.
 
     Example: virnucpro predict -i contigs.fa -o results/
 

@@ -20,6 +20,7 @@ from virnucpro.core.machine import slurm_variables
 from virnucpro.core.option_schema import carry
 from virnucpro.core.plugins import find_plugins
 from virnucpro.engine.options import WorkOptions
+from virnucpro.models.hugging_face import cache_folder
 from virnucpro.workflows.options import RunOptions
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardF
     here = replace(
         options,
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        hugging_face=cache_folder(os.environ),
         slurm=slurm_variables(os.environ),
     )
     return story.work_for_run(here, indices)

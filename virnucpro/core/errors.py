@@ -5,6 +5,7 @@ VirnucproError            exit 1    nothing usable came out, or an internal erro
 ├── InputError            exit 65   the content of an input file is wrong
 ├── InputMissingError     exit 66   an input file does not exist or cannot be opened
 ├── UnavailableError      exit 69   a device, a model or a head cannot be used
+│   └── DownloadError               a published file is not here, and cannot be downloaded
 ├── OutputError           exit 73   the run folder cannot be created or used
 │   └── ResumeError                 it holds another run; the message names the difference
 ├── StorageError          exit 74   disk full or another I/O error
@@ -69,6 +70,10 @@ class InputMissingError(VirnucproError):
 
 class UnavailableError(VirnucproError):
     exit_code = 69
+
+
+class DownloadError(UnavailableError):
+    pass
 
 
 class OutputError(VirnucproError):

@@ -113,7 +113,8 @@ class ShardFailed(NamedTuple):
     shard: Shard
     reason: str
     traceback: str = ""
-    refusal: ErrorText | None = None  # the disk's error; it would stop all other shards too
+    # an error of the disk, the model or the device, which would stop all other shards too
+    refusal: ErrorText | None = None
 
 
 class Progress(NamedTuple):

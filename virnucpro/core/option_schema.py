@@ -248,8 +248,10 @@ class ComputeOptions:
             DEVICES,
         ),
     ] = "auto"
-    cuda_visible_devices: str | None = None  # the variable of the environment
-    slurm: Mapping[str, str] = field(default_factory=dict)  # variables of the environment
+    # not options: from the environment
+    cuda_visible_devices: str | None = None
+    hugging_face: Path | None = None  # the folder of its cache
+    slurm: Mapping[str, str] = field(default_factory=dict)  # its variables
 
 
 @dataclass(frozen=True, kw_only=True)

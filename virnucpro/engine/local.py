@@ -28,10 +28,10 @@ from logging.handlers import BufferingHandler
 from typing import TYPE_CHECKING, TypeAlias
 
 from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
-from virnucpro.core.errors import UnavailableError
-from virnucpro.core.events import BatchDone, Event, ShardDone, WorkerReady
+from virnucpro.core.errors import UnavailableError, VirnucproError
+from virnucpro.core.events import BatchDone, ErrorText, Event, ShardDone, WorkerReady
 from virnucpro.core.logging import LOGGER, counted, logging_to
-from virnucpro.core.option_text import with_options
+from virnucpro.core.option_text import join_texts, with_options
 from virnucpro.core.types import Shard
 from virnucpro.engine.base import Executor, Job, Resources
 from virnucpro.engine.retry_policy import MAX_IN_FLIGHT, Attempt, Loss, Workload
@@ -93,7 +93,7 @@ class ProcessExecutor(Executor):
         self.devices, self.worker, self.start_seconds = tuple(devices), worker, start_seconds
         self.waiting: deque[Attempt] = deque()
         self.peers: list[_Peer] = []
-        self.last_reason = ""  # of a loss
+        self.last_loss: Loss | None = None
 
     def start(self, job: Job, resources: Resources, n_workers: int) -> None:
         """Start workers, as ``Executor.start`` says."""
@@ -115,6 +115,7 @@ class ProcessExecutor(Executor):
 
         Raises:
             UnavailableError: no worker is left; or no device, and the message names the shards.
+            VirnucproError: the last worker ended by this error.
         """
         if shards and not self.devices:
             raise _no_device(shards, job)
@@ -153,13 +154,7 @@ class ProcessExecutor(Executor):
             peer.deadline = time.monotonic() + self.start_seconds
         while self.waiting or any(peer.work.attempts for peer in self.peers):
             if not self.peers:
-                raise UnavailableError(
-                    f"no worker is left for {counted(len(self.waiting), 'shard')}; the last one: "
-                    f"{self.last_reason}",
-                    hint=with_options(
-                        "finished shards are kept: fix the cause, then run again with {resume}"
-                    ),
-                )
+                raise self.no_worker_left()
             self.deal()
             for peer in self.peers_with_news():
                 loss = yield from peer.receive()
@@ -197,12 +192,25 @@ class ProcessExecutor(Executor):
             if peers:
                 return peers
 
+    def no_worker_left(self) -> VirnucproError:
+        """The error of the last worker, if it is one of ours; else one that gives its reason."""
+        loss = self.last_loss
+        assert loss is not None, "workers end by losses alone"
+        kept = with_options("finished shards are kept: fix the cause, then run again with {resume}")
+        if loss.error is not None:
+            hint = join_texts("; ", filter(None, [loss.error.hint, kept]))
+            return loss.error.kind(loss.error.message, hint)
+        n_shards = counted(len(self.waiting), "shard")
+        return UnavailableError(
+            f"no worker is left for {n_shards}; the last one: {loss.reason}", hint=kept
+        )
+
     def after_loss(self, peer: _Peer, loss: Loss) -> Iterator[Event]:
         """Take back the worker's attempts, and replace it."""
         peer.kill()
         aftermath = peer.work.end(loss)
         yield aftermath.lost
-        self.last_reason = loss.reason
+        self.last_loss = loss
         self.waiting.extendleft(reversed(aftermath.first))
         self.waiting.extend(aftermath.last)
         if aftermath.failed is not None:
@@ -244,6 +252,7 @@ class _Peer:
     child: Child
     deadline: float  # monotonic clock; a worker still silent then counts as hung
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
+    error: ErrorText | None = None  # of ours, that ends the worker
 
     def give(self, attempt: Attempt) -> None:
         LOGGER.info("shard %s given to %s", attempt.shard.name, self.work.worker)
@@ -260,9 +269,12 @@ class _Peer:
         """Yield the events of the worker; return its loss, if any."""
         try:
             while self.child.pipe.poll():
-                event: Event | Raised = self.child.pipe.recv()
+                event: Event | ErrorText | Raised = self.child.pipe.recv()
+                if isinstance(event, ErrorText):  # the reason for what follows
+                    self.error = event
+                    continue
                 if isinstance(event, Raised):
-                    return Loss("raised", event.reason, event.traceback)
+                    return Loss("raised", event.reason, event.traceback, self.error)
                 self.take(event)
                 yield event
         except (EOFError, OSError):
@@ -306,7 +318,11 @@ def _serve(
     heard = BufferingHandler(_MOST_WARNINGS)
     heard.setLevel(logging.WARNING)
     with logging_to(heard):
-        worker = worker_on(job, resources, name, device)
+        try:
+            worker = worker_on(job, resources, name, device)
+        except VirnucproError as error:
+            pipe.send(ErrorText.of(error))
+            raise
         warnings = tuple(record.getMessage() for record in heard.buffer)
     pipe.send(WorkerReady(name, worker.description, worker.memory(), warnings))
     while True:

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 from virnucpro.core.events import (
     BatchDone,
     BatchStarted,
+    ErrorText,
     Event,
     ShardDone,
     ShardFailed,
@@ -60,6 +61,7 @@ class Loss(NamedTuple):
     cause: Literal["raised", "crashed", "killed", "silent"]
     reason: str
     traceback: str = ""
+    error: ErrorText | None = None  # that it raised, if it is one of ours
 
     @property
     def is_crash(self) -> bool:

@@ -13,15 +13,16 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+import numpy as np
 import psutil
 import torch
 
-from virnucpro.core.errors import OutputError, StorageError
+from virnucpro.core.errors import OutputError, StorageError, UnavailableError, VirnucproError
 from virnucpro.core.events import (
     BatchDone,
     BatchStarted,
@@ -32,6 +33,8 @@ from virnucpro.core.events import (
     ShardDone,
     ShardFailed,
 )
+from virnucpro.core.logging import printable
+from virnucpro.core.recipe import EncoderSpec, Reads
 from virnucpro.core.types import Shard
 from virnucpro.engine.base import Job, Resources
 from virnucpro.engine.retry_policy import Attempt
@@ -41,8 +44,14 @@ from virnucpro.models.base import Encoder, Pending, load_encoder
 from virnucpro.models.packing import use_device
 from virnucpro.store.shard_files import read_shard
 
-_STORAGE_ERRORS = (OSError, OutputError, StorageError)
-_TRIAL = "ATG"  # bases, or three residues
+_ENDING_ERRORS = (OSError, OutputError, StorageError, UnavailableError)  # of the whole run
+_TRIAL = "ATG"  # bases
+_TRIAL_PROTEIN = "ACDEFGHIKLMNPQRSTVWY"
+_MAX_FIRST_FAILURES = 100  # sequences that fail alike before any has a vector
+_CHECK_BOTH = (
+    "the model or the device is at fault, not the sequences: check the file with `virnucpro models "
+    "verify` and the device with `virnucpro models check`, or try --precision fp32 or --device cpu"
+)
 # FLOP/s of a slow device of each kind: a batch that takes longer counts as hung
 _SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
 
@@ -81,8 +90,25 @@ class Worker:
         self.writing: tuple[_Open, Future[tuple[float, str]]] | None = None
         # batches on the device, all of one encoder
         self.in_flight: deque[tuple[ShardEmbedding, list[int], Pending | Refused]] = deque()
+        # per encoder, until it makes a first vector: why sequences failed, and how many
+        self.first_failures = {encoder.spec: Counter[str]() for encoder in self.encoders}
         for encoder in self.encoders:  # a device that cannot compute must not look ready
-            encoder.start([_TRIAL]).rows()
+            self._try(encoder)
+
+    def _try(self, encoder: Encoder) -> None:
+        """Embed a short sequence.
+
+        Raises:
+            UnavailableError: its vector is not finite.
+        """
+        spec = encoder.spec
+        trial = _TRIAL_PROTEIN if spec.reads is Reads.PROTEIN else _TRIAL
+        if not np.isfinite(encoder.start([trial]).rows()).all():
+            raise UnavailableError(
+                f"the model {printable(spec.model)} makes vectors that are not finite, on "
+                f"{self.device} in {spec.precision}",
+                hint=_CHECK_BOTH,
+            )
 
     @property
     def description(self) -> str:
@@ -118,8 +144,8 @@ class Worker:
             yield from self.finish()
         try:
             self.open.append(self._opened(attempt))
-        except _STORAGE_ERRORS as error:
-            yield self._not_stored(attempt.shard, error)
+        except _ENDING_ERRORS as error:
+            yield self._ending(attempt.shard, error)
             return
         yield from self._embed(to_the_end=bool(attempt.n_losses))
         if attempt.n_losses:
@@ -209,14 +235,19 @@ class Worker:
         embedding, batch, started = self.in_flight.popleft()
         try:
             yield from self._take(embedding, batch, started)
-        except _STORAGE_ERRORS as error:  # after a loss: no other shard is open
+        except _ENDING_ERRORS as error:  # the run ends, so that other open shards do not matter
             self.open.clear()
-            yield self._not_stored(embedding.attempt.shard, error)
+            self.in_flight.clear()
+            yield self._ending(embedding.attempt.shard, error)
 
     def _take(
         self, embedding: ShardEmbedding, batch: list[int], started: Pending | Refused
     ) -> Iterator[Event]:
-        """Wait for a batch and keep its rows; if it failed, try it again in parts, then alone."""
+        """Wait for a batch and keep its rows; if it failed, try it again in parts, then alone.
+
+        Raises:
+            UnavailableError: the first sequences all failed for the same reason.
+        """
         match land(started):
             case Refused(is_too_large=is_too_large) if len(batch) > 1:
                 if is_too_large:
@@ -231,12 +262,31 @@ class Worker:
                 return
             case Refused(reason=reason):
                 embedding.condemn(dict.fromkeys(batch, reason))
+                self._count_failure(embedding.encoder.spec, reason)
             case rows:
                 embedding.put(batch, rows)
+                self.first_failures.pop(embedding.encoder.spec, None)
         attempt, n_tokens = embedding.attempt, embedding.n_tokens(batch)
         if attempt.n_losses:
             embedding.save(batch, self.job.owner)
         yield BatchDone(self.name, attempt.shard, tuple(batch), n_tokens, self.memory())
+
+    def _count_failure(self, spec: EncoderSpec, reason: str) -> None:
+        """Count a sequence that failed, until the encoder makes its first vector.
+
+        Raises:
+            UnavailableError: so many failed alike that the model or the device is at fault.
+        """
+        failures = self.first_failures.get(spec)
+        if failures is None:
+            return
+        failures[reason] += 1
+        if failures.total() == failures[reason] == _MAX_FIRST_FAILURES:
+            raise UnavailableError(
+                f"the first {_MAX_FIRST_FAILURES} sequences all failed with the model "
+                f"{printable(spec.model)} on {self.device} in {spec.precision}: {reason}",
+                hint=_CHECK_BOTH,
+            )
 
     def _written(self) -> Iterator[Event]:
         """Wait until the last shard is written, and report it."""
@@ -245,8 +295,8 @@ class Worker:
         (shard, written), self.writing = self.writing, None
         try:
             end, cache_fault = written.result()
-        except _STORAGE_ERRORS as error:
-            yield self._not_stored(shard.attempt.shard, error)
+        except _ENDING_ERRORS as error:
+            yield self._ending(shard.attempt.shard, error)
         else:
             yield ShardDone(
                 self.name,
@@ -265,7 +315,8 @@ class Worker:
         end = time.monotonic()
         return end, next(filter(None, [each.keep() for each in embeddings]), "")
 
-    def _not_stored(self, shard: Shard, error: OSError | OutputError | StorageError) -> ShardFailed:
+    def _ending(self, shard: Shard, error: OSError | VirnucproError) -> ShardFailed:
+        """The event for an error that would stop all other shards too."""
         lines, refusal = "".join(traceback.format_exception(error)), ErrorText.of(error)
         return ShardFailed(self.name, shard, refusal.message, lines, refusal)
 

@@ -50,6 +50,7 @@ class Model:
     files: Sequence[Path] = ()
     head: Path | None = None  # that comes with the model
     shortest: int = 0  # bases or residues of the shortest record that it reads
+    notice: str = ""  # what every user of the model is told
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reads", Reads(self.reads))  # another package may give the text

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from virnucpro.core.atomic_io import open_plain, writing
-from virnucpro.core.errors import OutputError, StorageError, UnavailableError
+from virnucpro.core.errors import DownloadError, OutputError, StorageError, UnavailableError
 from virnucpro.core.events import OnEvent, Progress
 from virnucpro.core.logging import printable
 from virnucpro.models.devices import as_size
@@ -32,6 +32,7 @@ from virnucpro.models.registry import RemoteFile
 _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte
 _SLOWEST = 50_000  # least bytes per second, on average
+
 
 _OnBytes = Callable[[int, int], None]  # bytes so far, total bytes (0: unknown)
 
@@ -181,7 +182,7 @@ def fetch_file(file: RemoteFile, path: Path, on_event: OnEvent) -> None:
     """Download a published file; ``path`` appears only when it is complete.
 
     Raises:
-        UnavailableError: it cannot be downloaded, or is another file.
+        DownloadError: it cannot be downloaded, or is another file.
         OutputError, StorageError: it cannot be written, or another process downloads it.
     """
 
@@ -204,7 +205,7 @@ def fetch_file(file: RemoteFile, path: Path, on_event: OnEvent) -> None:
                 _put_in_place(out, partial, path)
     except UnavailableError as error:
         partial.unlink(missing_ok=True)
-        raise UnavailableError(
+        raise DownloadError(
             f"the file from {file.url} is not {path.name}: {error}", hint=hint
         ) from error
     except (OSError, http.client.HTTPException) as error:
@@ -213,9 +214,7 @@ def fetch_file(file: RemoteFile, path: Path, on_event: OnEvent) -> None:
             if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
                 partial.unlink(missing_ok=True)  # it is too long, so no download could complete it
         reason = getattr(error, "reason", None) or error
-        raise UnavailableError(
-            f"cannot fetch {file.url}: {printable(reason)}", hint=hint
-        ) from error
+        raise DownloadError(f"cannot fetch {file.url}: {printable(reason)}", hint=hint) from error
 
 
 def check_file(file: RemoteFile, path: Path) -> None:

@@ -1,9 +1,11 @@
 """Named models and bundles: their paths, their download, and the family of a path.
 
-Two models are part of this package, with their heads. A published model that is one file is kept in
+Two models are built in, with their heads. A published model that is one file is kept in
 torch hub's folder, so that one download serves every program. Published models of several files,
-and imported models, have folders of ours next to it. A model is downloaded only if the user names
-it and it is missing.
+and imported models, have folders of ours next to it. A model that the libraries of Hugging Face
+downloaded is used in their cache. A published model is downloaded only if none of these has it.
+
+``hugging_face`` is the folder of that cache, or None to leave it out: see ``hugging_face.py``.
 """
 
 from __future__ import annotations
@@ -14,26 +16,41 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from virnucpro.core.atomic_io import EMBEDDED_FOLDER, expanded
-from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.errors import DownloadError, OutputError, UnavailableError, UsageError
 from virnucpro.core.events import OnEvent
 from virnucpro.core.logging import printable
+from virnucpro.core.option_text import join_texts, with_options
 from virnucpro.core.recipe import Footprint
 from virnucpro.models.base import Model, not_published, recognise
 from virnucpro.models.download import check_file, fetch_file
 from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.hugging_face import find_snapshot
 from virnucpro.models.registry import (
+    BUILT_IN,
     BUNDLES,
-    EMBEDDED,
+    DEFAULT_MODEL,
+    EARLIER_NAMES,
     FAMILIES,
     NAMES,
-    NETWORK,
+    TINY_MODEL,
+    TINY_NOTICE,
     Family,
     Published,
     RemoteFile,
+    current_name,
     installed_families,
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+_WITHOUT_DOWNLOAD = with_options(
+    "choose one of these:\n"
+    "  virnucpro models download {name}  where there is a network\n"
+    "  virnucpro models import FILE                   with {name}.pt from another machine\n"
+    "  {model:{tiny}}                         {notice}",
+    name=DEFAULT_MODEL,
+    tiny=TINY_MODEL,
+    notice=TINY_NOTICE,
+)
 _HEAD_BYTES = 6_800_000  # of a published head, approximately
 
 
@@ -57,11 +74,12 @@ def published_folder() -> Path:
 
 
 def embedded_model() -> Path:
-    return EMBEDDED_FOLDER / EMBEDDED
+    """The built-in ESM-2."""
+    return EMBEDDED_FOLDER / TINY_MODEL
 
 
 def embedded_head() -> Path:
-    """The head for the embedded model."""
+    """The head for the built-in ESM-2."""
     return EMBEDDED_FOLDER / "head.safetensors"
 
 
@@ -72,7 +90,7 @@ def bundled_head(bundle: str) -> Path:
 
 def model_names(name: str) -> tuple[str, ...]:
     """The models that ``--model`` means by a name or path, in the order of their vectors."""
-    return BUNDLES[name].encoders if name in BUNDLES else (name,)
+    return BUNDLES[name].encoders if name in BUNDLES else (current_name(name),)
 
 
 # Published models
@@ -85,6 +103,7 @@ class NamedModel:
     name: str
     family: Family
     published: Published
+    snapshot: Path | None = None  # its folder in the cache of Hugging Face
 
     @property
     def home(self) -> Path:
@@ -108,8 +127,8 @@ class NamedModel:
 
     @property
     def missing(self) -> list[tuple[RemoteFile, Path]]:
-        """Its missing files and their paths; none if it was imported."""
-        if _imported(self.name):
+        """Its missing files and their paths; none if it was imported, or is in another cache."""
+        if self.snapshot is not None or _imported(self.name):
             return []
         return [(file, path) for file, path in self.files if not path.exists()]
 
@@ -162,14 +181,19 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def find_published(name: str) -> NamedModel | None:
+def find_published(name: str, hugging_face: Path | None = None) -> NamedModel | None:
     """The published model of a name, from this program or else from other packages."""
     families = list(FAMILIES.values())
     if is_name(name) and name not in NAMES and not _imported(name):
         families += installed_families().values()
     for family in families:
         if name in family.published:
-            return NamedModel(name, family, family.published[name])
+            published = family.published[name]
+            snapshot = None
+            if hugging_face is not None and published.repository:
+                digest = published.folder_sha256
+                snapshot = find_snapshot(hugging_face, published.repository, digest)
+            return NamedModel(name, family, published, snapshot)
     return None
 
 
@@ -182,11 +206,12 @@ def published_files(name: str) -> list[tuple[RemoteFile, Path]]:
     return files
 
 
-def places_in_use(name: str) -> list[Path]:
-    """The existing paths of a model of this name: published, imported as file or as folder."""
-    found = find_published(name)
+def places_in_use(name: str, hugging_face: Path | None = None) -> list[Path]:
+    """The existing paths of a model of this name: downloaded, imported, or in another cache."""
+    found = find_published(name, hugging_face)
     homes = [found.home] if found and found.home.exists() else []
-    return [*homes, *_imported(name)]
+    elsewhere = [found.snapshot] if found and found.snapshot else []
+    return [*homes, *_imported(name), *elsewhere]
 
 
 def _imported(name: str) -> list[Path]:
@@ -204,16 +229,21 @@ def imported_names() -> list[str]:
 
 
 def every_name() -> list[str]:
-    """The names of all models: bundled, published, of bundles, and imported.
+    """The names of all models: published, of bundles, built-in, and imported.
 
     Published models of this program come before those of other packages.
     """
     families = (*FAMILIES.values(), *installed_families().values())
     published = [name for family in families for name in family.published if is_name(name)]
-    return list(dict.fromkeys((EMBEDDED, NETWORK, *published, *BUNDLES, *imported_names())))
+    return list(dict.fromkeys((*published, *BUNDLES, *BUILT_IN, *imported_names())))
 
 
-def locate(model: str) -> Path:
+def is_found_by_name(model: str) -> bool:
+    """True if later commands find this model by its name, without the cache of Hugging Face."""
+    return locate(model).exists()
+
+
+def locate(model: str, hugging_face: Path | None = None) -> Path:
     """The path of the model that ``--model`` names, even before its download.
 
     ``model`` is a name, or a path with a separator. A file ``esm2_t6_8M_UR50D`` in the current
@@ -230,15 +260,15 @@ def locate(model: str) -> Path:
                 f"{printable(path)}: no such file or folder", hint=_suggestion(path.name)
             )
         return path.absolute()  # so that it is never read as a name
-    if model in (EMBEDDED, NETWORK):
-        return EMBEDDED_FOLDER / model
+    if current_name(model) in BUILT_IN:
+        return EMBEDDED_FOLDER / current_name(model)
     if model in BUNDLES:
         names = " and ".join(BUNDLES[model].encoders)
         raise UsageError(
             f"{model} is not one model, but {names} with a head",
             hint="it is for predict, extract and evaluate; here name one of these models",
         )
-    if here := places_in_use(model):
+    if here := places_in_use(model, hugging_face):
         return here[0]
     if found := find_published(model):
         return found.home
@@ -251,28 +281,30 @@ def locate(model: str) -> Path:
 
 def _suggestion(word: str) -> str:
     """Names similar to this one, or all names."""
-    names = {name.lower(): name for name in every_name()}
+    names = {name.lower(): name for name in every_name()} | EARLIER_NAMES
     word = word.lower().removesuffix(".pt")
     close = [name for name in names if word in name] if word else []
     close = close if len(close) == 1 else difflib.get_close_matches(word, names, n=1)
     if close:
         return f"did you mean {names[close[0]]}? `virnucpro models list` shows all names"
-    return f"the names are {', '.join(names.values())}; a path has a separator: ./model.pt"
+    present = ", ".join(dict.fromkeys(names.values()))
+    return f"the names are {present}; a path has a separator: ./model.pt"
 
 
 # Models
 
 
-def open_model(model: str, on_event: OnEvent) -> Model:
+def open_model(model: str, on_event: OnEvent, hugging_face: Path | None = None) -> Model:
     """Find the model for ``--model``, by its path or published name, in any family.
 
     Raises:
-        UnavailableError: the model does not exist, cannot be fetched, or fails its check.
+        DownloadError: the model is not on this machine and cannot be downloaded.
+        UnavailableError: the model does not exist, or fails its check.
     """
-    path = locate(model)
+    path = locate(model, hugging_face)
     if path == embedded_model():
-        return replace(inspect_esm2(path), head=embedded_head())
-    found = find_published(model)
+        return replace(inspect_esm2(path), head=embedded_head(), notice=TINY_NOTICE)
+    found = find_published(model, hugging_face)
     if found is None:
         return recognise(path, on_event)
     if missing := found.missing:
@@ -281,12 +313,29 @@ def open_model(model: str, on_event: OnEvent) -> Model:
     return found.open(path)
 
 
+def open_default(on_event: OnEvent, hugging_face: Path | None = None) -> Model:
+    """Find the model of runs that need one and name none.
+
+    Raises:
+        UnavailableError: it is not on this machine and cannot be downloaded, or fails its check.
+    """
+    try:
+        return open_model(DEFAULT_MODEL, on_event, hugging_face)
+    except (DownloadError, OutputError) as error:
+        first = [error.hint] if isinstance(error, OutputError) else []
+        raise UnavailableError(
+            f"{DEFAULT_MODEL}, the default model, is not on this machine, and the download "
+            f"failed: {error}",
+            hint=join_texts(", or ", [*first, _WITHOUT_DOWNLOAD]),
+        ) from error
+
+
 # Downloads
 
 
-def bytes_to_fetch(model: str) -> int:
+def bytes_to_fetch(model: str, hugging_face: Path | None = None) -> int:
     """The bytes to download before a named model or bundle can be used."""
-    models = map(find_published, model_names(model))
+    models = [find_published(name, hugging_face) for name in model_names(model)]
     n_bytes = sum(found.bytes_to_fetch for found in models if found)
     if model in BUNDLES and not bundled_head(model).exists():
         n_bytes += _HEAD_BYTES

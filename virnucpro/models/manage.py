@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from virnucpro.core.atomic_io import (
     TEMPORARY,
@@ -46,51 +46,75 @@ from virnucpro.models.lookup import (
     places_in_use,
     published_files,
 )
-from virnucpro.models.registry import BUNDLES, EMBEDDED, NETWORK, RemoteFile
+from virnucpro.models.registry import BUILT_IN, BUNDLES, DEFAULT_MODEL, RemoteFile, current_name
 
 
-def describe_models(*, as_json: bool) -> Iterator[str]:
-    """A line for each named model: what it needs, and its path, if it is here."""
-    models = map(_facts_of, every_name())
+def describe_models(*, as_json: bool, hugging_face: Path | None = None) -> Iterator[str]:
+    """A line for each named model: what it needs, and its path, if it is installed."""
+    models = (_facts_of(name, hugging_face) for name in every_name())
     if as_json:
         yield json.dumps(list(models), indent=2)
         return
-    yield f"{'name':<22}{'parameters':>10}  {'GPU memory':<19} place"
+    yield _line_of(
+        ("name", "parameters", "dimensions", "GPU memory", "default", "installed", "path or size")
+    )
     for facts in models:
-        size = f"{facts['parameters'] / 1e6:,.1f} M"
         memory = f"{as_size(facts['least_gpu_memory'])} to {as_size(facts['gpu_memory'])}"
-        to_fetch = facts["to_fetch"]
-        place = f"{as_size(to_fetch)} to download" if to_fetch else printable(facts["path"])
-        yield f"{facts['name']:<22}{size:>10}  {memory:<19} {place}"
+        place = printable(facts["path"])
+        if not facts["installed"]:
+            place = f"{as_size(facts['to_fetch'])} to download"
+        elif facts["notice"]:
+            place += f" ({facts['notice']})"
+        installed = "built-in" if facts["kind"] == "embedded" else _yes_or_no(facts["installed"])
+        parameters = f"{facts['parameters'] / 1e6:,.1f} M"
+        default = "default" if facts["is_default"] else ""
+        dim = f"{facts['dim']:,}"
+        yield _line_of((facts["name"], parameters, dim, memory, default, installed, place))
 
 
-def _facts_of(name: str) -> dict[str, Any]:
+def _line_of(cells: tuple[str, str, str, str, str, str, str]) -> str:
+    name, parameters, dim, memory, default, installed, place = cells
+    sizes = f"{name:<22}{parameters:>10}{dim:>12}  {memory:<19}"
+    return f"{sizes} {default:<8} {installed:<10} {place}"
+
+
+def _yes_or_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _facts_of(name: str, hugging_face: Path | None) -> dict[str, Any]:
     """The facts of a named model, as in ``models list --json``; sizes are in bytes."""
     encoders = BUNDLES[name].encoders if name in BUNDLES else ()
-    footprint = join_footprints([_footprint(each) for each in encoders or (name,)])
+    sizes = [_size_of(each) for each in encoders or (name,)]
+    footprint = join_footprints([size.footprint for size in sizes])
     least = footprint.gpu_memory(footprint.fewest_tokens)  # computed, without CUDA's own
+    to_fetch = bytes_to_fetch(name, hugging_face)
     return {
         "name": name,
         "kind": _kind(name),
+        "notice": " ".join(size.notice for size in sizes).strip(),
         "parameters": footprint.n_parameters,
+        "dim": sum(size.dim for size in sizes),  # of a bundle: of the joined vector
+        "is_default": name == DEFAULT_MODEL,  # where a model is needed and none is named
+        "installed": not to_fetch,
         "least_gpu_memory": least,
         "gpu_memory": footprint.gpu_memory(),  # with less free memory, batches are smaller
-        "to_fetch": bytes_to_fetch(name),
+        "to_fetch": to_fetch,
         # of the file or folder, even before a download; of a bundle, of its head
-        "path": str(bundled_head(name) if encoders else locate(name)),
+        "path": str(bundled_head(name) if encoders else locate(name, hugging_face)),
         "encoders": encoders,
     }
 
 
 def _kind(name: str) -> str:
-    if name in (EMBEDDED, NETWORK):
+    if name in BUILT_IN:
         return "embedded"
     if name in BUNDLES:
         return "bundle"
     return "imported" if name in imported_names() else "published"
 
 
-def describe_model(model: str) -> tuple[list[str], Path | None]:
+def describe_model(model: str, hugging_face: Path | None = None) -> tuple[list[str], Path | None]:
     """Describe a model by its content, or by its name before a download.
 
     -> the lines, and the head next to the model, if any
@@ -100,17 +124,18 @@ def describe_model(model: str) -> tuple[list[str], Path | None]:
     """
     if model in BUNDLES:
         return list(_describe_bundle(model)), None
-    path, found = locate(model), find_published(model)
+    path, found = locate(model, hugging_face), find_published(model, hugging_face)
     if found and found.missing:
         published, head = found.published, None
         facts = (published.n_layers, published.dim, found.footprint, "known once fetched")
         lines = [f"path        {printable(path)}, once fetched"]
         lines += _addresses(model)
     else:
-        there = open_model(model, lambda _: None)
+        there = open_model(model, lambda _: None, hugging_face)
         head = there.head
         facts = (there.n_layers, there.dim, there.footprint, there.encoder_id)
         lines = [f"path        {printable(path)}"]
+        lines += [f"note        {there.notice}"] if there.notice else []
     n_layers, dim, footprint, encoder_id = facts
     lines += [
         f"layers      {n_layers}",
@@ -129,21 +154,31 @@ def _describe_bundle(model: str) -> Iterator[str]:
     yield f"head        {printable(bundled_head(model))}, for chunks of {bundle.chunk_size} bases"
     yield f"to fetch    {as_size(n_bytes) if n_bytes else 'nothing: all of it is here'}"
     yield from _addresses(model)
-    yield from _describe_needs(join_footprints([_footprint(name) for name in bundle.encoders]))
+    sizes = [_size_of(name).footprint for name in bundle.encoders]
+    yield from _describe_needs(join_footprints(sizes))
 
 
 def _addresses(name: str) -> list[str]:
     return [f"file        {file.url}" for file, _ in published_files(name)]
 
 
-def _footprint(name: str) -> Footprint:
-    """The memory and disk space of a model; a published one need not be downloaded."""
+class _Size(NamedTuple):
+    """The size of a model and of its vectors."""
+
+    footprint: Footprint
+    dim: int
+    notice: str = ""
+
+
+def _size_of(name: str) -> _Size:
+    """The size of a model; a published one need not be downloaded."""
     if found := find_published(name):
-        return found.footprint
-    return open_model(name, lambda _: None).footprint
+        return _Size(found.footprint, found.published.dim)
+    model = open_model(name, lambda _: None)
+    return _Size(model.footprint, model.dim, model.notice)
 
 
-def verify_model(model: str) -> tuple[Model, str]:
+def verify_model(model: str, hugging_face: Path | None = None) -> tuple[Model, str]:
     """Read every number of a model, and compare it with the published one.
 
     -> the model, its SHA-256
@@ -151,13 +186,13 @@ def verify_model(model: str) -> tuple[Model, str]:
     Raises:
         UnavailableError: it is damaged, or not the model of its name.
     """
-    found = find_published(model)
+    found = find_published(model, hugging_face)
     if found and (missing := found.missing):
         raise UnavailableError(
             f"{printable(missing[0][1])}: no such file",
             hint=f"fetch it with `virnucpro models download {model}`",
         )
-    opened = open_model(model, lambda _: None)
+    opened = open_model(model, lambda _: None, hugging_face)
     return opened, found.verify(opened) if found else opened.verify()
 
 
@@ -247,7 +282,7 @@ def _publication(name: str) -> NamedModel | None:
     Raises:
         UsageError: an imported model cannot have this name.
     """
-    is_taken = name in (EMBEDDED, NETWORK) or len(published_files(name)) > 1
+    is_taken = current_name(name) in BUILT_IN or len(published_files(name)) > 1
     if not is_name(name) or is_taken or name.endswith(".pt"):
         raise UsageError(
             f"{printable(name)!r} cannot be the name of a model",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from virnucpro.core.option_schema import MODEL, OptionInfo, option
-from virnucpro.models.registry import EMBEDDED, NAMES
+from virnucpro.models.registry import DEFAULT_MODEL, NAMES
 
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
 Architecture = Literal["mlp", "cnn", "lstm", "unet"]
@@ -43,11 +43,7 @@ class ModelOptions:
             show_default="500 or the head's",
         ),
     ] = None
-    model: Annotated[str | None, model_option("esm2_virnucpro, part of this program")] = None
-
-    @property
-    def model_name(self) -> str:
-        return EMBEDDED if self.model is None else self.model
+    model: Annotated[str | None, model_option(DEFAULT_MODEL)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

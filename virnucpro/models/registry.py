@@ -27,8 +27,13 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.plugins import find_plugins
 
-EMBEDDED = "esm2_virnucpro"
-NETWORK = "cnn_virnucpro"  # it comes with the package too, and calls together with the scorer
+DEFAULT_MODEL = "esm2_t33_650M_UR50D"  # where a model is needed and none is named
+TINY_MODEL = "virnucpro-tiny"  # built in, with a head; trained by this project
+TINY_NOTICE = "built-in demonstration model, not Meta's ESM-2 weights"
+NETWORK = "cnn_virnucpro"  # built in too; calls together with the scorer
+BUILT_IN = (NETWORK, TINY_MODEL)
+# Earlier names of models. Options, heads and run.json of older versions may contain them.
+EARLIER_NAMES = {"esm2_virnucpro": TINY_MODEL}
 PLUGINS = "virnucpro.encoders"  # group of entry points; the value of each is a Family
 
 
@@ -58,6 +63,7 @@ class Published:
     n_parameters: int = 0  # 0: by the dimensions
     files: tuple[RemoteFile, ...]  # several lie in a folder of that name
     folder_sha256: str = ""  # of model.safetensors, if the model is published as a folder too
+    repository: str = ""  # of that folder on the Hub of Hugging Face
 
     @property
     def is_file(self) -> bool:
@@ -107,6 +113,7 @@ def _fair_esm(
         n_heads=n_heads,
         files=(RemoteFile(url=url, **file),),
         folder_sha256=folder_sha256,
+        repository=f"facebook/{name}" if folder_sha256 else "",
     )
 
 
@@ -246,4 +253,13 @@ BUNDLES: Mapping[str, _Bundle] = {
     )
 }
 _PUBLISHED = [name for family in FAMILIES.values() for name in family.published]
-NAMES = (EMBEDDED, NETWORK, *_PUBLISHED, *BUNDLES)
+NAMES = (*_PUBLISHED, *BUNDLES, *BUILT_IN)
+
+
+def current_name(model: str) -> str:
+    """The present name of a model; other names and paths stay as they are.
+
+    >>> current_name("esm2_virnucpro"), current_name("./esm2_virnucpro")
+    ('virnucpro-tiny', './esm2_virnucpro')
+    """
+    return EARLIER_NAMES.get(model, model)

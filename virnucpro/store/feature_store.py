@@ -91,6 +91,15 @@ class FeatureStore:
             "shard_sha256": shard.sha256,
         }
 
+    def expected(self, shard: Shard, copies: int = 0) -> Attributes:
+        """The attributes that a file of a shard must have; see ``path``.
+
+        The name of the model is left out: the fingerprint identifies the model, and its folder or
+        its name in this program may have changed since the file was written.
+        """
+        attributes = self.attributes(shard, copies)
+        return {name: value for name, value in attributes.items() if name != "model"}
+
     def read(self, path: Path, attributes: Attributes) -> tuple[Embeddings, Checksums]:
         """Read a file of the store, and verify it.
 
@@ -178,7 +187,7 @@ class FeatureStore:
         if not path.exists():
             return None
         try:
-            return set(read_label(path, self.attributes(shard, copies)).failed_records)
+            return set(read_label(path, self.expected(shard, copies)).failed_records)
         except FeatureFileError as error:
             LOGGER.warning("%s; it is made again", error)
             return None
@@ -345,7 +354,7 @@ class FeatureReader:
     def _read_embedded(self, shard: Shard, orfs: Sequence[Orf]) -> StoredFeatures:
         store = self._store
         path = store.path(shard)
-        embeddings, checksums = read_verified(path, store.attributes(shard), store.encoder.dim)
+        embeddings, checksums = read_verified(path, store.expected(shard), store.encoder.dim)
         reasons = {failure.orf_id: failure.reason for failure in embeddings.failures}
         if embeddings.ids != tuple(orf.id for orf in orfs if orf.id not in reasons):
             raise FeatureFileError(
@@ -387,7 +396,7 @@ class FeatureReader:
     def _source(self, number: int, lost: Mapping[int, str], n_verified: int) -> _Source:
         """The file of the originals in a shard; another process may have verified it."""
         shard = self._shards[number]
-        path, attributes = self._store.path(shard), self._store.attributes(shard)
+        path, attributes = self._store.path(shard), self._store.expected(shard)
         if loss := lost.get(shard.index):
             return _Source(path, dict.fromkeys(range(shard.n_embedded), loss))
         if shard.index not in self._sources:

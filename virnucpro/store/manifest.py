@@ -18,6 +18,7 @@ from virnucpro.core.option_text import OptionName, join_texts, joined, with_opti
 from virnucpro.core.recipe import SHARD_FORMAT, Embed, EncoderSpec, Recipe
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FastaRecord
+from virnucpro.models.registry import current_name
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import RunIds
@@ -116,9 +117,9 @@ class Manifest:
                     changes=join_texts("; ", changes),
                 ),
                 hint=with_options(
-                    "use the old options (without {model}, the scorer alone reads) and the "
-                    "same version of VirNucPro, choose another {output_dir}, or start again "
-                    "with {force}"
+                    "use the old options ({resume} without {model} keeps the model) and the same "
+                    "version of VirNucPro, choose another {output_dir}, or start again with "
+                    "{force}"
                 ),
             )
 
@@ -181,7 +182,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
         if stored["recipe"].get("shard_format") != SHARD_FORMAT:
             raise _of_another_version(path.parent, version)
         facts = {name: {**stored.get(name, {})} for name in ("counts", "cut")}
-        encoders = tuple(EncoderSpec(**spec) for spec in stored["recipe"]["encoders"])
+        encoders = tuple(map(_encoder_spec, stored["recipe"]["encoders"]))
         recipe = Recipe(**{**stored["recipe"], "encoders": encoders})
         if recipe.fingerprint != stored["fingerprint"]:
             raise ValueError("its recipe does not have the fingerprint that was stored with it")
@@ -191,7 +192,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
             replaced=tuple(stored["replaced"]),
             is_qualified=stored.get("qualified", False),
             refused=tuple(_from_json(file, copies) for file in stored.get("refused", ())),
-            models=tuple(map(str, stored.get("models", ()))),
+            models=tuple(current_name(str(name)) for name in stored.get("models", ())),
             cut=str(facts["counts"].get("cut", "")),
             embed={rule: int(first) for rule, first in stored.get("embed", [("all", 0)])},
         )
@@ -219,6 +220,12 @@ def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[
         "embed": list(manifest.embed.items()),
     }
     Tree(path.parent).write_whole(path, add_checksum(content))
+
+
+def _encoder_spec(stored: Mapping[str, Any]) -> EncoderSpec:
+    """Read an encoder; a name of an earlier version becomes the present one."""
+    spec = EncoderSpec(**stored)
+    return replace(spec, model=current_name(spec.model))
 
 
 def _to_json(file: InputFile, copies: Path) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from virnucpro.core.safe_dir import Tree
 from virnucpro.models.base import Model
 from virnucpro.models.esm2.loading import save_esm2
 from virnucpro.models.esm2.model import ESM2
-from virnucpro.models.lookup import open_model
-from virnucpro.models.registry import EMBEDDED
+from virnucpro.models.lookup import is_found_by_name, open_model
+from virnucpro.models.registry import DEFAULT_MODEL
 from virnucpro.models.trained_encoder import save_reader
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.kmers import Sketch
@@ -381,8 +381,8 @@ def _export_encoder(training: Training, module: FrameClassifier) -> Model:
             return trained
         base = (None, trained)
     elif training.encoder is not None:
-        name = options.model or EMBEDDED
-        if Path(name).name != name:
+        name = options.model or DEFAULT_MODEL
+        if Path(name).name != name or not is_found_by_name(name):
             name = str(training.encoder.path.absolute())
         base = (name, open_model(name, lambda _: None))
     path = training.model / LEARNED_FILE

@@ -23,6 +23,7 @@ from virnucpro.core.option_schema import (
 )
 from virnucpro.engine.options import EngineOptions
 from virnucpro.models.options import Architecture, Encoding, model_option
+from virnucpro.models.registry import DEFAULT_MODEL
 from virnucpro.viral.options import CallsBy, Head, RegionModel
 from virnucpro.workflows.options import FolderOptions, GeneticCode, OutputOptions
 
@@ -116,7 +117,7 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
         _file("Also count the genes in this GFF3 file of the sequences.", "GFF"),
     ] = None
     model: Annotated[
-        str | None, model_option("none: the scorer is evaluated; esm2_virnucpro with --head")
+        str | None, model_option(f"none: the scorer is evaluated; {DEFAULT_MODEL} with --head")
     ] = None
     head: Head = None
     calls: CallsBy = "auto"
@@ -198,7 +199,7 @@ class _StartOptions(OutputOptions, _LabelledOptions):
         bool,
         option("Train an encoder alone, on masked residues; labels only affect the split.", MODEL),
     ] = False
-    model: Annotated[str | None, model_option("esm2_virnucpro; with --pretrain a new one")] = None
+    model: Annotated[str | None, model_option(f"{DEFAULT_MODEL}; with --pretrain a new one")] = None
     layers: Annotated[int | None, _of_shape("layers", "layers")] = None
     dim: Annotated[int | None, _of_shape("dim", "dimensions")] = None
     heads: Annotated[int | None, _of_shape("heads", "attention heads")] = None

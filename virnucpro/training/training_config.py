@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from virnucpro.core.atomic_io import HEAD_FILE, read_json, sha256
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER, HEAD_FILE, read_json, sha256
 from virnucpro.core.errors import (
     InputError,
     OutputError,
@@ -25,8 +25,8 @@ from virnucpro.models.base import Model
 from virnucpro.models.devices import Choice, choose_devices, choose_precision
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model_files import as_esm2
-from virnucpro.models.lookup import open_model
-from virnucpro.models.registry import EMBEDDED
+from virnucpro.models.lookup import find_published, locate, open_default, open_model
+from virnucpro.models.registry import BUILT_IN, current_name
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.store.run_dir import RunDir
@@ -139,6 +139,7 @@ def resolve_training(
         VirnucproError: see ``errors``.
     """
     GeneticCode.of(options.genetic_code)
+    options = _with_recorded_model(options)
     encoder, shape = _encoder(options, on_event)
     if shape and options.train_layers is not None and options.train_layers > shape.n_layers:
         raise UsageError(
@@ -180,13 +181,41 @@ def load_known(encoder: Model | None) -> Head | None:
     return Head.load(encoder.head) if encoder and encoder.head else None
 
 
+def _with_recorded_model(options: TrainOptions) -> TrainOptions:
+    """Keep the model of a resumed training if the options name none."""
+    is_open = options.model is None and options.encoding == "esm2" and not options.has_shape
+    if not (is_open and options.resume):
+        return options
+    try:
+        encoder = read_json(options.output_dir / FACTS)["encoder"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return options  # nothing was begun; or the file is damaged, which is reported later
+    if not isinstance(encoder, str):
+        return options
+    return replace(options, model=_name_of(Path(encoder)))
+
+
+def _name_of(path: Path) -> str:
+    """The name of a model at this path if it has one, else the path."""
+    name = current_name(path.name.removesuffix(".pt"))
+    is_built_in = name in BUILT_IN and path.parent.name == EMBEDDED_FOLDER.name
+    is_published = find_published(name) is not None and locate(name) == path
+    return name if is_built_in or is_published else str(path)
+
+
 def _encoder(options: TrainOptions, on_event: OnEvent) -> tuple[Model | None, ESM2Shape | None]:
     """The encoder to start from and its shape; only a shape: a new encoder; neither: no ESM-2."""
     if options.encoding != "esm2":
         return None, None
     if not options.has_shape and (options.mode != "pretrain" or options.model is not None):
-        encoder = as_esm2(open_model(options.model or EMBEDDED, on_event))
+        if options.model is None:
+            found = open_default(on_event, options.hugging_face)
+        else:
+            found = open_model(options.model, on_event, options.hugging_face)
+        encoder = as_esm2(found)
         encoder.check(encoder.sha256())
+        if not encoder.accepted:  # else its hash says that they are those of the published model
+            encoder.check_numbers("fp32")
         return encoder, encoder.shape
     asked = {name: getattr(options, name) for name in SHAPE}
     sizes = (SHAPE[name] if size is None else size for name, size in asked.items())
@@ -260,6 +289,8 @@ def describe_training(training: Training, choice: Choice) -> list[str]:
     if shape is not None:
         size = f"{shape.n_parameters / 1e6:.1f} M parameters"
         encoder = f"ESM-2 of {shape.n_layers} layers, {shape.dim} dimensions, {size}"
+    if training.encoder is not None and training.encoder.notice:
+        encoder += f" ({training.encoder.notice})"
     devices = choice.descriptions
     if choice.kind == "cpu":
         devices = (f"CPU, processes: {len(choice.devices)}",)

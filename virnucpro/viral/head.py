@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, groupby
 from math import fsum, isfinite, log, tanh
 from pathlib import Path
@@ -36,6 +36,7 @@ from virnucpro.core.recipe import Pooling
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import FRAMES_FAILED, check_counts
 from virnucpro.models.base import Model, read_tensors
+from virnucpro.models.registry import current_name
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 from virnucpro.viral.networks import ErrorRates, at_lengths
 from virnucpro.viral.types import Prediction
@@ -334,7 +335,7 @@ class Head:
         try:
             facts, tensors = read_tensors(path, _FACTS, "np")
             temperatures = facts.pop("temperatures")
-            encoders = tuple(EncoderFacts(**encoder) for encoder in facts.pop("encoders"))
+            encoders = tuple(map(_encoder_facts, facts.pop("encoders")))
             join = facts.pop("join", None)  # a head without one calls alone
             networks = {
                 name: _network(name, tensors, temperatures)
@@ -377,6 +378,12 @@ class Head:
         content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
         metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # several would have no fixed order
         Tree(path.parent).write_whole(path, save(content, metadata=metadata))
+
+
+def _encoder_facts(stored: Mapping[str, Any]) -> EncoderFacts:
+    """Read the facts of an encoder; a name of an earlier version becomes the present one."""
+    facts = EncoderFacts(**stored)
+    return replace(facts, name=current_name(facts.name))
 
 
 def _network(

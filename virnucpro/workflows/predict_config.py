@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,7 +20,7 @@ from virnucpro.engine.base import Resources
 from virnucpro.engine.options import WorkOptions
 from virnucpro.models.base import Model
 from virnucpro.models.devices import count_workers, require_torch
-from virnucpro.models.registry import EMBEDDED
+from virnucpro.models.registry import DEFAULT_MODEL, TINY_MODEL
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.store.manifest import Manifest
 from virnucpro.viral.classifier import Caller, caller_of
@@ -34,11 +35,13 @@ from virnucpro.workflows.run_config import (
     check_inputs,
     fit_to_recorded,
     make_recipe,
+    name_model,
     open_models,
     options_of_part,
     prepare_encoders,
     read_recorded,
     resolve_engine,
+    takes_default,
 )
 
 
@@ -61,12 +64,15 @@ def resolve_predict(options: PredictOptions, on_event: OnEvent) -> PredictConfig
         GeneticCode.of(options.genetic_code)
     else:
         check_inputs(options)
-    if options.asks_for_vectors or (recorded is not None and recorded.models == (EMBEDDED,)):
-        from virnucpro.models.lookup import model_names
+    named = name_model(options, recorded)
+    if named.model is None:
+        options.check_without_engine()
+        return _resolve_scorer_alone(options)
+    from virnucpro.models.lookup import model_names
 
-        return _resolve_with_models(options, model_names(options.model_name), recorded, on_event)
-    options.check_without_engine()
-    return _resolve_scorer_alone(options)
+    names = model_names(named.model)
+    is_default = takes_default(options, recorded)
+    return _resolve_with_models(named, names, recorded, on_event, is_default=is_default)
 
 
 def resolve_predict_part(
@@ -79,7 +85,7 @@ def resolve_predict_part(
     Raises:
         UnavailableError, ResumeError: as ``fit_to_recorded`` and ``restore_options``.
     """
-    of_run = options_of_part(PredictOptions, options, stored)
+    of_run = name_model(options_of_part(PredictOptions, options, stored), recorded)
     if recorded.recipe.encoders:
         config = _resolve_with_models(of_run, recorded.models, recorded, on_event)
     else:
@@ -105,11 +111,17 @@ def _resolve_scorer_alone(options: PredictOptions) -> PredictConfig:
             memory=machine.memory_total,
         ),
         min_protein_length=classifier.shortest("protein"),
+        announcements=("devices: CPU cores; no GPU is used, because no model embeds",),
     )
 
 
 def _resolve_with_models(
-    options: PredictOptions, names: Sequence[str], recorded: Manifest | None, on_event: OnEvent
+    options: PredictOptions,
+    names: Sequence[str],
+    recorded: Manifest | None,
+    on_event: OnEvent,
+    *,
+    is_default: bool = False,
 ) -> PredictConfig:
     """Resolve a run that makes vectors with the models of these names."""
     require_torch()
@@ -117,10 +129,17 @@ def _resolve_with_models(
         raise InputMissingError(
             f"{printable(options.head)}: no such head file", hint="check the path"
         )
-    _refuse_headless_model(options, names, recorded)
-    models = open_models(names, recorded, on_event)
+    models = open_models(
+        options,
+        names,
+        recorded,
+        on_event,
+        is_default=is_default,
+        check_head=partial(_refuse_head, options, names),
+    )
     if options.regions and not options.region_model:
-        options = replace(options, region_model=find_region_model(options.model_name))
+        assert options.model is not None, "a run that embeds has a model"
+        options = replace(options, region_model=find_region_model(options.model))
     head = _load_head(options, models, on_event)
     rules = _choose_rules(options, recorded, models)
     classifier = caller_of(carry(options, CutOptions), options.calls, head, list(rules))
@@ -129,7 +148,7 @@ def _resolve_with_models(
     if head is not None:
         layers = [LayerChoice(facts.layer, facts.pooling) for facts in head.facts.encoders]
     encoders = prepare_encoders(options, engine, layers, on_event)
-    announced = _announce_options(options, recorded, list(rules))
+    announced = _announce_options(options, list(rules), is_default=is_default)
     chunk_size = classifier.chunk_size(options.chunk_size)
     shortest = max(classifier.shortest("nucleotide"), *(model.shortest for model in models))
     return PredictConfig(
@@ -147,29 +166,32 @@ def _resolve_with_models(
     )
 
 
-def _refuse_headless_model(
-    options: PredictOptions, names: Sequence[str], recorded: Manifest | None
-) -> None:
-    """Refuse to download a model for its head if it has none.
+def _refuse_head(options: PredictOptions, names: Sequence[str], dims: Sequence[int]) -> None:
+    """Refuse a head that cannot call by vectors of these dimensions.
 
     Raises:
-        UnavailableError: a head is to call, and none comes with the model.
+        UnavailableError: there is no head, or it was made for other models.
     """
-    from virnucpro.models.lookup import locate
-
-    if options.calls != "head" or options.head is not None or len(names) != 1:
+    if options.head is None:
+        if options.calls == "head" and len(names) == 1:
+            raise _no_head(names[0])
         return
-    [name] = names
-    is_of_another_run = recorded is not None and name_anywhere(name) not in recorded.models
-    if not is_of_another_run and not locate(name).exists():
-        raise _no_head(name)
+    facts = Head.load(options.head).facts
+    if [encoder.dim for encoder in facts.encoders] != list(dims):
+        made_for = printable(" and ".join(encoder.name for encoder in facts.encoders))
+        raise UnavailableError(
+            f"the head was made for the encoder {made_for}, not for {' and '.join(names)}",
+            hint=with_options("set {model} to the encoder that the head was made for"),
+        )
 
 
 def _no_head(names: str) -> UnavailableError:
     return UnavailableError(
         f"no head comes with the model {names}",
         hint=with_options(
-            "name one with {head}, or get features without calls: `virnucpro extract`"
+            "name one with {head}, or a model that has one ({model:{tiny}}, or one of `virnucpro "
+            "train`), or get features without calls: `virnucpro extract`",
+            tiny=TINY_MODEL,
         ),
     )
 
@@ -212,18 +234,19 @@ def _choose_rules(
 
 
 def _announce_options(
-    options: PredictOptions, recorded: Manifest | None, rules: Sequence[Embed]
+    options: PredictOptions, rules: Sequence[Embed], *, is_default: bool
 ) -> Iterator[str]:
-    """Announce why the bundled ESM-2 runs if no model was named, and what the model is used for."""
-    if options.model is None and recorded is None:
+    """Announce why a model runs if none was named, and what the model is used for."""
+    if is_default:
         given = " and ".join(options.given_to_embed)
         calls = (
-            f"it changes no call: leave {given} out to run without it, or add --model "
-            "cnn_virnucpro to find more unknown viruses in short records (it may lose known ones)"
+            f"It changes no call: leave {given} out to run without it and without a GPU. To find "
+            "more unknown viruses in short records with a GPU, add --model cnn_virnucpro (it may "
+            "lose known ones)."
         )
         names_head = options.calls == "head" or options.head
-        effect = "the head needs its vectors" if names_head else calls
-        yield f"the small ESM-2 runs because of {given}; {effect}"
+        effect = "The head needs its vectors." if names_head else calls
+        yield f"{DEFAULT_MODEL}, the default model, runs because of {given}. {effect}"
     if rules[-1] != "all":
         yield f"embedded: records that --embed {' or '.join(rules)} chooses"
     elif options.embed not in (None, "all"):
@@ -237,7 +260,7 @@ def _load_head(
 ) -> Head | None:
     """Load the head that calls, if any: the head that the user named, or the model's own.
 
-    The head of the bundled ESM-2 calls only on request.
+    The head of the built-in ESM-2, or of the default model, calls only on request.
 
     Raises:
         UnavailableError: there is none, it is damaged, or it belongs to other models.
@@ -248,8 +271,10 @@ def _load_head(
     if path is None and len(models) > 1:  # a bundle
         from virnucpro.viral.legacy_head import find_head
 
-        path = find_head(options.model_name, models, on_event)
-    if path is None and (options.calls == "head" or options.model_name != EMBEDDED):
+        assert options.model is not None, "a run that embeds has a model"
+        path = find_head(options.model, models, on_event)
+    is_asked = options.calls == "head" or options.model not in (TINY_MODEL, DEFAULT_MODEL)
+    if path is None and is_asked:
         path = models[0].head
     if path is None and options.calls == "auto":
         return None

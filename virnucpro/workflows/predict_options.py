@@ -6,11 +6,21 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from virnucpro.core.option_schema import MODEL, flag, folder, given_of, names_of, option, refuse
+from virnucpro.core.option_schema import (
+    DEVICES,
+    MODEL,
+    flag,
+    folder,
+    given_of,
+    names_of,
+    option,
+    refuse,
+)
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Command, Embed
 from virnucpro.engine.options import CacheOptions, EngineOptions
 from virnucpro.models.options import model_option
+from virnucpro.models.registry import DEFAULT_MODEL
 from virnucpro.viral.options import CallsBy, CutOptions, Head, RegionModel
 from virnucpro.workflows.options import RunOptions
 
@@ -27,9 +37,24 @@ class PredictOptions(CutOptions, RunOptions):
         str | None,
         model_option(
             with_options(
-                "none: nothing is embedded; esm2_virnucpro with {head}, {calls:head}, {embed}, "
-                "{cache}, {executor}, or any device option except {workers}"
+                "none: nothing is embedded; {default} with {head}, {calls:head}, {embed}, "
+                "{cache}, {executor}, or any device option except {workers}; with {resume} as "
+                "before",
+                default=DEFAULT_MODEL,
             )
+        ),
+    ] = None
+    gpus: Annotated[
+        str | None,
+        option(
+            with_options(
+                "Embed on these of the visible GPUs: numbers (0,1,2) or UUIDs. Only a model uses a "
+                "GPU; without {model} this option adds the vectors of the default one, which "
+                "change no call."
+            ),
+            DEVICES,
+            metavar="all|LIST",
+            show_default="none; all if a model embeds",
         ),
     ] = None
     head: Head = None

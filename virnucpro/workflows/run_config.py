@@ -6,7 +6,7 @@ Everything that can be checked is checked here, before a file is read or a proce
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -39,6 +39,7 @@ from virnucpro.models.devices import (
     count_workers,
     require_torch,
 )
+from virnucpro.models.registry import DEFAULT_MODEL, current_name
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import GeneticCode
@@ -103,7 +104,11 @@ def resolve_extract(options: ExtractOptions, on_event: OnEvent) -> ExtractConfig
 
     recorded = read_recorded(options)
     check_inputs(options)
-    return _resolve_extract(options, model_names(options.model_name), recorded, on_event)
+    named = name_model(options, recorded)
+    assert named.model is not None, "an extraction has a model"
+    names = model_names(named.model)
+    is_default = takes_default(options, recorded)
+    return _resolve_extract(named, names, recorded, on_event, is_default=is_default)
 
 
 def resolve_extract_part(
@@ -116,16 +121,21 @@ def resolve_extract_part(
     Raises:
         UnavailableError, ResumeError: as ``fit_to_recorded`` and ``restore_options``.
     """
-    of_run = options_of_part(ExtractOptions, options, stored)
+    of_run = name_model(options_of_part(ExtractOptions, options, stored), recorded)
     config = _resolve_extract(of_run, recorded.models, recorded, on_event)
     return fit_to_recorded(config, recorded)
 
 
 def _resolve_extract(
-    options: ExtractOptions, names: Sequence[str], recorded: Manifest | None, on_event: OnEvent
+    options: ExtractOptions,
+    names: Sequence[str],
+    recorded: Manifest | None,
+    on_event: OnEvent,
+    *,
+    is_default: bool = False,
 ) -> ExtractConfig:
     require_torch()
-    models = open_models(names, recorded, on_event)
+    models = open_models(options, names, recorded, on_event, is_default=is_default)
     engine = resolve_engine(options, models, recorded)
     layers = [LayerChoice(options.layer, options.pooling)] * len(models)
     encoders = prepare_encoders(options, engine, layers, on_event)
@@ -171,27 +181,98 @@ def check_inputs(options: RunOptions) -> None:
     GeneticCode.of(options.genetic_code)
 
 
-def open_models(
-    names: Sequence[str], recorded: Manifest | None, on_event: OnEvent
-) -> tuple[Model, ...]:
-    """Find or download the models of these names.
+_Options = TypeVar("_Options", bound=RunOptions)
+
+
+def name_model(options: _Options, recorded: Manifest | None) -> _Options:
+    """Name the model of a run whose options leave it open; none is named if nothing is embedded.
+
+    A resumed run keeps its model. Another one takes the default if its options need a model.
 
     Raises:
-        ResumeError: a model is not here, and the run began with another one.
-        UnavailableError: a model cannot be opened.
+        ResumeError: as ``_recorded_bundle``.
     """
-    from virnucpro.models.lookup import locate, open_model
+    if options.model is not None:
+        return replace(options, model=current_name(options.model))
+    if recorded is not None and recorded.recipe.encoders:
+        models = recorded.models
+        name = models[0] if len(models) == 1 else _recorded_bundle(options.output_dir)
+        return replace(options, model=name)
+    return replace(options, model=DEFAULT_MODEL if options.asks_for_vectors else None)
 
-    for name in names:
-        is_needed = recorded is None or name_anywhere(name) in recorded.models
-        if recorded is not None and not is_needed and not locate(name).exists():
-            raise ResumeError(
-                f"this folder holds a run with {printable(recorded.recipe.reader)}, not {name}",
-                hint=with_options(
-                    "use the old options, choose another {output_dir}, or start again with {force}"
-                ),
-            )
-    return tuple(open_model(name, on_event) for name in names)
+
+def takes_default(options: RunOptions, recorded: Manifest | None) -> bool:
+    """True if neither the options nor an earlier start named the model."""
+    has_model = recorded is not None and bool(recorded.recipe.encoders)
+    return options.model is None and not has_model
+
+
+def _recorded_bundle(output_dir: Path) -> str:
+    """The name of the bundle that a run was started with: two bundles share their models.
+
+    Raises:
+        ResumeError: ``run.json`` lacks it.
+    """
+    model = open_run_dir(output_dir).read_facts().get("tables", {}).get("model")
+    if not isinstance(model, str):
+        raise ResumeError(
+            f"{printable(output_dir)}: run.json does not name the model of the run",
+            hint=with_options("name it with {model}"),
+        )
+    return model
+
+
+def open_models(
+    options: RunOptions,
+    names: Sequence[str],
+    recorded: Manifest | None,
+    on_event: OnEvent,
+    *,
+    is_default: bool,
+    check_head: Callable[[Sequence[int]], None] = lambda _: None,
+) -> tuple[Model, ...]:
+    """Open the models of a run, and download those that are missing.
+
+    Everything that would make a download useless is refused before it starts.
+
+    Args:
+        is_default: neither the options nor an earlier start named the model.
+        check_head: raises an error if no head can call by vectors of these dimensions.
+
+    Raises:
+        ResumeError: the run began with another model.
+        UnavailableError: a model or a device is not here.
+        UsageError: the options of the engine are wrong.
+    """
+    from virnucpro.models.lookup import find_published, open_default, open_model
+
+    published = [find_published(name, options.hugging_face) for name in names]
+    missing = [model for model in published if model is not None and model.missing]
+    for model in missing:
+        _refuse_other_run(model.name, recorded)
+    if missing:
+        check_head([model.published.dim for model in published if model])
+        footprint = join_footprints([model.footprint for model in missing])
+        choice = _choose_devices(options, footprint)
+        precision = _precision(options, _asked_precision(options, recorded), choice)
+        _resources(options, choice, footprint, precision)
+    if is_default:
+        return (open_default(on_event, options.hugging_face),)
+    return tuple(open_model(name, on_event, options.hugging_face) for name in names)
+
+
+def _refuse_other_run(name: str, recorded: Manifest | None) -> None:
+    """
+    Raises:
+        ResumeError: the run began with another model.
+    """
+    if recorded is not None and name not in recorded.models:
+        raise ResumeError(
+            f"the run in this folder used {printable(recorded.recipe.reader)}, not {name}",
+            hint=with_options(
+                "use the old options, choose another {output_dir}, or start again with {force}"
+            ),
+        )
 
 
 class LayerChoice(NamedTuple):
@@ -226,13 +307,17 @@ class EngineConfig:
     def announce(self, options: RunOptions, encoders: Encoders) -> tuple[str, ...]:
         """Lines about the models and, if this machine embeds, its devices."""
         lines = [
-            f"model {printable(model.name)}: {model.describe(spec)}"
+            f"model {printable(model.name)}{_notice(model)}: {model.describe(spec)}"
             for model, spec in zip(self.models, encoders.specs, strict=True)
         ]
         if options.embeds_here:
             batches = f"batches of {self.resources.tokens_per_batch} tokens"
             lines += [*self.choice.descriptions, batches]
         return tuple(lines)
+
+
+def _notice(model: Model) -> str:
+    return f" ({model.notice})" if model.notice else ""
 
 
 def resolve_engine(
@@ -332,9 +417,6 @@ def make_recipe(
         encoders=encoders,
         **(hashes or {}),
     )
-
-
-_Options = TypeVar("_Options", bound=RunOptions)
 
 
 def options_of_part(

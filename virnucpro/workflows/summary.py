@@ -213,7 +213,16 @@ class Summary:
                 f"files: {self.n_refused:,} of {self.n_files:,} could not be read: see {listing};",
                 f"  fix {those}, or remove {those} from the command; then run it with --resume",
             ]
-        if n := self.records.n_failed_frames:
+        n = self.records.n_failed_frames
+        if n > 1 and not self.records.n_frames:
+            lines += [
+                f"failed: all {counted(n, self.unit)}, see {listing}; the first is",
+                f"  {printable(self.records.first_failure)}",
+                "  if all failed for one reason, check the model and the device with `virnucpro "
+                "models check`;",
+                "  then run with --resume to try the same sequences again",
+            ]
+        elif n:
             lines += [
                 f"failed: {counted(n, 'frame')}, see {listing}; to repair,",
                 "  run with --resume to try the same sequences again, or fix them and run with",

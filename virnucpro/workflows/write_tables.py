@@ -78,7 +78,7 @@ class Backlog:
         """Settle the shard that ends: it has a feature file, or a reason why it never will.
 
         Raises:
-            OutputError, StorageError: as ``check_stored``.
+            VirnucproError: as ``check_stored``.
         """
         with self._changed:
             match event:
@@ -118,7 +118,8 @@ class Backlog:
 def check_stored(event: ShardFailed) -> None:
     """
     Raises:
-        OutputError, StorageError: the disk failed, and would fail for other shards too.
+        OutputError, StorageError, UnavailableError: the disk, the model or the device failed, and
+            would fail for other shards too.
     """
     if event.refusal is not None:
         raise event.refusal.error

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from virnucpro.core.atomic_io import HEAD_FILE, LEARNED_FILE, read_json, sha256
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
+from virnucpro.core.recipe import Precision
 from virnucpro.models.base import check_header
 
 CLS, PAD, EOS, UNK, MASK = 0, 1, 2, 3, 32
@@ -55,6 +56,14 @@ HUGGING_FACE = {
 # errors from tensors and figures that fit no model
 _NONSENSE = (TypeError, ValueError, IndexError, ArithmeticError, RuntimeError, SafetensorError)
 _MATRICES = ("q", "k", "v", "attention_out", "up", "down")
+_NORMS = ("attention_norm", "mlp_norm")
+# largest finite number of the type that matrix products are computed in, by precision
+_LARGEST: Mapping[str, float] = {
+    "fp32": float(np.finfo(np.float32).max),
+    "fp16": float(np.finfo(np.float16).max),
+    "bf16": (2 - 2**-7) * 2.0**127,
+    "fp8": (2 - 2**-7) * 2.0**127,  # weights are scaled to 8 bits from bf16
+}
 _NUMPY_HAS = {"F64", "F32", "F16", "I64"}  # a folder may also have positions, as whole numbers
 
 
@@ -125,6 +134,50 @@ def shape_of_tensors(tensors: Tensors) -> ESM2Shape:
     if shape.n_parameters > n_bytes:
         raise not_esm2(path, f"{n_bytes} bytes cannot hold {shape.n_parameters} parameters")
     return shape
+
+
+def check_numbers(name: str, shape: ESM2Shape, tensors: Tensors, precision: Precision) -> None:
+    """Read every number of an ESM-2, and refuse it if one is not finite in a run.
+
+    Matrices of the layers are converted to the type of the precision. Everything else stays in
+    float32.
+
+    Raises:
+        UnavailableError: a number is NaN or infinite, or too large for the precision.
+    """
+    scheme = tensors.scheme
+    parts: list[tuple[str, Precision]] = [(f"{scheme['embedding']}.weight", "fp32")]
+    parts += [(f"{scheme['final_norm']}.{kind}", "fp32") for kind in ("weight", "bias")]
+    if scheme["inv_freq"] in tensors.names:
+        parts.append((scheme["inv_freq"], "fp32"))
+    for layer in range(shape.n_layers):
+        for module in (*_MATRICES, *_NORMS):
+            number_type: Precision = precision if module in _MATRICES else "fp32"
+            stored = scheme[module].format(layer)
+            parts += [(f"{stored}.{kind}", number_type) for kind in ("weight", "bias")]
+    for tensor, number_type in parts:
+        peak = float(abs(tensors.get(tensor)).max())
+        if not peak <= _LARGEST[number_type]:  # also if it is NaN
+            raise _unusable_number(name, tensors.path, tensor, peak, number_type)
+
+
+def _unusable_number(
+    name: str, path: Path, tensor: str, peak: float, precision: str
+) -> UnavailableError:
+    """The error for a tensor whose largest number is NaN, infinite, or too large."""
+    if peak <= _LARGEST["fp32"]:
+        possible = "bf16 or fp32" if peak <= _LARGEST["bf16"] else "fp32"
+        return UnavailableError(
+            f"the model {printable(name)} cannot run in {precision}: {printable(tensor)} contains "
+            f"the number {peak:.3g}, and the largest number of {precision} is "
+            f"{_LARGEST[precision]:.3g}",
+            hint=f"add --precision {possible}",
+        )
+    return UnavailableError(
+        f"the model {printable(name)} is damaged: {printable(tensor)} in {printable(path)} "
+        "contains numbers that are not finite",
+        hint="get the file again, and check it with `virnucpro models verify`",
+    )
 
 
 def identify(shape: ESM2Shape, tensors: Tensors) -> str:

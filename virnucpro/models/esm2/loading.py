@@ -43,6 +43,7 @@ from virnucpro.models.esm2.config import (
     PAD,
     ESM2Shape,
     Tensors,
+    check_numbers,
     hash_weights,
     not_esm2,
     open_folder,
@@ -68,7 +69,7 @@ FAIR_ESM = {
     "up": "layers.{}.fc1",
     "down": "layers.{}.fc2",
 }
-_FORMAT = "1"
+_FORMAT = "2"  # copies of format 1 may hold numbers that are not finite
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SUFFIX = ".virnucpro.safetensors"
 _STALE_SECONDS = 86_400  # older unfinished files have no writer any more
@@ -265,6 +266,7 @@ def prepare(
     }
     try:
         if not _is_whole(copy, metadata, checking):
+            check_numbers(model.name, shape, open_tensors(model.path), precision)
             on_event(Progress("converting the model, this once", 0, 0, "bytes"))
             _convert(model, metadata, dtype, copy)
             LOGGER.info("converted model: %s", printable(copy))

@@ -21,6 +21,8 @@ from virnucpro.models.base import (
 )
 from virnucpro.models.esm2.config import (
     ESM2Shape,
+    Tensors,
+    check_numbers,
     count_bytes,
     hash_weights,
     identify,
@@ -73,16 +75,30 @@ class ESM2Model(Model):
         return hash_weights(self.path, on_bytes)
 
     def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
-        """Convert a large checkpoint once, so that all workers map the same copy."""
+        """Convert a large checkpoint once, so that all workers map the same copy.
+
+        Weights that are not finite in this precision are refused, before anything else is done.
+        Those of a published model are known to be finite: its hash is compared instead.
+        """
         weights, n_bytes = self.path, self.footprint.file_bytes
         if n_bytes < WORTH_CONVERTING:
             digest = self.sha256(progress_of("hashing the model", n_bytes, on_event))
+            if not self.accepted:
+                self.check_numbers(precision)
         else:
             from virnucpro.models.esm2.loading import prepare
 
             weights, digest = prepare(self, self.shape, precision, on_event)
         self.check(digest)
         return weights, digest
+
+    def check_numbers(self, precision: Precision) -> None:
+        """Read every weight.
+
+        Raises:
+            UnavailableError: one is not finite in this precision.
+        """
+        check_numbers(self.name, self.shape, open_checkpoint(self.path), precision)
 
     def check(self, digest: str) -> None:
         """Refuse other weights under the name of a published model.
@@ -102,6 +118,19 @@ class ESM2Model(Model):
         return digest
 
 
+def open_checkpoint(path: Path) -> Tensors:
+    """The tensors of a checkpoint; those of a folder are read without torch.
+
+    Raises:
+        UnavailableError: it is not an ESM-2, damaged, or holds more than tensors.
+    """
+    if path.is_dir():
+        return open_folder(path, "np")
+    from virnucpro.models.esm2.loading import open_tensors
+
+    return open_tensors(path)
+
+
 def inspect_esm2(path: Path) -> ESM2Model:
     """
     Raises:
@@ -112,12 +141,7 @@ def inspect_esm2(path: Path) -> ESM2Model:
             f"{printable(path)}: no such file or folder",
             hint="check the path; `virnucpro models download NAME` fetches a published model",
         )
-    if path.is_dir():
-        tensors = open_folder(path, "np")
-    else:
-        from virnucpro.models.esm2.loading import open_tensors
-
-        tensors = open_tensors(path)
+    tensors = open_checkpoint(path)
     shape, files = shape_of_tensors(tensors), weight_files(path)
     if path.is_dir():  # a trained model has more
         beside = [path / name for name in (HEAD_FILE, "README.md", REGIONS_FILE)]
@@ -164,7 +188,8 @@ def open_published(name: str, published: Published, path: Path) -> ESM2Model:
     Raises:
         UnavailableError: it is another model, or damaged.
     """
-    model = replace(inspect_esm2(path), published=name, accepted=published.digests)
+    found = inspect_esm2(path)  # its folder may have any name, such as that of a revision
+    model = replace(found, name=name, published=name, accepted=published.digests)
     if model.shape != shape_of(published):
         raise not_published(path, name, f"it has {model.n_layers} layers, {model.dim} dimensions")
     n_bytes, expected = model.footprint.file_bytes, published.files[0].n_bytes

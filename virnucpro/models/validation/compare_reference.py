@@ -140,7 +140,8 @@ def check(model: str, options: ComputeOptions, on_event: OnEvent) -> list[_Check
     choice = choose_devices(options)
     is_emulated = options.precision == "fp8" and choice.kind == "cpu"
     precision = "fp8" if is_emulated else choose_precision(options.precision, choice)
-    return check_on(choice, open_model(model, on_event), precision, on_event)
+    opened = open_model(model, on_event, options.hugging_face)
+    return check_on(choice, opened, precision, on_event)
 
 
 def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEvent) -> list[_Check]:

@@ -2,8 +2,7 @@
 
 The templates escape every value. Scripts and styles come from this package, and the page names
 their hashes, so that a browser runs nothing else. The data are columns in JSON, deflated, in a
-block that is not a script. Equal content gives equal bytes. This module also has the works to
-cite, as text and as BibTeX.
+block that is not a script. Equal content gives equal bytes.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Mapping
 
 from virnucpro._version import __version__
 from virnucpro.core.logging import counted, printable
+from virnucpro.results.report.citation import all_works
 from virnucpro.results.report.template import Safe, asset, fill
 
 MOST_BYTES = 3_000_000
@@ -93,40 +91,3 @@ _FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "printable": printable,
     "seconds": _seconds,
 }
-
-
-# The works to cite for a result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """A paper or a program."""
-
-    role: str  # the part of a result that comes from it
-    text: str  # a line of a list of references
-    bibtex: str
-    families: Sequence[str] = ()  # families of encoders that need it; none: every result
-
-
-@cache
-def all_works() -> tuple[Work, ...]:
-    """All works; the first is this program, with its version."""
-    works = json.loads(asset("works.json").replace("{version}", __version__))
-    return tuple(Work(**{**facts, "bibtex": "\n".join(facts["bibtex"])}) for facts in works)
-
-
-def works_of(families: Collection[str]) -> list[Work]:
-    """The works to cite for a result by encoders of these families, or by the scorer alone."""
-    works = all_works()
-    return [work for work in works if not work.families or {*families} & {*work.families}]
-
-
-def as_lines(*, bibtex_only: bool) -> Iterator[str]:
-    """All works as text and as BibTeX."""
-    if not bibtex_only:
-        yield "Please cite:\n"
-        for work in all_works():
-            only = " (only for results that used it)" if work.families else ""
-            yield f"- {work.role}{only}:\n  {work.text}\n"
-        yield "As BibTeX (alone: virnucpro cite --bibtex):\n"
-    yield "\n\n".join(work.bibtex for work in all_works())

@@ -45,7 +45,8 @@ from virnucpro.results.report.aggregates import (
     length_classes,
 )
 from virnucpro.results.report.charts import GIB, Chart, device_charts, scores_by_length
-from virnucpro.results.report.html import MOST_BYTES, pack, render_packed, works_of
+from virnucpro.results.report.citation import works_of
+from virnucpro.results.report.html import MOST_BYTES, pack, render_packed
 from virnucpro.results.report.run_json import (
     Facts,
     Key,

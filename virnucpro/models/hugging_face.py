@@ -1,0 +1,48 @@
+"""Find models that the libraries of Hugging Face downloaded. Nothing is downloaded or written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+WEIGHTS = "model.safetensors"
+_FILES = (WEIGHTS, "config.json")
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path | None:
+    """The folder of downloaded models, by the variables that huggingface_hub reads.
+
+    None: no variable says where it is, not even HOME.
+
+    >>> cache_folder({"HOME": "/home/ann"}), cache_folder({"HOME": "/home/ann", "HF_HOME": "/hf"})
+    (PosixPath('/home/ann/.cache/huggingface/hub'), PosixPath('/hf/hub'))
+    """
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if environ.get(name):
+            return Path(environ[name])
+    if environ.get("HF_HOME"):
+        return Path(environ["HF_HOME"], "hub")
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"], "huggingface", "hub")
+    if environ.get("HOME"):
+        return Path(environ["HOME"], ".cache", "huggingface", "hub")
+    return None
+
+
+def find_snapshot(cache: Path, repository: str, sha256: str) -> Path | None:
+    """The folder with a complete copy of a model, or None.
+
+    Args:
+        cache: the folder of ``cache_folder``.
+        repository: the name on the Hub, such as ``facebook/esm2_t33_650M_UR50D``.
+        sha256: the hash of the weights. The cache names large files by it, so that other
+            revisions are passed over without being read.
+    """
+    snapshots = cache / f"models--{repository.replace('/', '--')}" / "snapshots"
+    for folder in sorted(snapshots.glob("*")):
+        weights = folder / WEIGHTS
+        is_complete = all((folder / name).is_file() for name in _FILES)
+        # a cache without links has the file itself; its hash is checked when it is read
+        if is_complete and weights.resolve().name in (sha256, WEIGHTS):
+            return folder
+    return None
