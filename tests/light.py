@@ -21,3 +21,8 @@ def tell_package(pipe: Pipe) -> None:
 def stay(pipe: Pipe) -> None:
     pipe.send("here")
     signal.pause()
+
+
+def spin(pipe: Pipe) -> None:
+    while True:
+        pass

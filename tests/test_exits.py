@@ -11,30 +11,36 @@ import resource
 import signal
 import subprocess
 import sys
+import sysconfig
 import termios
 import time
+from functools import partial
 from pathlib import Path
 
 import click
 import numpy as np
+import psutil
 import pytest
 from conftest import open_dna
-from forked import run_command, start
-from runs import assert_gone, wait_until, write_fasta
+from forked import Beside, run_command, start, virnucpro
+from runs import assert_gone, hear_signals, our_processes, wait_until, write_fasta
 
 from virnucpro.cli import exit_codes as module
 from virnucpro.cli import main as main_module
 from virnucpro.cli.exit_codes import DEAF_SECONDS, Finished, _Terminated, end_cleanly, exits
 from virnucpro.viral.networks import OWN_SCORER, load_scorer
 
+PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OF_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU)
 
 
 @pytest.fixture(autouse=True)
 def signals_as_before():
-    before = [signal.signal(number, signal.SIG_DFL) for number in ASKING]
+    numbers = (*ASKING, *OF_SCHEDULERS)
+    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
     yield
-    for number, handler in zip(ASKING, before, strict=True):
+    for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
 
 
@@ -44,6 +50,14 @@ def signals_as_before():
         (signal.SIGINT, 130, "interrupted"),
         (signal.SIGTERM, 143, "terminated"),
         (signal.SIGHUP, 143, "terminated"),
+        (signal.SIGUSR1, 128 + signal.SIGUSR1, "ended by SIGUSR1"),
+        (signal.SIGUSR2, 128 + signal.SIGUSR2, "ended by SIGUSR2"),
+        (signal.SIGALRM, 128 + signal.SIGALRM, "ended by SIGALRM"),
+        (
+            signal.SIGXCPU,
+            128 + signal.SIGXCPU,
+            "ended by SIGXCPU: the limit of CPU time is reached",
+        ),
     ],
 )
 def test_the_end_is_reported_after_everything_is_cleaned_up(capsys, number, exit_code, word):
@@ -57,7 +71,8 @@ def test_the_end_is_reported_after_everything_is_cleaned_up(capsys, number, exit
             said_before.append(capsys.readouterr().err)
     assert finished.value.exit_code == exit_code
     assert said_before == [""]
-    assert capsys.readouterr().err.startswith(f"error: {word}\nhint:  all is kept")
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {word}") and said.endswith("\nhint:  all is kept\n")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +104,7 @@ def test_a_second_signal_does_not_disturb_the_end_and_a_late_one_is_heard(monkey
     end_cleanly()
     with pytest.raises(_Terminated):
         signal.raise_signal(signal.SIGTERM)
-    for number in ASKING:
+    for number in (*ASKING, *OF_SCHEDULERS):
         signal.raise_signal(number)
     late = time.monotonic() + DEAF_SECONDS
     monkeypatch.setattr(module.time, "monotonic", lambda: late)
@@ -220,3 +235,90 @@ def test_the_entry_point_loads_next_to_nothing():
     assert not {"typing", "re", "typer", "numpy"} & set(loaded)
     project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert 'virnucpro = "virnucpro.cli.launch:main"' in project
+
+
+# Signals of schedulers, and the limit of CPU time, to running commands
+
+
+def limited_to(seconds: int, words: list[str]) -> None:
+    """A command with this limit of CPU time, as `ulimit -t` sets it: without a warning before."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    run_command(words)
+
+
+@pytest.fixture
+def long_run(tiny, tmp_path) -> list[object]:
+    """``predict`` with a model, for more than a minute."""
+    rng = np.random.default_rng(1)
+    fasta = write_fasta(tmp_path / "in.fa", {f"r{i}": open_dna(600, rng) for i in range(2_000)})
+    words = ["predict", "-i", fasta, "-o", tmp_path / "run", "--model", tiny.model]
+    return [*words, "--head", tiny.head_file, "--device", "cpu", "--workers", "1"]
+
+
+@pytest.mark.parametrize("number", OF_SCHEDULERS)
+def test_signal_of_scheduler_ends_run(long_run, tmp_path, number):
+    command = Beside(*long_run)
+    log = tmp_path / "run" / "virnucpro.log"
+    wait_until(lambda: log.exists() or not command.process.is_alive())
+    os.kill(command.process.pid, number)
+    said = command.said()
+    assert command.returncode == 128 + number
+    assert f"error: ended by {number.name}" in said and "--resume" in said
+    assert "Traceback" not in said and not our_processes()
+
+
+def test_signal_to_all_processes_of_job(long_run, tmp_path):
+    """``scancel --signal=USR1`` reaches the workers too, which leave it to the parent."""
+    features = tmp_path / "run" / "features"
+    command = [PROGRAM, *map(str, long_run)]
+    with (tmp_path / "said").open("w+") as said:
+        process = subprocess.Popen(command, stderr=said, preexec_fn=hear_signals)
+        wait_until(lambda: [*features.glob("*.h5")] or process.poll() is not None)
+        children = psutil.Process(process.pid).children()
+        assert children
+        for child in children:
+            child.send_signal(signal.SIGUSR1)
+        wait_until(lambda: len([*features.glob("*.h5")]) > 1 or process.poll() is not None)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(60) == 128 + signal.SIGUSR1
+        said.seek(0)
+        assert "was lost" not in said.read()
+
+
+def test_cpu_limit_ends_run_with_its_name(tmp_path):
+    """The parent itself has no time left: it scores without a model or a helper."""
+    rng = np.random.default_rng(1)
+    records = {f"r{i}": open_dna(30_000, rng) for i in range(1_000)}
+    fasta = write_fasta(tmp_path / "in.fa", records)
+    words = ("predict", "-i", fasta, "-o", tmp_path / "run", "--workers", "1")
+    answer = virnucpro(*words, run=partial(limited_to, 3))
+    assert answer.returncode == 128 + signal.SIGXCPU, answer.stderr
+    assert "error: ended by SIGXCPU: the limit of CPU time is reached" in answer.stderr
+    assert "memory" not in answer.stderr
+
+
+SPINNING = """
+import resource, signal
+import light
+from virnucpro.core.child_process import Child, interrupts_held, start
+resource.setrlimit(resource.RLIMIT_CPU, (6, 6))
+with interrupts_held():
+    child = start(light.spin)
+print(child.cause_of_end(), "/", child.remedy)
+Child.kill_all([child])
+"""
+
+
+def test_cpu_limit_of_child_is_named(tmp_path):
+    """A limit that `ulimit -t` sets has no warning before the kill, unless we ask for one."""
+    ended = subprocess.run(
+        [sys.executable, "-c", SPINNING],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
+    cause, remedy = ended.stdout.strip().split(" / ")
+    assert cause == "SIGXCPU (its CPU time limit is reached)"
+    assert remedy == "raise the limit of CPU time (`ulimit -t`, or that of the job)"

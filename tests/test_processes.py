@@ -195,6 +195,8 @@ def hear(target: object, *words: object) -> tuple[list[object], str]:
         (end, (signal.SIGKILL,), [], "SIGKILL (out of memory?)"),
         (end, (signal.SIGINT,), [], "exit code 0"),  # Ctrl-C is for the parent
         (end, (signal.SIGTERM,), [], "SIGTERM"),
+        (end, (signal.SIGXCPU,), [], "SIGXCPU (its CPU time limit is reached)"),
+        (end, (signal.SIGUSR1,), [], "exit code 0"),  # that of a scheduler too
     ],
 )
 def test_every_message_of_a_process_arrives_and_what_ended_it_is_known(target, words, heard, cause):

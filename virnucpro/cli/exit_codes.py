@@ -17,6 +17,15 @@ from virnucpro.cli.early_exit import INTERRUPTED_EXIT
 from virnucpro.core.errors import StorageError, UnavailableError, VirnucproError
 
 USAGE_EXIT, TERMINATED_EXIT = 64, 143
+# schedulers send these before a time limit, or at one; a shell reports 128 and the number
+_ENDED_BY = {
+    signal.SIGTERM: "terminated",
+    signal.SIGHUP: "terminated",
+    signal.SIGUSR1: "ended by SIGUSR1",
+    signal.SIGUSR2: "ended by SIGUSR2",
+    signal.SIGALRM: "ended by SIGALRM",
+    signal.SIGXCPU: "ended by SIGXCPU: the limit of CPU time is reached (see `ulimit -t`)",
+}
 DEAF_SECONDS = 10.0  # time to clean up after a signal; later signals are ignored
 GONE = (errno.EPIPE, errno.EIO)  # the reader of the output is gone
 _NO_THREADS = "too many processes and threads: see `ulimit -u`, or the limits of the job"
@@ -31,7 +40,12 @@ class Finished(Exception):  # noqa: N818 - an end, not an error
 
 
 class _Terminated(SystemExit):
-    """SIGTERM arrived, or the terminal was closed."""
+    """A signal asked for the end, or the terminal was closed; ``code`` is the exit code."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.message = _ENDED_BY[number]
+        self.exit_code = TERMINATED_EXIT if number == signal.SIGHUP else 128 + number
+        super().__init__(self.exit_code)
 
 
 @contextmanager
@@ -48,8 +62,8 @@ def exits(kept: Callable[[], str] = str) -> Iterator[None]:
         complain("interrupted", kept())
         raise Finished(INTERRUPTED_EXIT) from error
     except _Terminated as error:
-        complain("terminated", kept())
-        raise Finished(TERMINATED_EXIT) from error
+        complain(error.message, kept())
+        raise Finished(error.exit_code) from error
     except BrokenPipeError:
         raise
     except ModuleNotFoundError as error:
@@ -107,17 +121,20 @@ def has_colours() -> bool:
 
 def end_cleanly() -> None:
     """Turn signals into exceptions, so that processes stop and temporary files are deleted."""
+    from virnucpro.core.child_process import ask_before_cpu_limit
+
     _listen(-DEAF_SECONDS)
+    ask_before_cpu_limit()
 
 
 def _listen(since: float) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, *_ENDED_BY):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, partial(_stop, since))
 
 
 def _stop(since: float, number: int, _: object) -> None:
-    """End once after Ctrl-C, SIGTERM or a lost terminal, and ignore further signals.
+    """End once after Ctrl-C or a signal of ``_ENDED_BY``, and ignore further signals.
 
     Print nothing: a line may be half written to the terminal.
     """
@@ -127,4 +144,4 @@ def _stop(since: float, number: int, _: object) -> None:
     _listen(now)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    raise _Terminated(TERMINATED_EXIT)
+    raise _Terminated(signal.Signals(number))

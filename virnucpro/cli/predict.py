@@ -55,7 +55,8 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
 
     Exit codes: 0 all records accounted for, 2 some failed (see failed_files.txt), 1 no usable
     result, 64 usage, 65 bad input, 66 input missing, 69 device or model unavailable, 73 output
-    folder not usable, 74 disk full, 130/143 interrupted (continue with --resume).
+    folder not usable, 74 disk full, 130/143 interrupted, 128 and more: ended by a signal (continue
+    with --resume).
     """
 
     def load() -> Workflow[PredictOptions]:

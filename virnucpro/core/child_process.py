@@ -15,6 +15,7 @@ import ctypes
 import gc
 import io
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -46,7 +47,12 @@ _PROGRAM = (
     "os.environ['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'; "  # as NVML numbers them
     "from virnucpro.core.child_process import begin; begin(int(sys.argv[1]))"
 )
-_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+# signals that end this process, and its children with it
+_ENDING = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGTERM),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU),
+)
+_SECONDS_TO_END = 2  # of CPU time, between SIGXCPU and the kill at the limit
 _SET_DEATH_SIGNAL = 1  # of prctl(2)
 
 
@@ -118,7 +124,15 @@ class Child:
             return f"exit code {exit_code}"
         names = {-number.value: number.name for number in signal.Signals}
         name = names.get(exit_code, f"signal {-exit_code}")
-        return f"{name} (out of memory?)" if name == "SIGKILL" else name
+        reasons = {"SIGKILL": " (out of memory?)", "SIGXCPU": " (its CPU time limit is reached)"}
+        return name + reasons.get(name, "")
+
+    @property
+    def remedy(self) -> str:
+        """What a user can do after the end of this process; see ``with_options``."""
+        if self.process.returncode == -signal.SIGXCPU:
+            return "raise the limit of CPU time (`ulimit -t`, or that of the job)"
+        return "if memory ran out, use fewer {workers}"
 
     @staticmethod
     def with_news(children: Sequence[Child], seconds: float | None = None) -> list[Child]:
@@ -203,7 +217,23 @@ def _obey_parent() -> None:
     _die_with_parent()  # in a suspended process, no thread runs that could end it
     threading.Thread(target=_wait_for_parents_end, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    # those of schedulers, which every process of a job gets, stay blocked: they are for the parent
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGXCPU})
+    ask_before_cpu_limit()
+
+
+def ask_before_cpu_limit() -> None:
+    """Have the kernel send SIGXCPU before it kills this process at its limit of CPU time.
+
+    ``ulimit -t`` sets both limits to the same value. Then there is only the kill, which looks like
+    one for want of memory, and leaves no time to end. Each process has a time of its own.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if hard == resource.RLIM_INFINITY:
+        return
+    latest = max(1, hard - _SECONDS_TO_END)
+    if soft == resource.RLIM_INFINITY or soft > latest:
+        resource.setrlimit(resource.RLIMIT_CPU, (latest, hard))
 
 
 def end_with(parent: int) -> None:

@@ -170,16 +170,16 @@ class Pool:
         except (EOFError, OSError) as error:
             if self._is_stopped:
                 raise AbandonedError from error
-            raise self._lost(child.cause_of_end(_END_SECONDS)) from error
+            raise self._lost(child.cause_of_end(_END_SECONDS), child.remedy) from error
         return result
 
-    def _lost(self, reason: str) -> VirnucproError:
+    def _lost(self, reason: str, remedy: str = "") -> VirnucproError:
         """The error for a process that died; later losses are reported as the first one."""
         if self._loss is None:
             self._loss = UnavailableError(
                 f"a process that makes shards or tables was lost: {printable(reason)}",
                 hint=with_options(
-                    "run the same command with {resume}; if memory ran out, with fewer {workers}"
+                    "; ".join(filter(None, ["run the same command with {resume}", remedy]))
                 ),
             )
         return self._loss

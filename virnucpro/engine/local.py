@@ -45,7 +45,12 @@ _TICK_SECONDS = 1.0  # between two checks for silent workers
 _START_SECONDS = 900.0  # for a worker to import, load the model and report
 GRACE_SECONDS = 5.0  # for idle workers to end by themselves
 _MOST_WARNINGS = 100  # kept from the start of a worker
-_KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT}  # exit codes of an outside kill
+_KILLED = {
+    -signal.SIGKILL,
+    -signal.SIGTERM,
+    -signal.SIGQUIT,
+    -signal.SIGXCPU,
+}  # exit codes of an outside kill
 # glibc mallopt option -> size above which freed memory goes back to the system
 _KEEPING = {-3: 32 << 20, -1: 256 << 20}  # M_MMAP_THRESHOLD (at most 32 MiB), M_TRIM_THRESHOLD
 
