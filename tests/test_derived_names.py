@@ -108,6 +108,15 @@ def test_scan_finds_words_across_blocks(text: str, cuts: list[int]) -> None:
     assert scan.has_found == any(word in data for word in words)
 
 
+@pytest.mark.parametrize("word", ["_chunk_", "_piece_", "|provirus_", "|whole_"])
+def test_scan_finds_a_word_among_many_like_it(word: str) -> None:
+    others = (word[:-1] + "X") * 300
+    for text, is_there in ((others, False), (others + word, True), (others + word[:-1], False)):
+        scan = DerivedNameScan()
+        scan.scan(text.encode())
+        assert scan.has_found == is_there
+
+
 # Runs of the scorer
 
 

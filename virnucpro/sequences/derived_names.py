@@ -20,9 +20,10 @@ _DERIVED = re.compile(
     rf"(?:_{_NUMBER})?(?P<frame>[FR][123])?",
     re.DOTALL,
 )
-# first letter of the words -> the words, as they occur in a file
+# the words of derived names in a file, by their first letter
 _WORDS = {b"_": (b"_chunk_", b"_piece_"), b"|": (b"|provirus_", b"|whole_")}
 _OVERLAP = max(len(word) for words in _WORDS.values() for word in words) - 1
+_FEW = 100  # places that are looked at one by one
 
 
 def owner_of(name: str) -> str:
@@ -54,23 +55,41 @@ class DerivedNameScan:
 
     def scan(self, block: bytes) -> None:
         if not self.has_found:
-            data = self._end + block
-            self.has_found = any(
-                _occurs(first, word, data) for first, words in _WORDS.items() for word in words
-            )
-            self._end = data[-_OVERLAP:]
+            joint = self._end + block[:_OVERLAP]
+            self.has_found = _has_word(joint) or _has_word(block)
+            self._end = (joint if len(block) < _OVERLAP else block)[-_OVERLAP:]
 
 
-def _occurs(first: bytes, word: bytes, data: bytes) -> bool:
-    """Whether a word, which begins with ``first``, occurs in some bytes.
+def _has_word(data: bytes) -> bool:
+    return any(_occur(first, words, data) for first, words in _WORDS.items())
+
+
+def _occur(first: bytes, words: tuple[bytes, ...], data: bytes) -> bool:
+    """Whether a word, all of which begin with ``first``, occurs in some bytes.
 
     Most bytes are letters of sequences, and a search for one letter is many times as fast as that
     for a word.
     """
-    if first not in data:
-        return False
+    place = data.find(first)
+    for _ in range(_FEW):
+        if place < 0:
+            return False
+        if data.startswith(words, place):
+            return True
+        place = data.find(first, place + 1)
+    return place >= 0 and _occur_behind(place, first, words, data)
+
+
+def _occur_behind(place: int, first: bytes, words: tuple[bytes, ...], data: bytes) -> bool:
+    """The same from a place on, which is faster if the first letter is frequent."""
     letters = np.frombuffer(data, np.uint8)
-    places = np.flatnonzero(letters[: len(data) - len(word) + 1] == ord(first))
-    for offset, letter in enumerate(word):
-        places = places[letters[places + offset] == letter]
-    return len(places) > 0
+    places = place + np.flatnonzero(letters[place:] == ord(first))
+    for word in words:
+        some = places[places <= len(data) - len(word)]
+        for offset, letter in enumerate(word[1:], 1):
+            some = some[letters[some + offset] == letter]
+            if not len(some):
+                break
+        else:
+            return True
+    return False
