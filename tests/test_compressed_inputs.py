@@ -106,6 +106,18 @@ def test_known_text_hash_is_not_computed_again(tmp_path) -> None:
     assert seen == [len(b">a\nACGT\n")]
 
 
+def test_other_format_is_not_decompressed_to_be_hashed(tmp_path) -> None:
+    path = tmp_path / "reads.bam"
+    path.write_bytes(gzip.compress(b"BAM\1" + bytes(1_000_000)))
+    seen: list[int] = []
+    survey = Survey(is_strict=True, on_text_bytes=seen.append)
+    (file,) = survey.hash_texts(survey.hash([InputFile(str(path))], lambda _: None))
+    assert not seen
+    assert file.text_sha256 == ""
+    with pytest.raises(InputError, match="this is BAM"):
+        list(file.read())
+
+
 def test_damaged_input_is_refused_by_its_text_hash(tmp_path) -> None:
     path = tmp_path / "a.fa.gz"
     path.write_bytes(gzip.compress(b">a\nACGT\n" * 1000)[:-9])

@@ -49,6 +49,7 @@ from virnucpro.sequences.fasta import (
     read_blocks,
     reading,
 )
+from virnucpro.sequences.other_formats import PEEK_BYTES, find_other_format
 
 _STDIN, _STDIN_NAME = Path("-"), "standard input"
 RECORDS = ".records-"  # folders of records passed in Python; their path means nothing to users
@@ -424,6 +425,8 @@ def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) ->
 def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
     """Hash the decompressed content of a compressed file, unless that was done before.
 
+    A file in another format is not hashed: it may be large, and is of no use.
+
     ``on_bytes`` gets the number of decompressed bytes so far.
 
     Raises:
@@ -441,6 +444,8 @@ def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: 
         if file.text_sha256 or not is_compressed(path):
             return file
         with open_binary(path) as content:
+            if find_other_format(content.peek(PEEK_BYTES)[:PEEK_BYTES]):  # type: ignore[attr-defined]
+                return file  # it is refused where it is read
             digest = sha256_of(content, count, scan.scan)
     file.check_unchanged()
     return replace(
