@@ -57,10 +57,8 @@ STARTS: dict[str, tuple[bytes, ...]] = {
     "an lzip file": (b"LZIP\x01",),
     "an lzma file": (b"\x5d\0\0\x80\0",),
     "compressed twice": (gzip.compress(b">a\nACGT\n"), b"\x28\xb5\x2f\xfd\0"),
-    "a pointer of Git LFS, not the file itself": (
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
-    ),
-    "a pointer of git-annex, not the file itself": (b"/annex/objects/MD5E-s1--0.fa\n",),
+    "a Git LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",),
+    "a git-annex pointer": (b"/annex/objects/MD5E-s1--0.fa\n",),
     "an HTML page": (
         b"<!DOCTYPE html>\n<html>",
         b"\n  <HTML><HEAD><TITLE>404",
@@ -122,7 +120,7 @@ def test_fasta_and_fastq_are_no_other_format(start: bytes) -> None:
         (
             "genomes.fa.gz",
             b"version https://git-lfs.github.com/spec/v1\n",
-            "a pointer of Git LFS, not the file itself",
+            "a Git LFS pointer",
         ),
     ],
 )

@@ -107,12 +107,12 @@ _TABLE: tuple[tuple[str, str, bytes], ...] = (
     ),
     # placeholders of files that are elsewhere
     (
-        "a pointer of Git LFS, not the file itself",
+        "a Git LFS pointer",
         "fetch the file: `git lfs pull`",
         rb"version https://(git-lfs\.github|hawser\.github)\.com/",
     ),
     (
-        "a pointer of git-annex, not the file itself",
+        "a git-annex pointer",
         "fetch the file: `git annex get`",
         rb"/annex/objects/",
     ),
