@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import write_contigs
-from runs import again, run_inline, tables
+from runs import again, run_inline, tables, write_run_json
 from test_scorer_run import many, predict, write
 
 from virnucpro.core.atomic_io import zstd
@@ -65,7 +65,7 @@ def forget_text_hashes(run: Path) -> None:
     stored = json.loads((run / "run.json").read_text())
     for file in stored["inputs"]:
         del file["text_sha256"], file["n_text_bytes"]
-    (run / "run.json").write_text(json.dumps(stored))
+    write_run_json(run, stored)
 
 
 # Identity

@@ -13,7 +13,7 @@ import pytest
 from conftest import open_dna, random_dna
 from hypothesis import example, given
 from hypothesis import strategies as st
-from runs import again, execute, rows, run_inline, tables, vectors
+from runs import again, execute, rows, run_inline, tables, vectors, write_run_json
 from test_regions import host_dna, phage_dna
 from test_scorer_run import in_blocks, outputs, predict, write
 
@@ -279,7 +279,7 @@ def test_run_of_an_earlier_version_gets_unique_names(tmp_path, genomes, takers) 
     expected = outputs(tmp_path / "run")
     stored = json.loads((tmp_path / "run/run.json").read_text())
     del stored["inputs"][0]["may_have_derived_names"]
-    (tmp_path / "run/run.json").write_text(json.dumps(stored))
+    write_run_json(tmp_path / "run", stored)
     away = fasta.rename(tmp_path / "away.fa")
     predict(fasta, to=tmp_path / "run", resume=True)
     assert outputs(tmp_path / "run") == expected
