@@ -64,7 +64,7 @@ release:
 PIP_INSTALL = $(BIN)/pip install --quiet --no-compile -c constraints.txt
 
 # On Linux the PyTorch of the package index brings CUDA along, which is of no use without a GPU.
-$(VENV)/installed: pyproject.toml constraints.txt hatch_build.py $(shell find virnucpro -name '*.c')
+$(VENV)/installed: pyproject.toml constraints.txt hatch_build.py $(shell find virnucpro -name '*.[ch]')
 	$(PYTHON) -m venv $(VENV)
 	@if [ '$(TORCH)' = cpu ]; then \
 	    echo 'PyTorch without CUDA is installed, as on a machine without an NVIDIA GPU.'; \

@@ -40,12 +40,13 @@ def compiler() -> list[str]:
 
 def build_library(root: Path, library: Path) -> None:
     """Compile the library from the sources below ``root``."""
-    sources = sorted((root / PACKAGE).rglob("*.c"))
+    sources = sorted((root / PACKAGE).rglob("*.[ch]"))  # with headers, as `core.native` hashes them
+    files = [str(source) for source in sources if source.suffix == ".c"]
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     unfinished = library.with_suffix(f".{os.getpid()}")
     command = [*(compiler() or ZIG), *FLAGS, f'-DSOURCE_SHA256="{digest}"']
     try:
-        subprocess.run([*command, "-o", str(unfinished), *map(str, sources), "-lm"], check=True)
+        subprocess.run([*command, "-o", str(unfinished), *files, "-lm"], check=True)
         unfinished.replace(library)  # a program that runs keeps the one that it has loaded
     finally:
         unfinished.unlink(missing_ok=True)

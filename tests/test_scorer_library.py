@@ -246,13 +246,12 @@ def test_words_are_counted_as_python_counts_them(text: str, words: list[str]) ->
 def test_the_library_is_built_from_the_sources_of_the_package() -> None:
     """If this fails, build it: ``pip install -e .``"""
     package = library.LIBRARY.parents[1]
-    sources = sorted(package.rglob("*.c"))
+    sources = [*package.rglob("*.c"), *package.rglob("*.h")]
     if not sources:
         pytest.skip("the sources are not part of an installed package")
     built_from = (ctypes.c_char * 65).in_dll(library._library(), "source_sha256").value
-    assert (
-        built_from.decode() == hashlib.sha256(b"".join(s.read_bytes() for s in sources)).hexdigest()
-    )
+    content = b"".join(source.read_bytes() for source in sorted(sources))
+    assert built_from.decode() == hashlib.sha256(content).hexdigest()
 
 
 @pytest.mark.parametrize("content", [None, b"no library"])
@@ -274,7 +273,7 @@ def test_a_missing_or_damaged_library_is_named_with_the_command_that_builds_it(
 @pytest.fixture
 def source_tree(tmp_path: Path) -> Path:
     """The C sources of the package, without a compiled library. -> its package folder"""
-    for source in library.PACKAGE.rglob("*.c"):
+    for source in library.PACKAGE.rglob("*.[ch]"):
         copy = tmp_path / "virnucpro" / source.relative_to(library.PACKAGE)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(source.read_bytes())
@@ -286,10 +285,13 @@ def test_source_tree_uses_installed_library(source_tree: Path) -> None:
     assert library.find_library(missing, source_tree, library.LIBRARY) == library.LIBRARY
 
 
+@pytest.mark.parametrize("changed", ["models/esm2/attention.c", "viral/native/common.h"])
 @pytest.mark.parametrize("is_installed", [True, False])
-def test_library_of_other_sources_is_refused(source_tree: Path, is_installed: bool) -> None:
+def test_library_of_other_sources_is_refused(
+    source_tree: Path, is_installed: bool, changed: str
+) -> None:
     missing = source_tree / "core" / library.LIBRARY.name
-    with (source_tree / "models" / "esm2" / "attention.c").open("a") as source:
+    with (source_tree / changed).open("a") as source:
         source.write("\n")
     with pytest.raises(UnavailableError, match="has no compiled library") as caught:
         library.find_library(missing, source_tree, library.LIBRARY if is_installed else None)

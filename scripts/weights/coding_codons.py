@@ -1,4 +1,4 @@
-"""Fit codon weights that tell the frame of a gene from other open frames, for ``scorer.c``.
+"""Fit codon weights that tell the frame of a gene from other open frames, for ``orfs.c``.
 
     python scripts/weights/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
     python scripts/weights/coding_codons.py manifest.tsv

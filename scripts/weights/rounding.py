@@ -1,4 +1,4 @@
-"""Round nets to the whole numbers that ``virnucpro/viral/native/scorer.c`` computes with."""
+"""Round nets to the whole numbers that ``virnucpro/viral/native/networks.c`` computes with."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def kin_words(numbers: Counts, owners: NDArray[np.uint16]) -> KinWords:
 def hashes_of(numbers: Counts) -> NDArray[np.uint64]:
     """Hash words as in SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195).
 
-    ``scorer.c`` looks words up by the same hash.
+    ``kmers.c`` looks words up by the same hash.
     """
     hashes: NDArray[np.uint64] = numbers.astype(np.uint64) * HASH_FACTOR
     hashes ^= hashes >> np.uint64(31)

@@ -1,7 +1,8 @@
-"""Call the C library (``scorer.c``, ``attention.c``) with arrays, without Python's lock.
+"""Call the C library with arrays, without Python's lock.
 
-The build compiles both to ``libvirnucpro.so`` (``hatch_build.py``). ``scorer.pieces`` defines the
-digits of bases. Tables of codons have a byte for each of 125 codes.
+The build compiles ``viral/native/*.c``, ``models/esm2/attention.c`` and ``native.c`` to
+``libvirnucpro.so`` (``hatch_build.py``). ``scorer.pieces`` defines the digits of bases. Tables of
+codons have a byte for each of 125 codes.
 """
 
 from __future__ import annotations
@@ -136,16 +137,15 @@ def find_library(library: Path, package: Path, installed: Path | None) -> Path:
 
     Args:
         library: of the package.
-        package: folder with the sources, ``*.c``. An installed package has none.
+        package: folder with the sources. An installed package has none.
         installed: the library of the installed distribution; None if there is no distribution.
 
     Raises:
         UnavailableError: the source tree has no library, and the installed one is of other sources.
     """
-    sources = sorted(package.rglob("*.c"))
-    if library.exists() or not sources:
+    digest = hash_sources(package)
+    if library.exists() or not digest:
         return library
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     if installed is not None and installed.exists() and _built_from(installed) == digest:
         return installed
     built = "has no compiled library: libvirnucpro.so"
@@ -156,6 +156,14 @@ def find_library(library: Path, package: Path, installed: Path | None) -> Path:
         hint="to use the installed VirNucPro, start Python in another folder; to use the source "
         "tree, run `pip install -e .` there",
     )
+
+
+def hash_sources(package: Path) -> str:
+    """SHA-256 of the C sources and headers of a package folder; empty if it has none."""
+    sources = sorted(package.rglob("*.[ch]"))
+    if not sources:
+        return ""
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 
 def _built_from(library: Path) -> str:

@@ -92,7 +92,7 @@ class Nets:
         return self.centre, self.scale, *n, np.array(sizes, dtype=np.int64), *_in_blocks(layers)
 
     def log_odds(self, features: Features) -> Values:
-        """The log-odds, by ``write_log_odds`` of ``scorer.c``. (n, n_features) -> (n,)"""
+        """The log-odds, by ``write_log_odds`` of ``networks.c``. (n, n_features) -> (n,)"""
         log_odds = np.empty(len(features))
         call("net_log_odds", features, len(features), *self.arguments, log_odds)
         return log_odds
@@ -116,7 +116,7 @@ class PieceNets:
 
 
 def _in_blocks(layers: Iterable[Layer]) -> Layer:
-    """Concatenate layers, padded with zeros to blocks of outputs: see ``Nets`` in ``scorer.c``.
+    """Concatenate layers, padded with zeros to blocks of outputs: see ``Nets`` in ``networks.c``.
 
     The weights are aligned to cache lines, so that no read spans two of them.
     """

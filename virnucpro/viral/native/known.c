@@ -20,18 +20,15 @@
  * therefore lies in the same window when the record is read on its other strand.
  *
  * The functions keep no state between calls and touch no Python object, so calls may run in
- * parallel. Digits of bases and codes of codons are those of scorer.c. Each function returns 0, or
+ * parallel. Digits of bases and codes of codons are those of common.h. Each function returns 0, or
  * -1 if memory runs out.
  */
 
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
+
+#include "common.h"
 
 enum {
-    UNKNOWN = 4,
-    N_CODES = 125,
-    N_RESIDUES = 20,
     KMER = 9, /* residues */
     RESIDUE_BITS = 5,
     BATCH = 256, /* k-mers that are looked up together */

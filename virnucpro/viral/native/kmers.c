@@ -1,0 +1,494 @@
+/* Look up words of residues, find repeats, and compare texts by the words that they share. */
+
+#include "kmers.h"
+
+#include <stdlib.h>
+
+#include "orfs.h"
+
+enum {
+    REST_BITS = 13,
+    OWNER_BITS = 3,
+    N_BUCKETS = 2 << BUCKET_BITS,
+    GROUP = 16 /* buckets that share an index of their first entry */
+};
+
+static int is_in_sample(uint64_t hash) { return (hash & (RARITY - 1)) == 0; }
+
+static int64_t bucket_of(uint64_t hash) {
+    int64_t bucket = (int64_t)(hash >> (64 - BUCKET_BITS));
+    return is_in_sample(hash) ? bucket + (1 << BUCKET_BITS) : bucket;
+}
+
+static int rest_of(uint64_t hash) {
+    return (hash >> (64 - BUCKET_BITS - REST_BITS)) & ((1 << REST_BITS) - 1);
+}
+
+/* The sum of 16 bytes, eight of them in each argument. */
+static int32_t sum_of_bytes(uint64_t low, uint64_t high) {
+    const uint64_t even = UINT64_C(0x00ff00ff00ff00ff);
+    uint64_t sums = (low & even) + (low >> 8 & even) + (high & even) + (high >> 8 & even);
+    return (int32_t)(sums * UINT64_C(0x0001000100010001) >> 48);
+}
+
+/* The first n of eight bytes, the others zero; on little-endian processors, as all of ours are. */
+static uint64_t first_bytes(const uint8_t *bytes, int n) {
+    uint64_t eight;
+    memcpy(&eight, bytes, sizeof eight);
+    return n < 8 ? eight & ((UINT64_C(1) << 8 * n) - 1) : eight;
+}
+
+/* The first entry of a bucket. */
+static int32_t first_entry(const Words *words, int64_t bucket) {
+    int64_t group = bucket / GROUP;
+    int n = (int)(bucket % GROUP);
+    const uint8_t *counts = words->n_of_bucket + group * GROUP;
+    uint64_t high = n > 8 ? first_bytes(counts + 8, n - 8) : 0;
+    return words->first[group] + sum_of_bytes(first_bytes(counts, n), high);
+}
+
+/* One bit for each prefix that the entries of a bucket have; n entries can be read. */
+static inline int beginnings(const uint16_t *entries, int count, int64_t n) {
+    enum { SHIFT = REST_BITS + OWNER_BITS - HINT_BITS, FEW = 3 };
+    int bits = 0;
+    if (count <= FEW && n >= FEW) { /* nearly always; the loop needs no unpredictable branch */
+        for (int i = 0; i < FEW; i++)
+            bits |= (i < count) << (entries[i] >> SHIFT);
+    } else {
+        for (int i = 0; i < count; i++)
+            bits |= 1 << (entries[i] >> SHIFT);
+    }
+    return bits;
+}
+
+/* Prepare a table of words: fill the first entry of each group of buckets, and the hints. Count the
+ * entries with an unknown owner. */
+int open_words(const uint8_t *n_of_bucket, const uint16_t *entries, int64_t n, int32_t *first,
+               uint8_t *hints, int64_t *n_strange) {
+    enum { EACH = 1 << HINT_BITS };
+    int64_t entry = 0;
+    for (int64_t group = 0; group < N_BUCKETS / GROUP; group++) {
+        const uint8_t *counts = n_of_bucket + group * GROUP;
+        first[group] = (int32_t)entry;
+        entry += sum_of_bytes(first_bytes(counts, 8), first_bytes(counts + 8, 8));
+    }
+    entry = 0;
+    for (int64_t bucket = 0; bucket < N_BUCKETS / 2; bucket += 2) {
+        int count = n_of_bucket[bucket], of_both = count + n_of_bucket[bucket + 1];
+        hints[bucket / 2] = beginnings(entries + entry, count, n - entry) |
+                            beginnings(entries + entry + count, of_both - count,
+                                       n - entry - count) << EACH;
+        entry += of_both;
+    }
+    *n_strange = 0;
+    for (int64_t low = 0; low < n; low += 1 << 15) {
+        int64_t high = low + (1 << 15) < n ? low + (1 << 15) : n;
+        uint16_t here = 0;
+        for (int64_t i = low; i < high; i++)
+            here += (uint16_t)((entries[i] - 1) & ((1 << OWNER_BITS) - 1)) >= N_OWNERS - 1;
+        *n_strange += here;
+    }
+    return 0;
+}
+
+/* The owner of a hash among the n entries of its bucket; 0: none. */
+static uint8_t owner_among(const uint16_t *entries, int n, uint64_t hash) {
+    int rest = rest_of(hash);
+    for (int i = 0; i < n; i++) {
+        if (entries[i] >> OWNER_BITS == rest)
+            return entries[i] & ((1 << OWNER_BITS) - 1);
+        if (entries[i] >> OWNER_BITS > rest)
+            break;
+    }
+    return 0;
+}
+
+/* Whether a word may have an owner. All of the sample may: most of its buckets are full. */
+static int may_be_owned(const Words *words, uint64_t hash) {
+    uint64_t hint = hint_of(hash);
+    return is_in_sample(hash) | (words->hints[hint >> 3] >> (hint & 7) & 1);
+}
+
+/* The owner of each hash. The steps prefetch for many hashes, so that waits for memory overlap. */
+void vnp_owners_of_hashes(const Words *words, const uint64_t *hashes, int64_t n,
+                             uint8_t *owners) {
+    enum { AT_ONCE = 128 };
+    for (int64_t low = 0; low < n; low += AT_ONCE) {
+        int64_t high = low + AT_ONCE < n ? low + AT_ONCE : n, waiting[AT_ONCE];
+        int32_t first[AT_ONCE];
+        int n_waiting = 0;
+        for (int64_t i = low; i < high; i++) {
+            owners[i] = 0;
+            waiting[n_waiting] = i;
+            n_waiting += may_be_owned(words, hashes[i]); /* no branch: it would be unpredictable */
+        }
+        for (int i = 0; i < n_waiting; i++) {
+            int64_t bucket = bucket_of(hashes[waiting[i]]);
+            __builtin_prefetch(words->n_of_bucket + bucket);
+            __builtin_prefetch(words->first + bucket / GROUP);
+        }
+        for (int i = 0; i < n_waiting; i++) {
+            first[i] = first_entry(words, bucket_of(hashes[waiting[i]]));
+            __builtin_prefetch(words->entries + first[i]);
+        }
+        for (int i = 0; i < n_waiting; i++) {
+            uint64_t hash = hashes[waiting[i]];
+            owners[waiting[i]] = owner_among(words->entries + first[i],
+                                             words->n_of_bucket[bucket_of(hash)], hash);
+        }
+    }
+}
+
+int owners_of(const int64_t *numbers, int64_t n, const uint8_t *hints, const uint8_t *n_of_bucket,
+              const int32_t *first, const uint16_t *entries, int64_t n_entries, uint8_t *owners) {
+    Words words = {hints, n_of_bucket, first, entries, n_entries};
+    uint64_t *hashes = malloc((n + 1) * sizeof(uint64_t));
+    if (!hashes)
+        return -1;
+    for (int64_t i = 0; i < n; i++)
+        hashes[i] = hash_to_find(&words, numbers[i]);
+    vnp_owners_of_hashes(&words, hashes, n, owners);
+    free(hashes);
+    return 0;
+}
+
+/* Identify a virus: words of its family, terminal repeats, and reassigned stop codons */
+
+/* The words of the long stretches of each piece: how many it has, and their numbers, by piece.
+ *
+ * The caller allocates one number per two bases of each piece. */
+int stretch_words(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
+                  const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
+                  const int64_t *starts, const int64_t *lengths, int64_t n,
+                  const uint8_t *residue_of, int64_t shortest, int64_t *n_words,
+                  int64_t *numbers) {
+    enum { THREE = N_RESIDUES * N_RESIDUES * N_RESIDUES };
+    Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
+    Room room = {0};
+    int64_t longest = longest_of(lengths, n), *to = numbers;
+    uint16_t *threes = malloc((longest / 3 + 1) * sizeof(uint16_t));
+    uint8_t residues[2][N_CODES];
+    int result = threes ? vnp_open_room(&room, longest) : -1;
+    for (int code = 0; code < N_CODES; code++) {
+        residues[0][code] = residue_of[code];
+        residues[1][code] = residue_of[other_of(code)];
+    }
+    for (int64_t i = 0; result == 0 && i < n; i++) {
+        const int64_t *first_word = to;
+        vnp_find_stretches(&bases, starts[i], (int32_t)lengths[i], (int32_t)shortest, &room);
+        for (int64_t rank = 0; rank < room.n_kept; rank++) {
+            const Stretch *stretch = room.kept + rank;
+            const uint8_t *code = bases.codes + starts[i];
+            int64_t step = stretch->strand ? -3 : 3;
+            int n_known = 0, first = 0, second = 0;
+            code += stretch->strand ? lengths[i] - 3 - stretch->start : stretch->start;
+            for (int32_t j = 0; j < stretch->n_codons; j++, code += step) {
+                int third = residues[stretch->strand][*code];
+                threes[j] = (uint16_t)((first * N_RESIDUES + second) * N_RESIDUES + third);
+                first = second;
+                second = third;
+                n_known = third < N_RESIDUES ? n_known + 1 : 0;
+                if (n_known >= WORD)
+                    *to++ = ((int64_t)threes[j - 6] * THREE + threes[j - 3]) * THREE + threes[j];
+            }
+        }
+        n_words[i] = to - first_word;
+    }
+    vnp_close_room(&room);
+    free(threes);
+    return result;
+}
+
+/* The owner of each word; -1 if the table does not have it. */
+int families_of(const int64_t *numbers, int64_t n, const int32_t *first, const uint16_t *rests,
+                const uint16_t *owners, int32_t *out) {
+    enum { AT_ONCE = 64, BITS = 20, REST = 16 };
+    const uint64_t factor = UINT64_C(0xD1B54A32D192ED03);
+    for (int64_t low = 0; low < n; low += AT_ONCE) {
+        int64_t n_here = n - low < AT_ONCE ? n - low : AT_ONCE;
+        int32_t buckets[AT_ONCE];
+        uint16_t rest[AT_ONCE];
+        for (int64_t i = 0; i < n_here; i++) {
+            uint64_t hash = (uint64_t)numbers[low + i] * factor;
+            hash = (hash ^ hash >> 31) * factor;
+            hash ^= hash >> 29;
+            buckets[i] = (int32_t)(hash >> (64 - BITS));
+            rest[i] = (uint16_t)(hash >> (64 - BITS - REST));
+            __builtin_prefetch(first + buckets[i]);
+        }
+        for (int64_t i = 0; i < n_here; i++)
+            __builtin_prefetch(rests + first[buckets[i]]);
+        for (int64_t i = 0; i < n_here; i++) {
+            int32_t place = first[buckets[i]], end = first[buckets[i] + 1];
+            while (place < end && rests[place] < rest[i])
+                place++;
+            out[low + i] = place < end && rests[place] == rest[i] ? owners[place] : -1;
+        }
+    }
+    return 0;
+}
+
+enum { SEED = 21, BASES_PER_MISMATCH = 50, MOST_PLACES = 8, LONGEST_UNIT = 6 };
+static const double MOST_UNKNOWN = 0.2, MOST_OF_ONE_BASE = 0.75, MOST_TANDEM = 0.8;
+
+/* Whether a repeat has low complexity: many unknown bases, much of one base, or a short unit. */
+static int is_plain(const uint8_t *repeat, int64_t n) {
+    int64_t counts[UNKNOWN + 1] = {0}, most = 0;
+    for (int64_t i = 0; i < n; i++)
+        counts[repeat[i]]++;
+    for (int base = 0; base < UNKNOWN; base++)
+        most = at_least(counts[base], most);
+    if (counts[UNKNOWN] > MOST_UNKNOWN * n || most > MOST_OF_ONE_BASE * n)
+        return 1;
+    for (int64_t unit = 1; unit <= LONGEST_UNIT && unit < n; unit++) {
+        int64_t n_same = 0;
+        for (int64_t i = unit; i < n; i++)
+            n_same += repeat[i] == repeat[i - unit];
+        if ((double)n_same / (n - unit) > MOST_TANDEM)
+            return 1;
+    }
+    return 0;
+}
+
+/* The first place at or after `from` where the first SEED bases of a text occur again; n: none. */
+static int64_t find_seed(const uint8_t *text, int64_t n, int64_t from) {
+    uint64_t seed, eight;
+    memcpy(&seed, text, sizeof seed);
+    for (; from + SEED <= n; from++) {
+        memcpy(&eight, text + from, sizeof eight);
+        if (eight == seed && memcmp(text, text + from, SEED) == 0)
+            return from;
+    }
+    return n;
+}
+
+/* Length of the longest repeat of the start of a text, up to half of it, that ends the text; 0:
+ * none. */
+static int64_t direct_repeat(const uint8_t *text, int64_t n) {
+    int64_t n_places = 0;
+    if (n < 2 * SEED || is_plain(text, SEED))
+        return 0;
+    for (int64_t place = 0; n_places <= MOST_PLACES; place += SEED, n_places++)
+        if ((place = find_seed(text, n, place)) == n)
+            break;
+    if (n_places > MOST_PLACES)
+        return 0;
+    for (int64_t place = (n + 1) / 2; (place = find_seed(text, n, place)) < n; place++) {
+        int64_t n_bases = n - place, n_different = 0;
+        for (int64_t i = 0; i < n_bases; i++)
+            n_different += text[i] != text[place + i];
+        if (n_different <= n_bases / BASES_PER_MISMATCH && !is_plain(text, n_bases))
+            return n_bases;
+    }
+    return 0;
+}
+
+/* Number of first bases that both strands share; 0: too few. */
+static int64_t inverted_repeat(const uint8_t *text, int64_t n) {
+    int64_t n_bases = 0;
+    while (n_bases < n / 2 && text[n_bases] == opposite(text[n - 1 - n_bases]))
+        n_bases++;
+    return n_bases < SEED || is_plain(text, n_bases) ? 0 : n_bases;
+}
+
+/* The base from which a circle of digits comes first in lexical order. Two candidates are compared;
+ * one that loses after n equal bases takes the n places behind it along. */
+int first_rotation(const uint8_t *digits, int64_t n, int64_t *first) {
+    int64_t one = 0, other = 1, n_equal = 0;
+    while (one < n && other < n && n_equal < n) {
+        uint8_t of_one = digits[(one + n_equal) % n], of_other = digits[(other + n_equal) % n];
+        if (of_one == of_other) {
+            n_equal++;
+            continue;
+        }
+        if (of_one > of_other)
+            one += n_equal + 1;
+        else
+            other += n_equal + 1;
+        other += one == other;
+        n_equal = 0;
+    }
+    *first = one < other ? one : other;
+    return 0;
+}
+
+/* Lengths of the terminal repeats of each piece, direct and inverted; 0: none. A direct repeat is
+ * searched on both strands, as its first bases must agree. */
+int terminal_repeats(const uint8_t *digits, const int64_t *starts, const int64_t *lengths,
+                     int64_t n, int64_t *direct, int64_t *inverted) {
+    uint8_t *reverse = malloc(longest_of(lengths, n) + 1);
+    if (!reverse)
+        return -1;
+    for (int64_t i = 0; i < n; i++) {
+        const uint8_t *forward = digits + starts[i];
+        for (int64_t place = 0; place < lengths[i]; place++)
+            reverse[place] = opposite(forward[lengths[i] - 1 - place]);
+        direct[i] = at_least(direct_repeat(forward, lengths[i]),
+                             direct_repeat(reverse, lengths[i]));
+        inverted[i] = inverted_repeat(forward, lengths[i]);
+    }
+    free(reverse);
+    return 0;
+}
+
+/* Compare texts */
+
+/* Number the words of `size` letters; -1: a word has an unknown letter. */
+static void number_words(const uint8_t *digits, int64_t n, int64_t size, int64_t *words) {
+    const int64_t mask = (INT64_C(1) << 2 * size) - 1;
+    int64_t word = 0, n_known = 0;
+    for (int64_t i = 0; i < n; i++) {
+        n_known = digits[i] < UNKNOWN ? n_known + 1 : 0;
+        word = (4 * word + (digits[i] & 3)) & mask;
+        if (i + 1 >= size)
+            words[i + 1 - size] = n_known >= size ? word : -1;
+    }
+}
+
+/* Maximal common words of at least `size` letters: place in left, place in right, length.
+ *
+ * Each begins with a word that occurs once or twice in left; its length is at most `longest`. The
+ * caller allocates two rows per letter of right. */
+int common_words(const uint8_t *left, int64_t n_left, const uint8_t *right, int64_t n_right,
+                 int64_t size, int64_t longest, int64_t *rows, int64_t *n_rows) {
+    int64_t of_left = n_left - size + 1, of_right = n_right - size + 1, n_slots = 1024;
+    int64_t *words, *to = rows;
+    int32_t *first, *next;
+    int bits = 10;
+    *n_rows = 0;
+    if (of_left <= 0 || of_right <= 0)
+        return 0;
+    for (; n_slots < 2 * of_left; n_slots *= 2)
+        bits++;
+    words = malloc((of_left + of_right) * sizeof(int64_t));
+    first = malloc(n_slots * sizeof(int32_t));
+    next = malloc(of_left * sizeof(int32_t));
+    if (!words || !first || !next) {
+        free(words);
+        free(first);
+        free(next);
+        return -1;
+    }
+    number_words(left, n_left, size, words);
+    number_words(right, n_right, size, words + of_left);
+    memset(first, 0xff, n_slots * sizeof(int32_t));
+    for (int64_t i = of_left - 1; i >= 0; i--) {
+        uint64_t slot = hash_of(words[i]) >> (64 - bits);
+        next[i] = first[slot];
+        first[slot] = (int32_t)i;
+    }
+    for (int64_t j = 0; j < of_right; j++) {
+        int64_t word = words[of_left + j], places[3], n_places = 0;
+        if (word < 0)
+            continue;
+        for (int32_t i = first[hash_of(word) >> (64 - bits)]; i >= 0 && n_places < 3; i = next[i])
+            if (words[i] == word)
+                places[n_places++] = i;
+        for (int64_t place = 0; n_places < 3 && place < n_places; place++) {
+            int64_t i = places[place], n = size;
+            if (i && j && left[i - 1] == right[j - 1] && left[i - 1] != UNKNOWN)
+                continue; /* part of a longer common word */
+            while (n < longest && i + n < n_left && j + n < n_right && left[i + n] != UNKNOWN &&
+                   left[i + n] == right[j + n])
+                n++;
+            *to++ = i;
+            *to++ = j;
+            *to++ = n;
+        }
+    }
+    *n_rows = (to - rows) / 3;
+    free(words);
+    free(first);
+    free(next);
+    return 0;
+}
+
+/* Count the words of `size` letters, at most six, in both rows together, and the ordered pairs of
+ * equal words. Words with an unknown letter do not count. */
+int equal_words(const uint8_t *left, int64_t n_left, const uint8_t *right, int64_t n_right,
+                int64_t size, int64_t *counts) {
+    int64_t n_of_word[1 << 12] = {0}, n_equal = 0, n_words = 0;
+    for (int part = 0; part < 2; part++) {
+        const uint8_t *digits = part ? right : left;
+        int64_t n = part ? n_right : n_left, word = 0, n_known = 0;
+        for (int64_t i = 0; i < n; i++) {
+            n_known = digits[i] < UNKNOWN ? n_known + 1 : 0;
+            word = (4 * word + (digits[i] & 3)) & ((INT64_C(1) << 2 * size) - 1);
+            n_of_word[word] += n_known >= size;
+        }
+    }
+    for (int64_t word = 0; word < INT64_C(1) << 2 * size; word++) {
+        n_words += n_of_word[word];
+        n_equal += n_of_word[word] * (n_of_word[word] - 1);
+    }
+    counts[0] = n_words;
+    counts[1] = n_equal;
+    return 0;
+}
+
+/* Find where a strand encodes one of some peptides, in any frame: their first bases, ascending.
+ *
+ * The table has one byte per place and code of a codon, and in it one bit per pattern: set if the
+ * pattern allows this codon there, or has ended. The caller allocates one place per four bases. */
+int find_peptides(const uint8_t *digits, int64_t n, const uint8_t *table, int64_t longest,
+                  int64_t shortest, int64_t *places, int64_t *n_places) {
+    int64_t n_codes = n + 3 * longest, n_found = 0;
+    uint8_t *codes = malloc(n_codes);
+    if (!codes)
+        return -1;
+    for (int64_t i = 0; i < n - 2; i++)
+        codes[i] = 25 * digits[i] + 5 * digits[i + 1] + digits[i + 2];
+    for (int64_t i = at_least(0, n - 2); i < n_codes; i++)
+        codes[i] = N_CODES - 1; /* after the end: no residue */
+    for (int64_t i = 0; i + 3 * shortest <= n; i++) {
+        uint8_t found = table[codes[i]] & table[N_CODES + codes[i + 3]]; /* mostly 0 */
+        for (int64_t place = 2; found && place < longest; place++)
+            found &= table[N_CODES * place + codes[i + 3 * place]];
+        if (found)
+            places[n_found++] = i;
+    }
+    free(codes);
+    *n_places = n_found;
+    return 0;
+}
+
+/* Add to counts how often each word, of twelve letters or more, occurs in a text.
+ *
+ * Copies of one word do not overlap. Some eight letters of a word always begin at a multiple of
+ * five, so only these places of the text are searched. */
+int count_words(const uint8_t *text, int64_t n, const uint8_t *words, const int64_t *lengths,
+                int64_t n_words, int64_t *counts) {
+    enum { EVERY = 5 };
+    const uint64_t multiplier = UINT64_C(0x9E3779B97F4A7C15);
+    uint8_t *is_part = calloc(1 << 13, 1); /* a bit for each hash of eight letters */
+    int64_t *ends = calloc(n_words + 1, sizeof(int64_t)); /* first places where each may begin */
+    int is_short = !is_part || !ends;
+    const uint8_t *word = words;
+    uint64_t eight, of_word, hash;
+    for (int64_t i = 0; !is_short && i < n_words; word += lengths[i++]) {
+        for (int first = 0; first < EVERY; first++) {
+            memcpy(&eight, word + first, 8);
+            hash = eight * multiplier >> 48;
+            is_part[hash >> 3] |= 1 << (hash & 7);
+        }
+    }
+    for (int64_t place = 0; !is_short && place + 8 <= n; place += EVERY) {
+        memcpy(&eight, text + place, 8);
+        hash = eight * multiplier >> 48;
+        if (!(is_part[hash >> 3] >> (hash & 7) & 1))
+            continue;
+        word = words;
+        for (int64_t i = 0; i < n_words; word += lengths[i++])
+            for (int64_t start = place - EVERY + 1; start <= place; start++) {
+                memcpy(&of_word, word + (place - start), 8); /* a cheap test, mostly false */
+                if (of_word == eight && start >= ends[i] && start + lengths[i] <= n &&
+                    memcmp(word, text + start, lengths[i]) == 0) {
+                    counts[i]++;
+                    ends[i] = start + lengths[i];
+                }
+            }
+    }
+    free(is_part);
+    free(ends);
+    return is_short ? -1 : 0;
+}
