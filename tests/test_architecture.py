@@ -170,6 +170,20 @@ def test_the_vocabulary_loads_without_torch_or_h5py() -> None:
     assert not {"torch", "h5py", "safetensors", "Bio"} & loaded_after(statement)
 
 
+def test_jinja_is_imported_only_to_write_a_page() -> None:
+    """Its import takes a share of a short run, and trainings and ``cite`` read the same module."""
+    statement = (
+        "import virnucpro.training.reports, virnucpro.results.report.run_report; "
+        "from virnucpro.results.report.html import as_lines, render; "
+        "list(as_lines(bibtex_only=False))"
+    )
+    assert not {"jinja2", "markupsafe"} & loaded_after(statement)
+    writing = (
+        "; render('training.html', dict(charts=[], tables=[], complaints=[], provenance=[]), {})"
+    )
+    assert {"jinja2", "markupsafe"} <= loaded_after(statement + writing)
+
+
 def test_a_worker_starts_without_torchs_compiler_and_sympy() -> None:
     """Their imports take more than a second, for every worker and after every loss of one."""
     statement = (
@@ -273,8 +287,7 @@ def writing_that_follows_links(tree: ast.Module) -> Iterator[object]:
 
 
 CHECKS: list[tuple[Check, Sequence[str]]] = [
-    # results.report.template compiles the templates of the package
-    (code_that_is_read_and_run, [name for name in MODULES if name != "results.report.template"]),
+    (code_that_is_read_and_run, MODULES),
     (picklers, MODULES),
     (functions_longer_than_a_page, MODULES),
     (state_that_changes, MODULES),

@@ -65,3 +65,4 @@ def test_page_is_imported_only_if_written(tmp_path: Path):
     assert (tmp_path / "run/records.tsv").exists(), finished.stderr[-2000:]
     assert IN_PARENT in finished.stderr
     assert "virnucpro.results.report" not in finished.stderr
+    assert "jinja2" not in finished.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import workers
+from jinja2 import UndefinedError
 from pages import EVIL, EXAMPLE, Page, call, write_table
 from runs import again, execute, rows, run_inline, within, write_run_json
 
@@ -32,7 +33,7 @@ from virnucpro.engine.device_timeline import Start
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.registry import TINY_MODEL
 from virnucpro.results.outputs import open_run_dir
-from virnucpro.results.report.html import MOST_BYTES
+from virnucpro.results.report.html import MOST_BYTES, render
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.results.table_blocks import spans_of
 from virnucpro.training.evaluation.metrics import MEASURES
@@ -362,12 +363,14 @@ def test_a_page_has_no_more_bytes_than_it_may_whatever_the_ids(tmp_path):
 
 # Text of the user's
 
+TEMPLATE_CODE = ("{{ 7*7 }}", "{% raw %}", "{% endblock %}", "{# a", "{{ script }}", "-%}")
+
 
 @pytest.mark.parametrize(
     "name",
     [
         *(EVIL, "</script><script>bad()</script>", "x" * 5_000),
-        *("küssen-噬菌体", "a\u202eb", "{{ 7*7 }}"),
+        *("küssen-噬菌体", "a\u202eb", *TEMPLATE_CODE),
     ],
 )
 def test_an_id_is_text_and_never_markup(tmp_path, name):
@@ -382,6 +385,29 @@ def test_an_id_is_text_and_never_markup(tmp_path, name):
     assert shown == (name if len(name) < 200 and name.isprintable() else shown)
     assert shown in page.text
     assert len(shown) <= 310 and shown.isprintable()
+
+
+@pytest.mark.parametrize("name", ["</script>", "</title>", *TEMPLATE_CODE])
+def test_template_code_in_names_is_text(tmp_path, name):
+    """Where the template itself writes a name: title, list of viral records, table of files."""
+    calls = [call(name, 0.99, note=name, sample=name)]
+    page = Page(report_folder(write_table(tmp_path / "run", calls, inputs=[{"sample": name}])))
+    assert page.title == f"{name}, VirNucPro"
+    for cell in ("record", "file", "note"):
+        assert f" {name} " in page.text, cell
+    assert page.text.count(name) >= 6
+    assert "49" not in page.title
+
+
+def test_a_name_without_value_is_an_error():
+    with pytest.raises(UndefinedError, match="'charts' is undefined"):
+        render("training.html", {"tables": [], "complaints": [], "provenance": []}, {})
+
+
+def test_text_of_a_page_is_escaped():
+    content = {"charts": [], "tables": [], "complaints": [], "provenance": [("a", "<&>\"'")]}
+    page = render("training.html", content, {}).decode()
+    assert "<dt>a</dt><dd>&lt;&amp;&gt;&#34;&#39;</dd>" in page
 
 
 def test_the_page_names_the_hosts_that_did_parts_and_no_name_is_markup(tmp_path):

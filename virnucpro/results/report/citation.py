@@ -14,8 +14,8 @@ from virnucpro.core.logging import escaped
 from virnucpro.models.registry import TINY_MODEL, TINY_NOTICE, current_name
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.run_json import Facts
-from virnucpro.results.report.template import asset
 
+_WORKS = Path(__file__).with_name("assets") / "works.json"
 _LEARNED_ON_ESM2 = "esm2-"  # begins the names of trained encoders that read residues through ESM-2
 
 
@@ -32,7 +32,7 @@ class Work:
 @cache
 def all_works(version: str = __version__) -> tuple[Work, ...]:
     """All works; the first is this program, in this version."""
-    works = json.loads(asset("works.json").replace("{version}", version))
+    works = json.loads(_WORKS.read_text(encoding="utf-8").replace("{version}", version))
     return tuple(Work(**{**facts, "bibtex": "\n".join(facts["bibtex"])}) for facts in works)
 
 

@@ -1,8 +1,9 @@
 """Render a page: one HTML file that needs no other file and no network.
 
-The templates escape every value. Scripts and styles come from this package, and the page names
-their hashes, so that a browser runs nothing else. The data are columns in JSON, deflated, in a
-block that is not a script. Equal content gives equal bytes.
+The templates are files of this package. A value is never part of a template, and every value is
+escaped. Scripts and styles come from this package, and the page names their hashes, so that a
+browser runs nothing else. The data are columns in JSON, deflated, in a block that is not a script.
+Equal content gives equal bytes.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from virnucpro._version import __version__
 from virnucpro.core.logging import counted, printable
 from virnucpro.results.report.citation import all_works
-from virnucpro.results.report.template import Safe, asset, fill
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 MOST_BYTES = 3_000_000
+_ASSETS = Path(__file__).with_name("assets")
 _LEVEL = 4  # of deflate; level 6 takes three times as long and saves 4 %
 
 
@@ -28,19 +35,54 @@ def render(template: str, content: Mapping[str, object], data: object) -> bytes:
 
 
 def render_packed(template: str, content: Mapping[str, object], packed: str) -> bytes:
-    """Render a page with data of ``pack``. -> its bytes"""
-    script, style = asset("page.js"), asset("page.css")
-    words = {
-        **_FUNCTIONS,
-        "works": all_works(),
-        **content,
-        "version": __version__,
-        "packed": packed,
-        "script": Safe(script),
-        "style": Safe(style),
-        "policy": _policy(script, style),
-    }
-    return fill(template, words).encode("utf-8", "backslashreplace")
+    """Render a page with data of ``pack``. -> its bytes
+
+    Raises:
+        jinja2.UndefinedError: the template names a value that is not in the content.
+    """
+    from markupsafe import Markup
+
+    script = _asset("page.js")
+    style = _asset("page.css")
+    page = _templates().get_template(template)
+    text = page.render(
+        {
+            "works": all_works(),
+            **content,
+            "version": __version__,
+            "packed": packed,
+            "script": Markup(script),
+            "style": Markup(style),
+            "policy": _policy(script, style),
+        }
+    )
+    return text.encode("utf-8", "backslashreplace")
+
+
+@cache
+def _templates() -> Environment:
+    """The templates of this package, with the functions that format values.
+
+    Jinja is imported here because a program that writes no page does not need it.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = Environment(
+        loader=FileSystemLoader(_ASSETS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        # A line with nothing but a tag leaves no line in the page.
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    templates.globals.update(_FUNCTIONS)
+    return templates
+
+
+def _asset(name: str) -> str:
+    """The text of a file that the pages contain."""
+    return (_ASSETS / name).read_text(encoding="utf-8")
 
 
 def pack(data: object) -> str:
