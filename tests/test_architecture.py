@@ -28,7 +28,8 @@ VOCABULARY = [
 MODEL = [name for name in MODULES if name.startswith(("models.esm2.", "models.dnabert_s."))]
 # tensors in, tensors out
 MODEL_MAY_USE = {
-    f"core.{name}" for name in ("errors", "logging", "atomic_io", "native", "safe_dir")
+    f"core.{name}"
+    for name in ("errors", "logging", "option_text", "atomic_io", "native", "safe_dir")
 }
 MODEL_MAY_USE |= {
     "core.recipe",

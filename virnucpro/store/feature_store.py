@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from virnucpro.core.atomic_io import writing
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import LOGGER, printable
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.safe_dir import Tree
 from virnucpro.core.types import SHARD_NAME, Embeddings, Failure, Orf, Shard
@@ -48,7 +49,9 @@ _FILE = re.compile(rf"({SHARD_NAME})({_COPIES})?\.h5")
 _EXPORT = re.compile(rf"{SHARD_NAME}(?:{_COPIES})?\.(?:npz|pt|parquet)")
 _FOLDER = re.compile(r"\w+-[0-9a-f]{16}")
 PARTS = "parts.json"  # name of the list of the files of a store
-_REPLACED = "delete it, then repeat the command of the run with --resume to make it again"
+_REPLACED = with_options(
+    "delete it, then repeat the command of the run with {resume} to make it again"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from virnucpro.core.errors import FeatureFileError, InputError, InputMissingErro
 from virnucpro.core.events import ShardFailed
 from virnucpro.core.helper_pool import Pool
 from virnucpro.core.logging import counted, printable
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.core.types import Embeddings, Shard
 from virnucpro.engine.local import ProcessExecutor
@@ -162,7 +163,7 @@ def _copy_run(rundir: RunDir, options: WorkOptions) -> RunShare:
     Raises:
         InputMissingError, InputError, UnavailableError: as ``recompute``.
     """
-    manifest = rundir.read_run(hint="give the --output-dir of a run")
+    manifest = rundir.read_run(hint=with_options("give the {output_dir} of a run"))
     facts = rundir.read_facts()
     manifest = replace(manifest, inputs=tuple(map(_unchanged, manifest.inputs)))
     manifest = number_taken_names(manifest, lambda _: None)
