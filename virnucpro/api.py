@@ -76,6 +76,7 @@ from virnucpro.sequences.inputs import RECORDS
 from virnucpro.sequences.python_input import NamedSequence, Paths, Sequences, split_input
 from virnucpro.store.feature_index import read_shown
 from virnucpro.store.feature_store import FeatureStore
+from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.manifest import Manifest
 from virnucpro.viral.types import Call
 from virnucpro.workflows.extract import extract as run_extract
@@ -541,6 +542,7 @@ def _open_features(folder: str | Path) -> FeatureStore:
     Raises:
         InputMissingError: the run has no vectors.
     """
+    check_connector(os.environ.get("HDF5_VOL_CONNECTOR"))
     rundir = open_run_dir(expanded(folder))
     manifest = _manifest(rundir.root)
     recipe = manifest.recipe
@@ -679,6 +681,7 @@ def _run_in(
             **_USUAL,
             "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "hugging_face": cache_folder(os.environ),
+            "hdf5_vol_connector": os.environ.get("HDF5_VOL_CONNECTOR"),
             "slurm": slurm_variables(os.environ),
         }
         options = make(kind, {"output_dir": folder, "input": (), **usual, **values})

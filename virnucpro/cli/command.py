@@ -180,6 +180,7 @@ def read_options(context: click.Context, group: type[T]) -> T:
         ),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "hugging_face": cache_folder(os.environ),
+        "hdf5_vol_connector": os.environ.get("HDF5_VOL_CONNECTOR"),
         "slurm": slurm_variables(os.environ),
     }
     return make(group, {name: values[name] for name in names if name in values})

@@ -126,6 +126,7 @@ def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardF
         options,
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         hugging_face=cache_folder(os.environ),
+        hdf5_vol_connector=os.environ.get("HDF5_VOL_CONNECTOR"),
         slurm=slurm_variables(os.environ),
     )
     return story.work_for_run(here, indices)

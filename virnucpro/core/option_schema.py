@@ -251,6 +251,7 @@ class ComputeOptions:
     # not options: from the environment
     cuda_visible_devices: str | None = None
     hugging_face: Path | None = None  # the folder of its cache
+    hdf5_vol_connector: str | None = None
     slurm: Mapping[str, str] = field(default_factory=dict)  # its variables
 
 

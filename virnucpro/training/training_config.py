@@ -29,6 +29,7 @@ from virnucpro.models.lookup import find_published, locate, open_default, open_m
 from virnucpro.models.registry import BUILT_IN, current_name
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.translate import GeneticCode
+from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.run_dir import RunDir
 from virnucpro.training.frame_dataset import FrameStore, delete_frames, write_frames
 from virnucpro.training.labelled_data import (
@@ -150,6 +151,7 @@ def resolve_training(
         load_known(encoder)  # read again at the end, when damage would be found too late
     # weights, gradients, two moments
     model_bytes = 16 * shape.n_parameters if shape else 0
+    check_connector(options.hdf5_vol_connector)
     choice = choose_devices(options, options.workers, model_bytes)
     if not options.multi_gpu or (choice.kind == "cpu" and options.workers is None):
         choice = choice.first

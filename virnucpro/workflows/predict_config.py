@@ -22,6 +22,7 @@ from virnucpro.models.base import Model
 from virnucpro.models.devices import count_workers, require_torch
 from virnucpro.models.registry import DEFAULT_MODEL, TINY_MODEL
 from virnucpro.sequences.translate import GeneticCode
+from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.manifest import Manifest
 from virnucpro.viral.classifier import Caller, caller_of
 from virnucpro.viral.head import Head
@@ -125,6 +126,7 @@ def _resolve_with_models(
 ) -> PredictConfig:
     """Resolve a run that makes vectors with the models of these names."""
     require_torch()
+    check_connector(options.hdf5_vol_connector)
     if options.head and not options.head.is_file():
         raise InputMissingError(
             f"{printable(options.head)}: no such head file", hint="check the path"

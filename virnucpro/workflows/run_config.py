@@ -43,6 +43,7 @@ from virnucpro.models.registry import DEFAULT_MODEL, current_name
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import GeneticCode
+from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.merged_features import MAX_BYTES
 from virnucpro.workflows.options import ExtractOptions, RunOptions, name_anywhere, restore_options
@@ -135,6 +136,7 @@ def _resolve_extract(
     is_default: bool = False,
 ) -> ExtractConfig:
     require_torch()
+    check_connector(options.hdf5_vol_connector)
     models = open_models(options, names, recorded, on_event, is_default=is_default)
     engine = resolve_engine(options, models, recorded)
     layers = [LayerChoice(options.layer, options.pooling)] * len(models)

@@ -1,0 +1,54 @@
+"""Try HDF5 with the connector that ``HDF5_VOL_CONNECTOR`` names.
+
+HDF5 stores its objects through a connector. Where it cannot load the named one, it prints some
+fifty lines and crashes at the first file, in every process. So it is tried once, in a process of
+its own, before a run begins.
+"""
+
+from __future__ import annotations
+
+import os
+
+from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.logging import printable
+from virnucpro.store.feature_file import new_hdf5
+
+_STDERR = 2
+
+
+def check_connector(name: str | None) -> None:
+    """Check that HDF5 works with a connector; None or empty: its own, which always works.
+
+    Raises:
+        UnavailableError: it does not.
+    """
+    if not name:
+        return
+    with interrupts_held():
+        child = start(try_hdf5)
+    try:
+        outcome = child.pipe.recv()
+        reason = outcome.reason if isinstance(outcome, Raised) else ""
+    except (EOFError, OSError):
+        reason = child.cause_of_end()
+    finally:
+        Child.kill_all([child])
+    if reason:
+        raise UnavailableError(
+            f"HDF5 does not work with the connector of HDF5_VOL_CONNECTOR={printable(name)}: "
+            f"{printable(reason)}",
+            hint="run `unset HDF5_VOL_CONNECTOR`, or name the folder of the connector in "
+            "HDF5_PLUGIN_PATH",
+        )
+
+
+def try_hdf5(pipe: Pipe) -> None:
+    """Write a file in memory, as feature files are; HDF5's own messages are dropped."""
+    with open(os.devnull, "wb") as nothing:  # noqa: PTH123 - a device
+        os.dup2(nothing.fileno(), _STDERR)
+    with new_hdf5() as h5:
+        h5.create_dataset("numbers", data=[1.0])
+        h5.flush()
+        h5.id.get_file_image()
+    pipe.send(None)
