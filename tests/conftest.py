@@ -176,6 +176,7 @@ def configure(tiny: Tiny) -> Callable[..., RunConfig]:
             "min_length": 0,
             "head_sha256": "",
             "scorer_sha256": "",
+            "known_sha256": "",
             "residues_per_shard": 2000,
             "bytes_per_slice": 2**23,
         }

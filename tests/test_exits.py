@@ -206,7 +206,7 @@ def test_an_interrupt_before_a_command_began_is_reported_too(monkeypatch, capsys
     assert capsys.readouterr().err.startswith("error: interrupted\nhint:  nothing was started")
 
 
-@pytest.mark.parametrize("module_name", ["virnucpro.cli.main", "typer", "virnucpro.core.errors"])
+@pytest.mark.parametrize("module_name", ["virnucpro.cli.main", "click", "virnucpro.core.errors"])
 def test_interrupt_while_loading_is_reported(module_name):
     """Ctrl-C at the moment when this module is imported."""
     code = f"""
@@ -232,7 +232,7 @@ def test_the_entry_point_loads_next_to_nothing():
     code = "import sys; before = {*sys.modules}; import virnucpro.cli.launch; print(*sys.modules)"
     program = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"]
     loaded = subprocess.run(program, capture_output=True, text=True, check=True).stdout.split()
-    assert not {"typing", "re", "typer", "numpy"} & set(loaded)
+    assert not {"typing", "re", "click", "numpy"} & set(loaded)
     project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert 'virnucpro = "virnucpro.cli.launch:main"' in project
 

@@ -34,6 +34,7 @@ from virnucpro.store.feature_file import (
     write_sealed,
 )
 from virnucpro.viral.head import Head
+from virnucpro.viral.known import KnownIndex
 from virnucpro.viral.networks import Scorer
 from virnucpro.workflows.find_proviruses import find_regions
 from virnucpro.workflows.options import RegionsOptions
@@ -73,7 +74,12 @@ def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
 def hashes(tiny) -> dict[str, str]:
     digest = open_model(str(tiny.model), lambda _: None).prepare("fp32", lambda _: None)[1]
     head = Head.load(tiny.head_file)
-    return {"sha256": digest, "head_sha256": head.sha256, "scorer_sha256": Scorer.own().sha256}
+    return {
+        "sha256": digest,
+        "head_sha256": head.sha256,
+        "scorer_sha256": Scorer.own().sha256,
+        "known_sha256": KnownIndex.own().sha256,
+    }
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ from virnucpro.store.feature_file import read_label, sealed_label
 from virnucpro.store.plan import Plan, _PlanCounts, _SlicePlan
 from virnucpro.store.progress_log import HostFigures, ShardFigures, read_hosts
 from virnucpro.viral.head import Head
+from virnucpro.viral.known import KnownIndex
 from virnucpro.viral.networks import Scorer
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig
@@ -76,7 +77,12 @@ def digest(tiny) -> str:
 def hashes(tiny, digest) -> dict[str, str]:
     """What ``work`` finds on this machine."""
     head = Head.load(tiny.head_file)
-    return {"sha256": digest, "head_sha256": head.sha256, "scorer_sha256": Scorer.own().sha256}
+    return {
+        "sha256": digest,
+        "head_sha256": head.sha256,
+        "scorer_sha256": Scorer.own().sha256,
+        "known_sha256": KnownIndex.own().sha256,
+    }
 
 
 @pytest.fixture
