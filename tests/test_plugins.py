@@ -139,9 +139,9 @@ def test_models_of_packages_are_listed_and_described_with_the_others(package, tm
         ["models", "info", "toy-count"],
     )
     listed = {one["name"]: one for one in json.loads(as_json.stdout)}
-    keys = ["name", "kind", "parameters", "least_gpu_memory", "gpu_memory", "to_fetch", "path"]
-    keys += ["encoders"]
-    assert all(list(one) == keys for one in listed.values())
+    keys = {"name", "kind", "parameters", "dim", "least_gpu_memory", "gpu_memory", "to_fetch"}
+    keys |= {"path", "encoders", "installed", "is_default", "notice"}
+    assert all(set(one) == keys for one in listed.values())
     assert {"embedded", "published", "bundle"} == {one["kind"] for one in listed.values()}
     assert listed["virnucpro-tiny"]["to_fetch"] == 0
     assert Path(listed["virnucpro-tiny"]["path"]).exists()

@@ -37,10 +37,9 @@ from virnucpro.viral.head import Head
 from virnucpro.viral.known import KnownIndex
 from virnucpro.viral.networks import Scorer
 from virnucpro.workflows.find_proviruses import find_regions
-from virnucpro.workflows.options import RegionsOptions
 from virnucpro.workflows.predict import run_predict
 from virnucpro.workflows.predict_config import resolve_predict
-from virnucpro.workflows.predict_options import PredictOptions
+from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
 from virnucpro.workflows.recompute import Recomputed, largest_distance_explained
 from virnucpro.workflows.recompute import recompute as recompute_with
 

@@ -940,7 +940,7 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
     summary = Summary()
     for some in (made.rows(0, 2), made.rows(2, 3)):
         [portion] = make_batches(some, (), None)
-        summary.records.include(portion.tally)
+        summary.records.include(portion.counts)
     assert (summary.records.n_regions, summary.records.n_whole_regions) == (4, 2)
     assert summary.records.virus_line == (
         "viruses: 0 = 0 records + 0 of 2 virus-like regions in other records; see viruses.tsv"

@@ -64,9 +64,8 @@ from virnucpro.store.plan import Plan
 from virnucpro.training.evaluation.evaluate import _Question
 from virnucpro.training.options import EvaluateOptions
 from virnucpro.workflows.find_proviruses import find_regions
-from virnucpro.workflows.options import RegionsOptions
 from virnucpro.workflows.predict import predict
-from virnucpro.workflows.predict_options import PredictOptions
+from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
 from virnucpro.workflows.run_config import RunConfig
 from virnucpro.workflows.status import inspect_run
 

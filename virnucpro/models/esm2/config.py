@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from virnucpro.core.atomic_io import HEAD_FILE, LEARNED_FILE, read_json, sha256
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
+from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Precision
 from virnucpro.models.base import check_header
 
@@ -171,7 +172,7 @@ def _unusable_number(
             f"the model {printable(name)} cannot run in {precision}: {printable(tensor)} contains "
             f"the number {peak:.3g}, and the largest number of {precision} is "
             f"{_LARGEST[precision]:.3g}",
-            hint=f"add --precision {possible}",
+            hint=with_options("set {precision} to {possible}", possible=possible),
         )
     return UnavailableError(
         f"the model {printable(name)} is damaged: {printable(tensor)} in {printable(path)} "
