@@ -698,7 +698,7 @@ def test_help_says_when_a_gpu_is_used():
     for command, default in (("predict", "none; all if a model embeds"), ("extract", "all")):
         said = " ".join(virnucpro(command, "--help").stdout.split())
         gpus = said.partition("--gpus all|LIST ")[2].partition("--device ")[0]
-        assert f"[default: ({default})]" in gpus
+        assert f"[default: {default}]" in gpus
         assert ("Only a model uses a GPU" in gpus) == (command == "predict")
 
 

@@ -560,7 +560,7 @@ def test_a_foreign_folder_is_refused_and_two_trainings_do_not_share_one(data, ti
             train_here(options(data, foreign, encoding="composition", resume=resume))
     assert (foreign / "thesis.txt").read_text() == "mine"
     out = tmp_path / "out"
-    with open_run_dir(out).locked():
+    with open_run_dir(out).locked(create=True):
         answer = virnucpro(*command(data, out, tiny.model))
     assert answer.returncode == 73
     assert str(os.getpid()) in answer.stderr

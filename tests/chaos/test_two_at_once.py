@@ -66,7 +66,7 @@ def contend_for_folders(pipe: Connection) -> None:
         how, folder = pipe.recv()
         rundir = open_run_dir(folder)
         try:
-            with rundir.locked() if how == "alone" else rundir.shared():
+            with rundir.locked(create=True) if how == "alone" else rundir.shared():
                 pipe.send("in")
                 pipe.recv()
         except OutputError as error:
@@ -106,7 +106,7 @@ def held(folder: Path, contend: Callable[[], Contender], how: str = "alone") -> 
 
 
 def refusal_of(folder: Path) -> OutputError:
-    with pytest.raises(OutputError) as caught, open_run_dir(folder).locked():
+    with pytest.raises(OutputError) as caught, open_run_dir(folder).locked(create=True):
         pass
     return caught.value
 
@@ -119,7 +119,7 @@ def test_of_many_that_start_at_once_exactly_one_gets_in(contend, tmp_path, chaos
     for number in range(12):
         folder = tmp_path / f"run{number}"
         if number % 3 == 1:
-            with open_run_dir(folder).locked():
+            with open_run_dir(folder).locked(create=True):
                 pass
         elif number % 3 == 2:
             shutil.copytree(tmp_path / "killed", folder)
@@ -157,7 +157,7 @@ def test_a_lock_is_free_at_once_when_its_process_was_killed(contend, tmp_path):
     for _ in range(2):
         with held(tmp_path, contend):
             assert refusal_of(tmp_path)
-        with open_run_dir(tmp_path).locked():
+        with open_run_dir(tmp_path).locked(create=True):
             assert refusal_of(tmp_path)
     assert not (tmp_path / MARK).exists()
 
@@ -185,7 +185,7 @@ def test_any_number_work_in_a_folder_and_keep_runs_out_which_keep_them_out(
         open_run_dir(tmp_path).logs.joinpath("other.txt").open("w"),
     ):
         pass
-    with open_run_dir(tmp_path).locked():
+    with open_run_dir(tmp_path).locked(create=True):
         assert not list(tmp_path.rglob("*.held")) or (tmp_path / MARK).exists()
 
 
@@ -214,7 +214,7 @@ def test_a_lock_that_nobody_can_judge_is_kept_and_can_be_deleted(tmp_path, monke
     error = refusal_of(tmp_path)
     assert "an unnamed process" in str(error) and f"delete {mark}" in error.hint
     mark.unlink()
-    with open_run_dir(tmp_path).locked():
+    with open_run_dir(tmp_path).locked(create=True):
         assert mark.exists()
     assert not mark.exists()
 
@@ -228,9 +228,9 @@ def test_ctrl_c_while_a_name_is_written_leaves_no_lock(tmp_path, monkeypatch, ha
         monkeypatch.setattr(fcntl, "flock", no_flock)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as held:
         patch.setattr(lock, "_name", interrupted)
-        with open_run_dir(tmp_path / "run").locked():
+        with open_run_dir(tmp_path / "run").locked(create=True):
             pass
-    with open_run_dir(tmp_path / "run").locked():
+    with open_run_dir(tmp_path / "run").locked(create=True):
         assert held  # and its traceback, which keeps what it has seen
 
 
@@ -342,7 +342,7 @@ def test_what_another_host_left_is_taken_over_when_it_gives_no_sign_of_life(
     if name == MARK:
         monkeypatch.setattr(fcntl, "flock", no_flock)
     left_by_another_host(tmp_path, name)
-    with within(20), open_run_dir(tmp_path).locked():
+    with within(20), open_run_dir(tmp_path).locked(create=True):
         assert f"process {os.getpid()} on " in (tmp_path / ".lock").read_text()
     assert not (tmp_path / MARK).exists()
 
