@@ -487,7 +487,7 @@ def test_the_vectors_are_made_once_and_a_head_goes_on_by_the_command_line(
     shutil.copytree(head_only, out)
     (out / "model" / "head.safetensors").unlink()
     (out / "checkpoints" / "epoch_0002.pt").unlink()
-    made = {path: path.stat().st_mtime_ns for path in (out / "features" / "features").iterdir()}
+    made = {path: path.stat().st_mtime_ns for path in (out / "features" / "features").glob("*.h5")}
     given = ("train", "--data", data, "-o", out, "--model", tiny.model, *SMALL, *ON_CPU)
     refused = virnucpro(*given, "--workers", "1")
     assert refused.returncode == 73 and "holds a training already" in refused.stderr
