@@ -288,7 +288,7 @@ def test_a_head_alone_calls_what_is_embedded_and_the_scorer_the_rest(run_on, tin
         has_rate = name in left or row["evidence"] in ("known", "both")
         assert (row["fdr"] != "") == has_rate
     cut = json.loads((tmp_path / "run/run.json").read_text())["counts"]["cut"]
-    assert cut.startswith("scores of 0.5 or more; not embedded: preset default")
+    assert cut.startswith("scores of 0.5 or more; and known viruses; not embedded: preset default")
 
 
 def test_a_block_of_replaced_records_only_is_called_without_an_error(tiny):
