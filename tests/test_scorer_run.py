@@ -685,8 +685,8 @@ def test_a_run_of_the_scorer_is_not_resumed_with_a_model_nor_the_other_way_round
     )
     recipe = Recipe(**stored["recipe"] | {"scorer_sha256": "", "encoders": (spec,)})
     stored |= {"recipe": asdict(recipe), "fingerprint": recipe.fingerprint}
-    write_run_json(tmp_path, stored)
-    with pytest.raises(ResumeError, match="it has the model esm2_x, not the scorer"):
+    write_run_json(tmp_path / "run", stored)
+    with pytest.raises(ResumeError, match="does not name the model of the run"):
         predict(fasta, to=tmp_path / "run", resume=True)
 
 
