@@ -56,7 +56,7 @@ STARTS: dict[str, tuple[bytes, ...]] = {
     "an lz4 file": (b"\x04\x22\x4d\x18d@",),
     "an lzip file": (b"LZIP\x01",),
     "an lzma file": (b"\x5d\0\0\x80\0",),
-    "compressed twice": (gzip.compress(b">a\nACGT\n"), b"\x28\xb5\x2f\xfd\0"),
+    "compressed twice": (gzip.compress(b">a\nACGT\n", mtime=0), b"\x28\xb5\x2f\xfd\0"),
     "a Git LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",),
     "a git-annex pointer": (b"/annex/objects/MD5E-s1--0.fa\n",),
     "an HTML page": (
@@ -113,8 +113,8 @@ def test_fasta_and_fastq_are_no_other_format(start: bytes) -> None:
     ("file", "content", "name"),
     [
         ("graph.gfa", b"H\tVN:Z:1.0\nS\tu1\tACGT\n", "GFA"),
-        ("graph.gfa.gz", gzip.compress(b"S\tu1\tACGT\n"), "GFA"),
-        ("reads.bam", gzip.compress(b"BAM\x01\0\0\0\0\0\0\0\0"), "BAM"),
+        ("graph.gfa.gz", gzip.compress(b"S\tu1\tACGT\n", mtime=0), "GFA"),
+        ("reads.bam", gzip.compress(b"BAM\x01\0\0\0\0\0\0\0\0", mtime=0), "BAM"),
         ("old.fa.Z", b"\x1f\x9d\x90\x3e\xc2\x14", "a file of compress (.Z)"),
         ("contigs.fa", b"<html><body>404 Not Found</body></html>", "an HTML page"),
         (
