@@ -185,7 +185,7 @@ def test_a_scheduler_that_does_not_answer_at_the_end_is_reported(tmp_path, monke
     ("text", "words"),
     [
         ("provider: moon\n", "no provider moon"),
-        ("provider: local\nwalltime: 1\npartition: gpu\n", "has no partition"),
+        ("provider: local\nwalltime: 1\npartition: gpu\n", "has no option partition"),
         ("provider: [local]\n", "no provider \\['local'\\]"),
         ("parts: 0\n", "parts is 0"),
         ("parts: true\n", "parts is True"),

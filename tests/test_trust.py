@@ -45,6 +45,7 @@ from virnucpro.store.feature_store import open_stores
 from virnucpro.training.evaluation.evaluate import _Question
 from virnucpro.training.options import EvaluateOptions
 from virnucpro.workflows.find_proviruses import find_regions
+from virnucpro.workflows.predict import predict
 from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
 from virnucpro.workflows.run_config import RunConfig
 
@@ -431,7 +432,7 @@ def test_nothing_is_written_or_deleted_through_a_link_in_a_run_folder(
         assert exit_code == 73
         assert f"{name} is a link to {outside / name}" in shown
         given = options(tiny, tmp_path, output_dir=config.output, **how)
-        assert ending_of(partial(resolve, given, print)) == (exit_code, shown)
+        assert ending_of(partial(predict, given, print)) == (exit_code, shown)
         assert content_of(outside) == before and (config.output / name).is_symlink()
 
 

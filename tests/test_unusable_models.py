@@ -82,10 +82,10 @@ def test_nan_in_a_pt_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("number", "precision", "hint"),
     [
-        (TOO_LARGE_FOR_FP16, "fp16", "add --precision bf16 or fp32"),
-        (TOO_LARGE_FOR_BF16, "bf16", "add --precision fp32"),
-        (TOO_LARGE_FOR_BF16, "fp16", "add --precision fp32"),
-        (TOO_LARGE_FOR_BF16, "fp8", "add --precision fp32"),
+        (TOO_LARGE_FOR_FP16, "fp16", "set --precision to bf16 or fp32"),
+        (TOO_LARGE_FOR_BF16, "bf16", "set --precision to fp32"),
+        (TOO_LARGE_FOR_BF16, "fp16", "set --precision to fp32"),
+        (TOO_LARGE_FOR_BF16, "fp8", "set --precision to fp32"),
     ],
 )
 def test_weights_too_large_for_the_precision(changed, number, precision, hint):
