@@ -216,8 +216,10 @@ def _obey_parent() -> None:
     """End when the parent ends, and not at Ctrl-C; the parent held interrupts at the start."""
     _die_with_parent()  # in a suspended process, no thread runs that could end it
     threading.Thread(target=_wait_for_parents_end, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # those of schedulers, which every process of a job gets, stay blocked: they are for the parent
+    # Schedulers send these to every process of a job, but only the parent acts on them. A mask does
+    # not suffice: a library may have started a thread that does not block them.
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGXCPU})
     ask_before_cpu_limit()
 
