@@ -22,8 +22,8 @@ from tempfile import TemporaryDirectory
 from front_end import make_contigs, make_reads
 from simulated import SimulatedRow, SimulatedWorker, config_of, register, write_input
 
-from virnucpro.core.helper_pool import Pool
-from virnucpro.engine.base import Job
+from virnucpro.core.helper_pool import HelperPool
+from virnucpro.engine.base import WorkerConfig
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.plan import Plan, Selection
@@ -35,7 +35,7 @@ from virnucpro.workflows.predict import (
     run_predict,
 )
 from virnucpro.workflows.predict_config import PredictConfig
-from virnucpro.workflows.work_share import Part
+from virnucpro.workflows.work_share import WorkShare
 from virnucpro.workflows.write_tables import Backlog, TableWriter
 
 _COVERAGE = 4  # of contigs by reads
@@ -118,16 +118,18 @@ def _work(rundir: RunDir, config: PredictConfig) -> TaskTimes:
     """Plan and embed all slices, and write their rows, as the only part of a run does."""
     manifest = rundir.read_manifest()
     assert manifest is not None
-    manifest = replace(manifest, inputs=tuple(file.stamped() for file in manifest.inputs))
+    manifest = replace(manifest, inputs=tuple(file.with_stamp() for file in manifest.inputs))
     plan = Plan.read(rundir, manifest)
     assert plan is not None
     of_plan, of_rows, n_slices = list[float](), list[float](), len(plan.slices)
     for one in plan.slices:
         with _timed() as seconds:
-            part = plan.limited([one.index]).make(Selection(), lambda _: None, Pool())
+            part = plan.select_slices([one.index]).plan_slices(
+                Selection(), lambda _: None, HelperPool()
+            )
         of_plan += seconds
-        plan = replace(plan, parts={**plan.parts, **part.parts})
-    job = Job.of(rundir, manifest.recipe, config.weights)
+        plan = replace(plan, slice_plans={**plan.slice_plans, **part.slice_plans})
+    job = WorkerConfig.from_recipe(rundir, manifest.recipe, config.weights)
     for store in job.stores:
         store.make_folder()
     executor = InlineExecutor(worker=SimulatedWorker)
@@ -137,10 +139,10 @@ def _work(rundir: RunDir, config: PredictConfig) -> TaskTimes:
     calls = resolve_calls(config, rundir, manifest.recipe)
     record = record_predict(rundir, config, manifest, calls)
     for one in plan.slices:
-        of_slice = plan.limited([one.index])
-        context = predict_context(config, record, calls, of_slice, Pool(), lambda _: None)
+        of_slice = plan.select_slices([one.index])
+        context = predict_context(config, record, calls, of_slice, HelperPool(), lambda _: None)
         writer = TableWriter(context, Backlog())
-        groups = list(of_slice.by_records())
+        groups = list(of_slice.group_by_records())
         with _timed() as seconds:
             writer.write_rows(groups, writer.count_helpers(groups))
         of_rows += seconds
@@ -172,7 +174,7 @@ def _row_of(
     cut, join = (_grown(small, times, name, n_reads) for name in ("cut", "join"))
     work = 0.0
     for number in range(n_workers):
-        n_shares, ours = Part(number, n_workers).shares(n_slices)
+        n_shares, ours = WorkShare(number, n_workers).shares(n_slices)
         shares = [len(of_slice) / n_shares for of_slice in ours.values()]
         embedded = written = times.plan * len(shares)
         for share in shares:

@@ -19,9 +19,9 @@ import psutil
 from timing import FAILURES, reason_of
 
 from virnucpro.core.errors import UnavailableError, VirnucproError
-from virnucpro.core.events import Event, Memory, ShardDone, ShardFailed
+from virnucpro.core.events import Memory, ShardDone, ShardFailed, WorkerEvent
 from virnucpro.core.types import Shard
-from virnucpro.engine.base import Job, Resources
+from virnucpro.engine.base import Resources, WorkerConfig
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.worker import Worker
@@ -45,7 +45,7 @@ class CoordinatorRow:
 
 
 @dataclass(frozen=True, slots=True)
-class NappingJob(Job):
+class NappingJob(WorkerConfig):
     n_workers: int
     first_nap: int  # index of the first shard that takes time
 
@@ -58,7 +58,7 @@ class IdleWorker(Worker):
 
     job: NappingJob
 
-    def __init__(self, job: Job, resources: Resources, name: str, device: str) -> None:
+    def __init__(self, job: WorkerConfig, resources: Resources, name: str, device: str) -> None:
         assert isinstance(job, NappingJob)
         self.job, self.resources, self.name = job, resources, name
         self.is_first = True
@@ -71,7 +71,7 @@ class IdleWorker(Worker):
     def memory(self) -> Memory:
         return Memory(0, 1)
 
-    def run(self, attempt: Attempt) -> Iterator[Event]:
+    def run(self, attempt: Attempt) -> Iterator[WorkerEvent]:
         idle = time.monotonic() - self.handed_over
         if self.is_first:
             self.wait_for_all()
@@ -80,7 +80,7 @@ class IdleWorker(Worker):
         self.handed_over = time.monotonic()
         yield ShardDone(self.name, attempt.shard, idle, 0)
 
-    def finish(self) -> Iterator[Event]:
+    def finish(self) -> Iterator[WorkerEvent]:
         """Do nothing: no file is being written."""
         return iter(())
 

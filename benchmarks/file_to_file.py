@@ -22,13 +22,13 @@ from virnucpro.core.events import (
     STARTING,
     BatchDone,
     BatchStarted,
+    RunEvent,
     ShardDone,
-    Telling,
     WorkerReady,
 )
-from virnucpro.core.option_schema import make
+from virnucpro.core.option_schema import build_options
 from virnucpro.core.recipe import RESIDUES_PER_SHARD
-from virnucpro.engine.base import Job, Resources
+from virnucpro.engine.base import Resources, WorkerConfig
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.sequences.fasta import write_record
 from virnucpro.workflows.extract import run_extract
@@ -41,7 +41,7 @@ _SHARDS_PER_WORKER = 4
 class _LateWorkers(ProcessExecutor):
     """Workers that start after the shards are written, so that reading excludes their start."""
 
-    def start(self, job: Job, resources: Resources, n_workers: int) -> None:
+    def start(self, job: WorkerConfig, resources: Resources, n_workers: int) -> None:
         return
 
 
@@ -122,7 +122,7 @@ def _options(file_run: FileRun, fasta: Path, output: Path) -> ExtractOptions:
     kind = file_run.setting.device.partition(":")[0]
     checkpoint = file_run.setting.checkpoint
     torch.hub.set_dir(checkpoint.parent)  # of converted models
-    return make(
+    return build_options(
         ExtractOptions,
         {
             "input": [fasta],
@@ -156,7 +156,7 @@ class _Watch:
         self._open: defaultdict[str, set[int]] = defaultdict(set)  # rows in flight
         self._since: dict[str, float] = {}
 
-    def __call__(self, event: Telling) -> None:
+    def __call__(self, event: RunEvent) -> None:
         now = time.perf_counter()
         match event:
             case WorkerReady(worker=worker):

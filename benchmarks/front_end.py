@@ -1,8 +1,8 @@
 """Measure the front end alone, from FASTA to shards of ORFs, on one core or with helpers.
 
 Figures are Mbp of input per second, by the wall clock and by the CPU time of the parent. Ours is
-``Plan.make`` as in a run: read, screen, chunk, translate, write shards, refuse duplicates. It is
-compared with the way of the original VirNucPro, in plain Python with Biopython's reader: one
+``Plan.plan_slices`` as in a run: read, screen, chunk, translate, write shards, refuse duplicates.
+It is compared with the way of the original VirNucPro, in plain Python with Biopython's reader: one
 record, chunk and codon at a time. The original's second pass over the chunks, and the bases that it
 writes with each frame, are left out, so the ratio understates its cost.
 
@@ -24,11 +24,11 @@ from tempfile import TemporaryDirectory
 
 from Bio import SeqIO
 
-from virnucpro.core.helper_pool import Pool
+from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.fasta import write_record
-from virnucpro.sequences.input_scan import Survey
+from virnucpro.sequences.input_scan import InputScan
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Selection
@@ -164,12 +164,12 @@ def run_ours(fasta: Path, folder: Path, n_helpers: int = 0) -> Callable[[], Fram
         encoders=(_NO_ENCODER,),
     )
     manifest = Manifest(
-        recipe, tuple(Survey(is_strict=True).hash([InputFile(str(fasta))], lambda _: None))
+        recipe, tuple(InputScan(is_strict=True).hash([InputFile(str(fasta))], lambda _: None))
     )
     rundir = open_run_dir(folder)
     with rundir.planning():
-        with Pool(n_helpers) as pool:
-            plan = Plan.cut(rundir, manifest, keep_intermediate=False).make(
+        with HelperPool(n_helpers) as pool:
+            plan = Plan.cut(rundir, manifest, keep_intermediate=False).plan_slices(
                 Selection(), lambda _: None, pool
             )
         plan.write_listing()

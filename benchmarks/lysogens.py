@@ -40,16 +40,16 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.training.provirus import (
     STEP,
     Chromosome,
-    RegionFigures,
+    RegionScores,
     Span,
     Truth,
     measure_regions,
     read_truth,
 )
-from virnucpro.viral.host_markers import genes_of
+from virnucpro.viral.host_markers import find_host_genes
 from virnucpro.viral.networks import Scorer
-from virnucpro.viral.provirus import regions_of_items
-from virnucpro.viral.provirus_features import Items
+from virnucpro.viral.provirus import regions_from_windows
+from virnucpro.viral.provirus_features import WindowTable
 
 SHORTEST, LONGEST = 15_000, 65_000
 FLANKS = 120_000
@@ -96,7 +96,7 @@ def read_phages(catalogues: list[Path], part: str) -> list[str]:
 def joined(records: list[Chromosome]) -> Chromosome:
     """Join the pieces of a host to one sequence."""
     sequence = "".join(one.sequence for one in records)
-    return Chromosome("", sequence, Items.joined([]), Truth())
+    return Chromosome("", sequence, WindowTable.concatenate([]), Truth())
 
 
 def gc(sequence: str) -> float:
@@ -208,15 +208,15 @@ def main() -> None:
         hosts = [(path, joined(records)) for path, records in files.items() if path not in whole]
         hosts = [(path, one) for path, one in hosts if len(one.sequence) > SHORTEST_JOINED]
     models = {path: learn(files, path) for path in {None, *(path for path, _ in hosts)}}
-    phages, scorer = read_phages(options.catalogues, options.part), Scorer.own()
-    read_genes = partial(genes_of, scorer=scorer)
-    figures: dict[str, list[RegionFigures]] = {}
+    phages, scorer = read_phages(options.catalogues, options.part), Scorer.load_builtin()
+    read_genes = partial(find_host_genes, scorer=scorer)
+    figures: dict[str, list[RegionScores]] = {}
     n_exact, n_judged = Counter[str](), Counter[str]()
     for seed in options.seeds:
         for kind, made in Maker(phages, hosts, seed).each(options.each):
-            [items] = Items.of([made.sequence], scorer, STEP)
+            [items] = WindowTable.from_scores([made.sequence], scorer, STEP)
             model = models[made.host]
-            found, _ = regions_of_items(made.sequence, items, model, read_genes, is_virus=False)
+            found, _ = regions_from_windows(made.sequence, items, model, read_genes, is_virus=False)
             regions = [(region.start, region.end) for region in found]
             truth = Truth([*made.prophages])
             figures.setdefault(kind, []).append(measure_regions(regions, truth, len(made.sequence)))
@@ -227,7 +227,7 @@ def main() -> None:
             )
     write(f"{len(phages)} phages, {len(hosts)} hosts", COLUMNS)
     for kind, each in figures.items():
-        total = RegionFigures.sum(each)
+        total = RegionScores.sum(each)
         ends = np.percentile(total.ends, (50, 90)) if total.ends else (np.nan, np.nan)
         found_of = f"{total.found} of {total.prophages}"
         counts = n_exact[kind], total.false, total.regions, n_judged[kind]

@@ -54,7 +54,7 @@ from virnucpro.core.machine import read_machine
 from virnucpro.core.option_schema import ComputeOptions
 from virnucpro.models.devices import choose_devices, choose_precision, choose_tokens
 from virnucpro.models.esm2.config import ESM2Shape
-from virnucpro.models.esm2.model_files import room_for
+from virnucpro.models.esm2.model_files import estimate_memory
 from virnucpro.models.validation.bench import describe_versions, machine_facts
 from virnucpro.models.validation.random_weights import MODELS, write_checkpoint
 
@@ -89,7 +89,9 @@ def setting_of(model: str, device: _Device, folder: Path = Path()) -> Setting:
         checkpoint=folder / f"{model}.pt",
         shape=shape,
         device=choice.devices[0],
-        tokens_per_batch=choose_tokens(choice, room_for(shape), choose_precision("auto", choice)),
+        tokens_per_batch=choose_tokens(
+            choice, estimate_memory(shape), choose_precision("auto", choice)
+        ),
     )
 
 

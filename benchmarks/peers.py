@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.recipe import Precision
 from virnucpro.models.esm2.config import EXTRA_TOKENS, N_TOKENS, PAD, tokenize
-from virnucpro.models.esm2.loading import fair_esm_state
+from virnucpro.models.esm2.loading import fair_esm_state_dict
 from virnucpro.models.esm2.model import rotary_frequencies
-from virnucpro.models.packing import send
+from virnucpro.models.packing import to_device
 from virnucpro.models.validation.reference import plan_padded
 
 # a part of a layer in fair-esm -> in transformers
@@ -73,7 +73,7 @@ def transformers_bf16(setting: Setting) -> TimedEncoder:
 
     @torch.inference_mode()
     def embed(proteins: list[str]) -> Tensor:
-        tokens = send(_pad(proteins).numpy(), torch.device(setting.device))
+        tokens = to_device(_pad(proteins).numpy(), torch.device(setting.device))
         hidden = model(input_ids=tokens, attention_mask=tokens.ne(PAD)).last_hidden_state
         return _mean_of_residues(hidden, proteins)
 
@@ -144,7 +144,7 @@ def _esm_model(setting: Setting) -> nn.Module:
     )
     with torch.device(setting.device):
         model = hub.EsmModel(config, add_pooling_layer=False).eval()
-    weights = fair_esm_state(setting.checkpoint)
+    weights = fair_esm_state_dict(setting.checkpoint)
     state = {_name_in_transformers(name): value for name, value in weights.items()}
     assert model.config._attn_implementation == "sdpa"
     lacking = model.load_state_dict(state, strict=False)
@@ -183,7 +183,7 @@ def _pad(proteins: list[str]) -> Tensor:
 
 def _mean_of_residues(hidden: Tensor, proteins: list[str]) -> Tensor:
     """Average residues, without other tokens. (n, longest + 2, dim) -> (n, dim) float32"""
-    lengths = send(np.array([len(protein) for protein in proteins]), hidden.device)
+    lengths = to_device(np.array([len(protein) for protein in proteins]), hidden.device)
     place = torch.arange(hidden.shape[1], device=hidden.device)
     is_residue = (place >= 1) & (place <= lengths[:, None])
     total = hidden.float().masked_fill(~is_residue[:, :, None], 0.0).sum(dim=1)

@@ -36,10 +36,10 @@ from virnucpro.training.provirus import (
     read_truth,
 )
 from virnucpro.viral.hmm import RegionModel
-from virnucpro.viral.host_markers import genes_of
+from virnucpro.viral.host_markers import find_host_genes
 from virnucpro.viral.networks import Scorer
-from virnucpro.viral.provirus import regions_of_items
-from virnucpro.viral.provirus_features import Items
+from virnucpro.viral.provirus import regions_from_windows
+from virnucpro.viral.provirus_features import WindowTable
 
 LENGTHS = (10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
 MOST = 40  # contigs per length and host
@@ -54,11 +54,13 @@ def regions_of(
 ) -> list[Span]:
     """The regions of a contig with at least this posterior, in positions of the chromosome."""
     start = start // STEP * STEP
-    items = one.items.take((one.items.start >= start) & (one.items.start + SIZE <= start + n_bases))
+    items = one.items.select(
+        (one.items.start >= start) & (one.items.start + SIZE <= start + n_bases)
+    )
     moved = items._replace(start=items.start - start)
     sequence = one.sequence[start : start + n_bases]
-    read_genes = partial(genes_of, scorer=Scorer.own())
-    regions, _ = regions_of_items(sequence, moved, model, read_genes, is_virus=False)
+    read_genes = partial(find_host_genes, scorer=Scorer.load_builtin())
+    regions, _ = regions_from_windows(sequence, moved, model, read_genes, is_virus=False)
     kept = [region for region in regions if region.posterior >= least]
     return [(start + region.start, start + region.end) for region in kept]
 
@@ -123,12 +125,12 @@ def score(
     folder: Path, truths: dict[str, Truth], code_4: Collection[str]
 ) -> dict[Path, list[Chromosome]]:
     """Read the records of each file, and score their pieces."""
-    scorer = Scorer.own()
+    scorer = Scorer.load_builtin()
     files: dict[Path, list[Chromosome]] = {}
-    for source in InputFile.all_of(folder):
-        code = GeneticCode.of(4) if Path(source.path).name in code_4 else STANDARD
+    for source in InputFile.complete(folder):
+        code = GeneticCode.from_number(4) if Path(source.path).name in code_4 else STANDARD
         for record in read_fasta(Path(source.path), source.name):
-            one = Chromosome.of(record, scorer, truths.get(record.id, Truth()), code)
+            one = Chromosome.from_record(record, scorer, truths.get(record.id, Truth()), code)
             files.setdefault(Path(source.path), []).append(one)
     return files
 
@@ -137,7 +139,7 @@ def learn(files: dict[Path, list[Chromosome]], without: Path | None) -> RegionMo
     kept = [records for path, records in files.items() if path != without]
     known = [one for records in kept for one in records if one.truth.prophages]
     others = ([one.items for one in records if not one.truth.prophages] for records in kept)
-    hosts = [Items.joined(items) for items in others if items]
+    hosts = [WindowTable.concatenate(items) for items in others if items]
     return learn_region_model(known, hosts, "")
 
 
@@ -161,7 +163,7 @@ def measure(files: dict[Path, list[Chromosome]], find: Find) -> None:
     for gc in (0.3, 0.4, 0.5, 0.6, 0.7):
         shares = [(1 - gc) / 2, gc / 2, gc / 2, (1 - gc) / 2]
         bases = "".join(rng.choice(list("ACGT"), 1_000_000, p=shares))
-        one = Chromosome.of(FastaRecord("", "", bases), Scorer.own(), Truth())
+        one = Chromosome.from_record(FastaRecord("", "", bases), Scorer.load_builtin(), Truth())
         random.append(count_false(one, model, find))
     show("random sequence", add(random))
 

@@ -33,10 +33,10 @@ from timing import FAILURES, reason_of
 
 from virnucpro.core.atomic_io import EMBEDDED_FOLDER
 from virnucpro.core.errors import VirnucproError
-from virnucpro.core.events import EmbeddingStarted, Event, ShardDone, Telling
-from virnucpro.core.option_schema import make
+from virnucpro.core.events import EmbeddingStarted, RunEvent, ShardDone, WorkerEvent
+from virnucpro.core.option_schema import build_options
 from virnucpro.core.recipe import EncoderSpec, Recipe
-from virnucpro.engine.base import Job, Resources
+from virnucpro.engine.base import Resources, WorkerConfig
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.models.base import Pending, Rows
@@ -45,8 +45,8 @@ from virnucpro.models.packing import PackedBatch, plan_batches
 from virnucpro.models.registry import FAMILIES, Family
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.kmers import N_FEATURES
-from virnucpro.viral.classifier import caller_of
-from virnucpro.viral.head import EncoderFacts, Head, Network
+from virnucpro.viral.classifier import choose_classifier
+from virnucpro.viral.head import EncoderInfo, Head, Network
 from virnucpro.workflows.predict import run_predict
 from virnucpro.workflows.predict_config import PredictConfig
 from virnucpro.workflows.predict_options import PredictOptions
@@ -147,7 +147,7 @@ class SimulatedEncoder:
         return plan_batches(lengths, tokens_per_batch)
 
     def start(self, sequences: Sequence[str]) -> Pending:
-        n_tokens = len(PackedBatch.of(sequences).tokens)
+        n_tokens = len(PackedBatch.from_sequences(sequences).tokens)
         self.n_tokens += n_tokens
         seconds = n_tokens / self.speed
         end = self.measured.add(time.monotonic(), seconds)
@@ -168,7 +168,7 @@ def register() -> None:
 class SimulatedWorker(Worker):
     """A worker with two batches in flight, as on a GPU, that leaves its figures in a file."""
 
-    def __init__(self, job: Job, resources: Resources, name: str, device: str) -> None:
+    def __init__(self, job: WorkerConfig, resources: Resources, name: str, device: str) -> None:
         register()
         super().__init__(job, resources, name, device)
         self.batches_in_flight = 2
@@ -179,7 +179,7 @@ class SimulatedWorker(Worker):
         self.simulated = encoder
         self.cpu_before = time.process_time()
 
-    def finish(self) -> Iterator[Event]:
+    def finish(self) -> Iterator[WorkerEvent]:
         try:
             yield from super().finish()
         finally:  # the generator may be closed early
@@ -206,7 +206,7 @@ class _Watch:
         self.cpu_before = self.last_done = 0.0
         self.n_shards = 0
 
-    def __call__(self, event: Telling) -> None:
+    def __call__(self, event: RunEvent) -> None:
         match event:
             case EmbeddingStarted(pending=pending):
                 self.cpu_before, self.n_shards = time.process_time(), len(pending)
@@ -291,7 +291,7 @@ def _head(dim: int) -> Head:
             n_inputs = len(bias)
         return Network(tuple(layers))
 
-    encoder = EncoderFacts(
+    encoder = EncoderInfo(
         family=_FAMILY, name=_FAMILY, encoder_id=_HASH, layer=1, pooling="mean", dim=dim
     )
     assert head.protein and head.nucleotide
@@ -324,10 +324,12 @@ def config_of(row: SimulatedRow, fasta: Path, output: Path, weights: Path) -> Pr
         head_sha256=head.sha256,
     )
     devices = ("cpu",) * row.n_devices
-    options = make(PredictOptions, {"input": [fasta], "output_dir": output, "report": False})
+    options = build_options(
+        PredictOptions, {"input": [fasta], "output_dir": output, "report": False}
+    )
     return PredictConfig(
         options=options,
-        classifier=caller_of(options, "auto", head),
+        classifier=choose_classifier(options, "auto", head),
         recipe=recipe,
         resources=Resources(
             devices=devices, tokens_per_batch=row.tokens_per_batch, n_helpers=row.n_helpers

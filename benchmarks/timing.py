@@ -32,7 +32,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.core.child_process import (
+    ChildError,
+    ChildProcess,
+    Pipe,
+    defer_interrupts,
+    start_process,
+)
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.recipe import EncoderSpec, Precision
@@ -503,7 +509,7 @@ class _ManyProcesses:
     setting: Setting
     n_processes: int
     n_ways: int
-    children: list[Child] = field(default_factory=list)
+    children: list[ChildProcess] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -548,7 +554,7 @@ class _ManyProcesses:
             self.close()
             raise UnavailableError("a process died") from error
         for answer in answers:
-            if isinstance(answer, Raised):
+            if isinstance(answer, ChildError):
                 self.close()
                 raise UnavailableError(answer.reason)
             if isinstance(answer, str):
@@ -563,12 +569,12 @@ class _ManyProcesses:
                 f"{self.n_processes} processes would need {n_bytes / _GIB:.0f} GiB; "
                 f"{available / _GIB:.0f} GiB are free"
             )
-        with interrupts_held():
+        with defer_interrupts():
             for _ in range(self.n_processes):
-                self.children.append(start(_serve, self.setting))
+                self.children.append(start_process(_serve, self.setting))
 
     def close(self) -> None:
-        Child.kill_all(self.children)
+        ChildProcess.kill_all(self.children)
         self.children.clear()
 
 

@@ -43,12 +43,12 @@ from virnucpro.core.types import FastaRecord
 from virnucpro.models.esm2.attention import attend_to_train
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model import ESM2
-from virnucpro.models.frame_networks import Reader
+from virnucpro.models.frame_networks import FrameNetwork
 from virnucpro.models.packing import PackedBatch
 from virnucpro.training.distributed import Ranks, run_on
 from virnucpro.training.frame_dataset import FrameStore, balanced_weights, write_frames
 from virnucpro.training.labelled_data import Labelled, LabelledRecord
-from virnucpro.training.networks import Classifier, FrameClassifier, FrameLabels, adapt
+from virnucpro.training.networks import Classifier, FrameClassifier, FrameLabels, add_adapters
 from virnucpro.training.options import TrainOptions
 from virnucpro.training.trainer import Trainer
 
@@ -97,14 +97,14 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def peak_gib(shape: ESM2Shape, *, rank: int, forgets: bool) -> float:
     """The peak of the memory of a step with a batch of ``N_FRAMES``."""
-    batch = PackedBatch.of(["M" * N_RESIDUES] * N_FRAMES)
+    batch = PackedBatch.from_sequences(["M" * N_RESIDUES] * N_FRAMES)
     peak = Peak()
     with FakeTensorMode(allow_non_fake_inputs=True):
         encoder = ESM2(shape, shape.n_layers, torch.float32, attend_to_train)
-        adapt(encoder, rank, None, None)
+        add_adapters(encoder, rank, None, None)
         if forgets:
             encoder.forget_activations()
-        module = FrameClassifier(Reader(encoder, shape.dim), Classifier(shape.dim, 128, 0.3))
+        module = FrameClassifier(FrameNetwork(encoder, shape.dim), Classifier(shape.dim, 128, 0.3))
         optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad])
         peak.see(module.parameters())
         with peak:
@@ -162,8 +162,8 @@ def train_head(folder: Path, is_held: bool, ranks: Ranks) -> None:
     settings = TrainOptions(
         data=folder, output_dir=folder, precision="fp32", epochs=2, batch_size=128
     )
-    module = FrameClassifier(Reader(None, 0), classifier)
-    held_out = frames.take(np.arange(0, len(frames), 10))
+    module = FrameClassifier(FrameNetwork(None, 0), classifier)
+    held_out = frames.select(np.arange(0, len(frames), 10))
     objective = FrameLabels(frames, held_out, balanced_weights)
     out.mkdir(exist_ok=True)
     Trainer(module, objective, settings, ranks, out).run()
@@ -175,9 +175,9 @@ def cut_encoder(shape: ESM2Shape, is_held: bool, ranks: Ranks) -> None:
     begun = resident()
     torch.set_num_threads(1)
     with torch.device("cpu" if is_held or ranks.is_first else "meta"):
-        encoder = ESM2.new(shape)
+        encoder = ESM2.create(shape)
         encoder.forget_activations()
-        module = FrameClassifier(Reader(encoder, shape.dim), Classifier(shape.dim, 128, 0.3))
+        module = FrameClassifier(FrameNetwork(encoder, shape.dim), Classifier(shape.dim, 128, 0.3))
     ranks.wrap(module, is_cut=True)
     report(ranks, begun)
 

@@ -43,7 +43,7 @@ from virnucpro.models.esm2.attention import (
 )
 from virnucpro.models.esm2.config import ESM2Shape, Tensors
 from virnucpro.models.esm2.encoder import _ESM2Encoder
-from virnucpro.models.esm2.loading import FAIR_ESM, ROTARY, make_esm2, parts_of, stub_of
+from virnucpro.models.esm2.loading import FAIR_ESM, ROTARY, create_esm2, empty_model, split_tensors
 from virnucpro.models.esm2.model import DTYPES, ESM2, Layer
 from virnucpro.models.packing import use_device
 from virnucpro.models.validation.random_weights import random_numbers
@@ -92,7 +92,7 @@ def compare_variants(
 
 def random_tensors(shape: ESM2Shape, device: torch.device) -> Tensors:
     """The tensors of a random ESM-2, drawn on a device whenever they are read."""
-    parts = dict(parts_of(stub_of(shape, shape.n_layers), FAIR_ESM))
+    parts = dict(split_tensors(empty_model(shape, shape.n_layers), FAIR_ESM))
     return Tensors(
         path=Path("random weights"),
         names=frozenset(parts.keys() - {ROTARY}),
@@ -107,7 +107,7 @@ def load_made(setting: Setting, precision: Precision, kernel: Kernel) -> TimedEn
     """Make the encoder of a worker, with weights made on the device, the same in every way."""
     device, shape = torch.device(setting.device), setting.shape
     use_device(device)
-    model = make_esm2(
+    model = create_esm2(
         shape, random_tensors(shape, device), shape.n_layers, DTYPES[precision], device
     )
     if precision == "fp8":

@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 
 from virnucpro import __version__
-from virnucpro.cli.help_page import panels_of
+from virnucpro.cli.help_page import group_panels
 from virnucpro.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +58,7 @@ def inner_commands(command: click.Command) -> Iterator[tuple[str, click.Command]
 def entries(name: str, command: click.Command) -> Iterator[tuple[str, str, str]]:
     """The arguments and options of a command: panel of ``--help``, names and value, effect."""
     context = command.make_context(name, [], resilient_parsing=True)
-    for panel, rows in panels_of(command, context).items():
+    for panel, rows in group_panels(command, context).items():
         for names, effect in rows:
             yield panel, names, effect
 

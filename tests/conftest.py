@@ -21,7 +21,7 @@ from hypothesis import settings
 from runs import our_processes, run_inline
 
 from virnucpro.core import child_process as processes
-from virnucpro.core.events import OnEvent
+from virnucpro.core.events import EventHandler
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.engine.base import Executor, Resources
 from virnucpro.models.esm2.config import ESM2Shape, hash_weights
@@ -32,8 +32,8 @@ from virnucpro.models.lookup import imported_folder
 from virnucpro.models.packing import use_device
 from virnucpro.models.registry import DEFAULT_MODEL, FAMILIES, Published, RemoteFile
 from virnucpro.sequences.kmers import N_FEATURES
-from virnucpro.viral.classifier import Caller
-from virnucpro.viral.head import EncoderFacts, Head, HeadFacts, Layer, Network
+from virnucpro.viral.classifier import RecordClassifier
+from virnucpro.viral.head import EncoderInfo, Head, HeadInfo, Layer, Network
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.predict_config import PredictConfig
 from virnucpro.workflows.predict_options import PredictOptions
@@ -67,9 +67,9 @@ def make_tiny(folder: Path, shape: ESM2Shape = TINY, seed: int = 0) -> Tiny:
     folder.mkdir(parents=True, exist_ok=True)
     save_esm2(folder / "esm2_tiny", model)
     rng = np.random.default_rng(seed)
-    facts = HeadFacts(
+    facts = HeadInfo(
         encoders=(
-            EncoderFacts(
+            EncoderInfo(
                 family="esm2",
                 name="esm2_tiny",
                 encoder_id=inspect_esm2(folder / "esm2_tiny").encoder_id,
@@ -161,7 +161,7 @@ def installed_default(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def quick_starts(monkeypatch):
     """Workers are forked from a process that has imported what they need."""
-    monkeypatch.setattr(processes, "_interpreter", Forked)
+    monkeypatch.setattr(processes, "_start_interpreter", Forked)
 
 
 @pytest.fixture(scope="session")
@@ -210,7 +210,9 @@ def configure(tiny: Tiny) -> Callable[..., RunConfig]:
         if recipe["command"] == "extract":
             return ExtractConfig(options=ExtractOptions(**options), **shared)
         # the classifier is replaced when it runs: see ``run_inline``
-        return PredictConfig(options=PredictOptions(**options), classifier=Caller(), **shared)
+        return PredictConfig(
+            options=PredictOptions(**options), classifier=RecordClassifier(), **shared
+        )
 
     return make
 
@@ -227,7 +229,7 @@ def predicted(make_config: Callable[..., RunConfig], tiny: Tiny) -> Callable[...
     def predict(
         *inputs: Path,
         exit_code: int = 0,
-        on_event: OnEvent = lambda _: None,
+        on_event: EventHandler = lambda _: None,
         executor: Executor | None = None,
         **changes: object,
     ) -> Path:

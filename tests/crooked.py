@@ -13,7 +13,7 @@ import torch
 
 from virnucpro.models.base import Pending
 from virnucpro.models.codon_cnn import _CodonEncoder
-from virnucpro.models.esm2.attention import StagedBatch
+from virnucpro.models.esm2.attention import RunLayout
 from virnucpro.models.esm2.encoder import _ESM2Encoder
 from virnucpro.models.esm2.model import bos_pool
 from virnucpro.models.packing import PackedBatch
@@ -28,11 +28,13 @@ def crooked(fault: Fault, family: str = "esm2") -> Iterator[None]:
     before = FAMILIES[family]
 
     def load(*arguments: object) -> object:
-        encoder = before.code.load(*arguments)
+        encoder = before.implementation.load(*arguments)
         fault(encoder)
         return encoder
 
-    sys.modules["crooked_encoder"] = SimpleNamespace(load=load, inspect=before.code.inspect)
+    sys.modules["crooked_encoder"] = SimpleNamespace(
+        load=load, inspect=before.implementation.inspect
+    )
     FAMILIES[family] = replace(before, module="crooked_encoder")
     try:
         yield
@@ -128,7 +130,7 @@ def have_no_room(encoder: _ESM2Encoder) -> None:
 
 def take_bf16_angles(encoder: _ESM2Encoder) -> None:
     def forward(batch: PackedBatch) -> torch.Tensor:
-        staged = StagedBatch.of(batch, encoder.model.inv_freq)
+        staged = RunLayout.from_batch(batch, encoder.model.inv_freq)
         positions = torch.from_numpy(batch.positions).bfloat16()
         angles = positions[:, None] * encoder.model.inv_freq.bfloat16()
         turned = replace(staged, cos=angles.cos().float().repeat(1, 2), sin=angles.sin().float())

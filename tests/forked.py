@@ -19,7 +19,7 @@ from runs import hear_signals
 
 from virnucpro.cli.main import main
 from virnucpro.core import child_process as processes
-from virnucpro.core.child_process import Pipe, begin
+from virnucpro.core.child_process import Pipe, run_child
 
 NEEDED = ["torch", "h5py", "virnucpro.engine.local", "workers", "trainings", "forked"]
 NEEDED += ["virnucpro.cli.main", "virnucpro.training.train"]
@@ -68,7 +68,7 @@ def fork_server() -> multiprocessing.context.ForkServerContext:
 def _begin(pipe: Connection, parents_end: Connection) -> None:
     os.dup2(parents_end.fileno(), 0)
     parents_end.close()
-    begin(os.dup(pipe.fileno()))
+    run_child(os.dup(pipe.fileno()))
 
 
 def run_command(words: list[str]) -> None:
@@ -174,7 +174,7 @@ def _begun(
     if threads := env.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))  # torch read it when the server started
     hear_signals()
-    processes._interpreter = Forked
+    processes._start_interpreter = Forked
     if sys.version_info < (
         3,
         14,

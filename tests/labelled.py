@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from virnucpro.core.events import Progress, Telling
-from virnucpro.core.option_schema import make
+from virnucpro.core.events import Progress, RunEvent
+from virnucpro.core.option_schema import build_options
 from virnucpro.core.types import reverse_complement
 from virnucpro.training.evaluation.calibration import Calibration
 from virnucpro.training.frame_dataset import FrameStore, LabelledFrames, read_ids
@@ -23,8 +23,8 @@ from virnucpro.training.labelled_data import (
 )
 from virnucpro.training.options import TrainOptions
 from virnucpro.training.train import train
-from virnucpro.training.training_config import Training
-from virnucpro.viral.head import EncoderFacts, HeadFacts
+from virnucpro.training.training_config import TrainingRun
+from virnucpro.viral.head import EncoderInfo, HeadInfo
 
 # without a T no frame of the strand has a stop
 _CODONS = {
@@ -100,11 +100,11 @@ def options(data: Path, output: Path, **changes: object) -> TrainOptions:
         "device": "cpu",
         "precision": "fp32",
     }
-    return make(TrainOptions, {"data": data, "output_dir": output, **small, **changes})
+    return build_options(TrainOptions, {"data": data, "output_dir": output, **small, **changes})
 
 
-def head_facts(found: Calibration, encoder: EncoderFacts, chunk_size: int) -> HeadFacts:
-    return HeadFacts(
+def head_facts(found: Calibration, encoder: EncoderInfo, chunk_size: int) -> HeadInfo:
+    return HeadInfo(
         encoders=(encoder,),
         chunk_size=chunk_size,
         threshold=found.threshold,
@@ -117,13 +117,13 @@ def head_facts(found: Calibration, encoder: EncoderFacts, chunk_size: int) -> He
 def train_and_be_killed(given: list[TrainOptions]) -> None:
     """Train as far as the first step of the third epoch."""
 
-    def kill(event: Telling) -> None:
+    def kill(event: RunEvent) -> None:
         if isinstance(event, Progress) and event.stage.startswith("epoch 3 "):
             os.kill(os.getpid(), signal.SIGKILL)
 
     train(given[0], kill)
 
 
-def train_here(asked: TrainOptions, told: list[Telling] | None = None) -> Training:
+def train_here(asked: TrainOptions, told: list[RunEvent] | None = None) -> TrainingRun:
     """Train in this process, as the command does it."""
     return train(asked, ([] if told is None else told).append)

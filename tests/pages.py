@@ -66,7 +66,7 @@ def write_table(folder: Path, calls: Iterable[Call], **facts: object) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / RECORD_TABLE.file).open("w", encoding="utf-8", newline="\n") as out:
         out.write("\t".join(RECORD_TABLE.columns) + "\n")
-        out.write(record_rows(Calls.of(calls)).decode("utf-8", "surrogateescape"))
+        out.write(record_rows(Calls.from_calls(calls)).decode("utf-8", "surrogateescape"))
     content = {"state": "complete", "recipe": {"command": "predict"}, **facts}
     (folder / "run.json").write_text(json.dumps(content))
     return folder

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from virnucpro.cli.main import app
-from virnucpro.core.events import OnEvent
+from virnucpro.core.events import EventHandler
 from virnucpro.core.json_checksum import add_checksum
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import FastaRecord, Records
@@ -33,7 +33,7 @@ from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.store.feature_store import open_stores
-from virnucpro.viral.classifier import caller_of
+from virnucpro.viral.classifier import choose_classifier
 from virnucpro.viral.head import Head
 from virnucpro.viral.types import (
     Call,
@@ -70,17 +70,17 @@ TABLES = (
 def run_inline(
     config: RunConfig,
     head: Head | None,
-    on_event: OnEvent = lambda _: None,
+    on_event: EventHandler = lambda _: None,
     executor: Executor | None = None,
 ) -> Summary:
     """Run in this process; a prediction is called by the head, or without one by the scorer."""
     if isinstance(config, PredictConfig):
         options = config.options
-        config = replace(config, classifier=caller_of(options, options.calls, head))
+        config = replace(config, classifier=choose_classifier(options, options.calls, head))
     return run(config, executor or InlineExecutor(), on_event)
 
 
-def run(config: RunConfig, executor: Executor, on_event: OnEvent) -> Summary:
+def run(config: RunConfig, executor: Executor, on_event: EventHandler) -> Summary:
     """Run what was resolved by ``predict`` or ``extract``."""
     if isinstance(config, PredictConfig):
         return run_predict(config, executor, on_event)
@@ -89,7 +89,7 @@ def run(config: RunConfig, executor: Executor, on_event: OnEvent) -> Summary:
 
 
 def execute(
-    options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
+    options: RunOptions, on_event: EventHandler, executor_on: ExecutorOn = ProcessExecutor
 ) -> Summary:
     """Do what the options ask for."""
     if isinstance(options, PredictOptions):
@@ -98,7 +98,7 @@ def execute(
     return extract(options, on_event, executor_on)
 
 
-def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
+def resolve(options: RunOptions, on_event: EventHandler) -> RunConfig:
     if isinstance(options, PredictOptions):
         return resolve_predict(options, on_event)
     assert isinstance(options, ExtractOptions)
@@ -140,9 +140,9 @@ def called(*rows: tuple[FastaRecord, Call, Sequence[Region] | None]) -> CalledRe
     records, calls, regions = zip(*rows, strict=True)
     track = Track(*(np.empty(0, kind) for kind in (np.int64, np.int64, np.float64, np.float64)))
     return CalledRecords(
-        Records.of(records),
-        Calls.of(calls),
-        FrameScores.of([[] for _ in rows]),
+        Records.from_records(records),
+        Calls.from_calls(calls),
+        FrameScores.from_predictions([[] for _ in rows]),
         {place: (tuple(of), track) for place, of in enumerate(regions) if of is not None},
     )
 
@@ -301,7 +301,7 @@ def bases_by_frame(fasta: Path) -> dict[str, str]:
     frames = {}
     for record in read_fasta(fasta):
         if set(record.sequence) <= set("ACGT"):
-            chunks = list(Chunk.cut(record, 300))
+            chunks = list(Chunk.from_record(record, 300))
             frames |= {orf.id: orf.bases for orf in translate_six_frames(chunks)}
     return frames
 

@@ -13,7 +13,7 @@ from forked import virnucpro
 from runs import execute, rows, write_fasta
 
 from virnucpro.core.errors import ResumeError, UsageError
-from virnucpro.core.option_schema import make
+from virnucpro.core.option_schema import build_options
 from virnucpro.workflows.predict_options import PredictOptions
 
 
@@ -32,7 +32,7 @@ def fasta(tmp_path: Path) -> Callable[[str], Path]:
 
 def predict(*inputs: Path, to: Path, **options: object) -> Path:
     values = {"input": list(inputs), "output_dir": to, "report": False, **options}
-    execute(make(PredictOptions, values), lambda _: None)
+    execute(build_options(PredictOptions, values), lambda _: None)
     return to
 
 
@@ -71,7 +71,7 @@ def test_add_starts_a_run_where_none_is(fasta, tmp_path):
 
 def test_add_without_resume_is_refused():
     with pytest.raises(UsageError, match="--add: no effect without --resume"):
-        make(PredictOptions, {"input": "a.fa", "output_dir": "run", "add": True})
+        build_options(PredictOptions, {"input": "a.fa", "output_dir": "run", "add": True})
 
 
 def test_resume_takes_a_moved_or_copied_input(fasta, tmp_path):

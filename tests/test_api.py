@@ -32,7 +32,7 @@ from test_repeats import copies_files
 from workers import POISON, RaisingWorker
 
 import virnucpro
-from virnucpro.core.option_schema import names_of
+from virnucpro.core.option_schema import option_names
 from virnucpro.core.option_text import with_options
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.options import WorkOptions
@@ -448,7 +448,7 @@ def plain_texts_of_errors() -> Iterator[tuple[str, str]]:
 
 def test_errors_mention_options_by_field() -> None:
     """So that Python can write them as arguments; commands in backquotes stay commands."""
-    names = names_of(PredictOptions, ExtractOptions) - OF_SEVERAL_MACHINES
+    names = option_names(PredictOptions, ExtractOptions) - OF_SEVERAL_MACHINES
     texts = list(plain_texts_of_errors())
     assert len(texts) > 100
     for where, text in texts:
@@ -458,7 +458,7 @@ def test_errors_mention_options_by_field() -> None:
 
 
 def test_texts_mention_options_that_exist() -> None:
-    known = names_of(PredictOptions, ExtractOptions, EvaluateOptions, TrainOptions, WorkOptions)
+    known = option_names(PredictOptions, ExtractOptions, EvaluateOptions, TrainOptions, WorkOptions)
     package = Path(virnucpro.__file__).parent
     n_mentions = 0
     for path in package.rglob("*.py"):
@@ -508,7 +508,7 @@ def test_a_signature_shows_each_option_with_its_type_and_default(
     assert get_type_hints(called).keys() == {*shown, "return"}
     for name in {"sequences", "input", *own}:
         del shown[name]
-    assert shown.keys() == names_of(options) - OF_SEVERAL_MACHINES - without
+    assert shown.keys() == option_names(options) - OF_SEVERAL_MACHINES - without
     types = get_type_hints(options)
     declared = {field.name: field.default for field in fields(options)} | {"strict": True}
     for name, parameter in shown.items():

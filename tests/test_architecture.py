@@ -195,7 +195,7 @@ def test_a_worker_starts_without_torchs_compiler_and_sympy() -> None:
         "from virnucpro.models.esm2.loading import load_esm2; "
         "from virnucpro.models.packing import PackedBatch; "
         "model = load_esm2(embedded_model(), 1, torch.bfloat16, torch.device('cpu')); "
-        "torch.inference_mode()(model)(PackedBatch.of(['MKV']))"
+        "torch.inference_mode()(model)(PackedBatch.from_sequences(['MKV']))"
     )
     assert not {"torch._dynamo", "sympy"} & loaded_after(statement)
 

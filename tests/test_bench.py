@@ -14,7 +14,7 @@ from forked import start
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.options import BenchOptions
-from virnucpro.models.validation.bench import _at_best, _Limit, bench
+from virnucpro.models.validation.bench import _best_rate, _HardwareLimit, bench
 from virnucpro.models.validation.random_weights import MODELS
 
 
@@ -50,8 +50,10 @@ def test_a_limit_of_a_cpu_is_measured_on_all_its_threads():
     before, seen = torch.get_num_threads(), set[int]()
     torch.set_num_threads(3)
     try:
-        limit = _Limit(what="nothing", precision=None, unit="bytes/s")
-        _at_best(limit, 1.0, torch.device("cpu"), lambda: lambda: seen.add(torch.get_num_threads()))
+        limit = _HardwareLimit(what="nothing", precision=None, unit="bytes/s")
+        _best_rate(
+            limit, 1.0, torch.device("cpu"), lambda: lambda: seen.add(torch.get_num_threads())
+        )
     finally:
         torch.set_num_threads(before)
     assert seen == {3}

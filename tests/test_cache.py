@@ -21,7 +21,7 @@ from virnucpro.core.events import BatchDone, EmbeddingStarted
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.options import WorkOptions
-from virnucpro.engine.vector_cache import CacheFolder, VectorCache
+from virnucpro.engine.vector_cache import CacheDir, VectorCache
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.summary import Summary
@@ -37,7 +37,7 @@ N_ROUNDS = 8  # of four writers that are killed
 def cache_in(folder: Path, n_bytes: int = ROOM, **changes: object) -> VectorCache:
     """A cache as another process would open it."""
     folder.mkdir(exist_ok=True)
-    return VectorCache(CacheFolder(folder, n_bytes), replace(ENCODER, **changes), "cpu")
+    return VectorCache(CacheDir(folder, n_bytes), replace(ENCODER, **changes), "cpu")
 
 
 def vector_of(sequence: str) -> np.ndarray:
@@ -89,7 +89,7 @@ def test_vectors_of_another_encoder_layer_pooling_or_precision_are_not_taken(tmp
     fill(cache_in(tmp_path), "MKV")
     assert cache_in(tmp_path, **changes).read(["MKV"]) == {}
     assert cache_in(tmp_path, model="another name").read(["MKV"]).keys() == {0}
-    of_another_device = VectorCache(CacheFolder(tmp_path, ROOM), ENCODER, "cuda")
+    of_another_device = VectorCache(CacheDir(tmp_path, ROOM), ENCODER, "cuda")
     assert of_another_device.read(["MKV"]) == {}
 
 

@@ -20,16 +20,16 @@ from virnucpro.results.tsv import (
     EMPTY,
     SortedLines,
     decimal_texts,
-    encoded,
-    fasta,
-    rows_of,
+    encode_texts,
+    format_fasta,
+    format_integers,
+    format_rows,
     sorted_lines,
     texts,
-    whole,
 )
 from virnucpro.sequences.fasta import write_record
 from virnucpro.viral.classifier import call_record
-from virnucpro.viral.head import HeadFacts, probabilities, probability
+from virnucpro.viral.head import HeadInfo, probabilities, probability
 from virnucpro.viral.types import Call, Calls, FrameScores, Prediction
 
 GOLDEN = Path(__file__).parent / "golden" / "consensus"
@@ -43,7 +43,7 @@ def frames(chunk: str, *scores: float | None) -> list[Prediction]:
     return [frame(f"{chunk}F{i}", chunk, score) for i, score in enumerate(scores)]
 
 
-def facts(**changes: object) -> HeadFacts:
+def facts(**changes: object) -> HeadInfo:
     usual = {"threshold": 0.5, "frame_rule": "max", "exponent": 1.0}
     return replace(FACTS, **usual | changes)
 
@@ -68,7 +68,7 @@ def test_chunks_are_called_as_by_the_original(tmp_path: Path) -> None:
         for name, _, _, virus in (row.split("\t") for row in rows[1:])
     ]
     with SortedLines(tmp_path) as lines:
-        lines.add(sorted_lines(chunk_rows(FrameScores.of([predictions]))))
+        lines.add(sorted_lines(chunk_rows(FrameScores.from_predictions([predictions]))))
         table = "\t".join(CHUNK_TABLE.columns).encode() + b"\n" + b"".join(lines.merged())
     expected = GOLDEN / "prediction_results_highestscore.csv"
     assert table == expected.read_bytes()
@@ -90,12 +90,15 @@ def test_chunks_are_called_as_by_the_original(tmp_path: Path) -> None:
 def test_a_chunk_is_viral_if_no_frame_is_surer_of_others_than_the_best_is_of_a_virus(
     scores: list[float], is_virus: bool
 ) -> None:
-    assert chunk_rows(FrameScores.of([frames("c", *scores)])) == f"c\t{is_virus}\n".encode()
+    assert (
+        chunk_rows(FrameScores.from_predictions([frames("c", *scores)]))
+        == f"c\t{is_virus}\n".encode()
+    )
 
 
 def test_only_frames_and_chunks_with_a_score_have_a_row() -> None:
     predictions = [*frames("a", None, None), frame("b0", "b", None, "no memory")]
-    scores = FrameScores.of([[*predictions, *frames("b", 0.75), *frames("c", 0.1)]])
+    scores = FrameScores.from_predictions([[*predictions, *frames("b", 0.75), *frames("c", 0.1)]])
     assert chunk_rows(scores) == b"b\tTrue\nc\tFalse\n"
     assert frame_rows(scores) == (
         b"bF0\tvirus\t0.250000\t0.750000\ncF0\tothers\t0.900000\t0.100000\n"
@@ -136,7 +139,7 @@ def test_a_row_has_any_text_as_it_is_and_whole_numbers() -> None:
     expected = "".join(
         f"{name}\t{'' if n == EMPTY else n}\n" for name, n in zip(names, numbers, strict=True)
     )
-    assert rows_of(texts(names), whole(numbers)) == encoded(expected)
+    assert format_rows(texts(names), format_integers(numbers)) == encode_texts(expected)
 
 
 @given(st.lists(st.integers(0, 200), max_size=5))
@@ -145,11 +148,13 @@ def test_a_record_of_fasta_has_sixty_letters_a_line(lengths: list[int]) -> None:
     out = StringIO()
     for number, sequence in enumerate(sequences):
         write_record(out, f"r{number} d", sequence)
-    assert fasta([f"r{i} d" for i in range(len(lengths))], sequences) == out.getvalue().encode()
+    assert (
+        format_fasta([f"r{i} d" for i in range(len(lengths))], sequences) == out.getvalue().encode()
+    )
 
 
 def test_a_frame_has_both_scores_with_six_decimals_and_a_tie_is_others() -> None:
-    scores = FrameScores.of([frames("c", 0.5, 0.500001, 0.123456, 1.0, 0.0)])
+    scores = FrameScores.from_predictions([frames("c", 0.5, 0.500001, 0.123456, 1.0, 0.0)])
     assert frame_rows(scores).decode().splitlines(keepends=True) == [
         "cF0\tothers\t0.500000\t0.500000\n",
         "cF1\tvirus\t0.499999\t0.500001\n",
@@ -252,7 +257,7 @@ def test_a_record_is_called_by_its_frames_with_a_score_and_a_note_says_why_other
     ids=["virus", "other", "virus of the scorer", "known virus", "no_orf", "invalid"],
 )
 def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call, row: str) -> None:
-    assert record_rows(Calls.of([found])) == row.encode()
+    assert record_rows(Calls.from_calls([found])) == row.encode()
     assert len(row.split("\t")) == len(RECORD_TABLE.columns)
     rate = found.false_discovery_rate
     again = replace(found, false_discovery_rate=None if rate is None else round(rate, 4))
@@ -269,13 +274,15 @@ def test_tables_without_evidence_are_read() -> None:
     columns = RECORD_TABLE.columns[:-3]
     assert columns[-1] == "note"
     found = [call(*frames("c", 0.75)), replace(call(), note="a note")]
-    lines = record_rows(Calls.of(found)).decode().splitlines()
+    lines = record_rows(Calls.from_calls(found)).decode().splitlines()
     table = "\n".join(("\t".join(columns), *(line[:-3] for line in lines), ""))
     assert list(map(parse_call, RECORD_TABLE.values_in(StringIO(table)))) == found
 
 
 def test_unknown_evidence_is_damage() -> None:
-    row = record_rows(Calls.of([replace(call(*frames("c", 0.75)), evidence="guess")])).decode()
+    row = record_rows(
+        Calls.from_calls([replace(call(*frames("c", 0.75)), evidence="guess")])
+    ).decode()
     table = "\t".join(RECORD_TABLE.columns) + "\n" + row
     with pytest.raises(ValueError, match="the evidence guess"):
         list(map(parse_call, RECORD_TABLE.values_in(StringIO(table))))
@@ -289,7 +296,7 @@ def test_what_is_to_be_mended_is_read_back_from_the_table() -> None:
         replace(call(frame("x", "c", None, "NaN")), record_id="all frames"),
         Call("odd", 9, "invalid", "file", note="is odd"),
     ]
-    table = "\t".join(RECORD_TABLE.columns) + "\n" + record_rows(Calls.of(calls)).decode()
+    table = "\t".join(RECORD_TABLE.columns) + "\n" + record_rows(Calls.from_calls(calls)).decode()
     found = [
         one
         for one in map(parse_call, RECORD_TABLE.values_in(StringIO(table, newline="\n")))

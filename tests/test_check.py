@@ -16,14 +16,14 @@ from forked import run_command, virnucpro
 from oracle import make_fair_esm, save_fair_esm
 
 from virnucpro.core.errors import UnavailableError
-from virnucpro.core.events import Progress, Telling
+from virnucpro.core.events import Progress, RunEvent
 from virnucpro.core.option_schema import ComputeOptions
-from virnucpro.core.recipe import Precision, Reads
+from virnucpro.core.recipe import Alphabet, Precision
 from virnucpro.models import codon_cnn as codons
-from virnucpro.models.devices import Choice
+from virnucpro.models.devices import DeviceChoice
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model_files import inspect_esm2
-from virnucpro.models.trained_encoder import _LearnedFacts, save_learned
+from virnucpro.models.trained_encoder import _TrainedEncoderInfo, save_trained_encoder
 from virnucpro.models.validation.compare_reference import (
     check,
     check_on,
@@ -55,7 +55,7 @@ def run_check(*words: object, run: Callable[[list[str]], None] = run_command):
     return virnucpro("models", "check", *words, env=env, run=run)
 
 
-def run(model: object, precision: Precision = "fp32", events: list[Telling] | None = None):
+def run(model: object, precision: Precision = "fp32", events: list[RunEvent] | None = None):
     options = ComputeOptions(device="cpu", precision=precision)
     (outcome,) = check(str(model), options, (events if events is not None else []).append)
     return outcome
@@ -122,7 +122,7 @@ def test_a_network_on_codons_passes_and_a_fault_larger_than_the_roundings_fails(
     codons.save_network(network, tmp_path / "model.safetensors")
     outcome = run(tmp_path, precision)
     assert not outcome.failures, outcome.report_lines()
-    panel = make_panel(Reads.CHUNK)
+    panel = make_panel(Alphabet.CHUNK)
     assert {one.sequence for one in outcome.deviations} == set(panel)
     assert set("ACGTNRUa") <= set().union(*panel.values()) <= set("ACGTNRU-acgt")
 
@@ -206,7 +206,7 @@ def test_numbers_that_the_precision_cannot_hold_are_reported(tmp_path):
     fair_esm = make_fair_esm(TINY)
     fair_esm.layers[0].fc1.weight.mul_(1e6)
     model = save_fair_esm(fair_esm, tmp_path / "large.pt")
-    cpu = Choice(("cpu",), ("CPU",), has_bf16=True, memory=1 << 30)
+    cpu = DeviceChoice(("cpu",), ("CPU",), has_bf16=True, memory=1 << 30)
     with pytest.raises(UnavailableError, match="the model large cannot run in fp16"):
         check_on(cpu, inspect_esm2(model), "fp16", lambda _: None)
 
@@ -227,8 +227,10 @@ def test_what_cannot_be_checked_is_reported(arguments, exit_code, words):
 
 
 def test_a_model_that_fair_esm_does_not_have_is_refused(tmp_path):
-    facts = _LearnedFacts(encoding="onehot", architecture="cnn", dim=8)
-    save_learned(tmp_path / "encoder.safetensors", facts, {"weight": np.ones(3, np.float32)})
+    facts = _TrainedEncoderInfo(encoding="onehot", architecture="cnn", dim=8)
+    save_trained_encoder(
+        tmp_path / "encoder.safetensors", facts, {"weight": np.ones(3, np.float32)}
+    )
     with pytest.raises(UnavailableError, match="is not an ESM-2") as caught:
         run(tmp_path / "encoder.safetensors")
     assert caught.value.hint
@@ -238,7 +240,7 @@ def test_a_model_that_fair_esm_does_not_have_is_refused(tmp_path):
 
 
 def test_progress_is_reported_in_tokens_to_the_end(model):
-    events: list[Telling] = []
+    events: list[RunEvent] = []
     run(model, "fp32", events)
     stages = {event.stage: event for event in events if isinstance(event, Progress)}
     n_tokens = sum(len(protein) + 2 for protein in make_panel().values())

@@ -12,7 +12,7 @@ import yaml
 from runs import CONTIGS, ROOT, invoke
 
 from virnucpro._version import __version__
-from virnucpro.core.atomic_io import sha256
+from virnucpro.core.atomic_io import hash_file
 from virnucpro.models.registry import TINY_NOTICE
 from virnucpro.results.report.citation import Work, all_works
 
@@ -98,7 +98,7 @@ def test_cite_of_a_run_with_a_head(tiny, tmp_path):
     folder = run_of(tmp_path / "run", f"{options} --precision fp32")
     code, said = invoke("cite", folder)
     assert code == 0 and "- model esm2_tiny: layer 2, mean pooling, fp32, SHA-256 " in said
-    assert f"- head {tiny.head_file}: SHA-256 {sha256(tiny.head_file)}\n" in said
+    assert f"- head {tiny.head_file}: SHA-256 {hash_file(tiny.head_file)}\n" in said
     assert cited_keys(folder) == [PROGRAM, ESM2, ORIGINAL]
 
 

@@ -23,7 +23,7 @@ from virnucpro.results.outputs import open_run_dir
 pytest.importorskip("parsl", reason="needs the extra cluster")
 from parsl.providers import LocalProvider
 
-from virnucpro.engine.parsl import parsl_on, read_blocks
+from virnucpro.engine.parsl import load_parsl_executor, read_blocks
 
 LOCAL = "provider: local\nmax_blocks: 2\nparts: 4\n"
 SLURM = LOCAL.replace("local", "slurm") + "exclusive: false\ncores_per_node: 1\nmem_per_node: 1\n"
@@ -176,7 +176,7 @@ class StubbornProvider(LocalProvider):
 
 def test_a_scheduler_that_does_not_answer_at_the_end_is_reported(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    with parsl_on(StubbornProvider(), open_run_dir(tmp_path)):
+    with load_parsl_executor(StubbornProvider(), open_run_dir(tmp_path)):
         pass
     assert "Parsl did not shut down cleanly: scancel: no answer" in caplog.text
 

@@ -27,7 +27,7 @@ from virnucpro.models.lookup import open_model
 from virnucpro.models.registry import NETWORK
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk
-from virnucpro.viral.head import Head, join_log_odds, log_odds, probability
+from virnucpro.viral.head import Head, combine_log_odds, log_odds, probability
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_sequences
 
@@ -196,7 +196,7 @@ def encoder() -> Encoder:
 
 @pytest.fixture(scope="module")
 def chunks() -> list[str]:
-    return [chunk.sequence for chunk in Chunk.cut(next(iter(read_fasta(CONTIGS))), 1000)]
+    return [chunk.sequence for chunk in Chunk.from_record(next(iter(read_fasta(CONTIGS))), 1000)]
 
 
 def worst(found: Rows, expected: Rows) -> float:
@@ -241,7 +241,7 @@ def test_a_gpu_gives_the_vectors_of_a_cpu(chunks, precision, limit):
 def test_a_record_is_called_by_the_weighted_log_odds_of_network_and_scorer(
     contigs, called, encoder
 ):
-    head, scorer = Head.load(open_model(NETWORK, lambda _: None).head), Scorer.own()
+    head, scorer = Head.load(open_model(NETWORK, lambda _: None).head), Scorer.load_builtin()
     found = {row["record"]: row for row in rows(called / "predictions.tsv")}
     records = {record.id: record for record in read_fasta(contigs)}
     for name in (*list(records)[:FEW], "again"):
@@ -251,7 +251,7 @@ def test_a_record_is_called_by_the_weighted_log_odds_of_network_and_scorer(
         scores = [log_odds(probability(float(each))) for each in odds]
         base = np.array([*score_sequences([records[name].sequence], scorer)])
         length = np.array([len(records[name].sequence)])
-        both = join_log_odds(head.facts.join.knots, base, np.array([fmean(scores)]), length)
+        both = combine_log_odds(head.facts.join.knots, base, np.array([fmean(scores)]), length)
         row = found[name]
         assert float(row["virus_score"]) == pytest.approx(probability(both.item()), abs=1e-5)
         assert float(row["base_score"]) == probability(base.item())

@@ -73,4 +73,4 @@ def test_words_have_their_places_by_the_order_of_bases() -> None:
 
 def test_a_frame_of_the_reverse_strand_is_complemented() -> None:
     orf = Orf("r_chunk_1R1", "r_chunk_1", "r", 2, 8, "-", "MK")
-    assert orf.codons_in("GGttNCATGG") == "ATGNAA"
+    assert orf.coding_sequence("GGttNCATGG") == "ATGNAA"

@@ -16,7 +16,7 @@ from test_scorer_run import many, predict, write
 
 from virnucpro.core.atomic_io import zstd
 from virnucpro.core.errors import InputError, ResumeError
-from virnucpro.sequences.input_scan import Survey
+from virnucpro.sequences.input_scan import InputScan
 from virnucpro.sequences.inputs import InputFile, check_recorded, join_inputs
 from virnucpro.store.manifest import read_manifest
 
@@ -51,7 +51,7 @@ def repack(path: Path, before: str, now: str) -> Path:
 
 
 def hashed(*paths: Path) -> list[InputFile]:
-    survey = Survey(is_strict=True)
+    survey = InputScan(is_strict=True)
     files = [InputFile(str(path), sample=path.name) for path in paths]
     return survey.hash_texts(survey.hash(files, lambda _: None))
 
@@ -95,10 +95,10 @@ def test_known_text_hash_is_not_computed_again(tmp_path) -> None:
     path = tmp_path / "a.fa.gz"
     path.write_bytes(gzip.compress(b">a\nACGT\n"))
     (recorded,) = hashed(path)
-    (present,) = Survey(is_strict=True).hash([InputFile(str(path))], lambda _: None)
+    (present,) = InputScan(is_strict=True).hash([InputFile(str(path))], lambda _: None)
     assert present.text_sha256 == ""
     seen: list[int] = []
-    survey = Survey(is_strict=True, on_text_bytes=seen.append)
+    survey = InputScan(is_strict=True, on_text_bytes=seen.append)
     (known,) = survey.hash_texts([present.with_text_hash_of([recorded])])
     assert known.text_sha256 == recorded.text_sha256
     assert not seen
@@ -110,7 +110,7 @@ def test_other_format_is_not_decompressed_to_be_hashed(tmp_path) -> None:
     path = tmp_path / "reads.bam"
     path.write_bytes(gzip.compress(b"BAM\1" + bytes(1_000_000)))
     seen: list[int] = []
-    survey = Survey(is_strict=True, on_text_bytes=seen.append)
+    survey = InputScan(is_strict=True, on_text_bytes=seen.append)
     (file,) = survey.hash_texts(survey.hash([InputFile(str(path))], lambda _: None))
     assert not seen
     assert file.text_sha256 == ""

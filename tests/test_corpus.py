@@ -23,10 +23,10 @@ from runs import rows as read_rows
 
 import virnucpro.sequences.fasta
 from virnucpro.cli.console import is_for_console
-from virnucpro.cli.exit_codes import Finished, exits
+from virnucpro.cli.exit_codes import CommandExit, exit_on_error
 from virnucpro.core.atomic_io import open_binary
-from virnucpro.core.events import EmbeddingStarted, OnEvent, Telling
-from virnucpro.core.logging import logging_to
+from virnucpro.core.events import EmbeddingStarted, EventHandler, RunEvent
+from virnucpro.core.logging import log_to_handler
 
 CORPUS = Path(__file__).parent / "corpus"
 FILES = CORPUS / "files"
@@ -169,25 +169,25 @@ def ids_by_biopython(inputs: list[Path], place: Place) -> list[str]:
     return found
 
 
-def run_as_a_command_would(config, head, on_event: OnEvent) -> Outcome:
+def run_as_a_command_would(config, head, on_event: EventHandler) -> Outcome:
     """Run in this process. Returns what a user would see, and the exit code."""
     shown = io.StringIO()
     handler = logging.StreamHandler(shown)
     handler.addFilter(partial(is_for_console, with_figures=True))
     try:
-        with redirect_stderr(shown), logging_to(handler), exits():
+        with redirect_stderr(shown), log_to_handler(handler), exit_on_error():
             summary = run_inline(config, head, on_event)
             for line in summary.lines(config.output):
                 click.echo(line, err=True)
-    except Finished as finished:
+    except CommandExit as finished:
         return Outcome(finished.exit_code, shown.getvalue())
     return Outcome(summary.exit_code, shown.getvalue())
 
 
-def interference(case: Case, inputs: list[Path]) -> OnEvent:
+def interference(case: Case, inputs: list[Path]) -> EventHandler:
     """What somebody does to the input when embedding begins."""
 
-    def interfere(event: Telling) -> None:
+    def interfere(event: RunEvent) -> None:
         if isinstance(event, EmbeddingStarted):
             match case.maker:
                 case "a_file_to_be_rewritten":

@@ -19,7 +19,7 @@ from test_scorer_run import predict
 
 from virnucpro.cli.console import is_for_console
 from virnucpro.cli.dashboard import ConsoleHandler, Dashboard
-from virnucpro.cli.progress import EventLog, Figures, Point, add_point
+from virnucpro.cli.progress import EventLog, Point, ProgressState, add_sample
 from virnucpro.core.events import (
     SCORING,
     STAGES,
@@ -32,10 +32,10 @@ from virnucpro.core.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.core.logging import LOGGER, announce, logging_to, printable
+from virnucpro.core.logging import LOGGER, announce, log_to_handler, printable
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Shard
-from virnucpro.store.progress_log import rate_of, seconds_left
+from virnucpro.store.progress_log import estimate_rate, seconds_left
 
 GIB = 1 << 30
 ESCAPE = "\x1b"
@@ -217,7 +217,7 @@ def test_after_a_tenth_of_the_work_the_time_left_is_reported_within_a_third(stre
             some = points[: int(share * n_steps) + 1]
             thinned: list[Point] = []
             for seconds, done in some:
-                thinned = add_point(thinned, seconds, done)
+                thinned = add_sample(thinned, seconds, done)
             now, truth = some[-1][0], points[-1][0] - some[-1][0]
             for known in (some, thinned):
                 left = seconds_left(known, 5000 - some[-1][1], now)
@@ -233,56 +233,56 @@ def test_steps_that_end_in_bursts_give_the_same_time_left():
 
 def test_time_that_passes_within_a_step_is_taken_off_and_a_step_that_never_ends_adds_to_it():
     assert seconds_left([], 10, now=5.0) is seconds_left([(0.0, 0.0)], 10, now=5.0) is None
-    assert rate_of([(1.0, 0.0), (1.0, 5.0)]) == 0.0
+    assert estimate_rate([(1.0, 0.0), (1.0, 5.0)]) == 0.0
     work = ((1000, 500), (1030, 510), (1060, 520), (1070, 600), (1080, 720), (1090, 820))
     points = [(float(seconds), float(done)) for seconds, done in work]
-    assert rate_of(points) == (820 - 520) / 30  # of the last third of the time
+    assert estimate_rate(points) == (820 - 520) / 30  # of the last third of the time
     assert seconds_left(points, 400, now=1090.0) == 40
     assert seconds_left(points, 400, now=1095.0) == 35
     assert seconds_left(points, 100, now=1110.0) == 0
     assert seconds_left(points, 400, now=1120.0) == 10  # a step may take three times the longest
     assert seconds_left(points, 400, now=1121.0) == 400 * (1121 - 1060) / (820 - 520)
-    assert rate_of([(0, 0), (10, 10), (19, 11), (20, 12)]) == 0.2  # of two steps at least
+    assert estimate_rate([(0, 0), (10, 10), (19, 11), (20, 12)]) == 0.2  # of two steps at least
 
 
 def test_the_time_left_of_scoring_follows_what_is_scored_now():
     """Blocks that were there before cost nothing, and records that are searched cost twice."""
     now = 0.0
-    figures = Figures(clock=lambda: now)
+    figures = ProgressState(clock=lambda: now)
     for number in range(1, 11):
         now += 0.001
-        figures.take(Progress("scoring", number, 100, "letters", (0, 170 - 2 * number)))
+        figures.on_event(Progress("scoring", number, 100, "letters", (0, 170 - 2 * number)))
     for number in range(11, 16):
         now += 2.0
         worked = 2 * (number - 10)
-        figures.take(Progress("scoring", number, 100, "letters", (worked, 150 - worked)))
+        figures.on_event(Progress("scoring", number, 100, "letters", (worked, 150 - worked)))
     assert figures.line.endswith("remaining 0:02:20")
 
 
 def test_the_time_left_of_embedding_leaves_out_the_start_of_workers_and_counts_late_tables():
     now = 0.0
-    figures = Figures(clock=lambda: now)
+    figures = ProgressState(clock=lambda: now)
     many = tuple(replace(SHARDS[0], index=index) for index in range(100))
-    figures.take(EmbeddingStarted(many, 0, encoders=(ESM2,)))
+    figures.on_event(EmbeddingStarted(many, 0, encoders=(ESM2,)))
     now = 600.0
-    figures.take(WorkerReady("cpu#0", "a CPU", Memory(GIB, 64 * GIB)))
+    figures.on_event(WorkerReady("cpu#0", "a CPU", Memory(GIB, 64 * GIB)))
     for shard in many[:20]:
         now += 1.0
-        figures.take(BatchDone("cpu#0", shard, tuple(range(10)), 1020, Memory(GIB, GIB)))
-        figures.take(ShardDone("cpu#0", shard, 1.0, 0))
+        figures.on_event(BatchDone("cpu#0", shard, tuple(range(10)), 1020, Memory(GIB, GIB)))
+        figures.on_event(ShardDone("cpu#0", shard, 1.0, 0))
         if not shard.index % 4:  # every fourth shard is in the tables too
-            figures.take(Progress(STAGES[2], 1 + shard.index // 4, 100, "shards"))
+            figures.on_event(Progress(STAGES[2], 1 + shard.index // 4, 100, "shards"))
     assert figures.seconds_left is not None
     assert figures.seconds_left > 300, "the tables take four times as long as the vectors"
 
 
-def figures_at(*steps: tuple[float, Progress], **options: bool) -> Figures:
+def figures_at(*steps: tuple[float, Progress], **options: bool) -> ProgressState:
     """The figures after stages whose progress came at these times."""
     now = 0.0
-    figures = Figures(clock=lambda: now, **options)
+    figures = ProgressState(clock=lambda: now, **options)
     for seconds, progress in steps:
         now = seconds
-        figures.take(progress)
+        figures.on_event(progress)
     return figures
 
 
@@ -308,26 +308,26 @@ def test_time_left_of_an_early_stage_is_unknown(stage):
 
 def test_time_left_of_tables_continues_after_embedding():
     now = 0.0
-    figures = Figures(clock=lambda: now)
+    figures = ProgressState(clock=lambda: now)
     shards = tuple(replace(SHARDS[0], index=index) for index in range(20))
-    figures.take(EmbeddingStarted(shards, 0, encoders=(ESM2,)))
-    figures.take(WorkerReady("cpu#0", "a CPU", Memory(GIB, 64 * GIB)))
+    figures.on_event(EmbeddingStarted(shards, 0, encoders=(ESM2,)))
+    figures.on_event(WorkerReady("cpu#0", "a CPU", Memory(GIB, 64 * GIB)))
     for shard in shards:
         now += 1.0
-        figures.take(BatchDone("cpu#0", shard, tuple(range(10)), 1020, Memory(GIB, GIB)))
-        figures.take(ShardDone("cpu#0", shard, 1.0, 0))
+        figures.on_event(BatchDone("cpu#0", shard, tuple(range(10)), 1020, Memory(GIB, GIB)))
+        figures.on_event(ShardDone("cpu#0", shard, 1.0, 0))
         if shard.index % 2:
             n_done = 1 + shard.index // 2
-            figures.take(Progress(STAGES[2], n_done, 20, "shards", (n_done, 20 - n_done)))
+            figures.on_event(Progress(STAGES[2], n_done, 20, "shards", (n_done, 20 - n_done)))
     now += 2.0
-    figures.take(Progress(STAGES[2], 11, 20, "shards", (11, 9)))
+    figures.on_event(Progress(STAGES[2], 11, 20, "shards", (11, 9)))
     assert figures.seconds_left == pytest.approx(18)
 
 
 def test_time_left_of_the_sender_counts_down():
     now = 0.0
-    figures = Figures(clock=lambda: now)
-    figures.take(Progress("epoch 1 of 9", 5, 10, "frames", seconds_left=170.0))
+    figures = ProgressState(clock=lambda: now)
+    figures.on_event(Progress("epoch 1 of 9", 5, 10, "frames", seconds_left=170.0))
     now = 20.0
     assert figures.seconds_left == 150
     assert "remaining 0:02:30" in figures.line
@@ -346,7 +346,7 @@ def test_run_reports_the_work_of_all_stages(tmp_path):
 
 def test_a_line_of_figures_comes_every_few_seconds():
     stream = io.StringIO()
-    with logging_to(logging.StreamHandler(stream)), EventLog(every_seconds=0.05):
+    with log_to_handler(logging.StreamHandler(stream)), EventLog(every_seconds=0.05):
         wait_until(lambda: stream.getvalue().count("elapsed") >= 2)
 
 
@@ -354,7 +354,7 @@ def test_the_console_gets_warnings_and_announcements_and_the_file_everything(log
     console, file = io.StringIO(), io.StringIO()
     quiet = logging.StreamHandler(console)
     quiet.addFilter(partial(is_for_console, with_figures=False))
-    with logging_to(logging.StreamHandler(file)), logging_to(quiet):
+    with log_to_handler(logging.StreamHandler(file)), log_to_handler(quiet):
         announce("bf16 it is")
         log(ShardDone("cuda:0", SHARDS[2], 1.5, 0))
         log(WorkerLost("cuda:1", "SIGKILL", SHARDS[3]))
@@ -366,7 +366,7 @@ def test_the_console_gets_warnings_and_announcements_and_the_file_everything(log
 
 def test_text_of_users_is_never_markup_or_control_codes():
     console = Console(file=io.StringIO(), width=200)
-    with logging_to(ConsoleHandler(console)):
+    with log_to_handler(ConsoleHandler(console)):
         LOGGER.warning("the id %s", printable("[red]a[/red]\x1b[2J\r\u202e"))
     assert "[red]a[/red]\\x1b[2J\\r\\u202e" in console.file.getvalue()
     log = EventLog()
@@ -377,7 +377,7 @@ def test_text_of_users_is_never_markup_or_control_codes():
 
 def test_a_line_above_the_dashboard_has_no_milliseconds_and_one_in_the_log_has():
     console, file = Console(file=io.StringIO(), width=200), io.StringIO()
-    with logging_to(ConsoleHandler(console)), logging_to(logging.StreamHandler(file)):
+    with log_to_handler(ConsoleHandler(console)), log_to_handler(logging.StreamHandler(file)):
         LOGGER.warning("a warning")
     assert re.fullmatch(r"\d\d:\d\d:\d\d WARNING a warning\n", console.file.getvalue())
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING ", file.getvalue())
@@ -413,9 +413,9 @@ def test_log_lines_of_several_lines_keep_them() -> None:
 
 
 def test_a_training_on_a_gpu_shows_the_memory_that_it_takes() -> None:
-    figures, memory = Figures(), Memory(3 * GIB, 80 * GIB)
+    figures, memory = ProgressState(), Memory(3 * GIB, 80 * GIB)
     for shown in (None, memory):
-        figures.take(Progress("epoch 1 of 2", 5, 10, "frames", memory=shown))
+        figures.on_event(Progress("epoch 1 of 2", 5, 10, "frames", memory=shown))
         console = Console(file=io.StringIO(), width=100)
         console.print(Dashboard(figures, console).draw())
         text = console.file.getvalue()

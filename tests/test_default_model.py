@@ -19,7 +19,7 @@ from runs import assert_same_vectors, invoke, resolve, run, vectors, write_fasta
 from served import serving, whole
 
 import virnucpro
-from virnucpro.core.atomic_io import HEAD_FILE, sha256
+from virnucpro.core.atomic_io import HEAD_FILE, hash_file
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.core.events import Progress, ShardDone
 from virnucpro.engine.local import InlineExecutor
@@ -28,8 +28,8 @@ from virnucpro.models.hugging_face import cache_folder, find_snapshot
 from virnucpro.models.lookup import (
     embedded_head,
     embedded_model,
+    find_model,
     hub_folder,
-    locate,
     open_default,
     open_model,
 )
@@ -42,7 +42,7 @@ from virnucpro.models.registry import (
     RemoteFile,
 )
 from virnucpro.training.train import train
-from virnucpro.training.training_config import Training, open_training, resolve_training
+from virnucpro.training.training_config import TrainingRun, open_training, resolve_training
 from virnucpro.viral.head import Head
 from virnucpro.workflows.options import ExtractOptions, RunOptions
 from virnucpro.workflows.predict_options import PredictOptions
@@ -78,7 +78,7 @@ def options(tmp_path, contigs, proteins):
 
 
 def test_earlier_name_opens_the_same_model():
-    assert locate(EARLIER_NAME) == embedded_model()
+    assert find_model(EARLIER_NAME) == embedded_model()
     assert open_model(EARLIER_NAME, lambda _: None).name == TINY_MODEL
     assert Head.load(embedded_head()).facts.encoders[0].name == TINY_MODEL
 
@@ -154,7 +154,7 @@ def publish(tmp_path, monkeypatch, checkpoint, folder) -> Callable[[str], None]:
             dim=TINY.dim,
             n_heads=TINY.n_heads,
             files=(file,),
-            folder_sha256=sha256(folder / "model.safetensors"),
+            folder_sha256=hash_file(folder / "model.safetensors"),
             repository=REPOSITORY,
         )
         monkeypatch.setitem(FAMILIES["esm2"].published, DEFAULT_MODEL, published)
@@ -175,7 +175,7 @@ def downloaded(publish, checkpoint) -> Path:
 def cache_snapshot(cache: Path, folder: Path, digest: str | None = None) -> Path:
     """Put a folder into a cache as huggingface_hub does: links to files named by their hash."""
     repository = cache / f"models--{REPOSITORY.replace('/', '--')}"
-    digest = digest or sha256(folder / "model.safetensors")
+    digest = digest or hash_file(folder / "model.safetensors")
     for name, blob in (("model.safetensors", digest), ("config.json", "0123abcd")):
         (repository / "blobs").mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / name, repository / "blobs" / blob)
@@ -238,7 +238,7 @@ def test_other_revisions_in_the_cache_are_passed_over(publish, folder, tmp_path)
 
 
 def test_incomplete_snapshot_is_passed_over(folder, tmp_path):
-    digest = sha256(folder / "model.safetensors")
+    digest = hash_file(folder / "model.safetensors")
     snapshot = cache_snapshot(tmp_path, folder)
     assert find_snapshot(tmp_path, REPOSITORY, digest) == snapshot
     (snapshot / "config.json").resolve().unlink()
@@ -414,7 +414,7 @@ def labelled(tmp_path) -> Path:
     return write_labelled(tmp_path / "data", n_groups=4, per_group=1)
 
 
-def opened(data: Path, **changes: object) -> Training:
+def opened(data: Path, **changes: object) -> TrainingRun:
     """A training that is about to make its first step."""
     asked = training_options(data, data.parents[1] / "out", **changes)
     training, _ = resolve_training(asked, lambda _: None)

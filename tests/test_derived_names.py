@@ -23,11 +23,11 @@ from virnucpro.engine.options import WorkOptions
 from virnucpro.sequences.derived_names import (
     FRAME_ENDINGS,
     DerivedNameScan,
-    owner_of,
+    original_name,
     without_number,
 )
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.taken_names import find_taken
+from virnucpro.sequences.taken_names import find_taken_names
 from virnucpro.training.frame_dataset import FrameStore, link_vectors, read_ids, write_frames
 from virnucpro.training.labelled_data import LabelledRecord
 from virnucpro.workflows.find_proviruses import find_regions
@@ -41,7 +41,9 @@ composed = st.lists(st.sampled_from(["a", "b", *SUFFIXES]), min_size=1).map("".j
 def records_of(ids: Sequence[str], own_ids: Sequence[str] = ()) -> Records:
     own = own_ids or [""] * len(ids)
     each = zip(ids, own, strict=True)
-    return Records.of(FastaRecord(name, name, "ACGT", own_id=of_file) for name, of_file in each)
+    return Records.from_records(
+        FastaRecord(name, name, "ACGT", own_id=of_file) for name, of_file in each
+    )
 
 
 # Rules
@@ -51,7 +53,7 @@ def records_of(ids: Sequence[str], own_ids: Sequence[str] = ()) -> Records:
 @example({"a", "a_chunk_1", "a_chunk_1F1", "a_chunk_1_2", "a_chunk_1_2R3", "a_chunk_1_chunk_1"})
 @example({"a", "a|provirus_1_9", "a|provirus_1_9_2", "a|provirus_1_9|provirus_1_9"})
 def test_derived_names_are_unique_and_no_ids(ids: set[str]) -> None:
-    taken = find_taken([records_of(sorted(ids))])
+    taken = find_taken_names([records_of(sorted(ids))])
     derived = list[str]()
     for name in ids:
         for suffix in ("_piece_1", "|provirus_1_9", "|whole_3_9"):
@@ -61,13 +63,13 @@ def test_derived_names_are_unique_and_no_ids(ids: set[str]) -> None:
             derived += [chunk + ending for ending in FRAME_ENDINGS]
     assert len(set(derived)) == len(derived)
     assert not ids.intersection(derived)
-    assert all(owner_of(name) in ids for name in derived)
+    assert all(original_name(name) in ids for name in derived)
 
 
 @given(st.sets(composed, min_size=1, max_size=40))
 def test_names_are_numbered_only_where_an_id_takes_them(ids: set[str]) -> None:
-    taken = find_taken([records_of(sorted(ids))])
-    assert bool(taken) == any(owner_of(name) in ids for name in ids)
+    taken = find_taken_names([records_of(sorted(ids))])
+    assert bool(taken) == any(original_name(name) in ids for name in ids)
     for name in ids:
         suffix = taken.free_suffix([name], "_piece_1")
         assert (suffix == "_piece_1") == (f"{name}_piece_1" not in ids)
@@ -78,14 +80,14 @@ def test_names_are_numbered_only_where_an_id_takes_them(ids: set[str]) -> None:
 @given(st.sets(composed, min_size=2, max_size=20))
 def test_taken_names_depend_on_ids_alone(ids: set[str]) -> None:
     ordered = sorted(ids)
-    whole = find_taken([records_of(ordered)])
-    parts = find_taken([records_of(ordered[1:][::-1]), records_of(ordered[:1])])
+    whole = find_taken_names([records_of(ordered)])
+    parts = find_taken_names([records_of(ordered[1:][::-1]), records_of(ordered[:1])])
     assert whole.names.tolist() == parts.names.tolist()
     assert whole.key == parts.key
 
 
 def test_ids_in_files_take_names_too() -> None:
-    taken = find_taken([records_of(["f:a", "g:b"], ["a", "a_piece_1"])])
+    taken = find_taken_names([records_of(["f:a", "g:b"], ["a", "a_piece_1"])])
     assert taken.free_suffix(["f:a", "a"], "_piece_1") == "_piece_1_2"
 
 
@@ -326,7 +328,7 @@ def test_frames_and_vectors_have_unique_names(tmp_path, make_config, tiny, conti
     assert len({*frames, *chunks}) == len(frames) + len(chunks)
     assert ids.isdisjoint([*frames, *chunks])
     assert {"c1_chunk_1_2", "c2_chunk_2_3", "c1_chunk_2", "c3_chunk_1"} <= {*chunks}
-    assert all(owner_of(name) in ids for name in frames)
+    assert all(original_name(name) in ids for name in frames)
 
 
 def test_added_file_that_takes_names_embeds_only_these_again(

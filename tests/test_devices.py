@@ -23,7 +23,7 @@ from virnucpro.core.option_schema import ComputeOptions
 from virnucpro.core.recipe import Footprint
 from virnucpro.models import devices
 from virnucpro.models.devices import (
-    Choice,
+    DeviceChoice,
     TorchBuild,
     TryGpus,
     choose_devices,
@@ -39,7 +39,7 @@ from virnucpro.models.devices import (
     visible_gpus,
 )
 from virnucpro.models.esm2.config import ESM2Shape
-from virnucpro.models.esm2.model_files import footprint_of, room_for
+from virnucpro.models.esm2.model_files import estimate_memory, measure_footprint
 from virnucpro.models.esm2.triton_kernels import NAMES
 from virnucpro.models.manage import describe_model
 from virnucpro.models.registry import FAMILIES
@@ -53,10 +53,10 @@ NO_GPU = not list_gpus()[0]
 
 def footprint(name: str) -> Footprint:
     """The room for a published model."""
-    return footprint_of(PUBLISHED[name])
+    return measure_footprint(PUBLISHED[name])
 
 
-def choose(device, gpus=None, visible=None, workers=None, model_bytes=1) -> Choice:
+def choose(device, gpus=None, visible=None, workers=None, model_bytes=1) -> DeviceChoice:
     options = ComputeOptions(device=device, gpus=gpus, cuda_visible_devices=visible)
     return choose_devices(options, workers, model_bytes)
 
@@ -347,9 +347,9 @@ def test_the_first_kind_of_device_that_is_there_is_taken(feign, has_gpu, has_mps
             choose("auto", workers=2)
 
 
-WIDE = Choice(("cuda:0",), ("H200",), has_bf16=True, memory=139 * GIB)
-OLD = Choice(("cuda:0",), ("GTX 1080",), has_bf16=False, memory=8 * GIB)
-CPU = Choice(("cpu",), ("CPU",), has_bf16=False, memory=8 * GIB)
+WIDE = DeviceChoice(("cuda:0",), ("H200",), has_bf16=True, memory=139 * GIB)
+OLD = DeviceChoice(("cuda:0",), ("GTX 1080",), has_bf16=False, memory=8 * GIB)
+CPU = DeviceChoice(("cpu",), ("CPU",), has_bf16=False, memory=8 * GIB)
 
 
 def test_torch_is_described_without_importing_it_as_it_describes_itself():
@@ -381,7 +381,7 @@ def test_the_token_budget_fits_the_device_and_the_model():
     assert sizes["esm2_t36_3B_UR50D"] == 16_384
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
     assert choose_tokens(CPU, footprint("esm2_t6_8M_UR50D"), "bf16") == 2048
-    narrow = room_for(ESM2Shape(n_layers=6, dim=128, n_heads=4))
+    narrow = estimate_memory(ESM2Shape(n_layers=6, dim=128, n_heads=4))
     assert choose_tokens(CPU, narrow, "bf16") == 4096
     tight = dataclasses.replace(OLD, memory=2 * GIB)
     assert choose_tokens(tight, footprint("esm2_t36_3B_UR50D"), "bf16") == 2048  # never below
@@ -440,10 +440,10 @@ MEDIUM = footprint("esm2_t33_650M_UR50D")
 
 
 @pytest.fixture
-def chosen(feign) -> Callable[..., Choice]:
+def chosen(feign) -> Callable[..., DeviceChoice]:
     """What a machine with these cards gives."""
 
-    def choose_among(*cards: Card) -> Choice:
+    def choose_among(*cards: Card) -> DeviceChoice:
         feign(cards, build=CUDA_12_6)
         return choose("auto")
 

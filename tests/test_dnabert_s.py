@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.models.base import load_encoder, recognise
+from virnucpro.models.base import identify_model, load_encoder
 from virnucpro.models.dnabert_s import model as network
 from virnucpro.models.dnabert_s.encoder import inspect_folder, load_dnabert
 from virnucpro.models.dnabert_s.model import alibi_slopes, mean_pool, pack
@@ -205,7 +205,7 @@ def test_products_of_numbers_in_two_parts_are_nearly_those_of_float32(folder, te
     ],
 )
 def test_no_precision_moves_the_published_calls(folder, kind, precision, own):
-    model = recognise(folder, lambda _: None)
+    model = identify_model(folder, lambda _: None)
     assert model.precision_on(kind, precision) == own
 
 
@@ -248,7 +248,7 @@ def test_a_gpu_with_triton_attends_to_all_texts_at_once_and_a_warning_says_why_o
     monkeypatch, caplog, device, has_triton, kernel
 ):
     refusal = "" if has_triton else "Triton is not installed"
-    monkeypatch.setattr(triton_kernels, "refusals", lambda *_: {"attention": refusal})
+    monkeypatch.setattr(triton_kernels, "unavailable_kernels", lambda *_: {"attention": refusal})
     assert network.choose_kernel(torch.device(device)) is kernel
     expected = (
         [] if has_triton else [f"attention: PyTorch, which is slower than Triton ({refusal})"]
@@ -331,5 +331,5 @@ def test_a_pickle_with_code_in_it_is_refused_and_does_nothing(tmp_path):
         tmp_path / "model", state={**state, "extra": Payload(tmp_path / "done")}
     )
     with pytest.raises(UnavailableError, match="holds more than tensors"):
-        recognise(path, lambda _: None)
+        identify_model(path, lambda _: None)
     assert not (tmp_path / "done").exists()

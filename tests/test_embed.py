@@ -29,16 +29,16 @@ from test_genetic_code import gene
 
 from virnucpro.core.errors import ResumeError
 from virnucpro.core.events import BatchDone
-from virnucpro.core.recipe import Embed, EncoderSpec, Recipe
+from virnucpro.core.recipe import EmbeddingRule, EncoderSpec, Recipe
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.store.manifest import Manifest
-from virnucpro.viral.classifier import asking, caller_of
-from virnucpro.viral.head import Join, JoinKnot
+from virnucpro.viral.classifier import choose_classifier, select_for_embedding
+from virnucpro.viral.head import EnsembleKnot, EnsembleWeights
 from virnucpro.viral.networks import Scorer, thresholds
-from virnucpro.viral.options import CutOptions
+from virnucpro.viral.options import ThresholdOptions
 from virnucpro.viral.scoring import score_sequences
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.status import inspect_run, measure_run
@@ -54,8 +54,8 @@ Run = Callable[..., Summary]
 @pytest.fixture(scope="module")
 def head(tiny, tmp_path_factory) -> Path:
     """The tiny head, joined with the scorer so that it changes scores."""
-    scorer = Scorer.own()
-    join = Join(scorer.sha256, (JoinKnot(500, 0.8, 0.5, 0.1),), scorer.error_rates)
+    scorer = Scorer.load_builtin()
+    join = EnsembleWeights(scorer.sha256, (EnsembleKnot(500, 0.8, 0.5, 0.1),), scorer.error_rates)
     path = tmp_path_factory.mktemp("joined") / "head.safetensors"
     replace(tiny.head, facts=replace(tiny.head.facts, join=join)).save(path)
     return path
@@ -119,23 +119,28 @@ def test_what_is_not_embedded_is_called_as_without_a_model_and_the_rest_as_with_
         assert vector == pytest.approx(of_all[name], abs=1e-5)
 
 
-def places_of(records: Records, recipe: Recipe, rules: tuple[Embed, ...]) -> list[int | None]:
+def places_of(
+    records: Records, recipe: Recipe, rules: tuple[EmbeddingRule, ...]
+) -> list[int | None]:
     """The place of the first rule that asks for each record that can be embedded."""
     encoder = EncoderSpec(
         model="tiny", sha256="0" * 64, layer=1, pooling="mean", precision="fp32", dim=1
     )
-    assert not [*asking(records, recipe, rules)]
-    return [place for _, place in asking(records, replace(recipe, encoders=(encoder,)), rules)]
+    assert not [*select_for_embedding(records, recipe, rules)]
+    return [
+        place
+        for _, place in select_for_embedding(records, replace(recipe, encoders=(encoder,)), rules)
+    ]
 
 
 def test_the_rules_are_shares_of_cells_at_the_length_of_a_record():
-    records = Records.of(
+    records = Records.from_records(
         FastaRecord(f"{one.id}:{start}", one.id, one.sequence[start : start + 300])
         for one in read_fasta(CONTIGS)
         for start in range(0, len(one.sequence) - 299, 300)
     )
     sequences = records.sequences
-    scorer = Scorer.own()
+    scorer = Scorer.load_builtin()
     lengths = np.array(list(map(len, sequences)))
     log_odds = np.array(list(score_sequences(sequences, scorer)))
     low, high = (thresholds(scorer.error_rates, lengths, s) for s in (0.2, 0.005))
@@ -156,7 +161,7 @@ def test_the_rules_are_shares_of_cells_at_the_length_of_a_record():
 def test_what_the_scorer_cannot_read_is_embedded():
     short, unknown = FastaRecord("a", "a", "ACGT" * 20), FastaRecord("b", "b", "N" * 500)
     recipe = replace(NUCLEOTIDES, min_length=0)
-    assert places_of(Records.of([short, unknown]), recipe, ("uncertain",)) == [0, 0]
+    assert places_of(Records.from_records([short, unknown]), recipe, ("uncertain",)) == [0, 0]
 
 
 def test_a_resume_with_all_keeps_what_is_embedded_and_ends_as_if_all_had_been_asked_for(
@@ -292,8 +297,10 @@ def test_a_head_alone_calls_what_is_embedded_and_the_scorer_the_rest(run_on, tin
 
 
 def test_a_block_of_replaced_records_only_is_called_without_an_error(tiny):
-    caller = caller_of(CutOptions(), "head", tiny.head, ("viral",))
-    assert caller.call(Records.of([]), [], NUCLEOTIDES).records == Records.of([])
+    caller = choose_classifier(ThresholdOptions(), "head", tiny.head, ("viral",))
+    assert caller.call(Records.from_records([]), [], NUCLEOTIDES).records == Records.from_records(
+        []
+    )
 
 
 def test_proteins_are_asked_for_by_the_scorer_of_proteins(run_on, tmp_path):

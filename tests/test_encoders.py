@@ -31,7 +31,7 @@ from runs import (
     write_fasta,
 )
 
-from virnucpro.core.atomic_io import sha256
+from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.engine.local import InlineExecutor
@@ -41,7 +41,7 @@ from virnucpro.models.esm2.loading import load_esm2, save_esm2
 from virnucpro.models.lookup import open_model
 from virnucpro.models.manage import describe_model
 from virnucpro.models.registry import FAMILIES, Family
-from virnucpro.viral.head import EncoderFacts, Head, Network
+from virnucpro.viral.head import EncoderInfo, Head, Network
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.run_config import RunConfig
 
@@ -81,7 +81,7 @@ def test_a_model_of_another_family_is_named_by_its_path_as_any_other(toy_config,
     stored = json.loads((options.output_dir / "run.json").read_text())
     assert "model counts: four counts" in stored["announced"]
     (encoder,) = stored["recipe"]["encoders"]
-    assert (encoder["family"], encoder["sha256"]) == ("toy", sha256(path))
+    assert (encoder["family"], encoder["sha256"]) == ("toy", hash_file(path))
     frames = bases_by_frame(contigs)
     counts = {name: [bases.count(base) for base in "ACGT"] for name, bases in frames.items()}
     assert len(counts) > 100
@@ -111,7 +111,7 @@ def pair(toy_config, make_config, tiny, contigs, tmp_path) -> tuple[RunConfig, H
     config = make_config(contigs, output=tmp_path / "pair")
     recipe = replace(config.recipe, encoders=(*config.recipe.encoders, TOY))
     known = tiny.head.facts
-    counts = EncoderFacts(
+    counts = EncoderInfo(
         family="toy", name="counts", encoder_id="1" * 16, layer=1, pooling="mean", dim=4
     )
     facts = replace(known, encoders=(*known.encoders, counts))

@@ -37,25 +37,25 @@ from runs import (
 from toy_executor import BackwardExecutor
 
 from virnucpro.cli.progress import EventLog
-from virnucpro.core.child_process import interrupts_held, start
+from virnucpro.core.child_process import defer_interrupts, start_process
 from virnucpro.core.errors import InputError, UnavailableError
 from virnucpro.core.events import (
     STAGES,
     BatchDone,
+    BatchSizeReduced,
     BatchStarted,
-    BudgetReduced,
+    RunEvent,
     ShardDone,
     ShardFailed,
-    Telling,
     WorkerLost,
     WorkerReady,
 )
 from virnucpro.core.types import Shard
 from virnucpro.engine import local
-from virnucpro.engine.base import Job, Resources
-from virnucpro.engine.local import InlineExecutor, ProcessExecutor, _Peer
-from virnucpro.engine.retry_policy import Attempt, Workload
-from virnucpro.engine.shard_embedding import Refused, outcome_of
+from virnucpro.engine.base import Resources, WorkerConfig
+from virnucpro.engine.local import InlineExecutor, ProcessExecutor, WorkerHandle
+from virnucpro.engine.retry_policy import Attempt, WorkerState
+from virnucpro.engine.shard_embedding import BatchError, run_catching
 from virnucpro.engine.worker import Worker
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.workflows import run_steps
@@ -87,10 +87,10 @@ class Watch:
     """Hears a run, and notes which processes there are whenever it tells of something."""
 
     def __init__(self) -> None:
-        self.events: list[Telling] = []
+        self.events: list[RunEvent] = []
         self.pids: dict[str, set[int | None]] = {}  # by the stage of the run
 
-    def __call__(self, event: Telling) -> None:
+    def __call__(self, event: RunEvent) -> None:
         self.events.append(event)
         some = self.pids.setdefault(getattr(event, "stage", ""), set())
         some.update(child.pid for child in multiprocessing.active_children())
@@ -206,8 +206,8 @@ GLIBC = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="ne
 @GLIBC
 @pytest.mark.parametrize(("device", "is_kept"), [("cpu", True), ("cuda:0", False)])
 def test_freed_memory_is_kept_by_worker_processes_on_a_cpu(device, is_kept):
-    with interrupts_held():
-        child = start(workers.serve_and_describe_the_allocator, device)
+    with defer_interrupts():
+        child = start_process(workers.serve_and_describe_the_allocator, device)
     with closing(child):
         ready = child.pipe.recv()
         child.pipe.send(None)
@@ -218,9 +218,9 @@ def test_freed_memory_is_kept_by_worker_processes_on_a_cpu(device, is_kept):
 @GLIBC
 def test_a_model_in_the_process_of_the_user_leaves_its_memory_as_it_is(make_config, contigs):
     config = make_config(contigs)
-    job = Job.of(open_run_dir(config.output), config.recipe, config.weights)
-    with interrupts_held():
-        child = start(workers.load_and_tell_of_the_allocator, job, config.resources)
+    job = WorkerConfig.from_recipe(open_run_dir(config.output), config.recipe, config.weights)
+    with defer_interrupts():
+        child = start_process(workers.load_and_tell_of_the_allocator, job, config.resources)
     with closing(child):
         is_kept = child.pipe.recv()
         assert child.wait(10)
@@ -388,14 +388,14 @@ def test_failed_sequences_are_tried_again_on_resume_and_not_mended_by_what_stand
     assert_same_run(folder, run_by(None, poisoned, output=tmp_path / "whole")[0])
 
 
-def peer_with(*shards: Shard) -> _Peer:
+def peer_with(*shards: Shard) -> WorkerHandle:
     """The parent's view of a ready worker that was given these; there is no process."""
     resources = Resources(devices=("cpu",), tokens_per_batch=2048, silence_seconds=1.0)
     child = SimpleNamespace(pipe=SimpleNamespace(send=lambda _: None), is_alive=False)
-    work = Workload("cpu", is_ready=True)
-    peer = _Peer(work, "cpu", SimpleNamespace(), resources, child, deadline=0.0)
+    work = WorkerState("cpu", is_ready=True)
+    peer = WorkerHandle(work, "cpu", SimpleNamespace(), resources, child, deadline=0.0)
     for shard in shards:
-        peer.give(Attempt(shard))
+        peer.assign(Attempt(shard))
     return peer
 
 
@@ -416,9 +416,9 @@ def test_a_silent_worker_is_replaced_and_its_sequence_fails_alone(run_by, tmp_pa
 def test_a_batch_that_does_not_fit_is_halved_and_the_budget_remembered(run_by, undisturbed, worker):
     folder, _, events = run_by(InlineExecutor(worker=worker))
     assert_same_run(folder, undisturbed)
-    reduced = [event.tokens_per_batch for event in of_kind(BudgetReduced, events)]
+    reduced = [event.tokens_per_batch for event in of_kind(BatchSizeReduced, events)]
     assert reduced == sorted(reduced, reverse=True)
-    last = max(i for i, event in enumerate(events) if isinstance(event, BudgetReduced))
+    last = max(i for i, event in enumerate(events) if isinstance(event, BatchSizeReduced))
     sizes = [event.n_tokens for event in of_kind(BatchDone, events[last:])]
     in_flight_then = 500 if worker is workers.OverlappingSmallWorker else 0
     assert len(reduced) < 5 and max(sizes) <= max(reduced[-1], in_flight_then)
@@ -436,8 +436,8 @@ def test_a_library_without_room_on_the_device_is_out_of_memory(message):
     def work() -> None:
         raise RuntimeError(message)
 
-    outcome = outcome_of(work)
-    assert isinstance(outcome, Refused) and outcome.is_too_large
+    outcome = run_catching(work)
+    assert isinstance(outcome, BatchError) and outcome.is_too_large
 
 
 @pytest.mark.parametrize(
@@ -452,7 +452,7 @@ def test_a_library_that_fails_on_the_device_ends_the_worker(message):
         raise RuntimeError(message)
 
     with pytest.raises(torch.AcceleratorError, match="EXECUTION_FAILED"):
-        outcome_of(work)
+        run_catching(work)
 
 
 def test_a_sequence_too_large_for_the_device_fails_alone(run_by, tmp_path):
@@ -494,7 +494,7 @@ def test_memory_that_runs_out_at_any_batch_loses_nothing(run_by, tmp_path):
 
 
 def test_a_worker_that_never_becomes_ready_is_given_up(make_config, tiny, contigs):
-    lost: list[Telling] = []
+    lost: list[RunEvent] = []
     executor = ProcessExecutor(["cpu"], workers.StuckWorker, start_seconds=0.5)
     with pytest.raises(UnavailableError, match="fell silent"):
         run_inline(make_config(contigs), tiny.head, lost.append, executor)
@@ -504,7 +504,7 @@ def test_a_worker_that_never_becomes_ready_is_given_up(make_config, tiny, contig
 
 def test_what_workers_warn_of_while_they_start_is_one_warning(make_config, tiny, contigs, tmp_path):
     config, log = make_config(contigs, output=tmp_path / "warned"), EventLog()
-    events: list[Telling] = []
+    events: list[RunEvent] = []
 
     def hear(event):
         events.append(event)
@@ -572,7 +572,7 @@ def test_a_worker_that_does_not_read_keeps_nobody_waiting():
     peer.child.pipe, theirs = Pipe()
     attempt = Attempt(SHARDS[0], suspects=frozenset(range(1_000_000)))
     with ThreadPoolExecutor() as pool, theirs:  # whose end is the end of whoever still sends
-        pool.submit(peer.give, attempt).result(timeout=10)
+        pool.submit(peer.assign, attempt).result(timeout=10)
         assert theirs.recv() == attempt
     assert peer.deadline > began + 1.0  # silence counts from when it got a shard
     peer.sender.shutdown()
@@ -585,7 +585,7 @@ def test_a_signal_waits_until_the_processes_that_start_are_known():
     n_steps = 0
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt), interrupts_held():
+        with pytest.raises(KeyboardInterrupt), defer_interrupts():
             os.kill(os.getpid(), signal.SIGINT)
             for _ in range(20):
                 time.sleep(0.005)
@@ -603,11 +603,11 @@ def test_ctrl_c_while_workers_start_leaves_none(make_config, tiny, contigs, monk
     started = []
 
     def start_and_be_interrupted(*arguments):
-        started.append(start(*arguments))
+        started.append(start_process(*arguments))
         os.kill(os.getpid(), signal.SIGINT)
         return started[-1]
 
-    monkeypatch.setattr(local, "start", start_and_be_interrupted)
+    monkeypatch.setattr(local, "start_process", start_and_be_interrupted)
     try:
         with pytest.raises(KeyboardInterrupt):
             run_inline(make_config(contigs), tiny.head, executor=ProcessExecutor(["cpu"] * 2))
@@ -627,11 +627,11 @@ def test_a_pause_of_all_processes_is_no_silence(monkeypatch):
         clock[0] += next(pauses)
         return []
 
-    monkeypatch.setattr(local.Child, "with_news", hear_nothing_and_be_paused)
+    monkeypatch.setattr(local.Child, "wait_any", hear_nothing_and_be_paused)
     monkeypatch.setattr(local.time, "monotonic", lambda: clock[0])
     executor = ProcessExecutor([])
-    executor.peers.append(peer)
-    assert executor.peers_with_news() == [peer]
+    executor.workers.append(peer)
+    assert executor.wait_for_workers() == [peer]
     assert 108 < clock[0] - began < 111
 
 

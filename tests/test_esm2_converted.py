@@ -16,7 +16,7 @@ from oracle import make_fair_esm, random_protein, save_fair_esm
 from safetensors.torch import load
 
 from virnucpro.core.errors import UnavailableError
-from virnucpro.core.events import Event, Progress
+from virnucpro.core.events import Progress, WorkerEvent
 from virnucpro.core.recipe import Precision
 from virnucpro.models.esm2.loading import load_esm2, prepare
 from virnucpro.models.esm2.model import DTYPES
@@ -41,7 +41,7 @@ def kept(monkeypatch, tmp_path: Path) -> Path:
 
 def prepared(model: ESM2Model, precision: Precision = "bf16") -> tuple[Path, bool]:
     """The copy that workers map, and whether it was made just now."""
-    heard: list[Event] = []
+    heard: list[WorkerEvent] = []
     path, digest = prepare(model, model.shape, precision, heard.append)
     assert digest == model.sha256()
     return path, any(isinstance(one, Progress) and "converting" in one.stage for one in heard)
@@ -58,7 +58,7 @@ def converted(checkpoint: ESM2Model) -> Path:
 @pytest.mark.parametrize("layer", [1, 2])
 def test_the_converted_model_gives_the_same_bits(checkpoint, precision, layer):
     made, _ = prepared(checkpoint, precision)
-    batch = PackedBatch.of([random_protein(length) for length in (90, 50, 50, 7)])
+    batch = PackedBatch.from_sequences([random_protein(length) for length in (90, 50, 50, 7)])
     direct = load_esm2(checkpoint.path, layer, DTYPES[precision], CPU)(batch)
     assert made != checkpoint.path
     assert torch.equal(load_esm2(made, layer, DTYPES[precision], CPU)(batch), direct)
@@ -128,7 +128,7 @@ def test_what_a_killed_conversion_left_is_deleted_a_day_later(checkpoint, conver
 def test_a_model_folder_may_have_any_name(tiny, tmp_path):
     folder = tmp_path / "my.virnucpro.safetensors"
     shutil.copytree(tiny.model, folder)
-    batch = PackedBatch.of([random_protein(50)])
+    batch = PackedBatch.from_sequences([random_protein(50)])
     expected = load_esm2(tiny.model, 1, BF16, CPU)(batch)
     assert torch.equal(load_esm2(folder, 1, BF16, CPU)(batch), expected)
 

@@ -22,17 +22,17 @@ from oracle import make_fair_esm, save_fair_esm
 from served import Answer, answering, part, serving, whole
 
 from virnucpro.core.errors import OutputError, StorageError, UnavailableError, UsageError
-from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.events import EventHandler, Progress
 from virnucpro.models import download as fetch
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.loading import save_esm2
-from virnucpro.models.esm2.model_files import ESM2Model, as_esm2, inspect_esm2, shape_of
+from virnucpro.models.esm2.model_files import ESM2Model, inspect_esm2, read_shape, require_esm2
 from virnucpro.models.lookup import (
     embedded_model,
+    find_model,
     hub_folder,
     imported_folder,
     imported_names,
-    locate,
     open_model,
 )
 from virnucpro.models.manage import import_model, verify_model
@@ -85,19 +85,19 @@ def publish(tmp_path, monkeypatch, checkpoint, folder) -> Callable[..., None]:
 
 
 def find_checkpoint(
-    name: str, on_event: OnEvent = lambda _: None, base_url: str = NOWHERE
+    name: str, on_event: EventHandler = lambda _: None, base_url: str = NOWHERE
 ) -> ESM2Model:
     """The ESM-2 of a name, which is fetched from this address."""
     (file,) = PUBLISHED[NAME].files
     PUBLISHED[NAME] = replace(PUBLISHED[NAME], files=(replace(file, url=f"{base_url}/{NAME}.pt"),))
-    return as_esm2(open_model(name, on_event))
+    return require_esm2(open_model(name, on_event))
 
 
 def bring(path: Path, name: str) -> ESM2Model:
     """Import a model as a name."""
     model, digest = import_model(path, name)
-    assert digest == as_esm2(model).sha256()
-    return as_esm2(model)
+    assert digest == require_esm2(model).sha256()
+    return require_esm2(model)
 
 
 def in_chunks(content: bytes, *, to_the_end: bool) -> Answer:
@@ -166,15 +166,15 @@ def test_a_file_in_the_current_folder_is_never_taken_for_a_named_model(
     tmp_path, monkeypatch, by_file, name, kind
 ):
     bring(by_file["file"], "ours")
-    before = locate(name)
+    before = find_model(name)
     monkeypatch.chdir(tmp_path)
     copy = shutil.copytree if kind == "folder" else shutil.copyfile
     copy(by_file[kind], tmp_path / name)
-    assert locate(name) == before
-    assert locate(f"./{name}") == tmp_path / name
+    assert find_model(name) == before
+    assert find_model(f"./{name}") == tmp_path / name
     for place in (imported_folder() / TINY_MODEL, imported_folder() / f"{TINY_MODEL}.pt"):
         shutil.copytree(by_file["folder"], place)
-    assert locate(TINY_MODEL) == embedded_model()
+    assert find_model(TINY_MODEL) == embedded_model()
 
 
 def test_a_path_has_a_separator_and_is_never_fetched(tmp_path, monkeypatch):
@@ -487,7 +487,7 @@ def test_a_published_name_says_the_layers_the_parameters_and_so_the_size(name, m
     monkeypatch.undo()
     _, layers, size, _ = name.split("_")
     published, (file,) = PUBLISHED[name], PUBLISHED[name].files
-    shape = shape_of(published)
+    shape = read_shape(published)
     assert layers == f"t{shape.n_layers}"
     millions = float(size[:-1]) * {"M": 1, "B": 1000}[size[-1]]
     # names are rounded to one or two digits, which 7.4 million as 8M takes furthest

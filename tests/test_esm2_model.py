@@ -36,7 +36,7 @@ from virnucpro.models.esm2 import triton_kernels
 from virnucpro.models.esm2.attention import (
     E4M3,
     Kernel,
-    StagedBatch,
+    RunLayout,
     attend_compiled,
     attend_efficient,
     attend_efficient_triton,
@@ -62,7 +62,7 @@ from virnucpro.models.esm2.model import (
     rotary_frequencies,
 )
 from virnucpro.models.esm2.model_files import inspect_esm2
-from virnucpro.models.packing import PackedBatch, mean_of_bags, use_device
+from virnucpro.models.packing import PackedBatch, bag_mean, use_device
 
 SHAPES = {  # by the dimensions of a head, as of the published 8M, 35M, 150M and 650M
     16: ESM2Shape(n_layers=3, dim=64, n_heads=4),
@@ -181,13 +181,13 @@ def our_gradients(fair_esm: esm.ESM2) -> dict[str, Tensor]:
 
 def embed(model: ESM2, proteins: list[str]) -> list[Tensor]:
     """All in one batch; one (n_residues + 2, dim) per protein."""
-    batch = PackedBatch.of(proteins)
+    batch = PackedBatch.from_sequences(proteins)
     return list(model(batch).split([len(protein) + 2 for protein in proteins]))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_residues_and_pooled_vectors_of_a_mixed_batch_equal_those_of_fair_esm(oracle, case):
-    batch = PackedBatch.of(PROTEINS)
+    batch = PackedBatch.from_sequences(PROTEINS)
     hidden = case.load(oracle.path, oracle.shape.n_layers)(batch)
     limit = tolerance(oracle.shape.n_layers, case.dtype)
     assert hidden.dtype == torch.float32
@@ -291,7 +291,7 @@ def test_the_tolerance_detects(oracle, monkeypatch, fault):
 @pytest.mark.parametrize("case", CASES)
 def test_an_earlier_layer_is_that_of_fair_esm_without_a_norm(oracle, case):
     for layer in range(1, oracle.shape.n_layers):
-        hidden = case.load(oracle.path, layer)(PackedBatch.of(PROTEINS[:4]))
+        hidden = case.load(oracle.path, layer)(PackedBatch.from_sequences(PROTEINS[:4]))
         reference = torch.cat(fair_esm_hidden(oracle.model, PROTEINS[:4], layer))
         limit = tolerance(layer, case.dtype)
         assert worst_row(hidden, reference) < limit
@@ -364,8 +364,8 @@ def test_a_cpu_with_avx512_attends_in_c_but_in_fp16_and_others_by_pytorch(
 @pytest.mark.parametrize("head_dim", [10, *SHAPES])
 @pytest.mark.parametrize("gain", [1.0, 100.0])
 def test_a_cpu_attends_in_float32_whatever_the_scores_and_no_other_protein_notices(head_dim, gain):
-    batch = PackedBatch.of([random_protein(length) for length in (166, 166, 7, 1)])
-    staged = StagedBatch.of(batch, rotary_frequencies(head_dim))
+    batch = PackedBatch.from_sequences([random_protein(length) for length in (166, 166, 7, 1)])
+    staged = RunLayout.from_batch(batch, rotary_frequencies(head_dim))
     qkv = torch.randn(len(batch.tokens), 3, 3, head_dim).bfloat16()
     qkv[:, 0, 1] *= gain  # the queries of the second head
     found = attend_compiled(qkv.float(), staged)
@@ -373,15 +373,15 @@ def test_a_cpu_attends_in_float32_whatever_the_scores_and_no_other_protein_notic
     distances = [(x - exact).norm() for x in (found, attend_runs(qkv.float(), staged))]
     assert distances[0] < 2 * distances[1], "SDPA sums in float32 too, in another order"
     assert torch.equal(attend_compiled(qkv, staged), found.bfloat16()), "rounded once"
-    first = PackedBatch.of([random_protein(166)])
-    alone = attend_compiled(qkv[:168], StagedBatch.of(first, rotary_frequencies(head_dim)))
+    first = PackedBatch.from_sequences([random_protein(166)])
+    alone = attend_compiled(qkv[:168], RunLayout.from_batch(first, rotary_frequencies(head_dim)))
     assert torch.equal(alone, found[:168].bfloat16()), "bit for bit"
 
 
 @pytest.mark.parametrize("none", [torch.nan, torch.inf])
 def test_nan_stays_nan_through_attention_on_a_cpu(none):
     """One in a query is in the result of its token, one in a key or value in those of all."""
-    staged = StagedBatch.of(PackedBatch.of(["MKV"]), rotary_frequencies(16))
+    staged = RunLayout.from_batch(PackedBatch.from_sequences(["MKV"]), rotary_frequencies(16))
     for dtype in (torch.float32, torch.bfloat16):
         for part, tokens in enumerate(([1], slice(None), slice(None))):
             qkv = torch.randn(5, 3, 2, 16, dtype=dtype)
@@ -436,7 +436,7 @@ def test_every_weight_gets_the_gradient_that_it_gets_in_fair_esm(oracle, kernel)
     model.attend = kernel
     fair_esm = make_fair_esm(oracle.shape).requires_grad_()
     weights = torch.randn(sum(map(len, proteins)) + 12, oracle.shape.dim)
-    (model(PackedBatch.of(proteins)) * weights).sum().backward()
+    (model(PackedBatch.from_sequences(proteins)) * weights).sum().backward()
     hidden = [
         fair_esm(fair_esm_tokens(fair_esm, protein), [n_layers])["representations"][n_layers][0]
         for protein in proteins
@@ -497,7 +497,7 @@ def test_the_kernel_of_a_gpu_goes_by_its_age_the_precision_and_the_heads(
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", f"{TRITON_ALONE}PyTorch, which is slower than Triton (Triton is not installed)")
     ] * has_both
-    monkeypatch.setattr(triton_kernels, "refusals", lambda *_: {"rotation": ""})
+    monkeypatch.setattr(triton_kernels, "unavailable_kernels", lambda *_: {"rotation": ""})
     assert choose_kernel(torch.device("cuda"), dtype, head_dim) is with_triton
     assert len(caplog.records) == has_both
     assert describe(with_triton).endswith(f", {TRITON_ALONE}Triton") == has_both
@@ -597,7 +597,7 @@ class Operators(TorchDispatchMode):
 
 def in_one_kernel(hidden: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
     """``mean_pool`` as on a GPU."""
-    return mean_of_bags(hidden, batch.residues, batch.residues_before)
+    return bag_mean(hidden, batch.residues, batch.residues_before)
 
 
 @pytest.mark.parametrize(
@@ -615,7 +615,7 @@ def test_a_gpu_attends_in_one_launch_per_layer_and_never_waits_for_the_host(
     shape = SHAPES[64]
     with torch.device("meta"):
         model = ESM2(shape, shape.n_layers, dtype, kernel).to("meta")
-    batch = PackedBatch.of(PROTEINS)
+    batch = PackedBatch.from_sequences(PROTEINS)
     with torch.inference_mode(), Operators() as operators:
         rows = pool(model(batch), batch)
     n_rows = sum(map(len, PROTEINS)) if pool is residues_only else len(PROTEINS)
@@ -627,7 +627,7 @@ def test_a_gpu_attends_in_one_launch_per_layer_and_never_waits_for_the_host(
 
 @pytest.mark.parametrize("oracle", [24], indirect=True)
 def test_one_kernel_pools_as_the_kernels_of_each_length_do(oracle):
-    batch = PackedBatch.of(PROTEINS)
+    batch = PackedBatch.from_sequences(PROTEINS)
     hidden = torch.cat(oracle.hidden)
     exact = torch.stack([rows[1:-1].double().mean(dim=0) for rows in oracle.hidden])
     # a sum of n terms is rounded n times, by u of its size at most, and the mean once more

@@ -47,7 +47,7 @@ def test_a_letter_has_the_token_of_fair_esm_in_either_case(letter):
 
 @given(proteins)
 def test_a_packed_batch_holds_every_protein_between_cls_and_eos(batch):
-    packed = PackedBatch.of(batch)
+    packed = PackedBatch.from_sequences(batch)
     assert len(packed.cu_seqlens) == len(batch) + 1
     assert packed.cu_seqlens[0] == 0
     assert packed.cu_seqlens[-1] == len(packed.tokens) == len(packed.positions)
@@ -59,7 +59,7 @@ def test_a_packed_batch_holds_every_protein_between_cls_and_eos(batch):
 
 @given(proteins)
 def test_runs_are_the_longest_rectangles_of_neighbours_of_one_length(batch):
-    packed = PackedBatch.of(batch)
+    packed = PackedBatch.from_sequences(batch)
     seqlens = [len(protein) + EXTRA_TOKENS for protein in batch]
     assert [seqlen for _, n, seqlen in packed.runs for _ in range(n)] == seqlens
     assert all(a[2] != b[2] for a, b in pairwise(packed.runs))

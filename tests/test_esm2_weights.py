@@ -71,7 +71,7 @@ def embed(path: Path) -> Tensor:
     """(n_tokens, dim) of all proteins after the last layer, in float32."""
     n_layers = inspect_esm2(path).shape.n_layers
     model = load_esm2(path, n_layers, torch.float32, torch.device("cpu"))
-    return model(PackedBatch.of(PROTEINS))
+    return model(PackedBatch.from_sequences(PROTEINS))
 
 
 def hub_config(model: esm.ESM2) -> dict[str, object]:

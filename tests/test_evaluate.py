@@ -25,12 +25,12 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.training.evaluation.evaluate import (
+    EvaluationSpec,
     _Fragment,
-    _Question,
-    answer,
     cut_record,
     evaluate,
-    held_out,
+    evaluate_spec,
+    held_out_groups,
     read_chunks,
     summary_lines,
     write_fragments,
@@ -38,9 +38,9 @@ from virnucpro.training.evaluation.evaluate import (
 )
 from virnucpro.training.labelled_data import LabelledRecord, group_digest, record_digest
 from virnucpro.training.options import EvaluateOptions
-from virnucpro.viral.classifier import caller_of
+from virnucpro.viral.classifier import choose_classifier
 from virnucpro.viral.networks import Scorer, load_scorer
-from virnucpro.viral.options import CutOptions
+from virnucpro.viral.options import ThresholdOptions
 
 SAMPLES = {"lengths": "150,400", "fragments_per_record": 2, "seed": 3}
 CUTTING = EvaluateOptions(data=Path("m.tsv"), output_dir=Path("out"), **SAMPLES)
@@ -71,11 +71,11 @@ def ask(tiny, make_config, manifest, tmp_path):
 
     def asked(head=tiny.head, run=None, executor=None, **changes):
         given = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES}
-        question = _Question.of(EvaluateOptions(**(given | changes)))
+        question = EvaluationSpec.from_options(EvaluateOptions(**(given | changes)))
         asked.question = question
         config = make_config(output=question.run_folder, input_type="nucleotide", **(run or {}))
-        config = replace(config, classifier=caller_of(config.options, "auto", head))
-        return answer(question, config, executor or InlineExecutor(), lambda _: None)
+        config = replace(config, classifier=choose_classifier(config.options, "auto", head))
+        return evaluate_spec(question, config, executor or InlineExecutor(), lambda _: None)
 
     return asked
 
@@ -204,7 +204,7 @@ def test_the_figures_of_chunks_are_those_of_their_best_frames_by_id(ask, tmp_pat
     for record in read_fasta(folder / "fragments.fa"):
         if of[record.id]["length"] != "whole":
             continue
-        for chunk in Chunk.cut(record, 300):
+        for chunk in Chunk.from_record(record, 300):
             n_chunks += 1
             if found := [frames[orf.id] for orf in translate_six_frames([chunk])]:
                 labels.append(of[record.id]["label"] == "virus")
@@ -246,25 +246,25 @@ def test_without_a_model_the_scorer_is_measured_as_it_calls(manifest, tmp_path):
         of_all = row["no_orf_as_0"]["recall"], row["no_orf_as_0"]["false_positives"]
         assert of_all == pytest.approx((called[labels].mean(), called[~labels].mean()), abs=5e-7)
     stored = json.loads((folder / "evaluation.json").read_text())
-    assert stored["head"] is None and stored["scorer"]["sha256"] == Scorer.own().sha256
+    assert stored["head"] is None and stored["scorer"]["sha256"] == Scorer.load_builtin().sha256
     assert "preset default" in stored["cut"]
     assert stored["roc"][0]["true_positives"][-1] == 1.0
 
 
 def test_the_scorer_remembers_what_it_was_trained_on(manifest, tmp_path):
     records = records_of(manifest)
-    scorer = trained_on(Scorer.own(), groups=[records[0].group])
+    scorer = trained_on(Scorer.load_builtin(), groups=[records[0].group])
     save_scorer(tmp_path / "scorer.safetensors", scorer)
-    caller = caller_of(CutOptions(), "auto", None)
+    caller = choose_classifier(ThresholdOptions(), "auto", None)
     caller = replace(caller, scorer=load_scorer(tmp_path / "scorer.safetensors"))
     asked = EvaluateOptions(data=manifest, output_dir=tmp_path)
     with pytest.raises(InputError, match="the scorer was trained on 2 of 24 records"):
-        list(held_out(pairs_of(manifest), caller, asked, set()))
+        list(held_out_groups(pairs_of(manifest), caller, asked, set()))
 
 
 def test_the_scorer_that_is_shipped_recognises_its_training_data_by_content():
     """Its sketch lies beside it; one of another scorer counts as none."""
-    records, _, kmers = caller_of(CutOptions(), "auto", None).trained_on["the scorer"]
+    records, _, kmers = choose_classifier(ThresholdOptions(), "auto", None).trained_on["the scorer"]
     assert len(kmers.hashes) > 10 * len(records) > 0
 
 
@@ -292,17 +292,17 @@ def test_data_of_the_training_is_refused_left_out_or_marked(tiny, manifest, tmp_
     elif by == "content":  # of a longer sequence, on the other strand
         known = {everything[20][0].id, everything[21][0].id}
         genome = "N".join(sequences[one].lower() for one in sorted(known))
-        kmers = Sketch.unpacked(Sketch.of(reverse_complement(genome)).packed())
+        kmers = Sketch.unpack(Sketch.from_sequences(reverse_complement(genome)).pack())
         head = replace(tiny.head, trained_kmers=kmers)
     else:
         known = {record.id for record, _ in everything if record.group == "group1virus"}
         head = trained_on(tiny.head, groups=["group1virus"])
-    caller = caller_of(CutOptions(), "head", head)
+    caller = choose_classifier(ThresholdOptions(), "head", head)
 
     def tested(**changes: bool) -> tuple[set[str], set[str]]:
         trained: set[str] = set()
         asked = EvaluateOptions(data=manifest, output_dir=tmp_path, **changes)
-        pairs = list(held_out(everything, caller, asked, trained))
+        pairs = list(held_out_groups(everything, caller, asked, trained))
         return {labelled.id for labelled, _ in pairs}, trained
 
     with pytest.raises(InputError, match=f"trained on {len(known)} of 24 records") as caught:

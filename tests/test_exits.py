@@ -27,7 +27,13 @@ from runs import assert_gone, hear_signals, our_processes, wait_until, write_fas
 
 from virnucpro.cli import exit_codes as module
 from virnucpro.cli import main as main_module
-from virnucpro.cli.exit_codes import DEAF_SECONDS, Finished, _Terminated, end_cleanly, exits
+from virnucpro.cli.exit_codes import (
+    DEAF_SECONDS,
+    CommandExit,
+    _Terminated,
+    end_cleanly,
+    exit_on_error,
+)
 from virnucpro.viral.networks import OWN_SCORER, load_scorer
 
 PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"
@@ -63,7 +69,7 @@ def signals_as_before():
 def test_the_end_is_reported_after_everything_is_cleaned_up(capsys, number, exit_code, word):
     """The signal may come in the middle of a line on its way to the terminal."""
     said_before = []
-    with pytest.raises(Finished) as finished, exits(lambda: "all is kept"):
+    with pytest.raises(CommandExit) as finished, exit_on_error(lambda: "all is kept"):
         end_cleanly()
         try:
             signal.raise_signal(number)
@@ -84,7 +90,7 @@ def test_the_end_is_reported_after_everything_is_cleaned_up(capsys, number, exit
     ],
 )
 def test_a_limit_of_the_system_is_reported_with_a_remedy_and_what_is_kept(capsys, error, words):
-    with pytest.raises(Finished) as finished, exits(lambda: "all is kept"):
+    with pytest.raises(CommandExit) as finished, exit_on_error(lambda: "all is kept"):
         raise error
     assert finished.value.exit_code == 74
     assert re.match(f"error: {words}.*; all is kept\n", capsys.readouterr().err)

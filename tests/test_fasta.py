@@ -30,13 +30,13 @@ from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import (
     MAX_HEADER,
-    Streams,
+    StreamCache,
+    detect_interleaved,
     find_invalid,
     find_spans,
     guess_input_type,
-    kind_of_reads,
     list_fasta,
-    parsed,
+    parse_block,
     read_blocks,
     read_fasta,
     write_record,
@@ -173,7 +173,7 @@ def test_fastq_behind_blank_lines_or_a_byte_order_mark_is_still_fastq(write) -> 
         text = start + b"@read1\nACGT\n+\nIIII\n"
         for content in (text, gzip.compress(text)):
             assert read(write(content)) == [("read1", "ACGT")]
-            assert kind_of_reads(write(content))
+            assert detect_interleaved(write(content))
 
 
 # Reads
@@ -215,7 +215,7 @@ def test_the_two_reads_of_a_pair_in_one_file_get_ids_of_their_own(
     is_of_pairs = headers[0].startswith("x/1") and not content.startswith("@x/1")
     with with_size(_BLOCK=n_bytes):
         assert [record.header for record in read_fasta(path)] == headers
-        assert kind_of_reads(path) == ("mates" if is_of_pairs else "single")
+        assert detect_interleaved(path) == ("mates" if is_of_pairs else "single")
 
 
 def test_a_line_of_reads_without_end_is_refused(write) -> None:
@@ -456,7 +456,9 @@ def test_records_are_the_same_whichever_process_parses_their_blocks(write, block
         messages = [pickle.dumps(each) for each in read_blocks(path, sample="s")]
         sent = list(map(pickle.loads, messages))
         here = list(read_fasta(path, sample="s"))
-        assert [record for records in parsed(sent) for record in records.each()] == here
+        assert [
+            record for records in parse_block(sent) for record in records.iter_records()
+        ] == here
     assert [(record.id, record.line, record.n_gaps) for record in here] == [
         ("\u00e9", 1, 0),
         ("b", 43, 1),
@@ -632,17 +634,17 @@ def assert_spans_are_whole(path: Path, n_bytes: int, *, is_cut: bool) -> None:
     for block in read_blocks(path):
         assert (block.span is not None) == (is_cut and not is_packed)
         again = read_blocks(path, span=block.span) if block.span else [block]
-        [expected] = parsed([replace(block, chunks=[*block.chunks])])
-        assert Records.joined(list(parsed(again))) == expected
+        [expected] = parse_block([replace(block, chunks=[*block.chunks])])
+        assert Records.concatenate(list(parse_block(again))) == expected
     for least in (1, 700, 50_000, 10**9):
         spans, n_found = find_spans(path, "", least)
         assert n_found == n_bytes
         assert all(span.end - span.start >= least for span in spans[:-1])
-        streams = Streams()
+        streams = StreamCache()
         blocks = (b for span in spans for b in read_blocks(path, span=span, streams=streams))
         first = next(blocks)
         if is_packed:
             path.unlink()
-        found = parsed(itertools.chain([first], blocks))
-        assert [record for each in found for record in each.each()] == records
+        found = parse_block(itertools.chain([first], blocks))
+        assert [record for each in found for record in each.iter_records()] == records
         path.write_bytes(whole)

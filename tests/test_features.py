@@ -11,9 +11,9 @@ import pytest
 from runs import assert_same_vectors, run_inline, vectors
 
 from virnucpro.core.errors import FeatureFileError, OutputError
-from virnucpro.core.events import ShardDone, Telling
+from virnucpro.core.events import RunEvent, ShardDone
 from virnucpro.core.recipe import RESIDUES_PER_SHARD, EncoderSpec, Recipe
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Embeddings, Failure, Orf, Shard
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.feature_file import find_vectors, read_embeddings, write_embeddings
@@ -62,8 +62,8 @@ def test_shards_grow_with_their_place(tmp_path):
         **{"command": "extract", "input_type": "protein", "chunk_size": 0, "min_length": 0},
         **{"encoders": (ENCODER,), "residues_per_shard": 50_000},
     )
-    writer = ShardWriter(Tree(tmp_path), tmp_path, recipe)
-    writer.extend([make_orf(f"p{n}")._replace(protein=f"{n:A>16000}") for n in range(100)])
+    writer = ShardWriter(SafeDir(tmp_path), tmp_path, recipe)
+    writer.add_orfs([make_orf(f"p{n}")._replace(protein=f"{n:A>16000}") for n in range(100)])
     writer.flush()
     sizes = [shard.n_residues for shard in writer.shards]
     assert sizes == [16_000] * 32 + [32_000] * 32 + [64_000]  # the last has one more than it needs
@@ -91,7 +91,7 @@ def embed(names: str, failed: str = "", first: float = 0.0) -> Embeddings:
 
 def rows_of(features: ShardFeatures) -> dict[str, np.ndarray]:
     ids = [orf_id for file in features.files for orf_id in file.embeddings.ids]
-    return dict(zip(ids, features.rows(ids), strict=True))
+    return dict(zip(ids, features.select_rows(ids), strict=True))
 
 
 def test_a_copy_has_the_row_or_the_failure_of_its_original_in_whatever_shard(stores):
@@ -248,13 +248,13 @@ def test_a_run_of_two_encoders_has_the_vectors_of_each_and_resumes_what_either_o
             assert_same_vectors(found, vectors(alone.output))
 
     assert_whole()
-    n_shards = len(stores[0].names_done())
+    n_shards = len(stores[0].completed_names())
     lines = inspect_run(both.output, verify=True)[0]
     assert f"shards    {n_shards} done" in lines
     (stores[1].folder / "000001.h5").unlink()
     assert inspect_run(both.output, verify=True)[1] == 1
     assert f"shards    {n_shards - 1} done" in inspect_run(both.output, verify=False)[0]
-    events: list[Telling] = []
+    events: list[RunEvent] = []
     assert run_inline(config_of_both(resume=True), None, events.append).n_tokens > 0
     assert [event.shard.index for event in events if isinstance(event, ShardDone)] == [1]
     assert_whole()

@@ -34,7 +34,7 @@ from virnucpro.core.atomic_io import MOST_JSON
 from virnucpro.core.json_checksum import add_checksum
 from virnucpro.core.recipe import Recipe
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.models.trained_encoder import _LearnedFacts, save_learned
+from virnucpro.models.trained_encoder import _TrainedEncoderInfo, save_trained_encoder
 from virnucpro.store.feature_file import _SEAL
 from virnucpro.viral.hmm import OWN_REGION_MODEL
 from virnucpro.workflows.predict_options import PredictOptions
@@ -353,9 +353,9 @@ def test_any_learned_encoder_ends_as_promised(damage, folder):
     path = folder / "encoder.safetensors"
     if not (folder / "whole.safetensors").exists():
         rng = np.random.default_rng(1)
-        facts = _LearnedFacts(encoding="onehot", architecture="mlp", dim=4)
+        facts = _TrainedEncoderInfo(encoding="onehot", architecture="mlp", dim=4)
         weights = {"layer.weight": rng.standard_normal((4, 3)).astype(np.float32)}
-        save_learned(folder / "whole.safetensors", facts, weights)
+        save_trained_encoder(folder / "whole.safetensors", facts, weights)
     content = (folder / "whole.safetensors").read_bytes()
     written(path, damage.of_tensors(content))
     end_of("models", "info", path)

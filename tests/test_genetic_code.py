@@ -28,7 +28,9 @@ def gene(n_codons: int, seed: int, *, code: int = 11) -> str:
     """An open stretch of AT-rich codons; reassigned ones take their synonyms' places."""
     rng = random.Random(seed)
     codons = rng.choices(SENSE, AT_RICH, k=n_codons)
-    spelled = {same: codon for codon, same in GeneticCode.of(code).standard_synonyms.items()}
+    spelled = {
+        same: codon for codon, same in GeneticCode.from_number(code).standard_synonyms.items()
+    }
     return "".join(spelled.get(codon, codon) for codon in codons)
 
 
@@ -41,7 +43,7 @@ def test_the_codes_are_those_of_ncbi_but_for_codes_whose_codons_have_two_meaning
     assert ambiguous == {27, 28, 31}
     assert set(GENETIC_CODES) == NCBI.keys() - ambiguous
     for number in GENETIC_CODES:
-        code = GeneticCode.of(number)
+        code = GeneticCode.from_number(number)
         meanings = code.meanings
         stops = dict.fromkeys(NCBI[number].stop_codons, "*")
         assert meanings == NCBI[number].forward_table | stops, number
@@ -50,19 +52,19 @@ def test_the_codes_are_those_of_ncbi_but_for_codes_whose_codons_have_two_meaning
 @pytest.mark.parametrize("number", [0, 7, 27, 99])
 def test_an_unknown_code_is_refused_and_the_known_ones_named(number: int) -> None:
     with pytest.raises(UsageError, match=f"--genetic-code is {number}") as refusal:
-        GeneticCode.of(number)
+        GeneticCode.from_number(number)
     assert "4, 5, 6" in str(refusal.value.hint)
 
 
 def test_the_bacterial_code_reads_as_the_standard_one() -> None:
-    assert GeneticCode.of(11).letters == STANDARD.letters
-    assert GeneticCode.of(11).standard_synonyms == {}
+    assert GeneticCode.from_number(11).letters == STANDARD.letters
+    assert GeneticCode.from_number(11).standard_synonyms == {}
 
 
 def test_a_synonym_means_in_the_standard_code_what_the_codon_means_in_its_own() -> None:
     meaning = STANDARD.meanings
     for number in GENETIC_CODES:
-        code = GeneticCode.of(number)
+        code = GeneticCode.from_number(number)
         letters = code.meanings
         for codon, synonym in code.standard_synonyms.items():
             assert meaning[synonym] == letters[codon] != meaning[codon]
@@ -73,7 +75,9 @@ def test_a_synonym_means_in_the_standard_code_what_the_codon_means_in_its_own() 
 )
 def test_a_frame_is_open_and_translated_in_its_code(code: int, codon: str, letter: str) -> None:
     chunk = Chunk("c", "r", 0, "ATGGCT" + codon + "AAACTG")
-    first = {orf.id: orf.protein for orf in translate_six_frames([chunk], GeneticCode.of(code))}
+    first = {
+        orf.id: orf.protein for orf in translate_six_frames([chunk], GeneticCode.from_number(code))
+    }
     assert first["cF1"] == f"MA{letter}KL"
     assert "cF1" not in {orf.id for orf in translate_six_frames([chunk])}
 
@@ -81,13 +85,13 @@ def test_a_frame_is_open_and_translated_in_its_code(code: int, codon: str, lette
 @pytest.mark.parametrize("code", [4, 6, 15, 25])
 def test_a_gene_in_its_code_has_the_stretches_of_its_standard_spelling(code: int) -> None:
     """Its codons count as their synonyms; only the figures that count bases may tell them apart."""
-    scorer = Scorer.own()
+    scorer = Scorer.load_builtin()
     standard = [gene(400, seed) for seed in range(20)]
     recoded = [gene(400, seed, code=code) for seed in range(20)]
     assert not set(standard) & set(recoded)
 
     def log_odds(genes: list[str], number: int = 11) -> np.ndarray:
-        return score_block(genes, scorer, GeneticCode.of(number))[0]
+        return score_block(genes, scorer, GeneticCode.from_number(number))[0]
 
     expected = log_odds(standard)
     found, closed = abs(log_odds(recoded, code) - expected), abs(log_odds(recoded) - expected)

@@ -28,10 +28,10 @@ from runs import (
 )
 from test_scorer_run import predict, write
 
-from virnucpro.core.atomic_io import sha256
-from virnucpro.core.events import Telling
+from virnucpro.core.atomic_io import hash_file
+from virnucpro.core.events import RunEvent
 from virnucpro.core.json_checksum import parse_checked
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.checksums import Outputs
@@ -254,9 +254,9 @@ def test_an_output_is_hashed_while_it_is_written_and_not_read_again(tmp_path):
     outputs = Outputs(open_run_dir(tmp_path / "run"))
     path = outputs.rundir.report
     lines = [f"line {i}\n".encode() for i in range(100)]
-    with outputs.writing() as tree, tree.replacing(path) as out:
+    with outputs.writing() as tree, tree.atomic_write(path) as out:
         out.writelines(lines)
-    assert outputs.hash() == {"report.html": sha256(path)}
+    assert outputs.hash() == {"report.html": hash_file(path)}
     path.write_text("what somebody else wrote since")
     assert outputs.hash() == {"report.html": hashlib.sha256(b"".join(lines)).hexdigest()}
 
@@ -285,7 +285,7 @@ def make_other(folder: Path, names: Collection[str]) -> None:
     for place in stored["outputs"]:
         if Path(place).name in names:
             (folder / place).write_text("other\n")
-            stored["outputs"][place] = sha256(folder / place)
+            stored["outputs"][place] = hash_file(folder / place)
     write_run_json(folder, stored)
 
 
@@ -328,7 +328,7 @@ def test_flipped_bit_in_vectors_is_noticed(tmp_path, tiny, make_config, command,
     run_inline(config, head)
     assert say("status", config.output, "--verify")[0] == 0
     path = config.output / name
-    assert hashes_of(config.output)[name] == sha256(path)
+    assert hashes_of(config.output)[name] == hash_file(path)
     before = path.read_bytes()
     flip_bit(path)
     code, told = say("status", config.output, "--verify")
@@ -348,7 +348,7 @@ def test_another_whole_feature_file_is_noticed(tmp_path, make_config):
     label, before = read_label(path, {}), path.read_bytes()
     found = read_embeddings(path, label.attributes)
     other = replace(found, vectors=found.vectors + np.float32(1))
-    write_embeddings(path, other, label.attributes, Tree(config.output))
+    write_embeddings(path, other, label.attributes, SafeDir(config.output))
     code, told = say("status", config.output, "--verify")
     assert code == 1 and "features/000000.h5 is a whole feature file, but run.json has" in told
     assert "delete it, then repeat the command" in told
@@ -400,7 +400,7 @@ def test_damage_to_vectors_in_another_format_is_noticed_and_mended(tmp_path, mak
     run_inline(again(config, resume=True), None)
     assert path.read_bytes() == before
     assert say("status", config.output, "--verify")[0] == 0
-    open_run_dir(config.output).clear()  # as --force does
+    open_run_dir(config.output).delete_results()  # as --force does
     assert not path.parent.exists()
 
 
@@ -408,7 +408,7 @@ def test_while_a_run_goes_on_none_of_its_outputs_counts_as_damaged(copied, finis
     sources = [finished.parent / f"{name}.fa" for name in ("a", "b")]
     codes = set()
 
-    def look(_: Telling) -> None:
+    def look(_: RunEvent) -> None:
         codes.add(say("status", copied, "--verify")[0])
 
     predict(*sources, to=copied, resume=True, on_event=look)

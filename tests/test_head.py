@@ -17,10 +17,10 @@ from safetensors.torch import save_file as save_torch_file
 
 from virnucpro.core.errors import UnavailableError
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
-from virnucpro.viral.classifier import Caller
-from virnucpro.viral.head import EncoderFacts, Head, HeadFacts, Layer, Network
+from virnucpro.viral.classifier import RecordClassifier
+from virnucpro.viral.head import EncoderInfo, Head, HeadInfo, Layer, Network
 
-ENCODER = EncoderFacts(
+ENCODER = EncoderInfo(
     family="esm2",
     name="tiny, for the tests",
     encoder_id="0123456789abcdef",
@@ -28,7 +28,7 @@ ENCODER = EncoderFacts(
     pooling="bos",
     dim=6,
 )
-FACTS = HeadFacts(
+FACTS = HeadInfo(
     encoders=(ENCODER,),
     chunk_size=300,
     threshold=0.625,
@@ -41,7 +41,7 @@ FACTS = HeadFacts(
 DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
 
 
-def make_head(*widths: int, facts: HeadFacts = FACTS) -> Head:
+def make_head(*widths: int, facts: HeadInfo = FACTS) -> Head:
     """A head with hidden layers of these widths; the logits are large enough to differ."""
     rng = np.random.default_rng(len(widths))
     protein = Network(make_layers(rng, facts.dim, *widths, 2), temperature=1.25)
@@ -212,7 +212,7 @@ def test_a_truncated_head_is_refused_wherever_it_ends(stored: Path) -> None:
         refusal_of(stored, NO_HEADER)
 
 
-NEEDED = {*HeadFacts.__slots__, *EncoderFacts.__slots__, "temperatures"} - {"classes", "join"}
+NEEDED = {*HeadInfo.__slots__, *EncoderInfo.__slots__, "temperatures"} - {"classes", "join"}
 
 
 @pytest.mark.parametrize("name", sorted(NEEDED))
@@ -356,6 +356,6 @@ def test_a_number_format_that_numpy_does_not_know_is_refused(tmp_path: Path, dty
 def test_a_run_warns_if_most_records_are_short_and_if_none_has_a_frame(
     tiny, n_short, n_shards, begins
 ):
-    warnings = Caller(frame_head=tiny.head).warnings(500, 10, n_short, n_shards)
+    warnings = RecordClassifier(frame_head=tiny.head).warnings(500, 10, n_short, n_shards)
     for warning, begin in zip(warnings, begins, strict=True):
         assert warning.startswith(begin)

@@ -38,9 +38,9 @@ from workers import POISON, RaisingWorker
 from virnucpro.core import helper_pool as tasks
 from virnucpro.core.errors import InputError, UnavailableError
 from virnucpro.core.events import Progress, ShardDone
-from virnucpro.core.helper_pool import Pool
+from virnucpro.core.helper_pool import HelperPool
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.models.devices import Choice
+from virnucpro.models.devices import DeviceChoice
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences import fasta as reader
 from virnucpro.store import plan
@@ -50,26 +50,26 @@ pytestmark = pytest.mark.usefixtures("quick_starts")
 POISON_BASES = POISON.replace("W", "TGG").replace("C", "TGT")
 
 
-def wait_until_ready(pool: Pool) -> None:
+def wait_until_ready(pool: HelperPool) -> None:
     wait_until(lambda: len(pool.ready) == len(pool.children))
 
 
 @contextmanager
-def helpers_for(n_helpers: int) -> Iterator[tasks.Helpers[str]]:
-    with Pool(n_helpers) as pool:
+def helpers_for(n_helpers: int) -> Iterator[tasks.TaskRunner[str]]:
+    with HelperPool(n_helpers) as pool:
         yield pool.helpers("no maker", 10**9, "tables")
 
 
 @pytest.fixture
 def in_small_blocks(monkeypatch) -> None:
     """Every run has work for helpers, in many tasks, and they are ready before it is given out."""
-    usual = tasks.Helpers.in_order
+    usual = tasks.TaskRunner.map_in_order
 
-    def when_ready(helpers: tasks.Helpers, blocks) -> Iterator:
+    def when_ready(helpers: tasks.TaskRunner, blocks) -> Iterator:
         wait_until_ready(helpers.pool)
         return usual(helpers, blocks)
 
-    monkeypatch.setattr(tasks.Helpers, "in_order", when_ready)
+    monkeypatch.setattr(tasks.TaskRunner, "map_in_order", when_ready)
     monkeypatch.setattr(tasks, "_LETTERS_PER_HELPER", 1)
     monkeypatch.setattr(plan, "LETTERS_AT_ONCE", 3_000)
     monkeypatch.setattr(reader, "_BLOCK", 3_000)
@@ -77,9 +77,9 @@ def in_small_blocks(monkeypatch) -> None:
 
 def give_all_to_helpers(monkeypatch, before_second: Callable[[], object] = lambda: None) -> None:
     """Have a helper take each block before the next is made, and do this before the second."""
-    usual = tasks.Helpers.in_order
+    usual = tasks.TaskRunner.map_in_order
 
-    def given(helpers: tasks.Helpers, blocks) -> Iterator:
+    def given(helpers: tasks.TaskRunner, blocks) -> Iterator:
         def each() -> Iterator:
             for number, block in enumerate(blocks):
                 if number == 1:
@@ -89,7 +89,7 @@ def give_all_to_helpers(monkeypatch, before_second: Callable[[], object] = lambd
 
         return usual(helpers, each())
 
-    monkeypatch.setattr(tasks.Helpers, "in_order", given)
+    monkeypatch.setattr(tasks.TaskRunner, "map_in_order", given)
 
 
 @pytest.fixture
@@ -298,7 +298,9 @@ def test_helpers_end_with_a_parent_that_is_killed(beginning, number):
     ],
 )
 def test_helpers_take_the_cores_that_devices_leave(devices, n_cores, expected):
-    assert Choice(devices, devices, has_bf16=True, memory=0).count_helpers(n_cores) == expected
+    assert (
+        DeviceChoice(devices, devices, has_bf16=True, memory=0).count_helpers(n_cores) == expected
+    )
 
 
 @dataclass(frozen=True)
@@ -315,7 +317,7 @@ def test_a_block_of_one_long_record_is_not_copied_to_a_helper():
     sizes = [10, tasks._LETTERS_AHEAD + 1, 10]
     with helpers_for(2) as helpers:
         wait_until_ready(helpers.pool)
-        done_by = list(helpers.in_order(map(WhoDoesIt, sizes)))
+        done_by = list(helpers.map_in_order(map(WhoDoesIt, sizes)))
     assert [number == os.getpid() for number in done_by][:2] == [False, True]
 
 
@@ -348,7 +350,7 @@ def test_a_block_that_helpers_have_no_time_for_is_done_here_and_results_keep_the
 
     with helpers_for(1) as helpers, within(60):
         wait_until_ready(helpers.pool)
-        done = list(helpers.in_order(blocks()))
+        done = list(helpers.map_in_order(blocks()))
     assert [number for number, _ in done] == [0, 1, 2, 3, 4, 5]
     assert done[4][1]
     wait_until(lambda: not [one for one in threading.enumerate() if "silence" in one.name])
@@ -358,11 +360,11 @@ def test_the_last_blocks_are_done_here_if_no_helper_has_begun_them(tmp_path):
     """The helper waits for this process, which has no further block."""
     file = tmp_path / "wait"
     file.touch()
-    with Pool(9) as pool, within(60):  # of which one has enough work
+    with HelperPool(9) as pool, within(60):  # of which one has enough work
         helpers = pool.helpers(None, tasks._LETTERS_PER_HELPER, "tables")
         wait_until_ready(pool)
         blocks = (SlowElsewhere(number, os.getpid(), file) for number in range(3))
-        done = list(helpers.in_order(blocks))
+        done = list(helpers.map_in_order(blocks))
     assert [number for number, _ in done] == [0, 1, 2] and done[2][1]
 
 
@@ -381,7 +383,7 @@ class Bad:
 def test_the_first_of_two_bad_blocks_is_reported_wherever_they_are_done(n_helpers):
     with helpers_for(n_helpers) as helpers, pytest.raises(InputError, match="bad block 0"):
         wait_until_ready(helpers.pool)
-        list(helpers.in_order(map(Bad, range(3))))
+        list(helpers.map_in_order(map(Bad, range(3))))
 
 
 def test_blocks_that_are_taken_ahead_have_no_more_letters_than_memory_is_kept_for(tmp_path):
@@ -397,7 +399,7 @@ def test_blocks_that_are_taken_ahead_have_no_more_letters_than_memory_is_kept_fo
     with helpers_for(1) as helpers, within(60):
         wait_until_ready(helpers.pool)
         threading.Timer(0.2, file.unlink).start()
-        results = helpers.in_order(blocks())
+        results = helpers.map_in_order(blocks())
         assert next(results) == (0, False) and taken == [0, 1]
         assert [number for number, _ in results] == [1, 2]
 
@@ -407,7 +409,7 @@ def test_blocks_that_are_taken_ahead_have_no_more_letters_than_memory_is_kept_fo
     [(1, 990_000, 0), (1, 1_000_000, 1), (15, 2_400_000, 2), (15, 10**9, 15), (0, 10**9, 0)],
 )
 def test_a_helper_is_started_for_every_million_letters(most, n_letters, expected):
-    assert tasks.count_worth(most, n_letters) == expected
+    assert tasks.count_useful_helpers(most, n_letters) == expected
 
 
 def test_a_helper_that_is_stopped_is_named_with_what_to_do(monkeypatch):

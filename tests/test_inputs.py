@@ -17,7 +17,7 @@ from runs import within
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError
 from virnucpro.sequences import inputs
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.input_scan import Survey
+from virnucpro.sequences.input_scan import InputScan
 from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs, join_inputs
 
 A, B, C, D = b">a\nAC\n", b">b\nGT\n", b">c\nTT\n", b">d\nGG\n"
@@ -47,7 +47,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def hashed(*paths: Path) -> list[InputFile]:
-    return Survey(is_strict=True).hash([InputFile(str(path)) for path in paths], lambda _: None)
+    return InputScan(is_strict=True).hash([InputFile(str(path)) for path in paths], lambda _: None)
 
 
 def hashed_pipes(run: Path, copies: Path, *contents: bytes) -> list[InputFile]:
@@ -56,7 +56,7 @@ def hashed_pipes(run: Path, copies: Path, *contents: bytes) -> list[InputFile]:
     for i, content in enumerate(contents):
         paths.append(run / f"{i}.fa")
         paths[-1].write_bytes(content)
-    return Survey(is_strict=True).hash(find_inputs(paths, run, copies), lambda _: None)
+    return InputScan(is_strict=True).hash(find_inputs(paths, run, copies), lambda _: None)
 
 
 # Finding
@@ -110,7 +110,7 @@ def test_standard_input_is_copied_and_may_be_packed(run, copies, monkeypatch) ->
 def test_inputs_are_hashed_and_the_bytes_read_so_far_are_reported(write) -> None:
     told: list[int] = []
     paths = [write("a.fa"), write("b.fa", b""), write("c.fa", b"x" * 10)]
-    inputs = Survey(is_strict=True).hash((InputFile(str(path)) for path in paths), told.append)
+    inputs = InputScan(is_strict=True).hash((InputFile(str(path)) for path in paths), told.append)
     assert [known.n_bytes for known in inputs] == [6, 0, 10]
     assert inputs[1].sha256.startswith("e3b0c44298fc1c14")  # of nothing
     assert len({known.sha256 for known in inputs}) == 3
@@ -118,16 +118,16 @@ def test_inputs_are_hashed_and_the_bytes_read_so_far_are_reported(write) -> None
 
 
 def test_an_input_that_became_a_pipe_is_refused_and_not_waited_for(write) -> None:
-    (known,) = Survey(is_strict=True).hash([InputFile(str(write("a.fa")))], lambda _: None)
+    (known,) = InputScan(is_strict=True).hash([InputFile(str(write("a.fa")))], lambda _: None)
     Path(known.path).unlink()
     os.mkfifo(known.path)
-    for read in (known.check_unchanged, known.stamped):
+    for read in (known.check_unchanged, known.with_stamp):
         with within(5), pytest.raises(InputMissingError, match="it is not a plain file"):
             read()
 
 
 def test_an_input_that_was_only_touched_is_hashed_once_more_and_not_at_each_reading(write) -> None:
-    (known,) = Survey(is_strict=True).hash([InputFile(str(write("a.fa")))], lambda _: None)
+    (known,) = InputScan(is_strict=True).hash([InputFile(str(write("a.fa")))], lambda _: None)
     content = Path(known.path).read_bytes()
     os.utime(known.path, (1, 1))
     known.check_unchanged()
@@ -136,11 +136,11 @@ def test_an_input_that_was_only_touched_is_hashed_once_more_and_not_at_each_read
         os.utime(handle.fileno(), (1, 1))
     with pytest.raises(InputError, match="changed during"):
         known.check_unchanged()
-    n_hashed = inputs._sha256_at.cache_info().misses
+    n_hashed = inputs._hash_path.cache_info().misses
     for _ in range(3):
         with pytest.raises(InputError, match="changed during"):
             known.check_unchanged()
-    assert inputs._sha256_at.cache_info().misses == n_hashed
+    assert inputs._hash_path.cache_info().misses == n_hashed
 
 
 # Resuming
@@ -190,8 +190,8 @@ def test_inputs_that_were_not_given_again_must_be_as_they_were(write) -> None:
 
 def kinds_of(*inputs: InputFile) -> tuple[str, list[InputFile], list[str]]:
     """What they agree on, what is kept, and why the others are not."""
-    survey = Survey()
-    agreed, kept = survey.agree_on_type(inputs)
+    survey = InputScan()
+    agreed, kept = survey.decide_type(inputs)
     return agreed, kept, [str(error) for _, error in survey.refused]
 
 
@@ -211,9 +211,9 @@ def test_inputs_of_one_kind_agree_on_it(write) -> None:
 def test_letters_of_another_kind_than_the_user_says_are_warned_of_once(write, caplog) -> None:
     caplog.set_level("WARNING", "virnucpro")
     dna, protein = hashed(write("a.fa", b">a\nACGTACGT\n"), write("b.fa", b">b\nMKVLEFPQIL\n"))
-    Survey.doubt_type([dna], "nucleotide")
+    InputScan.warn_of_type([dna], "nucleotide")
     assert not caplog.records
-    Survey.doubt_type([dna, dna, protein], "protein")
+    InputScan.warn_of_type([dna, dna, protein], "protein")
     (record,) = caplog.records
     assert (
         "a.fa and 1 other file: read as proteins, but the letters do not look like proteins"
@@ -230,6 +230,9 @@ def test_as_many_files_of_the_one_kind_as_of_the_other_are_refused_and_both_name
 
 def test_the_size_of_a_packed_file_says_nothing_of_its_number_of_letters():
     plain, packed = (InputFile(f"/data/{name}", "", 7) for name in ("a.fa", "B.FA.GZ"))
-    assert (InputFile.letters_of([plain, plain]), InputFile.letters_of([plain, packed])) == (14, 0)
+    assert (InputFile.total_letters([plain, plain]), InputFile.total_letters([plain, packed])) == (
+        14,
+        0,
+    )
     reads = InputFile("/data/a.fq", "", 14)  # half of it is qualities
-    assert InputFile.letters_of([plain, reads]) == 14
+    assert InputFile.total_letters([plain, reads]) == 14

@@ -27,11 +27,11 @@ from virnucpro.sequences.open_codes import find_open_codes
 from virnucpro.sequences.translate import STANDARD, Chunk
 from virnucpro.viral.features import layout_features
 from virnucpro.viral.networks import Knot, Scorer
-from virnucpro.viral.provirus import RegionFinder
+from virnucpro.viral.provirus import ProvirusFinder
 from virnucpro.viral.scoring import score_block
-from virnucpro.viral.taxonomy import kin_words_of, own_kinship
+from virnucpro.viral.taxonomy import iter_kmers, load_builtin_taxonomy
 from virnucpro.viral.types import Region, Track
-from virnucpro.viral.windows import Pieces, cut, first_of_circle
+from virnucpro.viral.windows import Windows, canonical_rotation, split_windows
 from virnucpro.workflows.predict import predict as run_predict
 from virnucpro.workflows.predict_options import PredictOptions
 
@@ -86,21 +86,23 @@ def mirrored(regions: tuple[Region, ...], n_bases: int) -> list[Region]:
 @example(["GC" * 75, "ACGT" * 50, "A" * 301, "GAC" * 99 + "G"], STANDARD)
 def test_strand_features(texts: list[str], code) -> None:
     words = table_of(texts)
-    forward, _ = read_pieces(Pieces.of(texts), words, code)
-    reverse, _ = read_pieces(Pieces.of(list(map(reverse_complement, texts))), words, code)
+    forward, _ = read_pieces(Windows.from_sequences(texts), words, code)
+    reverse, _ = read_pieces(
+        Windows.from_sequences(list(map(reverse_complement, texts))), words, code
+    )
     np.testing.assert_array_equal(forward, reverse)
 
 
 @given(st.lists(PIECE, min_size=1, max_size=3), CODES)
 def test_strand_layout(texts: list[str], code) -> None:
-    forward = layout_features(Pieces.of(texts), code)
-    reverse = layout_features(Pieces.of(list(map(reverse_complement, texts))), code)
+    forward = layout_features(Windows.from_sequences(texts), code)
+    reverse = layout_features(Windows.from_sequences(list(map(reverse_complement, texts))), code)
     np.testing.assert_array_equal(forward, reverse)
 
 
 @given(st.integers(1, 5_000), st.integers(1, 700))
 def test_strand_pieces(n_bases: int, size: int) -> None:
-    _, start, n_of_piece = cut(np.array([0]), np.array([n_bases]), size)
+    _, start, n_of_piece = split_windows(np.array([0]), np.array([n_bases]), size)
     np.testing.assert_array_equal(n_bases - (start + n_of_piece)[::-1], start)
     np.testing.assert_array_equal(n_of_piece[::-1], n_of_piece)
     unread = n_bases - (start[-1] + n_of_piece[-1]) + start[0]
@@ -123,8 +125,8 @@ def test_strand_chunks(n_bases: int, size: int) -> None:
 @pytest.mark.parametrize("length", LENGTHS)
 def test_strand_scores(length: int) -> None:
     texts = sequences_of(length)
-    scores, pieces = score_block(texts, Scorer.own())
-    of_reverse, of_pieces = score_block(list(map(reverse_complement, texts)), Scorer.own())
+    scores, pieces = score_block(texts, Scorer.load_builtin())
+    of_reverse, of_pieces = score_block(list(map(reverse_complement, texts)), Scorer.load_builtin())
     np.testing.assert_array_equal(scores, of_reverse)
     for record in range(len(texts)):
         here, there = (each.take(each.record == record) for each in (pieces, of_pieces))
@@ -136,7 +138,7 @@ def test_strand_scores(length: int) -> None:
 @given(st.integers(150, 4_000), st.integers(0, 10**6))
 def test_strand_scores_of_genes(n_bases: int, seed: int) -> None:
     text = gc_rich(n_bases, random.Random(seed))
-    [forward, reverse], _ = score_block([text, reverse_complement(text)], Scorer.own())
+    [forward, reverse], _ = score_block([text, reverse_complement(text)], Scorer.load_builtin())
     assert forward == reverse
 
 
@@ -144,15 +146,15 @@ def test_strand_scores_of_genes(n_bases: int, seed: int) -> None:
 def test_strand_kin(length: int) -> None:
     texts = sequences_of(length)
     reverse = list(map(reverse_complement, texts))
-    words = [list(kin_words_of(Pieces.of(each))) for each in (texts, reverse)]
+    words = [list(iter_kmers(Windows.from_sequences(each))) for each in (texts, reverse)]
     for record in range(len(texts)):
         here, there = (
             {number for of, numbers in each for number in numbers[of == record].tolist()}
             for each in words
         )
         assert here == there
-    kinship = own_kinship()
-    assert kinship.identify(texts) == kinship.identify(reverse)
+    kinship = load_builtin_taxonomy()
+    assert kinship.assign(texts) == kinship.assign(reverse)
 
 
 def test_strand_terminal_repeat() -> None:
@@ -160,7 +162,7 @@ def test_strand_terminal_repeat() -> None:
     repeat = random_dna(500, np.random.default_rng(1))
     copy = "A" if repeat[2] != "A" else "C"
     text = repeat + random_dna(3_000, np.random.default_rng(2)) + repeat[:2] + copy + repeat[3:]
-    found = own_kinship().identify([text, reverse_complement(text)], [False, False])
+    found = load_builtin_taxonomy().assign([text, reverse_complement(text)], [False, False])
     assert [(one.topology, one.repeat_length) for one in found] == 2 * [("DTR", 500)]
 
 
@@ -184,7 +186,7 @@ def test_strand_genetic_code() -> None:
 @example("GATGATGAT")
 def test_first_of_circle(text: str) -> None:
     turned = [text[first:] + text[:first] for first in range(len(text))]
-    first = first_of_circle(text)
+    first = canonical_rotation(text)
     assert turned[first] == min(turned, key=lambda one: one.replace("N", "Z"))
 
 
@@ -197,7 +199,7 @@ def lysogen() -> str:
 
 
 def test_strand_regions(lysogen: str) -> None:
-    finder, n_bases = RegionFinder.embedded(11), len(lysogen)
+    finder, n_bases = ProvirusFinder.load_builtin(11), len(lysogen)
     records = [FastaRecord("x", "x", one) for one in (lysogen, reverse_complement(lysogen))]
     (forward, as_virus), (reverse, virus_too) = finder.find(records, [(False, True)] * 2)
     assert len(forward[0]) == 1 and abs(forward[0][0].start - 50_000) < 3_000
@@ -216,7 +218,7 @@ def assert_same_track(track: Track, other: Track, n_bases: int) -> None:
 
 def test_circle_regions(lysogen: str) -> None:
     """However a circle was cut open and on either strand, the same bases are in regions."""
-    finder, n_bases, found = RegionFinder.embedded(11), len(lysogen), set()
+    finder, n_bases, found = ProvirusFinder.load_builtin(11), len(lysogen), set()
     for first in (0, 777, 61_001, 75_500):
         turned = lysogen[first:] + lysogen[:first]
         for is_reverse in (False, True):
@@ -233,7 +235,7 @@ def test_circle_score() -> None:
     """Of a circle whose length the pieces divide, turned by a multiple of them."""
     text = open_dna(30_000, np.random.default_rng(5))
     turned = text[10_000:] + text[:10_000]
-    [one, other], _ = score_block([text, turned], Scorer.own())
+    [one, other], _ = score_block([text, turned], Scorer.load_builtin())
     assert one == pytest.approx(other, abs=1e-12)  # the same log-odds in another order
 
 
@@ -318,7 +320,7 @@ def test_strand_cnn(records: dict[str, str], tmp_path: Path) -> None:
 
 def test_joined_records() -> None:
     """A record joined with N has the mean of its pieces, as if they were those of one record."""
-    own = Scorer.own()
+    own = Scorer.load_builtin()
     [nets] = [nets for nets in own.pieces if nets.size == 500]
     scorer = replace(own, pieces=(nets,), knots=(Knot(500, 1.0, 0.0),))
     first, second = random_dna(1_500, np.random.default_rng(7)), gc_rich(3_000, random.Random(7))

@@ -17,11 +17,18 @@ from virnucpro.core.events import BatchDone
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.viral.classifier import caller_of
-from virnucpro.viral.head import Head, Join, JoinKnot, join_log_odds, log_odds, probability
+from virnucpro.viral.classifier import choose_classifier
+from virnucpro.viral.head import (
+    EnsembleKnot,
+    EnsembleWeights,
+    Head,
+    combine_log_odds,
+    log_odds,
+    probability,
+)
 from virnucpro.viral.known import KnownIndex
 from virnucpro.viral.networks import ErrorRates, Scorer
-from virnucpro.viral.options import CutOptions
+from virnucpro.viral.options import ThresholdOptions
 from virnucpro.viral.scoring import score_sequences
 from virnucpro.workflows.predict_options import PredictOptions
 
@@ -32,14 +39,14 @@ CLOSED = "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * 4  # no frame with
 
 @pytest.fixture(scope="module")
 def scorer() -> Scorer:
-    return Scorer.own()
+    return Scorer.load_builtin()
 
 
 @pytest.fixture
 def joined(tiny, scorer) -> Head:
     """The tiny head, with weights that make both of them count."""
-    knots = (JoinKnot(500, 0.8, 0.5, 0.1), JoinKnot(1000, 0.6, 1.0, -0.3))
-    join = Join(scorer.sha256, knots, (RATES,))
+    knots = (EnsembleKnot(500, 0.8, 0.5, 0.1), EnsembleKnot(1000, 0.6, 1.0, -0.3))
+    join = EnsembleWeights(scorer.sha256, knots, (RATES,))
     return replace(tiny.head, facts=replace(tiny.head.facts, join=join))
 
 
@@ -49,9 +56,9 @@ def rows_of(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def test_joined_log_odds_are_weighed_by_length_on_lines_over_its_logarithm():
-    knots = (JoinKnot(500, 1.0, 0.0, 0.0), JoinKnot(2000, 0.5, 2.0, 1.0))
+    knots = (EnsembleKnot(500, 1.0, 0.0, 0.0), EnsembleKnot(2000, 0.5, 2.0, 1.0))
     lengths = np.array([10, 500, 1000, 2000, 9000])
-    both = join_log_odds(knots, np.full(5, 2.0), np.full(5, 3.0), lengths)
+    both = combine_log_odds(knots, np.full(5, 2.0), np.full(5, 3.0), lengths)
     # half way between 500 and 2,000 on a logarithmic scale: weights of 0.75 and 1, offset of 0.5
     assert both.tolist() == pytest.approx([2.0, 2.0, 5.0, 8.0, 8.0])
 
@@ -69,19 +76,19 @@ def test_joined_log_odds_are_weighed_by_length_on_lines_over_its_logarithm():
 def test_a_join_has_finite_weights_and_none_below_zero(wrong):
     knot = {"n_bases": 500, "base": 1.0, "head": 1.0, "offset": 0.0}
     with pytest.raises(ValueError, match="invalid weights: JoinKnot"):
-        JoinKnot(**knot | wrong)
-    assert JoinKnot(**knot | {"n_bases": 1}).n_bases == 1
+        EnsembleKnot(**knot | wrong)
+    assert EnsembleKnot(**knot | {"n_bases": 1}).n_bases == 1
 
 
 def test_a_join_names_its_scorer_and_its_lengths_rise():
-    short, long = (JoinKnot(n, 1.0, 1.0, 0.0) for n in (500, 1000))
+    short, long = (EnsembleKnot(n, 1.0, 1.0, 0.0) for n in (500, 1000))
     for knots in ((), (long, short), (short, short)):
         with pytest.raises(ValueError, match="lengths of a join must rise"):
-            Join("a" * 64, knots, (RATES,))
+            EnsembleWeights("a" * 64, knots, (RATES,))
     with pytest.raises(ValueError, match=r"lengths of a join must rise: \[\]"):
-        Join("a" * 64, (short, long), ())
+        EnsembleWeights("a" * 64, (short, long), ())
     with pytest.raises(TypeError, match="hash of a scorer must be text"):
-        Join(7, (short, long), (RATES,))
+        EnsembleWeights(7, (short, long), (RATES,))
 
 
 def test_a_head_remembers_its_join_in_its_file(joined, tmp_path):
@@ -94,8 +101,8 @@ def test_a_head_remembers_its_join_in_its_file(joined, tmp_path):
 def test_a_recipe_names_head_and_scorer_as_the_scorer_may_choose_records(
     joined, scorer, calls, rules
 ):
-    hashes = caller_of(CutOptions(), calls, joined, rules).hashes
-    known_sha256 = KnownIndex.own().sha256
+    hashes = choose_classifier(ThresholdOptions(), calls, joined, rules).hashes
+    known_sha256 = KnownIndex.load_builtin().sha256
     assert hashes == {
         "head_sha256": joined.sha256,
         "scorer_sha256": scorer.sha256,
@@ -105,12 +112,16 @@ def test_a_recipe_names_head_and_scorer_as_the_scorer_may_choose_records(
 
 def test_a_record_without_a_frame_is_called_as_by_the_scorer_alone(joined):
     sequences = [*(one.sequence for one in read_fasta(EXAMPLES)), CLOSED, "N" * 400, "ACG1"]
-    records = Records.of(FastaRecord(f"r{i}", "", bases) for i, bases in enumerate(sequences))
+    records = Records.from_records(
+        FastaRecord(f"r{i}", "", bases) for i, bases in enumerate(sequences)
+    )
     recipe = Recipe(
         command="predict", input_type="nucleotide", chunk_size=500, min_length=0, encoders=()
     )
     of_both, of_scorer = (
-        caller_of(CutOptions(), "auto", head).call(records, [[]] * len(sequences), recipe).calls
+        choose_classifier(ThresholdOptions(), "auto", head)
+        .call(records, [[]] * len(sequences), recipe)
+        .calls
         for head in (joined, None)
     )
     for name in ("statuses", "virus_scores", "base_scores", "are_viruses", "rates"):
@@ -150,11 +161,11 @@ def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tm
         if of_frames:
             head = fmean(joined.facts.chunk_log_odds(of_frames))
             ask = (np.array([value]), np.array([head]), np.array([len(bases)]))
-            value = join_log_odds(joined.facts.join.knots, *ask).item()
+            value = combine_log_odds(joined.facts.join.knots, *ask).item()
         # scores have six decimals
         assert float(row["virus_score"]) == pytest.approx(probability(value), abs=1e-6), name
         assert row["status"] == "scored" and row["fdr"], name
-        cut = RATES.cut_at(0.03) if of_frames else None
+        cut = RATES.threshold_at(0.03) if of_frames else None
         if cut is not None:
             assert (row["call"] == "virus") == (value >= cut), name
     assert found["short"]["status"] == "scored" and float(found["short"]["n_frames_scored"]) > 0
@@ -185,7 +196,7 @@ def test_the_cut_of_a_joined_head_is_the_users_on_a_finished_run(joined, make_co
     odds = {name: log_odds(float(default[name]["virus_score"])) for name in called[2]}
     joint = [name for name in called[2] if default[name]["n_frames_scored"] != "0"]
     for share, found in zip((0.03, 0.1), called, strict=False):
-        cut = rates.cut_at(share)
+        cut = rates.threshold_at(share)
         assert {name for name in joint if odds[name] >= cut} == found & {*joint}
 
 
@@ -193,7 +204,7 @@ def test_a_head_without_weight_is_announced_before_anything_is_embedded(
     joined, make_config, contigs
 ):
     join, no_weight = joined.facts.join, "the head has no weight at any length"
-    caller = caller_of(CutOptions(), "auto", joined)
+    caller = choose_classifier(ThresholdOptions(), "auto", joined)
     (said,) = caller.announcements
     assert "weights of scorer and head" in said
     for knot in join.knots:

@@ -17,7 +17,7 @@ from train_kin import kin_words, kinship_tensors
 
 import virnucpro
 from virnucpro.core.errors import UnavailableError
-from virnucpro.core.helper_pool import Pool
+from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.types import FastaRecord
 from virnucpro.results.call_rows import find_viruses
 from virnucpro.results.counts import LENGTH_CLASSES
@@ -28,19 +28,19 @@ from virnucpro.sequences.open_codes import encode
 from virnucpro.sequences.translate import STANDARD
 from virnucpro.viral.features import NO_WORDS
 from virnucpro.viral.taxonomy import (
-    FEWEST_WORDS,
-    KIND_FEATURES,
+    GROUP_FEATURES,
     KINDS,
-    LEAST_SHARE,
-    STRANGE,
-    Kinship,
-    kin_words_of,
-    kind_features,
-    load_kinship,
-    own_kinship,
+    MIN_KMER_SHARE,
+    MIN_KMERS,
+    UNKNOWN,
+    TaxonAssigner,
+    group_features,
+    iter_kmers,
+    load_builtin_taxonomy,
+    load_taxonomy,
 )
 from virnucpro.viral.types import Call, Identity, Region
-from virnucpro.viral.windows import Pieces
+from virnucpro.viral.windows import Windows
 
 LAYER = "weight", "bias"
 EXAMPLE = Path(__file__).parents[1] / "examples/contigs.fa"
@@ -52,7 +52,9 @@ def open_frame(n_codons: int, seed: int) -> str:
 
 def words_of(sequence: str) -> np.ndarray:
     """The words of a sequence, each once, rising."""
-    return np.unique(np.concatenate([some for _, some in kin_words_of(Pieces.of([sequence]))]))
+    return np.unique(
+        np.concatenate([some for _, some in iter_kmers(Windows.from_sequences([sequence]))])
+    )
 
 
 def example(name: str) -> str:
@@ -61,7 +63,7 @@ def example(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def kinship() -> Kinship:
+def kinship() -> TaxonAssigner:
     """The net of the package, with words of two toy families, of nobody, and of a toy cluster."""
     numbers, owners = [], []
     for owner, seed in ((1, 1), (2, 2), (0, 3), (3, 4)):
@@ -72,7 +74,11 @@ def kinship() -> Kinship:
     names = ("", "Unaviridae", "Duoviridae")
     kinds = ("", "RNA+", "RNA-")
     return replace(
-        own_kinship(), words=table, families=names, kind_of_family=kinds, clusters=("Unavirus",)
+        load_builtin_taxonomy(),
+        kmers=table,
+        families=names,
+        kind_of_family=kinds,
+        clusters=("Unavirus",),
     )
 
 
@@ -108,8 +114,8 @@ def test_a_single_word_names_no_family_and_a_cluster_needs_more_words_than_a_fam
         (3, 10, "cluster:Unavirus"),
         (3, 9, ""),
         (2, 9, "Duoviridae"),
-        (2, FEWEST_WORDS, "Duoviridae"),
-        (2, FEWEST_WORDS - 1, ""),
+        (2, MIN_KMERS, "Duoviridae"),
+        (2, MIN_KMERS - 1, ""),
     ):
         words = kin_words(numbers[:n_words], np.full(n_words, owner, dtype=np.uint16))
         [identity] = replace(kinship, words=words).identify([virus])
@@ -128,10 +134,10 @@ def test_a_table_finds_its_words_with_their_owners_and_hardly_any_other():
     owners = rng.integers(2**16, size=len(numbers)).astype(np.uint16)
     table = kin_words(numbers, owners)
     order = rng.permutation(len(numbers))[:5_000]
-    assert np.array_equal(table.owners_of(numbers[order]), owners[order])
+    assert np.array_equal(table.find_taxa(numbers[order]), owners[order])
     strangers = np.setdiff1d(rng.integers(20**9, size=200_000), numbers)
     # 300,000 words of 2**36: 0.87 of 200,000 by chance; Poisson: more than 9 once in 1e7
-    assert np.count_nonzero(table.owners_of(strangers) != STRANGE) <= 9
+    assert np.count_nonzero(table.find_taxa(strangers) != UNKNOWN) <= 9
 
 
 def test_a_sequence_is_the_same_virus_in_any_block(kinship):
@@ -144,9 +150,11 @@ def test_a_sequence_is_the_same_virus_in_any_block(kinship):
 
 
 def test_the_chances_of_kinds_are_probabilities_and_longer_sequences_get_no_smaller_ones():
-    net = own_kinship().net
+    net = load_builtin_taxonomy().net
     lengths = np.array([150, 500, 3_000, 10**6])
-    features = kind_features(Pieces.of([random_dna(3_000, np.random.default_rng(1))] * 4))
+    features = group_features(
+        Windows.from_sequences([random_dna(3_000, np.random.default_rng(1))] * 4)
+    )
     chances = net.probabilities(features, lengths)
     assert chances.shape == (len(lengths), len(KINDS))
     assert chances.min() >= 0
@@ -155,7 +163,7 @@ def test_the_chances_of_kinds_are_probabilities_and_longer_sequences_get_no_smal
 
 
 def test_the_logits_of_kinds_are_those_of_plain_products():
-    net, rng = own_kinship().net, np.random.default_rng(3)
+    net, rng = load_builtin_taxonomy().net, np.random.default_rng(3)
     features = net.mean + net.deviation * rng.normal(size=(19, len(net.mean)))
     x = ((features - net.mean) / net.deviation).clip(-6, 6)
     x = x @ net.hidden[0].T.astype(np.float64) + net.hidden[1]
@@ -169,11 +177,11 @@ def test_features_of_kinds_are_means_over_pieces_with_a_known_base():
     rng = np.random.default_rng(6)
     sequences = [random_dna(2_000, rng), "N" * 1_000 + random_dna(1_000, rng), "N" * 700]
     of_pieces = piece_features(
-        Pieces(encode("".join(sequences)), np.array([0, 1_000, 3_000]), np.array([1_000] * 3)),
+        Windows(encode("".join(sequences)), np.array([0, 1_000, 3_000]), np.array([1_000] * 3)),
         NO_WORDS,
-    )[:, KIND_FEATURES]
+    )[:, GROUP_FEATURES]
     expected = [of_pieces[:2].mean(axis=0, dtype=np.float64), of_pieces[2], [np.nan] * 1095]
-    found = kind_features(Pieces.of(sequences))
+    found = group_features(Windows.from_sequences(sequences))
     # each feature is rounded to steps of 2^-24, so that sums are the same in any order
     np.testing.assert_allclose(found, np.stack(expected), rtol=0, atol=2**-25)
 
@@ -181,7 +189,7 @@ def test_features_of_kinds_are_means_over_pieces_with_a_known_base():
 def test_random_sequence_is_named_after_no_family():
     rng = np.random.default_rng(7)
     some = [random_dna(3_000, rng) for _ in range(50)]
-    assert not any(identity.kin for identity in own_kinship().identify(some))
+    assert not any(identity.kin for identity in load_builtin_taxonomy().assign(some))
 
 
 def test_a_file_of_kin_is_read_as_it_was_written_and_a_damaged_one_is_refused(tmp_path, kinship):
@@ -189,26 +197,26 @@ def test_a_file_of_kin_is_read_as_it_was_written_and_a_damaged_one_is_refused(tm
     tensors, facts = kinship_tensors(kinship)
     save_file(tensors, path, facts)
     sequence = open_frame(200, 2)
-    assert list(load_kinship(path).identify([sequence])) == list(kinship.identify([sequence]))
+    assert list(load_taxonomy(path).assign([sequence])) == list(kinship.identify([sequence]))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UnavailableError, match="is not the table of viral families"):
-        load_kinship(path)
+        load_taxonomy(path)
     owners = tensors["words.owners"]
     save_file({**tensors, "words.owners": owners[1:]}, path, facts)
     with pytest.raises(UnavailableError, match="words, but"):
-        load_kinship(path)
+        load_taxonomy(path)
 
 
 def test_every_owner_of_a_word_of_the_package_has_a_name_and_every_family_a_kind():
-    own = own_kinship()
-    assert own.words.owners.max() < len(own.families) + len(own.clusters)
+    own = load_builtin_taxonomy()
+    assert own.kmers.taxa.max() < len(own.families) + len(own.clusters)
     assert len(own.kind_of_family) == len(own.families) and own.net.slopes
 
 
 def test_a_damaged_file_of_kin_is_refused_before_a_run_begins(tmp_path, monkeypatch):
     (tmp_path / "kin.safetensors").write_bytes(b"not one")
     monkeypatch.setattr("virnucpro.viral.taxonomy.EMBEDDED_FOLDER", tmp_path)
-    own_kinship.cache_clear()
+    load_builtin_taxonomy.cache_clear()
     write(tmp_path / "in.fa", host=random_dna(500, np.random.default_rng(1)))
     with pytest.raises(UnavailableError, match="is not the table of viral families"):
         predict(tmp_path / "in.fa", to=tmp_path / "run")
@@ -226,7 +234,7 @@ def run(tmp_path_factory) -> Path:
 def test_the_page_counts_kinds_by_length_and_families(run):
     told = rows(run / "viruses.tsv")
     first = told[0]["file"], told[0]["record"]
-    here = Pool().helpers(None, 0, "")
+    here = HelperPool().helpers(None, 0, "")
     kinds, families = count_kinds(run / "viruses.tsv", here)
     of_records = find_records(run / "viruses.tsv", {first}, ("virus_kind", "kin"), here)
     assert of_records == {first: (told[0]["virus_kind"], told[0]["kin"])}
@@ -263,7 +271,7 @@ def test_a_provirus_is_identified_by_its_own_bases_and_has_no_topology(tmp_path)
     record = FastaRecord("host", "host", flank + virus + flank, sample="in")
     results = called((record, call, regions))
     [identity] = find_viruses(results, STANDARD).identities
-    assert [identity] == list(own_kinship().identify([virus]))
+    assert [identity] == list(load_builtin_taxonomy().assign([virus]))
     assert (identity.kin, identity.topology) == ("Coronaviridae", "")
 
 
@@ -275,14 +283,14 @@ def test_the_tables_and_python_show_what_the_viruses_of_the_example_are(run):
         assert 0 < float(row["kind_probability"]) <= 1
         assert (row["topology"], row["repeat_length"]) == ("linear", "0")
         if row["kin"]:
-            assert int(row["kin_words"]) >= FEWEST_WORDS
-            assert float(row["kin_share"]) >= LEAST_SHARE
+            assert int(row["kin_words"]) >= MIN_KMERS
+            assert float(row["kin_share"]) >= MIN_KMER_SHARE
     assert told["example_virus_01"]["kin"] == "Coronaviridae"
     calls = {call.record_id: call for call in virnucpro.read_predictions(run)}
     for name, call in calls.items():
         kinds = [identity.virus_kind for identity in call.identities]
         assert kinds == ([told[name]["virus_kind"]] if call.is_virus else [])
-    [alone] = own_kinship().identify([example("example_virus_01")])
+    [alone] = load_builtin_taxonomy().assign([example("example_virus_01")])
     assert (alone.kin, alone.kin_words) == (
         *("Coronaviridae", calls["example_virus_01"].identities[0].kin_words),
     )

@@ -32,7 +32,7 @@ from virnucpro.viral.known import (
     count_windows,
     load_known_index,
 )
-from virnucpro.viral.options import CutOptions
+from virnucpro.viral.options import ThresholdOptions
 from virnucpro.viral.types import Call, Calls
 
 ROOT = Path(__file__).parents[1]
@@ -190,7 +190,7 @@ def hits_of(*windows: tuple[int, ...]) -> WindowHits:
     ],
 )
 def test_needed_hits_grow_with_lookups(window, is_known):
-    known = index_of({}).judge(hits_of(window), 1)
+    known = index_of({}).classify(hits_of(window), 1)
     assert known.is_known.tolist() == [is_known]
 
 
@@ -198,7 +198,7 @@ def test_prophage_does_not_call_chromosome():
     virus, host = (0, 6_000, 400, 0, 2, 390), (0, 6_000, 3, 0, 1, 2)
     index = index_of({})
     for n_viral, is_known in ((0, False), (1, False), (2, False), (3, True), (5, True)):
-        known = index.judge(hits_of(*[virus] * n_viral, *[host] * (5 - n_viral)), 1)
+        known = index.classify(hits_of(*[virus] * n_viral, *[host] * (5 - n_viral)), 1)
         assert known.is_known.tolist() == [is_known]
         assert known.n_known_windows.tolist() == [n_viral]
         assert known.owner.tolist() == [2 if n_viral else 0]
@@ -207,13 +207,15 @@ def test_prophage_does_not_call_chromosome():
 def test_family_needs_half_of_the_hits():
     index = index_of({})
     for n_owner, owner in ((6, 0), (7, 1)):
-        known = index.judge(hits_of((0, 80, 13, 0, 1, n_owner)), 1)
+        known = index.classify(hits_of((0, 80, 13, 0, 1, n_owner)), 1)
         assert known.owner.tolist() == [owner]
 
 
 def test_records_are_judged_alone():
     index = index_of({})
-    known = index.judge(hits_of((0, 80, 9, 0, 1, 9), (2, 80, 0, 0, 0, 0), (3, 80, 4, 0, 2, 4)), 5)
+    known = index.classify(
+        hits_of((0, 80, 9, 0, 1, 9), (2, 80, 0, 0, 0, 0), (3, 80, 4, 0, 2, 4)), 5
+    )
     assert known.is_known.tolist() == [True, False, False, True, False]
     assert known.owner.tolist() == [1, 0, 0, 2, 0]
     assert known.n_viral.tolist() == [9, 0, 0, 4, 0]
@@ -242,9 +244,9 @@ def call_of(score: float, *, is_virus: bool) -> Call:
 def test_evidence_chooses_who_calls(evidence, words, rates):
     index = index_of({})
     scores = (0.9, 0.9, 0.1, 0.1)
-    calls = Calls.of(call_of(score, is_virus=score > 0.5) for score in scores)
+    calls = Calls.from_calls(call_of(score, is_virus=score > 0.5) for score in scores)
     hits = hits_of(*((i, 80, n, 0, 1, n) for i, n in enumerate((2, 0, 2, 1))))
-    add_evidence(calls, hits, CutOptions(evidence=evidence), index)
+    add_evidence(calls, hits, ThresholdOptions(evidence=evidence), index)
     assert calls.evidences == words
     assert calls.are_viruses == [word != "" for word in words]
     assert [round(rate, 4) for rate in calls.rates] == rates
@@ -255,24 +257,24 @@ def test_evidence_chooses_who_calls(evidence, words, rates):
 
 def test_lower_fdr_of_the_score_stands():
     call = call_of(0.9, is_virus=True)
-    calls = Calls.of([replace(call, false_discovery_rate=0.0001)])
-    add_evidence(calls, hits_of((0, 80, 2, 0, 1, 2)), CutOptions(), index_of({}))
+    calls = Calls.from_calls([replace(call, false_discovery_rate=0.0001)])
+    add_evidence(calls, hits_of((0, 80, 2, 0, 1, 2)), ThresholdOptions(), index_of({}))
     assert (calls.rates, calls.evidences) == ([0.0001], ["both"])
 
 
 def test_notes_tell_what_may_be_integrated():
     index, virus = index_of({}), (0, 6_000, 400, 0, 2, 390)
-    calls = Calls.of([call_of(0.1, is_virus=False)])
-    add_evidence(calls, hits_of(virus, virus, (0, 6_000, 0, 0, 0, 0)), CutOptions(), index)
+    calls = Calls.from_calls([call_of(0.1, is_virus=False)])
+    add_evidence(calls, hits_of(virus, virus, (0, 6_000, 0, 0, 0, 0)), ThresholdOptions(), index)
     assert calls.notes == ["known in 2 of 3 parts: may be a provirus"]
-    calls = Calls.of([call_of(0.1, is_virus=False)])
-    add_evidence(calls, hits_of((0, 80, 4, 0, 3, 4)), CutOptions(), index)
+    calls = Calls.from_calls([call_of(0.1, is_virus=False)])
+    add_evidence(calls, hits_of((0, 80, 4, 0, 3, 4)), ThresholdOptions(), index)
     assert calls.notes == [MAY_BE_ENDOGENOUS]
 
 
 def test_record_without_score_is_not_called():
-    calls = Calls.of([Call("a", 300, "no_orf")])
-    add_evidence(calls, hits_of((0, 80, 9, 0, 1, 9)), CutOptions(), index_of({}))
+    calls = Calls.from_calls([Call("a", 300, "no_orf")])
+    add_evidence(calls, hits_of((0, 80, 9, 0, 1, 9)), ThresholdOptions(), index_of({}))
     assert (calls.are_viruses, calls.evidences) == ([False], [""])
 
 
@@ -298,7 +300,7 @@ def test_truncated_entries_are_rejected(viruses):
 def test_built_in_index_fits_its_limits():
     path = ROOT / "virnucpro/embedded/known.safetensors"
     assert path.stat().st_size <= 20_000_000
-    index = KnownIndex.own()
+    index = KnownIndex.load_builtin()
     assert len(index.owners) <= CELLULAR
     for one in index.false_calls:
         assert list(one.false_per_true) == sorted(one.false_per_true, reverse=True)
@@ -363,7 +365,7 @@ def test_resume_changes_evidence_without_scoring(lambda_pieces, tmp_path):
         assert (folder / name).read_bytes() == (tmp_path / "fresh" / name).read_bytes()
     assert {row["evidence"] for row in rows(folder / "predictions.tsv")} == {"known", ""}
     stored = json.loads((folder / "run.json").read_text())
-    assert stored["recipe"]["known_sha256"] == KnownIndex.own().sha256
+    assert stored["recipe"]["known_sha256"] == KnownIndex.load_builtin().sha256
     assert stored["cut"]["evidence"] == "known"
 
 
@@ -400,7 +402,7 @@ def test_build_indexes_a_toy_catalogue(tmp_path):
     index = load_known_index(out)
     assert index.owners[1] == "Unaviridae"
     hits = index.look_up([phage[600:2_400], phage[:600], phage[2_400:], dna(1_000, 3)])
-    known = index.judge(hits, 4)
+    known = index.classify(hits, 4)
     assert known.is_known.tolist() == [True, True, False, False]
     assert hits.n_cellular[2] > 0
     assert hits.n_viral[1] / 600 > 2 * hits.n_viral[0] / 1_800  # shared k-mers are denser

@@ -13,7 +13,7 @@ from labelled import frames_of, ids_of, options, pairs_of, train_here, write_lab
 from runs import execute, rows
 from safetensors.numpy import load_file
 
-from virnucpro.core.atomic_io import LEARNED_FILE, sha256
+from virnucpro.core.atomic_io import LEARNED_FILE, hash_file
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.numeric import DECIMALS, sigmoid
 from virnucpro.engine.local import InlineExecutor
@@ -21,14 +21,14 @@ from virnucpro.models.base import load_encoder
 from virnucpro.models.lookup import open_model
 from virnucpro.models.manage import describe_model
 from virnucpro.models.registry import TINY_MODEL
-from virnucpro.models.trained_encoder import inspect_learned, save_learned
+from virnucpro.models.trained_encoder import inspect_trained_encoder, save_trained_encoder
 from virnucpro.sequences.fasta import write_record
 from virnucpro.training.distributed import Ranks
 from virnucpro.training.evaluation.evaluate import evaluate
 from virnucpro.training.labelled_data import read_split
-from virnucpro.training.networks import frame_log_odds, module_of
+from virnucpro.training.networks import build_module, frame_log_odds
 from virnucpro.training.options import EvaluateOptions
-from virnucpro.training.training_config import Training
+from virnucpro.training.training_config import TrainingRun
 from virnucpro.viral.head import Head
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
@@ -60,9 +60,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(data: Path, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory):
     """A training of a kind; each is made once."""
-    made: dict[str, Training] = {}
+    made: dict[str, TrainingRun] = {}
 
-    def train(kind: str) -> Training:
+    def train(kind: str) -> TrainingRun:
         if kind not in made:
             out = tmp_path_factory.mktemp("trained") / "model"
             model = {"model": str(tiny.model)} if "esm2" in kind else {}
@@ -76,7 +76,7 @@ def on_cpu(output: Path, **changes: object) -> dict[str, object]:
     return {"output_dir": output, "device": "cpu", "precision": "fp32", **changes}
 
 
-def scores_of(training: Training, fasta: Path, output: Path) -> dict[str, float]:
+def scores_of(training: TrainingRun, fasta: Path, output: Path) -> dict[str, float]:
     """The score of each frame, by ``predict``."""
     asked = on_cpu(output, model=str(training.model), input=(fasta,))
     execute(PredictOptions(**asked), lambda _: None, lambda _: InlineExecutor())
@@ -84,10 +84,10 @@ def scores_of(training: Training, fasta: Path, output: Path) -> dict[str, float]
     return {line.split("\t")[0]: float(line.split("\t")[3]) for line in lines}
 
 
-def scores_in_training(training: Training) -> dict[str, float]:
+def scores_in_training(training: TrainingRun) -> dict[str, float]:
     """The scores that the network of the best epoch gives the test groups."""
     frames = frames_of(training.output, "test")
-    module = module_of(training, frames)
+    module = build_module(training, frames)
     best = torch.load(training.output / "checkpoints" / "best.pt", weights_only=True)
     module.load_state_dict(best["module"], strict=False)
     odds = frame_log_odds(module.eval(), frames, Ranks(0, 1, CPU))[-1].astype(np.float64)
@@ -134,11 +134,11 @@ def test_evaluate_takes_what_train_made(kind, trained, data, tmp_path):
 
 def test_the_file_of_an_encoder_is_named_by_its_content_in_the_head(trained, tmp_path):
     training = trained("onehot-cnn")
-    checkpoint = inspect_learned(training.model / LEARNED_FILE)
+    checkpoint = inspect_trained_encoder(training.model / LEARNED_FILE)
     (facts,) = Head.load(training.head).facts.encoders
     assert (facts.family, facts.encoder_id) == ("learned", checkpoint.encoder_id)
     again = tmp_path / LEARNED_FILE
-    save_learned(again, checkpoint.facts, load_file(training.model / LEARNED_FILE))
+    save_trained_encoder(again, checkpoint.facts, load_file(training.model / LEARNED_FILE))
     assert again.read_bytes() == (training.model / LEARNED_FILE).read_bytes()
 
 
@@ -150,7 +150,7 @@ def test_an_encoder_whose_base_was_trained_again_is_refused(trained, tiny, data,
     for path in tiny.model.iterdir():
         shutil.copy(path, moved)
     with pytest.raises(UnavailableError, match="holds other weights") as caught:
-        inspect_learned(moved / LEARNED_FILE)
+        inspect_trained_encoder(moved / LEARNED_FILE)
     assert "next to it" in caught.value.hint
 
 
@@ -179,7 +179,7 @@ def test_an_encoder_is_sized_and_described_by_what_it_is(kind, trained, tiny):
     assert model.footprint.n_parameters == n_weights + on_esm2 * base.footprint.n_parameters
     lines, _ = describe_model(str(path))
     assert lines[0] == f"path        {path}"
-    assert f"dimensions  {model.dim}" in lines and f"encoder id  {sha256(path)}" in lines
+    assert f"dimensions  {model.dim}" in lines and f"encoder id  {hash_file(path)}" in lines
 
 
 @pytest.mark.parametrize("damage", ["cut", "other weights"])
@@ -191,8 +191,8 @@ def test_a_damaged_file_of_an_encoder_is_reported(damage, trained, tmp_path):
         with pytest.raises(UnavailableError, match=r"is not an encoder of VirNucPro: .*ncomplete"):
             open_model(str(path), lambda _: None)
     else:
-        facts = inspect_learned(training.model / LEARNED_FILE).facts
-        save_learned(path, facts, {"network.nothing": np.ones(3, dtype=np.float32)})
+        facts = inspect_trained_encoder(training.model / LEARNED_FILE).facts
+        save_trained_encoder(path, facts, {"network.nothing": np.ones(3, dtype=np.float32)})
         asked = on_cpu(tmp_path / "run", model=str(path), input=(tmp_path / "none.fa",))
         (tmp_path / "none.fa").write_text(">a\n" + "ACG" * 100 + "\n")
         with pytest.raises(UnavailableError, match="does not hold the network that it names"):

@@ -47,7 +47,7 @@ def mount(filesystem: str, options: str, at: str, top: str = "/") -> str:
 def test_machine_without_limits(tmp_path):
     machine = read_machine({}, make_root(tmp_path, "", "", {}), EIGHT)
     assert machine == Machine(8, "the machine", 16 * GIB, 12 * GIB, "the machine")
-    assert machine.limits == ""
+    assert machine.binding_limits == ""
 
 
 def test_v1_limits_of_own_group(tmp_path):

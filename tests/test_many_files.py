@@ -19,7 +19,7 @@ import yaml
 from conftest import open_dna, random_dna
 from runs import assert_same_run, assert_same_vectors, rows, run_inline, tables, vectors
 
-from virnucpro.cli.progress import DeviceState, Figures
+from virnucpro.cli.progress import DeviceState, ProgressState
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.events import EmbeddingStarted, ShardDone
 from virnucpro.engine.local import InlineExecutor
@@ -450,13 +450,13 @@ def test_a_record_that_is_called_although_a_frame_failed_is_mended_too(
 
 
 def test_files_are_counted_as_their_shards_are_done(predicted, folder):
-    figures, counts = Figures(), []
+    figures, counts = ProgressState(), []
 
     def hear(event: object) -> None:
         if isinstance(event, ShardDone):
             figures.devices.setdefault(event.worker, DeviceState())
         if isinstance(event, (EmbeddingStarted, ShardDone)):
-            figures.take(event)
+            figures.on_event(event)
             counts.append(int(figures.counts[-1].removesuffix("/4 files")))
 
     predicted(folder, on_event=hear)

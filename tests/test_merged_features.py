@@ -32,7 +32,7 @@ from runs import (
 import virnucpro
 from virnucpro._version import __version__
 from virnucpro.core.errors import FeatureFileError, StorageError
-from virnucpro.core.logging import logging_to
+from virnucpro.core.logging import log_to_handler
 from virnucpro.core.recipe import EncoderSpec, Store
 from virnucpro.core.types import Embeddings, Shard
 from virnucpro.results.outputs import open_run_dir
@@ -73,7 +73,7 @@ def make_parts(
         found = Embeddings(ids, lengths, values, store.encoder.per_residue)
         shard = Shard(index, Path("x.faa"), n_orfs, n_orfs, n_orfs, f"{index}" * 64)
         checksums = store.write(shard, found)
-        parts.append(IndexPart.of(f"{shard.name}.h5", found, checksums, hidden))
+        parts.append(IndexPart.from_file(f"{shard.name}.h5", found, checksums, hidden))
         each = np.split(values, np.cumsum(n_rows)[:-1]) if n_orfs else []
         rows |= {name: row for name, row in zip(ids, each, strict=True) if name not in hidden}
     return parts, rows
@@ -366,7 +366,7 @@ def test_further_encoder_is_not_read_by_python(tmp_path):
     log = io.StringIO()
     for store in stores:
         store.make_folder()
-        with logging_to(logging.StreamHandler(log)):
+        with log_to_handler(logging.StreamHandler(log)):
             write_merged(store, make_parts(store, [3])[0], max_bytes=0)
     first, second = log.getvalue().splitlines()
     assert "iter_features" in first and "iter_features" not in second
@@ -415,6 +415,6 @@ def test_every_format_and_copy_is_in_the_file(make_limited, tmp_path):
 def test_force_clears_list_and_file(make_limited, proteins):
     config = make_limited(10**9)
     run_inline(config, None)
-    open_run_dir(config.output).clear()
+    open_run_dir(config.output).delete_results()
     assert not (config.output / "features.h5").exists()
     assert not (config.output / "features").exists()

@@ -31,7 +31,7 @@ from virnucpro.results.names import (
     tsv_field,
     tsv_line,
 )
-from virnucpro.results.table_blocks import TableBlock, spans_of
+from virnucpro.results.table_blocks import TableBlock, split_table
 from virnucpro.training.labelled_data import read_cells, write_table
 from virnucpro.workflows.compare import compare
 from virnucpro.workflows.find_proviruses import find_regions
@@ -160,7 +160,7 @@ def test_fasta_has_the_names_of_the_tables(run) -> None:
 
 
 def test_blocks_of_a_table_have_its_ids(run, records) -> None:
-    (span,) = spans_of(run / "predictions.tsv")
+    (span,) = split_table(run / "predictions.tsv")
     block = span.read()
     assert isinstance(block, TableBlock)
     assert block.texts("record") == list(records)

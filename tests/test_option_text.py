@@ -9,7 +9,7 @@ import pytest
 import virnucpro
 from virnucpro.core.errors import InputMissingError, UsageError
 from virnucpro.core.events import ErrorText
-from virnucpro.core.option_schema import make
+from virnucpro.core.option_schema import build_options
 from virnucpro.core.option_text import OptionText, join_texts, with_options
 from virnucpro.workflows.predict_options import PredictOptions
 
@@ -51,7 +51,7 @@ def test_texts_are_joined_with_their_options():
 
 def test_error_names_its_option():
     with pytest.raises(UsageError) as caught:
-        make(PredictOptions, {"input": "i", "output_dir": "o", "min_length": -1})
+        build_options(PredictOptions, {"input": "i", "output_dir": "o", "min_length": -1})
     assert (caught.value.option, str(caught.value)) == ("min_length", "--min-length is -1")
     with pytest.raises(virnucpro.VirnucproError) as caught:
         virnucpro.predict("ACGT", min_length=-1)
@@ -75,7 +75,7 @@ def test_path_that_looks_like_an_option_stays(tmp_path, monkeypatch):
 
 def test_error_of_a_helper_keeps_its_options():
     error = UsageError(with_options("{force} is wrong"), with_options("{resume}"), option="force")
-    sent = pickle.loads(pickle.dumps(ErrorText.of(error))).error  # noqa: S301 - our own
+    sent = pickle.loads(pickle.dumps(ErrorText.from_error(error))).error  # noqa: S301 - our own
     assert (type(sent), sent.option) == (UsageError, "force")
     assert isinstance(sent.message, OptionText) and isinstance(sent.hint, OptionText)
     assert (str(sent), sent.hint) == ("--force is wrong", "--resume")

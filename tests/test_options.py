@@ -19,7 +19,7 @@ from virnucpro.cli import main
 from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.main import app
 from virnucpro.core.errors import UsageError
-from virnucpro.core.option_schema import carry, make, option, options_of
+from virnucpro.core.option_schema import build_options, convert_options, option, option_annotations
 from virnucpro.training.options import EvaluateOptions, TrainOptions
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
@@ -55,7 +55,7 @@ def defined(tree: ast.Module) -> Iterator[str]:
     ids=lambda o: o.__name__,
 )
 def test_an_option_is_defined_in_the_module_of_options_alone(name, options):
-    names = set(options_of(get_type_hints(options, include_extras=True)))
+    names = set(option_annotations(get_type_hints(options, include_extras=True)))
     assert not names & set(defined(tree_of(name)))
 
 
@@ -140,16 +140,20 @@ def test_a_field_of_a_class_is_an_option_of_its_command():
 )
 def test_an_invalid_value_is_refused_from_python_too(values, words):
     with pytest.raises(UsageError, match=words) as caught:
-        make(Toy, {"place": "x", **values})
+        build_options(Toy, {"place": "x", **values})
     assert caught.value.hint
-    assert make(Toy, {"place": "name:/x"}).place == Path("name:/x")  # a folder may have that name
+    assert build_options(Toy, {"place": "name:/x"}).place == Path(
+        "name:/x"
+    )  # a folder may have that name
 
 
 def test_a_number_of_numpy_or_in_a_text_is_a_number():
-    assert make(Toy, {"place": "x", "number": "3"}).number == 3
-    toy = make(Toy, {"place": "x", "number": np.int64(3)})
+    assert build_options(Toy, {"place": "x", "number": "3"}).number == 3
+    toy = build_options(Toy, {"place": "x", "number": np.int64(3)})
     assert toy.number == 3 and type(toy.number) is int
-    options = make(PredictOptions, {"input": "i", "output_dir": "o", "threshold": np.float32(0.5)})
+    options = build_options(
+        PredictOptions, {"input": "i", "output_dir": "o", "threshold": np.float32(0.5)}
+    )
     assert options.threshold == 0.5 and type(options.threshold) is float
 
 
@@ -157,7 +161,9 @@ def test_what_two_commands_share_is_carried_from_one_to_the_other():
     train = TrainOptions(
         data=Path("m.tsv"), output_dir=Path("out"), gpus="0,1", precision="fp32", workers=3
     )
-    extract = carry(train, ExtractOptions, input=(), output_dir=Path("in"), chunk_size=300)
+    extract = convert_options(
+        train, ExtractOptions, input=(), output_dir=Path("in"), chunk_size=300
+    )
     assert (extract.gpus, extract.precision, extract.workers) == ("0,1", "fp32", 3)
     assert (extract.output_dir, extract.chunk_size) == (Path("in"), 300)
 
@@ -188,29 +194,34 @@ def test_what_two_commands_share_is_carried_from_one_to_the_other():
 def test_an_option_that_would_not_be_read_is_refused(options, values, words):
     needed = {"output_dir": "o", **({"input": "i"} if options in RUNS else {"data": "d"})}
     with pytest.raises(UsageError, match=words) as refused:
-        make(options, values if options is ConsoleOptions else needed | values)
+        build_options(options, values if options is ConsoleOptions else needed | values)
     assert "leave out --" in refused.value.hint
 
 
 def test_a_network_that_no_memory_holds_is_refused():
     with pytest.raises(UsageError, match="--hidden is 1000000000000"):
-        make(TrainOptions, {"data": "d", "output_dir": "o", "hidden": 10**12})
+        build_options(TrainOptions, {"data": "d", "output_dir": "o", "hidden": 10**12})
 
 
 def test_regions_are_evaluated_and_learned_with_the_options_that_they_read():
     common = {"data": "d", "output_dir": "o", "regions": "t", "seed": 1}
     more = {"genes": "g", "region_model": "m", "genetic_code": 4}
-    asked = make(EvaluateOptions, {**common, **more})
+    asked = build_options(EvaluateOptions, {**common, **more})
     assert (str(asked.genes), str(asked.region_model), asked.genetic_code) == ("g", "m", 4)
-    assert (str(make(TrainOptions, common).regions), make(TrainOptions, common).seed) == ("t", 1)
+    assert (
+        str(build_options(TrainOptions, common).regions),
+        build_options(TrainOptions, common).seed,
+    ) == ("t", 1)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_nan_and_infinity_are_refused(value: float) -> None:
     for group in (PredictOptions, TrainOptions):
         hints = get_type_hints(group, include_extras=True)
-        numbers = [name for name in options_of(hints) if "float" in str(get_args(hints[name])[0])]
+        numbers = [
+            name for name in option_annotations(hints) if "float" in str(get_args(hints[name])[0])
+        ]
         assert numbers
         for name in numbers:
             with pytest.raises(UsageError, match=name.replace("_", "-")):
-                make(group, {name: value})
+                build_options(group, {name: value})

@@ -125,9 +125,9 @@ def test_scores_are_the_heads_on_the_vectors_of_the_same_ids(tiny, contigs, undi
 def bases_of_frames(fasta: Path) -> dict[str, str]:
     """The bases of each frame of chunks of 300, by its id."""
     return {
-        orf.id: orf.codons_in(record.sequence)
+        orf.id: orf.coding_sequence(record.sequence)
         for record in read_fasta(fasta)
-        for orf in translate_six_frames(list(Chunk.cut(record, 300)))
+        for orf in translate_six_frames(list(Chunk.from_record(record, 300)))
     }
 
 

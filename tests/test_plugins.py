@@ -18,7 +18,7 @@ from forked import run_command, virnucpro
 from runs import bases_by_frame, vectors
 
 from virnucpro.core.errors import UnavailableError
-from virnucpro.models.registry import family_of
+from virnucpro.models.registry import find_family
 
 PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"
 ENTRY_POINTS = """
@@ -183,4 +183,4 @@ def test_a_run_whose_package_is_gone_has_a_status_and_is_not_embedded(package, e
     assert status.returncode == 0 and "virnucpro work" in status.stdout
     assert work.returncode == 69 and "counts.toy is not an ESM-2 checkpoint" in work.stderr
     with pytest.raises(UnavailableError, match="no package here has the encoder toy"):
-        family_of("toy")
+        find_family("toy")

@@ -16,7 +16,13 @@ import psutil
 import pytest
 from runs import ROOT, assert_gone, hear_signals, is_ours, wait_until, within
 
-from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.core.child_process import (
+    ChildError,
+    ChildProcess,
+    Pipe,
+    defer_interrupts,
+    start_process,
+)
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"
@@ -90,12 +96,12 @@ def test_a_process_numbers_gpus_as_nvml_does_and_gives_numpy_one_thread(monkeypa
     """Whatever is set, and whoever starts it."""
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    with interrupts_held():
-        child = start(light.tell_environment)
+    with defer_interrupts():
+        child = start_process(light.tell_environment)
     try:
         assert child.pipe.recv() == ["PCI_BUS_ID", "1"]
     finally:
-        Child.kill_all([child])
+        ChildProcess.kill_all([child])
 
 
 @pytest.fixture
@@ -174,17 +180,17 @@ def end(pipe: Pipe, how: int) -> None:
 
 def hear(target: object, *words: object) -> tuple[list[object], str]:
     """All that a process says, and what ended it."""
-    with interrupts_held():
-        child = start(target, *words)
+    with defer_interrupts():
+        child = start_process(target, *words)
     heard = []
     try:
         while True:
-            assert Child.with_news([child], 60) == [child]
+            assert ChildProcess.wait_any([child], 60) == [child]
             heard.append(child.pipe.recv())
     except EOFError:
-        return heard, child.cause_of_end()
+        return heard, child.exit_reason()
     finally:
-        Child.kill_all([child])
+        ChildProcess.kill_all([child])
 
 
 @quick
@@ -218,6 +224,6 @@ def test_failed_send_keeps_no_buffer_view():
 @quick
 def test_an_exception_is_the_last_message_of_a_process():
     (last,), cause = hear(fail)
-    assert isinstance(last, Raised)
+    assert isinstance(last, ChildError)
     assert last.reason == "RuntimeError: a [red]fault[/red]" and "in fail" in last.traceback
     assert cause == "exit code 1"

@@ -27,7 +27,7 @@ from served import serving, whole
 from torch import Tensor, nn
 
 from virnucpro.cli.main import app
-from virnucpro.core.atomic_io import sha256
+from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.errors import InputMissingError, UnavailableError, UsageError
 from virnucpro.core.events import BatchDone, ShardDone
 from virnucpro.core.recipe import Footprint, join_footprints
@@ -35,11 +35,11 @@ from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.models.base import Model
 from virnucpro.models.dnabert_s.model import DNABERTShape
 from virnucpro.models.download import check_file
-from virnucpro.models.lookup import locate, model_names, open_model, published_folder
+from virnucpro.models.lookup import find_model, model_names, open_model, published_folder
 from virnucpro.models.manage import import_files, import_model
 from virnucpro.models.registry import BUNDLES, FAMILIES, Published, RemoteFile, _Bundle
-from virnucpro.viral.head import EncoderFacts, Head
-from virnucpro.viral.legacy_head import find_head, read_original_head
+from virnucpro.viral.head import EncoderInfo, Head
+from virnucpro.viral.legacy_head import find_head, load_legacy_head
 from virnucpro.workflows.options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
 
@@ -80,9 +80,9 @@ def classifier(monkeypatch) -> Classifier:
     return module
 
 
-def encoder_facts(*dims: int) -> tuple[EncoderFacts, ...]:
+def encoder_facts(*dims: int) -> tuple[EncoderInfo, ...]:
     return tuple(
-        EncoderFacts(family="f", name="n", encoder_id=str(i) * 16, layer=1, pooling="mean", dim=dim)
+        EncoderInfo(family="f", name="n", encoder_id=str(i) * 16, layer=1, pooling="mean", dim=dim)
         for i, dim in enumerate(dims)
     )
 
@@ -99,7 +99,7 @@ def test_a_published_head_gives_the_scores_of_its_module(classifier, tmp_path):
     vectors = np.random.default_rng(0).normal(size=(50, DIM)).astype(np.float32)
     with torch.no_grad():
         expected = classifier.eval()(torch.from_numpy(vectors)).numpy()[:, 1]
-    head = read_original_head(tmp_path / "500_model.pth", FACTS, 500)
+    head = load_legacy_head(tmp_path / "500_model.pth", FACTS, 500)
     assert np.abs(head.classify(vectors) - expected).max() < 1e-6
     assert len(set(expected.tolist())) == 50 and expected.std() > 0.02
     assert head.facts.chunk_size == 500 and head.facts.encoders == FACTS
@@ -109,7 +109,7 @@ def test_a_published_head_gives_the_scores_of_its_module(classifier, tmp_path):
 @golden
 def test_the_stand_in_of_the_published_size_gives_its_64_scores():
     stored = np.load(HEADS / "standin_golden.npz")
-    head = read_original_head(HEADS / "standin_model.pth", encoder_facts(768, 2560), 500)
+    head = load_legacy_head(HEADS / "standin_model.pth", encoder_facts(768, 2560), 500)
     scores = head.classify(stored["vectors"])
     assert len(scores) == 64
     assert np.abs(scores - stored["scores"][:, 1]).max() < 1e-6
@@ -120,7 +120,7 @@ def test_the_stand_in_of_the_published_size_gives_its_64_scores():
 @pytest.mark.skipif(not REAL_HEAD, reason="VIRNUCPRO_500_MODEL names no file of the true head")
 def test_the_true_head_gives_the_published_scores_of_eight_frames():
     stored = np.load(HEADS / "published_vectors.npz")
-    head = read_original_head(Path(REAL_HEAD), encoder_facts(768, 2560), 500)
+    head = load_legacy_head(Path(REAL_HEAD), encoder_facts(768, 2560), 500)
     scores = head.classify(np.concatenate([stored["dnabert_s"], stored["esm2_3b"]], axis=1))
     assert np.abs(scores - stored["score2_500"].astype(float)).max() < 1e-6
     assert np.array_equal(scores > 0.5, stored["label_500"] == "virus")
@@ -130,7 +130,7 @@ def test_a_head_with_code_in_it_is_refused_and_does_nothing(classifier, tmp_path
     classifier.extra = Payload(tmp_path / "done")
     torch.save(classifier, tmp_path / "500_model.pth")
     with pytest.raises(UnavailableError, match="holds more than tensors"):
-        read_original_head(tmp_path / "500_model.pth", FACTS, 500)
+        load_legacy_head(tmp_path / "500_model.pth", FACTS, 500)
     assert not (tmp_path / "done").exists()
 
 
@@ -154,7 +154,7 @@ def test_a_file_of_another_module_is_refused(classifier, tmp_path, spoil, why):
     content = spoilt if isinstance(spoilt, dict) else classifier
     torch.save(content, tmp_path / "500_model.pth")
     with pytest.raises(UnavailableError, match=f"is not a head of VirNucPro: .*{why}") as caught:
-        read_original_head(tmp_path / "500_model.pth", FACTS, 500)
+        load_legacy_head(tmp_path / "500_model.pth", FACTS, 500)
     assert "500_model.pth" in str(caught.value) and caught.value.hint
 
 
@@ -163,7 +163,7 @@ def test_a_file_of_another_module_is_refused(classifier, tmp_path, spoil, why):
 
 def published_as(file: Path) -> RemoteFile:
     url = f"{NOWHERE}/{file.name}"
-    return RemoteFile(url=url, n_bytes=file.stat().st_size, sha256=sha256(file))
+    return RemoteFile(url=url, n_bytes=file.stat().st_size, sha256=hash_file(file))
 
 
 @pytest.fixture
@@ -249,10 +249,12 @@ def test_a_bundle_is_fetched_by_one_command(brought, monkeypatch):
         head = replace(bundle.head, url=f"{address}/500_model.pth")
         monkeypatch.setitem(BUNDLES, "virnucpro-500", replace(bundle, head=head))
         result = CliRunner().invoke(app, ["models", "download", "virnucpro-500"])
-    assert f"dnabert-s is at {locate('dnabert-s')}" in result.output, result.output
+    assert f"dnabert-s is at {find_model('dnabert-s')}" in result.output, result.output
     assert "its head is at" in result.output
     for file in files:
-        assert (locate("dnabert-s") / file.name).read_bytes() == (brought / file.name).read_bytes()
+        assert (find_model("dnabert-s") / file.name).read_bytes() == (
+            brought / file.name
+        ).read_bytes()
     assert not list(published_folder().rglob(".*"))
 
 
@@ -293,7 +295,7 @@ def test_without_network_the_error_says_what_to_fetch_and_where_it_goes(brought,
 
 def test_a_bundle_is_not_one_model(brought):
     with pytest.raises(UsageError, match="virnucpro-500 is not one model, but dnabert-s and"):
-        locate("virnucpro-500")
+        find_model("virnucpro-500")
     with pytest.raises(UsageError, match="--from is for dnabert-s, virnucpro-500"):
         import_files("esm2_t6_8M_UR50D", brought)
 

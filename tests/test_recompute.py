@@ -20,18 +20,18 @@ from runs import (
 from safetensors.numpy import load, save
 from test_regions import host_dna, phage_dna
 
-from virnucpro.core.atomic_io import sha256, zstd
+from virnucpro.core.atomic_io import hash_file, zstd
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.lookup import open_model
 from virnucpro.store.feature_file import (
+    read_checksummed,
     read_embeddings,
     read_label,
-    read_sealed,
+    write_checksummed,
     write_embeddings,
-    write_sealed,
 )
 from virnucpro.viral.head import Head
 from virnucpro.viral.known import KnownIndex
@@ -60,7 +60,7 @@ def record_hash(folder: Path, path: Path) -> None:
     stored = json.loads((folder / "run.json").read_text())
     place = str(path.relative_to(folder))
     assert place in stored["outputs"]
-    stored["outputs"][place] = sha256(path)
+    stored["outputs"][place] = hash_file(path)
     write_run_json(folder, stored)
 
 
@@ -76,8 +76,8 @@ def hashes(tiny) -> dict[str, str]:
     return {
         "sha256": digest,
         "head_sha256": head.sha256,
-        "scorer_sha256": Scorer.own().sha256,
-        "known_sha256": KnownIndex.own().sha256,
+        "scorer_sha256": Scorer.load_builtin().sha256,
+        "known_sha256": KnownIndex.load_builtin().sha256,
     }
 
 
@@ -221,7 +221,7 @@ def shift_vectors(folder: Path, path: Path, by: float) -> None:
     label = read_label(path, {})
     stored = read_embeddings(path, label.attributes)
     other = replace(stored, vectors=stored.vectors * np.float32(1 + by))
-    write_embeddings(path, other, label.attributes, Tree(folder))
+    write_embeddings(path, other, label.attributes, SafeDir(folder))
     record_hash(folder, path)
 
 
@@ -258,7 +258,9 @@ def test_vectors_of_other_proteins_are_found(extracted):
     """The file of another shard, with the label of this one."""
     one, two = (extracted / f"features/00000{i}.h5" for i in (0, 1))
     label, other = read_label(one, {}), read_label(two, {})
-    write_embeddings(one, read_embeddings(two, other.attributes), label.attributes, Tree(extracted))
+    write_embeddings(
+        one, read_embeddings(two, other.attributes), label.attributes, SafeDir(extracted)
+    )
     record_hash(extracted, one)
     assert verified(extracted)
     assert any("000000.h5 has other ids" in fault for fault in recompute(extracted).faults)
@@ -266,10 +268,10 @@ def test_vectors_of_other_proteins_are_found(extracted):
 
 def test_other_scores_are_found(copied):
     path = sorted((copied / "scores").iterdir())[1]
-    label, content = read_sealed(path, {})
+    label, content = read_checksummed(path, {})
     arrays = dict(load(zstd.decompress(content)))
     arrays["log_odds"] = arrays["log_odds"] + 1e-9
-    write_sealed(Tree(copied), path, zstd.compress(save(arrays)), label.attributes)
+    write_checksummed(SafeDir(copied), path, zstd.compress(save(arrays)), label.attributes)
     record_hash(copied, path)
     assert verified(copied)
     assert recompute(copied).faults == [f"{path} has other scores than the input"]

@@ -17,25 +17,27 @@ from virnucpro.core.events import (
     WorkerReady,
 )
 from virnucpro.core.types import Shard
-from virnucpro.engine.retry_policy import Attempt, Loss, Workload, next_attempt
+from virnucpro.engine.retry_policy import Attempt, WorkerFailure, WorkerState, next_attempt
 
 SHARDS = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(3)]
 SHARD, NO_MEMORY = SHARDS[0], Memory(0, 1)
-RAISED, CRASHED = Loss("raised", "raised"), Loss("crashed", "crashed")
-KILLED, SILENT = Loss("killed", "killed"), Loss("silent", "silent")
+RAISED, CRASHED = WorkerFailure("raised", "raised"), WorkerFailure("crashed", "crashed")
+KILLED, SILENT = WorkerFailure("killed", "killed"), WorkerFailure("silent", "silent")
 BATCH, ROW, NOTHING = {4, 5}, {4}, set[int]()
 
 
-def workload(*shards: Shard, is_ready: bool = True) -> Workload:
-    return Workload("cpu", is_ready=is_ready, attempts=[Attempt(shard) for shard in shards])
+def workload(*shards: Shard, is_ready: bool = True) -> WorkerState:
+    return WorkerState("cpu", is_ready=is_ready, attempts=[Attempt(shard) for shard in shards])
 
 
-def start_batch(work: Workload, *rows: int, shard: Shard = SHARD, seconds: float = 100.0) -> None:
-    work.take(BatchStarted(work.worker, shard, rows, seconds))
+def start_batch(
+    work: WorkerState, *rows: int, shard: Shard = SHARD, seconds: float = 100.0
+) -> None:
+    work.on_event(BatchStarted(work.worker, shard, rows, seconds))
 
 
-def end_batch(work: Workload, *rows: int, shard: Shard = SHARD) -> None:
-    work.take(BatchDone(work.worker, shard, rows, 50, NO_MEMORY))
+def end_batch(work: WorkerState, *rows: int, shard: Shard = SHARD) -> None:
+    work.on_event(BatchDone(work.worker, shard, rows, 50, NO_MEMORY))
 
 
 # What the next attempt at a shard knows
@@ -53,40 +55,40 @@ SUSPECTS, ALONE = frozenset(BATCH), frozenset(ROW)
         ([(KILLED, BATCH)] * 2, {"suspects": SUSPECTS}),
         ([(KILLED, BATCH), (KILLED, {7})], {"suspects": frozenset({7})}),
         ([(CRASHED, BATCH), (CRASHED, {7})], {"suspects": frozenset({4, 5, 7})}),
-        ([(CRASHED, BATCH), (KILLED, ROW)], {"suspects": SUSPECTS, "killed_alone": ALONE}),
+        ([(CRASHED, BATCH), (KILLED, ROW)], {"suspects": SUSPECTS, "killed_once": ALONE}),
         (
             [(CRASHED, BATCH), (KILLED, ROW), (KILLED, {5})],
-            {"suspects": SUSPECTS, "killed_alone": SUSPECTS},
+            {"suspects": SUSPECTS, "killed_once": SUSPECTS},
         ),
-        ([(CRASHED, BATCH), (CRASHED, ROW)], {"suspects": SUSPECTS, "condemned": {4: "crashed"}}),
+        ([(CRASHED, BATCH), (CRASHED, ROW)], {"suspects": SUSPECTS, "failed_rows": {4: "crashed"}}),
         (
             [(CRASHED, BATCH), (KILLED, ROW), (RAISED, ROW)],
-            {"suspects": SUSPECTS, "killed_alone": ALONE, "condemned": {4: "raised"}},
+            {"suspects": SUSPECTS, "killed_once": ALONE, "failed_rows": {4: "raised"}},
         ),
         (
             [(KILLED, BATCH)] * 2 + [(KILLED, ROW), (SILENT, ROW)],
-            {"suspects": SUSPECTS, "killed_alone": ALONE, "condemned": {4: "silent"}},
+            {"suspects": SUSPECTS, "killed_once": ALONE, "failed_rows": {4: "silent"}},
         ),
         (
             [(CRASHED, BATCH), (CRASHED, ROW), (RAISED, {5})],
-            {"suspects": SUSPECTS, "condemned": {4: "crashed", 5: "raised"}},
+            {"suspects": SUSPECTS, "failed_rows": {4: "crashed", 5: "raised"}},
         ),
-        ([(KILLED, ROW)] * 3, {"suspects": ALONE, "killed_alone": ALONE}),
+        ([(KILLED, ROW)] * 3, {"suspects": ALONE, "killed_once": ALONE}),
         (
             [(KILLED, ROW)] * 4,
-            {"suspects": ALONE, "killed_alone": ALONE, "condemned": {4: "killed"}},
+            {"suspects": ALONE, "killed_once": ALONE, "failed_rows": {4: "killed"}},
         ),
-        ([(CRASHED, ROW)] * 2, {"suspects": ALONE, "condemned": {4: "crashed"}}),
-        ([(CRASHED, NOTHING)], {"n_blind_losses": 1}),
-        ([(KILLED, BATCH), (KILLED, NOTHING)], {"n_blind_losses": 1}),
-        ([(KILLED, NOTHING), (KILLED, BATCH)], {"n_blind_losses": 1, "suspects": SUSPECTS}),
+        ([(CRASHED, ROW)] * 2, {"suspects": ALONE, "failed_rows": {4: "crashed"}}),
+        ([(CRASHED, NOTHING)], {"n_failures_idle": 1}),
+        ([(KILLED, BATCH), (KILLED, NOTHING)], {"n_failures_idle": 1}),
+        ([(KILLED, NOTHING), (KILLED, BATCH)], {"n_failures_idle": 1, "suspects": SUSPECTS}),
     ],
 )
 def test_the_next_attempt_knows_exactly_what_earlier_losses_showed(losses, lessons):
     attempt: Attempt | None = Attempt(SHARD)
     for loss, rows in losses:
         attempt = next_attempt(attempt, rows, loss)
-    assert attempt == Attempt(SHARD, n_losses=len(losses), **lessons)
+    assert attempt == Attempt(SHARD, n_failures=len(losses), **lessons)
 
 
 @pytest.mark.parametrize("loss", [CRASHED, KILLED, SILENT])
@@ -94,7 +96,7 @@ def test_a_shard_that_ends_workers_outside_its_batches_is_given_up(loss):
     attempt: Attempt | None = Attempt(SHARD)
     for n in range(1, 4):
         attempt = next_attempt(attempt, NOTHING, loss)
-        assert attempt.n_blind_losses == n
+        assert attempt.n_failures_idle == n
     assert next_attempt(attempt, NOTHING, loss) is None
 
 
@@ -102,10 +104,10 @@ def test_a_shard_that_ends_workers_outside_its_batches_is_given_up(loss):
 
 
 def suspect(place: int, *rows: int) -> Attempt:
-    return Attempt(SHARDS[place], n_losses=1, suspects=frozenset(rows))
+    return Attempt(SHARDS[place], n_failures=1, suspects=frozenset(rows))
 
 
-IN_WRITING, ONE_MORE = Attempt(SHARDS[0], n_losses=1), Attempt(SHARDS[2])
+IN_WRITING, ONE_MORE = Attempt(SHARDS[0], n_failures=1), Attempt(SHARDS[2])
 
 
 @pytest.mark.parametrize(
@@ -134,13 +136,13 @@ IN_WRITING, ONE_MORE = Attempt(SHARDS[0], n_losses=1), Attempt(SHARDS[2])
             [(0, (0, 1)), (1, (0, 1))],
             [(0, (0, 1))],
             KILLED,
-            [Attempt(SHARDS[1], n_losses=1), ONE_MORE],
+            [Attempt(SHARDS[1], n_failures=1), ONE_MORE],
             [IN_WRITING],
         ),
         # without a batch in flight it is the first shard
         (
             *([], [], KILLED),
-            [Attempt(SHARDS[0], n_losses=1, n_blind_losses=1), Attempt(SHARDS[1]), ONE_MORE],
+            [Attempt(SHARDS[0], n_failures=1, n_failures_idle=1), Attempt(SHARDS[1]), ONE_MORE],
             [],
         ),
     ],
@@ -151,34 +153,38 @@ def test_who_has_batches_in_flight_is_to_blame_and_is_tried_again(started, done,
         start_batch(work, *rows, shard=SHARDS[place])
     for place, rows in done:
         end_batch(work, *rows, shard=SHARDS[place])
-    after = work.end(loss)
-    assert (after.first, after.last, after.failed) == (tuple(first), tuple(last), None)
-    assert after.lost.shard == first[0].shard
+    after = work.handle_failure(loss)
+    assert (after.retry_first, after.retry_last, after.failed_shard) == (
+        tuple(first),
+        tuple(last),
+        None,
+    )
+    assert after.failure_event.shard == first[0].shard
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_a_worker_without_a_shard_is_to_blame_for_none(is_ready):
-    after = workload(is_ready=is_ready).end(KILLED)
-    assert (after.lost.shard, after.first, after.last) == (None, (), ())
+    after = workload(is_ready=is_ready).handle_failure(KILLED)
+    assert (after.failure_event.shard, after.retry_first, after.retry_last) == (None, (), ())
 
 
 def test_a_shard_that_is_given_up_keeps_nothing_else_back():
     work = workload(*SHARDS)
     start_batch(work, 0, shard=SHARDS[1])
     end_batch(work, 0, shard=SHARDS[1])
-    work.attempts[0] = Attempt(SHARDS[0], n_losses=3, n_blind_losses=3)
-    after = work.end(RAISED)
-    assert after.failed == ShardFailed("cpu", SHARDS[0], "raised")
-    assert (after.first, after.last) == ((Attempt(SHARDS[1]), Attempt(SHARDS[2])), ())
+    work.attempts[0] = Attempt(SHARDS[0], n_failures=3, n_failures_idle=3)
+    after = work.handle_failure(RAISED)
+    assert after.failed_shard == ShardFailed("cpu", SHARDS[0], "raised")
+    assert (after.retry_first, after.retry_last) == ((Attempt(SHARDS[1]), Attempt(SHARDS[2])), ())
 
 
 def test_a_shard_that_failed_leaves_nothing_in_flight():
     work = workload(*SHARDS)
     start_batch(work, 0, 1)
-    refusal = ErrorText.of(StorageError("no space"))
-    work.take(ShardFailed("cpu", SHARDS[0], "no space", refusal=refusal))
-    assert work.guilty == [Attempt(SHARDS[1])]
-    assert work.patience(1.0) == 1.0
+    refusal = ErrorText.from_error(StorageError("no space"))
+    work.on_event(ShardFailed("cpu", SHARDS[0], "no space", refusal=refusal))
+    assert work.blamed == [Attempt(SHARDS[1])]
+    assert work.timeout(1.0) == 1.0
 
 
 # When a device is given up
@@ -196,8 +202,8 @@ def test_a_shard_that_failed_leaves_nothing_in_flight():
 def test_a_device_whose_workers_do_not_start_is_given_up(loss, fates):
     work, answers = workload(is_ready=False), []
     for _ in fates:
-        answers.append(work.end(loss).lost.is_final)
-        work = work.successor()
+        answers.append(work.handle_failure(loss).failure_event.is_final)
+        work = work.for_replacement()
     assert answers == fates
 
 
@@ -207,20 +213,20 @@ def test_a_device_that_loses_one_worker_after_another_is_given_up(loss, rows, li
     """Later, if a single sequence is to blame for each: there may be many of those."""
     work = workload()
     for n in range(1, limit + 1):
-        work.take(WorkerReady("cpu", "", NO_MEMORY))
+        work.on_event(WorkerReady("cpu", "", NO_MEMORY))
         work.attempts.append(Attempt(SHARD))
         start_batch(work, *rows)
-        assert work.end(loss).lost.is_final == (n == limit)
-        work = work.successor()
+        assert work.handle_failure(loss).failure_event.is_final == (n == limit)
+        work = work.for_replacement()
 
 
 def test_a_batch_that_is_done_forgives_a_device():
     work = workload(SHARD)
-    work.n_losses, work.n_idle_losses = 99, 5
+    work.n_failures, work.n_unexplained_failures = 99, 5
     start_batch(work, 0)
     end_batch(work, 0)
-    assert not work.end(CRASHED).lost.is_final
-    assert (work.n_losses, work.n_idle_losses) == (1, 1), "this loss alone"
+    assert not work.handle_failure(CRASHED).failure_event.is_final
+    assert (work.n_failures, work.n_unexplained_failures) == (1, 1), "this loss alone"
 
 
 # How much a worker holds, and how long it may be silent
@@ -228,26 +234,26 @@ def test_a_batch_that_is_done_forgives_a_device():
 
 def test_a_shard_that_is_being_written_makes_room_for_another():
     work = workload(*SHARDS[:2])
-    assert len(work.open) == 2
+    assert len(work.open_attempts) == 2
     start_batch(work, 0, shard=SHARDS[1])
-    assert len(work.open) == 1
-    work.take(ShardDone("cpu", SHARDS[0], 1.0, 0))
-    assert len(work.open) == 1
+    assert len(work.open_attempts) == 1
+    work.on_event(ShardDone("cpu", SHARDS[0], 1.0, 0))
+    assert len(work.open_attempts) == 1
 
 
 @pytest.mark.parametrize(("n_residues", "most"), [(16_000, 4), (32_000, 2), (250_000, 2)])
 def test_a_worker_is_given_more_of_small_shards(n_residues, most):
     work = workload()
     for n in range(4):
-        assert work.wants(4) == (n < most)
+        assert work.has_room(4) == (n < most)
         work.attempts.append(Attempt(Shard(n, Path(f"{n}.faa"), 10, 10, n_residues, "")))
-    assert not work.wants(4)
+    assert not work.has_room(4)
 
 
 def test_a_worker_is_given_nothing_before_it_is_ready_and_no_more_than_is_left_for_it():
-    assert not workload(is_ready=False).wants(1)
+    assert not workload(is_ready=False).has_room(1)
     work = workload(Shard(0, Path("0.faa"), 10, 10, 100, ""))
-    assert [work.wants(n) for n in (0, 1, 2)] == [False, False, True]
+    assert [work.has_room(n) for n in (0, 1, 2)] == [False, False, True]
 
 
 def test_a_batch_keeps_the_time_it_was_allowed_when_the_one_before_it_is_done():
@@ -255,12 +261,12 @@ def test_a_batch_keeps_the_time_it_was_allowed_when_the_one_before_it_is_done():
     start_batch(work, 0, 1, seconds=100.0)
     start_batch(work, 2, 3, seconds=200.0)
     end_batch(work, 0, 1)
-    assert work.patience(1.0) == 200.0
+    assert work.timeout(1.0) == 200.0
     end_batch(work, 2, 3)
-    assert work.patience(1.0) == 1.0
+    assert work.timeout(1.0) == 1.0
 
 
 def test_a_worker_with_nothing_to_do_may_be_silent_for_ever():
     work = workload(SHARD)
-    work.take(ShardDone("cpu", SHARD, 1.0, 0))
-    assert work.patience(1.0) == float("inf")
+    work.on_event(ShardDone("cpu", SHARD, 1.0, 0))
+    assert work.timeout(1.0) == float("inf")

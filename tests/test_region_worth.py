@@ -17,12 +17,12 @@ from virnucpro.core.errors import InputError, UnavailableError
 from virnucpro.training.options import EvaluateOptions, TrainOptions
 from virnucpro.training.provirus import (
     Chromosome,
-    RegionFigures,
+    RegionScores,
     Truth,
     evaluate_regions,
     f1_interval,
     learn_region_model,
-    left_out,
+    leave_one_out,
     measure_regions,
     read_genes,
     read_truth,
@@ -38,7 +38,7 @@ def test_figures_are_those_counted_by_hand():
     regions = [(90, 390), (500, 520), (600, 660), (670, 700), (900, 1000)]
     genes = [(100, 150), (210, 250), (600, 690), (905, 995), (650, 690), (661, 669), (505, 515)]
     figures = measure_regions(regions, TRUTH, 1000, genes)
-    assert figures == RegionFigures(
+    assert figures == RegionScores(
         bases=(100 + 90 + 90, 10 + 100 + 100, 10 + 10),
         # by their middles: 125, 645, 670; 230, 950; 665
         genes=(3, 2, 1),
@@ -64,8 +64,8 @@ def test_figures_that_are_not_defined_are_left_empty():
 def test_sums_over_sequences_and_their_interval():
     good = measure_regions([(100, 200)], Truth(((100, 200),)), 1000)
     bad = measure_regions([(300, 400)], Truth(((100, 200),)), 1000)
-    assert RegionFigures.sum([good, bad]).f1 == pytest.approx(0.5)
-    assert RegionFigures.sum([good, bad]).ends == (0, 0)
+    assert RegionScores.sum([good, bad]).f1 == pytest.approx(0.5)
+    assert RegionScores.sum([good, bad]).ends == (0, 0)
     assert f1_interval([good, good], 0) == (1.0, 1.0)
     assert f1_interval([good, bad], 0) == (0.0, 1.0)
     empty = measure_regions([], Truth(), 1000)
@@ -154,8 +154,8 @@ def test_records_without_a_known_prophage_set_the_level_of_hosts_of_their_gc(tru
         for of, name in ((data, "alone"), (folder, "joined"))
     )
     assert joined.training == "3 prophages of 3 chromosomes, and 1 other host"
-    assert joined.levels.at(0.45) == pytest.approx(alone.levels.at(0.45), abs=0.01)
-    assert abs(joined.levels.at(0.75) - alone.levels.at(0.75)) > 0.1
+    assert joined.levels.index_at(0.45) == pytest.approx(alone.levels.index_at(0.45), abs=0.01)
+    assert abs(joined.levels.index_at(0.75) - alone.levels.index_at(0.75)) > 0.1
 
 
 def train(data: Path, table: Path, to: Path) -> Path:
@@ -241,7 +241,9 @@ def test_a_chromosome_is_left_out_with_the_other_records_of_its_file():
     first, second, third = map(chromosome, range(3))
     host, other = chromosome(3).items, chromosome(4).items
     genomes = [([first, second], host), ([third], None), ([], other)]
-    names = [(one.name, [item.name for item in others]) for one, others, _ in left_out(genomes)]
+    names = [
+        (one.name, [item.name for item in others]) for one, others, _ in leave_one_out(genomes)
+    ]
     assert names == [("c0", ["c1", "c2"]), ("c1", ["c0", "c2"]), ("c2", ["c0", "c1"])]
-    hosts = [[host is item for item in hosts] for _, _, hosts in left_out(genomes)]
+    hosts = [[host is item for item in hosts] for _, _, hosts in leave_one_out(genomes)]
     assert hosts == [[False], [False], [True, False]]

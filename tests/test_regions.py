@@ -29,7 +29,7 @@ from test_scorer_run import outputs, predict, write
 
 from virnucpro.cli.main import app
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UnavailableError
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord, reverse_complement
 from virnucpro.results.call_rows import make_batches
 from virnucpro.results.counts import RecordCounts
@@ -41,20 +41,20 @@ from virnucpro.results.table_readers import parse_region
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import STANDARD
 from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, log_likelihoods, viral_path
-from virnucpro.viral.host_markers import Repeat, genes_of, host_peptides, trna_ends
-from virnucpro.viral.options import FALSE_POSITIVES, CutOptions
+from virnucpro.viral.host_markers import Repeat, find_host_genes, find_trna_ends, host_peptides
+from virnucpro.viral.options import FALSE_POSITIVES, ThresholdOptions
 from virnucpro.viral.provirus import (
     SHORTEST_RECORD,
-    RegionFinder,
+    ProvirusFinder,
     Repeats,
-    Run,
-    class_of,
-    evidence_of,
-    move_ends,
-    parts_of,
-    regions_of_items,
+    ViralRun,
+    classify_region,
+    describe_evidence,
+    refine_ends,
+    regions_from_windows,
+    split_runs,
 )
-from virnucpro.viral.provirus_features import Hosts, Items, Levels, ReadGenes
+from virnucpro.viral.provirus_features import HostBackground, Levels, ReadGenes, WindowTable
 from virnucpro.viral.scoring import score_proteins, score_windows
 from virnucpro.viral.types import Call, CalledRecords, Region
 from virnucpro.workflows.find_proviruses import find_regions
@@ -67,7 +67,7 @@ FILES = ("regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.
 MODEL = RegionModel(
     size=1000,
     step=500,
-    host=Hosts(gc=0.5, slope=-10.0, shape=(5.0, 1.0, 2.0), deviation=(0.3, 0.3, 1.0)),
+    host=HostBackground(gc=0.5, slope=-10.0, shape=(5.0, 1.0, 2.0), deviation=(0.3, 0.3, 1.0)),
     levels=Levels((-3.0,) * 25, 1.0),
     gc_weight=0.5,
     shape_weight=1.5,
@@ -100,7 +100,7 @@ def log_joint(path: tuple[bool, ...], starts: np.ndarray, evidence: np.ndarray) 
 
 def test_the_genes_of_a_piece_count_for_the_pieces_within_half_the_bases_around_it():
     shape = np.tile([5.0, 1.0, 2.0], (20, 1))
-    items = Items(
+    items = WindowTable(
         np.arange(20) * 500, np.zeros(20), np.full(20, 0.5), shape.copy(), np.full(20, np.nan)
     )
     shape[10, 0] -= 0.3  # a deviation, of one of three figures
@@ -115,7 +115,7 @@ def test_the_genes_of_a_piece_count_for_the_pieces_within_half_the_bases_around_
 )
 def test_the_level_of_a_host_is_found_to_a_quarter_of_a_spread_and_up_to_five(level, found):
     assert MODEL.departure(np.arange(2000) * 500, np.full(2000, level)) == found
-    items = items_of(np.full(2000, MODEL.levels.at(MODEL.host.gc) + level))
+    items = items_of(np.full(2000, MODEL.levels.index_at(MODEL.host.gc) + level))
     for is_virus, expected in ((True, level), (False, level - found)):
         contrasts = MODEL.contrast(items, is_virus=is_virus)
         assert contrasts == pytest.approx(np.full(2000, expected), nan_ok=True)
@@ -179,21 +179,21 @@ def test_the_likelihood_of_a_departure_is_the_sum_over_all_paths(chain):
 
 def test_the_level_of_a_host_follows_its_gc_and_hosts_near_it():
     gc, level = np.array([0.3, 0.31, 0.5, 0.51]), np.array([-1.0, -1.2, -4.0, -4.2])
-    levels = Levels.of(gc, level)
-    assert levels.at(0.3) == pytest.approx(-1.1, abs=0.05)
-    assert levels.at(0.5) == pytest.approx(-4.1, abs=0.05)
-    assert levels.at(0.95) == levels.at(0.8)
+    levels = Levels.from_values(gc, level)
+    assert levels.index_at(0.3) == pytest.approx(-1.1, abs=0.05)
+    assert levels.index_at(0.5) == pytest.approx(-4.1, abs=0.05)
+    assert levels.index_at(0.95) == levels.index_at(0.8)
     assert levels.spread == pytest.approx(0.2, abs=0.02)
     with pytest.raises(ValueError, match="3 levels of hosts, not 25"):
         Levels((-3.0,) * 3, 1.0)
 
 
-def items_of(log_odds: np.ndarray, model: RegionModel = MODEL) -> Items:
+def items_of(log_odds: np.ndarray, model: RegionModel = MODEL) -> WindowTable:
     """Pieces with these log-odds, all else being as in a host."""
     starts = model.step * np.arange(len(log_odds))
     gc = np.full(len(log_odds), model.host.gc)
     shape = np.tile(model.host.shape, (len(log_odds), 1))
-    return Items(starts, log_odds, gc, shape, np.full(len(log_odds), np.nan))
+    return WindowTable(starts, log_odds, gc, shape, np.full(len(log_odds), np.nan))
 
 
 def no_genes(sequence: str) -> tuple[np.ndarray, ...]:
@@ -205,7 +205,7 @@ def no_genes(sequence: str) -> tuple[np.ndarray, ...]:
 def regions_of(sequence, log_odds, model=MODEL, *, is_virus=False):
     """The regions of a sequence whose pieces have these log-odds."""
     items = items_of(log_odds, model)
-    return regions_of_items(sequence, items, model, no_genes, is_virus=is_virus)[0]
+    return regions_from_windows(sequence, items, model, no_genes, is_virus=is_virus)[0]
 
 
 log_odds_along = st.lists(
@@ -238,14 +238,14 @@ def genes_like(log_odds: float) -> ReadGenes:
 
 def test_proteins_decide_where_the_pieces_leave_a_doubt():
     rng = np.random.default_rng(4)
-    level = OWN.levels.at(OWN.host.gc)
+    level = OWN.levels.index_at(OWN.host.gc)
     log_odds = rng.normal(level, 1.0, 399)
     log_odds[160:220] += 2
     items, sequence = items_of(log_odds, OWN), random_dna(200_000, rng)
-    usual = OWN.genes.at(OWN.host.gc)
+    usual = OWN.genes.index_at(OWN.host.gc)
     for above, n_regions in ((0.0, 0), (3.0, 1)):
         read = genes_like(usual + above)
-        regions, track = regions_of_items(sequence, items, OWN, read, is_virus=False)
+        regions, track = regions_from_windows(sequence, items, OWN, read, is_virus=False)
         assert len(regions) == n_regions
         assert (track.posterior[170:210] > 0.5).all() == bool(n_regions)
     assert abs(regions[0].start - 80_000) < 3_000
@@ -276,7 +276,7 @@ def test_a_prophage_is_long_with_many_viral_genes_and_a_block_of_these_on_a_stra
     log_odds = np.array([1.0 if one == "1" else 0.0 for one in viral])
     genes = start, start + 1_000, log_odds, np.array(list(strand), dtype=np.int64)
     for order in (slice(None), slice(None, None, -1)):  # genes come in any order
-        assert class_of(n_bases, tuple(column[order] for column in genes)) == judged
+        assert classify_region(n_bases, tuple(column[order] for column in genes)) == judged
 
 
 def test_a_short_record_is_a_provirus_throughout_if_its_proteins_are_far_above_those_of_hosts():
@@ -288,10 +288,10 @@ def test_a_short_record_is_a_provirus_throughout_if_its_proteins_are_far_above_t
         (10_000, 2.6, False),  # few proteins: they spread more
         (60_000, 2.6, False),  # a host's flanks would be there
     ):
-        log_odds = rng.normal(OWN.levels.at(gc) + 3, 1.0, n_bases // 500 - 1)
-        read = genes_like(OWN.genes.at(gc) + above)
+        log_odds = rng.normal(OWN.levels.index_at(gc) + 3, 1.0, n_bases // 500 - 1)
+        read = genes_like(OWN.genes.index_at(gc) + above)
         items, sequence = items_of(log_odds, OWN), random_dna(n_bases, rng)
-        regions, _ = regions_of_items(sequence, items, OWN, read, is_virus=False)
+        regions, _ = regions_from_windows(sequence, items, OWN, read, is_virus=False)
         assert [tuple(one[:3]) for one in regions] == [(0, n_bases, "provirus")] * is_region
 
 
@@ -309,7 +309,7 @@ def test_the_level_of_a_long_host_hardly_matters():
 def test_a_part_stands_out_from_a_host_of_an_unusual_level():
     rng = np.random.default_rng(6)
     sequence = random_dna(60_000, rng)
-    log_odds = rng.normal(OWN.levels.at(OWN.host.gc), 1.5, 119)
+    log_odds = rng.normal(OWN.levels.index_at(OWN.host.gc), 1.5, 119)
     log_odds[60:] += 5
     for departure in (-1.5, 1.5):
         [region] = regions_of(sequence, log_odds + departure * OWN.levels.spread, OWN)
@@ -321,18 +321,18 @@ def test_neighbours_are_split_where_the_evidence_falls_between():
     rng = np.random.default_rng(9)
     sequence = random_dna(500_500, rng)
     for n_between, n_regions in ((4, 1), (30, 2)):
-        log_odds = rng.normal(OWN.levels.at(OWN.host.gc), 0.5, 1000)
+        log_odds = rng.normal(OWN.levels.index_at(OWN.host.gc), 0.5, 1000)
         log_odds[300:400] += 6
         log_odds[340 : 340 + n_between] -= 6
         assert len(regions_of(sequence, log_odds, OWN)) == n_regions
-    run = Run(2, 8, 1_250, 4_250)
+    run = ViralRun(2, 8, 1_250, 4_250)
     posterior = np.array([0, 0, 0.4, 0.9, 0.2, 0.1, 0.9, 0.3, 0])
     starts = 500 * np.arange(9)
-    assert parts_of(run, starts, posterior, MODEL) == [
-        Run(2, 4, 1_250, 2_250),
-        Run(6, 8, 3_250, 4_250),
+    assert split_runs(run, starts, posterior, MODEL) == [
+        ViralRun(2, 4, 1_250, 2_250),
+        ViralRun(6, 8, 3_250, 4_250),
     ]
-    assert parts_of(run, starts, np.full(9, 0.9), MODEL) == [run]
+    assert split_runs(run, starts, np.full(9, 0.9), MODEL) == [run]
 
 
 def test_what_gc_alone_explains_is_partly_taken_out():
@@ -340,7 +340,7 @@ def test_what_gc_alone_explains_is_partly_taken_out():
     items = items_of(rng.normal(-3, 1, 4000))
     gc = np.repeat(rng.uniform(0.3, 0.7, 200), 20)
     items = items._replace(gc=gc, log_odds=items.log_odds - 12 * (gc - 0.5))
-    host = MODEL.host.at(items, is_virus=False)
+    host = MODEL.host.value_at(items, is_virus=False)
     assert host.slope == pytest.approx(-12, abs=1)
     for weight in (0.0, 0.5, 1.0):
         left = np.polyfit(gc, items.signal(host, weight, 0.0, 1), 1)[0]
@@ -382,10 +382,10 @@ def test_short_dense_genes_around_a_piece_speak_for_a_virus():
 def test_an_end_moves_to_an_open_stretch_but_not_past_the_middle_to_the_next_end():
     stop = "TAATTAATTAATTAATTAA"  # closes all six frames
     sequence = "CAC" * 1000 + stop + "CAC" * 1000
-    repeats = Repeats.of(sequence, np.arange(0, 5_000, 500), np.zeros(10), MODEL)
+    repeats = Repeats.from_sequence(sequence, np.arange(0, 5_000, 500), np.zeros(10), MODEL)
 
     def moved_ends(*ends: tuple[int, int]) -> list[tuple[int, int, str]]:
-        return move_ends([Run(0, 1, start, end) for start, end in ends], repeats)
+        return refine_ends([ViralRun(0, 1, start, end) for start, end in ends], repeats)
 
     [(start, end, att)] = moved_ends((2_700, 5_000))
     assert att == ""
@@ -394,7 +394,9 @@ def test_an_end_moves_to_an_open_stretch_but_not_past_the_middle_to_the_next_end
     for runs in ([(1_000, 2_600), (2_650, 5_000)], [(3_400, 3_420)]):
         moved = [end for run in moved_ends(*runs) for end in run[:2]]
         assert moved == sorted(set(moved))
-    repeats = Repeats.of(8 * ("CAC" * 200 + stop), np.arange(0, 5_000, 500), np.zeros(10), MODEL)
+    repeats = Repeats.from_sequence(
+        8 * ("CAC" * 200 + stop), np.arange(0, 5_000, 500), np.zeros(10), MODEL
+    )
     [(start, end, _)] = moved_ends((2_700, 4_700))  # of stops each 619 bases the nearest
     assert (start, end) == pytest.approx((2_466, 4_942), abs=len(stop) / 2)
     (_, before, _), (behind, _, _) = moved_ends((1_000, 2_600), (2_650, 4_700))
@@ -454,7 +456,7 @@ def results(*regions_of: list[tuple[int, int, str]]) -> CalledRecords:
 
 
 def written(folder: Path, made: CalledRecords) -> None:
-    with open_outputs(REGION_OUTPUTS, OutputDir(folder, Tree(folder), folder)) as add:
+    with open_outputs(REGION_OUTPUTS, OutputDir(folder, SafeDir(folder), folder)) as add:
         for portion in make_batches(made, REGION_OUTPUTS, None):
             add(portion)
 
@@ -462,7 +464,7 @@ def written(folder: Path, made: CalledRecords) -> None:
 def test_a_region_that_covers_all_of_a_record_is_reported_only_of_a_record_that_is_called_a_virus():
     rng = np.random.default_rng(6)
     sequence = random_dna(40_000, rng)
-    far = OWN.levels.at(OWN.host.gc) + 5 * OWN.levels.spread
+    far = OWN.levels.index_at(OWN.host.gc) + 5 * OWN.levels.spread
     log_odds = rng.normal(far, 1.5, 79)
     assert regions_of(sequence, log_odds, OWN) == ()
     [region] = regions_of(sequence, log_odds, OWN, is_virus=True)
@@ -566,11 +568,11 @@ def test_the_end_of_a_trna_is_found_on_either_strand_and_no_other():
     rng = np.random.default_rng(7)
     before, behind = random_dna(500, rng), random_dna(300, rng)
     sequence = before + TRNA + behind
-    assert trna_ends(sequence) == [500 + len(TRNA)]
-    assert trna_ends(reverse_complement(sequence)) == [300]
+    assert find_trna_ends(sequence) == [500 + len(TRNA)]
+    assert find_trna_ends(reverse_complement(sequence)) == [300]
     unpaired = TRNA.replace("CCTTGGTTCG", "CAAAGGTTCG")  # no stem
-    assert trna_ends(before + unpaired + behind) == []
-    assert trna_ends("") == []
+    assert find_trna_ends(before + unpaired + behind) == []
+    assert find_trna_ends("") == []
 
 
 def test_a_trna_near_an_end_a_direct_repeat_and_viral_genes_are_the_evidence():
@@ -580,18 +582,18 @@ def test_a_trna_near_an_end_a_direct_repeat_and_viral_genes_are_the_evidence():
     # the arm of a tRNA that is looked for, here bases 548 to 565, lies within 125 bases of an end
     for place, is_near in ((439, False), (440, True), (673, True), (674, False)):
         words = ["att_length=5", *["trna=yes"] * is_near, "viral_genes=1/3"]
-        assert evidence_of(sequence, (1_200, place), "ACGTA", log_odds) == ";".join(words)
-    assert evidence_of(sequence, (300, 1_200), "", log_odds) == "viral_genes=1/3"
+        assert describe_evidence(sequence, (1_200, place), "ACGTA", log_odds) == ";".join(words)
+    assert describe_evidence(sequence, (300, 1_200), "", log_odds) == "viral_genes=1/3"
 
 
 def test_a_provirus_counts_by_the_cut_and_is_noted_in_a_record_that_is_not_called():
-    finder = replace(RegionFinder.embedded(11), least_posterior=0.7)
+    finder = replace(ProvirusFinder.load_builtin(11), least_posterior=0.7)
     made = results([], [])
     (_, track), made.calls.are_viruses[1] = made.regions[0], True
     parts = (Region(0, 50, "provirus", 0.69), Region(60, 90, "provirus", 0.7))
     for _ in range(2):  # a note is replaced
-        finder.add_found(made, 0, (parts, track))
-    finder.add_found(made, 1, ((Region(0, 400, "whole", 0.1),), track))
+        finder.add_detected(made, 0, (parts, track))
+    finder.add_detected(made, 1, ((Region(0, 400, "whole", 0.1),), track))
     assert [[region.is_virus for region in made.regions[place][0]] for place in (0, 1)] == [
         *([False, True], [True])
     ]
@@ -599,12 +601,12 @@ def test_a_provirus_counts_by_the_cut_and_is_noted_in_a_record_that_is_not_calle
 
 
 def test_genes_are_those_of_both_strands_with_the_log_odds_of_their_proteins():
-    gene, scorer = open_dna(600, np.random.default_rng(8)), RegionFinder.embedded(11).scorer
+    gene, scorer = open_dna(600, np.random.default_rng(8)), ProvirusFinder.load_builtin(11).scorer
     letters = STANDARD.meanings
     stops = "TAACTAACTAATTAGTTAGTTA"  # in all frames of both strands
     for is_turned, turned in enumerate((gene, reverse_complement(gene))):
         sequence = stops + turned + stops
-        start, end, log_odds, strand = (column[0] for column in genes_of(sequence, scorer))
+        start, end, log_odds, strand = (column[0] for column in find_host_genes(sequence, scorer))
         assert 10 < start <= len(stops)
         assert len(stops) + 600 - 3 < end < len(sequence) - 10
         bases = sequence[start:end]
@@ -828,7 +830,7 @@ def test_a_stricter_cut_leaves_proviruses_out_of_the_table_of_viruses_and_region
 
 
 def test_the_presets_ask_for_more_of_a_provirus_the_stricter_they_are():
-    least = [CutOptions(preset=name).least_posterior for name in FALSE_POSITIVES]
+    least = [ThresholdOptions(preset=name).min_posterior for name in FALSE_POSITIVES]
     assert least == sorted(set(least))
 
 
@@ -884,7 +886,7 @@ def test_tracks_hold_the_pieces_of_every_record_that_was_searched(once, chromoso
     with gzip.open(once / "tracks.tsv.gz", "rt") as text:
         columns, *lines = [line.rstrip("\n").split("\t") for line in text]
     assert columns == ["record", "start", "end", "log_odds", "posterior"]
-    finder = RegionFinder.embedded(11)
+    finder = ProvirusFinder.load_builtin(11)
     for name in ("lysogen", "host"):
         bases = chromosomes[name]
         pieces, _ = score_windows([bases], finder.scorer, finder.model.step)
@@ -900,7 +902,7 @@ def test_tracks_hold_the_pieces_of_every_record_that_was_searched(once, chromoso
 
 def test_a_region_over_the_origin_of_a_circle_is_reported_on_both_sides():
     """However the circle was cut open, the same bases are told."""
-    rng, finder = np.random.default_rng(11), RegionFinder.embedded(11)
+    rng, finder = np.random.default_rng(11), ProvirusFinder.load_builtin(11)
     host = genes_dna(200_000, rng, 300, USUAL_IN_HOST)  # the hairpins of others are repeats
     bases = host[:90_000] + phage_dna(30_000, rng) + host[90_000:]
     spans = {}
@@ -908,7 +910,7 @@ def test_a_region_over_the_origin_of_a_circle_is_reported_on_both_sides():
         turned = FastaRecord("x", "x circular=true", bases[first:] + bases[:first])
         call = Call("x", len(bases), "scored", virus_score=0.1)
         results = called((turned, call, None))
-        finder.add_to(results, 0)
+        finder.add_regions(results, 0)
         regions, track = results.regions[0]
         assert results.calls.notes == ["1 virus-like region"]  # of two parts, at the origin
         assert (np.diff(track.start) > 0).all()
@@ -938,7 +940,7 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
     circle, track = made.regions[0]
     made.regions[0] = tuple(region._replace(over_origin=True) for region in circle), track
     summary = Summary()
-    for some in (made.rows(0, 2), made.rows(2, 3)):
+    for some in (made.slice_rows(0, 2), made.slice_rows(2, 3)):
         [portion] = make_batches(some, (), None)
         summary.records.include(portion.counts)
     assert (summary.records.n_regions, summary.records.n_whole_regions) == (4, 2)
@@ -979,7 +981,7 @@ def test_direct_repeats_at_both_ends_are_named_and_are_the_ends():
 
 def repeats_by(evidence: np.ndarray, sequence: str) -> Repeats:
     """The repeats of a sequence whose pieces begin 500 bases apart and have this evidence."""
-    return Repeats.of(sequence, 500 * np.arange(len(evidence)), evidence, MODEL_OF_LONG)
+    return Repeats.from_sequence(sequence, 500 * np.arange(len(evidence)), evidence, MODEL_OF_LONG)
 
 
 ATT = "CTTCTAAGTCGTGGGCCGCAGGTTCGAATCCTGCAGGGCGCGCCATT"  # of DLP12 in the gene of a tRNA
@@ -989,7 +991,7 @@ def repeats_of(word: str, *, elsewhere: str = "") -> list[Repeat]:
     """The repeats around (40_000, 60_000) of a record with a word from 45_000 and up to 70_000."""
     bases, size = random_dna(200_000, np.random.default_rng(11)), len(word)
     bases = bases[:45_000] + word + bases[45_000 + size : 70_000 - size] + word + bases[70_000:]
-    return Repeat.around(bases + elsewhere, (40_000, 60_000), (0, len(bases)), 20_000)
+    return Repeat.from_ends(bases + elsewhere, (40_000, 60_000), (0, len(bases)), 20_000)
 
 
 def test_a_repeat_far_from_the_ends_must_be_long():
@@ -1014,7 +1016,7 @@ def test_terminators_and_long_copies_are_no_attachment_sites():
     left, right = gene[:300] + "A" + gene[301:], gene[:300] + "C" + gene[301:]
     bases = random_dna(200_000, np.random.default_rng(13))
     record = bases[:45_000] + left + bases[46_000:69_000] + right + bases[70_000:]
-    assert not Repeat.around(record, (40_000, 60_000), (0, len(record)), 20_000)
+    assert not Repeat.from_ends(record, (40_000, 60_000), (0, len(record)), 20_000)
 
 
 def test_ends_move_only_to_a_repeat_with_most_of_the_evidence():
@@ -1024,8 +1026,8 @@ def test_ends_move_only_to_a_repeat_with_most_of_the_evidence():
     for places, is_taken in (((38_000, 57_000), True), ((50_000, 58_000), False)):
         left, right = places
         record = bases[:left] + ATT + bases[left:right] + ATT + bases[right:]
-        repeats = Repeats.of(record, starts, evidence, MODEL_OF_LONG)
-        found = repeats.around(Run(80, 120, 40_000, 60_000), (0, 200_000))
+        repeats = Repeats.from_sequence(record, starts, evidence, MODEL_OF_LONG)
+        found = repeats.from_window(ViralRun(80, 120, 40_000, 60_000), (0, 200_000))
         assert (found is not None and found.bases.startswith(ATT)) == is_taken
 
 
@@ -1038,7 +1040,7 @@ def test_neighbours_that_repeats_bound_are_apart_and_one_virus_stays_whole():
         two = two[: end - 25] + two[start : start + 25] + two[end:]
     around = bases[:129_975] + bases[50_000:50_025] + bases[130_000:]
     only_first = two[:120_000] + random_dna(60_000, rng)
-    run = Run(100, 260, 50_300, 129_600)
+    run = ViralRun(100, 260, 50_300, 129_600)
     evidence = np.zeros(359)
     evidence[100:260] = 0.5
     whole = [(run.start_base, run.end_base)]
@@ -1051,7 +1053,7 @@ def test_neighbours_that_repeats_bound_are_apart_and_one_virus_stays_whole():
         repeats = repeats_by(evidence, sequence)
         parts = repeats.parts_of(run)
         assert (parts == [run]) == (len(expected) == 1)
-        moved = [(start, end) for start, end, att in move_ends(parts, repeats) if att] or whole
+        moved = [(start, end) for start, end, att in refine_ends(parts, repeats) if att] or whole
         # two bases may agree by chance beyond either copy, one in 4^3 more
         np.testing.assert_allclose(moved, expected, atol=2)
     weaker = evidence.copy()
@@ -1069,7 +1071,7 @@ def test_a_virus_beside_one_with_a_repeat_is_a_region_if_it_has_a_repeat_or_is_v
     first, second = (50_000, 88_000), (90_000, 106_000)
     one = bases[:87_975] + bases[50_000:50_025] + bases[88_000:]
     two = one[:105_975] + one[90_000:90_025] + one[106_000:]
-    run = Run(100, 212, 50_300, 105_800)
+    run = ViralRun(100, 212, 50_300, 105_800)
     for sequence, of_second, expected in (
         (two, 0.5, [first, second]),
         (two, 0.1, [first, second]),
@@ -1079,10 +1081,10 @@ def test_a_virus_beside_one_with_a_repeat_is_a_region_if_it_has_a_repeat_or_is_v
         evidence = np.zeros(359)
         evidence[100:176], evidence[180:212] = 0.5, of_second
         repeats = repeats_by(evidence, sequence)
-        around = repeats.around(run, (0, 180_000))
+        around = repeats.from_window(run, (0, 180_000))
         assert around is not None
         assert bases[50_000:50_025] in around.bases
-        moved = [ends[:2] for ends in move_ends(repeats.parts_of(run), repeats)]
+        moved = [ends[:2] for ends in refine_ends(repeats.parts_of(run), repeats)]
         # the place without a repeat moves to the edge of an open stretch
         near = [2 if sequence is two or ends == first else 1_000 for ends in expected]
         for ends, other, most in zip(moved, expected, near, strict=True):
@@ -1095,18 +1097,18 @@ def test_a_run_whose_repeat_is_less_by_chance_takes_the_place_of_those_that_it_o
     evidence = np.zeros(359)
     evidence[100:176] = 0.5
     repeats = repeats_by(evidence, lysogen)
-    by_pieces, apart = Run(100, 176, 50_300, 88_200), Run(240, 280, 120_000, 140_000)
-    parts = [Run(100, 110, 50_300, 55_000), Run(120, 190, 60_000, 95_000)]
+    by_pieces, apart = ViralRun(100, 176, 50_300, 88_200), ViralRun(240, 280, 120_000, 140_000)
+    parts = [ViralRun(100, 110, 50_300, 55_000), ViralRun(120, 190, 60_000, 95_000)]
     assert repeats.confirmed([*parts, apart], [by_pieces]) == [by_pieces, apart]
     assert repeats.confirmed([apart], [by_pieces]) == [apart], "no protein says so"
     without = repeats_by(evidence, bases)
     assert without.confirmed(parts, [by_pieces]) == parts
-    both, long = Run(100, 240, 50_300, 120_000), evidence.copy()
-    for of_rest, kept in ((0.5, [Run(176, 240, 88_200, 120_000)]), (0.1, [])):
+    both, long = ViralRun(100, 240, 50_300, 120_000), evidence.copy()
+    for of_rest, kept in ((0.5, [ViralRun(176, 240, 88_200, 120_000)]), (0.1, [])):
         long[177:240] = of_rest
         repeats = repeats_by(long, lysogen)
         assert repeats.confirmed([both], [by_pieces]) == [by_pieces, *kept], "what it leaves"
-    near = Run(100, 176, 50_001, 88_001)  # the same repeat is less by chance nearer to it
+    near = ViralRun(100, 176, 50_001, 88_001)  # the same repeat is less by chance nearer to it
     assert repeats.confirmed([near], [by_pieces]) == [near]
 
 
@@ -1130,18 +1132,18 @@ def test_what_is_rather_a_virus_by_all_paths_is_a_region_if_it_is_long_or_a_repe
     assert called.count((True, False)) == 0
     of_items = bases, 500 * np.arange(199), np.ones(199)
     for usual, is_proven in ((20_000.0, True), (20_001.0, False)):
-        repeats = Repeats.of(*of_items, replace(OWN, virus_bases=usual))
-        assert repeats.prove(Run(80, 120, 40_000, 60_000)) == is_proven
+        repeats = Repeats.from_sequence(*of_items, replace(OWN, virus_bases=usual))
+        assert repeats.test_repeat(ViralRun(80, 120, 40_000, 60_000)) == is_proven
 
 
-def find(finder: RegionFinder, bases: str, *, is_virus: bool = False) -> tuple[Region, ...]:
+def find(finder: ProvirusFinder, bases: str, *, is_virus: bool = False) -> tuple[Region, ...]:
     [[(regions, _)]] = finder.find([FastaRecord("x", "x", bases)], [[is_virus]])
     return regions
 
 
 def test_a_record_that_is_called_a_virus_is_one_region(chromosomes):
     virus = open_dna(20_000, np.random.default_rng(2))
-    finder = RegionFinder.embedded(11)
+    finder = ProvirusFinder.load_builtin(11)
     [region] = find(finder, virus, is_virus=True)
     assert region[:3] == (0, 20_000, "whole")
     flanked = chromosomes["host"] + virus
@@ -1194,7 +1196,7 @@ def test_a_region_model_with_a_figure_that_makes_no_sense_is_refused(tmp_path, k
     path = tmp_path / "regions.json"
     path.write_text(json.dumps(facts))
     with pytest.raises(UnavailableError, match="is not a region model of this VirNucPro"):
-        RegionFinder.embedded(11, model=path)
+        ProvirusFinder.load_builtin(11, model=path)
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared real sequences are not here")
@@ -1203,7 +1205,7 @@ def test_lambda_in_the_chromosome_of_its_host_is_found():
     phage = next(read_fasta(SHARED / "inputs/lambda_virus.fa")).sequence
     lysogen = host[600_000:807_342] + phage[27_738:] + phage[:27_723] + host[807_327:1_100_000]
     start, end = 207_327, 255_829
-    regions = find(RegionFinder.embedded(11), lysogen)
+    regions = find(ProvirusFinder.load_builtin(11), lysogen)
     [region] = [one for one in regions if one.end > start - 20_000 and one.start < end + 20_000]
     assert abs(region.start - start) < 2_000
     assert abs(region.end - end) < 2_000

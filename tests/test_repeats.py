@@ -28,7 +28,7 @@ from runs import (
 
 from virnucpro.core.errors import FeatureFileError, ResumeError
 from virnucpro.core.events import BatchDone, Progress, ShardDone, ShardFailed
-from virnucpro.core.recipe import Reads
+from virnucpro.core.recipe import Alphabet
 from virnucpro.core.types import Embeddings, Orf, Shard
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.esm2.loading import load_esm2
@@ -38,7 +38,7 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.store import plan
 from virnucpro.store import shard_files as shards
 from virnucpro.store.feature_store import FeatureReader, open_stores
-from virnucpro.store.shard_files import SeenOrfs, digests_of
+from virnucpro.store.shard_files import SequenceIndex, digests_of
 from virnucpro.workflows.status import inspect_run
 
 N_PROTEINS = 30
@@ -94,7 +94,7 @@ def vectors_alone(tiny, proteins: dict[str, str], pool=mean_pool) -> dict[str, n
     model = load_esm2(tiny.model, TINY.n_layers, torch.float32, torch.device("cpu"))
     found = {}
     for name, text in proteins.items():
-        batch = PackedBatch.of([text])
+        batch = PackedBatch.from_sequences([text])
         found[name] = pool(model(batch), batch).numpy()
     return found
 
@@ -418,7 +418,7 @@ def test_a_feature_file_with_its_rows_in_another_order_is_refused(make_config, t
 def test_copies_that_are_forgotten_cost_time_and_change_nothing(
     make_config, tiny, repeated, undisturbed, proteins, monkeypatch
 ):
-    monkeypatch.setattr(shards, "SeenOrfs", partial(SeenOrfs, most=4))
+    monkeypatch.setattr(shards, "SequenceIndex", partial(SequenceIndex, most=4))
     monkeypatch.setattr(plan, "LETTERS_AT_ONCE", 300)
     config = make_config(repeated)
     events = []
@@ -433,17 +433,17 @@ def make_orfs(proteins: Sequence[str]) -> list[Orf]:
 
 
 def digests(proteins: Sequence[str]) -> list[bytes]:
-    return digests_of(make_orfs(proteins), [Reads.PROTEIN])
+    return digests_of(make_orfs(proteins), [Alphabet.PROTEIN])
 
 
 @pytest.mark.parametrize("most", [1, 8, 2**16])
 def test_a_copy_always_has_the_protein_of_its_original(most):
     rng = np.random.default_rng(most)
     proteins = ["".join(rng.choice(list("AC"), rng.integers(1, 9))) for _ in range(5000)]
-    seen = SeenOrfs(most)
+    seen = SequenceIndex(most)
     embedded: list[str] = []
     for protein, digest in zip(proteins, digests(proteins), strict=True):
-        original = seen.original(digest)
+        original = seen.find_original(digest)
         if original is None:
             embedded.append(protein)
         else:
@@ -459,6 +459,6 @@ def test_proteins_that_differ_in_one_residue_the_length_or_the_order_differ():
     prefixes = [text[:n] for n in range(1, len(text))]
     swapped = [text[:i] + text[i + 1] + text[i] + text[i + 2 :] for i in range(len(text) - 1)]
     different = list({*one_off, *prefixes, *swapped, text, text + "A", text + text})
-    seen = SeenOrfs()
-    assert not any(seen.original(one) is not None for one in digests(different))
-    assert list(map(seen.original, digests(different))) == list(range(len(different)))
+    seen = SequenceIndex()
+    assert not any(seen.find_original(one) is not None for one in digests(different))
+    assert list(map(seen.find_original, digests(different))) == list(range(len(different)))

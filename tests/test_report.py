@@ -21,7 +21,7 @@ from virnucpro.core.errors import InputError, InputMissingError, ResumeError
 from virnucpro.core.events import (
     STAGES,
     BatchDone,
-    BudgetReduced,
+    BatchSizeReduced,
     Memory,
     ShardDone,
     ShardFailed,
@@ -29,13 +29,13 @@ from virnucpro.core.events import (
     WorkerReady,
 )
 from virnucpro.core.types import Shard
-from virnucpro.engine.device_timeline import Start
+from virnucpro.engine.device_timeline import DeviceTimeline
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.registry import TINY_MODEL
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.html import MOST_BYTES, render
 from virnucpro.results.report.run_report import report_folder
-from virnucpro.results.table_blocks import spans_of
+from virnucpro.results.table_blocks import split_table
 from virnucpro.training.evaluation.metrics import MEASURES
 from virnucpro.training.reports import write_evaluation_page, write_training_page
 from virnucpro.viral.types import Call
@@ -470,7 +470,7 @@ def test_the_page_and_the_record_of_the_devices_are_the_runs_own(predicted, cont
     rundir = open_run_dir(output)
     assert {rundir.report.name, rundir.machine.name} <= set(rundir.own_names)
     assert rundir.report.exists() and rundir.machine.exists()
-    rundir.clear()
+    rundir.delete_results()
     assert not rundir.report.exists() and not rundir.machine.exists()
 
 
@@ -522,7 +522,7 @@ def test_fields_of_a_table_are_read_as_python_reads_them(tmp_path):
     ]
     lines = "\n".join(["score\tlength\tcall\tnote", *map("\t".join, rows)])  # no last line end
     (tmp_path / "table.tsv").write_bytes(lines.encode("utf-8", "surrogateescape"))
-    [block] = [span.read() for span in spans_of(tmp_path / "table.tsv")]
+    [block] = [span.read() for span in split_table(tmp_path / "table.tsv")]
     columns = dict(zip(("score", "length", "call", "note"), zip(*rows, strict=True), strict=True))
     for name, fields in columns.items():
         distinct, places = block.codes(name)
@@ -531,11 +531,11 @@ def test_fields_of_a_table_are_read_as_python_reads_them(tmp_path):
     for name in ("score", "length"):
         numbers = [float(text or "nan") for text in columns[name]]
         assert np.array_equal(block.numbers(name), numbers, equal_nan=True)
-    assert block.have("call", b"virus").tolist() == [True, True, False, False]
+    assert block.has_columns("call", b"virus").tolist() == [True, True, False, False]
     assert block.texts("none") == [""] * 4
     for wrong in ("1e3", "--1", "-", "1.2.3", ".5", "x", "1234567890123456"):
         (tmp_path / "table.tsv").write_text(f"score\n1\n{wrong}\n")
-        [block] = [span.read() for span in spans_of(tmp_path / "table.tsv")]
+        [block] = [span.read() for span in split_table(tmp_path / "table.tsv")]
         with pytest.raises(ValueError, match=f"score {wrong} is not a number"):
             block.numbers("score")
 
@@ -601,20 +601,20 @@ def test_the_page_of_an_evaluation_has_figures_of_all_samples_and_curves(tmp_pat
 
 def test_the_work_of_a_device_is_kept_in_bins_that_grow_and_lose_nothing(tmp_path):
     seconds = iter(np.arange(0, 5_000, 0.5).tolist())
-    machine = Start(lambda: next(seconds))
+    machine = DeviceTimeline(lambda: next(seconds))
     shard = Shard(0, tmp_path, 1, 1, 10, "")
-    machine.take(WorkerReady("cuda:0", "a GPU", Memory(10, 80)))
+    machine.on_event(WorkerReady("cuda:0", "a GPU", Memory(10, 80)))
     for i in range(9_000):
-        machine.take(BatchDone("cuda:0", shard, (i,), 7, Memory(20 + i % 3, 80)))
-    machine.take(ShardDone("cuda:0", shard, 1.0, 0))
-    machine.take(WorkerLost("cuda:0", "it died", shard))
-    machine.take(WorkerLost("cuda:1", "it did not start", is_final=True))
-    machine.take(ShardFailed("cuda:0", shard, "bad"))
+        machine.on_event(BatchDone("cuda:0", shard, (i,), 7, Memory(20 + i % 3, 80)))
+    machine.on_event(ShardDone("cuda:0", shard, 1.0, 0))
+    machine.on_event(WorkerLost("cuda:0", "it died", shard))
+    machine.on_event(WorkerLost("cuda:1", "it did not start", is_final=True))
+    machine.on_event(ShardFailed("cuda:0", shard, "bad"))
     for n_tokens in range(120):
-        machine.take(BudgetReduced("cuda:0", n_tokens))
-    with machine.kept(tmp_path / "machine.json"):
+        machine.on_event(BatchSizeReduced("cuda:0", n_tokens))
+    with machine.recording(tmp_path / "machine.json"):
         pass
-    (start,) = Start.read_all(tmp_path / "machine.json")
+    (start,) = DeviceTimeline.read_all(tmp_path / "machine.json")
     assert start.seconds_per_bin == 32  # 4,500 seconds in 240 bins at most
     series = start.devices["cuda:0"]
     assert sum(series.tokens) == 63_000
@@ -623,9 +623,11 @@ def test_the_work_of_a_device_is_kept_in_bins_that_grow_and_lose_nothing(tmp_pat
     assert series.n_shards == 1
     assert (start.n_losses, start.n_failed_shards, start.n_reductions) == (2, 1, 120)
     for _ in range(20):
-        with Start().kept(tmp_path / "machine.json"):
+        with DeviceTimeline().recording(tmp_path / "machine.json"):
             pass
-    assert [start.devices for start in Start.read_all(tmp_path / "machine.json")] == [{}] * 20
+    assert [start.devices for start in DeviceTimeline.read_all(tmp_path / "machine.json")] == [
+        {}
+    ] * 20
 
 
 def test_every_start_of_a_run_is_kept_and_the_page_shows_each(make_config, tiny, contigs):
@@ -635,7 +637,7 @@ def test_every_start_of_a_run_is_kept_and_the_page_shows_each(make_config, tiny,
     for path in rundir.features.iterdir():
         path.unlink()
     run_inline(again(config, resume=True), tiny.head)
-    starts = Start.read_all(rundir.machine)
+    starts = DeviceTimeline.read_all(rundir.machine)
     assert len(starts) == 2
     n_tokens = json.loads(rundir.manifest.read_text())["counts"]["n_tokens"]
     assert [sum(start.devices["cpu"].tokens) for start in starts] == [n_tokens] * 2
@@ -683,6 +685,6 @@ def test_a_damaged_record_of_the_devices_is_none(tmp_path, text):
         recipe={"command": "predict", "encoders": [{"model": "esm2"}]},
     )
     (folder / "machine.json").write_text(start_with("[7]"))
-    assert Start.read_all(folder / "machine.json")[0].devices["cpu"].tokens == [7]
+    assert DeviceTimeline.read_all(folder / "machine.json")[0].devices["cpu"].tokens == [7]
     (folder / "machine.json").write_text(text)
     assert "This run kept no record of its devices." in Page(report_folder(folder)).words

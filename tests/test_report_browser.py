@@ -19,7 +19,7 @@ from pages import EVIL, call, write_table
 
 from virnucpro.core.events import BatchDone, Memory, WorkerReady
 from virnucpro.core.types import Shard
-from virnucpro.engine.device_timeline import Start
+from virnucpro.engine.device_timeline import DeviceTimeline
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.viral.types import Call
 
@@ -76,11 +76,11 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     track = "record\tstart\tend\tlog_odds\tposterior\n" + "".join(lines)
     (folder / "tracks.tsv.gz").write_bytes(gzip.compress(track.encode()))
     seconds = iter(range(100))
-    machine, shard = Start(lambda: float(next(seconds))), Shard(0, folder, 1, 1, 10, "")
-    with machine.kept(folder / "machine.json"):
-        machine.take(WorkerReady(EVIL, EVIL, Memory(1 << 30, 1 << 33)))
+    machine, shard = DeviceTimeline(lambda: float(next(seconds))), Shard(0, folder, 1, 1, 10, "")
+    with machine.recording(folder / "machine.json"):
+        machine.on_event(WorkerReady(EVIL, EVIL, Memory(1 << 30, 1 << 33)))
         for i in range(60):
-            machine.take(BatchDone(EVIL, shard, (i,), 900 + i, Memory(2 << 30, 1 << 33)))
+            machine.on_event(BatchDone(EVIL, shard, (i,), 900 + i, Memory(2 << 30, 1 << 33)))
     return report_folder(folder)
 
 

@@ -11,7 +11,7 @@ from conftest import TINY
 from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, resolve, run, vectors
 
-from virnucpro.core.atomic_io import sha256
+from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.core.events import BatchDone
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
@@ -68,7 +68,7 @@ def test_the_model_of_the_package_comes_with_its_head(options):
     head, folder = config.classifier.frame_head, embedded_head().with_name(TINY_MODEL)
     assert config.checkpoints == (folder.resolve(),)
     assert config.recipe.encoders[0].model == TINY_MODEL == "virnucpro-tiny"
-    assert config.recipe.encoders[0].sha256 == sha256(folder / "model.safetensors")
+    assert config.recipe.encoders[0].sha256 == hash_file(folder / "model.safetensors")
     assert head.sha256 == config.recipe.head_sha256 == Head.load(embedded_head()).sha256
     assert config.recipe.chunk_size == head.facts.chunk_size
 
@@ -99,7 +99,7 @@ def test_engine_options_embed_with_the_default_model(
     config = resolve(options(**{**usual, **changes}), lambda _: None)
     recipe = config.recipe_for(input_type)
     assert [encoder.model for encoder in recipe.encoders] == [DEFAULT_MODEL] * embeds
-    has_own_scorer = recipe.scorer_sha256 == sha256(OWN_SCORER)
+    has_own_scorer = recipe.scorer_sha256 == hash_file(OWN_SCORER)
     has_head = isinstance(config, PredictConfig) and config.classifier.frame_head is not None
     assert (not has_head and has_own_scorer) == is_scored
     assert not has_head
@@ -142,7 +142,9 @@ def test_without_its_file_there_is_no_scorer_and_the_message_says_so(
     options, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(nets, "OWN_SCORER", tmp_path / "scorer.safetensors")
-    monkeypatch.setattr(nets.Scorer, "own", staticmethod(nets.Scorer.own.__wrapped__))
+    monkeypatch.setattr(
+        nets.Scorer, "load_builtin", staticmethod(nets.Scorer.load_builtin.__wrapped__)
+    )
     with pytest.raises(UnavailableError, match=r"scorer\.safetensors"):
         resolve(options(command="predict", model=None, device="auto"), lambda _: None)
 
@@ -254,7 +256,7 @@ def test_other_weights_of_a_published_name_are_refused(options, monkeypatch, tmp
     name, path = "esm2_t6_8M_UR50D", download.hub_folder() / "esm2_t6_8M_UR50D.pt"
     path.parent.mkdir(parents=True)
     save_fair_esm(make_fair_esm(TINY), path)
-    digest, shape = sha256(path), {"n_layers": TINY.n_layers, "dim": TINY.dim}
+    digest, shape = hash_file(path), {"n_layers": TINY.n_layers, "dim": TINY.dim}
     file = RemoteFile(url=f"http://127.0.0.1:1/{name}.pt", sha256=digest)
     published = Published(**shape, n_heads=TINY.n_heads, files=(file,))
     monkeypatch.setitem(FAMILIES["esm2"].published, name, published)

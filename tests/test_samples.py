@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from virnucpro.core.errors import InputError, InputMissingError
-from virnucpro.sequences.input_scan import Survey, find_repeat
+from virnucpro.sequences.input_scan import InputScan, find_repeat
 from virnucpro.sequences.inputs import InputFile, find_inputs, read_sheet
 from virnucpro.sequences.samples import RunIds, id_digests, name_samples
 
@@ -21,7 +21,7 @@ def names(*paths: str, recorded: tuple[InputFile, ...] = ()) -> list[str]:
 
 
 def of(path: Path, **facts: object) -> InputFile:
-    (file,) = Survey(is_strict=True).hash([InputFile(str(path), sample="s")], lambda _: None)
+    (file,) = InputScan(is_strict=True).hash([InputFile(str(path), sample="s")], lambda _: None)
     return InputFile(str(path), file.sha256, file.n_bytes, sample="s", stamp=file.stamp, **facts)
 
 
@@ -150,9 +150,9 @@ def test_a_record_that_is_given_anew_keeps_the_id_that_the_run_wrote(tmp_path: P
 
 def test_only_added_samples_have_replaced_ids() -> None:
     ids = RunIds(is_qualified=True, replaced=frozenset({"old:a"}), added=frozenset({"fixed"}))
-    assert ids.of("fixed", "old:a") == "old:a"
-    assert ids.of("b", "old:a") == "b:old:a"
-    assert ids.of("fixed", "a") == "fixed:a"
+    assert ids.from_inputs("fixed", "old:a") == "old:a"
+    assert ids.from_inputs("b", "old:a") == "b:old:a"
+    assert ids.from_inputs("fixed", "a") == "fixed:a"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_record_whose_id_was_there_before_gets_a_number_that_is_free(
     tmp_path: Path, ids: str, expected: str
 ) -> None:
     path = write(tmp_path / "in.fa", "".join(f">{name} x\nAC\n" for name in ids.split()))
-    survey = Survey(renames=True)
+    survey = InputScan(renames=True)
     (file,) = survey.run([of(path)])
     found = list(RunIds().read(file))
     assert [record.id for record in found] == expected.split()

@@ -22,16 +22,16 @@ from forked import fork_server
 from runs import again, run_inline, statuses
 
 from virnucpro.core.events import EmbeddingStarted, Progress
-from virnucpro.core.helper_pool import Pool
+from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.types import Embeddings
-from virnucpro.engine.base import Job, Resources
+from virnucpro.engine.base import Resources, WorkerConfig
 from virnucpro.results.outputs import open_run_dir
-from virnucpro.sequences.input_scan import Survey
+from virnucpro.sequences.input_scan import InputScan
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
-from virnucpro.store.plan import Plan, Selection, refuse_repeat
+from virnucpro.store.plan import Plan, Selection, reject_duplicates
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.collect_inputs import collect_inputs
 from virnucpro.workflows.options import ExtractOptions
@@ -72,8 +72,8 @@ def kernel_says(file: str, key: str) -> int:
 
 def adopted_plan(rundir: RunDir, manifest: Manifest) -> Plan:
     with rundir.planning():
-        plan = Plan.cut(rundir, manifest, keep_intermediate=False).make(
-            Selection(), nothing, Pool()
+        plan = Plan.cut(rundir, manifest, keep_intermediate=False).plan_slices(
+            Selection(), nothing, HelperPool()
         )
         plan.write_listing()
         rundir.adopt_plan()
@@ -100,7 +100,7 @@ def plan_reads(fasta: Path, n_records: int, told: Path) -> None:
     rundir = open_run_dir(fasta.with_suffix(".run"))
     rundir.root.mkdir()
     manifest = Manifest(
-        RECIPE, tuple(Survey(is_strict=True).hash([InputFile(str(fasta))], nothing))
+        RECIPE, tuple(InputScan(is_strict=True).hash([InputFile(str(fasta))], nothing))
     )
     gc.collect()
     before = kernel_says("status", "VmHWM:")
@@ -118,14 +118,14 @@ def look_for_duplicates(told: Path) -> None:
     hashes = array("q")
     hashes.frombytes(np.random.default_rng(0).integers(-(2**62), 2**62, N_HASHES).tobytes())
     before = kernel_says("status", "VmHWM:")
-    refuse_repeat(hashes, Manifest(RECIPE, ()))
+    reject_duplicates(hashes, Manifest(RECIPE, ()))
     told.write_text(json.dumps((kernel_says("status", "VmHWM:") - before) * 1024))
 
 
 def survey_reads(paths: list[Path], told: Path) -> None:
     """Write the peak of the memory that a survey adds, in bytes. Needs its own process."""
-    inputs = Survey(is_strict=True).hash((InputFile(str(path)) for path in paths), nothing)
-    survey = Survey()
+    inputs = InputScan(is_strict=True).hash((InputFile(str(path)) for path in paths), nothing)
+    survey = InputScan()
     before = kernel_says("status", "VmHWM:")
     kept = survey.run(inputs)
     survey.share_ids(kept)
@@ -218,7 +218,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
     manifest = collect_inputs(config, rundir, None, nothing)
     plan = adopted_plan(rundir, manifest)
     rundir.write_manifest(manifest, {"state": "unfinished"})
-    (store,) = Job.of(rundir, manifest.recipe, config.weights).stores
+    (store,) = WorkerConfig.from_recipe(rundir, manifest.recipe, config.weights).stores
     for shard in plan.shards:
         embeddings = Embeddings(
             ids=(f"p{shard.index}",),

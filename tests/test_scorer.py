@@ -31,7 +31,7 @@ from virnucpro.core import native as library
 from virnucpro.core.errors import UnavailableError
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.viral.features import (
-    FARTHEST,
+    CLIP,
     GC,
     LENGTH,
     N_BUCKETS,
@@ -53,7 +53,7 @@ from virnucpro.viral.features import (
 from virnucpro.viral.networks import (
     ErrorRates,
     Knot,
-    PieceNets,
+    PieceNetworks,
     Scorer,
     Weights,
     calibrate,
@@ -61,7 +61,7 @@ from virnucpro.viral.networks import (
 )
 from virnucpro.viral.proteins import N_FEATURES as N_PROTEIN_FEATURES
 from virnucpro.viral.scoring import score_block, score_sequences, score_windows
-from virnucpro.viral.windows import Pieces
+from virnucpro.viral.windows import Windows
 
 GOLDEN = Path(__file__).parent / "golden" / "scorer"
 JUNCTION_COLUMNS = range(2 * N_CODONS, 2 * N_CODONS + N_JUNCTIONS)
@@ -87,7 +87,7 @@ def nets_of(sizes: Sequence[int], n_nets: int, rng: np.random.Generator) -> Fitt
 
 def random_pieces(
     size: int, shortest: int, longest: int | None, seed: int, part: int | None = None
-) -> PieceNets:
+) -> PieceNetworks:
     rng = np.random.default_rng(seed)
     n_features = N_FEATURES + (N_LAYOUT if part else 0)
     stacks = {
@@ -96,7 +96,7 @@ def random_pieces(
     }
     mean = rng.normal(0, 0.1, n_features).astype(np.float32)
     deviation = np.ones(n_features, np.float32)
-    return PieceNets(size, shortest, longest, part, NO_WORDS, rounded(mean, deviation, stacks))
+    return PieceNetworks(size, shortest, longest, part, NO_WORDS, rounded(mean, deviation, stacks))
 
 
 RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,), (0.0,)),)
@@ -124,7 +124,9 @@ def test_features_are_those_of_an_independent_program() -> None:
     records = list(read_fasta(GOLDEN / "pieces.fa"))
     with np.load(GOLDEN / "features.npz") as stored:
         expected = stored["features"]
-    found = piece_features(Pieces.of([record.sequence for record in records]), NO_WORDS)
+    found = piece_features(
+        Windows.from_sequences([record.sequence for record in records]), NO_WORDS
+    )
     assert found.dtype == np.float32
     # that program counts none of these
     unknown_there = (*JUNCTION_COLUMNS, *PALINDROME_COLUMNS, *WORD_COLUMNS)
@@ -189,7 +191,7 @@ def test_a_table_of_words_that_makes_no_sense_is_refused(
 
 def test_a_score_does_not_depend_on_the_records_beside() -> None:
     """Records over the edge of what is read at once, and one that is read by itself, too."""
-    scorer, rng = Scorer.own(), np.random.default_rng(13)
+    scorer, rng = Scorer.load_builtin(), np.random.default_rng(13)
     lengths = [*range(150, 310), 499, 500, 1000, 2000, 12_000, 480_000]
     sequences = [random_sequence(n, n) for n in rng.permutation(lengths)]
     sequences.append(random_sequence(1_000_001, 1))
@@ -211,7 +213,7 @@ def test_a_record_has_the_mean_of_its_pieces_calibrated_by_its_length(scorer: Sc
     sequence = random_sequence(249, 3)  # pieces of 100, which overlap
     long = scorer.pieces[1]
     pieces = [sequence[:100], sequence[75:174], sequence[149:]]
-    of_pieces = long.nets.log_odds(piece_features(Pieces.of(pieces), NO_WORDS))
+    of_pieces = long.nets.log_odds(piece_features(Windows.from_sequences(pieces), NO_WORDS))
     expected = calibrate(scorer.knots, np.array([of_pieces.mean()]), np.array([249]))
     assert next(score_sequences([sequence], scorer)) == pytest.approx(expected[0], abs=1e-12)
 
@@ -235,9 +237,9 @@ def test_what_is_read_as_parts_has_a_third_of_the_score(
     sequence = random_sequence(n_bases, 6)
     of_wholes = []
     for start, starts in parts_of_wholes.items():
-        parts = Pieces.of([sequence[i : i + 100] for i in starts])
+        parts = Windows.from_sequences([sequence[i : i + 100] for i in starts])
         means = piece_features(parts, NO_WORDS).mean(axis=0, dtype=np.float64)
-        whole = Pieces.of([sequence[start : start + nets.size]])
+        whole = Windows.from_sequences([sequence[start : start + nets.size]])
         of_wholes.append(nets.nets.log_odds(with_layout(means[None], layout_features(whole)))[0])
     of_pieces = next(score_sequences([sequence], raw))
     assert of_pieces is not None
@@ -323,7 +325,7 @@ def test_whole_numbers_come_near_the_weights_and_features_that_they_stand_for() 
     features = (mean + standard * deviation).astype(np.float32)
     x = (features - mean.astype(np.float64)) / deviation
     for number, (weight, bias) in enumerate(layers_of(nets[0], 0)):
-        x = (gelu(x) if number else x.clip(-FARTHEST, FARTHEST)) @ weight.T + bias
+        x = (gelu(x) if number else x.clip(-CLIP, CLIP)) @ weight.T + bias
     expected = np.log(np.exp(x[:, :2]).sum(axis=1) / np.exp(x[:, 2:]).sum(axis=1))
     error = views.log_odds(features) - expected
     # a rounding is off by 0.29 of a step: 0.01 in an input, 0.015 in a GELU, and 0.5 % in a sum by
@@ -358,7 +360,7 @@ def test_every_processor_gives_the_same_bits(
     projected = rng.normal(size=(2 * 21, 3, 3, 24)).astype(np.float32)
     attended = attend(projected)
     monkeypatch.setattr(library, "LIBRARY", portable)
-    monkeypatch.setattr(library, "_library", library._library.__wrapped__)
+    monkeypatch.setattr(library, "_load_library", library._load_library.__wrapped__)
     np.testing.assert_array_equal(views.log_odds(features), found)
     # float32: sums of 24 products and of 21 keys, in other orders
     np.testing.assert_allclose(attend(projected), attended, rtol=0, atol=1e-5)
@@ -410,7 +412,7 @@ def test_windows_are_scored_by_nets_of_their_own(scorer: Scorer) -> None:
 
 
 def test_the_nets_of_the_package_fit_what_they_read_and_their_lengths_rise() -> None:
-    scorer, proteins = Scorer.own(), Scorer.own().proteins
+    scorer, proteins = Scorer.load_builtin(), Scorer.load_builtin().proteins
     assert proteins is not None
     each = [(one.nets, N_FEATURES + (N_LAYOUT if one.part else 0)) for one in scorer.pieces]
     each.append((scorer.windows.nets, N_FEATURES))
@@ -459,10 +461,10 @@ def test_a_file_that_is_no_scorer_is_refused(content: bytes, tmp_path: Path) -> 
 
 
 def test_a_process_refuses_another_scorer_than_that_of_the_run(monkeypatch):
-    scorer = Scorer.own()
+    scorer = Scorer.load_builtin()
     unpickle, sent = scorer.__reduce__()
     assert unpickle(*sent) is scorer
     another = replace(scorer, sha256="0" * 64)
-    monkeypatch.setattr(Scorer, "own", staticmethod(lambda: another))
+    monkeypatch.setattr(Scorer, "load_builtin", staticmethod(lambda: another))
     with pytest.raises(UnavailableError, match="was replaced during the run"):
         unpickle(*sent)

@@ -42,14 +42,14 @@ from virnucpro.viral.features import (
     layout_features,
 )
 from virnucpro.viral.hmm import RegionModel, viral_path
-from virnucpro.viral.windows import Pieces, find_stretches
+from virnucpro.viral.windows import Windows, find_stretches
 
 ROOTS = range(GC - N_PALINDROMES)
 EXACT = [
     *ROOTS,
     *range(GC, GC + 3),
 ]  # columns without a logarithm that C and Python may round apart
-CODES = st.sampled_from(GENETIC_CODES).map(GeneticCode.of)
+CODES = st.sampled_from(GENETIC_CODES).map(GeneticCode.from_number)
 ANY_CASE = st.text("ACGTacgtUuNnRYKMSWBDHV-", max_size=300)
 # many codons of few kinds: long stretches, words and repeats
 CODON_TEXT = st.lists(st.sampled_from(["ATG", "GCC", "CAG", "TTA", "CTG"]), max_size=300).map(
@@ -91,7 +91,7 @@ def owner_of(word: str) -> int:
 def words_in(text: str) -> set[str]:
     """All words that any frame of a text may spell in any code."""
     found = set()
-    for code in map(GeneticCode.of, GENETIC_CODES):
+    for code in map(GeneticCode.from_number, GENETIC_CODES):
         letters = code.meanings
         bases = letters_of(text)
         for strand in (bases, reverse_complement(bases)):
@@ -115,7 +115,7 @@ def table_of(texts: list[str]) -> WordTable:
 @example(["A", "AC", "ACG", "ACGT", "ACGTA", "N", "NN", "TAATAATAA"], STANDARD)
 @example(["N" * 700, "A" * 2500, "TAA" * 300, "TCA" * 300, "GC" * 900], STANDARD)
 def test_features_are_those_of_plain_python(texts: list[str], code) -> None:
-    features, is_blank = read_pieces(Pieces.of(texts), table_of(texts), code)
+    features, is_blank = read_pieces(Windows.from_sequences(texts), table_of(texts), code)
     expected = np.stack([features_of(text, code, owner_of) for text in texts])
     # roots and shares: rounded to float32 twice and once; 6e-8 each time, of 1 at most
     np.testing.assert_allclose(features[:, EXACT], expected[:, EXACT], rtol=1.2e-7, atol=0)
@@ -127,7 +127,7 @@ def test_features_are_those_of_plain_python(texts: list[str], code) -> None:
 @given(st.lists(PIECE, min_size=1, max_size=3), CODES)
 @example(["", "A", "GC" * 2000, GENES], STANDARD)
 def test_the_layout_is_that_of_plain_python(texts: list[str], code) -> None:
-    found = layout_features(Pieces.of(texts), code)
+    found = layout_features(Windows.from_sequences(texts), code)
     # float64 sums of at most 60 values below 2^16
     expected = [layout_of(text, code) for text in texts]
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
@@ -135,7 +135,9 @@ def test_the_layout_is_that_of_plain_python(texts: list[str], code) -> None:
 
 @given(PIECE, CODES, st.integers(1, 40))
 def test_kept_stretches_are_those_of_plain_python(text: str, code, shortest: int) -> None:
-    piece, strand, start, n_codons = find_stretches(Pieces.of(["TAGTTAACC", text]), code, shortest)
+    piece, strand, start, n_codons = find_stretches(
+        Windows.from_sequences(["TAGTTAACC", text]), code, shortest
+    )
     kept, _ = kept_of(letters_of(text), code, shortest)
     rows = zip(n_codons[piece == 1], strand[piece == 1], start[piece == 1], strict=True)
     assert [tuple(map(int, row)) for row in rows] == kept
@@ -147,9 +149,11 @@ def test_a_piece_has_the_same_features_wherever_it_lies(
 ) -> None:
     text = random_text(600, seed, 0.02)
     around = random_text(before, 1, 0.0) + text + random_text(behind, 2, 0.0)
-    place = Pieces(encode(around), np.array([before]), np.array([600]))
+    place = Windows(encode(around), np.array([before]), np.array([600]))
     words = table_of([text])
-    inside, alone = (read_pieces(pieces, words)[0] for pieces in (place, Pieces.of([text])))
+    inside, alone = (
+        read_pieces(pieces, words)[0] for pieces in (place, Windows.from_sequences([text]))
+    )
     np.testing.assert_array_equal(inside, alone)
     assert inside.shape == (1, N_FEATURES)
     assert inside[0, :N_CODONS].any()
@@ -159,19 +163,19 @@ def test_a_piece_has_the_same_features_wherever_it_lies(
 def test_a_piece_has_the_same_features_after_other_pieces_of_its_row(
     text: str, code, size: int, other_size: int
 ) -> None:
-    row, words = Pieces.of([text]), table_of([text])
+    row, words = Windows.from_sequences([text]), table_of([text])
 
-    def cut_into(pieces: Pieces, size: int) -> Pieces:
+    def cut_into(pieces: Windows, size: int) -> Windows:
         starts = np.arange(0, len(text), size, dtype=np.int64)
-        return pieces.at(starts, np.minimum(size, len(text) - starts))
+        return pieces.select(starts, np.minimum(size, len(text) - starts))
 
     read_pieces(cut_into(row, other_size), words, code)
     read_pieces(cut_into(row, other_size), table_of([]), code)
     found, _ = read_pieces(cut_into(row, size), words, code)
-    alone, _ = read_pieces(cut_into(Pieces.of([text]), size), words, code)
+    alone, _ = read_pieces(cut_into(Windows.from_sequences([text]), size), words, code)
     np.testing.assert_array_equal(found, alone)
     rising = cut_into(row, size)
-    falling = row.at(rising.starts[::-1].copy(), rising.lengths[::-1].copy())
+    falling = row.select(rising.starts[::-1].copy(), rising.lengths[::-1].copy())
     np.testing.assert_array_equal(read_pieces(falling, words, code)[0], alone[::-1])
 
 
@@ -179,7 +183,7 @@ def test_a_piece_has_the_same_features_after_other_pieces_of_its_row(
 @example(["ATGGCCCAG" * 1700, "", "CTGTTACAT" * 1200 + "N" + "GCC" * 200], STANDARD)
 def test_words_of_kin_are_those_of_plain_python(texts: list[str], code) -> None:
     met: list[list[int]] = [[] for _ in texts]
-    for owner, numbers in kin.kin_words_of(Pieces.of(texts), code):
+    for owner, numbers in kin.iter_kmers(Windows.from_sequences(texts), code):
         for place, number in zip(owner.tolist(), numbers.tolist(), strict=True):
             met[place].append(number)
     expected = [sorted(map(number_of, kin_words_of(text, code))) for text in texts]
@@ -200,7 +204,7 @@ def test_terminal_repeats_are_those_of_plain_python(
     sequence = text + inner + last
     direct, inverted = terminal_repeats(sequence)
     expected = "DTR" if direct else "ITR" if inverted else "linear"
-    found = kin.topologies(Pieces.of([sequence] * 3), [False, True, None])
+    found = kin.topologies(Windows.from_sequences([sequence] * 3), [False, True, None])
     assert found == [(expected, direct or inverted), ("circular", direct), ("", 0)]
 
 
@@ -249,7 +253,7 @@ def test_the_library_is_built_from_the_sources_of_the_package() -> None:
     sources = [*package.rglob("*.c"), *package.rglob("*.h")]
     if not sources:
         pytest.skip("the sources are not part of an installed package")
-    built_from = (ctypes.c_char * 65).in_dll(library._library(), "source_sha256").value
+    built_from = (ctypes.c_char * 65).in_dll(library._load_library(), "source_sha256").value
     content = b"".join(source.read_bytes() for source in sorted(sources))
     assert built_from.decode() == hashlib.sha256(content).hexdigest()
 
@@ -261,13 +265,13 @@ def test_a_missing_or_damaged_library_is_named_with_the_command_that_builds_it(
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "libvirnucpro.so")
     if content:
         (tmp_path / "libvirnucpro.so").write_bytes(content)
-    library._library.cache_clear()
+    library._load_library.cache_clear()
     try:
         with pytest.raises(UnavailableError, match=r"libvirnucpro\.so") as caught:
-            read_pieces(Pieces.of(["ACGT"]), table_of([]))
+            read_pieces(Windows.from_sequences(["ACGT"]), table_of([]))
         assert "pip install -e ." in str(caught.value.hint)
     finally:
-        library._library.cache_clear()
+        library._load_library.cache_clear()
 
 
 @pytest.fixture

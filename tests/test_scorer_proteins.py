@@ -28,8 +28,8 @@ from virnucpro.viral.features import (
     NO_WORDS,
     VIRAL,
 )
-from virnucpro.viral.networks import OWN_SCORER, ProteinNets, Scorer, load_scorer
-from virnucpro.viral.options import CutOptions
+from virnucpro.viral.networks import OWN_SCORER, ProteinNetworks, Scorer, load_scorer
+from virnucpro.viral.options import ThresholdOptions
 from virnucpro.viral.proteins import (
     N_COMPOSITION,
     N_FEATURES,
@@ -41,8 +41,8 @@ from virnucpro.viral.proteins import (
     Proteins,
     composition,
     encode_protein,
+    kmer_features,
     protein_features,
-    shared,
     spelling,
 )
 from virnucpro.viral.scoring import score_proteins
@@ -56,11 +56,11 @@ RECIPE = Recipe(command="predict", input_type="protein", chunk_size=0, min_lengt
 
 @pytest.fixture(scope="module")
 def scorer() -> Scorer:
-    return Scorer.own()
+    return Scorer.load_builtin()
 
 
 @pytest.fixture(scope="module")
-def nets(scorer: Scorer) -> ProteinNets:
+def nets(scorer: Scorer) -> ProteinNetworks:
     assert scorer.proteins is not None
     return scorer.proteins
 
@@ -69,10 +69,12 @@ def random_protein(n_residues: int, seed: int) -> str:
     return "".join(np.random.default_rng(seed).choice(list(AMINO_ACIDS), n_residues))
 
 
-def called(sequences: list[str], scorer: Scorer, cut: CutOptions | None = None) -> CalledRecords:
+def called(
+    sequences: list[str], scorer: Scorer, cut: ThresholdOptions | None = None
+) -> CalledRecords:
     records = [FastaRecord(f"p{i}", f"p{i}", sequence) for i, sequence in enumerate(sequences)]
-    scored = score_records(Records.of(records), RECIPE, scorer)
-    return call_scored(scored, RECIPE, scorer, cut or CutOptions())
+    scored = score_records(Records.from_records(records), RECIPE, scorer)
+    return call_scored(scored, RECIPE, scorer, cut or ThresholdOptions())
 
 
 # Features
@@ -87,7 +89,7 @@ def test_a_letter_counts_as_its_residue_in_either_case_and_others_as_none() -> N
 
 def test_shares_of_residues_and_pairs_are_those_counted_by_hand() -> None:
     protein = "MKVAXLLK"
-    features = composition(Proteins.of([protein]))[0]
+    features = composition(Proteins.from_sequences([protein]))[0]
     residues = {AMINO_ACIDS[i]: value for i, value in enumerate(features[:N_RESIDUES]) if value}
     assert residues == {
         letter: pytest.approx((protein.count(letter) / 7) ** 0.5) for letter in "MKVAL"
@@ -102,7 +104,7 @@ def test_shares_of_residues_and_pairs_are_those_counted_by_hand() -> None:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_pattern_is_found_inside_proteins_and_never_across_two(pattern: tuple[int, ...]) -> None:
     sequences = ["MKVALLKWX", "ACDEFGH", "MK"]
-    owner, numbers = occurrences(Proteins.of(sequences), pattern)
+    owner, numbers = occurrences(Proteins.from_sequences(sequences), pattern)
     expected = []
     for i, sequence in enumerate(sequences):
         for start in range(len(sequence) - pattern[-1]):
@@ -117,11 +119,11 @@ def test_a_pattern_is_found_inside_proteins_and_never_across_two(pattern: tuple[
 
 def test_log_ratios_of_a_pattern_are_averaged_over_its_occurrences() -> None:
     ratios = np.zeros(n_numbers(PATTERNS[0]), dtype=np.int8)
-    proteins = Proteins.of(["ACDE", "ACDC", "AC"])
+    proteins = Proteins.from_sequences(["ACDE", "ACDC", "AC"])
     numbers = occurrences(proteins, PATTERNS[0])[1]
     ratios[numbers[0]], ratios[numbers[1]] = 64, -32  # ACD, CDE
     others = [np.zeros(n_numbers(pattern), dtype=np.int8) for pattern in PATTERNS[1:]]
-    figures = shared(proteins, NO_WORDS, [ratios, *others]) / RATIO_STEP
+    figures = kmer_features(proteins, NO_WORDS, [ratios, *others]) / RATIO_STEP
     figures = figures[:, N_WORD_FIGURES : N_WORD_FIGURES + 3]
     assert figures[0].tolist() == pytest.approx([16, 32, ((64**2 + 32**2) / 2) ** 0.5])
     assert figures[1].tolist() == pytest.approx([32, 32, (64**2 / 2) ** 0.5])
@@ -130,12 +132,14 @@ def test_log_ratios_of_a_pattern_are_averaged_over_its_occurrences() -> None:
 
 def test_a_word_of_viruses_is_found_wherever_it_stands_in_a_protein() -> None:
     word = random_protein(LENGTH, 1)
-    proteins = Proteins.of([random_protein(40, 2) + word + random_protein(11, 3), word[:-1] * 4])
+    proteins = Proteins.from_sequences(
+        [random_protein(40, 2) + word + random_protein(11, 3), word[:-1] * 4]
+    )
     lone = encode_protein(word)
     numbers = words_in(lone, np.zeros(LENGTH, dtype=np.int64))[1]
     table = word_table(numbers, np.array([VIRAL], dtype=np.uint8))
     no_ratios = [np.zeros(n_numbers(pattern), dtype=np.int8) for pattern in PATTERNS]
-    figures = shared(proteins, table, no_ratios)[:, :N_WORD_FIGURES]
+    figures = kmer_features(proteins, table, no_ratios)[:, :N_WORD_FIGURES]
     assert figures[0, VIRAL - 1] == pytest.approx((1 / 52) ** 0.5)
     assert not figures[0, VIRAL:].any() and not figures[1].any()
 
@@ -152,7 +156,7 @@ CHARGE = {"K": 1, "R": 1, "D": -1, "E": -1}
 @given(st.lists(st.text("AILKRDSX", min_size=1, max_size=60), min_size=1, max_size=4))
 @example(["S" + "LIVALIVALIVALIVALIVAL" + "SGKDE" * 5, "SG" * 40, "K" * 18, "D" * 19])
 def test_windows_of_proteins_are_those_of_plain_python(texts: list[str]) -> None:
-    found = spelling(Proteins.of(texts))[:, N_COMPOSITION:]
+    found = spelling(Proteins.from_sequences(texts))[:, N_COMPOSITION:]
     for text, figures in zip(texts, found, strict=True):
         helices = [text[i : i + 19] for i in range(len(text) - 18)]
         few = [len(set(text[i : i + 12])) <= 5 for i in range(len(text) - 11)]
@@ -168,10 +172,12 @@ def test_windows_of_proteins_are_those_of_plain_python(texts: list[str]) -> None
 @given(st.lists(PROTEIN, min_size=1, max_size=4), PROTEIN)
 @settings(max_examples=30, deadline=None)
 def test_features_of_a_protein_do_not_depend_on_the_proteins_beside_it(
-    scorer: Scorer, nets: ProteinNets, others: list[str], protein: str
+    scorer: Scorer, nets: ProteinNetworks, others: list[str], protein: str
 ) -> None:
-    alone = protein_features(Proteins.of([protein]), nets.words, nets.ratios)
-    among = protein_features(Proteins.of([*others, protein, *others]), nets.words, nets.ratios)
+    alone = protein_features(Proteins.from_sequences([protein]), nets.words, nets.ratios)
+    among = protein_features(
+        Proteins.from_sequences([*others, protein, *others]), nets.words, nets.ratios
+    )
     assert alone.shape == (1, N_FEATURES)
     assert (alone[0] == among[len(others)]).all()
 
@@ -257,18 +263,18 @@ def test_a_stricter_preset_calls_fewer_proteins_and_none_besides_and_a_threshold
 ) -> None:
     records = [record.sequence for record in read_fasta(EXAMPLES)]
     presets = ("conservative", "default", "sensitive")
-    each = [called(records, scorer, CutOptions(preset=preset)) for preset in presets]
+    each = [called(records, scorer, ThresholdOptions(preset=preset)) for preset in presets]
     by_preset = [set(compress(one.records.ids, one.calls.are_viruses)) for one in each]
     assert by_preset[0] <= by_preset[1] <= by_preset[2]
     assert by_preset[2]
-    calls = called(records, scorer, CutOptions(threshold=0.3)).calls
+    calls = called(records, scorer, ThresholdOptions(threshold=0.3)).calls
     assert calls.are_viruses == [(score or 0) >= 0.3 for score in calls.virus_scores]
 
 
 def test_the_rarer_viruses_are_the_more_calls_are_false(scorer: Scorer) -> None:
     records = [record.sequence for record in read_fasta(EXAMPLES)]
     often, rarely = (
-        called(records, scorer, CutOptions(prevalence=prevalence)).calls
+        called(records, scorer, ThresholdOptions(prevalence=prevalence)).calls
         for prevalence in (0.5, 0.01)
     )
     assert often.virus_scores == rarely.virus_scores
@@ -290,7 +296,7 @@ def test_the_file_of_the_scorer_stays_below_40_megabytes() -> None:
 
 
 def test_a_scorer_is_written_and_read_with_its_nets_for_proteins_and_without(
-    scorer: Scorer, nets: ProteinNets, tmp_path: Path
+    scorer: Scorer, nets: ProteinNetworks, tmp_path: Path
 ) -> None:
     save_scorer(tmp_path / "both", scorer)
     save_scorer(tmp_path / "alone", replace(scorer, proteins=None))

@@ -22,12 +22,12 @@ from test_genetic_code import gene
 
 from virnucpro.core.atomic_io import zstd
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UsageError
-from virnucpro.core.events import Event, OnEvent, Progress, Telling
-from virnucpro.core.option_schema import make
+from virnucpro.core.events import EventHandler, Progress, RunEvent, WorkerEvent
+from virnucpro.core.option_schema import build_options
 from virnucpro.core.recipe import EncoderSpec, Recipe
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord, Records, Shard
-from virnucpro.engine.base import Executor, Job, Resources
+from virnucpro.engine.base import Executor, Resources, WorkerConfig
 from virnucpro.models import devices
 from virnucpro.models.devices import Gpu
 from virnucpro.results.outputs import VIRUS_TABLE, open_run_dir
@@ -35,7 +35,7 @@ from virnucpro.sequences import fasta as reader
 from virnucpro.sequences import open_codes
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.store import plan
-from virnucpro.store.feature_file import read_sealed, write_sealed
+from virnucpro.store.feature_file import read_checksummed, write_checksummed
 from virnucpro.viral import host_markers as landmarks
 from virnucpro.viral.calling import score_records
 from virnucpro.viral.head import probability
@@ -52,15 +52,17 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 class NoExecutor(Executor):
     """Nothing may be embedded."""
 
-    def start(self, job: Job, resources: Resources, n_workers: int) -> None:
+    def start(self, job: WorkerConfig, resources: Resources, n_workers: int) -> None:
         assert not n_workers
 
-    def run(self, shards: Sequence[Shard], job: Job, resources: Resources) -> Iterator[Event]:
+    def run(
+        self, shards: Sequence[Shard], job: WorkerConfig, resources: Resources
+    ) -> Iterator[WorkerEvent]:
         raise AssertionError("a run without a language model embeds")
 
 
 def predict(
-    *inputs: Path, to: Path, on_event: OnEvent = lambda _: None, **changes: object
+    *inputs: Path, to: Path, on_event: EventHandler = lambda _: None, **changes: object
 ) -> Summary:
     options = PredictOptions(**{"input": inputs, "output_dir": to, **changes})
     return execute(options, on_event, lambda _: NoExecutor())
@@ -124,7 +126,7 @@ def test_every_record_of_150_bases_and_more_is_scored_and_the_others_say_why_not
 
 
 def test_scores_are_those_of_the_scorer_by_id(whole):
-    log_odds = score_sequences(many().values(), Scorer.own())
+    log_odds = score_sequences(many().values(), Scorer.load_builtin())
     expected = {name: f"{1 / (1 + exp(-x)):.6f}" for name, x in zip(many(), log_odds, strict=True)}
     assert scores(whole) == expected
 
@@ -138,7 +140,7 @@ def called(folder: Path) -> set[str]:
 )
 def test_a_preset_is_a_share_of_false_positives_at_every_length(tmp_path, preset, share):
     predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run", preset=preset)
-    scorer = Scorer.own()
+    scorer = Scorer.load_builtin()
     log_odds = list(score_sequences(many().values(), scorer))
     lengths = np.array([len(bases) for bases in many().values()])
     is_virus = np.array(log_odds) >= thresholds(scorer.error_rates, lengths, share)
@@ -173,7 +175,7 @@ def test_the_cut_of_a_finished_run_changes_and_its_scores_do_not(tmp_path):
 
 def test_the_expected_share_of_false_calls_follows_the_prevalence(tmp_path):
     source = write(tmp_path / "in.fa", **many(), short="ACGT" * 20)
-    scorer = Scorer.own()
+    scorer = Scorer.load_builtin()
     log_odds = np.array(list(score_sequences(many().values(), scorer)), dtype=np.float64)
     lengths = np.array([len(bases) for bases in many().values()])
     for prevalence in (0.05, 0.5):
@@ -198,7 +200,7 @@ def test_a_cut_without_sense_is_refused(tmp_path, changes, reason):
     source = write(tmp_path / "in.fa", **many())
     with pytest.raises(UsageError, match=reason):
         of_user = {"input": [source], "output_dir": tmp_path / "run", **changes}
-        execute(make(PredictOptions, of_user), lambda _: None, lambda _: NoExecutor())
+        execute(build_options(PredictOptions, of_user), lambda _: None, lambda _: NoExecutor())
     assert not (tmp_path / "run").exists()
 
 
@@ -300,7 +302,7 @@ def test_a_long_record_takes_four_bytes_of_memory_per_base_at_most(tmp_path, mon
 def test_no_process_is_started_and_no_feature_is_written(tmp_path):
     stages = []
 
-    def hear(event: Telling) -> None:
+    def hear(event: RunEvent) -> None:
         if isinstance(event, Progress):
             stages.append(event.stage)
         assert not our_processes()
@@ -315,11 +317,11 @@ def test_no_process_is_started_and_no_feature_is_written(tmp_path):
     assert not any(word in lines for word in ("frames", "tokens", "embedding"))
     stored = json.loads((tmp_path / "run/run.json").read_text())
     assert stored["state"] == "complete"
-    assert stored["recipe"]["scorer_sha256"] == Scorer.own().sha256
+    assert stored["recipe"]["scorer_sha256"] == Scorer.load_builtin().sha256
     assert "scorer" in stored["announced"][0]
     assert stored["checkpoints"] == stored["models"] == []
-    rates = Scorer.own().error_rates
-    expected = [[one.n_bases, probability(one.cut_at(0.03))] for one in rates]
+    rates = Scorer.load_builtin().error_rates
+    expected = [[one.n_bases, probability(one.threshold_at(0.03))] for one in rates]
     assert stored["counts"]["cut_scores"] == expected
 
 
@@ -349,11 +351,11 @@ def test_what_an_interrupted_run_has_scored_is_not_scored_again(tmp_path, monkey
     predict(fasta, to=tmp_path / "whole")
     steps: list[Progress] = []
 
-    def hear(event: Telling) -> None:
+    def hear(event: RunEvent) -> None:
         if isinstance(event, Progress) and event.stage == "scoring":
             steps.append(event)
 
-    def interrupt(event: Telling) -> None:
+    def interrupt(event: RunEvent) -> None:
         hear(event)
         if len(steps) == 4:
             raise KeyboardInterrupt
@@ -444,10 +446,10 @@ def test_score_file_cannot_fill_memory(tmp_path, name, with_records):
     manifest = rundir.read_manifest()
     store = ScoreStore(rundir, rundir.scores, manifest.recipe.fingerprint, "")
     (path,) = store.files()
-    records = Records.of(manifest.records(manifest.inputs)) if with_records else None
+    records = Records.from_records(manifest.records(manifest.inputs)) if with_records else None
     assert store.read(path, records)[0] is not None
-    label, content = read_sealed(path, {})
-    write_sealed(rundir, path, BOMBS[name](content), label.attributes)
+    label, content = read_checksummed(path, {})
+    write_checksummed(rundir, path, BOMBS[name](content), label.attributes)
     tracemalloc.start()
     assert store.read(path, records)[0] is None
     peak = tracemalloc.get_traced_memory()[1]
@@ -460,10 +462,12 @@ def test_scores_serve_the_records_that_they_were_made_of_and_no_others(tmp_path)
     recipe = Recipe(
         command="predict", input_type="protein", chunk_size=0, min_length=0, encoders=()
     )
-    store = ScoreStore(Tree(tmp_path), tmp_path, recipe.fingerprint, finder="")
-    store.write(0, score_records(Records.of(records), recipe, Scorer.own()), work=0)
+    store = ScoreStore(SafeDir(tmp_path), tmp_path, recipe.fingerprint, finder="")
+    store.write(
+        0, score_records(Records.from_records(records), recipe, Scorer.load_builtin()), work=0
+    )
     for changes in ({}, {"id": "c"}, {"header": "c"}, {"line": 7}, {"sequence": "M" * 90}):
-        others = Records.of([records[0]._replace(**changes), records[1]])
+        others = Records.from_records([records[0]._replace(**changes), records[1]])
         assert (store.read(store.path(0), others)[0] is None) == bool(changes), changes
 
 
@@ -629,7 +633,7 @@ def test_the_status_of_a_run_that_goes_on_counts_its_letters(tmp_path, monkeypat
     total = sum(map(len, many().values()))
     told: list[tuple[int, dict[str, Any]]] = []
 
-    def look(event: Telling) -> None:
+    def look(event: RunEvent) -> None:
         if isinstance(event, Progress) and event.stage == "scoring":
             told.append((event.done, measure_run(tmp_path / "run")))
 
@@ -700,7 +704,7 @@ def test_a_record_is_short_by_the_larger_of_what_the_scorer_and_the_user_want(tm
 
 
 def test_the_help_of_min_length_names_what_the_scorer_needs():
-    shortest = Scorer.own().shortest("nucleotide")
+    shortest = Scorer.load_builtin().min_length("nucleotide")
     option = get_type_hints(PredictOptions, include_extras=True)["min_length"].__metadata__[0]
     assert f"at least {shortest} bases" in option.help
 

@@ -15,7 +15,7 @@ from test_scorer_run import predict, write
 
 import virnucpro
 from virnucpro.core.errors import OutputError
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord
 from virnucpro.results.call_rows import CALL_ROWS, make_batches
 from virnucpro.results.output_writer import open_outputs
@@ -29,15 +29,15 @@ from virnucpro.results.outputs import (
     open_run_dir,
 )
 from virnucpro.results.sample_tables import OutputDir
-from virnucpro.results.tsv import rows_of, texts, whole
+from virnucpro.results.tsv import format_integers, format_rows, texts
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.inputs import InputFile, hashed
+from virnucpro.sequences.inputs import InputFile, hash_inputs
 from virnucpro.viral.types import Call, Region
 
 
 def length_rows(results):
     lengths = list(map(len, results.records.sequences))
-    return rows_of(texts(results.records.names), whole(lengths))
+    return format_rows(texts(results.records.names), format_integers(lengths))
 
 
 LENGTH_TABLE = OutputFile("lengths.tsv", columns=("record", "length"))
@@ -111,7 +111,7 @@ def result(name: str, regions: list[Region] | None, *, is_virus: bool) -> Row:
 
 def written(folder: Path, *results: Row) -> dict[str, dict[str, str]]:
     """Write results. Returns the rows of ``viruses.tsv``, by the names of the viruses."""
-    with open_outputs(REGION_OUTPUTS, OutputDir(folder, Tree(folder), folder)) as add:
+    with open_outputs(REGION_OUTPUTS, OutputDir(folder, SafeDir(folder), folder)) as add:
         for portion in make_batches(called(*results), REGION_OUTPUTS, None):
             add(portion)
     return {row["virus"]: row for row in rows(folder / VIRUS_TABLE.file)}
@@ -238,8 +238,8 @@ def test_report_lists_each_extract_table_once(make_config, tmp_path):
 
 def test_an_added_file_has_no_row_once_later_files_replace_all_its_records(tmp_path):
     added = write(tmp_path / "added.fa", one=random_dna(700, np.random.default_rng(3)))
-    inputs = [replace(hashed(InputFile(str(added), sample="added")), generation=1)]
-    with open_outputs(OUTPUTS["predict"], OutputDir(tmp_path, Tree(tmp_path), tmp_path, inputs)):
+    inputs = [replace(hash_inputs(InputFile(str(added), sample="added")), generation=1)]
+    with open_outputs(OUTPUTS["predict"], OutputDir(tmp_path, SafeDir(tmp_path), tmp_path, inputs)):
         pass
     assert not rows(tmp_path / "samples.tsv")
 

@@ -25,26 +25,26 @@ def mutated(bases: str, share: float, seed: int) -> str:
 
 def test_every_piece_of_a_known_sequence_is_known_on_both_strands_and_in_any_case() -> None:
     genome = random_bases(60_000, seed=1)
-    known = Sketch.of(genome)
+    known = Sketch.from_sequences(genome)
     for start in range(0, 60_000, 4_000):
         piece = genome[start : start + 4_000]
         spellings = (piece, reverse_complement(piece), piece.lower(), piece.replace("T", "U"))
-        assert [Sketch.of(one).share_in(known) for one in spellings] == [1.0] * 4
+        assert [Sketch.from_sequences(one).containment(known) for one in spellings] == [1.0] * 4
 
 
 def test_an_unknown_sequence_is_not_known_and_a_relative_is_by_the_words_that_it_shares() -> None:
     genome = random_bases(200_000, seed=2)
-    known = Sketch.of(genome)
-    assert Sketch.of(random_bases(200_000, seed=3)).share_in(known) < 0.01
+    known = Sketch.from_sequences(genome)
+    assert Sketch.from_sequences(random_bases(200_000, seed=3)).containment(known) < 0.01
     # one base in 50 is drawn anew and three in four of these differ: a word is whole by
     # (1 - 0.015) ** 31 = 0.63; of 2,000 sampled words the share is within 0.05 of it
-    relative = Sketch.of(mutated(genome, 0.02, seed=4))
-    assert relative.share_in(known) == pytest.approx((1 - 0.015) ** K, abs=0.05)
+    relative = Sketch.from_sequences(mutated(genome, 0.02, seed=4))
+    assert relative.containment(known) == pytest.approx((1 - 0.015) ** K, abs=0.05)
 
 
 def test_one_word_in_a_hundred_is_sampled() -> None:
     n_words = 1_000_000 - K + 1
-    n_sampled = Sketch.of(random_bases(1_000_000, seed=5)).hashes.size
+    n_sampled = Sketch.from_sequences(random_bases(1_000_000, seed=5)).hashes.size
     # a binomial count: six standard deviations of 100
     assert n_sampled == pytest.approx(n_words / ONE_IN, abs=600)
 
@@ -52,19 +52,21 @@ def test_one_word_in_a_hundred_is_sampled() -> None:
 def test_words_with_an_unknown_base_are_left_out() -> None:
     genome = random_bases(40_000, seed=6)
     with_gaps = "N".join(genome[i : i + 30] for i in range(0, 40_000, 30))
-    assert not Sketch.of(with_gaps).hashes.size
-    assert not Sketch.of("").hashes.size and not Sketch.of("").share_in(Sketch.of(genome))
-    assert not Sketch.of(genome).share_in(Sketch.of(""))
+    assert not Sketch.from_sequences(with_gaps).hashes.size
+    assert not Sketch.from_sequences("").hashes.size and not Sketch.from_sequences("").containment(
+        Sketch.from_sequences(genome)
+    )
+    assert not Sketch.from_sequences(genome).containment(Sketch.from_sequences(""))
 
 
 @given(st.sets(st.integers(0, 2**32 - 1)))
 def test_a_packed_sketch_comes_back_as_it_was(hashes: set[int]) -> None:
     sketch = Sketch(np.array(sorted(hashes), dtype=np.uint32))
-    assert Sketch.unpacked(sketch.packed()).hashes.tolist() == sketch.hashes.tolist()
+    assert Sketch.unpack(sketch.pack()).hashes.tolist() == sketch.hashes.tolist()
 
 
 def test_a_packed_sketch_that_is_damaged_is_refused() -> None:
-    packed = Sketch(np.array([2**32 - 1], dtype=np.uint32)).packed()
+    packed = Sketch(np.array([2**32 - 1], dtype=np.uint32)).pack()
     for damaged in (np.append(packed, np.uint16(0)), packed.astype(np.int64), packed[None]):
         with pytest.raises(ValueError, match="gaps"):
-            Sketch.unpacked(damaged)
+            Sketch.unpack(damaged)

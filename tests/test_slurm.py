@@ -14,7 +14,7 @@ from one_node_slurm import NEEDS_SLURM, Slurm, one_node_slurm
 from oracle import random_protein
 from runs import assert_same_run, leftovers, predict_here, wait_until
 
-from virnucpro.store.progress_log import ShardFigures
+from virnucpro.store.progress_log import ProgressLog
 
 pytestmark = [pytest.mark.slurm, NEEDS_SLURM]
 SCRIPTS = Path(__file__).parents[1] / "examples" / "slurm"
@@ -46,7 +46,7 @@ def one_machine(proteins, tiny, tmp_path_factory) -> Path:
 def log_of(folder: Path, part: str) -> Path | None:
     """The log of the process that does a part now, once it has ended a shard."""
     for path in sorted((folder / "logs").glob("work-*.log")):
-        if f"part {part}:" in path.read_text() and any(ShardFigures.read(path)[0]):
+        if f"part {part}:" in path.read_text() and any(ProgressLog.read(path)[0]):
             return path
     return None
 
@@ -90,7 +90,7 @@ def test_an_array_that_is_cancelled_killed_and_requeued_ends_as_one_machine_does
     logs = [path.read_text() for path in (folder / "logs").glob("work-*.log")]
     assert sum("part 1/4:" in text for text in logs) == 2
     n_before_merge = len(
-        {f.shard for p in (folder / "logs").iterdir() for f in ShardFigures.read(p)[0]}
+        {f.shard for p in (folder / "logs").iterdir() for f in ProgressLog.read(p)[0]}
     )
     n_shards = len(list((folder / "features").glob("*[0-9].h5")))
     assert n_shards // 2 <= n_before_merge < n_shards  # two of four parts ended

@@ -26,10 +26,10 @@ from forked import fork_server
 from pyarrow import parquet
 from runs import no_file_longer_than, wait_until
 
-from virnucpro.core.atomic_io import atomic, disk_error
+from virnucpro.core.atomic_io import atomic_path, disk_error
 from virnucpro.core.errors import FeatureFileError, OutputError, StorageError
 from virnucpro.core.recipe import EncoderSpec, Store
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Embeddings, Failure
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.feature_export import save_npz, save_parquet, save_pt
@@ -119,7 +119,7 @@ def test_embeddings_and_failures_are_read_as_they_were_written(
     path: Path, store: Store, per_residue: bool, n_orfs: int, n_failures: int
 ) -> None:
     embeddings = make_embeddings(n_orfs, per_residue=per_residue, n_failures=n_failures)
-    write_embeddings(path, embeddings, attributes_of(embeddings), Tree(path.parent), store)
+    write_embeddings(path, embeddings, attributes_of(embeddings), SafeDir(path.parent), store)
     if store == "bfloat16":
         rounded = torch.from_numpy(embeddings.vectors).bfloat16().float().numpy()
         embeddings = replace(embeddings, vectors=rounded)
@@ -130,7 +130,7 @@ def test_anyone_with_h5py_reads_bfloat16_as_float32_from_half_the_bytes(path: Pa
     ties = np.array([[1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-8 + 2**-20]], dtype=np.float32)
     edges = np.array([[0.0, -0.0, 2.0**-130, 3.3e38]], dtype=np.float32)
     embeddings = replace(make_embeddings(2), vectors=np.concatenate([ties, edges]))
-    write_embeddings(path, embeddings, ATTRIBUTES, Tree(path.parent), "bfloat16")
+    write_embeddings(path, embeddings, ATTRIBUTES, SafeDir(path.parent), "bfloat16")
     even = [1.0, 1 + 2**-6, -1.0, 1 + 2**-7]
     with h5py.File(path) as h5:
         stored = h5["embeddings"]
@@ -143,7 +143,7 @@ def test_anyone_with_h5py_reads_bfloat16_as_float32_from_half_the_bytes(path: Pa
 def test_ids_of_any_kind_come_back(path: Path) -> None:
     ids = ("../../x", "/etc/x", "[red]", "\x1b[31m", "\u00e9\U0001f9a0", "a" * 10_000, "\x7f", "'")
     embeddings = replace(make_embeddings(len(ids)), ids=ids)
-    write_embeddings(path, embeddings, ATTRIBUTES, Tree(path.parent))
+    write_embeddings(path, embeddings, ATTRIBUTES, SafeDir(path.parent))
     assert read_embeddings(path, ATTRIBUTES).ids == ids
 
 
@@ -182,7 +182,7 @@ def test_what_is_missing_or_no_feature_file_is_refused(
 def test_a_file_of_another_recipe_or_shard_is_refused_and_the_difference_named(
     path: Path, name: str
 ) -> None:
-    write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES, SafeDir(path.parent))
     message = str(refusal_of(path, {**ATTRIBUTES, name: "another"}))
     assert f"has {name} " in message and message.endswith(", not another")
     refusal_of(path, {**ATTRIBUTES, f"new_{name}": ATTRIBUTES[name]})
@@ -195,7 +195,7 @@ def test_a_file_of_another_recipe_or_shard_is_refused_and_the_difference_named(
 def test_a_label_that_says_something_else_than_labels_do_is_refused(
     path: Path, attributes: object, failed_records: object
 ) -> None:
-    write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES, SafeDir(path.parent))
     content = path.read_bytes()[: read_label(path, {}).n_bytes]
     label = {"attributes": attributes, "failed_records": failed_records}
     label |= {"n_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -208,7 +208,7 @@ def test_a_label_that_says_something_else_than_labels_do_is_refused(
 
 def test_one_changed_bit_anywhere_in_the_label_or_its_seal_is_refused(path: Path) -> None:
     """Also where what it says is asked by nobody, or would be another label."""
-    write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES, SafeDir(path.parent))
     whole, start = path.read_bytes(), read_label(path, {}).n_bytes
     assert len(whole) - start > 200
     for place in range(start, len(whole)):
@@ -275,7 +275,7 @@ def flips(content: bytes) -> Iterator[tuple[int, int]]:
 def test_damage_anywhere_is_refused_or_harmless_and_never_hangs(
     path: Path, is_truncation: bool
 ) -> None:
-    write_embeddings(path, make_embeddings(7, n_failures=1), ATTRIBUTES, Tree(path.parent))
+    write_embeddings(path, make_embeddings(7, n_failures=1), ATTRIBUTES, SafeDir(path.parent))
     survey = fork_server().Process(target=survey_damage, args=(path, is_truncation))
     survey.start()
     survey.join()
@@ -285,7 +285,7 @@ def test_damage_anywhere_is_refused_or_harmless_and_never_hangs(
 
 
 def test_a_file_that_was_cut_or_lost_a_block_is_refused_by_its_last_bytes(path: Path) -> None:
-    write_embeddings(path, make_embeddings(7, n_failures=1), ATTRIBUTES, Tree(path.parent))
+    write_embeddings(path, make_embeddings(7, n_failures=1), ATTRIBUTES, SafeDir(path.parent))
     content = path.read_bytes()
     assert read_label(path, ATTRIBUTES).failed_records == ["contig_bad0"]
     cut = [content[:length] for length, _ in truncations(content)]
@@ -306,25 +306,25 @@ def test_a_disk_that_gives_another_bit_than_it_was_given_is_reported(path, monke
 
     monkeypatch.setattr("virnucpro.core.safe_dir._NamedFile", Faulty)
     with pytest.raises(StorageError, match="reads back differently"):
-        write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
+        write_embeddings(path, make_embeddings(5), ATTRIBUTES, SafeDir(path.parent))
     assert not list(path.parent.iterdir())
 
 
 def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
     before, after = make_embeddings(5), make_embeddings(9)
-    write_embeddings(path, before, ATTRIBUTES, Tree(path.parent))
+    write_embeddings(path, before, ATTRIBUTES, SafeDir(path.parent))
     with pytest.raises(StorageError, match="too large"), no_file_longer_than(1000):
-        write_embeddings(path, after, ATTRIBUTES, Tree(path.parent))
+        write_embeddings(path, after, ATTRIBUTES, SafeDir(path.parent))
     assert is_same(read_embeddings(path, ATTRIBUTES), before)
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-    write_embeddings(path, after, ATTRIBUTES, Tree(path.parent))
+    write_embeddings(path, after, ATTRIBUTES, SafeDir(path.parent))
     assert is_same(read_embeddings(path, ATTRIBUTES), after)
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "loop/file"])
 def test_an_impossible_path_is_refused_with_advice(tmp_path: Path, name: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(OutputError) as caught, atomic(tmp_path / name) as temporary:
+    with pytest.raises(OutputError) as caught, atomic_path(tmp_path / name) as temporary:
         temporary.write_bytes(b"content")
     assert "another path" in caught.value.hint
     with pytest.raises(OutputError) as caught, open_run_dir(tmp_path / name).locked(create=True):
@@ -339,24 +339,24 @@ def test_every_error_of_the_disk_comes_with_advice() -> None:
 
 def test_two_processes_may_write_one_file_at_once(path: Path) -> None:
     """Processes in two containers may have the same number."""
-    with atomic(path) as first, atomic(path) as second:
+    with atomic_path(path) as first, atomic_path(path) as second:
         second.write_bytes(b"whole")
         first.write_bytes(b"whole as well")
     assert path.read_bytes() == b"whole as well"
 
 
 def test_a_write_that_is_interrupted_leaves_nothing(path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), atomic(path) as temporary:
+    with pytest.raises(KeyboardInterrupt), atomic_path(path) as temporary:
         temporary.write_bytes(b"half")
         raise KeyboardInterrupt
     assert list(path.parent.iterdir()) == []
 
 
 def test_what_a_killed_write_left_is_swept_away_and_nothing_else(path: Path) -> None:
-    write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
-    with pytest.raises(OutputError), atomic(path.with_name("000001.h5")) as temporary:
+    write_embeddings(path, make_embeddings(5), ATTRIBUTES, SafeDir(path.parent))
+    with pytest.raises(OutputError), atomic_path(path.with_name("000001.h5")) as temporary:
         temporary.write_bytes(b"half")
-        Tree(path.parents[1]).sweep_folder(path.parent)  # as the next run does
+        SafeDir(path.parents[1]).remove_temp_files(path.parent)  # as the next run does
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
@@ -365,7 +365,7 @@ def test_what_cannot_be_swept_away_does_not_keep_the_rest(tmp_path: Path) -> Non
     for i in range(20):
         left = tmp_path / f".{i}.h5.0123abcd.tmp"
         left.mkdir() if left.name in folders else left.write_text("half")
-    Tree(tmp_path).sweep_folder(tmp_path)
+    SafeDir(tmp_path).remove_temp_files(tmp_path)
     assert {entry.name for entry in tmp_path.iterdir()} == folders
 
 
@@ -378,12 +378,12 @@ def test_npz_loads_without_pickle_pt_without_code_and_parquet_says_what_made_it(
     tmp_path: Path, n_orfs: int, per_residue: bool
 ) -> None:
     embeddings = make_embeddings(n_orfs, per_residue=per_residue)
-    save_npz(tmp_path / "000000.npz", embeddings, Tree(tmp_path))
+    save_npz(tmp_path / "000000.npz", embeddings, SafeDir(tmp_path))
     with np.load(tmp_path / "000000.npz", allow_pickle=False) as stored:
         ids = tuple(stored["ids"].tolist())
         found = Embeddings(ids, stored["lengths"], stored["embeddings"], per_residue)
     assert is_same(found, embeddings)
-    save_pt(tmp_path / "000000.pt", embeddings, ENCODER, Tree(tmp_path))
+    save_pt(tmp_path / "000000.pt", embeddings, ENCODER, SafeDir(tmp_path))
     stored = torch.load(tmp_path / "000000.pt", weights_only=True)
     assert set(stored) == {"proteins", "data"}
     assert len(stored["proteins"]) == len(stored["data"]) == n_orfs
@@ -392,7 +392,7 @@ def test_npz_loads_without_pickle_pt_without_code_and_parquet_says_what_made_it(
         for name, tensor in zip(stored["proteins"], stored["data"], strict=True)
     }
     assert all(tensor.ndim == 1 + per_residue for tensor in stored["data"])
-    save_parquet(tmp_path / "000000.parquet", embeddings, ENCODER, Tree(tmp_path))
+    save_parquet(tmp_path / "000000.parquet", embeddings, ENCODER, SafeDir(tmp_path))
     table = parquet.read_table(tmp_path / "000000.parquet")
     rows = zip(table["id"].to_pylist(), table["embedding"].to_pylist(), strict=True)
     assert {name: row if per_residue else [row] for name, row in rows} == rows_by_id(embeddings)
@@ -406,7 +406,7 @@ def test_parquet_holds_ids_that_are_no_text_and_bfloat16_in_half_the_disk(tmp_pa
     encoder, sizes = replace(ENCODER, dim=50_000), []
     for each in (vectors, rounded):
         embeddings = Embeddings(("\udcff<>", "b"), np.ones(2, np.int32), each)
-        save_parquet(tmp_path / "000000.parquet", embeddings, encoder, Tree(tmp_path))
+        save_parquet(tmp_path / "000000.parquet", embeddings, encoder, SafeDir(tmp_path))
         sizes.append((tmp_path / "000000.parquet").stat().st_size)
         table = parquet.read_table(tmp_path / "000000.parquet")
         assert table["id"].to_pylist() == [r"\xff<>", "b"]
@@ -420,7 +420,7 @@ def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: P
         began = int(time.time())
         folder = tmp_path / name
         folder.mkdir()
-        tree = Tree(folder)
+        tree = SafeDir(folder)
         write_embeddings(folder / "000000.h5", parts[0], ATTRIBUTES, tree, "bfloat16")
         save_npz(folder / "000000.npz", parts[0], tree)
         save_pt(folder / "000000.pt", parts[0], ENCODER, tree)
@@ -432,6 +432,6 @@ def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: P
 
 
 def test_a_pt_file_has_the_same_bytes_from_any_process(tmp_path: Path) -> None:
-    save_pt(tmp_path / "000000.pt", make_embeddings(5), ENCODER, Tree(tmp_path))
+    save_pt(tmp_path / "000000.pt", make_embeddings(5), ENCODER, SafeDir(tmp_path))
     with zipfile.ZipFile(tmp_path / "000000.pt") as archive:
         assert not any(f".{os.getpid()}" in name for name in archive.namelist())

@@ -29,7 +29,7 @@ from timing import (
     proteins_of,
 )
 
-from virnucpro.models.esm2.loading import fair_esm_state
+from virnucpro.models.esm2.loading import fair_esm_state_dict
 from virnucpro.models.esm2.model import DTYPES
 from virnucpro.models.validation.random_weights import write_checkpoint
 
@@ -141,7 +141,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path):
     states = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         write_checkpoint(tmp_path / name, TINY, seed)
-        states.append(fair_esm_state(tmp_path / name))
+        states.append(fair_esm_state_dict(tmp_path / name))
     a, b, c = states
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert not torch.equal(a["embed_tokens.weight"], c["embed_tokens.weight"])

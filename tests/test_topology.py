@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from virnucpro.core.types import reverse_complement
 from virnucpro.viral.taxonomy import topologies
-from virnucpro.viral.windows import Pieces
+from virnucpro.viral.windows import Windows
 
 SHORTEST = 21  # bases of a repeat
 
 
 def topology_of(sequence: str) -> tuple[str, int]:
-    return topologies(Pieces.of([sequence]), [False])[0]
+    return topologies(Windows.from_sequences([sequence]), [False])[0]
 
 
 def bases(n: int, seed: int) -> str:

@@ -38,16 +38,16 @@ from virnucpro.models.manage import import_model
 from virnucpro.models.registry import TINY_MODEL
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.training.distributed import Ranks
-from virnucpro.training.evaluation.evaluate import held_out, report_evaluation
+from virnucpro.training.evaluation.evaluate import held_out_groups, report_evaluation
 from virnucpro.training.evaluation.metrics import NOT_DEFINED
 from virnucpro.training.labelled_data import group_digest, read_split, record_digest
 from virnucpro.training.options import EvaluateOptions
 from virnucpro.training.reports import find_card, read_table
 from virnucpro.training.train import check_training
 from virnucpro.training.training_config import open_training, resolve_training
-from virnucpro.viral.classifier import caller_of
+from virnucpro.viral.classifier import choose_classifier
 from virnucpro.viral.head import Head
-from virnucpro.viral.options import CutOptions
+from virnucpro.viral.options import ThresholdOptions
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 UNASKED = EvaluateOptions(data=Path("manifest.tsv"), output_dir=Path("evaluation"))
@@ -412,7 +412,7 @@ def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_
         Head.load(head_only / "model" / "head.safetensors"),
         read_split(head_only / "split.tsv"),
     )
-    caller = caller_of(CutOptions(), "head", head)
+    caller = choose_classifier(ThresholdOptions(), "head", head)
     known = pairs_of(data, splits, "train", "validation")
     digests = {record_digest(record.sequence) for _, record in known}
     assert set(head.trained_records.tolist()) == digests
@@ -421,20 +421,20 @@ def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_
     everything, test = pairs_of(data), pairs_of(data, splits, "test")
     told = rf"the head was trained on {len(known)} of {len(everything)} records"
     with pytest.raises(InputError, match=told):
-        list(held_out(everything, caller, UNASKED, set()))
+        list(held_out_groups(everything, caller, UNASKED, set()))
     trained: set[str] = set()
     kept = replace(UNASKED, allow_training_data=True)
-    assert list(held_out(everything, caller, kept, trained)) == everything
+    assert list(held_out_groups(everything, caller, kept, trained)) == everything
     assert trained == {labelled.id for labelled, _ in known}
-    assert list(held_out(test, caller, UNASKED, set())) == test
+    assert list(held_out_groups(test, caller, UNASKED, set())) == test
 
 
 def test_an_encoder_that_was_finetuned_is_said_to_know_its_data(finetuned, data):
     head = Head.load(finetuned / "model" / "head.safetensors")
-    caller = caller_of(CutOptions(), "head", head)
+    caller = choose_classifier(ThresholdOptions(), "head", head)
     both = r"the head was trained on (\d+), its encoder was trained on \1 of"
     with pytest.raises(InputError, match=both):
-        list(held_out(pairs_of(data), caller, UNASKED, set()))
+        list(held_out_groups(pairs_of(data), caller, UNASKED, set()))
 
 
 # Kill and resume

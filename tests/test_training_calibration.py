@@ -11,18 +11,18 @@ import pytest
 from labelled import head_facts
 from numpy.typing import NDArray
 
-from virnucpro.core.numeric import Values, sigmoid
+from virnucpro.core.numeric import FloatArray, sigmoid
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.training.evaluation.calibration import (
     FALSE_POSITIVES,
     Calibration,
     calibrate,
-    chunks_of,
     fit_temperature,
+    select_chunks,
 )
 from virnucpro.training.evaluation.metrics import Samples
 from virnucpro.training.frame_dataset import LabelledFrames
-from virnucpro.viral.head import EncoderFacts
+from virnucpro.viral.head import EncoderInfo
 
 N_CHUNKS = 20  # of a record
 TOO_SURE = 6.0  # times the log-odds that would be right
@@ -33,7 +33,7 @@ def records(n: int, per_chunk: int = 1, n_chunks: int = N_CHUNKS) -> LabelledFra
     n_rows = n * n_chunks * per_chunk
     record = np.arange(n_rows) // (n_chunks * per_chunk)
     return replace(
-        LabelledFrames.of(["M"] * n_rows, np.zeros((n_rows, N_FEATURES), dtype=np.float32)),
+        LabelledFrames.from_store(["M"] * n_rows, np.zeros((n_rows, N_FEATURES), dtype=np.float32)),
         chunk=np.arange(n_rows) // per_chunk,
         record=record,
         is_virus=record % 2 == 0,
@@ -41,27 +41,27 @@ def records(n: int, per_chunk: int = 1, n_chunks: int = N_CHUNKS) -> LabelledFra
     )
 
 
-def log_odds(is_virus: NDArray[np.bool_], rng: np.random.Generator, strength: float) -> Values:
+def log_odds(is_virus: NDArray[np.bool_], rng: np.random.Generator, strength: float) -> FloatArray:
     """Of evidence that is normal: what it says is right if its variance is twice its mean."""
     mean = np.where(is_virus, strength, -strength)
     return rng.normal(mean, math.sqrt(2 * strength))
 
 
-def correlated(frames: LabelledFrames, rng: np.random.Generator) -> Values:
+def correlated(frames: LabelledFrames, rng: np.random.Generator) -> FloatArray:
     """Every chunk of a record says the same."""
     first = np.unique(frames.record, return_index=True)[1]
     return log_odds(frames.is_virus[first], rng, 1.0)[frames.record]
 
 
-def independent(frames: LabelledFrames, rng: np.random.Generator) -> Values:
+def independent(frames: LabelledFrames, rng: np.random.Generator) -> FloatArray:
     """Every chunk says something new."""
     return log_odds(frames.is_virus, rng, 0.1)
 
 
-ENCODER = EncoderFacts(family="", name="", encoder_id="", layer=1, pooling="mean", dim=1)
+ENCODER = EncoderInfo(family="", name="", encoder_id="", layer=1, pooling="mean", dim=1)
 
 
-def scores(odds: Values, found: Calibration, n_chunks: int) -> Values:
+def scores(odds: FloatArray, found: Calibration, n_chunks: int) -> FloatArray:
     """The scores ``predict`` gives records of so many neighbouring chunks, each with one frame."""
     p = np.round(sigmoid(odds / found.temperature), 6)
     runs = p.reshape(-1, N_CHUNKS)
@@ -91,7 +91,7 @@ def test_a_temperature_is_recovered(factor):
     ("make", "low", "high"), [(correlated, 0.95, 1.0), (independent, 0.0, 0.1)]
 )
 def test_the_exponent_separates_chunks_that_agree_from_those_that_add_something(
-    make: Callable[..., Values], low: float, high: float
+    make: Callable[..., FloatArray], low: float, high: float
 ):
     frames = records(300)
     odds = make(frames, np.random.default_rng(2))
@@ -144,7 +144,7 @@ def test_a_chunk_is_the_best_or_the_mean_of_its_own_frames():
     frames = records(2, per_chunk=2, n_chunks=2)
     odds = np.array([1.0, 2.0, 3.0, -4.0, 5.0, 5.0, -7.0, -8.0])
     weight = np.array([1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0])
-    best, mean = (chunks_of(odds, frames, weight, rule) for rule in ("max", "mean"))
+    best, mean = (select_chunks(odds, frames, weight, rule) for rule in ("max", "mean"))
     assert best.scores.tolist() == [2, 3, 5, -7]
     assert mean.scores.tolist() == [1.5, -0.5, 5, -7.5]
     for samples in (best, mean):
@@ -153,7 +153,7 @@ def test_a_chunk_is_the_best_or_the_mean_of_its_own_frames():
         assert samples.groups.tolist() == [0, 0, 1, 1]
 
 
-def calibration_error(scores: Values, is_virus: NDArray[np.bool_]) -> float:
+def calibration_error(scores: FloatArray, is_virus: NDArray[np.bool_]) -> float:
     samples = Samples(scores, is_virus, np.arange(len(scores)), np.ones(len(scores)))
     error = samples.measure(scores >= 0.5)["calibration_error"]
     assert error is not None

@@ -16,7 +16,7 @@ from trainings import SHAPE, frames
 
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.packing import PackedBatch
-from virnucpro.training.networks import _LowRank, adapt, merge
+from virnucpro.training.networks import _LowRank, add_adapters, merge_adapters
 
 RANK = 2
 
@@ -57,16 +57,16 @@ def test_lora_adds_matrices_of_its_rank_to_an_encoder_that_predict_takes(data, t
 @torch.no_grad()
 def test_a_merged_encoder_computes_what_the_trained_one_did() -> None:
     torch.manual_seed(1)
-    encoder = ESM2.new(SHAPE)
-    adapt(encoder, RANK, None, None)
+    encoder = ESM2.create(SHAPE)
+    add_adapters(encoder, RANK, None, None)
     low = [module for module in encoder.modules() if isinstance(module, _LowRank)]
-    batch = PackedBatch.of(frames(5).proteins(np.arange(5)))
+    batch = PackedBatch.from_sequences(frames(5).proteins(np.arange(5)))
     assert len(low) == 4 * SHAPE.n_layers
     before = encoder(batch)
     for module in low:
         torch.nn.init.normal_(module.lora_b, std=0.05)
     trained = encoder(batch)
-    merge(encoder)
+    merge_adapters(encoder)
     assert not any(isinstance(module, _LowRank) for module in encoder.modules())
     off = float((encoder(batch) - trained).norm() / trained.norm())
     assert off < 2 * tolerance(SHAPE.n_layers, torch.float32)  # both are rounded

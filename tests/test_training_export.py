@@ -19,7 +19,7 @@ from virnucpro.training.export import find_trained, write_head
 from virnucpro.training.frame_dataset import LabelledFrames
 from virnucpro.training.labelled_data import LabelledRecord, group_digest, record_digest
 from virnucpro.training.networks import Classifier
-from virnucpro.viral.head import EncoderFacts, Head, Network
+from virnucpro.viral.head import EncoderInfo, Head, Network
 
 DIM, HIDDEN, N = 32, 16, 40
 CALIBRATION = Calibration("mean", 0.75, 1.5, 0.3, 0.25)
@@ -44,7 +44,9 @@ def classifier(frames: list[str]) -> Classifier:
     """Standardised by half of the frames, in training mode."""
     torch.manual_seed(3)
     found = Classifier(DIM, HIDDEN, dropout=0.5)
-    found.standardise(LabelledFrames.of(["M"] * (N // 2), frame_composition(frames[: N // 2])))
+    found.standardise(
+        LabelledFrames.from_store(["M"] * (N // 2), frame_composition(frames[: N // 2]))
+    )
     return found
 
 
@@ -57,7 +59,7 @@ def head(classifier: Classifier, tiny: Tiny, tmp_path: Path) -> Head:
 
 
 def written(path: Path, classifier: Classifier, tiny: Tiny, known: dict[str, object]) -> Head:
-    facts = head_facts(CALIBRATION, EncoderFacts.of(inspect_esm2(tiny.model)), 300)
+    facts = head_facts(CALIBRATION, EncoderInfo.from_spec(inspect_esm2(tiny.model)), 300)
     write_head(path, classifier, facts, CALIBRATION, known)
     return Head.load(path)
 
@@ -143,7 +145,7 @@ def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_pat
     torch.manual_seed(4)
     classifier = Classifier(DIM, HIDDEN, dropout=0.0)
     classifier.standardise(
-        LabelledFrames.of(["M"] * 5, np.zeros((5, N_FEATURES), dtype=np.float32))
+        LabelledFrames.from_store(["M"] * 5, np.zeros((5, N_FEATURES), dtype=np.float32))
     )
     nothing = find_trained(records(), KMERS, None, is_finetuned=False)
     head = written(tmp_path / "head.safetensors", classifier, tiny, nothing)

@@ -12,7 +12,7 @@ from labelled import options, relabelled, train_here
 from runs import rows
 from sklearn.metrics import roc_auc_score
 
-from virnucpro.core.numeric import Mask, Values
+from virnucpro.core.numeric import BoolArray, FloatArray
 from virnucpro.core.types import FastaRecord
 from virnucpro.sequences.translate import STANDARD, Chunk
 from virnucpro.training.evaluation.calibration import (
@@ -28,14 +28,14 @@ from virnucpro.training.evaluation.metrics import auroc_gain
 from virnucpro.training.export import TrainingResults, measure_gain, read_fragments
 from virnucpro.training.frame_dataset import FrameStore, Rows, read_ids, write_frames
 from virnucpro.training.labelled_data import LabelledRecord, group_digest, read_split
-from virnucpro.viral.head import Head, Join, JoinKnot
+from virnucpro.viral.head import EnsembleKnot, EnsembleWeights, Head
 from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
 from virnucpro.viral.scoring import score_sequences
 
 
 @cache
 def scorer() -> Scorer:
-    return Scorer.own()
+    return Scorer.load_builtin()
 
 
 def of_500_bases() -> ErrorRates:
@@ -54,23 +54,23 @@ def fragments(n: int = 600, informs: float = 1.0, seed: int = 1) -> ScoredFragme
     return scored(500, base, head, is_virus, np.arange(n) % 40 * 2 + is_virus)
 
 
-def scored(n_bases: int, base: Values, head: Values, is_virus: Mask, group: Rows):
+def scored(n_bases: int, base: FloatArray, head: FloatArray, is_virus: BoolArray, group: Rows):
     """Fragments of which nobody asks which chunks they are of."""
     chunks = np.zeros((len(base), 2), dtype=np.int64)
-    return replace(ScoredFragments.of(n_bases, base, is_virus, group, chunks), head=head)
+    return replace(ScoredFragments.from_scores(n_bases, base, is_virus, group, chunks), head=head)
 
 
 def regrouped(data: ScoredFragments, groups: Rows) -> ScoredFragments:
-    return replace(data, groups=groups).where(np.ones(len(data), dtype=np.bool_))
+    return replace(data, groups=groups).select(np.ones(len(data), dtype=np.bool_))
 
 
-def auroc_of(data: ScoredFragments, log_odds: Values) -> float:
-    return data.by(log_odds).auroc()
+def auroc_of(data: ScoredFragments, log_odds: FloatArray) -> float:
+    return data.group_by(log_odds).auroc()
 
 
 def test_the_weights_have_the_least_cross_entropy_beside_a_pull_towards_the_scorer():
     data = fragments()
-    both, knot = data.where(data.has_both), fit_join_knot(data)
+    both, knot = data.select(data.has_both), fit_join_knot(data)
 
     def cost(base: float, head: float, offset: float) -> float:
         odds = base * both.scores + head * both.head + offset
@@ -92,7 +92,7 @@ def test_a_head_that_adds_something_has_a_weight_and_every_fragment_gains_or_kee
     data = fragments()
     knot = choose_knot(data)
     assert knot.head > 0.5
-    joined = data.joined(knot)
+    joined = data.concatenate(knot)
     no_frame = np.isnan(data.head)
     assert joined[no_frame].tolist() == data.scores[no_frame].tolist()
     assert auroc_of(data, joined) > auroc_of(data, data.scores) + 0.02
@@ -102,19 +102,19 @@ def test_a_head_that_adds_something_has_a_weight_and_every_fragment_gains_or_kee
 def test_a_head_that_adds_nothing_has_no_weight_and_scores_are_the_scorers():
     data = fragments(informs=0.0, seed=3)
     knot = choose_knot(data)
-    assert knot == JoinKnot(500, 1.0, 0.0, 0.0)
+    assert knot == EnsembleKnot(500, 1.0, 0.0, 0.0)
     both = data.has_both
-    assert data.joined(knot)[both].tolist() == data.scores[both].tolist()
+    assert data.concatenate(knot)[both].tolist() == data.scores[both].tolist()
 
 
 @pytest.mark.parametrize("seed", [1, 2, 9])
 def test_a_gain_that_the_choice_of_groups_explains_gives_no_weight(seed):
     """By its gain alone this head would join; the interval over groups reaches below 0."""
     data = fragments(informs=0.25, seed=seed)
-    before, after = data.by(data.scores), data.by(fold_log_odds(data))
+    before, after = data.group_by(data.scores), data.group_by(fold_log_odds(data))
     gain, (low, _) = auroc_gain(before, after, 0)
     assert low < 0 < gain and fit_join_knot(data).head > 0.5
-    assert choose_knot(data) == JoinKnot(500, 1.0, 0.0, 0.0)
+    assert choose_knot(data) == EnsembleKnot(500, 1.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("name", ["scores", "head"])
@@ -143,7 +143,7 @@ def test_folds_hold_whole_groups_and_leave_both_labels_to_fit_to():
         fold = _folds(one)
         assert all(len(set(fold[one.groups == group])) == 1 for group in set(one.groups))
         for number in set(fold.tolist()):
-            rest = one.where(fold != number)
+            rest = one.select(fold != number)
             assert set(rest.is_virus[rest.has_both]) == {True, False}
     assert set(_folds(data).tolist()) == set(range(N_FOLDS))
 
@@ -167,9 +167,9 @@ def test_a_cut_of_the_join_calls_as_many_cells_as_the_scorers_and_no_more_than_i
     data = replace(data, scores=np.where(data.is_virus, data.scores, data.scores + more))
     join = fit_join([data], scorer())
     assert join is not None and join.knots[0].head > 0
-    cells = data.where(data.has_both & ~data.is_virus)
-    called = cells.joined(join.knots[0]) >= join.error_rates[0].cut_at(share)
-    n_alone = np.count_nonzero(cells.scores >= of_500_bases().cut_at(share))
+    cells = data.select(data.has_both & ~data.is_virus)
+    called = cells.concatenate(join.knots[0]) >= join.error_rates[0].threshold_at(share)
+    n_alone = np.count_nonzero(cells.scores >= of_500_bases().threshold_at(share))
     if more < 0:
         assert n_alone < share * len(cells) or n_alone <= 1
         assert np.count_nonzero(called) == max(1, n_alone)
@@ -204,7 +204,7 @@ def test_a_run_has_the_mean_of_its_scored_chunks():
 
 
 def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames(tmp_path):
-    rng, scorer = np.random.default_rng(4), Scorer.own()
+    rng, scorer = np.random.default_rng(4), Scorer.load_builtin()
     sequences = [random_dna(n, rng) for n in (700, 3100, 900, 2000)]
     splits = {"a": "train", "b": "validation", "c": "test", "d": "validation"}
     pairs = [
@@ -234,7 +234,7 @@ def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames
         _, start, size = store.chunks[store.all.chunk[frame]].tolist()
         number = int(name.split("_chunk_")[1].split("F")[0].split("R")[0])
         whole = FastaRecord("r", "", sequences[store.all.record[frame]])
-        assert list(Chunk.cut(whole, size))[number - 1].start == start
+        assert list(Chunk.from_record(whole, size))[number - 1].start == start
 
 
 # The gain
@@ -242,9 +242,9 @@ def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames
 
 def test_the_gain_is_the_difference_of_the_aurocs_with_an_interval_over_groups():
     data = fragments()
-    join = Join("x", (fit_join_knot(data),), fit_join([data], scorer()).error_rates)
+    join = EnsembleWeights("x", (fit_join_knot(data),), fit_join([data], scorer()).error_rates)
     gain = measure_gain(7, "test", data, join)
-    joined = data.joined(join.knots[0])
+    joined = data.concatenate(join.knots[0])
     for found, log_odds in ((gain.joined, joined), (gain.base, data.scores)):
         expected = roc_auc_score(data.is_virus, log_odds, sample_weight=data.weights)
         assert found == pytest.approx(expected)
@@ -275,7 +275,7 @@ def test_more_seeds_are_measured_and_the_head_is_that_of_the_first(tmp_path):
     first = rows(tmp_path / "one" / "gain.tsv")
     assert first == [row for row in gains if row["seed"] == "0"]
     join = Head.load(out / "model" / "head.safetensors").facts.join
-    assert join is not None and join.scorer_sha256 == Scorer.own().sha256
+    assert join is not None and join.scorer_sha256 == Scorer.load_builtin().sha256
     train_here(options(data, tmp_path / "one", **asked, seeds=2, resume=True))
     assert rows(tmp_path / "one" / "gain.tsv") == gains
 
@@ -291,9 +291,9 @@ def test_groups_that_the_scorer_was_trained_on_are_left_out_of_the_join(tmp_path
     is_virus = np.array([name.startswith("virus") for name in groups])
     numbers = np.array([sorted(splits).index(name) for name in groups])
     data_of = scored(300, np.zeros(len(groups)), np.zeros(len(groups)), is_virus, numbers)
-    scorer = Scorer.own()
+    scorer = Scorer.load_builtin()
     for known, n_left in (([], len(groups)), (groups[:1], len(groups) - 1), (groups, len(groups))):
         digests = np.unique(np.array([group_digest(name) for name in known], dtype=np.uint64))
         memory = replace(scorer, trained_groups=digests)
         results = TrainingResults(training, store, splits, {}, memory)
-        assert [len(part) for part in results.unseen("validation", [data_of])] == [n_left]
+        assert [len(part) for part in results.unseen_groups("validation", [data_of])] == [n_left]

@@ -15,7 +15,7 @@ from forked import virnucpro
 from labelled import records_of
 from runs import within
 
-from virnucpro.core.atomic_io import sha256, zstd
+from virnucpro.core.atomic_io import hash_file, zstd
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.training import labelled_data as labelled_records
 from virnucpro.training.labelled_data import (
@@ -205,9 +205,9 @@ def test_the_hash_of_a_file_comes_from_the_one_time_that_it_is_read(
     read: list[int] = []
     pairs = list(read_records(manifest, hashes.append, lambda block: read.append(len(block))))
     assert [record.id for _, record in pairs] == [f"r{i}" for i in range(40)]
-    assert hashes == [sha256(packed)]
+    assert hashes == [hash_file(packed)]
     assert sum(read) == packed.stat().st_size
-    assert manifest.sha256 == sha256(folder / "manifest.tsv")
+    assert manifest.sha256 == hash_file(folder / "manifest.tsv")
 
 
 def test_a_pipe_is_refused_as_it_cannot_be_read_twice_and_not_waited_for(folder: Path) -> None:

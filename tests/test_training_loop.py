@@ -48,10 +48,10 @@ from virnucpro.core.errors import (
     UsageError,
     VirnucproError,
 )
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.esm2.attention import attend_runs, attend_to_train
 from virnucpro.models.esm2.model import ESM2
-from virnucpro.models.frame_networks import Reader
+from virnucpro.models.frame_networks import FrameNetwork
 from virnucpro.training import distributed as ranks
 from virnucpro.training.distributed import Ranks, Started, started_by_torchrun
 from virnucpro.training.frame_dataset import balanced_weights, given_weights
@@ -60,10 +60,10 @@ from virnucpro.training.networks import (
     FrameClassifier,
     FrameLabels,
     frame_log_odds,
-    samples_of,
+    frame_samples,
 )
 from virnucpro.training.train import _Board, _show_best
-from virnucpro.training.trainer import _Clock, profile_lines, share_of_lr, speed_lines
+from virnucpro.training.trainer import _Clock, lr_factor, profile_lines, speed_lines
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 pytestmark = pytest.mark.usefixtures("quick_starts")
@@ -473,7 +473,7 @@ def test_the_weights_of_the_best_epoch_are_those_that_stay(tmp_path):
 
 def test_accuracy_and_f1_of_an_epoch_are_those_of_its_weighted_calls():
     torch.manual_seed(3)
-    module = FrameClassifier(Reader(None, 0), Classifier(0, 8, 0.0)).eval()
+    module = FrameClassifier(FrameNetwork(None, 0), Classifier(0, 8, 0.0)).eval()
     objective = FrameLabels(frames(), frames(), given_weights)
     figures = objective.validate(module, CPU)
     known = frames()
@@ -518,7 +518,7 @@ def test_the_figures_are_measured_every_so_many_epochs_and_at_the_end(tmp_path):
 
 def test_the_rate_rises_in_a_line_and_falls_by_half_a_cosine():
     chosen = settings(epochs=4, warmup_epochs=1)
-    shares = [share_of_lr(step, 10, chosen) for step in range(40)]
+    shares = [lr_factor(step, 10, chosen) for step in range(40)]
     assert shares[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
     assert shares[10] == 1
     assert shares[25] == pytest.approx(0.5)
@@ -617,9 +617,9 @@ def test_training_has_the_gradients_of_sdpa(device: str) -> None:
     found = []
     for name, kernel in (("cpu", attend_runs), (device, attend_to_train)):
         torch.manual_seed(0)
-        encoder = ESM2.new(SHAPE)
+        encoder = ESM2.create(SHAPE)
         encoder.attend = kernel
-        reader = Reader(encoder, SHAPE.dim)
+        reader = FrameNetwork(encoder, SHAPE.dim)
         module = FrameClassifier(reader, Classifier(SHAPE.dim, 16, 0.0)).to(name)
         known = frames()
         objective = FrameLabels(known, known, given_weights)
@@ -699,10 +699,10 @@ def row(epoch: int, loss: float, **figures: float) -> dict[str, float]:
 
 
 def test_an_epoch_that_is_done_again_after_a_kill_is_shown_once(tmp_path):
-    killed = _Board(Tree(tmp_path), tmp_path)
+    killed = _Board(SafeDir(tmp_path), tmp_path)
     killed.on_epoch(row(1, 0.5))
     killed.on_epoch(row(2, 0.25))  # it was told, but killed before it was stored
-    with closing(_Board(Tree(tmp_path), tmp_path)) as again:
+    with closing(_Board(SafeDir(tmp_path), tmp_path)) as again:
         again.on_epoch(row(2, 0.26))
         again.on_epoch(row(3, 0.125, auroc=0.75))
     assert points(tmp_path, "loss") == [(1, 0.5), (2, pytest.approx(0.26)), (3, 0.125)]
@@ -711,7 +711,7 @@ def test_an_epoch_that_is_done_again_after_a_kill_is_shown_once(tmp_path):
 
 
 def test_a_training_that_learns_nothing_leaves_no_file(tmp_path):
-    _Board(Tree(tmp_path), tmp_path / "logs").close()
+    _Board(SafeDir(tmp_path), tmp_path / "logs").close()
     assert not (tmp_path / "logs").exists()
 
 
@@ -730,12 +730,12 @@ def test_a_step_has_its_loss_rate_and_norm_and_the_end_has_curves_and_options(tm
     assert min(last[name] for name in ("gradient_norm", "frames_per_second")) > 0
     assert last["tokens_per_second"] > 20 * last["frames_per_second"], "proteins of 20 and more"
     logits = np.array([-2.0, -1.0, 1.0, 2.0], dtype=np.float32)
-    samples = samples_of(logits, frames(4), np.ones(4, np.float32))
+    samples = frame_samples(logits, frames(4), np.ones(4, np.float32))
     for _ in range(2):  # a training that goes on
-        with closing(_Board(Tree(tmp_path), tmp_path / "logs")) as board:
+        with closing(_Board(SafeDir(tmp_path), tmp_path / "logs")) as board:
             board.on_step(1, last)
         given = {"lora": 8, "model": None}
-        _show_best(Tree(tmp_path), tmp_path / "logs", given, row(2, 0.25), samples)
+        _show_best(SafeDir(tmp_path), tmp_path / "logs", given, row(2, 0.25), samples)
     assert points(tmp_path / "logs" / "steps", "loss") == [(1, pytest.approx(last["loss"]))]
     curve = points(tmp_path / "logs" / "best", "reliability")
     assert [place for place, _ in curve] == [12, 27, 73, 88], "scores in percent"

@@ -23,15 +23,17 @@ PROTEINS = [random_protein(length, seed) for seed, length in enumerate(LENGTHS)]
 
 
 def frames_of(proteins: list[str]) -> LabelledFrames:
-    return LabelledFrames.of(proteins, np.zeros((len(proteins), N_FEATURES), dtype=np.float32))
+    return LabelledFrames.from_store(
+        proteins, np.zeros((len(proteins), N_FEATURES), dtype=np.float32)
+    )
 
 
 def masked(proteins: list[str]) -> MaskedBatch:
-    return MaskedBatch.of(proteins, [(3, i) for i in range(len(proteins))])
+    return MaskedBatch.from_batch(proteins, [(3, i) for i in range(len(proteins))])
 
 
 def test_15_percent_of_each_protein_are_chosen_at_least_one_residue_and_never_an_end():
-    packed, batch = PackedBatch.of(PROTEINS), masked(PROTEINS)
+    packed, batch = PackedBatch.from_sequences(PROTEINS), masked(PROTEINS)
     tokens, places = batch.packed.tokens, batch.places
     per_protein = np.histogram(places, packed.cu_seqlens)[0].tolist()
     assert per_protein == [1, 1, 1, 1, 2, 3, 8, 25, 50]
@@ -44,7 +46,7 @@ def test_15_percent_of_each_protein_are_chosen_at_least_one_residue_and_never_an
 def test_of_the_chosen_four_fifths_are_masked_and_a_tenth_is_drawn_at_random():
     proteins = [random_protein(200, seed) for seed in range(400)]
     batch = masked(proteins)
-    assert set(PackedBatch.of([AMINO_ACIDS]).tokens[1:-1].tolist()) == set(
+    assert set(PackedBatch.from_sequences([AMINO_ACIDS]).tokens[1:-1].tolist()) == set(
         AMINO_ACID_TOKENS.tolist()
     )
     n = len(batch.places)
@@ -94,7 +96,7 @@ def test_masked_proteins_are_read_and_predicted_as_fair_esm_does_it(tmp_path):
         for part in ("dense", "layer_norm"):
             getattr(model, part).load_state_dict(getattr(fair_esm.lm_head, part).state_dict())
         model.bias.copy_(fair_esm.lm_head.bias)
-    batch = MaskedBatch.of(PROTEINS, [(1, i) for i in range(len(PROTEINS))])
+    batch = MaskedBatch.from_batch(PROTEINS, [(1, i) for i in range(len(PROTEINS))])
     expected = []
     with torch.no_grad():
         for begin, end in pairwise(batch.packed.cu_seqlens.tolist()):

@@ -9,7 +9,7 @@ from oracle import AMINO_ACIDS, random_protein
 from trainings import SHAPE, frames
 
 from virnucpro.models.esm2.model import ESM2
-from virnucpro.models.frame_networks import Reader
+from virnucpro.models.frame_networks import FrameNetwork
 from virnucpro.models.packing import PackedBatch, use_device
 from virnucpro.training.distributed import Ranks
 from virnucpro.training.frame_dataset import LabelledFrames, given_weights
@@ -23,13 +23,13 @@ architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 encodings = pytest.mark.parametrize("encoding", ENCODINGS)
 
 
-def make_reader(encoding: str, architecture: str) -> Reader:
+def make_reader(encoding: str, architecture: str) -> FrameNetwork:
     torch.manual_seed(0)
-    esm2 = ESM2.new(SHAPE) if encoding == "esm2" else None
-    return Reader.new(encoding, architecture, esm2).eval()
+    esm2 = ESM2.create(SHAPE) if encoding == "esm2" else None
+    return FrameNetwork.create(encoding, architecture, esm2).eval()
 
 
-def classifier_of(reader: Reader) -> FrameClassifier:
+def classifier_of(reader: FrameNetwork) -> FrameClassifier:
     return FrameClassifier(reader, Classifier(reader.width, 16, 0.0))
 
 
@@ -40,10 +40,10 @@ def test_the_vector_of_a_frame_does_not_depend_on_the_frames_beside_it(encoding,
     reader = make_reader(encoding, architecture)
     for parameter in reader.parameters():  # biases and norms that are not 0 and 1
         parameter += 0.1 * torch.randn(parameter.shape)
-    together = reader(PackedBatch.of(PROTEINS))
+    together = reader(PackedBatch.from_sequences(PROTEINS))
     assert together.shape == (len(PROTEINS), reader.width)
     for protein, vector in zip(PROTEINS, together, strict=True):
-        (alone,) = reader(PackedBatch.of([protein]))
+        (alone,) = reader(PackedBatch.from_sequences([protein]))
         # sums of at most 9 x 128 terms, in another order, through at most eight layers: n / 2
         # roundings of 2^-24 for each (see oracle.tolerance), which add up as squares
         limit = 2 * 0.42 * 2**-24 * np.sqrt(8 * 9 * 128 / 2)
@@ -55,7 +55,7 @@ def test_the_vector_of_a_frame_does_not_depend_on_the_frames_beside_it(encoding,
 @architectures
 @torch.no_grad()
 def test_a_gpu_reads_in_float32_as_a_cpu_does(encoding, architecture):
-    reader, batch = make_reader(encoding, architecture), PackedBatch.of(PROTEINS)
+    reader, batch = make_reader(encoding, architecture), PackedBatch.from_sequences(PROTEINS)
     expected = reader(batch)
     use_device(torch.device("cuda:0"))
     found = reader.to("cuda:0")(batch).cpu()
@@ -68,7 +68,7 @@ def test_a_gpu_reads_in_float32_as_a_cpu_does(encoding, architecture):
 @torch.no_grad()
 def test_a_vector_distinguishes_residues(encoding, architecture):
     reader = make_reader(encoding, architecture)
-    one, other = reader(PackedBatch.of(["MKVLAAGH", "MKVLAAGW"]))
+    one, other = reader(PackedBatch.from_sequences(["MKVLAAGH", "MKVLAAGW"]))
     assert float((one - other).norm() / one.norm()) > 1e-3
 
 
@@ -76,7 +76,9 @@ def test_a_vector_distinguishes_residues(encoding, architecture):
 @torch.no_grad()
 def test_all_but_the_mean_depend_on_the_order_of_residues(architecture):
     def apart(name: str) -> float:
-        one, other = make_reader("onehot", name)(PackedBatch.of(["MKVLAAGH", "HGAALVKM"]))
+        one, other = make_reader("onehot", name)(
+            PackedBatch.from_sequences(["MKVLAAGH", "HGAALVKM"])
+        )
         return float((one - other).norm() / one.norm())
 
     assert apart(architecture) > 1e-3
@@ -101,7 +103,7 @@ def test_every_weight_is_learned_and_the_same_seed_gives_the_same_weights(encodi
 def test_a_frozen_encoder_stays_as_it_is_and_keeps_no_graph(architecture):
     reader = make_reader("esm2", architecture)
     reader.encoder.requires_grad_(False)
-    assert not reader.encoder(PackedBatch.of(PROTEINS)).requires_grad
+    assert not reader.encoder(PackedBatch.from_sequences(PROTEINS)).requires_grad
     module, learned = classifier_of(reader), frames()
     module(frame_batch(learned, np.arange(20), learned.weight)).backward()
     assert all(parameter.grad is None for parameter in reader.encoder.parameters())
@@ -109,12 +111,14 @@ def test_a_frozen_encoder_stays_as_it_is_and_keeps_no_graph(architecture):
 
 
 def test_composition_alone_has_one_network_which_sees_no_residue():
-    module, learned = classifier_of(Reader(None, 0)), frames()
+    module, learned = classifier_of(FrameNetwork(None, 0)), frames()
     batch = frame_batch(learned, np.arange(20), learned.weight)
     logits = module.logits(batch)
     assert logits.shape == (1, 20)
     proteins = learned.proteins(np.arange(len(learned)))
-    other = LabelledFrames.of(["M" * len(one) for one in proteins], learned.all_compositions)
+    other = LabelledFrames.from_store(
+        ["M" * len(one) for one in proteins], learned.all_compositions
+    )
     same = frame_batch(other, batch.rows, learned.weight)
     assert np.array_equal(same.rows, batch.rows)
     assert torch.equal(module.logits(same), logits)
@@ -125,14 +129,18 @@ def test_composition_alone_has_one_network_which_sees_no_residue():
 
 
 def test_one_hot_is_one_channel_for_each_amino_acid_and_one_for_the_rest():
-    rows = make_reader("onehot", "mlp").encoder(PackedBatch.of([AMINO_ACIDS + "XBU*"]))[1:-1]
+    rows = make_reader("onehot", "mlp").encoder(PackedBatch.from_sequences([AMINO_ACIDS + "XBU*"]))[
+        1:-1
+    ]
     assert torch.equal(rows.sum(dim=1), torch.ones(24))
     assert torch.equal(rows[:20].argmax(dim=1), torch.arange(20))
     assert rows[20:].argmax(dim=1).tolist() == [20] * 4
 
 
 def test_blosum62_rows_are_its_scores_by_one_scale():
-    rows = make_reader("blosum62", "mlp").encoder(PackedBatch.of([AMINO_ACIDS + "XJ"]))[1:-1]
+    rows = make_reader("blosum62", "mlp").encoder(PackedBatch.from_sequences([AMINO_ACIDS + "XJ"]))[
+        1:-1
+    ]
     square = rows[:20]
     assert torch.equal(square, square.T)
     assert float(square.square().mean()) == pytest.approx(1, rel=1e-6)

@@ -32,7 +32,7 @@ from virnucpro.core.errors import (
 )
 from virnucpro.core.types import FastaRecord
 from virnucpro.core.yaml_config import read_config
-from virnucpro.models.devices import Choice
+from virnucpro.models.devices import DeviceChoice
 from virnucpro.models.registry import TINY_MODEL
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.training.frame_dataset import (
@@ -44,11 +44,11 @@ from virnucpro.training.frame_dataset import (
     write_frames,
 )
 from virnucpro.training.labelled_data import SPLITS, LabelledRecord, read_split
-from virnucpro.training.networks import empty_module_of, module_of
+from virnucpro.training.networks import build_module, empty_module
 from virnucpro.training.options import TrainOptions
 from virnucpro.training.train import check_training
 from virnucpro.training.training_config import (
-    Training,
+    TrainingRun,
     describe_training,
     open_training,
     resolve_training,
@@ -67,11 +67,11 @@ def out_of(data: Path) -> Path:
     return data.parents[1] / "out"
 
 
-def resolved(data: Path, **changes: object) -> Training:
+def resolved(data: Path, **changes: object) -> TrainingRun:
     return resolve_training(options(data, out_of(data), **changes), lambda _: None)[0]
 
 
-def opened(data: Path, **changes: object) -> Training:
+def opened(data: Path, **changes: object) -> TrainingRun:
     """A training that is about to make its first step."""
     asked = options(data, out_of(data), **{"encoding": "composition", **changes})
     training, _ = resolve_training(asked, lambda _: None)
@@ -258,9 +258,9 @@ def test_an_encoder_is_the_one_given_or_a_new_one_of_the_shape(data, tiny: Tiny)
 @pytest.mark.parametrize("mode", ["finetune", "pretrain"])
 def test_a_module_for_the_weights_of_another_process_has_none_of_its_own(data, mode):
     training = resolved(data, **{mode: True}, layers=1, dim=8, heads=2)
-    frames = LabelledFrames.of(["MKV"], np.zeros((1, N_FEATURES), dtype=np.float32))
-    whole = dict(module_of(training, frames).named_parameters())
-    empty = dict(empty_module_of(training, frames.dim).named_parameters())
+    frames = LabelledFrames.from_store(["MKV"], np.zeros((1, N_FEATURES), dtype=np.float32))
+    whole = dict(build_module(training, frames).named_parameters())
+    empty = dict(empty_module(training, frames.dim).named_parameters())
     assert {name: one.shape for name, one in empty.items()} == {
         name: one.shape for name, one in whole.items()
     }
@@ -268,7 +268,7 @@ def test_a_module_for_the_weights_of_another_process_has_none_of_its_own(data, m
 
 
 def test_a_cpu_is_one_process_unless_more_are_asked_for(data):
-    def devices(**changes: object) -> Choice:
+    def devices(**changes: object) -> DeviceChoice:
         return resolve_training(options(data, data, encoding="onehot", **changes), lambda _: None)[
             1
         ]
@@ -289,11 +289,11 @@ def test_a_damaged_head_beside_the_encoder_is_reported_before_anything_is_traine
 
 
 def test_a_training_announces_its_mode_model_and_devices(data, tiny: Tiny):
-    gpus = Choice(("cuda:0", "cuda:1"), ("cuda:0 A, 79 GiB", "cuda:1 B, 80 GiB"), True, 1)
+    gpus = DeviceChoice(("cuda:0", "cuda:1"), ("cuda:0 A, 79 GiB", "cuda:1 B, 80 GiB"), True, 1)
     lines = describe_training(resolved(data, model=str(tiny.model)), gpus)
     assert lines[0].startswith("head: ESM-2 of 2 layers, 32 dimensions") and "fp32" in lines[0]
     assert lines[1:] == ["cuda:0 A, 79 GiB", "cuda:1 B, 80 GiB"]
-    assert describe_training(resolved(data, encoding="onehot"), gpus.first)[1:] == [
+    assert describe_training(resolved(data, encoding="onehot"), gpus.first_device)[1:] == [
         "cuda:0 A, 79 GiB"
     ]
 
@@ -442,7 +442,7 @@ def test_what_changes_no_weights_may_differ_when_a_training_goes_on(data):
 
 
 @pytest.fixture
-def with_vectors(data: Path, tiny: Tiny) -> Training:
+def with_vectors(data: Path, tiny: Tiny) -> TrainingRun:
     """A training of a head for which the engine is about to make the vectors."""
     return opened(data, encoding="esm2", model=str(tiny.model))
 
@@ -464,7 +464,7 @@ def test_every_frame_has_its_vector_by_id_without_a_copy_and_a_missing_one_is_na
     after = sum(path.stat().st_size for path in with_vectors.frames.iterdir())
     assert after - before < 4 * len(ids) * 32, "no vector of 32 dimensions fits into that"
     rows = np.random.default_rng(4).permutation(len(ids))[::2]
-    stored = FrameStore.open(with_vectors.frames).all.take(rows)
+    stored = FrameStore.open(with_vectors.frames).all.select(rows)
     by_id = vectors(config.output)
     found = stored.vectors(np.arange(len(rows))).tolist()
     assert found == [by_id[ids[row]].tolist() for row in rows]

@@ -340,7 +340,7 @@ def test_error_rates_are_the_shares_of_both_labels_from_their_log_odds_on() -> N
         assert (log_odds[is_virus] > cut).mean() == pytest.approx(
             true, abs=2e-4
         )  # one more of 12,000
-    threshold = rates.cut_at(0.03)
+    threshold = rates.threshold_at(0.03)
     assert threshold == pytest.approx(-1 + 1.881, abs=0.06)  # the normal's; standard error 0.015
 
 
@@ -353,7 +353,7 @@ def test_a_cut_calls_no_kind_of_cells_more_often_than_it_says() -> None:
     rates = with_kinds(plain, log_odds, [(kinds[0], 1.0), (kinds[1], 1.0)])
     assert plain.cuts == plain.log_odds == rates.log_odds
     for share in (0.1, 0.03, 0.005):
-        called = log_odds >= rates.cut_at(share)
+        called = log_odds >= rates.threshold_at(share)
         assert called[kind != 0].mean() < share
         # but for one fragment of 20,000
         assert called[kinds[1]].mean() == pytest.approx(share, abs=1e-4)
@@ -361,7 +361,7 @@ def test_a_cut_calls_no_kind_of_cells_more_often_than_it_says() -> None:
     assert rates.true_positives == plain.true_positives
     lenient = with_kinds(plain, log_odds, [(kinds[0], 1.0), (kinds[1], 1.2)])
     for share in (0.1, 0.03, 0.005):
-        called = log_odds >= lenient.cut_at(share)
+        called = log_odds >= lenient.threshold_at(share)
         assert called[kinds[1]].mean() == pytest.approx(1.2 * share, abs=1e-4)
 
 

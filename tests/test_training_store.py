@@ -77,8 +77,8 @@ def test_frames_are_those_of_predict_with_their_bases_by_id_and_size(data, folde
     expected = {}
     for labelled, record in pairs_of(data):
         for size in SIZES:
-            for orf in translate_six_frames(list(Chunk.cut(record, size))):
-                bases = orf.codons_in(record.sequence)
+            for orf in translate_six_frames(list(Chunk.from_record(record, size))):
+                bases = orf.coding_sequence(record.sequence)
                 composition = frame_composition([bases])[0].tolist()
                 expected[orf.id, size] = (labelled, orf.protein, composition)
     assert found == expected
@@ -96,7 +96,7 @@ def test_ids_of_any_script_come_back(tmp_path):
 @pytest.mark.parametrize("n_rows", [1, 8191, 20_000])
 def test_mean_and_deviation_are_to_the_bit_those_of_all_rows_at_once(n_rows):
     values = np.random.default_rng(n_rows).random((n_rows, N_FEATURES), dtype=np.float32)
-    mean, deviation = mean_and_deviation(LabelledFrames.of(["M"] * n_rows, values))
+    mean, deviation = mean_and_deviation(LabelledFrames.from_store(["M"] * n_rows, values))
     assert np.array_equal(mean, values.mean(axis=0))
     assert np.array_equal(deviation, values.std(axis=0))
 

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import FastaRecord, Orf, Records
 from virnucpro.sequences.fasta import read_fasta, write_record
-from virnucpro.sequences.translate import FRAMES, Chunk, screen, screen_all, translate_six_frames
+from virnucpro.sequences.translate import (
+    FRAMES,
+    Chunk,
+    reject_reason,
+    reject_reasons,
+    translate_six_frames,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = pytest.mark.parametrize("case", ["random", "edge_format", "no_orf"])
@@ -32,12 +38,12 @@ chunk_sizes = st.integers(30, 150)
 
 
 def cut(record: FastaRecord, size: int) -> list[Chunk]:
-    return list(Chunk.cut(record, size))
+    return list(Chunk.from_record(record, size))
 
 
 def golden(case: str, size: int) -> tuple[list[Chunk], list[Orf]]:
     records = read_fasta(GOLDEN / case / "input.fa")
-    chunks = [chunk for record in records for chunk in Chunk.cut(record, size)]
+    chunks = [chunk for record in records for chunk in Chunk.from_record(record, size)]
     return chunks, translate_six_frames(chunks)
 
 
@@ -165,7 +171,7 @@ def test_start_end_and_strand_of_a_frame_find_its_bases_in_the_record(
         assert orf.record_id == "r" and 0 <= orf.start < orf.end <= len(sequence)
         assert len(span) % 3 == 0
         assert naive_translate(naive_reverse(span) if orf.strand == "-" else span) == orf.protein
-        assert naive_translate(orf.codons_in(sequence).upper()) == orf.protein
+        assert naive_translate(orf.coding_sequence(sequence).upper()) == orf.protein
 
 
 def test_ids_that_look_like_chunks_or_frames_are_never_taken_apart() -> None:
@@ -187,6 +193,6 @@ def test_a_record_is_left_out_alike_alone_and_in_a_block(letters, data):
     recipe = Recipe(
         command="predict", input_type="nucleotide", chunk_size=500, min_length=5, encoders=()
     )
-    alone = {place: screen(record, recipe) for place, record in enumerate(records)}
+    alone = {place: reject_reason(record, recipe) for place, record in enumerate(records)}
     left_out = {place: found for place, found in alone.items() if found[0] is not None}
-    assert screen_all(Records.of(records), recipe) == left_out
+    assert reject_reasons(Records.from_records(records), recipe) == left_out

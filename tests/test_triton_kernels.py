@@ -38,7 +38,7 @@ from virnucpro.models.dnabert_s.model import alibi_slopes, attend_texts_triton, 
 from virnucpro.models.esm2 import attention, triton_kernels
 from virnucpro.models.esm2.attention import (
     E4M3,
-    StagedBatch,
+    RunLayout,
     attend_efficient_triton,
     attend_varlen_triton,
     rotate,
@@ -46,7 +46,7 @@ from virnucpro.models.esm2.attention import (
 from virnucpro.models.esm2.config import LAYER_NORM_EPS, ESM2Shape
 from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.esm2.model import DTYPES, _Rows8, quantise, restore, rotary_frequencies
-from virnucpro.models.esm2.model_files import shape_of
+from virnucpro.models.esm2.model_files import read_shape
 from virnucpro.models.packing import PackedBatch
 from virnucpro.models.registry import FAMILIES
 from virnucpro.models.validation import compare_reference as check
@@ -56,7 +56,7 @@ interpreter = pytest.importorskip("triton.runtime.interpreter")
 
 CPU = torch.device("cpu")
 
-SHAPES = {name: shape_of(published) for name, published in FAMILIES["esm2"].published.items()}
+SHAPES = {name: read_shape(published) for name, published in FAMILIES["esm2"].published.items()}
 WIDEST = {"esm2_t48_15B_UR50D": SHAPES["esm2_t48_15B_UR50D"]}
 # rows that are no power of two and halves of heads that are no 16 bytes; and the most registers
 ODD_AND_WIDEST = {"esm2_t12_35M_UR50D": SHAPES["esm2_t12_35M_UR50D"], **WIDEST}
@@ -72,7 +72,7 @@ DNABERT_S = FAMILIES["dnabert-s"].published["dnabert-s"]
 
 def hand_kernels(monkeypatch, to: Callable[[Any], object] = triton.jit) -> None:
     """Hand our kernels to the driver, or the interpreter, that Triton has now, or to a stand-in."""
-    monkeypatch.setattr(triton_kernels, "_as_kernel", functools.cache(to))
+    monkeypatch.setattr(triton_kernels, "_wrap_kernel", functools.cache(to))
 
 
 # Compilation
@@ -144,7 +144,7 @@ def check_rows_of_tokens(
     A million tokens of 15B are 2 * 10^10 numbers: the number of a token is widened before it is
     multiplied, or is a place itself, that of a scale.
     """
-    steps = compile_for(capability, *kernel, {**triton_kernels.options_of_row(row), **options})
+    steps = compile_for(capability, *kernel, {**triton_kernels.row_options(row), **options})
     check_machine_code(capability, steps, folder, n_bytes)
     (token,) = re.findall(r"(%\w+) = tt.get_program_id x", steps["ttir"])
     uses = re.findall(rf"= (.*){token}\b", steps["ttir"])
@@ -282,7 +282,7 @@ def test_every_call_of_our_kernels_is_bound_to_its_tensors_and_compiled(driver):
         triton_kernels.add_and_norm(x, [branch], norm, in_8_bits, None, scales)
         triton_kernels.add_and_norm(x, [branch] * 2, norm, x, None)
         offsets, slopes = torch.tensor([0, 33], dtype=torch.int32), torch.ones(12)
-        triton_kernels.attend_texts(torch.zeros(33, 3, 12, 64), offsets, slopes, 33)
+        triton_kernels.attend_sequences(torch.zeros(33, 3, 12, 64), offsets, slopes, 33)
     floats = ("*fp32",) * 5
     assert driver.launched == [
         ("add_and_norm_token", ("*fp32", "*bf16", *floats[:3], "*fp8e4nv", *floats[:2])),
@@ -301,14 +301,16 @@ def test_the_reason_of_a_refusal_is_the_error_and_not_the_source_of_the_kernel()
     with pytest.raises(triton.CompilationError) as caught:
         sizes = triton_kernels.sizes_to_rotate(20, 16)
         compile_for(90, annotated, pointers, sizes, triton_kernels.OPTIONS)
-    reason = triton_kernels.reason_of(caught.value)
+    reason = triton_kernels.unavailable_reason(caught.value)
     assert reason.startswith('CompilationError: NameError("Cannot access global variable Any')
     assert reason.isprintable()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_machine_without_a_gpu_refuses_each_of_our_kernels_with_a_reason():
-    refusals = triton_kernels.refusals(CPU, E4M3) | triton_kernels.refusals(CPU, torch.float32)
+    refusals = triton_kernels.unavailable_kernels(CPU, E4M3) | triton_kernels.unavailable_kernels(
+        CPU, torch.float32
+    )
     assert refusals.keys() == set(triton_kernels.NAMES)
     assert all(reason.startswith("RuntimeError: ") for reason in refusals.values())
 
@@ -357,7 +359,9 @@ PUBLISHED_HEADS = [(shape.n_heads, shape.head_dim) for shape in SHAPES.values()]
 def test_the_rotation_turns_queries_and_keys_and_leaves_the_values(
     n_heads, head_dim, dtype, proteins
 ):
-    batch = StagedBatch.of(PackedBatch.of(["MKV", *proteins]), rotary_frequencies(head_dim))
+    batch = RunLayout.from_batch(
+        PackedBatch.from_sequences(["MKV", *proteins]), rotary_frequencies(head_dim)
+    )
     n_tokens = sum(len(protein) + 2 for protein in proteins)
     cos, sin = batch.cos[-n_tokens or 5 :], batch.sin[-n_tokens or 5 :]
     qkv = torch.randn(n_tokens, 3, n_heads, head_dim).to(dtype)
@@ -486,7 +490,7 @@ SHORT = {  # layers, heads and their dimensions
 PROTEINS = [random_protein(length) for length in (3, 1, 5, 3)]  # 20 tokens: each runs for long
 
 
-def attend_each(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
+def attend_each(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor:
     """Attention protein by protein, on any device: in place of a kernel of CUDA."""
     out = torch.full_like(v, torch.nan)
     for first, last in pairwise(batch.cu_seqlens.tolist()):
@@ -519,11 +523,11 @@ def test_a_batch_through_our_kernels_has_fair_esm_s_vectors_after_the_first_laye
         if dtype == E4M3:
             model.quantise(CPU)
         model.attend = kernel
-        batch = StagedBatch.of(PackedBatch.of(PROTEINS), model.inv_freq)
+        batch = RunLayout.from_batch(PackedBatch.from_sequences(PROTEINS), model.inv_freq)
         embedded = model.token_rows()[batch.tokens]
         kept = embedded.clone()
         with torch.inference_mode():
-            both = model(PackedBatch.of(PROTEINS)), model.transform(embedded, batch)
+            both = model(PackedBatch.from_sequences(PROTEINS)), model.transform(embedded, batch)
         expected = torch.cat(fair_esm_hidden(fair_esm, PROTEINS, layer))
         for hidden in both:
             assert worst_row(hidden, expected) < tolerance(layer, dtype) + 4 * U
@@ -553,7 +557,7 @@ def test_the_attention_of_texts_is_that_of_float64_within_each_text(n_heads, hea
     qkv = torch.randn(int(offsets[-1]), 3, n_heads, head_dim)
     qkv[:, 0] *= 3  # some keys matter, most do not
     slopes = torch.tensor(alibi_slopes(n_heads))
-    found = triton_kernels.attend_texts(qkv, offsets, slopes, max(seqlens, default=0))
+    found = triton_kernels.attend_sequences(qkv, offsets, slopes, max(seqlens, default=0))
     expected = in_float64(qkv, offsets, slopes)
     # A score is a sum of head_dim products, and the penalty: it is off by (head_dim + 3) u of their
     # sizes at most. Its weight is off by as much of itself, and the result by twice that of the
@@ -566,7 +570,7 @@ def test_the_attention_of_texts_is_that_of_float64_within_each_text(n_heads, hea
         limit = 2 * ((head_dim + 3) * score + max(seqlens)) * U * float(v.max())
         assert limit < 1e-2
         assert ((found.double() - expected).abs() <= limit).all()
-        wrong = triton_kernels.attend_texts(qkv, offsets, slopes.flip(0), max(seqlens))
+        wrong = triton_kernels.attend_sequences(qkv, offsets, slopes.flip(0), max(seqlens))
         is_alike = ((wrong.double() - expected).abs() <= limit).all()
         assert is_alike == (max(seqlens) == 1 or n_heads == 1), "slopes belong to heads"
 

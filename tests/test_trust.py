@@ -27,11 +27,11 @@ from hostile import Payload
 from runs import again, assert_same_vectors, execute, resolve, run_inline, tables, vectors
 from trainings import Training, run_here, settings
 
-from virnucpro.cli.exit_codes import Finished, exits
+from virnucpro.cli.exit_codes import CommandExit, exit_on_error
 from virnucpro.core.errors import FeatureFileError, OutputError
-from virnucpro.core.events import EmbeddingStarted, OnEvent, Progress, Telling
+from virnucpro.core.events import EmbeddingStarted, EventHandler, Progress, RunEvent
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Embeddings, Failure
 from virnucpro.core.yaml_config import read_config
 from virnucpro.engine.local import ProcessExecutor
@@ -39,10 +39,15 @@ from virnucpro.models.esm2.loading import load_esm2, prepare
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.run_report import report_folder
-from virnucpro.store.feature_file import read_embeddings, read_label, sealed_label, write_embeddings
+from virnucpro.store.feature_file import (
+    checksummed_label,
+    read_embeddings,
+    read_label,
+    write_embeddings,
+)
 from virnucpro.store.feature_index import read_shown
 from virnucpro.store.feature_store import open_stores
-from virnucpro.training.evaluation.evaluate import _Question
+from virnucpro.training.evaluation.evaluate import EvaluationSpec
 from virnucpro.training.options import EvaluateOptions
 from virnucpro.workflows.find_proviruses import find_regions
 from virnucpro.workflows.predict import predict
@@ -78,7 +83,7 @@ every_pickle = pytest.mark.parametrize("as_pickle", PICKLED.values(), ids=PICKLE
 def ending_of(work: Callable[[], object]) -> tuple[int, str]:
     """The exit code that a command would have, and what it would print."""
     shown = io.StringIO()
-    with pytest.raises(Finished) as finished, redirect_stderr(shown), exits():
+    with pytest.raises(CommandExit) as finished, redirect_stderr(shown), exit_on_error():
         work()
     assert "Traceback" not in shown.getvalue() and "hint: " in shown.getvalue()
     return finished.value.exit_code, shown.getvalue()
@@ -206,7 +211,7 @@ def test_a_config_that_carries_code_is_refused_and_runs_none(tmp_path, trap, tag
     config = tmp_path / "train.yaml"
     value = "''" if tag.startswith("name") else f"['{trap}']"
     config.write_text(f"epochs: !!python/object/{tag} {value}\n")
-    with pytest.raises(Finished) as finished, exits():
+    with pytest.raises(CommandExit) as finished, exit_on_error():
         read_config(config, {"epochs"})
     assert finished.value.exit_code == 64
     assert not trap.exists()
@@ -233,7 +238,7 @@ def forge(
 ) -> None:
     """A feature file with a right label, changed in one thing."""
     good = Embeddings(("a",), np.ones(1, dtype=np.int32), np.ones((1, 4), dtype=np.float32))
-    write_embeddings(path, good, ATTRIBUTES, Tree(path.parent))
+    write_embeddings(path, good, ATTRIBUTES, SafeDir(path.parent))
     change_content(path, change, failed_records)
 
 
@@ -245,7 +250,7 @@ def change_content(
     with h5py.File(path, "r+") as h5:
         change(h5)
     content = path.read_bytes()
-    path.write_bytes(content + sealed_label(content, label.attributes, failed_records))
+    path.write_bytes(content + checksummed_label(content, label.attributes, failed_records))
 
 
 def external_link(h5: h5py.File, secret: Path, name: str) -> None:
@@ -361,11 +366,14 @@ def test_a_file_of_failures_alone_is_not_made_again_for_its_width(tmp_path) -> N
     for width in (0, 32):
         rows = np.empty((0, width), dtype=np.float32)
         write_embeddings(
-            path, Embeddings((), nothing, rows, failures=failures), ATTRIBUTES, Tree(path.parent)
+            path, Embeddings((), nothing, rows, failures=failures), ATTRIBUTES, SafeDir(path.parent)
         )
         assert read_embeddings(path, ATTRIBUTES, 32).failures == failures
     write_embeddings(
-        path, Embeddings((), nothing, rows[:, :7], failures=failures), ATTRIBUTES, Tree(path.parent)
+        path,
+        Embeddings((), nothing, rows[:, :7], failures=failures),
+        ATTRIBUTES,
+        SafeDir(path.parent),
     )
     with pytest.raises(FeatureFileError, match="7 values of 32"):
         read_embeddings(path, ATTRIBUTES, 32)
@@ -445,7 +453,7 @@ def scored(folder: Path, **changes: object) -> Path:
     return folder / "run"
 
 
-def predict_again(folder: Path, on_event: OnEvent = lambda _: None, **changes: object) -> None:
+def predict_again(folder: Path, on_event: EventHandler = lambda _: None, **changes: object) -> None:
     inputs = (folder / "a.fa", folder / "b.fa")
     usual = {"input": inputs, "output_dir": folder / "run", "per_file": True}
     execute(PredictOptions(**usual | changes), on_event, lambda _: ProcessExecutor(()))
@@ -497,7 +505,7 @@ class Placing:
         self.path, self.outside, self.kind = path, outside, kind
         self.before: dict[str, bytes] = {}  # what lies outside then
 
-    def __call__(self, event: Telling) -> None:
+    def __call__(self, event: RunEvent) -> None:
         if not self.before and isinstance(event, self.kind):
             put_outside(self.path, self.outside)
             self.before = content_of(self.outside)
@@ -541,7 +549,7 @@ def test_a_link_that_is_placed_before_an_input_is_copied_leads_the_copy_nowhere(
     run.mkdir()
     (run / "in.fa").write_text(f">a\n{open_dna(900, np.random.default_rng(3))}\n")
 
-    def place(_: Telling) -> None:
+    def place(_: RunEvent) -> None:
         if not (run / "inputs").is_symlink():
             (run / "inputs").symlink_to(outside)
 
@@ -596,7 +604,9 @@ def test_a_lock_that_is_another_file_is_not_emptied(tmp_path, name) -> None:
 def test_nothing_is_written_through_a_link_in_the_folder_of_an_evaluation(tmp_path) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OutputError, match="run is a link to"):
-        _Question.of(EvaluateOptions(data=tmp_path / "manifest.tsv", output_dir=tmp_path))
+        EvaluationSpec.from_options(
+            EvaluateOptions(data=tmp_path / "manifest.tsv", output_dir=tmp_path)
+        )
 
 
 # Names
@@ -638,7 +648,7 @@ def test_no_file_is_named_after_a_record(
 
 def test_a_file_name_in_a_message_of_the_system_has_no_control_characters(tmp_path) -> None:
     shown = io.StringIO()
-    with pytest.raises(Finished), redirect_stderr(shown), exits():
+    with pytest.raises(CommandExit), redirect_stderr(shown), exit_on_error():
         (tmp_path / "a\x1b[31m\nb").read_bytes()
     assert r"a\x1b[31m\nb: No such file" in shown.getvalue()
 

@@ -31,7 +31,7 @@ from virnucpro.core.errors import (
     UnavailableError,
     UsageError,
 )
-from virnucpro.core.events import STAGES, Event, OnEvent, Progress, ShardDone, Telling
+from virnucpro.core.events import STAGES, EventHandler, Progress, RunEvent, ShardDone, WorkerEvent
 from virnucpro.core.types import Shard
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.options import WorkOptions
@@ -42,9 +42,9 @@ from virnucpro.results.outputs import OUTPUTS, OutputFile, open_run_dir
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.sequences import inputs
 from virnucpro.store.checksums import Outputs
-from virnucpro.store.feature_file import read_label, sealed_label
+from virnucpro.store.feature_file import checksummed_label, read_label
 from virnucpro.store.plan import Plan, _PlanCounts, _SlicePlan
-from virnucpro.store.progress_log import HostFigures, ShardFigures, read_hosts
+from virnucpro.store.progress_log import HostProgress, ProgressLog, read_hosts
 from virnucpro.viral.head import Head
 from virnucpro.viral.known import KnownIndex
 from virnucpro.viral.networks import Scorer
@@ -52,7 +52,7 @@ from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig
 from virnucpro.workflows.status import inspect_run, measure_run
 from virnucpro.workflows.table_cache import RowStore, SliceRows
-from virnucpro.workflows.work_share import Part, choose_part, work
+from virnucpro.workflows.work_share import WorkShare, choose_part, work
 
 FORK = multiprocessing.get_context("fork")
 
@@ -80,8 +80,8 @@ def hashes(tiny, digest) -> dict[str, str]:
     return {
         "sha256": digest,
         "head_sha256": head.sha256,
-        "scorer_sha256": Scorer.own().sha256,
-        "known_sha256": KnownIndex.own().sha256,
+        "scorer_sha256": Scorer.load_builtin().sha256,
+        "known_sha256": KnownIndex.load_builtin().sha256,
     }
 
 
@@ -119,7 +119,9 @@ def asked(tiny, contigs, tmp_path) -> Callable[..., PredictOptions]:
     return partial(PredictOptions, **run, model=str(tiny.model), head=tiny.head_file)
 
 
-def work_inline(folder: Path, part: str | None = None, on_event: OnEvent = lambda _: None) -> int:
+def work_inline(
+    folder: Path, part: str | None = None, on_event: EventHandler = lambda _: None
+) -> int:
     options = WorkOptions(folder=folder, part=part, device="cpu", workers=1)
     return work(options, on_event, lambda _: InlineExecutor()).n_shards
 
@@ -147,9 +149,9 @@ def test_parts_in_any_order_give_the_run_of_one_machine(plan, merge, undisturbed
 
 def test_a_part_hashes_no_input_that_is_as_the_plan_found_it(plan):
     folder = plan()
-    inputs._sha256_at.cache_clear()
+    inputs._hash_path.cache_clear()
     assert work_inline(folder) > 6
-    assert inputs._sha256_at.cache_info().misses == 0
+    assert inputs._hash_path.cache_info().misses == 0
 
 
 def test_half_a_slice_leaves_its_shards_and_vectors_and_a_log_and_nothing_else(plan):
@@ -175,7 +177,7 @@ def test_many_at_once_over_the_same_parts_lose_nothing(plan, merge, undisturbed)
 def killed_at_its_second_shard(folder: Path) -> None:
     done = []
 
-    def count(event: Telling) -> None:
+    def count(event: RunEvent) -> None:
         done.extend([event] if isinstance(event, ShardDone) else [])
         if len(done) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -217,25 +219,25 @@ def outputs(folder: Path) -> dict[str, str]:
     return hashes
 
 
-def killed_at(folder: Path, part: str, is_time: Callable[[Path, Telling], bool]) -> None:
+def killed_at(folder: Path, part: str, is_time: Callable[[Path, RunEvent], bool]) -> None:
     """Do a part in a process, until it is killed."""
 
-    def look(event: Telling) -> None:
+    def look(event: RunEvent) -> None:
         if is_time(folder, event):
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert exit_codes_of(partial(work_inline, folder, part, look)) == [-signal.SIGKILL]
 
 
-def is_planning(folder: Path, event: Telling) -> bool:
+def is_planning(folder: Path, event: RunEvent) -> bool:
     return isinstance(event, Progress) and event.stage == "planning this part" and event.done > 6000
 
 
-def is_writing_rows(folder: Path, event: Telling) -> bool:
+def is_writing_rows(folder: Path, event: RunEvent) -> bool:
     return len(list((folder / "rows").glob("*.rows"))) >= 2
 
 
-def tables_being_made(events: list[Telling]) -> list[Telling]:
+def tables_being_made(events: list[RunEvent]) -> list[RunEvent]:
     return [event for event in events if isinstance(event, Progress) and event.stage == STAGES[2]]
 
 
@@ -248,7 +250,7 @@ def test_parts_plan_embed_and_write_tables_and_the_end_only_joins(plan, merge, a
     assert exit_codes_of(*parts) == [0, 0]
     assert len(list((folder / "rows").glob("*.rows"))) == count_slices(folder) > 8
     assert "next      the planned command with --resume" in inspect_run(folder, verify=False)[0]
-    events: list[Telling] = []
+    events: list[RunEvent] = []
     merge(bytes_per_slice=SLICE, per_file=True, on_event=events.append)
     assert not tables_being_made(events)
     assert not (folder / "rows").exists() and not leftovers(folder)
@@ -273,7 +275,7 @@ def test_what_parts_left_out_is_made_at_the_end_which_may_be_killed(plan, merge,
     assert shown in described and f"next      virnucpro work {folder} " in "\n".join(described)
 
     def join_until_killed() -> None:
-        def look(event: Telling) -> None:
+        def look(event: RunEvent) -> None:
             if tables_being_made([event]):
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -297,7 +299,7 @@ def forge(rows: Path, forgery: dict[str, object]) -> None:
     parts = zip(("files", "counts", "portions"), json.loads(facts), strict=True)
     forged = json.dumps([forgery.get(name, value) for name, value in parts]).encode()
     content = b"\n".join((forged, text + forgery.get("more", b"")))
-    rows.write_bytes(content + sealed_label(content, label.attributes))
+    rows.write_bytes(content + checksummed_label(content, label.attributes))
 
 
 def test_what_is_gone_damaged_or_forged_in_a_planned_run_is_made_again_at_once(plan, merge, alone):
@@ -372,7 +374,7 @@ def test_rows_of_other_records_shards_or_callers_are_not_joined(plan, tmp_path):
     assert store.has(first) and not store.has(second)
     shard = Shard(first[0].index, tmp_path / "000000.faa", 1, 1, 1, "a hash")
     parts = {first[0].index: _SlicePlan((shard,), _PlanCounts(), ())}
-    assert not replace(store, plan=replace(slices, parts=parts)).has(first)
+    assert not replace(store, plan=replace(slices, slice_plans=parts)).has(first)
     assert not replace(store, made_by="somebody else").has(first)
     with_replaced = replace(slices.manifest, replaced=("contig1",))
     assert not replace(store, plan=replace(slices, manifest=with_replaced)).has(first)
@@ -428,8 +430,10 @@ def test_nobody_sweeps_the_temporary_files_of_another(plan, tiny, contigs, make_
     """Not even a work that is interrupted and has a partial file of its own, which it deletes."""
 
     class InterruptedWorker(Worker):
-        def run(self, attempt: Attempt) -> Iterator[Event]:
-            self.job.stores[0].partial(attempt.shard, self.job.owner).write_bytes(b"of its own")
+        def run(self, attempt: Attempt) -> Iterator[WorkerEvent]:
+            self.job.stores[0].partial_path(attempt.shard, self.job.owner).write_bytes(
+                b"of its own"
+            )
             raise KeyboardInterrupt
 
     folder = plan()
@@ -454,7 +458,7 @@ def test_a_damaged_vector_file_is_replaced_and_not_deleted_before(plan, merge, u
     path = folder / "features" / "000003.h5"
     path.write_bytes(path.read_bytes()[:-1])
 
-    def is_there_still(_: Telling) -> None:
+    def is_there_still(_: RunEvent) -> None:
         assert path.exists()
 
     assert work_inline(folder, "1/1", is_there_still) == 1
@@ -523,20 +527,20 @@ def test_figures_of_each_host_are_read_from_the_logs(plan):
 
 def test_figures_of_a_host_are_sums_over_its_logs_and_count_the_last_end_of_a_shard(tmp_path):
     ends = {
-        1: [ShardFigures(0, "cpu", 100, 1, False, 2.0), ShardFigures(1, "cpu", 300, 0, True, 4.0)],
-        2: [ShardFigures(1, "cpu", 60, 2, False, 1.0), ShardFigures(2, "cpu", 0, 0, True, 2.0)],
+        1: [ProgressLog(0, "cpu", 100, 1, False, 2.0), ProgressLog(1, "cpu", 300, 0, True, 4.0)],
+        2: [ProgressLog(1, "cpu", 60, 2, False, 1.0), ProgressLog(2, "cpu", 0, 0, True, 2.0)],
     }
     for pid, figures in ends.items():
         lines = (f"2026 INFO figures {json.dumps(asdict(end))}\n" for end in figures)
         (tmp_path / f"work-node-{pid}.log").write_text("".join(lines))
-    short = json.dumps(asdict(ShardFigures(3, "cpu", 100, 0, False, 0.3)))
+    short = json.dumps(asdict(ProgressLog(3, "cpu", 100, 0, False, 0.3)))
     (tmp_path / "work-other-3.log").write_text(f"2026 INFO figures {short}\n")
-    other = HostFigures("other", 0, 1, 0, 0, 333.3)  # 100 / 0.3
+    other = HostProgress("other", 0, 1, 0, 0, 333.3)  # 100 / 0.3
     rate = (400 / 4 + 60 / 2) / 2  # none is at work: their mean
-    assert read_hosts(tmp_path) == [HostFigures("node", 0, 2, 3, 1, rate), other]
+    assert read_hosts(tmp_path) == [HostProgress("node", 0, 2, 3, 1, rate), other]
     with (tmp_path / "work-node-1.log").open() as log:
         fcntl.flock(log, fcntl.LOCK_EX)  # of those that are at work alone
-        assert read_hosts(tmp_path) == [HostFigures("node", 1, 2, 3, 1, 400 / 4), other]
+        assert read_hosts(tmp_path) == [HostProgress("node", 1, 2, 3, 1, 400 / 4), other]
 
 
 def test_status_names_who_is_running_the_run(plan):
@@ -553,7 +557,7 @@ def test_status_names_who_is_running_the_run(plan):
 
 def test_status_of_a_run_that_still_reads_its_input_says_so(tmp_path):
     reading = pytest.raises(InputMissingError, match="is still reading the input")
-    with open_run_dir(tmp_path).in_use(), reading:
+    with open_run_dir(tmp_path).locked_for_run(), reading:
         inspect_run(tmp_path, verify=False)
     with pytest.raises(InputMissingError, match=r"holds no run$"):
         inspect_run(tmp_path, verify=False)
@@ -565,7 +569,7 @@ def test_figures_that_are_damaged_or_of_somebody_else_are_left_out(plan):
     before = measure_run(folder)
     (log,) = (folder / "logs").iterdir()
     with log.open("a") as lines:
-        one = asdict(ShardFigures(1, "cpu", 1, 0, False, 1.0))
+        one = asdict(ProgressLog(1, "cpu", 1, 0, False, 1.0))
         wrong = [json.dumps(one | change) for change in ({"n_tokens": "x"}, {"n_failed": -1})]
         for text in ("{", "[]", '{"shard": 1}', *wrong, "[" * 100_000):
             lines.write(f"2026 INFO figures {text}\n")
@@ -602,11 +606,11 @@ def test_another_model_in_the_place_of_the_runs_is_refused(plan, tmp_path):
 
 
 def test_a_part_by_another_scorer_is_refused(contigs, tmp_path, monkeypatch):
-    folder, scorer = tmp_path / "run", Scorer.own()
+    folder, scorer = tmp_path / "run", Scorer.load_builtin()
     assert invoke("predict", "-i", contigs, "-o", folder, "--plan-only")[0] == 0
     another = replace(scorer, sha256="0" * 64)
     with monkeypatch.context() as patch:
-        patch.setattr(Scorer, "own", staticmethod(lambda: another))
+        patch.setattr(Scorer, "load_builtin", staticmethod(lambda: another))
         with pytest.raises(UnavailableError, match=r"the SHA-256 of the scorer was .* now 0000"):
             work_inline(folder)
     assert not [*(folder / "scores").glob("*.scores")]
@@ -679,13 +683,13 @@ SLURM = {
 @pytest.mark.parametrize(
     ("text", "array", "part"),
     [
-        (None, {}, Part(0, 1)),
-        ("3/16", {}, Part(2, 16)),
-        ("3/16", SLURM, Part(2, 16)),
-        (None, SLURM, Part(2, 4)),
-        ("4", SLURM, Part(1, 4)),
-        ("16", {"PBS_ARRAY_INDEX": "16"}, Part(0, 16)),
-        ("16", {"PBS_ARRAYID": "3"}, Part(3, 16)),
+        (None, {}, WorkShare(0, 1)),
+        ("3/16", {}, WorkShare(2, 16)),
+        ("3/16", SLURM, WorkShare(2, 16)),
+        (None, SLURM, WorkShare(2, 4)),
+        ("4", SLURM, WorkShare(1, 4)),
+        ("16", {"PBS_ARRAY_INDEX": "16"}, WorkShare(0, 16)),
+        ("16", {"PBS_ARRAYID": "3"}, WorkShare(3, 16)),
     ],
 )
 def test_a_part_is_the_named_one_or_that_of_the_task_in_its_array(text, array, part):
@@ -695,14 +699,14 @@ def test_a_part_is_the_named_one_or_that_of_the_task_in_its_array(text, array, p
 def test_a_log_is_read_on_from_its_last_whole_line(tmp_path):
     log, line = (
         tmp_path / "work-a-1.log",
-        json.dumps(asdict(ShardFigures(7, "cpu", 1, 0, False, 1))),
+        json.dumps(asdict(ProgressLog(7, "cpu", 1, 0, False, 1))),
     )
     log.write_text(f"text\n2026 INFO figures {line}\n2026 INFO figures {line[:9]}")
-    figures, end = ShardFigures.read(log)
-    assert ([figure.shard for figure in figures], ShardFigures.read(log, end)) == ([7], ([], end))
+    figures, end = ProgressLog.read(log)
+    assert ([figure.shard for figure in figures], ProgressLog.read(log, end)) == ([7], ([], end))
     with log.open("a") as out:
         out.write(f"{line[9:]}\n")
-    assert ShardFigures.read(log, end) == (figures, log.stat().st_size)
+    assert ProgressLog.read(log, end) == (figures, log.stat().st_size)
 
 
 @pytest.mark.parametrize(
@@ -728,7 +732,7 @@ def test_a_part_that_cannot_be_understood_is_refused(text, array, words):
 @pytest.mark.parametrize("has_shards", [True, False])
 @pytest.mark.parametrize(("n", "n_slices"), [(1, 1), (2, 1), (5, 3), (3, 40), (64, 1800)])
 def test_parts_are_disjoint_and_together_all_slices_and_about_equal(n, n_slices, has_shards):
-    each = [Part(number, n).shares(n_slices, has_shards=has_shards) for number in range(n)]
+    each = [WorkShare(number, n).shares(n_slices, has_shards=has_shards) for number in range(n)]
     (n_shares,) = {n_shares for n_shares, _ in each}
     owners = [(place, share) for _, ours in each for place in ours for share in ours[place]]
     assert sorted(owners) == [(i, j) for i in range(n_slices) for j in range(n_shares)]

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from virnucpro.core.atomic_io import sha256
-from virnucpro.core.events import OnEvent
-from virnucpro.core.recipe import EncoderSpec, Footprint, Reads
+from virnucpro.core.atomic_io import hash_file
+from virnucpro.core.events import EventHandler
+from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint
 from virnucpro.models.base import Model, Pending, not_published
 from virnucpro.models.registry import Published
 
@@ -19,15 +19,15 @@ MAGIC = b"counts of bases\n"  # the file of such an encoder
 ROOM = Footprint(n_parameters=0, file_bytes=len(MAGIC), bytes_per_token=1, filling_tokens=4096)
 
 
-def inspect(path: Path, on_event: OnEvent) -> CountingModel | None:
+def inspect(path: Path, on_event: EventHandler) -> CountingModel | None:
     if not path.is_file() or path.read_bytes() != MAGIC:
         return None
     return CountingModel(
         path=path,
         name="counts",
         family="toy",
-        reads=Reads.DNA,
-        encoder_id=sha256(path),
+        reads=Alphabet.DNA,
+        encoder_id=hash_file(path),
         n_layers=1,
         dim=4,
         poolings=("mean",),

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 
-from virnucpro.core.events import Event, WorkerReady
+from virnucpro.core.events import WorkerEvent, WorkerReady
 from virnucpro.core.types import Shard
-from virnucpro.engine.base import Executor, Job, Resources
-from virnucpro.engine.retry_policy import Attempt, Loss, Workload
+from virnucpro.engine.base import Executor, Resources, WorkerConfig
+from virnucpro.engine.retry_policy import Attempt, WorkerFailure, WorkerState
 from virnucpro.engine.worker import Worker
 
 
@@ -20,25 +20,27 @@ class BackwardExecutor(Executor):
         self.worker = worker
 
     def run(
-        self, shards: Sequence[Shard], job: Job, resources: Resources
-    ) -> Generator[Event, None, None]:
+        self, shards: Sequence[Shard], job: WorkerConfig, resources: Resources
+    ) -> Generator[WorkerEvent, None, None]:
         start = partial(self.worker, job, resources)
-        waiting, work = deque(Attempt(shard) for shard in reversed(shards)), Workload("toy")
+        waiting, work = deque(Attempt(shard) for shard in reversed(shards)), WorkerState("toy")
         while waiting:
             try:
                 for event in self._events(start(work.worker, "cpu"), work, waiting):
-                    work.take(event)
+                    work.on_event(event)
                     yield event
             except RuntimeError as error:
-                aftermath = work.end(Loss("raised", str(error)))
-                yield aftermath.lost
-                if aftermath.failed:
-                    yield aftermath.failed
-                waiting.extendleft(reversed(aftermath.first))
-                waiting.extend(aftermath.last)
-                work = work.successor()
+                aftermath = work.handle_failure(WorkerFailure("raised", str(error)))
+                yield aftermath.failure_event
+                if aftermath.failed_shard:
+                    yield aftermath.failed_shard
+                waiting.extendleft(reversed(aftermath.retry_first))
+                waiting.extend(aftermath.retry_last)
+                work = work.for_replacement()
 
-    def _events(self, worker: Worker, work: Workload, waiting: deque[Attempt]) -> Iterator[Event]:
+    def _events(
+        self, worker: Worker, work: WorkerState, waiting: deque[Attempt]
+    ) -> Iterator[WorkerEvent]:
         with worker.writer:
             yield WorkerReady(worker.name, worker.description, worker.memory())
             while waiting:

@@ -25,7 +25,7 @@ from torch.nn import Module
 from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model import ESM2
-from virnucpro.models.frame_networks import Reader
+from virnucpro.models.frame_networks import FrameNetwork
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.training.distributed import Ranks, run_on, run_under_torchrun, started_by_torchrun
 from virnucpro.training.frame_dataset import LabelledFrames, given_weights
@@ -37,7 +37,7 @@ from virnucpro.training.networks import (
     MaskedResidues,
 )
 from virnucpro.training.options import TrainOptions
-from virnucpro.training.trainer import Trainer, _Progressed, whole
+from virnucpro.training.trainer import Trainer, _ProgressState, is_complete
 
 SHAPE = ESM2Shape(n_layers=2, dim=32, n_heads=2)
 N_ROWS = 50  # not a multiple of any batch
@@ -56,7 +56,7 @@ def frames(n: int = N_ROWS, seed: int = 0) -> LabelledFrames:
         for viral in is_virus
     ]
     return replace(
-        LabelledFrames.of(proteins, rng.random((n, N_FEATURES), dtype=np.float32)),
+        LabelledFrames.from_store(proteins, rng.random((n, N_FEATURES), dtype=np.float32)),
         is_virus=is_virus,
         weight=(0.5 + rng.random(n)).astype(np.float32),
         group=np.arange(n) % 7,
@@ -94,7 +94,7 @@ class Training:
         torch.set_num_threads(1)
         trainer = self.trainer(ranks)
         state = trainer.run()
-        weights = {name: whole(one) for name, one in trainer.module.state_dict().items()}
+        weights = {name: is_complete(one) for name, one in trainer.module.state_dict().items()}
         if ranks.is_first:
             torch.save(weights, self.folder / "weights.pt")
             (self.folder / "state.json").write_text(json.dumps(state.history))
@@ -113,13 +113,13 @@ class Training:
         return trainer
 
     def module(self) -> Module:
-        encoder = ESM2.new(SHAPE)
+        encoder = ESM2.create(SHAPE)
         if self.settings.fsdp:
             encoder.forget_activations()
         if self.task == "residues":
             return MaskedLanguageModel(encoder)
         classifier = Classifier(SHAPE.dim, 16, self.dropout)
-        return FrameClassifier(Reader(encoder, SHAPE.dim), classifier)
+        return FrameClassifier(FrameNetwork(encoder, SHAPE.dim), classifier)
 
     def disturb(self, trainer: Trainer) -> None:
         objective, measured = trainer.objective, iter(self.measured)
@@ -211,8 +211,8 @@ def last_checkpoint(folder: Path) -> Path:
     return max((folder / "checkpoints").glob("epoch_*.pt"))
 
 
-def state_of(checkpoint: Path) -> _Progressed:
-    return _Progressed(**torch.load(checkpoint, weights_only=True)["state"])
+def state_of(checkpoint: Path) -> _ProgressState:
+    return _ProgressState(**torch.load(checkpoint, weights_only=True)["state"])
 
 
 def main(given: tuple[Path, str]) -> None:

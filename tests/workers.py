@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from virnucpro.core.child_process import Pipe
-from virnucpro.core.events import Event
+from virnucpro.core.events import WorkerEvent
 from virnucpro.core.logging import LOGGER
 from virnucpro.core.types import Embeddings, Shard
 from virnucpro.engine import local
-from virnucpro.engine.base import Job, Resources
+from virnucpro.engine.base import Resources, WorkerConfig
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.worker import Worker
@@ -134,7 +134,7 @@ class KilledWorker(Worker):
     is_early = is_hunted = False
     is_at_risk = True
 
-    def run(self, attempt: Attempt) -> Iterator[Event]:
+    def run(self, attempt: Attempt) -> Iterator[WorkerEvent]:
         self.is_at_risk = attempt.shard.index == 2 or not self.is_hunted
         if self.is_early:
             self.die()
@@ -246,7 +246,7 @@ class StuckWorker(Worker):
 class StumblingWorker(Worker):
     """Dies of shard 1 before it has begun a batch of it."""
 
-    def run(self, attempt: Attempt) -> Iterator[Event]:
+    def run(self, attempt: Attempt) -> Iterator[WorkerEvent]:
         if attempt.shard.index == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         yield from super().run(attempt)
@@ -255,7 +255,7 @@ class StumblingWorker(Worker):
 class FatalWriter(Worker):
     """Dies while it writes shard 0."""
 
-    def _write(self, shard: Shard, embedded: Sequence[Embeddings]) -> float:
+    def _write_shard(self, shard: Shard, embedded: Sequence[Embeddings]) -> float:
         if shard.index == 0:
             time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -279,10 +279,10 @@ def serve_and_describe_the_allocator(pipe: Pipe, device: str) -> None:
         return SimpleNamespace(description=keeps_large_blocks(), memory=tuple, finish=tuple)
 
     _reset_allocator()
-    local._serve(pipe, load, None, None, "worker", device)  # type: ignore[arg-type]
+    local.worker_main(pipe, load, None, None, "worker", device)  # type: ignore[arg-type]
 
 
-def load_and_tell_of_the_allocator(pipe: Pipe, job: Job, resources: Resources) -> None:
+def load_and_tell_of_the_allocator(pipe: Pipe, job: WorkerConfig, resources: Resources) -> None:
     """A process of the user's own, which loads a model and has no workers of ours."""
     _reset_allocator()
     with closing(InlineExecutor().run([], job, resources)) as events:

@@ -45,7 +45,7 @@ from typing import (
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.atomic_io import disk_error, expanded, writing
+from virnucpro.core.atomic_io import disk_error, expand_path, storage_errors
 from virnucpro.core.errors import (
     InputError,
     InputMissingError,
@@ -55,15 +55,15 @@ from virnucpro.core.errors import (
 from virnucpro.core.events import (
     STAGES,
     EmbeddingStarted,
-    OnEvent,
+    EventHandler,
     Progress,
+    RunEvent,
     ShardDone,
     ShardFailed,
-    Telling,
 )
-from virnucpro.core.logging import logging_to, printable
+from virnucpro.core.logging import log_to_handler, printable
 from virnucpro.core.machine import slurm_variables
-from virnucpro.core.option_schema import make, options_of
+from virnucpro.core.option_schema import build_options, option_annotations
 from virnucpro.core.option_text import OptionText, with_options
 from virnucpro.core.recipe import Command, FeatureFormat, Pooling
 from virnucpro.engine.base import Executor
@@ -155,27 +155,27 @@ _FLAGS = frozenset(
 )
 
 
-def _in_python(text: str) -> str:
+def _translate_message(text: str) -> str:
     """A text with its options as arguments."""
     return text.in_python(_FLAGS) if isinstance(text, OptionText) else text
 
 
 @contextmanager
-def _words_of_python() -> Iterator[None]:
+def _option_words() -> Iterator[None]:
     """Write errors for Python: options as arguments, disk errors as our classes."""
     try:
         yield
     except VirnucproError as error:
-        error.args = (_in_python(error.message),)
-        error.hint = _in_python(error.hint)
+        error.args = (_translate_message(error.message),)
+        error.hint = _translate_message(error.hint)
         raise
     except OSError as error:
         raise disk_error(error) from error
 
 
-def _in_words(items: Iterator[T]) -> Iterator[T]:
+def _spell_value(items: Iterator[T]) -> Iterator[T]:
     """Yield the items, with errors written for Python."""
-    with _words_of_python():
+    with _option_words():
         yield from items
 
 
@@ -193,18 +193,18 @@ class _Warnings(logging.StreamHandler):  # type: ignore[type-arg]  # of Python 3
     def format(self, record: logging.LogRecord) -> str:
         ours = copy(record)
         if isinstance(record.args, tuple):
-            ours.args = tuple(map(self._in_python, record.args))
+            ours.args = tuple(map(self._translate, record.args))
         return super().format(ours)
 
-    def _in_python(self, value: object) -> object:
+    def _translate(self, value: object) -> object:
         if not isinstance(value, OptionText):
             return value
-        return _in_python(value) if value.names <= {*self._options} else ""
+        return _translate_message(value) if value.names <= {*self._options} else ""
 
 
 def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]:
     """Add the declared options to the signature and the docstring of a function."""
-    infos = options_of(get_type_hints(options, include_extras=True))
+    infos = option_annotations(get_type_hints(options, include_extras=True))
     defaults = {field.name: field.default for field in fields(options)} | _USUAL
     shown = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
@@ -213,9 +213,9 @@ def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]
 
     def text(parameter: Parameter) -> str:
         info = infos[parameter.name]
-        said = _in_python(info.help)
+        said = _translate_message(info.help)
         if isinstance(info.show_default, str):
-            said = f"{said} Default: {_in_python(info.show_default)}."
+            said = f"{said} Default: {_translate_message(info.show_default)}."
         head = f"    {parameter.name}: {formatannotation(parameter.annotation)}"
         indent = " " * 8
         body = fill(said, _WIDTH, initial_indent=indent, subsequent_indent=indent)
@@ -379,11 +379,13 @@ def predict(
     """
     if output_dir is None:
         options["report"] = False  # nobody could see it
-    values = _checked(options, _PredictKeywords)
-    with _words_of_python(), ExitStack() as stack:
-        folder = _run_folder(output_dir, stack)
-        given = _Given(sequences, input)
-        _run_in(folder, PredictOptions, run_predict, given, on_progress, values, _PredictKeywords)
+    values = _check_readable(options, _PredictKeywords)
+    with _option_words(), ExitStack() as stack:
+        folder = _find_run_dir(output_dir, stack)
+        given = _PythonInput(sequences, input)
+        _open_run_dir(
+            folder, PredictOptions, run_predict, given, on_progress, values, _PredictKeywords
+        )
         return _open_calls(folder, "predict")
 
 
@@ -407,15 +409,17 @@ def extract(
     """
     if output_dir is None:
         options["report"] = False  # nobody could see it
-    values = _checked(options, _ExtractKeywords)
-    with _words_of_python(), ExitStack() as stack:
-        folder = _run_folder(output_dir, stack)
-        given = _Given(sequences, input)
-        _run_in(folder, ExtractOptions, run_extract, given, on_progress, values, _ExtractKeywords)
+    values = _check_readable(options, _ExtractKeywords)
+    with _option_words(), ExitStack() as stack:
+        folder = _find_run_dir(output_dir, stack)
+        given = _PythonInput(sequences, input)
+        _open_run_dir(
+            folder, ExtractOptions, run_extract, given, on_progress, values, _ExtractKeywords
+        )
         stack.pop_all()  # the folder stays
     if output_dir is not None:
         return Extraction(folder)
-    delete = _deleting(folder.parent)
+    delete = _delete_on_error(folder.parent)
     result = Extraction(folder, delete)
     weakref.finalize(result, delete)
     return result
@@ -443,7 +447,7 @@ def embed(
     Raises:
         VirnucproError: see ``errors``; or a protein has no vector, and the message names it.
     """
-    values = _checked(options, _EmbedKeywords)
+    values = _check_readable(options, _EmbedKeywords)
     values |= {"input_type": "protein", "report": False, "model": model and str(model)}
     if options.get("pooling") == "none":
         raise UsageError(
@@ -452,14 +456,16 @@ def embed(
         )
     if on_error not in ("raise", "skip"):
         raise UsageError(f"on_error is {printable(repr(on_error))}", hint="give 'raise' or 'skip'")
-    with _words_of_python(), ExitStack() as stack:
-        folder = _run_folder(None, stack)
-        given = _Given(sequences, input, keeps_faults=on_error == "skip")
-        _run_in(folder, ExtractOptions, run_extract, given, on_progress, values, _EmbedKeywords)
-        return _embedded(folder, given.faults, on_error)
+    with _option_words(), ExitStack() as stack:
+        folder = _find_run_dir(None, stack)
+        given = _PythonInput(sequences, input, keeps_faults=on_error == "skip")
+        _open_run_dir(
+            folder, ExtractOptions, run_extract, given, on_progress, values, _EmbedKeywords
+        )
+        return _to_embedded(folder, given.faults, on_error)
 
 
-def _embedded(
+def _to_embedded(
     folder: Path, faults: Mapping[str, str], on_error: Literal["raise", "skip"]
 ) -> Embedded:
     """Read the vectors of proteins from a run folder.
@@ -478,7 +484,7 @@ def _embedded(
             f"{printable(first.record_id)} is {first.status} ({printable(first.note)})",
             hint="leave them out, fix them, or pass on_error='skip'",
         )
-    name_of = _manifest(folder).ids.of
+    name_of = _manifest(folder).ids.from_inputs
     statuses = {name_of(call.sample, call.record_id): call.status for call in calls}
     notes = {name_of(call.sample, call.record_id): call.note for call in calls if call.note}
     rows = [name for name, status in statuses.items() if status == "embedded"]
@@ -494,7 +500,7 @@ def _embedded(
     return Embedded(tuple(rows), vectors, statuses, notes | dict(faults))
 
 
-@_words_of_python()
+@_option_words()
 def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
     """Yield each id of a run folder with its vector, float32, from all feature files.
 
@@ -505,10 +511,10 @@ def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
     Raises:
         VirnucproError: the folder holds no features, or they are damaged.
     """
-    return _in_words(read_shown(_open_features(folder)))
+    return _spell_value(read_shown(_open_features(folder)))
 
 
-@_words_of_python()
+@_option_words()
 def iter_features(folder: str | Path, *, batch: int = 1024) -> Iterator[Embedded]:
     """Yield the vectors of a run folder in batches: ids, and an array (batch, dim), float32.
 
@@ -527,7 +533,7 @@ def iter_features(folder: str | Path, *, batch: int = 1024) -> Iterator[Embedded
             f"{printable(store.tree.root)} holds a row for each residue, not one for each id",
             hint="use read_features, which gives all rows of an id",
         )
-    return _in_words(_batches(read_shown(store), batch))
+    return _spell_value(_batches(read_shown(store), batch))
 
 
 def _batches(pairs: Iterator[tuple[str, Vector]], n: int) -> Iterator[Embedded]:
@@ -543,10 +549,10 @@ def _open_features(folder: str | Path) -> FeatureStore:
         InputMissingError: the run has no vectors.
     """
     check_connector(os.environ.get("HDF5_VOL_CONNECTOR"))
-    rundir = open_run_dir(expanded(folder))
+    rundir = open_run_dir(expand_path(folder))
     manifest = _manifest(rundir.root)
     recipe = manifest.recipe
-    if not (stores := rundir.stores_of(recipe)):
+    if not (stores := rundir.feature_stores(recipe)):
         raise InputMissingError(
             f"{printable(rundir.root)} holds a run without vectors: {recipe.reader} called it",
             hint="make them with `virnucpro extract`, or predict with a model",
@@ -555,7 +561,7 @@ def _open_features(folder: str | Path) -> FeatureStore:
     return stores[0]
 
 
-@_words_of_python()
+@_option_words()
 def read_predictions(folder: str | Path) -> Iterator[Call]:
     """Yield the calls of a run folder, in input order, with their regions and viruses.
 
@@ -564,10 +570,10 @@ def read_predictions(folder: str | Path) -> Iterator[Call]:
     Raises:
         VirnucproError: the folder holds no calls, or they cannot be read.
     """
-    return _open_calls(expanded(folder), "predict")
+    return _open_calls(expand_path(folder), "predict")
 
 
-def _checked(options: Mapping[str, object], keywords: type) -> dict[str, object]:
+def _check_readable(options: Mapping[str, object], keywords: type) -> dict[str, object]:
     """Check the names of the options of a call.
 
     Raises:
@@ -584,7 +590,7 @@ def _checked(options: Mapping[str, object], keywords: type) -> dict[str, object]
 
 
 @dataclass(frozen=True)
-class _Given:
+class _PythonInput:
     """The sequences of a call, or the paths."""
 
     sequences: Sequences | None
@@ -611,17 +617,17 @@ class _Given:
         paths, records = split_input(self.sequences)
         if paths:
             return paths
-        with writing(folder):
+        with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         # in the run folder: from there it is copied, so that a resume finds the same content
         temporary = TemporaryDirectory(prefix=RECORDS, dir=folder)
         path = Path(stack.enter_context(temporary)) / _FASTA
         with path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out:
-            for record in self._writable(records):
+            for record in self._temporary_path(records):
                 write_record(out, record.id, record.letters)
         return [path]
 
-    def _writable(self, records: Iterable[NamedSequence]) -> Iterator[NamedSequence]:
+    def _temporary_path(self, records: Iterable[NamedSequence]) -> Iterator[NamedSequence]:
         """Yield the records that FASTA can hold; keep the faults of the others.
 
         Raises:
@@ -639,12 +645,12 @@ class _Given:
             self.faults[record.id] = record.fault
 
 
-def _deleting(folder: Path) -> Callable[[], None]:
+def _delete_on_error(folder: Path) -> Callable[[], None]:
     """A function that deletes a temporary folder."""
     return partial(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _run_folder(output_dir: str | Path | None, stack: ExitStack) -> Path:
+def _find_run_dir(output_dir: str | Path | None, stack: ExitStack) -> Path:
     """The run folder of a call: ``output_dir``, or a temporary one until the stack ends.
 
     Raises:
@@ -653,20 +659,20 @@ def _run_folder(output_dir: str | Path | None, stack: ExitStack) -> Path:
     if output_dir == "":
         raise UsageError("output_dir is empty", hint="check that the variable in it is set")
     if output_dir is not None:
-        return expanded(output_dir)
+        return expand_path(output_dir)
     temporary = Path(tempfile.mkdtemp(prefix="virnucpro-"))
-    stack.callback(_deleting(temporary))
+    stack.callback(_delete_on_error(temporary))
     return temporary / "run"
 
 
 _Options = TypeVar("_Options", bound=RunOptions)
 
 
-def _run_in(
+def _open_run_dir(
     folder: Path,
     kind: type[_Options],
-    workflow: Callable[[_Options, OnEvent, ExecutorOn], object],
-    given: _Given,
+    workflow: Callable[[_Options, EventHandler, ExecutorOn], object],
+    given: _PythonInput,
     on_progress: OnProgress | None,
     values: Mapping[str, object],
     keywords: type,
@@ -676,7 +682,7 @@ def _run_in(
     Warnings go to standard error; the log in the folder has everything.
     """
     warnings = _Warnings(get_type_hints(keywords))
-    with _words_of_python(), logging_to(warnings), ExitStack() as stack:
+    with _option_words(), log_to_handler(warnings), ExitStack() as stack:
         usual = {
             **_USUAL,
             "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -684,20 +690,20 @@ def _run_in(
             "hdf5_vol_connector": os.environ.get("HDF5_VOL_CONNECTOR"),
             "slurm": slurm_variables(os.environ),
         }
-        options = make(kind, {"output_dir": folder, "input": (), **usual, **values})
-        options = make(kind, {**vars(options), "input": given.write(folder, stack)})
-        workflow(options, _heard_by(on_progress), _executor_on)
+        options = build_options(kind, {"output_dir": folder, "input": (), **usual, **values})
+        options = build_options(kind, {**vars(options), "input": given.write(folder, stack)})
+        workflow(options, _event_handler(on_progress), _executor_on)
 
 
 def _executor_on(devices: Sequence[str]) -> Executor:
     return InlineExecutor(devices[0]) if len(devices) == 1 else ProcessExecutor(devices)
 
 
-def _heard_by(on_progress: OnProgress | None) -> OnEvent:
+def _event_handler(on_progress: OnProgress | None) -> EventHandler:
     """Pass progress to the caller's function: one call at a time, from any thread."""
     lock, n_done, n_shards = Lock(), 0, 0
 
-    def hear(event: Telling) -> None:
+    def hear(event: RunEvent) -> None:
         nonlocal n_done, n_shards
         if on_progress is None:
             return
@@ -749,7 +755,7 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
     if rundir.output(VIRUS_TABLE.file).exists():
         viruses = read_identities(rundir.output(VIRUS_TABLE.file), _REWRITE)
         calls = _with_rows(calls, "identities", viruses)
-    return _in_words(calls)
+    return _spell_value(calls)
 
 
 def _with_rows(

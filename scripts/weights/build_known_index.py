@@ -43,7 +43,7 @@ from safetensors.numpy import save_file
 from scorer_manifest import NAMELESS, Groups, Row
 from train_kin import Viruses, families_of, owners_of
 
-from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.open_codes import Digits, encode
 from virnucpro.viral.features import RESIDUE_OF_CODE
 from virnucpro.viral.known import (
@@ -57,7 +57,7 @@ from virnucpro.viral.known import (
     PADDING,
     REST_BITS,
 )
-from virnucpro.viral.windows import Pieces, find_stretches
+from virnucpro.viral.windows import Windows, find_stretches
 
 SOURCE = Path(__file__).with_name("known_kmers.c")
 SHORTEST_STRETCH = 25  # codons
@@ -207,7 +207,7 @@ class KmerTable:
             _address(self.cells),
         )
 
-    def find(self, digits: Digits) -> tuple[int, Counts]:
+    def find(self, digits: Digits) -> tuple[int, IntArray]:
         """The number of k-mers of the sample in a fragment, and the slots of its different ones."""
         n_kmers, n_found = np.zeros((2, 1), dtype=np.int64)
         slots = np.empty(2 * len(digits), dtype=np.int64)
@@ -218,12 +218,12 @@ class KmerTable:
         )
         return int(n_kmers[0]), np.unique(slots[: n_found[0]])
 
-    def in_index(self, n_species: NDArray[np.uint8]) -> Mask:
+    def in_index(self, n_species: NDArray[np.uint8]) -> BoolArray:
         """Whether each k-mer is in an index of viruses where so many species have it."""
         rate = np.where(self.is_of_short == 1, RATE_OF_SHORT, RATE_OF_LONG)
         rate[n_species > 1] = RATE_OF_SEVERAL
         shares = (self.hashes >> np.uint64(32)).astype(np.float64) / 2**32
-        is_sampled: Mask = (self.hashes > 0) & (n_species > 0) & (shares < rate)
+        is_sampled: BoolArray = (self.hashes > 0) & (n_species > 0) & (shares < rate)
         chosen = np.flatnonzero(is_sampled)
         is_sampled[chosen] = different_residues(self.hashes[chosen]) >= FEWEST_RESIDUES
         return is_sampled
@@ -234,7 +234,7 @@ def limit_of(rate: float) -> int:
     return int(rate * 2**64) - 1
 
 
-def different_residues(hashes: NDArray[np.uint64]) -> Counts:
+def different_residues(hashes: NDArray[np.uint64]) -> IntArray:
     """The number of different residues of each k-mer; the hash of known.c is inverted. (n,)"""
     kmers = hashes ^ (hashes >> np.uint64(32))
     kmers *= np.uint64(pow(0x94D049BB133111EB, -1, 1 << 64))
@@ -249,13 +249,13 @@ def different_residues(hashes: NDArray[np.uint64]) -> Counts:
     return n_different
 
 
-def mark_coding(pieces: Pieces) -> Digits:
+def mark_coding(pieces: Windows) -> Digits:
     """Whether a codon of a kept stretch begins at each base: 1 forward, 2 reverse, 3 both."""
     n_parts = -(-pieces.lengths // STRETCH_PIECE)
     owner = np.repeat(np.arange(len(pieces)), n_parts)
     offset = STRETCH_PIECE * (np.arange(len(owner)) - (np.cumsum(n_parts) - n_parts)[owner])
     lengths = np.minimum(STRETCH_PIECE, pieces.lengths[owner] - offset)
-    parts = pieces.at(pieces.starts[owner] + offset, lengths)
+    parts = pieces.select(pieces.starts[owner] + offset, lengths)
     part, strand, start, n_codons = find_stretches(parts, shortest=SHORTEST_STRETCH)
     n_bases = 3 * n_codons
     behind = parts.lengths[part] - start - n_bases
@@ -268,7 +268,7 @@ def mark_coding(pieces: Pieces) -> Digits:
     return marks
 
 
-def species_of(viruses: Sequence[LabelledSequence], library: ctypes.CDLL) -> Counts:
+def species_of(viruses: Sequence[LabelledSequence], library: ctypes.CDLL) -> IntArray:
     """The species of each virus: see the description of this script. (n,)"""
     groups = Groups()
     names = [f"virus {number}" for number in range(len(viruses))]
@@ -315,8 +315,8 @@ def sampled_hashes(library: ctypes.CDLL, digits: Digits, rate: float) -> NDArray
 
 
 def name_owners(
-    viruses: Sequence[LabelledSequence], species: Counts
-) -> tuple[Counts, tuple[str, ...]]:
+    viruses: Sequence[LabelledSequence], species: IntArray
+) -> tuple[IntArray, tuple[str, ...]]:
     """The owner of each virus, and the names of all owners.
 
     Families come first, then the clusters of viruses without a family, as in ``train_kin``. A
@@ -338,7 +338,7 @@ def name_owners(
 
 
 def fill_table(
-    table: KmerTable, viruses: Sequence[LabelledSequence], species: Counts, owner: Counts
+    table: KmerTable, viruses: Sequence[LabelledSequence], species: IntArray, owner: IntArray
 ) -> None:
     """Add all viruses."""
     n_bases = Counter[str]()
@@ -349,7 +349,7 @@ def fill_table(
     for some in batches(order, [len(virus.digits) for virus in viruses]):
         digits = [viruses[number].digits for number in some]
         lengths = np.array(list(map(len, digits)), dtype=np.int64)
-        pieces = Pieces.side_by_side(np.concatenate(digits), lengths)
+        pieces = Windows.concatenate(np.concatenate(digits), lengths)
         marks = np.split(mark_coding(pieces), np.cumsum(lengths)[:-1])
         for number, is_coding in zip(some, marks, strict=True):
             is_short = n_bases[genomes[number]] < SHORT_GENOME
@@ -400,16 +400,16 @@ def cell_group(row: Row) -> str:
 class Fragments:
     """Random fragments and their hits, in columns, (n,)."""
 
-    sequence: Counts
-    n_bases: Counts
-    n_kmers: Counts
-    n_viral: Counts
-    n_cellular: Counts
-    n_owner: Counts
+    sequence: IntArray
+    n_bases: IntArray
+    n_kmers: IntArray
+    n_viral: IntArray
+    n_cellular: IntArray
+    n_owner: IntArray
 
     @property
-    def strength(self) -> Values:
-        """As ``KnownIndex.judge`` computes it, but 0 for fragments with too many cellular hits."""
+    def strength(self) -> FloatArray:
+        """As in ``KnownIndex.classify``, but 0 for fragments with too many cellular hits."""
         needed = np.maximum(FEWEST, OFFSET + self.n_kmers / KMERS_PER_HIT)
         strength = np.maximum(self.n_owner, self.n_viral / NEEDED_PER_FAMILY_HIT) / needed
         return np.where(self.n_cellular < MOST_CELLULAR * self.n_viral, strength, 0)
@@ -418,7 +418,7 @@ class Fragments:
 def draw_fragments(
     table: KmerTable,
     sequences: Sequence[LabelledSequence],
-    in_index: Mask,
+    in_index: BoolArray,
     groups: Sequence[int],
 ) -> Fragments:
     """Draw a fragment of each length and seed from each sequence, and look it up.
@@ -473,7 +473,7 @@ def false_calls(viruses: Fragments, cells: Fragments) -> list[dict[str, object]]
 # The file
 
 
-def index_tensors(hashes: NDArray[np.uint64], owners: Counts) -> dict[str, NDArray[np.generic]]:
+def index_tensors(hashes: NDArray[np.uint64], owners: IntArray) -> dict[str, NDArray[np.generic]]:
     """The hash table that known.c reads. (n,), (n,)
 
     Raises:
@@ -556,7 +556,7 @@ def main(
     print("sha256", hashlib.sha256(out.read_bytes()).hexdigest(), sep="\t")
 
 
-def relatives_in_genus(viruses: Sequence[LabelledSequence], species: Counts) -> list[bool]:
+def relatives_in_genus(viruses: Sequence[LabelledSequence], species: IntArray) -> list[bool]:
     """Whether the named genus of each virus has another species."""
     of_genus: dict[tuple[str, str], set[int]] = defaultdict(set)
     keys = [(virus.row["family"], virus.row["genus"]) for virus in viruses]

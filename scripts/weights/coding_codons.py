@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from sampling import collect, draw
 from torch import Tensor
 
-from virnucpro.core.numeric import Mask, Values
-from virnucpro.sequences.open_codes import UNKNOWN, Digits, code_of
+from virnucpro.core.numeric import BoolArray, FloatArray
+from virnucpro.sequences.open_codes import UNKNOWN, Digits, genetic_code
 from virnucpro.sequences.translate import STANDARD
 from virnucpro.training.labelled_data import read_data_manifest, read_records
 from virnucpro.viral.windows import codon_codes, is_stop, opposite_strand
@@ -58,7 +58,7 @@ SHARES = {
 
 Windows = NDArray[np.float32]  # (n, 6, 64) codons of each frame, the gene first; NaN: not open
 
-IS_STOP = np.array([bool(is_stop(STANDARD)[code_of(codon)]) for codon in STANDARD.codons])
+IS_STOP = np.array([bool(is_stop(STANDARD)[genetic_code(codon)]) for codon in STANDARD.codons])
 N_GC = np.array([codon.count("G") + codon.count("C") for codon in STANDARD.codons])
 
 
@@ -111,7 +111,7 @@ def read_windows(manifest: Path) -> Windows:
     return np.stack([window for window in windows if window is not None])
 
 
-def fit(windows: Windows) -> Values:
+def fit(windows: Windows) -> FloatArray:
     """The weight of each codon. (64,)"""
     is_open = torch.from_numpy(np.isfinite(windows[:, :, 0]))
     counts = torch.from_numpy(np.nan_to_num(windows))
@@ -129,7 +129,7 @@ def fit(windows: Windows) -> Values:
     return weights.detach().numpy().astype(np.float64)
 
 
-def is_right(windows: Windows, weights: Values) -> Mask:
+def is_right(windows: Windows, weights: FloatArray) -> BoolArray:
     """Whether the frame of the gene has a larger sum than all other open frames. (n,)"""
     sums = np.nan_to_num(windows @ weights, nan=-np.inf)
     return np.asarray(sums[:, 0] > sums[:, 1:].max(axis=1))

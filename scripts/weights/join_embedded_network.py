@@ -33,7 +33,7 @@ from train_embedded_scorer import (
 )
 
 from virnucpro.core.atomic_io import HEAD_FILE
-from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.types import FastaRecord
 from virnucpro.models.base import Model
 from virnucpro.models.codon_cnn import inspect_file, load_network
@@ -43,13 +43,13 @@ from virnucpro.training.evaluation.calibration import ScoredFragments, fit_logis
 from virnucpro.training.evaluation.metrics import Samples, auroc_gain
 from virnucpro.training.labelled_data import LabelledRecord, group_digest
 from virnucpro.viral.head import (
-    EncoderFacts,
+    EncoderInfo,
+    EnsembleKnot,
+    EnsembleWeights,
     Head,
-    HeadFacts,
-    Join,
-    JoinKnot,
+    HeadInfo,
     Network,
-    join_log_odds,
+    combine_log_odds,
 )
 from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
 from virnucpro.viral.networks import calibrate as calibrate_log_odds
@@ -72,7 +72,7 @@ _CHUNKS_AT_ONCE = 6
 _LETTERS = np.frombuffer(b"ACGTN", np.uint8)
 
 
-def head_log_odds(fragments: Fragments, network: torch.nn.Module) -> Values:
+def head_log_odds(fragments: Fragments, network: torch.nn.Module) -> FloatArray:
     """The mean log-odds of the chunks of each fragment. -> (n,)"""
     chunks, owner = [], []
     for place, digits in enumerate(fragments.digits):
@@ -89,14 +89,18 @@ def head_log_odds(fragments: Fragments, network: torch.nn.Module) -> Values:
 
 
 def scored_fragments(
-    n_bases: int, records: Sequence[LabelledRecord], log_odds: Values, head: Values, scorer: Scorer
+    n_bases: int,
+    records: Sequence[LabelledRecord],
+    log_odds: FloatArray,
+    head: FloatArray,
+    scorer: Scorer,
 ) -> ScoredFragments:
     """Fragments with the log-odds of the scorer's nets, which are calibrated here, and the head."""
     base = calibrate_log_odds(scorer.knots, log_odds, np.full(len(records), n_bases))
     is_virus = np.array([record.is_virus for record in records])
     groups = np.unique([record.group for record in records], return_inverse=True)[1]
     no_chunks = np.zeros((len(records), 2), dtype=np.int64)
-    scored = ScoredFragments.of(n_bases, base, is_virus, groups, no_chunks)
+    scored = ScoredFragments.from_scores(n_bases, base, is_virus, groups, no_chunks)
     return replace(scored, head=head)
 
 
@@ -106,10 +110,10 @@ class Measured:
 
     scored: ScoredFragments
     records: Sequence[LabelledRecord]
-    fold: Counts
+    fold: IntArray
 
     @property
-    def is_counted(self) -> Mask:
+    def is_counted(self) -> BoolArray:
         """Viruses, and cells that decide on weights and cuts: not those of kinds in ``LEFT_OUT``.
 
         Two of the three groups of archaea are of one order, and from 2,000 bases on most false
@@ -118,20 +122,22 @@ class Measured:
         """
         return np.array([record.kingdom not in LEFT_OUT for record in self.records])
 
-    def log_odds(self, join: Join) -> Values:
+    def log_odds(self, join: EnsembleWeights) -> FloatArray:
         """The joined log-odds."""
-        return join_log_odds(join.knots, self.scored.scores, self.scored.head, self.lengths)
+        return combine_log_odds(join.knots, self.scored.scores, self.scored.head, self.lengths)
 
-    def cuts(self, rates: Sequence[ErrorRates]) -> Values:
+    def cuts(self, rates: Sequence[ErrorRates]) -> FloatArray:
         """The default cuts."""
         return thresholds(rates, self.lengths, FALSE_POSITIVES["default"])
 
     @property
-    def lengths(self) -> Counts:
+    def lengths(self) -> IntArray:
         return np.full(len(self.records), self.scored.n_bases)
 
 
-def join_of(measured: Sequence[Measured], scorer: Scorer, without: int | None = None) -> Join:
+def join_of(
+    measured: Sequence[Measured], scorer: Scorer, without: int | None = None
+) -> EnsembleWeights:
     """The weights at each length, and the scorer's error rates, moved.
 
     Few groups are measured here, and other groups may be harder or easier. So the scorer is
@@ -142,20 +148,20 @@ def join_of(measured: Sequence[Measured], scorer: Scorer, without: int | None = 
     own_rates = {each.n_bases: each for each in scorer.error_rates}
     for each in measured:
         decides = each.is_counted & (each.fold != without) & each.scored.has_both
-        scored = each.scored.where(decides)
+        scored = each.scored.select(decides)
         slope, offset = calibration(scored.scores, scored.is_virus)
         both = scored.scores + WEIGHT * scored.head
         slope_of_both, offset_of_both = calibration(both, scored.is_virus)
         base = slope_of_both / slope
-        knot = JoinKnot(scored.n_bases, base, WEIGHT * base, (offset_of_both - offset) / slope)
+        knot = EnsembleKnot(scored.n_bases, base, WEIGHT * base, (offset_of_both - offset) / slope)
         knots.append(knot)
-        shifts.append(shift_of(own_rates[scored.n_bases], scored, scored.joined(knot)))
+        shifts.append(shift_of(own_rates[scored.n_bases], scored, scored.concatenate(knot)))
     at = np.log([knot.n_bases for knot in knots])
     rates = [moved(each, at, np.array(shifts)) for each in scorer.error_rates]
-    return Join(scorer.sha256, tuple(knots), tuple(rates))
+    return EnsembleWeights(scorer.sha256, tuple(knots), tuple(rates))
 
 
-def shift_of(rates: ErrorRates, scored: ScoredFragments, joined: Values) -> Values:
+def shift_of(rates: ErrorRates, scored: ScoredFragments, joined: FloatArray) -> FloatArray:
     """How much higher the joined log-odds are that as many cells reach. -> (2, n_shares)
 
     In rows: from the log-odds of each share, and from its cut.
@@ -166,7 +172,7 @@ def shift_of(rates: ErrorRates, scored: ScoredFragments, joined: Values) -> Valu
     return np.asarray(np.interp(limits, before, after) - limits)
 
 
-def moved(rates: ErrorRates, at: Values, shifts: Values) -> ErrorRates:
+def moved(rates: ErrorRates, at: FloatArray, shifts: FloatArray) -> ErrorRates:
     """Move log-odds and cuts by shifts, which are interpolated over the logarithm of the length.
 
     The share of viruses stays: what is found in addition was measured on few groups.
@@ -182,7 +188,7 @@ def moved(rates: ErrorRates, at: Values, shifts: Values) -> ErrorRates:
     return replace(rates, log_odds=tuple(log_odds.tolist()), cuts=tuple(cuts.tolist()))
 
 
-def calibration(log_odds: Values, is_virus: Mask) -> tuple[float, float]:
+def calibration(log_odds: FloatArray, is_virus: BoolArray) -> tuple[float, float]:
     """Platt's scaling with equal weights of both labels (Platt 1999). -> slope, offset
 
     It starts at 0: from steeper slopes, the steps diverge where the labels are nearly separated.
@@ -199,12 +205,12 @@ def threshold_alone(shortest: ScoredFragments) -> float:
     return float(np.round(1 / (1 + np.exp(-odds)), 6))
 
 
-def make_head(model: Model, join: Join, threshold: float, training: str) -> Head:
+def make_head(model: Model, join: EnsembleWeights, threshold: float, training: str) -> Head:
     """The head takes the last number of a vector as the log-odds."""
     weight = np.zeros((2, model.dim), dtype=np.float32)
     weight[:, -1] = -0.5, 0.5
-    facts = HeadFacts(
-        encoders=(EncoderFacts.of(model),),
+    facts = HeadInfo(
+        encoders=(EncoderInfo.from_spec(model),),
         chunk_size=CHUNK_SIZE,
         threshold=threshold,
         frame_rule="max",
@@ -220,7 +226,7 @@ def digests(each: Iterable[int]) -> NDArray[np.uint64]:
     return np.unique(np.array([*each], dtype=np.uint64))
 
 
-def figures(each: Measured, joins: Mapping[int, Join], scorer: Scorer) -> Iterator[str]:
+def figures(each: Measured, joins: Mapping[int, EnsembleWeights], scorer: Scorer) -> Iterator[str]:
     """Rows of the table: what is called by the scorer and by both, and the AUROC of each.
 
     ``joins`` has for each fold the join of the other one.
@@ -233,7 +239,7 @@ def figures(each: Measured, joins: Mapping[int, Join], scorer: Scorer) -> Iterat
         is_called[own] = (log_odds >= each.cuts(join.error_rates))[own]
     called = [scored.scores >= each.cuts(scorer.error_rates), is_called]
     kingdoms = np.array([record.kingdom for record in records])
-    kinds: list[tuple[str, Mask]] = [
+    kinds: list[tuple[str, BoolArray]] = [
         ("all", np.ones(len(records), dtype=np.bool_)),
         ("all that decide", each.is_counted),
         ("phages and prokaryotes", np.isin(kingdoms, PROKARYOTIC)),
@@ -257,7 +263,7 @@ def figures(each: Measured, joins: Mapping[int, Join], scorer: Scorer) -> Iterat
         yield "\t".join(cells)
 
 
-def scored_by(scored: ScoredFragments, log_odds: Values, rows: Mask) -> Samples:
+def scored_by(scored: ScoredFragments, log_odds: FloatArray, rows: BoolArray) -> Samples:
     """Some of the fragments with other scores; both labels weigh the same."""
     is_virus = scored.is_virus[rows]
     weights = 0.5 / np.bincount(is_virus, minlength=2)[is_virus.astype(np.int64)]
@@ -271,7 +277,7 @@ def main(manifest: Path, genes: Path, split: Path, folder: Path, parts: list[str
     nets = fit(others)
     is_out = np.isin(data.fold_of_record, HELD_OUT)
     held_out, fold = data.collection.where(is_out), data.fold_of_record[is_out]
-    scorer, network = Scorer.own(), load_network(folder / "model.safetensors")
+    scorer, network = Scorer.load_builtin(), load_network(folder / "model.safetensors")
     measured = []
     for n_bases, n_fragments in N_FRAGMENTS.items():
         rng = np.random.default_rng([n_bases, SEED])

@@ -28,7 +28,7 @@ from sampling import Fragments, collect, draw
 from scorer_folds import N_FOLDS, group_folds
 from train_embedded_scorer import SHARES
 
-from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import FastaRecord
 from virnucpro.models.base import load_encoder
@@ -54,7 +54,7 @@ def shares_of(records: Iterable[LabelledRecord]) -> Mapping[str, float]:
     return dict.fromkeys((kingdom for _, kingdom in kingdoms), 1.0)
 
 
-def vectors_of(fragments: Fragments) -> Values:
+def vectors_of(fragments: Fragments) -> FloatArray:
     """The mean vector of each fragment's open frames, and their number. -> (n, dim + 1)"""
     device = torch.device("cpu")
     use_device(device)
@@ -64,7 +64,7 @@ def vectors_of(fragments: Fragments) -> Values:
     encoder = load_encoder(spec, embedded_model(), device)
     letters = np.frombuffer(b"ACGTN", dtype=np.uint8)[np.minimum(fragments.digits, 4)]
     records = [FastaRecord(str(i), "", row.tobytes().decode()) for i, row in enumerate(letters)]
-    chunks = [chunk for record in records for chunk in Chunk.cut(record, CHUNK)]
+    chunks = [chunk for record in records for chunk in Chunk.from_record(record, CHUNK)]
     orfs = translate_six_frames(chunks)
     owners = np.array([int(orf.record_id) for orf in orfs])
     proteins = [orf.protein for orf in orfs]
@@ -76,7 +76,7 @@ def vectors_of(fragments: Fragments) -> Values:
     return sums
 
 
-def unseen_scores(inputs: Values, is_virus: Mask, folds: Counts) -> Values:
+def unseen_scores(inputs: FloatArray, is_virus: BoolArray, folds: IntArray) -> FloatArray:
     """The score of each row, by a reader that was fitted without its fold. -> (n,)
 
     The reader is a kernel ridge regression of the label (Saunders et al. 1998) with Gaussians.
@@ -94,7 +94,7 @@ def unseen_scores(inputs: Values, is_virus: Mask, folds: Counts) -> Values:
     return scores
 
 
-def curve(first: Values, second: Values, is_virus: Mask) -> list[tuple[float, ...]]:
+def curve(first: FloatArray, second: FloatArray, is_virus: BoolArray) -> list[tuple[float, ...]]:
     """A row for each share of ``ASKED``, in the order of ``COLUMNS``."""
     is_called = second >= np.quantile(second[~is_virus], 1 - FALSE_POSITIVES["default"])
     rows: list[tuple[float, ...]] = []

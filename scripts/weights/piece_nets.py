@@ -16,9 +16,9 @@ import torch
 from rounding import Fitted, FittedLayer, rounded
 from torch import Tensor, nn
 
-from virnucpro.core.numeric import Counts, Values
+from virnucpro.core.numeric import FloatArray, IntArray
 from virnucpro.viral.features import (
-    FARTHEST,
+    CLIP,
     FIGURES,
     N_LAYOUT,
     N_PALINDROMES,
@@ -27,7 +27,7 @@ from virnucpro.viral.features import (
     Features,
     WordTable,
 )
-from virnucpro.viral.networks import ALL, VIEWS, Nets, PieceNets
+from virnucpro.viral.networks import ALL, VIEWS, NetworkStack, PieceNetworks
 
 _ROWS_AT_ONCE = 20_000
 NO_FEATURES = range(0)
@@ -58,8 +58,8 @@ class Lessons:
     """The features, kinds and weights of fragments, as parallel rows."""
 
     features: Features  # (n, 1229); (n, 1241) for fragments that are read in parts
-    kind: Counts  # (n,) from 0; kinds of viruses come first
-    weights: Values
+    kind: IntArray  # (n,) from 0; kinds of viruses come first
+    weights: FloatArray
     n_viral: int  # kinds of viruses
     n_kinds: int
 
@@ -90,7 +90,7 @@ def fit_piece_nets(
     words: WordTable,
     fitting: Fitting,
     of_prokaryotes: Lessons | None = None,
-) -> PieceNets:
+) -> PieceNetworks:
     """Fit a net of each view to each of several draws of fragments. The index is the seed.
 
     If fragments ``of_prokaryotes`` and their viruses are given, another net of ratios is fitted to
@@ -113,10 +113,10 @@ def fit_piece_nets(
         net = _fit(inputs, RATIOS, of_prokaryotes.without_kinds, 0, fitting)
         prokaryotic = tuple(_stacked([net])), 1
     nets = rounded(mean, deviation, stacks, prokaryotic)
-    return PieceNets(of_size.size, of_size.shortest, of_size.longest, of_size.part, words, nets)
+    return PieceNetworks(of_size.size, of_size.shortest, of_size.longest, of_size.part, words, nets)
 
 
-def fit_nets(lessons: Lessons, seed: int, fitting: Fitting) -> Nets:
+def fit_nets(lessons: Lessons, seed: int, fitting: Fitting) -> NetworkStack:
     """Fit one net that reads all features."""
     mean, deviation = _spread(lessons.features)
     inputs = _standardised(lessons.features, mean, deviation)
@@ -144,7 +144,7 @@ def _standardised(features: Features, mean: Features, deviation: Features) -> Te
     """(n, n_features) -> the same in bfloat16"""
     inputs = torch.empty(features.shape, dtype=torch.bfloat16)
     for rows, block in _blocks(features):
-        standard = ((block - mean) / deviation).clip(-FARTHEST, FARTHEST)
+        standard = ((block - mean) / deviation).clip(-CLIP, CLIP)
         inputs[rows] = torch.from_numpy(standard.astype(np.float32))
     return inputs
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Mask, Values
+from virnucpro.core.numeric import BoolArray, FloatArray
 from virnucpro.sequences.open_codes import Digits
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import (
@@ -18,12 +18,12 @@ from virnucpro.viral.features import (
     layout_features,
     library_input,
 )
-from virnucpro.viral.windows import Pieces
+from virnucpro.viral.windows import Windows
 
 _PIECES_AT_ONCE = 512
 
 
-def piece_features(pieces: Pieces, words: WordTable, code: GeneticCode = STANDARD) -> Features:
+def piece_features(pieces: Windows, words: WordTable, code: GeneticCode = STANDARD) -> Features:
     """The features of each piece. n -> (n, 1229)
 
     A codon with a non-standard residue counts as a standard codon for that residue.
@@ -32,8 +32,8 @@ def piece_features(pieces: Pieces, words: WordTable, code: GeneticCode = STANDAR
 
 
 def read_pieces(
-    pieces: Pieces, words: WordTable, code: GeneticCode = STANDARD
-) -> tuple[Features, Mask]:
+    pieces: Windows, words: WordTable, code: GeneticCode = STANDARD
+) -> tuple[Features, BoolArray]:
     """The features of each piece, and whether it has no known base. n -> (n, 1229), (n,)"""
     features = np.empty((len(pieces), N_FEATURES), dtype=np.float32)
     is_blank = np.empty(len(pieces), dtype=np.uint8)
@@ -65,12 +65,12 @@ def _feature_blocks(digits: Digits, words: WordTable) -> Iterator[Features]:
         yield piece_features(_as_pieces(digits[first : first + _PIECES_AT_ONCE]), words)
 
 
-def _as_pieces(digits: Digits) -> Pieces:
+def _as_pieces(digits: Digits) -> Windows:
     lengths = np.full(len(digits), digits.shape[1])
-    return Pieces.side_by_side(digits.reshape(-1), lengths)
+    return Windows.concatenate(digits.reshape(-1), lengths)
 
 
-def with_layout(of_parts: Values, layout: Values) -> Features:
+def with_layout(of_parts: FloatArray, layout: FloatArray) -> Features:
     """Insert the layout of the whole into the mean features. (n, 1229), (n, 12) -> (n, 1241)"""
     before, behind = np.split(of_parts, [N_FEATURES - 2 * N_CODONS], axis=1)
     return np.hstack([before, layout, behind]).astype(np.float32)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from virnucpro.core.numeric import Values
-from virnucpro.viral.features import FARTHEST, RATIOS
-from virnucpro.viral.networks import Layer, Nets, Stack, Weights
+from virnucpro.core.numeric import FloatArray
+from virnucpro.viral.features import CLIP, RATIOS
+from virnucpro.viral.networks import Layer, NetworkStack, Stack, Weights
 
-N_LEVELS = 127  # of a feature, from its centre to ``FARTHEST``
+N_LEVELS = 127  # of a feature, from its centre to ``CLIP``
 MEAN_LEVEL = 128  # of a feature at its centre
 GELU_STEPS, GELU_ZERO = 20, 4  # levels per unit of a GELU's output, and its level of 0
 INNER_STEPS = 64  # steps per unit of a GELU's input
@@ -19,7 +19,7 @@ FARTHEST_START = 2.0**22  # products add up to less than 2^25
 # of each layer: step of its inputs, their level of 0, and steps per unit of its sums
 _Steps = tuple[float, int, int]
 _STEPS: tuple[_Steps, ...] = (
-    (FARTHEST / N_LEVELS, MEAN_LEVEL, INNER_STEPS),
+    (CLIP / N_LEVELS, MEAN_LEVEL, INNER_STEPS),
     (1 / GELU_STEPS, GELU_ZERO, INNER_STEPS),
     (1 / GELU_STEPS, GELU_ZERO, 1),
 )
@@ -33,9 +33,9 @@ def rounded(
     deviation: Weights,
     stacks: Mapping[int, Fitted],
     prokaryotic: Fitted | None = None,
-) -> Nets:
+) -> NetworkStack:
     """Nets of features that are standardised by ``mean`` and ``deviation``, (n_features,) each."""
-    scale = np.float32(N_LEVELS / FARTHEST) / deviation
+    scale = np.float32(N_LEVELS / CLIP) / deviation
     centre = (np.rint(mean.astype(np.float64) * scale) / scale).astype(np.float32)
     moved = (centre.astype(np.float64) - mean) / deviation
 
@@ -47,10 +47,10 @@ def rounded(
         return tuple(_rounded(*layer, steps) for layer, steps in each), n_viral
 
     each = {column: of(stack, column) for column, stack in stacks.items()}
-    return Nets(centre, scale, each, prokaryotic and of(prokaryotic, RATIOS.start))
+    return NetworkStack(centre, scale, each, prokaryotic and of(prokaryotic, RATIOS.start))
 
 
-def _rounded(weights: Weights, biases: Weights | Values, steps: _Steps) -> Layer:
+def _rounded(weights: Weights, biases: Weights | FloatArray, steps: _Steps) -> Layer:
     """Round a layer. A start is limited, so that sums do not overflow."""
     step, zero, unit = steps
     weight, bias = weights.astype(np.float64), biases.astype(np.float64)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.open_codes import Digits, encode
 from virnucpro.training.frame_dataset import BASES_POWER, GC_EDGES, HEAVIEST
 from virnucpro.training.labelled_data import Labelled, LabelledRecord
@@ -28,14 +28,14 @@ class Collection:
 
     records: tuple[LabelledRecord, ...]
     digits: Digits
-    starts: Counts  # (n_records,)
-    lengths: Counts  # (n_records,)
+    starts: IntArray  # (n_records,)
+    lengths: IntArray  # (n_records,)
 
     def sequence(self, record: int) -> Digits:
         start = self.starts[record]
         return self.digits[start : start + self.lengths[record]]
 
-    def where(self, chosen: Mask) -> Collection:
+    def where(self, chosen: BoolArray) -> Collection:
         """Some of the records, with the same bases."""
         records = tuple(self.records[i] for i in np.flatnonzero(chosen))
         return Collection(records, self.digits, self.starts[chosen], self.lengths[chosen])
@@ -46,7 +46,7 @@ class Fragments:
     """Fragments of one length, and their records."""
 
     digits: Digits  # (n, n_bases)
-    record: Counts  # (n,) index in the collection
+    record: IntArray  # (n,) index in the collection
 
     def __len__(self) -> int:
         return len(self.record)
@@ -84,7 +84,7 @@ def draw(
 
 def groups_of(
     collection: Collection, is_virus: bool, n_bases: int, shares: Mapping[str, float]
-) -> tuple[list[list[int]], Values]:
+) -> tuple[list[list[int]], FloatArray]:
     """The records that are long enough, by group, and the chance of each group in a draw.
 
     A group with records of several kingdoms counts in each of them. -> (n_groups,) that sum to 1
@@ -110,7 +110,7 @@ def _weight(collection: Collection, records: list[int]) -> float:
 
 
 def _cut(
-    collection: Collection, record_of: Counts, n_bases: int, rng: np.random.Generator
+    collection: Collection, record_of: IntArray, n_bases: int, rng: np.random.Generator
 ) -> Digits:
     """Cut a window from each of these records, at a random position on a random strand."""
     first = rng.integers(collection.lengths[record_of] - n_bases, endpoint=True)
@@ -123,17 +123,17 @@ def _cut(
     return digits
 
 
-def gc_matched_weights(gc: Values, is_virus: Mask) -> Values:
+def gc_matched_weights(gc: FloatArray, is_virus: BoolArray) -> FloatArray:
     """Weights that balance the labels in each GC bin, so that GC does not predict the label."""
     table = gc_matched_table(gc, is_virus)
-    weights: Values = table[is_virus.astype(np.int64), np.digitize(gc, GC_EDGES)]
+    weights: FloatArray = table[is_virus.astype(np.int64), np.digitize(gc, GC_EDGES)]
     return weights
 
 
-def gc_matched_table(gc: Values, is_virus: Mask) -> Values:
+def gc_matched_table(gc: FloatArray, is_virus: BoolArray) -> FloatArray:
     """The weight of each label in each GC bin. (n,), (n,) -> (2, n_bins), cells first"""
     bins, label, n_bins = np.digitize(gc, GC_EDGES), is_virus.astype(np.int64), len(GC_EDGES) + 1
     n_inside = np.stack([np.bincount(bins[label == row], minlength=n_bins) for row in (0, 1)])
     table = n_inside.sum(axis=0) / 2 / np.maximum(n_inside, _FEWEST)
-    balanced: Values = np.minimum(table / table[label, bins].mean(), HEAVIEST)
+    balanced: FloatArray = np.minimum(table / table[label, bins].mean(), HEAVIEST)
     return balanced

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from virnucpro.core.atomic_io import atomic
+from virnucpro.core.atomic_io import atomic_path
 from virnucpro.viral.networks import (
     ALL,
     DIGESTS,
@@ -21,9 +21,9 @@ from virnucpro.viral.networks import (
     PROTEINS,
     VIEWS,
     WINDOWS,
-    Nets,
-    PieceNets,
-    ProteinNets,
+    NetworkStack,
+    PieceNetworks,
+    ProteinNetworks,
     Scorer,
     Stack,
 )
@@ -51,11 +51,11 @@ def save_scorer(path: Path, scorer: Scorer) -> None:
         and {"n_viral": scorer.proteins.nets.stacks[0][1], **_by_length(scorer.proteins)},
     }
     content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
-    with atomic(path) as temporary:
+    with atomic_path(path) as temporary:
         temporary.write_bytes(save(content, metadata={"facts": json.dumps(facts)}))
 
 
-def _by_length(of: Scorer | ProteinNets) -> dict[str, Any]:
+def _by_length(of: Scorer | ProteinNetworks) -> dict[str, Any]:
     return {
         "knots": [asdict(knot) for knot in of.knots],
         "error_rates": [asdict(rates) for rates in of.error_rates],
@@ -63,18 +63,18 @@ def _by_length(of: Scorer | ProteinNets) -> dict[str, Any]:
     }
 
 
-def _views(nets: PieceNets) -> dict[int, str]:
+def _views(nets: PieceNetworks) -> dict[int, str]:
     """The name of each view that nets read, by its first column."""
     names = {columns.start or 0: view for view, columns in VIEWS.items() if view != ALL}
     return {column: names[column] for column in nets.nets.stacks}
 
 
-def _by_view(nets: Nets, views: Mapping[int, str]) -> dict[str, Stack]:
+def _by_view(nets: NetworkStack, views: Mapping[int, str]) -> dict[str, Stack]:
     stacks = {views[column]: stack for column, stack in nets.stacks.items()}
     return stacks if nets.prokaryotic is None else stacks | {PROKARYOTIC: nets.prokaryotic}
 
 
-def _tensors(name: str, nets: Nets, views: Mapping[int, str]) -> dict[str, NDArray[Any]]:
+def _tensors(name: str, nets: NetworkStack, views: Mapping[int, str]) -> dict[str, NDArray[Any]]:
     tensors: dict[str, NDArray[Any]] = {
         f"{name}.centre": nets.centre,
         f"{name}.scale": nets.scale,
@@ -87,12 +87,12 @@ def _tensors(name: str, nets: Nets, views: Mapping[int, str]) -> dict[str, NDArr
     return tensors
 
 
-def _protein_tensors(proteins: ProteinNets) -> dict[str, NDArray[Any]]:
+def _protein_tensors(proteins: ProteinNetworks) -> dict[str, NDArray[Any]]:
     ratios = {f"{PROTEINS}.patterns.{i}": ratios for i, ratios in enumerate(proteins.ratios)}
     return ratios | _tensors(PROTEINS, proteins.nets, {0: ALL})
 
 
-def _facts(nets: PieceNets) -> dict[str, Any]:
+def _facts(nets: PieceNetworks) -> dict[str, Any]:
     stacks = _by_view(nets.nets, _views(nets))
     return {
         "size": nets.size,

@@ -14,11 +14,11 @@ from dataclasses import replace
 import numpy as np
 from sampling import Collection, Fragments
 
-from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.open_codes import Digits
 from virnucpro.training.evaluation.calibration import fit_logistic
 from virnucpro.training.labelled_data import LabelledRecord
-from virnucpro.viral.networks import ErrorRates, Knot, PieceNets
+from virnucpro.viral.networks import ErrorRates, Knot, PieceNetworks
 from virnucpro.viral.scoring import record_log_odds
 
 ELEMENTS = "transposable elements"  # the kingdom of records in groups of other kingdoms
@@ -51,8 +51,8 @@ def group_folds(records: Iterable[LabelledRecord]) -> dict[str, int]:
 
 
 def held_out_log_odds(
-    fragments: Fragments, fold_of_record: Counts, nets: Mapping[int, Sequence[PieceNets]]
-) -> Values:
+    fragments: Fragments, fold_of_record: IntArray, nets: Mapping[int, Sequence[PieceNetworks]]
+) -> FloatArray:
     """The log-odds of each fragment by the nets of its fold. -> (n,)"""
     log_odds = np.full(len(fragments), np.nan)
     folds = fold_of_record[fragments.record]
@@ -62,14 +62,14 @@ def held_out_log_odds(
     return log_odds
 
 
-def fragment_log_odds(digits: Digits, pieces: Sequence[PieceNets]) -> Values:
+def fragment_log_odds(digits: Digits, pieces: Sequence[PieceNetworks]) -> FloatArray:
     """The log-odds of fragments as records, before calibration. (n, n_bases) -> (n,)"""
     n, n_bases = digits.shape
     bases = np.frombuffer(b"ACGTN", np.uint8)[digits].tobytes().decode()
     return record_log_odds(bases, np.full(n, n_bases), pieces)
 
 
-def fit_knot(n_bases: int, log_odds: Values, is_virus: Mask) -> Knot:
+def fit_knot(n_bases: int, log_odds: FloatArray, is_virus: BoolArray) -> Knot:
     """Fit Platt's scaling, with equal weights of both labels (Platt 1999)."""
     weights = np.where(is_virus, 0.5 / is_virus.sum(), 0.5 / (~is_virus).sum())
     inputs = np.stack([log_odds, np.ones(len(log_odds))], axis=1)
@@ -79,7 +79,7 @@ def fit_knot(n_bases: int, log_odds: Values, is_virus: Mask) -> Knot:
 
 
 def with_kinds(
-    rates: ErrorRates, log_odds: Values, kinds: Sequence[tuple[Mask, float]]
+    rates: ErrorRates, log_odds: FloatArray, kinds: Sequence[tuple[BoolArray, float]]
 ) -> ErrorRates:
     """Raise cuts until each kind of cells is called at most as often as the rates say.
 
@@ -92,7 +92,7 @@ def with_kinds(
     return replace(rates, cuts=tuple(np.max([rates.cuts, *of_kinds], axis=0).tolist()))
 
 
-def kinds_of_cells(collection: Collection, fragments: Fragments) -> dict[str, Mask]:
+def kinds_of_cells(collection: Collection, fragments: Fragments) -> dict[str, BoolArray]:
     """The fragments of each kind of cells with at least ``FEWEST_GROUPS`` groups.
 
     A share over fewer groups says little about a kind. A record counts with at most as many
@@ -115,7 +115,7 @@ def kinds_of_cells(collection: Collection, fragments: Fragments) -> dict[str, Ma
     }
 
 
-def _n_earlier(values: Counts) -> Counts:
+def _n_earlier(values: IntArray) -> IntArray:
     """The number of earlier values that are equal to each value.
 
     >>> _n_earlier(np.array([7, 3, 7, 7])).tolist()
@@ -128,7 +128,7 @@ def _n_earlier(values: Counts) -> Counts:
     return earlier
 
 
-def evened(error_rates: Sequence[ErrorRates], margins: Sequence[Values]) -> list[ErrorRates]:
+def evened(error_rates: Sequence[ErrorRates], margins: Sequence[FloatArray]) -> list[ErrorRates]:
     """Smooth cuts and margins, so that they do not jump from one length to the next.
 
     The kind of cells that is called most often sets a cut; at some lengths, a few records decide.
@@ -142,7 +142,7 @@ def evened(error_rates: Sequence[ErrorRates], margins: Sequence[Values]) -> list
     return [_rates_with(*three) for three in zip(error_rates, kept, factors, strict=True)]
 
 
-def _over_lengths(n_bases: Sequence[int], values: Values) -> Values:
+def _over_lengths(n_bases: Sequence[int], values: FloatArray) -> FloatArray:
     """A running median of three lengths, then a weighted mean over the lengths.
 
     The weights are normal over the logarithm of the length. (n_lengths, n) -> (n_lengths, n)
@@ -158,13 +158,13 @@ def _over_lengths(n_bases: Sequence[int], values: Values) -> Values:
     return np.asarray(weights @ medians / weights.sum(axis=1, keepdims=True))
 
 
-def _kept_shares(rates: ErrorRates) -> Values:
+def _kept_shares(rates: ErrorRates) -> FloatArray:
     """For each share: the logarithm of the part of it that the cut calls among all cells."""
     shares = np.log(rates.false_positives)
     return np.asarray(np.interp(rates.cuts, rates.log_odds, shares) - shares)
 
 
-def _rates_with(rates: ErrorRates, kept: Values, margin: Values) -> ErrorRates:
+def _rates_with(rates: ErrorRates, kept: FloatArray, margin: FloatArray) -> ErrorRates:
     shares = -np.log(rates.false_positives)
     cuts = np.maximum.accumulate(np.interp(shares - kept, shares, rates.log_odds))
     true_positives = rates.true_positives / margin
@@ -172,8 +172,11 @@ def _rates_with(rates: ErrorRates, kept: Values, margin: Values) -> ErrorRates:
 
 
 def margin_of(
-    rates: ErrorRates, log_odds: Values, records: Sequence[LabelledRecord], rng: np.random.Generator
-) -> Values:
+    rates: ErrorRates,
+    log_odds: FloatArray,
+    records: Sequence[LabelledRecord],
+    rng: np.random.Generator,
+) -> FloatArray:
     """The factor by which the ratio of false to true positives may rise with other groups.
 
     In nine of ten draws of as many groups of each kingdom, it rises by no more. A kingdom keeps its

@@ -21,16 +21,16 @@ from virnucpro.viral.networks import Scorer
 
 
 def main(manifest: Path, genes: Path, out: Path) -> None:
-    scorer = Scorer.own()
+    scorer = Scorer.load_builtin()
     trained = frozenset(scorer.trained_records.tolist())
     sketches = []
     both = (read_records(read_data_manifest(path)) for path in (manifest, genes))
     for labelled, record in chain.from_iterable(both):
         if labelled.digest not in trained:
             raise InputError(f"{labelled.id}: the scorer was not trained on this record")
-        sketches.append(Sketch.of(record.sequence))
+        sketches.append(Sketch.from_sequences(record.sequence))
     facts = {"scorer_sha256": scorer.sha256}
-    save_file({"trained_kmers": Sketch.joined(sketches).packed()}, out, facts)
+    save_file({"trained_kmers": Sketch.merge(sketches).pack()}, out, facts)
 
 
 if __name__ == "__main__":

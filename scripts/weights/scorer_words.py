@@ -17,7 +17,7 @@ from reading import fragment_features
 from sampling import Collection, Fragments
 
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Counts, Mask
+from virnucpro.core.numeric import BoolArray, IntArray
 from virnucpro.sequences.open_codes import Digits
 from virnucpro.viral.features import (
     BUCKET_BITS,
@@ -38,7 +38,7 @@ from virnucpro.viral.features import (
     Residues,
     WordTable,
 )
-from virnucpro.viral.windows import Pieces, codon_codes, find_stretches, opposite_strand
+from virnucpro.viral.windows import Windows, codon_codes, find_stretches, opposite_strand
 
 _STEP = 3  # a word has this many times this many residues
 PIECE = 1000  # bases; words are read in its longest stretch and in long ones
@@ -69,13 +69,13 @@ def word_table(numbers: Numbers, owners: NDArray[np.uint8]) -> WordTable:
     return WordTable(n_of_bucket.astype(np.uint8), keys.astype(np.uint16))
 
 
-def is_in_sample(numbers: Numbers) -> Mask:
+def is_in_sample(numbers: Numbers) -> BoolArray:
     """Whether each word is kept even if only one group has it. (n,) -> (n,)"""
     return _are_in_sample(_hashes(numbers))
 
 
-def _are_in_sample(hashes: NDArray[np.uint64]) -> Mask:
-    is_inside: Mask = hashes & np.uint64(RARITY - 1) == 0
+def _are_in_sample(hashes: NDArray[np.uint64]) -> BoolArray:
+    is_inside: BoolArray = hashes & np.uint64(RARITY - 1) == 0
     return is_inside
 
 
@@ -121,7 +121,7 @@ class WordCounts:
         return word_table(self.numbers[is_kept], owners[is_kept])
 
 
-def count_words(collection: Collection, fold_of_record: Counts) -> WordCounts:
+def count_words(collection: Collection, fold_of_record: IntArray) -> WordCounts:
     """Count the groups that have each word, however often."""
     names, group = np.unique([one.group for one in collection.records], return_inverse=True)
     is_virus = np.array([one.is_virus for one in collection.records])
@@ -147,7 +147,7 @@ def count_words(collection: Collection, fold_of_record: Counts) -> WordCounts:
     )
 
 
-def _words_of_records(collection: Collection) -> Iterator[tuple[Counts, Numbers]]:
+def _words_of_records(collection: Collection) -> Iterator[tuple[IntArray, Numbers]]:
     """Yield records and words, for blocks of pieces."""
     n_whole, rest = np.divmod(collection.lengths, PIECE)
     n_pieces = np.maximum(1, n_whole + (2 * rest >= PIECE))  # no overlap: a word counts once
@@ -158,7 +158,7 @@ def _words_of_records(collection: Collection) -> Iterator[tuple[Counts, Numbers]
     for first in range(0, len(owner), _PIECES_AT_ONCE):
         block = slice(first, first + _PIECES_AT_ONCE)
         low, high = place[block][0], place[block][-1] + n_bases[block][-1]
-        pieces = Pieces(collection.digits[low:high], place[block] - low, n_bases[block])
+        pieces = Windows(collection.digits[low:high], place[block] - low, n_bases[block])
         kept = np.stack(find_stretches(pieces))
         is_longest = np.diff(kept[0], prepend=-1) != 0
         read = kept[:, is_longest | (kept[3] >= GENE_LIKE)]
@@ -167,7 +167,7 @@ def _words_of_records(collection: Collection) -> Iterator[tuple[Counts, Numbers]
         yield owner[block][read[0, stretch[places]]], numbers
 
 
-def _codons_of(pieces: Pieces, stretches: Counts) -> tuple[Digits, Counts]:
+def _codons_of(pieces: Windows, stretches: IntArray) -> tuple[Digits, IntArray]:
     """The concatenated codon codes of these stretches, and the stretch of each codon.
 
     (4, n), the columns of ``find_stretches`` -> (n_codons,), (n_codons,)
@@ -203,7 +203,7 @@ class Words:
     def features(
         self,
         fragments: Fragments,
-        fold_of_record: Counts,
+        fold_of_record: IntArray,
         read: Callable[[Digits, WordTable], Features] = fragment_features,
     ) -> Features:
         """The features of fragments, computed by ``read`` with the words of other folds.
@@ -224,7 +224,7 @@ class Words:
         return features
 
 
-def words_in(residues: Residues, owner: Counts) -> tuple[Counts, Numbers]:
+def words_in(residues: Residues, owner: IntArray) -> tuple[IntArray, Numbers]:
     """The words in concatenated residues, none across two owners: places, numbers."""
     numbers, is_word = residues.astype(np.int64), residues < NO_RESIDUE
     for n in (1, _STEP):  # three residues, then three times three

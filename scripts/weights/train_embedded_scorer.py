@@ -73,7 +73,7 @@ from scorer_folds import (
 )
 from scorer_words import WordCounts, Words, count_words
 
-from virnucpro.core.numeric import Counts, Values, sigmoid
+from virnucpro.core.numeric import FloatArray, IntArray, sigmoid
 from virnucpro.training.evaluation.calibration import fit_error_rates
 from virnucpro.training.evaluation.metrics import Samples
 from virnucpro.training.labelled_data import (
@@ -84,7 +84,14 @@ from virnucpro.training.labelled_data import (
     read_records,
 )
 from virnucpro.viral.features import GC, NO_WORDS
-from virnucpro.viral.networks import ErrorRates, Knot, PieceNets, Scorer, load_scorer, thresholds
+from virnucpro.viral.networks import (
+    ErrorRates,
+    Knot,
+    PieceNetworks,
+    Scorer,
+    load_scorer,
+    thresholds,
+)
 from virnucpro.viral.networks import calibrate as calibrate_log_odds
 from virnucpro.viral.options import FALSE_POSITIVES
 
@@ -205,7 +212,7 @@ class Course:
     """The data for fitting nets: records, their folds, and words counted only in them."""
 
     collection: Collection
-    fold_of_record: Counts
+    fold_of_record: IntArray
     words: Words
 
 
@@ -214,7 +221,7 @@ class Data:
     """The records for a scorer, genes last, with their folds, and the words of all but genes."""
 
     collection: Collection
-    fold_of_record: Counts
+    fold_of_record: IntArray
     counts: WordCounts
 
     @classmethod
@@ -274,11 +281,11 @@ def lessons(
     )
 
 
-def fit(course: Course) -> list[PieceNets]:
+def fit(course: Course) -> list[PieceNetworks]:
     return [fit_range(course, of_size) for of_size in RANGES]
 
 
-def fit_range(course: Course, of_size: Range) -> PieceNets:
+def fit_range(course: Course, of_size: Range) -> PieceNetworks:
     fitting, drawing = (OF_PARTS, MATCHED) if of_size.part else (FITTING, WITH_GENES)
     n_fragments = N_FRAGMENTS[of_size.size]
     draws = [lessons(course, of_size, n_fragments, drawing, seed=0)]
@@ -287,7 +294,7 @@ def fit_range(course: Course, of_size: Range) -> PieceNets:
     return fit_piece_nets(of_size, draws, course.words.table, fitting, own)
 
 
-def fit_windows(collection: Collection, n_seeds: int) -> PieceNets:
+def fit_windows(collection: Collection, n_seeds: int) -> PieceNetworks:
     """Fit nets that read no words: words of prophages in related hosts count as cellular.
 
     They learn no transposable elements, because regions.json was learned with such nets.
@@ -300,7 +307,7 @@ def fit_windows(collection: Collection, n_seeds: int) -> PieceNets:
     return fit_piece_nets(WINDOWS, draws, NO_WORDS, Fitting())
 
 
-def fit_folds(data: Data, folds: Iterable[int]) -> dict[int, list[PieceNets]]:
+def fit_folds(data: Data, folds: Iterable[int]) -> dict[int, list[PieceNetworks]]:
     """Fit the nets for each of these folds, without its groups."""
     nets = {}
     for fold in folds:
@@ -310,7 +317,7 @@ def fit_folds(data: Data, folds: Iterable[int]) -> dict[int, list[PieceNets]]:
 
 
 def calibrate(
-    collection: Collection, fold_of_record: Counts, nets: dict[int, list[PieceNets]]
+    collection: Collection, fold_of_record: IntArray, nets: dict[int, list[PieceNetworks]]
 ) -> tuple[list[Knot], list[ErrorRates]]:
     """Derive knots and error rates from the nets of group folds; write figures."""
     knots, at_lengths, margins, drawn = [], [], [], []
@@ -336,7 +343,7 @@ def calibrate(
         drawn.append((records, calibrated))
     error_rates = evened(at_lengths, margins)
     for rates, (records, calibrated) in zip(error_rates, drawn, strict=True):
-        cut = rates.cut_at(FALSE_POSITIVES["default"])
+        cut = rates.threshold_at(FALSE_POSITIVES["default"])
         write_figures(rates.n_bases, records, calibrated, cut)
     return knots, error_rates
 
@@ -423,7 +430,7 @@ def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[st
 
 
 def write_figures(
-    n_bases: int, records: Sequence[LabelledRecord], log_odds: Values, threshold: float
+    n_bases: int, records: Sequence[LabelledRecord], log_odds: FloatArray, threshold: float
 ) -> None:
     """Write rows of the table for fragments of one length, by their calibrated log-odds."""
     samples = Samples(
@@ -460,7 +467,7 @@ def row_of(
     threshold: float,
 ) -> tuple[str, ...]:
     """The number of called own samples, and figures on a half viral mixture."""
-    own, inside = samples.where(is_own), samples.where(is_inside)
+    own, inside = samples.select(is_own), samples.select(is_inside)
     n_of_label = np.bincount(inside.is_virus, minlength=2)
     inside = replace(inside, weights=1 / n_of_label[inside.is_virus.astype(np.int64)])
     figures = inside.measure(inside.scores >= threshold)

@@ -31,22 +31,22 @@ from reading import fragment_features
 from safetensors.numpy import save_file
 from scorer_manifest import NAMELESS, Groups, Row, kingdom_of, names_of, read_rows
 
-from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.open_codes import Digits, encode
-from virnucpro.viral.features import FARTHEST, NO_WORDS
+from virnucpro.viral.features import CLIP, NO_WORDS
 from virnucpro.viral.taxonomy import (
     FORMAT,
-    KIND_FEATURES,
-    KIND_PIECE,
+    GROUP_FEATURES,
+    GROUP_PIECE_BASES,
     KINDS,
-    KindNet,
-    Kinship,
-    KinWords,
-    kin_words_of,
-    named_owners,
+    GroupNetwork,
+    KmerTable,
+    TaxonAssigner,
+    assign_taxa,
+    iter_kmers,
 )
-from virnucpro.viral.windows import Pieces, opposite_strand
+from virnucpro.viral.windows import Windows, opposite_strand
 
 CALIBRATING, NOT_IN_TABLE = range(2, 5), range(5)  # tenths of the genera, for certainties
 BUCKET_BITS, REST_BITS = 20, 16  # of a hash: the bucket, and the bits that the table stores
@@ -100,10 +100,10 @@ class Viruses:
     family: NDArray[np.str_]  # "": none
     genus: NDArray[np.str_]
     group: NDArray[np.str_]
-    kind: Counts  # index in KINDS; -1: unknown
+    kind: IntArray  # index in KINDS; -1: unknown
 
     @property
-    def lengths(self) -> Counts:
+    def lengths(self) -> IntArray:
         return np.array([len(one) for one in self.digits])
 
 
@@ -148,20 +148,20 @@ def _kind_of(row: Row) -> int:
 # Words of families
 
 
-def side_by_side(digits: Sequence[Digits]) -> Pieces:
-    return Pieces.side_by_side(np.concatenate(digits), np.array(list(map(len, digits))))
+def side_by_side(digits: Sequence[Digits]) -> Windows:
+    return Windows.concatenate(np.concatenate(digits), np.array(list(map(len, digits))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Words:
     """The concatenated words of all viruses, each once per virus."""
 
-    numbers: Counts
-    virus: Counts  # of each word
+    numbers: IntArray
+    virus: IntArray  # of each word
 
     @classmethod
     def of(cls, viruses: Viruses) -> Words:
-        each = zip(*kin_words_of(side_by_side(viruses.digits)), strict=True)
+        each = zip(*iter_kmers(side_by_side(viruses.digits)), strict=True)
         virus, numbers = map(np.concatenate, each)
         order = np.lexsort((numbers, virus))
         virus, numbers = virus[order], numbers[order]
@@ -197,7 +197,7 @@ def _name_of_cluster(rows: Sequence[Row]) -> str:
     return next((match[0] for match in accessions if match), "")
 
 
-def owners_of(viruses: Viruses) -> tuple[Counts, tuple[str, ...]]:
+def owners_of(viruses: Viruses) -> tuple[IntArray, tuple[str, ...]]:
     """The owner of the words of each virus, and the names of the clusters. (n,)"""
     families, clusters = families_of(viruses), names_of_clusters(viruses)
     is_of_cluster = (viruses.family == "") & (clusters != "")
@@ -215,7 +215,7 @@ def kinds_of_families(viruses: Viruses, families: Sequence[str]) -> tuple[str, .
     return ("", *(KINDS[kinds[family].most_common(1)[0][0]] for family in families[1:]))
 
 
-def table_of(viruses: Viruses, words: Words, kept: Mask) -> KinWords:
+def table_of(viruses: Viruses, words: Words, kept: BoolArray) -> KmerTable:
     """The words that only one family has in the kept viruses, and those of viruses without one.
 
     A word of the latter belongs to their cluster if no other cluster has it.
@@ -232,7 +232,7 @@ def table_of(viruses: Viruses, words: Words, kept: Mask) -> KinWords:
     numbers, (genera, owners) = pairs >> n_bits, units[:, pairs & ((1 << n_bits) - 1)]
     first = np.flatnonzero(np.diff(numbers, prepend=-1))
 
-    def are_one(values: Counts) -> Mask:
+    def are_one(values: IntArray) -> BoolArray:
         """Whether all viruses that have a word agree. -> (n_words,)"""
         return np.asarray(np.minimum.reduceat(values, first) == np.maximum.reduceat(values, first))
 
@@ -243,7 +243,7 @@ def table_of(viruses: Viruses, words: Words, kept: Mask) -> KinWords:
     return kin_words(numbers[is_kept], owners[is_kept].astype(np.uint16))
 
 
-def kin_words(numbers: Counts, owners: NDArray[np.uint16]) -> KinWords:
+def kin_words(numbers: IntArray, owners: NDArray[np.uint16]) -> KmerTable:
     """A table of distinct words and their owners. (n,), (n,)
 
     Raises:
@@ -255,10 +255,10 @@ def kin_words(numbers: Counts, owners: NDArray[np.uint16]) -> KinWords:
     n_of_bucket = np.bincount(keys >> REST_BITS, minlength=1 << BUCKET_BITS)
     if n_of_bucket.max(initial=0) > np.iinfo(np.uint8).max:
         raise ValueError(f"{n_of_bucket.max()} words in one bucket")
-    return KinWords(n_of_bucket.astype(np.uint8), keys.astype(np.uint16), owners[order])
+    return KmerTable(n_of_bucket.astype(np.uint8), keys.astype(np.uint16), owners[order])
 
 
-def hashes_of(numbers: Counts) -> NDArray[np.uint64]:
+def hashes_of(numbers: IntArray) -> NDArray[np.uint64]:
     """Hash words as in SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195).
 
     ``kmers.c`` looks words up by the same hash.
@@ -271,7 +271,7 @@ def hashes_of(numbers: Counts) -> NDArray[np.uint64]:
 
 
 def fragments(
-    viruses: Viruses, chosen: Mask, n_bases: int, rng: np.random.Generator
+    viruses: Viruses, chosen: BoolArray, n_bases: int, rng: np.random.Generator
 ) -> Iterator[tuple[int, Digits]]:
     """Yield random fragments of each chosen genus, on random strands, with their viruses."""
     lengths = viruses.lengths
@@ -288,29 +288,31 @@ def fragments(
 class Named:
     """Fragments and the owners that name them, as parallel columns, (n,)."""
 
-    virus: Counts
-    owner: Counts
-    has_family: Mask
-    has_cluster: Mask
-    n_words: Counts
+    virus: IntArray
+    owner: IntArray
+    has_family: BoolArray
+    has_cluster: BoolArray
+    n_words: IntArray
 
     @classmethod
-    def of(cls, table: KinWords, some: Sequence[tuple[int, Digits]], n_families: int) -> Named:
+    def of(cls, table: KmerTable, some: Sequence[tuple[int, Digits]], n_families: int) -> Named:
         digits = [digits for _, digits in some]
-        owner, n_words, _ = named_owners(side_by_side(digits), table, n_families)
+        owner, n_words, _ = assign_taxa(side_by_side(digits), table, n_families)
         virus = np.array([virus for virus, _ in some])
         has_cluster = owner >= n_families
         return cls(virus, owner, (owner > 0) & ~has_cluster, has_cluster, n_words)
 
 
-def locked(viruses: Viruses) -> Mask:
+def locked(viruses: Viruses) -> BoolArray:
     """The viruses of genera that did not influence any choice. (n,)"""
     names = [
         f"test{'c' if row['genus'] in NAMELESS else 'g'}:{genus}"
         for row, genus in zip(viruses.rows, viruses.genus.tolist(), strict=True)
     ]
     calibrating = [tenth_of(genus) in CALIBRATING for genus in viruses.genus.tolist()]
-    are_locked: Mask = np.isin([tenth_of(name) for name in names], LOCKED) & ~np.array(calibrating)
+    are_locked: BoolArray = np.isin([tenth_of(name) for name in names], LOCKED) & ~np.array(
+        calibrating
+    )
     return are_locked
 
 
@@ -371,7 +373,7 @@ def measure_names(viruses: Viruses, words: Words, cells: list[Digits]) -> None:
     print("cells", 3_000, "", "", len(cells), *_shown(shares), sep="\t")
 
 
-def _measure_set(name: str, viruses: Viruses, chosen: Mask, table: KinWords) -> None:
+def _measure_set(name: str, viruses: Viruses, chosen: BoolArray, table: KmerTable) -> None:
     families, clusters = families_of(viruses), owners_of(viruses)[1]
     names = np.array([*families, *clusters])
     for n_bases in LENGTHS:
@@ -417,9 +419,9 @@ class Lessons:
     """Fragments as the net reads them, in parallel rows."""
 
     features: NDArray[np.float32]  # (n, n_features)
-    kind: Counts
-    virus: Counts
-    n_bases: Counts
+    kind: IntArray
+    virus: IntArray
+    n_bases: IntArray
 
 
 def draw_lessons(viruses: Viruses) -> Lessons:
@@ -436,15 +438,15 @@ def draw_lessons(viruses: Viruses) -> Lessons:
             digits[row] = viruses.digits[one][start : start + n_bases]
         is_reverse = rng.random(n) < 0.5
         digits[is_reverse] = opposite_strand(digits[is_reverse])
-        size = min(n_bases, KIND_PIECE)
-        features = fragment_features(digits.reshape(-1, size), NO_WORDS)[:, KIND_FEATURES]
+        size = min(n_bases, GROUP_PIECE_BASES)
+        features = fragment_features(digits.reshape(-1, size), NO_WORDS)[:, GROUP_FEATURES]
         mean = features.reshape(n, n_bases // size, -1).mean(axis=1, dtype=np.float64)
         blocks.append((mean.astype(np.float32), viruses.kind[virus], virus, np.full(n, n_bases)))
     columns = (np.concatenate(column) for column in zip(*blocks, strict=True))
     return Lessons(*columns)
 
 
-def _members(viruses: Viruses, n_bases: int) -> tuple[list[list[int]], Values]:
+def _members(viruses: Viruses, n_bases: int) -> tuple[list[list[int]], FloatArray]:
     """The viruses that are long enough, by kind and group, and the weight of each group."""
     groups: dict[tuple[int, str], list[int]] = defaultdict(list)
     for virus, kind in enumerate(viruses.kind.tolist()):
@@ -458,7 +460,7 @@ def _members(viruses: Viruses, n_bases: int) -> tuple[list[list[int]], Values]:
     return [groups[name] for name in names], weights
 
 
-def fold_of_groups(viruses: Viruses) -> Counts:
+def fold_of_groups(viruses: Viruses) -> IntArray:
     """The fold of each virus. The groups of a kind are spread evenly over the folds."""
     fold: dict[str, int] = {}
     for kind in range(len(KINDS)):
@@ -468,13 +470,13 @@ def fold_of_groups(viruses: Viruses) -> Counts:
     return np.array([fold.get(name, -1) for name in viruses.group.tolist()])
 
 
-def fit_net(lessons: Lessons, rows: Counts, seed: int) -> KindNet:
+def fit_net(lessons: Lessons, rows: IntArray, seed: int) -> GroupNetwork:
     """Fit a net to some of the lessons, without slopes."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     features = lessons.features[rows]
     mean, deviation = features.mean(axis=0), features.std(axis=0) + np.float32(1e-6)
-    features = ((features - mean) / deviation).clip(-FARTHEST, FARTHEST)
+    features = ((features - mean) / deviation).clip(-CLIP, CLIP)
     inputs, kinds = torch.from_numpy(features), torch.from_numpy(lessons.kind[rows])
     net = torch.nn.Sequential(
         torch.nn.Dropout(0.3),
@@ -496,10 +498,10 @@ def fit_net(lessons: Lessons, rows: Counts, seed: int) -> KindNet:
             optimizer.step()
             pace.step()
     weight, bias, last_weight, last_bias = (value.detach().numpy() for value in net.parameters())
-    return KindNet(mean, deviation, (weight, bias), (last_weight, last_bias), ((1, 1.0),))
+    return GroupNetwork(mean, deviation, (weight, bias), (last_weight, last_bias), ((1, 1.0),))
 
 
-def held_out_logits(lessons: Lessons, fold: Counts) -> Values:
+def held_out_logits(lessons: Lessons, fold: IntArray) -> FloatArray:
     """The logits of each fragment by a net that has not seen its group. (n, n_kinds)"""
     logits = np.empty((len(lessons.kind), len(KINDS)))
     for number in range(N_FOLDS):
@@ -509,7 +511,7 @@ def held_out_logits(lessons: Lessons, fold: Counts) -> Values:
     return logits
 
 
-def fit_slopes(lessons: Lessons, logits: Values) -> list[tuple[int, float]]:
+def fit_slopes(lessons: Lessons, logits: FloatArray) -> list[tuple[int, float]]:
     """Fit the slope at each length that makes the kinds of held-out fragments most probable.
 
     This is temperature scaling (Guo et al. 2017, arXiv:1706.04599).
@@ -519,7 +521,7 @@ def fit_slopes(lessons: Lessons, logits: Values) -> list[tuple[int, float]]:
         some = lessons.n_bases == n_bases
         kinds = lessons.kind[some]
 
-        def loss(slope: float, at: Values = logits[some], kinds: Counts = kinds) -> float:
+        def loss(slope: float, at: FloatArray = logits[some], kinds: IntArray = kinds) -> float:
             scaled = slope * at
             total = np.logaddexp.reduce(scaled, axis=1)
             return float((total - scaled[np.arange(len(kinds)), kinds]).mean())
@@ -529,7 +531,9 @@ def fit_slopes(lessons: Lessons, logits: Values) -> list[tuple[int, float]]:
     return slopes
 
 
-def measure_kinds(lessons: Lessons, logits: Values, slopes: Sequence[tuple[int, float]]) -> None:
+def measure_kinds(
+    lessons: Lessons, logits: FloatArray, slopes: Sequence[tuple[int, float]]
+) -> None:
     """Write the confusion matrix of held-out fragments by length, and the net's reliability."""
     print("bases", "kind", "n", *KINDS, "right of those told so", sep="\t")
     for n_bases, slope in slopes:
@@ -561,12 +565,12 @@ def main(out: Path, catalogues: list[Path]) -> None:
     measure_kinds(lessons, logits, slopes)
     net = fit_net(lessons, np.arange(len(lessons.kind)), N_FOLDS)
     words, families = Words.of(viruses), families_of(viruses)
-    kinship = Kinship(
+    kinship = TaxonAssigner(
         table_of(viruses, words, np.ones(len(viruses.rows), dtype=np.bool_)),
         families,
         kinds_of_families(viruses, families),
         owners_of(viruses)[1],
-        KindNet(net.mean, net.deviation, net.hidden, net.output, tuple(slopes)),
+        GroupNetwork(net.mean, net.deviation, net.hidden, net.output, tuple(slopes)),
         tuple(certainties(viruses, words)),
     )
     tensors, facts = kinship_tensors(kinship)
@@ -574,13 +578,15 @@ def main(out: Path, catalogues: list[Path]) -> None:
     measure_names(viruses, words, read_cells(catalogues))
 
 
-def kinship_tensors(kinship: Kinship) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
-    """The tensors and the metadata of a file that ``load_kinship`` reads."""
-    net, words = kinship.net, kinship.words
+def kinship_tensors(
+    kinship: TaxonAssigner,
+) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
+    """The tensors and the metadata of a file that ``load_taxonomy`` reads."""
+    net, words = kinship.net, kinship.kmers
     tensors: dict[str, NDArray[np.generic]] = {
         "words.buckets": words.n_of_bucket,
         "words.rests": words.rests,
-        "words.owners": words.owners,
+        "words.owners": words.taxa,
         "kind.mean": net.mean,
         "kind.deviation": net.deviation,
     }

@@ -34,7 +34,7 @@ from scorer_folds import N_FOLDS, fit_knot, group_folds
 from scorer_words import WordCounts, count_words
 from train_embedded_scorer import KIND_OF, KINDS, N_VIRAL, SHARES
 
-from virnucpro.core.numeric import Counts, Mask, Values, sigmoid
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray, sigmoid
 from virnucpro.training.evaluation.calibration import fit_error_rates
 from virnucpro.training.evaluation.metrics import Samples
 from virnucpro.training.frame_dataset import BASES_POWER
@@ -43,8 +43,8 @@ from virnucpro.viral.features import NO_RESIDUE, Residues
 from virnucpro.viral.networks import (
     ErrorRates,
     Knot,
-    Nets,
-    ProteinNets,
+    NetworkStack,
+    ProteinNetworks,
     calibrate,
     load_scorer,
     thresholds,
@@ -61,7 +61,7 @@ from virnucpro.viral.proteins import (
     Proteins,
     Ratios,
     encode_protein,
-    shared,
+    kmer_features,
     spelling,
 )
 
@@ -99,18 +99,18 @@ class Library:
     """Labelled proteins, or fragments of them, as parallel rows and places in common residues."""
 
     residues: Residues  # all proteins, concatenated
-    first: Counts
-    length: Counts
-    group: Counts
-    fold: Counts
-    kind: Counts  # index in SHARES
-    is_virus: Mask
-    part: Counts  # index in PARTS
+    first: IntArray
+    length: IntArray
+    group: IntArray
+    fold: IntArray
+    kind: IntArray  # index in SHARES
+    is_virus: BoolArray
+    part: IntArray  # index in PARTS
 
     def __len__(self) -> int:
         return len(self.first)
 
-    def where(self, rows: Mask | Counts) -> Library:
+    def where(self, rows: BoolArray | IntArray) -> Library:
         columns = ("first", "length", "group", "fold", "kind", "is_virus", "part")
         return replace(self, **{name: getattr(self, name)[rows] for name in columns})
 
@@ -129,7 +129,7 @@ class Library:
         for first, length in zip(self.first.tolist(), self.length.tolist(), strict=True):
             yield self.residues[first : first + length]
 
-    def chances(self, by_residue: bool) -> Values:
+    def chances(self, by_residue: bool) -> FloatArray:
         """The probability of drawing each: kinds by their shares, groups nearly evenly."""
         chances = np.zeros(len(self))
         shares = np.array(list(SHARES.values()))
@@ -203,7 +203,7 @@ class Counted:
             for pattern, counts in zip(PATTERNS, self._counts, strict=True)
         )
 
-    def _ratios(self, pattern: Sequence[int], counts: Values) -> Ratios:
+    def _ratios(self, pattern: Sequence[int], counts: FloatArray) -> Ratios:
         """The log ratio, viruses to cells, of each pattern's frequency, in steps. (2, n) -> (n,)"""
         expected = np.ones(1)
         for _ in pattern:
@@ -213,19 +213,19 @@ class Counted:
         return np.asarray(steps.clip(-127, 127).astype(np.int8))
 
     def shared_without(self, fold: int) -> Callable[[Proteins], Features]:
-        """A function for ``shared`` features, with words and patterns counted without this fold."""
+        """Make a function that computes k-mer features from counts without this fold."""
         words, ratios = self._words.table({fold}), self.ratios({fold})
-        return lambda proteins: shared(proteins, words, ratios)
+        return lambda proteins: kmer_features(proteins, words, ratios)
 
 
-def occurrences(proteins: Proteins, places: Sequence[int]) -> tuple[Counts, Counts]:
+def occurrences(proteins: Proteins, places: Sequence[int]) -> tuple[IntArray, IntArray]:
     """Each occurrence of a pattern in a protein: the protein, and the residues as one number.
 
     The number has one digit in base 20 for each offset of the pattern.
     """
     residues, owner = proteins.residues, proteins.owner
     n = max(0, len(residues) - places[-1])
-    is_inside: Mask = owner[:n] == owner[len(residues) - n :]
+    is_inside: BoolArray = owner[:n] == owner[len(residues) - n :]
     numbers = np.zeros(n, dtype=np.int64)
     for place in places:
         numbers *= N_RESIDUES
@@ -265,7 +265,7 @@ class Course:
     """
 
     fragments: Library
-    kind: Counts
+    kind: IntArray
     features: Features
 
     @classmethod
@@ -282,7 +282,7 @@ class Course:
             features[rows, alone.shape[1] :] = fragments.where(rows).read(others)
         return cls(fragments, kinds[fragments.kind], features)
 
-    def fit(self, rows: Mask, seed: int = 0) -> Nets:
+    def fit(self, rows: BoolArray, seed: int = 0) -> NetworkStack:
         """Fit a net to these rows and the synthetic ones."""
         rows = rows | (self.fragments.fold == MADE)
         some = self.fragments.where(rows)
@@ -303,7 +303,7 @@ def with_made(fragments: Library, rng: np.random.Generator) -> Library:
         made.append(np.resize(rng.integers(N_RESIDUES, size=n).astype(np.uint8), length[2]))
     lengths = np.array([len(one) for one in made])
 
-    def behind(column: Counts, value: int) -> Counts:
+    def behind(column: IntArray, value: int) -> IntArray:
         return np.append(column, np.full(len(made), value))
 
     return Library(
@@ -318,7 +318,7 @@ def with_made(fragments: Library, rng: np.random.Generator) -> Library:
     )
 
 
-def length_weights(length: Counts, is_virus: Mask) -> Values:
+def length_weights(length: IntArray, is_virus: BoolArray) -> FloatArray:
     """Weights that balance the labels at each length, so that it does not predict the label."""
     bins = np.digitize(length, _EDGES)
     counts = np.bincount(2 * bins + is_virus, minlength=2 * len(_EDGES) + 2).reshape(-1, 2)
@@ -327,7 +327,7 @@ def length_weights(length: Counts, is_virus: Mask) -> Values:
 
 
 def calibrated_by(
-    fragments: Library, log_odds: Values
+    fragments: Library, log_odds: FloatArray
 ) -> tuple[tuple[Knot, ...], tuple[ErrorRates, ...]]:
     """Derive knots and error rates by length, from nets that have not seen the fragments."""
     in_bin = np.digitize(fragments.length, BINS[1:])
@@ -358,7 +358,7 @@ def train(manifest: Path, proteins: Path, split: Path, scorer_file: Path) -> Non
     knots, rates = calibrate_folds(course)
     words = scorer.pieces[0].words
     training = f"{len(library):,} proteins of {len(np.unique(library.group)):,} groups"
-    nets = ProteinNets(
+    nets = ProteinNetworks(
         words,
         counted.ratios(()),
         fitted,
@@ -402,13 +402,16 @@ def calibrate_folds(course: Course) -> tuple[tuple[Knot, ...], tuple[ErrorRates,
 
 
 def write_figures(
-    name: str, fragments: Library, log_odds: Values, cuts: Mapping[str, Values] | None = None
+    name: str,
+    fragments: Library,
+    log_odds: FloatArray,
+    cuts: Mapping[str, FloatArray] | None = None,
 ) -> None:
     """Write rows of the table. Without cuts, presets call their share of the cells in each row."""
     for low, high in TOLD:
         inside = (fragments.length >= low) & (fragments.length <= (high or np.inf))
         some, values = fragments.where(inside), log_odds[inside]
-        called: dict[str, Mask] = {}
+        called: dict[str, BoolArray] = {}
         for preset, share in FALSE_POSITIVES.items():
             cut = cuts[preset][inside] if cuts else np.quantile(values[~some.is_virus], 1 - share)
             called[preset] = values >= cut
@@ -419,7 +422,7 @@ def write_figures(
     sys.stdout.flush()
 
 
-def kinds_of(fragments: Library) -> Iterator[tuple[str, Mask, Mask]]:
+def kinds_of(fragments: Library) -> Iterator[tuple[str, BoolArray, BoolArray]]:
     """Yield each kind, its own fragments, and these with the fragments they are ranked against."""
     everything = np.ones(len(fragments), dtype=np.bool_)
     yield "all", everything, everything
@@ -434,10 +437,10 @@ def kinds_of(fragments: Library) -> Iterator[tuple[str, Mask, Mask]]:
 
 def row_of(
     fragments: Library,
-    log_odds: Values,
-    called: Mapping[str, Mask],
-    is_own: Mask,
-    is_inside: Mask,
+    log_odds: FloatArray,
+    called: Mapping[str, BoolArray],
+    is_own: BoolArray,
+    is_inside: BoolArray,
     has_interval: bool,
 ) -> Iterator[str]:
     own = fragments.where(is_own)

@@ -22,10 +22,10 @@ from virnucpro.core.errors import VirnucproError
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.sequences import fasta
 from virnucpro.store import plan
-from virnucpro.training.evaluation.evaluate import _Question, answer, write_report
+from virnucpro.training.evaluation.evaluate import EvaluationSpec, evaluate_spec, write_report
 from virnucpro.training.options import TrainOptions
 from virnucpro.training.reports import write_evaluation_page
-from virnucpro.viral.classifier import caller_of
+from virnucpro.viral.classifier import choose_classifier
 from virnucpro.viral.head import Head
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig
@@ -58,16 +58,16 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Evaluation:
-    question: _Question
+    question: EvaluationSpec
     config: RunConfig
     head: Path
 
     def __call__(self, resume: bool) -> None:
         config = again(self.config, resume=resume)
         options = config.options
-        classifier = caller_of(options, options.calls, Head.load(self.head))
+        classifier = choose_classifier(options, options.calls, Head.load(self.head))
         config = replace(config, classifier=classifier)
-        figures = answer(self.question, config, InlineExecutor(), lambda _: None)
+        figures = evaluate_spec(self.question, config, InlineExecutor(), lambda _: None)
         write_report(self.question.options.output_dir, figures)
         write_evaluation_page(self.question.options.output_dir, figures)
 

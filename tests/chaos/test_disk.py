@@ -55,13 +55,13 @@ from virnucpro.core.errors import (
     VirnucproError,
 )
 from virnucpro.core.events import ShardDone
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.esm2.config import hash_weights
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.run_report import report_folder
-from virnucpro.store.feature_file import read_sealed, write_sealed
+from virnucpro.store.feature_file import read_checksummed, write_checksummed
 from virnucpro.store.plan import Plan
-from virnucpro.training.evaluation.evaluate import _Question
+from virnucpro.training.evaluation.evaluate import EvaluationSpec
 from virnucpro.training.options import EvaluateOptions
 from virnucpro.workflows.find_proviruses import find_regions
 from virnucpro.workflows.predict import predict
@@ -122,7 +122,7 @@ class Calls:
         finally:
             self.folder = ""
 
-    def of(self, config: RunConfig, head) -> list[tuple[str, str]]:
+    def from_calls(self, config: RunConfig, head) -> list[tuple[str, str]]:
         """Run undisturbed and return the calls that were made."""
         with self.below(config.output):
             run_inline(config, head)
@@ -374,10 +374,10 @@ def test_a_full_disk_ends_an_evaluation_with_a_word_and_resume_completes_it(
         lengths="150",
         fragments_per_record=1,
     )
-    question = _Question.of(options)
+    question = EvaluationSpec.from_options(options)
     config = make_config(output=question.run_folder)
     kept = fill_disks(Evaluation(question, config, tiny.head_file), options.output_dir, limits)
-    elsewhere = _Question.of(replace(options, output_dir=tmp_path / "undisturbed"))
+    elsewhere = EvaluationSpec.from_options(replace(options, output_dir=tmp_path / "undisturbed"))
     config = make_config(output=elsewhere.run_folder)
     Evaluation(elsewhere, config, tiny.head_file)(resume=False)
     for folder in kept:
@@ -744,11 +744,11 @@ def test_a_plan_of_what_no_plan_holds_is_made_again(finished, tiny, undisturbed,
     config = finished
     plan = "shards/plan.json" if name in OF_LISTING else "shards/000000.plan"
     whole = (config.output / plan).read_bytes()
-    label, content = read_sealed(config.output / plan, {})
+    label, content = read_checksummed(config.output / plan, {})
     forged = json.loads(content)
     ({**FORGERIES, **OF_LISTING}[name])(forged)
     text = json.dumps(forged).encode()
-    write_sealed(Tree(config.output), config.output / plan, text, label.attributes)
+    write_checksummed(SafeDir(config.output), config.output / plan, text, label.attributes)
     inspect_run(config.output, verify=True)
     assert_resumes(config, tiny, undisturbed)
     assert (config.output / plan).read_bytes() == whole

@@ -227,7 +227,7 @@ def test_ctrl_c_while_a_name_is_written_leaves_no_lock(tmp_path, monkeypatch, ha
     if not has_flock:
         monkeypatch.setattr(fcntl, "flock", no_flock)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as held:
-        patch.setattr(lock, "_name", interrupted)
+        patch.setattr(lock, "_process_name", interrupted)
         with open_run_dir(tmp_path / "run").locked(create=True):
             pass
     with open_run_dir(tmp_path / "run").locked(create=True):
@@ -354,7 +354,7 @@ def test_another_host_that_gives_signs_of_life_keeps_its_folder_without_a_common
 ):
     if name == MARK:
         monkeypatch.setattr(fcntl, "flock", no_flock)
-    with within(20), lock._beating(left_by_another_host(tmp_path, name)):
+    with within(20), lock._heartbeat(left_by_another_host(tmp_path, name)):
         refusal = refusal_of(tmp_path)
     assert f"using {tmp_path}" in str(refusal) and refusal.hint
     assert name == MARK or "process 7 on elsewhere" in str(refusal)

@@ -7,7 +7,7 @@
 Each option is declared once, as a field of a class (see ``core.option_schema``). The function gets
 one object per class. Its docstring is the help text, and the first paragraph is the summary in the
 list of commands. Only documented interfaces of click are used: click finds the words of the user,
-and ``make`` converts and checks them, as it does for calls from Python.
+and ``build_options`` converts and checks them, as it does for calls from Python.
 """
 
 from __future__ import annotations
@@ -37,7 +37,14 @@ from click.shell_completion import CompletionItem
 from virnucpro.cli.help_page import Argument, Option, default_note, write_help
 from virnucpro.cli.mistaken_words import check_words, no_such_command
 from virnucpro.core.machine import slurm_variables
-from virnucpro.core.option_schema import OptionInfo, flag, make, option, options_of, refuse
+from virnucpro.core.option_schema import (
+    OptionInfo,
+    build_options,
+    option,
+    option_annotations,
+    option_flag,
+    reject_options,
+)
 from virnucpro.models.hugging_face import cache_folder
 
 T = TypeVar("T")
@@ -60,7 +67,7 @@ class ConsoleOptions:
 
     def __post_init__(self) -> None:
         if self.quiet:
-            refuse(self, ("verbose",), "with --quiet")
+            reject_options(self, ("verbose",), "with --quiet")
 
 
 class Command(click.Command):
@@ -183,13 +190,13 @@ def read_options(context: click.Context, group: type[T]) -> T:
         "hdf5_vol_connector": os.environ.get("HDF5_VOL_CONNECTOR"),
         "slurm": slurm_variables(os.environ),
     }
-    return make(group, {name: values[name] for name in names if name in values})
+    return build_options(group, {name: values[name] for name in names if name in values})
 
 
 def _parameters(group: type) -> Iterator[click.Parameter]:
     """Yield a parameter for each field that is an option."""
     hints = get_type_hints(group, include_extras=True)
-    options = options_of(hints)
+    options = option_annotations(hints)
     for field in fields(group):
         if field.name in options:
             kind = get_args(hints[field.name])[0]
@@ -208,7 +215,7 @@ def _parameter(name: str, kind: Any, info: OptionInfo, default: object) -> click
         metavar = f"{info.metavar}..." if is_repeatable else info.metavar
         n_words = -1 if is_repeatable else 1
         return Argument([name], about=info.help, metavar=metavar, nargs=n_words, **common)
-    names = info.names or (flag(name),)
+    names = info.names or (option_flag(name),)
     common |= {"panel": info.panel, "help": f"{info.help}{default_note(kind, info, default)}"}
     if kind is bool:
         if default:

@@ -85,20 +85,20 @@ _INSTALL = {"bash": _install_bash, "zsh": _install_zsh, "fish": _install_fish}
 def _install_completion(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:
     if not is_wanted:
         return
-    from virnucpro.cli.console import report
+    from virnucpro.cli.console import print_lines
 
     shell = _shell()
     path = _INSTALL[shell](_script(shell, context))
-    report([f"completion for {shell} is in {path}; it works in new shells"])
+    print_lines([f"completion for {shell} is in {path}; it works in new shells"])
     context.exit()
 
 
 def _show_completion(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:
     if not is_wanted:
         return
-    from virnucpro.cli.console import report
+    from virnucpro.cli.console import print_lines
 
-    report([_script(_shell(), context)])
+    print_lines([_script(_shell(), context)])
     context.exit()
 
 

@@ -18,7 +18,7 @@ import click
 
 from virnucpro.cli.command import ConsoleOptions
 from virnucpro.cli.exit_codes import GONE, end_cleanly, has_colours
-from virnucpro.core.logging import FORMAT, logging_to, logging_to_file, wrapped
+from virnucpro.core.logging import FORMAT, log_to_file, log_to_handler, wrapped
 from virnucpro.models.registry import DEFAULT_MODEL, NETWORK
 from virnucpro.workflows.options import RunOptions
 
@@ -59,10 +59,10 @@ def _write_to_terminal(text: str) -> None:
 
 
 @contextmanager
-def watched(options: ConsoleOptions, *, is_one_stage: bool = False) -> Iterator[EventLog]:
+def show_progress(options: ConsoleOptions, *, is_one_stage: bool = False) -> Iterator[EventLog]:
     """Log to the console, show the dashboard on a terminal, and yield the receiver of events.
 
-    With ``--quiet`` the console gets warnings only. ``is_one_stage``: see ``Figures``.
+    With ``--quiet`` the console gets warnings only. ``is_one_stage``: see ``ProgressState``.
     """
     from virnucpro.cli.progress import EventLog
 
@@ -85,8 +85,8 @@ def watched(options: ConsoleOptions, *, is_one_stage: bool = False) -> Iterator[
     if not options.verbose:
         handler.addFilter(partial(is_for_console, with_figures=not live))
     level = logging.DEBUG if options.verbose else logging.INFO
-    file = logging_to_file(options.log_file) if options.log_file else nullcontext()
-    with logging_to(handler, level), file, events, shown:
+    file = log_to_file(options.log_file) if options.log_file else nullcontext()
+    with log_to_handler(handler, level), file, events, shown:
         yield events
 
 
@@ -126,12 +126,12 @@ def _is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def report(lines: Iterable[str], quiet: bool = False) -> None:
+def print_lines(lines: Iterable[str], quiet: bool = False) -> None:
     """Print the outcome, with colours on a terminal unless ``quiet``."""
     colours = None if has_colours() and not quiet else False  # None: if it is a terminal
     try:
         for line in lines:
-            click.echo(_coloured(line), color=colours)
+            click.echo(_colorize(line), color=colours)
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
@@ -143,7 +143,7 @@ def report(lines: Iterable[str], quiet: bool = False) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
 
 
-def _coloured(line: str) -> str:
+def _colorize(line: str) -> str:
     """A line of the summary. Colours repeat the words and suit colour-blind readers."""
     name, colon, fact = line.partition(": ")
     match name:
@@ -160,14 +160,14 @@ def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
     """Suggest the next command after a run: the same one again, or one that shows the table."""
     is_piped = not {"-", "-i-", "--input=-"}.isdisjoint(argv)  # a pipe was read to its end
     if failed and not is_piped:
-        return as_command(_again(argv, "--resume"))
+        return as_command(_resume_command(argv, "--resume"))
     name = f"./{table}" if str(table).startswith("-") else str(table)
     return as_command(["head", name], " | column -t -s $'\\t' | less -S")
 
 
 def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> list[str]:
     """Suggest the commands after a plan: ``work``, then the same command with ``--resume``."""
-    rest = _again(argv, "--resume")
+    rest = _resume_command(argv, "--resume")
     if not n_slices:
         return as_command(rest)
     work = ["virnucpro", "work", str(options.output_dir.absolute())]
@@ -195,12 +195,12 @@ def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
         gains[NETWORK] = "with more unknown viruses"
     lines: list[str] = []
     for model, gain in gains.items():
-        command = _again(argv, "--model", model, *on_gpus)
+        command = _resume_command(argv, "--model", model, *on_gpus)
         lines += as_command(command, before=f"GPUs: {len(places)} free; {gain}")
     return lines
 
 
-def _again(argv: Sequence[str], *more: str) -> list[str]:
+def _resume_command(argv: Sequence[str], *more: str) -> list[str]:
     """The same command, with ``more`` in place of --force, --resume and --plan-only."""
     left_out = ("--force", "--resume", "--plan-only")
     return ["virnucpro", *(word for word in argv if word not in left_out), *more]

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from virnucpro.cli.progress import DeviceState, Figures, percent
+from virnucpro.cli.progress import DeviceState, ProgressState, percent
 from virnucpro.core.logging import wrapped
 
 _GAP = "   "  # between the figures of a line
@@ -32,7 +32,7 @@ class Dashboard:
     line and columns are dropped from the right, so no line wraps.
     """
 
-    def __init__(self, figures: Figures, console: Console) -> None:
+    def __init__(self, figures: ProgressState, console: Console) -> None:
         self._figures = figures
         self._console = console
         self._live = Live(
@@ -49,10 +49,10 @@ class Dashboard:
 
     def draw(self) -> RenderableType:
         now, width = self._figures, self._console.width
-        below = _flow(map(_styled, [*now.counts, *now.facts]), width)
+        below = _flow(map(_styled, [*now.counts, *now.to_dict]), width)
         if now.stage is not None:
-            return Group(_headline(now.title, now.share), below)
-        total = _headline("total", now.share)
+            return Group(_headline(now.title, now.fraction), below)
+        total = _headline("total", now.fraction)
         if not now.devices:
             return Group(total, below, Text("workers are starting"))
         n_above = 3 + len(below.split())  # total and figures, table header, an empty line
@@ -99,12 +99,12 @@ def _flow(figures: Iterable[Text], width: int) -> Text:
     return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
 
 
-def _device_table(now: Figures, width: int, n_lines: int) -> Table:
+def _device_table(now: ProgressState, width: int, n_lines: int) -> Table:
     """One line per device; the last line sums up devices that do not fit."""
     devices = now.sorted_devices
     n_visible = len(devices) if len(devices) <= n_lines else max(0, n_lines - 1)
     visible, folded = devices[:n_visible], [device for _, device in devices[n_visible:]]
-    rows = [_head(devices), *(_cells(name, [device]) for name, device in visible)]
+    rows = [_headings(devices), *(_cells(name, [device]) for name, device in visible)]
     if folded:
         rows.append(_cells(f"+ {len(folded)} more", folded))
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
@@ -114,7 +114,7 @@ def _device_table(now: Figures, width: int, n_lines: int) -> Table:
     table = Table.grid(padding=(0, _PADDING), pad_edge=False)
     for index in range(len(widths)):
         table.add_column(justify="right" if index else "left", no_wrap=True, overflow="ellipsis")
-    shares = [now.share_of_shard(device) for _, device in visible]
+    shares = [now.shard_fraction(device) for _, device in visible]
     bars: list[RenderableType] = [Text("current shard")]
     bars += [Text() if share is None else _bar(share, bar_width) for share in shares]
     bars += [Text()] * bool(folded)
@@ -125,7 +125,7 @@ def _device_table(now: Figures, width: int, n_lines: int) -> Table:
     return table
 
 
-def _head(devices: Sequence[tuple[str, DeviceState]]) -> tuple[str, ...]:
+def _headings(devices: Sequence[tuple[str, DeviceState]]) -> tuple[str, ...]:
     is_cuda = all(name.startswith("cuda") for name, _ in devices)
     memory = "GPU memory, used/total" if is_cuda else "memory, process/machine"
     return "device", "shards", "tokens/s", memory

@@ -31,7 +31,7 @@ GONE = (errno.EPIPE, errno.EIO)  # the reader of the output is gone
 _NO_THREADS = "too many processes and threads: see `ulimit -u`, or the limits of the job"
 
 
-class Finished(Exception):  # noqa: N818 - an end, not an error
+class CommandExit(Exception):  # noqa: N818 - an end, not an error
     """The command ends here, with this exit code."""
 
     def __init__(self, exit_code: int) -> None:
@@ -49,7 +49,7 @@ class _Terminated(SystemExit):
 
 
 @contextmanager
-def exits(kept: Callable[[], str] = str) -> Iterator[None]:
+def exit_on_error(kept: Callable[[], str] = str) -> Iterator[None]:
     """Turn any error or signal in a command into a message and an exit code.
 
     ``kept`` makes the hint for an interrupted command from the files that exist by then.
@@ -57,13 +57,13 @@ def exits(kept: Callable[[], str] = str) -> Iterator[None]:
     try:
         yield
     except VirnucproError as error:
-        _end(error, kept)
+        _exit(error, kept)
     except KeyboardInterrupt as error:
-        complain("interrupted", kept())
-        raise Finished(INTERRUPTED_EXIT) from error
+        print_error("interrupted", kept())
+        raise CommandExit(INTERRUPTED_EXIT) from error
     except _Terminated as error:
-        complain(error.message, kept())
-        raise Finished(error.exit_code) from error
+        print_error(error.message, kept())
+        raise CommandExit(error.exit_code) from error
     except BrokenPipeError:
         raise
     except ModuleNotFoundError as error:
@@ -71,27 +71,27 @@ def exits(kept: Callable[[], str] = str) -> Iterator[None]:
             raise
         from virnucpro.models.devices import torch_is_missing
 
-        _end(torch_is_missing(), kept)
+        _exit(torch_is_missing(), kept)
     except (OSError, MemoryError) as error:
         from virnucpro.core.atomic_io import disk_error
 
         if isinstance(error, MemoryError):
             error = OSError(errno.ENOMEM, "no memory is left")
-        _end(disk_error(error), kept)
+        _exit(disk_error(error), kept)
     except RuntimeError as error:
         if "can't start new thread" not in str(error):
             raise
-        _end(StorageError("no thread can be started", _NO_THREADS), kept)
+        _exit(StorageError("no thread can be started", _NO_THREADS), kept)
 
 
-def _end(error: VirnucproError, kept: Callable[[], str]) -> NoReturn:
+def _exit(error: VirnucproError, kept: Callable[[], str]) -> NoReturn:
     after = [kept()] if isinstance(error, StorageError) else []
-    complain(str(error), "; ".join(filter(None, [error.hint, *after])))
-    raise Finished(error.exit_code) from error
+    print_error(str(error), "; ".join(filter(None, [error.hint, *after])))
+    raise CommandExit(error.exit_code) from error
 
 
 @contextmanager
-def needing(extra: str) -> Iterator[None]:
+def require_packages(extra: str) -> Iterator[None]:
     """Wrap imports of packages that are in an extra, and not in the core installation.
 
     Raises:
@@ -100,7 +100,7 @@ def needing(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name == "torch":  # in no extra: see ``exits``
+        if error.name == "torch":  # in no extra: see ``exit_on_error``
             raise
         raise UnavailableError(
             f"this command needs {error.name}, which is not installed",
@@ -108,7 +108,7 @@ def needing(extra: str) -> Iterator[None]:
         ) from error
 
 
-def complain(message: str, hint: str) -> None:
+def print_error(message: str, hint: str) -> None:
     with suppress(OSError):  # the terminal may be gone
         click.secho(f"error: {message}", fg="red", err=True, color=None if has_colours() else False)
         if hint:
@@ -123,17 +123,17 @@ def end_cleanly() -> None:
     """Turn signals into exceptions, so that processes stop and temporary files are deleted."""
     from virnucpro.core.child_process import ask_before_cpu_limit
 
-    _listen(-DEAF_SECONDS)
+    _install_handlers(-DEAF_SECONDS)
     ask_before_cpu_limit()
 
 
-def _listen(since: float) -> None:
+def _install_handlers(since: float) -> None:
     for number in (signal.SIGINT, *_ENDED_BY):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, partial(_stop, since))
+            signal.signal(number, partial(_raise_terminated, since))
 
 
-def _stop(since: float, number: int, _: object) -> None:
+def _raise_terminated(since: float, number: int, _: object) -> None:
     """End once after Ctrl-C or a signal of ``_ENDED_BY``, and ignore further signals.
 
     Print nothing: a line may be half written to the terminal.
@@ -141,7 +141,7 @@ def _stop(since: float, number: int, _: object) -> None:
     now = time.monotonic()
     if now - since < DEAF_SECONDS:
         return
-    _listen(now)
+    _install_handlers(now)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise _Terminated(signal.Signals(number))

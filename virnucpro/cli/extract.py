@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from virnucpro.cli.command import ConsoleOptions, command
-from virnucpro.cli.exit_codes import needing
+from virnucpro.cli.exit_codes import require_packages
 from virnucpro.cli.run_command import Workflow, run_command
 from virnucpro.workflows.options import ExtractOptions
 
@@ -30,7 +30,7 @@ def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
 
     def load() -> Workflow[ExtractOptions]:
         if options.format == "parquet":
-            with needing("arrow"):
+            with require_packages("arrow"):
                 import pyarrow.parquet  # noqa: F401 - fail before anything is embedded
         from virnucpro.workflows.extract import extract as run
 

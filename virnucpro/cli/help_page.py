@@ -66,20 +66,22 @@ def write_help(
         example = _EXAMPLE.fullmatch(text)
         about = example["about"] if example else text
         if about:
-            formatter.write(f"\n{_wrapped(about, formatter.width, '  ', 2)}\n")
+            formatter.write(f"\n{_wrap(about, formatter.width, '  ', 2)}\n")
         if example:
             formatter.write(f"    {example['command']}\n")
-    for panel, rows in (panels_of(command, ctx) | dict(more or {})).items():
+    for panel, rows in (group_panels(command, ctx) | dict(more or {})).items():
         formatter.write(f"\n{panel}:\n" if rows else "")
         for names, text in rows:
             name = f"  {names}"
             if len(name) > _NAMES - 2:
                 formatter.write(f"{name}\n")
                 name = ""
-            formatter.write(_wrapped(text, formatter.width, name.ljust(_NAMES), _NAMES) + "\n")
+            formatter.write(_wrap(text, formatter.width, name.ljust(_NAMES), _NAMES) + "\n")
 
 
-def panels_of(command: click.Command, ctx: click.Context) -> dict[str, Sequence[tuple[str, str]]]:
+def group_panels(
+    command: click.Command, ctx: click.Context
+) -> dict[str, Sequence[tuple[str, str]]]:
     """The rows of parameters, name and text, by panel."""
     panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in command.get_params(ctx):
@@ -88,7 +90,7 @@ def panels_of(command: click.Command, ctx: click.Context) -> dict[str, Sequence[
     return dict(panels)
 
 
-def _wrapped(text: str, width: int, first: str, indent: int) -> str:
+def _wrap(text: str, width: int, first: str, indent: int) -> str:
     """Break lines at spaces only: an option in a text stays whole."""
     return fill(
         " ".join(text.split()),

@@ -16,9 +16,9 @@ import click
 
 from virnucpro.cli import console as running
 from virnucpro.cli.command import command
-from virnucpro.cli.exit_codes import Finished, end_cleanly, exits
+from virnucpro.cli.exit_codes import CommandExit, end_cleanly, exit_on_error
 from virnucpro.core.logging import printable
-from virnucpro.core.option_schema import argument, folder, option, refuse
+from virnucpro.core.option_schema import argument, folder, option, reject_options
 from virnucpro.models.options import BenchOptions
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ def devices(options: _DevicesOptions) -> None:
 
     Example: virnucpro devices
     """
-    with exits():
+    with exit_on_error():
         from virnucpro.core.machine import read_machine, slurm_variables
-        from virnucpro.models.devices import machine_lines
+        from virnucpro.models.devices import format_machine
 
         running.number_gpus_by_bus()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         machine = read_machine(slurm_variables(os.environ))
-        running.report(machine_lines(visible, machine, _try_gpus, as_json=options.as_json))
+        running.print_lines(format_machine(visible, machine, _try_gpus, as_json=options.as_json))
 
 
 def _try_gpus(devices: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
@@ -70,13 +70,13 @@ def bench(options: BenchOptions) -> None:
 
     One model, before it is downloaded: virnucpro bench --models 650M --json bench.json
     """
-    with exits(lambda: _MEASURED):
+    with exit_on_error(lambda: _MEASURED):
         from virnucpro.models.validation.bench import bench as measure
 
         running.number_gpus_by_bus()
         end_cleanly()
         say = (lambda _: None) if options.quiet else partial(click.echo, err=True)
-        measure(options, sys.argv, say, running.report)
+        measure(options, sys.argv, say, running.print_lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,24 +129,24 @@ def status(options: _StatusOptions) -> None:
 
     Exit code 1: --verify found damaged files, or parts that do not follow from the input.
     """
-    with exits():
+    with exit_on_error():
         from virnucpro.results.outputs import open_run_dir
         from virnucpro.workflows.status import inspect_run, measure_run
 
         if not options.verify:
-            refuse(options, ("recompute",), "without --verify")
+            reject_options(options, ("recompute",), "without --verify")
         if options.recompute is None:
-            refuse(options, ("seed",), "without --recompute")
+            reject_options(options, ("seed",), "without --recompute")
         if not open_run_dir(options.folder).manifest.exists():
             _report_training(options)
         recomputed = _recompute(options)
         if options.as_json:
             figures = measure_run(options.folder, verify=options.verify, recomputed=recomputed)
-            running.report([json.dumps(figures, indent=2)])
-            raise Finished(1 if figures.get("damaged") else 0)
+            running.print_lines([json.dumps(figures, indent=2)])
+            raise CommandExit(1 if figures.get("damaged") else 0)
         lines, n_damaged = inspect_run(options.folder, verify=options.verify, recomputed=recomputed)
-        running.report(lines)
-        raise Finished(1 if n_damaged else 0)
+        running.print_lines(lines)
+        raise CommandExit(1 if n_damaged else 0)
 
 
 def _recompute(options: _StatusOptions) -> Recomputed | None:
@@ -170,9 +170,9 @@ def _report_training(options: _StatusOptions) -> None:
 
     if lines := training_lines(options.folder, as_json=options.as_json):
         names = ("verify", "recompute", "seed")
-        refuse(options, names, "for a training: `train --resume` verifies its files")
-        running.report(lines)
-        raise Finished(0)
+        reject_options(options, names, "for a training: `train --resume` verifies its files")
+        running.print_lines(lines)
+        raise CommandExit(0)
 
 
 _Result = Annotated[
@@ -215,14 +215,14 @@ def compare(options: _CompareOptions) -> None:
     Exit codes: 0 same rows and labels (and scores within --tolerance), 1 differences,
     64 usage, 65 bad table, 66 result missing.
     """
-    with exits():
+    with exit_on_error():
         from virnucpro.workflows.compare import compare as compare_results
         from virnucpro.workflows.compare import report_lines
 
         comparisons = compare_results(options.a, options.b)
-        running.report(report_lines(comparisons))
+        running.print_lines(report_lines(comparisons))
         agree = all(one.agrees(options.tolerance) for one in comparisons)
-        raise Finished(0 if agree else 1)
+        raise CommandExit(0 if agree else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,10 +242,10 @@ def report(options: _ReportOptions) -> None:
     Example: virnucpro report results/
     """
     end_cleanly()
-    with exits():
+    with exit_on_error():
         from virnucpro.results.report.run_report import report_folder
 
-        running.report([f"report: {printable(report_folder(options.folder))}"])
+        running.print_lines([f"report: {printable(report_folder(options.folder))}"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,10 +264,10 @@ def summary(options: _SummaryOptions) -> None:
 
     Example: virnucpro summary model_1/ model_2/ model_3/
     """
-    with exits():
+    with exit_on_error():
         from virnucpro.training.reports import summary_lines
 
-        running.report(summary_lines(options.folders))
+        running.print_lines(summary_lines(options.folders))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,10 +289,10 @@ def cite(options: _CiteOptions) -> None:
 
     Example: virnucpro cite results/ --bibtex >> references.bib
     """
-    with exits():
+    with exit_on_error():
         from virnucpro.results.report.citation import cite_program, cite_run
 
         if options.folder is None:
-            running.report(cite_program(bibtex_only=options.bibtex))
+            running.print_lines(cite_program(bibtex_only=options.bibtex))
         else:
-            running.report([*cite_run(options.folder, bibtex_only=options.bibtex)])
+            running.print_lines([*cite_run(options.folder, bibtex_only=options.bibtex)])

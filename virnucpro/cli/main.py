@@ -18,9 +18,9 @@ from virnucpro._version import __version__
 from virnucpro.cli.command import CommandSpec, Group, Subcommand
 from virnucpro.cli.completion import COMPLETION_OPTIONS, answer_shell
 from virnucpro.cli.early_exit import INTERRUPTED_EXIT, NOTHING_BEGAN
-from virnucpro.cli.exit_codes import GONE, USAGE_EXIT, Finished, complain, exits
+from virnucpro.cli.exit_codes import GONE, USAGE_EXIT, CommandExit, exit_on_error, print_error
 from virnucpro.cli.help_page import Option
-from virnucpro.cli.mistaken_words import error_of
+from virnucpro.cli.mistaken_words import explain_error
 
 # module of this package with a function of that name, and the first paragraph of its help, which is
 # repeated here so that `virnucpro --help` need not import all options
@@ -87,9 +87,9 @@ def _load(name: str) -> CommandSpec | Group:
 
 def _show_version(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:
     if is_wanted:
-        from virnucpro.cli.console import report
+        from virnucpro.cli.console import print_lines
 
-        report([f"virnucpro {__version__}"])
+        print_lines([f"virnucpro {__version__}"])
         context.exit()
 
 
@@ -114,10 +114,10 @@ def main() -> None:
     _open_standard_streams()
     gc.set_threshold(50_000)  # modules and record columns are long-lived: collect rarely
     try:
-        with exits():
+        with exit_on_error():
             _run(sys.argv[1:])
         raise SystemExit(0)
-    except Finished as finished:
+    except CommandExit as finished:
         raise SystemExit(finished.exit_code) from None
     except click.exceptions.Exit as ended:
         raise SystemExit(ended.exit_code) from None
@@ -140,12 +140,12 @@ def _run(words: list[str]) -> None:
             app.invoke(context)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        raise Finished(USAGE_EXIT) from None
+        raise CommandExit(USAGE_EXIT) from None
     except click.ClickException as error:
-        raise error_of(error) from None
+        raise explain_error(error) from None
     except KeyboardInterrupt:  # before a command has started
-        complain("interrupted", NOTHING_BEGAN)
-        raise Finished(INTERRUPTED_EXIT) from None
+        print_error("interrupted", NOTHING_BEGAN)
+        raise CommandExit(INTERRUPTED_EXIT) from None
 
 
 def _open_standard_streams() -> None:

@@ -35,8 +35,10 @@ def check_words(command: click.Command, ctx: click.Context, args: Sequence[str])
         UsageError: a word is no option here, or an option is the value of another option.
     """
     names = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
-    values, rest = _parsed(command, ctx, args)
-    taken = [(param.opts[0], word) for param in command.params for word in _words_of(param, values)]
+    values, rest = _parse_words(command, ctx, args)
+    taken = [
+        (param.opts[0], word) for param in command.params for word in _option_words(param, values)
+    ]
     _refuse_single_hyphen(args, names, [word for _, word in taken])
     if values.get("help"):
         return
@@ -50,10 +52,10 @@ def check_words(command: click.Command, ctx: click.Context, args: Sequence[str])
     for word in unknown:
         _refuse_option_of_others(word, names)
     if rest and not unknown:
-        raise _unexpected(rest, ctx, has_input="--input" in names)
+        raise _unexpected_argument_error(rest, ctx, has_input="--input" in names)
 
 
-def error_of(error: click.ClickException) -> UsageError:
+def explain_error(error: click.ClickException) -> UsageError:
     """Our error for an error of click."""
     see = "virnucpro --help"
     if isinstance(error, click.UsageError) and error.ctx is not None:
@@ -70,7 +72,7 @@ def error_of(error: click.ClickException) -> UsageError:
     return UsageError(f"{message[:1].lower()}{message[1:]}", hint=see)
 
 
-def _parsed(
+def _parse_words(
     command: click.Command, ctx: click.Context, args: Sequence[str]
 ) -> tuple[Mapping[str, Any], list[str]]:
     """The values that the parser finds, by parameter, and the words that it does not know."""
@@ -90,11 +92,11 @@ def _is_option(command: click.Command, ctx: click.Context, word: str) -> bool:
     """Whether the parser takes the whole word as an option, if it may be one."""
     if word == "-" or not word.startswith("-"):
         return False
-    values, rest = _parsed(command, ctx, [word, "value"])
+    values, rest = _parse_words(command, ctx, [word, "value"])
     return bool(values) and rest in ([], ["value"])
 
 
-def _words_of(param: click.Parameter, values: Mapping[str, Any]) -> Iterator[str]:
+def _option_words(param: click.Parameter, values: Mapping[str, Any]) -> Iterator[str]:
     """The words that the parser took as values of an option."""
     given = values.get(param.name or "") if isinstance(param, click.Option) else None
     for word in given if isinstance(given, list) else [given]:
@@ -128,7 +130,9 @@ def _refuse_option_of_others(word: str, names: Collection[str]) -> None:
         raise UsageError(f"there is no option {name}", hint=f"did you mean {typed}?")
 
 
-def _unexpected(words: Sequence[str], ctx: click.Context, *, has_input: bool) -> UsageError:
+def _unexpected_argument_error(
+    words: Sequence[str], ctx: click.Context, *, has_input: bool
+) -> UsageError:
     """The error for words that are neither options nor values."""
     names = [printable(word) for word in words[:_SHOWN]] + ["..."] * (len(words) > _SHOWN)
     hint = f"see `{ctx.command_path} --help`"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 from virnucpro.cli.command import CommandSpec, ConsoleOptions, Group, Subcommand, command
-from virnucpro.cli.console import loading, report, watched
-from virnucpro.cli.exit_codes import end_cleanly, exits
+from virnucpro.cli.console import loading, print_lines, show_progress
+from virnucpro.cli.exit_codes import end_cleanly, exit_on_error
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.logging import printable
-from virnucpro.core.option_schema import ComputeOptions, argument, option, refuse
+from virnucpro.core.option_schema import ComputeOptions, argument, option, reject_options
 from virnucpro.models.hugging_face import cache_folder
 from virnucpro.models.options import complete_model
 
@@ -36,10 +36,12 @@ def list_models(options: _ListOptions) -> None:
 
     Example: virnucpro models list
     """
-    with exits():
+    with exit_on_error():
         from virnucpro.models.manage import describe_models
 
-        report([*describe_models(as_json=options.as_json, hugging_face=cache_folder(os.environ))])
+        print_lines(
+            [*describe_models(as_json=options.as_json, hugging_face=cache_folder(os.environ))]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,19 +64,19 @@ def show_model(options: _NamedModel) -> None:
 
     A trained model, or a head alone: virnucpro models info training/model
     """
-    with exits():
-        from virnucpro.core.atomic_io import LEARNED_FILE, expanded
+    with exit_on_error():
+        from virnucpro.core.atomic_io import LEARNED_FILE, expand_path
         from virnucpro.models.manage import describe_model
         from virnucpro.training.reports import describe_head
 
-        path = expanded(options.model)
+        path = expand_path(options.model)
         is_model = path.name in (LEARNED_FILE, "model.safetensors")
         is_head = path.suffix == ".safetensors" and not is_model and path.is_file()
         if os.sep in options.model and is_head:
-            report([*describe_head(path)])
+            print_lines([*describe_head(path)])
             return
         lines, head = describe_model(options.model, cache_folder(os.environ))
-        report([*lines, *(describe_head(head) if head else [])])
+        print_lines([*lines, *(describe_head(head) if head else [])])
 
 
 @command(_NamedModel, ConsoleOptions)
@@ -87,17 +89,17 @@ def download_model(options: _NamedModel, console: ConsoleOptions) -> None:
 
     The encoders and the head of the original VirNucPro: virnucpro models download virnucpro-500
     """
-    with exits():
+    with exit_on_error():
         from virnucpro.models.lookup import model_names, open_model
         from virnucpro.viral.legacy_head import find_head
 
-        with watched(console, is_one_stage=True) as events:
+        with show_progress(console, is_one_stage=True) as events:
             names = model_names(options.model)
             cache = cache_folder(os.environ)
             opened = tuple(open_model(each, events, cache) for each in names)
             head = find_head(options.model, opened, events) if len(names) > 1 else None
         lines = [f"{printable(model.name)} is at {printable(model.path)}" for model in opened]
-        report([*lines, *([f"its head is at {printable(head)}"] if head else [])])
+        print_lines([*lines, *([f"its head is at {printable(head)}"] if head else [])])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,7 @@ class _ImportOptions:
 
     def __post_init__(self) -> None:
         if self.bundle_folder is not None:
-            refuse(self, ("name",), "with --from: a bundle has published names")
+            reject_options(self, ("name",), "with --from: a bundle has published names")
 
 
 @command(_ImportOptions)
@@ -147,12 +149,12 @@ def import_model(options: _ImportOptions) -> None:
     All files of a bundle, copied from another machine: virnucpro models import virnucpro-500
     --from usb/
     """
-    with exits():
-        from virnucpro.models.manage import bring
+    with exit_on_error():
+        from virnucpro.models.manage import download_models
 
         end_cleanly()
-        name, lines = bring(options.path, options.name, options.bundle_folder)
-        report([*lines, f"use it with --model {name}"])
+        name, lines = download_models(options.path, options.name, options.bundle_folder)
+        print_lines([*lines, f"use it with --model {name}"])
 
 
 @command(_NamedModel)
@@ -163,7 +165,7 @@ def verify(options: _NamedModel) -> None:
 
     Example: virnucpro models verify esm2_t33_650M_UR50D
     """
-    with exits():
+    with exit_on_error():
         from virnucpro.models.manage import verify_model
         from virnucpro.viral.head import Head
 
@@ -171,9 +173,9 @@ def verify(options: _NamedModel) -> None:
         lines = [f"{printable(model.path)} is complete, sha256 {digest}"]
         if model.head:
             head = Head.load(model.head)
-            head.facts.check_made_for([model])
+            head.facts.check_compatible([model])
             lines.append(f"{printable(model.head)} is complete, sha256 {head.sha256}")
-        report(lines)
+        print_lines(lines)
 
 
 @command(_NamedModel, ComputeOptions, ConsoleOptions)
@@ -194,12 +196,12 @@ def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions)
 
     Exit codes: 0 passed, 1 failed, 64 usage, 69 device or model unavailable.
     """
-    with exits():
+    with exit_on_error():
         with loading(console):
             from virnucpro.models.validation.compare_reference import check
-        with watched(console, is_one_stage=True) as events:
+        with show_progress(console, is_one_stage=True) as events:
             checks = check(named.model, on, events)
-        report([line for outcome in checks for line in outcome.report_lines()])
+        print_lines([line for outcome in checks for line in outcome.report_lines()])
         if any(outcome.failures for outcome in checks):
             raise VirnucproError(
                 "the vectors differ from the reference: do not trust results with this model, "

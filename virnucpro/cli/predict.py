@@ -9,15 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from virnucpro.cli.command import ConsoleOptions, command
-from virnucpro.cli.console import loading, next_step, report, watched
-from virnucpro.cli.exit_codes import Finished, exits
+from virnucpro.cli.console import loading, next_step, print_lines, show_progress
+from virnucpro.cli.exit_codes import CommandExit, exit_on_error
 from virnucpro.cli.run_command import Workflow, run_command
 from virnucpro.core.machine import read_machine
 from virnucpro.engine.options import WorkOptions
 from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
 
 if TYPE_CHECKING:
-    from virnucpro.core.helper_pool import Pool
+    from virnucpro.core.helper_pool import HelperPool
 
 _WORK_KEPT = "finished files are kept: run the same command again to do the rest"
 _REGIONS_KEPT = "the folder is unchanged: run the same command again"
@@ -67,23 +67,23 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     run_command(options, console, load, partial(_start_pool, options))
 
 
-def _start_pool(options: PredictOptions) -> Pool | None:
+def _start_pool(options: PredictOptions) -> HelperPool | None:
     """Start the processes of a new run without vectors while this one imports its modules.
 
     Raises:
         UsageError: ``--workers`` is not a valid number.
     """
-    from virnucpro.core.helper_pool import Pool
+    from virnucpro.core.helper_pool import HelperPool
     from virnucpro.models.devices import count_workers
 
     if options.asks_for_vectors or options.resume:
         return None
     machine = read_machine(options.slurm)
-    pool = Pool(count_workers(options.workers, 0, machine) - 1)
+    pool = HelperPool(count_workers(options.workers, 0, machine) - 1)
     n_bytes = 0
     with suppress(OSError):  # reported later, when the input is opened
         n_bytes = sum(path.stat().st_size for path in options.input if path.is_file())
-    pool.begin(n_bytes, "virnucpro.workflows.predict_rows")
+    pool.start_helpers(n_bytes, "virnucpro.workflows.predict_rows")
     return pool
 
 
@@ -104,15 +104,15 @@ def work(options: WorkOptions, console: ConsoleOptions) -> None:
 
     Exit codes are those of predict.
     """
-    with exits(lambda: _WORK_KEPT):
+    with exit_on_error(lambda: _WORK_KEPT):
         with loading(console):
             from virnucpro.workflows import work_share as story
 
-        with watched(console) as events:
+        with show_progress(console) as events:
             part = story.work(replace(options, array=dict(os.environ)), events)
-    with exits():
-        report(part.lines, console.quiet)
-    raise Finished(part.exit_code)
+    with exit_on_error():
+        print_lines(part.lines, console.quiet)
+    raise CommandExit(part.exit_code)
 
 
 @command(RegionsOptions, ConsoleOptions)
@@ -128,14 +128,14 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
     Exit codes are those of predict.
     """
     kept = _REGIONS_KEPT
-    with exits(lambda: kept):
+    with exit_on_error(lambda: kept):
         with loading(console):
             from virnucpro.workflows.find_proviruses import TABLE, find_regions
 
-        with watched(console) as events:
+        with show_progress(console) as events:
             tally = find_regions(options, events)
         kept = ""
         kinds = f"{tally.n_regions or 0:,}, {tally.n_whole_regions:,} of them whole records"
         table = options.folder / TABLE
         step = next_step(table, (), failed=False) if table.exists() else []
-        report([tally.virus_line, f"virus-like regions: {kinds}", *step], console.quiet)
+        print_lines([tally.virus_line, f"virus-like regions: {kinds}", *step], console.quiet)

@@ -1,6 +1,7 @@
 """Count the progress of a run from its events, and write its log.
 
-``Figures`` counts. ``EventLog`` writes events to the log as plain lines, and the figures every ten
+``ProgressState`` counts. ``EventLog`` writes events to the log as plain lines, and the figures
+every ten
 seconds. Every figure is a count, so the devices add up to the total. The time left is that of the
 whole run, or unknown: never that of a stage with others behind it.
 """
@@ -18,17 +19,17 @@ from typing import TypeAlias
 from virnucpro.core.events import (
     STAGES,
     BatchDone,
-    BudgetReduced,
+    BatchSizeReduced,
     EmbeddingStarted,
     Memory,
     Progress,
+    RunEvent,
     ShardDone,
     ShardFailed,
-    Telling,
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.core.logging import LOGGER, counted
+from virnucpro.core.logging import LOGGER, format_count
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Shard
 from virnucpro.models.base import estimate_tokens
@@ -45,7 +46,7 @@ _TABLES_BEHIND = 8  # shards; a smaller lag of the tables is ignored
 Point: TypeAlias = tuple[float, float]  # see ``seconds_left``
 
 
-def add_point(points: Sequence[Point], seconds: float, amount: float) -> list[Point]:
+def add_sample(points: Sequence[Point], seconds: float, amount: float) -> list[Point]:
     """Add a point; if there are too many, drop every second point."""
     kept = list(points) if len(points) < _MOST_POINTS else list(points[::2])
     return [*kept, (seconds, amount)]
@@ -74,7 +75,7 @@ class DeviceState:
 
 
 @dataclass(slots=True)
-class Figures:
+class ProgressState:
     """The figures of a run so far.
 
     One thread takes events while another draws: dicts are replaced, never changed in place.
@@ -104,15 +105,17 @@ class Figures:
     def __post_init__(self) -> None:
         self.started = self.clock()
 
-    def take(self, event: Telling) -> None:
+    def on_event(self, event: RunEvent) -> None:
         match event:
             case Progress(stage=stage, done=done) if stage == STAGES[2] and self.pending:
-                self.tables = self._with(self.tables, done)  # written while another stage is shown
+                self.tables = self._update(
+                    self.tables, done
+                )  # written while another stage is shown
             case Progress(done=done, work=work):
                 if self.stage is None or self.stage.stage != event.stage:
-                    self._begin_stage(event)
+                    self._start_stage(event)
                 amount = self.n_work_before + (work[0] if work else done)
-                self.points = self._with(self.points, amount)
+                self.points = self._update(self.points, amount)
                 self.stage = event
             case EmbeddingStarted(pending, before, files, encoders):
                 self.stage, self.devices, self.in_work = None, {}, {}
@@ -120,31 +123,31 @@ class Figures:
                 self.files, self.pending = files, {shard.index for shard in pending}
                 self.n_shards, self.n_before = before + len(pending), before
                 self.encoders = encoders
-                self.n_tokens = sum(map(self._tokens_of, pending))
+                self.n_tokens = sum(map(self._shard_tokens, pending))
                 self.points = self.tables = []
             case WorkerReady(worker=worker, memory=memory):
                 if not self.devices:  # starting workers does not count as work
-                    self.points = self._with([], 0)
+                    self.points = self._update([], 0)
                 self._device(worker).memory = memory
             case WorkerLost(worker=worker, shard=shard, is_final=is_final):
                 device = self._device(worker)
                 device.memory, device.shard, device.is_given_up = None, None, is_final
                 if shard is not None:
-                    self._end_work(shard)
+                    self._finish_work(shard)
             case BatchDone(worker=worker, shard=shard, n_tokens=n_tokens, memory=memory):
                 device = self.devices[worker]
                 device.n_tokens += n_tokens
                 device.memory, device.shard = memory, shard
                 n_before = self.in_work.get(shard.index, 0)
                 self.in_work = {**self.in_work, shard.index: n_before + n_tokens}
-                self.points = self._with(self.points, self.n_tokens_done)
+                self.points = self._update(self.points, self.n_tokens_done)
             case ShardDone(worker=worker, shard=shard, n_failed=n_failed):
                 self.devices[worker].n_shards += 1
-                self._settle(shard, n_failed)
+                self._update_rate(shard, n_failed)
             case ShardFailed(shard=shard, refusal=None):
-                self._settle(shard, shard.n_embedded)
+                self._update_rate(shard, shard.n_embedded)
 
-    def _begin_stage(self, event: Progress) -> None:
+    def _start_stage(self, event: Progress) -> None:
         """Continue the points of the stage before if the work of both has the same unit."""
         self.n_work_before = 0
         if event.stage == STAGES[2] and self.tables:  # they were written while shards were embedded
@@ -152,26 +155,26 @@ class Figures:
         elif event.work and self.stage is not None and self.stage.work:
             self.n_work_before = self.points[-1][1]
         else:
-            self.points = self._with([], 0)
+            self.points = self._update([], 0)
 
-    def _with(self, points: Sequence[Point], amount: float) -> list[Point]:
-        return add_point(points, self.clock(), max(amount, points[-1][1] if points else 0))
+    def _update(self, points: Sequence[Point], amount: float) -> list[Point]:
+        return add_sample(points, self.clock(), max(amount, points[-1][1] if points else 0))
 
     def _device(self, worker: str) -> DeviceState:
         if worker not in self.devices:
             self.devices = {**self.devices, worker: DeviceState()}
         return self.devices[worker]
 
-    def _end_work(self, shard: Shard) -> None:
+    def _finish_work(self, shard: Shard) -> None:
         self.in_work = {index: n for index, n in self.in_work.items() if index != shard.index}
 
-    def _settle(self, shard: Shard, n_failed: int) -> None:
-        self._end_work(shard)
+    def _update_rate(self, shard: Shard, n_failed: int) -> None:
+        self._finish_work(shard)
         self.pending.discard(shard.index)
         self.n_failed += n_failed
-        self.n_settled_tokens += self._tokens_of(shard)
+        self.n_settled_tokens += self._shard_tokens(shard)
 
-    def _tokens_of(self, shard: Shard) -> int:
+    def _shard_tokens(self, shard: Shard) -> int:
         return estimate_tokens(self.encoders, shard.n_embedded, shard.n_residues)
 
     @property
@@ -184,36 +187,36 @@ class Figures:
         return min(self.n_tokens, self.n_settled_tokens + sum(self.in_work.values()))
 
     @property
-    def facts(self) -> list[str]:
+    def to_dict(self) -> list[str]:
         """The facts after the counts: speed, failures, time."""
         left = self.seconds_left
-        time = [f"elapsed {_clock(self.clock() - self.started)}"]
-        if self.share is not None:
-            time.append(f"remaining {'unknown' if left is None else _clock(left)}")
+        time = [f"elapsed {_format_clock(self.clock() - self.started)}"]
+        if self.fraction is not None:
+            time.append(f"remaining {'unknown' if left is None else _format_clock(left)}")
         if self.stage is not None:
             return [*time, *self.stage.also]
         n_tokens = sum(device.tokens_per_second for device in self.devices.values())
         return [f"{n_tokens:,.0f} tokens/s", f"{self.n_failed:,} failed", *time]
 
-    def share_of_shard(self, device: DeviceState) -> float | None:
+    def shard_fraction(self, device: DeviceState) -> float | None:
         """Embedded share of the device's current shard; None if it has no shard."""
         if device.shard is None or device.shard.index not in self.in_work:
             return None
-        return min(1.0, self.in_work[device.shard.index] / max(1, self._tokens_of(device.shard)))
+        return min(1.0, self.in_work[device.shard.index] / max(1, self._shard_tokens(device.shard)))
 
     @property
     def seconds_left(self) -> float | None:
         """Seconds to the end of the run; None: unknown."""
         now = self.clock()
         if self.stage is not None:
-            return self._seconds_after(self.stage, now)
+            return self._seconds_since(self.stage, now)
         left = seconds_left(self.points, self.n_tokens - self.n_tokens_done, now)
         n_written = self.tables[-1][1] if self.tables else self.n_before
         if left is None or self.n_done - n_written < _TABLES_BEHIND:
             return left
         return max(left, seconds_left(self.tables, self.n_shards - n_written, now) or 0.0)
 
-    def _seconds_after(self, stage: Progress, now: float) -> float | None:
+    def _seconds_since(self, stage: Progress, now: float) -> float | None:
         """Seconds from a stage other than embedding to the end of the run."""
         if stage.seconds_left is not None:
             return max(0.0, stage.seconds_left - (now - self.points[-1][0]))
@@ -228,7 +231,7 @@ class Figures:
         return self.stage.stage if self.stage else "embedding"
 
     @property
-    def share(self) -> float | None:
+    def fraction(self) -> float | None:
         """The share of the stage, or of embedding, that is done; None: unknown.
 
         While embedding, it covers the whole run with earlier starts, and counts tokens.
@@ -243,7 +246,7 @@ class Figures:
     def counts(self) -> list[str]:
         """The amount done in the stage; while embedding, the shards and, if several, the files."""
         if self.stage is not None:
-            return [_amount(self.stage)] if self.stage.unit else []
+            return [_format_count(self.stage)] if self.stage.unit else []
         shards = f"{self.n_done:,}/{self.n_shards:,} shards"
         if len(self.files) < 2:
             return [shards]
@@ -253,35 +256,36 @@ class Figures:
     @property
     def sorted_devices(self) -> list[tuple[str, DeviceState]]:
         """Devices in natural order of their names: cuda:2 before cuda:10."""
-        return sorted(self.devices.items(), key=lambda item: _natural(item[0]))
+        return sorted(self.devices.items(), key=lambda item: _natural_key(item[0]))
 
     @property
     def line(self) -> str:
         """The figures in one plain line."""
-        share = "" if self.share is None else f" ({percent(self.share)})"
-        words = (f"{', '.join(self.counts)}{share}", *self.facts)
+        share = "" if self.fraction is None else f" ({percent(self.fraction)})"
+        words = (f"{', '.join(self.counts)}{share}", *self.to_dict)
         line = f"{self.title}: {', '.join(filter(None, words))}"
         if self.stage is not None:
             return line
         devices = "; ".join(
-            f"{name} {counted(device.n_shards, 'shard')} {device.tokens_per_second:,.0f} tokens/s "
+            f"{name} {format_count(device.n_shards, 'shard')} "
+            f"{device.tokens_per_second:,.0f} tokens/s "
             f"memory {device.memory_text}"
             for name, device in self.sorted_devices
         )
         return f"{line} | {devices or 'workers are starting'}"
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def _natural_key(name: str) -> list[tuple[int, str]]:
     return [(int(word) if word.isdecimal() else -1, word) for word in re.split(r"(\d+)", name)]
 
 
-def _clock(seconds: float) -> str:
+def _format_clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
-def _amount(stage: Progress) -> str:
+def _format_count(stage: Progress) -> str:
     of = f" of {stage.total:,}" if stage.total else ""
     memory = f", GPU memory {_memory_text(stage.memory)}" if stage.memory else ""
     return f"{stage.done:,}{of} {stage.unit}{memory}"
@@ -304,7 +308,7 @@ class EventLog:
     def __init__(
         self, every_seconds: float = _EVERY_SECONDS, *, is_one_stage: bool = False
     ) -> None:
-        self.figures = Figures(is_one_stage=is_one_stage)
+        self.figures = ProgressState(is_one_stage=is_one_stage)
         self._warnings: set[str] = set()  # already logged: workers repeat most of them
         self._every = every_seconds
         self._stopped = threading.Event()
@@ -319,9 +323,9 @@ class EventLog:
         self._stopped.set()
         self._thread.join()
 
-    def __call__(self, event: Telling) -> None:
+    def __call__(self, event: RunEvent) -> None:
         with self._lock:
-            self.figures.take(event)
+            self.figures.on_event(event)
         _log(event)
         if isinstance(event, WorkerReady):
             for warning in event.warnings:
@@ -336,11 +340,13 @@ class EventLog:
             LOGGER.info("%s", line, extra={"is_figures": True})
 
 
-def _log(event: Telling) -> None:
+def _log(event: RunEvent) -> None:
     match event:
         case EmbeddingStarted(pending=pending, n_done_before=before):
             LOGGER.info(
-                "%s to embed, %s finished earlier", counted(len(pending), "shard"), f"{before:,}"
+                "%s to embed, %s finished earlier",
+                format_count(len(pending), "shard"),
+                f"{before:,}",
             )
         case WorkerReady(worker=worker, description=description):
             LOGGER.info("%s is ready: %s", worker, description)
@@ -349,10 +355,10 @@ def _log(event: Telling) -> None:
             work = f" with shard {shard.name}" if shard else ""
             fate = "it is not replaced" if is_final else "it is replaced"
             LOGGER.warning("%s was lost%s: %s; %s", worker, work, reason, fate)
-        case BudgetReduced(worker=worker, tokens_per_batch=tokens):
+        case BatchSizeReduced(worker=worker, tokens_per_batch=tokens):
             LOGGER.warning("%s: out of memory; batches now have %s tokens", worker, tokens)
         case ShardDone(worker=worker, shard=shard, seconds=seconds, n_failed=n_failed):
-            failed = f", {counted(n_failed, 'sequence')} failed" if n_failed else ""
+            failed = f", {format_count(n_failed, 'sequence')} failed" if n_failed else ""
             level = logging.WARNING if n_failed else logging.INFO
             text = "shard %s done by %s in %.2f s%s"
             LOGGER.log(level, text, shard.name, worker, seconds, failed)

@@ -12,22 +12,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from virnucpro.cli.command import ConsoleOptions
-from virnucpro.cli.console import gpu_steps, loading, next_step, planned_steps, report, watched
-from virnucpro.cli.exit_codes import Finished, exits, needing
+from virnucpro.cli.console import (
+    gpu_steps,
+    loading,
+    next_step,
+    planned_steps,
+    print_lines,
+    show_progress,
+)
+from virnucpro.cli.exit_codes import CommandExit, exit_on_error, require_packages
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.machine import slurm_variables
-from virnucpro.core.option_schema import carry
+from virnucpro.core.option_schema import convert_options
 from virnucpro.core.plugins import find_plugins
 from virnucpro.engine.options import WorkOptions
 from virnucpro.models.hugging_face import cache_folder
 from virnucpro.workflows.options import RunOptions
 
 if TYPE_CHECKING:
-    from virnucpro.core.events import OnEvent
-    from virnucpro.core.helper_pool import Pool
+    from virnucpro.core.events import EventHandler
+    from virnucpro.core.helper_pool import HelperPool
     from virnucpro.engine.base import Executor
-    from virnucpro.store.progress_log import ShardFigures
+    from virnucpro.store.progress_log import ProgressLog
     from virnucpro.workflows.summary import Summary
 
 _RUN_KEPT = "what was finished is kept: run the same command with --resume"
@@ -48,9 +55,9 @@ class Workflow(Protocol[_Options_contra]):
     def __call__(
         self,
         options: _Options_contra,
-        on_event: OnEvent,
+        on_event: EventHandler,
         executor_on: Callable[[Sequence[str]], Executor],
-        pool: Pool | None,
+        pool: HelperPool | None,
     ) -> Summary: ...
 
 
@@ -73,12 +80,12 @@ def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
                 hint=f"the executors are {', '.join(('local', 'parsl', *sorted(plugins)))}",
             )
         return partial(plugins[options.executor](), options)
-    with needing("cluster"):
+    with require_packages("cluster"):
         from virnucpro.engine.parsl import ParslExecutor
     # Parsl starts its own programs by name; they are in the folder of this interpreter
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     cache = options.cache and options.cache.absolute()
-    work = carry(options, WorkOptions, folder=options.output_dir.absolute(), cache=cache)
+    work = convert_options(options, WorkOptions, folder=options.output_dir.absolute(), cache=cache)
     executor = ParslExecutor(options.executor_config, work, work_in_block)
     return lambda _: executor
 
@@ -87,7 +94,7 @@ def run_command(
     options: _Options,
     console: ConsoleOptions,
     load: Callable[[], Workflow[_Options]],
-    start_pool: Callable[[], Pool | None] = lambda: None,
+    start_pool: Callable[[], HelperPool | None] = lambda: None,
 ) -> None:
     """Run a workflow with these options, and print its outcome.
 
@@ -95,33 +102,33 @@ def run_command(
         load: imports the workflow, and fails if a package that the options need is missing.
         start_pool: starts helpers while the workflow is imported.
     """
-    with exits(lambda: _FORCE_KEPT if options.force else _RUN_KEPT):
+    with exit_on_error(lambda: _FORCE_KEPT if options.force else _RUN_KEPT):
         with loading(console):
             pool = start_pool()
             workflow = load()
             executor_on = _executor_on(options)
-        with pool or nullcontext(), watched(console) as events:
+        with pool or nullcontext(), show_progress(console) as events:
             summary = workflow(options, events, executor_on, pool)
-    with exits():
+    with exit_on_error():
         if summary.n_slices is None:
             table = summary.first_table(options.output_dir, options.command)
             step = next_step(table, sys.argv[1:], failed=summary.exit_code != 0)
         else:
             step = planned_steps(options, summary.n_slices, sys.argv[1:])
         offer = [] if summary.is_embedding else gpu_steps(options, sys.argv[1:])
-        report([*summary.lines(options.output_dir), *offer, *step], console.quiet)
-    raise Finished(summary.exit_code)
+        print_lines([*summary.lines(options.output_dir), *offer, *step], console.quiet)
+    raise CommandExit(summary.exit_code)
 
 
-def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardFigures]:
+def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ProgressLog]:
     """Embed some shards of a run, in a process that a scheduler started on another machine.
 
     The process ends with its parent; Parsl's own workers do not.
     """
-    from virnucpro.core.child_process import end_with
+    from virnucpro.core.child_process import exit_with_parent
     from virnucpro.workflows import work_share as story
 
-    end_with(os.getppid())
+    exit_with_parent(os.getppid())
     here = replace(
         options,
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from virnucpro.cli.command import ConsoleOptions, command
-from virnucpro.cli.console import as_command, loading, report, watched
-from virnucpro.cli.exit_codes import exits, needing
+from virnucpro.cli.console import as_command, loading, print_lines, show_progress
+from virnucpro.cli.exit_codes import exit_on_error, require_packages
 from virnucpro.cli.help_page import Option
-from virnucpro.core.atomic_io import expanded
+from virnucpro.core.atomic_io import expand_path
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import FILES
 from virnucpro.training.options import EvaluateOptions, ManifestOptions, TrainOptions
@@ -27,11 +27,11 @@ def _read_config(context: click.Context, _: click.Parameter, text: str | None) -
         return
     if not text:
         raise UsageError("--config is empty", hint="check that the shell variable in it is set")
-    with needing("train"):
+    with require_packages("train"):
         from virnucpro.core.yaml_config import read_config
 
     options = {param.name: param for param in context.command.params if param.expose_value}
-    values = read_config(expanded(text), [name for name in options if name])
+    values = read_config(expand_path(text), [name for name in options if name])
     context.default_map = {
         name: [value] if options[name].multiple and not isinstance(value, list) else value
         for name, value in values.items()
@@ -62,10 +62,10 @@ def manifest(options: ManifestOptions) -> None:
 
     - virnucpro manifest --table taxonomy.tsv --fasta genomes.fa --group-by genus -o manifest.tsv
     """
-    with exits():
+    with exit_on_error():
         from virnucpro.training.labelled_data import write_manifest
 
-        report(write_manifest(options))
+        print_lines(write_manifest(options))
 
 
 @command(TrainOptions, ConsoleOptions, more=[_CONFIG])
@@ -103,39 +103,39 @@ def train(options: TrainOptions, console: ConsoleOptions) -> None:
         _train_regions(options, options.regions, console)
         return
     parent = os.getppid()  # before the slow imports
-    with exits(lambda: "" if options.check else _KEPT):
+    with exit_on_error(lambda: "" if options.check else _KEPT):
         with loading(console):
-            from virnucpro.core.child_process import end_with
+            from virnucpro.core.child_process import exit_with_parent
             from virnucpro.training.train import check_training
             from virnucpro.training.train import train as run_training
 
         rank = os.environ.get("RANK")  # of the processes that torchrun started
         if rank not in (None, "0"):
             console = replace(console, quiet=True)
-        with watched(console) as events:
+        with show_progress(console) as events:
             if options.check:
                 for line in check_training(options, events):
-                    report([line])
+                    print_lines([line])
                 return
             if rank is not None:
-                end_with(parent)
+                exit_with_parent(parent)
             training = run_training(options, events, os.environ)
         if rank is None:
             model = training.model if training.head.exists() else None
-            report(_outcome(training.output, model), console.quiet)
+            print_lines(_report_result(training.output, model), console.quiet)
 
 
 def _train_regions(options: TrainOptions, truth: Path, console: ConsoleOptions) -> None:
-    with exits():
+    with exit_on_error():
         with loading(console):
             from virnucpro.training.provirus import train_regions
 
-        with watched(console) as events:
+        with show_progress(console) as events:
             lines = train_regions(options, truth, events)
-        report(lines, console.quiet)
+        print_lines(lines, console.quiet)
 
 
-def _outcome(output: Path, model: Path | None) -> list[str]:
+def _report_result(output: Path, model: Path | None) -> list[str]:
     """The folder of the results, and the command that uses a model that calls."""
     from virnucpro.core.logging import printable
 
@@ -166,11 +166,11 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
 
     Exit codes are those of predict.
     """
-    with exits(lambda: _EVALUATION_KEPT):
+    with exit_on_error(lambda: _EVALUATION_KEPT):
         with loading(console):
             from virnucpro.training.evaluation.evaluate import report_evaluation
 
-        with watched(console) as events:
+        with show_progress(console) as events:
             lines = report_evaluation(options, events)
-    with exits():
-        report(lines, console.quiet)
+    with exit_on_error():
+        print_lines(lines, console.quiet)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from virnucpro.core.errors import OutputError, StorageError, UsageError
-from virnucpro.core.logging import open_at_once, printable
+from virnucpro.core.logging import open_nonblocking, printable
 
 if sys.version_info >= (3, 14):
     from compression import zstd as zstd
@@ -91,7 +91,7 @@ def disk_error(error: OSError, path: object = "") -> OutputError | StorageError:
 
 
 @contextmanager
-def writing(path: Path, *also: Path) -> Iterator[None]:
+def storage_errors(path: Path, *also: Path) -> Iterator[None]:
     """Turn errors from writing a file or folder into ours; ``also`` are other names for it.
 
     Raises:
@@ -107,7 +107,7 @@ def writing(path: Path, *also: Path) -> Iterator[None]:
         raise disk_error(error, path) from error
 
 
-def expanded(path: str | Path) -> Path:
+def expand_path(path: str | Path) -> Path:
     """Expand a leading ``~`` or ``~user`` to the home folder.
 
     Raises:
@@ -131,13 +131,13 @@ def expanded(path: str | Path) -> Path:
         ) from error
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_regular_file(path: Path) -> BinaryIO:
     """Open a file to read. Pipes, devices and sockets are refused: ``open`` could block.
 
     Raises:
         OSError: it cannot be opened, or is not a plain file.
     """
-    handle = open(path, "rb", opener=open_at_once)  # noqa: SIM115 - the caller closes it
+    handle = open(path, "rb", opener=open_nonblocking)  # noqa: SIM115 - the caller closes it
     if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
         return handle
     handle.close()
@@ -145,19 +145,19 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 @contextmanager
-def atomic(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling that replaces ``path``, synced to disk, if the block succeeds.
 
     The folder must exist: a deleted folder is not made again.
 
     Raises:
-        OutputError, StorageError: as ``writing``.
+        OutputError, StorageError: as ``storage_errors``.
     """
-    temporary = temporary_beside(path)
+    temporary = temporary_path(path)
     try:
-        with writing(path, temporary, path.parent):
+        with storage_errors(path, temporary, path.parent):
             yield temporary
-            put_in_place(temporary, path)
+            move_into_place(temporary, path)
     finally:
         with suppress(OSError):  # it is swept away later
             temporary.unlink()
@@ -180,7 +180,7 @@ def read_bounded(path: Path, most_bytes: int = MOST_JSON) -> bytes:
         OSError: it cannot be opened, or is not a plain file.
         ValueError: it is too large.
     """
-    with open_plain(path) as handle:
+    with open_regular_file(path) as handle:
         if os.fstat(handle.fileno()).st_size > most_bytes:
             raise ValueError(f"it has more than {most_bytes:,} bytes")
         return handle.read()
@@ -194,7 +194,9 @@ def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - as it comes
     """
     too_deep = ValueError(f"it is nested more than {_DEEPEST} levels deep")
     try:
-        content = json.loads(text if isinstance(text, str) else text.decode(), parse_int=_number)
+        content = json.loads(
+            text if isinstance(text, str) else text.decode(), parse_int=_parse_number
+        )
     except RecursionError as error:
         raise too_deep from error
     level = [content] if isinstance(content, (dict, list)) else []
@@ -206,26 +208,26 @@ def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - as it comes
     return content
 
 
-def _number(digits: str) -> int | float:
+def _parse_number(digits: str) -> int | float:
     """Parse a whole number; one that does not fit into 64 bits becomes a float."""
     is_short = len(digits) <= _MOST_DIGITS and abs(int(digits)) < 2**64
     return int(digits) if is_short else float(digits)
 
 
-def put_in_place(temporary: Path, path: Path) -> None:
+def move_into_place(temporary: Path, path: Path) -> None:
     """Replace ``path`` by its whole temporary sibling, synced to disk."""
     _sync(temporary)
     temporary.replace(path)
     _sync(path.parent)
 
 
-def temporary_beside(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """A unique temporary name in the same folder, even if other machines write there."""
     return path.with_name(f".{path.name}.{secrets.token_hex(_N_DIGITS // 2)}{TEMPORARY}")
 
 
 @contextmanager
-def as_text(content: BinaryIO) -> Iterator[TextIO]:
+def text_writer(content: BinaryIO) -> Iterator[TextIO]:
     """Write text, undecodable bytes included, to a binary file; it stays open."""
     out = io.TextIOWrapper(content, "utf-8", "surrogateescape", newline="\n")
     yield out
@@ -241,7 +243,7 @@ def _sync(path: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """True for a name that ``temporary_beside`` makes."""
+    """True for a name that ``temporary_path`` makes."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
@@ -254,25 +256,25 @@ def open_binary(path: Path, on_block: OnBlock | None = None) -> BinaryIO:
         OSError: it cannot be opened, or is a pipe or a device, which can be read only once.
         EOFError: a bgzip file ends between two members, which gzip does not notice.
     """
-    with open_plain(path) as handle:
+    with open_regular_file(path) as handle:
         magic = handle.read(16)
         if magic.startswith(b"\x1f\x8b\x08\x04") and magic.endswith(_BGZIP):
             handle.seek(-min(len(_BGZIP_END), path.stat().st_size), io.SEEK_END)
             if handle.read() != _BGZIP_END:
                 raise EOFError("the end mark of bgzip is missing")
-    opened = partial(_opened, path, on_block)
+    opened = partial(_open_decompressed, path, on_block)
     if magic.startswith(_GZIP):
         pieces = _read_through(opened, lambda packed: gzip.GzipFile(fileobj=packed))
     elif magic.startswith(_BZIP2):
-        pieces = _unpack(opened, bz2.BZ2Decompressor)
+        pieces = _decompress(opened, bz2.BZ2Decompressor)
     elif magic.startswith(_XZ):
         start = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
-        pieces = _unpack(opened, start, padding=bytes(4))
+        pieces = _decompress(opened, start, padding=bytes(4))
     elif magic.startswith(_ZSTD):
         pieces = _read_through(opened, zstd.ZstdFile)
     else:
         return opened()
-    return io.BufferedReader(_Pieces(pieces))
+    return io.BufferedReader(_GeneratorReader(pieces))
 
 
 def is_compressed(path: Path) -> bool:
@@ -281,17 +283,19 @@ def is_compressed(path: Path) -> bool:
     Raises:
         OSError: it cannot be read.
     """
-    with open_plain(path) as handle:
+    with open_regular_file(path) as handle:
         return handle.read(8).startswith((_GZIP, _BZIP2, _XZ, _ZSTD))
 
 
-def _opened(path: Path, on_block: OnBlock | None) -> BinaryIO:
+def _open_decompressed(path: Path, on_block: OnBlock | None) -> BinaryIO:
     return (
-        path.open("rb") if on_block is None else io.BufferedReader(_Heard(path, on_block), _BLOCK)
+        path.open("rb")
+        if on_block is None
+        else io.BufferedReader(_ObservedFile(path, on_block), _BLOCK)
     )
 
 
-class _Heard(io.FileIO):
+class _ObservedFile(io.FileIO):
     """A file that passes each block to ``on_block`` as it is read."""
 
     def __init__(self, path: Path, on_block: OnBlock) -> None:
@@ -313,7 +317,7 @@ def _read_through(
             yield block
 
 
-def _unpack(
+def _decompress(
     opened: Callable[[], BinaryIO],
     start: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor],
     padding: bytes = b"",
@@ -343,7 +347,7 @@ def _unpack(
                 packed = rest or handle.read(_PACKED_BLOCK)
 
 
-class _Pieces(io.RawIOBase):
+class _GeneratorReader(io.RawIOBase):
     """A readable file made of pieces that a generator yields."""
 
     def __init__(self, pieces: Generator[bytes]) -> None:
@@ -364,13 +368,13 @@ class _Pieces(io.RawIOBase):
         super().close()
 
 
-def sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
     """The hash of a plain file; ``on_bytes`` gets the number of bytes read so far."""
-    with open_plain(path) as handle:
-        return sha256_of(handle, on_bytes)
+    with open_regular_file(path) as handle:
+        return hash_stream(handle, on_bytes)
 
 
-def sha256_of(
+def hash_stream(
     handle: BinaryIO,
     on_bytes: Callable[[int], None] = lambda _: None,
     on_block: Callable[[bytes], None] = lambda _: None,

@@ -72,11 +72,11 @@ class Pipe(Connection):
         error refers to that view. Python 3.12 and 3.13 may close the ``BytesIO`` of such an error
         first, when they collect garbage, and then crash or print a ``BufferError``.
         """
-        self.send_bytes(as_message(value))
+        self.send_bytes(pickle_message(value))
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class ChildError:
     """The last message of a process that an exception ended: its text, not the exception."""
 
     reason: str
@@ -85,7 +85,7 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Child:
+class ChildProcess:
     """A process that this one started, and the pipe to it, which closes when it ends."""
 
     process: subprocess.Popen[bytes]
@@ -114,7 +114,7 @@ class Child:
         if self.process.stdin is not None:
             self.process.stdin.close()
 
-    def cause_of_end(self, seconds: float | None = None) -> str:
+    def exit_reason(self, seconds: float | None = None) -> str:
         """The reason why a process ended; waits for it, since its pipe may close first."""
         self.wait(seconds)
         exit_code = self.process.returncode
@@ -135,13 +135,15 @@ class Child:
         return "if memory ran out, use fewer {workers}"
 
     @staticmethod
-    def with_news(children: Sequence[Child], seconds: float | None = None) -> list[Child]:
+    def wait_any(
+        children: Sequence[ChildProcess], seconds: float | None = None
+    ) -> list[ChildProcess]:
         """Wait for children that have sent a message or ended; an empty list at a timeout."""
         ready = connection.wait([child.pipe for child in children], seconds)
         return [child for child in children if child.pipe in ready]
 
     @staticmethod
-    def kill_all(children: Sequence[Child]) -> None:
+    def kill_all(children: Sequence[ChildProcess]) -> None:
         """Kill processes and wait until they have ended. They hold nothing that could be lost."""
         for child in children:
             child.kill()
@@ -150,20 +152,22 @@ class Child:
             child.close()
 
 
-def start(target: Callable[Concatenate[Pipe, P], None], *args: P.args, **kwargs: P.kwargs) -> Child:
+def start_process(
+    target: Callable[Concatenate[Pipe, P], None], *args: P.args, **kwargs: P.kwargs
+) -> ChildProcess:
     """Start ``target(pipe, ...)`` as a process. Interrupts must be held.
 
     The target is pickled, so it must be a function of a module.
     """
     ours, theirs = Pipe.pair()
     with theirs:
-        child = Child(_interpreter(theirs), ours)
+        child = ChildProcess(_start_interpreter(theirs), ours)
     with suppress(OSError):  # it has died; its pipe reports that
         ours.send((target, args, kwargs))
     return child
 
 
-def as_message(value: object) -> bytes:
+def pickle_message(value: object) -> bytes:
     """Pickle a value once, for ``send_bytes`` of several pipes.
 
     The message is not the view that ``ForkingPickler.dumps`` returns: see ``Pipe.send``.
@@ -173,7 +177,7 @@ def as_message(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def _interpreter(pipe: Pipe) -> subprocess.Popen[bytes]:
+def _start_interpreter(pipe: Pipe) -> subprocess.Popen[bytes]:
     ours = str(Path(__file__).parents[2])
     folders = [folder for folder in sys.path if Path(folder).is_absolute()]  # "" is the current one
     return subprocess.Popen(
@@ -188,12 +192,12 @@ def _interpreter(pipe: Pipe) -> subprocess.Popen[bytes]:
     )
 
 
-def begin(number: int) -> None:
+def run_child(number: int) -> None:
     """Run what the parent sends, then end the process. Called first, and never returns.
 
     ``number`` is the file descriptor of the pipe.
     """
-    _obey_parent()
+    _follow_parent()
     os.set_inheritable(number, False)
     gc.set_threshold(50_000)  # as in the command line
     pipe = Pipe(number)
@@ -205,17 +209,17 @@ def begin(number: int) -> None:
         exit_code = 1
         reason = f"{type(error).__name__}: {printable(error)}"
         with suppress(OSError):  # the parent is gone
-            pipe.send(Raised(reason, traceback.format_exc(), time.monotonic()))
+            pipe.send(ChildError(reason, traceback.format_exc(), time.monotonic()))
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, or none
             stream.flush()
     os._exit(exit_code)  # torch's threads may crash a normal interpreter shutdown
 
 
-def _obey_parent() -> None:
+def _follow_parent() -> None:
     """End when the parent ends, and not at Ctrl-C; the parent held interrupts at the start."""
-    _die_with_parent()  # in a suspended process, no thread runs that could end it
-    threading.Thread(target=_wait_for_parents_end, daemon=True).start()
+    _set_parent_death_signal()  # in a suspended process, no thread runs that could end it
+    threading.Thread(target=_wait_for_parent_exit, daemon=True).start()
     # Schedulers send these to every process of a job, but only the parent acts on them. A mask does
     # not suffice: a library may have started a thread that does not block them.
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
@@ -238,25 +242,25 @@ def ask_before_cpu_limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (latest, hard))
 
 
-def end_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Make this process end with its parent, which has this process id (Linux)."""
-    _die_with_parent()
+    _set_parent_death_signal()
     if os.getppid() != parent:
         os._exit(1)
 
 
-def _die_with_parent() -> None:
+def _set_parent_death_signal() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def _wait_for_parents_end() -> None:
+def _wait_for_parent_exit() -> None:
     os.read(0, 1)
     os._exit(1)
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
+def defer_interrupts() -> Iterator[None]:
     """Delay the signals that would end this process, so that no started child is forgotten.
 
     Children inherit the signal mask, so Ctrl-C and a lost terminal do not end them; the end of this

@@ -66,7 +66,7 @@ class BatchDone(NamedTuple):
     memory: Memory
 
 
-class BudgetReduced(NamedTuple):
+class BatchSizeReduced(NamedTuple):
     """A batch did not fit into the device's memory."""
 
     worker: str
@@ -97,12 +97,12 @@ class ErrorText(NamedTuple):
     option: str = ""
 
     @classmethod
-    def of(cls, error: VirnucproError | OSError) -> ErrorText:
+    def from_error(cls, error: VirnucproError | OSError) -> ErrorText:
         ours = error if isinstance(error, VirnucproError) else disk_error(error)
         return cls(type(ours), ours.message, ours.hint, ours.option)
 
     @property
-    def error(self) -> VirnucproError:
+    def to_error(self) -> VirnucproError:
         return self.kind(self.message, self.hint, option=self.option)
 
 
@@ -142,8 +142,8 @@ class EmbeddingStarted(NamedTuple):
     encoders: tuple[EncoderSpec, ...] = ()
 
 
-Event = (
-    WorkerReady | WorkerLost | BatchStarted | BatchDone | BudgetReduced | ShardDone | ShardFailed
+WorkerEvent = (
+    WorkerReady | WorkerLost | BatchStarted | BatchDone | BatchSizeReduced | ShardDone | ShardFailed
 )
-Telling = Event | Progress | EmbeddingStarted
-OnEvent = Callable[[Telling], None]
+RunEvent = WorkerEvent | Progress | EmbeddingStarted
+EventHandler = Callable[[RunEvent], None]

@@ -22,16 +22,16 @@ from threading import Event, Thread
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from virnucpro.core.child_process import (
-    Child,
+    ChildError,
+    ChildProcess,
     Pipe,
-    Raised,
-    as_message,
-    interrupts_held,
-    start,
+    defer_interrupts,
+    pickle_message,
+    start_process,
 )
 from virnucpro.core.errors import UnavailableError, VirnucproError
 from virnucpro.core.events import ErrorText
-from virnucpro.core.logging import LOGGER, counted, printable
+from virnucpro.core.logging import LOGGER, format_count, printable
 from virnucpro.core.option_text import with_options
 
 _SILENCE_SECONDS = 60.0  # of a helper, until a warning
@@ -42,17 +42,17 @@ _LETTERS_PER_HELPER = 1_000_000  # with fewer, a new process would start too lat
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-Tools = TypeVar("Tools")
-Tools_contra = TypeVar("Tools_contra", contravariant=True)
+Context = TypeVar("Context")
+Context_contra = TypeVar("Context_contra", contravariant=True)
 
 
-class _Task(Protocol[Tools_contra, T_co]):
+class _Task(Protocol[Context_contra, T_co]):
     """A part of the work."""
 
-    def do(self, tools: Tools_contra, /) -> T_co: ...
+    def do(self, tools: Context_contra, /) -> T_co: ...
 
 
-class _Block(_Task[Tools_contra, T_co], Protocol):
+class _Block(_Task[Context_contra, T_co], Protocol):
     """A task of known size."""
 
     @property
@@ -60,83 +60,85 @@ class _Block(_Task[Tools_contra, T_co], Protocol):
 
 
 # a task, the tools for it, and these as a message
-_Order: TypeAlias = tuple[Future[Any], _Task[Any, Any], object, bytes]
+_QueuedTask: TypeAlias = tuple[Future[Any], _Task[Any, Any], object, bytes]
 
 
 class AbandonedError(Exception):
     """The work was stopped early, so the awaited result never comes."""
 
 
-class Pool:
+class HelperPool:
     """The helpers of a run: each starts when there is work for it, and stays."""
 
     def __init__(self, most: int = 0) -> None:
         self._most = most  # processes beside this one
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        self.children: list[Child] = []
-        self.ready: list[Child] = []  # those that have begun
+    def _reset(self) -> None:
+        self.children: list[ChildProcess] = []
+        self.ready: list[ChildProcess] = []  # those that have begun
         self._threads: list[Thread] = []  # one for each process
-        self._orders: SimpleQueue[_Order | None] = SimpleQueue()  # None ends a thread
+        self._orders: SimpleQueue[_QueuedTask | None] = SimpleQueue()  # None ends a thread
         self._tools: dict[int, object] = {}  # the tools that a process has, by its id
         self._is_stopped = False
         self._loss: VirnucproError | None = None  # of the first process that died
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> HelperPool:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def begin(self, n_letters: int, module: str = "") -> None:
+    def start_helpers(self, n_letters: int, module: str = "") -> None:
         """Start as many helpers as pay off; each first imports ``module``."""
-        n_more = count_worth(self._most, n_letters) - len(self.children)
+        n_more = count_useful_helpers(self._most, n_letters) - len(self.children)
         for _ in range(n_more):
-            with interrupts_held():
-                self.children.append(start(_serve, module))
-            self._threads.append(Thread(target=self._employ, args=self.children[-1:], daemon=True))
+            with defer_interrupts():
+                self.children.append(start_process(_helper_main, module))
+            self._threads.append(
+                Thread(target=self._serve_tasks, args=self.children[-1:], daemon=True)
+            )
             self._threads[-1].start()
 
-    def helpers(self, tools: Tools, n_letters: int, products: str) -> Helpers[Tools]:
+    def helpers(self, tools: Context, n_letters: int, products: str) -> TaskRunner[Context]:
         """Helpers with these tools, if they pay off or already run; none without letters.
 
         Log what they make (``products``).
         """
-        self.begin(n_letters)
+        self.start_helpers(n_letters)
         if not (n_letters and self.children):
-            return Helpers(tools, self)
-        LOGGER.info("%s are made by %s", products, counted(len(self.children), "helper"))
-        return Helpers(tools, self, as_message(_Equipment(tools)))
+            return TaskRunner(tools, self)
+        LOGGER.info("%s are made by %s", products, format_count(len(self.children), "helper"))
+        return TaskRunner(tools, self, pickle_message(_ContextMessage(tools)))
 
-    def _employ(self, child: Child) -> None:
+    def _serve_tasks(self, child: ChildProcess) -> None:
         """Give one task after the other to a process, until the pool is stopped."""
-        self._introduce(child)
+        self._wait_until_ready(child)
         while (order := self._orders.get()) is not None:
             future, task, tools, message = order
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(self._do(child, task, tools, message))
+                    future.set_result(self._run_task(child, task, tools, message))
                 except BaseException as error:  # whoever waits must learn of any error
                     future.set_exception(error)
 
-    def _introduce(self, child: Child) -> None:
+    def _wait_until_ready(self, child: ChildProcess) -> None:
         """Wait until a process has begun; if it has died, its first task reports that."""
         try:
-            with _watched(child):
-                self._received(child)
+            with _warn_if_silent(child):
+                self._receive_result(child)
         except (EOFError, OSError, VirnucproError):
             LOGGER.debug("process %d ended before it began", child.pid)
         finally:
             self.ready.append(child)
 
-    def _equip(self, child: Child, tools: object, message: bytes) -> None:
+    def _send_context(self, child: ChildProcess, tools: object, message: bytes) -> None:
         if self._tools.get(child.pid) is not tools:
             child.pipe.send_bytes(message)
-            self._received(child)
+            self._receive_result(child)
             self._tools[child.pid] = tools
 
-    def _received(self, child: Child) -> Any:  # noqa: ANN401 - what a task gives
+    def _receive_result(self, child: ChildProcess) -> Any:  # noqa: ANN401 - what a task gives
         """
         Raises:
             EOFError, OSError: the process ended.
@@ -144,36 +146,38 @@ class Pool:
         """
         match outcome := child.pipe.recv():
             case ErrorText():
-                raise outcome.error
-            case Raised(reason, lines):
+                raise outcome.to_error
+            case ChildError(reason, lines):
                 LOGGER.info("%s", printable(lines))
-                raise self._lost(reason)
+                raise self._helper_error(reason)
         return outcome
 
-    def submit(self, task: _Task[Tools, T], tools: Tools, message: bytes) -> Future[T]:
+    def submit(self, task: _Task[Context, T], tools: Context, message: bytes) -> Future[T]:
         """Give a task to the next free process, with these tools."""
         future: Future[T] = Future()
         self._orders.put((future, task, tools, message))
         return future
 
-    def _do(self, child: Child, task: _Task[Tools, T], tools: Tools, message: bytes) -> T:
+    def _run_task(
+        self, child: ChildProcess, task: _Task[Context, T], tools: Context, message: bytes
+    ) -> T:
         """
         Raises:
             VirnucproError: the task raised it, or the process died.
             AbandonedError: the processes were stopped.
         """
         try:
-            with _watched(child):
-                self._equip(child, tools, message)
+            with _warn_if_silent(child):
+                self._send_context(child, tools, message)
                 child.pipe.send(task)
-                result: T = self._received(child)
+                result: T = self._receive_result(child)
         except (EOFError, OSError) as error:
             if self._is_stopped:
                 raise AbandonedError from error
-            raise self._lost(child.cause_of_end(_END_SECONDS), child.remedy) from error
+            raise self._helper_error(child.exit_reason(_END_SECONDS), child.remedy) from error
         return result
 
-    def _lost(self, reason: str, remedy: str = "") -> VirnucproError:
+    def _helper_error(self, reason: str, remedy: str = "") -> VirnucproError:
         """The error for a process that died; later losses are reported as the first one."""
         if self._loss is None:
             self._loss = UnavailableError(
@@ -185,7 +189,7 @@ class Pool:
         return self._loss
 
     @contextmanager
-    def ended_by_errors(self) -> Iterator[None]:
+    def stop_on_error(self) -> Iterator[None]:
         """Stop all processes if an error ends the block."""
         try:
             yield
@@ -207,15 +211,15 @@ class Pool:
         for child in self.children:
             child.wait()
             child.close()
-        self._begin()
+        self._reset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Helpers(Generic[Tools]):
+class TaskRunner(Generic[Context]):
     """The processes of a pool with their tools; without processes, tasks run here at once."""
 
-    tools: Tools
-    pool: Pool
+    context: Context
+    pool: HelperPool
     message: bytes | None = None  # the tools, pickled for processes; None: tasks run here
 
     @property
@@ -223,13 +227,13 @@ class Helpers(Generic[Tools]):
         """The number of tasks to keep submitted: two for each process that is ready."""
         return 0 if self.message is None else 2 * len(self.pool.ready)
 
-    def submit(self, task: _Task[Tools, T]) -> Future[T]:
+    def submit(self, task: _Task[Context, T]) -> Future[T]:
         """Give a task to a process, or do it here if there is none."""
         if self.message is None:
-            return _done(task, self.tools)
-        return self.pool.submit(task, self.tools, self.message)
+            return _run_here(task, self.context)
+        return self.pool.submit(task, self.context, self.message)
 
-    def in_order(self, tasks: Iterable[_Block[Tools, T]]) -> Iterator[T]:
+    def map_in_order(self, tasks: Iterable[_Block[Context, T]]) -> Iterator[T]:
         """Yield the results of blocks in order; a few blocks of bounded size are taken ahead.
 
         If all helpers are busy, a block is done here, so this process does not idle. That, and the
@@ -237,13 +241,13 @@ class Helpers(Generic[Tools]):
         ``n_ahead`` blocks are submitted, and helpers seldom idle either. At the end, blocks that no
         helper has begun are done here, the last one first.
         """
-        waiting: deque[tuple[_Block[Tools, T], Future[T]]] = deque()
+        waiting: deque[tuple[_Block[Context, T], Future[T]]] = deque()
         n_letters = 0
         for task in tasks:
             n_letters += task.n_letters
             n_open = sum(not future.done() for _, future in waiting)
             is_here = n_open >= 2 * self.n_ahead or task.n_letters > _LETTERS_AHEAD
-            waiting.append((task, _done(task, self.tools) if is_here else self.submit(task)))
+            waiting.append((task, _run_here(task, self.context) if is_here else self.submit(task)))
             while waiting and (
                 waiting[0][1].done()
                 or len(waiting) > 4 * self.n_ahead
@@ -253,27 +257,27 @@ class Helpers(Generic[Tools]):
                 n_letters -= first.n_letters
                 yield future.result()
         while waiting:
-            if waiting[0][1].done() or not self._take_back(waiting):
+            if waiting[0][1].done() or not self._run_pending_here(waiting):
                 yield waiting.popleft()[1].result()
 
-    def _take_back(self, waiting: deque[tuple[_Block[Tools, T], Future[T]]]) -> bool:
+    def _run_pending_here(self, waiting: deque[tuple[_Block[Context, T], Future[T]]]) -> bool:
         """Do the last block here that no helper has begun; False if there is none."""
         for place in reversed(range(len(waiting))):
             task, future = waiting[place]
             if future.cancel():
-                waiting[place] = task, _done(task, self.tools)
+                waiting[place] = task, _run_here(task, self.context)
                 return True
         return False
 
 
 @dataclass(frozen=True, slots=True)
-class _Equipment:
+class _ContextMessage:
     """The tools that a process gets before tasks that need them."""
 
-    tools: object
+    context: object
 
 
-def _done(task: _Task[Tools, T], tools: Tools) -> Future[T]:
+def _run_here(task: _Task[Context, T], tools: Context) -> Future[T]:
     """Do a task at once; the future raises its error, in the order of results."""
     future: Future[T] = Future()
     try:
@@ -283,13 +287,13 @@ def _done(task: _Task[Tools, T], tools: Tools) -> Future[T]:
     return future
 
 
-def count_worth(most: int, n_letters: int) -> int:
+def count_useful_helpers(most: int, n_letters: int) -> int:
     """The number of helpers that pay off for this number of letters."""
     return min(most, n_letters // _LETTERS_PER_HELPER)
 
 
 @contextmanager
-def _watched(child: Child) -> Iterator[None]:
+def _warn_if_silent(child: ChildProcess) -> Iterator[None]:
     """Warn if a helper does not answer within the block.
 
     If this process itself is suspended (Ctrl-Z, a scheduler), that counts as at most one wait.
@@ -312,7 +316,7 @@ def _watched(child: Child) -> Iterator[None]:
         answered.set()
 
 
-def _serve(pipe: Pipe, module: str) -> None:
+def _helper_main(pipe: Pipe, module: str) -> None:
     """Import ``module``, if any, then do the tasks that come until the parent ends."""
     if module:
         import_module(module)
@@ -320,11 +324,11 @@ def _serve(pipe: Pipe, module: str) -> None:
     tools: Any = None
     while True:
         try:
-            task: _Equipment | _Task[Any, Any] = pipe.recv()
-            if isinstance(task, _Equipment):
-                tools, outcome = task.tools, None
+            task: _ContextMessage | _Task[Any, Any] = pipe.recv()
+            if isinstance(task, _ContextMessage):
+                tools, outcome = task.context, None
             else:
                 outcome = task.do(tools)
         except (VirnucproError, OSError) as error:
-            outcome = ErrorText.of(error)
+            outcome = ErrorText.from_error(error)
         pipe.send(outcome)

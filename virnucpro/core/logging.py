@@ -25,11 +25,11 @@ def printable(text: object) -> str:
     >>> printable("a\\x1b[31mb")
     'a\\\\x1b[31mb'
     """
-    safe = escaped(text)
+    safe = escape_markup(text)
     return safe if len(safe) <= _HEAD + _TAIL else f"{safe[:_HEAD]}...{safe[-_TAIL:]}"
 
 
-def escaped(text: object) -> str:
+def escape_markup(text: object) -> str:
     """Escape the control characters of a text, without shortening it."""
     text = str(text)
     if text.isprintable():
@@ -37,7 +37,7 @@ def escaped(text: object) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def counted(n: int, noun: str, several: str = "") -> str:
+def format_count(n: int, noun: str, several: str = "") -> str:
     """A number and its noun; ``several`` is an irregular plural.
 
     >>> counted(1, "file"), counted(1200, "file"), counted(0, "match", "matches")
@@ -71,7 +71,7 @@ def announce(message: str) -> None:
     LOGGER.info("%s", message, extra={"is_announced": True})
 
 
-def open_at_once(path: str, flags: int) -> int:
+def open_nonblocking(path: str, flags: int) -> int:
     """Open a log; a pipe without a reader raises an error instead of blocking."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
@@ -93,7 +93,7 @@ class _FileHandler(logging.StreamHandler):  # type: ignore[type-arg] # from Pyth
 
 
 @contextmanager
-def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[None]:
+def log_to_handler(handler: logging.Handler, level: int = logging.INFO) -> Iterator[None]:
     """Log to ``handler`` within the block; a handler without a format gets ours."""
     if handler.formatter is None:
         handler.setFormatter(logging.Formatter(FORMAT))
@@ -112,14 +112,14 @@ def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[
 
 
 @contextmanager
-def logging_to_file(path: Path, opener: Callable[[str, int], int] = open_at_once) -> Iterator[None]:
+def log_to_file(path: Path, opener: Callable[[str, int], int] = open_nonblocking) -> Iterator[None]:
     """Append the log to a file within the block."""
     file = open(  # noqa: SIM115 - closed below
         path.absolute(), "a", encoding="utf-8", errors="backslashreplace", opener=opener
     )
     os.set_blocking(file.fileno(), True)
     handler = _FileHandler(file)
-    with logging_to(handler, LOGGER.level or logging.INFO):
+    with log_to_handler(handler, LOGGER.level or logging.INFO):
         try:
             yield
         except BaseException as error:

@@ -65,7 +65,7 @@ class Machine:
         )
 
     @property
-    def limits(self) -> str:
+    def binding_limits(self) -> str:
         """The limits that are smaller than the machine, for messages; empty if there are none."""
         sources = (("cores", self.cores_source), ("memory", self.memory_source))
         return ", ".join(f"{what} by {by}" for what, by in sources if by != OF_MACHINE)
@@ -163,7 +163,7 @@ class _Group:
         quota, period = map(int, words)
         if not quota or not period:
             return None
-        return CoreLimit(quota / period, f"the CPU quota of {self._described}")
+        return CoreLimit(quota / period, f"the CPU quota of {self._describe}")
 
     def memory_limits(self) -> Iterator[MemoryLimit]:
         files = _MEMORY_FILES[self.version]
@@ -176,11 +176,11 @@ class _Group:
         limits.append(str(facts.get("hierarchical_memory_limit", "")))
         for limit in limits:
             if limit.isdecimal():  # not "max", and the file is there
-                source = f"the memory limit of {self._described}"
+                source = f"the memory limit of {self._describe}"
                 yield MemoryLimit(int(limit), int(limit) - used, source)
 
     @property
-    def _described(self) -> str:
+    def _describe(self) -> str:
         return f"the control group {self.name} (cgroup v{self.version})"
 
 
@@ -194,9 +194,9 @@ def _read_groups(root: Path) -> Iterator[_Group]:
             continue
         version = 2 if words[0] == "cgroup2" else 1
         controllers = {""} if version == 2 else {"cpu", "memory"} & {*words[2].split(",")}
-        top, mounted_at = map(_unescaped, mount_words[3:5])
+        top, mounted_at = map(_unescape, mount_words[3:5])
         for controller in controllers & paths.keys():
-            for inside in _to_the_top(paths[controller], top):
+            for inside in _parent_groups(paths[controller], top):
                 folder = root / mounted_at.lstrip("/") / inside
                 yield _Group(folder, str(PurePosixPath("/") / inside), version)
 
@@ -210,7 +210,7 @@ def _read_paths(root: Path) -> Iterator[tuple[str, str]]:
             yield from ((controller, path) for controller in controllers.split(","))
 
 
-def _to_the_top(group: str, top: str) -> list[PurePosixPath]:
+def _parent_groups(group: str, top: str) -> list[PurePosixPath]:
     """The paths of a group and of those above it, below the mount, whose root is ``top``.
 
     A container may have a mount that begins elsewhere; then only the group at its top is known.
@@ -263,5 +263,5 @@ def _read_numbers(path: Path) -> dict[str, int]:
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
 
 
-def _unescaped(path: str) -> str:
+def _unescape(path: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)

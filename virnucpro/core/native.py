@@ -124,7 +124,7 @@ def call(name: str, *arguments: NDArray[Any] | float) -> None:
     """
     # passed on here, since ctypes would turn a Ctrl-C meanwhile into an error of its own
     passed = [of.from_param(one) for of, one in zip(_SIGNATURES[name], arguments, strict=True)]
-    if getattr(_library(), name)(*passed):
+    if getattr(_load_library(), name)(*passed):
         raise MemoryError(f"no memory is left for {name} of the scorer")
 
 
@@ -146,7 +146,7 @@ def find_library(library: Path, package: Path, installed: Path | None) -> Path:
     digest = hash_sources(package)
     if library.exists() or not digest:
         return library
-    if installed is not None and installed.exists() and _built_from(installed) == digest:
+    if installed is not None and installed.exists() and _embedded_source_hash(installed) == digest:
         return installed
     built = "has no compiled library: libvirnucpro.so"
     if installed is not None and installed.exists():
@@ -166,7 +166,7 @@ def hash_sources(package: Path) -> str:
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 
-def _built_from(library: Path) -> str:
+def _embedded_source_hash(library: Path) -> str:
     """SHA-256 of the sources that a library was compiled from; empty if it does not say."""
     try:
         return bytes((c_char * 65).in_dll(CDLL(str(library)), "source_sha256").value).decode()
@@ -186,7 +186,7 @@ def _installed_library() -> Path | None:
 
 
 @cache
-def _library() -> CDLL:
+def _load_library() -> CDLL:
     installed = None if LIBRARY.exists() else _installed_library()
     try:
         library = CDLL(str(find_library(LIBRARY, PACKAGE, installed)))

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Values = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Mask = NDArray[np.bool_]
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 DECIMALS = 6  # of scores
 
 
-def sigmoid(log_odds: Values) -> Values:
+def sigmoid(log_odds: FloatArray) -> FloatArray:
     """The probability for these log-odds; no overflow, however large they are. (n,) -> (n,)"""
     return np.asarray(0.5 * (1 + np.tanh(log_odds / 2)))
 
 
-def runs_of(mask: Mask) -> list[tuple[int, int]]:
+def find_runs(mask: BoolArray) -> list[tuple[int, int]]:
     """The runs of true values in a mask, as (first, one after the last)."""
     bounds = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
     return list(zip(bounds[::2], bounds[1::2], strict=True))

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from virnucpro.core.atomic_io import expanded
+from virnucpro.core.atomic_io import expand_path
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
-from virnucpro.core.option_text import OptionName, join_texts, joined, with_options
+from virnucpro.core.option_text import OptionName, join_texts, join_words, with_options
 
 T = TypeVar("T")
 
@@ -47,26 +47,26 @@ class OptionInfo:
 # Any class of options
 
 
-def names_of(*groups: type) -> set[str]:
+def option_names(*groups: type) -> set[str]:
     """The field names of the options of these classes."""
-    return set().union(*(options_of(_hints_of(group)) for group in groups))
+    return set().union(*(option_annotations(_annotated_hints(group)) for group in groups))
 
 
 @cache
-def _hints_of(group: Callable[..., object]) -> dict[str, Any]:
+def _annotated_hints(group: Callable[..., object]) -> dict[str, Any]:
     """The type hints of a class, with their annotations."""
     return get_type_hints(group, include_extras=True)
 
 
-def refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> None:  # noqa: ANN401
+def reject_options(options: Any, names: Iterable[str], where: str, else_: str = "") -> None:  # noqa: ANN401
     """Refuse options that have no effect, instead of ignoring them.
 
     Raises:
         UsageError: one of them differs from its default.
     """
-    given = given_of(options, names)
+    given = changed_options(options, names)
     if given:
-        both = join_texts(" and ", (joined([OptionName(name, is_bare=True)]) for name in given))
+        both = join_texts(" and ", (join_words([OptionName(name, is_bare=True)]) for name in given))
         hint = with_options("leave out {both}", both=both)
         raise UsageError(
             with_options("{both}: no effect {where}", both=both, where=where),
@@ -75,27 +75,29 @@ def refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> N
         )
 
 
-def given_of(options: Any, names: Iterable[str]) -> list[str]:  # noqa: ANN401
+def changed_options(options: Any, names: Iterable[str]) -> list[str]:  # noqa: ANN401
     """The names of those options that differ from their defaults."""
     defaults = {field.name: field.default for field in fields(options)}
     return sorted(name for name in names if getattr(options, name) != defaults[name])
 
 
-def flag(name: str) -> str:
+def option_flag(name: str) -> str:
     """The flag of a field on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
-def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
+def build_options(options: Callable[..., T], values: Mapping[str, object]) -> T:
     """Make options from values as a user writes them: text for a path or a number, a list.
 
     Raises:
         UsageError: a value is empty, or has the wrong type or range.
     """
-    hints = _hints_of(options)
-    on_command_line = options_of(hints)
+    hints = _annotated_hints(options)
+    on_command_line = option_annotations(hints)
     checked = {
-        name: _value(_option_name(name, on_command_line[name]), get_args(hints[name])[0], value)
+        name: _convert_value(
+            _option_name(name, on_command_line[name]), get_args(hints[name])[0], value
+        )
         if name in on_command_line
         else value
         for name, value in values.items()
@@ -105,14 +107,14 @@ def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
     return options(**checked)
 
 
-def options_of(hints: Mapping[str, Any]) -> dict[str, OptionInfo]:
+def option_annotations(hints: Mapping[str, Any]) -> dict[str, OptionInfo]:
     """The options of a class, by field name."""
     return {
         name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated
     }
 
 
-def carry(options: object, to: Callable[..., T], **changes: object) -> T:
+def convert_options(options: object, to: Callable[..., T], **changes: object) -> T:
     """Make options of another class from the shared fields; ``changes`` override them."""
     names = {field.name for field in fields(to)} - changes.keys()  # type: ignore[arg-type]
     shared = {name: getattr(options, name) for name in names if hasattr(options, name)}
@@ -126,10 +128,10 @@ def _option_name(name: str, info: OptionInfo) -> OptionName:
 
 
 def _wrong(option: OptionName, problem: str, hint: str) -> UsageError:
-    return UsageError(joined([option, f" {problem}"]), hint, option=option.name)
+    return UsageError(join_words([option, f" {problem}"]), hint, option=option.name)
 
 
-def _value(option: OptionName, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
+def _convert_value(option: OptionName, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
     """Convert a value to the type of its option.
 
     Raises:
@@ -139,18 +141,18 @@ def _value(option: OptionName, hint: Any, value: object) -> object:  # noqa: ANN
         raise _wrong(option, "is empty", "check that the shell variable in it is set")
     if get_origin(hint) is tuple:
         values = value if isinstance(value, (list, tuple)) else [value]
-        return tuple(_value(option, get_args(hint)[0], one) for one in values)
+        return tuple(_convert_value(option, get_args(hint)[0], one) for one in values)
     value = value.item() if hasattr(value, "item") else value  # a number of NumPy
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    value = _number_in(value, kinds)
+    value = _parse_number(value, kinds)
     for kind in kinds:
-        if _will_do(kind, value):
-            return _converted(kind, value)
-    words = [word for kind in kinds for word in get_args(kind) or filter(None, [_WORDS[kind]])]
+        if _accepts(kind, value):
+            return _to_type(kind, value)
+    words = [word for kind in kinds for word in get_args(kind) or filter(None, [_TYPE_NAMES[kind]])]
     raise _wrong(option, f"is {printable(repr(value))}", f"give {' or '.join(words)}")
 
 
-def _number_in(value: Any, kinds: Sequence[Any]) -> object:  # noqa: ANN401
+def _parse_number(value: Any, kinds: Sequence[Any]) -> object:  # noqa: ANN401
     """The number that a text says, if the option takes numbers; else the value itself."""
     for kind in (int, float) if isinstance(value, str) else ():
         if kind in kinds:
@@ -159,26 +161,26 @@ def _number_in(value: Any, kinds: Sequence[Any]) -> object:  # noqa: ANN401
     return value
 
 
-def _will_do(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
+def _accepts(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
     if isinstance(value, bool):  # bool is a subclass of int
         return kind is bool
     if get_origin(kind) is Literal:
         return value in get_args(kind)
-    return isinstance(value, _GIVEN_AS.get(kind, kind))
+    return isinstance(value, _ACCEPTED_TYPES.get(kind, kind))
 
 
-def _converted(kind: Any, value: Any) -> object:  # noqa: ANN401 - a type
+def _to_type(kind: Any, value: Any) -> object:  # noqa: ANN401 - a type
     if kind is Path:
-        return expanded(value)
+        return expand_path(value)
     return str(value) if kind is str and isinstance(value, int) else value
 
 
-_GIVEN_AS: dict[Any, tuple[type, ...]] = {  # types accepted for each type of option
+_ACCEPTED_TYPES: dict[Any, tuple[type, ...]] = {  # types accepted for each type of option
     float: (int, float),
     str: (str, int),
     Path: (str, Path),
 }
-_WORDS = {
+_TYPE_NAMES = {
     bool: "True or False",
     int: "a whole number",
     float: "a number",

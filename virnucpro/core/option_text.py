@@ -77,7 +77,7 @@ def with_options(template: str, **values: object) -> OptionText:
             parts.extend(own.parts if isinstance(own, OptionText) else (str(own),))
         else:
             parts.append(OptionName(name, (value or "").format_map(values)))
-    return joined(parts)
+    return join_words(parts)
 
 
 def join_texts(separator: str, texts: Iterable[str]) -> OptionText:
@@ -86,10 +86,10 @@ def join_texts(separator: str, texts: Iterable[str]) -> OptionText:
     for text in texts:
         parts += [separator] if parts else []
         parts += text.parts if isinstance(text, OptionText) else (text,)
-    return joined(parts)
+    return join_words(parts)
 
 
-def joined(parts: Iterable[str | OptionName]) -> OptionText:
+def join_words(parts: Iterable[str | OptionName]) -> OptionText:
     """The text that these parts make."""
     parts = tuple(parts)
     shown = (part if isinstance(part, str) else part.on_command_line for part in parts)

@@ -43,11 +43,13 @@ def _load(plugin: EntryPoint, kind: type[T]) -> T:
     try:
         value = plugin.load()
     except Exception as error:  # other people's code may raise anything
-        raise _broken(plugin, f"{type(error).__name__}: {error}") from error
+        raise _broken_plugin(plugin, f"{type(error).__name__}: {error}") from error
     finally:
         sys.path[:] = before
     if not isinstance(value, kind):
-        raise _broken(plugin, f"{plugin.value} is a {type(value).__name__}, not a {kind.__name__}")
+        raise _broken_plugin(
+            plugin, f"{plugin.value} is a {type(value).__name__}, not a {kind.__name__}"
+        )
     return value
 
 
@@ -56,7 +58,7 @@ def _installed_folders() -> list[str]:
     return [folder for folder in sys.path if folder and Path(folder).resolve() != here]
 
 
-def _broken(plugin: EntryPoint, why: str) -> UnavailableError:
+def _broken_plugin(plugin: EntryPoint, why: str) -> UnavailableError:
     package = plugin.dist.name if plugin.dist is not None else "a package"
     return UnavailableError(
         f"{printable(package)} cannot be used as {plugin.group}: {printable(why)}",

@@ -21,7 +21,9 @@ Pooling = Literal["mean", "bos", "none"]
 FeatureFormat = Literal["h5", "npz", "pt", "parquet"]
 Store = Literal["float32", "bfloat16"]  # numbers on disk; bfloat16: the nearest, ties to even
 Command = Literal["predict", "extract"]
-Embed = Literal["all", "viral", "uncertain"]  # each asks for all that the next one does, and more
+EmbeddingRule = Literal[
+    "all", "viral", "uncertain"
+]  # each asks for all that the next one does, and more
 
 Status = Literal["scored", "embedded", "too_short", "no_orf", "invalid", "failed"]  # of a record
 STATUSES: Mapping[Status, str] = {  # and what it means
@@ -33,15 +35,17 @@ STATUSES: Mapping[Status, str] = {  # and what it means
     "failed": "with no vector: every try failed",
 }
 
-_AS_EVER: Store = "float32"  # left out of fingerprints, so that those of older runs stay valid
+_DEFAULT_STORE: Store = (
+    "float32"  # left out of fingerprints, so that those of older runs stay valid
+)
 USUAL_CHUNK_SIZE = 500  # bases
 RESIDUES_PER_SHARD = 250_000  # of the largest shards
-_RESIDUES_WITH_ROWS = 125_000  # the same, where each residue has a vector
+_RESIDUES_PER_SHARD_PER_RESIDUE = 125_000  # the same, where each residue has a vector
 SHARD_FORMAT = 8
 BYTES_PER_SLICE = 2**23  # of uncompressed input that is planned and called together
 
 
-class Reads(StrEnum):
+class Alphabet(StrEnum):
     """What an encoder reads: the protein or the bases of a frame, or a whole chunk."""
 
     PROTEIN = "protein"
@@ -51,7 +55,7 @@ class Reads(StrEnum):
     @property
     def unit(self) -> str:
         """What has a vector of its own."""
-        return "chunk" if self is Reads.CHUNK else "frame"
+        return "chunk" if self is Alphabet.CHUNK else "frame"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +69,13 @@ class EncoderSpec:
     pooling: Pooling
     precision: Precision
     dim: int  # length of a vector
-    reads: Reads = Reads.PROTEIN
-    store: Store = _AS_EVER
+    reads: Alphabet = Alphabet.PROTEIN
+    store: Store = _DEFAULT_STORE
 
     implied: ClassVar = ("model", "dim", "reads")  # follow from the other fields
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reads", Reads(self.reads))  # of JSON
+        object.__setattr__(self, "reads", Alphabet(self.reads))  # of JSON
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -113,7 +117,7 @@ class Recipe:
                 option="chunk_size",
             )
         for encoder in self.encoders:
-            if encoder.reads is not Reads.PROTEIN and self.input_type == "protein":
+            if encoder.reads is not Alphabet.PROTEIN and self.input_type == "protein":
                 raise UsageError(
                     f"{encoder.model} reads nucleotides; the input holds proteins",
                     hint="give the nucleotide sequences, or name a model that reads proteins",
@@ -123,11 +127,11 @@ class Recipe:
     def largest_shard(self) -> int:
         """Residues of the largest shards. All vectors of a shard are in memory at once."""
         per_residue = any(encoder.per_residue for encoder in self.encoders)
-        limit = _RESIDUES_WITH_ROWS if per_residue else self.residues_per_shard
+        limit = _RESIDUES_PER_SHARD_PER_RESIDUE if per_residue else self.residues_per_shard
         return min(limit, self.residues_per_shard)
 
     @property
-    def reads(self) -> tuple[Reads, ...]:
+    def alphabets(self) -> tuple[Alphabet, ...]:
         """What the encoders read, in alphabetical order."""
         return tuple(sorted({encoder.reads for encoder in self.encoders}))
 
@@ -150,7 +154,7 @@ class Recipe:
     def fingerprint(self) -> str:
         """A hash of the recipe, the same on every machine."""
         encoders = [
-            each.facts | ({} if each.store == _AS_EVER else {"store": each.store})
+            each.facts | ({} if each.store == _DEFAULT_STORE else {"store": each.store})
             for each in self.encoders
         ]
         facts = {**asdict(self), "encoders": encoders}

@@ -20,27 +20,27 @@ from typing import Any, BinaryIO
 from virnucpro.core.atomic_io import (
     Opener,
     is_temporary,
-    temporary_beside,
-    writing,
+    storage_errors,
+    temporary_path,
 )
 from virnucpro.core.errors import OutputError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
-_NO_FOLDER = (FileNotFoundError, NotADirectoryError)
+_MISSING_FOLDER = (FileNotFoundError, NotADirectoryError)
 
 
 class _NamedFile(io.FileIO):
     """A file that names itself in errors of ``write``, as Python does in errors of ``open``."""
 
     def write(self, content: Any) -> int:  # noqa: ANN401 - all that has bytes
-        with _named(self.name):
+        with _errors_with_path(self.name):
             return super().write(content)
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class SafeDir:
     """A folder of ours and its contents. Every path passed to it lies below ``root``.
 
     Each method raises OutputError if a folder on the way is a link, and OSError, with the path, for
@@ -50,35 +50,35 @@ class Tree:
     root: Path
 
     @contextmanager
-    def folder(self, path: Path) -> Iterator[int]:
+    def open_folder(self, path: Path) -> Iterator[int]:
         """Open the root or a folder below it and yield its descriptor."""
         descriptor, here = os.open(self.root, _FOLDER), self.root
         try:
-            for name in _names(path, self.root):
+            for name in _path_parts(path, self.root):
                 here = here / name
-                inner = _open_in(descriptor, here, _FOLDER)
+                inner = _open_at(descriptor, here, _FOLDER)
                 os.close(descriptor)
                 descriptor = inner
             yield descriptor
         finally:
             os.close(descriptor)
 
-    def opener(self, path: Path) -> Opener:
+    def make_opener(self, path: Path) -> Opener:
         """An opener for Python's ``open``; it does not wait for the other end of a pipe."""
 
         def open_here(_: str, flags: int) -> int:
-            with self.folder(path.parent) as folder:
-                return _open_in(folder, path, flags)
+            with self.open_folder(path.parent) as folder:
+                return _open_at(folder, path, flags)
 
         return open_here
 
     def open(self, path: Path, mode: str) -> BinaryIO:
         """Open a file, never through a link; its errors name it."""
-        raw = _NamedFile(str(path), mode, opener=self.opener(path))
+        raw = _NamedFile(str(path), mode, opener=self.make_opener(path))
         return io.BufferedRandom(raw) if raw.readable() else io.BufferedWriter(raw)
 
     @contextmanager
-    def replacing(self, path: Path, *, is_synced: bool = True) -> Iterator[BinaryIO]:
+    def atomic_write(self, path: Path, *, is_synced: bool = True) -> Iterator[BinaryIO]:
         """Yield a new file that replaces ``path``, synced to disk, if the block succeeds.
 
         The folder must exist: a deleted folder is not made again. If ``path`` is a link, the link
@@ -87,10 +87,10 @@ class Tree:
         Raises:
             OutputError, StorageError: as ``files.writing``.
         """
-        temporary = temporary_beside(path)
-        with writing(path, temporary, path.parent), self.folder(path.parent) as folder:
+        temporary = temporary_path(path)
+        with storage_errors(path, temporary, path.parent), self.open_folder(path.parent) as folder:
             raw = _NamedFile(
-                str(temporary), "x+", opener=lambda _, flags: _open_in(folder, temporary, flags)
+                str(temporary), "x+", opener=lambda _, flags: _open_at(folder, temporary, flags)
             )
             out = io.BufferedRandom(raw)
             try:
@@ -99,7 +99,7 @@ class Tree:
                 if is_synced:
                     os.fsync(out.fileno())
                 out.close()
-                with _named(temporary):
+                with _errors_with_path(temporary):
                     os.replace(temporary.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
                 if is_synced:
                     os.fsync(folder)
@@ -109,20 +109,20 @@ class Tree:
                 with suppress(OSError):  # it is swept away later
                     os.unlink(temporary.name, dir_fd=folder)
 
-    def write_whole(self, path: Path, content: bytes | memoryview | str) -> None:
+    def write_bytes(self, path: Path, content: bytes | memoryview | str) -> None:
         """Write a file that replaces ``path`` when it is whole; text in UTF-8."""
-        with self.replacing(path) as out:
+        with self.atomic_write(path) as out:
             out.write(content.encode() if isinstance(content, str) else content)
 
     def write_json(self, path: Path, content: object) -> None:
         """Write an indented JSON file, as ``write_whole``."""
-        self.write_whole(path, json.dumps(content, indent=2) + "\n")
+        self.write_bytes(path, json.dumps(content, indent=2) + "\n")
 
     @contextmanager
-    def scratch(self, folder: Path) -> Iterator[BinaryIO]:
+    def scratch_file(self, folder: Path) -> Iterator[BinaryIO]:
         """Yield an unnamed file on the disk of ``folder``; it disappears with the block."""
-        path = temporary_beside(folder / "scratch")
-        with writing(folder, path):
+        path = temporary_path(folder / "scratch")
+        with storage_errors(folder, path):
             out = self.open(path, "x+")
         with out:
             self.delete(path)
@@ -131,17 +131,17 @@ class Tree:
     def make_folder(self, path: Path) -> None:
         """Make a folder and its parents below the root, if they do not exist."""
         here = self.root
-        for name in _names(path, self.root):
-            with self.folder(here) as folder:
+        for name in _path_parts(path, self.root):
+            with self.open_folder(here) as folder:
                 here = here / name
-                _make_in(folder, here)
+                _mkdir_at(folder, here)
 
     def move(self, source: Path, target: Path) -> None:
         """Move a file; an existing target is replaced."""
         with (
-            self.folder(source.parent) as before,
-            self.folder(target.parent) as after,
-            _named(target),
+            self.open_folder(source.parent) as before,
+            self.open_folder(target.parent) as after,
+            _errors_with_path(target),
         ):
             os.replace(source.name, target.name, src_dir_fd=before, dst_dir_fd=after)
 
@@ -156,43 +156,49 @@ class Tree:
 
     def delete(self, path: Path) -> None:
         """Delete a file if it exists; of a link, only the link."""
-        with suppress(*_NO_FOLDER), self.folder(path.parent) as folder, _named(path):
+        with (
+            suppress(*_MISSING_FOLDER),
+            self.open_folder(path.parent) as folder,
+            _errors_with_path(path),
+        ):
             os.unlink(path.name, dir_fd=folder)
 
     def delete_files(self, path: Path, is_ours: Callable[[str], object]) -> None:
         """Delete the files of a folder with names for which ``is_ours`` is true."""
-        with suppress(*_NO_FOLDER), self.folder(path) as folder:
+        with suppress(*_MISSING_FOLDER), self.open_folder(path) as folder:
             for name in filter(is_ours, os.listdir(folder)):  # noqa: PTH208 - of a descriptor
-                with suppress(FileNotFoundError), _named(path / name):
+                with suppress(FileNotFoundError), _errors_with_path(path / name):
                     os.unlink(name, dir_fd=folder)
 
     def delete_folder(self, path: Path) -> None:
         """Delete a folder if it is empty."""
-        with suppress(OSError), self.folder(path.parent) as folder:
+        with suppress(OSError), self.open_folder(path.parent) as folder:
             os.rmdir(path.name, dir_fd=folder)
 
-    def sweep_folder(self, path: Path, is_left: Callable[[str], object] = lambda _: False) -> None:
+    def remove_temp_files(
+        self, path: Path, is_left: Callable[[str], object] = lambda _: False
+    ) -> None:
         """Delete the temporary files that a killed command left in a folder.
 
         ``is_left`` names further files to delete.
         """
-        with suppress(OSError, OutputError), self.folder(path) as folder:
+        with suppress(OSError, OutputError), self.open_folder(path) as folder:
             for name in os.listdir(folder):  # noqa: PTH208 - of a descriptor
                 if is_temporary(name) or is_left(name):
                     with suppress(OSError):  # what stays does no harm
                         os.unlink(name, dir_fd=folder)
 
 
-def _names(path: Path, root: Path) -> tuple[str, ...]:
+def _path_parts(path: Path, root: Path) -> tuple[str, ...]:
     names = path.relative_to(root).parts
     assert ".." not in names, "no way leads out of a tree"
     return names
 
 
-def _open_in(folder: int, path: Path, flags: int) -> int:
+def _open_at(folder: int, path: Path, flags: int) -> int:
     """Open the file or folder ``path.name`` in an open folder."""
     try:
-        with _named(path):
+        with _errors_with_path(path):
             flags |= os.O_NOFOLLOW | os.O_NONBLOCK
             return os.open(path.name, flags, 0o666, dir_fd=folder)
     except OSError:
@@ -200,9 +206,9 @@ def _open_in(folder: int, path: Path, flags: int) -> int:
         raise
 
 
-def _make_in(folder: int, path: Path) -> None:
+def _mkdir_at(folder: int, path: Path) -> None:
     try:
-        with _named(path):
+        with _errors_with_path(path):
             os.mkdir(path.name, dir_fd=folder)
     except OSError:
         _refuse_link(path, folder)
@@ -234,7 +240,7 @@ def _refuse_link(path: Path, folder: int | None = None) -> None:
 
 
 @contextmanager
-def _named(path: object) -> Iterator[None]:
+def _errors_with_path(path: object) -> Iterator[None]:
     """Make system errors name the whole path, although only its last part was opened."""
     try:
         yield

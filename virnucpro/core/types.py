@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.recipe import Reads
+from virnucpro.core.recipe import Alphabet
 
 FRAMES_FAILED = "frames failed"  # in the note of a record that may be run again
 PROTEIN = "."  # the strand of an ORF that came as a protein
@@ -76,24 +76,28 @@ class Records(NamedTuple):
     own_ids: list[str]
 
     @classmethod
-    def of(cls, records: Iterable[FastaRecord]) -> Records:
+    def from_records(cls, records: Iterable[FastaRecord]) -> Records:
         columns = list(zip(*records, strict=True)) or [()] * len(cls._fields)
         return cls._make(map(list, columns))
 
     @classmethod
-    def joined(cls, each: Sequence[Records]) -> Records:
-        return each[0] if len(each) == 1 else cls._make(concatenate_columns(each or [cls.of(())]))
+    def concatenate(cls, each: Sequence[Records]) -> Records:
+        return (
+            each[0]
+            if len(each) == 1
+            else cls._make(concatenate_columns(each or [cls.from_records(())]))
+        )
 
-    def each(self) -> Iterator[FastaRecord]:
+    def iter_records(self) -> Iterator[FastaRecord]:
         return map(FastaRecord, *self)
 
-    def at(self, place: int) -> FastaRecord:
+    def record_at(self, place: int) -> FastaRecord:
         return FastaRecord._make(column[place] for column in self)
 
-    def rows(self, rows: slice) -> Records:
+    def slice_rows(self, rows: slice) -> Records:
         return Records._make(column[rows] for column in self)
 
-    def kept(self, mask: Sequence[bool]) -> Records:
+    def select(self, mask: Sequence[bool]) -> Records:
         return Records._make(list(compress(column, mask)) for column in self)
 
     @property
@@ -123,7 +127,7 @@ class Records(NamedTuple):
             [name if name.endswith(("/1", "/2")) else f"{name}/{mate}" for name in self.ids]
         )
 
-    def qualified(self, prefix: str, unprefixed: Container[str]) -> Records:
+    def with_prefix(self, prefix: str, unprefixed: Container[str]) -> Records:
         """Prefix the ids, except those in ``unprefixed``; ``own_id`` keeps the original."""
         ids = [name if name in unprefixed else prefix + name for name in self.ids]
         own = ["" if new == old else old for new, old in zip(ids, self.ids, strict=True)]
@@ -152,11 +156,11 @@ class Orf(NamedTuple):
     bases: str = ""  # bases of its strand in upper case, and the next one, if any
     copy_of: int | None = None  # ordinal of the embedded ORF of this sequence; see ``run.shards``
 
-    def text(self, reads: Reads) -> str:
+    def text(self, reads: Alphabet) -> str:
         """The sequence that an encoder reads."""
-        return self.bases if reads is Reads.DNA else self.protein
+        return self.bases if reads is Alphabet.DNA else self.protein
 
-    def codons_in(self, sequence: str) -> str:
+    def coding_sequence(self, sequence: str) -> str:
         """Its complete codons, on its own strand; ``sequence`` is that of the record."""
         bases = sequence[self.start : self.end]
         return reverse_complement(bases) if self.strand == "-" else bases
@@ -241,7 +245,7 @@ class Embeddings:
         """Number of ORFs, failed ones included."""
         return len(self.ids) + len(self.failures)
 
-    def without(self, hidden: Collection[str]) -> Embeddings:
+    def without_ids(self, hidden: Collection[str]) -> Embeddings:
         """The embeddings without the ORFs of these ids."""
         if not hidden:
             return self

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from virnucpro.core.events import Event
+from virnucpro.core.events import WorkerEvent
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.types import Shard
 from virnucpro.engine.options import CacheOptions
@@ -15,7 +15,7 @@ from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from virnucpro.engine.vector_cache import CacheFolder
+    from virnucpro.engine.vector_cache import CacheDir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,31 +30,31 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class WorkerConfig:
     """What a worker needs to know about a run: plain data that is sent to its process."""
 
     root: Path  # the run folder
     stores: tuple[FeatureStore, ...]  # one for each encoder
     weights: tuple[Path, ...]  # one per encoder: a checkpoint or its converted form
     owner: str  # unique name of the process with this job; part of the names of partial files
-    cache: CacheFolder | None = field(default=None, kw_only=True)
+    cache: CacheDir | None = field(default=None, kw_only=True)
 
     @classmethod
-    def of(
+    def from_recipe(
         cls,
         rundir: RunDir,
         recipe: Recipe,
         weights: tuple[Path, ...],
         options: CacheOptions | None = None,
-    ) -> Job:
+    ) -> WorkerConfig:
         """Make the job of this process in a run folder, with the requested cache."""
         cache = None
         if options and options.cache:
-            from virnucpro.engine.vector_cache import CacheFolder
+            from virnucpro.engine.vector_cache import CacheDir
 
-            cache = CacheFolder.open(options.cache, options.cache_size)
-        stores = rundir.stores_of(recipe)
-        return cls(rundir.root, stores, weights if stores else (), rundir.user, cache=cache)
+            cache = CacheDir.open(options.cache, options.cache_size)
+        stores = rundir.feature_stores(recipe)
+        return cls(rundir.root, stores, weights if stores else (), rundir.lock_holder, cache=cache)
 
     @property
     def encoders(self) -> tuple[EncoderSpec, ...]:
@@ -67,7 +67,7 @@ class Executor(Protocol):
     Slow preparation belongs in ``start``, which runs while the shards are planned.
     """
 
-    def start(self, job: Job, resources: Resources, n_workers: int) -> None:
+    def start(self, job: WorkerConfig, resources: Resources, n_workers: int) -> None:
         """Start this number of workers, at most one per device, for one ``run``.
 
         ``run`` must get the same job and resources.
@@ -79,8 +79,8 @@ class Executor(Protocol):
         return
 
     def run(
-        self, shards: Sequence[Shard], job: Job, resources: Resources
-    ) -> Generator[Event, None, None]:
+        self, shards: Sequence[Shard], job: WorkerConfig, resources: Resources
+    ) -> Generator[WorkerEvent, None, None]:
         """Run every shard; each ends in one ShardDone or one ShardFailed.
 
         Closing the generator stops the workers.

@@ -17,21 +17,21 @@ from virnucpro.core.atomic_io import read_json
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.events import (
     BatchDone,
-    BudgetReduced,
-    Event,
+    BatchSizeReduced,
     ShardDone,
     ShardFailed,
+    WorkerEvent,
     WorkerLost,
     WorkerReady,
 )
 from virnucpro.core.logging import LOGGER
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import check_counts
 
-_FIRST_WIDTH = 1.0  # seconds of a bin at first
-_MOST_BINS = 240  # with more, neighbours are merged and bins become twice as wide
-_MOST_STARTS = 20  # the latest are kept
-_MOST = 10**15  # bound of every number of seconds
+_INITIAL_BIN_SECONDS = 1.0  # seconds of a bin at first
+_MAX_BINS = 240  # with more, neighbours are merged and bins become twice as wide
+_MAX_STARTS = 20  # the latest are kept
+_MAX_SECONDS = 10**15  # bound of every number of seconds
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _DeviceSeries:
 
     def __post_init__(self) -> None:
         check_counts(self.n_shards, *self.tokens, *self.memory)
-        if len(self.tokens) != len(self.memory) or len(self.tokens) > _MOST_BINS:
+        if len(self.tokens) != len(self.memory) or len(self.tokens) > _MAX_BINS:
             raise ValueError("a device has tokens in other bins than memory")
         if not isinstance(self.description, str):
             raise TypeError("a device is described in words")
@@ -64,11 +64,11 @@ class _DeviceSeries:
 
 
 @dataclass(slots=True)
-class Start:
+class DeviceTimeline:
     """One start of a run, from the first worker on; it takes the events of the executor."""
 
     clock: Callable[[], float] = time.monotonic  # seconds
-    seconds_per_bin: float = _FIRST_WIDTH
+    seconds_per_bin: float = _INITIAL_BIN_SECONDS
     seconds: float = 0.0  # until the last event
     devices: dict[str, _DeviceSeries] = field(default_factory=dict)
     n_losses: int = 0  # workers that were lost, replaced or not
@@ -78,24 +78,24 @@ class Start:
 
     def __post_init__(self) -> None:
         check_counts(self.n_losses, self.n_reductions, self.n_failed_shards)
-        if not (0 <= self.seconds <= _MOST and 0 < self.seconds_per_bin <= _MOST):
+        if not (0 <= self.seconds <= _MAX_SECONDS and 0 < self.seconds_per_bin <= _MAX_SECONDS):
             raise ValueError("JSON holds infinities and NaN too")
         self.began = self.clock()
 
-    def take(self, event: Event) -> None:
+    def on_event(self, event: WorkerEvent) -> None:
         self.seconds = round(self.clock() - self.began, 3)
         match event:
             case WorkerReady(worker=worker, description=description, memory=memory):
                 device = self._device(worker)
                 device.description = description
-                device.add(self._place(), 0, memory.used)
+                device.add(self._bin_index(), 0, memory.used)
             case BatchDone(worker=worker, n_tokens=n_tokens, memory=memory):
-                self._device(worker).add(self._place(), n_tokens, memory.used)
+                self._device(worker).add(self._bin_index(), n_tokens, memory.used)
             case ShardDone(worker=worker):
                 self._device(worker).n_shards += 1
             case WorkerLost():
                 self.n_losses += 1
-            case BudgetReduced():
+            case BatchSizeReduced():
                 self.n_reductions += 1
             case ShardFailed():
                 self.n_failed_shards += 1
@@ -103,16 +103,16 @@ class Start:
     def _device(self, worker: str) -> _DeviceSeries:
         return self.devices.setdefault(worker, _DeviceSeries())
 
-    def _place(self) -> int:
+    def _bin_index(self) -> int:
         """The index of the current bin."""
-        while self.seconds >= _MOST_BINS * self.seconds_per_bin:
+        while self.seconds >= _MAX_BINS * self.seconds_per_bin:
             self.seconds_per_bin *= 2
             for device in self.devices.values():
                 device.join_bins()
         return int(self.seconds / self.seconds_per_bin)
 
     @contextmanager
-    def kept(self, path: Path) -> Iterator[None]:
+    def recording(self, path: Path) -> Iterator[None]:
         """Append this start to the earlier ones in a file, however the block ends.
 
         A failed write is only a warning: no result depends on it.
@@ -120,20 +120,20 @@ class Start:
         try:
             yield
         finally:
-            starts = [*self.read_all(path), self][-_MOST_STARTS:]
+            starts = [*self.read_all(path), self][-_MAX_STARTS:]
             try:
-                content = json.dumps({"starts": [start._facts for start in starts]})
-                Tree(path.parent).write_whole(path, content + "\n")
+                content = json.dumps({"starts": [start._to_dict for start in starts]})
+                SafeDir(path.parent).write_bytes(path, content + "\n")
             except VirnucproError as error:
                 LOGGER.warning("the work of the devices over time is not recorded: %s", error)
 
     @property
-    def _facts(self) -> dict[str, Any]:
+    def _to_dict(self) -> dict[str, Any]:
         facts = asdict(self)
         return {name: facts[name] for name in facts if name not in ("clock", "began")}
 
     @staticmethod
-    def read_all(path: Path) -> list[Start]:
+    def read_all(path: Path) -> list[DeviceTimeline]:
         """The starts in a file; none if there is no such file, or it is damaged."""
         try:
             return [_from_json(**start) for start in read_json(path)["starts"]]
@@ -141,10 +141,10 @@ class Start:
             return []
 
 
-def _from_json(devices: dict[str, dict[str, Any]], **stored: Any) -> Start:  # noqa: ANN401 - JSON
+def _from_json(devices: dict[str, dict[str, Any]], **stored: Any) -> DeviceTimeline:  # noqa: ANN401 - JSON
     """
     Raises:
         ValueError, LookupError, TypeError, AttributeError: it is not as it was written.
     """
     series = {name: _DeviceSeries(**device) for name, device in devices.items()}
-    return Start(**stored, devices=series)
+    return DeviceTimeline(**stored, devices=series)

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from virnucpro.core.option_schema import CLUSTER, DEVICES, DeviceOptions, folder, option, refuse
+from virnucpro.core.option_schema import (
+    CLUSTER,
+    DEVICES,
+    DeviceOptions,
+    folder,
+    option,
+    reject_options,
+)
 from virnucpro.core.option_text import with_options
 
 
@@ -66,7 +73,7 @@ class CacheOptions:
 
     def __post_init__(self) -> None:
         if self.cache is None:
-            refuse(self, ("cache_size",), with_options("without {cache}"))
+            reject_options(self, ("cache_size",), with_options("without {cache}"))
 
 
 @dataclass(frozen=True, kw_only=True)

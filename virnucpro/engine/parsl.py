@@ -34,23 +34,23 @@ from typeguard import TypeCheckError
 from virnucpro.core.errors import UsageError, VirnucproError
 from virnucpro.core.events import (
     BatchDone,
-    Event,
     Memory,
     ShardDone,
     ShardFailed,
+    WorkerEvent,
     WorkerLost,
     WorkerReady,
 )
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.types import Shard
 from virnucpro.core.yaml_config import read_config
-from virnucpro.engine.base import Executor, Job, Resources
+from virnucpro.engine.base import Executor, Resources, WorkerConfig
 from virnucpro.engine.options import WorkOptions
-from virnucpro.engine.retry_policy import MAX_BLIND_LOSSES
-from virnucpro.store.progress_log import ShardFigures
+from virnucpro.engine.retry_policy import MAX_FAILURES_IDLE
+from virnucpro.store.progress_log import ProgressLog
 from virnucpro.store.run_dir import OutputNames, RunDir
 
-_RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ShardFigures]]
+_RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ProgressLog]]
 _PROVIDERS = {"local": LocalProvider, "slurm": SlurmProvider}
 _OURS = ("provider", "parts")
 # numbers in the YAML file of blocks -> smallest allowed value
@@ -75,7 +75,9 @@ def read_blocks(path: Path | None) -> tuple[Any, int]:
     """
     if path is None:
         return LocalProvider(), _PARTS_PER_BLOCK
-    names = sorted({*_OURS, *(name for kind in _PROVIDERS.values() for name in _words_of(kind))})
+    names = sorted(
+        {*_OURS, *(name for kind in _PROVIDERS.values() for name in _describe_block(kind))}
+    )
     try:
         settings = read_config(path, names)
     except UsageError as error:
@@ -84,39 +86,39 @@ def read_blocks(path: Path | None) -> tuple[Any, int]:
     for name in _LEAST.keys() & settings:
         if type(settings[name]) is not int or settings[name] < _LEAST[name]:
             what = f"{name} is {printable(settings[name])}"
-            raise _refusal(path, what, f"give a whole number, {_LEAST[name]} or more")
+            raise _unusable_error(path, what, f"give a whole number, {_LEAST[name]} or more")
     kind = str(settings.pop("provider", "local"))
     n_parts = settings.pop("parts", _PARTS_PER_BLOCK * settings.get("max_blocks", 1))
     if kind not in _PROVIDERS:
         what = f"there is no provider {printable(kind)}"
-        raise _refusal(path, what, f"there are {', '.join(_PROVIDERS)}")
-    words = _words_of(_PROVIDERS[kind])
+        raise _unusable_error(path, what, f"there are {', '.join(_PROVIDERS)}")
+    words = _describe_block(_PROVIDERS[kind])
     if strangers := settings.keys() - words:
         what = f"the provider {kind} has no option {min(strangers)}"
-        raise _refusal(path, what, f"its options are {', '.join(sorted(words))}")
+        raise _unusable_error(path, what, f"its options are {', '.join(sorted(words))}")
     try:
         return _PROVIDERS[kind](**settings), n_parts
     except (TypeError, ValueError, TypeCheckError) as error:
         hint = 'text of digits needs quotes, for example walltime: "12:00:00"'
-        raise _refusal(path, printable(error), hint) from error
+        raise _unusable_error(path, printable(error), hint) from error
 
 
-def _refusal(path: Path, what: str, hint: str) -> UsageError:
+def _unusable_error(path: Path, what: str, hint: str) -> UsageError:
     return UsageError(f"{printable(path)}: {what}", hint)
 
 
-def _words_of(provider: type) -> set[str]:
+def _describe_block(provider: type) -> set[str]:
     return set(inspect.signature(provider).parameters) - _NOT_PLAIN
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ParslTask:
     shards: tuple[Shard, ...]
     n_losses: int = 0
 
 
 @dataclass(slots=True)
-class _News:
+class _TaskEvents:
     """News of the shards of a run, each reported once."""
 
     logs: Path
@@ -128,13 +130,13 @@ class _News:
         """Skip what earlier starts wrote to the logs."""
         self.ends = {path: path.stat().st_size for path in self._paths()}
 
-    def read(self) -> Iterator[Event]:
+    def read(self) -> Iterator[WorkerEvent]:
         """Yield the events added to the logs since the last call."""
         for path in self._paths():
-            figures, self.ends[path] = ShardFigures.read(path, self.ends.get(path, 0))
-            yield from self.tell(path.stem.removeprefix("work-"), figures)
+            figures, self.ends[path] = ProgressLog.read(path, self.ends.get(path, 0))
+            yield from self.report(path.stem.removeprefix("work-"), figures)
 
-    def tell(self, process: str, figures: Sequence[ShardFigures]) -> Iterator[Event]:
+    def report(self, process: str, figures: Sequence[ProgressLog]) -> Iterator[WorkerEvent]:
         for end in figures:
             shard = self.shards.pop(end.shard, None)
             if shard is None:
@@ -165,8 +167,8 @@ class ParslExecutor(Executor):
         self.options, self.run_part = options, run_part
 
     def run(
-        self, shards: Sequence[Shard], job: Job, resources: Resources
-    ) -> Generator[Event, None, None]:
+        self, shards: Sequence[Shard], job: WorkerConfig, resources: Resources
+    ) -> Generator[WorkerEvent, None, None]:
         """Run every shard, as ``Executor.run`` says; the blocks have devices of their own.
 
         Raises:
@@ -174,17 +176,17 @@ class ParslExecutor(Executor):
         """
         rundir = RunDir(job.root, OutputNames())  # for the paths of logs and Parsl's files alone
         n = min(self.n_parts, len(shards))
-        news = _News(rundir.logs, {shard.index: shard for shard in shards})
+        news = _TaskEvents(rundir.logs, {shard.index: shard for shard in shards})
         news.skip()
-        with parsl_on(self.provider, rundir) as kernel:
+        with load_parsl_executor(self.provider, rundir) as kernel:
             submit = parsl.python_app(self.run_part, data_flow_kernel=kernel)
 
-            def begin(part: _Part) -> Future[list[ShardFigures]]:
+            def begin(part: _ParslTask) -> Future[list[ProgressLog]]:
                 indices = tuple(shard.index for shard in part.shards)
-                future: Future[list[ShardFigures]] = submit(self.options, indices)
+                future: Future[list[ProgressLog]] = submit(self.options, indices)
                 return future
 
-            parts = [_Part(tuple(shards[i::n])) for i in range(n)]
+            parts = [_ParslTask(tuple(shards[i::n])) for i in range(n)]
             going = {begin(part): part for part in parts}
             while going:
                 ended, _ = wait(going, _TICK_SECONDS, FIRST_COMPLETED)
@@ -192,28 +194,28 @@ class ParslExecutor(Executor):
                 for future in ended:
                     part = going.pop(future)
                     if (error := future.exception()) is None:
-                        yield from news.tell("block-0", future.result())
-                    again = yield from _left(part, news, job, error)
+                        yield from news.report("block-0", future.result())
+                    again = yield from _count_remaining(part, news, job, error)
                     if again is not None:
                         going[begin(again)] = again
 
 
-def _left(
-    part: _Part, news: _News, job: Job, error: BaseException | None
-) -> Generator[Event, None, _Part | None]:
+def _count_remaining(
+    part: _ParslTask, news: _TaskEvents, job: WorkerConfig, error: BaseException | None
+) -> Generator[WorkerEvent, None, _ParslTask | None]:
     """What is left of a part that ended; None if nothing is left or it is given up."""
     if isinstance(error, VirnucproError):
         raise error
     untold = [shard for shard in part.shards if shard.index in news.shards]
-    owed = [s for s in untold if any(store.owes(s, frozenset()) for store in job.stores)]
+    owed = [s for s in untold if any(store.is_pending(s, frozenset()) for store in job.stores)]
     for shard in untold:
         if shard not in owed:
-            yield from news.tell("block-0", [ShardFigures(shard.index, "", 0, 0, False, 0.0)])
+            yield from news.report("block-0", [ProgressLog(shard.index, "", 0, 0, False, 0.0)])
     if not owed:
         return None
     reason = f"a part was lost: {type(error).__name__}: {printable(error)}"
-    again = _Part(tuple(owed), part.n_losses + 1)
-    is_final = again.n_losses >= MAX_BLIND_LOSSES
+    again = _ParslTask(tuple(owed), part.n_losses + 1)
+    is_final = again.n_losses >= MAX_FAILURES_IDLE
     yield WorkerLost("parsl", reason, is_final=is_final)
     if not is_final:
         return again
@@ -224,7 +226,7 @@ def _left(
 
 
 @contextmanager
-def parsl_on(provider: Any, rundir: RunDir) -> Iterator[DataFlowKernel]:  # noqa: ANN401 - Parsl's
+def load_parsl_executor(provider: Any, rundir: RunDir) -> Iterator[DataFlowKernel]:  # noqa: ANN401 - Parsl's
     """Start Parsl with one pool on the blocks of a provider; its processes end with this one."""
     shutil.rmtree(rundir.parsl, ignore_errors=True)
     parent = os.getpid()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from virnucpro.core.atomic_io import writing
+from virnucpro.core.atomic_io import storage_errors
 from virnucpro.core.logging import printable
 from virnucpro.core.types import Embeddings, Failure, Orf
 from virnucpro.engine.retry_policy import Attempt
@@ -24,21 +24,23 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class BatchError:
     """The encoder raised an error, or its vectors are not finite."""
 
     reason: str
     is_too_large: bool = False  # the batch did not fit into the device's memory
 
 
-_TOO_LARGE = Refused("out of memory on the device", is_too_large=True)
+_TOO_LARGE = BatchError("out of memory on the device", is_too_large=True)
 # cuBLAS and cuDNN have no error classes: torch raises RuntimeError with the name of their status.
 # It is one of these if there is no memory for their handle or workspace.
-_NO_ROOM = re.compile("CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_ALLOC_FAILED")
-_LIBRARY = re.compile("CU(BLAS|DNN)_STATUS_")
+_LIBRARY_OUT_OF_MEMORY = re.compile(
+    "CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_ALLOC_FAILED"
+)
+_LIBRARY_ERROR = re.compile("CU(BLAS|DNN)_STATUS_")
 
 
-def outcome_of(work: Callable[[], _T]) -> _T | Refused:
+def run_catching(work: Callable[[], _T]) -> _T | BatchError:
     """Return the result of the work, or its error as an outcome.
 
     A device that lost its context can do nothing more: that error ends the worker.
@@ -50,27 +52,27 @@ def outcome_of(work: Callable[[], _T]) -> _T | Refused:
     except torch.AcceleratorError:
         raise
     except RuntimeError as error:
-        if _NO_ROOM.search(str(error)):
+        if _LIBRARY_OUT_OF_MEMORY.search(str(error)):
             return _TOO_LARGE
-        if _LIBRARY.search(str(error)):
+        if _LIBRARY_ERROR.search(str(error)):
             raise torch.AcceleratorError(str(error)) from error
-        return _refused(error)
+        return _batch_error(error)
     except Exception as error:  # a worker outlives a bad sequence
-        return _refused(error)
+        return _batch_error(error)
 
 
-def _refused(error: Exception) -> Refused:
-    return Refused(f"{type(error).__name__}: {printable(error)}")
+def _batch_error(error: Exception) -> BatchError:
+    return BatchError(f"{type(error).__name__}: {printable(error)}")
 
 
-def land(started: Pending | Refused) -> NDArray[np.float32] | Refused:
+def collect(started: Pending | BatchError) -> NDArray[np.float32] | BatchError:
     """Wait for a batch on the device, and return its rows or the reason of its failure."""
-    if isinstance(started, Refused):
+    if isinstance(started, BatchError):
         return started
-    rows = outcome_of(started.rows)
-    if isinstance(rows, Refused) or np.isfinite(rows).all():
+    rows = run_catching(started.rows)
+    if isinstance(rows, BatchError) or np.isfinite(rows).all():
         return rows
-    return Refused("the vector is not finite")
+    return BatchError("the vector is not finite")
 
 
 class ShardEmbedding:
@@ -98,48 +100,48 @@ class ShardEmbedding:
         self.vectors = np.full((int(self.bounds[-1]), dim), np.nan, dtype=np.float32)
         self.done = np.zeros(len(orfs), dtype=np.bool_)
         self.reasons: dict[int, str] = {}  # ORF without a vector -> reason
-        self.condemn(attempt.condemned)
+        self.mark_failed(attempt.failed_rows)
         self.cached: list[int] = []
-        self.waiting: deque[list[int]] = deque()
+        self.pending: deque[list[int]] = deque()
         # one batch at a time: after a loss it must be clear which batch caused it
-        self.is_alone = attempt.n_losses > 0
+        self.is_alone = attempt.n_failures > 0
         self.tried_alone: set[int] = set()
         self._saved = np.dtype([("row", "<i8"), ("vector", "<f4", (dim,))])
 
-    def plan(self, tokens_per_batch: int) -> None:
+    def plan_batches(self, tokens_per_batch: int) -> None:
         """Take the vectors that the cache has, and make batches of the other ORFs."""
         vectors = self.cache.read(self.sequences) if self.cache else {}
         self.cached = sorted(vectors.keys() - self.reasons.keys())
         if self.cached:
-            self.put(self.cached, np.stack([vectors[i] for i in self.cached]))
+            self.store_rows(self.cached, np.stack([vectors[i] for i in self.cached]))
         rows = sorted(set(range(len(self.orfs))).difference(self.cached))
-        batches = self.encoder.plan(self.lengths_of(rows), tokens_per_batch)
-        self.waiting.extend([rows[i] for i in batch] for batch in batches)
+        batches = self.encoder.plan(self.batch_lengths(rows), tokens_per_batch)
+        self.pending.extend([rows[i] for i in batch] for batch in batches)
 
-    def n_tokens(self, batch: Iterable[int]) -> int:
-        return self.encoder.count_tokens(self.lengths_of(batch))
+    def count_tokens(self, batch: Iterable[int]) -> int:
+        return self.encoder.count_tokens(self.batch_lengths(batch))
 
-    def lengths_of(self, batch: Iterable[int]) -> list[int]:
+    def batch_lengths(self, batch: Iterable[int]) -> list[int]:
         return [len(self.sequences[i]) for i in batch]
 
-    def pop(self, tokens_per_batch: int) -> list[int] | None:
+    def next_batch(self, tokens_per_batch: int) -> list[int] | None:
         """Remove and return the next batch, without finished rows. Suspects come one by one."""
-        while self.waiting:
-            batch = self.waiting.popleft()
+        while self.pending:
+            batch = self.pending.popleft()
             if len(batch) > 1 and not self.attempt.suspects.isdisjoint(batch):
-                self.waiting.extendleft([i] for i in reversed(batch))
-            elif len(batch) > 1 and self.n_tokens(batch) > tokens_per_batch:
-                self.halve(batch)
+                self.pending.extendleft([i] for i in reversed(batch))
+            elif len(batch) > 1 and self.count_tokens(batch) > tokens_per_batch:
+                self.split_batch(batch)
             elif batch := [i for i in batch if not self.done[i]]:
                 return batch
         return None
 
-    def halve(self, batch: list[int]) -> None:
+    def split_batch(self, batch: list[int]) -> None:
         """Return a batch that was too large, or that the encoder refused, as two halves."""
         middle = (len(batch) + 1) // 2
-        self.waiting.extendleft([batch[middle:], batch[:middle]])
+        self.pending.extendleft([batch[middle:], batch[:middle]])
 
-    def try_again(self, batch: list[int]) -> bool:
+    def retry_alone(self, batch: list[int]) -> bool:
         """Return a row that did not fit to ``waiting``: alone on the device, it may fit.
 
         False if that was tried before.
@@ -147,21 +149,21 @@ class ShardEmbedding:
         if not self.tried_alone.isdisjoint(batch):
             return False
         self.tried_alone.update(batch)
-        self.waiting.appendleft(batch)
+        self.pending.appendleft(batch)
         self.is_alone = True
         return True
 
-    def condemn(self, reasons: Mapping[int, str]) -> None:
+    def mark_failed(self, reasons: Mapping[int, str]) -> None:
         """Record why ORFs get no vector."""
         self.reasons.update(reasons)
         self.done[list(reasons)] = True
 
-    def put(self, batch: list[int], rows: NDArray[np.float32]) -> None:
+    def store_rows(self, batch: list[int], rows: NDArray[np.float32]) -> None:
         """Store the rows of a batch, in its order."""
         self.vectors[self._rows_of(batch)] = rows
         self.done[batch] = True
 
-    def save(self, batch: list[int], owner: str) -> None:
+    def save_partial(self, batch: list[int], owner: str) -> None:
         """Append the rows of a batch to the partial file of the owner.
 
         After a kill in the middle, the rows before it are whole.
@@ -169,14 +171,14 @@ class ShardEmbedding:
         rows = self._rows_of([i for i in batch if i not in self.reasons])
         saved = np.empty(len(rows), dtype=self._saved)
         saved["row"], saved["vector"] = rows, self.vectors[rows]
-        path = self.store.partial(self.attempt.shard, owner)
-        with writing(path), self.store.tree.open(path, "a") as out:
+        path = self.store.partial_path(self.attempt.shard, owner)
+        with storage_errors(path), self.store.tree.open(path, "a") as out:
             out.write(saved.tobytes())
 
-    def restore(self, owner: str) -> None:
+    def load_partial(self, owner: str) -> None:
         """Load the rows that an earlier attempt of the owner saved."""
         try:
-            partial = self.store.tree.open(self.store.partial(self.attempt.shard, owner), "r+")
+            partial = self.store.tree.open(self.store.partial_path(self.attempt.shard, owner), "r+")
         except FileNotFoundError:
             return
         with partial:
@@ -207,9 +209,9 @@ class ShardEmbedding:
             ),
         )
         self.store.write(self.attempt.shard, embeddings)
-        self.store.tree.delete(self.store.partial(self.attempt.shard, owner))
+        self.store.tree.delete(self.store.partial_path(self.attempt.shard, owner))
 
-    def keep(self) -> str:
+    def store_in_cache(self) -> str:
         """Add the new vectors to the cache. -> why it did not take them, or "" """
         if self.cache is None:
             return ""

@@ -29,11 +29,11 @@ from typing import BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.atomic_io import TEMPORARY, disk_error, open_plain
+from virnucpro.core.atomic_io import TEMPORARY, disk_error, open_regular_file
 from virnucpro.core.errors import OutputError, StorageError
 from virnucpro.core.logging import LOGGER, announce, printable
 from virnucpro.core.recipe import SHARD_FORMAT, EncoderSpec
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 
 _HEAD = struct.Struct("<16sQ")  # file type, number of vectors
 _MAGIC = b"VirNucPro pack 1"
@@ -48,14 +48,14 @@ Vectors = Mapping[int, NDArray[np.float32]]  # position of a sequence -> (dim,)
 
 
 @dataclass(frozen=True, slots=True)
-class CacheFolder:
+class CacheDir:
     """The folder of a cache and its size limit."""
 
     path: Path
     most_bytes: int
 
     @classmethod
-    def open(cls, path: Path, n_gigabytes: float) -> CacheFolder | None:
+    def open(cls, path: Path, n_gigabytes: float) -> CacheDir | None:
         """Create the folder if it is missing, and announce it; warn and return None on failure."""
         folder = cls(path.absolute(), round(n_gigabytes * 1e9))
         try:
@@ -78,7 +78,7 @@ class CacheFolder:
 
     def shrink(self) -> None:
         """Delete the least recently read packs until the rest fits."""
-        packs, tree = sorted(self._sizes()), Tree(self.path)
+        packs, tree = sorted(self._sizes()), SafeDir(self.path)
         surplus = sum(n_bytes for _, n_bytes, _ in packs) - self.most_bytes
         for _, n_bytes, name in packs:
             if surplus <= 0:
@@ -101,7 +101,7 @@ class CacheFolder:
         for entry in list(self.files(_LEFT)):
             with suppress(OSError):
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD_SECONDS:
-                    Tree(self.path).delete(self.path / entry.name)
+                    SafeDir(self.path).delete(self.path / entry.name)
 
 
 # parallel arrays of an index: first 8 bytes of digests (n,), ascending; pack and its row (n, 2)
@@ -112,7 +112,7 @@ _Entries: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.int32]]
 class VectorCache:
     """The vectors of one encoder in a cache folder, as one process sees them."""
 
-    folder: CacheFolder
+    folder: CacheDir
     encoder: EncoderSpec
     device: str  # kind of device: other kinds round differently
     is_refused: bool = False  # writing a pack failed: do not try again
@@ -127,7 +127,7 @@ class VectorCache:
     def read(self, sequences: Sequence[str]) -> Vectors:
         """Read the intact vectors of the sequences that the cache has, by position."""
         try:
-            self._look()
+            self._look_up()
         except OSError:
             return {}
         digests = [self._digest(sequence.encode()) for sequence in sequences]
@@ -151,7 +151,7 @@ class VectorCache:
         content = b"".join([_HEAD.pack(_MAGIC, len(rows)), *digests, *sums, *rows])
         name = f"{self._key[:16]}-{sha256(content).hexdigest()[:32]}.pack"
         try:
-            Tree(self.folder.path).write_whole(self.folder.path / name, content)
+            SafeDir(self.folder.path).write_bytes(self.folder.path / name, content)
             self.folder.shrink()
         except (OSError, OutputError, StorageError) as error:
             self.is_refused = True
@@ -161,13 +161,13 @@ class VectorCache:
     def _digest(self, content: bytes) -> bytes:
         return blake2b(content, digest_size=_N_DIGEST, key=self._key.encode()).digest()
 
-    def _look(self) -> None:
+    def _look_up(self) -> None:
         """Update the index for packs that appeared or vanished since the last look."""
         names = {entry.name for entry in self.folder.files(_PACK)}
         names = {name for name in names if name.startswith(self._key[:16])}
         self._packs = [name if name in names else "" for name in self._packs]
         for name in sorted(names.difference(self._packs)):
-            tags = self._tags_of(name)
+            tags = self._read_tags(name)
             rows = np.arange(len(tags), dtype=np.int32)
             places = np.stack([np.full_like(rows, len(self._packs)), rows], axis=1)
             self._packs.append(name)
@@ -191,9 +191,9 @@ class VectorCache:
                 for pack, row in places[firsts[place] : ends[place]].tolist():
                     yield place, pack, row
 
-    def _tags_of(self, name: str) -> NDArray[np.uint64]:
+    def _read_tags(self, name: str) -> NDArray[np.uint64]:
         """First bytes of the digests of a pack; none if it is invalid or unreadable."""
-        with suppress(OSError, ValueError), open_plain(self.folder.path / name) as handle:
+        with suppress(OSError, ValueError), open_regular_file(self.folder.path / name) as handle:
             n = self._count(handle)
             digests = np.frombuffer(handle.read(n * _N_DIGEST), dtype="<u8")
             return digests.reshape(n, 2)[:, 0].astype(np.uint64)
@@ -220,7 +220,7 @@ class VectorCache:
             OSError, ValueError: the pack was deleted or is invalid.
         """
         vectors = {}
-        with open_plain(self.folder.path / name) as handle:
+        with open_regular_file(self.folder.path / name) as handle:
             n, n_row = self._count(handle), 4 * self.encoder.dim
             begin = _HEAD.size + n * _N_DIGEST
             for place, row in wanted:

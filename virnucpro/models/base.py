@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from virnucpro.core.atomic_io import open_plain, parse_json
+from virnucpro.core.atomic_io import open_regular_file, parse_json
 from virnucpro.core.errors import UnavailableError
-from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
-from virnucpro.core.recipe import EncoderSpec, Footprint, Pooling, Precision, Reads
-from virnucpro.models.registry import FAMILIES, Family, family_of, installed_families
+from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Pooling, Precision
+from virnucpro.models.registry import FAMILIES, Family, find_family, installed_families
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ class Model:
     path: Path
     name: str  # for messages
     family: str  # key of ``FAMILIES``, or name of an entry point
-    reads: Reads
+    reads: Alphabet
     encoder_id: str  # hash of the weights; a head names its encoder by it
     n_layers: int = 1  # the largest value of ``--layer``
     dim: int  # length of a vector
@@ -53,7 +53,7 @@ class Model:
     notice: str = ""  # what every user of the model is told
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reads", Reads(self.reads))  # another package may give the text
+        object.__setattr__(self, "reads", Alphabet(self.reads))  # another package may give the text
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
         """Precision of this model in a run in ``precision``; ``kind`` is "cuda" or "cpu"."""
@@ -61,7 +61,7 @@ class Model:
 
     def describe(self, spec: EncoderSpec) -> str:
         """Describe the model and the choices for its vectors, for the announcement."""
-        of_what = " of bases" if self.reads is Reads.DNA else ""
+        of_what = " of bases" if self.reads is Alphabet.DNA else ""
         text = (
             f"{self.n_layers} layers, {self.dim} dimensions, "
             f"{self.footprint.n_parameters / 1e6:.1f} M parameters; layer {spec.layer}, "
@@ -76,7 +76,7 @@ class Model:
         usual: Any = {"layer": self.n_layers, "pooling": self.poolings[0], "dim": self.dim}
         return EncoderSpec(family=self.family, reads=self.reads, model=self.name, **usual | chosen)
 
-    def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
+    def prepare(self, precision: Precision, on_event: EventHandler) -> tuple[Path, str]:
         """Return the file or folder for ``load``, and the SHA-256 of the weights.
 
         By default the file is small, is not converted, and its id is its SHA-256.
@@ -131,7 +131,7 @@ class Encoder(Protocol):
         """
 
 
-def recognise(path: Path, on_event: OnEvent) -> Model:
+def identify_model(path: Path, on_event: EventHandler) -> Model:
     """Inspect a model file or folder; families of other packages are tried last.
 
     Raises:
@@ -149,12 +149,14 @@ def recognise(path: Path, on_event: OnEvent) -> Model:
         raise
 
 
-def _inspect(family: Family, path: Path, on_event: OnEvent) -> Model | None:
-    model: Model | None = family.code.inspect(path, on_event) if family.has_files else None
+def _inspect(family: Family, path: Path, on_event: EventHandler) -> Model | None:
+    model: Model | None = (
+        family.implementation.inspect(path, on_event) if family.has_files else None
+    )
     return model
 
 
-def begins_with(path: Path, entry: str) -> bool:
+def has_prefix(path: Path, entry: str) -> bool:
     """True for a safetensors file with this entry first in its metadata, even if it is damaged."""
     if not path.is_file():  # a pipe would be waited for
         return False
@@ -170,7 +172,7 @@ def check_header(path: Path) -> None:
         OSError: it is not a plain file.
         ValueError: no model has such a header.
     """
-    with open_plain(path) as handle:
+    with open_regular_file(path) as handle:
         n_bytes = int.from_bytes(handle.read(8), "little")
     # safetensors itself refuses a header that is longer than the file
     if _LONGEST_HEADER < n_bytes < path.stat().st_size:
@@ -190,7 +192,7 @@ def read_tensors(path: Path, entry: str, framework: str) -> tuple[Any, dict[str,
 
 
 @contextmanager
-def undamaged(path: Path, kind: str, hint: str) -> Iterator[None]:
+def check_intact(path: Path, kind: str, hint: str) -> Iterator[None]:
     """
     Raises:
         UnavailableError: the block finds a damaged file, or one of another kind.
@@ -212,7 +214,7 @@ def not_published(path: Path, name: str, why: object) -> UnavailableError:
     )
 
 
-def progress_of(stage: str, n_bytes: int, on_event: OnEvent) -> Callable[[int], None]:
+def progress_of(stage: str, n_bytes: int, on_event: EventHandler) -> Callable[[int], None]:
     """Make a callback that reports the number of bytes done as progress."""
     return lambda done: on_event(Progress(stage, done, n_bytes, "bytes"))
 
@@ -223,11 +225,11 @@ def load_encoder(spec: EncoderSpec, weights: Path, device: torch.device) -> Enco
     Raises:
         UnavailableError: the weights are unusable, or the package of the family is missing.
     """
-    encoder: Encoder = family_of(spec.family).code.load(spec, weights, device)
+    encoder: Encoder = find_family(spec.family).implementation.load(spec, weights, device)
     return encoder
 
 
-def refuse_changed(spec: EncoderSpec, weights: Path, digest: str) -> None:
+def check_unchanged(spec: EncoderSpec, weights: Path, digest: str) -> None:
     """Refuse weights that were replaced since the run began, as by an update of the package.
 
     A worker that takes the place of another would go on with them.
@@ -250,7 +252,7 @@ def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residue
     """Estimate the number of tokens that these encoders read, all together."""
     total = 0.0
     for spec in encoders:
-        family = family_of(spec.family)
-        n_letters = 3 * n_residues if spec.reads is Reads.DNA else n_residues
+        family = find_family(spec.family)
+        n_letters = 3 * n_residues if spec.reads is Alphabet.DNA else n_residues
         total += n_letters / family.letters_per_token + family.extra_tokens * n_sequences
     return round(total)

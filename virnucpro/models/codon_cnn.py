@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from virnucpro.core.atomic_io import HEAD_FILE, sha256
-from virnucpro.core.events import OnEvent
-from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.atomic_io import HEAD_FILE, hash_file
+from virnucpro.core.events import EventHandler
+from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import check_counts
-from virnucpro.models.base import Model, begins_with, read_tensors, refuse_changed, undamaged
+from virnucpro.models.base import Model, check_intact, check_unchanged, has_prefix, read_tensors
 from virnucpro.models.esm2.model import DTYPES
-from virnucpro.models.packing import PackedBatch, PackedEncoder, send
+from virnucpro.models.packing import PackedBatch, PackedEncoder, to_device
 
 FAMILY = "codons"
 N_CODONS = 64
@@ -104,15 +104,15 @@ class CodonNetwork(nn.Module):
     def forward(self, chunks: Sequence[str]) -> Tensor:
         """Read chunks of bases. n strings -> (n, dim) float32"""
         device = self.stem.weight.device
-        batch, codons = _tokens_of(chunks)
-        taps = _Taps(batch, device)
-        x = self.stem(taps.gather(self.codons(send(codons, device)).flatten(1), 1)).float()
+        batch, codons = _to_tokens(chunks)
+        taps = _TapGatherer(batch, device)
+        x = self.stem(taps.gather(self.codons(to_device(codons, device)).flatten(1), 1)).float()
         for block in self.blocks:
             x = block(x, taps)
         forward, reverse = self._pooled(self.norm(x), batch).chunk(2)
         both = torch.cat([forward + reverse, (forward - reverse).abs()], dim=1)
-        inner = F.gelu(_exactly(self.inner, both))
-        kinds = _exactly(self.kinds, inner)
+        inner = F.gelu(_in_float32(self.inner, both))
+        kinds = _in_float32(self.kinds, inner)
         viral, cellular = kinds[:, : self.n_viral], kinds[:, self.n_viral :]
         log_odds = viral.logsumexp(1) - cellular.logsumexp(1)
         return torch.cat([inner, log_odds[:, None]], dim=1).float()
@@ -153,7 +153,7 @@ class _Block(nn.Module):
         self.conv = nn.Linear(N_TAPS * channels, channels)
         self.mix = nn.Linear(channels, channels)
 
-    def forward(self, x: Tensor, taps: _Taps) -> Tensor:
+    def forward(self, x: Tensor, taps: _TapGatherer) -> Tensor:
         rows = taps.gather(self.before(x).to(self.conv.weight.dtype), self.dilation)
         inner = F.gelu(self.conv(rows).float(), approximate="tanh")
         return x + _product(self.mix, inner)
@@ -164,7 +164,7 @@ def _product(linear: nn.Linear, x: Tensor) -> Tensor:
     return product
 
 
-def _exactly(linear: nn.Linear, x: Tensor) -> Tensor:
+def _in_float32(linear: nn.Linear, x: Tensor) -> Tensor:
     """Apply a layer in float64, where there is one.
 
     Sums of a few rows may be rounded otherwise than those of many: so a vector does not depend on
@@ -174,13 +174,13 @@ def _exactly(linear: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x.to(number), linear.weight.to(number), linear.bias.to(number))
 
 
-class _Taps:
+class _TapGatherer:
     """Where the taps of a convolution are, for all tokens of a batch."""
 
     def __init__(self, batch: PackedBatch, device: torch.device) -> None:
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
-        self._position = send(batch.positions, device)[:, None]
-        self._length = send(np.repeat(lengths, lengths), device)[:, None]
+        self._position = to_device(batch.positions, device)[:, None]
+        self._length = to_device(np.repeat(lengths, lengths), device)[:, None]
         self._step = torch.arange(N_TAPS, device=device) - N_TAPS // 2
 
     def gather(self, x: Tensor, dilation: int) -> Tensor:
@@ -192,20 +192,20 @@ class _Taps:
         return F.pad(x, (0, 0, 0, 1))[rows].flatten(1)
 
 
-def _tokens_of(chunks: Sequence[str]) -> tuple[PackedBatch, NDArray[np.int64]]:
+def _to_tokens(chunks: Sequence[str]) -> tuple[PackedBatch, NDArray[np.int64]]:
     """The tokens of all forward strands, then of all reverse strands. -> (n_tokens, 3) codons"""
     parts, reverse = [], []
     for chunk in chunks:
         text = chunk.ljust(_SHORTEST, "N").encode("ascii", "replace")
         digits = _DIGITS[np.frombuffer(text, np.uint8)]
-        parts.append(_codons_of(digits))
-        reverse.append(_codons_of(np.where(digits < 4, 3 - digits, 4)[::-1]))
+        parts.append(_to_codons(digits))
+        reverse.append(_to_codons(np.where(digits < 4, 3 - digits, 4)[::-1]))
     parts += reverse
     codons = np.concatenate(parts)
-    return PackedBatch.of_tokens(codons[:, 0], np.array(list(map(len, parts)))), codons
+    return PackedBatch.from_tokens(codons[:, 0], np.array(list(map(len, parts)))), codons
 
 
-def _codons_of(digits: NDArray[np.int64]) -> NDArray[np.int64]:
+def _to_codons(digits: NDArray[np.int64]) -> NDArray[np.int64]:
     """(n_bases,) from 0 to 4 -> (n_bases // 3 - 1, 3)"""
     n_tokens = len(digits) // N_FRAMES - 1
     a, b, c = digits[:-2], digits[1:-1], digits[2:]
@@ -223,7 +223,7 @@ def save_network(network: CodonNetwork, path: Path) -> None:
         for name, tensor in network.state_dict().items()
     }
     metadata = {_FACTS: json.dumps(network.sizes, sort_keys=True)}
-    Tree(path.parent).write_whole(path, save(tensors, metadata=metadata))
+    SafeDir(path.parent).write_bytes(path, save(tensors, metadata=metadata))
 
 
 def load_network(path: Path) -> CodonNetwork:
@@ -233,7 +233,7 @@ def load_network(path: Path) -> CodonNetwork:
         UnavailableError: the file is damaged, or holds anything else.
     """
     hint = "if it is the one of VirNucPro, install the package again"
-    with undamaged(path, "a network on codons", hint):
+    with check_intact(path, "a network on codons", hint):
         facts, tensors = read_tensors(path, _FACTS, "pt")
         with torch.device("meta"):
             network = CodonNetwork(**facts)
@@ -245,7 +245,7 @@ def load_network(path: Path) -> CodonNetwork:
     return network.eval().requires_grad_(False)
 
 
-def inspect(path: Path, on_event: OnEvent) -> Model | None:
+def inspect(path: Path, on_event: EventHandler) -> Model | None:
     """The network in a file, or in a folder next to its head; None: the path is something else.
 
     Raises:
@@ -253,7 +253,7 @@ def inspect(path: Path, on_event: OnEvent) -> Model | None:
     """
     if path.is_dir():
         path /= WEIGHTS
-    return inspect_file(path) if begins_with(path, _FACTS) else None
+    return inspect_file(path) if has_prefix(path, _FACTS) else None
 
 
 def inspect_file(path: Path) -> _CodonModel:
@@ -267,8 +267,8 @@ def inspect_file(path: Path) -> _CodonModel:
         path=path,
         name=path.parent.name,
         family=FAMILY,
-        reads=Reads.CHUNK,
-        encoder_id=sha256(path),
+        reads=Alphabet.CHUNK,
+        encoder_id=hash_file(path),
         dim=network.dim,
         footprint=Footprint(
             n_parameters=sum(each.numel() for each in network.parameters()),
@@ -305,7 +305,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _CodonEncode
         UnavailableError: the file cannot be used, or is not that of the recipe.
     """
     network = load_network(weights)
-    refuse_changed(spec, weights, sha256(weights))
+    check_unchanged(spec, weights, hash_file(weights))
     if spec.precision != "fp32":
         for module in network.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -325,14 +325,14 @@ class _CodonEncoder(PackedEncoder):
         return "convolutions"
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
-        return sum(map(_n_tokens_of, lengths))
+        return sum(map(_count_tokens, lengths))
 
     def count_flop(self, lengths: Sequence[int]) -> float:
         n_factors = sum(p.numel() for p in self.network.parameters())
         return 2.0 * n_factors * self.count_tokens(lengths)
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-        return super().plan(list(map(_n_tokens_of, lengths)), tokens_per_batch)
+        return super().plan(list(map(_count_tokens, lengths)), tokens_per_batch)
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
@@ -341,6 +341,6 @@ class _CodonEncoder(PackedEncoder):
         return rows
 
 
-def _n_tokens_of(n_bases: int) -> int:
+def _count_tokens(n_bases: int) -> int:
     """The tokens of both strands."""
     return 2 * max(1, n_bases // N_FRAMES - 1)

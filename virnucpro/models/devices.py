@@ -20,7 +20,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from virnucpro.core.errors import UnavailableError, UsageError
-from virnucpro.core.logging import counted
+from virnucpro.core.logging import format_count
 from virnucpro.core.machine import Machine, read_machine
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Footprint, Precision
@@ -33,7 +33,7 @@ _CPU_TOKENS = 2048  # tokens that fit into the caches; twice as many for a narro
 _CPU_SHARE = 80  # a GPU needs this many times more tokens than a core to be busy
 _MPS_TOKENS = 8192
 _WORKER_BYTES = _GIB // 2  # of a worker on a CPU, besides its model: PyTorch and a batch
-_MOST_WORKERS = 1024
+_MAX_WORKERS = 1024
 _CPU_FACTS = Path("/proc/cpuinfo")
 _OLDEST_FOR_CUDA_13 = (7, 5)  # compute capability; CUDA 13 compiles for no older cards
 # compute capabilities of the builds of PyTorch 2.10 to 2.14 for CUDA 12.6
@@ -43,10 +43,10 @@ _INSTALL_FOR_CUDA_12 = (
 )
 _OLDEST_FOR_FP8 = (8, 9)
 _ELSE_CPU = with_options("see `virnucpro devices`, or run on the CPU with {device:cpu}")
-_FREE = 0.9  # a GPU with this share of its memory free counts as unused
+_IDLE_FREE_SHARE = 0.9  # a GPU with this share of its memory free counts as unused
 _COLUMNS, _INDENT = 80, 8 * " "  # of lines that describe a machine
 _UNBROKEN = "\N{NO-BREAK SPACE}"
-_MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
+_SMALL_BUDGET_SHARE = 0.75  # share of another GPU's tokens below which a warning is due
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DeviceChoice:
     """The devices of a run and their abilities."""
 
     devices: tuple[str, ...]  # by their names in torch, one per worker
@@ -95,7 +95,7 @@ class Choice:
         return bool(self.gpus) and all(gpu.has_fast_fp16 for gpu in self.gpus)
 
     @property
-    def first(self) -> Choice:
+    def first_device(self) -> DeviceChoice:
         """The first device alone."""
         gpus = self.gpus[:1]
         return replace(
@@ -117,7 +117,7 @@ class Choice:
             return max(0, min(2 * len(self.devices), n_cores - len(self.devices) - 1))
         return len(self.devices) // 6
 
-    def compromises(
+    def mixed_gpu_warnings(
         self, footprint: Footprint, precision: Precision, is_auto: tuple[bool, bool]
     ) -> list[str]:
         """Warnings where one GPU slows the others down, with the option that leaves it out.
@@ -131,24 +131,25 @@ class Choice:
         old = [place for place, gpu in enumerate(self.gpus) if not gpu.has_fast_fp16]
         if auto_precision and old and len(old) < len(self.gpus):
             lines.append(
-                f"{self.named(old)} is slow in 16 bits, so every GPU runs in fp32: "
-                f"leave it out with {self.without(old)}"
+                f"{self.describe_gpus(old)} is slow in 16 bits, so every GPU runs in fp32: "
+                f"leave it out with {self.gpus_option_without(old)}"
             )
         alone = [replace(self, memory=gpu.memory_free) for gpu in self.gpus]
         tokens = [choose_tokens(each, footprint, precision) for each in alone]
-        small = [place for place, n in enumerate(tokens) if n < _MUCH_LESS * max(tokens)]
+        small = [place for place, n in enumerate(tokens) if n < _SMALL_BUDGET_SHARE * max(tokens)]
         if auto_tokens and small:
             lines.append(
-                f"{self.named(small)} has memory for batches of {min(tokens):,} tokens, so every "
+                f"{self.describe_gpus(small)} has memory for batches of {min(tokens):,} "
+                f"tokens, so every "
                 f"GPU gets such batches instead of {max(tokens):,}: "
-                f"leave it out with {self.without(small)}"
+                f"leave it out with {self.gpus_option_without(small)}"
             )
         return lines
 
-    def named(self, places: Sequence[int]) -> str:
+    def describe_gpus(self, places: Sequence[int]) -> str:
         return ", ".join(f"{self.devices[place]} ({self.gpus[place].name})" for place in places)
 
-    def without(self, places: Sequence[int]) -> str:
+    def gpus_option_without(self, places: Sequence[int]) -> str:
         rest = [device for place, device in enumerate(self.devices) if place not in places]
         return f"--gpus {','.join(device.removeprefix('cuda:') for device in rest)}"
 
@@ -160,7 +161,7 @@ class TorchBuild(NamedTuple):
     cuda: str | None  # None: built without
 
 
-class _Lack(NamedTuple):
+class _Unusable(NamedTuple):
     """Why a GPU cannot be used, and what the user can do."""
 
     reason: str
@@ -174,7 +175,7 @@ class _Lack(NamedTuple):
         return UnavailableError(f"{refusal}: {self.reason}", hint=hint)
 
 
-def _lack_of(gpu: Gpu, torch: TorchBuild) -> _Lack | None:
+def _why_unusable(gpu: Gpu, torch: TorchBuild) -> _Unusable | None:
     """Why this build of torch cannot use a GPU, as far as it is known without starting CUDA.
 
     A driver runs programs of its own major version of CUDA, whatever the minor one, and of older
@@ -183,28 +184,30 @@ def _lack_of(gpu: Gpu, torch: TorchBuild) -> _Lack | None:
     """
     build = f"this build of torch ({torch.version})"
     if torch.cuda is None:
-        return _Lack(f"{build} has no CUDA", "install a PyTorch that is built for CUDA")
+        return _Unusable(f"{build} has no CUDA", "install a PyTorch that is built for CUDA")
     major = int(torch.cuda.partition(".")[0])
     fits_cuda_12 = _OLDEST_FOR_CUDA_12 <= gpu.capability <= _NEWEST_FOR_CUDA_12
     install = f"install PyTorch for CUDA 12: {_INSTALL_FOR_CUDA_12}"
     update = f"update the NVIDIA driver to one for CUDA {major}"
     if major >= 13 and gpu.capability < _OLDEST_FOR_CUDA_13:
         reason = (
-            f"{gpu.name} has compute capability {_dotted(gpu.capability)}, and {build}, for CUDA "
-            f"{torch.cuda}, has kernels for {_dotted(_OLDEST_FOR_CUDA_13)} and newer"
+            f"{gpu.name} has compute capability {_format_version(gpu.capability)}, and "
+            f"{build}, for CUDA "
+            f"{torch.cuda}, has kernels for {_format_version(_OLDEST_FOR_CUDA_13)} and newer"
         )
-        return _Lack(reason, install if fits_cuda_12 else "use a newer GPU")
+        return _Unusable(reason, install if fits_cuda_12 else "use a newer GPU")
     if gpu.driver[0] < major:
         reason = (
-            f"the NVIDIA driver supports CUDA up to {_dotted(gpu.driver)}, and {build} needs "
+            f"the NVIDIA driver supports CUDA up to {_format_version(gpu.driver)}, and "
+            f"{build} needs "
             f"CUDA {major}"
         )
         has_choice = major >= 13 and gpu.driver[0] >= 12 and fits_cuda_12
-        return _Lack(reason, f"{update}, or {install}" if has_choice else update)
+        return _Unusable(reason, f"{update}, or {install}" if has_choice else update)
     return None
 
 
-def _dotted(version: tuple[int, int]) -> str:
+def _format_version(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
@@ -286,7 +289,7 @@ def _describe(index: int, driver: tuple[int, int]) -> list[Gpu]:
     import pynvml
 
     card = pynvml.nvmlDeviceGetHandleByIndex(index)
-    slices = _slices(card)
+    slices = _list_mig_slices(card)
     capability = pynvml.nvmlDeviceGetCudaComputeCapability(card)
     gpus = []
     for handle in [card] if slices is None else slices:
@@ -305,7 +308,7 @@ def _describe(index: int, driver: tuple[int, int]) -> list[Gpu]:
     return gpus
 
 
-def _slices(card: object) -> list[object] | None:
+def _list_mig_slices(card: object) -> list[object] | None:
     """NVML's handles of the MIG instances of a card; None if it is not in MIG mode."""
     import pynvml
 
@@ -348,7 +351,7 @@ def _named_to_cuda(gpus: Sequence[Gpu], entry: str) -> list[Gpu]:
     return [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)] + list(cards.values())
 
 
-def _matching(visible: Sequence[Gpu], entry: str) -> list[Gpu]:
+def _find_gpu(visible: Sequence[Gpu], entry: str) -> list[Gpu]:
     if entry.isdigit():
         return list(visible[int(entry) : int(entry) + 1])
     return [gpu for gpu in visible if entry and gpu.uuid.startswith(entry)]
@@ -364,7 +367,7 @@ def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
         return list(range(len(visible)))
     places: list[int] = []
     for entry in request.split(","):
-        matches = _matching(visible, entry.strip())
+        matches = _find_gpu(visible, entry.strip())
         if len(matches) != 1:
             names = ", ".join(f"{i}: {gpu.name} {gpu.uuid}" for i, gpu in enumerate(visible))
             raise UsageError(
@@ -391,7 +394,7 @@ def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
 
 def choose_devices(
     options: ComputeOptions, workers: int | None = None, model_bytes: int = 0
-) -> Choice:
+) -> DeviceChoice:
     """Choose the devices for ``--device``, ``--gpus`` and ``--workers``.
 
     ``auto`` is the first kind that can be used here.
@@ -407,14 +410,14 @@ def choose_devices(
             hint="leave one of them out",
             option="gpus",
         )
-    kinds: dict[str, Callable[[], Choice]] = {
+    kinds: dict[str, Callable[[], DeviceChoice]] = {
         "cuda": lambda: _choose_cuda(gpus or "all", options.cuda_visible_devices),
         "mps": lambda: _choose_mps(read_machine(options.slurm)),
         "cpu": lambda: _choose_cpu(workers, model_bytes, read_machine(options.slurm)),
     }
     if gpus is not None:
         device = "cuda"
-    choice = _first_there(kinds.values()) if device == "auto" else kinds[device]()
+    choice = _first_available(kinds.values()) if device == "auto" else kinds[device]()
     if workers is not None and choice.kind != "cpu":
         raise UsageError(
             with_options(
@@ -427,7 +430,7 @@ def choose_devices(
     return choice
 
 
-def _first_there(kinds: Iterable[Callable[[], Choice]]) -> Choice:
+def _first_available(kinds: Iterable[Callable[[], DeviceChoice]]) -> DeviceChoice:
     """The first available choice. The last one is the CPU, with the reason for it."""
     *gpus, cpu = kinds
     lacks = []
@@ -441,7 +444,7 @@ def _first_there(kinds: Iterable[Callable[[], Choice]]) -> Choice:
     return replace(choice, descriptions=(f"{text}; {lacks[0]}",))
 
 
-def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
+def _choose_cuda(request: str, cuda_visible_devices: str | None) -> DeviceChoice:
     """The requested GPUs; for ``all``, those that this build of torch can use.
 
     Raises:
@@ -455,7 +458,7 @@ def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
     if not visible:
         raise UnavailableError(f"no GPU can be used: {reason}", hint=_ELSE_CPU)
     torch = require_torch()
-    lacks = {i: lack for i, gpu in enumerate(visible) if (lack := _lack_of(gpu, torch))}
+    lacks = {i: lack for i, gpu in enumerate(visible) if (lack := _why_unusable(gpu, torch))}
     if len(lacks) == len(visible):
         raise lacks[0].error("no GPU can be used")
     places = select_gpus(request, visible)
@@ -473,7 +476,7 @@ def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
         f"; cuda:{place} is left out: {lacks[place].reason}; {lacks[place].remedy}"
         for place in refused
     )
-    return Choice(
+    return DeviceChoice(
         devices=tuple(f"cuda:{place}" for place in places),
         descriptions=tuple(descriptions),
         has_bf16=all(gpu.has_bf16 for gpu in selected),
@@ -490,15 +493,17 @@ def free_gpus(cuda_visible_devices: str | None) -> list[int]:
         return [
             place
             for place, gpu in zip(places, choice.gpus, strict=True)
-            if gpu.memory_free >= _FREE * gpu.memory_total
+            if gpu.memory_free >= _IDLE_FREE_SHARE * gpu.memory_total
         ]
     return []
 
 
-def _choose_mps(machine: Machine) -> Choice:
+def _choose_mps(machine: Machine) -> DeviceChoice:
     if not has_mps():
         raise UnavailableError("this machine or this build of torch has no MPS", hint=_ELSE_CPU)
-    return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=machine.memory_available)
+    return DeviceChoice(
+        ("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=machine.memory_available
+    )
 
 
 def count_workers(workers: int | None, model_bytes: int, machine: Machine) -> int:
@@ -512,23 +517,23 @@ def count_workers(workers: int | None, model_bytes: int, machine: Machine) -> in
     if workers is None:
         n_fitting = int(0.8 * machine.memory_available / (model_bytes + _WORKER_BYTES))
         return min(machine.cores, max(1, n_fitting))
-    if not 1 <= workers <= _MOST_WORKERS:
+    if not 1 <= workers <= _MAX_WORKERS:
         raise UsageError(
             with_options("{workers} is {value}", value=workers),
-            hint=f"give 1 to {_MOST_WORKERS}, or leave it out",
+            hint=f"give 1 to {_MAX_WORKERS}, or leave it out",
             option="workers",
         )
     return workers
 
 
-def _choose_cpu(workers: int | None, model_bytes: int, machine: Machine) -> Choice:
+def _choose_cpu(workers: int | None, model_bytes: int, machine: Machine) -> DeviceChoice:
     n_workers = count_workers(workers, model_bytes, machine)
-    limits = f" (limits: {machine.limits})" if machine.limits else ""
-    return Choice(
+    limits = f" (limits: {machine.binding_limits})" if machine.binding_limits else ""
+    return DeviceChoice(
         devices=("cpu",) * n_workers,
         descriptions=(
-            f"CPU, up to {counted(n_workers, 'worker')} of one core each on "
-            f"{counted(machine.cores, 'core')}{limits}",
+            f"CPU, up to {format_count(n_workers, 'worker')} of one core each on "
+            f"{format_count(machine.cores, 'core')}{limits}",
         ),
         has_bf16=cpu_has_bf16(),
         memory=machine.memory_available // n_workers,
@@ -549,7 +554,7 @@ def cpu_has_bf16() -> bool:
     return "amx_tile" in flags or ("avx512_bf16" in flags and vendor != ["GenuineIntel"])
 
 
-def choose_precision(request: str, choice: Choice) -> Precision:
+def choose_precision(request: str, choice: DeviceChoice) -> Precision:
     """Choose the precision for ``--precision``.
 
     Raises:
@@ -569,7 +574,7 @@ def choose_precision(request: str, choice: Choice) -> Precision:
         case "fp8" if choice.gpus and all(gpu.has_fp8 for gpu in choice.gpus):
             return "fp8"
         case "fp8":
-            raise _lacks_fp8(choice)
+            raise _why_no_fp8(choice)
     raise UnavailableError(
         with_options(
             "{precision:{request}} is not possible on {shown}",
@@ -581,12 +586,12 @@ def choose_precision(request: str, choice: Choice) -> Precision:
     )
 
 
-def _lacks_fp8(choice: Choice) -> UnavailableError:
+def _why_no_fp8(choice: DeviceChoice) -> UnavailableError:
     """The error for ``--precision fp8`` without it; a CPU could only emulate it, slowly."""
     old = [place for place, gpu in enumerate(choice.gpus) if not gpu.has_fp8]
     needs = with_options(
         "{precision:fp8} needs GPUs of compute capability {oldest} and newer",
-        oldest=_dotted(_OLDEST_FOR_FP8),
+        oldest=_format_version(_OLDEST_FOR_FP8),
     )
     if not old:
         return UnavailableError(
@@ -594,19 +599,23 @@ def _lacks_fp8(choice: Choice) -> UnavailableError:
             hint="leave it out; `virnucpro models check MODEL --device cpu --precision fp8` shows "
             "what it does to vectors",
         )
-    names = (f"{choice.named([i])} has {_dotted(choice.gpus[i].capability)}" for i in old)
+    names = (
+        f"{choice.describe_gpus([i])} has {_format_version(choice.gpus[i].capability)}" for i in old
+    )
     others = len(old) < len(choice.gpus)
     return UnavailableError(
         with_options("{needs}: {names}", needs=needs, names=", ".join(names)),
         hint=with_options(
             "use {precision:{other}}{or_gpus}",
             other=choose_precision("auto", choice),
-            or_gpus=f", or the other GPUs alone with {choice.without(old)}" if others else "",
+            or_gpus=f", or the other GPUs alone with {choice.gpus_option_without(old)}"
+            if others
+            else "",
         ),
     )
 
 
-def choose_tokens(choice: Choice, footprint: Footprint, precision: Precision) -> int:
+def choose_tokens(choice: DeviceChoice, footprint: Footprint, precision: Precision) -> int:
     """The tokens of a batch: enough to keep the device busy, and well within its memory."""
     if choice.kind == "cpu":
         return min(max(_CPU_TOKENS, footprint.filling_tokens // _CPU_SHARE), 2 * _CPU_TOKENS)
@@ -616,7 +625,7 @@ def choose_tokens(choice: Choice, footprint: Footprint, precision: Precision) ->
     return max(footprint.fewest_tokens, min(fitting, footprint.filling_tokens))
 
 
-def as_size(n_bytes: int) -> str:
+def format_bytes(n_bytes: int) -> str:
     """Format a number of bytes for people."""
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
 
@@ -632,7 +641,7 @@ _WITHOUT_TRITON = {
 TryGpus = Callable[[Sequence[str]], Mapping[str, Mapping[str, str]]]
 
 
-def machine_lines(
+def format_machine(
     cuda_visible_devices: str | None, machine: Machine, try_gpus: TryGpus, *, as_json: bool
 ) -> list[str]:
     """The output of ``virnucpro devices``, as text or as JSON."""
@@ -648,11 +657,11 @@ def measure_machine(
     visible = visible_gpus(gpus, cuda_visible_devices)
     torch = torch_build()
     places = {gpu.uuid: f"cuda:{place}" for place, gpu in enumerate(visible)}
-    usable = [places[gpu.uuid] for gpu in visible if torch and not _lack_of(gpu, torch)]
+    usable = [places[gpu.uuid] for gpu in visible if torch and not _why_unusable(gpu, torch)]
     trials = try_gpus(usable) if usable else {}
     return {
         "torch": torch._asdict() if torch else None,
-        "driver_cuda": _dotted(gpus[0].driver) if gpus else None,
+        "driver_cuda": _format_version(gpus[0].driver) if gpus else None,
         "gpus": [_gpu_facts(gpu, places.get(gpu.uuid), torch, trials) for gpu in gpus],
         "no_gpu": None if gpus else reason,
         "mps": has_mps(),
@@ -671,11 +680,15 @@ def measure_machine(
 def _gpu_facts(
     gpu: Gpu, device: str | None, torch: TorchBuild | None, trials: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
-    lack = _lack_of(gpu, torch) if torch else _Lack("PyTorch is not installed", "pip install torch")
+    lack = (
+        _why_unusable(gpu, torch)
+        if torch
+        else _Unusable("PyTorch is not installed", "pip install torch")
+    )
     refusals = dict(trials.get(device or "", {}))
     if not gpu.has_fp8:
-        needs = f"it needs compute capability {_dotted(_OLDEST_FOR_FP8)}"
-        refusals["fp8"] = f"{needs}; this has {_dotted(gpu.capability)}"
+        needs = f"it needs compute capability {_format_version(_OLDEST_FOR_FP8)}"
+        refusals["fp8"] = f"{needs}; this has {_format_version(gpu.capability)}"
     refusals["fp8 quantise"] = refusals.get("fp8 quantise") or refusals.get("fp8", "")
     kernels = {name: refusals.get(name) or _USED for name in _KERNELS}
     return {
@@ -686,7 +699,7 @@ def _gpu_facts(
         "memory_total": gpu.memory_total,
         "cannot_be_used": lack.reason if lack else None,
         "remedy": lack.remedy if lack else None,
-        "precision": choose_precision("auto", Choice((), (), gpu.has_bf16, 0, (gpu,))),
+        "precision": choose_precision("auto", DeviceChoice((), (), gpu.has_bf16, 0, (gpu,))),
         "no_fp8": refusals.get("fp8") or None,
         "kernels": kernels if device in trials else {},
     }
@@ -701,25 +714,29 @@ def describe_machine(facts: Mapping[str, Any]) -> list[str]:
     if facts["gpus"]:
         lines.append(f"NVIDIA driver, CUDA up to {facts['driver_cuda']}")
     for gpu in facts["gpus"]:
-        lines += _folded(
-            f"{gpu['device'] or 'hidden':<8}{gpu['name']}, {_room(gpu)}", gpu["uuid"], *_use(gpu)
+        lines += _wrap_lines(
+            f"{gpu['device'] or 'hidden':<8}{gpu['name']}, {_format_memory(gpu)}",
+            gpu["uuid"],
+            *_format_usage(gpu),
         )
     if facts["no_gpu"]:
-        lines += _folded(f"no GPU: {facts['no_gpu']}")
+        lines += _wrap_lines(f"no GPU: {facts['no_gpu']}")
     if facts["mps"]:
-        without = _use_of_kernels(_WITHOUT_TRITON)
-        lines += _folded("mps     Apple GPU, fp32, SDPA", *without)
-    head = f"cpu     {counted(cpu['cores'], 'core')}, {_room(cpu)}, {cpu['precision']}"
+        without = _describe_kernels(_WITHOUT_TRITON)
+        lines += _wrap_lines("mps     Apple GPU, fp32, SDPA", *without)
+    head = (
+        f"cpu     {format_count(cpu['cores'], 'core')}, {_format_memory(cpu)}, {cpu['precision']}"
+    )
     limits = f"cores limited by {cpu['cores_limited_by']}, memory by {cpu['memory_limited_by']}"
-    return lines + _folded(head, limits, *_use_of_kernels(cpu))
+    return lines + _wrap_lines(head, limits, *_describe_kernels(cpu))
 
 
-def _room(facts: Mapping[str, Any]) -> str:
+def _format_memory(facts: Mapping[str, Any]) -> str:
     free, total = facts["memory_free"] / _GIB, facts["memory_total"] / _GIB
     return f"{free:.1f} of {total:.1f} GiB free"
 
 
-def _use(gpu: Mapping[str, Any]) -> list[str]:
+def _format_usage(gpu: Mapping[str, Any]) -> list[str]:
     """How a run would use a GPU, or why it cannot."""
     if gpu["cannot_be_used"]:
         remedy, _, command = gpu["remedy"].partition(": ")
@@ -727,10 +744,10 @@ def _use(gpu: Mapping[str, Any]) -> list[str]:
         commands = [command.replace(" ", _UNBROKEN)] if command else []
         return [f"cannot be used: {gpu['cannot_be_used']}", f"remedy: {remedy}", *commands]
     attention = "FlashAttention" if gpu["precision"] == "bf16" else "SDPA"
-    return [f"{gpu['precision']}, {attention}", *_use_of_kernels(gpu)]
+    return [f"{gpu['precision']}, {attention}", *_describe_kernels(gpu)]
 
 
-def _use_of_kernels(facts: Mapping[str, Any]) -> list[str]:
+def _describe_kernels(facts: Mapping[str, Any]) -> list[str]:
     by_outcome: dict[str, list[str]] = {}
     for kernel, outcome in facts["kernels"].items():
         by_outcome.setdefault(outcome, []).append(kernel)
@@ -744,7 +761,7 @@ def _use_of_kernels(facts: Mapping[str, Any]) -> list[str]:
     return [fp8, *kernels]
 
 
-def _folded(head: str, *rest: str) -> list[str]:
+def _wrap_lines(head: str, *rest: str) -> list[str]:
     """Wrap the facts of a device for a narrow terminal; no word is cut."""
     indents = ("", *[_INDENT] * len(rest))
     return [

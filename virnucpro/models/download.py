@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from virnucpro.core.atomic_io import open_plain, writing
+from virnucpro.core.atomic_io import open_regular_file, storage_errors
 from virnucpro.core.errors import DownloadError, OutputError, StorageError, UnavailableError
-from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import printable
-from virnucpro.models.devices import as_size
+from virnucpro.models.devices import format_bytes
 from virnucpro.models.registry import RemoteFile
 
 _BLOCK = 1 << 20
@@ -52,7 +52,7 @@ def _fetch(file: RemoteFile, path: Path, out: BinaryIO, on_bytes: _OnBytes) -> N
     if start > (file.n_bytes or file.most_bytes):
         start = 0
     if file.n_bytes is not None:
-        _ask_for_room(path, file.n_bytes - start)
+        _check_free_space(path, file.n_bytes - start)
     headers = {"Range": f"bytes={start}-"} if start else {}
     request = urllib.request.Request(file.url, headers=headers)
     with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
@@ -64,13 +64,13 @@ def _fetch(file: RemoteFile, path: Path, out: BinaryIO, on_bytes: _OnBytes) -> N
 
 
 @contextmanager
-def _appending(path: Path) -> Iterator[BinaryIO]:
+def _open_for_append(path: Path) -> Iterator[BinaryIO]:
     """Open a file to append to, for one process at a time.
 
     Raises:
         OutputError: another process downloads to it; or it is a link, or no plain file.
     """
-    with writing(path), open(path, "ab+", opener=_open_plain) as out:
+    with storage_errors(path), open(path, "ab+", opener=_open_plain) as out:
         try:
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -94,16 +94,16 @@ def _open_plain(path: str, flags: int) -> int:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _not_ours(Path(path)) from error
+            raise _foreign_file_error(Path(path)) from error
         raise
     facts = os.fstat(descriptor)
     if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1:
         return descriptor
     os.close(descriptor)
-    raise _not_ours(Path(path))
+    raise _foreign_file_error(Path(path))
 
 
-def _not_ours(path: Path) -> OutputError:
+def _foreign_file_error(path: Path) -> OutputError:
     return OutputError(
         f"{printable(path)} is a link, or not a plain file: the download is not written to it",
         hint="inspect it, delete it, and run the command again",
@@ -120,7 +120,7 @@ def _put_in_place(out: BinaryIO, partial: Path, path: Path) -> None:
     partial.replace(path)
     if not os.path.samestat(path.lstat(), os.fstat(out.fileno())):
         path.unlink()
-        raise _not_ours(partial)
+        raise _foreign_file_error(partial)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -164,7 +164,7 @@ def _receive(
         raise OSError(f"the connection ended after {n_bytes} of {total} bytes")
 
 
-def _ask_for_room(path: Path, n_bytes: int) -> None:
+def _check_free_space(path: Path, n_bytes: int) -> None:
     """
     Raises:
         StorageError: the disk has fewer free bytes.
@@ -172,13 +172,13 @@ def _ask_for_room(path: Path, n_bytes: int) -> None:
     free = shutil.disk_usage(path.parent).free
     if free < n_bytes:
         raise StorageError(
-            f"{printable(path.parent)} has {as_size(free)} free; "
-            f"the download needs {as_size(n_bytes)}",
+            f"{printable(path.parent)} has {format_bytes(free)} free; "
+            f"the download needs {format_bytes(n_bytes)}",
             hint="make room there, or set TORCH_HOME to a folder on another disk",
         )
 
 
-def fetch_file(file: RemoteFile, path: Path, on_event: OnEvent) -> None:
+def fetch_file(file: RemoteFile, path: Path, on_event: EventHandler) -> None:
     """Download a published file; ``path`` appears only when it is complete.
 
     Raises:
@@ -194,14 +194,14 @@ def fetch_file(file: RemoteFile, path: Path, on_event: OnEvent) -> None:
         f"run the command again to continue; or, on a machine without a network, fetch {file.url} "
         f"elsewhere, and bring it to {path.parent} with `virnucpro models import`"
     )
-    with writing(path.parent):
+    with storage_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _appending(partial) as out:
+        with _open_for_append(partial) as out:
             _fetch(file, partial, out, on_bytes)
             out.flush()
             check_content(file, out)
-            with writing(path, partial):
+            with storage_errors(path, partial):
                 _put_in_place(out, partial, path)
     except UnavailableError as error:
         partial.unlink(missing_ok=True)
@@ -223,7 +223,7 @@ def check_file(file: RemoteFile, path: Path) -> None:
     Raises:
         UnavailableError: it is another file.
     """
-    with open_plain(path) as handle:
+    with open_regular_file(path) as handle:
         check_content(file, handle)
 
 

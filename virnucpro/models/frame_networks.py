@@ -24,7 +24,7 @@ from virnucpro.models.esm2.config import (
 )
 from virnucpro.models.esm2.model import ESM2, mean_pool
 from virnucpro.models.options import Architecture, Encoding
-from virnucpro.models.packing import PackedBatch, send
+from virnucpro.models.packing import PackedBatch, to_device
 
 AMINO_ACIDS = RESIDUES[:20]
 
@@ -39,7 +39,7 @@ class _ResidueTable(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """-> (n_tokens, n_channels)"""
-        return self.rows[send(batch.tokens, self.rows.device)]
+        return self.rows[to_device(batch.tokens, self.rows.device)]
 
 
 def _one_hot() -> Tensor:
@@ -65,7 +65,7 @@ def _blosum62() -> Tensor:
     return torch.from_numpy(rows / np.sqrt(np.mean(scores[columns] ** 2)))
 
 
-class Reader(nn.Module):
+class FrameNetwork(nn.Module):
     """Average the residues of each frame, or run a network over them in order.
 
     Without an encoder the width is 0: the classifier gets composition alone.
@@ -90,7 +90,9 @@ class Reader(nn.Module):
         return out.float()
 
     @staticmethod
-    def new(encoding: Encoding, architecture: Architecture, esm2: ESM2 | None = None) -> Reader:
+    def create(
+        encoding: Encoding, architecture: Architecture, esm2: ESM2 | None = None
+    ) -> FrameNetwork:
         """Make a reader with random weights.
 
         ``esm2`` is the model for the encoding "esm2".
@@ -98,7 +100,7 @@ class Reader(nn.Module):
         encoder: ESM2 | _ResidueTable
         match encoding:
             case "composition":
-                return Reader(None, 0)
+                return FrameNetwork(None, 0)
             case "esm2":
                 assert esm2 is not None, "an encoding by a model"
                 encoder, n_channels = esm2, esm2.shape.dim
@@ -106,9 +108,9 @@ class Reader(nn.Module):
                 rows = _one_hot() if encoding == "onehot" else _blosum62()
                 encoder, n_channels = _ResidueTable(rows), rows.shape[1]
         if architecture == "mlp":
-            return Reader(encoder, n_channels)
+            return FrameNetwork(encoder, n_channels)
         network = {"cnn": _ConvNet, "lstm": _LSTM, "unet": _UNet}[architecture](n_channels)
-        return Reader(encoder, network.width, network)
+        return FrameNetwork(encoder, network.width, network)
 
 
 def _pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
@@ -125,7 +127,7 @@ def _pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         for first, n, seqlen in batch.runs
     ]
     lengths = np.diff(batch.cu_seqlens.astype(np.int64)) - EXTRA_TOKENS
-    return torch.cat(rows), send(lengths, hidden.device)
+    return torch.cat(rows), to_device(lengths, hidden.device)
 
 
 class _ConvNet(nn.Module):

@@ -15,13 +15,13 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from virnucpro.core.atomic_io import EMBEDDED_FOLDER, expanded
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER, expand_path
 from virnucpro.core.errors import DownloadError, OutputError, UnavailableError, UsageError
-from virnucpro.core.events import OnEvent
+from virnucpro.core.events import EventHandler
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import join_texts, with_options
 from virnucpro.core.recipe import Footprint
-from virnucpro.models.base import Model, not_published, recognise
+from virnucpro.models.base import Model, identify_model, not_published
 from virnucpro.models.download import check_file, fetch_file
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.hugging_face import find_snapshot
@@ -115,7 +115,7 @@ class NamedModel:
     @property
     def footprint(self) -> Footprint:
         """Its memory and disk space, even before the download."""
-        footprint: Footprint = self.family.code.footprint_of(self.published)
+        footprint: Footprint = self.family.implementation.footprint_of(self.published)
         return footprint
 
     @property
@@ -145,7 +145,7 @@ class NamedModel:
         if not self.published.is_file:
             for file, place in self.files:
                 _check_published(file, place, self.name)
-        model: Model = self.family.code.open_published(self.name, self.published, path)
+        model: Model = self.family.implementation.open_published(self.name, self.published, path)
         return model
 
     def verify(self, model: Model) -> str:
@@ -206,7 +206,7 @@ def published_files(name: str) -> list[tuple[RemoteFile, Path]]:
     return files
 
 
-def places_in_use(name: str, hugging_face: Path | None = None) -> list[Path]:
+def model_paths(name: str, hugging_face: Path | None = None) -> list[Path]:
     """The existing paths of a model of this name: downloaded, imported, or in another cache."""
     found = find_published(name, hugging_face)
     homes = [found.home] if found and found.home.exists() else []
@@ -228,7 +228,7 @@ def imported_names() -> list[str]:
     return sorted(names.difference(NAMES))
 
 
-def every_name() -> list[str]:
+def all_model_names() -> list[str]:
     """The names of all models: published, of bundles, built-in, and imported.
 
     Published models of this program come before those of other packages.
@@ -238,12 +238,12 @@ def every_name() -> list[str]:
     return list(dict.fromkeys((*published, *BUNDLES, *BUILT_IN, *imported_names())))
 
 
-def is_found_by_name(model: str) -> bool:
+def has_model_name(model: str) -> bool:
     """True if later commands find this model by its name, without the cache of Hugging Face."""
-    return locate(model).exists()
+    return find_model(model).exists()
 
 
-def locate(model: str, hugging_face: Path | None = None) -> Path:
+def find_model(model: str, hugging_face: Path | None = None) -> Path:
     """The path of the model that ``--model`` names, even before its download.
 
     ``model`` is a name, or a path with a separator. A file ``esm2_t6_8M_UR50D`` in the current
@@ -254,10 +254,10 @@ def locate(model: str, hugging_face: Path | None = None) -> Path:
         UsageError: the path begins with ``~`` and an unknown user.
     """
     if Path(model).name != model:
-        path = expanded(model)
+        path = expand_path(model)
         if not path.exists():
             raise UnavailableError(
-                f"{printable(path)}: no such file or folder", hint=_suggestion(path.name)
+                f"{printable(path)}: no such file or folder", hint=_suggest_name(path.name)
             )
         return path.absolute()  # so that it is never read as a name
     if current_name(model) in BUILT_IN:
@@ -268,20 +268,20 @@ def locate(model: str, hugging_face: Path | None = None) -> Path:
             f"{model} is not one model, but {names} with a head",
             hint="it is for predict, extract and evaluate; here name one of these models",
         )
-    if here := places_in_use(model, hugging_face):
+    if here := model_paths(model, hugging_face):
         return here[0]
     if found := find_published(model):
         return found.home
-    hint = _suggestion(model)
+    hint = _suggest_name(model)
     if Path(model).exists():
         name = printable(model)
         hint = f"if you mean {name} in the current folder, write ./{name}"
     raise UnavailableError(f"there is no model named {printable(model)}", hint=hint)
 
 
-def _suggestion(word: str) -> str:
+def _suggest_name(word: str) -> str:
     """Names similar to this one, or all names."""
-    names = {name.lower(): name for name in every_name()} | EARLIER_NAMES
+    names = {name.lower(): name for name in all_model_names()} | EARLIER_NAMES
     word = word.lower().removesuffix(".pt")
     close = [name for name in names if word in name] if word else []
     close = close if len(close) == 1 else difflib.get_close_matches(word, names, n=1)
@@ -294,26 +294,26 @@ def _suggestion(word: str) -> str:
 # Models
 
 
-def open_model(model: str, on_event: OnEvent, hugging_face: Path | None = None) -> Model:
+def open_model(model: str, on_event: EventHandler, hugging_face: Path | None = None) -> Model:
     """Find the model for ``--model``, by its path or published name, in any family.
 
     Raises:
         DownloadError: the model is not on this machine and cannot be downloaded.
         UnavailableError: the model does not exist, or fails its check.
     """
-    path = locate(model, hugging_face)
+    path = find_model(model, hugging_face)
     if path == embedded_model():
         return replace(inspect_esm2(path), head=embedded_head(), notice=TINY_NOTICE)
     found = find_published(model, hugging_face)
     if found is None:
-        return recognise(path, on_event)
+        return identify_model(path, on_event)
     if missing := found.missing:
         for file, place in missing:
             fetch_file(file, place, on_event)
     return found.open(path)
 
 
-def open_default(on_event: OnEvent, hugging_face: Path | None = None) -> Model:
+def open_default(on_event: EventHandler, hugging_face: Path | None = None) -> Model:
     """Find the model of runs that need one and name none.
 
     Raises:
@@ -342,7 +342,7 @@ def bytes_to_fetch(model: str, hugging_face: Path | None = None) -> int:
     return n_bytes
 
 
-def fetch_head(bundle: str, on_event: OnEvent) -> tuple[Path, int]:
+def fetch_head(bundle: str, on_event: EventHandler) -> tuple[Path, int]:
     """The published head of a bundle, downloaded if missing, and the length of its chunks.
 
     Raises:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from virnucpro.core.atomic_io import (
     TEMPORARY,
-    atomic,
-    expanded,
-    sha256,
-    temporary_beside,
-    writing,
+    atomic_path,
+    expand_path,
+    hash_file,
+    storage_errors,
+    temporary_path,
 )
 from virnucpro.core.errors import (
     InputMissingError,
@@ -29,21 +29,21 @@ from virnucpro.core.errors import (
 )
 from virnucpro.core.logging import printable
 from virnucpro.core.recipe import Footprint, join_footprints
-from virnucpro.models.base import Model, recognise
-from virnucpro.models.devices import as_size
+from virnucpro.models.base import Model, identify_model
+from virnucpro.models.devices import format_bytes
 from virnucpro.models.download import check_file
 from virnucpro.models.lookup import (
     NamedModel,
+    all_model_names,
     bundled_head,
     bytes_to_fetch,
-    every_name,
+    find_model,
     find_published,
     imported_folder,
     imported_names,
     is_name,
-    locate,
+    model_paths,
     open_model,
-    places_in_use,
     published_files,
 )
 from virnucpro.models.registry import BUILT_IN, BUNDLES, DEFAULT_MODEL, RemoteFile, current_name
@@ -51,28 +51,28 @@ from virnucpro.models.registry import BUILT_IN, BUNDLES, DEFAULT_MODEL, RemoteFi
 
 def describe_models(*, as_json: bool, hugging_face: Path | None = None) -> Iterator[str]:
     """A line for each named model: what it needs, and its path, if it is installed."""
-    models = (_facts_of(name, hugging_face) for name in every_name())
+    models = (_model_details(name, hugging_face) for name in all_model_names())
     if as_json:
         yield json.dumps(list(models), indent=2)
         return
-    yield _line_of(
+    yield _model_line(
         ("name", "parameters", "dimensions", "GPU memory", "default", "installed", "path or size")
     )
     for facts in models:
-        memory = f"{as_size(facts['least_gpu_memory'])} to {as_size(facts['gpu_memory'])}"
+        memory = f"{format_bytes(facts['least_gpu_memory'])} to {format_bytes(facts['gpu_memory'])}"
         place = printable(facts["path"])
         if not facts["installed"]:
-            place = f"{as_size(facts['to_fetch'])} to download"
+            place = f"{format_bytes(facts['to_fetch'])} to download"
         elif facts["notice"]:
             place += f" ({facts['notice']})"
         installed = "built-in" if facts["kind"] == "embedded" else _yes_or_no(facts["installed"])
         parameters = f"{facts['parameters'] / 1e6:,.1f} M"
         default = "default" if facts["is_default"] else ""
         dim = f"{facts['dim']:,}"
-        yield _line_of((facts["name"], parameters, dim, memory, default, installed, place))
+        yield _model_line((facts["name"], parameters, dim, memory, default, installed, place))
 
 
-def _line_of(cells: tuple[str, str, str, str, str, str, str]) -> str:
+def _model_line(cells: tuple[str, str, str, str, str, str, str]) -> str:
     name, parameters, dim, memory, default, installed, place = cells
     sizes = f"{name:<22}{parameters:>10}{dim:>12}  {memory:<19}"
     return f"{sizes} {default:<8} {installed:<10} {place}"
@@ -82,16 +82,16 @@ def _yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def _facts_of(name: str, hugging_face: Path | None) -> dict[str, Any]:
+def _model_details(name: str, hugging_face: Path | None) -> dict[str, Any]:
     """The facts of a named model, as in ``models list --json``; sizes are in bytes."""
     encoders = BUNDLES[name].encoders if name in BUNDLES else ()
-    sizes = [_size_of(each) for each in encoders or (name,)]
+    sizes = [_measure_size(each) for each in encoders or (name,)]
     footprint = join_footprints([size.footprint for size in sizes])
     least = footprint.gpu_memory(footprint.fewest_tokens)  # computed, without CUDA's own
     to_fetch = bytes_to_fetch(name, hugging_face)
     return {
         "name": name,
-        "kind": _kind(name),
+        "kind": _model_kind(name),
         "notice": " ".join(size.notice for size in sizes).strip(),
         "parameters": footprint.n_parameters,
         "dim": sum(size.dim for size in sizes),  # of a bundle: of the joined vector
@@ -101,12 +101,12 @@ def _facts_of(name: str, hugging_face: Path | None) -> dict[str, Any]:
         "gpu_memory": footprint.gpu_memory(),  # with less free memory, batches are smaller
         "to_fetch": to_fetch,
         # of the file or folder, even before a download; of a bundle, of its head
-        "path": str(bundled_head(name) if encoders else locate(name, hugging_face)),
+        "path": str(bundled_head(name) if encoders else find_model(name, hugging_face)),
         "encoders": encoders,
     }
 
 
-def _kind(name: str) -> str:
+def _model_kind(name: str) -> str:
     if name in BUILT_IN:
         return "embedded"
     if name in BUNDLES:
@@ -124,7 +124,7 @@ def describe_model(model: str, hugging_face: Path | None = None) -> tuple[list[s
     """
     if model in BUNDLES:
         return list(_describe_bundle(model)), None
-    path, found = locate(model, hugging_face), find_published(model, hugging_face)
+    path, found = find_model(model, hugging_face), find_published(model, hugging_face)
     if found and found.missing:
         published, head = found.published, None
         facts = (published.n_layers, published.dim, found.footprint, "known once fetched")
@@ -152,9 +152,9 @@ def _describe_bundle(model: str) -> Iterator[str]:
     n_bytes = bytes_to_fetch(model)
     yield f"encoders    {' and '.join(bundle.encoders)}"
     yield f"head        {printable(bundled_head(model))}, for chunks of {bundle.chunk_size} bases"
-    yield f"to fetch    {as_size(n_bytes) if n_bytes else 'nothing: all of it is here'}"
+    yield f"to fetch    {format_bytes(n_bytes) if n_bytes else 'nothing: all of it is here'}"
     yield from _addresses(model)
-    sizes = [_size_of(name).footprint for name in bundle.encoders]
+    sizes = [_measure_size(name).footprint for name in bundle.encoders]
     yield from _describe_needs(join_footprints(sizes))
 
 
@@ -170,7 +170,7 @@ class _Size(NamedTuple):
     notice: str = ""
 
 
-def _size_of(name: str) -> _Size:
+def _measure_size(name: str) -> _Size:
     """The size of a model; a published one need not be downloaded."""
     if found := find_published(name):
         return _Size(found.footprint, found.published.dim)
@@ -204,14 +204,14 @@ def _describe_needs(footprint: Footprint) -> list[str]:
     most, least = footprint.gpu_memory(), footprint.gpu_memory(footprint.fewest_tokens)
     converted = footprint.converted_bytes
     return [
-        f"disk        {as_size(footprint.file_bytes + converted)}"
-        + (f", including {as_size(converted)} for the converted model" if converted else ""),
-        f"GPU memory  {as_size(most)} for the default batches, {as_size(least)} at least",
-        f"RAM         {as_size(footprint.weight_bytes('bf16') + (1 << 29))} for a CPU worker",
+        f"disk        {format_bytes(footprint.file_bytes + converted)}"
+        + (f", including {format_bytes(converted)} for the converted model" if converted else ""),
+        f"GPU memory  {format_bytes(most)} for the default batches, {format_bytes(least)} at least",
+        f"RAM         {format_bytes(footprint.weight_bytes('bf16') + (1 << 29))} for a CPU worker",
     ]
 
 
-def bring(source: str, name: str | None, folder: Path | None) -> tuple[str, list[str]]:
+def download_models(source: str, name: str | None, folder: Path | None) -> tuple[str, list[str]]:
     """Import a model, or, from a folder, the files of the published model called ``source``.
 
     Without ``name``, the name is that of the file or folder.
@@ -222,7 +222,7 @@ def bring(source: str, name: str | None, folder: Path | None) -> tuple[str, list
     if folder is not None:
         paths = import_files(source, folder)
         return source, [f"{printable(path.name)} is at {printable(path)}" for path in paths]
-    path = expanded(source)
+    path = expand_path(source)
     if name is None:
         name = path.name if path.is_dir() else path.stem
     model, digest = import_model(path, name)
@@ -240,7 +240,7 @@ def import_model(source: Path, name: str) -> tuple[Model, str]:
         OutputError: another model has the name.
     """
     found = _publication(name)
-    model = recognise(source, lambda _: None)
+    model = identify_model(source, lambda _: None)
     if not model.files or model.path != source:
         raise UnavailableError(
             f"{printable(source)} is not imported: models of this kind are used where they are",
@@ -248,22 +248,22 @@ def import_model(source: Path, name: str) -> tuple[Model, str]:
         )
     hashes = _hashes(model.files)
     digest = found.verify(found.open(source)) if found else model.verify()
-    if in_use := places_in_use(name):
-        return _same(name, in_use[0], hashes), digest
+    if in_use := model_paths(name):
+        return _is_same_file(name, in_use[0], hashes), digest
     if source.is_dir():
         target = imported_folder() / name
     else:
         target = found.home if found else imported_folder() / f"{name}.pt"
     _copy(model, target, hashes)
-    return recognise(target, lambda _: None), digest
+    return identify_model(target, lambda _: None), digest
 
 
-def _same(name: str, path: Path, hashes: Sequence[str]) -> Model:
+def _is_same_file(name: str, path: Path, hashes: Sequence[str]) -> Model:
     """
     Raises:
         OutputError: a model with other files has this name.
     """
-    there = recognise(path, lambda _: None)
+    there = identify_model(path, lambda _: None)
     if _hashes(there.files) != hashes:
         raise OutputError(
             f"another model already has the name {name}: {printable(path)}",
@@ -273,7 +273,7 @@ def _same(name: str, path: Path, hashes: Sequence[str]) -> Model:
 
 
 def _hashes(files: Sequence[Path]) -> list[str]:
-    return [sha256(file) for file in files]
+    return [hash_file(file) for file in files]
 
 
 def _publication(name: str) -> NamedModel | None:
@@ -303,7 +303,7 @@ def import_files(name: str, folder: Path) -> list[Path]:
     """
     files = published_files(name)
     if len(files) < 2:
-        several = [one for one in every_name() if len(published_files(one)) > 1]
+        several = [one for one in all_model_names() if len(published_files(one)) > 1]
         raise UsageError(
             f"--from is for {', '.join(several)}, not for {printable(name)}",
             hint="to import one checkpoint: `virnucpro models import PATH --name NAME`",
@@ -327,9 +327,9 @@ def _import_file(file: RemoteFile, source: Path, target: Path) -> None:
         UnavailableError: it is another file.
         OutputError, StorageError: it cannot be written.
     """
-    with writing(target, target.parent):
+    with storage_errors(target, target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
-    with atomic(target) as temporary:
+    with atomic_path(target) as temporary:
         _copy_file(source, temporary, target)
         try:
             check_file(file, temporary)
@@ -348,7 +348,7 @@ def _copy(model: Model, target: Path, hashes: Sequence[str]) -> None:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     is_folder = model.path.is_dir()
-    with _new_folder(target) if is_folder else atomic(target) as copy:
+    with _new_folder(target) if is_folder else atomic_path(target) as copy:
         copies = [copy / file.name for file in model.files] if is_folder else [copy]
         for file, to in zip(model.files, copies, strict=True):
             _copy_file(file, to, target)
@@ -364,7 +364,7 @@ def _new_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes ``target`` if the block succeeds."""
     for leftover in target.parent.glob(f".{target.name}.*{TEMPORARY}"):
         shutil.rmtree(leftover)  # of a killed import
-    copy = temporary_beside(target)
+    copy = temporary_path(target)
     copy.mkdir()
     try:
         yield copy
@@ -374,5 +374,5 @@ def _new_folder(target: Path) -> Iterator[Path]:
 
 
 def _copy_file(source: Path, copy: Path, target: Path) -> None:
-    with writing(target, source, copy):  # errors name both paths
+    with storage_errors(target, source, copy):  # errors name both paths
         shutil.copyfile(source, copy)

@@ -50,7 +50,7 @@ def use_device(device: torch.device) -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def send(array: NDArray[np.generic], device: torch.device) -> Tensor:
+def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     """Send an array to a device; a GPU takes pinned memory without making the host wait."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
@@ -73,12 +73,12 @@ class PackedBatch:
     runs: Runs
 
     @classmethod
-    def of(cls, proteins: Sequence[str]) -> PackedBatch:
+    def from_sequences(cls, proteins: Sequence[str]) -> PackedBatch:
         seqlens = np.array([len(protein) for protein in proteins]) + EXTRA_TOKENS
-        return cls.of_tokens(tokenize(list(proteins)), seqlens)
+        return cls.from_tokens(tokenize(list(proteins)), seqlens)
 
     @classmethod
-    def of_tokens(cls, tokens: NDArray[np.int64], seqlens: NDArray[np.int64]) -> PackedBatch:
+    def from_tokens(cls, tokens: NDArray[np.int64], seqlens: NDArray[np.int64]) -> PackedBatch:
         """Pack tokens; ``seqlens`` counts those of each sequence. (n_tokens,), (n_sequences,)"""
         starts = np.concatenate([[0], np.cumsum(seqlens)])
         assert len(tokens) == starts[-1], "one byte of text is one token"
@@ -133,17 +133,17 @@ def plan_batches(
     return batches
 
 
-def mean_of_bags(hidden: Tensor, places: NDArray[np.int64], starts: NDArray[np.int64]) -> Tensor:
+def bag_mean(hidden: Tensor, places: NDArray[np.int64], starts: NDArray[np.int64]) -> Tensor:
     """Average bags of rows, with one kernel for all sizes.
 
     ``places`` are indices of rows, bag by bag; ``starts`` is where each bag begins in ``places``.
     (n, dim), (n_places,), (n_bags,) -> (n_bags, dim)
     """
-    rows, offsets = send(places, hidden.device), send(starts, hidden.device)
+    rows, offsets = to_device(places, hidden.device), to_device(starts, hidden.device)
     return F.embedding_bag(rows, hidden, offsets, mode="mean")
 
 
-def mean_of_runs(hidden: Tensor, runs: Runs, n_ends: int = 0) -> Tensor:
+def segment_mean(hidden: Tensor, runs: Runs, n_ends: int = 0) -> Tensor:
     """Average the rows of each sequence, without ``n_ends`` at either end, run by run."""
     parts = (hidden[first : first + n * seqlen].view(n, seqlen, -1) for first, n, seqlen in runs)
     return torch.cat([part[:, n_ends : part.shape[1] - n_ends].mean(dim=1) for part in parts])

@@ -82,7 +82,8 @@ class Family:
 
     Its module has ``load(spec, weights, device) -> Encoder``. If models are named by their files,
     it has ``inspect(path, on_event) -> Model | None``: None if the path is of another family. If
-    it publishes models, it has ``footprint_of(published) -> Footprint``, which needs no download,
+    it publishes models, it has ``measure_footprint(published) -> Footprint``, which needs no
+    download,
     and ``open_published(name, published, path) -> Model``, which refuses any other model.
     """
 
@@ -93,7 +94,7 @@ class Family:
     published: dict[str, Published] = field(default_factory=dict)
 
     @property
-    def code(self) -> Any:  # noqa: ANN401 - a module
+    def implementation(self) -> Any:  # noqa: ANN401 - a module
         return import_module(self.module)
 
 
@@ -213,7 +214,7 @@ def installed_families() -> dict[str, Family]:
     return {name: load() for name, load in find_plugins(PLUGINS, Family).items()}
 
 
-def family_of(name: str) -> Family:
+def find_family(name: str) -> Family:
     """
     Raises:
         UnavailableError: neither this program nor an installed package has a family of this name.

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from virnucpro.core.atomic_io import open_plain
+from virnucpro.core.atomic_io import open_regular_file
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.models.base import DAMAGE
@@ -38,12 +38,12 @@ def read_pt(path: Path, kind: str, allowed: Sequence[_Allowed] = ()) -> object:
         UnavailableError: the file is of another kind, is damaged, or names anything else.
     """
     try:
-        with open_plain(path) as handle:
+        with open_regular_file(path) as handle:
             if not handle.read(2).startswith(_MAGIC):
-                raise _other(path, kind, "neither a .pt file nor a model folder")
+                raise _unknown_format_error(path, kind, "neither a .pt file nor a model folder")
         is_archive = zipfile.is_zipfile(path)
         if is_archive and _is_compressed(path):
-            raise _other(path, kind, "it is compressed")
+            raise _unknown_format_error(path, kind, "it is compressed")
         with torch.serialization.safe_globals(list(allowed)), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickles, which are refused here
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
@@ -65,7 +65,7 @@ def _is_compressed(path: Path) -> bool:
         return any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
 
 
-def _other(path: Path, kind: str, why: str) -> UnavailableError:
+def _unknown_format_error(path: Path, kind: str, why: str) -> UnavailableError:
     return UnavailableError(
         f"{printable(path)} is not {kind}: {why}", hint="see `virnucpro models list`"
     )

@@ -21,25 +21,25 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from virnucpro.core.atomic_io import HEAD_FILE, LEARNED_FILE, sha256
+from virnucpro.core.atomic_io import HEAD_FILE, LEARNED_FILE, hash_file
 from virnucpro.core.errors import UnavailableError
-from virnucpro.core.events import OnEvent
+from virnucpro.core.events import EventHandler
 from virnucpro.core.logging import printable
-from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import check_counts
 from virnucpro.models.base import (
     Encoder,
     Model,
-    begins_with,
+    check_intact,
+    check_unchanged,
+    has_prefix,
     read_tensors,
-    refuse_changed,
-    undamaged,
 )
 from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.esm2.model import DTYPES, ESM2
-from virnucpro.models.esm2.model_files import ESM2Model, as_esm2, inspect_esm2
-from virnucpro.models.frame_networks import Reader
+from virnucpro.models.esm2.model_files import ESM2Model, inspect_esm2, require_esm2
+from virnucpro.models.frame_networks import FrameNetwork
 from virnucpro.models.lookup import open_model
 from virnucpro.models.options import Architecture, Encoding
 from virnucpro.models.packing import PackedBatch, PackedEncoder
@@ -56,7 +56,7 @@ Weights = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Base:
+class _BaseModel:
     """The ESM-2 that a network reads residues through."""
 
     model: str  # a name, a path, or ``_HERE``
@@ -64,13 +64,13 @@ class _Base:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LearnedFacts:
+class _TrainedEncoderInfo:
     """The facts of a learned encoder, in the file of its weights."""
 
     encoding: Encoding
     architecture: Architecture
     dim: int  # length of a vector; 0 if the file has only a name
-    base: _Base | None = None
+    base: _BaseModel | None = None
 
     def __post_init__(self) -> None:
         check_counts(self.dim)
@@ -83,10 +83,10 @@ class _LearnedFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LearnedCheckpoint(Model):
+class _TrainedModel(Model):
     """A learned encoder on disk; its id is the hash of the file."""
 
-    facts: _LearnedFacts
+    facts: _TrainedEncoderInfo
     base: ESM2Model | None
     weights: Weights = field(compare=False, repr=False)  # of the network over the residues
 
@@ -98,9 +98,9 @@ class _LearnedCheckpoint(Model):
         return f"{self.dim} dimensions{on_base}, {spec.precision}"
 
 
-def save_reader(
+def save_frame_network(
     path: Path,
-    reader: Reader,
+    reader: FrameNetwork,
     encoding: Encoding,
     architecture: Architecture,
     base: tuple[str | None, Model] | None,
@@ -114,47 +114,49 @@ def save_reader(
     Raises:
         UnavailableError: the base is missing.
     """
-    named = _Base(model=base[0] or _HERE, encoder_id=base[1].encoder_id) if base else None
-    facts = _LearnedFacts(
+    named = _BaseModel(model=base[0] or _HERE, encoder_id=base[1].encoder_id) if base else None
+    facts = _TrainedEncoderInfo(
         encoding=encoding, architecture=architecture, dim=reader.width, base=named
     )
     network = reader.network.state_dict() if reader.network is not None else {}
     weights = {
         f"{_NETWORK}{name}": tensor.float().cpu().numpy() for name, tensor in network.items()
     }
-    save_learned(path, facts, weights)
+    save_trained_encoder(path, facts, weights)
     return _inspect_file(path)
 
 
-def save_learned(path: Path, facts: _LearnedFacts, weights: Weights) -> None:
+def save_trained_encoder(path: Path, facts: _TrainedEncoderInfo, weights: Weights) -> None:
     """Write the file of an encoder; equal weights give equal bytes."""
     content = {name: np.ascontiguousarray(values) for name, values in weights.items()}
     metadata = {_FACTS: json.dumps(asdict(facts), sort_keys=True)}
-    Tree(path.parent).write_whole(path, save(content, metadata=metadata))
+    SafeDir(path.parent).write_bytes(path, save(content, metadata=metadata))
 
 
-def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedCheckpoint:
+def inspect_trained_encoder(path: Path, on_event: EventHandler = lambda _: None) -> _TrainedModel:
     """
     Raises:
         UnavailableError: the file is damaged, holds more than facts and weights, or its base is
             missing.
     """
     hint = "`virnucpro train` writes an encoder next to its head: name that file"
-    with undamaged(path, "an encoder of VirNucPro", hint):
+    with check_intact(path, "an encoder of VirNucPro", hint):
         stored, weights = read_tensors(path, _FACTS, "np")
         named = stored.pop("base")
-        facts = _LearnedFacts(**stored, base=_Base(**named) if named is not None else None)
+        facts = _TrainedEncoderInfo(
+            **stored, base=_BaseModel(**named) if named is not None else None
+        )
         for name, values in weights.items():
             if values.dtype != np.float32 or not np.isfinite(values).all():
                 raise ValueError(f"{name} is not of finite float32")
     base = _find_base(path, facts.base, on_event) if facts.base is not None else None
     head, is_composition = path.with_name(HEAD_FILE), facts.encoding == "composition"
-    return _LearnedCheckpoint(
+    return _TrainedModel(
         path=path,
         name=f"{facts.encoding}-{facts.architecture}",
         family=COMPOSITION if is_composition else LEARNED,
-        reads=Reads.DNA if is_composition else Reads.PROTEIN,
-        encoder_id=sha256(path),
+        reads=Alphabet.DNA if is_composition else Alphabet.PROTEIN,
+        encoder_id=hash_file(path),
         dim=facts.dim,
         footprint=_footprint(path, weights, base),
         head=head if head.is_file() else None,
@@ -183,7 +185,7 @@ def _footprint(path: Path, weights: Weights, base: ESM2Model | None) -> Footprin
     )
 
 
-def _find_base(path: Path, base: _Base, on_event: OnEvent) -> ESM2Model:
+def _find_base(path: Path, base: _BaseModel, on_event: EventHandler) -> ESM2Model:
     """Find the checkpoint of this name next to the file, or at its path during training.
 
     Raises:
@@ -193,7 +195,7 @@ def _find_base(path: Path, base: _Base, on_event: OnEvent) -> ESM2Model:
     if beside.exists():
         checkpoint = inspect_esm2(beside)
     else:
-        checkpoint = as_esm2(open_model(base.model, on_event))
+        checkpoint = require_esm2(open_model(base.model, on_event))
     if checkpoint.encoder_id != base.encoder_id:
         raise UnavailableError(
             f"{printable(path)} was learned on {printable(base.model)} ({base.encoder_id}); "
@@ -203,7 +205,7 @@ def _find_base(path: Path, base: _Base, on_event: OnEvent) -> ESM2Model:
     return checkpoint
 
 
-def inspect(path: Path, on_event: OnEvent) -> Model | None:
+def inspect(path: Path, on_event: EventHandler) -> Model | None:
     """The encoder of a file, or of a trained model's folder; None: the path is something else.
 
     Raises:
@@ -216,12 +218,12 @@ def inspect(path: Path, on_event: OnEvent) -> Model | None:
         )
     if (path / LEARNED_FILE).is_file():
         path /= LEARNED_FILE
-    return _inspect_file(path, on_event) if begins_with(path, _FACTS) else None
+    return _inspect_file(path, on_event) if has_prefix(path, _FACTS) else None
 
 
-def _inspect_file(path: Path, on_event: OnEvent = lambda _: None) -> Model:
+def _inspect_file(path: Path, on_event: EventHandler = lambda _: None) -> Model:
     """The encoder in a file, or the ESM-2 that the file names."""
-    learned = inspect_learned(path, on_event)
+    learned = inspect_trained_encoder(path, on_event)
     if learned.base is not None and learned.facts.architecture == "mlp":
         return replace(learned.base, head=learned.head)
     return learned
@@ -232,12 +234,12 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
     Raises:
         UnavailableError: the file or its ESM-2 cannot be used.
     """
-    checkpoint = inspect_learned(weights)
-    refuse_changed(spec, weights, checkpoint.encoder_id)
+    checkpoint = inspect_trained_encoder(weights)
+    check_unchanged(spec, weights, checkpoint.encoder_id)
     base, facts, esm2 = checkpoint.base, checkpoint.facts, None
     if base is not None:
         esm2 = load_esm2(base.path, base.shape.n_layers, DTYPES[spec.precision], device)
-    reader = Reader.new(facts.encoding, facts.architecture, esm2)
+    reader = FrameNetwork.create(facts.encoding, facts.architecture, esm2)
     network = nn.Module() if reader.network is None else reader.network
     state = {
         name.removeprefix(_NETWORK): torch.from_numpy(values)
@@ -254,17 +256,17 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
         ) from error
     if spec.family == COMPOSITION:  # its vectors are empty
         device = torch.device("cpu")
-    return _LearnedEncoder(spec, reader.to(device).eval(), device)
+    return _TrainedEncoder(spec, reader.to(device).eval(), device)
 
 
-class _LearnedEncoder(PackedEncoder):
+class _TrainedEncoder(PackedEncoder):
     """A learned encoder; its network is in float32.
 
     The family ``composition`` makes empty vectors: the head reads the composition of the bases from
     the record.
     """
 
-    def __init__(self, spec: EncoderSpec, reader: Reader, device: torch.device) -> None:
+    def __init__(self, spec: EncoderSpec, reader: FrameNetwork, device: torch.device) -> None:
         base = reader.encoder
         super().__init__(spec, device, base.in_float32 if isinstance(base, ESM2) else None)
         self.reader = reader
@@ -283,5 +285,5 @@ class _LearnedEncoder(PackedEncoder):
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
         """Embed a batch; the vectors stay on the device."""
-        vectors: Tensor = self.reader(PackedBatch.of(sequences))
+        vectors: Tensor = self.reader(PackedBatch.from_sequences(sequences))
         return vectors

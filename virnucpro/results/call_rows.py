@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from virnucpro.core.numeric import DECIMALS, Values
+from virnucpro.core.numeric import DECIMALS, FloatArray
 from virnucpro.core.types import FRAMES_FAILED
 from virnucpro.results.counts import LENGTH_CLASSES, NO_HIT, RecordCounts
 from virnucpro.results.names import bed_chrom, gff3_seqid, gff3_value, tsv_line
@@ -35,17 +35,17 @@ from virnucpro.results.row_batches import RowBatch, Rows, sort_rows
 from virnucpro.results.tsv import (
     EMPTY,
     decimal_texts,
-    decimals,
-    encoded,
-    fasta,
+    encode_texts,
+    format_decimals,
+    format_fasta,
+    format_integers,
+    format_rows,
     quoted_texts,
-    rows_of,
-    whole,
 )
 from virnucpro.sequences.derived_names import FRAME_ENDINGS
 from virnucpro.sequences.taken_names import NONE_TAKEN, TakenNames
 from virnucpro.sequences.translate import GeneticCode
-from virnucpro.viral.taxonomy import own_kinship
+from virnucpro.viral.taxonomy import load_builtin_taxonomy
 from virnucpro.viral.types import CalledRecords, Calls, FrameScores, Identity, Region, Viruses
 
 # terms of the Sequence Ontology: SO:0000113, SO:0001041
@@ -106,7 +106,7 @@ def make_batches(
         with_own: make the rows of per-file outputs with the ids of the input file, too.
         taken: names of pieces and regions that get a number.
     """
-    results.frames = _with_free_names(results, taken)
+    results.frames = _rename_clashes(results, taken)
     results.region_suffixes = _free_region_suffixes(results, taken)
     results.viruses = find_viruses(results, code)
     per_file = [output for output in outputs if output.per_file]
@@ -115,9 +115,9 @@ def make_batches(
             sample,
             _make_rows(of_sample, outputs),
             count_called(of_sample),
-            _make_rows(of_sample.by_own_ids(), per_file) if with_own else None,
+            _make_rows(of_sample.with_file_ids(), per_file) if with_own else None,
         )
-        for sample, of_sample in results.by_sample()
+        for sample, of_sample in results.split_by_sample()
     ]
 
 
@@ -134,7 +134,7 @@ def _make_rows(results: CalledRecords, outputs: Iterable[OutputFile]) -> Rows:
 # Records, frames and chunks
 
 
-def call_words(calls: Calls, place: int) -> tuple[str, str]:
+def format_call(calls: Calls, place: int) -> tuple[str, str]:
     """The label and the score of a call; both are empty without a score."""
     score = calls.virus_scores[place]
     if score is None:
@@ -148,29 +148,38 @@ def record_rows(calls: Calls) -> bytes:
     labels = [
         "virus" if is_virus else "other" if score is not None else "" for score, is_virus in pairs
     ]
-    scores = decimals(calls.virus_scores, DECIMALS)
+    scores = format_decimals(calls.virus_scores, DECIMALS)
     is_same = calls.base_scores is calls.virus_scores
-    return rows_of(
-        *(quoted_texts(calls.record_ids), quoted_texts(calls.samples), whole(calls.lengths)),
-        *(quoted_texts(calls.statuses), quoted_texts(labels), scores, decimals(calls.rates, 4)),
-        *map(whole, (calls.n_chunks, calls.n_chunks_scored, calls.n_frames_scored)),
-        scores if is_same else decimals(calls.base_scores, DECIMALS),
+    return format_rows(
+        *(
+            quoted_texts(calls.record_ids),
+            quoted_texts(calls.samples),
+            format_integers(calls.lengths),
+        ),
+        *(
+            quoted_texts(calls.statuses),
+            quoted_texts(labels),
+            scores,
+            format_decimals(calls.rates, 4),
+        ),
+        *map(format_integers, (calls.n_chunks, calls.n_chunks_scored, calls.n_frames_scored)),
+        scores if is_same else format_decimals(calls.base_scores, DECIMALS),
         quoted_texts([note.replace("\t", " ") for note in calls.notes]),
         *(quoted_texts(calls.evidences), quoted_texts(calls.known_families)),
-        whole([EMPTY if n is None else n for n in calls.n_known_kmers]),
+        format_integers([EMPTY if n is None else n for n in calls.n_known_kmers]),
     )
 
 
 def frame_rows(frames: FrameScores) -> bytes:
     """A row per scored frame; a tie counts as "others"."""
     scores = np.array(frames.scores, dtype=np.float64)
-    others = _of_others(scores)
+    others = _other_rows(scores)
     labels = ["virus" if is_virus else "others" for is_virus in (scores > others).tolist()]
-    of_both = decimals(others, DECIMALS), decimals(scores, DECIMALS)
-    return rows_of(quoted_texts(frames.ids), quoted_texts(labels), *of_both)
+    of_both = format_decimals(others, DECIMALS), format_decimals(scores, DECIMALS)
+    return format_rows(quoted_texts(frames.ids), quoted_texts(labels), *of_both)
 
 
-def _of_others(scores: Values) -> Values:
+def _other_rows(scores: FloatArray) -> FloatArray:
     """The scores of "others", with six decimals."""
     return np.asarray(np.rint((1 - scores) * 10**DECIMALS) / 10**DECIMALS)
 
@@ -187,18 +196,20 @@ def chunk_rows(frames: FrameScores) -> bytes:
     firsts = np.flatnonzero(np.concatenate([[True], chunks[1:] != chunks[:-1]]))
     scores = np.array(frames.scores, dtype=np.float64)
     best, least = np.maximum.reduceat(scores, firsts), np.minimum.reduceat(scores, firsts)
-    are_viruses = (best >= _of_others(least)).tolist()
-    return rows_of(quoted_texts(chunks[firsts].tolist()), quoted_texts(list(map(str, are_viruses))))
+    are_viruses = (best >= _other_rows(least)).tolist()
+    return format_rows(
+        quoted_texts(chunks[firsts].tolist()), quoted_texts(list(map(str, are_viruses)))
+    )
 
 
 def _viral_fasta(results: CalledRecords) -> bytes:
     columns = results.records.headers, results.records.sequences
-    return fasta(*(list(compress(column, results.calls.are_viruses)) for column in columns))
+    return format_fasta(*(list(compress(column, results.calls.are_viruses)) for column in columns))
 
 
 def _failed_fasta(results: CalledRecords) -> bytes | None:
     failed, columns = results.failures, (results.records.headers, results.records.sequences)
-    return fasta(*([column[place] for place in failed] for column in columns)) or None
+    return format_fasta(*([column[place] for place in failed] for column in columns)) or None
 
 
 # Viruses
@@ -223,7 +234,7 @@ def _viruses_in(
         return
     viral = [region for region in regions if region.is_virus]
     for parts in _join_over_origin(viral):
-        around = _around(parts)
+        around = _wrap_origin(parts)
         yield region_name(results, place, around), parts, around.posterior
 
 
@@ -234,7 +245,7 @@ def _join_over_origin(regions: Sequence[Region]) -> list[tuple[Region, ...]]:
     return [*joined, crossing] if crossing else joined
 
 
-def _around(parts: Sequence[Region]) -> Region:
+def _wrap_origin(parts: Sequence[Region]) -> Region:
     """The region with these parts; if it crosses the origin, its end precedes its start."""
     return parts[0]._replace(end=parts[-1].end)
 
@@ -252,18 +263,18 @@ def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
             letters = "".join(sequence[part.start : part.end] for part in parts)
             where = first.kind, first.start, end, first.over_origin
             rows.append((place, name, *where, letters, score, unknown))
-    viruses = Viruses.of(rows)
-    return viruses if code is None else _identified(results, viruses, code)
+    viruses = Viruses.from_rows(rows)
+    return viruses if code is None else _identity_columns(results, viruses, code)
 
 
-def _identified(results: CalledRecords, viruses: Viruses, code: GeneticCode) -> Viruses:
+def _identity_columns(results: CalledRecords, viruses: Viruses, code: GeneticCode) -> Viruses:
     records = results.records
     circles = [
-        records.at(place).is_circular if name == records.ids[place] else None
+        records.record_at(place).is_circular if name == records.ids[place] else None
         for place, name in zip(viruses.places, viruses.names, strict=True)
     ]
     known = ["" if " " in bases else bases for bases in viruses.letters]
-    return viruses._replace(identities=own_kinship().identify(known, circles, code))
+    return viruses._replace(identities=load_builtin_taxonomy().assign(known, circles, code))
 
 
 def _virus_rows(results: CalledRecords) -> bytes:
@@ -279,18 +290,22 @@ def _virus_rows(results: CalledRecords) -> bytes:
         *viruses.identities, strict=True
     )
     repeats = zip(lengths, topologies, strict=True)
-    return rows_of(
+    return format_rows(
         *(quoted_texts(viruses.names), quoted_texts([names[place] for place in viruses.places])),
         *(
             quoted_texts([calls.samples[place] for place in viruses.places]),
             quoted_texts(viruses.kinds),
         ),
-        *(whole(np.array(viruses.starts) + 1), whole(viruses.ends)),
-        *(whole(list(map(len, viruses.letters))), decimals(viruses.scores, 6)),
-        *(decimals(rates, 4), quoted_texts(notes)),
-        *(quoted_texts(kinds), decimals(chances, 3), quoted_texts(kin)),
-        *(whole([n or EMPTY for n in n_words]), decimals(shares, 3), quoted_texts(topologies)),
-        whole([n if topology else EMPTY for n, topology in repeats]),
+        *(format_integers(np.array(viruses.starts) + 1), format_integers(viruses.ends)),
+        *(format_integers(list(map(len, viruses.letters))), format_decimals(viruses.scores, 6)),
+        *(format_decimals(rates, 4), quoted_texts(notes)),
+        *(quoted_texts(kinds), format_decimals(chances, 3), quoted_texts(kin)),
+        *(
+            format_integers([n or EMPTY for n in n_words]),
+            format_decimals(shares, 3),
+            quoted_texts(topologies),
+        ),
+        format_integers([n if topology else EMPTY for n, topology in repeats]),
     )
 
 
@@ -308,7 +323,7 @@ def _virus_fasta(results: CalledRecords) -> bytes:
         f"kind={kind} score={score}{rate and f' fdr={rate}'}"
         for place, name, kind, score, rate in words
     ]
-    return fasta(headers, viruses.letters)
+    return format_fasta(headers, viruses.letters)
 
 
 # Regions
@@ -330,13 +345,13 @@ def _free_region_suffixes(results: CalledRecords, taken: TakenNames) -> dict[tup
     suffixes: dict[tuple[int, str], str] = {}
     for place, ids in _find_owners(results, taken):
         regions, _ = results.regions.get(place, ((), None))
-        for region in (*regions, *map(_around, _join_over_origin(regions))):
+        for region in (*regions, *map(_wrap_origin, _join_over_origin(regions))):
             suffix = _region_suffix(region)
             suffixes[place, suffix] = taken.free_suffix(ids, suffix)
     return suffixes
 
 
-def _with_free_names(results: CalledRecords, taken: TakenNames) -> FrameScores:
+def _rename_clashes(results: CalledRecords, taken: TakenNames) -> FrameScores:
     """The scores of frames and pieces under unique names.
 
     Chunks and frames with vectors have such names from the plan on.
@@ -378,7 +393,7 @@ def _region_rows(row: _RegionRow, results: CalledRecords) -> bytes | None:
         return None
     each = sorted(results.regions.items(), key=itemgetter(0))
     rows = (row(results, place, region) for place, (regions, _) in each for region in regions)
-    return encoded("".join(rows))
+    return encode_texts("".join(rows))
 
 
 def _table_rows(results: CalledRecords) -> bytes | None:
@@ -396,7 +411,7 @@ def _table_row(
     viruses: Mapping[tuple[int, int], str], results: CalledRecords, place: int, region: Region
 ) -> str:
     calls = results.calls
-    label, score = call_words(calls, place)
+    label, score = format_call(calls, place)
     values = (
         region_name(results, place, region),
         calls.record_ids[place],
@@ -425,7 +440,7 @@ def _bed_row(results: CalledRecords, place: int, region: Region) -> str:
 
 
 def _gff_row(results: CalledRecords, place: int, region: Region) -> str:
-    record_id, (label, score) = results.records.ids[place], call_words(results.calls, place)
+    record_id, (label, score) = results.records.ids[place], format_call(results.calls, place)
     attributes = [
         f"ID={gff3_value(region_name(results, place, region))}",
         region.att and f"att={region.att}",
@@ -442,11 +457,11 @@ def _gff_row(results: CalledRecords, place: int, region: Region) -> str:
 
 def _fasta_row(results: CalledRecords, place: int, region: Region) -> str:
     """The sequence of a region, named as geNomad names proviruses."""
-    records, (label, score) = results.records, call_words(results.calls, place)
+    records, (label, score) = results.records, format_call(results.calls, place)
     name = region_name(results, place, region)
     header = f"{name} call={label} virus_score={score} posterior={region.posterior:.4f}"
     letters = records.sequences[place][region.start : region.end]
-    return fasta([header], [letters]).decode("utf-8", "surrogateescape")
+    return format_fasta([header], [letters]).decode("utf-8", "surrogateescape")
 
 
 def _track_rows(results: CalledRecords) -> bytes | None:
@@ -459,8 +474,10 @@ def _track_rows(results: CalledRecords) -> bytes | None:
     starts, ends, odds, posteriors = map(
         np.concatenate, zip(*(track for _, track in tracks), strict=True)
     )
-    places = whole(starts + 1), whole(ends)
-    return rows_of(quoted_texts(ids), *places, decimals(odds, 3), decimals(posteriors, 4))
+    places = format_integers(starts + 1), format_integers(ends)
+    return format_rows(
+        quoted_texts(ids), *places, format_decimals(odds, 3), format_decimals(posteriors, 4)
+    )
 
 
 _MakeRows: TypeAlias = Callable[[CalledRecords], bytes | None]

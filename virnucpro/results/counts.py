@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from operator import itemgetter
 
-from virnucpro.core.logging import counted
+from virnucpro.core.logging import format_count
 from virnucpro.core.recipe import STATUSES, Status
 from virnucpro.results.outputs import VIRUS_TABLE
 
@@ -51,8 +51,9 @@ class RecordCounts:
         if not n_within:
             return f"viruses: {self.n_viruses:,}; {see}"
         return (
-            f"viruses: {self.n_viruses:,} = {counted(self.n_viral, 'record')} + "
-            f"{self.n_proviruses:,} of {counted(n_within, 'virus-like region')} in other records; "
+            f"viruses: {self.n_viruses:,} = {format_count(self.n_viral, 'record')} + "
+            f"{self.n_proviruses:,} of {format_count(n_within, 'virus-like region')} in "
+            f"other records; "
             f"{see}"
         )
 

@@ -13,7 +13,7 @@ from virnucpro.core.types import FRAMES_FAILED, Records
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import EMBEDDED_TABLE, FAILED_SEQUENCES, OutputFile
 from virnucpro.results.row_batches import RowBatch, Rows
-from virnucpro.results.tsv import fasta, quoted_texts, rows_of, whole
+from virnucpro.results.tsv import format_fasta, format_integers, format_rows, quoted_texts
 
 
 class FailedFrame(NamedTuple):
@@ -45,7 +45,7 @@ class EmbeddedRecords:
     def _rows(self, first: int, end: int) -> EmbeddedRecords:
         rows = slice(first, end)
         return EmbeddedRecords(
-            records=self.records.rows(rows),
+            records=self.records.slice_rows(rows),
             statuses=self.statuses[rows],
             notes=self.notes[rows],
             n_chunks=self.n_chunks[rows],
@@ -106,13 +106,13 @@ def _make_rows(results: EmbeddedRecords, outputs: Iterable[OutputFile]) -> Rows:
 def _record_rows(results: EmbeddedRecords) -> bytes:
     """A row for each record."""
     records = results.records
-    return rows_of(
+    return format_rows(
         quoted_texts(records.names),
         quoted_texts(records.samples),
-        whole(records.lengths),
+        format_integers(records.lengths),
         quoted_texts(results.statuses),
-        whole(results.n_chunks),
-        whole(results.n_frames),
+        format_integers(results.n_chunks),
+        format_integers(results.n_frames),
         quoted_texts(results.notes),
     )
 
@@ -120,7 +120,7 @@ def _record_rows(results: EmbeddedRecords) -> bytes:
 def _failed_fasta(results: EmbeddedRecords) -> bytes | None:
     headers = [results.records.headers[index] for index in results.failures]
     sequences = [results.records.sequences[index] for index in results.failures]
-    return fasta(headers, sequences) or None
+    return format_fasta(headers, sequences) or None
 
 
 _MakeRows: TypeAlias = Callable[[EmbeddedRecords], bytes | None]

@@ -9,12 +9,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from virnucpro.core.atomic_io import writing
+from virnucpro.core.atomic_io import storage_errors
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import CHUNK_TABLE, OutputFile
 from virnucpro.results.row_batches import RowBatch
 from virnucpro.results.sample_tables import LAST_LINES, OutputDir, is_due
-from virnucpro.results.tsv import SortedLines, encoded, table
+from virnucpro.results.tsv import SortedLines, encode_texts, open_table
 from virnucpro.sequences.inputs import InputFile
 
 _SYNCED_AT_ONCE = 4  # samples; a disk does a few syncs as fast as one
@@ -58,7 +58,7 @@ def _open_samples(outputs: Iterable[OutputFile], place: OutputDir, folder: Path)
 
         def opened(sample: str, stack: ExitStack) -> _Add:
             of_sample = OutputDir(folder / sample, place.tree, place.aside)
-            with writing(of_sample.folder):
+            with storage_errors(of_sample.folder):
                 place.tree.make_folder(of_sample.folder)
             return stack.enter_context(_open_files(outputs, of_sample))
 
@@ -111,7 +111,7 @@ def _open_files(outputs: Iterable[OutputFile], place: OutputDir) -> Iterator[_Ad
         tables = []
         for output in outputs:
             path = place.folder / output.file
-            opened = table(place.tree, path, output.columns, is_packed=output.is_packed)
+            opened = open_table(place.tree, path, output.columns, is_packed=output.is_packed)
             tables.append((output, stack.enter_context(opened)))
             if not output.is_optional:
                 tables[-1][1]()
@@ -119,16 +119,16 @@ def _open_files(outputs: Iterable[OutputFile], place: OutputDir) -> Iterator[_Ad
 
         def add(batch: RowBatch) -> None:
             counts_by_sample.setdefault(batch.sample, RecordCounts()).include(batch.counts)
-            for output, open_table in tables:
+            for output, open_file in tables:
                 if output is CHUNK_TABLE:
                     chunks.add(batch.rows.get(output.file, b""))
                 elif output.file in batch.rows:
-                    open_table().write(batch.rows[output.file])
+                    open_file().write(batch.rows[output.file])
 
         yield add
-        for output, open_table in tables:
+        for output, open_file in tables:
             if output is CHUNK_TABLE:
-                open_table().writelines(chunks.merged())
+                open_file().writelines(chunks.merged())
             last_lines = LAST_LINES.get(output)
             if last_lines and (text := last_lines(place, counts_by_sample)):
-                open_table().write(encoded(text))
+                open_file().write(encode_texts(text))

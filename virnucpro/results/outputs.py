@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from virnucpro.core.atomic_io import open_plain
+from virnucpro.core.atomic_io import open_regular_file
 from virnucpro.core.errors import InputError
 from virnucpro.core.logging import printable
 from virnucpro.core.recipe import Command
@@ -49,7 +49,9 @@ class OutputFile:
         """
 
         def rows() -> Iterator[Any]:
-            with TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n") as lines:
+            with TextIOWrapper(
+                open_regular_file(path), "utf-8", "surrogateescape", newline="\n"
+            ) as lines:
                 yield None
                 try:
                     yield from map(parse, self.values_in(lines))

@@ -30,11 +30,11 @@ class RowBatch:
         counts.include(self.counts)
         counts.include(other.counts)
         if self.own_rows is not None:
-            own_rows = _joined(self.own_rows, other.own_rows or {})
-        return RowBatch(self.sample, _joined(self.rows, other.rows), counts, own_rows)
+            own_rows = _concatenate(self.own_rows, other.own_rows or {})
+        return RowBatch(self.sample, _concatenate(self.rows, other.rows), counts, own_rows)
 
 
-def _joined(rows: Rows, others: Rows) -> Rows:
+def _concatenate(rows: Rows, others: Rows) -> Rows:
     return {
         name: sort_rows(name, b"".join((rows.get(name, b""), others.get(name, b""))))
         for name in {**rows, **others}

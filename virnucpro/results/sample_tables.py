@@ -9,8 +9,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
-from virnucpro.core.logging import counted, escaped
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.logging import escape_markup, format_count
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.results.counts import LENGTH_CLASSES, RecordCounts
 from virnucpro.results.names import tsv_line
 from virnucpro.results.outputs import (
@@ -28,7 +28,7 @@ class OutputDir:
     """Where the outputs of a run or of one sample go."""
 
     folder: Path
-    tree: Tree  # the tree with the folder
+    tree: SafeDir  # the tree with the folder
     aside: Path  # folder for lines to be sorted, on a disk with enough space
     inputs: Sequence[InputFile] = ()
     refused: Sequence[InputFile] = ()  # inputs that could not be read
@@ -51,15 +51,15 @@ def _sample_rows(
 ) -> Iterator[_SampleRow]:
     """Yield a row per sample, and one for each unreadable file."""
     samples: dict[tuple[str, str], list[InputFile]] = {}  # mates share a row
-    for file in (*_files_read(place, counts_by_sample), *place.refused):
+    for file in (*_list_input_files(place, counts_by_sample), *place.refused):
         samples.setdefault((file.sample, file.error), []).append(file)
     halves = {file.sample for file in place.refused if file.mate}  # an unreadable mate's sample
     for (sample, error), files in samples.items():
         counts = RecordCounts() if error else counts_by_sample.get(sample, RecordCounts())
         status = "unreadable" if error else _sample_status(counts, is_half=sample in halves)
         in_order = sorted(files, key=attrgetter("mate"))
-        path = "; ".join(escaped(file.name or file.path) for file in in_order)
-        yield _SampleRow(sample, status, counts, path, escaped(error))
+        path = "; ".join(escape_markup(file.name or file.path) for file in in_order)
+        yield _SampleRow(sample, status, counts, path, escape_markup(error))
 
 
 def _sample_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
@@ -107,7 +107,9 @@ def _embedded_sample_lines(place: OutputDir, counts_by_sample: Mapping[str, Reco
     return "".join(lines)
 
 
-def _files_read(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> list[InputFile]:
+def _list_input_files(
+    place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]
+) -> list[InputFile]:
     """The files that were read, except added ones with every record replaced by later files."""
     return [one for one in place.inputs if one.sample in counts_by_sample or is_due(one)]
 
@@ -139,7 +141,7 @@ def _sample_status(tally: RecordCounts, *, is_half: bool) -> str:
 
 def _multiqc_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
     lines = [_MULTIQC_COLUMNS]
-    for sample in dict.fromkeys(file.sample for file in _files_read(place, counts_by_sample)):
+    for sample in dict.fromkeys(file.sample for file in _list_input_files(place, counts_by_sample)):
         tally = counts_by_sample.get(sample, RecordCounts())
         counts = tally.n_records, tally.statuses["scored"], tally.n_viral, tally.n_proviruses
         lines.append("\t".join(map(str, (sample, *counts))) + "\n")
@@ -167,14 +169,14 @@ def _failure_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts
         tally = counts_by_sample.get(sample, RecordCounts())
         if tally.n_failed_frames:
             counts = (
-                f"{counted(tally.n_failed_frames, 'frame')} of "
-                f"{counted(tally.n_failed_records, 'record')} failed"
+                f"{format_count(tally.n_failed_frames, 'frame')} of "
+                f"{format_count(tally.n_failed_records, 'record')} failed"
             )
             rows.append((file, "embed", f"{counts}; {tally.first_failure}"))
-    paths = (escaped(file.name or file.path).replace("|", r"\x7c") for file, _, _ in rows)
+    paths = (escape_markup(file.name or file.path).replace("|", r"\x7c") for file, _, _ in rows)
     words = zip(paths, rows, strict=True)
     return "".join(
-        sorted(f"{path}|{stage}|{escaped(error)}\n" for path, (_, stage, error) in words)
+        sorted(f"{path}|{stage}|{escape_markup(error)}\n" for path, (_, stage, error) in words)
     )
 
 

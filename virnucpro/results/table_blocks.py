@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from virnucpro.core.errors import InputError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.option_text import with_options
 from virnucpro.results.names import read_tsv_field
 
 _BYTES_AT_ONCE = 2**22  # bytes of a table read at once
-_Rows: TypeAlias = Counts | list[int] | slice
+_Rows: TypeAlias = IntArray | list[int] | slice
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +30,10 @@ class TableBlock:
 
     data: bytes  # whole lines
     names: Sequence[str]  # of the columns
-    ends: Counts  # (n_rows, n_columns) of the fields
+    ends: IntArray  # (n_rows, n_columns) of the fields
 
     @classmethod
-    def of(cls, data: bytes, header: str) -> TableBlock:
+    def from_bytes(cls, data: bytes, header: str) -> TableBlock:
         """Split lines into fields; ``header`` has the names of the columns and its line end.
 
         Raises:
@@ -64,7 +64,7 @@ class TableBlock:
     def _has_quotes(self) -> bool:
         return b'"' in self.data
 
-    def _bounds(self, name: str) -> tuple[Counts, Counts]:
+    def _bounds(self, name: str) -> tuple[IntArray, IntArray]:
         """The starts and the ends of the fields of a column. (n_rows,) each"""
         if name not in self.names:
             nowhere = np.zeros(len(self), dtype=np.int64)
@@ -90,7 +90,7 @@ class TableBlock:
             values = [data[start:end].decode("utf-8", "surrogateescape") for start, end in pairs]
         return list(map(read_tsv_field, values)) if self._has_quotes else values
 
-    def codes(self, name: str) -> tuple[list[str], Counts]:
+    def codes(self, name: str) -> tuple[list[str], IntArray]:
         """The distinct fields of a column, and for each row the index of its field."""
         starts, ends = self._bounds(name)
         is_new = np.empty(len(self), dtype=np.bool_)
@@ -101,7 +101,7 @@ class TableBlock:
         of_runs = np.array([places[text] for text in texts], dtype=np.int64)
         return list(places), np.repeat(of_runs, np.diff(firsts, append=len(self)))
 
-    def have(self, name: str, text: bytes) -> Mask:
+    def has_columns(self, name: str, text: bytes) -> BoolArray:
         """Whether each field of a column is this text. (n_rows,)"""
         starts, ends = self._bounds(name)
         rows = np.flatnonzero(ends - starts == len(text))
@@ -111,7 +111,7 @@ class TableBlock:
         mask[rows] = True
         return mask
 
-    def numbers(self, name: str) -> Values:
+    def numbers(self, name: str) -> FloatArray:
         """The numbers of a column, without exponents; NaN for an empty field. (n_rows,)
 
         Raises:
@@ -124,7 +124,7 @@ class TableBlock:
             raise ValueError(f"{name} {self.texts(name, n_read)[0]} is not a number")
         return values
 
-    def whole_numbers(self, name: str) -> Counts:
+    def integers(self, name: str) -> IntArray:
         """The whole numbers of a column, from 0 on. (n_rows,)
 
         Raises:
@@ -154,10 +154,10 @@ class TableSpan:
         with self.path.open("rb") as lines:
             lines.seek(self.start)
             data = lines.read(self.end - self.start)
-        return TableBlock.of(data, self.header)
+        return TableBlock.from_bytes(data, self.header)
 
 
-def spans_of(path: Path) -> Iterator[TableSpan]:
+def split_table(path: Path) -> Iterator[TableSpan]:
     """Split a VirNucPro table into spans of lines; none if the file does not exist.
 
     Raises:
@@ -177,7 +177,7 @@ def spans_of(path: Path) -> Iterator[TableSpan]:
 
 
 @contextmanager
-def reading(table: Path, *others: type[Exception]) -> Iterator[None]:
+def open_table_reader(table: Path, *others: type[Exception]) -> Iterator[None]:
     """Read a table: an error of its content is an ``InputError``.
 
     These are ValueError and the ``others``.

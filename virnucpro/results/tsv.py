@@ -14,10 +14,10 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.atomic_io import writing
+from virnucpro.core.atomic_io import storage_errors
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Counts, Values
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.numeric import FloatArray, IntArray
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.results.names import tsv_field
 
 _BYTES_IN_MEMORY = 2**24  # bytes of lines to be sorted
@@ -25,8 +25,8 @@ _BLOCK = 2**18  # bytes of a run of sorted lines merged at once
 
 
 @contextmanager
-def table(
-    tree: Tree, path: Path, columns: Sequence[str] = (), *, is_packed: bool = False
+def open_table(
+    tree: SafeDir, path: Path, columns: Sequence[str] = (), *, is_packed: bool = False
 ) -> Iterator[Callable[[], BinaryIO]]:
     """Yield a function that opens a text file at its first call. The file appears when it is whole.
 
@@ -37,7 +37,7 @@ def table(
 
         @cache
         def open_once() -> BinaryIO:
-            out = stack.enter_context(tree.replacing(path))
+            out = stack.enter_context(tree.atomic_write(path))
             if is_packed:
                 packed = stack.enter_context(GzipFile("", "wb", 4, out, mtime=0))
                 out = cast("BinaryIO", packed)
@@ -60,7 +60,7 @@ class SortedLines:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder  # on a disk with enough space
-        self._tree = Tree(folder.parent)
+        self._tree = SafeDir(folder.parent)
         self._texts: list[bytes] = []  # in memory
         self._n_bytes = 0  # size of these texts
         self._open = ExitStack()
@@ -83,10 +83,10 @@ class SortedLines:
 
     def _write(self) -> None:
         if self._file is None:
-            self._file = self._open.enter_context(self._tree.scratch(self._folder))
+            self._file = self._open.enter_context(self._tree.scratch_file(self._folder))
         first = self._file.tell()
-        with writing(self._folder):
-            self._file.writelines(_merged([iter([text]) for text in self._texts]))
+        with storage_errors(self._folder):
+            self._file.writelines(_merge_blocks([iter([text]) for text in self._texts]))
             self._file.flush()
         self._runs.append((first, self._file.tell()))
         self._texts, self._n_bytes = [], 0
@@ -94,7 +94,7 @@ class SortedLines:
     def merged(self) -> Iterator[bytes]:
         """The text of all lines, in pieces."""
         runs = [*(self._read(*run) for run in self._runs), *(iter([one]) for one in self._texts)]
-        for text in _merged(runs):
+        for text in _merge_blocks(runs):
             yield text.replace(b"\0", b"\t")
 
     def _read(self, first: int, end: int) -> Iterator[bytes]:
@@ -111,16 +111,16 @@ class SortedLines:
 
 def sorted_lines(text: bytes) -> bytes:
     """The lines of a text in the order of their first columns."""
-    return _in_order(text.replace(b"\t", b"\0")).replace(b"\0", b"\t")
+    return _sorted_blocks(text.replace(b"\t", b"\0")).replace(b"\0", b"\t")
 
 
-def _in_order(text: bytes) -> bytes:
+def _sorted_blocks(text: bytes) -> bytes:
     lines = text.split(b"\n")[:-1]
     lines.sort()  # fast, because the lines are mostly sorted runs
     return b"\n".join((*lines, b""))
 
 
-def _merged(runs: Sequence[Iterator[bytes]]) -> Iterator[bytes]:
+def _merge_blocks(runs: Sequence[Iterator[bytes]]) -> Iterator[bytes]:
     """Merge sorted runs, which come in pieces of whole lines, into sorted pieces.
 
     Each output piece has all lines up to the first end of the overlapping pieces, so pieces
@@ -143,9 +143,9 @@ def _merged(runs: Sequence[Iterator[bytes]]) -> Iterator[bytes]:
         while heads and heads[0][0] <= last:
             taken.append(heappop(heads))
             last = min(last, _last_line(taken[-1][2]))
-        ends = [_end_of(piece, place, last) for _, _, piece, place in taken]
+        ends = [_find_end(piece, place, last) for _, _, piece, place in taken]
         texts = [one[2][one[3] : end] for one, end in zip(taken, ends, strict=True)]
-        yield texts[0] if len(texts) == 1 else _in_order(b"".join(texts))
+        yield texts[0] if len(texts) == 1 else _sorted_blocks(b"".join(texts))
         for (_, number, piece, _), end in zip(taken, ends, strict=True):
             push(number, piece, end)
 
@@ -154,7 +154,7 @@ def _last_line(text: bytes) -> bytes:
     return text[text.rfind(b"\n", 0, -1) + 1 :]
 
 
-def _end_of(text: bytes, place: int, last: bytes) -> int:
+def _find_end(text: bytes, place: int, last: bytes) -> int:
     """The end of the sorted lines, from an offset on, that are at most ``last``."""
     end = len(text)
     while place < end:
@@ -186,7 +186,7 @@ class _Column(NamedTuple):
 
 def texts(values: Sequence[str]) -> _Column:
     """A column of texts, written unchanged."""
-    content = np.frombuffer(encoded("\0".join((*values, ""))), np.uint8)
+    content = np.frombuffer(encode_texts("\0".join((*values, ""))), np.uint8)
     return _Column(len(values), _TEXTS, content, len(content))
 
 
@@ -201,31 +201,31 @@ def _letters(sequences: Sequence[str]) -> _Column:
     return _Column(n_rows, _LETTERS, content, n_bytes + n_bytes // _WIDTH + n_rows)
 
 
-def whole(values: Sequence[int] | Counts) -> _Column:
+def format_integers(values: Sequence[int] | IntArray) -> _Column:
     """A column of whole numbers; ``EMPTY`` gives an empty field."""
     content = np.array(values, dtype=np.int64)
     return _Column(len(values), _WHOLE, content, 20 * len(values))
 
 
-def decimals(values: Sequence[float | None] | Values, n_decimals: int) -> _Column:
+def format_decimals(values: Sequence[float | None] | FloatArray, n_decimals: int) -> _Column:
     """A column of numbers below 1e9, rounded to decimals as in Python; NaN and None are empty."""
     content = np.array(values, dtype=np.float64)
     assert not (np.abs(content) >= _LARGEST).any(), "its digits would not be exact"
     return _Column(len(values), n_decimals, content, (12 + n_decimals) * len(values))
 
 
-def rows_of(*columns: _Column) -> bytes:
+def format_rows(*columns: _Column) -> bytes:
     """A line per row, with tabs between the fields."""
-    return _rows_of(columns, ("", *("\t",) * (len(columns) - 1))).tobytes()
+    return _format_row_bytes(columns, ("", *("\t",) * (len(columns) - 1))).tobytes()
 
 
-def _rows_of(columns: Sequence[_Column], before: Sequence[str]) -> NDArray[np.uint8]:
+def _format_row_bytes(columns: Sequence[_Column], before: Sequence[str]) -> NDArray[np.uint8]:
     """A line per row; ``before`` has the text before the fields of each column."""
     [n_rows] = {column.n_rows for column in columns}
     for column in columns:
         is_text = column.kind in (_TEXTS, _LETTERS)
         assert not is_text or np.count_nonzero(column.content == 0) == n_rows, "no text has a NUL"
-    between = np.frombuffer(encoded("\0".join((*before, ""))), np.uint8)
+    between = np.frombuffer(encode_texts("\0".join((*before, ""))), np.uint8)
     n_bytes = sum(column.n_bytes for column in columns) + n_rows * len(between)
     out, n_written = np.empty(n_bytes, dtype=np.uint8), np.empty(1, dtype=np.int64)
     addresses = np.array([column.content.ctypes.data for column in columns], dtype=np.uintp)
@@ -234,21 +234,21 @@ def _rows_of(columns: Sequence[_Column], before: Sequence[str]) -> NDArray[np.ui
     return out[: n_written[0]]
 
 
-def encoded(text: str) -> bytes:
+def encode_texts(text: str) -> bytes:
     """The bytes of a text. Headers may have bytes that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
-def decimal_texts(values: Sequence[float | None] | Values, n_decimals: int) -> list[str]:
+def decimal_texts(values: Sequence[float | None] | FloatArray, n_decimals: int) -> list[str]:
     """The text of each number; empty for NaN and None."""
-    return rows_of(decimals(values, n_decimals)).decode("ascii").split("\n")[:-1]
+    return format_rows(format_decimals(values, n_decimals)).decode("ascii").split("\n")[:-1]
 
 
-def fasta(headers: Sequence[str], sequences: Sequence[str]) -> bytes:
+def format_fasta(headers: Sequence[str], sequences: Sequence[str]) -> bytes:
     """FASTA records with 60 letters per line."""
     return _fasta(headers, sequences).tobytes()
 
 
 def _fasta(headers: Sequence[str], sequences: Sequence[str]) -> NDArray[np.uint8]:
-    """``fasta``, which releases its intermediate arrays here: a record may be very long."""
-    return _rows_of((texts(headers), _letters(sequences)), (">", ""))
+    """``format_fasta``, which releases its intermediate arrays here: a record may be very long."""
+    return _format_row_bytes((texts(headers), _letters(sequences)), (">", ""))

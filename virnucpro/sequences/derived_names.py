@@ -26,7 +26,7 @@ _OVERLAP = max(len(word) for words in _WORDS.values() for word in words) - 1
 _FEW = 100  # places that are looked at one by one
 
 
-def owner_of(name: str) -> str:
+def original_name(name: str) -> str:
     """The id of the record from which a run would derive this name; "" if it would not.
 
     >>> owner_of("a_chunk_1F2"), owner_of("a|provirus_1_500_2"), owner_of("a_chunk_01")

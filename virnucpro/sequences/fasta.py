@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from virnucpro.core.atomic_io import OnBlock, open_binary, zstd
 from virnucpro.core.errors import InputError, InputMissingError
-from virnucpro.core.logging import counted, printable
-from virnucpro.core.numeric import Counts, Mask
+from virnucpro.core.logging import format_count, printable
+from virnucpro.core.numeric import BoolArray, IntArray
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import InputType
 from virnucpro.core.types import FastaRecord, Records
@@ -71,10 +71,10 @@ def list_fasta(path: Path) -> list[Path]:
     Raises:
         InputMissingError: nothing is there, or the folder cannot be read or has no such file.
     """
-    with reading(path):
+    with open_fasta(path):
         if not stat.S_ISDIR(path.stat().st_mode):
             return [path]
-        files = [entry for entry in _files_in(path) if _suffix_of(entry.name)]
+        files = [entry for entry in _files_in(path) if _fasta_suffix(entry.name)]
     if not files:
         raise InputMissingError(
             f"{printable(path)}: no FASTA or FASTQ file in this folder",
@@ -84,9 +84,9 @@ def list_fasta(path: Path) -> list[Path]:
     return files
 
 
-def list_others(folder: Path) -> list[str]:
+def list_other_files(folder: Path) -> list[str]:
     """The names of the files in a folder that ``list_fasta`` skips."""
-    return [entry.name for entry in _files_in(folder) if not _suffix_of(entry.name)]
+    return [entry.name for entry in _files_in(folder) if not _fasta_suffix(entry.name)]
 
 
 def list_folders(folder: Path) -> list[str]:
@@ -103,15 +103,15 @@ def _files_in(folder: Path) -> list[Path]:
     )
 
 
-def _suffix_of(name: str) -> str:
+def _fasta_suffix(name: str) -> str:
     """The format suffix of a file name, without a compression suffix; "" for none."""
     match = _ENDING.search(name)
     return ((match and match[1]) or "").lower()
 
 
-def is_name_of_reads(name: str) -> bool:
+def has_fastq_suffix(name: str) -> bool:
     """Whether a file name has a FASTQ suffix, compressed or not."""
-    return _suffix_of(name) in SUFFIXES_OF_READS
+    return _fasta_suffix(name) in SUFFIXES_OF_READS
 
 
 def stem_of(name: str) -> str:
@@ -139,8 +139,8 @@ def read_fasta(
         InputError: the file is neither FASTA nor FASTQ, or is damaged; names file and line.
         InputMissingError: the file cannot be opened.
     """
-    for records in parsed(read_blocks(path, name, on_block, sample)):
-        yield from records.each()
+    for records in parse_block(read_blocks(path, name, on_block, sample)):
+        yield from records.iter_records()
 
 
 class Span(NamedTuple):
@@ -180,11 +180,11 @@ class _RawRecords:
             records, fault = self._parse_long()
         else:
             parse = _parse_reads if self.is_reads else _parse
-            lines = _Lines.of(self.chunks.pop())
+            lines = _LineTable.of(self.chunks.pop())
             records, fault = parse(lines, self.n_lines, self.label, self.sample)
         if self.mate:
             records = records.with_mate(self.mate)
-        return records.qualified(self.prefix, self.unprefixed) if self.prefix else records, fault
+        return records.with_prefix(self.prefix, self.unprefixed) if self.prefix else records, fault
 
     def _parse_long(self) -> tuple[Records, InputError | None]:
         """A record of several chunks, or its fault. Memory holds at most twice its size."""
@@ -193,21 +193,21 @@ class _RawRecords:
         self.chunks.clear()
         letters = _text(data)
         del data
-        sequence = _without(_found(_BLANK, [letters]), letters)
+        sequence = _strip_bytes(_found(_BLANK, [letters]), letters)
         place = [self.n_lines + 1]
         return _columns([header], [sequence], place, self.label, self.sample, is_plain=False)
 
     def with_mate(self, mate: int) -> _RawRecords:
         return replace(self, mate=mate)
 
-    def qualified(self, prefix: str, unprefixed: frozenset[str]) -> _RawRecords:
+    def with_prefix(self, prefix: str, unprefixed: frozenset[str]) -> _RawRecords:
         return replace(self, prefix=prefix, unprefixed=unprefixed)
 
 
 Block = _RawRecords | Records
 
 
-def parsed(blocks: Iterable[Block]) -> Iterator[Records]:
+def parse_block(blocks: Iterable[Block]) -> Iterator[Records]:
     """Yield the records of blocks, up to the first fault.
 
     Raises:
@@ -226,7 +226,7 @@ def read_blocks(
     on_block: OnBlock | None = None,
     sample: str = "",
     span: Span = WHOLE,
-    streams: Streams | None = None,
+    streams: StreamCache | None = None,
 ) -> Iterator[Block]:
     """Yield the records of ``read_fasta`` in blocks; parsed only if ids depend on earlier records.
 
@@ -237,24 +237,27 @@ def read_blocks(
         InputError, InputMissingError: as ``read_fasta``, except faults found while parsing.
     """
     label = name or printable(path)
-    streams = streams or Streams()
-    with reading(path, label), streams.at(path, label, on_block, span) as (handle, is_reads):
-        text = _Text(handle, (span.end or sys.maxsize) - span.start)
+    streams = streams or StreamCache()
+    with (
+        open_fasta(path, label),
+        streams.open_at(path, label, on_block, span) as (handle, is_reads),
+    ):
+        text = _LineReader(handle, (span.end or sys.maxsize) - span.start)
         cut = (_cut_reads if is_reads else _cut)(text, label, span.n_lines)
         is_ranged = handle.seekable()
         blocks = (
             _RawRecords(chunks, n, label, sample, is_reads, span=where if is_ranged else None)
-            for (chunks, n), where in _placed(cut, text, span)
+            for (chunks, n), where in _with_position(cut, text, span)
         )
         first = list(islice(blocks, 2)) if is_reads and span == WHOLE else []
         if _alternate(chain.from_iterable(reads.chunks for reads in first)):
-            yield from _mates_in_turn(parsed(chain(first, blocks)))
+            yield from _alternates_mates(parse_block(chain(first, blocks)))
         else:
             yield from chain(first, blocks)
 
 
-def _placed(
-    cut: Iterable[tuple[list[bytes], int, int]], text: _Text, span: Span
+def _with_position(
+    cut: Iterable[tuple[list[bytes], int, int]], text: _LineReader, span: Span
 ) -> Iterator[tuple[tuple[list[bytes], int], Span | None]]:
     """Each part of a text, and its span in the file; None if the file has other bytes there."""
     start, n_before = span.start, span.n_lines
@@ -265,14 +268,14 @@ def _placed(
         start = end
 
 
-class Streams:
+class StreamCache:
     """Compressed files, kept open at the end of a span for the next one."""
 
     def __init__(self) -> None:
         self._open: dict[Path, tuple[BinaryIO, bool, int]] = {}
 
     @contextmanager
-    def at(
+    def open_at(
         self, path: Path, label: str, on_block: OnBlock | None, span: Span
     ) -> Iterator[tuple[BinaryIO, bool]]:
         """Yield a file at the start of a span, and whether it is FASTQ.
@@ -311,12 +314,12 @@ def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
         InputError, InputMissingError: as ``read_fasta``, except faults found while parsing.
     """
     label = name or printable(path)
-    kind = kind_of_reads(path, name)
+    kind = detect_interleaved(path, name)
     n_blank = _count_blank(path) if kind else 0
     spans, is_cut = [WHOLE], kind != "mates"
     start = n_lines = 0  # of the data; it begins with the last byte of the previous block
     last = b""
-    with reading(path, label), _open(path, label, None) as handle:
+    with open_fasta(path, label), _open(path, label, None) as handle:
         while block := handle.read(_BLOCK):
             data = last + block
             while place := _find_record(
@@ -352,17 +355,17 @@ def _count_blank(path: Path) -> int:
         return sum(1 for _ in blank)
 
 
-def kind_of_reads(path: Path, name: str = "") -> Literal["", "single", "mates"]:
+def detect_interleaved(path: Path, name: str = "") -> Literal["", "single", "mates"]:
     """Whether a file is FASTQ by its content, and whether it is interleaved ("mates").
 
     Raises:
         InputError, InputMissingError: as ``read_fasta``.
     """
     label = name or printable(path)
-    with reading(path, label), _open(path, label, None) as handle:
+    with open_fasta(path, label), _open(path, label, None) as handle:
         if not _starts_as_reads(path, handle):
             return ""
-        first = islice(_cut_reads(_Text(handle), label), 2)
+        first = islice(_cut_reads(_LineReader(handle), label), 2)
         is_of_pairs = _alternate(chain.from_iterable(chunks for chunks, _, _ in first))
         return "mates" if is_of_pairs else "single"
 
@@ -370,11 +373,11 @@ def kind_of_reads(path: Path, name: str = "") -> Literal["", "single", "mates"]:
 def _alternate(chunks: Iterable[bytes]) -> bool:
     """Whether the first two reads in these chunks are mates."""
     lines = b"".join(chunks).split(b"\n", 2 * _LINES)[: 2 * _LINES]
-    ids = _parse_reads(_Lines.of(b"\n".join((*lines, b""))), 0, "", "")[0].ids
+    ids = _parse_reads(_LineTable.of(b"\n".join((*lines, b""))), 0, "", "")[0].ids
     return len(ids) > 1 and ids[0] == ids[1]
 
 
-def _mates_in_turn(blocks: Iterable[Records]) -> Iterator[Records]:
+def _alternates_mates(blocks: Iterable[Records]) -> Iterator[Records]:
     before = ""
     for records in blocks:
         ids = []
@@ -386,7 +389,7 @@ def _mates_in_turn(blocks: Iterable[Records]) -> Iterator[Records]:
 
 
 @contextmanager
-def reading(path: Path, label: str = "") -> Iterator[None]:
+def open_fasta(path: Path, label: str = "") -> Iterator[None]:
     """Convert errors from reading a file, plain or compressed, to ours.
 
     Raises:
@@ -414,7 +417,7 @@ def _open(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
 
 
 @dataclass(slots=True, eq=False)
-class _Text:
+class _LineReader:
     """A text in blocks. The byte order mark is removed, and every line end is a line feed."""
 
     handle: BinaryIO
@@ -456,7 +459,7 @@ def _cut(
 ) -> Iterator[tuple[list[bytes], int, int]]:
     """Yield whole FASTA records: chunks, number of lines before them, bytes read after them."""
     blocks = iter(blocks)
-    rest, number = _begin(blocks, label, n_lines)
+    rest, number = _skip_to_first_header(blocks, label, n_lines)
     for block in blocks:
         data = rest + block
         end = data.rfind(b"\n>") + 1
@@ -475,11 +478,11 @@ def _cut(
         yield [rest], number, 0
 
 
-def _begin(blocks: Iterator[bytes], label: str, number: int) -> tuple[bytes, int]:
+def _skip_to_first_header(blocks: Iterator[bytes], label: str, number: int) -> tuple[bytes, int]:
     """The rest of a block from the first header on, and the number of lines before the header."""
     is_line_start = True
     for block in blocks:
-        first = _header_in(block, is_line_start)
+        first = _find_header(block, is_line_start)
         blank = block if first < 0 else block[:first]
         number += blank.count(b"\n")
         _check_blank(_text(blank), number + 1, label)
@@ -489,7 +492,7 @@ def _begin(blocks: Iterator[bytes], label: str, number: int) -> tuple[bytes, int
     return b"", number
 
 
-def _header_in(block: bytes, is_line_start: bool) -> int:
+def _find_header(block: bytes, is_line_start: bool) -> int:
     """The position of the first header in a block; -1 without one."""
     if is_line_start and block.startswith(b">"):
         return 0
@@ -514,7 +517,7 @@ def _read_long(blocks: Iterable[bytes], number: int, label: str) -> tuple[list[b
     chunks: list[bytes] = []
     n_lines, n_letters, is_line_start = 0, 0, False
     for block in blocks:
-        end = _header_in(block, is_line_start)
+        end = _find_header(block, is_line_start)
         piece = block if end < 0 else block[:end]
         if not n_lines:
             header, line_end, piece = b"".join((*chunks, piece)).partition(b"\n")
@@ -523,7 +526,7 @@ def _read_long(blocks: Iterable[bytes], number: int, label: str) -> tuple[list[b
                 raise _endless_header(number + 1, label)
         n_lines += _count(b"\n", piece)
         is_ascii = piece.isascii()  # other pieces may end within a letter
-        chunks.append(_without(_BLANK_BYTES, piece) if is_ascii else piece)
+        chunks.append(_strip_bytes(_BLANK_BYTES, piece) if is_ascii else piece)
         n_letters += len(chunks[-1] if is_ascii else _text(piece))
         name = _text(chunks[0][1 : 1 + PEEK_BYTES].rstrip(b"\n"))
         _check_length(n_letters, name, number + 1, label)
@@ -534,26 +537,26 @@ def _read_long(blocks: Iterable[bytes], number: int, label: str) -> tuple[list[b
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Lines:
+class _LineTable:
     """A text, and the byte positions of its lines."""
 
     data: bytes
     letters: NDArray[np.uint8]  # the same as an array
-    starts: Counts  # (n_lines,)
-    ends: Counts  # (n_lines,) positions of the line ends
+    starts: IntArray  # (n_lines,)
+    ends: IntArray  # (n_lines,) positions of the line ends
 
     @classmethod
-    def of(cls, data: bytes) -> _Lines:
+    def of(cls, data: bytes) -> _LineTable:
         data = data if data.endswith(b"\n") else data + b"\n"
         letters = np.frombuffer(data, np.uint8)
         ends = np.flatnonzero(letters == ord("\n"))
         return cls(data, letters, np.append(0, ends[:-1] + 1), ends)
 
-    def begin_with(self, letter: str, lines: slice = slice(None)) -> Mask:
+    def begin_with(self, letter: str, lines: slice = slice(None)) -> BoolArray:
         """Whether each of these lines begins with an ASCII letter."""
         return np.asarray(self.letters[self.starts[lines]] == ord(letter))
 
-    def texts(self, starts: Counts, ends: Counts) -> list[str]:
+    def texts(self, starts: IntArray, ends: IntArray) -> list[str]:
         """The texts between these positions."""
         pairs = zip(starts.tolist(), ends.tolist(), strict=True)
         if not self.data.isascii():
@@ -561,7 +564,7 @@ class _Lines:
         text = self.data.decode("ascii")
         return [text[start:end] for start, end in pairs]
 
-    def are_plain(self, headers: Counts) -> bool:
+    def are_plain(self, headers: IntArray) -> bool:
         """Whether the records at these header positions are valid without further checks."""
         is_short = int(np.diff(self.starts, append=len(self.data)).max(initial=0)) <= MAX_HEADER
         is_text = self.data.isascii() and b"\0" not in self.data
@@ -569,7 +572,7 @@ class _Lines:
 
 
 def _parse(
-    lines: _Lines, number: int, label: str, sample: str
+    lines: _LineTable, number: int, label: str, sample: str
 ) -> tuple[Records, InputError | None]:
     """The FASTA records before the first fault, and the fault; ``number`` lines precede them."""
     firsts = np.flatnonzero(lines.begin_with(">"))
@@ -580,7 +583,7 @@ def _parse(
     if np.diff(firsts, append=len(lines.starts)).max() > 2:  # letters of several lines
         sequences = [letters.replace("\n", "") for letters in sequences]
     if blanks := _found(_INNER_BLANKS, sequences):
-        sequences = [_without(blanks, letters) for letters in sequences]
+        sequences = [_strip_bytes(blanks, letters) for letters in sequences]
     places = (firsts + number + 1).tolist()
     is_plain = lines.are_plain(header_starts)
     return _columns(headers, sequences, places, label, sample, is_plain=is_plain)
@@ -608,7 +611,7 @@ def _columns(
             headers, sequences, lines = headers[:n_good], sequences[:n_good], lines[:n_good]
     n_gaps = [0] * len(headers)
     if gaps := _found(_GAPS, sequences):
-        letters = [_without(gaps, sequence) for sequence in sequences]
+        letters = [_strip_bytes(gaps, sequence) for sequence in sequences]
         n_gaps = [len(a) - len(b) for a, b in zip(sequences, letters, strict=True)]
         sequences = letters
     ids = [header.split(None, 1)[0] for header in headers]
@@ -636,7 +639,7 @@ def _starts_as_reads(path: Path, handle: BinaryIO) -> bool:
 def _cut_reads(
     blocks: Iterable[bytes], label: str, number: int = 0
 ) -> Iterator[tuple[list[bytes], int, int]]:
-    """Yield whole reads as ``_cut`` does; the last part is the rest of the file.
+    """Yield whole reads as ``_cut_fragments`` does; the last part is the rest of the file.
 
     Blank lines may precede the first read.
     """
@@ -668,7 +671,7 @@ def _cut_reads(
 
 
 def _parse_reads(
-    lines: _Lines, number: int, label: str, sample: str
+    lines: _LineTable, number: int, label: str, sample: str
 ) -> tuple[Records, InputError | None]:
     """The FASTQ reads before the first fault, and the fault; ``number`` lines precede them.
 
@@ -677,7 +680,7 @@ def _parse_reads(
     n_lines = len(lines.starts) - len(lines.starts) % _LINES
     rest, fault = lines.texts(lines.starts[n_lines:], lines.ends[n_lines:]), None
     if any(rest):
-        fault = _bad_read(rest, number + 1 + n_lines, label)
+        fault = _bad_read_error(rest, number + 1 + n_lines, label)
     is_read = _are_reads(lines, n_lines)
     doubtful = np.flatnonzero(~is_read)
     rows = [_LINES * doubtful + i for i in range(_LINES)]
@@ -685,7 +688,7 @@ def _parse_reads(
     for place, *four in zip(doubtful.tolist(), *columns, strict=True):
         is_read[place] = _is_read(*four)
         if any(four) and not is_read[place]:
-            fault = _bad_read(four, number + 1 + _LINES * place, label)
+            fault = _bad_read_error(four, number + 1 + _LINES * place, label)
             is_read = is_read[:place]
             break
     firsts = _LINES * np.flatnonzero(is_read)
@@ -698,7 +701,7 @@ def _parse_reads(
     return records, earlier or fault
 
 
-def _are_reads(lines: _Lines, n_lines: int) -> Mask:
+def _are_reads(lines: _LineTable, n_lines: int) -> BoolArray:
     """Whether each group of four lines is certainly a read; the others need a check."""
     header, letters, plus, qualities = (slice(i, n_lines, _LINES) for i in range(_LINES))
     lengths = lines.ends - lines.starts
@@ -713,7 +716,7 @@ def _is_read(header: str, letters: str, plus: str, qualities: str) -> bool:
     return is_named and len(letters) == len(qualities) and header[:1] == "@"
 
 
-def _bad_read(lines: Sequence[str], number: int, label: str) -> InputError:
+def _bad_read_error(lines: Sequence[str], number: int, label: str) -> InputError:
     """The error in the first invalid read; ``number`` is the number of its first line."""
     fields: list[str | None] = [*lines, *[None] * (_LINES - len(lines))]
     header, letters, plus, qualities = fields
@@ -736,8 +739,8 @@ def _bad_read(lines: Sequence[str], number: int, label: str) -> InputError:
         place, what = 2, f"the line {shown[2]} names another read than {name}"
         hint = "the file is damaged: copy or download it again"
     else:
-        n_letters = counted(len(letters), "letter")
-        n_qualities = counted(len(qualities), "quality", "qualities")
+        n_letters = format_count(len(letters), "letter")
+        n_qualities = format_count(len(qualities), "quality", "qualities")
         place, what = 3, f"the read {name} has {n_letters} and {n_qualities}"
         hint = (
             "the file is truncated or damaged, or its lines are wrapped: copy it again, or unwrap "
@@ -746,7 +749,7 @@ def _bad_read(lines: Sequence[str], number: int, label: str) -> InputError:
     return InputError(f"{label}:{number + place}: {what}", hint=hint)
 
 
-def _without(blanks: Iterable[AnyStr], letters: AnyStr) -> AnyStr:
+def _strip_bytes(blanks: Iterable[AnyStr], letters: AnyStr) -> AnyStr:
     for blank in blanks:  # faster than ``translate``, which looks at each letter
         if blank in letters:
             letters = letters.replace(blank, letters[:0])
@@ -818,16 +821,16 @@ def find_invalid(record: FastaRecord, input_type: InputType) -> str:
     """Why a record is invalid; "" if it is valid."""
     if not record.sequence:
         return "the record is empty"
-    if is_of_type(record.sequence, input_type):
+    if matches_type(record.sequence, input_type):
         return ""
-    strange = set(record.sequence) - set(_letters_of(input_type).decode())
+    strange = set(record.sequence) - set(_sequence_letters(input_type).decode())
     first = min(strange, key=record.sequence.index)
     return f"{first!a} at position {record.sequence.index(first) + 1} is not a {input_type} letter"
 
 
-def is_of_type(letters: str, input_type: InputType) -> bool:
+def matches_type(letters: str, input_type: InputType) -> bool:
     """Whether all letters are valid for this type of sequence."""
-    letters_of_type = _letters_of(input_type)
+    letters_of_type = _sequence_letters(input_type)
     return not any(
         letters[start : start + _BLOCK]
         .encode("ascii", "replace")
@@ -836,7 +839,7 @@ def is_of_type(letters: str, input_type: InputType) -> bool:
     )
 
 
-def _letters_of(input_type: InputType) -> bytes:
+def _sequence_letters(input_type: InputType) -> bytes:
     return _NUCLEOTIDES if input_type == "nucleotide" else _RESIDUES
 
 
@@ -858,7 +861,7 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
     if not letters:
         return None
     if protein > 0.05 * total:
-        stranger = next((each for each, sample in samples if _is_of_bases(sample)), None)
+        stranger = next((each for each, sample in samples if _is_nucleotide(sample)), None)
         if stranger is not None:
             raise InputError(
                 f"{name or printable(path)} holds proteins, but the record {printable(stranger)} "
@@ -881,7 +884,7 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
 def _first_letters(path: Path, name: str) -> Iterator[tuple[str, str]]:
     """Yield the ids of the first records of a file, with some letters of each."""
     n_letters = 0
-    for records in parsed(read_blocks(path, name)):
+    for records in parse_block(read_blocks(path, name)):
         for record_id, sequence in zip(records.ids, records.sequences, strict=True):
             sample = sequence[:_SAMPLE]
             n_letters += len(sample)
@@ -890,7 +893,7 @@ def _first_letters(path: Path, name: str) -> Iterator[tuple[str, str]]:
                 return
 
 
-def _is_of_bases(sequence: str) -> bool:
+def _is_nucleotide(sequence: str) -> bool:
     """Whether a sequence has only the four bases, each of them often, unlike any protein."""
     counts = Counter(sequence.upper().replace("U", "T"))
     n_rarest = min(counts[base] for base in "ACGT")

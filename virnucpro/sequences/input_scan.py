@@ -19,21 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.errors import InputError, InputMissingError
-from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import InputType
 from virnucpro.core.types import FastaRecord, Records
-from virnucpro.sequences.fasta import guess_input_type, parsed
-from virnucpro.sequences.inputs import InputFile, announce_reads, hashed, with_text_hash
-from virnucpro.sequences.samples import id_digests, renamed, repeats_in
+from virnucpro.sequences.fasta import guess_input_type, parse_block
+from virnucpro.sequences.inputs import InputFile, announce_reads, hash_inputs, with_text_hash
+from virnucpro.sequences.samples import find_repeated_ids, id_digests, rename_records
 
 _IDS_AT_ONCE = 1000  # ids looked up at once
 
 
-def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
+def _majority(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
     ranks = Counter(guess for _, guess in guesses if guess is not None).most_common()
     if len(ranks) > 1 and ranks[0][1] == ranks[1][1]:
-        files = {guess: file.shown for file, guess in reversed(guesses)}
+        files = {guess: file.display_name for file, guess in reversed(guesses)}
         raise InputError(
             f"{files['nucleotide']} holds nucleotides, {files['protein']} proteins",
             hint=with_options(
@@ -44,7 +44,7 @@ def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
 
 
 @dataclass(slots=True)
-class Survey:
+class InputScan:
     """Read all files once to their end. Memory holds at most 9 bytes per record.
 
     Unreadable files are left out, with the reason; a strict survey raises instead.
@@ -59,7 +59,7 @@ class Survey:
     refused: list[tuple[InputFile, InputError | InputMissingError]] = field(default_factory=list)
 
     @contextmanager
-    def refusing(self, file: InputFile) -> Iterator[None]:
+    def rejecting(self, file: InputFile) -> Iterator[None]:
         """Refuse a file if the ``with`` block cannot read it.
 
         Raises:
@@ -83,9 +83,9 @@ class Survey:
         inputs: list[InputFile] = []
         before = 0
         for file in files:
-            with self.refusing(file):
+            with self.rejecting(file):
                 if file.stamp is None:
-                    file = hashed(file, lambda n: on_bytes(before + n))  # noqa: B023 - called at once
+                    file = hash_inputs(file, lambda n: on_bytes(before + n))  # noqa: B023 - called at once
                 inputs.append(file)
                 before += inputs[-1].n_bytes
         announce_reads(inputs)
@@ -100,7 +100,7 @@ class Survey:
         inputs: list[InputFile] = []
         before = 0
         for file in files:
-            with self.refusing(file):
+            with self.rejecting(file):
                 inputs.append(with_text_hash(file, lambda n: self.on_text_bytes(before + n)))  # noqa: B023 - called at once
                 before += inputs[-1].n_text_bytes
         return inputs
@@ -113,7 +113,7 @@ class Survey:
         files = []
         for file in inputs:
             first = len(self.digests)
-            with self.refusing(file):
+            with self.rejecting(file):
                 files.append(self.read(file))
             self.keep_once(first)
         return files
@@ -125,9 +125,9 @@ class Survey:
             InputError: the file is not FASTA, is damaged, or has an id twice.
         """
         first = len(self.digests)
-        self.add(parsed(file.blocks()))
+        self.add(parse_block(file.blocks()))
         if len(self.digests) == first:
-            LOGGER.warning("%s has no records", file.shown)
+            LOGGER.warning("%s has no records", file.display_name)
         records = ((file, record) for record in file.read())
         repeat = find_repeat(records, self.digests, first)
         if repeat is None:
@@ -136,12 +136,13 @@ class Survey:
             raise repeat.error(with_options("or add {rename_duplicates}"))
         n_renamed = self.keep_once(first)
         announce(
-            f"{file.shown}: numbered {counted(n_renamed, 'record')} with a repeated id: the "
+            f"{file.display_name}: numbered {format_count(n_renamed, 'record')} with a "
+            f"repeated id: the "
             f"second {printable(repeat.record_id)} is {printable(repeat.record_id)}_2"
         )
         del self.digests[first:]
         file = replace(file, n_renamed=n_renamed)
-        self.add(renamed(file))
+        self.add(rename_records(file))
         return file
 
     def keep_once(self, first: int) -> int:
@@ -164,7 +165,7 @@ class Survey:
         )
         return True
 
-    def agree_on_type(
+    def decide_type(
         self, inputs: Sequence[InputFile], recorded: InputType | None = None
     ) -> tuple[InputType, list[InputFile]]:
         """The sequence type of the run, and the files that do not have the other type.
@@ -176,15 +177,15 @@ class Survey:
         """
         guesses: list[tuple[InputFile, InputType | None]] = []
         for file in inputs:
-            with self.refusing(file):
+            with self.rejecting(file):
                 guesses.append((file, guess_input_type(Path(file.path), file.name)))
-        agreed = recorded or _most(guesses)
+        agreed = recorded or _majority(guesses)
         files = []
         for file, guess in guesses:
-            with self.refusing(file):
+            with self.rejecting(file):
                 if guess not in (None, agreed):
                     raise InputError(
-                        f"{file.shown} holds {guess}s, the other files {agreed}s",
+                        f"{file.display_name} holds {guess}s, the other files {agreed}s",
                         hint=with_options(
                             "run it separately, or set the type of all files with {input_type}"
                         ),
@@ -193,15 +194,17 @@ class Survey:
         return agreed, files
 
     @staticmethod
-    def doubt_type(inputs: Sequence[InputFile], input_type: InputType) -> None:
+    def warn_of_type(inputs: Sequence[InputFile], input_type: InputType) -> None:
         """Warn about files that do not look like the user's input type."""
         strange = []
         for file in inputs:
             with suppress(InputError, InputMissingError):  # it is reported when the file is read
                 if guess_input_type(Path(file.path), file.name) not in (None, input_type):
-                    strange.append(file.shown)
+                    strange.append(file.display_name)
         if strange:
-            others = f" and {counted(len(strange) - 1, 'other file')}" if len(strange) > 1 else ""
+            others = (
+                f" and {format_count(len(strange) - 1, 'other file')}" if len(strange) > 1 else ""
+            )
             LOGGER.warning(
                 "%s%s: read as %ss, but the letters do not look like %ss%s",
                 *(strange[0], others, input_type, input_type),
@@ -243,17 +246,17 @@ def find_repeat(
     suspects, places = _sort_and_compare(digests, first), dict[str, str]()
     each = iter(records if len(suspects) else ())
     while some := list(islice(each, _IDS_AT_ONCE)):
-        names = {*_suspected([record.id for _, record in some], suspects)}
+        names = {*_suspect_repeats([record.id for _, record in some], suspects)}
         for file, record in some:
             if record.id in names:
-                where = f"{file.shown}:{record.line}"
+                where = f"{file.display_name}:{record.line}"
                 if record.id in places:
                     return _Repeat(record.id, places[record.id], where)
                 places[record.id] = where
     return None
 
 
-def _suspected(ids: Sequence[str], suspects: NDArray[np.int64]) -> list[str]:
+def _suspect_repeats(ids: Sequence[str], suspects: NDArray[np.int64]) -> list[str]:
     """The ids with one of these digests."""
     return list(compress(ids, np.isin(id_digests(ids).view(np.int64), suspects)))
 
@@ -262,4 +265,4 @@ def _sort_and_compare(digests: array[int], first: int = 0) -> NDArray[np.int64]:
     """Sort the digests from ``first`` on in place; return the repeated ones, each once."""
     ordered = np.frombuffer(digests, dtype=np.int64)[first:]
     ordered.sort()
-    return repeats_in(ordered)
+    return find_repeated_ids(ordered)

@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from virnucpro.core.atomic_io import (
-    expanded,
+    expand_path,
+    hash_stream,
     is_compressed,
     open_binary,
-    open_plain,
-    sha256_of,
-    temporary_beside,
-    writing,
+    open_regular_file,
+    storage_errors,
+    temporary_path,
 )
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UsageError
-from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.option_text import with_options
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord
 from virnucpro.sequences.derived_names import DerivedNameScan
 from virnucpro.sequences.fasta import (
@@ -38,16 +38,16 @@ from virnucpro.sequences.fasta import (
     WHOLE,
     Block,
     Span,
-    Streams,
+    StreamCache,
+    detect_interleaved,
     find_spans,
-    is_name_of_reads,
-    kind_of_reads,
+    has_fastq_suffix,
     list_fasta,
     list_folders,
-    list_others,
-    parsed,
+    list_other_files,
+    open_fasta,
+    parse_block,
     read_blocks,
-    reading,
 )
 from virnucpro.sequences.other_formats import PEEK_BYTES, find_other_format
 
@@ -61,7 +61,7 @@ _OF_RUN = ("generation", "sample", "n_renamed", "error", "mate")
 _OF_TEXT = ("text_sha256", "n_text_bytes", "may_have_derived_names")
 
 
-class _Stamp(NamedTuple):
+class _FileStamp(NamedTuple):
     """The identity of a file for the file system: equal stamps mean an unchanged file."""
 
     device: int
@@ -71,7 +71,7 @@ class _Stamp(NamedTuple):
     changed_ns: int
 
     @classmethod
-    def of(cls, handle: BinaryIO) -> _Stamp:
+    def of(cls, handle: BinaryIO) -> _FileStamp:
         status = os.fstat(handle.fileno())
         return cls(
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -79,14 +79,14 @@ class _Stamp(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _sha256_at(path: str, _: _Stamp) -> str:
+def _hash_path(path: str, _: _FileStamp) -> str:
     """The hash of a file with this stamp, cached, so that a touched file is hashed only once.
 
     Raises:
         OSError: it cannot be read.
     """
-    with open_plain(Path(path)) as handle:
-        return sha256_of(handle)
+    with open_regular_file(Path(path)) as handle:
+        return hash_stream(handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class InputFile:
     n_text_bytes: int = 0  # decompressed; 0: not compressed, or not hashed
     may_have_derived_names: bool = True  # as ids; False: its text has no word of such a name
     modified_ns: int = field(default=0, compare=False)  # modification time when it was hashed
-    stamp: _Stamp | None = field(default=None, compare=False)  # when this process hashed it
+    stamp: _FileStamp | None = field(default=None, compare=False)  # when this process hashed it
 
     def __post_init__(self) -> None:
         texts = (self.path, self.sha256, self.text_sha256, self.name, self.sample, self.error)
@@ -156,7 +156,7 @@ class InputFile:
         return self.name == _STDIN_NAME and not os.path.getsize(self.path)  # noqa: PTH202
 
     @staticmethod
-    def all_of(path: Path) -> list[InputFile]:
+    def complete(path: Path) -> list[InputFile]:
         """The files of one ``--input``, which is a file, a folder or a sample sheet.
 
         Raises:
@@ -170,7 +170,7 @@ class InputFile:
         return [_named(file) for file in list_fasta(path)]
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """The name of the file in messages, as the user gave it."""
         return printable(self.name or self.path)
 
@@ -180,10 +180,10 @@ class InputFile:
         Raises:
             InputError: the file changed after it was hashed, or while it was read.
         """
-        for records in parsed(self.blocks()):
-            yield from records.each()
+        for records in parse_block(self.blocks()):
+            yield from records.iter_records()
 
-    def blocks(self, span: Span = WHOLE, streams: Streams | None = None) -> Iterator[Block]:
+    def blocks(self, span: Span = WHOLE, streams: StreamCache | None = None) -> Iterator[Block]:
         """Yield the records of the file, or of a span, in blocks, as ``read_blocks`` does.
 
         Raises:
@@ -209,33 +209,36 @@ class InputFile:
         return [WHOLE] if self.n_renamed else spans, n_bytes
 
     @staticmethod
-    def letters_of(files: Sequence[InputFile]) -> int:
+    def total_letters(files: Sequence[InputFile]) -> int:
         """The approximate number of letters in some files; 0 if one is compressed."""
         if any(file.path.lower().endswith(PACKED) for file in files):
             return 0
-        are_reads = [is_name_of_reads(file.name or file.path) for file in files]
+        are_reads = [has_fastq_suffix(file.name or file.path) for file in files]
         # half of a FASTQ file is qualities
         return sum(file.n_bytes >> is_read for file, is_read in zip(files, are_reads, strict=True))
 
     @contextmanager
-    def opened(self) -> Iterator[BinaryIO]:
+    def open_checked(self) -> Iterator[BinaryIO]:
         """Open the plain file.
 
         Raises:
             InputMissingError: it cannot be read.
         """
-        with reading(Path(self.path), self.shown), open_plain(Path(self.path)) as handle:
+        with (
+            open_fasta(Path(self.path), self.display_name),
+            open_regular_file(Path(self.path)) as handle,
+        ):
             yield handle
 
-    def stamped(self) -> InputFile:
+    def with_stamp(self) -> InputFile:
         """The same file with its stamp, after another process hashed it.
 
         Raises:
             InputError: its content has changed.
             InputMissingError: it cannot be read.
         """
-        with self.opened() as handle:
-            stamp = _Stamp.of(handle)
+        with self.open_checked() as handle:
+            stamp = _FileStamp.of(handle)
         if (stamp.n_bytes, stamp.modified_ns) != (self.n_bytes, self.modified_ns):
             self.check_unchanged()
         return replace(self, stamp=stamp)
@@ -246,12 +249,12 @@ class InputFile:
             InputError: its content has changed.
             InputMissingError: it cannot be read.
         """
-        with self.opened() as handle:
-            stamp = _Stamp.of(handle)
-            has_changed = stamp != self.stamp and _sha256_at(self.path, stamp) != self.sha256
+        with self.open_checked() as handle:
+            stamp = _FileStamp.of(handle)
+            has_changed = stamp != self.stamp and _hash_path(self.path, stamp) != self.sha256
         if has_changed:
             raise InputError(
-                f"{self.shown} changed during the run",
+                f"{self.display_name} changed during the run",
                 hint=with_options(
                     "wait until it is written completely, then start again with {force}"
                 ),
@@ -272,26 +275,26 @@ def find_inputs(
     """
     inputs: dict[str, InputFile] = {}
     for path in paths:
-        files = InputFile.all_of(path)
+        files = InputFile.complete(path)
         if path.is_dir():
             is_run = run_folder.resolve() == path.resolve() or (path / RUN_FILE).exists()
-            files = _of_folder(path, files, own_names if is_run else ())
+            files = _folder_inputs(path, files, own_names if is_run else ())
             if not is_run:
                 _announce_folders(path, run_folder)
         for file in files:
             if file.path in inputs:
                 raise InputError(
-                    f"the input {file.shown} is named twice"
+                    f"the input {file.display_name} is named twice"
                     + (f": it is {printable(file.path)}" if file.name else ""),
                     hint=with_options(
                         "name it once: {input} takes files, folders and sample sheets"
                     ),
                 )
-            inputs[file.path] = _readable_twice(file, run_folder, copies)
+            inputs[file.path] = _spool_stream(file, run_folder, copies)
     return list(inputs.values())
 
 
-def _of_folder(
+def _folder_inputs(
     folder: Path, files: Iterable[InputFile], skipped: Collection[str]
 ) -> list[InputFile]:
     """The input files of a folder, each once; announce the other files.
@@ -299,11 +302,11 @@ def _of_folder(
     Raises:
         InputMissingError: all of them are skipped.
     """
-    kept = _once(file for file in files if Path(file.path).name not in skipped)
-    if others := [printable(name) for name in list_others(folder) if name not in skipped]:
+    kept = _unique(file for file in files if Path(file.path).name not in skipped)
+    if others := [printable(name) for name in list_other_files(folder) if name not in skipped]:
         announce(
-            f"skipped {counted(len(others), 'file')} without a FASTA or FASTQ suffix in "
-            f"{printable(folder)}: {listed(others, _NAMED)}"
+            f"skipped {format_count(len(others), 'file')} without a FASTA or FASTQ suffix in "
+            f"{printable(folder)}: {list_inputs(others, _NAMED)}"
         )
     if not kept:
         raise InputMissingError(
@@ -323,18 +326,18 @@ def _announce_folders(folder: Path, run_folder: Path) -> None:
     ]
     if names:
         announce(
-            f"{printable(folder)}: sub-folders are not searched ({listed(names, _NAMED)}); "
+            f"{printable(folder)}: sub-folders are not searched ({list_inputs(names, _NAMED)}); "
             "name each with --input"
         )
 
 
-def _once(files: Iterable[InputFile]) -> list[InputFile]:
+def _unique(files: Iterable[InputFile]) -> list[InputFile]:
     """The files of a folder; of a file and its links, only one is kept."""
     by_path: dict[str, InputFile] = {}
     for file in files:
         if before := by_path.get(file.path):
             file, link = sorted((before, file), key=lambda one: bool(one.name))
-            announce(f"skipped: {link.shown} is the same file as {file.shown}")
+            announce(f"skipped: {link.display_name} is the same file as {file.display_name}")
         by_path[file.path] = file
     return list(by_path.values())
 
@@ -348,7 +351,7 @@ def _named(path: Path, sample: str = "", mate: int = 0) -> InputFile:
     return InputFile(real, name="" if real == own else printable(own), sample=sample, mate=mate)
 
 
-def _readable_twice(file: InputFile, run_folder: Path, copies: Path) -> InputFile:
+def _spool_stream(file: InputFile, run_folder: Path, copies: Path) -> InputFile:
     """The file itself, or a copy if it can be read only once."""
     path = Path(file.path)
     is_plain = path.is_file() or not (path == _STDIN or path.exists())
@@ -358,7 +361,7 @@ def _readable_twice(file: InputFile, run_folder: Path, copies: Path) -> InputFil
 def _copy(file: InputFile, copies: Path) -> InputFile:
     """Copy a file. The copy's name is a hash of its content, so that no copy replaces another."""
     source = Path(file.path)
-    name = _STDIN_NAME if source == _STDIN else file.shown
+    name = _STDIN_NAME if source == _STDIN else file.display_name
     if source.parent.name.startswith(RECORDS):
         name = source.name
     waits = ", as soon as something writes to it" if source.is_fifo() else ""
@@ -366,16 +369,16 @@ def _copy(file: InputFile, copies: Path) -> InputFile:
         waits = ": type it here, and end it with Ctrl-D"
     announce(f"copying {name} first{waits}")
     copies = copies.parent.resolve() / copies.name  # a link at this very path is not followed
-    tree, unnamed = Tree(copies.parent), temporary_beside(copies / "copy")
+    tree, unnamed = SafeDir(copies.parent), temporary_path(copies / "copy")
     try:
-        with writing(copies, unnamed), _opened(source) as handle:
+        with storage_errors(copies, unnamed), _open_checked(source) as handle:
             tree.make_folder(copies)
             with tree.open(unnamed, "x+") as out:
                 shutil.copyfileobj(handle, out)
                 out.flush()
                 os.fsync(out.fileno())  # the content of a pipe exists nowhere else
                 out.seek(0)
-                path = copies / f"{sha256_of(out)[:16]}.fa"
+                path = copies / f"{hash_stream(out)[:16]}.fa"
             tree.move(unnamed, path)
     finally:
         with suppress(OSError):  # it is swept away later
@@ -383,9 +386,9 @@ def _copy(file: InputFile, copies: Path) -> InputFile:
     return replace(file, path=str(path), name=name)
 
 
-def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
+def _open_checked(source: Path) -> AbstractContextManager[BinaryIO]:
     if source != _STDIN:
-        with reading(source):
+        with open_fasta(source):
             return source.open("rb")
     if sys.stdin is None:
         raise InputMissingError(
@@ -394,7 +397,7 @@ def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
     return nullcontext(sys.stdin.buffer)
 
 
-def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
+def hash_inputs(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
     """Hash a file as it is on disk, and stamp it.
 
     If its content on disk has changed, the hash of its decompressed content is dropped.
@@ -404,14 +407,14 @@ def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) ->
         InputMissingError: it cannot be read.
     """
     scan = DerivedNameScan()
-    with file.opened() as handle:
+    with file.open_checked() as handle:
         is_plain = not is_compressed(Path(file.path))
-        stamp = _Stamp.of(handle)
-        digest = sha256_of(handle, on_bytes, scan.scan if is_plain else lambda _: None)
-        is_same = _Stamp.of(handle) == stamp
+        stamp = _FileStamp.of(handle)
+        digest = hash_stream(handle, on_bytes, scan.scan if is_plain else lambda _: None)
+        is_same = _FileStamp.of(handle) == stamp
     if not is_same:
         raise InputError(
-            f"{file.shown} changed while it was read",
+            f"{file.display_name} changed while it was read",
             hint="wait until it is written completely, then run the same command again",
         )
     if is_plain:
@@ -440,13 +443,13 @@ def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: 
         n_bytes = n_more
         on_bytes(n_bytes)
 
-    with reading(path, file.shown):
+    with open_fasta(path, file.display_name):
         if file.text_sha256 or not is_compressed(path):
             return file
         with open_binary(path) as content:
             if find_other_format(content.peek(PEEK_BYTES)[:PEEK_BYTES]):  # type: ignore[attr-defined]
                 return file  # it is refused where it is read
-            digest = sha256_of(content, count, scan.scan)
+            digest = hash_stream(content, count, scan.scan)
     file.check_unchanged()
     return replace(
         file,
@@ -456,7 +459,7 @@ def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: 
     )
 
 
-def listed(names: Sequence[str], most: int) -> str:
+def list_inputs(names: Sequence[str], most: int) -> str:
     """The first names, and how many more there are.
 
     >>> listed(["a", "b", "c"], 2)
@@ -479,7 +482,7 @@ def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> li
         if not digests.isdisjoint(file.digests):
             if file.path not in by_path:
                 LOGGER.warning(
-                    "%s has the same content as an input of this run: not added", file.shown
+                    "%s has the same content as an input of this run: not added", file.display_name
                 )
             continue
         if file.path in by_path:
@@ -524,7 +527,7 @@ def check_recorded(
     checked = []
     for file in join_inputs(recorded, files):
         is_there = file.stamp is not None or Path(file.path).is_file()
-        now = file if file.stamp is not None or not is_there else hashed(file)
+        now = file if file.stamp is not None or not is_there else hash_inputs(file)
         if is_there and not now.has_content_of(file):
             now = with_text_hash(now)
         if not is_there or not now.has_content_of(file):
@@ -544,13 +547,13 @@ def announce_reads(inputs: Iterable[InputFile]) -> None:
     n_files, in_turn = 0, []
     for file in inputs:
         with suppress(InputError, InputMissingError):  # it is reported when the file is read
-            kind = kind_of_reads(Path(file.path))
+            kind = detect_interleaved(Path(file.path))
             n_files += bool(kind)
-            in_turn += [file.shown] if kind == "mates" and not file.mate else []
+            in_turn += [file.display_name] if kind == "mates" and not file.mate else []
     if n_files:
-        announce(f"{counted(n_files, 'FASTQ file')}: qualities are ignored")
+        announce(f"{format_count(n_files, 'FASTQ file')}: qualities are ignored")
     if in_turn:
-        announce(f"{listed(in_turn, 1)}: interleaved read pairs; ids end in /1 and /2")
+        announce(f"{list_inputs(in_turn, 1)}: interleaved read pairs; ids end in /1 and /2")
 
 
 # Sample sheets: .tsv or .csv files with the columns ``sample`` and ``path``, in any case and order,
@@ -583,7 +586,7 @@ def is_sheet(path: Path) -> bool:
     """
     if path.suffix.lower() not in _SEPARATORS or not path.is_file():
         return False
-    with reading(path), path.open("rb") as handle:
+    with open_fasta(path), path.open("rb") as handle:
         start = handle.read(4096)
     return not start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith((b">", b"@"))
 
@@ -640,21 +643,21 @@ def _sheet_rows(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
     for fields in reader:
         cells = {name: fields[name].strip() for name in header}
         if any(cells.values()):
-            yield from _rows_in(path, reader.line_num, cells, hint)
+            yield from _parse_rows(path, reader.line_num, cells, hint)
 
 
-def _rows_in(path: Path, line: int, cells: Mapping[str, str], hint: str) -> Iterator[_Row]:
+def _parse_rows(path: Path, line: int, cells: Mapping[str, str], hint: str) -> Iterator[_Row]:
     if absent := [name for name in COLUMNS if name in cells and not cells[name]]:
         raise InputError(f"{printable(path)}:{line}: no {absent[0]} in this line", hint)
     names = [name for name in (cells["path"], cells.get(_OF_MATE)) if name]
     for mate, name in enumerate(names, 1):
-        file = _file_of(path, line, name)
+        file = _row_to_input(path, line, name)
         yield _Row(cells.get("sample", ""), file, line, mate * (len(names) - 1))
 
 
-def _file_of(path: Path, line: int, cell: str) -> Path:
+def _row_to_input(path: Path, line: int, cell: str) -> Path:
     """The file that a line names, relative to the folder of the sheet."""
     try:
-        return path.parent / expanded(cell)
+        return path.parent / expand_path(cell)
     except UsageError as error:
         raise InputMissingError(f"{printable(path)}:{line}: {error}", error.hint) from error

@@ -91,23 +91,23 @@ class Sketch:
     hashes: _Hashes = field(default_factory=_no_hashes)  # sorted, each once
 
     @classmethod
-    def of(cls, sequence: str) -> Sketch:
+    def from_sequences(cls, sequence: str) -> Sketch:
         """Sample the 31-mers of A, C, G, T and U, in either case: about one per 100 bases.
 
-        >>> Sketch.of("ACGT" * 7).hashes.size  # shorter than a word
+        >>> Sketch.from_sequences("ACGT" * 7).hashes.size  # shorter than a word
         0
         """
         spans = range(0, len(sequence) - K + 1, _SPAN)
-        return cls.joined(cls(_hashes_of(sequence[i : i + _SPAN + K - 1])) for i in spans)
+        return cls.merge(cls(_hash_kmers(sequence[i : i + _SPAN + K - 1])) for i in spans)
 
     @classmethod
-    def joined(cls, sketches: Iterable[Sketch]) -> Sketch:
+    def merge(cls, sketches: Iterable[Sketch]) -> Sketch:
         """Merge some sketches into one."""
         each = [sketch.hashes for sketch in sketches]
         return cls(np.unique(np.concatenate([_no_hashes(), *each])))
 
     @classmethod
-    def unpacked(cls, gaps: _Gaps) -> Sketch:
+    def unpack(cls, gaps: _Gaps) -> Sketch:
         """
         Raises:
             ValueError: these are not gaps between hashes.
@@ -120,7 +120,7 @@ class Sketch:
             raise ValueError("gaps lead beyond the largest hash")
         return cls(hashes.astype(np.uint32))
 
-    def packed(self) -> _Gaps:
+    def pack(self) -> _Gaps:
         """The gaps between hashes, the first from -1; if many, most fit into two bytes."""
         gaps = np.diff(self.hashes.astype(np.int64), prepend=-1) - 1
         n_full, rest = np.divmod(gaps, _FULL_GAP)
@@ -128,7 +128,7 @@ class Sketch:
         packed[np.cumsum(n_full + 1) - 1] = rest
         return packed
 
-    def share_in(self, other: Sketch) -> float:
+    def containment(self, other: Sketch) -> float:
         """The share of these k-mers that another sketch also has; 0 if either is empty."""
         if not len(self.hashes) or not len(other.hashes):
             return 0.0
@@ -136,7 +136,7 @@ class Sketch:
         return float((other.hashes[places] == self.hashes).mean())
 
 
-def _hashes_of(sequence: str) -> _Hashes:
+def _hash_kmers(sequence: str) -> _Hashes:
     digits = BASE_DIGITS[np.frombuffer(sequence.encode("ascii", "replace"), dtype=np.uint8)]
     n_words = len(digits) - K + 1
     n_others = np.concatenate([[0], np.cumsum(digits > 3)])

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Counts
+from virnucpro.core.numeric import IntArray
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import Records, reverse_complement
 from virnucpro.sequences.translate import STANDARD
@@ -43,7 +43,9 @@ _ENDS = np.array(
 )
 
 
-def other_codes(records: Records, indices: Sequence[int], recipe: Recipe) -> dict[int, str]:
+def find_alternative_codes(
+    records: Records, indices: Sequence[int], recipe: Recipe
+) -> dict[int, str]:
     """By index: notes on the records that seem to use another genetic code."""
     if recipe.input_type != "nucleotide" or recipe.genetic_code not in (1, 11):
         return {}
@@ -72,11 +74,11 @@ def find_open_codes(sequences: Sequence[str]) -> list[int | None]:
     for row in np.flatnonzero(is_open).tolist():
         of_bases = dict(zip("ACGT", shares[row].tolist(), strict=True))
         codons = dict(zip(_CODES, longest[row].tolist(), strict=True))
-        found[places[row]] = _open_code(codons, of_bases, int(lengths[row]))
+        found[places[row]] = _best_open_code(codons, of_bases, int(lengths[row]))
     return found
 
 
-def _longest_open(sequences: Sequence[str]) -> tuple[Counts, Counts]:
+def _longest_open(sequences: Sequence[str]) -> tuple[IntArray, IntArray]:
     """The counts of each base, and the codons of the longest open stretch under each code.
 
     The stretch may lie in any of the six frames; it is 0 if GC exceeds ``_MOST_GC``.
@@ -90,7 +92,7 @@ def _longest_open(sequences: Sequence[str]) -> tuple[Counts, Counts]:
     return counts, longest
 
 
-def _open_code(
+def _best_open_code(
     open_codons: Mapping[int, int], shares: Mapping[str, float], n_bases: int
 ) -> int | None:
     """The code of a sequence, by its longest open stretch under each code; None: bacterial."""
@@ -122,8 +124,8 @@ def _stop_of_code() -> Digits:
     """For each codon: 0: no stop; 1 to 3: a stop; 4 to 6: a stop on the other strand. (125,)"""
     stops = np.zeros(N_CODES, dtype=np.uint8)
     for number, stop in enumerate(STANDARD.stops, 1):
-        stops[code_of(stop)] = number
-        stops[code_of(reverse_complement(stop))] = 3 + number
+        stops[genetic_code(stop)] = number
+        stops[genetic_code(reverse_complement(stop))] = 3 + number
     return stops
 
 
@@ -136,7 +138,7 @@ def encode(sequence: str) -> Digits:
     return digits
 
 
-def code_of(codon: str) -> int:
+def genetic_code(codon: str) -> int:
     """
     >>> code_of("AAA"), code_of("TTT"), code_of("NNN")
     (0, 93, 124)

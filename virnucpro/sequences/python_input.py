@@ -49,18 +49,18 @@ def split_input(sequences: Sequences) -> tuple[list[str | Path], Iterator[NamedS
     Raises:
         InputError: an item is neither, or of another kind than the first; see the module.
     """
-    items = _items_of(sequences)
+    items = _iter_items(sequences)
     first = next(items, None)
     if first is None:
         return [], iter(())
-    kind = _kind_of(first)
-    same = _of_one_kind(chain([first], items), kind)
+    kind = _item_kind(first)
+    same = _check_one_kind(chain([first], items), kind)
     if kind == "path":
         return list(same), iter(())
-    return [], _named(same, kind)
+    return [], _with_name(same, kind)
 
 
-def _items_of(sequences: Sequences) -> Iterator[Any]:
+def _iter_items(sequences: Sequences) -> Iterator[Any]:
     """
     Raises:
         InputError: it is not iterable, or a single record.
@@ -80,14 +80,14 @@ def _items_of(sequences: Sequences) -> Iterator[Any]:
     return iter(sequences)
 
 
-def _of_one_kind(items: Iterable[Any], kind: _Kind) -> Iterator[Any]:
+def _check_one_kind(items: Iterable[Any], kind: _Kind) -> Iterator[Any]:
     """Yield the items.
 
     Raises:
         InputError: one is of another kind.
     """
     for item in items:
-        own = "sequence" if kind == "sequence" and _may_be_sequence(item) else _kind_of(item)
+        own = "sequence" if kind == "sequence" and _may_be_sequence(item) else _item_kind(item)
         if own != kind:
             raise InputError(
                 f"{printable(repr(item))} is not a {kind}, unlike the first one",
@@ -96,7 +96,7 @@ def _of_one_kind(items: Iterable[Any], kind: _Kind) -> Iterator[Any]:
         yield item
 
 
-def _kind_of(item: Any) -> _Kind:  # noqa: ANN401 - what a user passes
+def _item_kind(item: Any) -> _Kind:  # noqa: ANN401 - what a user passes
     """
     Raises:
         InputError: a string may be a path or a sequence.
@@ -129,7 +129,7 @@ def _exists(name: str) -> bool:
     return bool(name) and "\0" not in name and is_short and os.path.lexists(name)
 
 
-def _named(items: Iterable[Any], kind: _Kind) -> Iterator[NamedSequence]:
+def _with_name(items: Iterable[Any], kind: _Kind) -> Iterator[NamedSequence]:
     """Yield ids and sequences; sequences without ids are numbered from 1.
 
     Raises:

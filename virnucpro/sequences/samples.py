@@ -21,19 +21,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.logging import announce, counted, printable
+from virnucpro.core.logging import announce, format_count, printable
 from virnucpro.core.numeric import mix_hashes
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import (
     WHOLE,
     Block,
     Span,
-    Streams,
-    is_name_of_reads,
-    parsed,
+    StreamCache,
+    has_fastq_suffix,
+    parse_block,
     stem_of,
 )
-from virnucpro.sequences.inputs import InputFile, listed
+from virnucpro.sequences.inputs import InputFile, list_inputs
 
 _LONGEST = 100  # bytes of the longest name
 _ALLOWED = "._-+"
@@ -51,24 +51,27 @@ def name_samples(files: Sequence[InputFile], recorded: Sequence[InputFile]) -> l
     levels, the nearest. If needed, it gets a number at its end. The two files of read pairs are one
     sample, and neighbours in the result.
     """
-    files = _paired(files)
-    keys = {_key(file.sample) for file in recorded}
+    files = _pair_mates(files)
+    keys = {_pair_key(file.sample) for file in recorded}
     by_path = {file.path: file for file in recorded}
     taken = {(file.sample, file.mate) for file in recorded if not file.error}
-    levels = _telling_levels((*map(_path_of, files), *map(_path_of, recorded)))
+    levels = _distinguishing_levels((*map(_mate_path, files), *map(_mate_path, recorded)))
     result, changed = list[InputFile](), []
     prior: InputFile | None = None
     for file in files:
-        path = _path_of(file)
+        path = _mate_path(file)
         if before := by_path.get(file.path):
             sample, mate = before.sample, before.mate
         elif prior and _is_pair(prior, file) and _lacks_mate(result[-1], taken):
             sample, mate = result[-1].sample, file.mate
         else:
-            sample, mate = _free(clean(file.sample or _name(path, levels)), keys), file.mate
-            keys.add(_key(sample))
+            sample, mate = (
+                _unused_name(clean_name(file.sample or _name(path, levels)), keys),
+                file.mate,
+            )
+            keys.add(_pair_key(sample))
             if sample != (file.sample or _stem(path)):
-                changed.append(f"{printable(file.sample) or file.shown} as {sample}")
+                changed.append(f"{printable(file.sample) or file.display_name} as {sample}")
         result.append(replace(file, sample=sample, mate=mate))
         prior = file
     _announce_names(changed, [file.sample for file in result if file.mate == 1])
@@ -78,21 +81,21 @@ def name_samples(files: Sequence[InputFile], recorded: Sequence[InputFile]) -> l
 def _announce_names(changed: Sequence[str], pairs: Sequence[str]) -> None:
     """Announce samples with other names than their files, and those with read pairs."""
     if changed:
-        announce(f"samples renamed: {listed(changed, _SHOWN)}")
+        announce(f"samples renamed: {list_inputs(changed, _SHOWN)}")
     if pairs:
         announce(
-            f"{counted(len(pairs), 'sample')} with read pairs in two files: "
-            f"{listed(pairs, _SHOWN)}; ids end in /1 and /2"
+            f"{format_count(len(pairs), 'sample')} with read pairs in two files: "
+            f"{list_inputs(pairs, _SHOWN)}; ids end in /1 and /2"
         )
 
 
-def _paired(files: Sequence[InputFile]) -> list[InputFile]:
+def _pair_mates(files: Sequence[InputFile]) -> list[InputFile]:
     """The files; two files that their names mark as read pairs become neighbours and mates."""
     groups: dict[tuple[str, ...], dict[str, int]] = {}  # mates, and their places
     for place, file in enumerate(files):
-        path = _path_of(file)
+        path = _mate_path(file)
         match = _MATE.fullmatch(stem_of(path.name))
-        if match and not (file.sample or file.mate) and is_name_of_reads(path.name):
+        if match and not (file.sample or file.mate) and has_fastq_suffix(path.name):
             key = (str(path.parent), match["name"], match["mark"], match["rest"] or "")
             groups.setdefault(key, {})[match["mate"]] = place
     result: dict[int, InputFile] = {}
@@ -106,7 +109,7 @@ def _paired(files: Sequence[InputFile]) -> list[InputFile]:
 
 def _is_pair(first: InputFile, second: InputFile) -> bool:
     """Whether two files are the mates of one sample."""
-    names = [file.sample or str(_path_of(file)) for file in (first, second)]
+    names = [file.sample or str(_mate_path(file)) for file in (first, second)]
     return (first.mate, second.mate) == (1, 2) and names[0] == names[1]
 
 
@@ -115,7 +118,7 @@ def _lacks_mate(first: InputFile, taken: Container[tuple[str, int]]) -> bool:
     return first.mate == 1 and (first.sample, 2) not in taken
 
 
-def clean(text: str) -> str:
+def clean_name(text: str) -> str:
     """Replace all but letters, digits and ``._-+`` by ``_``; never begin with a dot or hyphen.
 
     >>> clean("../my sample:1")
@@ -126,12 +129,12 @@ def clean(text: str) -> str:
     return name.encode()[:_LONGEST].decode(errors="ignore") or _NO_NAME
 
 
-def _key(name: str) -> str:
+def _pair_key(name: str) -> str:
     """The form in which names are compared: no file system confuses names with different keys."""
     return unicodedata.normalize("NFC", name).casefold()
 
 
-def _path_of(file: InputFile) -> PurePath:
+def _mate_path(file: InputFile) -> PurePath:
     """The path that names a sample; the number of a mate is removed."""
     path = PurePath(file.name or file.path)
     match = _MATE.fullmatch(stem_of(path.name)) if file.mate else None
@@ -139,37 +142,37 @@ def _path_of(file: InputFile) -> PurePath:
 
 
 def _stem(path: PurePath) -> str:
-    return clean(stem_of(path.name))
+    return clean_name(stem_of(path.name))
 
 
 def _name(path: PurePath, levels: Mapping[str, int | None]) -> str:
     """The stem of a path, with a parent folder as prefix if ``levels`` has the stem."""
     stem = _stem(path)
-    level = levels.get(_key(stem))
+    level = levels.get(_pair_key(stem))
     parent = "" if level is None else path.parents[level].name
-    return clean(f"{clean(parent)}_{stem}") if parent else stem
+    return clean_name(f"{clean_name(parent)}_{stem}") if parent else stem
 
 
-def _telling_levels(paths: Iterable[PurePath]) -> dict[str, int | None]:
+def _distinguishing_levels(paths: Iterable[PurePath]) -> dict[str, int | None]:
     """For each stem that several files have: the level at which their parent folders differ most.
 
     None if a file has no folder.
     """
     groups: dict[str, set[PurePath]] = {}
     for path in paths:
-        groups.setdefault(_key(_stem(path)), set()).add(path)
+        groups.setdefault(_pair_key(_stem(path)), set()).add(path)
     levels: dict[str, int | None] = {}
     for stem, some in groups.items():
-        names = [[_key(clean(parent.name)) for parent in path.parents] for path in some]
+        names = [[_pair_key(clean_name(parent.name)) for parent in path.parents] for path in some]
         n_names = [len(set(of_level)) for of_level in zip(*names, strict=False)]
         if len(some) > 1:
             levels[stem] = n_names.index(max(n_names)) if n_names else None
     return levels
 
 
-def _free(stem: str, keys: set[str]) -> str:
+def _unused_name(stem: str, keys: set[str]) -> str:
     name, number = stem, 1
-    while _key(name) in keys:
+    while _pair_key(name) in keys:
         number += 1
         name = f"{stem}_{number}"
     return name
@@ -183,7 +186,7 @@ class RunIds:
     replaced: frozenset[str] = frozenset()  # ids in the run that records of later inputs replace
     added: frozenset[str] = frozenset()  # samples with such inputs
 
-    def of(self, sample: str, own_id: str) -> str:
+    def from_inputs(self, sample: str, own_id: str) -> str:
         """The id in the run of a record that has ``own_id`` in the file of a sample."""
         is_replaced = sample in self.added and own_id in self.replaced
         return own_id if is_replaced or not self.is_qualified else f"{sample}:{own_id}"
@@ -194,11 +197,11 @@ class RunIds:
         Raises:
             InputError, InputMissingError: as ``InputFile.read``.
         """
-        for records in parsed(self.blocks(file)):
-            yield from records.each()
+        for records in parse_block(self.blocks(file)):
+            yield from records.iter_records()
 
     def blocks(
-        self, file: InputFile, span: Span = WHOLE, streams: Streams | None = None
+        self, file: InputFile, span: Span = WHOLE, streams: StreamCache | None = None
     ) -> Iterator[Block]:
         """Yield the records of a file, or of a span, in blocks, with their ids in the run.
 
@@ -207,46 +210,46 @@ class RunIds:
         Raises:
             InputError, InputMissingError: as ``InputFile.blocks``.
         """
-        blocks = renamed(file) if file.n_renamed else file.blocks(span, streams)
+        blocks = rename_records(file) if file.n_renamed else file.blocks(span, streams)
         if not self.is_qualified:
             return blocks
         replaced = self.replaced if file.generation else frozenset[str]()
-        return (block.qualified(f"{file.sample}:", replaced) for block in blocks)
+        return (block.with_prefix(f"{file.sample}:", replaced) for block in blocks)
 
 
-def renamed(file: InputFile) -> Iterator[Records]:
+def rename_records(file: InputFile) -> Iterator[Records]:
     """Yield the records of a file; repeated ids get a number: ``id_2``, ``id_3``.
 
     A number is skipped if a record of the file already has that id. Memory holds 8 bytes per record
     (17 while they are sorted), and 12 per id that occurs more than once.
     """
     of_file = array("Q")
-    for records in parsed(file.blocks()):
+    for records in parse_block(file.blocks()):
         of_file.frombytes(id_digests(records.ids).tobytes())
     digests = np.sort(np.frombuffer(of_file, dtype=np.uint64))
     del of_file
-    repeated = repeats_in(digests)
+    repeated = find_repeated_ids(digests)
     numbers = np.ones(len(repeated), dtype=np.uint32)  # the next one of each repeated id
-    for records in parsed(file.blocks()):
+    for records in parse_block(file.blocks()):
         ids, some = list(records.ids), id_digests(records.ids)
         places = np.searchsorted(repeated, some)
         for row in np.flatnonzero(np.isin(some, repeated)).tolist():
             name, place = ids[row], places[row]
-            while numbers[place] > 1 and _occurs(f"{name}_{numbers[place]}", digests):
+            while numbers[place] > 1 and _contains_id(f"{name}_{numbers[place]}", digests):
                 numbers[place] += 1
             ids[row] = name if numbers[place] == 1 else f"{name}_{numbers[place]}"
             numbers[place] += 1
         yield records.with_ids(ids)
 
 
-def _occurs(record_id: str, digests: NDArray[np.uint64]) -> bool:
+def _contains_id(record_id: str, digests: NDArray[np.uint64]) -> bool:
     """Whether the digest of an id is among these, which are sorted."""
     [digest] = id_digests([record_id])
     place = int(np.searchsorted(digests, digest))
     return place < len(digests) and bool(digests[place] == digest)
 
 
-def repeats_in(ordered: NDArray[Any]) -> NDArray[Any]:
+def find_repeated_ids(ordered: NDArray[Any]) -> NDArray[Any]:
     """The values that occur more than once in sorted ones, each once."""
     repeats = ordered[1:][ordered[1:] == ordered[:-1]]
     # without ``numpy.unique``, which imports all of ``numpy.ma``

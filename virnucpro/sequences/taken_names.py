@@ -16,9 +16,9 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.numeric import Mask
+from virnucpro.core.numeric import BoolArray
 from virnucpro.core.types import Records
-from virnucpro.sequences.derived_names import owner_of
+from virnucpro.sequences.derived_names import original_name
 from virnucpro.sequences.samples import id_digests
 
 Digests = NDArray[np.uint64]
@@ -43,9 +43,9 @@ class TakenNames:
         """A hash of the names; "" if there are none."""
         return sha256(self.names.tobytes()).hexdigest() if self else ""
 
-    def concern(self, ids: Sequence[str]) -> Mask:
+    def concern(self, ids: Sequence[str]) -> BoolArray:
         """Whether a derived name of each of these records may be taken. (n,)"""
-        mask: Mask = np.isin(id_digests(ids), self.owners)
+        mask: BoolArray = np.isin(id_digests(ids), self.owners)
         return mask
 
     def free_suffix(self, ids: Iterable[str], suffix: str, endings: Sequence[str] = ("",)) -> str:
@@ -61,17 +61,17 @@ class TakenNames:
         return next(
             free
             for free in numbered
-            if not self._hold([f"{name}{free}{end}" for name in own for end in endings])
+            if not self._contains([f"{name}{free}{end}" for name in own for end in endings])
         )
 
-    def _hold(self, names: Sequence[str]) -> bool:
+    def _contains(self, names: Sequence[str]) -> bool:
         return bool(np.isin(id_digests(names), self.names).any())
 
 
 NONE_TAKEN = TakenNames()
 
 
-def find_taken(blocks: Iterable[Records]) -> TakenNames:
+def find_taken_names(blocks: Iterable[Records]) -> TakenNames:
     """Find the taken names among the ids of all records of a run, and the ids in their files.
 
     Memory holds 8 bytes per id.
@@ -80,7 +80,7 @@ def find_taken(blocks: Iterable[Records]) -> TakenNames:
     for records in blocks:
         for column in (records.ids, records.names) if any(records.own_ids) else (records.ids,):
             ids.frombytes(id_digests(column).tobytes())
-            derived = {name: owner for name in column if (owner := owner_of(name))}
+            derived = {name: owner for name in column if (owner := original_name(name))}
             if derived:
                 names.frombytes(id_digests([*derived]).tobytes())
                 owners.frombytes(id_digests([*derived.values()]).tobytes())

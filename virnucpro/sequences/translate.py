@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_text import with_options
-from virnucpro.core.recipe import Reads, Recipe, Status
+from virnucpro.core.recipe import Alphabet, Recipe, Status
 from virnucpro.core.types import FastaRecord, Orf, Records, reverse_complement
 from virnucpro.sequences.base_digits import BASE_DIGITS
-from virnucpro.sequences.fasta import find_invalid, is_of_type
+from virnucpro.sequences.fasta import find_invalid, matches_type
 
 # Genetic codes by NCBI's numbers, from ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi. Codes 27, 28
 # and 31 are left out: in them, the context decides whether a codon is a residue or a stop.
@@ -76,7 +76,7 @@ class GeneticCode:
 
     @staticmethod
     @cache
-    def of(number: int) -> GeneticCode:
+    def from_number(number: int) -> GeneticCode:
         """
         Raises:
             UsageError: there is no such code, or one of its codons has two meanings.
@@ -101,8 +101,8 @@ class GeneticCode:
 
         Stops have no synonym.
 
-        >>> GeneticCode.of(4).standard_synonyms, GeneticCode.of(6).standard_synonyms
-        ({'TGA': 'TGG'}, {'TAA': 'CAA', 'TAG': 'CAG'})
+        >>> GeneticCode.from_number(6).standard_synonyms
+        {'TAA': 'CAA', 'TAG': 'CAG'}
         """
         synonyms, usual = {}, STANDARD.meanings
         for codon, letter in self.meanings.items():
@@ -116,7 +116,7 @@ def _n_changes(codon: str, synonym: str) -> int:
     return sum(a != b for a, b in zip(codon, synonym, strict=True))
 
 
-STANDARD = GeneticCode.of(1)  # the bacterial code, 11, differs only in its start codons
+STANDARD = GeneticCode.from_number(1)  # the bacterial code, 11, differs only in its start codons
 
 
 # Records to ORFs
@@ -127,7 +127,7 @@ _STOP = ord(STOP)
 _KNOWN = frozenset("ACGT")
 
 
-def screen(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
+def reject_reason(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
     """The status and the note of a record that is screened out; else None and ""."""
     if invalid := find_invalid(record, recipe.input_type):
         return "invalid", invalid
@@ -144,16 +144,16 @@ def _screen_length(length: int, recipe: Recipe) -> tuple[Status | None, str]:
     return None, ""
 
 
-def screen_all(records: Records, recipe: Recipe) -> dict[int, tuple[Status, str]]:
+def reject_reasons(records: Records, recipe: Recipe) -> dict[int, tuple[Status, str]]:
     """The status and the note of each record that is screened out, by index."""
     places: Iterable[int] = range(len(records.ids))
-    if recipe.input_type == "nucleotide" and is_of_type(
+    if recipe.input_type == "nucleotide" and matches_type(
         "".join(records.sequences), recipe.input_type
     ):
         lengths = records.lengths.tolist()
         left_out = {n for n in set(lengths) if not n or _screen_length(n, recipe)[0]}
         places = [place for place, n in enumerate(lengths) if n in left_out] if left_out else ()
-    screened = ((place, *screen(records.at(place), recipe)) for place in places)
+    screened = ((place, *reject_reason(records.record_at(place), recipe)) for place in places)
     return {place: (status, note) for place, status, note in screened if status is not None}
 
 
@@ -187,7 +187,7 @@ class Chunk(NamedTuple):
         return self.start + len(self.sequence)
 
     @classmethod
-    def cut(cls, record: FastaRecord, size: int) -> Iterator[Chunk]:
+    def from_record(cls, record: FastaRecord, size: int) -> Iterator[Chunk]:
         """Cut a record into the fewest chunks of at most ``size`` bases, overlapping evenly.
 
         All chunks but the last have ``size`` bases. If the overlaps cannot be equal, the first
@@ -230,22 +230,23 @@ class Chunk(NamedTuple):
     @classmethod
     def of(cls, record: FastaRecord, recipe: Recipe) -> Iterator[Chunk]:
         """The chunks of a record. Frames need those of the original VirNucPro."""
-        if Reads.CHUNK in recipe.reads:
+        if Alphabet.CHUNK in recipe.alphabets:
             return cls.cut_evenly(record, recipe.chunk_size)
-        return cls.cut(record, recipe.chunk_size)
+        return cls.from_record(record, recipe.chunk_size)
 
     @staticmethod
     def orfs(chunks: Sequence[Chunk], recipe: Recipe) -> list[Orf]:
         """What the encoders of the recipe read: the chunks, or their frames."""
-        if Reads.CHUNK in recipe.reads:
-            return Chunk.whole(chunks)
-        return translate_six_frames(chunks, GeneticCode.of(recipe.genetic_code))
+        if Alphabet.CHUNK in recipe.alphabets:
+            return Chunk.as_orfs(chunks)
+        return translate_six_frames(chunks, GeneticCode.from_number(recipe.genetic_code))
 
     @staticmethod
-    def whole(chunks: Iterable[Chunk]) -> list[Orf]:
+    def as_orfs(chunks: Iterable[Chunk]) -> list[Orf]:
         """Each chunk with a known base, with its bases as text.
 
-        >>> [orf.protein for orf in Chunk.whole([Chunk("1", "", 0, "aug"), Chunk("2", "", 3, "N")])]
+        >>> chunks = [Chunk("1", "", 0, "aug"), Chunk("2", "", 3, "N")]
+        >>> [orf.protein for orf in Chunk.as_orfs(chunks)]
         ['ATG']
         """
         orfs = []
@@ -277,7 +278,7 @@ def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) 
     first_reverse = ends[:, None] - offsets - 3 * n_codons  # first base of the last codon
     mask = np.hstack(
         [
-            (n_codons > 0) & ~_holds_stop(letters, first, n_codons)
+            (n_codons > 0) & ~_has_stop(letters, first, n_codons)
             for letters, first in zip(strands, (first_forward, first_reverse), strict=True)
         ]
     )
@@ -318,7 +319,7 @@ def _letters_by_strand(text: bytes, code: GeneticCode) -> tuple[bytes, bytes]:
     return numbers.translate(forward), numbers.translate(reverse)
 
 
-def _holds_stop(
+def _has_stop(
     letters: bytes, first: NDArray[np.int64], n_codons: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Whether one of the ``n_codons`` codons in frame from ``first`` on is a stop.

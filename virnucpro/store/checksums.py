@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
-from virnucpro.core.atomic_io import disk_error, sha256
+from virnucpro.core.atomic_io import disk_error, hash_file
 from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
-from virnucpro.core.safe_dir import Tree
-from virnucpro.store.feature_store import PARTS, index_of, is_export, is_feature_file
+from virnucpro.core.safe_dir import SafeDir
+from virnucpro.store.feature_store import PARTS, index_path, is_export, is_feature_file
 from virnucpro.store.run_dir import FEATURES, SCORES, RunDir
 
 _REMEDY = with_options(
@@ -32,22 +32,22 @@ _WRITES_AHEAD = 8  # writes of a file that may wait for their hashing
 
 
 @dataclass(frozen=True, slots=True)
-class _HashingTree(Tree):
+class _HashingDir(SafeDir):
     """A run folder that hashes files while they are written, so that none is read again."""
 
     hashes: dict[Path, str]  # of whole files
     thread: ThreadPoolExecutor
 
     @contextmanager
-    def replacing(self, path: Path, *, is_synced: bool = True) -> Iterator[BinaryIO]:
-        """As ``Tree.replacing``."""
-        with Tree.replacing(self, path, is_synced=is_synced) as out:
-            hashed = _Hashed(out, self.thread)
+    def atomic_write(self, path: Path, *, is_synced: bool = True) -> Iterator[BinaryIO]:
+        """As ``SafeDir.atomic_write``."""
+        with SafeDir.atomic_write(self, path, is_synced=is_synced) as out:
+            hashed = _HashedFile(out, self.thread)
             yield cast("BinaryIO", hashed)
         self.hashes[path] = hashed.hexdigest()
 
 
-class _Hashed(io.BufferedIOBase):
+class _HashedFile(io.BufferedIOBase):
     """A file that is written sequentially and hashed by a thread meanwhile."""
 
     def __init__(self, out: BinaryIO, thread: ThreadPoolExecutor) -> None:
@@ -76,10 +76,10 @@ class Outputs:
     field: ClassVar = "outputs"  # of ``run.json``: place in the run folder -> SHA-256
 
     @contextmanager
-    def writing(self) -> Iterator[Tree]:
+    def writing(self) -> Iterator[SafeDir]:
         """Yield the run folder for writing outputs that ``hash`` need not read again."""
         with ThreadPoolExecutor(1, "hashes") as thread:
-            yield _HashingTree(self.rundir.root, self.written, thread)
+            yield _HashingDir(self.rundir.root, self.written, thread)
 
     def hash(self, names: Collection[str] = ()) -> dict[str, str]:
         """The hashes of the existing outputs: all, or only these file names.
@@ -90,14 +90,16 @@ class Outputs:
         paths = [path for path in self.paths() if not names or path.name in names]
         with ThreadPoolExecutor() as pool:  # Python's lock is free while a block is hashed
             digests = pool.map(lambda path: self.written.get(path) or _hash(path), paths)
-            return {self._place(path): digest for path, digest in zip(paths, digests, strict=True)}
+            return {
+                self._output_path(path): digest for path, digest in zip(paths, digests, strict=True)
+            }
 
     def paths(self) -> list[Path]:
         """The existing outputs of the run and of each of its files."""
         names = self.rundir.owned_names
         paths = [self.rundir.report, *map(self.rundir.output, names.run)]
         for folder in self.rundir.feature_folders():
-            paths += [index_of(folder), folder / PARTS]
+            paths += [index_path(folder), folder / PARTS]
             paths += [
                 path
                 for path in sorted(folder.glob("*.*"))
@@ -120,12 +122,12 @@ class Outputs:
         named = {place: one for place, one in hashes.items() if place in names}
         if any(self.find_damaged(scores)):
             return {}
-        damaged = {self._place(path) for path, _ in self.find_damaged(named)}
+        damaged = {self._output_path(path) for path, _ in self.find_damaged(named)}
         return scores | {place: one for place, one in named.items() if place not in damaged}
 
     def count_unhashed(self, hashes: Mapping[str, str]) -> int:
         """The number of existing outputs without a hash here."""
-        return sum(self._place(path) not in hashes for path in self.paths())
+        return sum(self._output_path(path) not in hashes for path in self.paths())
 
     def read_hashes(self) -> dict[str, str] | None:
         """The hashes in ``run.json``; None for an unfinished run or one of an older version.
@@ -206,7 +208,7 @@ class Outputs:
         if {**others, **now} != before:
             self.rundir.write_facts({**stored, self.field: {**others, **now}})
 
-    def _place(self, path: Path) -> str:
+    def _output_path(self, path: Path) -> str:
         return path.relative_to(self.rundir.root).as_posix()
 
 
@@ -216,7 +218,7 @@ def has_vectors(place: str) -> bool:
     >>> has_vectors("features/000000.h5"), has_vectors("features.h5"), has_vectors("viral.fasta")
     (True, True, False)
     """
-    return Path(place).parts[0] in (FEATURES, index_of(Path(FEATURES)).name)
+    return Path(place).parts[0] in (FEATURES, index_path(Path(FEATURES)).name)
 
 
 def _hash(path: Path) -> str:
@@ -225,6 +227,6 @@ def _hash(path: Path) -> str:
         OutputError, StorageError: it cannot be read now.
     """
     try:
-        return sha256(path)
+        return hash_file(path)
     except OSError as error:
         raise disk_error(error, path) from error

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.recipe import EncoderSpec, FeatureFormat, Reads
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.recipe import Alphabet, EncoderSpec, FeatureFormat
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Embeddings
 
 
 def export(
-    path: Path, embeddings: Embeddings, layout: FeatureFormat, encoder: EncoderSpec, tree: Tree
+    path: Path, embeddings: Embeddings, layout: FeatureFormat, encoder: EncoderSpec, tree: SafeDir
 ) -> None:
     """Write the content of a feature file next to it in another format; for h5, do nothing.
 
@@ -32,9 +32,9 @@ def export(
             save_pt(path, embeddings, encoder, tree)
 
 
-def save_npz(path: Path, embeddings: Embeddings, tree: Tree) -> None:
+def save_npz(path: Path, embeddings: Embeddings, tree: SafeDir) -> None:
     """``ids``, ``lengths`` and ``embeddings``, for ``numpy.load`` without pickle."""
-    with tree.replacing(path) as out:
+    with tree.atomic_write(path) as out:
         np.savez(
             out,
             ids=np.array(embeddings.ids, dtype=np.str_),
@@ -43,7 +43,7 @@ def save_npz(path: Path, embeddings: Embeddings, tree: Tree) -> None:
         )
 
 
-def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Tree) -> None:
+def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: SafeDir) -> None:
     """Write a row per ORF: ``id``, ``length``, ``embedding``; the encoder is in the metadata.
 
     An embedding is a list of ``dim`` float32 or, per residue, a list of such lists. Parquet text is
@@ -66,10 +66,10 @@ def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree:
     numbers = "embedding" + ".list.element" * (2 if embeddings.per_residue else 1)
     split = {"use_dictionary": False, "use_byte_stream_split": [numbers]}
     parquet.write_table(table, image, compression="zstd", **split)
-    tree.write_whole(path, image.getvalue())
+    tree.write_bytes(path, image.getvalue())
 
 
-def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Tree) -> None:
+def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: SafeDir) -> None:
     """Write the layout of the original VirNucPro's ``_ESM.pt`` or ``_DNABERT_S.pt``.
 
     Proteins: ``proteins`` (ids) and ``data`` (a tensor each). Bases: ``nucleotide`` (ids) and
@@ -79,7 +79,7 @@ def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Tree
     import torch
 
     ids, content = list(embeddings.ids), dict[str, object]()
-    if encoder.reads is not Reads.PROTEIN:
+    if encoder.reads is not Alphabet.PROTEIN:
         rows = zip(ids, embeddings.vectors.tolist(), strict=True)
         data = [{"label": name, "mean_representation": row} for name, row in rows]
         content = {"nucleotide": ids, "data": data}
@@ -88,7 +88,7 @@ def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Tree
         content = {"proteins": ids, "data": tensors}
     image = io.BytesIO()  # torch would store the name of a path in the archive
     torch.save(content, image)
-    tree.write_whole(path, image.getvalue())
+    tree.write_bytes(path, image.getvalue())
 
 
 def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:

@@ -30,13 +30,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro._version import __version__
-from virnucpro.core.atomic_io import disk_error, parse_json, sha256
+from virnucpro.core.atomic_io import disk_error, hash_file, parse_json
 from virnucpro.core.errors import FeatureFileError, StorageError
 from virnucpro.core.logging import printable
 from virnucpro.core.numeric import from_bfloat16
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Store
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Embeddings, Failure
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def write_embeddings(
     path: Path,
     embeddings: Embeddings,
     attributes: Attributes,
-    tree: Tree,
+    tree: SafeDir,
     store: Store = "float32",
 ) -> Checksums:
     """Write one file: ``ids``, ``lengths``, ``embeddings``, and the failures.
@@ -93,16 +93,16 @@ def write_embeddings(
     """
     failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
     content = _to_hdf5(embeddings, attributes, store)
-    parts = content, sealed_label(content, attributes, failed_records)  # large, and not copied
-    checksums = Checksums(_label_digest(parts[1]), hash_of(parts))
+    parts = content, checksummed_label(content, attributes, failed_records)  # large, and not copied
+    checksums = Checksums(_label_digest(parts[1]), read_checksum(parts))
     with suppress(OSError):  # an unreadable file is replaced
-        if path.is_file() and sha256(path) == checksums.file:
+        if path.is_file() and hash_file(path) == checksums.file:
             return checksums
-    with tree.replacing(path) as out:
+    with tree.atomic_write(path) as out:
         for part in parts:
             out.write(part)
         out.seek(0)
-        if not _holds(out, parts):
+        if not _has_layout(out, parts):
             raise StorageError(
                 f"{printable(path)} was written, but reads back differently",
                 hint="the disk has a fault: check the system log",
@@ -110,7 +110,7 @@ def write_embeddings(
     return checksums
 
 
-def _holds(handle: BinaryIO, parts: Iterable[bytes]) -> bool:
+def _has_layout(handle: BinaryIO, parts: Iterable[bytes]) -> bool:
     """True if a file has this content; it is compared in blocks."""
     for part in parts:
         for first in range(0, len(part), _BLOCK):
@@ -120,11 +120,11 @@ def _holds(handle: BinaryIO, parts: Iterable[bytes]) -> bool:
     return not handle.read(1)
 
 
-def sealed_label(
+def checksummed_label(
     content: bytes, attributes: Attributes, failed_records: Sequence[str] = ()
 ) -> bytes:
     """The end of a feature file: its label, and the hash and length of the label."""
-    label = Label(attributes, failed_records, len(content), hash_of([content]))
+    label = Label(attributes, failed_records, len(content), read_checksum([content]))
     text = json.dumps(asdict(label)).encode()
     return text + _SEAL.pack(hashlib.sha256(text).digest(), len(text))
 
@@ -142,7 +142,7 @@ def read_label_digest(path: Path) -> str:
         FeatureFileError: the file is missing, or too short.
         OutputError, StorageError: it cannot be read now.
     """
-    with reading(path):
+    with open_reader(path):
         _refuse_pipe(path)
         with path.open("rb") as handle:
             n_bytes = handle.seek(0, os.SEEK_END)
@@ -153,26 +153,26 @@ def read_label_digest(path: Path) -> str:
     return _label_digest(end)
 
 
-def write_sealed(tree: Tree, path: Path, content: bytes, attributes: Attributes) -> None:
-    """Write a file that ends as a feature file does; see ``read_sealed``."""
-    tree.write_whole(path, content + sealed_label(content, attributes))
+def write_checksummed(tree: SafeDir, path: Path, content: bytes, attributes: Attributes) -> None:
+    """Write a file that ends as a feature file does; see ``read_checksummed``."""
+    tree.write_bytes(path, content + checksummed_label(content, attributes))
 
 
-def read_sealed(path: Path, attributes: Attributes) -> tuple[Label, bytes]:
+def read_checksummed(path: Path, attributes: Attributes) -> tuple[Label, bytes]:
     """Read the content of a file that ends as a feature file does, and verify every bit.
 
     Raises:
         FeatureFileError, OutputError, StorageError: as ``read_label``.
     """
     label = read_label(path, attributes)
-    with reading(path):
+    with open_reader(path):
         content = path.read_bytes()[: label.n_bytes]
-        if hash_of([content]) != label.sha256:
+        if read_checksum([content]) != label.sha256:
             raise ValueError("its content has another hash")
     return label, content
 
 
-def hash_of(parts: Iterable[bytes]) -> str:
+def read_checksum(parts: Iterable[bytes]) -> str:
     """The SHA-256 of the concatenated parts."""
     digest = hashlib.sha256()
     for part in parts:
@@ -287,7 +287,7 @@ def read_label(path: Path, attributes: Attributes) -> Label:
         FeatureFileError: it is missing, truncated, or belongs to another recipe or shard.
         OutputError, StorageError: it cannot be read now.
     """
-    with reading(path):
+    with open_reader(path):
         _refuse_pipe(path)
         with path.open("rb") as handle:
             end = handle.seek(0, os.SEEK_END) - _SEAL.size
@@ -329,13 +329,13 @@ def read_verified(
 ) -> tuple[Embeddings, Checksums]:
     """Read one file as ``read_embeddings`` does, with its checksums."""
     label = read_label(path, attributes)
-    with reading(path):
+    with open_reader(path):
         checksums = _check_content(path, label)
         with open_features(path) as h5:
             embeddings = Embeddings(
-                ids=_strings(_own(h5, "ids")),
-                lengths=_own(h5, "lengths")[:],
-                vectors=_vectors(_own(h5, "embeddings")),
+                ids=_to_strings(_owned_copy(h5, "ids")),
+                lengths=_owned_copy(h5, "lengths")[:],
+                vectors=_vectors(_owned_copy(h5, "embeddings")),
                 per_residue=label.attributes.get("pooling") == "none",
                 failures=_failures(h5) if label.failed_records else (),
             )
@@ -353,7 +353,7 @@ def verify(path: Path, attributes: Attributes) -> Checksums:
         OutputError, StorageError: it cannot be read now.
     """
     label = read_label(path, attributes)
-    with reading(path):
+    with open_reader(path):
         return _check_content(path, label)
 
 
@@ -363,17 +363,17 @@ def read_names(path: Path) -> tuple[NDArray[np.object_], NDArray[np.int32]]:
     Raises:
         FeatureFileError: the file no longer exists, or has changed.
     """
-    with reading(path), open_features(path) as h5:
-        return _own(h5, "ids")[:], _own(h5, "lengths")[:]
+    with open_reader(path), open_features(path) as h5:
+        return _owned_copy(h5, "ids")[:], _owned_copy(h5, "lengths")[:]
 
 
 def _failures(h5: h5py.File) -> tuple[Failure, ...]:
-    columns = [_strings(_own(h5, f"failed/{name}")) for name in Failure._fields]
+    columns = [_to_strings(_owned_copy(h5, f"failed/{name}")) for name in Failure._fields]
     return tuple(Failure(*values) for values in zip(*columns, strict=True))
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def open_reader(path: Path) -> Iterator[None]:
     """Turn errors while a feature file or an index is read into ``VirnucproError``s.
 
     A file that cannot be read now is not damaged, so nobody may delete it.
@@ -401,7 +401,7 @@ def read_rows(path: Path, places: Sequence[int]) -> list[NDArray[np.float32]]:
     Raises:
         FeatureFileError: it no longer exists, or has changed.
     """
-    with reading(path), open_features(path) as h5:
+    with open_reader(path), open_features(path) as h5:
         rows = h5["embeddings"]
         bounds = np.concatenate([[0], np.cumsum(h5["lengths"][:])])
         return [rows[bounds[i] : bounds[i + 1]] for i in places]
@@ -413,8 +413,8 @@ def find_vectors(path: Path) -> int:
     Raises:
         FeatureFileError: it no longer exists, or has changed.
     """
-    with reading(path), open_features(path) as h5:
-        rows = _own(h5, "embeddings")
+    with open_reader(path), open_features(path) as h5:
+        rows = _owned_copy(h5, "embeddings")
         start = rows.id.get_offset()  # None: empty or chunked
         if start is None and rows.size > 0:
             raise ValueError("its vectors are not stored one after the other")
@@ -433,13 +433,13 @@ def read_vectors(
     """
     dim, is_short = encoder.dim, encoder.store == "bfloat16"
     n_bytes = dim * (2 if is_short else 4)
-    with reading(path), path.open("rb", buffering=0) as handle:
+    with open_reader(path), path.open("rb", buffering=0) as handle:
         rows = [os.pread(handle.fileno(), n_bytes, start + i * n_bytes) for i in places]
         numbers = [np.frombuffer(row, dtype="<u2" if is_short else "<f4") for row in rows]
         return [(from_bfloat16(one) if is_short else one).reshape(1, dim) for one in numbers]
 
 
-def _own(h5: h5py.File, name: str) -> h5py.Dataset:
+def _owned_copy(h5: h5py.File, name: str) -> h5py.Dataset:
     """A dataset stored in the file itself: HDF5 would follow links to other files."""
     import h5py
 
@@ -453,7 +453,7 @@ def _own(h5: h5py.File, name: str) -> h5py.Dataset:
     return dataset
 
 
-def _strings(dataset: h5py.Dataset) -> tuple[str, ...]:
+def _to_strings(dataset: h5py.Dataset) -> tuple[str, ...]:
     return tuple(dataset.asstr()[:])
 
 

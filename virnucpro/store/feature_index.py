@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from virnucpro.core.atomic_io import parse_json
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import printable
-from virnucpro.core.numeric import runs_of
+from virnucpro.core.numeric import find_runs
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import FeatureFormat
 from virnucpro.core.types import Embeddings, check_counts
@@ -29,12 +29,12 @@ from virnucpro.store.feature_file import (
     Attributes,
     Checksums,
     open_features,
+    open_reader,
+    read_checksummed,
     read_embeddings,
     read_label_digest,
-    read_sealed,
-    reading,
     verify,
-    write_sealed,
+    write_checksummed,
 )
 from virnucpro.store.feature_store import FeatureStore, ShardFeatures, is_feature_file
 
@@ -61,24 +61,24 @@ class IndexPart:
         if not is_feature_file(self.name) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"{self.name!r} is no feature file of a shard with a label")
         check_counts(self.dim, self.n_orfs, self.n_rows)
-        object.__setattr__(self, "orfs", _checked(self.orfs, self.n_orfs))
-        object.__setattr__(self, "rows", _checked(self.rows, self.n_rows))
+        object.__setattr__(self, "orfs", _check_part(self.orfs, self.n_orfs))
+        object.__setattr__(self, "rows", _check_part(self.rows, self.n_rows))
 
     @classmethod
-    def of(
+    def from_file(
         cls, name: str, embeddings: Embeddings, checksums: Checksums, hidden: Collection[str] = ()
     ) -> IndexPart:
         """Describe the file of some ORFs; all except the hidden ones count."""
         ids, n_rows = embeddings.ids, embeddings.lengths if embeddings.per_residue else 1
         bounds: list[int] = np.cumsum([0, *np.broadcast_to(n_rows, len(ids))]).tolist()
         mask = np.array([orf_id not in hidden for orf_id in ids], dtype=np.bool_)
-        orfs = tuple(runs_of(mask))
+        orfs = tuple(find_runs(mask))
         rows = tuple((bounds[first], bounds[end]) for first, end in orfs)
         dim = embeddings.vectors.shape[1]
         return cls(name, *checksums, dim, len(ids), bounds[-1], orfs, rows)
 
     @classmethod
-    def of_shard(
+    def from_shard(
         cls,
         store: FeatureStore,
         features: ShardFeatures,
@@ -91,9 +91,9 @@ class IndexPart:
         """
         parts = []
         for path, embeddings, checksums in features.files:
-            export(path, embeddings.without(hidden), layout, store.encoder, store.tree)
+            export(path, embeddings.without_ids(hidden), layout, store.encoder, store.tree)
             if embeddings.vectors.shape[1]:  # else copies whose originals have no vector
-                parts.append(cls.of(path.name, embeddings, checksums, hidden))
+                parts.append(cls.from_file(path.name, embeddings, checksums, hidden))
         return parts
 
     @property
@@ -106,7 +106,7 @@ class IndexPart:
         return sum(end - first for first, end in self.rows)
 
 
-def _checked(spans: Sequence[Sequence[int]], n: int) -> tuple[Span, ...]:
+def _check_part(spans: Sequence[Sequence[int]], n: int) -> tuple[Span, ...]:
     """Check that spans ascend within ``n``; those from JSON are lists.
 
     Raises:
@@ -124,7 +124,7 @@ def write_parts(store: FeatureStore, parts: Sequence[IndexPart]) -> None:
     """Write the list of the files of a store; the store's folder is made if it is missing."""
     content = json.dumps([asdict(part) for part in parts]).encode()
     store.make_folder()
-    write_sealed(store.tree, store.parts, content, _seal(store))
+    write_checksummed(store.tree, store.parts, content, _part_checksum(store))
 
 
 def read_parts(store: FeatureStore) -> list[IndexPart]:
@@ -134,12 +134,12 @@ def read_parts(store: FeatureStore) -> list[IndexPart]:
         FeatureFileError: it is missing or damaged, or of another recipe.
         OutputError, StorageError: it cannot be read now.
     """
-    content = read_sealed(store.parts, _seal(store))[1]
-    with reading(store.parts):
+    content = read_checksummed(store.parts, _part_checksum(store))[1]
+    with open_reader(store.parts):
         return [IndexPart(**part) for part in parse_json(content)]
 
 
-def _seal(store: FeatureStore) -> Attributes:
+def _part_checksum(store: FeatureStore) -> Attributes:
     return {"fingerprint": store.fingerprint}
 
 
@@ -153,7 +153,7 @@ def hash_part(store: FeatureStore, part: IndexPart) -> str:
     path = store.folder / part.name
     if read_label_digest(path) == part.label:
         return part.sha256
-    return verify(path, _seal(store)).file
+    return verify(path, _part_checksum(store)).file
 
 
 def check_parts(store: FeatureStore) -> None:
@@ -178,7 +178,7 @@ def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]
     Raises:
         FeatureFileError: the list or a file is missing or damaged.
     """
-    attributes = _seal(store)
+    attributes = _part_checksum(store)
     for name, spans in _shown_orfs(store):
         embeddings = read_embeddings(store.folder / name, attributes, store.encoder.dim)
         rows = split_rows(embeddings)
@@ -198,7 +198,7 @@ def _linked_orfs(index: Path) -> list[tuple[str, Sequence[Span]]]:
     """The same from a ``features.h5`` of an older run: virtual datasets over the feature files."""
     if not index.exists():
         return []
-    with reading(index), open_features(index) as h5:
+    with open_reader(index), open_features(index) as h5:
         groups = h5["groups"].values() if "groups" in h5 else ()
         sources = [source for group in groups for source in group["ids"].virtual_sources()]
         by_file = groupby(sources, key=lambda source: source.file_name)
@@ -221,5 +221,5 @@ def shared_attributes(store: FeatureStore, parts: Sequence[IndexPart]) -> Mappin
     if not parts:
         return {}
     first = store.folder / parts[0].name
-    with reading(first), open_features(first) as h5:
+    with open_reader(first), open_features(first) as h5:
         return {name: h5.attrs[name] for name in h5.attrs if name not in ("shard_sha256", "copies")}

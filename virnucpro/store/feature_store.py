@@ -23,12 +23,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.atomic_io import writing
+from virnucpro.core.atomic_io import storage_errors
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import SHARD_NAME, Embeddings, Failure, Orf, Shard
 from virnucpro.store.feature_file import (
     Attributes,
@@ -58,7 +58,7 @@ _REPLACED = with_options(
 class FeatureStore:
     """The vectors that one encoder makes for the shards of a run."""
 
-    tree: Tree  # the run folder
+    tree: SafeDir  # the run folder
     folder: Path
     encoder: EncoderSpec
     fingerprint: str  # hash of the recipe
@@ -67,14 +67,14 @@ class FeatureStore:
         """The file of a shard; with ``copies=1``, the file of its copies."""
         return self.folder / f"{shard.name}{_COPIES * copies}.h5"
 
-    def partial(self, shard: Shard, owner: str) -> Path:
+    def partial_path(self, shard: Shard, owner: str) -> Path:
         """The partial file of a shard that killed its worker, kept for the owner's next attempt."""
         return self.folder / f".{shard.name}.{owner}.partial"
 
     @property
     def index(self) -> Path:
         """``features.h5``, with all vectors of the store, next to its folder."""
-        return index_of(self.folder)
+        return index_path(self.folder)
 
     @property
     def parts(self) -> Path:
@@ -142,7 +142,7 @@ class FeatureStore:
         for path, attributes in self.files():
             yield path, find_vectors(path), read_embeddings(path, attributes, self.encoder.dim)
 
-    def names_done(self) -> set[str]:
+    def completed_names(self) -> set[str]:
         """List the folder once for the names of the shards with a file.
 
         A file that exists was whole when it was written.
@@ -167,15 +167,15 @@ class FeatureStore:
         pending = dict[int, Shard]()
         for i, shard in enumerate(shards):
             on_shard(i, len(shards))
-            if self.owes(shard, replaced):
+            if self.is_pending(shard, replaced):
                 pending[i] = shard
         with_copies = [shard for shard in shards if shard.n_orfs > shard.n_embedded]
-        if replaced and any(self.owes(shard, replaced, copies=1) for shard in with_copies):
+        if replaced and any(self.is_pending(shard, replaced, copies=1) for shard in with_copies):
             others = ((i, shard) for i, shard in enumerate(shards) if i not in pending)
             pending |= {i: shard for i, shard in others if self._failed_in(shard)}
         return [pending[i] for i in sorted(pending)]
 
-    def owes(self, shard: Shard, replaced: frozenset[str], copies: int = 0) -> bool:
+    def is_pending(self, shard: Shard, replaced: frozenset[str], copies: int = 0) -> bool:
         """Whether a shard has no complete file, or a file with failures that were not ``replaced``.
 
         Only labels are checked: damaged content is found when it is read. Nothing is deleted:
@@ -221,7 +221,7 @@ class FeatureStore:
         """Read all files and delete the damaged ones."""
         for path, error in self.find_damaged(shards, on_shard):
             LOGGER.warning("%s; it is made again", error)
-            with writing(path):
+            with storage_errors(path):
                 self.tree.delete(path)
 
 
@@ -230,7 +230,7 @@ class ReadOnlyStore(FeatureStore):
     """The store of a finished run: a file that would be written is compared instead."""
 
     @classmethod
-    def of(cls, store: FeatureStore) -> ReadOnlyStore:
+    def from_folder(cls, store: FeatureStore) -> ReadOnlyStore:
         return cls(store.tree, store.folder, store.encoder, store.fingerprint)
 
     def write(self, shard: Shard, embeddings: Embeddings, copies: int = 0) -> Checksums:
@@ -256,9 +256,11 @@ def open_stores(
     features: Path, encoders: Sequence[EncoderSpec], fingerprint: str
 ) -> tuple[FeatureStore, ...]:
     """A store per encoder: the first in the folder itself, the others in its subfolders."""
-    tree = Tree(features.parent)
+    tree = SafeDir(features.parent)
     return tuple(
-        FeatureStore(tree, features / _name(encoder) if i else features, encoder, fingerprint)
+        FeatureStore(
+            tree, features / _encoder_folder_name(encoder) if i else features, encoder, fingerprint
+        )
         for i, encoder in enumerate(encoders)
     )
 
@@ -273,17 +275,17 @@ def is_export(path: Path) -> bool:
     return _EXPORT.fullmatch(path.name) is not None
 
 
-def index_of(folder: Path) -> Path:
+def index_path(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.h5")
 
 
-def _name(encoder: EncoderSpec) -> str:
+def _encoder_folder_name(encoder: EncoderSpec) -> str:
     """A folder name that is unique among the encoders of a run."""
     digest = hashlib.sha256(json.dumps(encoder.facts, sort_keys=True).encode()).hexdigest()
     return f"{encoder.family}-{digest[:16]}"
 
 
-def inner_names(features: Path) -> list[str]:
+def encoder_folder_names(features: Path) -> list[str]:
     """The names in a folder of features that are names of the stores of further encoders."""
     if not features.is_dir():
         return []
@@ -305,7 +307,7 @@ class ShardFeatures:
     files: tuple[StoredFeatures, ...]
     reasons: Mapping[str, str]  # id of an ORF without a vector -> reason
 
-    def rows(self, orf_ids: Sequence[str]) -> NDArray[np.float32]:
+    def select_rows(self, orf_ids: Sequence[str]) -> NDArray[np.float32]:
         """The vectors of ORFs with one vector each. n -> (n, dim)"""
         contents = [file.embeddings for file in self.files]
         assert not any(content.per_residue for content in contents), "one row each"
@@ -326,7 +328,7 @@ class FeatureReader:
         self._store = store
         self._shards = [shard for shard in shards if shard.n_embedded]
         self._firsts = [0, *accumulate(shard.n_embedded for shard in self._shards)]
-        self._sources: dict[int, _Source] = {}  # by index of the shard
+        self._sources: dict[int, _OriginalRows] = {}  # by index of the shard
 
     def read(
         self, shard: Shard, orfs: Sequence[Orf], lost: Mapping[int, str], n_verified: int
@@ -364,7 +366,7 @@ class FeatureReader:
                 f"{printable(path)} has other ORFs, or has them in another order"
             )
         failed = {i: reasons[orf.id] for i, orf in enumerate(orfs) if orf.id in reasons}
-        self._sources[shard.index] = _Source(path, failed)
+        self._sources[shard.index] = _OriginalRows(path, failed)
         return StoredFeatures(path, embeddings, checksums)
 
     def _copy_to(
@@ -396,16 +398,16 @@ class FeatureReader:
             ),
         )
 
-    def _source(self, number: int, lost: Mapping[int, str], n_verified: int) -> _Source:
+    def _source(self, number: int, lost: Mapping[int, str], n_verified: int) -> _OriginalRows:
         """The file of the originals in a shard; another process may have verified it."""
         shard = self._shards[number]
         path, attributes = self._store.path(shard), self._store.expected(shard)
         if loss := lost.get(shard.index):
-            return _Source(path, dict.fromkeys(range(shard.n_embedded), loss))
+            return _OriginalRows(path, dict.fromkeys(range(shard.n_embedded), loss))
         if shard.index not in self._sources:
             is_verified = shard.index < n_verified
             if is_verified and not read_label(path, attributes).failed_records:
-                self._sources[shard.index] = _Source(path, {})
+                self._sources[shard.index] = _OriginalRows(path, {})
             else:
                 embedded = [orf for orf in read_shard(shard) if orf.copy_of is None]
                 self._read_embedded(shard, embedded)
@@ -413,7 +415,7 @@ class FeatureReader:
 
 
 @dataclass(frozen=True, eq=False)
-class _Source:
+class _OriginalRows:
     """A verified feature file with originals of copies."""
 
     path: Path

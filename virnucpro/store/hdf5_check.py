@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import os
 
-from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.core.child_process import (
+    ChildError,
+    ChildProcess,
+    Pipe,
+    defer_interrupts,
+    start_process,
+)
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.store.feature_file import new_hdf5
@@ -25,15 +31,15 @@ def check_connector(name: str | None) -> None:
     """
     if not name:
         return
-    with interrupts_held():
-        child = start(try_hdf5)
+    with defer_interrupts():
+        child = start_process(try_hdf5)
     try:
         outcome = child.pipe.recv()
-        reason = outcome.reason if isinstance(outcome, Raised) else ""
+        reason = outcome.reason if isinstance(outcome, ChildError) else ""
     except (EOFError, OSError):
-        reason = child.cause_of_end()
+        reason = child.exit_reason()
     finally:
-        Child.kill_all([child])
+        ChildProcess.kill_all([child])
     if reason:
         raise UnavailableError(
             f"HDF5 does not work with the connector of HDF5_VOL_CONNECTOR={printable(name)}: "

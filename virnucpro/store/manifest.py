@@ -14,15 +14,15 @@ from virnucpro.core.atomic_io import disk_error, read_bounded
 from virnucpro.core.errors import ResumeError, UsageError
 from virnucpro.core.json_checksum import add_checksum, parse_checked
 from virnucpro.core.logging import printable
-from virnucpro.core.option_text import OptionName, join_texts, joined, with_options
-from virnucpro.core.recipe import SHARD_FORMAT, Embed, EncoderSpec, Recipe
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.option_text import OptionName, join_texts, join_words, with_options
+from virnucpro.core.recipe import SHARD_FORMAT, EmbeddingRule, EncoderSpec, Recipe
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord
 from virnucpro.models.registry import current_name
-from virnucpro.sequences.fasta import Block, Span, Streams, parsed
+from virnucpro.sequences.fasta import Block, Span, StreamCache, parse_block
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import RunIds
-from virnucpro.sequences.taken_names import NONE_TAKEN, TakenNames, find_taken
+from virnucpro.sequences.taken_names import NONE_TAKEN, TakenNames, find_taken_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Manifest:
     cut: str = ""  # rule by which records were called, in words
     # rule of --embed -> first generation of inputs at or after the rule; each rule is for records
     # that no earlier rule asks for
-    embed: Mapping[Embed, int] = field(default_factory=lambda: {"all": 0})
+    embed: Mapping[EmbeddingRule, int] = field(default_factory=lambda: {"all": 0})
     # names that ids of the run take from derived names; each start finds them again
     taken: TakenNames = field(default=NONE_TAKEN, compare=False)
 
@@ -50,7 +50,7 @@ class Manifest:
             raise TypeError("a replaced record is named by its id")
         if not isinstance(self.is_qualified, bool):
             raise TypeError("ids are written with their file, or they are not")
-        if not self.embed or not self.embed.keys() <= set(get_args(Embed)):
+        if not self.embed or not self.embed.keys() <= set(get_args(EmbeddingRule)):
             raise ValueError("no rule says which records are embedded")
 
     @property
@@ -81,7 +81,7 @@ class Manifest:
                 came.append((time, place, generation))
         return [(generation, place) for _, place, generation in sorted(came)]
 
-    def blocks(self, places: Iterable[tuple[int, Span]], streams: Streams) -> Iterator[Block]:
+    def blocks(self, places: Iterable[tuple[int, Span]], streams: StreamCache) -> Iterator[Block]:
         """Read the records of parts of inputs, with their ids in the run.
 
         Raises:
@@ -101,8 +101,8 @@ class Manifest:
         has_derived = self.recipe.input_type == "nucleotide"
         if not (has_derived and any(file.may_take_names for file in self.inputs)):
             return self
-        blocks = chain.from_iterable(parsed(self.ids.blocks(file)) for file in self.inputs)
-        return replace(self, taken=find_taken(blocks))
+        blocks = chain.from_iterable(parse_block(self.ids.blocks(file)) for file in self.inputs)
+        return replace(self, taken=find_taken_names(blocks))
 
     def check_same_recipe(self, recipe: Recipe) -> None:
         """Check that this is the recipe of the run.
@@ -135,14 +135,14 @@ class Manifest:
         """The name of each field that differs, and the difference in words."""
         before = self.recipe
         if [one.family for one in before.encoders] != [one.family for one in recipe.encoders]:
-            was, now = _names_of(before, recipe)
+            was, now = _encoder_names(before, recipe)
             yield "encoders", f"it has {was}, not {now}"
-            yield from _changed(before, recipe, _FILES)
+            yield from _changed_fields(before, recipe, _FILES)
             return
-        yield from _changed(before, recipe, ("encoders",))
+        yield from _changed_fields(before, recipe, ("encoders",))
         for old, new in zip(before.encoders, recipe.encoders, strict=True):
             of_which = f" of {new.model}" if len(recipe.encoders) > 1 else ""
-            yield from _changed(old, new, new.implied, of_which)
+            yield from _changed_fields(old, new, new.implied, of_which)
 
     def latest(self) -> dict[str, int]:
         """Replaced record -> the last generation that has it."""
@@ -174,7 +174,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
     if not path.exists():
         return None
     if not path.is_file():  # a pipe would never end
-        raise _damaged(path, "it is not a plain file")
+        raise _corrupt_manifest_error(path, "it is not a plain file")
     version: object = __version__
     try:
         stored = parse_checked(read_bounded(path))
@@ -202,7 +202,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
         if version != __version__:
             raise _of_another_version(path.parent, version) from error
         why = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise _damaged(path, why) from error
+        raise _corrupt_manifest_error(path, why) from error
 
 
 def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[str, Any]) -> None:
@@ -219,7 +219,7 @@ def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[
         "models": manifest.models,
         "embed": list(manifest.embed.items()),
     }
-    Tree(path.parent).write_whole(path, add_checksum(content))
+    SafeDir(path.parent).write_bytes(path, add_checksum(content))
 
 
 def _encoder_spec(stored: Mapping[str, Any]) -> EncoderSpec:
@@ -245,7 +245,7 @@ def _from_json(stored: Mapping[str, Any], copies: Path) -> InputFile:
     return InputFile(**{**stored, "path": str(path)})
 
 
-def _damaged(manifest: Path, why: object) -> ResumeError:
+def _corrupt_manifest_error(manifest: Path, why: object) -> ResumeError:
     return ResumeError(
         f"{printable(manifest)} is damaged: {printable(why)}",
         hint=with_options(
@@ -266,7 +266,7 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
     )
 
 
-def _names_of(before: Recipe, now: Recipe) -> list[str]:
+def _encoder_names(before: Recipe, now: Recipe) -> list[str]:
     """Their encoders, with the family if two of one name are of different families."""
     names = [printable(each.reader) for each in (before, now)]
     if len(set(names)) > 1:
@@ -275,7 +275,7 @@ def _names_of(before: Recipe, now: Recipe) -> list[str]:
     return [f"{name} ({printable(one)})" for name, one in zip(names, families, strict=True)]
 
 
-def _changed(
+def _changed_fields(
     before: Recipe | EncoderSpec,
     now: Recipe | EncoderSpec,
     left_out: Collection[str],
@@ -284,7 +284,7 @@ def _changed(
     old, new = asdict(before), asdict(now)
     for name in new:
         if old[name] != new[name] and name not in left_out:
-            change = f"was {_short(old[name])}, now {_short(new[name])}"
+            change = f"was {_shorten(old[name])}, now {_shorten(new[name])}"
             shown = _SHOWN.get(name, name)
             yield name, join_texts("", (shown, of_which, f" {change}"))
 
@@ -303,10 +303,10 @@ _FILES = {
 }
 _SHOWN: dict[str, str] = {
     **_FILES,
-    **{name: joined([OptionName(name, is_bare=True)]) for name in _OPTIONS},
+    **{name: join_words([OptionName(name, is_bare=True)]) for name in _OPTIONS},
 }
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     text = printable(value) or "none"
     return f"{text[:12]}..." if len(text) == 64 else text  # a hash

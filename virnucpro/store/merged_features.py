@@ -17,11 +17,11 @@ import numpy as np
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import announce, printable
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.models.devices import as_size
+from virnucpro.models.devices import format_bytes
 from virnucpro.store.feature_file import (
     find_vectors,
+    open_reader,
     read_names,
-    reading,
     text_type,
     vector_type,
     verify,
@@ -55,16 +55,17 @@ def write_merged(
     if n_bytes > max_bytes:
         store.tree.delete(store.index)
         announce(
-            f"{printable(store.index.name)} is not written: the vectors have {as_size(n_bytes)}, "
-            f"and its limit is {as_size(max_bytes)}. Read {_ways_to_read(store)}"
+            f"{printable(store.index.name)} is not written: the vectors have "
+            f"{format_bytes(n_bytes)}, "
+            f"and its limit is {format_bytes(max_bytes)}. Read {_reading_hint(store)}"
         )
         return {}
     merged = [part for part in parts if part.orfs]
-    with store.tree.replacing(store.index) as out:
+    with store.tree.atomic_write(store.index) as out:
         return _write(out, store, parts, merged)
 
 
-def _ways_to_read(store: FeatureStore) -> str:
+def _reading_hint(store: FeatureStore) -> str:
     """How to read the vectors without ``features.h5``; Python has those of the first encoder."""
     root = store.tree.root
     files = f"the files {printable(store.folder.relative_to(root))}/*.h5 one by one"
@@ -134,7 +135,7 @@ def _stored_rows(store: FeatureStore, part: IndexPart) -> Iterator[bytes]:
     """
     path, row_bytes = store.folder / part.name, _row_bytes(store.encoder)
     start = find_vectors(path)
-    with reading(path), path.open("rb") as source:
+    with open_reader(path), path.open("rb") as source:
         for first, end in part.rows:
             source.seek(start + first * row_bytes)
             n_left = (end - first) * row_bytes
@@ -155,7 +156,7 @@ def _new_hdf5(out: BinaryIO) -> Iterator[h5py.File]:
     """
     import h5py
 
-    shielded = _Shielded(out)
+    shielded = _LoggedFile(out)
     aligned = {"alignment_threshold": _ALIGNED, "alignment_interval": _ALIGNED}
     with h5py.File(shielded, "w", libver="v110", **aligned) as h5:
         yield h5
@@ -163,7 +164,7 @@ def _new_hdf5(out: BinaryIO) -> Iterator[h5py.File]:
         raise shielded.error
 
 
-class _Shielded:
+class _LoggedFile:
     """A file for HDF5, which cannot close a file after an error of the disk: it never gets one.
 
     The first error is kept; what is written after it counts for nothing.
@@ -174,17 +175,17 @@ class _Shielded:
         self._out = out
 
     def write(self, content: bytes | memoryview) -> int:
-        with self._kept():
+        with self._keep_error():
             self._out.write(content)
         return len(content)
 
     def truncate(self, n_bytes: int) -> int:
-        with self._kept():
+        with self._keep_error():
             self._out.truncate(n_bytes)
         return n_bytes
 
     def flush(self) -> None:
-        with self._kept():
+        with self._keep_error():
             self._out.flush()
 
     def read(self, n_bytes: int = -1) -> bytes:
@@ -193,13 +194,13 @@ class _Shielded:
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - all that has bytes
         content = b""
-        with self._kept():
+        with self._keep_error():
             content = self._out.read(len(buffer))
         buffer[:] = content + bytes(len(buffer) - len(content))
         return len(buffer)
 
     def seek(self, place: int, whence: int = 0) -> int:
-        with self._kept():
+        with self._keep_error():
             return self._out.seek(place, whence)
         return place
 
@@ -207,7 +208,7 @@ class _Shielded:
         return self._out.tell()
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _keep_error(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -25,12 +25,12 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.atomic_io import as_text, parse_json, sha256
+from virnucpro.core.atomic_io import hash_file, parse_json, text_writer
 from virnucpro.core.errors import FeatureFileError, InputError
-from virnucpro.core.helper_pool import Pool
+from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
-from virnucpro.core.recipe import Embed, Recipe
+from virnucpro.core.recipe import EmbeddingRule, Recipe
 from virnucpro.core.types import (
     PROTEIN,
     FastaRecord,
@@ -41,21 +41,21 @@ from virnucpro.core.types import (
     shard_name,
 )
 from virnucpro.sequences.derived_names import FRAME_ENDINGS
-from virnucpro.sequences.fasta import Block, Span, Streams, parsed, write_record
+from virnucpro.sequences.fasta import Block, Span, StreamCache, parse_block, write_record
 from virnucpro.sequences.input_scan import find_repeat
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import id_digests
-from virnucpro.sequences.translate import Chunk, screen_all
-from virnucpro.store.feature_file import Attributes, read_sealed, write_sealed
+from virnucpro.sequences.translate import Chunk, reject_reasons
+from virnucpro.store.feature_file import Attributes, read_checksummed, write_checksummed
 from virnucpro.store.feature_store import OnShard
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import IDS, PLAN, RunDir
 from virnucpro.store.shard_files import N_SMALL_SHARDS, ShardWriter
 
 # spans of inputs, each with the input's index in the manifest
-Places: TypeAlias = tuple[tuple[int, Span], ...]
+InputSpans: TypeAlias = tuple[tuple[int, Span], ...]
 Part = TypeVar("Part")  # of what is read
-Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: first, and one after the last
+ShardSpans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: first, and one after the last
 LETTERS_AT_ONCE = 500_000  # of records that are called, translated or screened together
 _PARTS_AT_ONCE = 5_000  # records, or small files
 _FORMAT = 5  # raise it if parts of plans of two states could not be joined
@@ -66,18 +66,18 @@ _DAMAGE = (FeatureFileError, ValueError, KeyError, TypeError)  # errors from a d
 # Yields the records of a block that can be embedded, each with the index of the first rule of
 # ``--embed`` that selects it, or None if no rule does. Helper processes import it by its name.
 SelectRecords: TypeAlias = Callable[
-    [Records, Recipe, Sequence[Embed]], Iterator[tuple[FastaRecord, int | None]]
+    [Records, Recipe, Sequence[EmbeddingRule]], Iterator[tuple[FastaRecord, int | None]]
 ]
 
 
-def select_all(
-    records: Records, recipe: Recipe, rules: Sequence[Embed]
+def select_all_records(
+    records: Records, recipe: Recipe, rules: Sequence[EmbeddingRule]
 ) -> Iterator[tuple[FastaRecord, int | None]]:
     """Select every record that has a frame to embed, for the first rule."""
     if not recipe.encoders:
         return
-    screened = screen_all(records, recipe)
-    for index, record in enumerate(records.each()):
+    screened = reject_reasons(records, recipe)
+    for index, record in enumerate(records.iter_records()):
         if index not in screened:
             yield record, 0
 
@@ -86,7 +86,7 @@ def select_all(
 class Selection:
     """Which records of the inputs a run embeds, and which ones it searches for regions later."""
 
-    select: SelectRecords = select_all
+    select: SelectRecords = select_all_records
     min_searched_length: int | None = None  # bases; None: no record is searched
 
     def count_searched(self, lengths: NDArray[np.int64]) -> int:
@@ -121,8 +121,8 @@ class Slice:
 
     index: int  # of its first shard, and of its first block
     generation: int  # of the inputs
-    step: int  # of ``--embed``
-    spans: Places
+    rule_index: int  # of ``--embed``
+    spans: InputSpans
     is_first: bool  # in its series
 
     @property
@@ -130,7 +130,7 @@ class Slice:
         return shard_name(self.index)
 
 
-def ends_of_groups() -> Callable[[int], bool]:
+def group_boundaries() -> Callable[[int], bool]:
     """Make a function that takes the letters of each part in turn: True if a group ends there.
 
     The parts of a group are called together.
@@ -148,9 +148,9 @@ def ends_of_groups() -> Callable[[int], bool]:
     return is_end
 
 
-def grouped(parts: Iterable[Part], n_letters: Callable[[Part], int]) -> Iterator[list[Part]]:
-    """Yield neighbouring parts in the groups of ``ends_of_groups``."""
-    group, is_end = list[Part](), ends_of_groups()
+def group_parts(parts: Iterable[Part], n_letters: Callable[[Part], int]) -> Iterator[list[Part]]:
+    """Yield neighbouring parts in the groups of ``group_boundaries``."""
+    group, is_end = list[Part](), group_boundaries()
     for part in parts:
         group.append(part)
         if is_end(n_letters(part)):
@@ -166,9 +166,9 @@ class _SlicePlan:
 
     shards: tuple[Shard, ...]
     counts: _PlanCounts
-    spans: Spans  # of each of its inputs
+    spans: ShardSpans  # of each of its inputs
     # the parts of the inputs that are scored together; empty if not every process can read them
-    blocks: tuple[Places, ...] = ()
+    blocks: tuple[InputSpans, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,11 +178,11 @@ class Plan:
     rundir: RunDir
     manifest: Manifest
     slices: tuple[Slice, ...] = ()
-    parts: Mapping[int, _SlicePlan] = field(default_factory=dict)  # by the index of the slice
+    slice_plans: Mapping[int, _SlicePlan] = field(default_factory=dict)  # by the index of the slice
     keep_intermediate: bool = False  # keep bases of the shards, and chunks
     # its files are written elsewhere: the old plan stays until this one is complete
-    is_aside: bool = False
-    streams: Streams = field(default_factory=Streams)
+    is_staged: bool = False
+    streams: StreamCache = field(default_factory=StreamCache)
 
     @classmethod
     def cut(cls, rundir: RunDir, manifest: Manifest, *, keep_intermediate: bool) -> Plan:
@@ -191,14 +191,14 @@ class Plan:
         Raises:
             InputError, InputMissingError: an input cannot be read.
         """
-        slices = _slices_of(manifest)
-        return cls(rundir, manifest, slices, {}, keep_intermediate, is_aside=True)
+        slices = _split_slices(manifest)
+        return cls(rundir, manifest, slices, {}, keep_intermediate, is_staged=True)
 
     @classmethod
     def read(cls, rundir: RunDir, manifest: Manifest) -> Plan | None:
         """Read the slices in ``plan.json``, if it belongs to this run, with their intact plans."""
         try:
-            listing = _read_json(rundir.plan, {"key": _key(manifest)})
+            listing = _read_json(rundir.plan, {"key": _plan_key(manifest)})
             n_inputs = len(manifest.inputs)
             slices = tuple(_slice_from_json(one, n_inputs) for one in listing["slices"])
             plan = cls(rundir, manifest, slices, {}, bool(listing["keep_intermediate"]))
@@ -208,37 +208,37 @@ class Plan:
         for one in slices:
             with suppress(*_DAMAGE):
                 parts[one.index] = _read_part(plan, one)
-        return replace(plan, parts=parts)
+        return replace(plan, slice_plans=parts)
 
     @property
     def folder(self) -> Path:
-        return self.rundir.planned.shards if self.is_aside else self.rundir.shards
+        return self.rundir.staged.shards if self.is_staged else self.rundir.shards
 
     @cached_property
     def key(self) -> str:
         """The key in the files of this plan."""
-        return _key(self.manifest)
+        return _plan_key(self.manifest)
 
-    def seal(self, one: Slice) -> dict[str, str | int]:
+    def checksum_header(self, one: Slice) -> dict[str, str | int]:
         """What the files of a slice are sealed with."""
         return {"key": self.key, "slice": one.index}
 
     @property
-    def planned(self) -> list[Slice]:
-        return [one for one in self.slices if one.index in self.parts]
+    def planned_slices(self) -> list[Slice]:
+        return [one for one in self.slices if one.index in self.slice_plans]
 
     @property
-    def missing(self) -> list[Slice]:
-        return [one for one in self.slices if one.index not in self.parts]
+    def missing_slices(self) -> list[Slice]:
+        return [one for one in self.slices if one.index not in self.slice_plans]
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
-        parts = (self.parts[one.index] for one in self.planned)
+        parts = (self.slice_plans[one.index] for one in self.planned_slices)
         return tuple(chain.from_iterable(part.shards for part in parts))
 
     @property
     def shards_by_slice(self) -> dict[int, tuple[Shard, ...]]:
-        return {index: part.shards for index, part in self.parts.items()}
+        return {index: part.shards for index, part in self.slice_plans.items()}
 
     @cached_property
     def indices(self) -> list[int]:
@@ -247,41 +247,41 @@ class Plan:
 
     @cached_property
     def counts(self) -> _PlanCounts:
-        each = [astuple(part.counts) for part in self.parts.values()]
+        each = [astuple(part.counts) for part in self.slice_plans.values()]
         return _PlanCounts(*map(sum, zip(*each, strict=True)))
 
     @cached_property
-    def files(self) -> tuple[Spans, ...]:
+    def shards_by_input(self) -> tuple[ShardSpans, ...]:
         """The shards of each input, so far as they are planned."""
         spans: dict[int, list[tuple[int, int]]] = {}
-        for one in self.planned:
-            for (place, _), ends in zip(one.spans, self.parts[one.index].spans, strict=True):
+        for one in self.planned_slices:
+            for (place, _), ends in zip(one.spans, self.slice_plans[one.index].spans, strict=True):
                 spans.setdefault(place, []).append(ends)
         return tuple(tuple(spans[place]) for place in sorted(spans))
 
-    def by_records(self) -> Iterator[list[Slice]]:
+    def group_by_records(self) -> Iterator[list[Slice]]:
         """Yield the slices in the order of the tables, together if they have the same records."""
-        same: dict[tuple[int, Places], list[Slice]] = {}
+        same: dict[tuple[int, InputSpans], list[Slice]] = {}
         for one in self.slices:
             same.setdefault((one.generation, one.spans), []).append(one)
         yield from (same[key] for key in sorted(same, key=lambda key: (key[0], same[key][0].index)))
 
-    def limited(self, indices: Collection[int]) -> Plan:
+    def select_slices(self, indices: Collection[int]) -> Plan:
         """The plan of these slices only."""
-        parts = {index: part for index, part in self.parts.items() if index in indices}
+        parts = {index: part for index, part in self.slice_plans.items() if index in indices}
         slices = tuple(one for one in self.slices if one.index in indices)
-        return replace(self, slices=slices, parts=parts)
+        return replace(self, slices=slices, slice_plans=parts)
 
     def without_damaged(self, shards: Sequence[Shard], on_shard: OnShard = lambda *_: None) -> Plan:
         """The plan without slices that have damaged ids or damaged ``shards``."""
         damaged, parts = _find_damaged(shards, on_shard), {}
-        for one in self.planned:
-            part = self.parts[one.index]
+        for one in self.planned_slices:
+            part = self.slice_plans[one.index]
             if damaged.isdisjoint(shard.index for shard in part.shards):
                 with suppress(FeatureFileError):
                     self.read_ids(one)
                     parts[one.index] = part
-        return replace(self, parts=parts)
+        return replace(self, slice_plans=parts)
 
     @property
     def keeps_chunks(self) -> bool:
@@ -294,7 +294,7 @@ class Plan:
             "keep_intermediate": self.keep_intermediate,
         }
         path = self.folder / self.rundir.plan.name
-        write_sealed(self.rundir, path, _json(listing), {"key": self.key})
+        write_checksummed(self.rundir, path, _json(listing), {"key": self.key})
 
     def write_chunks(self, selection: Selection) -> None:
         """Write the chunks of all embedded records, in the order of their shards.
@@ -302,15 +302,17 @@ class Plan:
         Raises:
             InputError, InputMissingError: an input can no longer be read.
         """
-        with self.rundir.replacing(self.rundir.chunks) as content, as_text(content) as out:
+        with self.rundir.atomic_write(self.rundir.chunks) as content, text_writer(content) as out:
             for one in self.slices:
                 task = _SliceTask(one)
                 planner = _Planner(self, selection)
-                records = chain.from_iterable(task.asked(planner, *where) for where in one.spans)
+                records = chain.from_iterable(task.selected(planner, *where) for where in one.spans)
                 for chunk in chain.from_iterable(_cut(r, self.manifest) for r in records):
                     write_record(out, chunk.id, chunk.sequence)
 
-    def make(self, selection: Selection, on_letters: Callable[[int], None], pool: Pool) -> Plan:
+    def plan_slices(
+        self, selection: Selection, on_letters: Callable[[int], None], pool: HelperPool
+    ) -> Plan:
         """Plan the slices that are not planned yet, with the processes of a pool if that is faster.
 
         The ids of all slices are compared, including those that other processes planned.
@@ -319,19 +321,19 @@ class Plan:
             InputError: an input is not a FASTA file, or an id occurs twice in these slices.
             UnavailableError: a process died.
         """
-        missing, parts, n_letters = self.missing, dict(self.parts), 0
-        n_expected = InputFile.letters_of(self.manifest.inputs)
+        missing, parts, n_letters = self.missing_slices, dict(self.slice_plans), 0
+        n_expected = InputFile.total_letters(self.manifest.inputs)
         n_worth = n_expected * len(missing) // max(1, len(self.slices))
-        planner = _Planner(replace(self, slices=(), parts={}), selection)
+        planner = _Planner(replace(self, slices=(), slice_plans={}), selection)
         helpers = pool.helpers(planner, n_worth, "parts of the plan")
-        made = helpers.in_order(map(_SliceTask, missing))
-        with pool.ended_by_errors():
+        made = helpers.map_in_order(map(_SliceTask, missing))
+        with pool.stop_on_error():
             for one, part in zip(missing, made, strict=True):
                 parts[one.index] = part
                 n_letters += part.counts.n_letters
                 on_letters(n_letters)
-        plan = replace(self, parts=parts)
-        plan.refuse_duplicates()
+        plan = replace(self, slice_plans=parts)
+        plan.reject_duplicates()
         return plan
 
     def read_ids(self, one: Slice) -> bytes:
@@ -340,11 +342,11 @@ class Plan:
         Raises:
             FeatureFileError: their file is missing or damaged.
         """
-        if one.step:
+        if one.rule_index:
             return b""
-        return read_sealed(self.folder / f"{one.name}{IDS}", self.seal(one))[1]
+        return read_checksummed(self.folder / f"{one.name}{IDS}", self.checksum_header(one))[1]
 
-    def refuse_duplicates(self) -> None:
+    def reject_duplicates(self) -> None:
         """Refuse an id that occurs twice in planned slices.
 
         A slice with a damaged file is planned again, and its ids are compared then.
@@ -356,10 +358,10 @@ class Plan:
         for one in self.slices:
             with suppress(FeatureFileError):
                 digests.frombytes(self.read_ids(one))
-        refuse_repeat(digests, self.manifest, is_begun=not self.is_aside)
+        reject_duplicates(digests, self.manifest, is_begun=not self.is_staged)
 
 
-def count_done(files: Iterable[Spans], missing: Sequence[int]) -> int:
+def count_done(files: Iterable[ShardSpans], missing: Sequence[int]) -> int:
     """The number of inputs without a shard in ``missing``, which is sorted."""
     return sum(
         all(bisect_left(missing, first) == bisect_left(missing, end) for first, end in spans)
@@ -367,7 +369,7 @@ def count_done(files: Iterable[Spans], missing: Sequence[int]) -> int:
     )
 
 
-def _slices_of(manifest: Manifest) -> tuple[Slice, ...]:
+def _split_slices(manifest: Manifest) -> tuple[Slice, ...]:
     """The slices of all series, in order; small files share a slice."""
     n_bytes, n_numbers = manifest.recipe.bytes_per_slice, _count_numbers(manifest.recipe)
     slices, index = list[Slice](), 0
@@ -379,7 +381,7 @@ def _slices_of(manifest: Manifest) -> tuple[Slice, ...]:
     return tuple(slices)
 
 
-def _group(manifest: Manifest, generation: int) -> Iterator[tuple[Places, int]]:
+def _group(manifest: Manifest, generation: int) -> Iterator[tuple[InputSpans, int]]:
     """Yield neighbouring spans that fill a slice together, and their bytes."""
     n_bytes, group, size = manifest.recipe.bytes_per_slice, list[tuple[int, Span]](), 0
     for place, file in enumerate(manifest.inputs):
@@ -435,7 +437,7 @@ class _SliceTask:
         """
         plan = planner.plan
         rundir, one, recipe = plan.rundir, self.slice, plan.manifest.recipe
-        stem, self.is_end = plan.folder / one.name, ends_of_groups()
+        stem, self.is_end = plan.folder / one.name, group_boundaries()
         writer = ShardWriter(
             rundir,
             plan.folder,
@@ -448,36 +450,38 @@ class _SliceTask:
         for place, span in one.spans:
             first = writer.next_index
             for orfs in self.orfs(planner, place, span):
-                writer.extend(orfs)
+                writer.add_orfs(orfs)
             spans.append((first, writer.end_index))
         writer.flush()
-        if one.step:  # the first step has counted each record
+        if one.rule_index:  # the first step has counted each record
             self.counts = _PlanCounts()
         else:
             content = b"".join(self.digests)
-            write_sealed(rundir, stem.with_suffix(IDS), content, plan.seal(one))
+            write_checksummed(rundir, stem.with_suffix(IDS), content, plan.checksum_header(one))
         self.counts.n_copies = writer.n_copies
         self.counts.n_copied_residues = writer.n_copied_residues
         shards = tuple(replace(s, path=rundir.shards / s.path.name) for s in writer.shards)
         blocks = tuple(map(tuple, filter(None, self.blocks))) if self.are_ranged else ()
         part = _SlicePlan(shards, self.counts, tuple(spans), blocks)
-        write_sealed(rundir, stem.with_suffix(PLAN), _json(_facts_of(part)), plan.seal(one))
+        write_checksummed(
+            rundir, stem.with_suffix(PLAN), _json(_slice_to_dict(part)), plan.checksum_header(one)
+        )
         return part
 
     def orfs(self, planner: _Planner, place: int, span: Span) -> Iterator[Sequence[Orf]]:
         """Yield the ORFs of blocks of a file."""
         recipe = planner.plan.manifest.recipe
-        records = self.asked(planner, place, span)
+        records = self.selected(planner, place, span)
         if not recipe.has_chunks:
-            for block in grouped(records, lambda record: len(record.sequence)):
+            for block in group_parts(records, lambda record: len(record.sequence)):
                 texts = [(record.id, record.protein) for record in block]
                 yield [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts]
             return
         cut = (_cut(record, planner.plan.manifest) for record in records)
-        for chunks in grouped(chain.from_iterable(cut), lambda chunk: len(chunk.sequence)):
+        for chunks in group_parts(chain.from_iterable(cut), lambda chunk: len(chunk.sequence)):
             yield Chunk.orfs(chunks, recipe)
 
-    def asked(self, planner: _Planner, place: int, span: Span) -> Iterator[FastaRecord]:
+    def selected(self, planner: _Planner, place: int, span: Span) -> Iterator[FastaRecord]:
         """Yield the records that this step embeds, and count the records that no step embeds.
 
         Each step scores every record again.
@@ -487,19 +491,19 @@ class _SliceTask:
         file = manifest.inputs[place]
         rules = tuple(manifest.embed)
         blocks = manifest.ids.blocks(file, span, planner.plan.streams)
-        for records in parsed(blocks if recipe.encoders else self.noted(blocks, place)):
+        for records in parse_block(blocks if recipe.encoders else self.listed(blocks, place)):
             self.count(records, planner.selection)
-            ids = _told_apart(manifest, file, records.ids)
+            ids = _disambiguate_ids(manifest, file, records.ids)
             self.digests.append(id_digests(ids).tobytes())
             for record, step in planner.selection.select(records, recipe, rules):
                 self.counts.n_short += 2 * len(record.sequence) < recipe.chunk_size
-                if step == self.slice.step:
+                if step == self.slice.rule_index:
                     yield record
                 elif step is None:
                     self.counts.n_left += 1
                     self.counts.n_left_letters += len(record.sequence)
 
-    def noted(self, blocks: Iterable[Block], place: int) -> Iterator[Block]:
+    def listed(self, blocks: Iterable[Block], place: int) -> Iterator[Block]:
         """Pass on the blocks of an input, and note where they are."""
         for block in blocks:
             span = None if isinstance(block, Records) else block.span
@@ -538,7 +542,7 @@ def _cut(record: FastaRecord, manifest: Manifest) -> Iterator[Chunk]:
     )
 
 
-def _told_apart(manifest: Manifest, file: InputFile, ids: list[str]) -> list[str]:
+def _disambiguate_ids(manifest: Manifest, file: InputFile, ids: list[str]) -> list[str]:
     """The ids, with the generation added for records that replace failed ones."""
     replaced = frozenset(manifest.replaced if file.generation else ())
     if replaced.isdisjoint(ids):
@@ -546,13 +550,13 @@ def _told_apart(manifest: Manifest, file: InputFile, ids: list[str]) -> list[str
     return [f"{name} {file.generation}" if name in replaced else name for name in ids]
 
 
-def refuse_repeat(digests: array[int], manifest: Manifest, *, is_begun: bool = False) -> None:
+def reject_duplicates(digests: array[int], manifest: Manifest, *, is_begun: bool = False) -> None:
     """Refuse a repeated id. ``is_begun``: the run can no longer take other inputs.
 
     Raises:
         InputError: two digests of ids are the same, and so are the ids.
     """
-    repeat = find_repeat(_by_telling_ids(manifest), digests)
+    repeat = find_repeat(_group_by_distinct_ids(manifest), digests)
     if repeat is None:
         return
     name, is_corrected, _ = repeat.record_id.partition(" ")
@@ -577,18 +581,18 @@ _AGAIN = with_options(
 )
 
 
-def _by_telling_ids(manifest: Manifest) -> Iterator[tuple[InputFile, FastaRecord]]:
+def _group_by_distinct_ids(manifest: Manifest) -> Iterator[tuple[InputFile, FastaRecord]]:
     for file in manifest.inputs:
-        for records in parsed(manifest.ids.blocks(file)):
-            ids = _told_apart(manifest, file, records.ids)
-            for record_id, record in zip(ids, records.each(), strict=True):
+        for records in parse_block(manifest.ids.blocks(file)):
+            ids = _disambiguate_ids(manifest, file, records.ids)
+            for record_id, record in zip(ids, records.iter_records(), strict=True):
                 yield file, record._replace(id=record_id)
 
 
 # The files of a plan
 
 
-def _key(manifest: Manifest) -> str:
+def _plan_key(manifest: Manifest) -> str:
     hashes = [
         (
             *(file.identity, file.generation, file.n_renamed),
@@ -610,10 +614,10 @@ def _read_json(path: Path, seal: Attributes) -> dict[str, Any]:
     Raises:
         FeatureFileError, ValueError, TypeError: it is missing or damaged, or of another plan.
     """
-    return dict(parse_json(read_sealed(path, seal)[1]))
+    return dict(parse_json(read_checksummed(path, seal)[1]))
 
 
-def _facts_of(part: _SlicePlan) -> dict[str, object]:
+def _slice_to_dict(part: _SlicePlan) -> dict[str, object]:
     shards = [
         (shard.index, shard.n_orfs, shard.n_embedded, shard.n_residues, shard.sha256)
         for shard in part.shards
@@ -633,10 +637,10 @@ def _slice_from_json(stored: Sequence[Any], n_inputs: int) -> Slice:
     """
     index, generation, step, spans, is_first = stored
     check_counts(index, generation, step)
-    return Slice(index, generation, step, _places(spans, n_inputs), bool(is_first))
+    return Slice(index, generation, step, _row_spans(spans, n_inputs), bool(is_first))
 
 
-def _places(stored: Sequence[Any], n_inputs: int) -> Places:
+def _row_spans(stored: Sequence[Any], n_inputs: int) -> InputSpans:
     """
     Raises:
         ValueError, TypeError: they do not describe spans of so many inputs.
@@ -655,14 +659,14 @@ def _read_part(plan: Plan, one: Slice) -> _SlicePlan:
     Raises:
         FeatureFileError, ValueError, KeyError, TypeError: it is missing or damaged.
     """
-    stored = _read_json(plan.folder / f"{one.name}{PLAN}", plan.seal(one))
+    stored = _read_json(plan.folder / f"{one.name}{PLAN}", plan.checksum_header(one))
     shards = []
     for index, *facts in stored["shards"]:
         if not one.index <= index <= one.index + len(stored["shards"]):
             raise ValueError("a shard of another slice")
         shards.append(Shard(index, plan.folder / f"{shard_name(index)}.faa", *facts))
     spans = tuple((int(first), int(end)) for first, end in stored["spans"])
-    blocks = tuple(_places(places, len(plan.manifest.inputs)) for places in stored["blocks"])
+    blocks = tuple(_row_spans(places, len(plan.manifest.inputs)) for places in stored["blocks"])
     return _SlicePlan(tuple(shards), _PlanCounts(**stored["counts"]), spans, blocks)
 
 
@@ -671,7 +675,7 @@ def _find_damaged(shards: Sequence[Shard], on_shard: OnShard) -> set[int]:
     damaged = set[int]()
     with ThreadPoolExecutor() as pool:  # hashing a block releases Python's lock
         for i, (shard, is_whole) in enumerate(
-            zip(shards, pool.map(_is_whole, shards), strict=True)
+            zip(shards, pool.map(_is_complete, shards), strict=True)
         ):
             on_shard(i, len(shards))
             if not is_whole:
@@ -679,10 +683,10 @@ def _find_damaged(shards: Sequence[Shard], on_shard: OnShard) -> set[int]:
     return damaged
 
 
-def _is_whole(shard: Shard) -> bool:
+def _is_complete(shard: Shard) -> bool:
     try:
         # each ORF and each residue takes at least a letter of the file
         has_room = shard.n_orfs + shard.n_residues <= shard.path.stat().st_size
-        return has_room and sha256(shard.path) == shard.sha256
+        return has_room and hash_file(shard.path) == shard.sha256
     except OSError:
         return False

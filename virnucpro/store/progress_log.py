@@ -20,7 +20,7 @@ from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
-from virnucpro.core.atomic_io import open_plain, parse_json
+from virnucpro.core.atomic_io import open_regular_file, parse_json
 from virnucpro.core.logging import LOGGER
 from virnucpro.store.run_lock import is_held, tags_in
 
@@ -30,7 +30,7 @@ _STALLED = 3  # times the longest step: work counts as stalled
 
 
 @dataclass(frozen=True, slots=True)
-class ShardFigures:
+class ProgressLog:
     """The end of one shard."""
 
     shard: int
@@ -45,17 +45,17 @@ class ShardFigures:
         if not all(isinstance(number, (int, float)) and number >= 0 for number in numbers):
             raise ValueError("figures are numbers")
 
-    def note(self) -> None:
+    def record(self) -> None:
         """Write the figures to the log."""
         LOGGER.info("%s%s", _MARK.lstrip(), json.dumps(asdict(self)))
 
     @classmethod
-    def read(cls, path: Path, start: int = 0) -> tuple[list[ShardFigures], int]:
+    def read(cls, path: Path, start: int = 0) -> tuple[list[ProgressLog], int]:
         """Read figures from a byte of a log on. -> figures in order, byte after the last whole line
 
         Other lines and damaged ones are skipped.
         """
-        with open_plain(path) as log:
+        with open_regular_file(path) as log:
             log.seek(start)
             content = log.read()
         *lines, rest = content.split(b"\n")
@@ -71,7 +71,7 @@ class ShardFigures:
 Point: TypeAlias = tuple[float, float]  # time in seconds, work done by then
 
 
-def rate_of(points: Sequence[Point]) -> float:
+def estimate_rate(points: Sequence[Point]) -> float:
     """The latest work per second; 0 if unknown. Points ascend in time and work.
 
     Only the last third of the time counts, but at least a few steps: the first batches are slow,
@@ -88,7 +88,7 @@ def seconds_left(points: Sequence[Point], pending: float, now: float) -> float |
     Progress is seen when a step ends. The time since then counts as spent on the next step,
     unless it is far longer than earlier steps took.
     """
-    rate = rate_of(points)
+    rate = estimate_rate(points)
     if not rate:
         return None
     late = points[_first_of_late(points) :]
@@ -109,7 +109,7 @@ def _first_of_late(points: Sequence[Point]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class HostFigures:
+class HostProgress:
     """The figures of all ``work`` processes on one host."""
 
     host: str
@@ -120,16 +120,16 @@ class HostFigures:
     tokens_per_second: float  # of the processes working now; if none, the average of all
 
 
-def read_hosts(logs: Path) -> list[HostFigures]:
+def read_hosts(logs: Path) -> list[HostProgress]:
     """The figures of each host, by name, from all logs in a folder."""
-    by_host: dict[str, list[tuple[bool, list[ShardFigures]]]] = {}
+    by_host: dict[str, list[tuple[bool, list[ProgressLog]]]] = {}
     for path, (host, _) in tags_in(logs).items():
-        figures, _ = ShardFigures.read(path)
+        figures, _ = ProgressLog.read(path)
         by_host.setdefault(host, []).append((is_held(path), figures))
-    return [_of_host(host, logs_of_host) for host, logs_of_host in by_host.items()]
+    return [_parse_host(host, logs_of_host) for host, logs_of_host in by_host.items()]
 
 
-def _of_host(host: str, logs: list[tuple[bool, list[ShardFigures]]]) -> HostFigures:
+def _parse_host(host: str, logs: list[tuple[bool, list[ProgressLog]]]) -> HostProgress:
     n_working = sum(is_working for is_working, _ in logs)
     ends = {end.shard: end for _, figures in logs for end in figures}  # the latest of each shard
     rates = [
@@ -137,7 +137,7 @@ def _of_host(host: str, logs: list[tuple[bool, list[ShardFigures]]]) -> HostFigu
         for is_working, figures in logs
         if figures and (is_working or not n_working)
     ]
-    return HostFigures(
+    return HostProgress(
         host=host,
         n_working=n_working,
         n_shards=sum(not end.is_lost for end in ends.values()),

@@ -14,24 +14,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from virnucpro.core.atomic_io import TEMPORARY, disk_error, writing
+from virnucpro.core.atomic_io import TEMPORARY, disk_error, storage_errors
 from virnucpro.core.errors import InputMissingError, OutputError, UsageError
 from virnucpro.core.json_checksum import add_checksum, has_checksum, read_facts
-from virnucpro.core.logging import announce, logging_to_file, printable
+from virnucpro.core.logging import announce, log_to_file, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Command, Recipe
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import SHARD_NAME
 from virnucpro.sequences.inputs import RUN_FILE
-from virnucpro.store.feature_store import FeatureStore, index_of, inner_names, open_stores
+from virnucpro.store.feature_store import (
+    FeatureStore,
+    encoder_folder_names,
+    index_path,
+    open_stores,
+)
 from virnucpro.store.manifest import Manifest, read_manifest, write_manifest
-from virnucpro.store.progress_log import HostFigures, read_hosts
+from virnucpro.store.progress_log import HostProgress, read_hosts
 from virnucpro.store.run_lock import (
     LOCK,
     OF_A_LOCK,
     is_held,
     locked,
-    own_name,
+    process_tag,
     shared,
     tagged,
 )
@@ -55,7 +60,7 @@ _OURS = re.compile(
 _PARTIAL = re.compile(r"\..*\.partial")
 
 
-class _Inside:
+class _RunPath:
     """A file or folder of a run, by its path in the run folder."""
 
     def __init__(self, name: str) -> None:
@@ -74,35 +79,35 @@ class OutputNames:
 
 
 @dataclass(frozen=True, slots=True)
-class RunDir(Tree):
-    """The folder of a run; ``Tree`` writes into it."""
+class RunDir(SafeDir):
+    """The folder of a run; ``SafeDir`` writes into it."""
 
     owned_names: OutputNames
 
     page: ClassVar = "report.html"  # of a run, a training or an evaluation
     of_any_command: ClassVar = frozenset({*OF_A_LOCK, "virnucpro.log"})  # left by any command
 
-    manifest = _Inside(RUN_FILE)
-    log = _Inside("virnucpro.log")
-    report = _Inside(page)
-    machine = _Inside("machine.json")  # the work of the devices over time
-    logs = _Inside("logs")  # of ``work``, one per process
-    parsl = _Inside(f".parsl{TEMPORARY}")  # the files of Parsl, while it runs
-    features = _Inside(FEATURES)
-    scores = _Inside("scores")  # of blocks of records, in a run without a model
-    rows = _Inside("rows")  # of the tables of slices, until all are joined
-    shards = _Inside("shards")
-    plan = _Inside("shards/plan.json")
-    chunks = _Inside("chunks.fa")
-    samples = _Inside("samples")  # outputs of each input file, in a folder of its name
-    copies = _Inside("inputs")  # copies of inputs that cannot be read twice
+    manifest = _RunPath(RUN_FILE)
+    log = _RunPath("virnucpro.log")
+    report = _RunPath(page)
+    machine = _RunPath("machine.json")  # the work of the devices over time
+    logs = _RunPath("logs")  # of ``work``, one per process
+    parsl = _RunPath(f".parsl{TEMPORARY}")  # the files of Parsl, while it runs
+    features = _RunPath(FEATURES)
+    scores = _RunPath("scores")  # of blocks of records, in a run without a model
+    rows = _RunPath("rows")  # of the tables of slices, until all are joined
+    shards = _RunPath("shards")
+    plan = _RunPath("shards/plan.json")
+    chunks = _RunPath("chunks.fa")
+    samples = _RunPath("samples")  # outputs of each input file, in a folder of its name
+    copies = _RunPath("inputs")  # copies of inputs that cannot be read twice
 
     @property
     def feature_index(self) -> Path:
-        return index_of(self.features)
+        return index_path(self.features)
 
     @property
-    def planned(self) -> RunDir:
+    def staged(self) -> RunDir:
         """The folder in which a plan is made; the old plan stays until the new one is whole."""
         return RunDir(self.root / f".planned{TEMPORARY}", self.owned_names)
 
@@ -142,7 +147,7 @@ class RunDir(Tree):
             meanwhile; or a file of a run in it is a link.
             StorageError: its disk is full.
         """
-        with _told():
+        with _as_output_errors():
             if create:
                 self._create()
             self._refuse_links()
@@ -164,51 +169,51 @@ class RunDir(Tree):
         Raises:
             OutputError, StorageError: as ``locked``.
         """
-        return self._beside_others(partial(shared, self.root))
+        return self._lock_with_others(partial(shared, self.root))
 
-    def helped(self) -> AbstractContextManager[None]:
+    def locked_for_work(self) -> AbstractContextManager[None]:
         """Work in this folder for the run that holds it, and log to an own file.
 
         Raises:
             OutputError, StorageError: as ``locked``.
         """
-        return self._beside_others(tagged)
+        return self._lock_with_others(tagged)
 
     @contextmanager
-    def _beside_others(
+    def _lock_with_others(
         self, lock: Callable[[Path], AbstractContextManager[None]]
     ) -> Iterator[None]:
-        with _told():
+        with _as_output_errors():
             self._refuse_links()
             self.make_folder(self.logs)
-            log = self.logs / f"work-{self.user}.log"
-            with lock(log), logging_to_file(log, self.opener(log)):
+            log = self.logs / f"work-{self.lock_holder}.log"
+            with lock(log), log_to_file(log, self.make_opener(log)):
                 yield
 
     @property
-    def user(self) -> str:
+    def lock_holder(self) -> str:
         """The unique name of this process among all users of the folder, on any machine."""
-        return own_name()
+        return process_tag()
 
     @property
     def has_run(self) -> bool:
         """Whether a process has this folder to itself now."""
         return is_held(self.root / LOCK)
 
-    def hosts(self) -> list[HostFigures]:
+    def hosts(self) -> list[HostProgress]:
         """The figures of each host that did parts of the run, by name."""
         return read_hosts(self.logs)
 
     def _refuse_links(self) -> None:
-        aside = (self.planned.root, self.parsl)
+        aside = (self.staged.root, self.parsl)
         ours = (self.log, self.logs, *aside, *self._results)
         self.refuse_links((*OF_A_LOCK, *(path.name for path in ours)))
-        Tree(self.features).refuse_links(inner_names(self.features))
+        SafeDir(self.features).refuse_links(encoder_folder_names(self.features))
         if self.samples.is_dir():
-            Tree(self.samples).refuse_links([path.name for path in self.samples.iterdir()])
+            SafeDir(self.samples).refuse_links([path.name for path in self.samples.iterdir()])
 
     @contextmanager
-    def in_use(self, *, create: bool = False) -> Iterator[None]:
+    def locked_for_run(self, *, create: bool = False) -> Iterator[None]:
         """Lock this folder and append to its log: see ``locked`` and ``logged``.
 
         Raises:
@@ -226,10 +231,10 @@ class RunDir(Tree):
         Raises:
             OutputError, StorageError: the log cannot be written.
         """
-        with _told(), logging_to_file(self.log, self.opener(self.log)):
+        with _as_output_errors(), log_to_file(self.log, self.make_opener(self.log)):
             if self.root.is_symlink():
                 announce(f"{printable(self.root)} is a link to {printable(self.root.resolve())}")
-            self.sweep()
+            self.remove_leftovers()
             yield
 
     def check_free(self, *, resume: bool, force: bool) -> None:
@@ -245,7 +250,7 @@ class RunDir(Tree):
                 hint=with_options("{resume} continues the run, {force} deletes it"),
             )
         present = [path for path in self._results if path.exists()]
-        if all(map(self._is_left_over, present)):
+        if all(map(self._is_leftover, present)):
             return
         names = [path.name for path in present]
         if self.manifest.name not in names:
@@ -261,7 +266,7 @@ class RunDir(Tree):
                 ),
             )
 
-    def _is_left_over(self, path: Path) -> bool:
+    def _is_leftover(self, path: Path) -> bool:
         """Whether a start that was interrupted before it claimed the folder may have left this."""
         return (
             path == self.copies
@@ -269,7 +274,7 @@ class RunDir(Tree):
             and all(_OURS.fullmatch(file.name) for file in path.iterdir())
         )
 
-    def clear(self) -> None:
+    def delete_results(self) -> None:
         """Delete the results of a run and nothing else; ``run.json``, the claim, goes last.
 
         Copies of inputs stay: the next run may need them.
@@ -279,16 +284,19 @@ class RunDir(Tree):
                 self.clear_samples()
             elif path == self.features:
                 for folder in self.feature_folders():
-                    self._delete_ours(folder)
+                    self._delete_owned(folder)
             elif path in (self.scores, self.rows, self.shards):
-                self._delete_ours(path)
+                self._delete_owned(path)
             elif path != self.copies:
                 self.delete(path)
-        self._delete_ours(self.logs)
+        self._delete_owned(self.logs)
 
     def feature_folders(self) -> list[Path]:
         """The folders of further encoders, then the first encoder's, which contains them."""
-        return [*(self.features / name for name in inner_names(self.features)), self.features]
+        return [
+            *(self.features / name for name in encoder_folder_names(self.features)),
+            self.features,
+        ]
 
     def clear_samples(self) -> None:
         """Delete the outputs of all single samples."""
@@ -303,7 +311,7 @@ class RunDir(Tree):
             return []
         return [path for path in self.samples.iterdir() if path.is_dir()]
 
-    def _delete_ours(self, folder: Path, kept: Collection[str] = ()) -> None:
+    def _delete_owned(self, folder: Path, kept: Collection[str] = ()) -> None:
         """Delete the files of a run in a folder, and the folder if it is then empty."""
         self.delete_files(folder, lambda name: _OURS.fullmatch(name) and name not in kept)
         self.delete_folder(folder)
@@ -312,38 +320,38 @@ class RunDir(Tree):
         """Delete the copies of inputs that a run does not need, after its manifest was written."""
         paths = [Path(file.path) for file in (*manifest.inputs, *manifest.refused)]
         names_in_use = [path.name for path in paths if path.parent == self.copies.resolve()]
-        self._delete_ours(self.copies, kept=names_in_use)
+        self._delete_owned(self.copies, kept=names_in_use)
 
     @contextmanager
     def planning(self) -> Iterator[None]:
         """Provide a temporary folder for a plan within the ``with`` block."""
         try:
-            with writing(self.planned.root, self.planned.shards):
-                self.make_folder(self.planned.shards)
+            with storage_errors(self.staged.root, self.staged.shards):
+                self.make_folder(self.staged.shards)
             yield
         finally:
-            shutil.rmtree(self.planned.root, ignore_errors=True)
+            shutil.rmtree(self.staged.root, ignore_errors=True)
 
     def adopt_plan(self) -> None:
         """Move the plan from its temporary folder into place; ``plan.json``, its seal, last."""
-        with writing(self.shards):
+        with storage_errors(self.shards):
             self.make_folder(self.shards)
         self.delete(self.chunks)  # made from other inputs
-        files = {file.name: file for file in self.planned.shards.iterdir()}
+        files = {file.name: file for file in self.staged.shards.iterdir()}
         vouching = files.pop(self.plan.name)
         for file in (*files.values(), vouching):
-            with writing(self.shards / file.name, file):
+            with storage_errors(self.shards / file.name, file):
                 self.move(file, self.shards / file.name)
 
     def clear_parts(self) -> None:
         """Delete parts that were joined; any that remain do no harm."""
         with suppress(OSError):
-            self._delete_ours(self.rows)
+            self._delete_owned(self.rows)
 
     def clear_shards(self) -> None:
         """Delete files that only the run needed; any that remain do no harm."""
         with suppress(OSError):
-            self._delete_ours(self.shards)
+            self._delete_owned(self.shards)
             self.delete(self.chunks)
 
     @property
@@ -351,7 +359,7 @@ class RunDir(Tree):
         """The names of the files that a run writes into its folder."""
         return tuple(path.name for path in (*self._results, self.log))
 
-    def refuse_to_clear(self, inputs: Iterable[Path]) -> None:
+    def check_can_clear(self, inputs: Iterable[Path]) -> None:
         """Refuse inputs that ``clear`` would delete.
 
         Raises:
@@ -368,9 +376,9 @@ class RunDir(Tree):
                 ),
             )
 
-    def sweep(self) -> None:
+    def remove_leftovers(self) -> None:
         """Delete unfinished files of a killed command."""
-        for folder in (self.planned.root, self.parsl):
+        for folder in (self.staged.root, self.parsl):
             shutil.rmtree(folder, ignore_errors=True)
         for folder in (
             self.root,
@@ -380,9 +388,9 @@ class RunDir(Tree):
             self.copies,
             *self.sample_folders(),
         ):
-            self.sweep_folder(folder)
+            self.remove_temp_files(folder)
         for folder in self.feature_folders():
-            self.sweep_folder(folder, _PARTIAL.fullmatch)
+            self.remove_temp_files(folder, _PARTIAL.fullmatch)
 
     def read_manifest(self) -> Manifest | None:
         """
@@ -412,7 +420,7 @@ class RunDir(Tree):
         """
         manifest = self.read_manifest()
         if manifest is None:
-            raise self.no_run(hint)
+            raise self.missing_run_error(hint)
         return manifest
 
     def check_finished(self, command: Command) -> None:
@@ -426,7 +434,7 @@ class RunDir(Tree):
                 hint=with_options("finish it: run its command with {resume}"),
             )
 
-    def no_run(self, hint: str) -> InputMissingError:
+    def missing_run_error(self, hint: str) -> InputMissingError:
         """The error for a folder that has no run or does not exist."""
         where = printable(self.root)
         if self.root.is_dir():
@@ -437,7 +445,7 @@ class RunDir(Tree):
         fault = "not a folder" if self.root.exists() else "there is no such folder"
         return InputMissingError(f"{where}: {fault}", hint)
 
-    def stores_of(self, recipe: Recipe) -> tuple[FeatureStore, ...]:
+    def feature_stores(self, recipe: Recipe) -> tuple[FeatureStore, ...]:
         """The feature stores of a run, one per encoder."""
         return open_stores(self.features, recipe.encoders, recipe.fingerprint)
 
@@ -446,7 +454,7 @@ class RunDir(Tree):
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Replace all of ``run.json``."""
-        self.write_whole(self.manifest, add_checksum(facts))
+        self.write_bytes(self.manifest, add_checksum(facts))
 
     @property
     def has_checksum(self) -> bool:
@@ -458,7 +466,7 @@ class RunDir(Tree):
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _as_output_errors() -> Iterator[None]:
     """Turn disk errors into ``VirnucproError``s, except errors of standard output."""
     try:
         yield

@@ -27,11 +27,11 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import BinaryIO
 
-from virnucpro.core.atomic_io import open_plain, writing
+from virnucpro.core.atomic_io import open_regular_file, storage_errors
 from virnucpro.core.errors import OutputError, VirnucproError
 from virnucpro.core.logging import LOGGER, announce, printable
 from virnucpro.core.option_text import join_texts, with_options
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 
 LOCK = ".lock"
 _MARK = f"{LOCK}.held"  # the lock of a file system without flock
@@ -59,22 +59,22 @@ def locked(folder: Path, tags: Path) -> Iterator[None]:
         StorageError: its disk is full.
     """
     path = folder / LOCK
-    with ExitStack() as stack, _noticing_moves(folder):
-        with writing(path):
-            handle = stack.enter_context(_open(Tree(folder), path, _BEGINNING))
+    with ExitStack() as stack, _detect_moves(folder):
+        with storage_errors(path):
+            handle = stack.enter_context(_open(SafeDir(folder), path, _BEGINNING))
             match _flock(handle, fcntl.LOCK_EX):
                 case False:
-                    raise _in_use(handle, folder, tags)
+                    raise _in_use_error(handle, folder, tags)
                 case None:
-                    stack.enter_context(_soft(handle, folder / _MARK, tags, _STALE_SECONDS))
-                    for mark in filter(Path.exists, map(_mark_of, tags_in(tags))):
-                        with _soft(handle, mark, tags, _STALE_SECONDS):
+                    stack.enter_context(_lock_softly(handle, folder / _MARK, tags, _STALE_SECONDS))
+                    for mark in filter(Path.exists, map(_lock_marker, tags_in(tags))):
+                        with _lock_softly(handle, mark, tags, _STALE_SECONDS):
                             pass  # left by a killed process
-            _refuse_living(handle, folder, tags_in(tags))
+            _reject_if_active(handle, folder, tags_in(tags))
             handle.truncate(0)
-            handle.write(_name())
-            stack.callback(_forget, handle)
-            stack.enter_context(_beating(handle.fileno()))
+            handle.write(_process_name())
+            stack.callback(_remove_marker, handle)
+            stack.enter_context(_heartbeat(handle.fileno()))
         yield
 
 
@@ -86,22 +86,24 @@ def shared(folder: Path, tag: Path) -> Iterator[None]:
         OutputError, StorageError: as ``locked``.
     """
     path, tags = folder / LOCK, tag.parent
-    with ExitStack() as stack, _noticing_moves(folder):
-        with writing(path):
-            handle = stack.enter_context(_open(Tree(folder), path, _BEGINNING))
-            own = stack.enter_context(_open(Tree(folder), tag))
+    with ExitStack() as stack, _detect_moves(folder):
+        with storage_errors(path):
+            handle = stack.enter_context(_open(SafeDir(folder), path, _BEGINNING))
+            own = stack.enter_context(_open(SafeDir(folder), tag))
             match _flock(handle, fcntl.LOCK_SH):
                 case False:
-                    raise _in_use(handle, folder, tags)
+                    raise _in_use_error(handle, folder, tags)
                 case None:  # this process holds the mark, so no run has the folder
-                    with _soft(handle, folder / _MARK, tags, _QUEUE_SECONDS):
-                        stack.enter_context(_soft(handle, _mark_of(tag), tags, _STALE_SECONDS))
+                    with _lock_softly(handle, folder / _MARK, tags, _QUEUE_SECONDS):
+                        stack.enter_context(
+                            _lock_softly(handle, _lock_marker(tag), tags, _STALE_SECONDS)
+                        )
                 case True:
-                    _refuse_living(handle, folder, {})
-                    _forget(handle)  # the process that left a name was killed
+                    _reject_if_active(handle, folder, {})
+                    _remove_marker(handle)  # the process that left a name was killed
                     if not _flock(own, fcntl.LOCK_EX):
-                        raise _in_use(own, folder, tags)
-            stack.enter_context(_as_tag(own))
+                        raise _in_use_error(own, folder, tags)
+            stack.enter_context(_parse_tag(own))
         yield
 
 
@@ -113,20 +115,22 @@ def tagged(tag: Path) -> Iterator[None]:
         OutputError, StorageError: as ``locked``.
     """
     with ExitStack() as stack:
-        with writing(tag):
-            own = stack.enter_context(_open(Tree(tag.parents[1]), tag))
+        with storage_errors(tag):
+            own = stack.enter_context(_open(SafeDir(tag.parents[1]), tag))
             if _flock(own, fcntl.LOCK_EX) is None:
-                stack.enter_context(_soft(own, _mark_of(tag), tag.parent, _STALE_SECONDS))
-            stack.enter_context(_as_tag(own))
+                stack.enter_context(
+                    _lock_softly(own, _lock_marker(tag), tag.parent, _STALE_SECONDS)
+                )
+            stack.enter_context(_parse_tag(own))
         yield
 
 
-def own_name() -> str:
+def process_tag() -> str:
     """The unique name of this process among all machines, for file names."""
-    return f"{_as_part_of_name(_host())}-{os.getpid()}"
+    return f"{_quote_tag(_host())}-{os.getpid()}"
 
 
-def _as_part_of_name(host: str) -> str:
+def _quote_tag(host: str) -> str:
     return re.sub(r"[^\w.-]", "_", host, flags=re.ASCII)
 
 
@@ -149,35 +153,35 @@ def tags_in(folder: Path) -> dict[Path, tuple[str, int]]:
 
 def is_held(path: Path) -> bool:
     """Whether a process now holds this tag or lock."""
-    with suppress(FileNotFoundError), open_plain(path) as handle:
+    with suppress(FileNotFoundError), open_regular_file(path) as handle:
         is_free = _flock(handle, fcntl.LOCK_SH)
-        return _mark_of(path).exists() if is_free is None else not is_free
+        return _lock_marker(path).exists() if is_free is None else not is_free
     return False
 
 
-def run_at(folder: Path) -> str:
+def find_run_lock(folder: Path) -> str:
     """The name that the current run of a folder wrote into the lock; "" without a run."""
     path = folder / LOCK
     try:
-        with open_plain(path) as handle:
+        with open_regular_file(path) as handle:
             name = handle.read().decode(errors="replace").strip()
         return name if name and is_held(path) else ""
     except OSError:  # no lock, or no permission to read it
         return ""
 
 
-def _mark_of(path: Path) -> Path:
+def _lock_marker(path: Path) -> Path:
     return path.with_name(f"{path.name if path.name == LOCK else f'.{path.name}'}.held")
 
 
 @contextmanager
-def _noticing_moves(folder: Path) -> Iterator[None]:
+def _detect_moves(folder: Path) -> Iterator[None]:
     """Explain errors in a folder that was moved or deleted meanwhile."""
     descriptor = os.open(folder, os.O_RDONLY)  # keeps its inode number from being reused
     try:
         yield
     except (OSError, VirnucproError) as error:
-        if _is_at(descriptor, folder):
+        if _is_lock_at(descriptor, folder):
             raise
         raise OutputError(
             f"{printable(folder)} was moved or deleted while it was in use",
@@ -190,7 +194,7 @@ def _noticing_moves(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _beating(place: int | Path) -> Iterator[None]:
+def _heartbeat(place: int | Path) -> Iterator[None]:
     """Renew the time of a file within the block, so that other hosts see its holder is alive."""
     end = Event()
 
@@ -208,7 +212,7 @@ def _beating(place: int | Path) -> Iterator[None]:
         thread.join()
 
 
-def _refuse_living(handle: FileIO, folder: Path, tags: Mapping[Path, tuple[str, int]]) -> None:
+def _reject_if_active(handle: FileIO, folder: Path, tags: Mapping[Path, tuple[str, int]]) -> None:
     """Refuse a folder that another host uses although the lock here does not show it.
 
     Raises:
@@ -219,8 +223,8 @@ def _refuse_living(handle: FileIO, folder: Path, tags: Mapping[Path, tuple[str, 
     if words and words[2] != _host():
         patience[folder / LOCK] = _WATCH_BEATS * _BEAT_SECONDS
     for tag, (host, _) in tags.items():
-        if host != _as_part_of_name(_host()):
-            patience[tag] = _DEAD_SECONDS - _age_of(tag, handle)
+        if host != _quote_tag(_host()):
+            patience[tag] = _DEAD_SECONDS - _lock_age(tag, handle)
     if living := _find_living(patience):
         holder = tags.get(living)
         who = f"process {holder[1]} on {holder[0]}" if holder else str(words and words[0].strip())
@@ -236,48 +240,48 @@ def _find_living(patience: Mapping[Path, float]) -> Path | None:
     """The first file that gets a beat within its seconds of patience, if any."""
     if (most := max(patience.values(), default=0.0)) > 0:
         LOGGER.info("waiting up to %.0f s to see if another host still uses this folder", most)
-    before, start = {path: _time_of(path) for path in patience}, time.monotonic()
+    before, start = {path: _last_beat(path) for path in patience}, time.monotonic()
     while waiting := [p for p, most in patience.items() if time.monotonic() - start < most]:
         for path in waiting:
-            if _time_of(path) != before[path]:
+            if _last_beat(path) != before[path]:
                 return path
         time.sleep(_BEAT_SECONDS / 4)
     return None
 
 
-def _time_of(path: Path) -> int:
+def _last_beat(path: Path) -> int:
     """When a file was renewed; opening it makes NFS ask the server. 0 if it is missing."""
     try:
-        with open_plain(path) as handle:
+        with open_regular_file(path) as handle:
             return os.fstat(handle.fileno()).st_mtime_ns
     except OSError:
         return 0
 
 
-def _age_of(path: Path, handle: FileIO) -> float:
+def _lock_age(path: Path, handle: FileIO) -> float:
     """Seconds since a file was renewed, by its file system's clock, read by renewing ``handle``."""
     os.utime(handle.fileno())
-    return (os.fstat(handle.fileno()).st_mtime_ns - _time_of(path)) / 1e9
+    return (os.fstat(handle.fileno()).st_mtime_ns - _last_beat(path)) / 1e9
 
 
 @contextmanager
-def _as_tag(own: FileIO) -> Iterator[None]:
+def _parse_tag(own: FileIO) -> Iterator[None]:
     """Keep a tag alive; after an orderly end it looks dead at once."""
-    with _beating(own.fileno()):
+    with _heartbeat(own.fileno()):
         yield
     with suppress(OSError):
         then = os.fstat(own.fileno()).st_mtime - _DEAD_SECONDS
         os.utime(own.fileno(), (then, then))
 
 
-def _open(tree: Tree, path: Path, beginning: bytes = b"") -> FileIO:
+def _open(tree: SafeDir, path: Path, beginning: bytes = b"") -> FileIO:
     """Make or open a lock file; any content must begin with ``beginning``.
 
     Raises:
         OSError: it cannot be opened.
         OutputError: it is a link, not a plain file, or has other content.
     """
-    handle = FileIO(path, "a+", opener=tree.opener(path))
+    handle = FileIO(path, "a+", opener=tree.make_opener(path))
     if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
         handle.seek(0)
         if handle.read(len(beginning)) in (b"", beginning):
@@ -303,7 +307,7 @@ def _flock(handle: FileIO | BinaryIO, kind: int) -> bool | None:
 
 
 @contextmanager
-def _soft(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iterator[None]:
+def _lock_softly(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iterator[None]:
     """Hold a lock file that only one process can make."""
     from filelock import SoftFileLock, Timeout
 
@@ -313,12 +317,12 @@ def _soft(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iterator[No
     except Timeout as error:
         if not _is_dead(handle, mark):
             hint = f"if that run is over (this machine cannot see that), delete {printable(mark)}"
-            raise _in_use(handle, tags.parent, tags, hint) from error
+            raise _in_use_error(handle, tags.parent, tags, hint) from error
         announce(f"took over {printable(mark)}: its process showed no sign of life")
-        Tree(mark.parent).delete(mark)
+        SafeDir(mark.parent).delete(mark)
         lock.acquire()
     try:
-        with _beating(mark):
+        with _heartbeat(mark):
             yield
     finally:
         lock.release()
@@ -326,25 +330,25 @@ def _soft(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iterator[No
 
 def _is_dead(handle: FileIO, mark: Path) -> bool:
     """Whether the process of another host that made a mark is dead."""
-    if _host_in(mark) in ("", socket.gethostname()):
+    if _tag_host(mark) in ("", socket.gethostname()):
         return False  # filelock has checked it, or it is being made now
-    patience = max(_DEAD_SECONDS - _age_of(mark, handle), _WATCH_BEATS * _BEAT_SECONDS / 2)
+    patience = max(_DEAD_SECONDS - _lock_age(mark, handle), _WATCH_BEATS * _BEAT_SECONDS / 2)
     return _find_living({mark: patience}) is None
 
 
-def _host_in(mark: Path) -> str:
+def _tag_host(mark: Path) -> str:
     """The host of the process that made a mark, as filelock writes it into the second line."""
-    with suppress(OSError), open_plain(mark) as content:
+    with suppress(OSError), open_regular_file(mark) as content:
         return content.read().decode(errors="replace").partition("\n")[2].partition("\n")[0]
     return ""
 
 
-def _forget(handle: FileIO) -> None:
+def _remove_marker(handle: FileIO) -> None:
     with suppress(OSError):
         handle.truncate(0)
 
 
-def _in_use(handle: FileIO, folder: Path, tags: Path, *hints: str) -> OutputError:
+def _in_use_error(handle: FileIO, folder: Path, tags: Path, *hints: str) -> OutputError:
     deadline, name, working = time.monotonic() + _PATIENCE, "", list[tuple[str, int]]()
     while not (name or working) and time.monotonic() < deadline:
         time.sleep(_MOMENT)
@@ -368,12 +372,12 @@ def _in_use(handle: FileIO, folder: Path, tags: Path, *hints: str) -> OutputErro
     )
 
 
-def _name() -> bytes:
+def _process_name() -> bytes:
     start = time.strftime("%Y-%m-%d %H:%M:%S")
     return _BEGINNING + f"{os.getpid()} on {_host()} since {start}\n".encode()
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def _is_lock_at(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:

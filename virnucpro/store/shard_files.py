@@ -8,7 +8,8 @@ order, then the bases of a frame, and for a copy the ordinal of its original. No
 so the words can be separated.
 
 Identical ORFs are embedded once. Two ORFs are identical if everything that the encoders of the run
-read is equal (the protein, the bases, or both). ``SeenOrfs`` checks a digest of every ORF before it
+read is equal (the protein, the bases, or both). ``SequenceIndex`` checks a digest of every ORF
+before it
 goes into a shard. An ORF that occurred before becomes a copy. It names its original by ordinal: the
 position among the embedded ORFs of its slice. Workers skip copies; the feature store gives each
 copy exactly the rows of its original, or the reason why it has none. Which copies are found depends
@@ -22,11 +23,11 @@ from collections.abc import Sequence
 from hashlib import blake2s
 from pathlib import Path
 
-from virnucpro.core.atomic_io import disk_error, open_plain
+from virnucpro.core.atomic_io import disk_error, open_regular_file
 from virnucpro.core.errors import StorageError
 from virnucpro.core.logging import printable
-from virnucpro.core.recipe import Reads, Recipe
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.recipe import Alphabet, Recipe
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Orf, Shard, shard_name
 
 _AGAIN = "the next start writes shards anew"
@@ -45,7 +46,7 @@ def shard_size(place: int, largest: int) -> int:
     return largest
 
 
-class SeenOrfs:
+class SequenceIndex:
     """The ordinals of the latest ORFs of a slice, by their digests, in bounded memory."""
 
     def __init__(self, most: int = MOST_SEEN) -> None:
@@ -54,7 +55,7 @@ class SeenOrfs:
         self._newer: dict[bytes, int] = {}
         self._older: dict[bytes, int] = {}
 
-    def original(self, digest: bytes) -> int | None:
+    def find_original(self, digest: bytes) -> int | None:
         """The ordinal of an ORF's original; None if its digest is new, or forgotten."""
         ordinal = self._newer.get(digest, self._older.get(digest))
         if ordinal is None:
@@ -65,7 +66,7 @@ class SeenOrfs:
         return ordinal
 
 
-def digests_of(orfs: Sequence[Orf], reads: Sequence[Reads]) -> list[bytes]:
+def digests_of(orfs: Sequence[Orf], reads: Sequence[Alphabet]) -> list[bytes]:
     """128-bit digest of what is read of each ORF: 10^12 ORFs collide with probability 10^-15."""
     texts = (" ".join([orf.text(what) for what in reads]) for orf in orfs)
     return [blake2s(text.encode()).digest()[:16] for text in texts]
@@ -81,7 +82,7 @@ class ShardWriter:
 
     def __init__(
         self,
-        tree: Tree,
+        tree: SafeDir,
         folder: Path,
         recipe: Recipe,
         first_index: int = 0,
@@ -94,7 +95,7 @@ class ShardWriter:
         self._n_before = 0 if is_first else N_SMALL_SHARDS
         self.shards: list[Shard] = []
         self.n_copies = self.n_copied_residues = 0
-        self._seen = SeenOrfs()
+        self._seen = SequenceIndex()
         self._n_copied_before = 0  # residues, in shards that are closed
         self._open_next()
 
@@ -104,10 +105,10 @@ class ShardWriter:
         self._n_embedded = self._n_residues = 0
         self._full = shard_size(self._n_before + len(self.shards), self._recipe.largest_shard)
 
-    def extend(self, orfs: Sequence[Orf]) -> None:
+    def add_orfs(self, orfs: Sequence[Orf]) -> None:
         """Add ORFs. An ORF that occurred before becomes a copy."""
-        for orf, digest in zip(orfs, digests_of(orfs, self._recipe.reads), strict=True):
-            original = self._seen.original(digest)
+        for orf, digest in zip(orfs, digests_of(orfs, self._recipe.alphabets), strict=True):
+            original = self._seen.find_original(digest)
             bases = f" bases={orf.bases}" if orf.bases else ""
             copy = "" if original is None else f" copy={original}"
             self._entries.append(
@@ -155,7 +156,7 @@ class ShardWriter:
 
         It is not synced: after a power loss its hash shows whether it is whole.
         """
-        with self._tree.replacing(path, is_synced=False) as out:
+        with self._tree.atomic_write(path, is_synced=False) as out:
             out.write(content)
 
 
@@ -166,7 +167,7 @@ def read_shard(shard: Shard) -> list[Orf]:
         OutputError, StorageError: it cannot be read now.
     """
     try:
-        with open_plain(shard.path) as handle:
+        with open_regular_file(shard.path) as handle:
             content = handle.read()
     except FileNotFoundError as error:
         raise StorageError(f"{printable(shard.path)}: {error.strerror}", hint=_AGAIN) from error

@@ -26,9 +26,15 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from virnucpro.core.atomic_io import disk_error
-from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.core.child_process import (
+    ChildError,
+    ChildProcess,
+    Pipe,
+    defer_interrupts,
+    start_process,
+)
 from virnucpro.core.errors import UnavailableError, UsageError, VirnucproError
-from virnucpro.core.events import ErrorText, OnEvent
+from virnucpro.core.events import ErrorText, EventHandler
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.packing import use_device
@@ -53,7 +59,7 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
-    on_event: OnEvent = lambda _: None  # gets the progress of the training
+    on_event: EventHandler = lambda _: None  # gets the progress of the training
 
     @property
     def is_first(self) -> bool:
@@ -84,7 +90,7 @@ class Ranks:
         set_model_state_dict(module, weights, options=sent)
         return module
 
-    def alone(self, wrapped: nn.Module) -> AbstractContextManager[None]:
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
         """The context in which gradients only add up here; a later step averages them."""
         if isinstance(wrapped, DistributedDataParallel):
             alone: AbstractContextManager[None] = wrapped.no_sync()
@@ -138,7 +144,7 @@ def run_under_torchrun(
     kind: str,
     prepared: AbstractContextManager[None],
     work: Callable[[Ranks], None],
-    on_event: OnEvent,
+    on_event: EventHandler,
 ) -> None:
     """Run ``work`` as one of the processes that torchrun started.
 
@@ -149,9 +155,9 @@ def run_under_torchrun(
         VirnucproError, OSError: this process was the first to fail.
         SystemExit: another process failed first; with the exit code of its error.
     """
-    used, rank, world_size = _use(started.device(kind)), started.rank, started.world_size
+    used, rank, world_size = _set_device(started.device(kind)), started.rank, started.world_size
     store = _connect()
-    with _ending_together(store, world_size), prepared if rank == 0 else nullcontext():
+    with _fail_together(store, world_size), prepared if rank == 0 else nullcontext():
         if rank == 0:
             store.set(_PREPARED, "")
         while not store.check([_PREPARED]):  # ``wait`` would block the store for other threads
@@ -179,7 +185,7 @@ def _connect() -> Store:
 
 
 @contextmanager
-def _ending_together(store: Store, world_size: int) -> Iterator[None]:
+def _fail_together(store: Store, world_size: int) -> Iterator[None]:
     """End all processes with the exit code of the first error."""
     is_done = threading.Event()
     watcher = threading.Thread(
@@ -228,7 +234,7 @@ def _wait_for_all(store: Store, world_size: int, *, heard: int) -> None:
         time.sleep(_LISTEN_SECONDS)
 
 
-def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEvent) -> None:
+def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: EventHandler) -> None:
     """Run ``work`` (which can be pickled) on each device: one here, several as processes.
 
     Events and log records of the processes are passed on here. The first error ends all processes.
@@ -238,17 +244,19 @@ def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEv
         VirnucproError: a process raised it, or ended unexpectedly.
     """
     if len(devices) == 1:
-        work(Ranks(0, 1, _use(devices[0]), on_event))
+        work(Ranks(0, 1, _set_device(devices[0]), on_event))
         return
     store = open_store(0, is_master=True)
-    children: list[Child] = []
+    children: list[ChildProcess] = []
     try:
-        with interrupts_held():
+        with defer_interrupts():
             for rank in range(len(devices)):
-                children.append(start(_run_rank, rank, devices, store.port, LOGGER.level, work))
-        _hear(children, devices, on_event)
+                children.append(
+                    start_process(_run_rank, rank, devices, store.port, LOGGER.level, work)
+                )
+        _forward_logs(children, devices, on_event)
     finally:
-        Child.kill_all(children)
+        ChildProcess.kill_all(children)
 
 
 def _run_rank(
@@ -265,17 +273,19 @@ def _run_rank(
     if device == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // world_size))
     try:
-        used = _use(device)
+        used = _set_device(device)
         join_group(open_store(port, is_master=False), rank, world_size, used)
         work(Ranks(rank, world_size, used, pipe.send))
     except (VirnucproError, OSError) as error:
-        pipe.send(ErrorText.of(error))
+        pipe.send(ErrorText.from_error(error))
         raise
     # not after an error: if it closed the group, the others would fail at once and be blamed
     dist.destroy_process_group()
 
 
-def _hear(children: Sequence[Child], devices: Sequence[str], on_event: OnEvent) -> None:
+def _forward_logs(
+    children: Sequence[ChildProcess], devices: Sequence[str], on_event: EventHandler
+) -> None:
     """Pass on the messages of the processes until all have ended well or one has failed.
 
     Raises:
@@ -283,14 +293,16 @@ def _hear(children: Sequence[Child], devices: Sequence[str], on_event: OnEvent) 
     """
     running = dict(zip(children, devices, strict=True))
     while running:
-        Child.with_news(list(running))
-        if ends := _ends(running, on_event):
-            ends += _ends(running, on_event)  # a cause is sent before others can fail because of it
+        ChildProcess.wait_any(list(running))
+        if ends := _exit_order(running, on_event):
+            ends += _exit_order(
+                running, on_event
+            )  # a cause is sent before others can fail because of it
             deadline = time.monotonic() + _CAUSE_SECONDS
-            while running and all(end.is_perhaps_effect for end in ends):
-                if not Child.with_news(list(running), max(0.0, deadline - time.monotonic())):
+            while running and all(end.may_be_consequence for end in ends):
+                if not ChildProcess.wait_any(list(running), max(0.0, deadline - time.monotonic())):
                     break
-                ends += _ends(running, on_event)
+                ends += _exit_order(running, on_event)
             first = min(ends, key=lambda end: end.place)
             if first.traceback:
                 LOGGER.info("%s", first.traceback)
@@ -298,7 +310,7 @@ def _hear(children: Sequence[Child], devices: Sequence[str], on_event: OnEvent) 
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _RankExit:
     """A process that failed. The one with the lowest ``place`` is to blame."""
 
     place: tuple[int, float]
@@ -306,14 +318,14 @@ class _End:
     traceback: str = ""
 
     @property
-    def is_perhaps_effect(self) -> bool:
+    def may_be_consequence(self) -> bool:
         """True if it raised an unexpected error, perhaps because another process is gone."""
         return self.place >= (2, 0.0)
 
 
-def _ends(running: dict[Child, str], on_event: OnEvent) -> list[_End]:
+def _exit_order(running: dict[ChildProcess, str], on_event: EventHandler) -> list[_RankExit]:
     """Pass on new messages, and drop processes that have ended. -> those that failed"""
-    ends: list[_End] = []
+    ends: list[_RankExit] = []
     for child, device in list(running.items()):
         try:
             while child.pipe.poll():
@@ -321,22 +333,22 @@ def _ends(running: dict[Child, str], on_event: OnEvent) -> list[_End]:
                     case logging.LogRecord() as record:
                         LOGGER.handle(record)
                     case ErrorText() as text:
-                        ends.append(_End((0, 0.0), text.error))
-                    case Raised(reason, traceback, seconds):
-                        ends.append(_End((2, seconds), _ended(device, reason), traceback))
+                        ends.append(_RankExit((0, 0.0), text.to_error))
+                    case ChildError(reason, traceback, seconds):
+                        ends.append(_RankExit((2, seconds), _rank_exit(device, reason), traceback))
                         del running[child]  # its last message: its end adds nothing
                         break
                     case event:
                         on_event(event)
         except (EOFError, OSError):
             del running[child]
-            cause = child.cause_of_end()
+            cause = child.exit_reason()
             if child.process.returncode != 0:
-                ends.append(_End((1, 0.0), _ended(device, cause)))
+                ends.append(_RankExit((1, 0.0), _rank_exit(device, cause)))
     return ends
 
 
-def _ended(device: str, reason: str) -> VirnucproError:
+def _rank_exit(device: str, reason: str) -> VirnucproError:
     return VirnucproError(f"the process on {device} ended: {reason}", hint=_KEPT)
 
 
@@ -352,7 +364,7 @@ class _Relay(logging.Handler):
         self._pipe.send(logging.makeLogRecord(facts))
 
 
-def _use(name: str) -> torch.device:
+def _set_device(name: str) -> torch.device:
     """
     Raises:
         UnavailableError: there is no such GPU.

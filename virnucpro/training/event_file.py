@@ -19,7 +19,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import hparams, pr_curve
 
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.training.evaluation.metrics import Samples
 
 
@@ -31,7 +31,7 @@ class EventFile:
         OSError: of all methods, with the path, if the file cannot be written.
     """
 
-    def __init__(self, tree: Tree, folder: Path, first_step: int) -> None:
+    def __init__(self, tree: SafeDir, folder: Path, first_step: int) -> None:
         now = time.time()
         # files are read in the order of their names
         name = f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{os.getpid()}"

@@ -21,15 +21,15 @@ from torch import Tensor, nn
 
 from virnucpro._version import __version__
 from virnucpro.core.atomic_io import LEARNED_FILE
-from virnucpro.core.logging import LOGGER, announce, counted, printable
-from virnucpro.core.numeric import Values
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.logging import LOGGER, announce, format_count, printable
+from virnucpro.core.numeric import FloatArray
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.base import Model
 from virnucpro.models.esm2.loading import save_esm2
 from virnucpro.models.esm2.model import ESM2
-from virnucpro.models.lookup import is_found_by_name, open_model
+from virnucpro.models.lookup import has_model_name, open_model
 from virnucpro.models.registry import DEFAULT_MODEL
-from virnucpro.models.trained_encoder import save_reader
+from virnucpro.models.trained_encoder import save_frame_network
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode
@@ -38,13 +38,13 @@ from virnucpro.training.evaluation.calibration import (
     Calibration,
     ScoredFragments,
     calibrate,
-    chunks_of,
+    find_knot,
     fit_join,
     fold_log_odds,
     is_enough,
-    knot_at,
+    select_chunks,
 )
-from virnucpro.training.evaluation.evaluate import knowing
+from virnucpro.training.evaluation.evaluate import with_known_groups
 from virnucpro.training.evaluation.metrics import CHANCE, Samples, auroc, auroc_gain
 from virnucpro.training.frame_dataset import FrameStore, LabelledFrames
 from virnucpro.training.labelled_data import LabelledRecord, Split, group_digest
@@ -53,12 +53,18 @@ from virnucpro.training.networks import (
     Classifier,
     FrameClassifier,
     MaskedLanguageModel,
-    merge,
+    merge_adapters,
 )
 from virnucpro.training.reports import write_card, write_figures
-from virnucpro.training.training_config import EPOCHS, GAIN, HELD_OUT, Training, load_known
-from virnucpro.viral.classifier import Caller
-from virnucpro.viral.head import SUREST, EncoderFacts, Head, HeadFacts, Join, Network
+from virnucpro.training.training_config import (
+    EPOCHS,
+    GAIN,
+    HELD_OUT,
+    TrainingRun,
+    load_known_groups,
+)
+from virnucpro.viral.classifier import RecordClassifier
+from virnucpro.viral.head import SUREST, EncoderInfo, EnsembleWeights, Head, HeadInfo, Network
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_sequences
 
@@ -74,14 +80,16 @@ _SHORTEST = 0.9  # least length of a run, as a share of its chunks end to end: t
 class TrainingResults:
     """The results of a training, seed by seed; the files for ``predict`` are those of the first."""
 
-    training: Training
+    training: TrainingRun
     store: FrameStore
     splits: Mapping[str, Split]
     parts: Mapping[Split, LabelledFrames]  # validation, then test if it has both labels
-    scorer: Scorer = field(default_factory=Scorer.own)
+    scorer: Scorer = field(default_factory=Scorer.load_builtin)
     gains: list[_Gain] = field(default_factory=list)
 
-    def add(self, training: Training, module: nn.Module, odds: Mapping[Split, Values]) -> None:
+    def add(
+        self, training: TrainingRun, module: nn.Module, odds: Mapping[Split, FloatArray]
+    ) -> None:
         """Measure the training with one seed, and write its results.
 
         ``odds``: the log-odds of the frames of each part by each network, (n_networks, n).
@@ -100,17 +108,19 @@ class TrainingResults:
         write_card(training.output)
 
     def _join(
-        self, training: Training, odds: Mapping[Split, Values], calibration: Calibration
-    ) -> Join | None:
+        self, training: TrainingRun, odds: Mapping[Split, FloatArray], calibration: Calibration
+    ) -> EnsembleWeights | None:
         """Fit the join with the scorer to the validation groups, and measure its gain by part."""
         fragments = {}
         for split, of_networks in odds.items():
             frames = self.parts[split]
-            chunks = chunks_of(of_networks[-1], frames, np.ones(len(frames)), calibration.frames)
+            chunks = select_chunks(
+                of_networks[-1], frames, np.ones(len(frames)), calibration.frames
+            )
             log_odds = (chunks.scores / calibration.temperature).clip(-SUREST, SUREST)
             numbers = np.unique(frames.chunk)
             of_lengths = [one.with_head(numbers, log_odds) for one in self.fragments[split]]
-            fragments[split] = self.unseen(split, of_lengths)
+            fragments[split] = self.unseen_groups(split, of_lengths)
         join = fit_join(fragments["validation"], self.scorer)
         if join is None:
             LOGGER.warning(
@@ -130,29 +140,31 @@ class TrainingResults:
     def fragments(self) -> Mapping[Split, list[ScoredFragments]]:
         """The held-out fragments with scores of the scorer, which every seed is joined with."""
         fasta, options = self.training.fasta, self.training.options
-        size, code = options.chunk_size[0], GeneticCode.of(options.genetic_code)
+        size, code = options.chunk_size[0], GeneticCode.from_number(options.genetic_code)
         return read_fragments(fasta, self.store, self.splits, size, self.scorer, code)
 
     @cached_property
     def trained_groups(self) -> Mapping[Split, set[int]]:
         """The numbers of held-out groups that the scorer was trained on, or on close relatives."""
-        memories = Caller(scorer=self.scorer).trained_on
+        memories = RecordClassifier(scorer=self.scorer).trained_on
         trained: dict[Split, set[int]] = {split: set() for split in _HELD_OUT}
         sequences, store = read_fasta(self.training.fasta), self.store
         for labelled, group, record in zip(store.records, store.group, sequences, strict=True):
             split = self.splits[labelled.group]
-            if split != "train" and knowing(memories, labelled, record.sequence):
+            if split != "train" and with_known_groups(memories, labelled, record.sequence):
                 trained[split].add(int(group))
         return trained
 
-    def unseen(self, split: Split, of_lengths: list[ScoredFragments]) -> list[ScoredFragments]:
+    def unseen_groups(
+        self, split: Split, of_lengths: list[ScoredFragments]
+    ) -> list[ScoredFragments]:
         """Leave out groups that the scorer was trained on, if enough others remain; else warn."""
         trained = [*self.trained_groups[split]]
-        unseen = [part.where(~np.isin(part.groups, trained)) for part in of_lengths]
+        unseen = [part.select(~np.isin(part.groups, trained)) for part in of_lengths]
         if not trained:
             return of_lengths
         if any(map(is_enough, unseen)):
-            groups = counted(len(trained), "group")
+            groups = format_count(len(trained), "group")
             announce(f"{split}: without {groups} that the scorer was trained on")
             return unseen
         LOGGER.warning(
@@ -163,14 +175,14 @@ class TrainingResults:
         )
         return of_lengths
 
-    def _write_figures(self, training: Training, odds: Mapping[Split, Values]) -> None:
+    def _write_figures(self, training: TrainingRun, odds: Mapping[Split, FloatArray]) -> None:
         """Write the AUROC of frames, and of chunks by their best frame, for each held-out part."""
         columns = ("split", "network", "n_frames", "auroc_frames", "n_chunks", "auroc_chunks")
         rows: list[dict[str, object]] = []
         for split, of_networks in odds.items():
             frames = self.parts[split]
             for name, row in zip(NETWORKS[-len(of_networks) :], of_networks, strict=True):
-                chunks = chunks_of(row, frames, np.ones(len(frames)), "max")
+                chunks = select_chunks(row, frames, np.ones(len(frames)), "max")
                 of_frames, of_chunks = auroc(row, frames.is_virus), chunks.auroc()
                 figures = (split, name, len(frames), of_frames, len(chunks), of_chunks)
                 rows.append(dict(zip(columns, figures, strict=True)))
@@ -181,7 +193,7 @@ class TrainingResults:
         write_figures(training.output / HELD_OUT, columns, rows, ".4f")
 
 
-def write_epochs(training: Training, epochs: Epochs) -> None:
+def write_epochs(training: TrainingRun, epochs: Epochs) -> None:
     """Write a row per epoch and seed; figures that were not measured are not defined."""
     rows = [{"seed": seed, **row} for seed, history in epochs.items() for row in history]
     # speeds are never the same twice
@@ -222,7 +234,7 @@ def read_fragments(
     runs: list[_Run] = []
 
     def sequences() -> Iterator[str]:
-        for run, bases in _cut(fasta, store, splits, size):
+        for run, bases in _cut_fragments(fasta, store, splits, size):
             runs.append(run)
             yield bases
 
@@ -234,7 +246,7 @@ def read_fragments(
         first = np.array([runs[place][2] for place in places], dtype=np.int64)
         record = store.chunks[first, 0]
         fragments[split].append(
-            ScoredFragments.of(
+            ScoredFragments.from_scores(
                 n_chunks * size,
                 base[places],
                 store.is_virus[record],
@@ -245,7 +257,7 @@ def read_fragments(
     return fragments
 
 
-def _cut(
+def _cut_fragments(
     fasta: Path, store: FrameStore, splits: Mapping[str, Split], size: int
 ) -> Iterator[tuple[_Run, str]]:
     """Yield runs of chunks of the held-out records, each with its bases."""
@@ -303,7 +315,7 @@ class _Gain(NamedTuple):
 
 
 def measure_gain(
-    seed: int, split: Split, fragments: ScoredFragments, join: Join | None
+    seed: int, split: Split, fragments: ScoredFragments, join: EnsembleWeights | None
 ) -> _Gain | None:
     """Measure the gain of the join over the scorer; None if a label is missing.
 
@@ -312,16 +324,16 @@ def measure_gain(
     n_virus, n_groups = int(fragments.is_virus.sum()), len(np.unique(fragments.groups))
     if not 0 < n_virus < len(fragments):
         return None
-    base = fragments.by(fragments.scores)
+    base = fragments.group_by(fragments.scores)
     counts = (fragments.n_bases, len(fragments), n_virus, n_groups)
-    gain = _Gain(seed, split, *counts, base.auroc(), fragments.by(fragments.head).auroc())
+    gain = _Gain(seed, split, *counts, base.auroc(), fragments.group_by(fragments.head).auroc())
     if join is None:
         return gain
-    knot = knot_at(join.knots, fragments.n_bases)
-    log_odds = fragments.joined(knot)
+    knot = find_knot(join.knots, fragments.n_bases)
+    log_odds = fragments.concatenate(knot)
     if split == "validation" and knot.head and is_enough(fragments):
         log_odds = fold_log_odds(fragments)
-    joined = fragments.by(log_odds)
+    joined = fragments.group_by(log_odds)
     difference, (low, high) = auroc_gain(base, joined, seed)
     return gain._replace(
         joined=joined.auroc(), gain=difference, gain_low=low, gain_high=high, weight=knot.head
@@ -329,18 +341,18 @@ def measure_gain(
 
 
 def _export(
-    training: Training,
+    training: TrainingRun,
     module: FrameClassifier,
     records: Sequence[LabelledRecord],
     kmers: Sketch,
     calibration: Calibration,
-    join: Join | None,
+    join: EnsembleWeights | None,
 ) -> None:
     """Write the encoder, or its name if it was not trained, and the calibrated head.
 
     The head was trained on ``records``; ``kmers`` is their sketch.
     """
-    Tree(training.output).make_folder(training.model)
+    SafeDir(training.output).make_folder(training.model)
     encoder = _export_encoder(training, module)
     if calibration.is_at_limit:
         LOGGER.warning(
@@ -348,8 +360,8 @@ def _export(
             "perfectly or not at all: label more groups"
         )
     options, sizes = training.options, training.options.chunk_size
-    facts = HeadFacts(
-        encoders=(EncoderFacts.of(encoder),),
+    facts = HeadInfo(
+        encoders=(EncoderInfo.from_spec(encoder),),
         chunk_size=sizes[0],
         threshold=calibration.threshold,
         frame_rule=calibration.frames,
@@ -359,7 +371,7 @@ def _export(
         join=join,
     )
     is_trained = any(weight.requires_grad for weight in module.reader.parameters())
-    trained_on = find_trained(records, kmers, load_known(training.encoder), is_trained)
+    trained_on = find_trained(records, kmers, load_known_groups(training.encoder), is_trained)
     write_head(training.head, module.classifier, facts, calibration, trained_on)
     announce(
         f"model: {printable(training.model)}, a chunk is the {calibration.frames} of its frames, "
@@ -368,13 +380,13 @@ def _export(
     )
 
 
-def _export_encoder(training: Training, module: FrameClassifier) -> Model:
+def _export_encoder(training: TrainingRun, module: FrameClassifier) -> Model:
     """Write the trained parts of the encoder. -> the model that makes the vectors of frames"""
     reader, options = module.reader, training.options
     base: tuple[str | None, Model] | None = None
     if options.mode == "finetune":
         assert isinstance(reader.encoder, ESM2)
-        merge(reader.encoder)
+        merge_adapters(reader.encoder)
         save_esm2(training.model, reader.encoder)
         trained = open_model(str(training.model.absolute()), lambda _: None)
         if training.is_plain:
@@ -382,17 +394,17 @@ def _export_encoder(training: Training, module: FrameClassifier) -> Model:
         base = (None, trained)
     elif training.encoder is not None:
         name = options.model or DEFAULT_MODEL
-        if Path(name).name != name or not is_found_by_name(name):
+        if Path(name).name != name or not has_model_name(name):
             name = str(training.encoder.path.absolute())
         base = (name, open_model(name, lambda _: None))
     path = training.model / LEARNED_FILE
-    return save_reader(path, reader, options.encoding, options.architecture, base)
+    return save_frame_network(path, reader, options.encoding, options.architecture, base)
 
 
-def save_pretrained(training: Training, module: nn.Module) -> None:
+def save_pretrained(training: TrainingRun, module: nn.Module) -> None:
     """Write the pretrained encoder and its card."""
     assert isinstance(module, MaskedLanguageModel)
-    Tree(training.output).make_folder(training.model)
+    SafeDir(training.output).make_folder(training.model)
     save_esm2(training.model, module.encoder, module.extra_tensors())
     write_card(training.output)
     announce(f"model: {printable(training.model)}")
@@ -401,7 +413,7 @@ def save_pretrained(training: Training, module: nn.Module) -> None:
 def write_head(
     path: Path,
     classifier: Classifier,
-    facts: HeadFacts,
+    facts: HeadInfo,
     calibration: Calibration,
     trained_on: _TrainedOn,
 ) -> None:
@@ -425,7 +437,7 @@ def find_trained(
     """
     own = np.unique(np.array([record.digest for record in records], dtype=np.uint64))
     groups = np.unique(np.array([group_digest(one.group) for one in records], dtype=np.uint64))
-    of_encoder = [*Caller(frame_head=known).trained_on.values()]
+    of_encoder = [*RecordClassifier(frame_head=known).trained_on.values()]
     if is_finetuned:
         of_encoder.append((own, groups, kmers))
     return {
@@ -434,7 +446,7 @@ def find_trained(
         "trained_kmers": kmers,
         "encoder_records": np.unique(np.concatenate([own[:0], *(one[0] for one in of_encoder)])),
         "encoder_groups": np.unique(np.concatenate([own[:0], *(one[1] for one in of_encoder)])),
-        "encoder_kmers": Sketch.joined(one[2] for one in of_encoder),
+        "encoder_kmers": Sketch.merge(one[2] for one in of_encoder),
     }
 
 

@@ -30,12 +30,12 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from virnucpro.core.atomic_io import as_text, read_json, writing
+from virnucpro.core.atomic_io import read_json, storage_errors, text_writer
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import printable
 from virnucpro.core.numeric import from_bfloat16
 from virnucpro.core.recipe import Store
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord, Orf
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.derived_names import without_number
@@ -104,7 +104,7 @@ class _FeatureRows:
         return values
 
 
-def _mapped(path: Path) -> Values:
+def _memory_map(path: Path) -> Values:
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
@@ -113,26 +113,26 @@ def _vectors(folder: Path, n_frames: int) -> Values | _FeatureRows:
     if not (folder / _VECTORS).exists():
         return np.empty((n_frames, 0), dtype=np.float32)
     facts = read_json(folder / _VECTORS, most_bytes=_MOST_RECORDS)
-    rows = _mapped(folder / _VECTOR_ROWS)
+    rows = _memory_map(folder / _VECTOR_ROWS)
     files = [(path, begin, n) for path, begin, n in facts["files"]]
     return _FeatureRows(files, rows, facts["dim"], facts["store"])
 
 
-def _joined(words: Iterable[str]) -> tuple[NDArray[np.uint8], Rows]:
+def _concatenate(words: Iterable[str]) -> tuple[NDArray[np.uint8], Rows]:
     """The letters of all words, (n_letters,), and 0 followed by the end of each word, (n + 1,)."""
     encoded = [word.encode() for word in words]
     letters = np.frombuffer(b"".join(encoded), dtype=np.uint8)
     return letters, np.cumsum([0, *map(len, encoded)], dtype=np.int64)
 
 
-def _words(letters: Values, ends: Rows, rows: Rows) -> list[str]:
-    """Some of the words from ``_joined``, by their places, (k,)."""
+def _kmer_rows(letters: Values, ends: Rows, rows: Rows) -> list[str]:
+    """Some of the words from ``_concatenate``, by their places, (k,)."""
     places = zip(ends[rows].tolist(), ends[rows + 1].tolist(), strict=True)
     return [letters[begin:end].tobytes().decode() for begin, end in places]
 
 
 @contextmanager
-def growing(path: Path, dtype: str, width: int | None = None) -> Iterator[_Add]:
+def open_growing(path: Path, dtype: str, width: int | None = None) -> Iterator[_Add]:
     """Yield a function that adds rows to an array; the file appears at the end of the block.
 
     A row is one value, or ``width`` values.
@@ -142,7 +142,7 @@ def growing(path: Path, dtype: str, width: int | None = None) -> Iterator[_Add]:
     """
     row_shape = () if width is None else (width,)
     n_rows = 0
-    with Tree(path.parents[1]).replacing(path) as out:
+    with SafeDir(path.parents[1]).atomic_write(path) as out:
         _write_header(out, dtype, (n_rows, *row_shape))
 
         def add(rows: Values | Sequence[object]) -> None:
@@ -183,10 +183,10 @@ class LabelledFrames:
     group: Rows
 
     @classmethod
-    def of(cls, proteins: Sequence[str], composition: Values) -> LabelledFrames:
+    def from_store(cls, proteins: Sequence[str], composition: Values) -> LabelledFrames:
         """Make frames in memory, each its own chunk, record and group; every other one is viral."""
         numbers = np.arange(len(proteins))
-        letters, ends = _joined(proteins)
+        letters, ends = _concatenate(proteins)
         no_vectors = np.empty((len(proteins), 0), dtype=np.float32)
         return cls(
             *(letters, ends, composition, no_vectors),
@@ -207,7 +207,7 @@ class LabelledFrames:
         return int(self.all_vectors.shape[1])
 
     def proteins(self, rows: Rows) -> list[str]:
-        return _words(self.letters, self.ends, self.rows[rows])
+        return _kmer_rows(self.letters, self.ends, self.rows[rows])
 
     def n_residues(self, rows: Rows) -> Rows:
         """The lengths of the proteins. (k,) rows -> (k,)"""
@@ -228,7 +228,7 @@ class LabelledFrames:
         """(k,) -> (k, dim)"""
         return self.all_vectors[self.rows[rows]]
 
-    def take(self, rows: Rows) -> LabelledFrames:
+    def select(self, rows: Rows) -> LabelledFrames:
         """Some of the frames. (k,) rows"""
         columns = ("rows", "chunk", "record", "is_virus", "weight", "group")
         return replace(self, **{name: getattr(self, name)[rows] for name in columns})
@@ -264,7 +264,7 @@ def recipe_weights(frames: LabelledFrames) -> NDArray[np.float32]:
     side = 2 * frames.group + frames.is_virus
     _, group, size = np.unique(side, return_inverse=True, return_counts=True)
     weights = frames.weight * size[group] ** (BASES_POWER - 1)
-    bins = np.digitize(_gc_of(frames), GC_EDGES)
+    bins = np.digitize(_gc_content(frames), GC_EDGES)
     for label in (False, True):
         rows = frames.is_virus == label
         if rows.any():
@@ -284,7 +284,7 @@ def recipe_weights(frames: LabelledFrames) -> NDArray[np.float32]:
 WEIGHTS = {"auto": balanced_weights, "recipe": recipe_weights, "none": given_weights}
 
 
-def _gc_of(frames: LabelledFrames) -> Values:
+def _gc_content(frames: LabelledFrames) -> Values:
     """The share of G and C in the codons of each frame. (n,)"""
     codons = np.arange(len(STANDARD.codons))
     n_gc = sum(np.isin(codons // 4**place % 4, (1, 2)).astype(np.float64) for place in range(3))
@@ -307,20 +307,20 @@ def write_frames(
     Raises:
         OutputError, StorageError: as ``files.writing``.
     """
-    tree = Tree(folder.parent)
-    with writing(folder):
+    tree = SafeDir(folder.parent)
+    with storage_errors(folder):
         tree.make_folder(folder)
         tree.delete(folder / _VECTORS)
-    tree.sweep_folder(folder)
+    tree.remove_temp_files(folder)
     records: list[LabelledRecord] = []
     with ExitStack() as files:
         columns = _Growing(folder, files)
-        for labelled, record in _copied(pairs, fasta) if fasta else pairs:
+        for labelled, record in _copy_rows(pairs, fasta) if fasta else pairs:
             columns.add_kmers(len(records), record.sequence)
             for size in chunk_sizes:
                 columns.add_frames(len(records), record, size, code)
             records.append(labelled)
-    tree.write_whole(folder / _RECORDS, json.dumps(list(map(astuple, records))))
+    tree.write_bytes(folder / _RECORDS, json.dumps(list(map(astuple, records))))
 
 
 class _Growing:
@@ -328,7 +328,7 @@ class _Growing:
 
     def __init__(self, folder: Path, files: ExitStack) -> None:
         add = {
-            name: files.enter_context(growing(folder / name, dtype, width))
+            name: files.enter_context(open_growing(folder / name, dtype, width))
             for name, (dtype, width) in _COLUMNS.items()
         }
         self._add, self._n_chunks = add, 0
@@ -338,12 +338,12 @@ class _Growing:
 
     def add_kmers(self, number: int, sequence: str) -> None:
         """Add the sampled k-mers of the record with this number."""
-        hashes = Sketch.of(sequence).hashes
+        hashes = Sketch.from_sequences(sequence).hashes
         self._add["kmers.npy"](np.column_stack([np.full(len(hashes), number), hashes]))
 
     def add_frames(self, number: int, record: FastaRecord, size: int, code: GeneticCode) -> None:
         """Add the chunks of a record, cut at this size, and their frames."""
-        chunks, orfs = cut(record, size, code)
+        chunks, orfs = truncate(record, size, code)
         self._add["chunks.npy"]([(number, chunk.start, size) for chunk in chunks])
         numbers = {chunk.id: n for n, chunk in enumerate(chunks, self._n_chunks)}
         self._n_chunks += len(chunks)
@@ -352,28 +352,28 @@ class _Growing:
         self._add_words("id", (orf.id for orf in orfs))
         for first in range(0, len(orfs), _COMPOSITIONS_AT_ONCE):
             some = orfs[first : first + _COMPOSITIONS_AT_ONCE]
-            bases = [orf.codons_in(record.sequence) for orf in some]
+            bases = [orf.coding_sequence(record.sequence) for orf in some]
             self._add["composition.npy"](frame_composition(bases))
 
     def _add_words(self, name: str, words: Iterable[str]) -> None:
-        """Add words to the two columns that ``_words`` reads."""
-        letters, ends = _joined(words)
+        """Add words to the two columns that ``_kmer_rows`` reads."""
+        letters, ends = _concatenate(words)
         self._add[f"{name}s.npy"](letters)
         self._add[f"{name}_ends.npy"](self._n_letters[name] + ends[1:])
         self._n_letters[name] += len(letters)
 
 
-def _copied(pairs: Iterable[Labelled], path: Path) -> Iterator[Labelled]:
+def _copy_rows(pairs: Iterable[Labelled], path: Path) -> Iterator[Labelled]:
     """Pass on the records, and write them to a FASTA file, which appears after the last one."""
-    with Tree(path.parent).replacing(path) as content, as_text(content) as out:
+    with SafeDir(path.parent).atomic_write(path) as content, text_writer(content) as out:
         for labelled, record in pairs:
             write_record(out, record.id, record.sequence)
             yield labelled, record
 
 
-def cut(record: FastaRecord, size: int, code: GeneticCode) -> tuple[list[Chunk], list[Orf]]:
+def truncate(record: FastaRecord, size: int, code: GeneticCode) -> tuple[list[Chunk], list[Orf]]:
     """The chunks of a record, and their stop-free frames, as ``predict`` makes them."""
-    chunks = list(Chunk.cut(record, size))
+    chunks = list(Chunk.from_record(record, size))
     return chunks, translate_six_frames(chunks, code)
 
 
@@ -392,7 +392,7 @@ def link_vectors(folder: Path, extracted: Path) -> None:
     n_vectors, dim, numbers = 0, 0, "float32"
     rundir = open_run_dir(extracted)
     manifest = rundir.read_manifest()
-    for store in rundir.stores_of(manifest.recipe) if manifest else ():
+    for store in rundir.feature_stores(manifest.recipe) if manifest else ():
         dim, numbers = store.encoder.dim, store.encoder.store
         for path, begin, content in store.read_files():
             files.append((str(path.absolute()), begin, len(content.ids)))
@@ -405,10 +405,10 @@ def link_vectors(folder: Path, extracted: Path) -> None:
             hint="delete the folder: its vectors are made again; vectors given with --features "
             "must be of the same files and --chunk-size",
         )
-    tree = Tree(folder.parent)
-    with growing(folder / _VECTOR_ROWS, "<i8") as add:
+    tree = SafeDir(folder.parent)
+    with open_growing(folder / _VECTOR_ROWS, "<i8") as add:
         add([place[name] for name in ids])
-    tree.write_whole(folder / _VECTORS, json.dumps({"dim": dim, "store": numbers, "files": files}))
+    tree.write_bytes(folder / _VECTORS, json.dumps({"dim": dim, "store": numbers, "files": files}))
 
 
 def _wanted_rows(ids: Iterable[str], wanted: Set[str], first: int) -> dict[str, int]:
@@ -422,14 +422,14 @@ def _wanted_rows(ids: Iterable[str], wanted: Set[str], first: int) -> dict[str, 
 
 def read_ids(folder: Path) -> list[str]:
     """The ids of all frames; they are unique if records are cut at one chunk size."""
-    letters, ends = (_mapped(folder / name) for name in ("ids.npy", "id_ends.npy"))
-    return _words(letters, ends, np.arange(len(ends) - 1))
+    letters, ends = (_memory_map(folder / name) for name in ("ids.npy", "id_ends.npy"))
+    return _kmer_rows(letters, ends, np.arange(len(ends) - 1))
 
 
 def delete_frames(folder: Path, fasta: Path) -> None:
     with suppress(OSError):  # the first error is the one to report
         shutil.rmtree(folder)
-    Tree(fasta.parent).delete(fasta)
+    SafeDir(fasta.parent).delete(fasta)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -449,7 +449,7 @@ class FrameStore:
         rows = read_json(folder / _RECORDS, most_bytes=_MOST_RECORDS)
         records = tuple(LabelledRecord(*facts) for facts in rows)
         letters, ends, composition, chunk, chunks, kmers = (
-            _mapped(folder / f"{name}.npy")
+            _memory_map(folder / f"{name}.npy")
             for name in ("proteins", "protein_ends", "composition", "chunk", "chunks", "kmers")
         )
         record = chunks[chunk, 0]
@@ -483,7 +483,7 @@ class FrameStore:
         """The frames of one part of the split, cut at these sizes."""
         size = self.chunks[self.all.chunk, 2]
         is_chosen = self._is_in(splits, part)[self.all.record] & np.isin(size, chunk_sizes)
-        return self.all.take(np.flatnonzero(is_chosen))
+        return self.all.select(np.flatnonzero(is_chosen))
 
     def _is_in(self, splits: Mapping[str, Split], *parts: Split) -> NDArray[np.bool_]:
         """True for records in these parts of the split. (n_records,)"""

@@ -34,13 +34,13 @@ from pathlib import Path
 from sys import intern
 from typing import Literal, NamedTuple, get_args
 
-from virnucpro.core.atomic_io import OnBlock, expanded, open_binary, open_plain
+from virnucpro.core.atomic_io import OnBlock, expand_path, open_binary, open_regular_file
 from virnucpro.core.errors import InputError, InputMissingError, OutputError, UsageError
-from virnucpro.core.logging import LOGGER, counted, printable
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.logging import LOGGER, format_count, printable
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord
 from virnucpro.results.names import read_tsv_field, tsv_line
-from virnucpro.sequences.fasta import find_invalid, read_fasta, reading
+from virnucpro.sequences.fasta import find_invalid, open_fasta, read_fasta
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.training.options import ManifestOptions
 
@@ -165,7 +165,7 @@ def read_records(
     for fasta, rows in manifest.files.items():
         digest = hashlib.sha256()
         n_before = len(places)
-        for record in read_fasta(fasta, on_block=_each(digest.update, on_block)):
+        for record in read_fasta(fasta, on_block=_iter_files(digest.update, on_block)):
             if (found := rows.get("") or rows.get(record.id)) is not None:
                 _check(record, fasta, places)
                 places[record.id] = fasta
@@ -180,7 +180,7 @@ def read_records(
         on_file(digest.hexdigest())
 
 
-def _each(*hearers: OnBlock) -> OnBlock:
+def _iter_files(*hearers: OnBlock) -> OnBlock:
     def hear(block: bytes | memoryview) -> None:
         for hearer in hearers:
             hearer(block)
@@ -210,11 +210,11 @@ def warn_of_mixed_groups(records: Iterable[LabelledRecord]) -> None:
     if mixed := sorted(group for group, own in labels.items() if len(own) > 1):
         LOGGER.warning(
             "groups with both labels, virus and other: %s; check that this is intended",
-            some_of(mixed),
+            sample_records(mixed),
         )
 
 
-def some_of(names: Sequence[str]) -> str:
+def sample_records(names: Sequence[str]) -> str:
     """The first names, and the number of the others, for a message."""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(map(printable, names[:_MOST_NAMED])) + more
@@ -247,14 +247,14 @@ def _row(cells: dict[str, str], where: str) -> LabelledRecord:
         )
     return LabelledRecord(
         cells.get("id", ""),
-        _checked(cells["label"], where) == "virus",
+        _check_record(cells["label"], where) == "virus",
         intern(cells["group"]),
         _weight(cells.get("weight", ""), where),
         intern(cells.get("kingdom", "")),
     )
 
 
-def _checked(label: str, where: str) -> str:
+def _check_record(label: str, where: str) -> str:
     """
     Raises:
         InputError: it is not a label.
@@ -285,8 +285,8 @@ def _fasta_path(manifest: Path, cell: str, where: str) -> Path:
             f"{where}: the path is empty", hint="name a FASTA file, relative to the manifest"
         )
     try:
-        path = manifest.parent / expanded(cell)
-        open_plain(path).close()  # a pipe could not be read again
+        path = manifest.parent / expand_path(cell)
+        open_regular_file(path).close()  # a pipe could not be read again
     except UsageError as error:
         raise InputMissingError(f"{where}: {error}", hint=error.hint) from error
     except OSError as error:
@@ -331,7 +331,7 @@ def read_lines(path: Path, on_block: OnBlock | None) -> Iterator[tuple[int, str]
     """Yield the lines that are not blank, with their numbers."""
     try:
         with (
-            reading(path),
+            open_fasta(path),
             io.TextIOWrapper(open_binary(path, on_block), encoding="utf-8-sig") as lines,
         ):
             for number, line in enumerate(lines, start=1):
@@ -350,7 +350,7 @@ def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[obje
     Raises:
         OutputError, StorageError: as ``files.writing``.
     """
-    Tree(path.parent).write_whole(path, "".join(map(tsv_line, (columns, *rows))))
+    SafeDir(path.parent).write_bytes(path, "".join(map(tsv_line, (columns, *rows))))
 
 
 def split_groups(records: Iterable[LabelledRecord], seed: int) -> dict[str, Split]:
@@ -451,8 +451,12 @@ def write_manifest(options: ManifestOptions) -> list[str]:
         raise OutputError(
             f"{printable(options.output)} already exists", hint="replace it with --force"
         )
-    found = _by_folder(options) if options.table is None else _by_table(options, options.table)
-    rows = list(_once(found))
+    found = (
+        _records_by_folder(options)
+        if options.table is None
+        else _records_by_table(options, options.table)
+    )
+    rows = list(_unique_records(found))
     for label in ("virus", "other"):
         if not any(record.label == label for _, record in rows):
             raise InputError(f"no sequence has the label {label}", hint="give records of both")
@@ -462,7 +466,9 @@ def write_manifest(options: ManifestOptions) -> list[str]:
     return [*_counts([record for _, record in rows]), named]
 
 
-def _once(rows: Iterable[tuple[str, LabelledRecord]]) -> Iterator[tuple[str, LabelledRecord]]:
+def _unique_records(
+    rows: Iterable[tuple[str, LabelledRecord]],
+) -> Iterator[tuple[str, LabelledRecord]]:
     """Yield the rows.
 
     Raises:
@@ -486,7 +492,8 @@ def _counts(records: Sequence[LabelledRecord]) -> Iterator[str]:
     for label in ("virus", "other"):
         groups = Counter(record.group for record in records if record.label == label)
         what = "record" if records[0].id else "file"
-        yield f"{label}: {counted(groups.total(), what)} in {counted(len(groups), 'group')}"
+        n_records = format_count(groups.total(), what)
+        yield f"{label}: {n_records} in {format_count(len(groups), 'group')}"
 
 
 def _relative(path: Path, options: ManifestOptions) -> str:
@@ -504,7 +511,7 @@ def _relative(path: Path, options: ManifestOptions) -> str:
     return name
 
 
-def _by_folder(options: ManifestOptions) -> Iterator[tuple[str, LabelledRecord]]:
+def _records_by_folder(options: ManifestOptions) -> Iterator[tuple[str, LabelledRecord]]:
     """Yield the path of each file, and one row for all its records."""
     for is_virus, places in ((True, options.virus), (False, options.other)):
         for place in places:
@@ -518,14 +525,16 @@ def _by_folder(options: ManifestOptions) -> Iterator[tuple[str, LabelledRecord]]
 def _files_in(place: Path) -> Iterator[InputFile]:
     """Yield a file, or the FASTA files of a folder and of all folders below it."""
     if not place.is_dir():
-        yield from InputFile.all_of(place)
+        yield from InputFile.complete(place)
         return
     for folder in (place, *sorted(path for path in place.rglob("*") if path.is_dir())):
         if any(path.is_file() for path in folder.iterdir()):
-            yield from InputFile.all_of(folder)
+            yield from InputFile.complete(folder)
 
 
-def _by_table(options: ManifestOptions, table: Path) -> Iterator[tuple[str, LabelledRecord]]:
+def _records_by_table(
+    options: ManifestOptions, table: Path
+) -> Iterator[tuple[str, LabelledRecord]]:
     """Yield the records of the FASTA files that the table names; warn of all others.
 
     Raises:
@@ -534,7 +543,7 @@ def _by_table(options: ManifestOptions, table: Path) -> Iterator[tuple[str, Labe
     facts = _read_taxonomy(table, options.group_by)
     missing = {*facts}
     n_others = 0
-    for source in chain.from_iterable(map(InputFile.all_of, options.fasta)):
+    for source in chain.from_iterable(map(InputFile.complete, options.fasta)):
         for record in read_fasta(Path(source.path), source.name):
             # NCBI's tables name an accession with its version or without
             key = record.id if record.id in facts else record.id.rpartition(".")[0]
@@ -544,11 +553,11 @@ def _by_table(options: ManifestOptions, table: Path) -> Iterator[tuple[str, Labe
             missing.discard(key)
             yield _relative(Path(source.path), options), replace(facts[key], id=record.id)
     if n_others:
-        LOGGER.warning("not in the table: %s of the FASTA files", counted(n_others, "record"))
+        LOGGER.warning("not in the table: %s of the FASTA files", format_count(n_others, "record"))
     if missing:
         LOGGER.warning(
             "in no FASTA file: %s of the table, for example %s",
-            counted(len(missing), "accession"),
+            format_count(len(missing), "accession"),
             ", ".join(map(printable, sorted(missing)[:_MOST_NAMED])),
         )
 
@@ -558,14 +567,19 @@ def _read_taxonomy(table: Path, group_by: str | None) -> dict[str, LabelledRecor
     facts: dict[str, LabelledRecord] = {}
     for line, cells in read_cells(table, (), _TAXONOMY):
         where = f"{printable(table)}:{line}"
-        name, group = _first(cells, _IDS), _first(cells, (group_by,) if group_by else _RANKS)
+        name, group = (
+            _first_record(cells, _IDS),
+            _first_record(cells, (group_by,) if group_by else _RANKS),
+        )
         label = _label(cells, where)
         for what, value in (("accession", name), ("group", group), ("label", label)):
             if not value:
                 raise InputError(
                     f"{where}: there is no {what}", hint=f"{_TAXONOMY}, by --group-by or rank"
                 )
-        record = LabelledRecord("", label == "virus", group, kingdom=_first(cells, _KINGDOMS))
+        record = LabelledRecord(
+            "", label == "virus", group, kingdom=_first_record(cells, _KINGDOMS)
+        )
         if facts.setdefault(name, record) != record:
             raise InputError(
                 f"{where}: {printable(name)} has another row already", hint="keep one of them"
@@ -573,7 +587,7 @@ def _read_taxonomy(table: Path, group_by: str | None) -> dict[str, LabelledRecor
     return facts
 
 
-def _first(cells: Mapping[str, str], names: Sequence[str]) -> str:
+def _first_record(cells: Mapping[str, str], names: Sequence[str]) -> str:
     """The first of these cells that is not empty; "" if there is none."""
     return next((cells[name] for name in names if cells.get(name)), "")
 
@@ -585,6 +599,6 @@ def _label(cells: Mapping[str, str], where: str) -> str:
         InputError: the label is neither of the two.
     """
     if label := cells.get("label", "").lower():
-        return _checked("virus" if label in _VIRUSES else label, where)
-    domain = _first(cells, _DOMAINS).lower()
+        return _check_record("virus" if label in _VIRUSES else label, where)
+    domain = _first_record(cells, _DOMAINS).lower()
     return "" if not domain else "virus" if domain in _VIRUSES else "other"

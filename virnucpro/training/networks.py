@@ -1,7 +1,7 @@
 """Networks to train: an encoder with a head for masked residues, or with a classifier.
 
-An objective has the batches, losses and figures of one of the two. ``module_of`` and
-``objective_of`` make module and objective for a training.
+An objective has the batches, losses and figures of one of the two. ``build_module`` and
+``build_objective`` make module and objective for a training.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from virnucpro.core.errors import VirnucproError
 from virnucpro.core.numeric import sigmoid
 from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.esm2.model import ESM2, MaskedBatch
-from virnucpro.models.frame_networks import Reader
-from virnucpro.models.packing import PackedBatch, send
+from virnucpro.models.frame_networks import FrameNetwork
+from virnucpro.models.packing import PackedBatch, to_device
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.training.distributed import Ranks
 from virnucpro.training.evaluation.metrics import Samples, auroc
 from virnucpro.training.frame_dataset import WEIGHTS, LabelledFrames, Rows, Values
-from virnucpro.training.training_config import Training
+from virnucpro.training.training_config import TrainingRun
 
 NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues only the second
 _LINEAR = ("qkv", "attention_out", "up", "down")  # of a layer of ESM-2
@@ -79,7 +79,7 @@ class _LowRank(nn.Linear):
         return layer
 
 
-def adapt(encoder: ESM2, rank: int, alpha: float | None, n_layers: int | None) -> None:
+def add_adapters(encoder: ESM2, rank: int, alpha: float | None, n_layers: int | None) -> None:
     """Train only the last ``n_layers`` of an encoder (None: all), and freeze everything before.
 
     With a rank these layers are frozen too, and each matrix becomes a ``_LowRank``.
@@ -99,7 +99,7 @@ def adapt(encoder: ESM2, rank: int, alpha: float | None, n_layers: int | None) -
         encoder.final_norm.requires_grad_()
 
 
-def merge(encoder: ESM2) -> None:
+def merge_adapters(encoder: ESM2) -> None:
     """Replace ``_LowRank`` layers by plain layers with the learned weights."""
     for layer in encoder.layers:
         for name in _LINEAR:
@@ -126,7 +126,7 @@ class MaskedLanguageModel(nn.Module):
     def forward(self, batch: MaskedBatch) -> Tensor:
         """The sum of the cross-entropies of the chosen residues."""
         logits = self.logits(batch)
-        targets = send(batch.targets, logits.device)
+        targets = to_device(batch.targets, logits.device)
         return F.cross_entropy(logits, targets, reduction="sum")
 
     def extra_tensors(self) -> dict[str, Tensor]:
@@ -199,7 +199,7 @@ class FrameClassifier(nn.Module):
     Stored vectors, if any, are appended to the vectors of the reader.
     """
 
-    def __init__(self, reader: Reader, classifier: Classifier) -> None:
+    def __init__(self, reader: FrameNetwork, classifier: Classifier) -> None:
         super().__init__()
         self.reader, self.classifier = reader, classifier
 
@@ -207,15 +207,15 @@ class FrameClassifier(nn.Module):
         """The log-odds of being viral by each network, (n_networks, n)."""
         device = self.classifier.centre.device
         read = self.reader(batch.packed).to(device)
-        pooled = torch.cat([read, send(batch.vectors, device)], dim=1)
-        out: Tensor = self.classifier(pooled, send(batch.composition, device))
+        pooled = torch.cat([read, to_device(batch.vectors, device)], dim=1)
+        out: Tensor = self.classifier(pooled, to_device(batch.composition, device))
         return out.float()
 
     def forward(self, batch: _FrameBatch) -> Tensor:
         """The sum of the weighted losses of all networks and frames."""
         logits = self.logits(batch)
-        is_virus = send(batch.is_virus, logits.device).expand_as(logits)
-        weight = send(batch.weight, logits.device)
+        is_virus = to_device(batch.is_virus, logits.device).expand_as(logits)
+        weight = to_device(batch.weight, logits.device)
         losses = F.binary_cross_entropy_with_logits(logits, is_virus, reduction="none")
         return (losses * weight).sum()
 
@@ -229,12 +229,12 @@ class MaskedResidues:
         self.frames, self.held_out, self.seed = frames, held_out, seed
 
     def batch(self, rows: Rows, epoch: int) -> MaskedBatch:
-        return self._masked(self.frames, rows, epoch)
+        return self._mask_tokens(self.frames, rows, epoch)
 
-    def _masked(self, frames: LabelledFrames, rows: Rows, epoch: int) -> MaskedBatch:
+    def _mask_tokens(self, frames: LabelledFrames, rows: Rows, epoch: int) -> MaskedBatch:
         rows = _longest_first(rows, frames)
         seeds = [(self.seed, epoch, row) for row in rows.tolist()]
-        return MaskedBatch.of(frames.proteins(rows), seeds)
+        return MaskedBatch.from_batch(frames.proteins(rows), seeds)
 
     def weight(self, rows: Rows) -> float:
         """The divisor of the losses of these rows: the number of chosen residues."""
@@ -244,7 +244,7 @@ class MaskedResidues:
         """The mean loss per chosen residue, with masks that are the same every time."""
         loss, n_chosen = 0.0, 0
         for rows, counts in _shares(np.arange(len(self.held_out)), ranks):
-            batch = self._masked(self.held_out, rows, _NO_EPOCH)
+            batch = self._mask_tokens(self.held_out, rows, _NO_EPOCH)
             loss += counts * float(module(batch))
             n_chosen += counts * len(batch.places)
         sums = np.sum(ranks.gather((loss, n_chosen)), axis=0)
@@ -300,7 +300,7 @@ class FrameLabels:
         losses = np.logaddexp(0, np.where(is_virus, -logits, logits)).sum(axis=0)
         loss = float(np.average(losses, weights=self.held_out_weights))
         aurocs = [auroc(row.astype(np.float64), is_virus) for row in logits]
-        samples = samples_of(logits[-1], self.held_out, self.held_out_weights)
+        samples = frame_samples(logits[-1], self.held_out, self.held_out_weights)
         found = samples.measure(logits[-1] >= 0)
         figures = {"validation_loss": loss, "auroc": aurocs[-1]}
         for name in ("auprc", "accuracy", "f1"):
@@ -314,7 +314,7 @@ class FrameLabels:
 Objective = MaskedResidues | FrameLabels
 
 
-def samples_of(
+def frame_samples(
     log_odds: NDArray[np.float32], frames: LabelledFrames, weights: NDArray[np.float32]
 ) -> Samples:
     """Make samples of frames; their scores are probabilities of being viral. (n,) each"""
@@ -344,7 +344,7 @@ def frame_batch(frames: LabelledFrames, rows: Rows, weight: NDArray[np.float32])
     rows = _longest_first(rows, frames)
     return _FrameBatch(
         rows,
-        PackedBatch.of(frames.proteins(rows)),
+        PackedBatch.from_sequences(frames.proteins(rows)),
         frames.composition(rows),
         frames.is_virus[rows].astype(np.float32),
         weight[rows],
@@ -360,7 +360,9 @@ def _longest_first(rows: Rows, frames: LabelledFrames) -> Rows:
 # Module and objective of a training
 
 
-def module_of(training: Training, train: LabelledFrames, reader: Reader | None = None) -> nn.Module:
+def build_module(
+    training: TrainingRun, train: LabelledFrames, reader: FrameNetwork | None = None
+) -> nn.Module:
     """Make the module to train; a classifier is standardised by the training frames."""
     module = _new_module(training, train.dim, reader)
     if isinstance(module, FrameClassifier):
@@ -368,24 +370,26 @@ def module_of(training: Training, train: LabelledFrames, reader: Reader | None =
     return module
 
 
-def empty_module_of(training: Training, dim: int) -> nn.Module:
+def empty_module(training: TrainingRun, dim: int) -> nn.Module:
     """Make the same module without memory for its weights; ``dim``: of the stored vectors."""
     with torch.device("meta"):
         return _new_module(replace(training, encoder=None), dim)
 
 
-def _new_module(training: Training, dim: int, reader: Reader | None = None) -> nn.Module:
+def _new_module(training: TrainingRun, dim: int, reader: FrameNetwork | None = None) -> nn.Module:
     options = training.options
     if options.mode == "pretrain":
-        return MaskedLanguageModel(encoder_of(training))
+        return MaskedLanguageModel(trained_encoder(training))
     if reader is None:
         encoding = "composition" if training.has_stored_vectors else options.encoding
-        esm2 = encoder_of(training) if encoding == "esm2" else None
-        reader = Reader.new(encoding, options.architecture, esm2)
+        esm2 = trained_encoder(training) if encoding == "esm2" else None
+        reader = FrameNetwork.create(encoding, options.architecture, esm2)
     return FrameClassifier(reader, Classifier(reader.width + dim, options.hidden, options.dropout))
 
 
-def objective_of(training: Training, train: LabelledFrames, held_out: LabelledFrames) -> Objective:
+def build_objective(
+    training: TrainingRun, train: LabelledFrames, held_out: LabelledFrames
+) -> Objective:
     options = training.options
     if options.mode == "pretrain":
         return MaskedResidues(train, held_out, options.seed)
@@ -393,24 +397,24 @@ def objective_of(training: Training, train: LabelledFrames, held_out: LabelledFr
     return FrameLabels(train, held_out, WEIGHTS[options.class_weights], best)
 
 
-def encoder_of(training: Training) -> ESM2:
+def trained_encoder(training: TrainingRun) -> ESM2:
     """Load the encoder to start from, or make a new one, in float32, with gradients."""
     assert training.shape is not None, "an encoding without an encoder"
     options = training.options
     if training.encoder is None:
-        encoder = ESM2.new(training.shape)
+        encoder = ESM2.create(training.shape)
     else:
         cpu = torch.device("cpu")  # moved to its device later, with the rest of the module
         path, n_layers = training.encoder.path, training.shape.n_layers
         encoder = load_esm2(path, n_layers, torch.float32, cpu).to_train()
         encoder.requires_grad_(options.mode != "head")
-    adapt(encoder, options.lora, options.lora_alpha, options.train_layers)
+    add_adapters(encoder, options.lora, options.lora_alpha, options.train_layers)
     if options.gradient_checkpointing or options.fsdp:
         encoder.forget_activations()
     return encoder
 
 
-def batches_of(
+def make_batches(
     objective: Objective, parts: Iterable[Rows], epoch: int, n_threads: int
 ) -> Iterator[Any]:
     """Yield the batches of an epoch, made ahead by ``n_threads``, or here if that is 0.

@@ -15,11 +15,11 @@ from virnucpro.core.option_schema import (
     MODEL,
     DeviceOptions,
     OptionInfo,
-    carry,
+    convert_options,
     count,
-    names_of,
     option,
-    refuse,
+    option_names,
+    reject_options,
 )
 from virnucpro.engine.options import EngineOptions
 from virnucpro.models.options import Architecture, Encoding, model_option
@@ -34,12 +34,12 @@ _SAMPLES, _LOOP = "Samples", "Training"
 SHAPE = {"layers": 6, "dim": 128, "heads": 4}  # of a new encoder, if not given otherwise
 
 
-def _file(help: str, metavar: str) -> OptionInfo:
+def _file_option(help: str, metavar: str) -> OptionInfo:
     return option(help, FILES, metavar=metavar, show_default=False)
 
 
 def _known_prophages(purpose: str) -> OptionInfo:
-    return _file(
+    return _file_option(
         f"{purpose} this table of known prophages (seq_id, start, end, kind); --data then names "
         "the FASTA files.",
         "TRUTH",
@@ -51,11 +51,11 @@ def _split_table(default: str) -> OptionInfo:
     return option(what, FILES, metavar="TABLE", show_default=default)
 
 
-def _rate(help: str, **more: Any) -> OptionInfo:  # noqa: ANN401 - fields of ``OptionInfo``
+def _rate_option(help: str, **more: Any) -> OptionInfo:  # noqa: ANN401 - fields of ``OptionInfo``
     return option(help, _LOOP, metavar="RATE", min=1e-9, max=1, **more)
 
 
-def _of_shape(name: str, noun: str) -> OptionInfo:
+def _shape_option(name: str, noun: str) -> OptionInfo:
     what = f"Make a new encoder with this number of {noun}."
     return count(what, MODEL, min=1, show_default=str(SHAPE[name]))
 
@@ -64,7 +64,7 @@ def _of_shape(name: str, noun: str) -> OptionInfo:
 class _LabelledOptions:
     data: Annotated[
         Path,
-        _file(
+        _file_option(
             "Read this table of labelled FASTA files, with the columns path, label (virus or "
             "other) and group; id, weight (of training) and kingdom are optional.",
             "MANIFEST",
@@ -114,7 +114,7 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
     region_model: RegionModel = None
     genes: Annotated[
         Path | None,
-        _file("Also count the genes in this GFF3 file of the sequences.", "GFF"),
+        _file_option("Also count the genes in this GFF3 file of the sequences.", "GFF"),
     ] = None
     model: Annotated[
         str | None, model_option(f"none: the scorer is evaluated; {DEFAULT_MODEL} with --head")
@@ -136,7 +136,7 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
                 hint="the first leaves out training records, the second keeps them",
             )
         if self.split is None:
-            refuse(self, ("part",), "without --split")
+            reject_options(self, ("part",), "without --split")
         if not self.fragment_lengths:
             raise UsageError(
                 f"--lengths is {printable(self.lengths)!r}; it must be numbers of bases above 0, "
@@ -144,28 +144,28 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
                 hint="for example --lengths 300,500,3000",
             )
         if self.regions is None:
-            refuse(
+            reject_options(
                 self,
                 ("region_model", "genes"),
                 "without --regions",
                 "name the known prophages with --regions",
             )
             if self.model is None:
-                refuse(self, ("card",), "without the --model that has the card")
+                reject_options(self, ("card",), "without the --model that has the card")
             if self.head:
-                refuse(self, ("card",), "with a --head that is not the model's")
+                reject_options(self, ("card",), "with a --head that is not the model's")
             if not (self.model or self.head) and self.calls != "head":
-                of_engine = names_of(EngineOptions) - {"workers"}
+                of_engine = option_names(EngineOptions) - {"workers"}
                 what_to_do = "name a trained --model, or a --head, to evaluate it"
-                refuse(self, of_engine, "where the scorer calls", what_to_do)
+                reject_options(self, of_engine, "where the scorer calls", what_to_do)
             if self.calls == "scorer":
-                refuse(self, ("model",), "with --calls scorer, which embeds nothing")
+                reject_options(self, ("model",), "with --calls scorer, which embeds nothing")
             return
-        of_head = names_of(EngineOptions, _EvaluatedOptions) - {"data", "seed", "genetic_code"}
-        refuse(self, of_head | {"model", "head", "calls", "card"}, "with --regions")
+        of_head = option_names(EngineOptions, _EvaluatedOptions) - {"data", "seed", "genetic_code"}
+        reject_options(self, of_head | {"model", "head", "calls", "card"}, "with --regions")
 
     @property
-    def of_part(self) -> str:
+    def for_part(self) -> str:
         """The part of the split to evaluate on."""
         return self.part or "test"
 
@@ -188,7 +188,7 @@ class _StartOptions(OutputOptions, _LabelledOptions):
     ] = None
     features: Annotated[
         Path | None,
-        _file(
+        _file_option(
             "Train a head on the vectors in this folder, which `virnucpro extract` made from the "
             "same files; many trainings may share it.",
             "DIR",
@@ -200,9 +200,9 @@ class _StartOptions(OutputOptions, _LabelledOptions):
         option("Train an encoder alone, on masked residues; labels only affect the split.", MODEL),
     ] = False
     model: Annotated[str | None, model_option(f"{DEFAULT_MODEL}; with --pretrain a new one")] = None
-    layers: Annotated[int | None, _of_shape("layers", "layers")] = None
-    dim: Annotated[int | None, _of_shape("dim", "dimensions")] = None
-    heads: Annotated[int | None, _of_shape("heads", "attention heads")] = None
+    layers: Annotated[int | None, _shape_option("layers", "layers")] = None
+    dim: Annotated[int | None, _shape_option("dim", "dimensions")] = None
+    heads: Annotated[int | None, _shape_option("heads", "attention heads")] = None
 
     @property
     def mode(self) -> Mode:
@@ -282,10 +282,10 @@ class _LoopOptions:
     batch_size: Annotated[
         int, count("Train on batches of N frames on each device.", _LOOP, min=1)
     ] = 128
-    lr: Annotated[float, _rate("Set the peak learning rate.")] = 5e-4
+    lr: Annotated[float, _rate_option("Set the peak learning rate.")] = 5e-4
     encoder_lr: Annotated[
         float | None,
-        _rate(
+        _rate_option(
             "Set the peak learning rate of the encoder; --lr is for new weights.",
             show_default="--lr",
         ),
@@ -427,8 +427,8 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
 
     def __post_init__(self) -> None:
         if self.regions is not None:
-            unread = names_of(TrainOptions) - {"regions", "data", "output_dir", "seed"}
-            refuse(self, unread, "with --regions, which trains no network")
+            unread = option_names(TrainOptions) - {"regions", "data", "output_dir", "seed"}
+            reject_options(self, unread, "with --regions, which trains no network")
         self._check_network()
         sizes = self.chunk_size
         if min(sizes, default=0) < 30 or len(set(sizes)) < len(sizes):
@@ -438,28 +438,30 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
             hint = "give fewer than --epochs"
             raise UsageError(f"--warmup-epochs is {self.warmup_epochs}", hint=hint)
         if not self.multi_gpu:
-            refuse(self, ("gpus",), "with --no-multi-gpu")
+            reject_options(self, ("gpus",), "with --no-multi-gpu")
         if self.mode != "finetune":
-            refuse(self, ("lora", "train_layers", "encoder_lr"), "without --finetune")
+            reject_options(self, ("lora", "train_layers", "encoder_lr"), "without --finetune")
         if not self.lora:
-            refuse(self, ("lora_alpha",), "without --lora")
+            reject_options(self, ("lora_alpha",), "without --lora")
         match self.mode:
             case "head":
                 of_encoder = ("gradient_checkpointing", "fsdp", *SHAPE)
-                refuse(self, of_encoder, "without --finetune or --pretrain, which train an encoder")
+                reject_options(
+                    self, of_encoder, "without --finetune or --pretrain, which train an encoder"
+                )
                 if self.encoding == "esm2" and len(sizes) > 1:
                     raise UsageError(
                         "a head on stored vectors has one --chunk-size",
                         hint="train it with --finetune for several",
                     )
                 if (self.encoding, self.architecture) != ("esm2", "mlp"):
-                    refuse(self, ("features",), "without the mean vectors of an ESM-2")
+                    reject_options(self, ("features",), "without the mean vectors of an ESM-2")
             case "finetune":
-                refuse(self, ("features",), "with --finetune, which changes the vectors")
+                reject_options(self, ("features",), "with --finetune, which changes the vectors")
             case "pretrain":
-                refuse(self, ("features",), "with --pretrain, which reads residues")
+                reject_options(self, ("features",), "with --pretrain, which reads residues")
                 of_head = ("hidden", "dropout", "class_weights", "best_by", "architecture", "seeds")
-                refuse(self, of_head, "with --pretrain, which trains an encoder alone")
+                reject_options(self, of_head, "with --pretrain, which trains an encoder alone")
 
     def _check_network(self) -> None:
         """
@@ -468,26 +470,34 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
         """
         if self.finetune:
             first = "pretrain first, then fine-tune the result: --finetune --model DIR"
-            refuse(self, ("pretrain",), "with --finetune", first)
+            reject_options(self, ("pretrain",), "with --finetune", first)
         if self.encoding != "esm2":
             of_esm2 = ("finetune", "pretrain", "model", *SHAPE)
-            refuse(self, of_esm2, f"with --encoding {self.encoding}, which uses no ESM-2")
+            reject_options(self, of_esm2, f"with --encoding {self.encoding}, which uses no ESM-2")
         if self.encoding == "composition":
-            refuse(self, ("architecture",), "with --encoding composition, which has no residues")
+            reject_options(
+                self, ("architecture",), "with --encoding composition, which has no residues"
+            )
         if self.model is not None:
-            refuse(self, SHAPE, "with --model, which has a shape")
+            reject_options(self, SHAPE, "with --model, which has a shape")
         if self.has_shape:
-            refuse(self, ("lora", "train_layers"), "for a new encoder, which has random weights")
+            reject_options(
+                self, ("lora", "train_layers"), "for a new encoder, which has random weights"
+            )
 
     @property
-    def of_network(self) -> dict[str, object]:
+    def network_options(self) -> dict[str, object]:
         """The options of the network, by name; a resume must agree."""
-        return asdict(carry(self, _NetworkOptions))
+        return asdict(convert_options(self, _NetworkOptions))
 
     @property
-    def of_loop(self) -> dict[str, object]:
+    def loop_options(self) -> dict[str, object]:
         """The options of the loop, by name; a resume must agree, except in ``LOOP_MAY_DIFFER``."""
-        return {**asdict(carry(self, _LoopOptions)), "mode": self.mode, "precision": self.precision}
+        return {
+            **asdict(convert_options(self, _LoopOptions)),
+            "mode": self.mode,
+            "precision": self.precision,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -497,15 +507,19 @@ class ManifestOptions:
     ]
     virus: Annotated[
         tuple[Path, ...],
-        _file("Take this FASTA file, or those in this folder, as viral. Repeatable.", "FILE"),
+        _file_option(
+            "Take this FASTA file, or those in this folder, as viral. Repeatable.", "FILE"
+        ),
     ] = ()
     other: Annotated[
         tuple[Path, ...],
-        _file("Take this FASTA file, or those in this folder, as not viral. Repeatable.", "FILE"),
+        _file_option(
+            "Take this FASTA file, or those in this folder, as not viral. Repeatable.", "FILE"
+        ),
     ] = ()
     table: Annotated[
         Path | None,
-        _file(
+        _file_option(
             "Label the records of --fasta by this table, with the columns accession; label or "
             "superkingdom; family, genus or species; optionally kingdom.",
             "TSV",
@@ -513,7 +527,7 @@ class ManifestOptions:
     ] = None
     fasta: Annotated[
         tuple[Path, ...],
-        _file("Look for the accessions of --table in this file. Repeatable.", "FILE"),
+        _file_option("Look for the accessions of --table in this file. Repeatable.", "FILE"),
     ] = ()
     group_by: Annotated[
         str | None,
@@ -534,4 +548,4 @@ class ManifestOptions:
                 hint="give --virus DIR --other DIR, or --table TSV --fasta FILE",
             )
         if not is_table:
-            refuse(self, ("group_by",), "without --table")
+            reject_options(self, ("group_by",), "without --table")

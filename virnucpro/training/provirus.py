@@ -26,11 +26,11 @@ import numpy as np
 
 from virnucpro.core.atomic_io import REGIONS_FILE
 from virnucpro.core.errors import InputError, VirnucproError
-from virnucpro.core.events import OnEvent, Progress
-from virnucpro.core.logging import LOGGER, announce, counted, printable
-from virnucpro.core.numeric import Mask, Values
-from virnucpro.core.option_schema import carry
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.events import EventHandler, Progress
+from virnucpro.core.logging import LOGGER, announce, format_count, printable
+from virnucpro.core.numeric import BoolArray, FloatArray
+from virnucpro.core.option_schema import convert_options
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord
 from virnucpro.results.names import tsv_line
 from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE, open_run_dir
@@ -43,10 +43,10 @@ from virnucpro.training.evaluation.metrics import INTERVAL
 from virnucpro.training.labelled_data import read_cells, read_lines
 from virnucpro.training.options import EvaluateOptions, TrainOptions
 from virnucpro.viral.hmm import RegionModel
-from virnucpro.viral.host_markers import genes_of
+from virnucpro.viral.host_markers import find_host_genes
 from virnucpro.viral.networks import Scorer
-from virnucpro.viral.provirus import SHORTEST_RECORD, regions_of_items
-from virnucpro.viral.provirus_features import Hosts, Items, Levels
+from virnucpro.viral.provirus import SHORTEST_RECORD, regions_from_windows
+from virnucpro.viral.provirus_features import HostBackground, Levels, WindowTable
 from virnucpro.workflows.predict import predict
 from virnucpro.workflows.predict_options import PredictOptions
 
@@ -75,7 +75,9 @@ _KERNEL = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
 _LEAST = 0.02  # share of all pieces that is spread evenly over the bins
 
 
-def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEvent) -> list[str]:
+def evaluate_regions(
+    options: EvaluateOptions, truth_table: Path, on_event: EventHandler
+) -> list[str]:
     """Find regions in the sequences, and write how they agree with the truth. -> lines of the table
 
     Raises:
@@ -85,9 +87,9 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
     genes = read_genes(options.genes) if options.genes is not None else {}
     model = RegionModel.load(options.region_model)
     announce(f"regions were learned from {model.training}; figures for any of these are too good")
-    Tree(options.output_dir).refuse_links([_RUN, _EVALUATED_TABLE])
+    SafeDir(options.output_dir).refuse_links([_RUN, _EVALUATED_TABLE])
     run_folder = options.output_dir / _RUN
-    asked = carry(
+    asked = convert_options(
         options,
         PredictOptions,
         input=(options.data,),
@@ -108,7 +110,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
 
 def _measure(
     rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Span]]
-) -> dict[str, RegionFigures]:
+) -> dict[str, RegionScores]:
     """The figures of each sequence of the run; one that the truth does not name has no prophage."""
     calls = list(read_calls(rundir.output(RECORD_TABLE.file), _AGAIN))
     _check_names([call.record_id for call in calls], truths)
@@ -125,17 +127,17 @@ def _measure(
     return figures
 
 
-def _write_table(path: Path, each: dict[str, RegionFigures], seed: int) -> list[str]:
+def _write_table(path: Path, each: dict[str, RegionScores], seed: int) -> list[str]:
     """Write a row per sequence, and a row for all with the interval of F1. -> the lines"""
     figures = list(each.values())
     low, high = f1_interval(figures, seed)
     rows = [
         ("seq_id", *_COLUMNS, "f1_low", "f1_high"),
         *((name, *one.row(), "", "") for name, one in each.items()),
-        (_ALL, *RegionFigures.sum(figures).row(), f"{low:.3f}", f"{high:.3f}"),
+        (_ALL, *RegionScores.sum(figures).row(), f"{low:.3f}", f"{high:.3f}"),
     ]
     lines = list(map(tsv_line, rows))
-    Tree(path.parent).write_whole(path, "".join(lines))
+    SafeDir(path.parent).write_bytes(path, "".join(lines))
     return [line.removesuffix("\n") for line in lines]
 
 
@@ -161,7 +163,7 @@ def read_truth(path: Path) -> dict[str, Truth]:
     truths, others = dict[str, Truth](), set[str]()
     for line, row in read_cells(path, ("seq_id", "start", "end", "kind"), _TRUTH):
         try:
-            span = _span(row["start"], row["end"], first=0)
+            span = _parse_span(row["start"], row["end"], first=0)
         except ValueError as error:
             raise InputError(
                 f"{printable(path)}:{line}: no interval from {printable(row['start'])} to "
@@ -231,7 +233,7 @@ def read_genes(path: Path) -> dict[str, list[Span]]:
         values = line.split("\t")
         try:
             if values[2] == "CDS":
-                span = _span(values[3], values[4], first=1)
+                span = _parse_span(values[3], values[4], first=1)
                 genes.setdefault(unquote(values[0]), []).append(span)
         except (IndexError, ValueError) as error:
             raise InputError(
@@ -241,7 +243,7 @@ def read_genes(path: Path) -> dict[str, list[Span]]:
     return genes
 
 
-def _span(start: str, end: str, *, first: int) -> Span:
+def _parse_span(start: str, end: str, *, first: int) -> Span:
     """The interval between two numbers, of which ``first`` is the first base of a sequence.
 
     Raises:
@@ -257,7 +259,7 @@ _Counts = tuple[int, int, int]  # of bases or genes: called rightly, called wron
 
 
 @dataclass(frozen=True, slots=True)
-class RegionFigures:
+class RegionScores:
     """Counts for one sequence, or sums over several."""
 
     bases: _Counts = (0, 0, 0)
@@ -272,7 +274,7 @@ class RegionFigures:
     ends: tuple[int, ...] = ()  # distances in bases from the ends of found prophages to regions'
 
     @classmethod
-    def sum(cls, each: Sequence[RegionFigures]) -> RegionFigures:
+    def sum(cls, each: Sequence[RegionScores]) -> RegionScores:
         columns = {of.name: [getattr(one, of.name) for one in each] for of in fields(cls)}
         ends = tuple(chain.from_iterable(columns.pop("ends")))
         counts = {name: np.sum(values, axis=0).tolist() for name, values in columns.items()}
@@ -307,7 +309,7 @@ def _rates(right: int, false: int, missed: int) -> tuple[float, float, float]:
 
 def measure_regions(
     regions: Sequence[Span], truth: Truth, n_bases: int, genes: Sequence[Span] = ()
-) -> RegionFigures:
+) -> RegionScores:
     """Compare the regions of one sequence with the truth."""
     is_virus = _mask(truth.prophages, n_bases)
     counts = is_virus | ~_mask(truth.unclear, n_bases)
@@ -323,7 +325,7 @@ def measure_regions(
     counted = [(a, b) for a, b in regions if counts[a:b].any()]
     middles = np.array([(start + end) // 2 for start, end in genes], dtype=np.int64)
     middles = middles[middles < n_bases]
-    return RegionFigures(
+    return RegionScores(
         bases=_count(is_called & counts, is_virus),
         genes=_count((is_called & counts)[middles], is_virus[middles]),
         prophages=len(truth.prophages),
@@ -339,13 +341,13 @@ def measure_regions(
     )
 
 
-def _count(is_called: Mask, is_virus: Mask) -> _Counts:
+def _count(is_called: BoolArray, is_virus: BoolArray) -> _Counts:
     pairs = ((is_called, is_virus), (is_called, ~is_virus), (~is_called, is_virus))
     right, false, missed = (int(np.count_nonzero(one & other)) for one, other in pairs)
     return right, false, missed
 
 
-def _mask(intervals: Iterable[Span], n_bases: int) -> Mask:
+def _mask(intervals: Iterable[Span], n_bases: int) -> BoolArray:
     """True for bases in the intervals. (n_bases,)"""
     inside = np.zeros(n_bases, dtype=np.bool_)
     for start, end in intervals:
@@ -353,7 +355,7 @@ def _mask(intervals: Iterable[Span], n_bases: int) -> Mask:
     return inside
 
 
-def f1_interval(each: Sequence[RegionFigures], seed: int) -> tuple[float, float]:
+def f1_interval(each: Sequence[RegionScores], seed: int) -> tuple[float, float]:
     """The 95 % interval of the F1 of bases, by drawing sequences with replacement.
 
     A draw with neither a prophage nor a region has no F1, and is left out.
@@ -373,58 +375,58 @@ class Chromosome:
 
     name: str
     sequence: str
-    items: Items
+    items: WindowTable
     truth: Truth
 
     @classmethod
-    def of(
+    def from_record(
         cls, record: FastaRecord, scorer: Scorer, truth: Truth, code: GeneticCode = STANDARD
     ) -> Chromosome:
         """Score the pieces of a record, and the genes of all pieces."""
         sequence = record.sequence.upper()
-        [items] = Items.of([sequence], scorer, STEP, code)
+        [items] = WindowTable.from_scores([sequence], scorer, STEP, code)
         everything = np.ones(len(items.start), dtype=np.bool_)
-        read_genes = partial(genes_of, scorer=scorer, code=code)
+        read_genes = partial(find_host_genes, scorer=scorer, code=code)
         items = items.with_genes(sequence, everything, SIZE, read_genes)
         return cls(record.id, sequence, items, truth)
 
     @property
-    def is_virus(self) -> Mask:
+    def is_virus(self) -> BoolArray:
         """True for pieces with their middle in a prophage. (n_items,)"""
         return self._has_middle(self.truth.prophages) & self.items.is_known
 
     @property
-    def is_host(self) -> Mask:
+    def is_host(self) -> BoolArray:
         """True for pieces with their middle outside all intervals of the truth. (n_items,)"""
         elements = (*self.truth.prophages, *self.truth.unclear)
         return ~self._has_middle(elements) & self.items.is_known
 
-    def _has_middle(self, intervals: Sequence[Span]) -> Mask:
+    def _has_middle(self, intervals: Sequence[Span]) -> BoolArray:
         return _mask(intervals, len(self.sequence))[self.items.start + SIZE // 2]
 
 
 # the records of one file: chromosomes with known prophages, and the pieces of all other records;
 # None: too few pieces
-_Genome = tuple[list[Chromosome], Items | None]
+_Genome = tuple[list[Chromosome], WindowTable | None]
 
 
-def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -> list[str]:
+def train_regions(options: TrainOptions, truth_table: Path, on_event: EventHandler) -> list[str]:
     """Write a region model, and the figures of each chromosome left out. -> lines of the figures
 
     Raises:
         VirnucproError: see ``errors``; or there are too few chromosomes.
     """
-    with open_run_dir(options.output_dir).in_use(create=True):
-        scorer = Scorer.own()
-        read_genes = partial(genes_of, scorer=scorer)
+    with open_run_dir(options.output_dir).locked_for_run(create=True):
+        scorer = Scorer.load_builtin()
+        read_genes = partial(find_host_genes, scorer=scorer)
         genomes = _read_genomes(options.data, truth_table, scorer, on_event)
         chromosomes = [one for own, _ in genomes for one in own]
-        each: dict[str, RegionFigures] = {}
-        for one, others, hosts in left_out(genomes):
+        each: dict[str, RegionScores] = {}
+        for one, others, hosts in leave_one_out(genomes):
             work = (len(each), len(chromosomes) - len(each))
             on_event(Progress("leaving each out", len(each), len(chromosomes), "chromosomes", work))
             model = learn_region_model(others, hosts, "")
-            regions, _ = regions_of_items(
+            regions, _ = regions_from_windows(
                 one.sequence, one.items, model, read_genes, is_virus=False
             )
             intervals = [(region.start, region.end) for region in regions]
@@ -433,18 +435,18 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
         lines = _write_table(options.output_dir / _LEFT_OUT_TABLE, each, options.seed)
         hosts = [host for _, host in genomes if host]
         n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
-        training = f"{counted(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
+        training = f"{format_count(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
         if hosts:
-            training += f", and {counted(len(hosts), 'other host')}"
+            training += f", and {format_count(len(hosts), 'other host')}"
         announce(f"regions: learned from {training}")
         model = learn_region_model(chromosomes, hosts, training)
-        Tree(options.output_dir).write_whole(options.output_dir / REGIONS_FILE, model.text)
+        SafeDir(options.output_dir).write_bytes(options.output_dir / REGIONS_FILE, model.text)
     return lines
 
 
-def left_out(
+def leave_one_out(
     genomes: Sequence[_Genome],
-) -> Iterator[tuple[Chromosome, list[Chromosome], list[Items]]]:
+) -> Iterator[tuple[Chromosome, list[Chromosome], list[WindowTable]]]:
     """Yield each chromosome, all other chromosomes, and the hosts of all other files."""
     for home in genomes:
         hosts = [other[1] for other in genomes if other is not home and other[1]]
@@ -454,7 +456,7 @@ def left_out(
 
 
 def _read_genomes(
-    data: Path, truth_table: Path, scorer: Scorer, on_event: OnEvent
+    data: Path, truth_table: Path, scorer: Scorer, on_event: EventHandler
 ) -> list[_Genome]:
     """Read each file: chromosomes with known prophages, and all other records as one host.
 
@@ -466,30 +468,30 @@ def _read_genomes(
     truths = {name: one for name, one in read_truth(truth_table).items() if one.prophages}
     genomes: list[_Genome] = []
     n_letters = 0
-    for file in InputFile.all_of(data):
-        chromosomes, others = list[Chromosome](), list[Items]()
+    for file in InputFile.complete(data):
+        chromosomes, others = list[Chromosome](), list[WindowTable]()
         for record in read_fasta(Path(file.path), file.name):
             on_event(Progress("scoring pieces", n_letters, 0, "letters"))
             n_letters += len(record.sequence)
             if truth := truths.get(record.id):
-                chromosomes.append(_chromosome_of(record, truth, scorer))
+                chromosomes.append(_find_chromosome(record, truth, scorer))
             elif len(record.sequence) >= SHORTEST_RECORD:
-                others.append(Chromosome.of(record, scorer, Truth()).items)
-        host = Items.joined(others)
+                others.append(Chromosome.from_record(record, scorer, Truth()).items)
+        host = WindowTable.concatenate(others)
         is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
         genomes.append((chromosomes, host if is_host else None))
     names = [one.name for own, _ in genomes for one in own]
     _check_names(names, truths)
     if len(names) < _FEWEST:
         raise InputError(
-            f"{counted(len(names), 'chromosome')} with prophages; {_FEWEST} are needed, "
+            f"{format_count(len(names), 'chromosome')} with prophages; {_FEWEST} are needed, "
             "as each is left out once",
             hint="add more to the truth",
         )
     return genomes
 
 
-def _chromosome_of(record: FastaRecord, truth: Truth, scorer: Scorer) -> Chromosome:
+def _find_chromosome(record: FastaRecord, truth: Truth, scorer: Scorer) -> Chromosome:
     """
     Raises:
         InputError: it is too short, shorter than its truth, or has no piece of the host.
@@ -502,7 +504,7 @@ def _chromosome_of(record: FastaRecord, truth: Truth, scorer: Scorer) -> Chromos
             f"{SHORTEST_RECORD:,} or more",
             hint="leave it out of the truth",
         )
-    chromosome = Chromosome.of(record, scorer, truth)
+    chromosome = Chromosome.from_record(record, scorer, truth)
     if not chromosome.is_host.any():
         raise InputError(
             f"{printable(record.id)} has no piece of its host: all known bases are prophage, "
@@ -513,7 +515,7 @@ def _chromosome_of(record: FastaRecord, truth: Truth, scorer: Scorer) -> Chromos
 
 
 def learn_region_model(
-    chromosomes: Sequence[Chromosome], hosts: Sequence[Items], training: str
+    chromosomes: Sequence[Chromosome], hosts: Sequence[WindowTable], training: str
 ) -> RegionModel:
     """Learn a region model from chromosomes; ``hosts`` only add their levels.
 
@@ -523,7 +525,7 @@ def learn_region_model(
     Raises:
         InputError: no prophage has a piece, or chromosomes do not differ.
     """
-    usual = Hosts.mean([Hosts.of(one.items) for one in chromosomes])
+    usual = HostBackground.mean([HostBackground.from_items(one.items) for one in chromosomes])
     own = [_levels(one.items, usual, one.is_host) for one in chromosomes]
     levels = [*(_levels(items, usual, items.is_known) for items in hosts), *own]
     gc, level, gene_level = np.array(levels).T
@@ -532,7 +534,7 @@ def learn_region_model(
         _signal(one.items, usual) - level_of_host
         for one, (_, level_of_host, _) in zip(chromosomes, own, strict=True)
     ]
-    virus, host = _by_side(chromosomes, contrasts)
+    virus, host = _split_by_side(chromosomes, contrasts)
     distances = [values.mean() for values in virus if len(values)]
     if not distances:
         names = ", ".join(printable(one.name) for one in chromosomes[:8])
@@ -542,23 +544,23 @@ def learn_region_model(
         )
     host_bases, virus_bases = _mean_lengths(chromosomes)
     try:
-        genes = Levels.of(gc, gene_level)
+        genes = Levels.from_values(gc, gene_level)
         by_genes = [
-            contrast + one.items.genes - genes.at(gc_of_host)
+            contrast + one.items.genes - genes.index_at(gc_of_host)
             for contrast, one, (gc_of_host, *_) in zip(contrasts, chromosomes, own, strict=True)
         ]
         return RegionModel(
             size=SIZE,
             step=STEP,
             host=usual,
-            levels=Levels.of(gc, level),
+            levels=Levels.from_values(gc, level),
             gc_weight=_GC_WEIGHT,
             shape_weight=_SHAPE_WEIGHT,
             shape_bases=_SHAPE_BASES,
             edges=_EDGES,
             log_ratios=_log_ratios(virus, host, _WEIGHT),
             genes=genes,
-            gene_log_ratios=_log_ratios(*_by_side(chromosomes, by_genes), _GENES_WEIGHT),
+            gene_log_ratios=_log_ratios(*_split_by_side(chromosomes, by_genes), _GENES_WEIGHT),
             weight=_WEIGHT,
             deviation=round(float(np.mean([values.std() for values in host])), 4),
             distance=round(float(np.mean(distances)), 4),
@@ -574,9 +576,9 @@ def learn_region_model(
         ) from error
 
 
-def _by_side(
-    chromosomes: Sequence[Chromosome], of_pieces: Sequence[Values]
-) -> tuple[list[Values], list[Values]]:
+def _split_by_side(
+    chromosomes: Sequence[Chromosome], of_pieces: Sequence[FloatArray]
+) -> tuple[list[FloatArray], list[FloatArray]]:
     """The values of pieces in prophages, and of pieces of the host, by chromosome; no NaN."""
     pairs = [
         (values[one.is_virus & ~np.isnan(values)], values[one.is_host & ~np.isnan(values)])
@@ -595,7 +597,7 @@ def _mean_lengths(chromosomes: Sequence[Chromosome]) -> tuple[int, int]:
 
 
 def _log_ratios(
-    of_viruses: Sequence[Values], of_hosts: Sequence[Values], weight: float
+    of_viruses: Sequence[FloatArray], of_hosts: Sequence[FloatArray], weight: float
 ) -> tuple[float, ...]:
     """Log ratios of virus over host by bin of contrast, times the weight of a piece."""
     nothing = np.zeros(len(_EDGES) + 1)
@@ -604,25 +606,27 @@ def _log_ratios(
     return tuple(np.round(np.log(_shares(virus) / _shares(host)) * weight, 4).tolist())
 
 
-def _signal(items: Items, usual: Hosts) -> Values:
-    host = usual.at(items, is_virus=False)
+def _signal(items: WindowTable, usual: HostBackground) -> FloatArray:
+    host = usual.value_at(items, is_virus=False)
     return items.signal(host, _GC_WEIGHT, _SHAPE_WEIGHT, _SHAPE_BASES // STEP)
 
 
-def _levels(items: Items, usual: Hosts, is_host: Mask) -> tuple[float, float, float]:
+def _levels(
+    items: WindowTable, usual: HostBackground, is_host: BoolArray
+) -> tuple[float, float, float]:
     """The median GC of a host, and the medians of signal and genes over its own pieces."""
     genes = items.genes[is_host]
     of_genes = np.median(genes[~np.isnan(genes)]) if not np.isnan(genes).all() else np.nan
     return items.median_gc, float(np.median(_signal(items, usual)[is_host])), float(of_genes)
 
 
-def _counts(contrasts: Values) -> Values:
+def _counts(contrasts: FloatArray) -> FloatArray:
     """The number of pieces in each bin. (n_pieces,) -> (n_bins,)"""
     bins = np.searchsorted(_EDGES, contrasts)
     return np.bincount(bins, minlength=len(_EDGES) + 1).astype(np.float64)
 
 
-def _shares(counts: Values) -> Values:
+def _shares(counts: FloatArray) -> FloatArray:
     """The smoothed share of each bin, above 0; they add up to 1."""
     padded = np.pad(counts / counts.sum(), len(_KERNEL) // 2, mode="edge")
     smooth = np.convolve(padded, _KERNEL / _KERNEL.sum(), "valid") + _LEAST / len(counts)

@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 
 from virnucpro._version import __version__
-from virnucpro.core.atomic_io import HEAD_FILE, open_plain, read_json, sha256
+from virnucpro.core.atomic_io import HEAD_FILE, hash_file, open_regular_file, read_json
 from virnucpro.core.errors import InputMissingError, UsageError
-from virnucpro.core.logging import counted, escaped, printable
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.logging import escape_markup, format_count, printable
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.lookup import open_model
 from virnucpro.results.names import tsv_line
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.charts import Chart
 from virnucpro.results.report.html import render
-from virnucpro.results.report.run_json import Facts, read_complaints
+from virnucpro.results.report.run_json import RunJson, read_complaints
 from virnucpro.training.evaluation.metrics import NOT_DEFINED
 from virnucpro.training.labelled_data import read_cells, write_table
 from virnucpro.training.training_config import (
@@ -85,13 +85,13 @@ def write_training_page(folder: Path) -> None:
         "tables": [
             ("Gain of the head over the scorer, by length", GAIN, _columns(gains)),
             ("AUROC on held-out groups", HELD_OUT, _columns(held_out)),
-            ("Groups and records of the split", SPLIT, _columns(_by_kind(split))),
+            ("Groups and records of the split", SPLIT, _columns(_group_by_kind(split))),
         ],
         "complaints": list(read_complaints(rundir.log).items()),
         "provenance": list(_training_facts(read_json(folder / FACTS))),
     }
     data = {"charts": {chart.name: chart.as_data() for chart in charts}}
-    rundir.write_whole(rundir.report, render("training.html", content, data))
+    rundir.write_bytes(rundir.report, render("training.html", content, data))
 
 
 def read_table(path: Path) -> _Table:
@@ -125,9 +125,9 @@ def _columns(table: _Table) -> list[tuple[str, bool, list[str]]]:
     """The columns of a table: name, whether it holds numbers, and the cells as text."""
     return [
         (
-            escaped(name).replace("_", " "),
-            all(row[name] == NOT_DEFINED or _number_in(row[name]) is not None for row in table),
-            [escaped(row[name]) for row in table],
+            escape_markup(name).replace("_", " "),
+            all(row[name] == NOT_DEFINED or _parse_number(row[name]) is not None for row in table),
+            [escape_markup(row[name]) for row in table],
         )
         for name in (table[0] if table else ())
     ]
@@ -153,13 +153,15 @@ def _series(
     seeds = list(dict.fromkeys(row["seed"] for row in epochs))[:_MOST_SEEDS]
     for seed, column in product(seeds, columns):
         rows = [row for row in epochs if row["seed"] == seed]
-        values = ((_number_in(row["epoch"]), _number_in(row[column])) for row in rows)
+        values = ((_parse_number(row["epoch"]), _parse_number(row[column])) for row in rows)
         points = [(x, y) for x, y in values if x is not None]
-        words = escaped(column).replace("_", " ") + (f", seed {seed}" if len(seeds) > 1 else "")
+        words = escape_markup(column).replace("_", " ") + (
+            f", seed {seed}" if len(seeds) > 1 else ""
+        )
         yield words, [x for x, _ in points], [y for _, y in points]
 
 
-def _number_in(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:
@@ -167,13 +169,13 @@ def _number_in(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _by_kind(split: _Table) -> _Table:
+def _group_by_kind(split: _Table) -> _Table:
     """Numbers of groups and records by split, label and kingdom."""
     groups, records = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for row in split:
         key = (row.get("split", ""), row.get("label", ""), row.get("kingdom", ""))
         groups[key] += 1
-        records[key] += int(_number_in(row.get("n_records", "")) or 0)
+        records[key] += int(_parse_number(row.get("n_records", "")) or 0)
     names = ("split", "label", "kingdom", "groups", "records")
     return [
         dict(zip(names, (*key, str(n), str(records[key])), strict=True))
@@ -185,12 +187,12 @@ def _training_facts(facts: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for name, value in facts.items():
         if isinstance(value, Mapping):
             value = ", ".join(f"{key} {one}" for key, one in value.items())
-        yield escaped(name), escaped("" if value is None else value)
+        yield escape_markup(name), escape_markup("" if value is None else value)
 
 
-def _measure(folder: Path, facts: Facts) -> dict[str, Any]:
+def _measure(folder: Path, facts: RunJson) -> dict[str, Any]:
     """The progress of each seed of a training, and its best epoch."""
-    settings = Facts(facts.part("settings"))
+    settings = RunJson(facts.section("settings"))
     by_seed: dict[str, list[dict[str, str]]] = {}
     for row in read_table(folder / EPOCHS):
         by_seed.setdefault(row.get("seed", ""), []).append(row)
@@ -211,14 +213,14 @@ def _measure(folder: Path, facts: Facts) -> dict[str, Any]:
 
 def _progress(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, Any]:
     """The progress of a seed, its best epoch by the figure of this name, and the last figures."""
-    last = {key: _number_in(value) for key, value in rows[-1].items() if key != "seed"}
-    measured = [(_number_in(row.get(name, "")), row) for row in rows]
+    last = {key: _parse_number(value) for key, value in rows[-1].items() if key != "seed"}
+    measured = [(_parse_number(row.get(name, "")), row) for row in rows]
     scored = [(-value if "loss" in name else value, row) for value, row in measured if value]
     best = max(scored, key=lambda one: one[0])[1] if scored else {}
     return {
         "n_epochs": len(rows),
-        "best_epoch": int(_number_in(best.get("epoch", "")) or 0),
-        name: _number_in(best.get(name, "")),
+        "best_epoch": int(_parse_number(best.get("epoch", "")) or 0),
+        name: _parse_number(best.get(name, "")),
         "last": {key: value for key, value in last.items() if value is not None},
     }
 
@@ -232,12 +234,12 @@ def training_lines(folder: Path, *, as_json: bool) -> list[str] | None:
     """
     if not (folder / FACTS).is_file():
         return None
-    facts = Facts.read(folder / FACTS)
+    facts = RunJson.read(folder / FACTS)
     figures = _measure(folder, facts)
     return [json.dumps(figures, indent=2)] if as_json else list(_describe(folder, facts, figures))
 
 
-def _describe(folder: Path, facts: Facts, figures: Mapping[str, Any]) -> Iterator[str]:
+def _describe(folder: Path, facts: RunJson, figures: Mapping[str, Any]) -> Iterator[str]:
     """The training and its data, its progress, and what to do next."""
     yield f"training    {figures['mode']}, {printable(facts.text('manifest'))}"
     yield f"encoder     {facts.text('encoder') or 'a new one, or none'}"
@@ -276,8 +278,8 @@ def describe_head(path: Path) -> Iterator[str]:
     alone = "none: this head calls alone, or not at all (--calls head lets it)"
     yield f"join        {f'with the scorer; {facts.join.weights}' if facts.join else alone}"
     yield (
-        f"trained on  {counted(len(head.trained_records), 'record')} of "
-        f"{counted(len(head.trained_groups), 'group')}: {printable(facts.training)}"
+        f"trained on  {format_count(len(head.trained_records), 'record')} of "
+        f"{format_count(len(head.trained_groups), 'group')}: {printable(facts.training)}"
     )
 
 
@@ -292,7 +294,7 @@ def summary_lines(folders: Sequence[Path]) -> list[str]:
     for (table, (keys, figures)), folder in product(_SUMMARISED.items(), folders):
         for row, figure in product(read_table(folder / table), figures):
             name = " ".join(row.get(key, NOT_DEFINED) for key in keys)
-            if (number := _number_in(row.get(figure, ""))) is not None:
+            if (number := _parse_number(row.get(figure, ""))) is not None:
                 values.setdefault((table, name, figure), []).append(number)
     rows = [
         (*names, f"{len(numbers)}", f"{fmean(numbers):.4f}", f"{stdev(numbers):.4f}")
@@ -329,7 +331,7 @@ def write_evaluation_page(folder: Path, figures: Mapping[str, Any]) -> None:
         "provenance": list(_evaluation_facts(figures)),
     }
     rundir = open_run_dir(folder)
-    rundir.write_whole(rundir.report, render("evaluation.html", content, {}))
+    rundir.write_bytes(rundir.report, render("evaluation.html", content, {}))
 
 
 def _evaluation_row(row: Mapping[str, Any]) -> dict[str, object]:
@@ -337,8 +339,8 @@ def _evaluation_row(row: Mapping[str, Any]) -> dict[str, object]:
     auroc, low, high = (row[name]["auroc"] for name in OF_ALL)
     return {
         **row,
-        "kind": _name(row),
-        "kingdom": escaped(row["kingdom"]),
+        "kind": _run_name(row),
+        "kingdom": escape_markup(row["kingdom"]),
         "auroc": auroc,
         "low": low,
         "high": high,
@@ -349,7 +351,7 @@ def _evaluation_row(row: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _name(kind: Mapping[str, str]) -> str:
+def _run_name(kind: Mapping[str, str]) -> str:
     """The name of a kind of samples in a legend: records of a length, or chunks."""
     if kind["unit"] == "chunk":
         return "chunks"
@@ -362,7 +364,7 @@ def _evaluation_charts(figures: Mapping[str, Any]) -> Iterator[Chart]:
     overall = [row for row in figures["rows"] if row["subset"] == "all"]
     curves = [one for one in zip(overall, figures["roc"], strict=True) if one[1]["true_positives"]]
     roc = [
-        (_name(kind), [0.0, *kind["false_positives"]], [0.0, *kind["true_positives"]])
+        (_run_name(kind), [0.0, *kind["false_positives"]], [0.0, *kind["true_positives"]])
         for _, kind in curves
     ]
     precision = [
@@ -370,7 +372,7 @@ def _evaluation_charts(figures: Mapping[str, Any]) -> Iterator[Chart]:
         for (row, _), (name, false, true) in zip(curves, roc, strict=True)
     ]
     reliability = [
-        (_name(kind), kind["mean_score"], kind["share_of_viruses"])
+        (_run_name(kind), kind["mean_score"], kind["share_of_viruses"])
         for kind in figures["reliability"]
         if kind["mean_score"]
     ]
@@ -411,7 +413,7 @@ def _histogram(name: str, scores: Mapping[str, Any]) -> Chart:
         series.append(("lowest score called virus", [cut, cut], [0.0, most]))
     return Chart(
         name,
-        f"Scores of {_name(scores)}",
+        f"Scores of {_run_name(scores)}",
         "Samples by score. Samples without a score are left out.",
         "score",
         "samples",
@@ -428,11 +430,14 @@ def _evaluation_facts(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     yield "VirNucPro", figures["virnucpro_version"]
     for label, file in (("Labelled data", data), ("Split", split)):
-        yield label, escaped(f"{file['path']}, SHA-256 {file['sha256']}" if file["path"] else "")
+        yield (
+            label,
+            escape_markup(f"{file['path']}, SHA-256 {file['sha256']}" if file["path"] else ""),
+        )
     yield "Part of the split", split["part"]
     for label, model in (("Head", head), ("Scorer", scorer)):
         digest = model["sha256"]
-        yield label, escaped(f"SHA-256 {digest}; {model['training']}" if digest else "")
+        yield label, escape_markup(f"SHA-256 {digest}; {model['training']}" if digest else "")
     cutting = figures["cutting"].items()
     yield "Cutting", ", ".join(f"{name} {value}" for name, value in cutting)
 
@@ -448,8 +453,8 @@ def write_card(training: Path) -> None:
         OutputError, StorageError: as ``files.writing``.
     """
     model = training / MODEL_FOLDER
-    lines = [*_lines(training, model, read_json(training / FACTS)), _NONE_YET]
-    Tree(model).write_whole(model / CARD_FILE, "\n".join(lines))
+    lines = [*_summary_rows(training, model, read_json(training / FACTS)), _NONE_YET]
+    SafeDir(model).write_bytes(model / CARD_FILE, "\n".join(lines))
 
 
 def find_card(model: str) -> Path:
@@ -470,10 +475,10 @@ def find_card(model: str) -> Path:
 
 def add_evaluation(card: Path, lines: Sequence[str]) -> None:
     """Put the figures of an evaluation into a card, in place of earlier ones."""
-    with open_plain(card) as stored:
+    with open_regular_file(card) as stored:
         text = stored.read().decode("utf-8", errors="replace")
     before = text.split(_EVALUATION)[0]
-    Tree(card.parent).write_whole(card, "\n".join([f"{before}{_EVALUATION}\n", *lines, ""]))
+    SafeDir(card.parent).write_bytes(card, "\n".join([f"{before}{_EVALUATION}\n", *lines, ""]))
 
 
 def markdown_table(table: Sequence[Mapping[str, object]]) -> Iterator[str]:
@@ -481,28 +486,28 @@ def markdown_table(table: Sequence[Mapping[str, object]]) -> Iterator[str]:
     if table:
         names = [name.replace("_", " ") for name in table[0]]
         header, *rows = (
-            f"| {' | '.join(escaped(cell).replace('|', '&#124;') for cell in cells)} |"
+            f"| {' | '.join(escape_markup(cell).replace('|', '&#124;') for cell in cells)} |"
             for cells in (names, *(row.values() for row in table))
         )
         yield from (header, "|---" * len(names) + "|", *rows, "")
 
 
-def _lines(training: Path, model: Path, facts: Mapping[str, Any]) -> Iterator[str]:
+def _summary_rows(training: Path, model: Path, facts: Mapping[str, Any]) -> Iterator[str]:
     settings, head, encoder = facts["settings"], model / HEAD_FILE, "a new one, or none"
     if facts["encoder"]:
-        encoder = f"{escaped(Path(facts['encoder']).name)}, id {facts['encoder_id']}"
+        encoder = f"{escape_markup(Path(facts['encoder']).name)}, id {facts['encoder_id']}"
     yield f"# {printable(model.name)}\n"
     if head.is_file():
         yield "A virus classifier for VirNucPro: a protein encoder and a head that calls viruses.\n"
         yield f"    virnucpro predict -i contigs.fa -o results/ --model {printable(model.name)}/\n"
-        yield f"- head: SHA-256 {sha256(head)}"
+        yield f"- head: SHA-256 {hash_file(head)}"
     else:
         yield "A protein encoder for VirNucPro, trained on masked residues.\n"
     yield f"- made by VirNucPro {__version__}, mode {settings['mode']}"
     yield f"- encoder at the start: {encoder}\n"
     yield "## Data and split\n"
     yield "Each group is in one part only. The test part served neither training nor tuning.\n"
-    yield from markdown_table(_by_kind(read_table(training / SPLIT)))
+    yield from markdown_table(_group_by_kind(read_table(training / SPLIT)))
     for name in _OF_DATA:
         yield f"- {name.removesuffix('_sha256')}: SHA-256 {facts[name]}"
     yield "\n## Settings\n"
@@ -516,5 +521,5 @@ def _lines(training: Path, model: Path, facts: Mapping[str, Any]) -> Iterator[st
             yield f"## {title}\n"
             yield from markdown_table(rows)
     yield "## SHA-256 of the files of sequences\n"
-    yield from (f"- {escaped(digest)}" for digest in facts["fasta_sha256"])
+    yield from (f"- {escape_markup(digest)}" for digest in facts["fasta_sha256"])
     yield ""

@@ -30,15 +30,15 @@ from torch import nn
 
 from virnucpro.core.atomic_io import disk_error
 from virnucpro.core.errors import FeatureFileError, InputError, UsageError, VirnucproError
-from virnucpro.core.events import OnEvent, Progress
-from virnucpro.core.logging import LOGGER, announce, counted, printable
-from virnucpro.core.numeric import Values
-from virnucpro.core.option_schema import carry
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.events import EventHandler, Progress
+from virnucpro.core.logging import LOGGER, announce, format_count, printable
+from virnucpro.core.numeric import FloatArray
+from virnucpro.core.option_schema import convert_options
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.models.devices import Choice, as_size
-from virnucpro.models.frame_networks import Reader
+from virnucpro.models.devices import DeviceChoice, format_bytes
+from virnucpro.models.frame_networks import FrameNetwork
 from virnucpro.models.packing import use_device
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
@@ -51,8 +51,8 @@ from virnucpro.training.frame_dataset import (
     WEIGHTS,
     FrameStore,
     LabelledFrames,
-    cut,
     link_vectors,
+    truncate,
 )
 from virnucpro.training.labelled_data import (
     SPLITS,
@@ -61,38 +61,38 @@ from virnucpro.training.labelled_data import (
     read_data_manifest,
     read_records,
     read_split,
-    some_of,
+    sample_records,
 )
 from virnucpro.training.networks import (
     FrameLabels,
-    empty_module_of,
-    encoder_of,
+    build_module,
+    build_objective,
+    empty_module,
     frame_log_odds,
-    module_of,
-    objective_of,
-    samples_of,
+    frame_samples,
+    trained_encoder,
 )
 from virnucpro.training.options import Mode, TrainOptions
 from virnucpro.training.reports import write_training_page
 from virnucpro.training.trainer import (
     Trainer,
     count_steps,
-    fitting,
-    new_optimizer,
-    precision_of,
+    make_optimizer,
     profile_lines,
+    select_fitting,
     speed_lines,
+    training_precision,
 )
 from virnucpro.training.training_config import (
     BOARD,
     EPOCHS,
-    Training,
+    TrainingRun,
     check_features,
     check_parts,
     describe_training,
     open_training,
+    read_splits,
     resolve_training,
-    splits_of,
 )
 from virnucpro.workflows.extract import extract
 from virnucpro.workflows.options import ExtractOptions
@@ -107,8 +107,8 @@ _COMPOSITION_BYTES = 4 * N_FEATURES + 24  # of a frame in ``frames/``, without i
 
 
 def train(
-    options: TrainOptions, on_event: OnEvent, environ: Mapping[str, str] | None = None
-) -> Training:
+    options: TrainOptions, on_event: EventHandler, environ: Mapping[str, str] | None = None
+) -> TrainingRun:
     """Train as the options say, on all devices, or as one of the processes of torchrun.
 
     ``environ``: the environment, where torchrun sets its variables.
@@ -125,25 +125,25 @@ def train(
             hint="torchrun chooses the devices: see --nproc-per-node and CUDA_VISIBLE_DEVICES",
         )
     training, choice = resolve_training(options, on_event, started.world_size if started else None)
-    prepared = _prepared(options, training, choice, on_event, create=is_new)
+    prepared = _prepare_folder(options, training, choice, on_event, create=is_new)
     work = partial(_learn, training)
     if started:
         run_under_torchrun(started, choice.kind, prepared, work, on_event)
     else:
         with prepared:
             n_ranks = training.n_ranks
-            unit = f"of {counted(n_ranks, 'process', 'processes')} ready"
+            unit = f"of {format_count(n_ranks, 'process', 'processes')} ready"
             on_event(Progress("starting the training", 0, 0, unit))
             run_on(choice.devices, work, on_event)
     return training
 
 
 @contextmanager
-def _prepared(
+def _prepare_folder(
     options: TrainOptions,
-    training: Training,
-    choice: Choice,
-    on_event: OnEvent,
+    training: TrainingRun,
+    choice: DeviceChoice,
+    on_event: EventHandler,
     *,
     create: bool,
 ) -> Iterator[None]:
@@ -151,7 +151,7 @@ def _prepared(
 
     A folder that was there at the first look is not created: it may have been moved since.
     """
-    with open_run_dir(training.output).in_use(create=create):
+    with open_run_dir(training.output).locked_for_run(create=create):
         open_training(training, on_event)
         for line in describe_training(training, choice):
             announce(line)
@@ -165,14 +165,14 @@ def _prepared(
         if training.has_stored_vectors:
             if options.features is None:
                 _extract(options, training, on_event)
-            with _named_by(options.features):
+            with _option_source(options.features):
                 link_vectors(training.frames, training.features)
         yield
         write_training_page(training.output)
 
 
 @contextmanager
-def _named_by(features: Path | None) -> Iterator[None]:
+def _option_source(features: Path | None) -> Iterator[None]:
     """Turn damage of the vectors that the user named with --features into an error of the input.
 
     Raises:
@@ -190,10 +190,10 @@ def _named_by(features: Path | None) -> Iterator[None]:
         ) from error
 
 
-def _extract(options: TrainOptions, training: Training, on_event: OnEvent) -> None:
+def _extract(options: TrainOptions, training: TrainingRun, on_event: EventHandler) -> None:
     """Make, or finish, the vectors that a head is trained on, as ``extract`` makes them."""
     assert training.encoder is not None, "vectors of an encoder"
-    extraction = carry(
+    extraction = convert_options(
         options,
         ExtractOptions,
         input=(training.fasta,),
@@ -216,7 +216,7 @@ def _extract(options: TrainOptions, training: Training, on_event: OnEvent) -> No
         )
 
 
-def _learn(training: Training, ranks: Ranks) -> None:
+def _learn(training: TrainingRun, ranks: Ranks) -> None:
     """
     Raises:
         VirnucproError: see ``errors``; finished epochs are kept.
@@ -244,20 +244,20 @@ def _learn(training: Training, ranks: Ranks) -> None:
         n_more = (training.options.seeds - number - 1) * training.options.epochs
         trainer = _train(repeated, ranks, train, held_out, epochs, n_more)
         module = trainer.module.eval()
-        with precision_of(training.options, ranks.device):
-            odds: dict[Split, Values] = {
+        with training_precision(training.options, ranks.device):
+            odds: dict[Split, FloatArray] = {
                 split: frame_log_odds(module, part, ranks).astype(np.float64)
                 for split, part in parts.items()
             }
         if results is not None:
             weights = WEIGHTS[repeated.options.class_weights](held_out)
             log_odds = odds["validation"][-1].astype(np.float32)
-            _show_end(repeated, trainer, samples_of(log_odds, held_out, weights))
+            _show_end(repeated, trainer, frame_samples(log_odds, held_out, weights))
             results.add(repeated, _whole_module(repeated, trainer, train), odds)
 
 
 def _train(
-    training: Training,
+    training: TrainingRun,
     ranks: Ranks,
     train: LabelledFrames,
     held_out: LabelledFrames,
@@ -272,8 +272,8 @@ def _train(
     torch.manual_seed(settings.seed)
     # of weights that are sharded, only the first rank's are used: it sends them to the others
     is_empty = settings.fsdp and not ranks.is_first
-    module = empty_module_of(training, train.dim) if is_empty else module_of(training, train)
-    objective = objective_of(training, train, _some(held_out, settings.seed))
+    module = empty_module(training, train.dim) if is_empty else build_module(training, train)
+    objective = build_objective(training, train, _sample_rows(held_out, settings.seed))
     if ranks.is_first:
         if isinstance(objective, FrameLabels):
             for line in _count_lines(train, objective.weights):
@@ -283,10 +283,10 @@ def _train(
         n = settings.effective_batch(ranks.world_size)
         announce(
             f"effective batch {n}: "
-            f"{settings.batch_size} on each of {counted(ranks.world_size, 'device')}, "
-            f"over {counted(settings.grad_accum_steps, 'step')}"
+            f"{settings.batch_size} on each of {format_count(ranks.world_size, 'device')}, "
+            f"over {format_count(settings.grad_accum_steps, 'step')}"
         )
-    with closing(_Board(Tree(training.output), training.place / BOARD)) as board:
+    with closing(_Board(SafeDir(training.output), training.checkpoint_dir / BOARD)) as board:
 
         def on_epoch(row: dict[str, float]) -> None:
             board.on_epoch(row)
@@ -297,7 +297,7 @@ def _train(
             objective,
             settings,
             ranks,
-            training.place,
+            training.checkpoint_dir,
             on_epoch,
             board.on_step,
             n_more_epochs=n_more_epochs,
@@ -313,17 +313,17 @@ def _train(
     return trainer
 
 
-def _show_end(training: Training, trainer: Trainer, samples: Samples | None) -> None:
+def _show_end(training: TrainingRun, trainer: Trainer, samples: Samples | None) -> None:
     """Show the end of the training in TensorBoard, if this start trained an epoch."""
     state, options = trainer.state, training.options
     if state.epoch > trainer.first and state.best_epoch:
         row = state.history[state.best_epoch - 1]
-        tree, folder = Tree(training.output), training.place / BOARD
-        _show_best(tree, folder, options.of_network | options.of_loop, row, samples)
+        tree, folder = SafeDir(training.output), training.checkpoint_dir / BOARD
+        _show_best(tree, folder, options.network_options | options.loop_options, row, samples)
 
 
 def _show_best(
-    tree: Tree,
+    tree: SafeDir,
     folder: Path,
     options: Mapping[str, object],
     row: Mapping[str, float],
@@ -366,11 +366,11 @@ def _writing_below(folder: Path) -> Iterator[None]:
         raise disk_error(error, error.filename or folder) from error
 
 
-def _whole_module(training: Training, trainer: Trainer, train: LabelledFrames) -> nn.Module:
+def _whole_module(training: TrainingRun, trainer: Trainer, train: LabelledFrames) -> nn.Module:
     """The trained module; if it is sharded over the ranks, a whole copy with the same weights."""
     if trainer.ranks.world_size == 1 or not training.options.fsdp:
         return trainer.module
-    joined = module_of(training, train)
+    joined = build_module(training, train)
     trainer.checkpoints.load_best(joined)
     return joined.eval()
 
@@ -395,7 +395,7 @@ class _Board:
         OutputError, StorageError: of all methods, as ``files.writing``.
     """
 
-    def __init__(self, tree: Tree, folder: Path) -> None:
+    def __init__(self, tree: SafeDir, folder: Path) -> None:
         self._tree = tree
         self._folder = folder
         self._files: dict[str, EventFile] = {}
@@ -432,10 +432,10 @@ class _Board:
                 events.close()
 
 
-def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
+def _sample_rows(frames: LabelledFrames, seed: int) -> LabelledFrames:
     """Choose the validation frames that are scored after each epoch."""
     order = np.random.default_rng([seed, len(frames)]).permutation(len(frames))
-    return frames.take(np.sort(order[:_MOST_FRAMES]))
+    return frames.select(np.sort(order[:_MOST_FRAMES]))
 
 
 def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[str]:
@@ -448,7 +448,7 @@ def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[st
     ]
 
 
-def check_training(options: TrainOptions, on_event: OnEvent) -> Iterator[str]:
+def check_training(options: TrainOptions, on_event: EventHandler) -> Iterator[str]:
     """Yield lines about frames, groups, time, memory and disk; raise an error if data are missing.
 
     Memory holds one record, and the proteins of the timed batches.
@@ -458,7 +458,10 @@ def check_training(options: TrainOptions, on_event: OnEvent) -> Iterator[str]:
     """
     training, choice = resolve_training(options, on_event)
     yield from describe_training(training, choice)
-    code, n_timed = GeneticCode.of(options.genetic_code), options.batch_size * (_N_BATCHES + 1)
+    code, n_timed = (
+        GeneticCode.from_number(options.genetic_code),
+        options.batch_size * (_N_BATCHES + 1),
+    )
     hashes: list[str] = []
     proteins: list[str] = []
     n_frames: dict[LabelledRecord, int] = {}
@@ -466,13 +469,15 @@ def check_training(options: TrainOptions, on_event: OnEvent) -> Iterator[str]:
     for labelled, record in read_records(read_data_manifest(options.data), hashes.append):
         on_event(Progress("reading the labelled sequences", n_bases, 0, "bases"))
         n_bases += len(record.sequence)
-        found = [orf.protein for size in options.chunk_size for orf in cut(record, size, code)[1]]
+        found = [
+            orf.protein for size in options.chunk_size for orf in truncate(record, size, code)[1]
+        ]
         n_residues += sum(map(len, found))
         proteins += found[: n_timed - len(proteins)]
         n_frames[labelled] = len(found)
     if options.features:
         check_features(training, hashes)
-    splits = splits_of(training, [*n_frames])
+    splits = read_splits(training, [*n_frames])
     yield from _split_lines(n_frames, splits)
     check_parts(n_frames, splits, options.mode)
     _warn_of_groups(n_frames, splits, options.mode)
@@ -505,7 +510,7 @@ def _warn_of_groups(
         LOGGER.warning(
             "groups without a frame, which the training does not use: %s; all their frames "
             "have a stop: give other records, or a smaller --chunk-size",
-            some_of(empty),
+            sample_records(empty),
         )
     validated = [label for group, label in with_frames if splits[group] == "validation"]
     n_groups = {label: validated.count(label) for label in ("virus", "other")}
@@ -513,14 +518,14 @@ def _warn_of_groups(
         LOGGER.warning(
             "validation has frames of %s of virus and %d of other: the head will not be joined "
             "with the scorer, and perhaps not be calibrated; each label needs %d groups there",
-            counted(n_groups["virus"], "group"),
+            format_count(n_groups["virus"], "group"),
             n_groups["other"],
             FEWEST_GROUPS,
         )
 
 
 def _cost_lines(
-    training: Training, device: torch.device, proteins: list[str], counts: tuple[int, int, int]
+    training: TrainingRun, device: torch.device, proteins: list[str], counts: tuple[int, int, int]
 ) -> Iterator[str]:
     """Yield lines about time, memory and disk.
 
@@ -531,7 +536,7 @@ def _cost_lines(
     if device.type == "cpu":  # as many threads as a process will have
         torch.set_num_threads(1 if is_stored else max(1, torch.get_num_threads() // n_ranks))
     use_device(device)
-    with fitting(device):
+    with select_fitting(device):
         seconds, n_trained = _time_batches(training, device, proteins)
     of_epoch = count_steps(n_train, options.effective_batch(n_ranks))
     n_steps = options.epochs * of_epoch * options.seeds
@@ -539,7 +544,7 @@ def _cost_lines(
     n_bytes += (options.keep_checkpoints + 1) * 12 * n_trained * options.seeds
     if not is_stored:
         total = _duration(seconds * n_steps * options.grad_accum_steps)
-        yield f"time        {total}: {counted(n_steps, 'step')} of {seconds:.3g} s each"
+        yield f"time        {total}: {format_count(n_steps, 'step')} of {seconds:.3g} s each"
     elif options.features:
         yield "time        minutes for the head"
     else:
@@ -553,23 +558,24 @@ def _cost_lines(
         unit = 1 if sys.platform == "darwin" else 1024
         peak, where = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "of RAM"
     batch = f"with --batch-size {options.batch_size}"
-    yield f"memory      {as_size(peak)} {where} for each process, {batch}"
+    yield f"memory      {format_bytes(peak)} {where} for each process, {batch}"
     output = training.output.absolute()
     there = next(folder for folder in (output, *output.parents) if folder.is_dir())
-    free = as_size(shutil.disk_usage(there).free)
-    yield f"disk        {as_size(n_bytes)} in {printable(training.output)}; {free} free"
+    free = format_bytes(shutil.disk_usage(there).free)
+    yield f"disk        {format_bytes(n_bytes)} in {printable(training.output)}; {free} free"
 
 
-def _shared_memory_line(training: Training) -> str:
+def _shared_memory_line(training: TrainingRun) -> str:
     """A line on the memory of sharded weights, computed: one device might not hold them."""
-    module = empty_module_of(training, 0)  # no stored vectors
+    module = empty_module(training, 0)  # no stored vectors
     n_bytes = sum(
         (16 if weight.requires_grad else 4) * weight.numel() for weight in module.parameters()
     )
     n_ranks = training.n_ranks
     return (
-        f"memory      {as_size(n_bytes // n_ranks)} for weights, gradients and moments on each of "
-        f"{counted(n_ranks, 'device')}, derived, without activations"
+        f"memory      {format_bytes(n_bytes // n_ranks)} for weights, gradients and moments "
+        f"on each of "
+        f"{format_count(n_ranks, 'device')}, derived, without activations"
     )
 
 
@@ -578,7 +584,7 @@ def _duration(seconds: float) -> str:
 
 
 def _time_batches(
-    training: Training, device: torch.device, proteins: list[str]
+    training: TrainingRun, device: torch.device, proteins: list[str]
 ) -> tuple[float, int]:
     """Time batches, in training or only embedded. -> seconds per batch, number of trained weights
 
@@ -586,17 +592,17 @@ def _time_batches(
     """
     options, frames, reader = training.options, _sample(proteins), None
     if training.has_stored_vectors:  # only the encoder takes time
-        reader = Reader.new("esm2", "mlp", encoder_of(training))
-    module = module_of(training, frames, reader=reader).to(device)
-    objective = objective_of(training, frames, frames)
+        reader = FrameNetwork.create("esm2", "mlp", trained_encoder(training))
+    module = build_module(training, frames, reader=reader).to(device)
+    objective = build_objective(training, frames, frames)
     n_trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
-    optimizer = new_optimizer(module, options.lr, options)
+    optimizer = make_optimizer(module, options.lr, options)
     n_batches = max(2, len(frames) // options.batch_size)
     begun = time.perf_counter()
     for number, rows in enumerate(np.array_split(np.arange(len(frames)), n_batches)):
         if number == 1:
             begun = time.perf_counter()
-        with precision_of(options, device):
+        with training_precision(options, device):
             loss = module(objective.batch(rows, 0)) / objective.weight(rows)
         if not training.has_stored_vectors:
             loss.backward()
@@ -609,4 +615,4 @@ def _time_batches(
 def _sample(proteins: list[str]) -> LabelledFrames:
     """Make frames with these proteins; their other features do not affect time and memory."""
     composition = frame_composition(["ACG" * 100])
-    return LabelledFrames.of(proteins, np.repeat(composition, len(proteins), axis=0))
+    return LabelledFrames.from_store(proteins, np.repeat(composition, len(proteins), axis=0))

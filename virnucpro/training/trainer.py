@@ -32,16 +32,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
-from virnucpro.core.atomic_io import open_plain
+from virnucpro.core.atomic_io import open_regular_file
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError, VirnucproError
 from virnucpro.core.events import Memory, Progress
 from virnucpro.core.logging import announce, printable
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.base import Pending
 from virnucpro.models.packing import copy_to_host
 from virnucpro.training.distributed import Ranks
 from virnucpro.training.frame_dataset import Rows
-from virnucpro.training.networks import Objective, batches_of
+from virnucpro.training.networks import Objective, make_batches
 from virnucpro.training.options import TrainOptions
 
 _OnStep = Callable[[int, dict[str, float]], None]  # number and figures of a step
@@ -57,7 +57,7 @@ _WRONG = (AttributeError, LookupError, TypeError, ValueError)  # errors of conte
 
 
 @dataclass(slots=True)
-class _Progressed:
+class _ProgressState:
     """The progress of a training."""
 
     epoch: int = 0  # done
@@ -111,7 +111,7 @@ class Trainer:
     folder: Path
     on_epoch: Callable[[dict[str, float]], None] = lambda _: None  # called on the first rank
     on_step: _OnStep = lambda _step, _figures: None  # called on the first rank
-    state: _Progressed = field(default_factory=_Progressed)
+    state: _ProgressState = field(default_factory=_ProgressState)
     clock: _Clock = field(init=False)
     scaler: torch.amp.GradScaler = field(init=False)  # scales losses in fp16, else does nothing
     n_more_epochs: int = 0  # of the trainings with other seeds that follow
@@ -131,7 +131,7 @@ class Trainer:
     def checkpoints(self) -> _Checkpoints:
         return _Checkpoints(self.folder / "checkpoints", self.settings.keep_checkpoints)
 
-    def run(self) -> _Progressed:
+    def run(self) -> _ProgressState:
         """Train to the last epoch, or until early stopping. The best weights stay loaded.
 
         Raises:
@@ -144,13 +144,13 @@ class Trainer:
         self._schedule = _Schedule(len(self.objective.frames), settings, ranks)
         self._wrapped = ranks.wrap(self.module, is_cut=settings.fsdp)
         lr = settings.scaled_lr(ranks.world_size)
-        self._optimizer = new_optimizer(self.module, lr, settings)
+        self._optimizer = make_optimizer(self.module, lr, settings)
         self._resume()
         for epoch in range(self.first, settings.epochs):
             if self._is_stopped():
                 break
             parts = self._schedule.parts(epoch)
-            self._epoch(batches_of(self.objective, parts, epoch, settings.num_workers))
+            self._epoch(make_batches(self.objective, parts, epoch, settings.num_workers))
             content = self._snapshot()
             if ranks.is_first:
                 self.checkpoints.save(content, self.state)
@@ -178,7 +178,7 @@ class Trainer:
     def _snapshot(self) -> dict[str, object]:
         """The content of a checkpoint, for the first rank. All ranks must call this together."""
         content = {
-            "module": _learned(self.module),
+            "module": _trained_tensors(self.module),
             "optimizer": self._optimizer.state_dict(),
             "state": asdict(self.state),
         }
@@ -189,7 +189,7 @@ class Trainer:
             """Join a sharded tensor, in the memory of the host; leave all else as it is."""
             if not isinstance(value, DTensor):
                 return value
-            tensor = whole(value)
+            tensor = is_complete(value)
             return tensor.cpu() if self.ranks.is_first else None
 
         return tree_map(joined, content)  # type: ignore[no-any-return]
@@ -228,7 +228,11 @@ class Trainer:
         """The figures of the validation frames; note if the epoch is the best so far."""
         state, device = self.state, self.ranks.device
         self._wrapped.eval()
-        with torch.inference_mode(), precision_of(self.settings, device), fitting(device):
+        with (
+            torch.inference_mode(),
+            training_precision(self.settings, device),
+            select_fitting(device),
+        ):
             figures = self.objective.validate(self.module, self.ranks)
         figure = figures[self.objective.best]
         value = -figure if "loss" in self.objective.best else figure
@@ -250,7 +254,7 @@ class Trainer:
         state, settings = self.state, self.settings
         lr = settings.scaled_lr(self.ranks.world_size)
         for number, rows in enumerate(self._schedule.steps(state.epoch), 1):
-            share = share_of_lr(state.step, self._schedule.n_steps, settings)
+            share = lr_factor(state.step, self._schedule.n_steps, settings)
             for group in self._optimizer.param_groups:
                 group["lr"] = lr * group["of_lr"] * share
             pending = self._step(batches, self.objective.weight(rows))
@@ -265,15 +269,15 @@ class Trainer:
             batch = next(batches)
             self.clock.lap(_DATA)
             is_last = part == n_parts - 1
-            with nullcontext() if is_last else ranks.alone(wrapped), fitting(ranks.device):
-                with precision_of(self.settings, ranks.device):
+            with nullcontext() if is_last else ranks.no_sync(wrapped), select_fitting(ranks.device):
+                with training_precision(self.settings, ranks.device):
                     part_loss = wrapped(batch) / weight
                 # the ranks' gradients are averaged
                 self.scaler.scale(part_loss * ranks.world_size).backward()
             loss += part_loss.detach()
             self.clock.lap(_STEP)
         self.scaler.unscale_(self._optimizer)
-        norm = whole(nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT))
+        norm = is_complete(nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT))
         arriving = copy_to_host(torch.stack([loss, norm]))
         self.scaler.step(self._optimizer)
         self.scaler.update()
@@ -301,14 +305,14 @@ class Trainer:
                 "--warmup-epochs or --precision fp32",
             )
         if self.ranks.is_first:
-            self._tell(number, rows, loss * self.ranks.world_size, norm)
+            self._report_progress(number, rows, loss * self.ranks.world_size, norm)
         return float(loss)
 
-    def _tell(self, number: int, rows: Rows, loss: float, norm: float) -> None:
+    def _report_progress(self, number: int, rows: Rows, loss: float, norm: float) -> None:
         """Report a step as progress, and to ``on_step``."""
         state, settings, n_used = self.state, self.settings, self._schedule.n_used
         n_before = state.epoch * self._schedule.n_steps + number - 1
-        share = share_of_lr(n_before, self._schedule.n_steps, settings)
+        share = lr_factor(n_before, self._schedule.n_steps, settings)
         lr = settings.scaled_lr(self.ranks.world_size) * share
         done, memory = min(number * self._schedule.effective, n_used), None
         if self.ranks.device.type == "cuda":
@@ -378,7 +382,7 @@ def count_steps(n_rows: int, effective: int) -> int:
     return max(1, n_rows // effective)
 
 
-def new_optimizer(module: nn.Module, lr: float, settings: TrainOptions) -> torch.optim.Optimizer:
+def make_optimizer(module: nn.Module, lr: float, settings: TrainOptions) -> torch.optim.Optimizer:
     """Make AdamW (Loshchilov and Hutter 2019) without decay of biases and norms.
 
     ``of_lr`` of a group is its learning rate as a multiple of ``lr``.
@@ -396,7 +400,7 @@ def new_optimizer(module: nn.Module, lr: float, settings: TrainOptions) -> torch
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
 
 
-def share_of_lr(step: int, steps_per_epoch: int, settings: TrainOptions) -> float:
+def lr_factor(step: int, steps_per_epoch: int, settings: TrainOptions) -> float:
     """The factor of the learning rate: linear warm-up, then half a cosine down to 0.
 
     Loshchilov and Hutter 2017.
@@ -407,7 +411,7 @@ def share_of_lr(step: int, steps_per_epoch: int, settings: TrainOptions) -> floa
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, total - warmup)))
 
 
-def precision_of(settings: TrainOptions, device: torch.device) -> torch.autocast:
+def training_precision(settings: TrainOptions, device: torch.device) -> torch.autocast:
     """The autocast context of forward passes. It keeps no 16-bit copies of sharded weights."""
     is_coarse = settings.precision != "fp32"
     dtype = torch.float16 if settings.precision == "fp16" else torch.bfloat16
@@ -420,7 +424,7 @@ def _peak_memory(device: torch.device) -> Memory:
 
 
 @contextmanager
-def fitting(device: torch.device) -> Iterator[None]:
+def select_fitting(device: torch.device) -> Iterator[None]:
     """
     Raises:
         UnavailableError: the block needs more memory than the device has.
@@ -453,7 +457,7 @@ def speed_lines(clocks: Sequence[_Clock]) -> list[str]:
             clock.training_seconds,
             clock.n_rows / max(clock.training_seconds, 1e-9),
         )
-        for name, clock in zip(_names(clocks), clocks, strict=True)
+        for name, clock in zip(_tensor_names(clocks), clocks, strict=True)
     ]
     _, n_rows, seconds, rates = zip(*rows, strict=True)
     rows.append(("all", sum(n_rows), max(seconds), sum(rates)))
@@ -466,7 +470,7 @@ def speed_lines(clocks: Sequence[_Clock]) -> list[str]:
 def profile_lines(clocks: Sequence[_Clock]) -> list[str]:
     """A table of the seconds of each rank by activity, with their shares."""
     parts = dict.fromkeys(part for clock in clocks for part in clock.seconds)
-    lines = [f"{'seconds':<22}" + "".join(f"{name:>18}" for name in _names(clocks))]
+    lines = [f"{'seconds':<22}" + "".join(f"{name:>18}" for name in _tensor_names(clocks))]
     for part in parts:
         taken = [(clock.seconds.get(part, 0.0), max(clock.elapsed, 1e-9)) for clock in clocks]
         cells = (f"{seconds:>11,.1f}{seconds / total:>7.1%}" for seconds, total in taken)
@@ -474,7 +478,7 @@ def profile_lines(clocks: Sequence[_Clock]) -> list[str]:
     return lines
 
 
-def _names(clocks: Sequence[_Clock]) -> list[str]:
+def _tensor_names(clocks: Sequence[_Clock]) -> list[str]:
     return [f"{rank} {clock.device}" for rank, clock in enumerate(clocks)]
 
 
@@ -485,24 +489,24 @@ class _Checkpoints:
     folder: Path
     n_kept: int  # checkpoints kept of the last epochs, besides the best
 
-    def save(self, content: Mapping[str, object], state: _Progressed) -> None:
+    def save(self, content: Mapping[str, object], state: _ProgressState) -> None:
         """Write a ``_snapshot`` atomically, and once more if this epoch is the best.
 
         Raises:
             OutputError, StorageError: as ``files.writing``.
         """
         best = [_BEST] if state.best_epoch == state.epoch else []
-        tree = Tree(self.folder.parent)
+        tree = SafeDir(self.folder.parent)
         tree.make_folder(self.folder)
         for name in (*best, f"epoch_{state.epoch:04d}.pt"):
-            with tree.replacing(self.folder / name) as out:
+            with tree.atomic_write(self.folder / name) as out:
                 _write(content, out)
         for outdated in list(self._epochs())[: -self.n_kept]:
             tree.delete(outdated)
 
     def load_last(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
-    ) -> _Progressed:
+    ) -> _ProgressState:
         """Load the last checkpoint, if any, and return its state.
 
         Raises:
@@ -510,14 +514,14 @@ class _Checkpoints:
         """
         last = next(reversed(self._epochs()), self.folder / _BEST)
         if not last.exists():
-            return _Progressed()
-        with _opened(last) as content:
-            state = _Progressed(**content["state"])
+            return _ProgressState()
+        with _open_checkpoint(last) as content:
+            state = _ProgressState(**content["state"])
             _load_weights(module, content["module"])
             weights = [p for group in optimizer.param_groups for p in group["params"]]
             for number, moments in content["optimizer"]["state"].items():
                 for name, value in moments.items():
-                    cut = _cut_as(weights[number], value) if name in _MOMENTS else value
+                    cut = _truncate_like(weights[number], value) if name in _MOMENTS else value
                     moments[name] = cut.clone()  # a copy: the mapped file is deleted later
             optimizer.load_state_dict(content["optimizer"])
             if "scaler" in content:
@@ -532,7 +536,7 @@ class _Checkpoints:
         Raises:
             ResumeError: the file is missing or damaged.
         """
-        with _opened(self.folder / _BEST) as content:
+        with _open_checkpoint(self.folder / _BEST) as content:
             _load_weights(module, content["module"])
 
     def _epochs(self) -> dict[Path, int]:
@@ -543,10 +547,10 @@ class _Checkpoints:
 
     def sweep(self) -> None:
         """Delete unfinished files of a killed start."""
-        Tree(self.folder.parent).sweep_folder(self.folder)
+        SafeDir(self.folder.parent).remove_temp_files(self.folder)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def is_complete(tensor: Tensor) -> Tensor:
     """Join a tensor if it is sharded over the ranks; all ranks must call this."""
     if not isinstance(tensor, DTensor):
         return tensor
@@ -554,7 +558,7 @@ def whole(tensor: Tensor) -> Tensor:
     return joined
 
 
-def _cut_as(like: Tensor, tensor: Tensor) -> Tensor:
+def _truncate_like(like: Tensor, tensor: Tensor) -> Tensor:
     """This rank's part of a whole tensor, if ``like`` is sharded; else the tensor."""
     if not isinstance(like, DTensor):
         return tensor
@@ -562,7 +566,7 @@ def _cut_as(like: Tensor, tensor: Tensor) -> Tensor:
     return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _learned(module: nn.Module) -> dict[str, Tensor]:
+def _trained_tensors(module: nn.Module) -> dict[str, Tensor]:
     """The state of a module without frozen weights, which come from ``--model``."""
     frozen = {name for name, weight in module.named_parameters() if not weight.requires_grad}
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
@@ -582,7 +586,7 @@ def _write(content: Mapping[str, object], out: BinaryIO) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[dict[str, Any]]:
+def _open_checkpoint(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the content of a checkpoint. Its tensors are mapped, so that ranks share one copy.
 
     Raises:
@@ -592,7 +596,7 @@ def _opened(path: Path) -> Iterator[dict[str, Any]]:
     if path.name == _BEST:
         hint = "nothing else holds these weights: train again, in another --output-dir"
     try:
-        open_plain(path).close()
+        open_regular_file(path).close()
         with ZipFile(path) as archive:  # its sums, which torch does not check
             if name := archive.testzip():
                 raise ValueError(f"{name} has another CRC")
@@ -616,9 +620,9 @@ def _load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     Raises:
         ValueError: they are of another network.
     """
-    own = _learned(module)
+    own = _trained_tensors(module)
     theirs, ours = ({name: one.shape for name, one in some.items()} for some in (weights, own))
     if differ := sorted(name for name, _ in theirs.items() ^ ours.items()):
         raise ValueError(f"it holds another network: {differ[0]} differs")
-    loaded = {name: _cut_as(own[name], tensor) for name, tensor in weights.items()}
+    loaded = {name: _truncate_like(own[name], tensor) for name, tensor in weights.items()}
     module.load_state_dict(loaded, strict=False)  # frozen weights are already loaded

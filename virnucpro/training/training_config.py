@@ -10,22 +10,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from virnucpro.core.atomic_io import EMBEDDED_FOLDER, HEAD_FILE, read_json, sha256
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER, HEAD_FILE, hash_file, read_json
 from virnucpro.core.errors import (
     InputError,
     OutputError,
     ResumeError,
     UsageError,
 )
-from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import announce, printable
-from virnucpro.core.option_schema import carry
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.option_schema import convert_options
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.base import Model
-from virnucpro.models.devices import Choice, choose_devices, choose_precision
+from virnucpro.models.devices import DeviceChoice, choose_devices, choose_precision
 from virnucpro.models.esm2.config import ESM2Shape
-from virnucpro.models.esm2.model_files import as_esm2
-from virnucpro.models.lookup import find_published, locate, open_default, open_model
+from virnucpro.models.esm2.model_files import require_esm2
+from virnucpro.models.lookup import find_model, find_published, open_default, open_model
 from virnucpro.models.registry import BUILT_IN, current_name
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.translate import GeneticCode
@@ -67,7 +67,7 @@ _MORE_GROUPS = "label more groups, or move some in a table of the split and give
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class TrainingRun:
     """A request for a training. All of it is checked except the data."""
 
     options: TrainOptions  # with the chosen precision
@@ -76,13 +76,13 @@ class Training:
     n_ranks: int  # processes, one per device
     is_repeat: bool = False  # with another seed, and only measured
 
-    def repeat(self, number: int) -> Training:
+    def repeat(self, number: int) -> TrainingRun:
         """The same training with a later seed; number 0 is this training."""
         options = replace(self.options, seed=self.options.seed + number)
         return replace(self, options=options, is_repeat=number > 0)
 
     @property
-    def place(self) -> Path:
+    def checkpoint_dir(self) -> Path:
         """The folder of checkpoints and of TensorBoard's files."""
         return self.output / _SEEDS / str(self.options.seed) if self.is_repeat else self.output
 
@@ -130,8 +130,8 @@ class Training:
 
 
 def resolve_training(
-    options: TrainOptions, on_event: OnEvent, n_ranks: int | None = None
-) -> tuple[Training, Choice]:
+    options: TrainOptions, on_event: EventHandler, n_ranks: int | None = None
+) -> tuple[TrainingRun, DeviceChoice]:
     """Resolve a training and its devices, and check them before any work.
 
     ``n_ranks`` is the number of processes that torchrun started; None: one for each device.
@@ -139,8 +139,8 @@ def resolve_training(
     Raises:
         VirnucproError: see ``errors``.
     """
-    GeneticCode.of(options.genetic_code)
-    options = _with_recorded_model(options)
+    GeneticCode.from_number(options.genetic_code)
+    options = _use_recorded_model(options)
     encoder, shape = _encoder(options, on_event)
     if shape and options.train_layers is not None and options.train_layers > shape.n_layers:
         raise UsageError(
@@ -148,13 +148,13 @@ def resolve_training(
             hint="give fewer, or leave it out to train all",
         )
     if options.mode != "pretrain":
-        load_known(encoder)  # read again at the end, when damage would be found too late
+        load_known_groups(encoder)  # read again at the end, when damage would be found too late
     # weights, gradients, two moments
     model_bytes = 16 * shape.n_parameters if shape else 0
     check_connector(options.hdf5_vol_connector)
     choice = choose_devices(options, options.workers, model_bytes)
     if not options.multi_gpu or (choice.kind == "cpu" and options.workers is None):
-        choice = choice.first
+        choice = choice.first_device
     is_fp16 = options.precision == "fp16"  # possible on a CPU too, since losses are scaled
     precision = "fp16" if is_fp16 else choose_precision(options.precision, choice)
     if choice.kind == "mps":
@@ -170,11 +170,11 @@ def resolve_training(
             "--fsdp shards weights over devices, and there is only one",
             hint="leave it out; --gradient-checkpointing and --lora save memory on one device",
         )
-    options = carry(options, TrainOptions, precision=precision)
-    return Training(options=options, encoder=encoder, shape=shape, n_ranks=n_ranks), choice
+    options = convert_options(options, TrainOptions, precision=precision)
+    return TrainingRun(options=options, encoder=encoder, shape=shape, n_ranks=n_ranks), choice
 
 
-def load_known(encoder: Model | None) -> Head | None:
+def load_known_groups(encoder: Model | None) -> Head | None:
     """Load the head that comes with an encoder; it records what both were trained on.
 
     Raises:
@@ -183,7 +183,7 @@ def load_known(encoder: Model | None) -> Head | None:
     return Head.load(encoder.head) if encoder and encoder.head else None
 
 
-def _with_recorded_model(options: TrainOptions) -> TrainOptions:
+def _use_recorded_model(options: TrainOptions) -> TrainOptions:
     """Keep the model of a resumed training if the options name none."""
     is_open = options.model is None and options.encoding == "esm2" and not options.has_shape
     if not (is_open and options.resume):
@@ -194,18 +194,20 @@ def _with_recorded_model(options: TrainOptions) -> TrainOptions:
         return options  # nothing was begun; or the file is damaged, which is reported later
     if not isinstance(encoder, str):
         return options
-    return replace(options, model=_name_of(Path(encoder)))
+    return replace(options, model=_model_name(Path(encoder)))
 
 
-def _name_of(path: Path) -> str:
+def _model_name(path: Path) -> str:
     """The name of a model at this path if it has one, else the path."""
     name = current_name(path.name.removesuffix(".pt"))
     is_built_in = name in BUILT_IN and path.parent.name == EMBEDDED_FOLDER.name
-    is_published = find_published(name) is not None and locate(name) == path
+    is_published = find_published(name) is not None and find_model(name) == path
     return name if is_built_in or is_published else str(path)
 
 
-def _encoder(options: TrainOptions, on_event: OnEvent) -> tuple[Model | None, ESM2Shape | None]:
+def _encoder(
+    options: TrainOptions, on_event: EventHandler
+) -> tuple[Model | None, ESM2Shape | None]:
     """The encoder to start from and its shape; only a shape: a new encoder; neither: no ESM-2."""
     if options.encoding != "esm2":
         return None, None
@@ -214,7 +216,7 @@ def _encoder(options: TrainOptions, on_event: OnEvent) -> tuple[Model | None, ES
             found = open_default(on_event, options.hugging_face)
         else:
             found = open_model(options.model, on_event, options.hugging_face)
-        encoder = as_esm2(found)
+        encoder = require_esm2(found)
         encoder.check(encoder.sha256())
         if not encoder.accepted:  # else its hash says that they are those of the published model
             encoder.check_numbers("fp32")
@@ -230,7 +232,7 @@ def _encoder(options: TrainOptions, on_event: OnEvent) -> tuple[Model | None, ES
     return None, ESM2Shape(n_layers, dim, n_heads)
 
 
-def open_training(training: Training, on_event: OnEvent) -> None:
+def open_training(training: TrainingRun, on_event: EventHandler) -> None:
     """Read and split the labelled records, and store the request; on resume, check that it agrees.
 
     The folder must exist and be locked. Afterwards it holds all that the processes read.
@@ -243,7 +245,7 @@ def open_training(training: Training, on_event: OnEvent) -> None:
     output, options = training.output, training.options
     checkpoints = chain(output.glob("checkpoints/*"), output.glob(f"{_SEEDS}/*/checkpoints/*"))
     stored = (str(path.relative_to(output)) for path in checkpoints)
-    Tree(output).refuse_links((*_OURS, *stored))
+    SafeDir(output).refuse_links((*_OURS, *stored))
     path = output / FACTS
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
@@ -252,7 +254,7 @@ def open_training(training: Training, on_event: OnEvent) -> None:
         hashes = _prepare_frames(training, manifest, on_event)
         fingerprint = check_features(training, hashes) if options.features else ""
         n_frames = FrameStore.open(training.frames).count_frames(options.chunk_size[0])
-        splits = splits_of(training, [*n_frames])
+        splits = read_splits(training, [*n_frames])
         check_parts(n_frames, splits, options.mode)
     except BaseException:
         if not is_begun:
@@ -264,10 +266,12 @@ def open_training(training: Training, on_event: OnEvent) -> None:
     if is_begun:
         _check_same(path, facts)
         announce(f"continuing the training in {printable(training.output)}")
-    Tree(path.parent).write_json(path, facts)
+    SafeDir(path.parent).write_json(path, facts)
 
 
-def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEvent) -> list[str]:
+def _prepare_frames(
+    training: TrainingRun, manifest: DataManifest, on_event: EventHandler
+) -> list[str]:
     """Read the labelled FASTA once and write its frames. -> the hashes of the FASTA files"""
     options, hashes = training.options, list[str]()
     n_bytes, n_read = sum(path.stat().st_size for path in manifest.files), 0
@@ -278,13 +282,13 @@ def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEven
         on_event(Progress("reading the labelled sequences", n_read, n_bytes, "bytes"))
 
     pairs = read_records(manifest, hashes.append, hear)
-    code = GeneticCode.of(options.genetic_code)
+    code = GeneticCode.from_number(options.genetic_code)
     fasta = None if options.mode == "pretrain" else training.fasta
     write_frames(training.frames, pairs, options.chunk_size, code, fasta)
     return hashes
 
 
-def describe_training(training: Training, choice: Choice) -> list[str]:
+def describe_training(training: TrainingRun, choice: DeviceChoice) -> list[str]:
     """Lines on mode, model, precision and devices."""
     shape, options = training.shape, training.options
     encoder = f"no ESM-2, {options.encoding}"
@@ -319,7 +323,7 @@ def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
         )
 
 
-def splits_of(training: Training, records: Sequence[LabelledRecord]) -> dict[str, Split]:
+def read_splits(training: TrainingRun, records: Sequence[LabelledRecord]) -> dict[str, Split]:
     """The split of an earlier start, of ``--split``, or a new one.
 
     Raises:
@@ -383,30 +387,30 @@ def _check_labels(split: Split, n_frames: Mapping[LabelledRecord, int]) -> None:
 
 
 def _facts(
-    training: Training, data_sha256: str, fasta_sha256: list[str], fingerprint: str
+    training: TrainingRun, data_sha256: str, fasta_sha256: list[str], fingerprint: str
 ) -> dict[str, Any]:
     """The facts that determine the weights; files are identified by their content."""
     options, encoder = training.options, training.encoder
     facts: dict[str, Any] = {
         "manifest": options.data,
-        "settings": options.of_loop,
+        "settings": options.loop_options,
         "effective_batch": options.effective_batch(training.n_ranks),
         "peak_lr": options.scaled_lr(training.n_ranks),
         "encoder": encoder.path if encoder else None,
         "vectors": options.features,
         "features_fingerprint": fingerprint,
         "shape": asdict(training.shape) if training.shape else None,
-        **options.of_network,
+        **options.network_options,
         "data_sha256": data_sha256,
         "fasta_sha256": fasta_sha256,
-        "split_sha256": sha256(training.split),
+        "split_sha256": hash_file(training.split),
         **({"encoder_id": encoder.encoder_id} if encoder else {}),
     }
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return plain
 
 
-def check_features(training: Training, fasta_sha256: Iterable[str]) -> str:
+def check_features(training: TrainingRun, fasta_sha256: Iterable[str]) -> str:
     """Check that the vectors of ``--features`` are the same as would be made here. -> fingerprint
 
     Raises:
@@ -417,7 +421,7 @@ def check_features(training: Training, fasta_sha256: Iterable[str]) -> str:
     run = open_run_dir(folder).read_run("give the --output-dir of virnucpro extract")
     recipe = run.recipe
     assert training.encoder is not None, "a head on an encoder"
-    digest, n_layers = as_esm2(training.encoder).sha256(), training.encoder.n_layers
+    digest, n_layers = require_esm2(training.encoder).sha256(), training.encoder.n_layers
     expected = replace(
         recipe,
         chunk_size=options.chunk_size[0],
@@ -453,13 +457,13 @@ def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
         ResumeError: the folder holds another training; the message names what differs.
     """
     try:
-        stored = _flat(read_json(path))
+        stored = _flatten(read_json(path))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ResumeError(
             f"{printable(path)} cannot be read: {printable(error)}",
             hint="give another --output-dir",
         ) from error
-    now = _flat(facts)
+    now = _flatten(facts)
     may_differ = {*LOOP_MAY_DIFFER, *_PLACES}
     if now["epochs"] < stored.get("epochs", 0):
         may_differ.remove("epochs")  # the rate would have to rise again
@@ -475,5 +479,5 @@ def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
         )
 
 
-def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {**{k: v for k, v in facts.items() if k != "settings"}, **facts["settings"]}

@@ -12,17 +12,17 @@ from statistics import fmean
 
 import numpy as np
 
-from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.recipe import Recipe, Status
 from virnucpro.core.types import Records
-from virnucpro.sequences.translate import GeneticCode, screen_all
+from virnucpro.sequences.translate import GeneticCode, reject_reasons
 from virnucpro.viral.evidence import add_evidence
-from virnucpro.viral.head import HeadFacts, chunk_scores, join_log_odds, probabilities
+from virnucpro.viral.head import HeadInfo, chunk_scores, combine_log_odds, probabilities
 from virnucpro.viral.known import KnownIndex, WindowHits
 from virnucpro.viral.networks import ErrorRates, Scorer, false_discovery_rates, thresholds
-from virnucpro.viral.options import FALSE_POSITIVES, CutOptions
-from virnucpro.viral.scoring import PieceScores, score_block, score_proteins
-from virnucpro.viral.types import CalledRecords, Calls, Found, FrameScores, Prediction
+from virnucpro.viral.options import FALSE_POSITIVES, ThresholdOptions
+from virnucpro.viral.scoring import WindowScores, score_block, score_proteins
+from virnucpro.viral.types import CalledRecords, Calls, FoundRegions, FrameScores, Prediction
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,12 +32,12 @@ class ScoredRecords:
     records: Records
     screened: dict[int, Status]  # by index: the status of each record that was screened out
     notes: list[str]  # why a record was screened out, or what its sequence shows
-    log_odds: Values  # (n,) NaN: no score
-    n_pieces: Counts  # (n,)
-    pieces: PieceScores  # of all records
+    log_odds: FloatArray  # (n,) NaN: no score
+    n_pieces: IntArray  # (n,)
+    pieces: WindowScores  # of all records
     known: WindowHits  # of all records that were not screened out; empty for proteins
     # by index, for each searched record: its regions if it is called other, and if called virus
-    found: dict[int, tuple[Found, Found]] = field(default_factory=dict)
+    found: dict[int, tuple[FoundRegions, FoundRegions]] = field(default_factory=dict)
 
 
 def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRecords:
@@ -46,20 +46,22 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
     A protein is one piece, without the final stop that gene callers write.
     """
     is_protein = recipe.input_type == "protein"
-    refusals = screen_all(records, recipe)
+    refusals = reject_reasons(records, recipe)
     if is_protein:
-        refusals = _short_proteins(records, scorer.shortest("protein")) | refusals
+        refusals = _short_proteins(records, scorer.min_length("protein")) | refusals
     notes = [refusals[i][1] if i in refusals else "" for i in range(len(records.ids))]
     screened = {place: status for place, (status, _) in refusals.items()}
     places = np.array([i for i in range(len(notes)) if i not in screened], dtype=np.int64)
     if is_protein:
-        proteins = [records.at(place).protein for place in places]
+        proteins = [records.record_at(place).protein for place in places]
         scores, pieces = _whole_proteins(proteins, scorer)
         known = WindowHits.empty()
     else:
         sequences = [records.sequences[place] for place in places]
-        scores, pieces = score_block(sequences, scorer, GeneticCode.of(recipe.genetic_code))
-        known = KnownIndex.own().look_up(sequences)
+        scores, pieces = score_block(
+            sequences, scorer, GeneticCode.from_number(recipe.genetic_code)
+        )
+        known = KnownIndex.load_builtin().look_up(sequences)
     log_odds = np.full(len(notes), np.nan)
     log_odds[places] = scores
     pieces = pieces._replace(record=np.array(places, dtype=np.int64)[pieces.record])
@@ -68,19 +70,19 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
     return ScoredRecords(records, screened, notes, log_odds, n_pieces, pieces, known)
 
 
-def _whole_proteins(proteins: Sequence[str], scorer: Scorer) -> tuple[Values, PieceScores]:
+def _whole_proteins(proteins: Sequence[str], scorer: Scorer) -> tuple[FloatArray, WindowScores]:
     """The log-odds of each protein, and the one piece that covers it."""
     scores, n = score_proteins(proteins, scorer), len(proteins)
     lengths = np.array(list(map(len, proteins)), dtype=np.int64)
-    return scores, PieceScores(np.arange(n), np.zeros(n, dtype=np.int64), lengths, scores)
+    return scores, WindowScores(np.arange(n), np.zeros(n, dtype=np.int64), lengths, scores)
 
 
 def call_scored(
-    scored: ScoredRecords, recipe: Recipe, scorer: Scorer, cut: CutOptions
+    scored: ScoredRecords, recipe: Recipe, scorer: Scorer, cut: ThresholdOptions
 ) -> CalledRecords:
     """Call each record, with the scores of its pieces."""
     is_protein = recipe.input_type == "protein"
-    error_rates = scorer.error_rates_of(recipe.input_type)
+    error_rates = scorer.select_error_rates(recipe.input_type)
     records, pieces = scored.records, scored.pieces
     n, lengths = len(records.ids), records.lengths
     if is_protein:
@@ -88,8 +90,8 @@ def call_scored(
         of_pieces[pieces.record] = pieces.n_bases
     else:
         of_pieces = lengths
-    is_virus, rates = _decide(scored.log_odds, np.maximum(1, of_pieces), error_rates, cut)
-    scores = _numbers(probabilities(scored.log_odds))
+    is_virus, rates = _apply_threshold(scored.log_odds, np.maximum(1, of_pieces), error_rates, cut)
+    scores = _score_columns(probabilities(scored.log_odds))
     has_no_score = np.isnan(scored.log_odds)
     statuses: list[Status] = ["scored"] * n
     notes = list(scored.notes)
@@ -107,7 +109,7 @@ def call_scored(
         scores,
         scores,
         is_virus.tolist(),
-        _numbers(np.where(has_no_score, np.nan, rates)),
+        _score_columns(np.where(has_no_score, np.nan, rates)),
         scored.n_pieces.tolist(),
         np.bincount(pieces.record[is_known], minlength=n).tolist(),
         [0] * n,
@@ -117,11 +119,11 @@ def call_scored(
         [None] * n,
     )
     if not is_protein:
-        add_evidence(calls, scored.known, cut, KnownIndex.own())
+        add_evidence(calls, scored.known, cut, KnownIndex.load_builtin())
     return CalledRecords(records, calls, _frames(scored, is_known, is_protein=is_protein))
 
 
-def _frames(scored: ScoredRecords, is_known: Mask, *, is_protein: bool) -> FrameScores:
+def _frames(scored: ScoredRecords, is_known: BoolArray, *, is_protein: bool) -> FrameScores:
     """The scores of pieces with a known base. A piece covers both strands and is its own chunk."""
     pieces, names = scored.pieces, scored.records.ids
     owners = pieces.record[is_known]
@@ -139,7 +141,7 @@ def _frames(scored: ScoredRecords, is_known: Mask, *, is_protein: bool) -> Frame
 
 def _short_proteins(records: Records, shortest: int) -> dict[int, tuple[Status, str]]:
     """By index: the status and the note of each protein that is too short for the scorer."""
-    lengths = [len(record.protein) for record in records.each()]
+    lengths = [len(record.protein) for record in records.iter_records()]
     return {
         place: ("too_short", f"{length} of at least {shortest}")
         for place, length in enumerate(lengths)
@@ -147,8 +149,12 @@ def _short_proteins(records: Records, shortest: int) -> dict[int, tuple[Status, 
     }
 
 
-def join_calls(
-    results: CalledRecords, facts: HeadFacts, scorer: Scorer, cut: CutOptions, code: GeneticCode
+def combine_calls(
+    results: CalledRecords,
+    facts: HeadInfo,
+    scorer: Scorer,
+    cut: ThresholdOptions,
+    code: GeneticCode,
 ) -> None:
     """Join the calls of a head with the scorer, in place.
 
@@ -161,12 +167,12 @@ def join_calls(
     lengths = results.records.lengths[places]
     base, _ = score_block([results.records.sequences[i] for i in places], scorer, code)
     head = np.array([_head_log_odds(results.embedded.get(i, ()), facts) for i in places.tolist()])
-    joined = join_log_odds(facts.join.knots, base, head, lengths)
+    joined = combine_log_odds(facts.join.knots, base, head, lengths)
     is_virus, rates = (
         np.where(np.isnan(joined), of_base, of_both)
         for of_base, of_both in zip(
-            _decide(base, lengths, scorer.error_rates, cut),
-            _decide(joined, lengths, facts.join.error_rates, cut),
+            _apply_threshold(base, lengths, scorer.error_rates, cut),
+            _apply_threshold(joined, lengths, facts.join.error_rates, cut),
             strict=True,
         )
     )
@@ -180,20 +186,23 @@ def join_calls(
             calls.rates[place] = rate
 
 
-def _head_log_odds(predictions: Sequence[Prediction], facts: HeadFacts) -> float:
+def _head_log_odds(predictions: Sequence[Prediction], facts: HeadInfo) -> float:
     """The mean log-odds of a record's scored chunks; NaN without one."""
     chunks = [scores for _, scores in chunk_scores(predictions)]
     return fmean(facts.chunk_log_odds(chunks)) if chunks else np.nan
 
 
-def _numbers(values: Values) -> list[float | None]:
+def _score_columns(values: FloatArray) -> list[float | None]:
     """The values, with None for NaN."""
     return [None if isnan(value) else value for value in values.tolist()]
 
 
-def _decide(
-    log_odds: Values, lengths: Counts, error_rates: Sequence[ErrorRates], cut: CutOptions
-) -> tuple[Mask, Values]:
+def _apply_threshold(
+    log_odds: FloatArray,
+    lengths: IntArray,
+    error_rates: Sequence[ErrorRates],
+    cut: ThresholdOptions,
+) -> tuple[BoolArray, FloatArray]:
     """Whether each record is viral, by its calibrated log-odds, and its false discovery rate.
 
     NaN is not viral. (n,) each

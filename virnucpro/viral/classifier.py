@@ -24,27 +24,34 @@ from virnucpro._version import __version__
 from virnucpro.core.atomic_io import EMBEDDED_FOLDER
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.events import SCORING, STAGES
-from virnucpro.core.logging import counted
-from virnucpro.core.option_schema import refuse
+from virnucpro.core.logging import format_count
+from virnucpro.core.option_schema import reject_options
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import (
     USUAL_CHUNK_SIZE,
-    Embed,
+    Alphabet,
+    EmbeddingRule,
     InputType,
-    Reads,
     Recipe,
     Status,
 )
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.kmers import Sketch
-from virnucpro.sequences.translate import GeneticCode, screen_all
-from virnucpro.viral.calling import ScoredRecords, call_scored, join_calls, score_records
+from virnucpro.sequences.translate import GeneticCode, reject_reasons
+from virnucpro.viral.calling import ScoredRecords, call_scored, combine_calls, score_records
 from virnucpro.viral.evidence import look_up_and_add
-from virnucpro.viral.head import Head, HeadFacts, Join, chunk_scores, failure_note, probability
+from virnucpro.viral.head import (
+    EnsembleWeights,
+    Head,
+    HeadInfo,
+    chunk_scores,
+    failure_note,
+    probability,
+)
 from virnucpro.viral.known import KnownIndex
 from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
-from virnucpro.viral.options import FALSE_POSITIVES, CallsBy, CutOptions
-from virnucpro.viral.taxonomy import own_kinship
+from virnucpro.viral.options import FALSE_POSITIVES, CallsBy, ThresholdOptions
+from virnucpro.viral.taxonomy import load_builtin_taxonomy
 from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores, Prediction
 
 # false positive rates, at each length, of the lowest score that is embedded ...
@@ -57,11 +64,11 @@ Trained: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.uint64], Sketch]
 
 
 # the rule by which a record is called viral: in words, and as the lowest viral score at each length
-Cut: TypeAlias = tuple[str, tuple[tuple[int, float], ...]]
+ThresholdText: TypeAlias = tuple[str, tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class RecordClassifier:
     """Calls records by their sequence, by vectors of their frames, or by both.
 
     The class itself calls nothing: it is the caller of ``extract``, which only embeds. Callers can
@@ -69,7 +76,7 @@ class Caller:
     """
 
     stages: ClassVar[tuple[str, ...]] = STAGES  # of a run with this caller
-    keeps_scores: ClassVar[bool] = False  # True: a later cut needs only the kept scores
+    stores_scores: ClassVar[bool] = False  # True: a later cut needs only the kept scores
 
     frame_head: Head | None = None  # scores frames by their vectors; None: frames get no score
     scorer: Scorer | None = None  # scores sequences; None: not needed and not loaded
@@ -80,7 +87,7 @@ class Caller:
         return ()
 
     @property
-    def cut(self) -> Cut:
+    def threshold(self) -> ThresholdText:
         return "", ()
 
     @property
@@ -89,15 +96,15 @@ class Caller:
         hashes: dict[str, str] = {}
         if self.frame_head is not None:
             hashes["head_sha256"] = self.frame_head.sha256
-            hashes["scorer_sha256"] = Scorer.own().sha256
+            hashes["scorer_sha256"] = Scorer.load_builtin().sha256
         elif self.scorer is not None:
             hashes["scorer_sha256"] = self.scorer.sha256
         if hashes:
-            hashes["known_sha256"] = KnownIndex.own().sha256
+            hashes["known_sha256"] = KnownIndex.load_builtin().sha256
         return hashes
 
     @property
-    def facts(self) -> Mapping[str, Mapping[str, object]]:
+    def to_dict(self) -> Mapping[str, Mapping[str, object]]:
         """Facts about the scorer and the head for a report, if they call."""
         facts: dict[str, Mapping[str, object]] = {}
         if (head := self.frame_head) is not None:
@@ -121,12 +128,12 @@ class Caller:
         return trained
 
     @property
-    def head_facts(self) -> HeadFacts | None:
+    def head_facts(self) -> HeadInfo | None:
         """The rules of a head that calls alone; None: no head calls alone."""
         return None
 
     @property
-    def only_chunk(self) -> tuple[int, str] | None:
+    def recommended_chunk(self) -> tuple[int, str] | None:
         """The only size of chunks that is possible, and why; None: any size is."""
         if self.frame_head is None:
             return None
@@ -138,7 +145,7 @@ class Caller:
         Raises:
             UsageError: whoever calls works on chunks of another size.
         """
-        only, why = self.only_chunk or (asked or USUAL_CHUNK_SIZE, "")
+        only, why = self.recommended_chunk or (asked or USUAL_CHUNK_SIZE, "")
         if asked not in (None, only):
             raise UsageError(
                 with_options(
@@ -166,14 +173,14 @@ class Caller:
         if self.frame_head and not is_measured and n_short > n_records / 2:
             yield (
                 f"calls of records shorter than half a chunk of {chunk_size} bases are less "
-                f"reliable: {n_short} of {counted(n_records, 'record')}"
+                f"reliable: {n_short} of {format_count(n_records, 'record')}"
             )
 
-    def shortest(self, input_type: InputType) -> int:
+    def min_length(self, input_type: InputType) -> int:
         """The length of the shortest record that is called, in bases or residues."""
         return 0
 
-    def of_type(self, input_type: InputType) -> Caller:
+    def for_input_type(self, input_type: InputType) -> RecordClassifier:
         """The caller for records of this type.
 
         Raises:
@@ -189,11 +196,11 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ByScorer(Caller):
+class _ScorerClassifier(RecordClassifier):
     """The scorer calls by the sequence alone; embedded frames do not change calls."""
 
     scorer: Scorer
-    options: CutOptions
+    options: ThresholdOptions
     input_type: InputType = "nucleotide"
 
     @property
@@ -201,13 +208,13 @@ class _ByScorer(Caller):
         return (f"called by the scorer of VirNucPro {__version__}",)
 
     @property
-    def cut(self) -> Cut:
-        return _cut_of(self.options, self.scorer.error_rates_of(self.input_type))
+    def threshold(self) -> ThresholdText:
+        return _describe_threshold(self.options, self.scorer.select_error_rates(self.input_type))
 
-    def shortest(self, input_type: InputType) -> int:
-        return self.scorer.shortest(input_type)
+    def min_length(self, input_type: InputType) -> int:
+        return self.scorer.min_length(input_type)
 
-    def of_type(self, input_type: InputType) -> _ByScorer:
+    def for_input_type(self, input_type: InputType) -> _ScorerClassifier:
         return replace(self, input_type=input_type)
 
     def score(self, records: Records, recipe: Recipe) -> ScoredRecords:
@@ -229,14 +236,14 @@ class _ByScorer(Caller):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScorerAlone(_ByScorer):
+class SequenceClassifier(_ScorerClassifier):
     """The scorer calls and nothing is embedded. The scores are kept for later cuts."""
 
     stages: ClassVar = (STAGES[0], SCORING)
-    keeps_scores: ClassVar = True
+    stores_scores: ClassVar = True
 
     @property
-    def only_chunk(self) -> tuple[int, str]:
+    def recommended_chunk(self) -> tuple[int, str]:
         return USUAL_CHUNK_SIZE, "the scorer works on pieces of"
 
     def warnings(self, *_: int) -> Iterator[str]:
@@ -244,7 +251,7 @@ class ScorerAlone(_ByScorer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ByHead(Caller):
+class _HeadClassifier(RecordClassifier):
     """A head calls by the vectors of frames and, if it reads them, their bases.
 
     Raises:
@@ -252,23 +259,23 @@ class _ByHead(Caller):
     """
 
     frame_head: Head
-    options: CutOptions
+    options: ThresholdOptions
 
     def __post_init__(self) -> None:
         where = "with a head alone, which has no error rates"
         else_ = with_options("let the scorer call: leave out {head} and {calls}")
-        refuse(self.options, ("preset", "prevalence"), where, else_)
+        reject_options(self.options, ("preset", "prevalence"), where, else_)
 
     @property
     def announcements(self) -> tuple[str, ...]:
-        return (f"called by {self.frame_head.facts.described} alone",)
+        return (f"called by {self.frame_head.facts.description} alone",)
 
     @property
-    def cut(self) -> Cut:
-        return _with_evidence(self.options, _cut_at(self.head_facts.threshold))
+    def threshold(self) -> ThresholdText:
+        return _with_evidence(self.options, _describe_fixed_threshold(self.head_facts.threshold))
 
     @property
-    def head_facts(self) -> HeadFacts:
+    def head_facts(self) -> HeadInfo:
         """The facts of the head, with the user's threshold."""
         threshold, facts = self.options.threshold, self.frame_head.facts
         return facts if threshold is None else replace(facts, threshold=threshold)
@@ -283,7 +290,7 @@ class _ByHead(Caller):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Joined(Caller):
+class _Ensemble(RecordClassifier):
     """A head and the scorer call nucleotides together; proteins are called by the head alone.
 
     Raises:
@@ -292,7 +299,7 @@ class _Joined(Caller):
 
     frame_head: Head
     scorer: Scorer
-    options: CutOptions
+    options: ThresholdOptions
 
     def __post_init__(self) -> None:
         if self.scorer.sha256 != self._join.scorer_sha256:
@@ -306,49 +313,49 @@ class _Joined(Caller):
             )
 
     @property
-    def _join(self) -> Join:
+    def _join(self) -> EnsembleWeights:
         assert self.frame_head.facts.join is not None, "a head that is not joined calls by itself"
         return self.frame_head.facts.join
 
     @property
     def announcements(self) -> tuple[str, ...]:
-        who = f"called by the scorer and {self.frame_head.facts.described}"
+        who = f"called by the scorer and {self.frame_head.facts.description}"
         lines = [f"{who}; {self._join.weights}"]
         if not any(knot.head for knot in self._join.knots):
             lines.append("the head has no weight at any length: scores are those of the scorer")
         return tuple(lines)
 
     @property
-    def cut(self) -> Cut:
-        return _cut_of(self.options, self._join.error_rates)
+    def threshold(self) -> ThresholdText:
+        return _describe_threshold(self.options, self._join.error_rates)
 
-    def of_type(self, input_type: InputType) -> Caller:
+    def for_input_type(self, input_type: InputType) -> RecordClassifier:
         if input_type == "nucleotide":
             return self
-        return _ByHead(frame_head=self.frame_head, options=self.options)
+        return _HeadClassifier(frame_head=self.frame_head, options=self.options)
 
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
-        facts, code = self.frame_head.facts, GeneticCode.of(recipe.genetic_code)
+        facts, code = self.frame_head.facts, GeneticCode.from_number(recipe.genetic_code)
         results = _call_by_frames(recipe, facts, records, frames)
-        join_calls(results, facts, self.scorer, self.options, code)
+        combine_calls(results, facts, self.scorer, self.options, code)
         look_up_and_add(results, self.options)
         return results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cascade(Caller):
+class _Cascade(RecordClassifier):
     """The scorer calls the records without embedded frames, and ``then`` calls all others.
 
     ``then`` also calls the records that the scorer cannot read.
     """
 
-    first: _ByScorer
-    then: Caller
+    first: _ScorerClassifier
+    then: RecordClassifier
 
     @classmethod
-    def of(cls, first: _ByScorer, then: Caller) -> _Cascade:
+    def from_classifiers(cls, first: _ScorerClassifier, then: RecordClassifier) -> _Cascade:
         return cls(frame_head=then.frame_head, scorer=first.scorer, first=first, then=then)
 
     @property
@@ -356,12 +363,12 @@ class _Cascade(Caller):
         return (*self.then.announcements, "the scorer alone calls records that are not embedded")
 
     @property
-    def cut(self) -> Cut:
-        (words, scores), (of_others, _) = self.then.cut, self.first.cut
+    def threshold(self) -> ThresholdText:
+        (words, scores), (of_others, _) = self.then.threshold, self.first.threshold
         return "; not embedded: ".join(dict.fromkeys((words, of_others))), scores
 
-    def shortest(self, input_type: InputType) -> int:
-        return self.then.shortest(input_type)
+    def min_length(self, input_type: InputType) -> int:
+        return self.then.min_length(input_type)
 
     def warnings(
         self, chunk_size: int, n_records: int, n_short: int, n_shards: int
@@ -369,8 +376,10 @@ class _Cascade(Caller):
         """As usual, but that records may be left out on purpose."""
         return self.then.warnings(chunk_size, n_records, n_short, n_shards or 1)
 
-    def of_type(self, input_type: InputType) -> Caller:
-        return _Cascade.of(self.first.of_type(input_type), self.then.of_type(input_type))
+    def for_input_type(self, input_type: InputType) -> RecordClassifier:
+        return _Cascade.from_classifiers(
+            self.first.for_input_type(input_type), self.then.for_input_type(input_type)
+        )
 
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
@@ -378,25 +387,30 @@ class _Cascade(Caller):
         if not records.ids:
             return self.then.call(records, frames, recipe)
         bare = [not each for each in frames]
-        by_first = self.first.call(records.kept(bare), [[] for is_bare in bare if is_bare], recipe)
+        by_first = self.first.call(
+            records.select(bare), [[] for is_bare in bare if is_bare], recipe
+        )
         scores = iter(by_first.calls.virus_scores)
         is_left = [is_bare and next(scores) is None for is_bare in bare]
         by_first.calls.notes[:] = [_NOTE] * len(by_first.calls.notes)  # some rows are dropped below
         others = [not is_bare or left for is_bare, left in zip(bare, is_left, strict=True)]
-        by_then = self.then.call(records.kept(others), list(compress(frames, others)), recipe)
+        by_then = self.then.call(records.select(others), list(compress(frames, others)), recipe)
         n_bare, n_others = (list(accumulate(each, initial=0)) for each in (bare, others))
         parts = []
         for is_other, run in groupby(range(len(others)), key=others.__getitem__):
             places = list(run)
             called, n_before = (by_then, n_others) if is_other else (by_first, n_bare)
             first = n_before[places[0]]
-            parts.append(called.rows(first, first + len(places)))
-        return CalledRecords.joined(parts)
+            parts.append(called.slice_rows(first, first + len(places)))
+        return CalledRecords.concatenate(parts)
 
 
-def caller_of(
-    options: CutOptions, calls: CallsBy, head: Head | None, rules: Sequence[Embed] = ("all",)
-) -> Caller:
+def choose_classifier(
+    options: ThresholdOptions,
+    calls: CallsBy,
+    head: Head | None,
+    rules: Sequence[EmbeddingRule] = ("all",),
+) -> RecordClassifier:
     """Choose the caller of a prediction.
 
     With a head, it is the head, joined with the scorer if both were joined in training and
@@ -407,22 +421,24 @@ def caller_of(
         UnavailableError: the head was joined with another scorer.
         UsageError: the cut is not possible with a head.
     """
-    own_kinship()  # a damaged table of families fails before anything is computed
+    load_builtin_taxonomy()  # a damaged table of families fails before anything is computed
     if not rules:
-        return ScorerAlone(scorer=Scorer.own(), options=options)
+        return SequenceClassifier(scorer=Scorer.load_builtin(), options=options)
     if head is not None and (head.facts.join is None or calls == "head"):
-        caller: Caller = _ByHead(frame_head=head, options=options)
+        caller: RecordClassifier = _HeadClassifier(frame_head=head, options=options)
     elif head is not None:
-        caller = _Joined(frame_head=head, scorer=Scorer.own(), options=options)
+        caller = _Ensemble(frame_head=head, scorer=Scorer.load_builtin(), options=options)
     else:
-        caller = _ByScorer(scorer=Scorer.own(), options=options)
+        caller = _ScorerClassifier(scorer=Scorer.load_builtin(), options=options)
     if rules[-1] == "all":
         return caller
-    return _Cascade.of(_ByScorer(scorer=Scorer.own(), options=options), caller)
+    return _Cascade.from_classifiers(
+        _ScorerClassifier(scorer=Scorer.load_builtin(), options=options), caller
+    )
 
 
-def asking(
-    records: Records, recipe: Recipe, rules: Sequence[Embed]
+def select_for_embedding(
+    records: Records, recipe: Recipe, rules: Sequence[EmbeddingRule]
 ) -> Iterator[tuple[FastaRecord, int | None]]:
     """The records that can be embedded, each with the index of the first rule that selects it.
 
@@ -430,19 +446,21 @@ def asking(
     """
     if not recipe.encoders:
         return
-    screened, first = screen_all(records, recipe), _first_asking(records, recipe, rules)
-    for place, (record, rule) in enumerate(zip(records.each(), first, strict=True)):
+    screened, first = reject_reasons(records, recipe), _first_selecting_rule(records, recipe, rules)
+    for place, (record, rule) in enumerate(zip(records.iter_records(), first, strict=True)):
         if place not in screened:
             yield record, rule
 
 
-def _first_asking(records: Records, recipe: Recipe, rules: Sequence[Embed]) -> list[int | None]:
+def _first_selecting_rule(
+    records: Records, recipe: Recipe, rules: Sequence[EmbeddingRule]
+) -> list[int | None]:
     """The index of the first rule that selects each record; None: no rule selects it."""
     if rules[0] == "all":
         return [0] * len(records.ids)
-    scorer = Scorer.own()
+    scorer = Scorer.load_builtin()
     log_odds, lengths = score_records(records, recipe, scorer).log_odds, records.lengths
-    rates = scorer.error_rates_of(recipe.input_type)
+    rates = scorer.select_error_rates(recipe.input_type)
     is_low = log_odds < thresholds(rates, lengths, NEARLY_VIRAL)  # False for NaN, no score
     is_sure = log_odds >= thresholds(rates, lengths, SURELY_VIRAL)
     left_out = {"all": np.zeros_like(is_low), "viral": is_low, "uncertain": is_low | is_sure}
@@ -455,20 +473,22 @@ def _kmers_of(scorer: Scorer) -> Sketch:
     """The sketch of the scorer's training data, stored next to it; empty for other scorers."""
     with safe_open(EMBEDDED_FOLDER / "trained.safetensors", framework="np") as handle:
         is_of_it = handle.metadata()["scorer_sha256"] == scorer.sha256
-        return Sketch.unpacked(handle.get_tensor("trained_kmers")) if is_of_it else Sketch()
+        return Sketch.unpack(handle.get_tensor("trained_kmers")) if is_of_it else Sketch()
 
 
-def _cut_of(options: CutOptions, error_rates: Sequence[ErrorRates]) -> Cut:
+def _describe_threshold(
+    options: ThresholdOptions, error_rates: Sequence[ErrorRates]
+) -> ThresholdText:
     """The cut at the user's threshold, or else that of a preset, by error rates."""
     if options.threshold is not None:
-        return _with_evidence(options, _cut_at(options.threshold))
+        return _with_evidence(options, _describe_fixed_threshold(options.threshold))
     share = FALSE_POSITIVES[options.preset]
     words = f"set to call at most {share:.1%} of unknown hosts; some kinds more"
-    scores = tuple((rates.n_bases, probability(rates.cut_at(share))) for rates in error_rates)
+    scores = tuple((rates.n_bases, probability(rates.threshold_at(share))) for rates in error_rates)
     return _with_evidence(options, (f"preset {options.preset}, {words}", scores))
 
 
-def _with_evidence(options: CutOptions, cut: Cut) -> Cut:
+def _with_evidence(options: ThresholdOptions, cut: ThresholdText) -> ThresholdText:
     """The rule with the evidence that it uses; scores do not matter if only the index calls."""
     words, scores = cut
     if options.evidence == "known":
@@ -476,21 +496,21 @@ def _with_evidence(options: CutOptions, cut: Cut) -> Cut:
     return (words if options.evidence == "score" else f"{words}; and known viruses"), scores
 
 
-def _cut_at(threshold: float) -> Cut:
+def _describe_fixed_threshold(threshold: float) -> ThresholdText:
     return (f"scores of {threshold} or more", ((1, threshold),))
 
 
 def _call_by_frames(
     recipe: Recipe,
-    facts: HeadFacts | None,
+    facts: HeadInfo | None,
     records: Records,
     frames: Sequence[list[Prediction]],
 ) -> CalledRecords:
     """Call records by the scores of their frames; without ``facts`` they are only embedded."""
-    screened, calls = screen_all(records, recipe), list[Call]()
+    screened, calls = reject_reasons(records, recipe), list[Call]()
     # an encoder of chunks reads all that have a known base
-    without = "no known base" if Reads.CHUNK in recipe.reads else ""
-    for place, (record, predictions) in enumerate(zip(records.each(), frames, strict=True)):
+    without = "no known base" if Alphabet.CHUNK in recipe.alphabets else ""
+    for place, (record, predictions) in enumerate(zip(records.iter_records(), frames, strict=True)):
         length = len(record.sequence)
         if place in screened:
             status, note = screened[place]
@@ -499,15 +519,15 @@ def _call_by_frames(
             call = call_record(record, recipe.count_chunks(length), predictions, facts)
             calls.append(call if predictions else replace(call, note=without))
     embedded: dict[int, Sequence[Prediction]] = {i: each for i, each in enumerate(frames) if each}
-    scores = FrameScores.of(frames)
-    return CalledRecords(records, Calls.of(calls), scores, embedded=embedded)
+    scores = FrameScores.from_predictions(frames)
+    return CalledRecords(records, Calls.from_calls(calls), scores, embedded=embedded)
 
 
 def call_record(
     record: FastaRecord,
     n_chunks: int,
     predictions: Sequence[Prediction],
-    facts: HeadFacts | None,
+    facts: HeadInfo | None,
 ) -> Call:
     """Call one record that passed the screen; without ``facts`` it is only embedded.
 

@@ -14,17 +14,19 @@ from virnucpro.viral.known import (
     KnownRecords,
     WindowHits,
 )
-from virnucpro.viral.options import CutOptions
+from virnucpro.viral.options import ThresholdOptions
 from virnucpro.viral.types import CalledRecords, Calls
 
 
-def add_evidence(calls: Calls, hits: WindowHits, options: CutOptions, index: KnownIndex) -> None:
+def add_evidence(
+    calls: Calls, hits: WindowHits, options: ThresholdOptions, index: KnownIndex
+) -> None:
     """Call records by the evidence that the options choose, in place.
 
     A record without a score is not called, and its score never changes. A known record has the
     false discovery rate of its evidence, or that of its score if this is lower and counts.
     """
-    known = index.judge(hits, len(calls.record_ids))
+    known = index.classify(hits, len(calls.record_ids))
     lengths = np.array(calls.lengths, dtype=np.int64)
     rates = index.false_discovery_rates(known.strength, lengths, options.prevalence).tolist()
     was_looked_up = np.flatnonzero(known.n_windows > 0).tolist()
@@ -44,7 +46,7 @@ def add_evidence(calls: Calls, hits: WindowHits, options: CutOptions, index: Kno
             score_rate = calls.rates[place]
             is_lower = by_score and score_rate is not None and score_rate < rates[place]
             calls.rates[place] = score_rate if is_lower else rates[place]
-            notes = (calls.notes[place], *_notes(index, known, place))
+            notes = (calls.notes[place], *_evidence_notes(index, known, place))
             calls.notes[place] = "; ".join(filter(None, notes))
 
 
@@ -56,7 +58,7 @@ _WORDS = {
 }
 
 
-def _notes(index: KnownIndex, known: KnownRecords, place: int) -> Iterable[str]:
+def _evidence_notes(index: KnownIndex, known: KnownRecords, place: int) -> Iterable[str]:
     """What the user should know about a known virus: it may be part of a host's genome."""
     n_known, n_windows = int(known.n_known_windows[place]), int(known.n_windows[place])
     if n_known < n_windows:
@@ -65,10 +67,10 @@ def _notes(index: KnownIndex, known: KnownRecords, place: int) -> Iterable[str]:
         yield MAY_BE_ENDOGENOUS
 
 
-def look_up_and_add(results: CalledRecords, options: CutOptions) -> None:
+def look_up_and_add(results: CalledRecords, options: ThresholdOptions) -> None:
     """Look up the records with a score in the index, and call them as ``add_evidence`` does."""
     is_scored = [status == "scored" for status in results.calls.statuses]
-    index = KnownIndex.own()
+    index = KnownIndex.load_builtin()
     hits = index.look_up(list(compress(results.records.sequences, is_scored)))
     places = np.flatnonzero(is_scored)
     add_evidence(results.calls, hits._replace(record=places[hits.record]), options, index)

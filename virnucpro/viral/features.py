@@ -30,10 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Values
-from virnucpro.sequences.open_codes import N_CODES, Digits, code_of
+from virnucpro.core.numeric import FloatArray
+from virnucpro.sequences.open_codes import N_CODES, Digits, genetic_code
 from virnucpro.sequences.translate import STANDARD, GeneticCode
-from virnucpro.viral.windows import Pieces, is_stop
+from virnucpro.viral.windows import Windows, is_stop
 
 LENGTH = 9  # residues of a word
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
@@ -53,7 +53,7 @@ Numbers = NDArray[np.int64]
 RESIDUE_OF_CODE = np.full(N_CODES, NO_RESIDUE, dtype=np.uint8)
 for _codon, _residue in STANDARD.meanings.items():
     if _codon not in STANDARD.stops:
-        RESIDUE_OF_CODE[code_of(_codon)] = AMINO_ACIDS.index(_residue)
+        RESIDUE_OF_CODE[genetic_code(_codon)] = AMINO_ACIDS.index(_residue)
 
 N_CODONS, N_PAIRS, N_FIGURES = 64, 400, 36
 N_JUNCTION_WORDS = 4**4
@@ -66,7 +66,7 @@ RATIOS = slice(2 * N_CODONS, None)  # all features except codons as shares
 GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES  # the column of the first figure
 FIGURES = slice(GC, GC + N_FIGURES)
 GENE_LIKE = 30  # codons of the shortest stretch that may be a gene
-FARTHEST = 6.0  # deviations from the mean, to which nets limit a feature
+CLIP = 6.0  # deviations from the mean, to which nets limit a feature
 
 Features = NDArray[np.float32]
 
@@ -125,23 +125,23 @@ NO_WORDS = WordTable(np.zeros(N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.u
 
 
 def library_input(
-    pieces: Pieces, words: WordTable, code: GeneticCode
+    pieces: Windows, words: WordTable, code: GeneticCode
 ) -> tuple[NDArray[Any] | int, ...]:
     """Arguments of the library functions that read pieces."""
     owners = pieces.owners(code, words)
-    return *pieces.arguments(code), _tables_of(code), *words.arguments, owners
+    return *pieces.arguments(code), _word_tables(code), *words.arguments, owners
 
 
 @cache
-def _tables_of(code: GeneticCode) -> Digits:
+def _word_tables(code: GeneticCode) -> Digits:
     """For each codon: whether it is a stop, its standard synonym, and its residue. (3, 125)"""
     synonyms = np.arange(N_CODES, dtype=np.uint8)
     for codon, synonym in code.standard_synonyms.items():
-        synonyms[code_of(codon)] = code_of(synonym)
+        synonyms[genetic_code(codon)] = genetic_code(synonym)
     return np.stack([is_stop(code), synonyms, RESIDUE_OF_CODE])
 
 
-def layout_features(pieces: Pieces, code: GeneticCode = STANDARD) -> Values:
+def layout_features(pieces: Windows, code: GeneticCode = STANDARD) -> FloatArray:
     """The layout of the gene-like stretches of each piece. -> (n, 12)
 
     In order: their number per kilobase, and the share of bases in them; the logarithms of their

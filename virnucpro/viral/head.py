@@ -27,18 +27,18 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save
 
-from virnucpro.core.atomic_io import sha256
+from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
-from virnucpro.core.numeric import DECIMALS, Counts, Values, sigmoid
+from virnucpro.core.numeric import DECIMALS, FloatArray, IntArray, sigmoid
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Pooling
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FRAMES_FAILED, check_counts
 from virnucpro.models.base import Model, read_tensors
 from virnucpro.models.registry import current_name
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
-from virnucpro.viral.networks import ErrorRates, at_lengths
+from virnucpro.viral.networks import ErrorRates, interpolate_lengths
 from virnucpro.viral.types import Prediction
 
 _NEAR = 1e-6  # in units of the last decimal: thousands of times the spacing of doubles near 1
@@ -62,7 +62,7 @@ def _no_digests() -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderFacts:
+class EncoderInfo:
     """The encoder for which a head was made."""
 
     family: str
@@ -79,7 +79,7 @@ class EncoderFacts:
             raise ValueError("its facts do not describe an encoder")
 
     @classmethod
-    def of(cls, model: Model) -> EncoderFacts:
+    def from_spec(cls, model: Model) -> EncoderInfo:
         """The last layer of a model, with mean pooling."""
         return cls(
             family=model.family,
@@ -92,7 +92,7 @@ class EncoderFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinKnot:
+class EnsembleKnot:
     """The weights at one length: base * (scorer's log-odds) + head * (head's) + offset."""
 
     n_bases: int
@@ -108,11 +108,11 @@ class JoinKnot:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class EnsembleWeights:
     """Weights and error rates, sorted by length, and the scorer they were fitted with."""
 
     scorer_sha256: str
-    knots: tuple[JoinKnot, ...]
+    knots: tuple[EnsembleKnot, ...]
     error_rates: tuple[ErrorRates, ...]
 
     def __post_init__(self) -> None:
@@ -131,30 +131,30 @@ class Join:
         return f"weights of scorer and head: {', '.join(each)}"
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Join:
+    def from_knots(cls, facts: Mapping[str, Any]) -> EnsembleWeights:
         """
         Raises:
             LookupError, TypeError, ValueError: these are not the facts of a join.
         """
         return cls(
             facts["scorer_sha256"],
-            tuple(JoinKnot(**knot) for knot in facts["knots"]),
-            tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
+            tuple(EnsembleKnot(**knot) for knot in facts["knots"]),
+            tuple(ErrorRates.from_scores(rates) for rates in facts["error_rates"]),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadFacts:
+class HeadInfo:
     """The facts of a head, stored in its file: encoders, rules and training."""
 
-    encoders: tuple[EncoderFacts, ...]  # their vectors are concatenated in this order
+    encoders: tuple[EncoderInfo, ...]  # their vectors are concatenated in this order
     chunk_size: int  # bases; the default of --chunk-size
     threshold: float  # the lowest score of a record that is called virus
     frame_rule: FrameRule  # log-odds of a chunk: the largest of its frames, or their mean
     exponent: float  # log-odds of a record: the sum over its n chunks, divided by n ** exponent
     training: str  # how it was trained, in a sentence
     classes: str = CLASSES
-    join: Join | None = None  # with the scorer; None: the head calls nucleotides alone
+    join: EnsembleWeights | None = None  # with the scorer; None: the head calls nucleotides alone
 
     def __post_init__(self) -> None:
         check_counts(self.chunk_size)
@@ -171,7 +171,7 @@ class HeadFacts:
             raise ValueError("its facts do not describe a head")
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """The head by the names of its encoders."""
         return f"the head of {' and '.join(printable(one.name) for one in self.encoders)}"
 
@@ -193,7 +193,7 @@ class HeadFacts:
         pick = max if self.frame_rule == "max" else fmean
         return [pick([log_odds(score) for score in scores]) for scores in chunks]
 
-    def check_made_for(self, models: Sequence[Model]) -> None:
+    def check_compatible(self, models: Sequence[Model]) -> None:
         """
         Raises:
             UnavailableError: the head was made for other models.
@@ -282,7 +282,7 @@ class Head:
     were trained and tuned. The sketches cover all sequences of these records.
     """
 
-    facts: HeadFacts
+    facts: HeadInfo
     protein: Network | None  # None if vectors are empty
     nucleotide: Network | None = None
     trained_records: NDArray[np.uint64] = field(default_factory=_no_digests)
@@ -318,7 +318,7 @@ class Head:
     ) -> NDArray[np.float64]:
         """The probability that each frame is viral, with 6 decimals.
 
-        It is computed from vectors and from coding strands, as ``Orf.codons_in`` gives them.
+        It is computed from vectors and from coding strands, as ``Orf.coding_sequence`` gives them.
         (n, dim), n strings -> (n,)
         """
         if self.nucleotide is None:
@@ -343,17 +343,17 @@ class Head:
                 if any(tensor.startswith(f"{name}.") for tensor in tensors)
             }
             stored = {name: tensors[name] for name in _DIGESTS if name in tensors}
-            stored |= {
-                name: Sketch.unpacked(tensors[name]) for name in _SKETCHES if name in tensors
-            }
+            stored |= {name: Sketch.unpack(tensors[name]) for name in _SKETCHES if name in tensors}
             return Head(
-                facts=HeadFacts(
-                    encoders=encoders, join=None if join is None else Join.of(join), **facts
+                facts=HeadInfo(
+                    encoders=encoders,
+                    join=None if join is None else EnsembleWeights.from_knots(join),
+                    **facts,
                 ),
                 protein=networks.get("protein"),
                 nucleotide=networks.get("nucleotide"),
                 **stored,
-                sha256=sha256(path),
+                sha256=hash_file(path),
             )
         except (OSError, SafetensorError, *_DAMAGE) as error:
             raise UnavailableError(
@@ -377,12 +377,12 @@ class Head:
         tensors |= {name: getattr(self, name).packed() for name in _SKETCHES}
         content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
         metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # several would have no fixed order
-        Tree(path.parent).write_whole(path, save(content, metadata=metadata))
+        SafeDir(path.parent).write_bytes(path, save(content, metadata=metadata))
 
 
-def _encoder_facts(stored: Mapping[str, Any]) -> EncoderFacts:
+def _encoder_facts(stored: Mapping[str, Any]) -> EncoderInfo:
     """Read the facts of an encoder; a name of an earlier version becomes the present one."""
-    facts = EncoderFacts(**stored)
+    facts = EncoderInfo(**stored)
     return replace(facts, name=current_name(facts.name))
 
 
@@ -397,7 +397,9 @@ def _network(
     return Network(layers, float(temperatures[name]))
 
 
-def join_log_odds(knots: Sequence[JoinKnot], base: Values, head: Values, lengths: Counts) -> Values:
+def combine_log_odds(
+    knots: Sequence[EnsembleKnot], base: FloatArray, head: FloatArray, lengths: IntArray
+) -> FloatArray:
     """The joined log-odds of records. (n,) each -> (n,)
 
     ``base`` has the scorer's calibrated log-odds, and ``head`` the means over the chunks of a
@@ -405,7 +407,7 @@ def join_log_odds(knots: Sequence[JoinKnot], base: Values, head: Values, lengths
     between the knots, over the logarithm of the length.
     """
     of_base, of_head, offset = (
-        at_lengths(lengths, knots, [getattr(knot, name) for knot in knots])
+        interpolate_lengths(lengths, knots, [getattr(knot, name) for knot in knots])
         for name in ("base", "head", "offset")
     )
     return np.asarray(of_base * base + of_head * head + offset)
@@ -435,7 +437,7 @@ def probability(log_odds: float) -> float:
     return round(0.5 * (1 + tanh(log_odds / 2)), DECIMALS)
 
 
-def probabilities(log_odds: Values) -> Values:
+def probabilities(log_odds: FloatArray) -> FloatArray:
     """``probability`` of each, equal to the last bit; NaN for NaN. (n,) -> (n,)"""
     scaled = sigmoid(log_odds) * 10**DECIMALS
     whole = np.rint(scaled)

@@ -25,9 +25,9 @@ from virnucpro.core.atomic_io import EMBEDDED_FOLDER, read_json
 from virnucpro.core.errors import InputMissingError, UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Counts, Mask, Values, sigmoid
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray, sigmoid
 from virnucpro.core.types import check_counts
-from virnucpro.viral.provirus_features import N_SHAPE, Hosts, Items, Levels
+from virnucpro.viral.provirus_features import N_SHAPE, HostBackground, Levels, WindowTable
 
 OWN_REGION_MODEL = EMBEDDED_FOLDER / "regions.json"
 FORMAT = 4
@@ -41,7 +41,7 @@ class RegionModel:
 
     size: int  # bases of a piece
     step: int  # bases from one piece to the next
-    host: Hosts  # usual medians and slopes of hosts
+    host: HostBackground  # usual medians and slopes of hosts
     levels: Levels  # of the signal in hosts
     gc_weight: float  # share of the slope over GC that is subtracted from log-odds
     shape_weight: float  # log-odds per standard deviation of the shape of genes
@@ -86,35 +86,35 @@ class RegionModel:
         """The content of the file that ``load`` reads."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
-    def contrast(self, items: Items, *, is_virus: bool) -> Values:
+    def contrast(self, items: WindowTable, *, is_virus: bool) -> FloatArray:
         """How far each piece stands out from the host of its record. (n,)
 
         A record that is a virus itself stands out from what is usual in hosts of its GC.
         """
-        host = self.host.at(items, is_virus=is_virus)
+        host = self.host.value_at(items, is_virus=is_virus)
         n_items = self.shape_bases // self.step
         values = items.signal(host, self.gc_weight, self.shape_weight, n_items)
-        contrasts = np.asarray(values - self.levels.at(host.gc))
+        contrasts = np.asarray(values - self.levels.index_at(host.gc))
         return contrasts if is_virus else contrasts - self.departure(items.start, contrasts)
 
-    def departure(self, starts: Counts, contrasts: Values) -> float:
+    def departure(self, starts: IntArray, contrasts: FloatArray) -> float:
         """The most probable departure of the host's level from the usual one at its GC."""
         is_known = ~np.isnan(contrasts)
         departures = self.levels.spread * _DEPARTURES
         likely = log_likelihoods(starts[is_known], contrasts[is_known], departures, self)
         return float(departures[np.argmax(likely - 0.5 * _DEPARTURES**2)])
 
-    def evidence(self, contrasts: Values) -> Values:
+    def evidence(self, contrasts: FloatArray) -> FloatArray:
         """Log-ratio of virus over host of each piece; 0 without log-odds. (n,) -> (n,)"""
         return self._binned(contrasts, self.log_ratios)
 
-    def evidence_by_genes(self, items: Items, contrasts: Values) -> Values:
+    def evidence_by_genes(self, items: WindowTable, contrasts: FloatArray) -> FloatArray:
         """As ``evidence``; where genes of a piece are scored, by both signals. (n,) -> (n,)"""
-        above = items.genes - self.genes.at(items.median_gc)
+        above = items.genes - self.genes.index_at(items.median_gc)
         both = self._binned(contrasts + above, self.gene_log_ratios)
         return np.where(np.isnan(above), self.evidence(contrasts), both)
 
-    def _binned(self, contrasts: Values, log_ratios: tuple[float, ...]) -> Values:
+    def _binned(self, contrasts: FloatArray, log_ratios: tuple[float, ...]) -> FloatArray:
         bins = np.searchsorted(self.edges, contrasts)
         return np.where(np.isnan(contrasts), 0.0, np.array(log_ratios)[bins])
 
@@ -123,7 +123,7 @@ class RegionModel:
         """The arguments of library functions."""
         return self.host_bases, self.virus_bases, self.first_share
 
-    def transition(self, n_bases: int) -> Values:
+    def transition(self, n_bases: int) -> FloatArray:
         """Log-probabilities of each change of state over ``n_bases``, from and to. (2, 2)"""
         step = np.empty((2, 2))
         call("chain_step", n_bases, self.host_bases, self.virus_bases, step)
@@ -147,13 +147,13 @@ class RegionModel:
             facts = read_json(path)
             if facts.pop("format") != FORMAT:
                 raise ValueError("another format")
-            host = Hosts(**_with_tuples(facts.pop("host")))
+            host = HostBackground(**_with_tuples(facts.pop("host")))
             levels, genes = (
                 Levels(**_with_tuples(facts.pop(name))) for name in ("levels", "genes")
             )
             return RegionModel(host=host, levels=levels, genes=genes, **_with_tuples(facts))
         except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
-            raise unusable(path, error) from error
+            raise corrupt_model_error(path, error) from error
 
 
 def _with_tuples(facts: dict[str, Any]) -> dict[str, Any]:
@@ -163,14 +163,16 @@ def _with_tuples(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def unusable(path: Path, reason: object) -> UnavailableError:
+def corrupt_model_error(path: Path, reason: object) -> UnavailableError:
     return UnavailableError(
         f"{printable(path)} is not a region model of this VirNucPro: {printable(reason)}",
         hint="name the regions.json that `virnucpro train --regions` of this version made",
     )
 
 
-def viral_path(starts: Counts, evidence: Values, model: RegionModel) -> tuple[Mask, Values]:
+def viral_path(
+    starts: IntArray, evidence: FloatArray, model: RegionModel
+) -> tuple[BoolArray, FloatArray]:
     """Whether each item is viral on the most probable path, and the probability that it is viral.
 
     ``starts`` are the positions of the items in bases, ascending. A tie goes to the host.
@@ -182,8 +184,8 @@ def viral_path(starts: Counts, evidence: Values, model: RegionModel) -> tuple[Ma
 
 
 def log_likelihoods(
-    starts: Counts, contrasts: Values, departures: Values, model: RegionModel
-) -> Values:
+    starts: IntArray, contrasts: FloatArray, departures: FloatArray, model: RegionModel
+) -> FloatArray:
     """The log-probability of a record over all paths, for each departure of its host's level.
 
     (n,), (n,), (k,) -> (k,), up to a constant. Contrasts of hosts and of viruses have normal

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Counts, Values
+from virnucpro.core.numeric import FloatArray, IntArray
 from virnucpro.core.types import reverse_complement
-from virnucpro.sequences.open_codes import N_CODES, Digits, code_of, encode
+from virnucpro.sequences.open_codes import N_CODES, Digits, encode, genetic_code
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import GENE_LIKE
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_proteins
-from virnucpro.viral.windows import Pieces, codon_codes, find_stretches, opposite_strand
+from virnucpro.viral.windows import Windows, codon_codes, find_stretches, opposite_strand
 
 # conserved in RpoB, RpoC, S19, L2, S11 and S12 of bacteria of several phyla
 HOST_PEPTIDES = (
@@ -49,12 +49,12 @@ _ELSEWHERE = 2**24  # bases around a region in which its repeats are counted: wh
 _HAIRPIN = 2 / 3  # share of bases of a repeat that pair with each other in a terminator
 
 
-def genes_of(
+def find_host_genes(
     sequence: str,
     scorer: Scorer,
     code: GeneticCode = STANDARD,
     known: dict[str, float] | None = None,
-) -> tuple[Counts, Counts, Values, Counts]:
+) -> tuple[IntArray, IntArray, FloatArray, IntArray]:
     """Score the proteins of the longest open stretches, which hardly overlap. Takes upper case.
 
     Returns the start and end of each stretch on the forward strand, the log-odds of its protein
@@ -65,7 +65,7 @@ def genes_of(
         ValueError: the scorer has no nets for proteins.
     """
     known = {} if known is None else known
-    whole = Pieces.of([sequence])
+    whole = Windows.from_sequences([sequence])
     _, strand, start, n_codons = find_stretches(whole, code, SHORTEST_GENE)
     digits = whole.digits
     codons = [codon_codes(one).tobytes() for one in (digits, opposite_strand(digits))]
@@ -81,7 +81,7 @@ def genes_of(
     return first, first + 3 * n_codons, log_odds, strand
 
 
-def trna_ends(sequence: str) -> list[int]:
+def find_trna_ends(sequence: str) -> list[int]:
     """The 3' ends of tRNA genes in an upper-case sequence, as positions between bases."""
     places = []
     for strand, bases in enumerate((sequence, reverse_complement(sequence))):
@@ -144,7 +144,7 @@ def _letters(code: GeneticCode) -> bytes:
     """The residue letter of each codon code; X if it has none. (256,)"""
     letters = bytearray(b"X" * 256)
     for codon, letter in code.meanings.items():
-        letters[code_of(codon)] = ord(letter)
+        letters[genetic_code(codon)] = ord(letter)
     return bytes(letters)
 
 
@@ -152,7 +152,7 @@ def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
     """Edges of complete gene-like open stretches at most 1,000 bases from ``place``."""
     first = max(0, place - 2 * _REACH)
     part = sequence[first : place + 2 * _REACH]
-    _, strand, start, n_codons = find_stretches(Pieces.of([part]), code, GENE_LIKE)
+    _, strand, start, n_codons = find_stretches(Windows.from_sequences([part]), code, GENE_LIKE)
     left = np.where(strand == 0, start, len(part) - start - 3 * n_codons)
     edges = np.concatenate([left, left + 3 * n_codons])
     whole = first + edges[(edges > 2) & (edges < len(part) - 2)]
@@ -169,7 +169,7 @@ class Repeat(NamedTuple):
     bases: str
 
     @staticmethod
-    def around(
+    def from_ends(
         sequence: str, ends: tuple[int, int], bounds: tuple[int, int], reach: int
     ) -> list[Repeat]:
         """The direct repeats around a region that are unlikely by chance, best first.
@@ -186,8 +186,10 @@ class Repeat(NamedTuple):
         start, end = ends
         left = max(bounds[0], start - reach), min(end, start + reach)
         right = max(start, end - reach), min(bounds[1], end + reach)
-        most, places = MOST_BY_CHANCE, lambda i, j: (_places(i - start), _places(j - end))
-        return _not_elsewhere(sequence, ends, _repeats(sequence, left, right, places, most), most)
+        most, places = MOST_BY_CHANCE, lambda i, j: (_find_kmers(i - start), _find_kmers(j - end))
+        return _is_unique_repeat(
+            sequence, ends, _repeats(sequence, left, right, places, most), most
+        )
 
     @staticmethod
     def at_one_end(sequence: str, ends: tuple[int, int], shortest: int, reach: int) -> list[Repeat]:
@@ -203,18 +205,20 @@ class Repeat(NamedTuple):
         near_end = max(inside[1], end - reach), min(len(sequence), end + reach)
         each = [
             *_repeats(
-                sequence, near_start, inside, lambda i, _: (_places(i - start), n_inside), 1.0
+                sequence, near_start, inside, lambda i, _: (_find_kmers(i - start), n_inside), 1.0
             ),
-            *_repeats(sequence, inside, near_end, lambda _, j: (n_inside, _places(j - end)), 1.0),
+            *_repeats(
+                sequence, inside, near_end, lambda _, j: (n_inside, _find_kmers(j - end)), 1.0
+            ),
         ]
-        return _not_elsewhere(sequence, ends, each, 1.0)
+        return _is_unique_repeat(sequence, ends, each, 1.0)
 
 
 def _repeats(
     sequence: str,
     of_left: tuple[int, int],
     of_right: tuple[int, int],
-    places: Callable[[Counts, Counts], tuple[Values, Values]],
+    places: Callable[[IntArray, IntArray], tuple[FloatArray, FloatArray]],
     most_by_chance: float,
 ) -> list[tuple[Repeat, float]]:
     """The repeats between two parts of a sequence, if fewer than ``most_by_chance`` are expected.
@@ -226,7 +230,7 @@ def _repeats(
     left, right = encode(sequence[slice(*of_left)]), encode(sequence[slice(*of_right)])
     if min(len(left), len(right)) < SHORTEST_REPEAT:
         return []
-    chance = _chance(left, right)
+    chance = _random_match_probability(left, right)
     words = _common_words(left, right)
     start, end = first + words[:, 0], second + words[:, 1] + words[:, 2]
     at_start, at_end = places(start, end)
@@ -237,7 +241,7 @@ def _repeats(
     candidates = []
     for row in np.flatnonzero(is_rare).tolist():
         i, j, n = words[row].tolist()
-        if _is_hairpin(left[i : i + n]) or _n_alike(words, i, j) > LONGEST_REPEAT:
+        if _is_hairpin(left[i : i + n]) or _count_matches(words, i, j) > LONGEST_REPEAT:
             continue
         bases = sequence[first + i : first + i + n]
         repeat = Repeat(float(by_chance[row]), first + i, second + j + n, bases)
@@ -245,7 +249,7 @@ def _repeats(
     return candidates
 
 
-def _not_elsewhere(
+def _is_unique_repeat(
     sequence: str,
     ends: tuple[int, int],
     repeats: Sequence[tuple[Repeat, float]],
@@ -266,26 +270,26 @@ def _not_elsewhere(
     return sorted(repeat for repeat in expected if repeat.n_by_chance < most_by_chance)
 
 
-def _count(words: Sequence[str], sequence: str) -> Counts:
+def _count(words: Sequence[str], sequence: str) -> IntArray:
     """Count the non-overlapping occurrences of each word, on the given strand only. -> (n,)"""
-    of_words, text = map(_letters_of, ("".join(words), sequence))
+    of_words, text = map(_encode_bases, ("".join(words), sequence))
     lengths = np.array([len(word) for word in words], dtype=np.int64)
     counts = np.zeros(len(words), dtype=np.int64)
     call("count_words", text, len(text), of_words, lengths, len(words), counts)
     return counts
 
 
-def _letters_of(text: str) -> Digits:
+def _encode_bases(text: str) -> Digits:
     return np.frombuffer(text.encode("ascii", "replace"), np.uint8)
 
 
-def _places(n_bases: Counts) -> Values:
+def _find_kmers(n_bases: IntArray) -> FloatArray:
     """The number of positions at most this far from an end; more beyond ``NEAR``."""
     n_bases = abs(n_bases)
     return np.asarray((2 * n_bases + 1) * np.maximum(1.0, n_bases / NEAR))
 
 
-def _chance(left: Digits, right: Digits) -> float:
+def _random_match_probability(left: Digits, right: Digits) -> float:
     """The probability that two bases are equal, estimated from words of ``_WORD`` letters."""
     counts = np.empty(2, dtype=np.int64)
     call("equal_words", left, len(left), right, len(right), _WORD, counts)
@@ -293,7 +297,7 @@ def _chance(left: Digits, right: Digits) -> float:
     return float((max(1.0, n_equal) / max(1.0, n_words * (n_words - 1))) ** (1 / _WORD))
 
 
-def _common_words(left: Digits, right: Digits) -> Counts:
+def _common_words(left: Digits, right: Digits) -> IntArray:
     """Maximal common words: start in left, start in right, and length. -> (n, 3)
 
     Each begins with a word that occurs once or twice in ``left``, which excludes tandem repeats.
@@ -306,7 +310,7 @@ def _common_words(left: Digits, right: Digits) -> Counts:
     return rows[: int(n_rows[0])]
 
 
-def _n_alike(words: Counts, i: int, j: int) -> int:
+def _count_matches(words: IntArray, i: int, j: int) -> int:
     """Bases in common words near one word and near its diagonal, the word itself included."""
     is_near = abs(words[:, 0] - i) <= NEAR
     is_beside = abs(words[:, 1] - words[:, 0] - (j - i)) <= LONGEST_REPEAT

@@ -28,11 +28,11 @@ from virnucpro.core.atomic_io import EMBEDDED_FOLDER
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.option_text import with_options
 from virnucpro.viral.features import RESIDUE_OF_CODE
-from virnucpro.viral.networks import mapped
-from virnucpro.viral.windows import Pieces
+from virnucpro.viral.networks import load_tensors
+from virnucpro.viral.windows import Windows
 
 FORMAT = 1
 BUCKET_BITS = 21
@@ -56,15 +56,15 @@ class WindowHits(NamedTuple):
     Equal k-mers of a window count as one hit, but as several k-mers.
     """
 
-    record: Counts  # index of the record
-    n_kmers: Counts  # k-mers that were looked up
-    n_viral: Counts
-    n_cellular: Counts
-    owner: Counts  # family or cluster with the most hits; 0: none
-    n_owner: Counts  # its hits
+    record: IntArray  # index of the record
+    n_kmers: IntArray  # k-mers that were looked up
+    n_viral: IntArray
+    n_cellular: IntArray
+    owner: IntArray  # family or cluster with the most hits; 0: none
+    n_owner: IntArray  # its hits
 
     @classmethod
-    def from_rows(cls, n_windows: Counts, rows: Counts) -> WindowHits:
+    def from_rows(cls, n_windows: IntArray, rows: IntArray) -> WindowHits:
         """(n_records,), (n_windows, 5)"""
         return cls(np.repeat(np.arange(len(n_windows)), n_windows), *rows.T.copy())
 
@@ -76,12 +76,12 @@ class WindowHits(NamedTuple):
 class KnownRecords(NamedTuple):
     """The evidence for each record, in columns, (n_records,)."""
 
-    is_known: Mask
-    n_viral: Counts  # hits in all windows
-    owner: Counts  # family or cluster that is named; 0: none
-    n_known_windows: Counts
-    n_windows: Counts
-    strength: Values  # hits per hit that is needed, the median over windows
+    is_known: BoolArray
+    n_viral: IntArray  # hits in all windows
+    owner: IntArray  # family or cluster that is named; 0: none
+    n_known_windows: IntArray
+    n_windows: IntArray
+    strength: FloatArray  # hits per hit that is needed, the median over windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +122,13 @@ class KnownIndex:
 
     def __reduce__(self) -> tuple[Callable[..., KnownIndex], tuple[str]]:
         """Pickle the built-in index by its hash: each process maps the same file."""
-        if self is not KnownIndex.own():
+        if self is not KnownIndex.load_builtin():
             raise TypeError("only the built-in index can be sent to another process")
-        return KnownIndex.own_with, (self.sha256,)
+        return KnownIndex.load_builtin_with, (self.sha256,)
 
     @staticmethod
     @cache
-    def own() -> KnownIndex:
+    def load_builtin() -> KnownIndex:
         """The built-in index; each process reads it once.
 
         Raises:
@@ -137,13 +137,13 @@ class KnownIndex:
         return load_known_index(EMBEDDED_FOLDER / "known.safetensors")
 
     @staticmethod
-    def own_with(sha256: str) -> KnownIndex:
+    def load_builtin_with(sha256: str) -> KnownIndex:
         """The built-in index, as another process has read it.
 
         Raises:
             UnavailableError: the file was replaced since then; or as ``load_known_index``.
         """
-        if (index := KnownIndex.own()).sha256 != sha256:
+        if (index := KnownIndex.load_builtin()).sha256 != sha256:
             raise UnavailableError(
                 "the index of known viruses was replaced during the run",
                 hint=with_options("run the command again with {force}"),
@@ -159,14 +159,14 @@ class KnownIndex:
 
     def look_up(self, sequences: Sequence[str]) -> WindowHits:
         """Look up the k-mers of each nucleotide sequence."""
-        pieces = Pieces.of(sequences)
+        pieces = Windows.from_sequences(sequences)
         n_windows = count_windows(pieces.lengths)
         rows = np.empty((int(n_windows.sum()), self._columns), dtype=np.int64)
         where = pieces.digits, pieces.starts, pieces.lengths, n_windows, len(pieces)
         call("known_hits", *where, RESIDUE_OF_CODE, *self._table, rows)
         return WindowHits.from_rows(n_windows, rows)
 
-    def judge(self, hits: WindowHits, n_records: int) -> KnownRecords:
+    def classify(self, hits: WindowHits, n_records: int) -> KnownRecords:
         """Decide which records are known viruses."""
         fewest, offset, kmers_per_hit = self.needed
         needed = np.maximum(fewest, offset + hits.n_kmers / kmers_per_hit)
@@ -177,13 +177,15 @@ class KnownIndex:
         return KnownRecords(
             is_known=2 * n_known > n_windows,
             n_viral=_sums(hits.record, hits.n_viral, n_records),
-            owner=_owners_of_records(hits, is_window, n_records),
+            owner=_assign_species(hits, is_window, n_records),
             n_known_windows=n_known,
             n_windows=n_windows,
             strength=_medians(hits.record, np.where(is_window, strength, 0), n_records),
         )
 
-    def false_discovery_rates(self, strength: Values, lengths: Counts, prevalence: float) -> Values:
+    def false_discovery_rates(
+        self, strength: FloatArray, lengths: IntArray, prevalence: float
+    ) -> FloatArray:
         """The share of cells among records of this length and at least this strength.
 
         P is the ``prevalence``, the share of viral records in the sample, and R the ratio of false
@@ -198,7 +200,7 @@ class KnownIndex:
         return np.asarray(odds / (1 + odds))
 
 
-def count_windows(lengths: Counts) -> Counts:
+def count_windows(lengths: IntArray) -> IntArray:
     """The number of windows of each record: odd, so that windows are the same on both strands.
 
     >>> count_windows(np.array([0, 14_999, 15_000, 30_000, 30_001, 4_641_652])).tolist()
@@ -208,11 +210,11 @@ def count_windows(lengths: Counts) -> Counts:
     return np.where(lengths < LONGEST_WINDOW, 1, 2 * n_pairs + 1)
 
 
-def _sums(record: Counts, values: Counts, n_records: int) -> Counts:
+def _sums(record: IntArray, values: IntArray, n_records: int) -> IntArray:
     return np.bincount(record, values, minlength=n_records).astype(np.int64)
 
 
-def _medians(record: Counts, values: Values, n_records: int) -> Values:
+def _medians(record: IntArray, values: FloatArray, n_records: int) -> FloatArray:
     """The median of the values of each record, which has an odd number of them; or 0."""
     order = np.lexsort((values, record))
     n_values = np.bincount(record, minlength=n_records)
@@ -223,7 +225,7 @@ def _medians(record: Counts, values: Values, n_records: int) -> Values:
     return medians
 
 
-def _owners_of_records(hits: WindowHits, is_window: Mask, n_records: int) -> Counts:
+def _assign_species(hits: WindowHits, is_window: BoolArray, n_records: int) -> IntArray:
     """The family or cluster with enough of the viral hits of the known windows; 0: none."""
     chosen = is_window & (hits.owner > 0)
     key = hits.record[chosen] << OWNER_BITS | hits.owner[chosen]
@@ -244,7 +246,7 @@ def load_known_index(path: Path) -> KnownIndex:
         UnavailableError: the file is missing, damaged, or in another format.
     """
     try:
-        content, facts, tensors = mapped(path)
+        content, facts, tensors = load_tensors(path)
         if facts["format"] != FORMAT:
             raise ValueError(f"its format is {facts['format']}")
         return KnownIndex(

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from virnucpro.core.errors import UnavailableError
-from virnucpro.core.events import OnEvent
+from virnucpro.core.events import EventHandler
 from virnucpro.core.logging import printable
 from virnucpro.models.base import Model
 from virnucpro.models.lookup import fetch_head
 from virnucpro.models.safe_pickle import check_plain, read_pt
-from virnucpro.viral.head import EncoderFacts, Head, HeadFacts, Network
+from virnucpro.viral.head import EncoderInfo, Head, HeadInfo, Network
 
 _KIND = "a head of VirNucPro"
 _CONVERTED = "head.safetensors"  # in the folder of the published file
@@ -38,30 +38,30 @@ class _Module(nn.Module):
 _ALLOWED = ((_Module, "__main__.MLPClassifier"), nn.Linear, nn.BatchNorm1d, nn.Dropout, set)
 
 
-def find_head(bundle: str, models: tuple[Model, ...], on_event: OnEvent) -> Path:
+def find_head(bundle: str, models: tuple[Model, ...], on_event: EventHandler) -> Path:
     """The head of a bundle for these encoders, fetched if needed and converted once.
 
     Raises:
         UnavailableError: it cannot be fetched, or another file is there.
     """
     source, chunk_size = fetch_head(bundle, on_event)
-    encoders = tuple(map(EncoderFacts.of, models))
+    encoders = tuple(map(EncoderInfo.from_spec, models))
     converted = source.with_name(_CONVERTED)
     with suppress(UnavailableError):  # it was never made, or is damaged
         if Head.load(converted).facts.encoders == encoders:
             return converted
-    read_original_head(source, encoders, chunk_size).save(converted)
+    load_legacy_head(source, encoders, chunk_size).save(converted)
     return converted
 
 
-def read_original_head(path: Path, encoders: tuple[EncoderFacts, ...], chunk_size: int) -> Head:
+def load_legacy_head(path: Path, encoders: tuple[EncoderInfo, ...], chunk_size: int) -> Head:
     """Read the head in a ``.pth`` file, for the concatenated vectors of these encoders.
 
     Raises:
         UnavailableError: the file has no such head, is damaged, or holds code, which is not run.
     """
     module = read_pt(path, _KIND, _ALLOWED)
-    facts = HeadFacts(
+    facts = HeadInfo(
         encoders=encoders,
         chunk_size=chunk_size,
         threshold=0.5,
@@ -70,17 +70,17 @@ def read_original_head(path: Path, encoders: tuple[EncoderFacts, ...], chunk_siz
         training=_TRAINING,
     )
     try:
-        weight, bias = (_numbers(module, "hidden_layer", name) for name in ("weight", "bias"))
+        weight, bias = (_to_array(module, "hidden_layer", name) for name in ("weight", "bias"))
         scale, shift, mean, variance = (
-            _numbers(module, "bn1", name)
+            _to_array(module, "bn1", name)
             for name in ("weight", "bias", "running_mean", "running_var")
         )
-        epsilon = _part(module, "bn1").eps
+        epsilon = _tensor_part(module, "bn1").eps
         if not isinstance(epsilon, float) or not epsilon > 0 or (variance < 0).any():
             raise ValueError("the batch norm has no valid variance")
         scale = scale / np.sqrt(variance + epsilon)
         hidden = (scale[:, None] * weight, scale * (bias - mean) + shift)
-        out = tuple(_numbers(module, "output_layer", name) for name in ("weight", "bias"))
+        out = tuple(_to_array(module, "output_layer", name) for name in ("weight", "bias"))
         layers = tuple((w.astype(np.float32), b.astype(np.float32)) for w, b in (hidden, out))
         return Head(facts, Network(layers))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -90,16 +90,16 @@ def read_original_head(path: Path, encoders: tuple[EncoderFacts, ...], chunk_siz
         ) from error
 
 
-def _part(module: object, layer: str) -> nn.Module:
+def _tensor_part(module: object, layer: str) -> nn.Module:
     part = module._modules.get(layer) if isinstance(module, _Module) else None
     if not isinstance(part, nn.Module):
         raise TypeError(f"it has no {layer}")
     return part
 
 
-def _numbers(module: object, layer: str, name: str) -> NDArray[np.float64]:
+def _to_array(module: object, layer: str, name: str) -> NDArray[np.float64]:
     """A tensor of a layer, in float64."""
-    part = _part(module, layer)
+    part = _tensor_part(module, layer)
     tensor = (part._parameters | part._buffers).get(name)
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{layer}.{name} is not a tensor")

@@ -26,11 +26,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.atomic_io import EMBEDDED_FOLDER, open_plain, parse_json
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER, open_regular_file, parse_json
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import InputType
 from virnucpro.viral.features import NO_WORDS, RATIOS, SHARES, Features, WordTable
@@ -62,7 +62,7 @@ Stack = tuple[tuple[Layer, ...], int]
 
 
 @dataclass(frozen=True, eq=False)
-class Nets:
+class NetworkStack:
     """Nets that read views of the same features, which are standardised once for all of them.
 
     A view has the features from one column on. Features, GELUs and weights are 8-bit whole
@@ -91,7 +91,7 @@ class Nets:
         n = len(self.centre), len(sizes)
         return self.centre, self.scale, *n, np.array(sizes, dtype=np.int64), *_in_blocks(layers)
 
-    def log_odds(self, features: Features) -> Values:
+    def log_odds(self, features: Features) -> FloatArray:
         """The log-odds, by ``write_log_odds`` of ``networks.c``. (n, n_features) -> (n,)"""
         log_odds = np.empty(len(features))
         call("net_log_odds", features, len(features), *self.arguments, log_odds)
@@ -99,7 +99,7 @@ class Nets:
 
 
 @dataclass(frozen=True, eq=False)
-class PieceNets:
+class PieceNetworks:
     """The nets for pieces of one size, in records of ``shortest`` to below ``longest`` bases."""
 
     size: int
@@ -107,16 +107,17 @@ class PieceNets:
     longest: int | None
     part: int | None  # bases of the parts in which a piece is read; None: it is read whole
     words: WordTable  # for their features
-    nets: Nets
+    nets: NetworkStack
 
-    def reads(self, lengths: Counts) -> Mask:
+    def reads(self, lengths: IntArray) -> BoolArray:
         """Whether the nets read records of these lengths. (n,) -> (n,)"""
         longest = np.inf if self.longest is None else self.longest
         return (lengths >= self.shortest) & (lengths < longest)
 
 
 def _in_blocks(layers: Iterable[Layer]) -> Layer:
-    """Concatenate layers, padded with zeros to blocks of outputs: see ``Nets`` in ``networks.c``.
+    """Concatenate layers, padded with zeros to blocks of outputs: see ``NetworkStack`` in
+    ``networks.c``.
 
     The weights are aligned to cache lines, so that no read spans two of them.
     """
@@ -145,7 +146,7 @@ class Knot:
     slope: float
     offset: float
 
-    def calibrated(self, log_odds: Values) -> Values:
+    def calibrated(self, log_odds: FloatArray) -> FloatArray:
         """The calibrated log-odds. (n,) -> (n,)"""
         return self.slope * log_odds + self.offset
 
@@ -180,7 +181,7 @@ class ErrorRates:
             raise ValueError("error rates must lie above 0 and not above 1")
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> ErrorRates:
+    def from_scores(cls, facts: Mapping[str, Any]) -> ErrorRates:
         """
         Raises:
             LookupError, TypeError, ValueError: these are not the facts of error rates.
@@ -188,12 +189,12 @@ class ErrorRates:
         names = ("log_odds", "false_positives", "true_positives", "cuts")
         return cls(facts["n_bases"], *(tuple(facts[name]) for name in names))
 
-    def cut_at(self, false_positives: float) -> float:
+    def threshold_at(self, false_positives: float) -> float:
         """The log-odds that at most this share of cellular records reaches."""
         shares = np.array(self.false_positives)
         return float(np.interp(-np.log(false_positives), -np.log(shares), self.cuts))
 
-    def false_per_true(self, log_odds: Values) -> Values:
+    def false_per_true(self, log_odds: FloatArray) -> FloatArray:
         """The ratio of false to true positives at or above these log-odds. (n,) -> (n,)
 
         It never rises, and is constant beyond the last rates.
@@ -204,17 +205,17 @@ class ErrorRates:
 
 
 @dataclass(frozen=True, eq=False)
-class ProteinNets:
+class ProteinNetworks:
     """The nets for proteins. Knots and error rates are sorted by length, in residues."""
 
     words: WordTable
     ratios: tuple[Ratios, ...]  # per pattern: log ratio of its frequency in viruses over cells
-    nets: Nets
+    nets: NetworkStack
     knots: tuple[Knot, ...]
     error_rates: tuple[ErrorRates, ...]
     training: str  # how they were trained, in a sentence
 
-    def log_odds(self, proteins: Proteins) -> Values:
+    def log_odds(self, proteins: Proteins) -> FloatArray:
         """The log-odds of each protein, before calibration. n -> (n,)"""
         return self.nets.log_odds(protein_features(proteins, self.words, self.ratios))
 
@@ -226,30 +227,30 @@ class Scorer:
     The digests identify the records of the training and their groups.
     """
 
-    pieces: tuple[PieceNets, ...]
-    windows: PieceNets  # for windows along a record, without words
+    pieces: tuple[PieceNetworks, ...]
+    windows: PieceNetworks  # for windows along a record, without words
     windows_knot: Knot  # the calibration of windows
     knots: tuple[Knot, ...]
     training: str  # how it was trained, in a sentence
     error_rates: tuple[ErrorRates, ...]
-    proteins: ProteinNets | None = None  # None: it scores nucleotides only
+    proteins: ProteinNetworks | None = None  # None: it scores nucleotides only
     sha256: str = ""
     trained_records: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
     trained_groups: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
 
     def __reduce__(self) -> tuple[Callable[..., Scorer], tuple[Any, ...]]:
         """Pickle VirNucPro's own scorer by its hash: each process maps the same file."""
-        if self is Scorer.own():
-            return Scorer.own_with, (self.sha256,)
+        if self is Scorer.load_builtin():
+            return Scorer.load_builtin_with, (self.sha256,)
         return Scorer, tuple(getattr(self, one.name) for one in fields(self))
 
-    def shortest(self, input_type: InputType) -> int:
+    def min_length(self, input_type: InputType) -> int:
         """The length of the shortest record that gets a score, in bases or residues."""
         if input_type == "protein":
             return SHORTEST
         return min(nets.shortest for nets in self.pieces)
 
-    def error_rates_of(self, input_type: InputType) -> tuple[ErrorRates, ...]:
+    def select_error_rates(self, input_type: InputType) -> tuple[ErrorRates, ...]:
         """The error rates for records of this type."""
         if input_type == "nucleotide":
             return self.error_rates
@@ -258,7 +259,7 @@ class Scorer:
 
     @staticmethod
     @cache
-    def own() -> Scorer:
+    def load_builtin() -> Scorer:
         """VirNucPro's own scorer; each process reads it once.
 
         Raises:
@@ -267,13 +268,13 @@ class Scorer:
         return load_scorer(OWN_SCORER)
 
     @staticmethod
-    def own_with(sha256: str) -> Scorer:
+    def load_builtin_with(sha256: str) -> Scorer:
         """VirNucPro's own scorer, as another process has read it.
 
         Raises:
             UnavailableError: the file was replaced since then; or as ``load_scorer``.
         """
-        if (scorer := Scorer.own()).sha256 != sha256:
+        if (scorer := Scorer.load_builtin()).sha256 != sha256:
             raise UnavailableError(
                 f"the scorer of VirNucPro was replaced during the run: {printable(OWN_SCORER)}",
                 hint=with_options(
@@ -283,53 +284,55 @@ class Scorer:
         return scorer
 
 
-class _AtLength(Protocol):
+class _LengthCurve(Protocol):
     """Something measured at one length, in bases or in residues."""
 
     @property
     def n_bases(self) -> int: ...
 
 
-def calibrate(knots: Sequence[Knot], log_odds: Values, lengths: Counts) -> Values:
+def calibrate(knots: Sequence[Knot], log_odds: FloatArray, lengths: IntArray) -> FloatArray:
     """The calibrated log-odds, for samples that are half viral. (n,), (n,) -> (n,)
 
-    Slope and offset are interpolated between the knots: see ``at_lengths``.
+    Slope and offset are interpolated between the knots: see ``interpolate_lengths``.
     """
-    slopes = at_lengths(lengths, knots, [knot.slope for knot in knots])
-    offsets = at_lengths(lengths, knots, [knot.offset for knot in knots])
+    slopes = interpolate_lengths(lengths, knots, [knot.slope for knot in knots])
+    offsets = interpolate_lengths(lengths, knots, [knot.offset for knot in knots])
     return np.asarray(slopes * log_odds + offsets)
 
 
-def at_lengths(lengths: Counts, known: Sequence[_AtLength], values: Sequence[float]) -> Values:
+def interpolate_lengths(
+    lengths: IntArray, known: Sequence[_LengthCurve], values: Sequence[float]
+) -> FloatArray:
     """Interpolate values linearly over the logarithm of the length. (n,) -> (n,)"""
     places = np.log([one.n_bases for one in known])
     return np.interp(np.log(np.maximum(1, lengths)), places, values)
 
 
 def thresholds(
-    error_rates: Sequence[ErrorRates], lengths: Counts, false_positives: float
-) -> Values:
+    error_rates: Sequence[ErrorRates], lengths: IntArray, false_positives: float
+) -> FloatArray:
     """For each length: the log-odds that at most this share of cellular records reaches.
 
     Cuts are interpolated linearly over the logarithm of the length. (n,) -> (n,)
     """
-    cuts = [rates.cut_at(false_positives) for rates in error_rates]
-    return at_lengths(lengths, error_rates, cuts)
+    cuts = [rates.threshold_at(false_positives) for rates in error_rates]
+    return interpolate_lengths(lengths, error_rates, cuts)
 
 
 def false_discovery_rates(
     error_rates: Sequence[ErrorRates],
-    log_odds: Values,
-    lengths: Counts,
+    log_odds: FloatArray,
+    lengths: IntArray,
     prevalence: float,
-) -> Values:
+) -> FloatArray:
     """The share of cellular records among all records of this length at or above these log-odds.
 
     It is (1 - P) F / ((1 - P) F + P T): P is the ``prevalence``, the share of viral records in the
     sample; F and T are the shares of cellular and of viral records at or above the log-odds.
     log(F / T) is interpolated linearly over the logarithm of the length. (n,), (n,) -> (n,)
     """
-    place = at_lengths(lengths, error_rates, range(len(error_rates)))
+    place = interpolate_lengths(lengths, error_rates, range(len(error_rates)))
     left, right = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
     logs = np.log([rates.false_per_true(log_odds) for rates in error_rates])
     rows = np.arange(len(log_odds))
@@ -346,7 +349,7 @@ def load_scorer(path: Path) -> Scorer:
         OSError: it cannot be read now.
     """
     try:
-        content, facts, tensors = mapped(path)
+        content, facts, tensors = load_tensors(path)
         if facts["format"] != FORMAT:
             raise ValueError(f"its format is {facts['format']}")
         words = WordTable(tensors["words.buckets"], tensors["words.entries"])
@@ -359,7 +362,7 @@ def load_scorer(path: Path) -> Scorer:
             windows_knot=Knot(**facts["windows_knot"]),
             knots=tuple(Knot(**knot) for knot in facts["knots"]),
             training=str(facts["training"]),
-            error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
+            error_rates=tuple(ErrorRates.from_scores(rates) for rates in facts["error_rates"]),
             proteins=_protein_nets(facts[PROTEINS], words, tensors),
             sha256=sha256(content).hexdigest(),
             **{name: tensors[name] for name in DIGESTS if name in tensors},
@@ -371,7 +374,7 @@ def load_scorer(path: Path) -> Scorer:
         ) from error
 
 
-def mapped(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[Any]]]:
+def load_tensors(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[Any]]]:
     """Map a safetensors file. -> its content, facts and arrays; nothing is copied
 
     The file begins with the size of a JSON header, which has the type, shape and offsets of each
@@ -381,7 +384,7 @@ def mapped(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[Any]]]:
         OSError: it cannot be read.
         LookupError, ValueError, TypeError, AttributeError: it is damaged.
     """
-    with open_plain(path) as handle:
+    with open_regular_file(path) as handle:
         content = mmap(handle.fileno(), 0, access=ACCESS_READ)
     first = 8 + int.from_bytes(content[:8], "little")
     header = parse_json(content[8:first])
@@ -398,13 +401,13 @@ def mapped(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[Any]]]:
 
 def _piece_nets(
     name: str, facts: Mapping[str, Any], words: WordTable, tensors: Mapping[str, Any]
-) -> PieceNets:
+) -> PieceNetworks:
     nets = _nets(name, facts["views"], tensors)
     lengths = facts["size"], facts["shortest"], facts["longest"], facts["part"]
-    return PieceNets(*lengths, words, nets)
+    return PieceNetworks(*lengths, words, nets)
 
 
-def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> Nets:
+def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> NetworkStack:
     """The nets with this name; ``views`` gives the number of viral kinds for each view."""
     stacks = {}
     for view, n_viral in views.items():
@@ -416,19 +419,19 @@ def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> Ne
         stacks[view] = layers, n_viral
     prokaryotic = stacks.pop(PROKARYOTIC, None)
     by_column = {VIEWS[view].start or 0: stack for view, stack in stacks.items()}
-    return Nets(tensors[f"{name}.centre"], tensors[f"{name}.scale"], by_column, prokaryotic)
+    return NetworkStack(tensors[f"{name}.centre"], tensors[f"{name}.scale"], by_column, prokaryotic)
 
 
 def _protein_nets(
     facts: Mapping[str, Any] | None, words: WordTable, tensors: Mapping[str, Any]
-) -> ProteinNets | None:
+) -> ProteinNetworks | None:
     if facts is None:
         return None
-    return ProteinNets(
+    return ProteinNetworks(
         words=words,
         ratios=tuple(tensors[f"{PROTEINS}.patterns.{i}"] for i in range(len(PATTERNS))),
         nets=_nets(PROTEINS, {ALL: facts["n_viral"]}, tensors),
         knots=tuple(Knot(**knot) for knot in facts["knots"]),
-        error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
+        error_rates=tuple(ErrorRates.from_scores(rates) for rates in facts["error_rates"]),
         training=str(facts["training"]),
     )

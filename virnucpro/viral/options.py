@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from virnucpro.core.errors import UsageError
-from virnucpro.core.option_schema import MODEL, option, refuse
+from virnucpro.core.option_schema import MODEL, option, reject_options
 from virnucpro.core.option_text import with_options
 
 _PANEL = "Calls"
@@ -68,7 +68,7 @@ LEAST_POSTERIORS: Mapping[_Preset, float] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutOptions:
+class ThresholdOptions:
     """The cut between viral and other records, and regions. Scores do not depend on it."""
 
     threshold: Annotated[
@@ -118,7 +118,7 @@ class CutOptions:
     region_model: RegionModel = None
 
     @property
-    def least_posterior(self) -> float:
+    def min_posterior(self) -> float:
         """The lowest posterior of a provirus that counts as a virus."""
         if self.threshold is not None:
             return self.threshold
@@ -126,7 +126,7 @@ class CutOptions:
 
     def __post_init__(self) -> None:
         if self.threshold is not None:
-            refuse(self, ("preset",), with_options("with {threshold}"))
+            reject_options(self, ("preset",), with_options("with {threshold}"))
         if not 0 < self.prevalence < 1:
             raise UsageError(
                 with_options(
@@ -136,4 +136,4 @@ class CutOptions:
                 option="prevalence",
             )
         if not self.regions:
-            refuse(self, ("region_model",), with_options("with {regions:no}"))
+            reject_options(self, ("region_model",), with_options("with {regions:no}"))

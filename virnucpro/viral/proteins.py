@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Counts
+from virnucpro.core.numeric import IntArray
 from virnucpro.viral.features import AMINO_ACIDS, N_WORD_FIGURES, NO_RESIDUE, Residues, WordTable
 
 SHORTEST = 50  # residues of the shortest protein that is scored
@@ -55,23 +55,23 @@ class Proteins:
     """Concatenated proteins; none is empty."""
 
     residues: Residues  # (n_residues,)
-    lengths: Counts  # (n,)
+    lengths: IntArray  # (n,)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @property
-    def owner(self) -> Counts:
+    def owner(self) -> IntArray:
         """The protein of each residue. (n_residues,)"""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
-    def n_known(self) -> Counts:
+    def count_known_residues(self) -> IntArray:
         """The number of known residues in each protein. (n,)"""
         return np.bincount(self.owner[self.residues < NO_RESIDUE], minlength=len(self))
 
     @classmethod
-    def of(cls, sequences: Sequence[str]) -> Proteins:
+    def from_sequences(cls, sequences: Sequence[str]) -> Proteins:
         return cls(
             encode_protein("".join(sequences)),
             np.array([len(sequence) for sequence in sequences], dtype=np.int64),
@@ -85,15 +85,15 @@ def encode_protein(sequence: str) -> Residues:
 
 def protein_features(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
     """The features of each protein. n -> (n, 750)"""
-    return np.hstack([spelling(proteins), shared(proteins, words, ratios)])
+    return np.hstack([spelling(proteins), kmer_features(proteins, words, ratios)])
 
 
 def spelling(proteins: Proteins) -> Features:
     """The features of each protein that need no table. n -> (n, 732)"""
-    return np.hstack([composition(proteins), figures(proteins)])
+    return np.hstack([composition(proteins), protein_statistics(proteins)])
 
 
-def shared(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
+def kmer_features(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
     """Words that each protein shares with viruses and cells, and log ratios of patterns. (n, 18)
 
     In order: square roots of the shares of words, by owner; then three figures of the log ratios
@@ -113,7 +113,7 @@ def composition(proteins: Proteins) -> Features:
     return shares
 
 
-def figures(proteins: Proteins) -> Features:
+def protein_statistics(proteins: Proteins) -> Features:
     """Plain figures of each protein. -> (n, 12)"""
     n, residues, lengths = len(proteins), proteins.residues, proteins.lengths
     cells = proteins.owner * N_RESIDUES + residues

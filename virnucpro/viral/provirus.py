@@ -23,17 +23,23 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from virnucpro.core.logging import counted
-from virnucpro.core.numeric import Counts, Mask, Values, runs_of
+from virnucpro.core.logging import format_count
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray, find_runs
 from virnucpro.core.types import FastaRecord, reverse_complement
 from virnucpro.sequences.translate import STANDARD, GeneticCode
-from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, unusable, viral_path
-from virnucpro.viral.host_markers import Repeat, genes_of, host_genes, open_edges, trna_ends
+from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, corrupt_model_error, viral_path
+from virnucpro.viral.host_markers import (
+    Repeat,
+    find_host_genes,
+    find_trna_ends,
+    host_genes,
+    open_edges,
+)
 from virnucpro.viral.networks import Scorer
-from virnucpro.viral.provirus_features import Genes, Items, ReadGenes, median
-from virnucpro.viral.taxonomy import own_kinship
-from virnucpro.viral.types import CalledRecords, Found, Region, Track
-from virnucpro.viral.windows import comes_first, first_of_circle, is_reverse_first
+from virnucpro.viral.provirus_features import Genes, ReadGenes, WindowTable, median
+from virnucpro.viral.taxonomy import load_builtin_taxonomy
+from virnucpro.viral.types import CalledRecords, FoundRegions, Region, Track
+from virnucpro.viral.windows import canonical_rotation, comes_first, is_reverse_first
 
 SHORTEST_RECORD = 10_000  # bases; shorter records are not searched
 # repeats between an end of a region and its inside split it if fewer than this many are expected
@@ -57,7 +63,7 @@ SHORTEST_NEIGHBOUR = 15_000  # bases of a virus next to another
 _NOTE = re.compile(r"(^|; )\d+ virus-like regions?$")  # as ``add_found`` writes it
 
 
-class Run(NamedTuple):
+class ViralRun(NamedTuple):
     """Neighbouring viral items, and the bases between the midpoints to the items around them."""
 
     first: int
@@ -65,7 +71,7 @@ class Run(NamedTuple):
     start_base: int
     end_base: int
 
-    def meets(self, others: Sequence[Run]) -> bool:
+    def overlaps(self, others: Sequence[ViralRun]) -> bool:
         """Whether it shares a base with any of the others."""
         return any(
             self.start_base < one.end_base and one.start_base < self.end_base for one in others
@@ -73,7 +79,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Reading:
+class _RecordView:
     """A record as it is searched: on the strand whose bases come first in lexical order.
 
     A circle begins with the base from which they come first on any strand.
@@ -85,13 +91,13 @@ class _Reading:
     first: int = 0  # base of this strand of the record with which the sequence begins
 
     @classmethod
-    def of(cls, sequence: str, *, is_circle: bool) -> _Reading:
+    def from_record(cls, sequence: str, *, is_circle: bool) -> _RecordView:
         sequence = sequence.upper().replace("U", "T")
         if not is_circle:
             is_reverse = is_reverse_first(sequence)
             return cls(reverse_complement(sequence) if is_reverse else sequence, is_reverse, False)
         strands = [sequence, reverse_complement(sequence)]
-        firsts = [first_of_circle(strand) for strand in strands]
+        firsts = [canonical_rotation(strand) for strand in strands]
         forward, reverse = (
             strand[first:] + strand[:first] for strand, first in zip(strands, firsts, strict=True)
         )
@@ -104,7 +110,7 @@ class _Reading:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RegionFinder:
+class ProvirusFinder:
     """Finds the regions of records, one record at a time."""
 
     scorer: Scorer
@@ -118,14 +124,14 @@ class RegionFinder:
         parts = (self.scorer.sha256, self.model, self.code)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
-    def add_to(self, results: CalledRecords, place: int) -> None:
+    def add_regions(self, results: CalledRecords, place: int) -> None:
         """Find the regions of a record that is long and has a score; the note counts them."""
-        record, calls = results.records.at(place), results.calls
+        record, calls = results.records.record_at(place), results.calls
         if calls.statuses[place] == "scored" and len(record.sequence) >= SHORTEST_RECORD:
             [[found]] = self.find([record], [[calls.are_viruses[place]]])
-            self.add_found(results, place, found)
+            self.add_detected(results, place, found)
 
-    def add_found(self, results: CalledRecords, place: int, found: Found) -> None:
+    def add_detected(self, results: CalledRecords, place: int, found: FoundRegions) -> None:
         """Store the regions of a record, each judged by the cut; the note counts them."""
         regions = tuple(
             region._replace(
@@ -136,12 +142,12 @@ class RegionFinder:
         results.regions[place] = regions, found[1]
         notes = [_NOTE.sub("", results.calls.notes[place])]
         if regions and not results.calls.are_viruses[place]:
-            notes.append(counted(results.region_kinds(place).total(), "virus-like region"))
+            notes.append(format_count(results.region_kinds(place).total(), "virus-like region"))
         results.calls.notes[place] = "; ".join(filter(None, notes))
 
     def find(
         self, records: Sequence[FastaRecord], are_viruses: Sequence[Sequence[bool]]
-    ) -> list[list[Found]]:
+    ) -> list[list[FoundRegions]]:
         """The virus-like regions and the track of evidence of each record, for each possible call.
 
         A record that is called virus is one region without host flanks. Any other circular record
@@ -155,48 +161,51 @@ class RegionFinder:
             for is_virus in calls
         )
         readings = [
-            _Reading.of(records[place].sequence, is_circle=is_circle) for place, is_circle in keys
+            _RecordView.from_record(records[place].sequence, is_circle=is_circle)
+            for place, is_circle in keys
         ]
         texts = [reading.text(self.model.size) for reading in readings]
-        items = Items.of(texts, self.scorer, self.model.step, self.code)
+        items = WindowTable.from_scores(texts, self.scorer, self.model.step, self.code)
         of_key = dict(zip(keys, zip(readings, items, strict=True), strict=True))
         return [
             [
-                self._read(*of_key[place, record.is_circular and not is_virus], is_virus)
+                self._score_windows(*of_key[place, record.is_circular and not is_virus], is_virus)
                 for is_virus in calls
             ]
             for place, (record, calls) in pairs
         ]
 
-    def _read(self, reading: _Reading, items: Items, is_virus: bool) -> Found:
+    def _score_windows(
+        self, reading: _RecordView, items: WindowTable, is_virus: bool
+    ) -> FoundRegions:
         """The regions and the track of a record, as they are on its own strand."""
         if reading.is_circle:
-            found = self._around(reading, items)
+            found = self._extend_circular(reading, items)
         else:
-            found = self._along(reading.sequence, items, is_virus)
-        return _mirrored(found, len(reading.sequence)) if reading.is_reverse else found
+            found = self._decode_path(reading.sequence, items, is_virus)
+        return _mirror(found, len(reading.sequence)) if reading.is_reverse else found
 
-    def _along(self, sequence: str, items: Items, is_virus: bool) -> Found:
+    def _decode_path(self, sequence: str, items: WindowTable, is_virus: bool) -> FoundRegions:
         """The regions of an upper-case sequence."""
         known = dict[str, float]()  # each protein of a record is scored once
-        read_genes = partial(genes_of, scorer=self.scorer, code=self.code, known=known)
+        read_genes = partial(find_host_genes, scorer=self.scorer, code=self.code, known=known)
         of_items = sequence, items, self.model, read_genes, self.code
-        return regions_of_items(*of_items, is_virus=is_virus)
+        return regions_from_windows(*of_items, is_virus=is_virus)
 
-    def _around(self, reading: _Reading, items: Items) -> Found:
+    def _extend_circular(self, reading: _RecordView, items: WindowTable) -> FoundRegions:
         """The regions of a circle, cut open where it looks least viral.
 
         Its pieces may cross the origin.
         """
         circle, n_bases = reading.sequence, len(reading.sequence)
-        turn = quietest(items.log_odds, self.model)
+        turn = least_viral(items.log_odds, self.model)
         cut = int(items.start[turn])
-        turned = items.take(np.roll(np.arange(len(items.start)), -turn))
+        turned = items.select(np.roll(np.arange(len(items.start)), -turn))
         turned = turned._replace(start=(turned.start - cut) % n_bases)
-        inside = turned.take(turned.start <= n_bases - self.model.size)
-        regions, track = self._along(circle[cut:] + circle[:cut], inside, False)
+        inside = turned.select(turned.start <= n_bases - self.model.size)
+        regions, track = self._decode_path(circle[cut:] + circle[:cut], inside, False)
         first = (reading.first + cut) % n_bases
-        placed = [part for region in regions for part in _turned(region, first, n_bases)]
+        placed = [part for region in regions for part in _rotate(region, first, n_bases)]
         starts = (track.start + first) % n_bases
         order = np.argsort(starts)
         ends = (track.end + first - 1) % n_bases + 1
@@ -204,27 +213,29 @@ class RegionFinder:
         return tuple(sorted(placed)), Track(*columns)
 
     @staticmethod
-    def embedded(
+    def load_builtin(
         code: int,
         scorer: Scorer | None = None,
         model: Path | None = None,
         least_posterior: float = 0.0,
-    ) -> RegionFinder:
+    ) -> ProvirusFinder:
         """The finder with VirNucPro's model or another one, for the genetic code of this number.
 
         Raises:
             InputMissingError: there is no such model.
             UnavailableError: the model is damaged, or has another format or piece size.
         """
-        own_kinship()  # identifies viruses in regions later; finds damage now
-        scorer, path = scorer or Scorer.own(), model or OWN_REGION_MODEL
+        load_builtin_taxonomy()  # identifies viruses in regions later; finds damage now
+        scorer, path = scorer or Scorer.load_builtin(), model or OWN_REGION_MODEL
         region_model, size = RegionModel.load(path), scorer.windows.size
         if region_model.size != size:
-            raise unusable(path, f"its pieces have {region_model.size} bases, not {size}")
-        return RegionFinder(scorer, region_model, GeneticCode.of(code), least_posterior)
+            raise corrupt_model_error(
+                path, f"its pieces have {region_model.size} bases, not {size}"
+            )
+        return ProvirusFinder(scorer, region_model, GeneticCode.from_number(code), least_posterior)
 
 
-def _mirrored(found: Found, n_bases: int) -> Found:
+def _mirror(found: FoundRegions, n_bases: int) -> FoundRegions:
     """What was found on the other strand of a record, as it is on its own strand."""
     regions, track = found
     placed = [
@@ -241,7 +252,7 @@ def _mirrored(found: Found, n_bases: int) -> Found:
     return tuple(sorted(placed)), Track(*columns)
 
 
-def quietest(log_odds: Values, model: RegionModel) -> int:
+def least_viral(log_odds: FloatArray, model: RegionModel) -> int:
     """The item of a circle with the least viral surroundings, ``virus_bases`` on either side."""
     reach = min(len(log_odds) // 2, round(model.virus_bases / model.step))
     is_known = ~np.isnan(log_odds)
@@ -251,7 +262,7 @@ def quietest(log_odds: Values, model: RegionModel) -> int:
     return int((np.argmin(window) + reach) % len(values))
 
 
-def _turned(region: Region, first: int, n_bases: int) -> list[Region]:
+def _rotate(region: Region, first: int, n_bases: int) -> list[Region]:
     """A region of a circle that was cut open at ``first``; two parts if it crosses the origin."""
     start, end = region.start + first, region.end + first
     if start >= n_bases:
@@ -262,15 +273,15 @@ def _turned(region: Region, first: int, n_bases: int) -> list[Region]:
     return [joined._replace(start=start, end=n_bases), joined._replace(start=0, end=end - n_bases)]
 
 
-def regions_of_items(
+def regions_from_windows(
     sequence: str,
-    items: Items,
+    items: WindowTable,
     model: RegionModel,
     read_genes: ReadGenes,
     code: GeneticCode = STANDARD,
     *,
     is_virus: bool,
-) -> Found:
+) -> FoundRegions:
     """The regions of an upper-case record, from its overlapping pieces.
 
     A region may cover the whole record only if the record is called virus, or is short and its
@@ -280,30 +291,32 @@ def regions_of_items(
     is_throughout = not is_virus and is_provirus_throughout(sequence, items, model, read_genes)
     contrasts = model.contrast(items, is_virus=is_virus or is_throughout)
     evidence = by_genes = model.evidence(contrasts)
-    by_pieces = by_all = _Runs.of(starts, evidence, n_bases, model)
+    by_pieces = by_all = _ViralRuns.from_path(starts, evidence, n_bases, model)
     if not is_virus and (is_read := _is_read(by_pieces.posterior)).any():
         items = items.with_genes(sequence, is_read, model.size, read_genes)
         by_genes = model.evidence_by_genes(items, contrasts)
-        by_all = _Runs.of(starts, by_genes, n_bases, model)
+        by_all = _ViralRuns.from_path(starts, by_genes, n_bases, model)
     candidates = [*by_all.viral, *by_all.weak]
     guarded = near_host_genes(sequence, starts + model.size // 2, candidates, code)
     if guarded.any():
         evidence[guarded] = by_genes[guarded] = min(model.log_ratios)
-        by_pieces = _Runs.of(starts, evidence, n_bases, model)
-        by_all = _Runs.of(starts, by_genes, n_bases, model)
+        by_pieces = _ViralRuns.from_path(starts, evidence, n_bases, model)
+        by_all = _ViralRuns.from_path(starts, by_genes, n_bases, model)
     runs, weak, posterior = by_all
     track = Track(starts, starts + model.size, items.log_odds, posterior)
     if not (runs or weak or is_virus):
         return (), track
-    repeats = Repeats.of(sequence, starts, evidence, model)  # genes lie on both sides of an end
+    repeats = Repeats.from_sequence(
+        sequence, starts, evidence, model
+    )  # genes lie on both sides of an end
     if is_virus:
-        whole = Run(0, len(posterior), 0, n_bases)
+        whole = ViralRun(0, len(posterior), 0, n_bases)
         runs = [runs[0]._replace(end=runs[-1].end, end_base=runs[-1].end_base) if runs else whole]
     else:
         parts = chain.from_iterable(map(repeats.parts_of, by_all.parts(starts, model)))
         runs = repeats.confirmed(list(parts), by_pieces.parts(starts, model))
-        runs = sorted([*runs, *filter(repeats.prove, weak)])
-    ends = move_ends(runs, repeats, code)
+        runs = sorted([*runs, *filter(repeats.test_repeat, weak)])
+    ends = refine_ends(runs, repeats, code)
     regions = []
     for run, (start, end, att) in zip(runs, ends, strict=True):
         mean = float(posterior[run.first : run.end].mean())
@@ -311,8 +324,8 @@ def regions_of_items(
             regions.append(Region(start, end, "whole", mean))
         elif is_throughout or (start, end) != (0, n_bases):
             genes = read_genes(sequence[start:end])
-            why = evidence_of(sequence, (start, end), att, genes[2])
-            judged = class_of(end - start, genes)
+            why = describe_evidence(sequence, (start, end), att, genes[2])
+            judged = classify_region(end - start, genes)
             regions.append(
                 Region(start, end, "provirus", mean, att, evidence=why, region_class=judged)
             )
@@ -320,7 +333,7 @@ def regions_of_items(
 
 
 def is_provirus_throughout(
-    sequence: str, items: Items, model: RegionModel, read_genes: ReadGenes
+    sequence: str, items: WindowTable, model: RegionModel, read_genes: ReadGenes
 ) -> bool:
     """Whether a short record is part of a provirus, by its proteins: it has no host to compare.
 
@@ -330,31 +343,31 @@ def is_provirus_throughout(
     if n_bases > LONGEST_THROUGHOUT or not is_known.any():
         return False
     gc = items.median_gc
-    if items.log_odds[is_known].mean() - model.levels.at(gc) < _LEAST_RISE:
+    if items.log_odds[is_known].mean() - model.levels.index_at(gc) < _LEAST_RISE:
         return False
 
     def rises(part: str, least: float) -> bool:
         start, end, log_odds, _ = read_genes(part)
         n_of_gene = np.where(np.isnan(log_odds), 0, end - start)
         total = np.nansum(log_odds * n_of_gene)
-        return bool(total > (model.genes.at(gc) + least) * n_of_gene.sum())
+        return bool(total > (model.genes.index_at(gc) + least) * n_of_gene.sum())
 
     middle = sequence[(n_bases - _FIRST_READ) // 2 :][:_FIRST_READ]
     least = _LEAST_RISE_OF_GENES * max(1.0, (_USUAL_RECORD / n_bases) ** 0.5)
     return rises(middle, _LEAST_RISE_OF_FIRST) and rises(sequence, least)
 
 
-def _is_read(posterior: Values) -> Mask:
+def _is_read(posterior: FloatArray) -> BoolArray:
     """A mask of the pieces whose genes are scored: near possible viruses; none if all are viral."""
     is_read = np.zeros(len(posterior), dtype=np.bool_)
     if (posterior > 0.5).all():
         return is_read
-    for first, end in runs_of(posterior > LEAST_READ):
+    for first, end in find_runs(posterior > LEAST_READ):
         is_read[max(0, first - _ITEMS_AROUND) : end + _ITEMS_AROUND] = True
     return is_read
 
 
-def evidence_of(sequence: str, ends: tuple[int, int], att: str, log_odds: Values) -> str:
+def describe_evidence(sequence: str, ends: tuple[int, int], att: str, log_odds: FloatArray) -> str:
     """Further evidence for a provirus, as attributes of GFF3.
 
     The length of its direct repeat, a tRNA that ends at one of its ends, and how many of its genes
@@ -362,12 +375,12 @@ def evidence_of(sequence: str, ends: tuple[int, int], att: str, log_odds: Values
     """
     words = [f"att_length={len(att)}"] if att else []
     near = (sequence[max(0, place - _TRNA_REACH) : place + _TRNA_REACH] for place in ends)
-    if any(map(trna_ends, near)):
+    if any(map(find_trna_ends, near)):
         words.append("trna=yes")
     return ";".join([*words, f"viral_genes={np.count_nonzero(log_odds > 0)}/{len(log_odds)}"])
 
 
-def class_of(n_bases: int, genes: Genes) -> Literal["prophage", "uncertain"]:
+def classify_region(n_bases: int, genes: Genes) -> Literal["prophage", "uncertain"]:
     """The class of a provirus: prophage if it looks like a whole tailed phage, else uncertain.
 
     A prophage is long enough, many of its genes are viral, and a block of these on one strand is as
@@ -394,33 +407,41 @@ def _block(genes: Genes) -> float:
     return most
 
 
-class _Runs(NamedTuple):
+class _ViralRuns(NamedTuple):
     """The runs of viral items, and the posterior of each item."""
 
-    viral: list[Run]  # on the most probable path
-    weak: list[Run]  # posteriors above 0.5, but not on this path
-    posterior: Values  # (n,)
+    viral: list[ViralRun]  # on the most probable path
+    weak: list[ViralRun]  # posteriors above 0.5, but not on this path
+    posterior: FloatArray  # (n,)
 
     @classmethod
-    def of(cls, starts: Counts, evidence: Values, n_bases: int, model: RegionModel) -> _Runs:
+    def from_path(
+        cls, starts: IntArray, evidence: FloatArray, n_bases: int, model: RegionModel
+    ) -> _ViralRuns:
         is_viral, posterior = viral_path(starts, evidence, model)
         is_likely = posterior > 0.5
         if not (is_viral | is_likely).any():
             return cls([], [], posterior)
         bounds = [0, *_middles(starts, model).tolist(), n_bases]
 
-        def runs(mask: Mask) -> list[Run]:
-            return [Run(first, end, bounds[first], bounds[end]) for first, end in runs_of(mask)]
+        def runs(mask: BoolArray) -> list[ViralRun]:
+            return [
+                ViralRun(first, end, bounds[first], bounds[end]) for first, end in find_runs(mask)
+            ]
 
         likely = [run for run in runs(is_likely) if not is_viral[run.first : run.end].any()]
         return cls(runs(is_viral), likely, posterior)
 
-    def parts(self, starts: Counts, model: RegionModel) -> list[Run]:
-        """The viral runs, each split as ``parts_of`` does."""
-        return [part for run in self.viral for part in parts_of(run, starts, self.posterior, model)]
+    def parts(self, starts: IntArray, model: RegionModel) -> list[ViralRun]:
+        """The viral runs, each split as ``split_tensors`` does."""
+        return [
+            part for run in self.viral for part in split_runs(run, starts, self.posterior, model)
+        ]
 
 
-def parts_of(run: Run, starts: Counts, posterior: Values, model: RegionModel) -> list[Run]:
+def split_runs(
+    run: ViralRun, starts: IntArray, posterior: FloatArray, model: RegionModel
+) -> list[ViralRun]:
     """Split a run at inner items with posteriors below 0.5.
 
     Changes of state are rare, so the most probable path alone bridges gaps of 10,000 bases between
@@ -429,7 +450,7 @@ def parts_of(run: Run, starts: Counts, posterior: Values, model: RegionModel) ->
     is_host = posterior[run.first : run.end] < 0.5
     gaps = [
         (run.first + first, run.first + end)
-        for first, end in runs_of(is_host)
+        for first, end in find_runs(is_host)
         if first and end < len(is_host)
     ]
     bounds = _middles(starts, model)  # after each item but the last
@@ -440,12 +461,14 @@ def parts_of(run: Run, starts: Counts, posterior: Values, model: RegionModel) ->
     return [*parts, run]
 
 
-def _middles(starts: Counts, model: RegionModel) -> Counts:
+def _middles(starts: IntArray, model: RegionModel) -> IntArray:
     """The base midway between each two neighbouring items. (n,) -> (n - 1,)"""
     return np.asarray((starts[1:] + starts[:-1] + model.size) // 2)
 
 
-def near_host_genes(sequence: str, middles: Counts, runs: Sequence[Run], code: GeneticCode) -> Mask:
+def near_host_genes(
+    sequence: str, middles: IntArray, runs: Sequence[ViralRun], code: GeneticCode
+) -> BoolArray:
     """A mask of the items with their middle near a host gene in one of the runs."""
     is_near = np.zeros(len(middles), dtype=np.bool_)
     for run in runs:
@@ -459,21 +482,23 @@ class Repeats:
     """The direct repeats of a record, and the evidence between them."""
 
     bases: str  # upper case
-    middles: Counts  # of items
-    sums: Values  # cumulative evidence before each item, and of all items
+    middles: IntArray  # of items
+    sums: FloatArray  # cumulative evidence before each item, and of all items
     reach: int  # most bases between the end of a repeat and the end of a run
     cost: float  # least evidence of a virus on the most probable path: the cost of two changes
-    _known: dict[tuple[Run, tuple[int, int]], Repeat | None] = field(default_factory=dict)
+    _known: dict[tuple[ViralRun, tuple[int, int]], Repeat | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, sequence: str, starts: Counts, evidence: Values, model: RegionModel) -> Repeats:
+    def from_sequence(
+        cls, sequence: str, starts: IntArray, evidence: FloatArray, model: RegionModel
+    ) -> Repeats:
         """The repeats of a record; the search reaches one usual region's length from each end."""
         sums = np.concatenate([[0.0], np.cumsum(evidence)])
         (_, enter), (leave, _) = model.transition(model.step)
         reach, cost = round(model.virus_bases), -enter - leave
         return cls(sequence, starts + model.size // 2, sums, reach, cost)
 
-    def around(self, run: Run, bounds: tuple[int, int] | None = None) -> Repeat | None:
+    def from_window(self, run: ViralRun, bounds: tuple[int, int] | None = None) -> Repeat | None:
         """The best repeat around a run that encloses more than half of its evidence.
 
         Without bounds it may lie anywhere. A run at an end of the record has none.
@@ -483,26 +508,26 @@ class Repeats:
         if start <= 0 or end >= len(self.bases):
             return None
         if (run, bounds) not in self._known:
-            repeats = Repeat.around(self.bases, ends, bounds, self.reach)
+            repeats = Repeat.from_ends(self.bases, ends, bounds, self.reach)
             least = self._evidence(*ends) / 2
             most = (one for one in repeats if self._evidence(one.start, one.end) > least)
             self._known[run, bounds] = next(most, None)
         return self._known[run, bounds]
 
-    def parts_of(self, run: Run) -> list[Run]:
+    def parts_of(self, run: ViralRun) -> list[ViralRun]:
         """Split a long run into neighbouring viruses by their repeats; else the run itself."""
         if run.end_base - run.start_base < 2 * SHORTEST_NEIGHBOUR:
             return [run]
         ends = run.start_base, run.end_base
-        if self.around(run) and self._evidence(*ends) < 2 * self.cost:
+        if self.from_window(run) and self._evidence(*ends) < 2 * self.cost:
             return [run]
         inner = Repeat.at_one_end(self.bases, ends, SHORTEST_NEIGHBOUR, self.reach)
-        parts = self._by_two(run, inner) or self._by_one(run, inner)
+        parts = self._pair_ends(run, inner) or self._single_ends(run, inner)
         if len(parts) < 2:
             return parts or [run]
         return list(chain.from_iterable(map(self.parts_of, sorted(parts))))
 
-    def _by_two(self, run: Run, inner: Sequence[Repeat]) -> list[Run]:
+    def _pair_ends(self, run: ViralRun, inner: Sequence[Repeat]) -> list[ViralRun]:
         """Two neighbours with one repeat each, if the pair is less likely than one around the run.
 
         The second begins near the end of the first, so it has fewer possible places. Neither
@@ -510,7 +535,7 @@ class Repeats:
         """
         start, end = run.start_base, run.end_base
         share = min(1.0, _LONGEST_GAP / max(1, end - start - 2 * SHORTEST_NEIGHBOUR))
-        least, parts = min(_MOST_OF_TWO, self._by_chance(run)), list[Run]()
+        least, parts = min(_MOST_OF_TWO, self._expected_by_chance(run)), list[ViralRun]()
         for one, other in permutations(inner, 2):
             is_near = -len(one.bases) <= other.start - one.end <= _LONGEST_GAP
             by_chance = one.n_by_chance * other.n_by_chance * share
@@ -521,36 +546,36 @@ class Repeats:
                 parts = [self._part(run, start, one.end), self._part(run, second, end)]
         return parts
 
-    def _by_one(self, run: Run, inner: Sequence[Repeat]) -> list[Run]:
+    def _single_ends(self, run: ViralRun, inner: Sequence[Repeat]) -> list[ViralRun]:
         """The part of a run within a repeat, and the rests that are viral by themselves.
 
         A repeat between one end and the inside must enclose most of the evidence and be unlikely
         by chance, or one of the rests must have a repeat, too.
         """
-        around = self.around(run)
+        around = self.from_window(run)
         rare = [one for one in inner if one.n_by_chance < _MOST_OF_EACH]
         if around is None and not rare:
             return []
         repeat = around or rare[0]
         start, end = run.start_base, run.end_base
         part = self._part(run, max(start, repeat.start), min(end, repeat.end))
-        rests = self._rests(run, [part])
+        rests = self._remaining_kmers(run, [part])
         has_most = self._evidence(repeat.start, repeat.end) > self._evidence(start, end) / 2
         is_sure = has_most and repeat.n_by_chance < MOST_BY_CHANCE_ALONE
-        if around or is_sure or any(self.around(rest) for rest in rests):
+        if around or is_sure or any(self.from_window(rest) for rest in rests):
             return [part, *rests]
         return []
 
-    def _part(self, run: Run, start: int, end: int) -> Run:
+    def _part(self, run: ViralRun, start: int, end: int) -> ViralRun:
         """A part of a run, with the items that have their middle in it."""
         first, last = np.searchsorted(self.middles, (start, end)).tolist()
-        return Run(
+        return ViralRun(
             run.first if start == run.start_base else first,
             run.end if end == run.end_base else last,
             *(start, end),
         )
 
-    def _rests(self, run: Run, others: Sequence[Run]) -> list[Run]:
+    def _remaining_kmers(self, run: ViralRun, others: Sequence[ViralRun]) -> list[ViralRun]:
         """The rests of a run outside the others (in order) that are viral by themselves."""
         starts = [run.start_base, *(one.end_base for one in others)]
         ends = [*(one.start_base for one in others), run.end_base]
@@ -560,39 +585,40 @@ class Repeats:
             if end - start >= SHORTEST_NEIGHBOUR and self._evidence(start, end) > self.cost
         ]
 
-    def confirmed(self, runs: Sequence[Run], others: Sequence[Run]) -> list[Run]:
+    def confirmed(self, runs: Sequence[ViralRun], others: Sequence[ViralRun]) -> list[ViralRun]:
         """The runs; one of ``others`` replaces those that it overlaps if its repeat is better."""
         bounded = [
             one
             for one in others
-            if one.meets(runs)
-            and self._by_chance(one) < min(self._by_chance(run) for run in runs if one.meets([run]))
+            if one.overlaps(runs)
+            and self._expected_by_chance(one)
+            < min(self._expected_by_chance(run) for run in runs if one.overlaps([run]))
         ]
         kept = (
-            self._rests(run, inside)
-            if (inside := [one for one in bounded if one.meets([run])])
+            self._remaining_kmers(run, inside)
+            if (inside := [one for one in bounded if one.overlaps([run])])
             else [run]
             for run in runs
         )
         return sorted([*chain.from_iterable(kept), *bounded])
 
-    def _by_chance(self, run: Run) -> float:
+    def _expected_by_chance(self, run: ViralRun) -> float:
         """The expected number of repeats as good as the one around a run; infinite without one."""
-        repeat = self.around(run)
+        repeat = self.from_window(run)
         return np.inf if repeat is None else repeat.n_by_chance
 
-    def prove(self, run: Run) -> bool:
+    def test_repeat(self, run: ViralRun) -> bool:
         """Whether a weak run is as long as a usual region, or has a repeat unlikely by chance."""
         is_long = run.end_base - run.start_base >= self.reach
-        return is_long or self._by_chance(run) < MOST_BY_CHANCE_ALONE
+        return is_long or self._expected_by_chance(run) < MOST_BY_CHANCE_ALONE
 
     def _evidence(self, start: int, end: int) -> float:
         first, last = np.searchsorted(self.middles, (start, end)).tolist()
         return float(self.sums[last] - self.sums[first])
 
 
-def move_ends(
-    runs: Sequence[Run], repeats: Repeats, code: GeneticCode = STANDARD
+def refine_ends(
+    runs: Sequence[ViralRun], repeats: Repeats, code: GeneticCode = STANDARD
 ) -> list[tuple[int, int, str]]:
     """Move the ends of each run within the record to landmarks near them: (start, end, repeat).
 
@@ -608,7 +634,7 @@ def move_ends(
             low = moved[-1][1] + 1
         middle = (start + end) // 2
         high = (end + runs[i + 1].start_base) // 2 if i + 1 < len(runs) else len(sequence)
-        repeat = repeats.around(run, (low, high))
+        repeat = repeats.from_window(run, (low, high))
         if repeat is not None:
             moved.append((repeat.start, repeat.end, repeat.bases))
             continue

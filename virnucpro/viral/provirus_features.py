@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Counts, Mask, Values, runs_of
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray, find_runs
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_windows
@@ -37,32 +37,32 @@ _FAR = 1e-4  # least weight of a host
 
 # starts, ends, log-odds and strands of the genes of an upper-case sequence: see
 # ``landmarks.genes_of``
-Genes: TypeAlias = tuple[Counts, Counts, Values, Counts]
+Genes: TypeAlias = tuple[IntArray, IntArray, FloatArray, IntArray]
 ReadGenes: TypeAlias = Callable[[str], Genes]
 
 
-class Items(NamedTuple):
+class WindowTable(NamedTuple):
     """Pieces along a record and their figures, in parallel columns."""
 
-    start: Counts  # (n,)
-    log_odds: Values  # (n,), NaN for a piece without a known base
-    gc: Values  # (n,)
-    shape: Values  # (n, 3)
-    genes: Values  # (n,) mean log-odds of the proteins on it; NaN: none, or not scored
+    start: IntArray  # (n,)
+    log_odds: FloatArray  # (n,), NaN for a piece without a known base
+    gc: FloatArray  # (n,)
+    shape: FloatArray  # (n, 3)
+    genes: FloatArray  # (n,) mean log-odds of the proteins on it; NaN: none, or not scored
 
     @classmethod
-    def of(
+    def from_scores(
         cls, sequences: Sequence[str], scorer: Scorer, step: int, code: GeneticCode = STANDARD
-    ) -> list[Items]:
+    ) -> list[WindowTable]:
         """One piece every ``step`` bases of each sequence, as long as the window nets read."""
         pieces, figures = score_windows(sequences, scorer, step, code, (0, *_SHAPE))
         gc, shape = figures[:, 0].astype(np.float64), figures[:, 1:].astype(np.float64)
         everything = cls(pieces.start, pieces.log_odds, gc, shape, np.full(len(gc), np.nan))
         bounds = np.searchsorted(pieces.record, range(len(sequences) + 1)).tolist()
-        return [everything.take(slice(first, end)) for first, end in pairwise(bounds)]
+        return [everything.select(slice(first, end)) for first, end in pairwise(bounds)]
 
     @classmethod
-    def joined(cls, each: Sequence[Items]) -> Items:
+    def concatenate(cls, each: Sequence[WindowTable]) -> WindowTable:
         """Concatenate the pieces of several records."""
         nothing = np.zeros(0)
         empty = cls(np.zeros(0, np.int64), nothing, nothing, np.zeros((0, N_SHAPE)), nothing)
@@ -75,24 +75,28 @@ class Items(NamedTuple):
         return float(median(self.gc[is_known])) if is_known.any() else np.nan
 
     @property
-    def is_known(self) -> Mask:
+    def is_known(self) -> BoolArray:
         return ~np.isnan(self.log_odds)
 
-    def take(self, chosen: Counts | Mask | slice) -> Items:
+    def select(self, chosen: IntArray | BoolArray | slice) -> WindowTable:
         """The chosen pieces, in this order."""
-        return Items._make(column[chosen] for column in self)
+        return WindowTable._make(column[chosen] for column in self)
 
-    def with_genes(self, sequence: str, chosen: Mask, size: int, read_genes: ReadGenes) -> Items:
+    def with_genes(
+        self, sequence: str, chosen: BoolArray, size: int, read_genes: ReadGenes
+    ) -> WindowTable:
         """The same pieces, with gene scores for the chosen ones. The sequence is upper case."""
         genes = np.full(len(self.genes), np.nan)
-        for first, end in runs_of(chosen):
+        for first, end in find_runs(chosen):
             start, stop = int(self.start[first]), int(self.start[end - 1]) + size
             of_run = read_genes(sequence[start:stop])
             places = self.start[first:end] - start
             genes[first:end] = _means_on(of_run, places, size)
         return self._replace(genes=genes)
 
-    def signal(self, host: Hosts, gc_weight: float, shape_weight: float, n_items: int) -> Values:
+    def signal(
+        self, host: HostBackground, gc_weight: float, shape_weight: float, n_items: int
+    ) -> FloatArray:
         """Log-odds at the median GC of the host, plus a term for the shape of genes nearby. (n,)
 
         ``gc_weight`` is the share of the slope over GC that is subtracted. The shape is averaged
@@ -105,7 +109,7 @@ class Items(NamedTuple):
         return signal
 
     @property
-    def _figures(self) -> tuple[Values, Values, Values, int]:
+    def _figures(self) -> tuple[FloatArray, FloatArray, FloatArray, int]:
         """The arguments of library functions."""
         return self.log_odds, self.gc, self.shape, len(self.start)
 
@@ -122,7 +126,7 @@ class Items(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Hosts:
+class HostBackground:
     """The usual medians and slopes of hosts: means over many hosts, or those of one record."""
 
     gc: float
@@ -131,7 +135,7 @@ class Hosts:
     deviation: tuple[float, ...]  # of each figure of the shape, between pieces of a host
 
     @classmethod
-    def mean(cls, each: Sequence[Hosts]) -> Hosts:
+    def mean(cls, each: Sequence[HostBackground]) -> HostBackground:
         def mean(values: Sequence[float]) -> float:
             return round(float(np.mean(values)), 4)
 
@@ -143,12 +147,12 @@ class Hosts:
         )
 
     @classmethod
-    def of(cls, items: Items) -> Hosts:
+    def from_items(cls, items: WindowTable) -> HostBackground:
         """The medians of one record that is mostly host."""
         deviation = items.shape[items.is_known].std(axis=0) + 1e-6
         return cls(*items.own_figures(), tuple(deviation.tolist()))
 
-    def at(self, items: Items, *, is_virus: bool) -> Hosts:
+    def value_at(self, items: WindowTable, *, is_virus: bool) -> HostBackground:
         """The medians of this record's host; for a virus, the usual ones of hosts."""
         n = int(np.count_nonzero(items.is_known))
         if not n:
@@ -162,7 +166,7 @@ class Hosts:
         def drawn(value: float, prior: float) -> float:
             return share * value + (1 - share) * prior
 
-        return Hosts(
+        return HostBackground(
             gc,
             drawn(slope, self.slope) if has_slope else self.slope,
             tuple(map(drawn, shape, self.shape)),
@@ -184,7 +188,7 @@ class Levels:
             raise ValueError(f"levels of hosts with the same GC spread by {self.spread}")
 
     @classmethod
-    def of(cls, gc: Values, level: Values) -> Levels:
+    def from_values(cls, gc: FloatArray, level: FloatArray) -> Levels:
         """Means over two or more hosts, weighted by how near their GC is. (n,), (n,)
 
         The spread measures each host against the mean over the others.
@@ -198,18 +202,18 @@ class Levels:
         usual = np.round(_means(gc, level, _KNOTS), 4)
         return cls(tuple(usual.tolist()), round(float((apart**2).mean() ** 0.5), 4))
 
-    def at(self, gc: float) -> float:
+    def index_at(self, gc: float) -> float:
         return float(np.interp(gc, _KNOTS, self.usual))
 
 
-def median(values: Values) -> Values:
+def median(values: FloatArray) -> FloatArray:
     """The median of each column; numpy's own imports masked arrays. (n, ...), n > 0 -> ..."""
     middles = (len(values) - 1) // 2, len(values) // 2
     low, high = np.partition(values, middles, axis=0)[middles, ...]
     return np.asarray((low + high) / 2)
 
 
-def _means_on(genes: Genes, places: Counts, size: int) -> Values:
+def _means_on(genes: Genes, places: IntArray, size: int) -> FloatArray:
     """The mean log-odds over the bases of each piece that lie on genes; NaN for none. (n,)"""
     is_known = ~np.isnan(genes[2])
     starts, ends, log_odds = genes[0][is_known], genes[1][is_known], genes[2][is_known]
@@ -217,7 +221,7 @@ def _means_on(genes: Genes, places: Counts, size: int) -> Values:
     values = np.stack([np.ones(len(starts)), log_odds])
     bases = np.concatenate([places, places + size])
 
-    def before(bounds: Counts) -> Values:
+    def before(bounds: IntArray) -> FloatArray:
         """For each of ``bases``: the sum of each value times the bases since its bound."""
         order = np.argsort(bounds, kind="stable")
         rows = np.stack([values, values * bounds])[:, :, order]
@@ -231,7 +235,7 @@ def _means_on(genes: Genes, places: Counts, size: int) -> Values:
     return np.where(n_bases > 0, total / np.maximum(1, n_bases), np.nan)
 
 
-def _means(gc: Values, level: Values, places: Values) -> Values:
+def _means(gc: FloatArray, level: FloatArray, places: FloatArray) -> FloatArray:
     """Mean levels of hosts, weighted by how near their GC is. (n,), (n,), (k,) -> (k,)"""
     weights = np.exp(-0.5 * ((places[:, None] - gc) / _NEAR) ** 2) + _FAR
     return np.asarray((weights * level).sum(axis=1) / weights.sum(axis=1))

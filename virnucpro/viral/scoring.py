@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.open_codes import encode
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import (
@@ -28,9 +28,9 @@ from virnucpro.viral.features import (
     layout_features,
     library_input,
 )
-from virnucpro.viral.networks import PieceNets, Scorer, calibrate
+from virnucpro.viral.networks import PieceNetworks, Scorer, calibrate
 from virnucpro.viral.proteins import Proteins
-from virnucpro.viral.windows import Pieces, cut
+from virnucpro.viral.windows import Windows, split_windows
 
 BASES_AT_ONCE = 2_000_000  # in the records that are scored together
 _PIECE_BASES_AT_ONCE = 500_000  # read for all piece sizes before the next ones
@@ -39,30 +39,30 @@ _WEIGHTS = np.array([2.0, 1.0])  # of pieces that are read whole, and in parts
 _RESIDUES_AT_ONCE = 100_000  # a protein takes 3 kB of features, however short it is
 
 
-class PieceScores(NamedTuple):
+class WindowScores(NamedTuple):
     """Pieces of records, in order, with their log-odds."""
 
-    record: Counts  # (n,) index of the record
-    start: Counts  # (n,) first base
-    n_bases: Counts  # (n,)
-    log_odds: Values  # (n,) NaN: no known base, or not read yet
+    record: IntArray  # (n,) index of the record
+    start: IntArray  # (n,) first base
+    n_bases: IntArray  # (n,)
+    log_odds: FloatArray  # (n,) NaN: no known base, or not read yet
 
     @classmethod
-    def of(cls, lengths: Counts, records: Counts, size: int) -> PieceScores:
+    def from_arrays(cls, lengths: IntArray, records: IntArray, size: int) -> WindowScores:
         """The unread pieces of this size of some of the concatenated records.
 
         Starts count from the first base of all records.
         """
         starts = np.cumsum(lengths) - lengths
-        owner, start, n_bases = cut(starts[records], lengths[records], size)
+        owner, start, n_bases = split_windows(starts[records], lengths[records], size)
         return cls(records[owner], start, n_bases, np.full(len(owner), np.nan))
 
     @classmethod
-    def joined(cls, each: Iterable[PieceScores]) -> PieceScores:
+    def concatenate(cls, each: Iterable[WindowScores]) -> WindowScores:
         nothing = cls(_NOTHING, _NOTHING, _NOTHING, np.empty(0))
         return cls(*map(np.concatenate, zip(nothing, *each, strict=True)))
 
-    def means(self, n_records: int) -> Values:
+    def means(self, n_records: int) -> FloatArray:
         """The mean log-odds of each record's pieces; NaN without a known base. (n_records,)
 
         They are added up in both orders, so that the sum is the same for the reverse complement.
@@ -74,8 +74,8 @@ class PieceScores(NamedTuple):
         n_pieces = np.bincount(owner, minlength=n_records)
         return np.where(n_pieces > 0, twice / np.maximum(1, 2 * n_pieces), np.nan)
 
-    def take(self, chosen: Counts | Mask | slice) -> PieceScores:
-        return PieceScores._make(column[chosen] for column in self)
+    def take(self, chosen: IntArray | BoolArray | slice) -> WindowScores:
+        return WindowScores._make(column[chosen] for column in self)
 
 
 def score_sequences(
@@ -106,7 +106,7 @@ def _batches(sequences: Iterable[str], most_letters: int) -> Iterator[list[str]]
 
 def score_block(
     sequences: Sequence[str], scorer: Scorer, code: GeneticCode = STANDARD
-) -> tuple[Values, PieceScores]:
+) -> tuple[FloatArray, WindowScores]:
     """The calibrated log-odds of each sequence of a block, and its pieces.
 
     NaN if it cannot be scored. The pieces are those of the smallest size for the record, and each
@@ -114,7 +114,7 @@ def score_block(
     """
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
-    has_pieces, pieces = np.zeros(len(lengths), dtype=np.bool_), list[PieceScores]()
+    has_pieces, pieces = np.zeros(len(lengths), dtype=np.bool_), list[WindowScores]()
     sizes = list(_by_size(sequences, lengths, scorer.pieces, code))
     for nets, scores in sizes:
         if not nets.part:
@@ -123,17 +123,17 @@ def score_block(
             new = ~has_pieces[scores.record]
             pieces.append(inside._replace(log_odds=calibrated).take(new))
             has_pieces[scores.record] = True
-    together = PieceScores.joined(pieces)
+    together = WindowScores.concatenate(pieces)
     ordered = together.take(np.argsort(together.record, kind="stable"))
-    return calibrate(scorer.knots, _mean_of(sizes, len(lengths)), lengths), ordered
+    return calibrate(scorer.knots, _mean_score(sizes, len(lengths)), lengths), ordered
 
 
-def record_log_odds(bases: str, lengths: Counts, pieces: Sequence[PieceNets]) -> Values:
+def record_log_odds(bases: str, lengths: IntArray, pieces: Sequence[PieceNetworks]) -> FloatArray:
     """The log-odds of concatenated records, before calibration; NaN: no score. n -> (n,)"""
-    return _mean_of(_by_size([bases], lengths, pieces, STANDARD), len(lengths))
+    return _mean_score(_by_size([bases], lengths, pieces, STANDARD), len(lengths))
 
 
-def _mean_of(sizes: Iterable[tuple[PieceNets, PieceScores]], n_records: int) -> Values:
+def _mean_score(sizes: Iterable[tuple[PieceNetworks, WindowScores]], n_records: int) -> FloatArray:
     """The mean over piece sizes of the mean over pieces; NaN: no score. (n_records,)
 
     All sizes that are read in parts weigh half as much together as all others together.
@@ -157,15 +157,15 @@ class _Block:
 
     first: int
     end: int  # of the block; the row extends further
-    row: Pieces  # only the digits, without pieces
+    row: Windows  # only the digits, without pieces
 
-    def rows(self, pieces: PieceScores) -> slice:
+    def rows(self, pieces: WindowScores) -> slice:
         """The rows of the pieces that begin in this block."""
         low, high = np.searchsorted(pieces.start, (self.first, self.end)).tolist()
         return slice(low, high)
 
-    def pieces(self, pieces: PieceScores) -> Pieces:
-        return self.row.at(pieces.start - self.first, pieces.n_bases)
+    def pieces(self, pieces: WindowScores) -> Windows:
+        return self.row.select(pieces.start - self.first, pieces.n_bases)
 
 
 def _blocks(sequences: Sequence[str], longest: int) -> Iterator[_Block]:
@@ -182,51 +182,57 @@ def _blocks(sequences: Sequence[str], longest: int) -> Iterator[_Block]:
         else:
             ends = sequences[low][first - starts[low] :], sequences[last][: behind - starts[last]]
             text = "".join((ends[0], *inner, ends[1]))
-        yield _Block(first, end, Pieces(encode(text), _NOTHING, _NOTHING))
+        yield _Block(first, end, Windows(encode(text), _NOTHING, _NOTHING))
 
 
 def _by_size(
-    sequences: Sequence[str], lengths: Counts, pieces: Sequence[PieceNets], code: GeneticCode
-) -> Iterator[tuple[PieceNets, PieceScores]]:
+    sequences: Sequence[str], lengths: IntArray, pieces: Sequence[PieceNetworks], code: GeneticCode
+) -> Iterator[tuple[PieceNetworks, WindowScores]]:
     """Yield the nets of each size, and the scored pieces of the records that they read."""
     readings = [
-        _Reading.of(
+        _RecordWindows.from_record(
             nets,
-            PieceScores.of(lengths, np.flatnonzero(nets.reads(lengths)), nets.size),
-            _Wholes.of(lengths, [one for one in pieces if one.part == nets.size]),
+            WindowScores.from_arrays(lengths, np.flatnonzero(nets.reads(lengths)), nets.size),
+            _CompleteSequences.from_sequences(
+                lengths, [one for one in pieces if one.part == nets.size]
+            ),
         )
         for nets in pieces
         if nets.part is None and nets.reads(lengths).any()
     ]
     for block in _blocks(sequences, max(nets.size for nets in pieces)):
         for reading in readings:
-            reading.read(block, code)
+            reading.iter_blocks(block, code)
     for reading in readings:
         yield reading.nets, reading.pieces
-        yield from reading.wholes.scored()
+        yield from reading.wholes.scores()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Reading:
+class _RecordWindows:
     """Pieces of one size, read in order, and the larger pieces that contain them.
 
     Log-odds are not calibrated. Pieces without a known base do not count as parts.
     """
 
-    nets: PieceNets
-    pieces: PieceScores
-    wholes: _Wholes
-    chosen: Counts  # columns of the features to keep
+    nets: PieceNetworks
+    pieces: WindowScores
+    wholes: _CompleteSequences
+    chosen: IntArray  # columns of the features to keep
     features: Features  # (n, n_chosen)
 
     @classmethod
-    def of(
-        cls, nets: PieceNets, pieces: PieceScores, wholes: _Wholes, chosen: Counts = _NOTHING
-    ) -> _Reading:
+    def from_record(
+        cls,
+        nets: PieceNetworks,
+        pieces: WindowScores,
+        wholes: _CompleteSequences,
+        chosen: IntArray = _NOTHING,
+    ) -> _RecordWindows:
         room = np.empty((len(pieces.record), len(chosen)), dtype=np.float32)
         return cls(nets, pieces, wholes, chosen, room)
 
-    def read(self, block: _Block, code: GeneticCode) -> None:
+    def iter_blocks(self, block: _Block, code: GeneticCode) -> None:
         """Read the pieces that begin in the block, and score the larger ones that are complete."""
         rows = block.rows(self.pieces)
         some = self.pieces.take(rows)
@@ -239,34 +245,35 @@ class _Reading:
             *(self.chosen, len(self.chosen), self.features[rows]),
             *(of_wholes, self.wholes.total, self.wholes.n_parts),
         )
-        self.wholes.read(block, code)
+        self.wholes.score(block, code)
 
 
 @dataclass(slots=True, eq=False)
-class _Wholes:
+class _CompleteSequences:
     """Pieces that are read in parts. Features are added up until a piece is complete."""
 
-    nets: Sequence[PieceNets]
-    pieces: PieceScores  # for all nets; each record is read by one of them
-    reader: Counts  # (n,) index of the nets that read each piece
-    layout: Values  # (n, 12)
-    total: Values  # (n_open, 1229) sums of features of parts, in steps, for incomplete pieces
-    n_parts: Counts  # (n_open,)
+    nets: Sequence[PieceNetworks]
+    pieces: WindowScores  # for all nets; each record is read by one of them
+    reader: IntArray  # (n,) index of the nets that read each piece
+    layout: FloatArray  # (n, 12)
+    total: FloatArray  # (n_open, 1229) sums of features of parts, in steps, for incomplete pieces
+    n_parts: IntArray  # (n_open,)
     n_done: int = 0  # number of first pieces that have log-odds already
 
     @classmethod
-    def of(cls, lengths: Counts, nets: Sequence[PieceNets]) -> _Wholes:
+    def from_sequences(cls, lengths: IntArray, nets: Sequence[PieceNetworks]) -> _CompleteSequences:
         each = [
-            PieceScores.of(lengths, np.flatnonzero(one.reads(lengths)), one.size) for one in nets
+            WindowScores.from_arrays(lengths, np.flatnonzero(one.reads(lengths)), one.size)
+            for one in nets
         ]
-        pieces = PieceScores.joined(each)
+        pieces = WindowScores.concatenate(each)
         order = np.argsort(pieces.start, kind="stable")
         reader = np.repeat(np.arange(len(each)), [len(some.start) for some in each])
         nothing = np.zeros((0, N_FEATURES)), np.zeros(0, dtype=np.int64)
         layout = np.empty((len(order), N_LAYOUT))
         return cls(nets, pieces.take(order), reader[order], layout, *nothing)
 
-    def rows(self, parts: PieceScores) -> Counts:
+    def rows(self, parts: WindowScores) -> IntArray:
         """The rows of ``total`` for the pieces that each part lies in; -1: none. -> (n, 2)
 
         The parts are in order. A part lies in the pieces, at most two, that have its middle.
@@ -279,14 +286,14 @@ class _Wholes:
         piece = np.stack([latest, np.maximum(-1, latest - 1)], axis=1)
         return np.where(middle[:, None] <= end[piece], piece - self.n_done, -1)
 
-    def read(self, block: _Block, code: GeneticCode) -> None:
+    def score(self, block: _Block, code: GeneticCode) -> None:
         """Read the layout of the pieces that begin in the block; score the complete pieces."""
         rows = block.rows(self.pieces)
         if rows.start < rows.stop:
             self.layout[rows] = layout_features(block.pieces(self.pieces.take(rows)), code)
         self._score(int(np.searchsorted(self.pieces.start, block.end, side="right")) - 2)
 
-    def scored(self) -> Iterator[tuple[PieceNets, PieceScores]]:
+    def scores(self) -> Iterator[tuple[PieceNetworks, WindowScores]]:
         """Score the remaining pieces; yield the nets of each size and the pieces they read."""
         self._open(len(self.pieces.start))
         self._score(len(self.pieces.start))
@@ -315,15 +322,15 @@ class _Wholes:
         self.total, self.n_parts, self.n_done = self.total[n:].copy(), self.n_parts[n:], end
 
 
-def score_proteins(sequences: Iterable[str], scorer: Scorer) -> Values:
+def score_proteins(sequences: Iterable[str], scorer: Scorer) -> FloatArray:
     """The calibrated log-odds of each protein, in order; NaN without a known residue. (n,)"""
     nets = scorer.proteins
     assert nets is not None, "a scorer without nets for proteins scores none"
     scores = [np.empty(0)]
     for some in _batches(sequences, _RESIDUES_AT_ONCE):
-        proteins = Proteins.of(some)
+        proteins = Proteins.from_sequences(some)
         log_odds = calibrate(nets.knots, nets.log_odds(proteins), proteins.lengths)
-        log_odds[proteins.n_known == 0] = np.nan
+        log_odds[proteins.count_known_residues == 0] = np.nan
         scores.append(log_odds)
     return np.concatenate(scores)
 
@@ -334,7 +341,7 @@ def score_windows(
     step: int,
     code: GeneticCode = STANDARD,
     chosen: Sequence[int] = (),
-) -> tuple[PieceScores, Features]:
+) -> tuple[WindowScores, Features]:
     """Score overlapping pieces of each sequence, one every ``step`` bases.
 
     The pieces have the length that the scorer's window nets read, and calibrated log-odds. The
@@ -347,10 +354,12 @@ def score_windows(
     owner = np.repeat(np.arange(len(lengths)), n_pieces)
     start = step * (np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner])
     first = start + (np.cumsum(lengths) - lengths)[owner]
-    pieces = PieceScores(owner, first, np.full(len(owner), size), np.empty(len(owner)))
+    pieces = WindowScores(owner, first, np.full(len(owner), size), np.empty(len(owner)))
     columns = np.array([FIGURES.start + number for number in chosen], dtype=np.int64)
-    reading = _Reading.of(scorer.windows, pieces, _Wholes.of(_NOTHING, ()), columns)
+    reading = _RecordWindows.from_record(
+        scorer.windows, pieces, _CompleteSequences.from_sequences(_NOTHING, ()), columns
+    )
     for block in _blocks(sequences, size):
-        reading.read(block, code)
+        reading.iter_blocks(block, code)
     log_odds = scorer.windows_knot.calibrated(pieces.log_odds)
     return pieces._replace(start=start, log_odds=log_odds), reading.features

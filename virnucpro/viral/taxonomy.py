@@ -34,27 +34,27 @@ from virnucpro.core.atomic_io import EMBEDDED_FOLDER
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Counts, Values
+from virnucpro.core.numeric import FloatArray, IntArray
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import (
-    FARTHEST,
+    CLIP,
     FIGURES,
     NO_WORDS,
     RESIDUE_OF_CODE,
     Numbers,
     library_input,
 )
-from virnucpro.viral.networks import mapped
+from virnucpro.viral.networks import load_tensors
 from virnucpro.viral.types import Identity
-from virnucpro.viral.windows import Pieces, cut
+from virnucpro.viral.windows import Windows, split_windows
 
 FORMAT = 2
-FEWEST_WORDS = 2  # needed to name a family
-BASES_PER_WORD = 3_000  # a long sequence needs more words: one per this many bases
+MIN_KMERS = 2  # needed to name a family
+BASES_PER_KMER = 3_000  # a long sequence needs more words: one per this many bases
 # the same for a cluster; stricter, as most viruses without a family belong to no known cluster
-_FEWEST_OF_CLUSTER, _BASES_PER_WORD_OF_CLUSTER = 3, 300
+_MIN_CLUSTER_KMERS, _BASES_PER_CLUSTER_KMER = 3, 300
 CLUSTER = "cluster:"  # prefix of the name of a cluster
-LEAST_SHARE = 0.7  # of the known words of a sequence, for the owner to be named
+MIN_KMER_SHARE = 0.7  # of the known words of a sequence, for the owner to be named
 KINDS = (
     "phage",
     "archaeal virus",
@@ -65,23 +65,23 @@ KINDS = (
     "dsDNA",
     "reverse-transcribing",
 )
-KIND_FEATURES = slice(0, FIGURES.stop)  # all but words and ratios
-KIND_PIECE = 1000  # bases
-STRANGE = -1  # in place of an owner: the table does not have the word
+GROUP_FEATURES = slice(0, FIGURES.stop)  # all but words and ratios
+GROUP_PIECE_BASES = 1000  # bases
+UNKNOWN = -1  # in place of an owner: the table does not have the word
 _OUTPUTS = 16  # outputs of a layer that the library computes at once
-_WORD_PIECE = 10_000  # bases searched for stretches at once
+_KMER_PIECE = 10_000  # bases searched for stretches at once
 _SEQUENCES_AT_ONCE = 128  # read by the net at once: they fit into the processor's cache
 _PIECES_AT_ONCE, _BASES_AT_ONCE = 10_000, 1_000_000  # for looking up words
-_SHORTEST_STRETCH = 30  # codons
-_WORD_BITS = 39  # hold the number of a word: there are 20**9
+_MIN_STRETCH_CODONS = 30  # codons
+_KMER_BITS = 39  # hold the number of a word: there are 20**9
 
 Topology: TypeAlias = Literal["linear", "DTR", "ITR", "circular"]
-Owners = NDArray[np.uint16]
+Taxa = NDArray[np.uint16]
 Weights = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
-class KinWords:
+class KmerTable:
     """Words and their owners. A word is stored as 36 bits of its hash: a bucket, and the rest.
 
     With two million words in the table, one word in 3e4 matches by chance.
@@ -89,11 +89,11 @@ class KinWords:
 
     n_of_bucket: NDArray[np.uint8]  # (2**20,)
     rests: NDArray[np.uint16]  # (n_words,) by bucket, ascending
-    owners: Owners  # (n_words,) index of the family or cluster; 0: neither
+    taxa: Taxa  # (n_words,) index of the family or cluster; 0: neither
 
     def __post_init__(self) -> None:
-        if not self.n_of_bucket.sum() == len(self.rests) == len(self.owners):
-            raise ValueError(f"{len(self.rests)} words, but {len(self.owners)} owners")
+        if not self.n_of_bucket.sum() == len(self.rests) == len(self.taxa):
+            raise ValueError(f"{len(self.rests)} words, but {len(self.taxa)} owners")
 
     @cached_property
     def _first(self) -> NDArray[np.int32]:
@@ -102,16 +102,16 @@ class KinWords:
         np.cumsum(self.n_of_bucket, out=first[1:])
         return first
 
-    def owners_of(self, numbers: Numbers) -> NDArray[np.int32]:
-        """The owner of each word; ``STRANGE`` if the table does not have it. (n,) -> (n,)"""
+    def find_taxa(self, numbers: Numbers) -> NDArray[np.int32]:
+        """The owner of each word; ``UNKNOWN`` if the table does not have it. (n,) -> (n,)"""
         owners = np.empty(len(numbers), dtype=np.int32)
-        call("families_of", numbers, len(numbers), self._first, self.rests, self.owners, owners)
+        call("families_of", numbers, len(numbers), self._first, self.rests, self.taxa, owners)
         return owners
 
 
-def kin_words_of(
-    sequences: Pieces, code: GeneticCode = STANDARD
-) -> Iterator[tuple[Counts, Numbers]]:
+def iter_kmers(
+    sequences: Windows, code: GeneticCode = STANDARD
+) -> Iterator[tuple[IntArray, Numbers]]:
     """Yield the words of some sequences at a time: the sequence and the number of each. (n,), (n,)
 
     A word may occur several times in a sequence.
@@ -121,22 +121,22 @@ def kin_words_of(
     while first < len(places):
         end = int(np.searchsorted(places, places[first] + _BASES_AT_ONCE))
         some = slice(first, min(end, first + _PIECES_AT_ONCE))
-        pieces = sequences.at(places[some], lengths[some])
+        pieces = sequences.select(places[some], lengths[some])
         n_words = np.empty(len(pieces), dtype=np.int64)
         numbers = np.empty(int((pieces.lengths // 2 + 1).sum()), dtype=np.int64)
-        sizes = RESIDUE_OF_CODE, _SHORTEST_STRETCH, n_words, numbers
+        sizes = RESIDUE_OF_CODE, _MIN_STRETCH_CODONS, n_words, numbers
         call("stretch_words", *pieces.arguments(code), *sizes)
         yield np.repeat(owner[some], n_words), numbers[: int(n_words.sum())]
         first = some.stop
 
 
-def _word_pieces(sequences: Pieces) -> tuple[Counts, Counts, Counts]:
+def _word_pieces(sequences: Windows) -> tuple[IntArray, IntArray, IntArray]:
     """The sequence, start and length of each piece that is searched for words at once.
 
     Pieces of a sequence are equally long and share at most a base, which the rounding of their ends
     leaves to both. So the reverse complement has the same pieces.
     """
-    n_pieces = -(-sequences.lengths // _WORD_PIECE)
+    n_pieces = -(-sequences.lengths // _KMER_PIECE)
     owner = np.repeat(np.arange(len(sequences)), n_pieces)
     number = np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner]
     n_bases, n_parts = sequences.lengths[owner], n_pieces[owner]
@@ -144,56 +144,56 @@ def _word_pieces(sequences: Pieces) -> tuple[Counts, Counts, Counts]:
     return owner, sequences.starts[owner] + start, end - start
 
 
-def named_owners(
-    sequences: Pieces, table: KinWords, n_families: int, code: GeneticCode = STANDARD
-) -> tuple[Counts, Counts, Values]:
+def assign_taxa(
+    sequences: Windows, table: KmerTable, n_families: int, code: GeneticCode = STANDARD
+) -> tuple[IntArray, IntArray, FloatArray]:
     """The family or cluster of each sequence, the number of its words, and their share.
 
     It is the owner of enough of the known words, or 0. Each word counts once. The share is among
     the words that the table has.
     n -> (n,), (n,), (n,)
     """
-    pairs, counts = np.unique(_owned_words(sequences, table, code), return_counts=True)
+    pairs, counts = np.unique(_taxa_of_kmers(sequences, table, code), return_counts=True)
     sequence, owner = pairs >> 16, pairs & 0xFFFF
     n = len(sequences)
     total = np.bincount(sequence, counts, minlength=n)
     named, n_words = np.zeros((2, n), dtype=np.int64)
     is_family = owner < n_families
-    fewest = np.where(is_family, FEWEST_WORDS, _FEWEST_OF_CLUSTER)
-    bases_per_word = np.where(is_family, BASES_PER_WORD, _BASES_PER_WORD_OF_CLUSTER)
+    fewest = np.where(is_family, MIN_KMERS, _MIN_CLUSTER_KMERS)
+    bases_per_word = np.where(is_family, BASES_PER_KMER, _BASES_PER_CLUSTER_KMER)
     is_enough = counts >= np.maximum(fewest, sequences.lengths[sequence] / bases_per_word)
-    is_enough &= counts / total[sequence] >= LEAST_SHARE  # at most one owner has this share
+    is_enough &= counts / total[sequence] >= MIN_KMER_SHARE  # at most one owner has this share
     named[sequence[is_enough]], n_words[sequence[is_enough]] = owner[is_enough], counts[is_enough]
     return named, n_words, n_words / np.maximum(1, total)
 
 
-def _owned_words(sequences: Pieces, table: KinWords, code: GeneticCode) -> Counts:
+def _taxa_of_kmers(sequences: Windows, table: KmerTable, code: GeneticCode) -> IntArray:
     """For each known word of a sequence: the sequence, and its owner in the lowest 16 bits."""
     each = [np.empty((3, 0), dtype=np.int64)]
-    for of_words, of_numbers in kin_words_of(sequences, code):
-        of_owners = table.owners_of(of_numbers)
-        known = np.flatnonzero(of_owners != STRANGE)
+    for of_words, of_numbers in iter_kmers(sequences, code):
+        of_owners = table.find_taxa(of_numbers)
+        known = np.flatnonzero(of_owners != UNKNOWN)
         each.append(np.stack([of_words[known], of_numbers[known], of_owners[known]]))
     whose, numbers, owners = np.concatenate(each, axis=1)
-    assert len(sequences) < 1 << 63 - _WORD_BITS, "a block of records has fewer"
-    words = whose << _WORD_BITS | numbers
+    assert len(sequences) < 1 << 63 - _KMER_BITS, "a block of records has fewer"
+    words = whose << _KMER_BITS | numbers
     order = np.argsort(words)  # equal words of a sequence become neighbours
     is_new = np.diff(words[order], prepend=-1) != 0
     return np.asarray(whose[order[is_new]] << 16 | owners[order[is_new]])
 
 
-def kind_features(sequences: Pieces, code: GeneticCode = STANDARD) -> Values:
+def group_features(sequences: Windows, code: GeneticCode = STANDARD) -> FloatArray:
     """The mean features of the pieces of each sequence; NaN without a known base. n -> (n, 1095)"""
-    owner, places, n_bases = cut(sequences.starts, sequences.lengths, KIND_PIECE)
+    owner, places, n_bases = split_windows(sequences.starts, sequences.lengths, GROUP_PIECE_BASES)
     n_pieces = np.bincount(owner, minlength=len(sequences))
-    means = np.empty((len(sequences), KIND_FEATURES.stop))
-    pieces, sizes = sequences.at(places, n_bases), (n_pieces, *means.shape, means)
+    means = np.empty((len(sequences), GROUP_FEATURES.stop))
+    pieces, sizes = sequences.select(places, n_bases), (n_pieces, *means.shape, means)
     call("mean_features", *library_input(pieces, NO_WORDS, code), *sizes)
     return means
 
 
 @dataclass(frozen=True, eq=False)
-class KindNet:
+class GroupNetwork:
     """Predict the kind of a virus from the mean features of its pieces: two layers and a GELU."""
 
     mean: Weights  # (n_features,)
@@ -202,27 +202,27 @@ class KindNet:
     output: tuple[Weights, Weights]  # (n_kinds, n_hidden), (n_kinds,)
     slopes: tuple[tuple[int, float], ...]  # (bases, factor of the logits at this length)
 
-    def logits(self, features: Values) -> Values:
+    def logits(self, features: FloatArray) -> FloatArray:
         """The logits before calibration. (n, n_features) -> (n, n_kinds)"""
         x = features - self._standards[0]
         x /= self._standards[1]
-        x = _product(np.clip(x, -FARTHEST, FARTHEST, out=x), *self._layers[0])
+        x = _product(np.clip(x, -CLIP, CLIP, out=x), *self._layers[0])
         # GELU by its tanh formula (Hendrycks and Gimpel 2016, arXiv:1606.08415)
         x = 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * (x * x * x))))
         return _product(x, *self._layers[1])
 
     @cached_property
-    def _standards(self) -> tuple[Values, Values]:
+    def _standards(self) -> tuple[FloatArray, FloatArray]:
         """Mean and deviation in float64, converted once."""
         return self.mean.astype(np.float64), self.deviation.astype(np.float64)
 
     @cached_property
-    def _layers(self) -> list[tuple[Values, Values]]:
+    def _layers(self) -> list[tuple[FloatArray, FloatArray]]:
         """Weights as the library reads them, and biases."""
         layers = self.hidden, self.output
-        return [(_blocks_of(weight), bias.astype(np.float64)) for weight, bias in layers]
+        return [(_split_blocks(weight), bias.astype(np.float64)) for weight, bias in layers]
 
-    def probabilities(self, features: Values, n_bases: Counts) -> Values:
+    def probabilities(self, features: FloatArray, n_bases: IntArray) -> FloatArray:
         """The probability of each kind, calibrated for sequences of these lengths.
 
         The slope is interpolated linearly over the logarithm of the length.
@@ -235,7 +235,7 @@ class KindNet:
         return np.asarray(odds / odds.sum(axis=1, keepdims=True))
 
 
-def _blocks_of(weight: Weights) -> Values:
+def _split_blocks(weight: Weights) -> FloatArray:
     """Weights of a layer as the library reads them, flat.
 
     Blocks of outputs, padded with zeros: (n_outputs, n_inputs) -> (n_blocks, n_inputs, 16).
@@ -246,7 +246,7 @@ def _blocks_of(weight: Weights) -> Values:
     return np.asarray(filled.reshape(-1, _OUTPUTS, n_inputs).swapaxes(1, 2).reshape(-1))
 
 
-def _product(values: Values, weights: Values, bias: Values) -> Values:
+def _product(values: FloatArray, weights: FloatArray, bias: FloatArray) -> FloatArray:
     """Compute a layer; a row does not depend on the other rows. (n, in) -> (n, out)"""
     out = np.empty((len(values), len(bias)))
     sizes = len(values), values.shape[1], len(bias)
@@ -255,18 +255,18 @@ def _product(values: Values, weights: Values, bias: Values) -> Values:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kinship:
+class TaxonAssigner:
     """The words and the net that identify viruses."""
 
-    words: KinWords
+    kmers: KmerTable
     families: tuple[str, ...]  # by owner; owner 0 has no name
     kind_of_family: tuple[str, ...]  # parallel to families; empty for 0
     clusters: tuple[str, ...]  # by owner, after the families
-    net: KindNet
+    net: GroupNetwork
     # (n words of the family, share of sequences with n or more that get the right kind)
     certainties: tuple[tuple[int, float], ...]
 
-    def identify(
+    def assign(
         self,
         viruses: Sequence[str],
         are_circles: Sequence[bool | None] | None = None,
@@ -276,21 +276,21 @@ class Kinship:
 
         In ``are_circles``, None marks a part of a record, which has no topology.
         """
-        sequences = Pieces.of(viruses)
+        sequences = Windows.from_sequences(viruses)
         ends = topologies(sequences, are_circles or [None] * len(viruses))
-        rows = zip(self._of_kin(sequences, code), ends, strict=True)
+        rows = zip(self._assign_taxa(sequences, code), ends, strict=True)
         return [Identity(*kin, *end) if kin[0] else Identity() for kin, end in rows]
 
-    def _of_kin(
-        self, sequences: Pieces, code: GeneticCode
+    def _assign_taxa(
+        self, sequences: Windows, code: GeneticCode
     ) -> Iterator[tuple[str, float, str, int, float | None]]:
         """Yield the kind, its probability, the family or cluster, and its words: number, share."""
         n, n_families = len(sequences), len(self.families)
-        owner, n_words, shares = named_owners(sequences, self.words, n_families, code)
+        owner, n_words, shares = assign_taxa(sequences, self.kmers, n_families, code)
         has_family = (owner > 0) & (owner < n_families)
         kinds, chances = np.full(n, len(KINDS)), np.empty(n)
         others = np.flatnonzero(~has_family & (sequences.lengths > 0))
-        kinds[others], chances[others] = self._of_net(sequences, others, code)
+        kinds[others], chances[others] = self._predict_groups(sequences, others, code)
         fewest, values = zip(*self.certainties, strict=True)
         certainties = np.array(values)[np.searchsorted(fewest, n_words, side="right") - 1]
         chances[has_family] = certainties[has_family]
@@ -302,9 +302,9 @@ class Kinship:
             kin = (names[number], n_of_kin, round(share, 3)) if number else ("", 0, None)
             yield words[kind], chance, *kin
 
-    def _of_net(
-        self, sequences: Pieces, chosen: Counts, code: GeneticCode
-    ) -> tuple[Counts, Values]:
+    def _predict_groups(
+        self, sequences: Windows, chosen: IntArray, code: GeneticCode
+    ) -> tuple[IntArray, FloatArray]:
         """The most probable kind of the chosen sequences, and its probability.
 
         Without a known base, the kind is ``len(KINDS)``.
@@ -312,8 +312,8 @@ class Kinship:
         each = [np.empty((0, len(KINDS)))]
         for first in range(0, len(chosen), _SEQUENCES_AT_ONCE):
             some = chosen[first : first + _SEQUENCES_AT_ONCE]
-            few = sequences.at(sequences.starts[some], sequences.lengths[some])
-            each.append(self.net.probabilities(kind_features(few, code), few.lengths))
+            few = sequences.select(sequences.starts[some], sequences.lengths[some])
+            each.append(self.net.probabilities(group_features(few, code), few.lengths))
         chances = np.concatenate(each)
         best = chances.max(axis=1)
         kinds = np.where(np.isnan(best), len(KINDS), chances.argmax(axis=1))
@@ -321,7 +321,7 @@ class Kinship:
 
 
 def topologies(
-    sequences: Pieces, are_circles: Sequence[bool | None]
+    sequences: Windows, are_circles: Sequence[bool | None]
 ) -> list[tuple[Topology | Literal[""], int]]:
     """The topology of each whole record, and the length of its terminal repeat; 0: none.
 
@@ -343,35 +343,35 @@ def topologies(
 
 
 @cache
-def own_kinship() -> Kinship:
+def load_builtin_taxonomy() -> TaxonAssigner:
     """The package's own words and net; each process reads them once.
 
     Raises:
-        UnavailableError: as ``load_kinship``.
+        UnavailableError: as ``load_taxonomy``.
     """
-    return load_kinship(EMBEDDED_FOLDER / "kin.safetensors")
+    return load_taxonomy(EMBEDDED_FOLDER / "kin.safetensors")
 
 
-def load_kinship(path: Path) -> Kinship:
+def load_taxonomy(path: Path) -> TaxonAssigner:
     """Read words and net from their safetensors file.
 
     Raises:
         UnavailableError: the file is missing, damaged, or in another format.
     """
     try:
-        _, facts, tensors = mapped(path)
+        _, facts, tensors = load_tensors(path)
         if facts["format"] != FORMAT or facts["kinds"] != list(KINDS):
             raise ValueError(f"its format is {facts['format']}, with the kinds {facts['kinds']}")
         hidden, output = (
             (tensors[f"kind.{i}.weight"], tensors[f"kind.{i}.bias"]) for i in range(2)
         )
         slopes = tuple((n_bases, slope) for n_bases, slope in facts["slopes"])
-        return Kinship(
-            KinWords(*(tensors[f"words.{name}"] for name in ("buckets", "rests", "owners"))),
+        return TaxonAssigner(
+            KmerTable(*(tensors[f"words.{name}"] for name in ("buckets", "rests", "owners"))),
             tuple(facts["families"]),
             tuple(facts["kind_of_family"]),
             tuple(facts["clusters"]),
-            KindNet(tensors["kind.mean"], tensors["kind.deviation"], hidden, output, slopes),
+            GroupNetwork(tensors["kind.mean"], tensors["kind.deviation"], hidden, output, slopes),
             tuple((fewest, value) for fewest, value in facts["certainties"]),
         )
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:

@@ -103,7 +103,7 @@ class Track(NamedTuple):
 
 
 # the regions of a record, in order and without overlap, and the evidence for them
-Found: TypeAlias = tuple[tuple[Region, ...], Track]
+FoundRegions: TypeAlias = tuple[tuple[Region, ...], Track]
 
 
 class Calls(NamedTuple):
@@ -126,12 +126,12 @@ class Calls(NamedTuple):
     n_known_kmers: list[int | None]
 
     @classmethod
-    def of(cls, calls: Iterable[Call]) -> Calls:
+    def from_calls(cls, calls: Iterable[Call]) -> Calls:
         rows = map(attrgetter(*[one.name for one in fields(Call)[: len(cls._fields)]]), calls)
         columns = list(zip(*rows, strict=True)) or [()] * len(cls._fields)
         return cls(*map(list, columns))
 
-    def rows(self, rows: slice) -> Calls:
+    def slice_rows(self, rows: slice) -> Calls:
         return Calls._make(column[rows] for column in self)
 
 
@@ -144,7 +144,7 @@ class FrameScores(NamedTuple):
     scores: list[float]
 
     @classmethod
-    def of(cls, predictions: Iterable[Sequence[Prediction]]) -> FrameScores:
+    def from_predictions(cls, predictions: Iterable[Sequence[Prediction]]) -> FrameScores:
         """Make columns from the predictions of each record."""
         of_records = [[one for one in each if one.virus_score is not None] for each in predictions]
         frames = list(chain.from_iterable(of_records))
@@ -155,14 +155,14 @@ class FrameScores(NamedTuple):
             [frame.virus_score for frame in frames if frame.virus_score is not None],
         )
 
-    def rows(self, rows: slice) -> FrameScores:
+    def slice_rows(self, rows: slice) -> FrameScores:
         first = sum(self.n_of_records[: rows.start])
         n_of_records = self.n_of_records[rows]
         some = slice(first, first + sum(n_of_records))
         ids, chunk_ids, scores = self.ids[some], self.chunk_ids[some], self.scores[some]
         return FrameScores(n_of_records, ids, chunk_ids, scores)
 
-    def renamed(self, before: Sequence[str], now: Sequence[str]) -> FrameScores:
+    def with_ids(self, before: Sequence[str], now: Sequence[str]) -> FrameScores:
         """Rename the records; the ids of frames and chunks begin with the id of the record."""
         pairs = zip(before, now, self.n_of_records, strict=True)
         names = [(len(old), new) for old, new, n in pairs for _ in range(n)]
@@ -187,17 +187,17 @@ class Viruses(NamedTuple):
     identities: list[Identity]
 
     @classmethod
-    def of(cls, rows: Iterable[tuple[Any, ...]]) -> Viruses:
+    def from_rows(cls, rows: Iterable[tuple[Any, ...]]) -> Viruses:
         columns = list(zip(*rows, strict=True)) or [()] * len(cls._fields)
         return cls._make(map(list, columns))
 
-    def rows(self, first: int, end: int) -> Viruses:
+    def slice_rows(self, first: int, end: int) -> Viruses:
         """The viruses of records ``first:end``; their places count from ``first``."""
         rows = slice(bisect_left(self.places, first), bisect_left(self.places, end))
         some = Viruses._make(column[rows] for column in self)
         return some._replace(places=[place - first for place in some.places])
 
-    def renamed(self, before: Sequence[str], now: Sequence[str]) -> Viruses:
+    def with_ids(self, before: Sequence[str], now: Sequence[str]) -> Viruses:
         """Rename the records; names of viruses begin with the id of the record."""
         pairs = zip(self.places, self.names, strict=True)
         return self._replace(names=[now[i] + name[len(before[i]) :] for i, name in pairs])
@@ -211,19 +211,21 @@ class CalledRecords:
     calls: Calls
     frames: FrameScores
     # by index of the record: if it was searched for regions; if it has frames to embed
-    regions: dict[int, Found] = field(default_factory=dict)
+    regions: dict[int, FoundRegions] = field(default_factory=dict)
     embedded: dict[int, Sequence[Prediction]] = field(default_factory=dict)
-    viruses: Viruses = field(default_factory=lambda: Viruses.of(()))  # empty before the search
+    viruses: Viruses = field(
+        default_factory=lambda: Viruses.from_rows(())
+    )  # empty before the search
     # by index of the record, and suffix of a region's name: the suffix that is used instead
     region_suffixes: dict[tuple[int, str], str] = field(default_factory=dict)
 
     @classmethod
-    def joined(cls, each: Sequence[CalledRecords]) -> CalledRecords:
+    def concatenate(cls, each: Sequence[CalledRecords]) -> CalledRecords:
         """Concatenate the results of neighbouring records."""
         firsts = accumulate((len(one.records.ids) for one in each), initial=0)
         placed = list(zip(firsts, each, strict=False))
         return cls(
-            Records.joined([one.records for one in each]),
+            Records.concatenate([one.records for one in each]),
             Calls._make(concatenate_columns(one.calls for one in each)),
             FrameScores._make(concatenate_columns(one.frames for one in each)),
             {n + i: of for n, one in placed for i, of in one.regions.items()},
@@ -244,36 +246,40 @@ class CalledRecords:
             if not (region.over_origin and region.start == 0)
         )
 
-    def by_sample(self) -> Iterator[tuple[str, CalledRecords]]:
+    def split_by_sample(self) -> Iterator[tuple[str, CalledRecords]]:
         """Split the results by sample."""
         first = 0
         for sample, group in groupby(self.records.samples):
             end = first + len(list(group))
-            yield sample, self.rows(first, end)
+            yield sample, self.slice_rows(first, end)
             first = end
 
-    def rows(self, first: int, end: int) -> CalledRecords:
+    def slice_rows(self, first: int, end: int) -> CalledRecords:
         if (first, end) == (0, len(self.records.ids)):
             return self
         rows = slice(first, end)
         places = range(first, end)
         regions = {i - first: of for i, of in self.regions.items() if i in places}
         embedded = {i - first: of for i, of in self.embedded.items() if i in places}
-        columns = self.records.rows(rows), self.calls.rows(rows), self.frames.rows(rows)
+        columns = (
+            self.records.slice_rows(rows),
+            self.calls.slice_rows(rows),
+            self.frames.slice_rows(rows),
+        )
         suffixes = {
             (i - first, suffix): free
             for (i, suffix), free in self.region_suffixes.items()
             if i in places
         }
-        viruses = self.viruses.rows(first, end)
+        viruses = self.viruses.slice_rows(first, end)
         return CalledRecords(*columns, regions, embedded, viruses, suffixes)
 
-    def by_own_ids(self) -> CalledRecords:
+    def with_file_ids(self) -> CalledRecords:
         """The results with the ids of records and frames in their file."""
         ids, names = self.records.ids, self.records.names
         return replace(
             self,
             records=self.records.with_ids(names)._replace(own_ids=[""] * len(names)),
-            frames=self.frames.renamed(ids, names),
-            viruses=self.viruses.renamed(ids, names),
+            frames=self.frames.with_ids(ids, names),
+            viruses=self.viruses.with_ids(ids, names),
         )

@@ -16,45 +16,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.native import call
-from virnucpro.core.numeric import Counts
+from virnucpro.core.numeric import IntArray
 from virnucpro.core.types import reverse_complement
-from virnucpro.sequences.open_codes import N_CODES, UNKNOWN, Digits, code_of, encode
+from virnucpro.sequences.open_codes import N_CODES, UNKNOWN, Digits, encode, genetic_code
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 NOT_YET = 255  # in place of an owner: the word has not been looked up yet
 SHORTEST = 5  # codons of a stretch
 _BASES_OF_ENDS = 1_000  # strands nearly always differ in them
-Read: TypeAlias = tuple[Digits, Digits, NDArray[np.int32], Counts]  # see `read_bases`
+Read: TypeAlias = tuple[Digits, Digits, NDArray[np.int32], IntArray]  # see `read_bases`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
+class Windows:
     """Pieces of one row of digits, which may be many concatenated records.
 
     What is looked up along the row is kept, and ``at`` passes it on to other pieces.
     """
 
     digits: Digits  # (n_bases,)
-    starts: Counts  # (n,)
-    lengths: Counts  # (n,) bases
+    starts: IntArray  # (n,)
+    lengths: IntArray  # (n,) bases
     _read: dict[GeneticCode, Read] = field(default_factory=dict)
     _owners: dict[tuple[GeneticCode, Sized], Digits] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, sequences: Sequence[str]) -> Pieces:
+    def from_sequences(cls, sequences: Sequence[str]) -> Windows:
         """Each sequence as one piece."""
         lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-        return cls.side_by_side(encode("".join(sequences)), lengths)
+        return cls.concatenate(encode("".join(sequences)), lengths)
 
     @classmethod
-    def side_by_side(cls, digits: Digits, lengths: Counts) -> Pieces:
+    def concatenate(cls, digits: Digits, lengths: IntArray) -> Windows:
         """Each of the concatenated sequences in a row as one piece."""
         return cls(digits, np.cumsum(lengths) - lengths, lengths)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def at(self, starts: Counts, lengths: Counts) -> Pieces:
+    def select(self, starts: IntArray, lengths: IntArray) -> Windows:
         """Other pieces of the same row. (n,), (n,)"""
         return replace(self, starts=starts, lengths=lengths)
 
@@ -86,8 +86,8 @@ def _read(digits: Digits, code: GeneticCode) -> Read:
 
 
 def find_stretches(
-    pieces: Pieces, code: GeneticCode = STANDARD, shortest: int = SHORTEST
-) -> tuple[Counts, Counts, Counts, Counts]:
+    pieces: Windows, code: GeneticCode = STANDARD, shortest: int = SHORTEST
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Find the stretches of all frames that longer ones hardly cover.
 
     Returns the piece, the strand (0 forward, 1 reverse), the first base on that strand, and the
@@ -112,7 +112,7 @@ def find_stretches(
 def is_stop(code: GeneticCode) -> Digits:
     """Whether each codon code is a stop. (125,)"""
     table = np.zeros(N_CODES, dtype=np.uint8)
-    table[[code_of(codon) for codon in code.stops]] = 1
+    table[[genetic_code(codon) for codon in code.stops]] = 1
     return table
 
 
@@ -144,7 +144,7 @@ def comes_first(sequence: str, other: str) -> bool:
     return encode(sequence).tobytes() < encode(other).tobytes()
 
 
-def first_of_circle(sequence: str) -> int:
+def canonical_rotation(sequence: str) -> int:
     """The base from which a circle comes first, in the order of digits.
 
     >>> first_of_circle("TTACTTAA"), first_of_circle("GATGATGAT")
@@ -155,7 +155,9 @@ def first_of_circle(sequence: str) -> int:
     return int(first[0])
 
 
-def cut(starts: Counts, lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:
+def split_windows(
+    starts: IntArray, lengths: IntArray, size: int
+) -> tuple[IntArray, IntArray, IntArray]:
     """Cut records of one row into pieces: the record, start and length of each.
 
     A record gets the fewest pieces that leave out at most a tenth of a piece. They are spread

@@ -13,18 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError
-from virnucpro.core.events import OnEvent, Progress
-from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.events import EventHandler, Progress
+from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.results.mendable import find_mendable
-from virnucpro.sequences.input_scan import Survey
+from virnucpro.sequences.input_scan import InputScan
 from virnucpro.sequences.inputs import (
     InputFile,
     check_recorded,
     find_inputs,
     find_present,
-    hashed,
-    listed,
+    hash_inputs,
+    list_inputs,
     with_text_hash,
 )
 from virnucpro.sequences.samples import name_samples
@@ -36,7 +36,7 @@ _SHOWN = 3  # names in a message
 
 
 def collect_inputs(
-    config: RunConfig, rundir: RunDir, recorded: Manifest | None, on_event: OnEvent
+    config: RunConfig, rundir: RunDir, recorded: Manifest | None, on_event: EventHandler
 ) -> Manifest:
     """Find and read the inputs, and check that they fit the recorded run, if any.
 
@@ -51,9 +51,9 @@ def collect_inputs(
         files = name_samples(named, ())
     else:
         recorded, named = _follow_moved(recorded, _without_empty_stdin(named))
-        again = _unnamed(recorded, named)
-        files = name_samples([*named, *again], _with_names(recorded))
-    survey = Survey(
+        again = _without_names(recorded, named)
+        files = name_samples([*named, *again], _name_inputs(recorded))
+    survey = InputScan(
         options.strict or len(files) == 1,
         options.rename_duplicates,
         lambda done: on_event(Progress("reading the input", done, 0, "letters")),
@@ -65,7 +65,7 @@ def collect_inputs(
         files, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes"))
     )
     if recorded is None:
-        manifest = _begin(config, files, survey)
+        manifest = _start_inputs(config, files, survey)
     else:
         files = survey.hash_texts(file.with_text_hash_of(recorded.inputs) for file in files)
         manifest = _extend_run(config, rundir, recorded, files, survey)
@@ -74,7 +74,7 @@ def collect_inputs(
     return number_taken_names(manifest, on_event)
 
 
-def number_taken_names(manifest: Manifest, on_event: OnEvent) -> Manifest:
+def number_taken_names(manifest: Manifest, on_event: EventHandler) -> Manifest:
     """Find the names that ids take from derived names, and announce that these get a number.
 
     Raises:
@@ -83,7 +83,7 @@ def number_taken_names(manifest: Manifest, on_event: OnEvent) -> Manifest:
     on_event(Progress("comparing ids with derived names", 0, 0, "bytes"))
     manifest = manifest.with_taken_names()
     if manifest.taken:
-        n_ids = counted(len(manifest.taken.names), "id")
+        n_ids = format_count(len(manifest.taken.names), "id")
         announce(
             f"{n_ids} could also be the name of a chunk, piece or region of another record; such a "
             "name gets a number, as in ID_piece_1_2"
@@ -114,9 +114,11 @@ def _refuse_others(recorded: Manifest, files: Iterable[InputFile], rundir: RunDi
     ]
     if not others:
         return
-    inputs = listed([file.shown for file in (*recorded.inputs, *recorded.refused)], _SHOWN)
+    inputs = list_inputs(
+        [file.display_name for file in (*recorded.inputs, *recorded.refused)], _SHOWN
+    )
     raise ResumeError(
-        f"{listed([file.shown for file in others], _SHOWN)}: not in the run that "
+        f"{list_inputs([file.display_name for file in others], _SHOWN)}: not in the run that "
         f"{printable(rundir.root)} contains, which has {inputs}",
         hint=with_options(
             "add {add} to include it in that run, or choose another {output_dir} for a new run"
@@ -136,28 +138,31 @@ def _follow_moved(
     paths = {file.path for file in recorded.inputs}
     if all(Path(path).is_file() for path in paths):
         return recorded, list(named)
-    files = [file if file.path in paths else _hashed_if_readable(file) for file in named]
+    files = [file if file.path in paths else _hash_readable(file) for file in named]
     present = find_present(recorded.inputs, [file for file in files if file.path not in paths])
     for before, now in zip(recorded.inputs, present, strict=True):
         if now.path != before.path:
-            announce(f"{now.shown} has the content of {before.shown}, and is read in its place")
+            announce(
+                f"{now.display_name} has the content of {before.display_name}, and is read "
+                f"in its place"
+            )
     return replace(recorded, inputs=tuple(present)), files
 
 
-def _hashed_if_readable(file: InputFile) -> InputFile:
+def _hash_readable(file: InputFile) -> InputFile:
     """The file with its hashes; without them if it cannot be read, which is reported later."""
     try:
-        return with_text_hash(hashed(file))
+        return with_text_hash(hash_inputs(file))
     except (InputError, InputMissingError):
         return file
 
 
-def _with_names(recorded: Manifest) -> list[InputFile]:
+def _name_inputs(recorded: Manifest) -> list[InputFile]:
     """The files of a run that keep their sample: those that were read, and unreadable mates."""
     return [*recorded.inputs, *(file for file in recorded.refused if file.mate)]
 
 
-def _unnamed(recorded: Manifest, files: Sequence[InputFile]) -> list[InputFile]:
+def _without_names(recorded: Manifest, files: Sequence[InputFile]) -> list[InputFile]:
     """The existing files that an earlier start could not read and this command does not name.
 
     A command that names all other files omits them on purpose. Files once read stay in the run.
@@ -169,26 +174,28 @@ def _unnamed(recorded: Manifest, files: Sequence[InputFile]) -> list[InputFile]:
 
     kept = [file for file in recorded.inputs if not file.generation and not is_named(file)]
     if kept:
-        others = f" and {counted(len(kept) - 1, 'other file')} stay" if len(kept) > 1 else " stays"
-        announce(f"{kept[0].shown}{others} in this run although not named again")
+        others = (
+            f" and {format_count(len(kept) - 1, 'other file')} stay" if len(kept) > 1 else " stays"
+        )
+        announce(f"{kept[0].display_name}{others} in this run although not named again")
     return [
         InputFile(file.path, name=file.name, sample=file.sample, mate=file.mate)
         for file in recorded.refused
-        if not is_named(file) and _is_tried_again(file, is_kept=bool(kept))
+        if not is_named(file) and _is_retried(file, is_kept=bool(kept))
     ]
 
 
-def _is_tried_again(file: InputFile, *, is_kept: bool) -> bool:
+def _is_retried(file: InputFile, *, is_kept: bool) -> bool:
     """Whether to read a refused file again; if not, the log says why."""
     if not any(map(os.path.lexists, (file.path, file.name))):
-        LOGGER.warning("%s no longer exists; dropped from this run", file.shown)
+        LOGGER.warning("%s no longer exists; dropped from this run", file.display_name)
         return False
     if not is_kept:
-        LOGGER.warning("%s was not named again; dropped from this run", file.shown)
+        LOGGER.warning("%s was not named again; dropped from this run", file.display_name)
     return is_kept
 
 
-def _begin(config: RunConfig, files: Sequence[InputFile], survey: Survey) -> Manifest:
+def _start_inputs(config: RunConfig, files: Sequence[InputFile], survey: InputScan) -> Manifest:
     """A new run of these files."""
     options = config.options
     is_qualified = False
@@ -197,22 +204,22 @@ def _begin(config: RunConfig, files: Sequence[InputFile], survey: Survey) -> Man
         is_qualified = survey.share_ids(files)
     input_type = options.known_type
     if input_type is None:
-        input_type, files = survey.agree_on_type(files)
+        input_type, files = survey.decide_type(files)
     else:
-        survey.doubt_type(files, input_type)
+        survey.warn_of_type(files, input_type)
     files = survey.hash_texts(files)
     _warn_of_copies(files)
     return Manifest(
         config.recipe_for(input_type),
         tuple(files),
         is_qualified=is_qualified,
-        refused=_refused_files(survey),
+        refused=_rejected_files(survey),
         models=config.models,
         embed=config.rules,
     )
 
 
-def _refused_files(survey: Survey) -> tuple[InputFile, ...]:
+def _rejected_files(survey: InputScan) -> tuple[InputFile, ...]:
     return tuple(file for file, _ in survey.refused)
 
 
@@ -220,7 +227,7 @@ def _warn_of_copies(files: Iterable[InputFile]) -> None:
     first_with: dict[str, InputFile] = {}
     for file in files:
         if (first := first_with.setdefault(file.identity, file)) is not file:
-            names = first.shown, file.shown
+            names = first.display_name, file.display_name
             LOGGER.warning("%s and %s have the same content: each record counts twice", *names)
 
 
@@ -229,7 +236,7 @@ def _extend_run(
     rundir: RunDir,
     recorded: Manifest,
     files: Sequence[InputFile],
-    survey: Survey,
+    survey: InputScan,
 ) -> Manifest:
     """The recorded run plus the files that are new now, or readable for the first time."""
     options = config.options
@@ -243,26 +250,26 @@ def _extend_run(
     if new:
         _warn_of_copies(new)
         new = survey.run(new)
-    anew = _given_anew(rundir, recorded, new)
+    anew = _reselected_inputs(rundir, recorded, new)
     if options.known_type is None:
         ordinary = [file for file in new if not anew[file.path]]
-        _, ordinary = survey.agree_on_type(ordinary, run_type)
+        _, ordinary = survey.decide_type(ordinary, run_type)
         new = [file for file in new if anew[file.path] or file in ordinary]
     for file in new:
-        LOGGER.warning("added to this run: %s", file.shown)
+        LOGGER.warning("added to this run: %s", file.display_name)
     announce(f"resuming the run in {printable(rundir.root)}; finished work is kept")
     replaced = set(recorded.replaced).union(*(anew[file.path] for file in new))
     return replace(
         recorded,
         inputs=(*old, *new),
         replaced=tuple(sorted(replaced)),
-        refused=_refused_files(survey),
+        refused=_rejected_files(survey),
         models=config.models,
         embed=config.rules,
     )
 
 
-def _refuse_lost(recorded: Manifest, survey: Survey) -> None:
+def _refuse_lost(recorded: Manifest, survey: InputScan) -> None:
     """
     Raises:
         InputError, InputMissingError: a file of the recorded run can no longer be read.
@@ -273,7 +280,7 @@ def _refuse_lost(recorded: Manifest, survey: Survey) -> None:
             raise error
 
 
-def _given_anew(
+def _reselected_inputs(
     rundir: RunDir, recorded: Manifest, files: Sequence[InputFile]
 ) -> dict[str, set[str]]:
     """Per file path, the ids of the failed or invalid records that the file replaces.
@@ -286,7 +293,7 @@ def _given_anew(
     if files and table.exists():
         hint = with_options("run with {resume} alone to rewrite it, then repeat this command")
         pairs = find_mendable(command, table, hint)
-        mendable = {recorded.ids.of(sample, record_id) for sample, record_id in pairs}
+        mendable = {recorded.ids.from_inputs(sample, record_id) for sample, record_id in pairs}
     return {
         file.path: {record.id for record in file.read() if record.id in mendable} for file in files
     }

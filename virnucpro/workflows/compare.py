@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeAlias
 
-from virnucpro.core.atomic_io import open_plain
+from virnucpro.core.atomic_io import open_regular_file
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.logging import printable
 from virnucpro.results.outputs import (
@@ -107,7 +107,7 @@ def _find_tables(path: Path) -> dict[str, Path]:
             f"{printable(path)}: no such file or folder",
             hint="name a run folder of `virnucpro predict`, one of VirNucPro, or a table",
         )
-    with open_plain(path) as lines:
+    with open_regular_file(path) as lines:
         head = b"".join(islice(lines, 1)).decode(errors="replace").rstrip()
     for name, (sink, _) in _READERS.items():
         if head == "\t".join(sink.columns):
@@ -170,32 +170,36 @@ def _read(name: str, path: Path) -> Iterator[_Row]:
     return sink.rows_at(path, parsed, _HINT)
 
 
-def _frame_in(row: dict[str, str]) -> _Row:
+def _frame_differences(row: dict[str, str]) -> _Row:
     return row["Sequence_ID"], row["Prediction"], float(row["score2"])
 
 
-def _chunk_in(row: dict[str, str]) -> _Row:
+def _chunk_differences(row: dict[str, str]) -> _Row:
     return row["Modified_ID"], row["Is_Virus"], None
 
 
-def _record_in(row: dict[str, str]) -> _Row:
+def _record_differences(row: dict[str, str]) -> _Row:
     call = parse_call(row)
-    return _in_file(call.sample, call.record_id), row["call"] or call.status, call.virus_score
+    return (
+        _file_difference(call.sample, call.record_id),
+        row["call"] or call.status,
+        call.virus_score,
+    )
 
 
-def _virus_in(row: dict[str, str]) -> _Row:
+def _virus_differences(row: dict[str, str]) -> _Row:
     _, identity = parse_identity(row)
     label = f"{row['kind']} {identity.virus_kind} {identity.kin}".rstrip()
-    return _in_file(row["file"], row["virus"]), label, float(row["score"])
+    return _file_difference(row["file"], row["virus"]), label, float(row["score"])
 
 
-def _in_file(sample: str, name: str) -> str:
+def _file_difference(sample: str, name: str) -> str:
     return f"{sample}: {name}" if sample else name
 
 
 _READERS: dict[str, tuple[OutputFile, Callable[[dict[str, str]], _Row]]] = {
-    "frames": (FRAME_TABLE, _frame_in),
-    "chunks": (CHUNK_TABLE, _chunk_in),
-    "records": (RECORD_TABLE, _record_in),
-    "viruses": (VIRUS_TABLE, _virus_in),
+    "frames": (FRAME_TABLE, _frame_differences),
+    "chunks": (CHUNK_TABLE, _chunk_differences),
+    "records": (RECORD_TABLE, _record_differences),
+    "viruses": (VIRUS_TABLE, _virus_differences),
 }

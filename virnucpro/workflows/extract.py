@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from virnucpro.core.events import STAGES, OnEvent
-from virnucpro.core.helper_pool import Pool
+from virnucpro.core.events import STAGES, EventHandler
+from virnucpro.core.helper_pool import HelperPool
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.results.outputs import OUTPUTS, open_run_dir
@@ -22,7 +22,7 @@ from virnucpro.workflows.run_steps import (
     embed_and_write,
     finish_plan,
     finish_run,
-    hold_folder,
+    lock_run_dir,
     log_summary,
     make_plan,
     open_run,
@@ -35,9 +35,9 @@ from virnucpro.workflows.summary import Summary
 
 def extract(
     options: ExtractOptions,
-    on_event: OnEvent,
+    on_event: EventHandler,
     executor_on: ExecutorOn = ProcessExecutor,
-    pool: Pool | None = None,
+    pool: HelperPool | None = None,
     *,
     create: bool = True,
 ) -> Summary:
@@ -49,7 +49,7 @@ def extract(
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
-    with hold_folder(options.output_dir, create=create) as lock_new_folder:
+    with lock_run_dir(options.output_dir, create=create) as lock_new_folder:
         config = resolve_extract(options, on_event)
         lock_new_folder()
         executor = choose_executor(config, executor_on)
@@ -57,7 +57,10 @@ def extract(
 
 
 def run_extract(
-    config: ExtractConfig, executor: Executor, on_event: OnEvent, pool: Pool | None = None
+    config: ExtractConfig,
+    executor: Executor,
+    on_event: EventHandler,
+    pool: HelperPool | None = None,
 ) -> Summary:
     """Run, or resume, an extraction, in a folder that is made if it is missing.
 
@@ -69,7 +72,10 @@ def run_extract(
 
 
 def run_locked_extract(
-    config: ExtractConfig, executor: Executor, on_event: OnEvent, pool: Pool | None = None
+    config: ExtractConfig,
+    executor: Executor,
+    on_event: EventHandler,
+    pool: HelperPool | None = None,
 ) -> Summary:
     """Run, or resume, an extraction in a folder that the caller has locked.
 
@@ -106,7 +112,7 @@ def record_extract(run_dir: RunDir, config: ExtractConfig, manifest: Manifest) -
 
 
 def extract_context(
-    config: ExtractConfig, record: RunRecord, plan: Plan, pool: Pool, on_event: OnEvent
+    config: ExtractConfig, record: RunRecord, plan: Plan, pool: HelperPool, on_event: EventHandler
 ) -> RunContext:
     """Everything that the steps after the plan of an extraction share."""
     options = config.options
@@ -119,7 +125,7 @@ def extract_context(
         plan=plan,
         row_builder=EmbeddingRowBuilder(
             manifest=manifest,
-            stores=run_dir.stores_of(manifest.recipe),
+            stores=run_dir.feature_stores(manifest.recipe),
             slices=plan.shards_by_slice,
             feature_format=options.format,
             with_own_ids=per_file and manifest.is_qualified,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from virnucpro.core.recipe import Reads, Status
+from virnucpro.core.recipe import Alphabet, Status
 from virnucpro.core.types import FRAMES_FAILED, Orf, Records
 from virnucpro.results.embedding_rows import EmbeddedRecords, FailedFrame, make_batches
 from virnucpro.results.outputs import OUTPUTS
-from virnucpro.sequences.open_codes import other_codes
-from virnucpro.sequences.translate import screen_all
+from virnucpro.sequences.open_codes import find_alternative_codes
+from virnucpro.sequences.translate import reject_reasons
 from virnucpro.store.feature_store import ShardFeatures
 from virnucpro.workflows.table_tasks import BlockRows, Frame, FrameRange, RowBuilder, ShardFrames
 
@@ -49,7 +49,7 @@ class EmbeddingRowBuilder(RowBuilder):
 
     def _describe(self, records: Records, frames: Sequence[Sequence[Frame]]) -> EmbeddedRecords:
         """The status, the note and the counts of each record, from its frames."""
-        screened = screen_all(records, self.recipe)
+        screened = reject_reasons(records, self.recipe)
         statuses: list[Status] = []
         notes: list[str] = []
         n_chunks: list[int] = []
@@ -60,7 +60,7 @@ class EmbeddingRowBuilder(RowBuilder):
             ]
             if failed:
                 failures[index] = failed
-            outcome = screened.get(index) or self._outcome(len(frames[index]), failed)
+            outcome = screened.get(index) or self._row_status(len(frames[index]), failed)
             statuses.append(outcome[0])
             notes.append(outcome[1])
             n_chunks.append(0 if index in screened else self.recipe.count_chunks(length))
@@ -70,11 +70,11 @@ class EmbeddingRowBuilder(RowBuilder):
         ]
         return EmbeddedRecords(records, statuses, notes, n_chunks, n_frames, failures)
 
-    def _outcome(self, n_frames: int, failed: Sequence[FailedFrame]) -> tuple[Status, str]:
+    def _row_status(self, n_frames: int, failed: Sequence[FailedFrame]) -> tuple[Status, str]:
         """The status and the note of a record that passed the screen."""
         if not n_frames:
             # an encoder of chunks reads all that have a known base
-            return "no_orf", "no known base" if Reads.CHUNK in self.recipe.reads else ""
+            return "no_orf", "no known base" if Alphabet.CHUNK in self.recipe.alphabets else ""
         if not failed:
             return "embedded", ""
         note = f"{len(failed)} of {n_frames} {FRAMES_FAILED}: {failed[0].reason}"
@@ -89,5 +89,5 @@ class EmbeddingRowBuilder(RowBuilder):
             for index, status in enumerate(statuses)
             if status in ("embedded", "no_orf") and not notes[index]
         ]
-        for index, note in other_codes(records, indices, self.recipe).items():
+        for index, note in find_alternative_codes(records, indices, self.recipe).items():
             notes[index] = note

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from virnucpro._version import __version__
 from virnucpro.core.errors import InputError, UsageError
-from virnucpro.core.events import OnEvent, Progress
-from virnucpro.core.helper_pool import Pool
+from virnucpro.core.events import EventHandler, Progress
+from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.logging import LOGGER, announce, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.types import FastaRecord, Records
@@ -28,7 +28,7 @@ from virnucpro.sequences.inputs import InputFile, check_recorded
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import RunDir
-from virnucpro.viral.provirus import RegionFinder
+from virnucpro.viral.provirus import ProvirusFinder
 from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores
 from virnucpro.workflows.collect_inputs import number_taken_names
 from virnucpro.workflows.options import record_options, restore_options
@@ -40,7 +40,7 @@ TABLE = REGION_TABLE.file
 _WRITTEN = tuple(sink.file for sink in REGION_OUTPUTS)
 
 
-def find_regions(asked: RegionsOptions, on_event: OnEvent) -> RecordCounts:
+def find_regions(asked: RegionsOptions, on_event: EventHandler) -> RecordCounts:
     """Find regions in the records of a finished run. Returns the counts of its records.
 
     Raises:
@@ -49,16 +49,16 @@ def find_regions(asked: RegionsOptions, on_event: OnEvent) -> RecordCounts:
     """
     rundir = open_run_dir(asked.folder)
     _finished_run(rundir)  # before a lock is made: the folder may hold something else
-    with rundir.in_use():
+    with rundir.locked_for_run():
         manifest = _finished_run(rundir)
         # not as a run begins: the page keeps the warnings of the run
         LOGGER.info("virnucpro %s regions: %s", __version__, printable(" ".join(asked.argv)))
         Outputs(rundir).check(but=(RunDir.page, *_WRITTEN))
         inputs = check_recorded(manifest.inputs)
         present = number_taken_names(replace(manifest, inputs=tuple(inputs)), on_event)
-        options = _with_regions(rundir, asked.region_model)
-        finder = RegionFinder.embedded(
-            *(manifest.recipe.genetic_code, None, options.region_model, options.least_posterior)
+        options = _add_regions(rundir, asked.region_model)
+        finder = ProvirusFinder.load_builtin(
+            *(manifest.recipe.genetic_code, None, options.region_model, options.min_posterior)
         )
         announce(f"regions: learned from {finder.model.training}")
         with Outputs(rundir).rewriting((RECORD_TABLE.file, *_WRITTEN)):
@@ -67,7 +67,7 @@ def find_regions(asked: RegionsOptions, on_event: OnEvent) -> RecordCounts:
             )
             _note_in_manifest(rundir, manifest, tally, options)
         if rundir.report.exists():
-            write_run_page(rundir, Pool())
+            write_run_page(rundir, HelperPool())
         LOGGER.info("%s", tally.virus_line)
     return tally
 
@@ -76,18 +76,22 @@ def _write_files(
     rundir: RunDir,
     manifest: Manifest,
     inputs: Sequence[InputFile],
-    finder: RegionFinder,
-    on_event: OnEvent,
+    finder: ProvirusFinder,
+    on_event: EventHandler,
 ) -> RecordCounts:
     """Write the table of viruses, the region files, and the table of records with new notes."""
-    tally, n_letters, total = RecordCounts(), 0, InputFile.letters_of(inputs)
+    tally, n_letters, total = RecordCounts(), 0, InputFile.total_letters(inputs)
     sinks = (RECORD_TABLE, *REGION_OUTPUTS)
     per_file = rundir.samples.is_dir()
     with_own = manifest.is_qualified and per_file
     with open_outputs(sinks, locate_outputs(rundir, rundir, manifest, per_file=per_file)) as add:
         for record, call in _records_and_calls(rundir, manifest, inputs):
-            results = CalledRecords(Records.of([record]), Calls.of([call]), FrameScores.of([[]]))
-            finder.add_to(results, 0)
+            results = CalledRecords(
+                Records.from_records([record]),
+                Calls.from_calls([call]),
+                FrameScores.from_predictions([[]]),
+            )
+            finder.add_regions(results, 0)
             [portion] = make_batches(
                 results, sinks, finder.code, with_own=with_own, taken=manifest.taken
             )
@@ -99,7 +103,7 @@ def _write_files(
     return tally
 
 
-def _with_regions(rundir: RunDir, region_model: Path | None) -> PredictOptions:
+def _add_regions(rundir: RunDir, region_model: Path | None) -> PredictOptions:
     """The options of a run with regions switched on, by its own model unless one is named.
 
     Raises:
@@ -140,7 +144,7 @@ def _records_and_calls(
     hint = with_options("write it again: run its command with {resume}")
     calls = read_calls(path, hint)
     for record, call in zip_longest(manifest.records(inputs), calls):
-        if record is None or call is None or not _is_of(call, record):
+        if record is None or call is None or not _belongs_to(call, record):
             name = printable(record.name if record else call.record_id)
             raise InputError(
                 f"{printable(path)} is not the table of this run: {name} is in the inputs only, or "
@@ -150,7 +154,7 @@ def _records_and_calls(
         yield record, call
 
 
-def _is_of(call: Call, record: FastaRecord) -> bool:
+def _belongs_to(call: Call, record: FastaRecord) -> bool:
     expected = (record.sample, record.name, len(record.sequence))
     return (call.sample, call.record_id, call.length) == expected
 

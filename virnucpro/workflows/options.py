@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from virnucpro.core.atomic_io import expanded
+from virnucpro.core.atomic_io import expand_path
 from virnucpro.core.errors import ResumeError, UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import (
     CLUSTER,
     FILES,
     MODEL,
+    build_options,
     count,
-    make,
     option,
-    refuse,
+    reject_options,
 )
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Command, FeatureFormat, InputType, Pooling, Store
@@ -191,18 +191,20 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         CacheOptions.__post_init__(self)
         for name in ("plan_only", "no_embed"):
             if getattr(self, name):
-                refuse(
+                reject_options(
                     self, ("cache",), with_options(f"with {{{name}}}, where nothing is embedded")
                 )
         if self.plan_only:
-            refuse(self, ("no_embed",), with_options("with {plan_only}"))
+            reject_options(self, ("no_embed",), with_options("with {plan_only}"))
         if not self.resume:
-            refuse(
+            reject_options(
                 self, ("no_embed",), with_options("without {resume}: a new run has no vectors yet")
             )
-            refuse(self, ("add",), with_options("without {resume}, which continues the run"))
+            reject_options(
+                self, ("add",), with_options("without {resume}, which continues the run")
+            )
         if self.executor == "local":
-            refuse(self, ("executor_config",), with_options("without {executor:parsl}"))
+            reject_options(self, ("executor_config",), with_options("without {executor:parsl}"))
         self.check_type(self.input_type)
 
     @property
@@ -220,7 +222,7 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         Raises:
             UsageError: one of them was given.
         """
-        refuse(
+        reject_options(
             self,
             ("keep_intermediate", "store"),
             "where nothing is embedded",
@@ -234,7 +236,7 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
             UsageError: one of them was given.
         """
         if input_type == "protein":
-            refuse(self, ("chunk_size", "genetic_code"), "on proteins, which are not cut")
+            reject_options(self, ("chunk_size", "genetic_code"), "on proteins, which are not cut")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +271,7 @@ class ExtractOptions(RunOptions):
     def __post_init__(self) -> None:
         RunOptions.__post_init__(self)
         if self.pooling == "none":
-            refuse(
+            reject_options(
                 self,
                 ("cache",),
                 with_options("with {pooling:none}: a cache holds one vector per sequence"),
@@ -289,7 +291,7 @@ def _recorded_values(options: RunOptions, names: Iterable[str]) -> dict[str, obj
     values = {name: getattr(options, name) for name in names}
     for name, value in values.items():
         if isinstance(value, Path):
-            values[name] = str(expanded(value).absolute())
+            values[name] = str(expand_path(value).absolute())
         elif name == "model" and value is not None:
             values[name] = name_anywhere(value)
     return values
@@ -297,7 +299,7 @@ def _recorded_values(options: RunOptions, names: Iterable[str]) -> dict[str, obj
 
 def name_anywhere(model: str) -> str:
     """A model as ``--model`` names it; a path is made absolute."""
-    return model if Path(model).name == model else str(expanded(model).absolute())
+    return model if Path(model).name == model else str(expand_path(model).absolute())
 
 
 _Options = TypeVar("_Options", bound=RunOptions)
@@ -312,7 +314,7 @@ def restore_options(kind: type[_Options], folder: Path, stored: Mapping[str, Any
     try:
         given = {**stored["tables"], **stored["cut"], "output_dir": str(folder)}
         values = {name: value for name, value in given.items() if value is not None}
-        return make(kind, {**values, "input": [str(folder)]})
+        return build_options(kind, {**values, "input": [str(folder)]})
     except (KeyError, TypeError, UsageError) as error:
         raise ResumeError(
             f"{printable(folder)}: run.json does not say how the tables are made",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from virnucpro.core.events import STAGES, OnEvent
-from virnucpro.core.helper_pool import Pool
+from virnucpro.core.events import STAGES, EventHandler
+from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.logging import LOGGER
-from virnucpro.core.option_schema import carry
+from virnucpro.core.option_schema import convert_options
 from virnucpro.core.recipe import Recipe
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
@@ -19,9 +19,9 @@ from virnucpro.results.outputs import OUTPUTS, open_run_dir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
 from virnucpro.store.run_dir import RunDir
-from virnucpro.viral.classifier import Caller
-from virnucpro.viral.options import CutOptions
-from virnucpro.viral.provirus import RegionFinder
+from virnucpro.viral.classifier import RecordClassifier
+from virnucpro.viral.options import ThresholdOptions
+from virnucpro.viral.provirus import ProvirusFinder
 from virnucpro.workflows.predict_config import PredictConfig, resolve_predict
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.predict_rows import SELECTION, CallRowBuilder
@@ -36,7 +36,7 @@ from virnucpro.workflows.run_steps import (
     embed_and_write,
     finish_plan,
     finish_run,
-    hold_folder,
+    lock_run_dir,
     log_summary,
     make_plan,
     open_run,
@@ -50,9 +50,9 @@ from virnucpro.workflows.summary import Summary
 
 def predict(
     options: PredictOptions,
-    on_event: OnEvent,
+    on_event: EventHandler,
     executor_on: ExecutorOn = ProcessExecutor,
-    pool: Pool | None = None,
+    pool: HelperPool | None = None,
 ) -> Summary:
     """Call the records of the input in the run folder, as the options say.
 
@@ -61,7 +61,7 @@ def predict(
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
-    with hold_folder(options.output_dir) as lock_new_folder:
+    with lock_run_dir(options.output_dir) as lock_new_folder:
         config = resolve_predict(options, on_event)
         lock_new_folder()
         executor = choose_executor(config, executor_on)
@@ -69,7 +69,10 @@ def predict(
 
 
 def run_predict(
-    config: PredictConfig, executor: Executor, on_event: OnEvent, pool: Pool | None = None
+    config: PredictConfig,
+    executor: Executor,
+    on_event: EventHandler,
+    pool: HelperPool | None = None,
 ) -> Summary:
     """Run, or resume, a prediction, in a folder that is made if it is missing.
 
@@ -81,7 +84,10 @@ def run_predict(
 
 
 def run_locked_predict(
-    config: PredictConfig, executor: Executor, on_event: OnEvent, pool: Pool | None = None
+    config: PredictConfig,
+    executor: Executor,
+    on_event: EventHandler,
+    pool: HelperPool | None = None,
 ) -> Summary:
     """Run, or resume, a prediction in a folder that the caller has locked.
 
@@ -120,8 +126,8 @@ def run_locked_predict(
 class Classification:
     """What scores and calls the records of one input type."""
 
-    classifier: Caller
-    finder: RegionFinder | None  # None: no search for regions
+    classifier: RecordClassifier
+    finder: ProvirusFinder | None  # None: no search for regions
     scores: ScoreStore | None  # None: scores are not stored
 
 
@@ -133,18 +139,18 @@ def resolve_calls(config: PredictConfig, run_dir: RunDir, recipe: Recipe) -> Cla
         InputMissingError, UnavailableError: the region model is missing or damaged.
     """
     options = config.options
-    classifier = config.classifier.of_type(recipe.input_type)
+    classifier = config.classifier.for_input_type(recipe.input_type)
     finder = None
     if options.regions and recipe.input_type == "nucleotide":
         # it uses the scorer, whoever calls
-        finder = RegionFinder.embedded(
+        finder = ProvirusFinder.load_builtin(
             recipe.genetic_code,
             classifier.scorer,
             options.region_model,
-            options.least_posterior,
+            options.min_posterior,
         )
     scores = None
-    if classifier.keeps_scores:
+    if classifier.stores_scores:
         digest = finder.digest if finder else ""
         scores = ScoreStore(run_dir, run_dir.scores, recipe.fingerprint, digest)
     return Classification(classifier=classifier, finder=finder, scores=scores)
@@ -159,8 +165,8 @@ def record_predict(
     key = (
         type(classifier).__name__,
         sorted(classifier.hashes.items()),
-        classifier.cut,
-        carry(options, CutOptions, region_model=None),
+        classifier.threshold,
+        convert_options(options, ThresholdOptions, region_model=None),
         calls.finder.digest if calls.finder else "",
         has_sample_tables(options, run_dir),
     )
@@ -174,7 +180,7 @@ def make_row_builder(config: PredictConfig, plan: Plan, calls: Classification) -
     per_file = has_sample_tables(config.options, plan.rundir)
     return CallRowBuilder(
         manifest=manifest,
-        stores=plan.rundir.stores_of(manifest.recipe),
+        stores=plan.rundir.feature_stores(manifest.recipe),
         slices=plan.shards_by_slice,
         with_own_ids=per_file and manifest.is_qualified,
         classifier=calls.classifier,
@@ -188,8 +194,8 @@ def predict_context(
     record: RunRecord,
     calls: Classification,
     plan: Plan,
-    pool: Pool,
-    on_event: OnEvent,
+    pool: HelperPool,
+    on_event: EventHandler,
 ) -> RunContext:
     """Everything that the steps after the plan of a prediction share."""
     options = config.options
@@ -211,7 +217,7 @@ def predict_context(
     )
 
 
-def warn_of_plan(classifier: Caller, plan: Plan) -> list[str]:
+def warn_of_plan(classifier: RecordClassifier, plan: Plan) -> list[str]:
     """Warn about records with weak calls or none."""
     counts = plan.counts
     numbers = (counts.n_records, counts.n_short, len(plan.shards))
@@ -219,7 +225,7 @@ def warn_of_plan(classifier: Caller, plan: Plan) -> list[str]:
 
 
 def _predict_without_inputs(
-    run: OpenRun, config: PredictConfig, lost: str, summary: Summary, on_event: OnEvent
+    run: OpenRun, config: PredictConfig, lost: str, summary: Summary, on_event: EventHandler
 ) -> None:
     """Apply another threshold to the stored scores of a finished run whose input is gone.
 

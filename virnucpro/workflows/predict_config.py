@@ -10,12 +10,12 @@ from typing import Any, get_args
 
 from virnucpro.core.atomic_io import HEAD_FILE, REGIONS_FILE
 from virnucpro.core.errors import InputMissingError, UnavailableError
-from virnucpro.core.events import OnEvent
+from virnucpro.core.events import EventHandler
 from virnucpro.core.logging import printable
 from virnucpro.core.machine import read_machine
-from virnucpro.core.option_schema import carry
+from virnucpro.core.option_schema import convert_options
 from virnucpro.core.option_text import with_options
-from virnucpro.core.recipe import Embed, Reads
+from virnucpro.core.recipe import Alphabet, EmbeddingRule
 from virnucpro.engine.base import Resources
 from virnucpro.engine.options import WorkOptions
 from virnucpro.models.base import Model
@@ -24,9 +24,9 @@ from virnucpro.models.registry import DEFAULT_MODEL, TINY_MODEL
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.manifest import Manifest
-from virnucpro.viral.classifier import Caller, caller_of
+from virnucpro.viral.classifier import RecordClassifier, choose_classifier
 from virnucpro.viral.head import Head
-from virnucpro.viral.options import CutOptions
+from virnucpro.viral.options import ThresholdOptions
 from virnucpro.workflows.options import name_anywhere
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.rethreshold import find_lost_inputs
@@ -34,11 +34,11 @@ from virnucpro.workflows.run_config import (
     LayerChoice,
     RunConfig,
     check_inputs,
-    fit_to_recorded,
     make_recipe,
+    match_recorded,
     name_model,
     open_models,
-    options_of_part,
+    part_options,
     prepare_encoders,
     read_recorded,
     resolve_engine,
@@ -51,10 +51,10 @@ class PredictConfig(RunConfig):
     """One ``predict``: with or without encoders."""
 
     options: PredictOptions
-    classifier: Caller
+    classifier: RecordClassifier
 
 
-def resolve_predict(options: PredictOptions, on_event: OnEvent) -> PredictConfig:
+def resolve_predict(options: PredictOptions, on_event: EventHandler) -> PredictConfig:
     """Resolve everything that a prediction needs, or raise the first error.
 
     Raises:
@@ -62,7 +62,7 @@ def resolve_predict(options: PredictOptions, on_event: OnEvent) -> PredictConfig
     """
     recorded = read_recorded(options)
     if find_lost_inputs(options, recorded):
-        GeneticCode.of(options.genetic_code)
+        GeneticCode.from_number(options.genetic_code)
     else:
         check_inputs(options)
     named = name_model(options, recorded)
@@ -77,30 +77,32 @@ def resolve_predict(options: PredictOptions, on_event: OnEvent) -> PredictConfig
 
 
 def resolve_predict_part(
-    options: WorkOptions, stored: Mapping[str, Any], recorded: Manifest, on_event: OnEvent
+    options: WorkOptions, stored: Mapping[str, Any], recorded: Manifest, on_event: EventHandler
 ) -> PredictConfig:
     """Resolve everything that a part of a recorded prediction needs on this machine.
 
     ``stored`` is ``run.json``, with the options that change the tables.
 
     Raises:
-        UnavailableError, ResumeError: as ``fit_to_recorded`` and ``restore_options``.
+        UnavailableError, ResumeError: as ``match_recorded`` and ``restore_options``.
     """
-    of_run = name_model(options_of_part(PredictOptions, options, stored), recorded)
+    of_run = name_model(part_options(PredictOptions, options, stored), recorded)
     if recorded.recipe.encoders:
         config = _resolve_with_models(of_run, recorded.models, recorded, on_event)
     else:
         config = _resolve_scorer_alone(of_run)
-    return fit_to_recorded(config, recorded)
+    return match_recorded(config, recorded)
 
 
 def _resolve_scorer_alone(options: PredictOptions) -> PredictConfig:
     """Resolve a run without vectors: all cores are for the parent and its helpers."""
-    classifier = caller_of(carry(options, CutOptions), options.calls, None, [])
+    classifier = choose_classifier(
+        convert_options(options, ThresholdOptions), options.calls, None, []
+    )
     machine = read_machine(options.slurm)
     n_helpers = count_workers(options.workers, 0, machine) - 1
     chunk_size = classifier.chunk_size(options.chunk_size)
-    shortest = classifier.shortest("nucleotide")
+    shortest = classifier.min_length("nucleotide")
     return PredictConfig(
         options=options,
         classifier=classifier,
@@ -111,7 +113,7 @@ def _resolve_scorer_alone(options: PredictOptions) -> PredictConfig:
             n_helpers=n_helpers,
             memory=machine.memory_total,
         ),
-        min_protein_length=classifier.shortest("protein"),
+        min_protein_length=classifier.min_length("protein"),
         announcements=("devices: CPU cores; no GPU is used, because no model embeds",),
     )
 
@@ -120,7 +122,7 @@ def _resolve_with_models(
     options: PredictOptions,
     names: Sequence[str],
     recorded: Manifest | None,
-    on_event: OnEvent,
+    on_event: EventHandler,
     *,
     is_default: bool = False,
 ) -> PredictConfig:
@@ -144,7 +146,9 @@ def _resolve_with_models(
         options = replace(options, region_model=find_region_model(options.model))
     head = _load_head(options, models, on_event)
     rules = _choose_rules(options, recorded, models)
-    classifier = caller_of(carry(options, CutOptions), options.calls, head, list(rules))
+    classifier = choose_classifier(
+        convert_options(options, ThresholdOptions), options.calls, head, list(rules)
+    )
     engine = resolve_engine(options, models, recorded)
     layers = [LayerChoice(None, None)] * len(models)
     if head is not None:
@@ -152,13 +156,13 @@ def _resolve_with_models(
     encoders = prepare_encoders(options, engine, layers, on_event)
     announced = _announce_options(options, list(rules), is_default=is_default)
     chunk_size = classifier.chunk_size(options.chunk_size)
-    shortest = max(classifier.shortest("nucleotide"), *(model.shortest for model in models))
+    shortest = max(classifier.min_length("nucleotide"), *(model.shortest for model in models))
     return PredictConfig(
         options=options,
         classifier=classifier,
         recipe=make_recipe(options, encoders.specs, chunk_size, shortest, classifier.hashes),
         resources=engine.resources,
-        min_protein_length=classifier.shortest("protein"),
+        min_protein_length=classifier.min_length("protein"),
         checkpoints=engine.checkpoints,
         weights=encoders.weights,
         announcements=(*announced, *engine.announce(options, encoders)),
@@ -206,11 +210,11 @@ def find_region_model(model: str) -> Path | None:
     Raises:
         UnavailableError: there is no such model.
     """
-    from virnucpro.models.lookup import locate
+    from virnucpro.models.lookup import find_model
 
     if Path(model).name == model:
         return None
-    path = locate(model)
+    path = find_model(model)
     folder = path if path.is_dir() else path.parent
     file = folder / REGIONS_FILE
     return file if (folder / HEAD_FILE).is_file() and file.is_file() else None
@@ -218,17 +222,17 @@ def find_region_model(model: str) -> Path | None:
 
 def _choose_rules(
     options: PredictOptions, recorded: Manifest | None, models: Sequence[Model]
-) -> Mapping[Embed, int]:
+) -> Mapping[EmbeddingRule, int]:
     """The rules by which the run embeds: the recorded ones and any that this start adds.
 
     An encoder of chunks is there for the calls: by default it reads what a preset may call virus.
     """
     rule = options.embed
     if rule is None and options.calls == "auto" and recorded is None:
-        rule = "viral" if models[0].reads is Reads.CHUNK else "all"
+        rule = "viral" if models[0].reads is Alphabet.CHUNK else "all"
     if recorded is None:
         return {rule or "all": 0}
-    from_widest = get_args(Embed)
+    from_widest = get_args(EmbeddingRule)
     widest = min(map(from_widest.index, recorded.embed))
     if rule is None or widest <= from_widest.index(rule):
         return recorded.embed
@@ -236,7 +240,7 @@ def _choose_rules(
 
 
 def _announce_options(
-    options: PredictOptions, rules: Sequence[Embed], *, is_default: bool
+    options: PredictOptions, rules: Sequence[EmbeddingRule], *, is_default: bool
 ) -> Iterator[str]:
     """Announce why a model runs if none was named, and what the model is used for."""
     if is_default:
@@ -258,7 +262,7 @@ def _announce_options(
 
 
 def _load_head(
-    options: PredictOptions, models: tuple[Model, ...], on_event: OnEvent
+    options: PredictOptions, models: tuple[Model, ...], on_event: EventHandler
 ) -> Head | None:
     """Load the head that calls, if any: the head that the user named, or the model's own.
 
@@ -283,5 +287,5 @@ def _load_head(
     if path is None:
         raise _no_head(printable(" and ".join(model.name for model in models)))
     head = Head.load(path)
-    head.facts.check_made_for(models)
+    head.facts.check_compatible(models)
     return head

@@ -9,28 +9,28 @@ from typing import Annotated, ClassVar
 from virnucpro.core.option_schema import (
     DEVICES,
     MODEL,
-    flag,
+    changed_options,
     folder,
-    given_of,
-    names_of,
     option,
-    refuse,
+    option_flag,
+    option_names,
+    reject_options,
 )
 from virnucpro.core.option_text import with_options
-from virnucpro.core.recipe import Command, Embed
+from virnucpro.core.recipe import Command, EmbeddingRule
 from virnucpro.engine.options import CacheOptions, EngineOptions
 from virnucpro.models.options import model_option
 from virnucpro.models.registry import DEFAULT_MODEL
-from virnucpro.viral.options import CallsBy, CutOptions, Head, RegionModel
+from virnucpro.viral.options import CallsBy, Head, RegionModel, ThresholdOptions
 from virnucpro.workflows.options import RunOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions(CutOptions, RunOptions):
+class PredictOptions(ThresholdOptions, RunOptions):
     """The options of ``predict``."""
 
     command: ClassVar[Command] = "predict"
-    threshold_options: ClassVar = tuple(field.name for field in fields(CutOptions))
+    threshold_options: ClassVar = tuple(field.name for field in fields(ThresholdOptions))
     table_options: ClassVar = ("model", "head", "calls", "embed", "per_file")
 
     model: Annotated[
@@ -60,7 +60,7 @@ class PredictOptions(CutOptions, RunOptions):
     head: Head = None
     calls: CallsBy = "auto"
     embed: Annotated[
-        Embed | None,
+        EmbeddingRule | None,
         option(
             "Embed only some records, by their score. viral: records that a preset calls virus, or "
             "nearly; uncertain: these, except records that every preset calls virus. The scorer "
@@ -71,10 +71,10 @@ class PredictOptions(CutOptions, RunOptions):
     ] = None
 
     def __post_init__(self) -> None:
-        CutOptions.__post_init__(self)
+        ThresholdOptions.__post_init__(self)
         RunOptions.__post_init__(self)
         if self.calls == "scorer":
-            refuse(self, ("head",), with_options("with {calls:scorer}"))
+            reject_options(self, ("head",), with_options("with {calls:scorer}"))
 
     @property
     def asks_for_vectors(self) -> bool:
@@ -84,17 +84,17 @@ class PredictOptions(CutOptions, RunOptions):
     @property
     def given_to_embed(self) -> list[str]:
         """The options that make a run embed without naming a model."""
-        names = names_of(EngineOptions, CacheOptions) - {"workers"}
+        names = option_names(EngineOptions, CacheOptions) - {"workers"}
         names |= {"executor", "executor_config", "embed", "head"}
-        given = names.intersection(self.typed).union(given_of(self, names))
+        given = names.intersection(self.typed).union(changed_options(self, names))
         calls = ["--calls head"] if self.calls == "head" else []
-        return sorted([*map(flag, given), *calls])
+        return sorted([*map(option_flag, given), *calls])
 
     def check_type(self, input_type: str) -> None:
         super().check_type(input_type)
         if input_type == "protein":
-            refuse(self, ("region_model",), "on proteins, which have no regions")
-            refuse(self, ("evidence",), "on proteins, which are called by their score")
+            reject_options(self, ("region_model",), "on proteins, which have no regions")
+            reject_options(self, ("evidence",), "on proteins, which are called by their score")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,29 +12,29 @@ from virnucpro.core.types import PROTEIN, FastaRecord, Orf, Records
 from virnucpro.results.call_rows import make_batches
 from virnucpro.results.outputs import OUTPUTS
 from virnucpro.results.row_batches import RowBatch
-from virnucpro.sequences.open_codes import other_codes
+from virnucpro.sequences.open_codes import find_alternative_codes
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.store.feature_store import ShardFeatures
 from virnucpro.store.plan import Selection
 from virnucpro.viral.calling import ScoredRecords
-from virnucpro.viral.classifier import Caller, ScorerAlone, asking
+from virnucpro.viral.classifier import RecordClassifier, SequenceClassifier, select_for_embedding
 from virnucpro.viral.head import Head
-from virnucpro.viral.provirus import SHORTEST_RECORD, RegionFinder
+from virnucpro.viral.provirus import SHORTEST_RECORD, ProvirusFinder
 from virnucpro.viral.types import CalledRecords, Prediction
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.table_tasks import BlockRows, Frame, FrameRange, RowBuilder, ShardFrames
 
 FRAMES_AT_ONCE = 2048
 # the records that predict embeds, and those that it searches for regions
-SELECTION = Selection(select=asking, min_searched_length=SHORTEST_RECORD)
+SELECTION = Selection(select=select_for_embedding, min_searched_length=SHORTEST_RECORD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRowBuilder(RowBuilder):
     """Makes the rows of records that a classifier calls."""
 
-    classifier: Caller
-    finder: RegionFinder | None = None  # None: no search for regions
+    classifier: RecordClassifier
+    finder: ProvirusFinder | None = None  # None: no search for regions
     scores: ScoreStore | None = None  # None: scores are not stored
 
     def pack_frames(
@@ -46,7 +46,7 @@ class CallRowBuilder(RowBuilder):
                 Frame.from_orf(orf, None, reasons.get(orf.id, ""), None) for orf in orfs
             )
         ids = [orf.id for orf in orfs if orf.id not in reasons]
-        vectors = [of_encoder.rows(ids) for of_encoder in features]
+        vectors = [of_encoder.select_rows(ids) for of_encoder in features]
         joined = vectors[0] if len(vectors) == 1 else np.concatenate(vectors, axis=1)
         return score_frames(orfs, joined, reasons, head)
 
@@ -60,7 +60,7 @@ class CallRowBuilder(RowBuilder):
         is_new = True
         if self.scores is None:
             predictions = predict_records(
-                list(records.each()), ranges, frames, self.classifier.frame_head
+                list(records.iter_records()), ranges, frames, self.classifier.frame_head
             )
             results = self._add_notes(self.classifier.call(records, predictions, self.recipe))
         else:
@@ -76,7 +76,7 @@ class CallRowBuilder(RowBuilder):
     def make_batches(self, results: CalledRecords) -> list[RowBatch]:
         """The rows of neighbouring records, by sample."""
         is_protein = self.recipe.input_type == "protein"
-        code = None if is_protein else GeneticCode.of(self.recipe.genetic_code)
+        code = None if is_protein else GeneticCode.from_number(self.recipe.genetic_code)
         return make_batches(
             results,
             OUTPUTS["predict"],
@@ -91,7 +91,7 @@ class CallRowBuilder(RowBuilder):
         if self.finder is not None:
             for index, both in scored.found.items():
                 found = both[results.calls.are_viruses[index]]
-                self.finder.add_found(results, index, found)
+                self.finder.add_detected(results, index, found)
         return results
 
     def _add_notes(self, results: CalledRecords) -> CalledRecords:
@@ -103,11 +103,13 @@ class CallRowBuilder(RowBuilder):
             if status in ("scored", "embedded", "no_orf")
             and not (notes[index] and (index in results.embedded or status != "scored"))
         ]
-        for index, other_code in other_codes(results.records, indices, self.recipe).items():
+        for index, other_code in find_alternative_codes(
+            results.records, indices, self.recipe
+        ).items():
             notes[index] = "; ".join(filter(None, (notes[index], other_code)))
         if self.finder is not None:
             for index in _find_long(results.records):
-                self.finder.add_to(results, index)
+                self.finder.add_regions(results, index)
         return results
 
     def _read_or_score(
@@ -132,7 +134,7 @@ class CallRowBuilder(RowBuilder):
         """Score records, search them for regions, and add notes on their sequences."""
         scored = self._scorer_alone.score(records, self.recipe)
         indices: list[int] = np.flatnonzero(~np.isnan(scored.log_odds)).tolist()
-        for index, note in other_codes(records, indices, self.recipe).items():
+        for index, note in find_alternative_codes(records, indices, self.recipe).items():
             scored.notes[index] = note
         return self._search(scored)
 
@@ -142,7 +144,7 @@ class CallRowBuilder(RowBuilder):
             return scored
         has_score = ~np.isnan(scored.log_odds)
         indices = [index for index in _find_long(scored.records) if has_score[index]]
-        records = [scored.records.at(index) for index in indices]
+        records = [scored.records.record_at(index) for index in indices]
         found = self.finder.find(records, [(False, True)] * len(indices))
         regions = {
             index: (as_other, as_virus)
@@ -151,8 +153,10 @@ class CallRowBuilder(RowBuilder):
         return replace(scored, found=regions)
 
     @property
-    def _scorer_alone(self) -> ScorerAlone:
-        assert isinstance(self.classifier, ScorerAlone), "scores are kept where the scorer calls"
+    def _scorer_alone(self) -> SequenceClassifier:
+        assert isinstance(self.classifier, SequenceClassifier), (
+            "scores are kept where the scorer calls"
+        )
         return self.classifier
 
 
@@ -162,7 +166,7 @@ def _find_long(records: Records) -> list[int]:
     return indices
 
 
-def count_work(records: Records, finder: RegionFinder | None) -> int:
+def count_work(records: Records, finder: ProvirusFinder | None) -> int:
     """The letters to read. Those that are searched for regions count twice."""
     n_letters = int(records.lengths.sum())
     return n_letters + (SELECTION.count_searched(records.lengths) if finder else 0)
@@ -228,14 +232,15 @@ def predict_records(
         [(r.shard, frame) for r in of_record for frame in unpacked[r.shard][r.first : r.end]]
         for of_record in ranges
     ]
-    waiting = list(_find_waiting(records, by_record))
-    scores = _score_waiting(waiting, frames, head) if waiting else {}
+    waiting = list(_pending_records(records, by_record))
+    scores = _score_pending(waiting, frames, head) if waiting else {}
     return [
-        [_prediction(shard, frame, scores) for shard, frame in of_record] for of_record in by_record
+        [_to_prediction(shard, frame, scores) for shard, frame in of_record]
+        for of_record in by_record
     ]
 
 
-def _score_waiting(
+def _score_pending(
     waiting: Sequence[tuple[int, int, str]], frames: Sequence[ShardFrames], head: Head | None
 ) -> dict[tuple[int, int], float]:
     """Score vectors that waited for their bases. -> shard and row of the vector -> score"""
@@ -246,16 +251,16 @@ def _score_waiting(
     return dict(zip(keys, values, strict=True))
 
 
-def _prediction(shard: int, frame: Frame, scores: Mapping[tuple[int, int], float]) -> Prediction:
+def _to_prediction(shard: int, frame: Frame, scores: Mapping[tuple[int, int], float]) -> Prediction:
     score = frame.score if frame.vector_row is None else scores[shard, frame.vector_row]
     return Prediction(frame.orf, score, frame.failure)
 
 
-def _find_waiting(
+def _pending_records(
     records: Sequence[FastaRecord], frames: Sequence[Sequence[tuple[int, Frame]]]
 ) -> Iterator[tuple[int, int, str]]:
     """Yield the shard and the row of each vector that waits for bases, and these."""
     for record, of_record in zip(records, frames, strict=True):
         for shard, frame in of_record:
             if frame.vector_row is not None:
-                yield shard, frame.vector_row, frame.orf.codons_in(record.sequence)
+                yield shard, frame.vector_row, frame.orf.coding_sequence(record.sequence)

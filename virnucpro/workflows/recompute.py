@@ -25,11 +25,11 @@ from typing import BinaryIO, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.atomic_io import open_plain
+from virnucpro.core.atomic_io import open_regular_file
 from virnucpro.core.errors import FeatureFileError, InputError, InputMissingError
 from virnucpro.core.events import ShardFailed
-from virnucpro.core.helper_pool import Pool
-from virnucpro.core.logging import counted, printable
+from virnucpro.core.helper_pool import HelperPool
+from virnucpro.core.logging import format_count, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.core.types import Embeddings, Shard
@@ -37,7 +37,7 @@ from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.results.outputs import CHUNK_TABLE, OutputFile, open_run_dir
 from virnucpro.results.row_batches import RowBatch, Rows
-from virnucpro.sequences.inputs import InputFile, hashed
+from virnucpro.sequences.inputs import InputFile, hash_inputs
 from virnucpro.store.feature_export import split_rows
 from virnucpro.store.feature_store import FeatureStore, ReadOnlyStore
 from virnucpro.store.plan import Plan
@@ -87,17 +87,19 @@ class Recomputed:
             same = f"{self.n_same_bits:,} with the same bits"
             if self.n_same_bits < self.n_shards:
                 same += f", largest distance {self.largest_distance:.1e}"
-            parts.append(f"{counted(self.n_shards, 'shard')} ({same})")
-        parts += [counted(self.n_blocks, "block of scores", "blocks of scores")] * bool(
+            parts.append(f"{format_count(self.n_shards, 'shard')} ({same})")
+        parts += [format_count(self.n_blocks, "block of scores", "blocks of scores")] * bool(
             self.n_blocks
         )
-        parts.append(f"tables of {counted(self.n_slices, 'slice')}")
-        skipped = f"; {counted(self.n_skipped, 'slice')} without tables" if self.n_skipped else ""
+        parts.append(f"tables of {format_count(self.n_slices, 'slice')}")
+        skipped = (
+            f"; {format_count(self.n_skipped, 'slice')} without tables" if self.n_skipped else ""
+        )
         return f"made again from the input: {', '.join(parts)}{skipped}; --seed {self.seed}"
 
 
 @dataclass(frozen=True, slots=True)
-class _Again:
+class _Recomputation:
     """Parts of a run that are made again in a temporary folder."""
 
     rundir: RunDir  # of the run
@@ -129,7 +131,7 @@ def recompute(
         UnavailableError: the model is not here, or no device computes in its precision.
     """
     rundir, made = open_run_dir(folder), Recomputed(seed)
-    with TemporaryDirectory(prefix="virnucpro-") as temporary, Pool() as pool:
+    with TemporaryDirectory(prefix="virnucpro-") as temporary, HelperPool() as pool:
         options = WorkOptions(folder=Path(temporary), cuda_visible_devices=visible)
         share = _copy_run(rundir, options)
         again = _choose(rundir, share, pool, n, Random(seed))
@@ -145,13 +147,13 @@ def _unchanged(file: InputFile) -> InputFile:
     """
     if not Path(file.path).exists():
         raise InputMissingError(
-            f"{file.shown} is gone: nothing can be made again without the input",
+            f"{file.display_name} is gone: nothing can be made again without the input",
             hint="put it back, or leave --recompute out",
         )
-    now = hashed(file)
+    now = hash_inputs(file)
     if now.sha256 != file.sha256:
         raise InputError(
-            f"{file.shown} has changed: nothing can be made again from another input",
+            f"{file.display_name} has changed: nothing can be made again from another input",
             hint="put the input of the run back, or leave --recompute out",
         )
     return now
@@ -171,50 +173,54 @@ def _copy_run(rundir: RunDir, options: WorkOptions) -> RunShare:
     scratch.write_manifest(manifest, facts)
     scratch.make_folder(scratch.shards)
     plan = Plan.cut(scratch, manifest, keep_intermediate=False)
-    replace(plan, is_aside=False).write_listing()
+    replace(plan, is_staged=False).write_listing()
     return resolve_share(scratch, manifest, options, lambda _: None)
 
 
-def _choose(rundir: RunDir, share: RunShare, pool: Pool, n: int, random: Random) -> _Again:
+def _choose(
+    rundir: RunDir, share: RunShare, pool: HelperPool, n: int, random: Random
+) -> _Recomputation:
     """Choose what is made again, and plan the slices that it is in."""
     plan, recipe = share.plan, share.plan.manifest.recipe
-    stores = rundir.stores_of(recipe)
-    names = {int(name) for store in stores for name in store.names_done()}
+    stores = rundir.feature_stores(recipe)
+    names = {int(name) for store in stores for name in store.completed_names()}
     scores = ScoreStore(rundir, rundir.scores, recipe.fingerprint, "")
-    groups = _some(list(plan.by_records()), n, random)
-    shards = _some(sorted(names), n, random)
-    blocks = _some([int(path.stem) for path in scores.files()], n, random)
+    groups = _sample(list(plan.group_by_records()), n, random)
+    shards = _sample(sorted(names), n, random)
+    blocks = _sample([int(path.stem) for path in scores.files()], n, random)
     firsts = sorted(one.index for one in plan.slices)
     needed = {one.index for group in groups for one in group}
     needed |= {firsts[bisect_right(firsts, index) - 1] for index in (*shards, *blocks)}
-    planned = plan.limited(_with_steps(plan, needed)).make(share.selection, lambda _: None, pool)
+    planned = plan.select_slices(_show_steps(plan, needed)).plan_slices(
+        share.selection, lambda _: None, pool
+    )
     context = share.make_context(planned, pool, lambda _: None)
     builder = replace(
         context.row_builder,
-        stores=tuple(ReadOnlyStore.of(store) for store in stores),
+        stores=tuple(ReadOnlyStore.from_folder(store) for store in stores),
         feature_format="h5",  # nothing is exported
         with_own_ids=rundir.samples.is_dir() and plan.manifest.is_qualified,
     )
     context = replace(context, row_builder=builder)
-    return _Again(rundir, share, context, groups, shards, blocks)
+    return _Recomputation(rundir, share, context, groups, shards, blocks)
 
 
-def _some(values: Sequence[T], n: int, random: Random) -> list[T]:
+def _sample(values: Sequence[T], n: int, random: Random) -> list[T]:
     """At most ``n`` of the values, in order."""
     places = sorted(random.sample(range(len(values)), min(n, len(values))))
     return [values[place] for place in places]
 
 
-def _with_steps(plan: Plan, indices: set[int]) -> set[int]:
+def _show_steps(plan: Plan, indices: set[int]) -> set[int]:
     """These slices, and the others with the same records."""
-    groups = ({one.index for one in group} for group in plan.by_records())
+    groups = ({one.index for one in group} for group in plan.group_by_records())
     return {index for group in groups if group & indices for index in group}
 
 
 # Shards
 
 
-def _compare_shards(again: _Again, executor_on: ExecutorOn, made: Recomputed) -> None:
+def _compare_shards(again: _Recomputation, executor_on: ExecutorOn, made: Recomputed) -> None:
     """Embed the chosen shards, and compare the vectors."""
     planned = {shard.index: shard for shard in again.context.plan.shards}
     stores, job = again.context.stores, again.share.job
@@ -250,7 +256,7 @@ def _compare_vectors(
     except FeatureFileError as error:
         made.faults.append(str(error))
         return math.inf
-    if _names(stored) != _names(now):
+    if _table_names(stored) != _table_names(now):
         made.faults.append(f"{printable(path)} has other ids, or other lengths, than the input")
         return math.inf
     distance, limit = _distance(stored, now), largest_distance_explained(store.encoder)
@@ -262,7 +268,7 @@ def _compare_vectors(
     return distance
 
 
-def _names(embeddings: Embeddings) -> tuple[dict[str, int], set[str]]:
+def _table_names(embeddings: Embeddings) -> tuple[dict[str, int], set[str]]:
     """The lengths of ORFs with vectors, and the ids of all ORFs."""
     lengths = dict(zip(embeddings.ids, embeddings.lengths.tolist(), strict=True))
     return lengths, {*embeddings.ids, *(failure.orf_id for failure in embeddings.failures)}
@@ -307,14 +313,14 @@ def largest_distance_explained(encoder: EncoderSpec) -> float:
 # Slices, and their blocks of scores
 
 
-def _compare_slices(again: _Again, made: Recomputed) -> None:
+def _compare_slices(again: _Recomputation, made: Recomputed) -> None:
     """Make the rows of slices again, and compare them with the tables, and blocks of scores.
 
     Scores are made with the rows, so the slice of each chosen block is made again, too.
     """
     if again.context.scores is not None:
         again.scratch.make_folder(again.scratch.scores)
-    groups = {group[0].index: group for group in again.context.plan.by_records()}
+    groups = {group[0].index: group for group in again.context.plan.group_by_records()}
     firsts = sorted(groups)
     blocks: dict[int, list[int]] = {}
     for index in again.blocks:
@@ -335,15 +341,15 @@ def _compare_slices(again: _Again, made: Recomputed) -> None:
             _compare_scores(again, index, index < first + rows.n_blocks, made)
 
 
-def _has_tables(again: _Again, group: Group) -> bool:
+def _has_tables(again: _Recomputation, group: Group) -> bool:
     """Whether the run has its tables, and the vectors of these slices."""
-    shards = [shard for one in group for shard in again.context.plan.parts[one.index].shards]
+    shards = [shard for one in group for shard in again.context.plan.slice_plans[one.index].shards]
     paths = [store.path(shard) for store in again.context.stores for shard in shards]
     command = again.share.plan.manifest.recipe.command
     return again.rundir.record_table(command).exists() and all(path.exists() for path in paths)
 
 
-def _make_rows(again: _Again, group: Group) -> SliceRows:
+def _make_rows(again: _Recomputation, group: Group) -> SliceRows:
     """
     Raises:
         FeatureFileError: the vectors are not those of the input, or copies differ from originals.
@@ -352,7 +358,7 @@ def _make_rows(again: _Again, group: Group) -> SliceRows:
     return writer.make_rows(group, writer.count_helpers([group]))
 
 
-def _compare_scores(again: _Again, index: int, is_there: bool, made: Recomputed) -> None:
+def _compare_scores(again: _Recomputation, index: int, is_there: bool, made: Recomputed) -> None:
     """Compare the scores of a block, if the input has it."""
     fingerprint = again.share.plan.manifest.recipe.fingerprint
     stored = ScoreStore(again.rundir, again.rundir.scores, fingerprint, "")
@@ -368,7 +374,7 @@ def _compare_scores(again: _Again, index: int, is_there: bool, made: Recomputed)
         made.faults.append(str(error))
 
 
-def _differing_tables(again: _Again, batches: Sequence[RowBatch]) -> Iterator[str]:
+def _differing_tables(again: _Recomputation, batches: Sequence[RowBatch]) -> Iterator[str]:
     """A line for each table, of the run or of a sample, that lacks the rows of these records."""
     rundir = again.rundir
     of_run = _join([batch.rows for batch in batches])
@@ -396,7 +402,7 @@ def _differing(folder: Path, rows: Rows, outputs: Sequence[OutputFile]) -> Itera
 
 def _has_rows(path: Path, text: bytes, output: OutputFile) -> bool:
     """Whether a table has these rows: next to each other, unless all its rows are sorted."""
-    with open_plain(path) as plain:
+    with open_regular_file(path) as plain:
         table = cast("BinaryIO", gzip.GzipFile(fileobj=plain)) if output.is_packed else plain
         if output is CHUNK_TABLE:
             wanted = set(text.splitlines(keepends=True))

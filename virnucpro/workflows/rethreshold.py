@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from virnucpro.core.atomic_io import sha256
+from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.errors import InputMissingError, VirnucproError
 from virnucpro.core.events import STAGES
 from virnucpro.core.logging import printable
@@ -22,7 +22,7 @@ from virnucpro.results.outputs import SEQUENCE_FILES, open_run_dir
 from virnucpro.results.row_batches import RowBatch
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile
-from virnucpro.sequences.taken_names import find_taken
+from virnucpro.sequences.taken_names import find_taken_names
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.manifest import Manifest
 from virnucpro.workflows.options import RunOptions
@@ -47,11 +47,11 @@ def find_lost_inputs(options: RunOptions, recorded: Manifest | None) -> list[str
     if not options.resume or recorded is None or not rundir.scores.is_dir():
         return []
     there = {file.path: file for file in recorded.inputs if Path(file.path).is_file()}
-    gone = [file.shown for file in recorded.inputs if file.path not in there]
+    gone = [file.display_name for file in recorded.inputs if file.path not in there]
     is_enough = (
         gone
         and all(_is_known(path, recorded) for path in options.input)
-        and all(sha256(Path(file.path)) == file.sha256 for file in there.values())
+        and all(hash_file(Path(file.path)) == file.sha256 for file in there.values())
         and Outputs(rundir).read_kept()
     )
     return gone if is_enough else []
@@ -63,13 +63,13 @@ def _is_known(path: Path, recorded: Manifest) -> bool:
     files = list[InputFile]()
     if path.exists():
         with suppress(VirnucproError):  # a folder that has none of them any more
-            files = InputFile.all_of(path)
+            files = InputFile.complete(path)
     if files:
         return all(Path(file.path) in known for file in files)
     return any(path.absolute() in (one, *one.parents) for one in known)
 
 
-class _Peeked:
+class _PeekedIterator:
     """The records of an earlier output, in order; ``next`` is the one to be taken next."""
 
     def __init__(self, records: Iterator[FastaRecord]) -> None:
@@ -98,7 +98,7 @@ def rethreshold(
         before = Outputs(run_dir).read_kept(SEQUENCE_FILES)
         # they stay open, so replacing the files changes nothing
         viral, regions = (
-            _Peeked(read_fasta(run_dir.root / name) if name in before else iter(()))
+            _PeekedIterator(read_fasta(run_dir.root / name) if name in before else iter(()))
             for name in SEQUENCE_FILES
         )
     lacking = set[str]()
@@ -109,7 +109,9 @@ def rethreshold(
             numbering = _with_taken_names(builder, store)
             for batch in _make_batches(numbering, store, viral, regions):
                 summary.records.include(batch.counts)
-                lacking |= {name for name, rows in batch.rows.items() if _lacks(name, rows)}
+                lacking |= {
+                    name for name, rows in batch.rows.items() if _missing_columns(name, rows)
+                }
                 add(batch)
     for folder in (run_dir.root, *run_dir.sample_folders()):
         for name in lacking:
@@ -144,23 +146,25 @@ def _with_taken_names(builder: CallRowBuilder, store: ScoreStore) -> CallRowBuil
     if is_protein or not any(file.may_take_names for file in manifest.inputs):
         return builder
     each = (store.read(path, None)[0] for path in store.files())
-    taken = find_taken(scored.records for scored in each if scored is not None)
+    taken = find_taken_names(scored.records for scored in each if scored is not None)
     return replace(builder, manifest=replace(manifest, taken=taken))
 
 
 def _make_batches(
-    builder: CallRowBuilder, store: ScoreStore, viral: _Peeked, regions: _Peeked
+    builder: CallRowBuilder, store: ScoreStore, viral: _PeekedIterator, regions: _PeekedIterator
 ) -> Iterator[RowBatch]:
     """Yield the outputs of all records of a run without its inputs, in order."""
     for path in store.files():
         if (scored := store.read(path, None)[0]) is not None:
-            records = Records.of(
-                _with_letters(one, viral, regions) for one in scored.records.each()
+            records = Records.from_records(
+                _add_sequences(one, viral, regions) for one in scored.records.iter_records()
             )
             yield from builder.make_batches(builder.call(replace(scored, records=records)))
 
 
-def _with_letters(record: FastaRecord, viral: _Peeked, regions: _Peeked) -> FastaRecord:
+def _add_sequences(
+    record: FastaRecord, viral: _PeekedIterator, regions: _PeekedIterator
+) -> FastaRecord:
     """The record with as much of its sequence as the earlier outputs have."""
     letters = record.sequence
     if viral.next is not None and viral.next.id == record.id:
@@ -174,7 +178,7 @@ def _with_letters(record: FastaRecord, viral: _Peeked, regions: _Peeked) -> Fast
     return record._replace(sequence=letters)
 
 
-def _lacks(name: str, rows: bytes | memoryview) -> bool:
+def _missing_columns(name: str, rows: bytes | memoryview) -> bool:
     """True if the rows of an output are sequences with unknown letters."""
     is_fasta = name.endswith((".fasta", ".fa"))
     return is_fasta and _UNKNOWN_LINE.search(rows) is not None

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
-from virnucpro.core.events import OnEvent
-from virnucpro.core.logging import counted, printable
+from virnucpro.core.events import EventHandler
+from virnucpro.core.logging import format_count, printable
 from virnucpro.core.machine import read_machine
-from virnucpro.core.option_schema import carry
+from virnucpro.core.option_schema import convert_options
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import (
     USUAL_CHUNK_SIZE,
-    Embed,
+    EmbeddingRule,
     EncoderSpec,
     Footprint,
     InputType,
@@ -32,7 +32,7 @@ from virnucpro.engine.base import Resources
 from virnucpro.engine.options import EngineOptions, WorkOptions
 from virnucpro.models.base import Model
 from virnucpro.models.devices import (
-    Choice,
+    DeviceChoice,
     choose_devices,
     choose_precision,
     choose_tokens,
@@ -65,7 +65,9 @@ class RunConfig:
     announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
     compromises: tuple[str, ...] = ()  # warnings about the costs of these choices
     models: tuple[str, ...] = ()  # names or paths by which other machines open the encoders
-    rules: Mapping[Embed, int] = field(default_factory=lambda: {"all": 0})  # see ``Manifest.embed``
+    rules: Mapping[EmbeddingRule, int] = field(
+        default_factory=lambda: {"all": 0}
+    )  # see ``Manifest.embed``
     max_merged_bytes: int = MAX_BYTES  # see ``merged_features``
 
     @property
@@ -95,7 +97,7 @@ class ExtractConfig(RunConfig):
 _Config = TypeVar("_Config", bound=RunConfig)
 
 
-def resolve_extract(options: ExtractOptions, on_event: OnEvent) -> ExtractConfig:
+def resolve_extract(options: ExtractOptions, on_event: EventHandler) -> ExtractConfig:
     """Resolve everything that an extraction needs, or raise the first error.
 
     Raises:
@@ -113,25 +115,25 @@ def resolve_extract(options: ExtractOptions, on_event: OnEvent) -> ExtractConfig
 
 
 def resolve_extract_part(
-    options: WorkOptions, stored: Mapping[str, Any], recorded: Manifest, on_event: OnEvent
+    options: WorkOptions, stored: Mapping[str, Any], recorded: Manifest, on_event: EventHandler
 ) -> ExtractConfig:
     """Resolve everything that a part of a recorded extraction needs on this machine.
 
     ``stored`` is ``run.json``, with the options that change the tables.
 
     Raises:
-        UnavailableError, ResumeError: as ``fit_to_recorded`` and ``restore_options``.
+        UnavailableError, ResumeError: as ``match_recorded`` and ``restore_options``.
     """
-    of_run = name_model(options_of_part(ExtractOptions, options, stored), recorded)
+    of_run = name_model(part_options(ExtractOptions, options, stored), recorded)
     config = _resolve_extract(of_run, recorded.models, recorded, on_event)
-    return fit_to_recorded(config, recorded)
+    return match_recorded(config, recorded)
 
 
 def _resolve_extract(
     options: ExtractOptions,
     names: Sequence[str],
     recorded: Manifest | None,
-    on_event: OnEvent,
+    on_event: EventHandler,
     *,
     is_default: bool = False,
 ) -> ExtractConfig:
@@ -179,8 +181,8 @@ def check_inputs(options: RunOptions) -> None:
         InputError, InputMissingError, UsageError: one of them does not.
     """
     for path in options.input:
-        InputFile.all_of(path)
-    GeneticCode.of(options.genetic_code)
+        InputFile.complete(path)
+    GeneticCode.from_number(options.genetic_code)
 
 
 _Options = TypeVar("_Options", bound=RunOptions)
@@ -228,7 +230,7 @@ def open_models(
     options: RunOptions,
     names: Sequence[str],
     recorded: Manifest | None,
-    on_event: OnEvent,
+    on_event: EventHandler,
     *,
     is_default: bool,
     check_head: Callable[[Sequence[int]], None] = lambda _: None,
@@ -297,7 +299,7 @@ class EngineConfig:
     """The models of a run, and the devices and the precision that they run with."""
 
     models: tuple[Model, ...]
-    choice: Choice
+    choice: DeviceChoice
     precision: Precision
     resources: Resources
     compromises: tuple[str, ...]  # warnings about the costs of these choices
@@ -340,12 +342,12 @@ def resolve_engine(
         choice=choice,
         precision=precision,
         resources=_resources(options, choice, footprint, precision),
-        compromises=tuple(choice.compromises(footprint, precision, is_auto)),
+        compromises=tuple(choice.mixed_gpu_warnings(footprint, precision, is_auto)),
     )
 
 
 def prepare_encoders(
-    options: RunOptions, engine: EngineConfig, layers: Sequence[LayerChoice], on_event: OnEvent
+    options: RunOptions, engine: EngineConfig, layers: Sequence[LayerChoice], on_event: EventHandler
 ) -> Encoders:
     """Prepare the weights of each model, and specify how it turns sequences into vectors.
 
@@ -357,14 +359,14 @@ def prepare_encoders(
     specs = []
     for model, (_, digest), layer in zip(engine.models, prepared, layers, strict=True):
         precision = model.precision_on(kind, engine.precision)
-        specs.append(_spec(options, model, digest, layer, precision))
+        specs.append(_encoder_spec(options, model, digest, layer, precision))
     return Encoders(
         specs=tuple(specs),
         weights=tuple(weights.resolve() for weights, _ in prepared),
     )
 
 
-def _spec(
+def _encoder_spec(
     options: RunOptions, model: Model, digest: str, choice: LayerChoice, precision: Precision
 ) -> EncoderSpec:
     """An encoder of the run. By default it averages the last layer.
@@ -377,7 +379,7 @@ def _spec(
     pooling = model.poolings[0] if choice.pooling is None else choice.pooling
     if not 1 <= layer <= n_layers:
         raise UsageError(
-            f"there is no layer {layer}: the model has {counted(n_layers, 'layer')}",
+            f"there is no layer {layer}: the model has {format_count(n_layers, 'layer')}",
             hint=with_options("leave {layer} out for the last one"),
             option="layer",
         )
@@ -410,7 +412,7 @@ def make_recipe(
         shortest: bases of the shortest record that the encoders and the classifier read.
         hashes: of the head and the scorer, by the names of their fields.
     """
-    return carry(  # fields of a recipe have the names of their options
+    return convert_options(  # fields of a recipe have the names of their options
         options,
         Recipe,
         input_type="nucleotide",
@@ -421,9 +423,7 @@ def make_recipe(
     )
 
 
-def options_of_part(
-    kind: type[_Options], options: WorkOptions, stored: Mapping[str, Any]
-) -> _Options:
+def part_options(kind: type[_Options], options: WorkOptions, stored: Mapping[str, Any]) -> _Options:
     """The options of a recorded run, with the engine options of ``work``.
 
     Raises:
@@ -433,7 +433,7 @@ def options_of_part(
     return replace(restore_options(kind, options.folder, stored), **of_engine)
 
 
-def fit_to_recorded(config: _Config, recorded: Manifest) -> _Config:
+def match_recorded(config: _Config, recorded: Manifest) -> _Config:
     """The configuration with the recipe of a recorded run.
 
     Raises:
@@ -448,7 +448,7 @@ def fit_to_recorded(config: _Config, recorded: Manifest) -> _Config:
     return replace(config, recipe=recorded.recipe)
 
 
-def _choose_devices(options: RunOptions, footprint: Footprint) -> Choice:
+def _choose_devices(options: RunOptions, footprint: Footprint) -> DeviceChoice:
     """The devices that embed; the CPU if other machines embed, so that no GPU is needed."""
     if not options.embeds_here:
         options = replace(options, device="cpu", gpus=None, workers=1)
@@ -456,7 +456,7 @@ def _choose_devices(options: RunOptions, footprint: Footprint) -> Choice:
 
 
 def _resources(
-    options: RunOptions, choice: Choice, footprint: Footprint, precision: Precision
+    options: RunOptions, choice: DeviceChoice, footprint: Footprint, precision: Precision
 ) -> Resources:
     """
     Raises:
@@ -486,7 +486,7 @@ def _resources(
     )
 
 
-def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
+def _precision(options: RunOptions, request: str, choice: DeviceChoice) -> Precision:
     """The precision of the run: chosen for the devices here, unless other machines embed.
 
     Raises:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from virnucpro.core.events import OnEvent
-from virnucpro.core.helper_pool import Pool
+from virnucpro.core.events import EventHandler
+from virnucpro.core.helper_pool import HelperPool
 from virnucpro.results.outputs import OutputFile
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.feature_store import FeatureStore
@@ -54,8 +54,8 @@ class RunContext:
     per_file: bool  # each input file gets tables of its own, too
     keep_intermediate: bool
     has_report: bool
-    pool: Pool
-    on_event: OnEvent
+    pool: HelperPool
+    on_event: EventHandler
     max_merged_bytes: int = MAX_BYTES  # see ``merged_features``
     hashes: dict[Path, str] = field(default_factory=dict)  # of files that this start has hashed
 

@@ -23,17 +23,17 @@ from virnucpro.core.events import (
     STARTING,
     BatchDone,
     EmbeddingStarted,
-    Event,
-    OnEvent,
+    EventHandler,
     Progress,
     ShardDone,
+    WorkerEvent,
     WorkerReady,
 )
-from virnucpro.core.helper_pool import Pool
-from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.helper_pool import HelperPool
+from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.types import Shard
-from virnucpro.engine.base import Executor, Job
-from virnucpro.engine.device_timeline import Start
+from virnucpro.engine.base import Executor, WorkerConfig
+from virnucpro.engine.device_timeline import DeviceTimeline
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.models.devices import torch_build
 from virnucpro.results.counts import RecordCounts
@@ -76,11 +76,11 @@ class OpenRun:
 
     dir: RunDir
     recorded: Manifest | None  # None: a new run
-    pool: Pool
+    pool: HelperPool
 
 
 @contextmanager
-def hold_folder(folder: Path, *, create: bool = True) -> Iterator[Callable[[], None]]:
+def lock_run_dir(folder: Path, *, create: bool = True) -> Iterator[Callable[[], None]]:
     """Lock a folder, from the first look at it to the end of the block, if it exists.
 
     Yields a function that makes and locks a new folder, to be called when all options are checked.
@@ -104,7 +104,7 @@ def hold_folder(folder: Path, *, create: bool = True) -> Iterator[Callable[[], N
 
 
 @contextmanager
-def open_run(config: RunConfig, executor: Executor, pool: Pool | None) -> Iterator[OpenRun]:
+def open_run(config: RunConfig, executor: Executor, pool: HelperPool | None) -> Iterator[OpenRun]:
     """Begin a run in a locked folder, and end its processes with the block.
 
     ``pool``: helpers that may still be starting; None: start them when they are needed.
@@ -114,7 +114,7 @@ def open_run(config: RunConfig, executor: Executor, pool: Pool | None) -> Iterat
     """
     options = config.options
     run_dir = open_run_dir(config.output)
-    pool = pool or Pool(config.resources.n_helpers)
+    pool = pool or HelperPool(config.resources.n_helpers)
     with run_dir.logged(), closing(executor), pool:
         run_dir.check_free(resume=options.resume, force=options.force)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(options.argv)))
@@ -122,7 +122,7 @@ def open_run(config: RunConfig, executor: Executor, pool: Pool | None) -> Iterat
         yield OpenRun(run_dir, recorded, pool)
 
 
-def read_inputs(run: OpenRun, config: RunConfig, on_event: OnEvent) -> Manifest:
+def read_inputs(run: OpenRun, config: RunConfig, on_event: EventHandler) -> Manifest:
     """Find and read the inputs, and check that they fit the recorded run, if any.
 
     Raises:
@@ -133,7 +133,7 @@ def read_inputs(run: OpenRun, config: RunConfig, on_event: OnEvent) -> Manifest:
     if options.resume and run.recorded is None:
         announce(f"no run yet in {printable(run.dir.root)}: starting a new one")
     if options.force:
-        run.dir.refuse_to_clear(options.input)
+        run.dir.check_can_clear(options.input)
     manifest = collect_inputs(config, run.dir, run.recorded, on_event)
     options.check_type(manifest.recipe.input_type)
     return manifest
@@ -172,9 +172,11 @@ def announce_start(config: RunConfig, record: RunRecord) -> None:
         LOGGER.warning("%s", compromise)
 
 
-def start_workers(run: OpenRun, config: RunConfig, manifest: Manifest, executor: Executor) -> Job:
+def start_workers(
+    run: OpenRun, config: RunConfig, manifest: Manifest, executor: Executor
+) -> WorkerConfig:
     """Start as many workers as pay off, so that they load their models during the planning."""
-    job = Job.of(run.dir, manifest.recipe, config.weights, config.options)
+    job = WorkerConfig.from_recipe(run.dir, manifest.recipe, config.weights, config.options)
     if job.stores:
         new = manifest.inputs[len(run.recorded.inputs) if run.recorded else 0 :]
         n_worth = sum(file.n_bytes for file in new) // _BYTES_PER_WORKER
@@ -191,7 +193,7 @@ def make_plan(
     options: RunOptions,
     selection: Selection,
     scores: ScoreFiles | None,
-    on_event: OnEvent,
+    on_event: EventHandler,
 ) -> Plan:
     """Cut the inputs into shards, unless an earlier start did, and claim the folder.
 
@@ -204,22 +206,22 @@ def make_plan(
     if plan is None:
         plan = Plan.cut(run.dir, record.manifest, keep_intermediate=keep)
     if not options.plan_only:
-        total = 0 if plan.parts else InputFile.letters_of(record.manifest.inputs)
+        total = 0 if plan.slice_plans else InputFile.total_letters(record.manifest.inputs)
 
         is_scored = not record.manifest.recipe.encoders
 
         def on_letters(n_done: int) -> None:
             on_event(_reading_progress(n_done, total, is_scored=is_scored))
 
-        plan = plan.make(selection, on_letters, run.pool)
-    if plan.is_aside:
+        plan = plan.plan_slices(selection, on_letters, run.pool)
+    if plan.is_staged:
         plan.write_listing()
         if run.recorded is None:
-            run.dir.clear()
+            run.dir.delete_results()
     record.write_begun("unfinished")
-    if plan.is_aside:
+    if plan.is_staged:
         run.dir.adopt_plan()
-        plan = replace(plan, is_aside=False)
+        plan = replace(plan, is_staged=False)
     if plan.keeps_chunks and not (options.plan_only or run.dir.chunks.is_file()):
         plan.write_chunks(selection)
     run.dir.clear_copies(record.manifest)
@@ -239,7 +241,7 @@ def _find_plan(
     run: OpenRun,
     record: RunRecord,
     scores: ScoreFiles | None,
-    on_event: OnEvent,
+    on_event: EventHandler,
     *,
     keep: bool,
 ) -> Plan | None:
@@ -253,12 +255,12 @@ def _find_plan(
     plan = replace(plan, keep_intermediate=keep)
     finished = FinishedRows(
         cache=RowStore(plan, record.cache_key),
-        stores=run.dir.stores_of(record.manifest.recipe),
+        stores=run.dir.feature_stores(record.manifest.recipe),
         scores=scores,
     )
     needed = {one.index for one in plan.slices}.difference(finished.find_slices())
     on_shard = report_shards(on_event, "checking shards")
-    return plan.without_damaged(plan.limited(needed).shards, on_shard)
+    return plan.without_damaged(plan.select_slices(needed).shards, on_shard)
 
 
 def announce_plan(context: RunContext, options: RunOptions, warnings: Sequence[str] = ()) -> None:
@@ -267,14 +269,14 @@ def announce_plan(context: RunContext, options: RunOptions, warnings: Sequence[s
     ``warnings``: of the classifier, which apply unless the input is empty.
     """
     plan = context.plan
-    n_files = counted(len(plan.manifest.inputs), "file")
+    n_files = format_count(len(plan.manifest.inputs), "file")
     input_type = plan.manifest.recipe.input_type
     if options.plan_only:
-        announce(f"{n_files}, {input_type}; {counted(len(plan.slices), 'slice')}")
+        announce(f"{n_files}, {input_type}; {format_count(len(plan.slices), 'slice')}")
         return
     counts = plan.counts
-    shards = f"; {counted(len(plan.shards), 'shard')}" if plan.shards else ""
-    announce(f"{counted(counts.n_records, 'record')} of {n_files}, {input_type}{shards}")
+    shards = f"; {format_count(len(plan.shards), 'shard')}" if plan.shards else ""
+    announce(f"{format_count(counts.n_records, 'record')} of {n_files}, {input_type}{shards}")
     if not counts.n_records:
         LOGGER.warning(
             "the input has no records, so tables have only a header: check the files, or what "
@@ -286,8 +288,8 @@ def announce_plan(context: RunContext, options: RunOptions, warnings: Sequence[s
     if counts.n_gaps:
         LOGGER.warning(
             "left out: %s (- . ~) of an alignment, in %s",
-            counted(counts.n_gaps, "gap"),
-            counted(counts.n_gapped, "record"),
+            format_count(counts.n_gaps, "gap"),
+            format_count(counts.n_gapped, "record"),
         )
 
 
@@ -303,7 +305,7 @@ def finish_plan(context: RunContext, summary: Summary) -> None:
 
 
 def embed_and_write(
-    context: RunContext, config: RunConfig, job: Job, executor: Executor, summary: Summary
+    context: RunContext, config: RunConfig, job: WorkerConfig, executor: Executor, summary: Summary
 ) -> None:
     """Embed what is missing and write the tables. Repeat if a feature file was damaged."""
     try:
@@ -317,7 +319,7 @@ def embed_and_write(
 
 
 def _embed_and_write(
-    context: RunContext, config: RunConfig, job: Job, executor: Executor, summary: Summary
+    context: RunContext, config: RunConfig, job: WorkerConfig, executor: Executor, summary: Summary
 ) -> None:
     """Embed what is missing, and write the tables as shards are done.
 
@@ -338,48 +340,50 @@ def _embed_and_write(
     try:
         if not pending:
             executor.close()  # workers started for inputs that gave no shard
-            with summary.stage(writing), context.pool.ended_by_errors():
+            with summary.stage(writing), context.pool.stop_on_error():
                 summary.records = write()
             return
         n_before = len(plan.shards) - len(pending)
-        started = EmbeddingStarted(tuple(pending), n_before, plan.files, job.encoders)
+        started = EmbeddingStarted(tuple(pending), n_before, plan.shards_by_input, job.encoders)
         context.on_event(started)
         with write_in_thread(context.pool, backlog, write) as tables:
             with summary.stage(embedding):
                 events = executor.run(pending, job, config.resources)
-                _follow(events, context, backlog, summary, tables)
+                _forward_events(events, context, backlog, summary, tables)
             with summary.stage(writing):
                 summary.records = tables.result()
     finally:
-        context.run_dir.sweep()  # unfinished files of dead or stopped processes
+        context.run_dir.remove_leftovers()  # unfinished files of dead or stopped processes
 
 
 @contextmanager
-def write_in_thread(pool: Pool, backlog: Backlog, write: Callable[[], T]) -> Iterator[Future[T]]:
+def write_in_thread(
+    pool: HelperPool, backlog: Backlog, write: Callable[[], T]
+) -> Iterator[Future[T]]:
     """Write tables in a thread that waits for each shard. It ends with the ``with`` block."""
     thread = ThreadPoolExecutor(1, "tables")
     try:
-        with pool.ended_by_errors():
+        with pool.stop_on_error():
             yield thread.submit(write)
     finally:
         backlog.abandon()
         thread.shutdown()
 
 
-def _follow(
-    events: Generator[Event, None, None],
+def _forward_events(
+    events: Generator[WorkerEvent, None, None],
     context: RunContext,
     backlog: Backlog,
     summary: Summary,
     tables: Future[RecordCounts],
 ) -> None:
     """Follow the events of an executor to their end, or until writing the tables fails."""
-    machine = Start()
+    machine = DeviceTimeline()
     start = time.monotonic()
-    with machine.kept(context.run_dir.machine), closing(events):
+    with machine.recording(context.run_dir.machine), closing(events):
         for event in events:
             context.on_event(event)
-            machine.take(event)
+            machine.on_event(event)
             backlog.on_event(event)
             match event:
                 case WorkerReady(description=description):
@@ -398,7 +402,7 @@ def find_pending(
     stores: Sequence[FeatureStore],
     shards: Sequence[Shard],
     replaced: frozenset[str],
-    on_event: OnEvent,
+    on_event: EventHandler,
 ) -> list[Shard]:
     """The shards that an encoder still has to embed; failures of ``replaced`` records do not count.
 
@@ -410,7 +414,7 @@ def find_pending(
     return [shard for shard in shards if shard.index in pending]
 
 
-def report_shards(on_event: OnEvent, stage: str) -> Callable[[int, int], None]:
+def report_shards(on_event: EventHandler, stage: str) -> Callable[[int, int], None]:
     """A function that reports how many shards of all are checked."""
     return lambda done, total: on_event(Progress(stage, done, total, "shards"))
 

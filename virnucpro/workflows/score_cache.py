@@ -22,13 +22,19 @@ from safetensors.numpy import load, save
 
 from virnucpro.core.atomic_io import parse_json, zstd
 from virnucpro.core.errors import FeatureFileError
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Records, check_counts, shard_name
-from virnucpro.store.feature_file import Label, read_label, read_sealed, reading, write_sealed
+from virnucpro.store.feature_file import (
+    Label,
+    open_reader,
+    read_checksummed,
+    read_label,
+    write_checksummed,
+)
 from virnucpro.store.run_dir import SCORE_FORMAT, SCORES
 from virnucpro.viral.calling import ScoredRecords
 from virnucpro.viral.known import WindowHits
-from virnucpro.viral.scoring import PieceScores
+from virnucpro.viral.scoring import WindowScores
 from virnucpro.viral.types import Region, Track
 
 _LEVEL = 1  # of zstd: half of the content are numbers that hardly compress
@@ -49,7 +55,7 @@ Arrays = Mapping[str, NDArray[Any]]
 class ScoreStore:
     """The score files of a run, by block index."""
 
-    tree: Tree
+    tree: SafeDir
     folder: Path
     fingerprint: str  # of the recipe
     finder: str  # hash of the region finder; "": none
@@ -71,12 +77,12 @@ class ScoreStore:
         content = zstd.compress(save(_to_arrays(scored)), _LEVEL)
         attributes: dict[str, str | int] = {
             **self._attributes,
-            "records": _key_of(scored.records),
+            "records": _cache_key(scored.records),
             "finder": self.finder,
             "n_letters": scored.records.n_letters,
             "work": work,
         }
-        write_sealed(self.tree, self.path(index), content, attributes)
+        write_checksummed(self.tree, self.path(index), content, attributes)
 
     def read(self, path: Path, records: Records | None) -> tuple[ScoredRecords | None, bool]:
         """Read the scores of these records; None if they are missing.
@@ -87,9 +93,9 @@ class ScoreStore:
         """
         if not path.exists():
             return None, False
-        of_records = {} if records is None else {"records": _key_of(records)}
+        of_records = {} if records is None else {"records": _cache_key(records)}
         try:
-            label, content = read_sealed(path, {**self._attributes, **of_records})
+            label, content = read_checksummed(path, {**self._attributes, **of_records})
             scored = _from_arrays(load(_unpack(label, content)), records, label)
         except _DAMAGE:
             return None, False
@@ -115,17 +121,17 @@ class ScoreStore:
             FeatureFileError: the file is missing or damaged.
         """
         path = self.path(index)
-        label, content = read_sealed(path, self._attributes)
-        with reading(path):
+        label, content = read_checksummed(path, self._attributes)
+        with open_reader(path):
             try:
                 return label, load(_unpack(label, content))
             except (SafetensorError, zstd.ZstdError) as error:
                 raise ValueError(error) from error
 
-    def is_whole(self, index: int) -> bool:
+    def is_complete(self, index: int) -> bool:
         """Whether the file of a block is there as it was written."""
         try:
-            read_sealed(self.path(index), self._attributes)
+            read_checksummed(self.path(index), self._attributes)
         except FeatureFileError:
             return False
         return True
@@ -174,7 +180,7 @@ def _is_equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
     return one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
-def _key_of(records: Records) -> str:
+def _cache_key(records: Records) -> str:
     """Hash the whole content of the records."""
     digest = hashlib.sha256()
     for array in _to_columns(records).values():
@@ -201,7 +207,7 @@ def _to_columns(records: Records) -> dict[str, NDArray[Any]]:
     return columns
 
 
-def _blind(arrays: Arrays) -> Records:
+def _mask_missing(arrays: Arrays) -> Records:
     """Records from ``_to_columns``, with ``unknown`` for every letter."""
     texts = {
         name: arrays[name].tobytes().decode("utf-8", "surrogateescape").split("\n")
@@ -266,7 +272,7 @@ def _from_arrays(arrays: Arrays, records: Records | None, label: Label) -> Score
     text = parse_json(arrays["text"].tobytes())
     _check_number(arrays["lengths"], label.attributes["n_letters"])
     _check_number(arrays["n_piece"], len(arrays["piece_start"]))
-    records = _blind(arrays) if records is None else records
+    records = _mask_missing(arrays) if records is None else records
     n_pieces, notes = arrays["n_piece"], [""] * len(records.ids)
     for place, note in text["notes"]:
         notes[place] = note
@@ -278,9 +284,9 @@ def _from_arrays(arrays: Arrays, records: Records | None, label: Label) -> Score
         notes,
         arrays["log_odds"],
         n_pieces,
-        PieceScores(owners, *(arrays[f"piece_{name}"] for name in _OF_PIECE)),
+        WindowScores(owners, *(arrays[f"piece_{name}"] for name in _OF_PIECE)),
         WindowHits(*(arrays[f"known_{name}"] for name in WindowHits._fields)),
-        {place: _both(regions, tracks) for place, regions in text["regions"]},
+        {place: _strand_pair(regions, tracks) for place, regions in text["regions"]},
     )
 
 
@@ -290,7 +296,7 @@ def _check_number(counts: NDArray[np.int64], total: object) -> None:
         raise ValueError(f"its counts do not add up to {total}")
 
 
-def _both(both: Sequence[Any], tracks: Iterator[Track]) -> tuple[Any, Any]:
+def _strand_pair(both: Sequence[Any], tracks: Iterator[Track]) -> tuple[Any, Any]:
     as_other, as_virus = (
         (tuple(Region(*region) for region in regions), next(tracks)) for regions in both
     )

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from virnucpro.core.errors import InputMissingError, ResumeError, VirnucproError
-from virnucpro.core.logging import counted, escaped, printable
+from virnucpro.core.logging import escape_markup, format_count, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.types import Shard
 from virnucpro.models.base import estimate_tokens
 from virnucpro.results.outputs import FAILED_FILES, OUTPUTS, open_run_dir
-from virnucpro.sequences.inputs import InputFile, hashed
+from virnucpro.sequences.inputs import InputFile, hash_inputs
 from virnucpro.store.checksums import Outputs, has_vectors
 from virnucpro.store.feature_store import FeatureStore, is_feature_file
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, count_done
-from virnucpro.store.progress_log import HostFigures, Point, rate_of, seconds_left
+from virnucpro.store.progress_log import HostProgress, Point, estimate_rate, seconds_left
 from virnucpro.store.run_dir import RunDir
-from virnucpro.store.run_lock import run_at
+from virnucpro.store.run_lock import find_run_lock
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.table_cache import RowStore
 
@@ -47,7 +47,7 @@ _LISTED = 8  # most files listed
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _RunState:
     """A snapshot of a run folder."""
 
     rundir: RunDir
@@ -55,7 +55,7 @@ class _Seen:
     facts: Mapping[str, Any]  # all of ``run.json``
     running: str  # name of the run that has the folder now
     plan: Plan | None
-    hosts: list[HostFigures]
+    hosts: list[HostProgress]
     stores: tuple[FeatureStore, ...]  # empty: the scorer does all the work
     done: set[str]  # names of shards with a file from every encoder
 
@@ -80,7 +80,7 @@ class _Seen:
 
 
 @contextmanager
-def _look(folder: Path) -> Iterator[_Seen]:
+def _read_state(folder: Path) -> Iterator[_RunState]:
     """Take a snapshot of a run; errors of a damaged ``run.json`` become ``ResumeError``.
 
     Raises:
@@ -88,7 +88,7 @@ def _look(folder: Path) -> Iterator[_Seen]:
         ResumeError: ``run.json`` is damaged.
     """
     rundir = open_run_dir(folder)
-    manifest, run = rundir.read_manifest(), run_at(folder)
+    manifest, run = rundir.read_manifest(), find_run_lock(folder)
     if manifest is None and run:
         raise InputMissingError(
             f"{printable(folder)}: {printable(run)} is still reading the input",
@@ -96,10 +96,10 @@ def _look(folder: Path) -> Iterator[_Seen]:
         )
     manifest = manifest or rundir.read_run(hint=with_options("give the {output_dir} of a run"))
     facts, plan = rundir.read_facts(), Plan.read(rundir, manifest)
-    stores = rundir.stores_of(manifest.recipe)
-    done = [store.names_done() for store in stores]
+    stores = rundir.feature_stores(manifest.recipe)
+    done = [store.completed_names() for store in stores]
     try:
-        yield _Seen(
+        yield _RunState(
             rundir,
             manifest,
             facts,
@@ -128,7 +128,7 @@ def inspect_run(
         InputMissingError: there is no run in this folder.
         ResumeError: ``run.json`` is damaged.
     """
-    with _look(folder) as seen:
+    with _read_state(folder) as seen:
         lines = _describe(seen)
     if not verify:
         return lines, 0
@@ -153,7 +153,7 @@ class _Findings:
         return f"verified  whole: {'; '.join([counts, *self.remarks])}"
 
 
-def _verify(seen: _Seen) -> tuple[list[str], str]:
+def _verify(seen: _RunState) -> tuple[list[str], str]:
     """A line per damaged file or changed input, and the line to print if there is none."""
     findings, hashes = _Findings(), Outputs(seen.rundir).read_hashes()
     if seen.stores:
@@ -165,7 +165,9 @@ def _verify(seen: _Seen) -> tuple[list[str], str]:
     return findings.faults, findings.line
 
 
-def _verify_features(seen: _Seen, hashes: Mapping[str, str] | None, findings: _Findings) -> None:
+def _verify_features(
+    seen: _RunState, hashes: Mapping[str, str] | None, findings: _Findings
+) -> None:
     """Find feature files that are damaged, missing, or others than ``run.json`` has."""
     by_path = {
         seen.rundir.root / place: digest
@@ -181,7 +183,7 @@ def _verify_features(seen: _Seen, hashes: Mapping[str, str] | None, findings: _F
             missing = f"damaged   {printable(path)} is missing; --resume makes it again"
             findings.faults.append(missing)
     n_files = sum(len(list(store.files())) for store in seen.stores)
-    findings.intact.append(counted(n_files, "feature file"))
+    findings.intact.append(format_count(n_files, "feature file"))
     if seen.plan is None and hashes is None:
         findings.remarks.append("their places were not checked: the plan is missing")
 
@@ -190,7 +192,7 @@ def _is_feature_file(place: str) -> bool:
     return has_vectors(place) and is_feature_file(Path(place).name)
 
 
-def _verify_outputs(seen: _Seen, hashes: Mapping[str, str] | None, findings: _Findings) -> None:
+def _verify_outputs(seen: _RunState, hashes: Mapping[str, str] | None, findings: _Findings) -> None:
     """Find other outputs that are damaged or missing."""
     if hashes is None:
         findings.remarks.append(_NO_HASHES)
@@ -199,43 +201,43 @@ def _verify_outputs(seen: _Seen, hashes: Mapping[str, str] | None, findings: _Fi
     others = {place: digest for place, digest in hashes.items() if not _is_feature_file(place)}
     for _, error in outputs.find_damaged(others):
         findings.faults.append(f"damaged   {error}; {error.hint}")
-    findings.intact.append(counted(len(others), "output"))
+    findings.intact.append(format_count(len(others), "output"))
     if n_unknown := outputs.count_unhashed(hashes):
-        unknown = counted(n_unknown, "output")
+        unknown = format_count(n_unknown, "output")
         findings.remarks.append(f"{unknown} without a SHA-256 in run.json")
 
 
-def _verify_inputs(seen: _Seen, findings: _Findings) -> None:
+def _verify_inputs(seen: _RunState, findings: _Findings) -> None:
     """Find inputs that changed after the run."""
     inputs = seen.manifest.inputs
     present = [file for file in inputs if Path(file.path).exists()]
     for file in present:
-        if fault := _fault_of(file):
+        if fault := _find_fault(file):
             findings.faults.append(f"changed   {fault}")
     if present:
-        findings.intact.append(counted(len(present), "input"))
+        findings.intact.append(format_count(len(present), "input"))
     if n_gone := len(inputs) - len(present):
-        findings.remarks.append(f"{counted(n_gone, 'input')} gone, and not compared")
+        findings.remarks.append(f"{format_count(n_gone, 'input')} gone, and not compared")
 
 
-def _fault_of(file: InputFile) -> str:
+def _find_fault(file: InputFile) -> str:
     """Why an input is not the one that the run read; "" if it is."""
     try:
-        if hashed(file).sha256 == file.sha256:
+        if hash_inputs(file).sha256 == file.sha256:
             return ""
     except VirnucproError as error:
         return str(error)
-    return f"{file.shown}: this input has another SHA-256 than in run.json"
+    return f"{file.display_name}: this input has another SHA-256 than in run.json"
 
 
-def _describe(seen: _Seen) -> list[str]:
+def _describe(seen: _RunState) -> list[str]:
     rundir, manifest, facts, run = seen.rundir, seen.manifest, seen.facts, seen.running
     recipe = manifest.recipe
     lines = [
         printable(f"state     {facts.get('state')}, {facts.get('time')} on {facts.get('host')}"),
         *([printable(f"running   {run}")] if run else []),
-        printable(f"command   {recipe.command}, {_how(recipe)}"),
-        *_folded([f"input     {file.shown}" for file in manifest.inputs]),
+        printable(f"command   {recipe.command}, {_describe_executor(recipe)}"),
+        *_folded([f"input     {file.display_name}" for file in manifest.inputs]),
         *_folded([f"unread    {printable(file.error)}" for file in manifest.refused]),
     ]
     if rules := manifest.embed_rules:
@@ -259,14 +261,14 @@ def _describe(seen: _Seen) -> list[str]:
     return lines
 
 
-def _next_steps(seen: _Seen, step: str) -> Iterator[str]:
+def _next_steps(seen: _RunState, step: str) -> Iterator[str]:
     """What the user can do next, and the command of the run."""
     if seen.running or step not in _NEXT:
         return
     yield f"next      {_NEXT[step].format(shlex.quote(printable(seen.rundir.root)))}"
     match seen.facts.get("argv"):
         case [_, *words] if words:  # without the path of the program
-            yield escaped(f"as typed  {shlex.join(map(str, ('virnucpro', *words)))}")
+            yield escape_markup(f"as typed  {shlex.join(map(str, ('virnucpro', *words)))}")
 
 
 def _missing(rundir: RunDir, recipe: Recipe) -> list[str]:
@@ -275,25 +277,25 @@ def _missing(rundir: RunDir, recipe: Recipe) -> list[str]:
     return [sink.file for sink in always if not rundir.output(sink.file).exists()]
 
 
-def _how(recipe: Recipe) -> str:
+def _describe_executor(recipe: Recipe) -> str:
     encoders = (f"{one.model}, layer {one.layer}, {one.precision}" for one in recipe.encoders)
     return "; ".join(encoders) or recipe.reader
 
 
-def _describe_letters(seen: _Seen) -> list[str]:
+def _describe_letters(seen: _RunState) -> list[str]:
     letters = _scoring(seen).counts["letters"]
     total, n_done = letters["total"], letters["done"]
     of_total = "" if total is None else f" of {total:,}"
     return [f"scored    {n_done:,}{of_total} letters"] if total or n_done else []
 
 
-def _describe_shards(seen: _Seen) -> list[str]:
+def _describe_shards(seen: _RunState) -> list[str]:
     head = f"shards    {len(seen.done)} done"
     if not seen.rundir.plan.exists():
         return [head]
     if seen.plan is None:
         return [f"{head}, the plan is damaged or belongs to other inputs: --resume makes it again"]
-    files, pending = seen.plan.files, [shard.index for shard in seen.pending]
+    files, pending = seen.plan.shards_by_input, [shard.index for shard in seen.pending]
     return [
         f"{head}, {len(pending)} pending",
         f"files     {count_done(files, pending):,} of {len(files):,} done",
@@ -301,7 +303,7 @@ def _describe_shards(seen: _Seen) -> list[str]:
     ]
 
 
-def _count_slices(seen: _Seen) -> dict[str, int]:
+def _count_slices(seen: _RunState) -> dict[str, int]:
     """Count the slices of the input, the planned ones, and the ones with written rows.
 
     Rows that will be made again, for example after a new cut, do not count as written.
@@ -313,18 +315,18 @@ def _count_slices(seen: _Seen) -> dict[str, int]:
     rows = RowStore(plan, made_by)
     return {
         "total": len(plan.slices),
-        "planned": len(plan.planned),
-        "tables": sum(len(group) for group in plan.by_records() if rows.has(group)),
+        "planned": len(plan.planned_slices),
+        "tables": sum(len(group) for group in plan.group_by_records() if rows.has(group)),
     }
 
 
-def _host_line(figures: HostFigures) -> str:
+def _host_line(figures: HostProgress) -> str:
     now = f"{figures.n_working} at work" if figures.n_working else "ended"
-    lost = f", {counted(figures.n_lost, 'shard')} given up" if figures.n_lost else ""
+    lost = f", {format_count(figures.n_lost, 'shard')} given up" if figures.n_lost else ""
     return (
-        f"host      {figures.host}: {now}, {counted(figures.n_shards, 'shard')} done, "
+        f"host      {figures.host}: {now}, {format_count(figures.n_shards, 'shard')} done, "
         f"{figures.tokens_per_second:,.0f} tokens/s, "
-        f"{counted(figures.n_failed, 'sequence')} failed{lost}"
+        f"{format_count(figures.n_failed, 'sequence')} failed{lost}"
     )
 
 
@@ -338,7 +340,7 @@ def measure_run(
     Raises:
         InputMissingError, ResumeError: as ``inspect_run``.
     """
-    with _look(folder) as seen:
+    with _read_state(folder) as seen:
         work = _embedding(seen) if seen.stores else _scoring(seen)
         rate, left = _rate(seen, work)
         damaged: dict[str, Any] = {"damaged": _verify(seen)[0]} if verify else {}
@@ -348,7 +350,7 @@ def measure_run(
         return {
             "state": seen.facts.get("state"),
             "running": seen.running or None,
-            **_inputs_of(seen),
+            **_recorded_inputs(seen),
             **damaged,
             "slices": _count_slices(seen) or None,
             "embed": seen.manifest.embed_rules or "all",
@@ -360,7 +362,7 @@ def measure_run(
         }
 
 
-def _inputs_of(seen: _Seen) -> dict[str, Any]:
+def _recorded_inputs(seen: _RunState) -> dict[str, Any]:
     """What became of the inputs; the records are counted when tables are written."""
     return {
         "command": seen.manifest.recipe.command,
@@ -379,17 +381,17 @@ class _Work(NamedTuple):
     per_work: float = 1.0  # letters or tokens per unit of work
 
 
-def _rate(seen: _Seen, work: _Work) -> tuple[float, int | None]:
+def _rate(seen: _RunState, work: _Work) -> tuple[float, int | None]:
     """The speed of all hosts at work, or of this start, and the seconds left, if known."""
     rates = [host.tokens_per_second for host in seen.hosts if host.n_working]
     if seen.running and not rates:
         left = seconds_left(work.points, work.pending, time.time())
-        return rate_of(work.points), None if left is None else round(left)
+        return estimate_rate(work.points), None if left is None else round(left)
     rate = sum(rates)
     return rate, round(work.pending / rate) if rate and work.pending else None
 
 
-def _embedding(seen: _Seen) -> _Work:
+def _embedding(seen: _RunState) -> _Work:
     encoders, n_done = seen.manifest.recipe.encoders, len(seen.done)
     pending, n_tokens = _tokens(encoders, seen.pending), _tokens(encoders, seen.shards)
     shards: dict[str, int | None] = {"total": None, "done": n_done, "pending": None}
@@ -406,11 +408,11 @@ def _embedding(seen: _Seen) -> _Work:
         if one.name in seen.done
     ]
     tokens = {"total": n_tokens, "pending": pending}
-    points = _points(seen.rundir, ends)
+    points = _rate_points(seen.rundir, ends)
     return _Work("tokens", {"shards": shards, "tokens": tokens}, pending, points)
 
 
-def _scoring(seen: _Seen) -> _Work:
+def _scoring(seen: _RunState) -> _Work:
     rundir, plan = seen.rundir, seen.plan
     store = ScoreStore(rundir, rundir.scores, seen.manifest.recipe.fingerprint, finder="")
     labels = [(path.stat().st_mtime, label.attributes) for path, label in store.labels()]
@@ -419,17 +421,17 @@ def _scoring(seen: _Seen) -> _Work:
     total, work = None, worked
     if seen.has_all:  # by whatever scorer: its files may count for nothing now
         total = n_done = int(seen.facts["counts"].get("n_letters", n_done))
-    if plan is not None and len(plan.planned) == len(plan.slices):
+    if plan is not None and len(plan.planned_slices) == len(plan.slices):
         total = work = plan.counts.n_letters
         if dict(seen.facts.get("cut") or {}).get("regions"):
             work += plan.counts.n_searched
     pending = None if total is None else max(0, total - n_done)
     counts = {"letters": {"total": total, "done": n_done, "pending": pending}}
     left, per_work = max(0, work - worked), n_done / max(1, worked)
-    return _Work("letters", counts, left, _points(rundir, ends), per_work)
+    return _Work("letters", counts, left, _rate_points(rundir, ends), per_work)
 
 
-def _points(rundir: RunDir, ends: Iterable[tuple[float, float]]) -> list[Point]:
+def _rate_points(rundir: RunDir, ends: Iterable[tuple[float, float]]) -> list[Point]:
     """The work of this start over time, from the writing of ``run.json`` on."""
     began = rundir.manifest.stat().st_mtime
     since = sorted((seconds, amount) for seconds, amount in ends if seconds > began)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from virnucpro.core.events import STAGES, STARTING, ShardDone
-from virnucpro.core.logging import LOGGER, announce, counted, printable
-from virnucpro.core.recipe import Command, Reads
+from virnucpro.core.logging import LOGGER, announce, format_count, printable
+from virnucpro.core.recipe import Alphabet, Command
 from virnucpro.models.base import estimate_tokens
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import (
@@ -54,7 +54,7 @@ class Classifier(Protocol):
     def stages(self) -> tuple[str, ...]: ...
 
     @property
-    def cut(self) -> tuple[str, tuple[tuple[int, float], ...]]: ...
+    def threshold(self) -> tuple[str, tuple[tuple[int, float], ...]]: ...
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class Summary:
         """Record who calls and by which cut. Announce the cut, and an earlier one if it differs."""
         self.callers = classifier.announcements
         self.stages = classifier.stages
-        self.cut, self.cut_scores = classifier.cut
+        self.cut, self.cut_scores = classifier.threshold
         if self.cut:
             announce(f"calls: {self.cut}")
         if recorded is not None and self.cut != recorded.cut != "":
@@ -97,7 +97,7 @@ class Summary:
     def count_plan(self, plan: Plan) -> None:
         """Count the files of a run and the tokens that copies save."""
         manifest = plan.manifest
-        self.unit = "chunk" if Reads.CHUNK in manifest.recipe.reads else "frame"
+        self.unit = "chunk" if Alphabet.CHUNK in manifest.recipe.alphabets else "frame"
         encoders, counts, shards = manifest.recipe.encoders, plan.counts, plan.shards
         self.n_refused = len(manifest.refused)
         self.n_files = len(manifest.inputs) + self.n_refused
@@ -142,7 +142,7 @@ class Summary:
         """The lines that the user sees at the end."""
         if self.n_slices is not None:
             return [
-                f"planned: {counted(self.n_slices, 'slice')} of the input",
+                f"planned: {format_count(self.n_slices, 'slice')} of the input",
                 f"results: {printable(folder)}",
                 *self._repair_lines(folder),
             ]
@@ -182,18 +182,18 @@ class Summary:
             yield f"{self.unit}s embedded: {n_frames:,}"
         if self.n_left:
             share = self.n_left_letters / self.n_letters
-            left = counted(self.n_left, "record")
+            left = format_count(self.n_left, "record")
             yield f"not embedded (--embed): {left}, {share:.1%} of all letters"
         if self.n_copies:
             share = self.n_tokens_saved / self.n_tokens_in_all
-            copies = counted(self.n_copies, self.unit)
+            copies = format_count(self.n_copies, self.unit)
             yield (
                 f"copies: {copies} with a sequence that occurred before, "
                 f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})"
             )
         if self.n_cached:
             share = self.n_cached_tokens / (self.n_cached_tokens + self.n_tokens)
-            vectors = counted(self.n_cached, "vector")
+            vectors = format_count(self.n_cached, "vector")
             yield f"cache: {vectors} read, {share:.1%} of the tokens of this start"
         if self.n_tokens:
             starting = self.seconds.get(STARTING, 0.0)
@@ -216,7 +216,7 @@ class Summary:
         n = self.records.n_failed_frames
         if n > 1 and not self.records.n_frames:
             lines += [
-                f"failed: all {counted(n, self.unit)}, see {listing}; the first is",
+                f"failed: all {format_count(n, self.unit)}, see {listing}; the first is",
                 f"  {printable(self.records.first_failure)}",
                 "  if all failed for one reason, check the model and the device with `virnucpro "
                 "models check`;",
@@ -224,7 +224,7 @@ class Summary:
             ]
         elif n:
             lines += [
-                f"failed: {counted(n, 'frame')}, see {listing}; to repair,",
+                f"failed: {format_count(n, 'frame')}, see {listing}; to repair,",
                 "  run with --resume to try the same sequences again, or fix them and run with",
                 f"  --resume --add --input {printable(folder / FAILED_SEQUENCES.file)}",
             ]

@@ -24,7 +24,7 @@ from virnucpro.core.types import Shard, check_counts
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import all_outputs
 from virnucpro.results.row_batches import RowBatch, Rows
-from virnucpro.store.feature_file import read_label, read_sealed, write_sealed
+from virnucpro.store.feature_file import read_checksummed, read_label, write_checksummed
 from virnucpro.store.feature_index import IndexPart
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.plan import Plan, Slice
@@ -121,7 +121,7 @@ class RowStore:
         }
         content = b"".join((json.dumps(facts).encode(), b"\n", *texts))
         rundir = self.plan.rundir
-        write_sealed(rundir, self.path(group), content, self._attributes(group))
+        write_checksummed(rundir, self.path(group), content, self._attributes(group))
 
     def read(self, group: Sequence[Slice]) -> SliceRows | None:
         """Read the rows of some slices, if they exist; a damaged file is deleted."""
@@ -129,7 +129,7 @@ class RowStore:
         if not self.has(group):
             return None
         try:
-            facts, _, text = read_sealed(path, self._attributes(group))[1].partition(b"\n")
+            facts, _, text = read_checksummed(path, self._attributes(group))[1].partition(b"\n")
             return _unpack(facts, memoryview(text), group[0].index)
         except (FeatureFileError, ValueError, LookupError, TypeError, AttributeError) as error:
             fault = error if isinstance(error, FeatureFileError) else f"{printable(path)}: {error}"
@@ -145,7 +145,7 @@ class RowStore:
 
     def _key(self, group: Sequence[Slice]) -> str:
         """Hash of what the rows are made from."""
-        manifest, planned = self.plan.manifest, self.plan.parts
+        manifest, planned = self.plan.manifest, self.plan.slice_plans
         of_run = manifest.recipe.fingerprint, manifest.is_qualified, self.made_by
         files = [(manifest.inputs[place], span) for place, span in group[0].spans]
         spans = [(one.identity, one.sample, one.mate, one.n_renamed, span) for one, span in files]
@@ -160,7 +160,7 @@ class ScoreFiles(Protocol):
     @property
     def folder(self) -> Path: ...
 
-    def is_whole(self, index: int) -> bool:
+    def is_complete(self, index: int) -> bool:
         """Whether the file of a block is there as it was written."""
 
     def keep(self, names: Collection[str]) -> None:
@@ -184,13 +184,13 @@ class FinishedRows:
         if rows is None or self.scores is None:
             return rows
         first = group[0].index
-        is_intact = all(map(self.scores.is_whole, range(first, first + rows.n_blocks)))
+        is_intact = all(map(self.scores.is_complete, range(first, first + rows.n_blocks)))
         return rows if is_intact else None
 
     def find_slices(self) -> set[int]:
         """The indices of the slices of the plan that have their rows and all their vectors."""
-        done = [store.names_done() for store in self.stores]
-        groups = self.cache.plan.by_records()
+        done = [store.completed_names() for store in self.stores]
+        groups = self.cache.plan.group_by_records()
         return {one.index for group in groups if self._is_finished(group, done) for one in group}
 
     def _is_finished(self, group: Sequence[Slice], done: Sequence[set[str]]) -> bool:
@@ -199,7 +199,7 @@ class FinishedRows:
         Damaged rows are found at the join if the shards exist, from which they can be made again;
         otherwise the rows are read and verified here.
         """
-        parts = self.cache.plan.parts
+        parts = self.cache.plan.slice_plans
         shards = [shard for one in group if one.index in parts for shard in parts[one.index].shards]
         names = {shard.name for shard in shards}
         if not self.cache.has(group) or any(names - of_store for of_store in done):
@@ -210,13 +210,13 @@ class FinishedRows:
         """The shards that the tables still need. Rows without vectors are deleted."""
         finished = self.find_slices()
         plan = self.cache.plan
-        for group in plan.by_records():
+        for group in plan.group_by_records():
             if group[0].index in finished:
                 continue
             if self.cache.has(group):
                 plan.rundir.delete(self.cache.path(group))
             for one in group:
-                yield from plan.parts[one.index].shards
+                yield from plan.slice_plans[one.index].shards
 
 
 def _hash(facts: object) -> str:

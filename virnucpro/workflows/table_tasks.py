@@ -23,7 +23,7 @@ from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import FeatureFormat, Recipe
 from virnucpro.core.types import Orf, Records, Shard
 from virnucpro.results.row_batches import RowBatch
-from virnucpro.sequences.fasta import Block, Span, Streams, parsed
+from virnucpro.sequences.fasta import Block, Span, StreamCache, parse_block
 from virnucpro.store.feature_index import IndexPart
 from virnucpro.store.feature_store import FeatureReader, FeatureStore, ShardFeatures
 from virnucpro.store.manifest import Manifest
@@ -177,7 +177,7 @@ class ShardTask:
             for reader in builder.readers_of(self.slice_index)
         ]
         files = [
-            IndexPart.of_shard(store, of_store, unseen, builder.feature_format)
+            IndexPart.from_shard(store, of_store, unseen, builder.feature_format)
             for store, of_store in zip(builder.stores, features, strict=True)
         ]
         reasons: dict[str, str] = {}
@@ -210,12 +210,12 @@ class BlockTask:
         Raises:
             InputError: the records are not the planned ones.
         """
-        blocks = chain(self.parts, builder.manifest.blocks(self.spans, Streams()))
-        records = Records.joined(list(parsed(blocks)))
+        blocks = chain(self.parts, builder.manifest.blocks(self.spans, StreamCache()))
+        records = Records.concatenate(list(parse_block(blocks)))
         n_read = len(records.ids)
         is_shown = [name not in self.hidden for name in records.ids]
         if not all(is_shown):
-            records = records.kept(is_shown)
+            records = records.select(is_shown)
         ranges = list(compress(self._ranges_by_record(n_read), is_shown))
         rows = builder.make_rows(self.index, records, ranges, self.frames)
         return SliceRows(

@@ -21,23 +21,23 @@ from virnucpro.core.errors import FeatureFileError, OutputError, ResumeError, Us
 from virnucpro.core.events import (
     BatchDone,
     EmbeddingStarted,
-    Event,
-    OnEvent,
+    EventHandler,
     Progress,
     ShardDone,
     ShardFailed,
+    WorkerEvent,
     WorkerReady,
 )
-from virnucpro.core.helper_pool import Pool
-from virnucpro.core.logging import LOGGER, announce, counted, printable
+from virnucpro.core.helper_pool import HelperPool
+from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.types import Shard
-from virnucpro.engine.base import Job
+from virnucpro.engine.base import WorkerConfig
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Selection
-from virnucpro.store.progress_log import ShardFigures
+from virnucpro.store.progress_log import ProgressLog
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.collect_inputs import number_taken_names
 from virnucpro.workflows.extract import extract_context, record_extract
@@ -55,7 +55,7 @@ _FEWEST_SHARES = 4  # for each part, so that all have about the same work
 
 
 @dataclass(slots=True)
-class Part:
+class WorkShare:
     """One of ``n`` parts of a run, counted from 0, and what this process has done of it.
 
     A part is every n-th slice of the run, or every n-th share of the slices.
@@ -67,7 +67,7 @@ class Part:
     n_rows: int = 0  # slices whose rows it has written
     n_pending: int = 0  # shards that it has to embed
     n_cached: int = 0  # vectors read from a cache
-    ended: list[ShardFigures] = field(default_factory=list)
+    ended: list[ProgressLog] = field(default_factory=list)
     tokens: dict[int, int] = field(default_factory=dict)  # of shards in work
     # time when the first worker was ready
     ready: float = field(default_factory=time.monotonic, compare=False)
@@ -99,27 +99,27 @@ class Part:
     @property
     def lines(self) -> list[str]:
         """The lines that the user sees at the end."""
-        planned, written = counted(self.n_planned, "slice"), counted(self.n_rows, "slice")
-        done = f"{self.n_shards:,} of {counted(self.n_pending, 'pending shard')}"
+        planned, written = format_count(self.n_planned, "slice"), format_count(self.n_rows, "slice")
+        done = f"{self.n_shards:,} of {format_count(self.n_pending, 'pending shard')}"
         lines = [f"part {self}: {planned} planned, {done} done, tables of {written} written"]
         if n_tokens := sum(one.n_tokens for one in self.ended):
             rate = n_tokens / max(1e-3, time.monotonic() - self.ready)
             lines += [f"tokens: {n_tokens:,} embedded at {rate:,.0f} per second"]
         if self.n_cached:
-            lines += [f"cache: {counted(self.n_cached, 'vector')} read"]
+            lines += [f"cache: {format_count(self.n_cached, 'vector')} read"]
         if self.exit_code:
             n_failed = sum(one.n_failed for one in self.ended)
             n_lost = len(self.ended) - self.n_shards
             lines += [
-                f"failed: {counted(n_failed, 'sequence')}, and "
-                f"{counted(n_lost, 'shard')} as a whole; run the same command again, or "
+                f"failed: {format_count(n_failed, 'sequence')}, and "
+                f"{format_count(n_lost, 'shard')} as a whole; run the same command again, or "
                 "--resume, to try them again"
             ]
         if self.n_planned + self.n_pending + self.n_rows:
             lines += ["next: when all parts are done, run the planned command again with --resume"]
         return lines
 
-    def take(self, event: Event) -> None:
+    def on_event(self, event: WorkerEvent) -> None:
         """Count an event, and write the end of a shard into the log.
 
         Raises:
@@ -133,24 +133,24 @@ class Part:
             case ShardDone(n_failed=n_failed, n_cached=n_cached):
                 warn_of_cache(event)
                 self.n_cached += n_cached
-                self._end(event, n_failed=n_failed)
+                self._finish(event, n_failed=n_failed)
             case ShardFailed():
                 check_stored(event)
-                self._end(event, is_lost=True)
+                self._finish(event, is_lost=True)
 
-    def _end(
+    def _finish(
         self, event: ShardDone | ShardFailed, n_failed: int = 0, *, is_lost: bool = False
     ) -> None:
         index, seconds = event.shard.index, round(time.monotonic() - self.ready, 3)
         n_tokens = self.tokens.pop(index, 0)
-        figures = ShardFigures(index, event.worker, n_tokens, n_failed, is_lost, seconds)
-        figures.note()
+        figures = ProgressLog(index, event.worker, n_tokens, n_failed, is_lost, seconds)
+        figures.record()
         self.ended.append(figures)
 
 
 def work(
-    options: WorkOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
-) -> Part:
+    options: WorkOptions, on_event: EventHandler, executor_on: ExecutorOn = ProcessExecutor
+) -> WorkShare:
     """Plan and embed a part of a run on the devices of this machine, and write its rows.
 
     Raises:
@@ -164,10 +164,10 @@ def work(
         if has_tables and Plan.read(rundir, recorded) is None:
             announce("nothing is left to do: the tables of this run are written")
             return part
-        inputs = tuple(file.stamped() for file in recorded.inputs)
+        inputs = tuple(file.with_stamp() for file in recorded.inputs)
         manifest = number_taken_names(replace(recorded, inputs=inputs), on_event)
         share = resolve_share(rundir, manifest, options, on_event)
-        with Pool(share.config.resources.n_helpers) as pool:
+        with HelperPool(share.config.resources.n_helpers) as pool:
             plan, groups, shards = plan_part(share, part, pool, on_event)
             context = share.make_context(plan, pool, on_event)
             do_part(context, share, part, groups, shards, executor_on)
@@ -180,14 +180,14 @@ class RunShare:
 
     config: RunConfig
     plan: Plan  # of the whole run
-    job: Job
+    job: WorkerConfig
     selection: Selection
     # the context of the run with another plan: that of a part
-    make_context: Callable[[Plan, Pool, OnEvent], RunContext]
+    make_context: Callable[[Plan, HelperPool, EventHandler], RunContext]
 
 
 def resolve_share(
-    rundir: RunDir, manifest: Manifest, options: WorkOptions, on_event: OnEvent
+    rundir: RunDir, manifest: Manifest, options: WorkOptions, on_event: EventHandler
 ) -> RunShare:
     """Resolve a planned run for this machine.
 
@@ -206,20 +206,20 @@ def resolve_share(
     return _resolve_predict_share(plan, options, on_event)
 
 
-def _resolve_extract_share(plan: Plan, options: WorkOptions, on_event: OnEvent) -> RunShare:
+def _resolve_extract_share(plan: Plan, options: WorkOptions, on_event: EventHandler) -> RunShare:
     rundir = plan.rundir
     config = resolve_extract_part(options, rundir.read_facts(), plan.manifest, on_event)
     record = record_extract(rundir, config, plan.manifest)
     return RunShare(
         config=config,
         plan=plan,
-        job=Job.of(rundir, plan.manifest.recipe, config.weights, options),
+        job=WorkerConfig.from_recipe(rundir, plan.manifest.recipe, config.weights, options),
         selection=Selection(),
         make_context=partial(extract_context, config, record),
     )
 
 
-def _resolve_predict_share(plan: Plan, options: WorkOptions, on_event: OnEvent) -> RunShare:
+def _resolve_predict_share(plan: Plan, options: WorkOptions, on_event: EventHandler) -> RunShare:
     rundir = plan.rundir
     config = resolve_predict_part(options, rundir.read_facts(), plan.manifest, on_event)
     calls = resolve_calls(config, rundir, plan.manifest.recipe)
@@ -227,7 +227,7 @@ def _resolve_predict_share(plan: Plan, options: WorkOptions, on_event: OnEvent) 
     return RunShare(
         config=config,
         plan=plan,
-        job=Job.of(rundir, plan.manifest.recipe, config.weights, options),
+        job=WorkerConfig.from_recipe(rundir, plan.manifest.recipe, config.weights, options),
         selection=SELECTION,
         make_context=partial(predict_context, config, record, calls),
     )
@@ -236,7 +236,7 @@ def _resolve_predict_share(plan: Plan, options: WorkOptions, on_event: OnEvent) 
 def do_part(
     context: RunContext,
     share: RunShare,
-    part: Part,
+    part: WorkShare,
     groups: Sequence[Group],
     shards: Mapping[int, Sequence[Shard]],
     executor_on: ExecutorOn,
@@ -253,13 +253,15 @@ def do_part(
     part.n_pending = len(pending)
     n_shards = sum(map(len, shards.values()))
     if n_shards:
-        announce(f"part {part}: {counted(n_shards, 'shard')}, {len(pending):,} pending")
+        announce(f"part {part}: {format_count(n_shards, 'shard')}, {len(pending):,} pending")
     has_rows = context.finished_rows.cache.has
     missing = [group for group in groups if not has_rows(group)]
-    alone = [group for group in missing if len(shards[group[0].index]) == len(_all(plan, group))]
+    alone = [
+        group for group in missing if len(shards[group[0].index]) == len(_run_all(plan, group))
+    ]
     backlog = Backlog(pending)
     with (
-        writing(context, backlog, alone) as tables,
+        writing_part(context, backlog, alone) as tables,
         closing(embed(pending, job, share.config, executor_on)) as events,
     ):
         if pending:
@@ -267,22 +269,24 @@ def do_part(
             context.on_event(EmbeddingStarted(tuple(pending), n_before, encoders=job.encoders))
         for event in events if pending else ():
             context.on_event(event)
-            part.take(event)
+            part.on_event(event)
             backlog.on_event(event)
         tables.result()
-    done = set.intersection(*(store.names_done() for store in job.stores)) if job.stores else ()
+    done = (
+        set.intersection(*(store.completed_names() for store in job.stores)) if job.stores else ()
+    )
     shared = [
         group
         for group in missing
-        if group not in alone and all(shard.name in done for shard in _all(plan, group))
+        if group not in alone and all(shard.name in done for shard in _run_all(plan, group))
     ]
-    with writing(context, Backlog(), shared) as tables:
+    with writing_part(context, Backlog(), shared) as tables:
         tables.result()
     part.n_rows = sum(map(has_rows, missing))
 
 
 def plan_part(
-    share: RunShare, part: Part, pool: Pool, on_event: OnEvent
+    share: RunShare, part: WorkShare, pool: HelperPool, on_event: EventHandler
 ) -> tuple[Plan, list[Group], dict[int, list[Shard]]]:
     """Plan the slices of a part that are not planned yet.
 
@@ -291,25 +295,25 @@ def plan_part(
     Raises:
         InputError: an input is not a FASTA file, or an id occurs twice in this part.
     """
-    groups = list(share.plan.by_records())
+    groups = list(share.plan.group_by_records())
     n_shares, ours = part.shares(len(groups), has_shards=bool(share.job.stores))
     mine = [one for index in ours for one in groups[index]]
-    plan = share.plan.limited({one.index for one in mine})
+    plan = share.plan.select_slices({one.index for one in mine})
     plan = plan.without_damaged(plan.shards)
-    part.n_planned = len(plan.missing)
+    part.n_planned = len(plan.missing_slices)
 
     def on_letters(n_done: int) -> None:
         on_event(Progress("planning this part", n_done, 0, "letters"))
 
     if mine:
-        plan = plan.make(share.selection, on_letters, pool)
+        plan = plan.plan_slices(share.selection, on_letters, pool)
         now = Plan.read(plan.rundir, plan.manifest)
-        if part.n_planned and now is not None and not now.missing:
-            now.refuse_duplicates()
+        if part.n_planned and now is not None and not now.missing_slices:
+            now.reject_duplicates()
     shards = {
         groups[index][0].index: [
             shard
-            for number, shard in enumerate(_all(plan, groups[index]))
+            for number, shard in enumerate(_run_all(plan, groups[index]))
             if number % n_shares in shares
         ]
         for index, shares in ours.items()
@@ -318,7 +322,7 @@ def plan_part(
 
 
 @contextmanager
-def writing(
+def writing_part(
     context: RunContext, backlog: Backlog, groups: Sequence[Group]
 ) -> Iterator[Future[None]]:
     """Write rows of slices in a thread, which ends with the block."""
@@ -335,12 +339,12 @@ def writing(
         yield tables
 
 
-def _all(plan: Plan, group: Group) -> list[Shard]:
+def _run_all(plan: Plan, group: Group) -> list[Shard]:
     """The shards of slices with the same records."""
-    return [shard for one in group for shard in plan.parts[one.index].shards]
+    return [shard for one in group for shard in plan.slice_plans[one.index].shards]
 
 
-def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigures]:
+def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ProgressLog]:
     """Embed shards for the run that locks the folder, until they are done or the run is over.
 
     If this machine cannot see the lock at the start, it does not check whether the run is over.
@@ -349,15 +353,15 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigu
         OutputError: the run is over.
         VirnucproError: see ``errors``.
     """
-    rundir, part = open_run_dir(options.folder), Part()
-    with rundir.helped():
+    rundir, part = open_run_dir(options.folder), WorkShare()
+    with rundir.locked_for_work():
         can_see, last = rundir.has_run, time.monotonic()
         share = resolve_share(rundir, find_run(rundir), options, lambda _: None)
         by_index = {shard.index: shard for shard in share.plan.shards}
         shards = [by_index[index] for index in indices]
         with closing(embed(shards, share.job, share.config, ProcessExecutor)) as events:
             for event in events:
-                part.take(event)
+                part.on_event(event)
                 if not can_see or time.monotonic() - last <= _LOOK_SECONDS:
                     continue
                 last = time.monotonic()
@@ -371,8 +375,8 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigu
 
 
 def embed(
-    shards: Sequence[Shard], job: Job, config: RunConfig, executor_on: ExecutorOn
-) -> Generator[Event, None, None]:
+    shards: Sequence[Shard], job: WorkerConfig, config: RunConfig, executor_on: ExecutorOn
+) -> Generator[WorkerEvent, None, None]:
     """Embed shards here and yield the events; at the end, delete partial files of this process."""
     for announcement in config.announcements:
         announce(announcement)
@@ -405,7 +409,7 @@ def find_run(rundir: RunDir) -> Manifest:
     return manifest
 
 
-def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
+def choose_part(text: str | None, array: Mapping[str, str]) -> WorkShare:
     """The part for ``--part``: I/N, or, in a job array, N or nothing.
 
     ``array``: the environment, where a batch system numbers the tasks of an array.
@@ -415,26 +419,26 @@ def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
     """
     task = next((array[name] for name in _TASKS if array.get(name, "").isdecimal()), None)
     if text is None:
-        return Part() if task is None else _part_of_array(array)
+        return WorkShare() if task is None else _array_task_part(array)
     words = re.fullmatch(r"(?:([0-9]{1,9})/)?([1-9][0-9]{0,8})", text)
     if words is None:
         raise UsageError(f"--part {printable(text)} is not a part", hint="give one as --part 3/16")
     n = int(words[2])
     if words[1] is None and task is not None:
-        return Part(int(task) % n, n)
+        return WorkShare(int(task) % n, n)
     if words[1] is None or not 1 <= int(words[1]) <= n:
         raise UsageError(
             f"--part {text} names no part: parts are 1/{n} to {n}/{n}",
             hint=f"give one of these; --part {n} alone is for the tasks of a job array",
         )
-    return Part(int(words[1]) - 1, n)
+    return WorkShare(int(words[1]) - 1, n)
 
 
 _TASKS = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID")
 _SLURM = tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "STEP", "COUNT"))
 
 
-def _part_of_array(array: Mapping[str, str]) -> Part:
+def _array_task_part(array: Mapping[str, str]) -> WorkShare:
     """The part of a task in a job array of SLURM with equally spaced numbers.
 
     Raises:
@@ -443,7 +447,7 @@ def _part_of_array(array: Mapping[str, str]) -> Part:
     with suppress(KeyError, ValueError, ZeroDivisionError):
         number, first, last, step, n = (int(array[name]) for name in _SLURM)
         if last - first == (n - 1) * step and (number - first) % step == 0:
-            return Part((number - first) // step, n)
+            return WorkShare((number - first) // step, n)
     raise UsageError(
         "this job array does not say which part each task does: it is not of SLURM, or has gaps",
         hint="give the number of tasks of the whole array, as in --part 16, or --part I/N",

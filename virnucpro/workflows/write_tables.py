@@ -20,20 +20,20 @@ from operator import attrgetter
 from threading import Condition
 from typing import TypeAlias
 
-from virnucpro.core.events import SCORING, STAGES, Event, Progress, ShardDone, ShardFailed
-from virnucpro.core.helper_pool import AbandonedError, Helpers
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.events import SCORING, STAGES, Progress, ShardDone, ShardFailed, WorkerEvent
+from virnucpro.core.helper_pool import AbandonedError, TaskRunner
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord, Records, Shard, shard_name
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.output_writer import open_outputs
 from virnucpro.results.row_batches import RowBatch
 from virnucpro.results.sample_tables import OutputDir
-from virnucpro.sequences.fasta import Block, Streams, parsed
+from virnucpro.sequences.fasta import Block, StreamCache, parse_block
 from virnucpro.store.feature_index import IndexPart, hash_part, write_parts
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.merged_features import write_merged
-from virnucpro.store.plan import Slice, grouped
+from virnucpro.store.plan import Slice, group_parts
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.run_context import RunContext
 from virnucpro.workflows.table_cache import SliceRows
@@ -74,7 +74,7 @@ class Backlog:
         """True if a shard is still to be embedded, and somebody still embeds."""
         return shard.index in self._pending and not self._is_abandoned
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: WorkerEvent) -> None:
         """Settle the shard that ends: it has a feature file, or a reason why it never will.
 
         Raises:
@@ -122,7 +122,7 @@ def check_stored(event: ShardFailed) -> None:
             would fail for other shards too.
     """
     if event.refusal is not None:
-        raise event.refusal.error
+        raise event.refusal.to_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +131,18 @@ class TableWriter:
 
     context: RunContext
     backlog: Backlog
-    streams: Streams = field(default_factory=Streams)  # of packed inputs
+    streams: StreamCache = field(default_factory=StreamCache)  # of packed inputs
 
-    def count_helpers(self, groups: Iterable[Group] | None = None) -> Helpers[RowBuilder]:
+    def count_helpers(self, groups: Iterable[Group] | None = None) -> TaskRunner[RowBuilder]:
         """The helpers for the tables of some slices, or of all: as many as the work is worth."""
         context = self.context
         has_rows = context.finished_rows.cache.has
-        groups = context.plan.by_records() if groups is None else groups
+        groups = context.plan.group_by_records() if groups is None else groups
         missing = chain.from_iterable(group for group in groups if not has_rows(group))
-        n_letters = sum(context.plan.parts[one.index].counts.n_letters for one in missing)
+        n_letters = sum(context.plan.slice_plans[one.index].counts.n_letters for one in missing)
         return context.pool.helpers(context.row_builder, n_letters, "tables")
 
-    def write(self, helpers: Helpers[RowBuilder]) -> RecordCounts:
+    def write(self, helpers: TaskRunner[RowBuilder]) -> RecordCounts:
         """Write every output. -> the counts of all records
 
         Raises:
@@ -177,7 +177,7 @@ class TableWriter:
             digest = hashes.get(part.name) or hash_part(store, part)
             self.context.hashes[store.folder / part.name] = digest
 
-    def make_rows(self, group: Group, helpers: Helpers[RowBuilder]) -> SliceRows:
+    def make_rows(self, group: Group, helpers: TaskRunner[RowBuilder]) -> SliceRows:
         """Make the rows of slices with the same records.
 
         Raises:
@@ -189,7 +189,7 @@ class TableWriter:
             rows.include(block)
         return rows
 
-    def write_rows(self, groups: Sequence[Group], helpers: Helpers[RowBuilder]) -> None:
+    def write_rows(self, groups: Sequence[Group], helpers: TaskRunner[RowBuilder]) -> None:
         """Write the rows of slices for a later join, except slices with a failed frame.
 
         It waits for shards in the backlog.
@@ -213,13 +213,13 @@ class TableWriter:
             for block in blocks:
                 self.backlog.check()
                 rows.include(block)
-            n_records = sum(context.plan.parts[one.index].counts.n_records for one in group)
+            n_records = sum(context.plan.slice_plans[one.index].counts.n_records for one in group)
             if rows.n_records != n_records:
                 raise input_changed()
             if not rows.n_failed:
                 context.finished_rows.cache.write(group, rows)
 
-    def _batches(self, indexes: _Files, helpers: Helpers[RowBuilder]) -> Iterator[RowBatch]:
+    def _batches(self, indexes: _Files, helpers: TaskRunner[RowBuilder]) -> Iterator[RowBatch]:
         """Yield the rows of all records, in order, and report the progress.
 
         Raises:
@@ -232,7 +232,7 @@ class TableWriter:
         n_read = 0
         to_do = counts.n_letters + (counts.n_searched if context.searches_regions else 0)
         names = set[str]()
-        for rows in self._iter_rows(list(context.plan.by_records()), helpers):
+        for rows in self._iter_rows(list(context.plan.group_by_records()), helpers):
             yield from rows.batches
             for index, files in zip(indexes, rows.files, strict=True):
                 index.extend(files)
@@ -250,7 +250,7 @@ class TableWriter:
             context.scores.keep(names)
 
     def _iter_rows(
-        self, groups: Sequence[Group], helpers: Helpers[RowBuilder]
+        self, groups: Sequence[Group], helpers: TaskRunner[RowBuilder]
     ) -> Iterator[SliceRows]:
         """Yield the rows of each block, or of a complete slice if they exist, in order."""
         finished = self.context.finished_rows
@@ -259,9 +259,11 @@ class TableWriter:
             if is_finished:
                 yield from (rows for _, rows in pairs if rows is not None)
             else:
-                yield from helpers.in_order(self._tasks((group for group, _ in pairs), helpers))
+                yield from helpers.map_in_order(self._tasks((group for group, _ in pairs), helpers))
 
-    def _tasks(self, groups: Iterable[Group], helpers: Helpers[RowBuilder]) -> Iterator[BlockTask]:
+    def _tasks(
+        self, groups: Iterable[Group], helpers: TaskRunner[RowBuilder]
+    ) -> Iterator[BlockTask]:
         """Yield the blocks of slices. A failed record that a later input repeats is hidden."""
         latest = self.context.manifest.latest()
         for group in groups:
@@ -274,19 +276,19 @@ class TableWriter:
 
     def _plain_blocks(self, one: Slice, hidden: frozenset[str]) -> Iterator[BlockTask]:
         """Yield the blocks of records without frames."""
-        blocks = self.context.plan.parts[one.index].blocks
+        blocks = self.context.plan.slice_plans[one.index].blocks
         inputs = self.context.manifest.inputs
         # each block of a compressed file would be unpacked from the start of the file
         if not blocks or any(inputs[position].text_sha256 for position, _ in one.spans):
             records = self.context.manifest.blocks(one.spans, self.streams)
-            yield from plain_tasks(records, one.index, hidden)
+            yield from tasks_without_frames(records, one.index, hidden)
             return
         for index, spans in enumerate(blocks, one.index):
             n_bytes = sum((span.end or 0) - span.start for _, span in spans)
             yield BlockTask(index=index, n_letters=n_bytes, spans=spans, hidden=hidden)
 
     def _framed_blocks(
-        self, group: Group, hidden: frozenset[str], helpers: Helpers[RowBuilder]
+        self, group: Group, hidden: frozenset[str], helpers: TaskRunner[RowBuilder]
     ) -> Iterator[BlockTask]:
         """Yield the blocks of records with frames, as soon as these are embedded."""
         files: list[list[IndexPart]] = [[] for _ in self.context.stores]
@@ -299,7 +301,7 @@ class TableWriter:
 
         series = [self._score_shards(one, files, hidden, helpers) for one in group]
         framed = self._join_frames(group[0], series)
-        yield from framed_tasks(framed, group[0].index, hidden, take_files)
+        yield from tasks_with_frames(framed, group[0].index, hidden, take_files)
         assert not any(files), "the last shard of a series has frames of the last block"
 
     def _join_frames(
@@ -309,8 +311,8 @@ class TableWriter:
         streams = map(frames_by_record, series)
         firsts = ((next(stream, None), stream) for stream in streams)
         heads = {first[0]: (first[1], stream) for first, stream in firsts if first}
-        records = parsed(self.context.manifest.blocks(one.spans, self.streams))
-        for record in chain.from_iterable(block.each() for block in records):
+        records = parse_block(self.context.manifest.blocks(one.spans, self.streams))
+        for record in chain.from_iterable(block.iter_records() for block in records):
             if record.id not in heads:
                 yield record, ()
                 continue
@@ -326,7 +328,7 @@ class TableWriter:
         one: Slice,
         files: _Files,
         hidden: frozenset[str],
-        helpers: Helpers[RowBuilder],
+        helpers: TaskRunner[RowBuilder],
     ) -> Iterator[ScoredShard]:
         """Yield the shards of a slice, in order, as soon as they are embedded.
 
@@ -346,7 +348,7 @@ class TableWriter:
                 of_store.extend(more)
             return scored
 
-        for shard in self.context.plan.parts[one.index].shards:
+        for shard in self.context.plan.slice_plans[one.index].shards:
             while tasks and (len(tasks) > helpers.n_ahead or self.backlog.is_pending(shard)):
                 yield take()
             self.backlog.wait_for(shard)
@@ -367,7 +369,9 @@ def open_tables(context: RunContext) -> Iterator[Callable[[RowBatch], None]]:
             yield add
 
 
-def locate_outputs(run_dir: RunDir, tree: Tree, manifest: Manifest, *, per_file: bool) -> OutputDir:
+def locate_outputs(
+    run_dir: RunDir, tree: SafeDir, manifest: Manifest, *, per_file: bool
+) -> OutputDir:
     """Where a run writes its outputs. ``tree``, the run folder, writes them."""
     samples = run_dir.samples if per_file else None
     return OutputDir(run_dir.root, tree, run_dir.shards, manifest.inputs, manifest.refused, samples)
@@ -391,7 +395,7 @@ def frames_by_record(
         yield record_id, runs
 
 
-def framed_tasks(
+def tasks_with_frames(
     framed: Iterable[FramedRecord],
     first_index: int,
     hidden: frozenset[str],
@@ -401,7 +405,7 @@ def framed_tasks(
 
     ``take_files`` gives the feature files of the shards that were read since the last call.
     """
-    groups = grouped(framed, lambda one: len(one[0].header) + len(one[0].sequence))
+    groups = group_parts(framed, lambda one: len(one[0].header) + len(one[0].sequence))
     for index, group in enumerate(groups, first_index):
         records = [record for record, _ in group]
         ranges = array("q")
@@ -415,7 +419,7 @@ def framed_tasks(
         yield BlockTask(
             index=index,
             n_letters=sum(len(record.sequence) for record in records),
-            parts=(Records.of(records),),
+            parts=(Records.from_records(records),),
             ranges=ranges,
             frames=frames,
             hidden=hidden,
@@ -432,11 +436,11 @@ def _visible_runs(
             yield from ((index, *run) for run in runs)
 
 
-def plain_tasks(
+def tasks_without_frames(
     blocks: Iterable[Block], first_index: int, hidden: frozenset[str]
 ) -> Iterator[BlockTask]:
     """Yield the tasks of records without frames: neighbouring blocks, up to a bounded size."""
-    groups = grouped(blocks, lambda block: block.n_letters)
+    groups = group_parts(blocks, lambda block: block.n_letters)
     for index, parts in enumerate(groups, first_index):
         n_letters = sum(part.n_letters for part in parts)
         yield BlockTask(index=index, n_letters=n_letters, parts=tuple(parts), hidden=hidden)

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from virnucpro.core.atomic_io import read_json, sha256
+from virnucpro.core.atomic_io import hash_file, read_json
 from virnucpro.core.errors import UnavailableError
-from virnucpro.core.events import OnEvent
+from virnucpro.core.events import EventHandler
 from virnucpro.core.logging import printable
-from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
-from virnucpro.models.base import DAMAGE, Model, check_header, progress_of, undamaged
+from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
+from virnucpro.models.base import DAMAGE, Model, check_header, check_intact, progress_of
 from virnucpro.models.dnabert_s.model import (
     DNABERT,
     LAYER_NORM_EPS,
@@ -31,7 +31,7 @@ from virnucpro.models.dnabert_s.model import (
     pack,
 )
 from virnucpro.models.dnabert_s.tokenizer import Tokenizer, read_tokenizer
-from virnucpro.models.packing import PackedEncoder, send
+from virnucpro.models.packing import PackedEncoder, to_device
 from virnucpro.models.registry import FAMILIES, Published
 from virnucpro.models.safe_pickle import check_plain, read_pt
 
@@ -51,11 +51,11 @@ class _DNABERTModel(Model):
         """
         return "bf16x2" if kind == "cuda" and precision in ("bf16", "fp8") else "fp32"
 
-    def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
+    def prepare(self, precision: Precision, on_event: EventHandler) -> tuple[Path, str]:
         """Return the folder, which the workers map, and the hash of weights and tokenizer."""
         weights, tokenizer, _ = self.files
         hashing = progress_of("hashing the model", self.footprint.file_bytes, on_event)
-        both = sha256(weights, hashing) + sha256(tokenizer)
+        both = hash_file(weights, hashing) + hash_file(tokenizer)
         return self.path, hashlib.sha256(both.encode()).hexdigest()
 
     def verify(self) -> str:
@@ -63,7 +63,7 @@ class _DNABERTModel(Model):
         return self.prepare("fp32", lambda _: None)[1]
 
 
-def _room_for(dim: int, n_parameters: int, file_bytes: int) -> Footprint:
+def _estimate_memory(dim: int, n_parameters: int, file_bytes: int) -> Footprint:
     return Footprint(
         n_parameters=n_parameters,
         file_bytes=file_bytes,
@@ -73,8 +73,8 @@ def _room_for(dim: int, n_parameters: int, file_bytes: int) -> Footprint:
     )
 
 
-def footprint_of(published: Published) -> Footprint:
-    return _room_for(published.dim, published.n_parameters, published.files[0].n_bytes or 0)
+def measure_footprint(published: Published) -> Footprint:
+    return _estimate_memory(published.dim, published.n_parameters, published.files[0].n_bytes or 0)
 
 
 def open_published(name: str, published: Published, path: Path) -> _DNABERTModel:
@@ -82,7 +82,7 @@ def open_published(name: str, published: Published, path: Path) -> _DNABERTModel
     return inspect_folder(path)
 
 
-def inspect(path: Path, on_event: OnEvent) -> _DNABERTModel | None:
+def inspect(path: Path, on_event: EventHandler) -> _DNABERTModel | None:
     """
     Raises:
         UnavailableError: it is another kind of BERT, or damaged.
@@ -119,27 +119,27 @@ class _DNABERTEncoder(PackedEncoder):
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
         """Estimate the number of tokens; the exact number depends on the words that fit."""
-        return super().count_tokens(list(map(_tokens_of, lengths)))
+        return super().count_tokens(list(map(_read_tokenizer, lengths)))
 
     def count_flop(self, lengths: Sequence[int]) -> float:
         shape = self.model.shape
-        seqlens = [_tokens_of(length) + _FAMILY.extra_tokens for length in lengths]
+        seqlens = [_read_tokenizer(length) + _FAMILY.extra_tokens for length in lengths]
         squares = float(sum(seqlen * seqlen for seqlen in seqlens))
         products = 2.0 * shape.layer_products * sum(seqlens)
         return shape.n_layers * (products + 4.0 * squares * shape.dim)
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-        return super().plan(list(map(_tokens_of, lengths)), tokens_per_batch)
+        return super().plan(list(map(_read_tokenizer, lengths)), tokens_per_batch)
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
         """Embed a batch; the rows stay on the device."""
         batch, places = pack(self.tokenizer.encode(sequences))
-        means = mean_pool(self.model(send(batch.tokens, self.device), batch), batch)
-        return means[send(places, self.device)]
+        means = mean_pool(self.model(to_device(batch.tokens, self.device), batch), batch)
+        return means[to_device(places, self.device)]
 
 
-def _tokens_of(n_letters: int) -> int:
+def _read_tokenizer(n_letters: int) -> int:
     """An upper estimate for an average text; an unknown letter is a token of its own."""
     return int(-(-n_letters // _FAMILY.letters_per_token))
 
@@ -208,11 +208,11 @@ def inspect_folder(path: Path) -> _DNABERTModel:
         path=path,
         name=path.name,
         family="dnabert-s",
-        reads=Reads.DNA,
+        reads=Alphabet.DNA,
         encoder_id=digest.hexdigest()[:16],
         n_layers=shape.n_layers,
         dim=shape.dim,
-        footprint=_room_for(shape.dim, shape.n_parameters, weights.stat().st_size),
+        footprint=_estimate_memory(shape.dim, shape.n_parameters, weights.stat().st_size),
         files=[weights, path / TOKENIZER, path / CONFIG],
     )
 
@@ -227,7 +227,7 @@ def load_dnabert(path: Path, n_layers: int) -> tuple[DNABERT, Tokenizer]:
     """
     model, tokenizer = _open_folder(path)
     model.layers = model.layers[:n_layers]
-    with undamaged(_weights_file(path), _KIND, _HINT):
+    with check_intact(_weights_file(path), _KIND, _HINT):
         for name, tensor in model.state_dict().items():
             if not torch.isfinite(tensor).all():
                 raise ValueError(f"{name} holds a number that is not finite")
@@ -244,13 +244,13 @@ def _open_folder(path: Path) -> tuple[DNABERT, Tokenizer]:
     shape, file = _read_shape(path / CONFIG, tokenizer), _weights_file(path)
     with torch.device("meta"):
         model = DNABERT(shape, shape.n_layers)
-    with undamaged(file, _KIND, _HINT):
+    with check_intact(file, _KIND, _HINT):
         if file.suffix == ".safetensors":
             check_header(file)
         tensors: Any = load_file(file) if file.suffix == ".safetensors" else read_pt(file, _KIND)
         for tensor in tensors.values():
             check_plain(tensor)
-        state = {_our_name(name): tensors[name] for name in tensors.keys() - _POOLER}
+        state = {_published_name(name): tensors[name] for name in tensors.keys() - _POOLER}
         model.load_state_dict(state, assign=True)
     return model, tokenizer
 
@@ -260,7 +260,7 @@ def _read_shape(file: Path, tokenizer: Tokenizer) -> DNABERTShape:
     Raises:
         UnavailableError: ``config.json`` is damaged, or describes another kind of BERT.
     """
-    with undamaged(file, _KIND, _HINT):
+    with check_intact(file, _KIND, _HINT):
         config: Mapping[str, Any] = read_json(file)
         expected = {
             "hidden_act": "gelu",
@@ -290,7 +290,7 @@ def _count(config: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _our_name(stored_name: str) -> str:
+def _published_name(stored_name: str) -> str:
     for in_hub, ours in _OUR_NAMES.items():
         stored_name = stored_name.replace(in_hub, ours)
     return stored_name

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from virnucpro.core.logging import LOGGER
 from virnucpro.models.esm2.attention import triton_kernels
-from virnucpro.models.packing import PackedBatch, mean_of_bags, mean_of_runs, send
+from virnucpro.models.packing import PackedBatch, bag_mean, segment_mean, to_device
 
 LAYER_NORM_EPS = 1e-12
 _GELU = "none"  # exact, by erf
@@ -52,7 +52,7 @@ def pack(rows: Sequence[Sequence[int]]) -> tuple[PackedBatch, NDArray[np.int64]]
     seqlens = np.array(list(map(len, rows)))
     order = np.argsort(seqlens, kind="stable")
     tokens = np.concatenate([rows[i] for i in order])
-    return PackedBatch.of_tokens(tokens, seqlens[order]), np.argsort(order)
+    return PackedBatch.from_tokens(tokens, seqlens[order]), np.argsort(order)
 
 
 # Attention within each text of a batch: queries, keys and values of a layer, (n_tokens, 3, n_heads,
@@ -81,7 +81,7 @@ def attend_runs(batch: PackedBatch, n_heads: int, device: torch.device) -> Atten
 
 def attend_texts_triton(batch: PackedBatch, n_heads: int, device: torch.device) -> Attend:
     """Our kernel, in one launch for all texts (CUDA)."""
-    offsets, slopes = send(batch.cu_seqlens, device), send_slopes(n_heads, device)
+    offsets, slopes = to_device(batch.cu_seqlens, device), send_slopes(n_heads, device)
     attend_texts = triton_kernels().attend_texts
 
     def attend(qkv: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ def distance_penalties(n_heads: int, seqlen: int, device: torch.device) -> Tenso
 
 def send_slopes(n_heads: int, device: torch.device) -> Tensor:
     """The slopes of ``alibi_slopes`` on a device, (n_heads,) float32."""
-    return send(np.array(alibi_slopes(n_heads), dtype=np.float32), device)
+    return to_device(np.array(alibi_slopes(n_heads), dtype=np.float32), device)
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
@@ -211,5 +211,5 @@ def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
     (n_tokens, dim) -> (n_texts, dim)
     """
     if hidden.device.type == "cuda":
-        return mean_of_bags(hidden, np.arange(len(hidden)), batch.cu_seqlens[:-1].astype("int64"))
-    return mean_of_runs(hidden, batch.runs)
+        return bag_mean(hidden, np.arange(len(hidden)), batch.cu_seqlens[:-1].astype("int64"))
+    return segment_mean(hidden, batch.runs)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.atomic_io import read_json
-from virnucpro.models.base import undamaged
+from virnucpro.models.base import check_intact
 
 UNKNOWN, FIRST, LAST = 0, 1, 2  # ids of [UNK], [CLS], [SEP]
 _SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
@@ -162,7 +162,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         UnavailableError: it is missing, damaged, or of another kind.
     """
     hint = "fetch it again: `virnucpro models download dnabert-s`"
-    with undamaged(path, "the tokenizer of DNABERT-S", hint):
+    with check_intact(path, "the tokenizer of DNABERT-S", hint):
         content = read_json(path)
         _check_settings(content)
         vocabulary = content["model"]["vocab"]

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from virnucpro.core.logging import LOGGER
 from virnucpro.core.native import call
-from virnucpro.models.packing import PackedBatch, Runs, send
+from virnucpro.models.packing import PackedBatch, Runs, to_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StagedBatch:
+class RunLayout:
     """A packed batch on its device, with the tables that all layers share."""
 
     tokens: Tensor  # (n_tokens,)
@@ -33,13 +33,13 @@ class StagedBatch:
     max_seqlen: int
 
     @classmethod
-    def of(cls, batch: PackedBatch, inv_freq: Tensor) -> StagedBatch:
+    def from_batch(cls, batch: PackedBatch, inv_freq: Tensor) -> RunLayout:
         """Send the batch to the device of ``inv_freq``: radians per position, (head_dim / 2,)."""
         device = inv_freq.device
-        angles = send(batch.positions, device)[:, None].float() * inv_freq
+        angles = to_device(batch.positions, device)[:, None].float() * inv_freq
         return cls(
-            tokens=send(batch.tokens, device),
-            cu_seqlens=send(batch.cu_seqlens, device),
+            tokens=to_device(batch.tokens, device),
+            cu_seqlens=to_device(batch.cu_seqlens, device),
             cos=angles.cos().repeat(1, 2),
             sin=angles.sin(),
             runs=batch.runs,
@@ -47,24 +47,24 @@ class StagedBatch:
         )
 
 
-Kernel = Callable[[Tensor, StagedBatch], Tensor]
+Kernel = Callable[[Tensor, RunLayout], Tensor]
 
 E4M3 = torch.float8_e4m3fn
 _WIDEST_HEAD = 256  # dimensions of a head, for FlashAttention
 
 
-def attend_runs(qkv: Tensor, batch: StagedBatch) -> Tensor:
+def attend_runs(qkv: Tensor, batch: RunLayout) -> Tensor:
     """SDPA on each run of proteins of equal length: no mask, no padding, any device."""
     out = torch.empty_like(qkv[:, 0])
     for first, n, seqlen in batch.runs:
-        q, k = _turned(qkv, batch, (first, n, seqlen)).to(qkv.dtype)
+        q, k = _rotated(qkv, batch, (first, n, seqlen)).to(qkv.dtype)
         v = qkv[first : first + n * seqlen, 2].view(n, seqlen, *qkv.shape[2:]).transpose(1, 2)
         attended = F.scaled_dot_product_attention(q, k, v.contiguous()).transpose(1, 2)
         out[first : first + n * seqlen].view(n, seqlen, *out.shape[1:]).copy_(attended)
     return out
 
 
-def attend_compiled(qkv: Tensor, batch: StagedBatch) -> Tensor:
+def attend_compiled(qkv: Tensor, batch: RunLayout) -> Tensor:
     """Our kernel in C for CPUs: one thread, head by head, in float32 for every type."""
     assert qkv.is_contiguous() and not qkv.requires_grad, "no gradient flows through C"
     out = torch.empty_like(qkv[:, 0])
@@ -76,7 +76,7 @@ def attend_compiled(qkv: Tensor, batch: StagedBatch) -> Tensor:
     return out
 
 
-def attend_to_train(qkv: Tensor, batch: StagedBatch) -> Tensor:
+def attend_to_train(qkv: Tensor, batch: RunLayout) -> Tensor:
     """Attention with gradients, for training.
 
     SDPA on a GPU. On a CPU the scores are written out: SDPA's backward pass would take three times
@@ -102,39 +102,39 @@ def attend_to_train(qkv: Tensor, batch: StagedBatch) -> Tensor:
     return torch.cat(attended)
 
 
-def attend_varlen(qkv: Tensor, batch: StagedBatch) -> Tensor:
+def attend_varlen(qkv: Tensor, batch: RunLayout) -> Tensor:
     """FlashAttention over the packed row in one launch (CUDA, fp16 or bf16)."""
-    return flash_attention(*_turned_by_pytorch(qkv, batch), batch)
+    return flash_attention(*_rotate_pytorch(qkv, batch), batch)
 
 
-def attend_varlen_triton(qkv: Tensor, batch: StagedBatch) -> Tensor:
+def attend_varlen_triton(qkv: Tensor, batch: RunLayout) -> Tensor:
     """``attend_varlen`` with our kernel for the rotation, which overwrites queries and keys."""
-    return flash_attention(*_turned_by_triton(qkv, batch), batch)
+    return flash_attention(*_rotate_triton(qkv, batch), batch)
 
 
-def attend_efficient(qkv: Tensor, batch: StagedBatch) -> Tensor:
+def attend_efficient(qkv: Tensor, batch: RunLayout) -> Tensor:
     """Memory-efficient attention over the packed row in one launch (CUDA, fp32 or fp16)."""
-    return efficient_attention(*_turned_by_pytorch(qkv, batch), batch)
+    return efficient_attention(*_rotate_pytorch(qkv, batch), batch)
 
 
-def attend_efficient_triton(qkv: Tensor, batch: StagedBatch) -> Tensor:
+def attend_efficient_triton(qkv: Tensor, batch: RunLayout) -> Tensor:
     """``attend_efficient`` with our kernel for the rotation (fp16 on GPUs before 8.0)."""
-    return efficient_attention(*_turned_by_triton(qkv, batch), batch)
+    return efficient_attention(*_rotate_triton(qkv, batch), batch)
 
 
-def _turned_by_pytorch(qkv: Tensor, batch: StagedBatch) -> tuple[Tensor, Tensor, Tensor]:
+def _rotate_pytorch(qkv: Tensor, batch: RunLayout) -> tuple[Tensor, Tensor, Tensor]:
     turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
     q, k = turned.to(qkv.dtype).unbind(1)
     return q, k, qkv[:, 2]
 
 
-def _turned_by_triton(qkv: Tensor, batch: StagedBatch) -> tuple[Tensor, Tensor, Tensor]:
+def _rotate_triton(qkv: Tensor, batch: RunLayout) -> tuple[Tensor, Tensor, Tensor]:
     triton_kernels().rotate_in_place(qkv, batch.cos, batch.sin)
     q, k, v = qkv.unbind(1)
     return q, k, v
 
 
-def efficient_attention(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
+def efficient_attention(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor:
     """Memory-efficient attention on rotated queries and keys; shapes as in ``flash_attention``.
 
     SDPA uses the same kernel for float32. The host does not wait for the device.
@@ -146,7 +146,7 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> 
     return out[0]
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor:
     """FlashAttention on rotated queries and keys. (n_tokens, n_heads, head_dim) -> the same
 
     The operator is called directly: from torch 2.14 on, its wrapper ``varlen_attn`` uses cuDNN on
@@ -213,7 +213,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned
 
 
-def _turned(qkv: Tensor, batch: StagedBatch, run: tuple[int, int, int]) -> Tensor:
+def _rotated(qkv: Tensor, batch: RunLayout, run: tuple[int, int, int]) -> Tensor:
     """Rotate queries and keys. -> (2, n, n_heads, seqlen, head_dim) float32"""
     first, n, seqlen = run
     part = qkv[first : first + n * seqlen, :2].view(n, seqlen, 2, *qkv.shape[2:])

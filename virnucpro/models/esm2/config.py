@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from virnucpro.core.atomic_io import HEAD_FILE, LEARNED_FILE, read_json, sha256
+from virnucpro.core.atomic_io import HEAD_FILE, LEARNED_FILE, hash_file, read_json
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
@@ -106,14 +106,14 @@ class Tensors:
             UnavailableError: the tensor is missing, or does not hold numbers.
         """
         if name not in self.names:
-            raise not_esm2(self.path, f"no tensor {name}")
+            raise not_esm2_error(self.path, f"no tensor {name}")
         try:
             return self.read(name, n_rows)
         except _NONSENSE as error:
-            raise not_esm2(self.path, error) from error
+            raise not_esm2_error(self.path, error) from error
 
 
-def shape_of_tensors(tensors: Tensors) -> ESM2Shape:
+def infer_shape(tensors: Tensors) -> ESM2Shape:
     """The dimensions of the ESM-2 with these tensors.
 
     Raises:
@@ -124,16 +124,16 @@ def shape_of_tensors(tensors: Tensors) -> ESM2Shape:
         numbers = {int(match[1]) for name in tensors.names if (match := _LAYER_NUMBER.search(name))}
         embedding = tensors.get(f"{scheme['embedding']}.weight")
         if len(embedding) != N_TOKENS or numbers != set(range(len(numbers))) or not numbers:
-            raise not_esm2(path, f"{len(embedding)} tokens and {len(numbers)} layers")
+            raise not_esm2_error(path, f"{len(embedding)} tokens and {len(numbers)} layers")
         dim = embedding.shape[1]
         n_heads = int(tensors.n_heads or 0) or dim // (2 * len(tensors.get(scheme["inv_freq"])))
         if n_heads < 1 or not dim or dim % (2 * n_heads):
-            raise not_esm2(path, f"{n_heads} heads in {dim} dimensions")
+            raise not_esm2_error(path, f"{n_heads} heads in {dim} dimensions")
     except _NONSENSE as error:
-        raise not_esm2(path, error) from error
+        raise not_esm2_error(path, error) from error
     shape, n_bytes = ESM2Shape(len(numbers), dim, n_heads, tensors.token_dropout), count_bytes(path)
     if shape.n_parameters > n_bytes:
-        raise not_esm2(path, f"{n_bytes} bytes cannot hold {shape.n_parameters} parameters")
+        raise not_esm2_error(path, f"{n_bytes} bytes cannot hold {shape.n_parameters} parameters")
     return shape
 
 
@@ -211,20 +211,20 @@ def open_folder(path: Path, framework: Literal["np", "pt"]) -> Tensors:
             check_header(file)
             handle = safe_open(file, framework=framework)
             for name in handle.keys():  # type: ignore[no-untyped-call] # noqa: SIM118
-                parts[_usual_name(name)] = handle.get_slice(name)  # type: ignore[no-untyped-call]
+                parts[_published_name(name)] = handle.get_slice(name)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, SafetensorError) as error:
         raise UnavailableError(
             f"{printable(path)} cannot be read: {printable(error)}",
             hint="a model folder holds config.json and *.safetensors files",
         ) from error
     if not isinstance(settings, dict) or settings.get("model_type") != "esm":
-        raise not_esm2(path, "config.json of another kind of model")
+        raise not_esm2_error(path, "config.json of another kind of model")
     if settings.get("position_embedding_type") != "rotary" or settings.get("emb_layer_norm_before"):
-        raise not_esm2(path, "config.json of an ESM-1 model")
+        raise not_esm2_error(path, "config.json of an ESM-1 model")
     if settings.get("rope_theta", ROPE_THETA) != ROPE_THETA:
-        raise not_esm2(path, f"rope_theta is {settings['rope_theta']}")
+        raise not_esm2_error(path, f"rope_theta is {settings['rope_theta']}")
     if settings.get("layer_norm_eps", LAYER_NORM_EPS) != LAYER_NORM_EPS:
-        raise not_esm2(path, f"layer_norm_eps is {settings['layer_norm_eps']}")
+        raise not_esm2_error(path, f"layer_norm_eps is {settings['layer_norm_eps']}")
     if framework == "np" and {part.get_dtype() for part in parts.values()} - _NUMPY_HAS:
         return open_folder(path, "pt")
 
@@ -243,7 +243,7 @@ def open_folder(path: Path, framework: Literal["np", "pt"]) -> Tensors:
     )
 
 
-def _usual_name(stored_name: str) -> str:
+def _published_name(stored_name: str) -> str:
     """The usual name of a tensor; versions of transformers differ."""
     name = stored_name.removeprefix("esm.")
     if name.endswith("rotary_embeddings.inv_freq"):  # in each layer, in "*", or in the model
@@ -274,10 +274,10 @@ def hash_weights(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -
     """The SHA-256 of the file, or of the hashes of a folder's weight files in order."""
     files = weight_files(path)
     if len(files) == 1:
-        return sha256(files[0], on_bytes)
+        return hash_file(files[0], on_bytes)
     before, digests = 0, []
     for file in files:
-        digests.append(sha256(file, lambda n, before=before: on_bytes(before + n)))  # type: ignore[misc]
+        digests.append(hash_file(file, lambda n, before=before: on_bytes(before + n)))  # type: ignore[misc]
         before += file.stat().st_size
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
@@ -287,7 +287,7 @@ def count_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in weight_files(path))
 
 
-def not_esm2(path: Path, why: object) -> UnavailableError:
+def not_esm2_error(path: Path, why: object) -> UnavailableError:
     return UnavailableError(
         f"{printable(path)} is not {KIND}: {printable(why)}", hint="see `virnucpro models list`"
     )

@@ -66,5 +66,5 @@ class _ESM2Encoder(PackedEncoder):
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
         """Embed a batch; the rows stay on the device."""
-        batch = PackedBatch.of(sequences)
+        batch = PackedBatch.from_sequences(sequences)
         return self.pool(self.model(batch), batch)

@@ -26,12 +26,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 from torch import Tensor
 
-from virnucpro.core.atomic_io import atomic, parse_json, read_json, sha256
+from virnucpro.core.atomic_io import atomic_path, hash_file, parse_json, read_json
 from virnucpro.core.errors import OutputError, StorageError, UnavailableError
-from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.recipe import Precision
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.base import DAMAGE, Model, progress_of
 from virnucpro.models.esm2.attention import choose_kernel
 from virnucpro.models.esm2.config import (
@@ -45,9 +45,9 @@ from virnucpro.models.esm2.config import (
     Tensors,
     check_numbers,
     hash_weights,
-    not_esm2,
+    infer_shape,
+    not_esm2_error,
     open_folder,
-    shape_of_tensors,
     weight_files,
 )
 from virnucpro.models.esm2.model import DTYPES, ESM2, rotary_frequencies
@@ -86,14 +86,14 @@ def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
     if is_converted(path):
         return _load_converted(path, layer, dtype, device)
     tensors = open_tensors(path)
-    return make_esm2(shape_of_tensors(tensors), tensors, layer, dtype, device)
+    return create_esm2(infer_shape(tensors), tensors, layer, dtype, device)
 
 
-def make_esm2(
+def create_esm2(
     shape: ESM2Shape, tensors: Tensors, layer: int, dtype: torch.dtype, device: torch.device
 ) -> ESM2:
     """Make the first ``layer`` layers from tensors, read one by one. As ``load_esm2``."""
-    model = stub_of(shape, layer, dtype)
+    model = empty_model(shape, layer, dtype)
     # ``to_empty``, and ``empty_like`` of what is on "meta", import sympy: half a second
     memory = {
         name: torch.empty(stub.shape, dtype=stub.dtype, device=device)
@@ -102,24 +102,24 @@ def make_esm2(
     model.load_state_dict(memory, assign=True)
     model.attend = choose_kernel(device, dtype, shape.head_dim)
     model.eval().requires_grad_(False)
-    for name, part in parts_of(model, tensors.scheme):
+    for name, part in split_tensors(model, tensors.scheme):
         if name == tensors.scheme["inv_freq"] and name not in tensors.names:
             content = rotary_frequencies(shape.head_dim)
         else:
             content = tensors.get(name)
         if part.shape != content.shape:
-            raise not_esm2(tensors.path, f"a tensor of shape {tuple(content.shape)}")
+            raise not_esm2_error(tensors.path, f"a tensor of shape {tuple(content.shape)}")
         part.copy_(content)
     return model
 
 
-def stub_of(shape: ESM2Shape, layer: int, dtype: torch.dtype = torch.float32) -> ESM2:
+def empty_model(shape: ESM2Shape, layer: int, dtype: torch.dtype = torch.float32) -> ESM2:
     """Make the first ``layer`` layers without their weights."""
     with torch.device("meta"):
         return ESM2(shape, layer, dtype)
 
 
-def parts_of(model: ESM2, scheme: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+def split_tensors(model: ESM2, scheme: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a model by their names in a checkpoint with this naming scheme.
 
     Queries, keys and values are three tensors there, and views of one here.
@@ -135,16 +135,16 @@ def parts_of(model: ESM2, scheme: Mapping[str, str]) -> Iterator[tuple[str, Tens
                 yield f"{scheme[each].format(number)}.{kind}", part
 
 
-def fair_esm_state(path: Path) -> dict[str, Tensor]:
+def fair_esm_state_dict(path: Path) -> dict[str, Tensor]:
     """The encoder's tensors by fair-esm's names, from any format.
 
     Raises:
         UnavailableError: the checkpoint cannot be used.
     """
     tensors = open_tensors(path)
-    shape = shape_of_tensors(tensors)
-    stub = stub_of(shape, shape.n_layers)
-    names = zip(parts_of(stub, FAIR_ESM), parts_of(stub, tensors.scheme), strict=True)
+    shape = infer_shape(tensors)
+    stub = empty_model(shape, shape.n_layers)
+    names = zip(split_tensors(stub, FAIR_ESM), split_tensors(stub, tensors.scheme), strict=True)
     return {
         name: tensors.get(stored_name)
         for (name, _), (stored_name, _) in names
@@ -159,13 +159,15 @@ def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> No
     ``lm_head.dense.weight``: with them the folder is an ``EsmForMaskedLM``, else an ``EsmModel``.
     """
     assert len(model.layers) == model.shape.n_layers, "a model up to an earlier layer is not whole"
-    tensors = {f"esm.{name}": tensor for name, tensor in parts_of(model, HUGGING_FACE)}
+    tensors = {f"esm.{name}": tensor for name, tensor in split_tensors(model, HUGGING_FACE)}
     tensors |= extra
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     architecture = "EsmForMaskedLM" if extra else "EsmModel"
     folder.mkdir(exist_ok=True)
-    Tree(folder).write_whole(folder / "model.safetensors", save(content, metadata={"format": "pt"}))
-    Tree(folder).write_json(folder / "config.json", _config(model.shape, architecture))
+    SafeDir(folder).write_bytes(
+        folder / "model.safetensors", save(content, metadata={"format": "pt"})
+    )
+    SafeDir(folder).write_json(folder / "config.json", _config(model.shape, architecture))
 
 
 def _config(shape: ESM2Shape, architecture: str) -> dict[str, object]:
@@ -196,8 +198,8 @@ def verify_weights(path: Path) -> None:
         UnavailableError: a tensor is missing, of another shape, or not finite.
     """
     tensors = open_tensors(path)
-    shape = shape_of_tensors(tensors)
-    model = make_esm2(shape, tensors, shape.n_layers, torch.float32, torch.device("cpu"))
+    shape = infer_shape(tensors)
+    model = create_esm2(shape, tensors, shape.n_layers, torch.float32, torch.device("cpu"))
     for name, tensor in model.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise UnavailableError(
@@ -214,7 +216,7 @@ def open_tensors(path: Path) -> Tensors:
 def _open_pt(path: Path) -> Tensors:
     content = read_pt(path, KIND, [argparse.Namespace])
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-        raise not_esm2(path, "no state dict under 'model'")
+        raise not_esm2_error(path, "no state dict under 'model'")
     tensors = {
         _FAIRSEQ_PREFIX.sub("", name): value
         for name, value in content["model"].items()
@@ -241,7 +243,7 @@ def _open_pt(path: Path) -> Tensors:
 
 
 def prepare(
-    model: Model, shape: ESM2Shape, precision: Precision, on_event: OnEvent
+    model: Model, shape: ESM2Shape, precision: Precision, on_event: EventHandler
 ) -> tuple[Path, str]:
     """The file that workers map, converted if necessary, and the checkpoint's SHA-256.
 
@@ -250,8 +252,8 @@ def prepare(
     """
     n_bytes, dtype = model.footprint.file_bytes, DTYPES[precision]
     folder = Path(torch.hub.get_dir()) / "virnucpro"  # users may delete it at any time
-    note = _note(model, folder)
-    noted = _noted(note, "source_sha256")
+    note = _write_note(model, folder)
+    noted = _note_conversion(note, "source_sha256")
     hashing, checking = (
         progress_of(f"{stage} the model", n_bytes, on_event) for stage in ("hashing", "checking")
     )
@@ -265,13 +267,13 @@ def prepare(
         "source_sha256": digest,
     }
     try:
-        if not _is_whole(copy, metadata, checking):
+        if not _is_complete(copy, metadata, checking):
             check_numbers(model.name, shape, open_tensors(model.path), precision)
             on_event(Progress("converting the model, this once", 0, 0, "bytes"))
             _convert(model, metadata, dtype, copy)
             LOGGER.info("converted model: %s", printable(copy))
         if digest != noted:
-            Tree(folder).write_json(note, {"source_sha256": digest})
+            SafeDir(folder).write_json(note, {"source_sha256": digest})
     except (OSError, OutputError, StorageError) as error:
         LOGGER.warning(
             "the converted model cannot be kept in %s (%s): every worker reads all of %s",
@@ -283,7 +285,7 @@ def prepare(
     return copy, digest
 
 
-def _noted(path: Path, name: str) -> str:
+def _note_conversion(path: Path, name: str) -> str:
     """The hash in a file of ours; empty if the file is missing or damaged."""
     try:
         digest = str(read_json(path)[name])
@@ -306,7 +308,7 @@ def _convert(model: Model, metadata: dict[str, str], dtype: torch.dtype, copy: P
         if leftover.is_file() and leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
             leftover.unlink(missing_ok=True)
     whole = load_esm2(model.path, model.n_layers, dtype, torch.device("cpu"))
-    with atomic(copy) as temporary:
+    with atomic_path(copy) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode  # others may read it if they may read other files
         try:
@@ -314,9 +316,9 @@ def _convert(model: Model, metadata: dict[str, str], dtype: torch.dtype, copy: P
         except SafetensorError as error:
             raise OSError(f"{printable(copy)}: {printable(error)}") from error
         temporary.chmod(mode)
-        digest = sha256(temporary)
+        digest = hash_file(temporary)
     facts = {"sha256": digest, "made of": str(model.path)}
-    Tree(folder).write_json(copy.with_suffix(".json"), facts)
+    SafeDir(folder).write_json(copy.with_suffix(".json"), facts)
 
 
 def is_converted(path: Path) -> bool:
@@ -330,7 +332,7 @@ def _load_converted(path: Path, layer: int, dtype: torch.dtype, device: torch.de
             if facts["dtype"] != str(dtype):
                 raise ValueError(f"it holds {facts['dtype']}")
             shape = ESM2Shape(**parse_json(facts["shape"]))
-            model = stub_of(shape, layer, dtype)
+            model = empty_model(shape, layer, dtype)
             tensors = {name: handle.get_tensor(name) for name in model.state_dict()}
         model.load_state_dict(tensors, assign=True)
     except DAMAGE as error:
@@ -342,18 +344,18 @@ def _load_converted(path: Path, layer: int, dtype: torch.dtype, device: torch.de
     return model.to(device).eval().requires_grad_(False)
 
 
-def _is_whole(path: Path, metadata: object, on_bytes: Callable[[int], None]) -> bool:
+def _is_complete(path: Path, metadata: object, on_bytes: Callable[[int], None]) -> bool:
     """True if a converted copy has these facts and its recorded hash."""
     try:
         with safe_open(path, framework="pt") as handle:
             if handle.metadata() != metadata:
                 return False
-        return sha256(path, on_bytes) == _noted(path.with_suffix(".json"), "sha256")
+        return hash_file(path, on_bytes) == _note_conversion(path.with_suffix(".json"), "sha256")
     except DAMAGE:
         return False
 
 
-def _note(model: Model, folder: Path) -> Path:
+def _write_note(model: Model, folder: Path) -> Path:
     """The path of the note for a checkpoint at this path, with this size and these times."""
     digest = hashlib.sha256()
     for file in weight_files(model.path):

@@ -29,7 +29,7 @@ from virnucpro.models.esm2.attention import (
     E4M3,
     OF_TRITON,
     Kernel,
-    StagedBatch,
+    RunLayout,
     attend_runs,
     attend_to_train,
     choose_kernel,
@@ -43,7 +43,7 @@ from virnucpro.models.esm2.config import (
     ROPE_THETA,
     ESM2Shape,
 )
-from virnucpro.models.packing import PackedBatch, mean_of_bags, mean_of_runs, send
+from virnucpro.models.packing import PackedBatch, bag_mean, segment_mean, to_device
 
 # the type of weights in memory and of results of products, by precision
 DTYPES: Mapping[str, torch.dtype] = {
@@ -140,7 +140,7 @@ def check_device(device: torch.device) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class _Stream:
+class _ResidualStream:
     """The residual stream, (n_tokens, dim) float32, and the results still to be added to it.
 
     With Triton, an addition waits for the next LayerNorm: one kernel adds, norms and rounds, and
@@ -179,7 +179,7 @@ class _Stream:
         triton_kernels().quantise(rows, *out, has_gelu=has_gelu)
         return out
 
-    def end(self, norm: nn.Module) -> Tensor:
+    def final(self, norm: nn.Module) -> Tensor:
         """The stream after the last layer, normed if that is ESM-2's last. -> float32"""
         if self.has_triton and isinstance(norm, nn.LayerNorm):
             out = torch.empty_like(self.x)
@@ -207,21 +207,21 @@ class Layer(nn.Module):
         self.down = nn.Linear(4 * dim, dim, dtype=dtype)
         self.is_fused = dtype == torch.bfloat16 and cpu_fuses_linear()
 
-    def forward(self, x: Tensor, batch: StagedBatch, attend: Kernel) -> Tensor:
+    def forward(self, x: Tensor, batch: RunLayout, attend: Kernel) -> Tensor:
         """Apply the layer, and keep only its input for the gradient (checkpointing).
 
         Takes and returns tensors, so that FSDP knows when the layer needs its weights.
         """
 
         def added(x: Tensor) -> Tensor:
-            stream = _Stream(x, has_triton=False)
+            stream = _ResidualStream(x, has_triton=False)
             self.add_to(stream, batch, attend)
             return stream.x
 
         out: Tensor = checkpoint(added, x, use_reentrant=False)
         return out
 
-    def add_to(self, stream: _Stream, batch: StagedBatch, attend: Kernel) -> None:
+    def add_to(self, stream: _ResidualStream, batch: RunLayout, attend: Kernel) -> None:
         normed = stream.normed(self.attention_norm, self.dtype)
         self.finish(stream, attend(self.project(normed), batch))
 
@@ -252,7 +252,7 @@ class Layer(nn.Module):
         projected = self.linear(self.qkv, normed)
         return projected.view(len(projected), 3, self.n_heads, -1)
 
-    def finish(self, stream: _Stream, attended: Tensor) -> None:
+    def finish(self, stream: _ResidualStream, attended: Tensor) -> None:
         """Add attention, (n_tokens, n_heads, head_dim), and MLP to the stream."""
         is_8_bits, mixed = self.dtype == E4M3, attended.flatten(1)
         stream.add(self.linear(self.attention_out, stream.quantised(mixed) if is_8_bits else mixed))
@@ -290,12 +290,12 @@ class MaskedBatch:
     targets: NDArray[np.int64]  # (n_chosen,) tokens that were there
 
     @classmethod
-    def of(cls, proteins: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> MaskedBatch:
+    def from_batch(cls, proteins: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> MaskedBatch:
         """Mask each protein by its own seed, so that its mask does not depend on the batch.
 
         As in ESM-2, the remaining embeddings are scaled up for the masked ones.
         """
-        packed = PackedBatch.of(proteins)
+        packed = PackedBatch.from_sequences(proteins)
         tokens, places = packed.tokens.copy(), []
         for seed, (begin, end) in zip(seeds, pairwise(packed.cu_seqlens.tolist()), strict=True):
             rng, n_residues = np.random.default_rng(seed), end - begin - 2
@@ -338,7 +338,7 @@ class ESM2(nn.Module):
         self.register_buffer("inv_freq", rotary_frequencies(shape.head_dim))
 
     @staticmethod
-    def new(shape: ESM2Shape) -> ESM2:
+    def create(shape: ESM2Shape) -> ESM2:
         """Make an ESM-2 with random weights, ready for training.
 
         Normal with a standard deviation of 0.02; smaller where a layer adds to the residual stream,
@@ -360,23 +360,23 @@ class ESM2(nn.Module):
         them and the kernel is ``attend_to_train`` or ``attend_runs``; ``torch.inference_mode``
         switches them off.
         """
-        return self.encode(StagedBatch.of(batch, self.inv_freq))
+        return self.encode(RunLayout.from_batch(batch, self.inv_freq))
 
-    def encode(self, batch: StagedBatch) -> Tensor:
+    def encode(self, batch: RunLayout) -> Tensor:
         """As ``forward``, for a batch on the device.
 
         The first layer projects each of the 33 tokens once, not each position of the batch.
         """
         rows, layers = self.token_rows(), self.layers_in_use()
         stream, first = self.stream_of(F.embedding(batch.tokens, rows)), next(layers)
-        normed = _Stream(rows, has_triton=False).normed(first.attention_norm, first.dtype)
+        normed = _ResidualStream(rows, has_triton=False).normed(first.attention_norm, first.dtype)
         projected = first.project(normed)
         qkv = F.embedding(batch.tokens, projected.flatten(1)).view(-1, *projected.shape[1:])
         first.finish(stream, self.attend(qkv, batch))
         return self.apply_layers(layers, stream, batch)
 
-    def stream_of(self, x: Tensor) -> _Stream:
-        return _Stream(x, has_triton=self.attend in OF_TRITON)
+    def stream_of(self, x: Tensor) -> _ResidualStream:
+        return _ResidualStream(x, has_triton=self.attend in OF_TRITON)
 
     def token_rows(self) -> Tensor:
         """The input of the first layer for each token, (N_TOKENS, dim)."""
@@ -398,14 +398,16 @@ class ESM2(nn.Module):
         finally:
             self.attend, self.is_exact = attend, False
 
-    def transform(self, x: Tensor, batch: StagedBatch) -> Tensor:
+    def transform(self, x: Tensor, batch: RunLayout) -> Tensor:
         """Apply all layers to embedded tokens. (n_tokens, dim) -> the same"""
         return self.apply_layers(self.layers_in_use(), self.stream_of(x), batch)
 
     def read_masked(self, batch: MaskedBatch) -> Tensor:
         """The representation of each chosen residue, as ``forward`` has it. -> (n_chosen, dim)"""
-        staged = StagedBatch.of(batch.packed, self.inv_freq)
-        scale, places = (send(one, self.inv_freq.device) for one in (batch.scale, batch.places))
+        staged = RunLayout.from_batch(batch.packed, self.inv_freq)
+        scale, places = (
+            to_device(one, self.inv_freq.device) for one in (batch.scale, batch.places)
+        )
         x = self.embedding(staged.tokens) * scale[:, None]
         return self.transform(x, staged)[places]
 
@@ -434,14 +436,16 @@ class ESM2(nn.Module):
             if isinstance(layer, Layer) and layer.dtype in (torch.bfloat16, torch.float32):
                 layer.reorder_weights()
 
-    def apply_layers(self, layers: Iterable[Layer], stream: _Stream, batch: StagedBatch) -> Tensor:
+    def apply_layers(
+        self, layers: Iterable[Layer], stream: _ResidualStream, batch: RunLayout
+    ) -> Tensor:
         """Apply layers and the final norm. -> (n_tokens, dim)"""
         for layer in layers:
             if self.is_checkpointed:
                 stream.x = layer(stream.x, batch, self.attend)
             else:
                 layer.add_to(stream, batch, self.attend)
-        return stream.end(self.final_norm)
+        return stream.final(self.final_norm)
 
     def layers_in_use(self) -> Iterator[Layer]:
         """Yield the layers, in float32 within ``in_float32``."""
@@ -468,15 +472,15 @@ def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
     (n_tokens, dim) -> (n_proteins, dim) float32
     """
     if hidden.device.type == "cuda":
-        return mean_of_bags(hidden, batch.residues, batch.residues_before)
-    return mean_of_runs(hidden, batch.runs, n_ends=1)
+        return bag_mean(hidden, batch.residues, batch.residues_before)
+    return segment_mean(hidden, batch.runs, n_ends=1)
 
 
 def bos_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
     """The vector of each ``<cls>``. (n_tokens, dim) -> (n_proteins, dim)"""
-    return hidden[send(batch.cu_seqlens[:-1].astype("int64"), hidden.device)]
+    return hidden[to_device(batch.cu_seqlens[:-1].astype("int64"), hidden.device)]
 
 
 def residues_only(hidden: Tensor, batch: PackedBatch) -> Tensor:
     """Drop ``<cls>`` and ``<eos>``. (n_tokens, dim) -> (n_residues, dim), in order"""
-    return hidden[send(batch.residues, hidden.device)]
+    return hidden[to_device(batch.residues, hidden.device)]

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from virnucpro.core.atomic_io import HEAD_FILE, REGIONS_FILE
 from virnucpro.core.errors import UnavailableError
-from virnucpro.core.events import OnEvent
+from virnucpro.core.events import EventHandler
 from virnucpro.core.logging import printable
-from virnucpro.core.recipe import EncoderSpec, Footprint, Precision, Reads
+from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
 from virnucpro.models.base import (
     Encoder,
     Model,
+    check_unchanged,
     not_published,
     progress_of,
-    refuse_changed,
 )
 from virnucpro.models.esm2.config import (
     ESM2Shape,
@@ -26,8 +26,8 @@ from virnucpro.models.esm2.config import (
     count_bytes,
     hash_weights,
     identify,
+    infer_shape,
     open_folder,
-    shape_of_tensors,
     weight_files,
 )
 from virnucpro.models.registry import Published
@@ -41,17 +41,17 @@ _BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room t
 _FILLING = 32_768 * 1280  # tokens times dimensions: 32k tokens of 650M, 16k of 3B, 131k of 8M
 
 
-def shape_of(published: Published) -> ESM2Shape:
+def read_shape(published: Published) -> ESM2Shape:
     return ESM2Shape(published.n_layers, published.dim, published.n_heads)
 
 
-def footprint_of(published: Published) -> Footprint:
+def measure_footprint(published: Published) -> Footprint:
     """The memory and disk space of a published model; without a known size, in half precision."""
-    shape = shape_of(published)
-    return room_for(shape, published.files[0].n_bytes or 2 * shape.n_parameters)
+    shape = read_shape(published)
+    return estimate_memory(shape, published.files[0].n_bytes or 2 * shape.n_parameters)
 
 
-def room_for(shape: ESM2Shape, file_bytes: int = 0) -> Footprint:
+def estimate_memory(shape: ESM2Shape, file_bytes: int = 0) -> Footprint:
     """The memory and disk space of an ESM-2; a large file is converted."""
     converted = 2 * shape.n_parameters if file_bytes >= WORTH_CONVERTING else 0
     return Footprint(
@@ -74,7 +74,7 @@ class ESM2Model(Model):
     def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
         return hash_weights(self.path, on_bytes)
 
-    def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
+    def prepare(self, precision: Precision, on_event: EventHandler) -> tuple[Path, str]:
         """Convert a large checkpoint once, so that all workers map the same copy.
 
         Weights that are not finite in this precision are refused, before anything else is done.
@@ -142,7 +142,7 @@ def inspect_esm2(path: Path) -> ESM2Model:
             hint="check the path; `virnucpro models download NAME` fetches a published model",
         )
     tensors = open_checkpoint(path)
-    shape, files = shape_of_tensors(tensors), weight_files(path)
+    shape, files = infer_shape(tensors), weight_files(path)
     if path.is_dir():  # a trained model has more
         beside = [path / name for name in (HEAD_FILE, "README.md", REGIONS_FILE)]
         files += [path / "config.json", *(file for file in beside if file.is_file())]
@@ -150,24 +150,24 @@ def inspect_esm2(path: Path) -> ESM2Model:
         path=path,
         name=path.name if path.is_dir() else path.stem,
         family="esm2",
-        reads=Reads.PROTEIN,
+        reads=Alphabet.PROTEIN,
         encoder_id=identify(shape, tensors),
         n_layers=shape.n_layers,
         dim=shape.dim,
         poolings=("mean", "bos", "none"),
-        footprint=room_for(shape, count_bytes(path)),
+        footprint=estimate_memory(shape, count_bytes(path)),
         files=files,
         head=path / HEAD_FILE if path / HEAD_FILE in files else None,
         shape=shape,
     )
 
 
-def inspect(path: Path, on_event: OnEvent) -> ESM2Model:
+def inspect(path: Path, on_event: EventHandler) -> ESM2Model:
     """Inspect any path; the error says why it is not an ESM-2. Raises as ``inspect_esm2``."""
     return inspect_esm2(path)
 
 
-def as_esm2(model: Model) -> ESM2Model:
+def require_esm2(model: Model) -> ESM2Model:
     """
     Raises:
         UnavailableError: the model is of another family.
@@ -190,7 +190,7 @@ def open_published(name: str, published: Published, path: Path) -> ESM2Model:
     """
     found = inspect_esm2(path)  # its folder may have any name, such as that of a revision
     model = replace(found, name=name, published=name, accepted=published.digests)
-    if model.shape != shape_of(published):
+    if model.shape != read_shape(published):
         raise not_published(path, name, f"it has {model.n_layers} layers, {model.dim} dimensions")
     n_bytes, expected = model.footprint.file_bytes, published.files[0].n_bytes
     if path.is_file() and expected not in (None, n_bytes):
@@ -208,5 +208,5 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
     from virnucpro.models.esm2.loading import is_converted
 
     if count_bytes(weights) < WORTH_CONVERTING and not is_converted(weights):
-        refuse_changed(spec, weights, hash_weights(weights))
+        check_unchanged(spec, weights, hash_weights(weights))
     return load(spec, weights, device)

@@ -41,7 +41,7 @@ _SYSTEM_FAILURES = (ImportError, OSError, RuntimeError, SubprocessError)
 _FAILURES = _SYSTEM_FAILURES if triton is None else (*_SYSTEM_FAILURES, triton.TritonError)
 
 
-def refusals(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+def unavailable_kernels(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     """Try each kernel for products of this type. -> why it does not run, by name; empty: it runs
 
     For e4m3 these are ``quantise`` and the kernels for bf16; for float32, DNABERT-S's attention.
@@ -57,17 +57,17 @@ def refusals(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         }
     if dtype == torch.float8_e4m3fn:
         trials[EIGHT_BITS] = lambda: _try_8_bits(device)
-    return {name: _why_refused(trial) for name, trial in trials.items()}
+    return {name: _find_unavailable(trial) for name, trial in trials.items()}
 
 
-def _why_refused(trial: Callable[[], object]) -> str:
+def _find_unavailable(trial: Callable[[], object]) -> str:
     if triton is None:
         return "Triton is not installed"
     try:
         with torch.inference_mode():
             trial()
     except _FAILURES as error:
-        return reason_of(error)
+        return unavailable_reason(error)
     return ""
 
 
@@ -94,17 +94,17 @@ def _try_8_bits(device: torch.device) -> None:
 def _try_texts(device: torch.device) -> None:
     qkv = torch.zeros(1, 3, 12, 64, device=device)  # heads of the published model
     offsets = torch.tensor([0, 1], dtype=torch.int32, device=device)
-    attend_texts(qkv, offsets, torch.ones(12, device=device), 1)
+    attend_sequences(qkv, offsets, torch.ones(12, device=device), 1)
 
 
-def reason_of(error: Exception) -> str:
+def unavailable_reason(error: Exception) -> str:
     """The first line of an error, without the kernel's source, which Triton prints first."""
     text = str(getattr(error, "error_message", None) or error).strip()
     first, _, _ = text.partition("\n")
     return printable(f"{type(error).__name__}: {first}")
 
 
-def options_of_row(dim: int) -> dict[str, int | bool]:
+def row_options(dim: int) -> dict[str, int | bool]:
     """The options of a kernel that holds a row of ``dim`` numbers in registers."""
     n_warps = max(1, min(_MOST_WARPS, triton.next_power_of_2(dim) // _PER_WARP))
     return {**OPTIONS, "num_warps": n_warps}
@@ -120,11 +120,11 @@ def _launch(
     """Run a kernel on the device of its tensors; Triton launches on the current one."""
     if all(grid):
         with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
-            _as_kernel(kernel)[grid](*tensors, **sizes, **options)
+            _wrap_kernel(kernel)[grid](*tensors, **sizes, **options)
 
 
 @cache
-def _as_kernel(function: Callable[..., None]) -> Any:  # noqa: ANN401 - Triton's
+def _wrap_kernel(function: Callable[..., None]) -> Any:  # noqa: ANN401 - Triton's
     return triton.jit(function)
 
 
@@ -140,7 +140,7 @@ def rotate_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
     assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
     assert cos.dtype == sin.dtype == torch.float32
     n_tokens, _, n_heads, head_dim = qkv.shape
-    sizes, options = sizes_to_rotate(n_heads, head_dim), options_of_row(n_heads * head_dim)
+    sizes, options = sizes_to_rotate(n_heads, head_dim), row_options(n_heads * head_dim)
     _launch(rotate_token, (n_tokens,), (qkv, cos, sin), sizes, options)
 
 
@@ -205,7 +205,7 @@ def add_and_norm(
     )
     targets = (normed, x if total is None else total, x if scales is None else scales)
     tensors = (x, first, second, norm.weight, norm.bias, *targets)
-    _launch(add_and_norm_token, (n_tokens,), tensors, sizes, options_of_row(dim))
+    _launch(add_and_norm_token, (n_tokens,), tensors, sizes, row_options(dim))
 
 
 def sizes_to_norm(
@@ -335,7 +335,7 @@ def quantise_token(  # type: ignore[no-untyped-def]
 # Attention with a penalty on distance (ALiBi) within each text of a packed batch
 
 
-def attend_texts(qkv: Tensor, offsets: Tensor, slopes: Tensor, longest: int) -> Tensor:
+def attend_sequences(qkv: Tensor, offsets: Tensor, slopes: Tensor, longest: int) -> Tensor:
     """Attention within each text, in one launch. (n_tokens, 3, n_heads, head_dim) float32
 
     ``offsets``, (n_texts + 1,) int32, are where texts begin, and last the number of tokens; a text

@@ -33,23 +33,23 @@ from torch.utils.benchmark import Timer
 from virnucpro._version import __version__
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.machine import read_machine
-from virnucpro.core.option_schema import ComputeOptions, carry
+from virnucpro.core.option_schema import ComputeOptions, convert_options
 from virnucpro.core.recipe import EncoderSpec, Precision
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.base import Encoder, Pending, load_encoder
 from virnucpro.models.devices import (
-    Choice,
-    as_size,
+    DeviceChoice,
     choose_devices,
     choose_precision,
     choose_tokens,
+    format_bytes,
     list_gpus,
 )
 from virnucpro.models.esm2.model import DTYPES
-from virnucpro.models.esm2.model_files import room_for
+from virnucpro.models.esm2.model_files import estimate_memory
 from virnucpro.models.options import BenchOptions
 from virnucpro.models.packing import use_device
-from virnucpro.models.validation.compare_reference import unavailable_where_it_fails
+from virnucpro.models.validation.compare_reference import report_unavailable
 from virnucpro.models.validation.random_weights import MODELS, make_proteins, write_checkpoint
 
 _GPU_MODELS = ("650M", "3B", "150M", "35M", "8M")  # most informative first: time may run out
@@ -69,7 +69,7 @@ Show = Callable[[Iterable[str]], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class _Limit:
+class _HardwareLimit:
     """The best rate of the device, from the quickest repeat."""
 
     what: str
@@ -104,9 +104,11 @@ def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> N
         UnavailableError: the device does not exist, or lacks a precision.
         OutputError, StorageError: the JSON cannot be written.
     """
-    choice = choose_devices(carry(options, ComputeOptions))
+    choice = choose_devices(convert_options(options, ComputeOptions))
     usual = _GPU_MODELS if choice.kind == "cuda" else _CPU_MODELS
-    models = _names("--models", options.models, _QUICK_MODELS if options.quick else usual, MODELS)
+    models = _model_names(
+        "--models", options.models, _QUICK_MODELS if options.quick else usual, MODELS
+    )
     measurement = _Bench(
         choice=choice,
         precisions=_precisions(options.precisions, choice),
@@ -127,15 +129,15 @@ def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> N
         show(_lines(measurement.limits, measurement.rows))
 
 
-def _precisions(listed: str | None, choice: Choice) -> tuple[Precision, ...]:
+def _precisions(listed: str | None, choice: DeviceChoice) -> tuple[Precision, ...]:
     """The precision of ``auto`` and one more; float32 on a GPU with 16 bits only on request."""
     other = "fp32" if choice.kind == "cpu" else "fp16"
     usual = tuple(dict.fromkeys((choose_precision("auto", choice), other)))
-    names = _names("--precisions", listed, usual, ("bf16", "fp16", "fp32", "fp8"))
+    names = _model_names("--precisions", listed, usual, ("bf16", "fp16", "fp32", "fp8"))
     return tuple(choose_precision(name, choice) for name in names)
 
 
-def _names(
+def _model_names(
     option: str, listed: str | None, default: Sequence[str], choices: Iterable[str]
 ) -> tuple[str, ...]:
     names = tuple(default) if listed is None else tuple(listed.split(","))
@@ -149,13 +151,13 @@ def _names(
 class _Bench:
     """The measurement of one device, and its figures so far."""
 
-    choice: Choice
+    choice: DeviceChoice
     precisions: tuple[Precision, ...]
     seconds: float  # least duration of a repeat
     say: Say
     path: Path | None  # of the JSON
     facts: Mapping[str, object]
-    limits: list[_Limit] = field(default_factory=list)
+    limits: list[_HardwareLimit] = field(default_factory=list)
     rows: list[_Row] = field(default_factory=list)
 
     @property
@@ -169,7 +171,7 @@ class _Bench:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         limits, encoder = (list(map(asdict, rows)) for rows in (self.limits, self.rows))
         content = {**self.facts, "limits": limits, "encoder": encoder}
-        Tree(self.path.parent).write_whole(self.path, json.dumps(content, indent=1) + "\n")
+        SafeDir(self.path.parent).write_bytes(self.path, json.dumps(content, indent=1) + "\n")
 
     def measure(self, models: Sequence[str]) -> None:
         """Measure everything."""
@@ -189,13 +191,13 @@ class _Bench:
         theirs = _Row(
             model=model, program="fair-esm", precision="fp32", tokens_per_batch=_FAIR_ESM_TOKENS
         )
-        rows, room = [theirs], room_for(MODELS[model])
+        rows, room = [theirs], estimate_memory(MODELS[model])
         for precision in self.precisions:
             n_tokens = choose_tokens(self.choice, room, precision)
             ours = replace(theirs, program="virnucpro", precision=precision)
             rows.append(replace(ours, tokens_per_batch=n_tokens))
         try:
-            with unavailable_where_it_fails("making weights", str(self.device)):
+            with report_unavailable("making weights", str(self.device)):
                 write_checkpoint(checkpoint, MODELS[model], _SEED, self.device)
         except (UnavailableError, OSError) as error:
             self.rows.append(replace(theirs, reason=f"no weights could be made: {error}"))
@@ -205,9 +207,7 @@ class _Bench:
         for row in rows:
             self.say(f"{model}: {row.program} in {row.precision}, {row.tokens_per_batch:,} tokens")
             try:
-                with unavailable_where_it_fails(
-                    f"{row.program} in {row.precision}", str(self.device)
-                ):
+                with report_unavailable(f"{row.program} in {row.precision}", str(self.device)):
                     self._measure_row(row, checkpoint, proteins)
             except UnavailableError as error:
                 row.reason = str(error)
@@ -272,24 +272,27 @@ def _count_tokens(proteins: Sequence[str]) -> int:
 # Limits
 
 
-def _limits(device: torch.device, precisions: Sequence[Precision]) -> Iterator[_Limit]:
+def _limits(device: torch.device, precisions: Sequence[Precision]) -> Iterator[_HardwareLimit]:
     """Measure the product in each precision, and the copy (bytes read and written)."""
     side, n_bytes = _SIDE[device.type], _COPIED[device.type]
     for precision in precisions:
         if precision != "fp8":  # its products need a scale per row
             what = f"matrix product, {side} x {side}"
-            limit = _Limit(what=what, precision=precision, unit="FLOP/s")
-            yield _at_best(limit, 2.0 * side**3, device, partial(_product, device, precision))
-    limit = _Limit(what=f"memory copy, {n_bytes >> 20} MiB", precision=None, unit="bytes/s")
-    yield _at_best(limit, 2.0 * n_bytes, device, partial(_copy, device, n_bytes))
+            limit = _HardwareLimit(what=what, precision=precision, unit="FLOP/s")
+            yield _best_rate(limit, 2.0 * side**3, device, partial(_product, device, precision))
+    limit = _HardwareLimit(what=f"memory copy, {n_bytes >> 20} MiB", precision=None, unit="bytes/s")
+    yield _best_rate(limit, 2.0 * n_bytes, device, partial(_copy, device, n_bytes))
 
 
-def _at_best(
-    limit: _Limit, amount: float, device: torch.device, make: Callable[[], Callable[[], object]]
-) -> _Limit:
+def _best_rate(
+    limit: _HardwareLimit,
+    amount: float,
+    device: torch.device,
+    make: Callable[[], Callable[[], object]],
+) -> _HardwareLimit:
     """Measure a limit: ``amount`` by the time of the quickest repeat. -> the limit"""
     try:
-        with unavailable_where_it_fails(limit.what, str(device)):
+        with report_unavailable(limit.what, str(device)):
             # by default, torch's timer has one thread
             n_threads = torch.get_num_threads()
             timer = Timer("work()", globals={"work": make()}, num_threads=n_threads)
@@ -315,7 +318,7 @@ def _copy(device: torch.device, n_bytes: int) -> Callable[[], object]:
 # Report
 
 
-def _lines(limits: Sequence[_Limit], rows: Sequence[_Row]) -> Iterator[str]:
+def _lines(limits: Sequence[_HardwareLimit], rows: Sequence[_Row]) -> Iterator[str]:
     """The lines of the report: limits and speeds."""
     for limit in limits:
         rate = f"{limit.rate / 1e9:,.0f} x 10^9 {limit.unit}" if limit.rate else limit.reason
@@ -334,7 +337,7 @@ def _line(row: _Row) -> str:
         f"{row.tokens_per_second:,.0f}",
         f"{row.ratio:.2f}" if row.ratio else "-",
         f"{row.limit_share:.0%}" if row.limit_share else "-",
-        as_size(row.peak_bytes) if row.peak_bytes else "-",
+        format_bytes(row.peak_bytes) if row.peak_bytes else "-",
     )
     widths = (13, 12, 10, 12)
     return start + "".join(f"{cell:>{n}}" for cell, n in zip(cells, widths, strict=True))

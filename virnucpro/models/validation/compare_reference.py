@@ -27,16 +27,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from virnucpro.core.child_process import Child, Pipe, Raised, interrupts_held, start
+from virnucpro.core.child_process import (
+    ChildError,
+    ChildProcess,
+    Pipe,
+    defer_interrupts,
+    start_process,
+)
 from virnucpro.core.errors import UnavailableError
-from virnucpro.core.events import OnEvent, Progress
+from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import announce, printable
 from virnucpro.core.option_schema import ComputeOptions
-from virnucpro.core.recipe import EncoderSpec, Precision, Reads
+from virnucpro.core.recipe import Alphabet, EncoderSpec, Precision
 from virnucpro.models import codon_cnn as codons
 from virnucpro.models.base import Encoder, Model, Rows, load_encoder
 from virnucpro.models.devices import (
-    Choice,
+    DeviceChoice,
     choose_devices,
     choose_precision,
     choose_tokens,
@@ -44,7 +50,7 @@ from virnucpro.models.devices import (
 from virnucpro.models.esm2 import triton_kernels
 from virnucpro.models.esm2.attention import E4M3
 from virnucpro.models.esm2.model import check_device
-from virnucpro.models.esm2.model_files import as_esm2
+from virnucpro.models.esm2.model_files import require_esm2
 from virnucpro.models.lookup import open_model
 from virnucpro.models.packing import use_device
 from virnucpro.models.validation import reference as fair_esm
@@ -67,7 +73,7 @@ class _Deviation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Oracle:
+class _Reference:
     """Vectors of the reference, and the largest distances that roundings explain."""
 
     name: str
@@ -82,7 +88,7 @@ class _Check:
     """Our encoder on one device compared with the oracle; worst sequence first."""
 
     spec: EncoderSpec
-    oracle: _Oracle
+    oracle: _Reference
     device: str
     kernel: str
     deviations: list[_Deviation]
@@ -130,7 +136,7 @@ class _Check:
         )
 
 
-def check(model: str, options: ComputeOptions, on_event: OnEvent) -> list[_Check]:
+def check(model: str, options: ComputeOptions, on_event: EventHandler) -> list[_Check]:
     """Embed the panel with both programs, on every requested device.
 
     Raises:
@@ -144,23 +150,25 @@ def check(model: str, options: ComputeOptions, on_event: OnEvent) -> list[_Check
     return check_on(choice, opened, precision, on_event)
 
 
-def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEvent) -> list[_Check]:
+def check_on(
+    choice: DeviceChoice, model: Model, precision: Precision, on_event: EventHandler
+) -> list[_Check]:
     """Embed the panel on existing devices. Raises as ``check``."""
     precision = model.precision_on(choice.kind, precision)
     if model.family != codons.FAMILY:
-        as_esm2(model)
+        require_esm2(model)
     weights, digest = model.prepare(precision, on_event)
     spec = model.spec(sha256=digest, precision=precision)
     for description in choice.descriptions:
         announce(description)
     devices = tuple(dict.fromkeys(choice.devices))  # all workers of a CPU are one device
     n_tokens = choose_tokens(choice, model.footprint, precision)
-    oracle = _ask_oracle(spec, model, devices[0], on_event)
+    oracle = _run_reference(spec, model, devices[0], on_event)
     checks = []
     for device in devices:
         use_device(torch.device(device))
         stage = f"virnucpro, {precision}, {device}"
-        with unavailable_where_it_fails(f"virnucpro in {precision}", device):
+        with report_unavailable(f"virnucpro in {precision}", device):
             encoder = load_encoder(
                 replace(spec, pooling=model.poolings[-1]), weights, torch.device(device)
             )
@@ -174,29 +182,31 @@ def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEve
     return checks
 
 
-def _ask_oracle(spec: EncoderSpec, model: Model, device: str, on_event: OnEvent) -> _Oracle:
+def _run_reference(
+    spec: EncoderSpec, model: Model, device: str, on_event: EventHandler
+) -> _Reference:
     """
     Raises:
         UnavailableError: fair-esm does not run here, or its numbers overflow the precision.
     """
     precision, panel = spec.precision, make_panel(spec.reads)
-    with unavailable_where_it_fails("the reference in float32", device):
-        name, encoder, layers = _load_oracle(replace(spec, precision="fp32"), model.path, device)
+    with report_unavailable("the reference in float32", device):
+        name, encoder, layers = _load_reference(replace(spec, precision="fp32"), model.path, device)
         rows, rate = _embed(encoder, 1, f"{name}, float32, {device}", on_event)
         longest = max(encoder.count_tokens([len(text)]) for text in panel.values())
         fair_esm.add_roundings(layers, precision, longest)
         rounded, _ = _embed(encoder, 1, f"what {precision} rounds off, {device}", on_event)
-    explained = find_deviations(_means(rounded), rounded, rows)
+    explained = find_deviations(_mean_vectors(rounded), rounded, rows)
     largest = MARGIN * max(one.row for one in explained)
     if not math.isfinite(largest):
         raise UnavailableError(
             f"{precision} cannot hold the numbers of {printable(model.name)}",
             hint="give --precision bf16 or fp32, here and in every run with this model",
         )
-    return _Oracle(name, rows, MARGIN * max(one.mean for one in explained), largest, rate)
+    return _Reference(name, rows, MARGIN * max(one.mean for one in explained), largest, rate)
 
 
-def _load_oracle(spec: EncoderSpec, path: Path, device: str) -> tuple[str, Encoder, nn.Module]:
+def _load_reference(spec: EncoderSpec, path: Path, device: str) -> tuple[str, Encoder, nn.Module]:
     """Load the reference: fair-esm, or the network on a CPU. -> its name, encoder and layers"""
     is_codons = spec.family == codons.FAMILY
     where = torch.device("cpu" if is_codons else device)
@@ -208,14 +218,14 @@ def _load_oracle(spec: EncoderSpec, path: Path, device: str) -> tuple[str, Encod
     return "fair-esm", esm2, esm2.model.layers
 
 
-def _means(residues: Vectors) -> Vectors:
+def _mean_vectors(residues: Vectors) -> Vectors:
     return {
         name: rows.mean(axis=0, keepdims=True, dtype=np.float64) for name, rows in residues.items()
     }
 
 
 def _embed(
-    encoder: Encoder, tokens_per_batch: int, stage: str, on_event: OnEvent
+    encoder: Encoder, tokens_per_batch: int, stage: str, on_event: EventHandler
 ) -> tuple[Vectors, float]:
     """Embed the panel. -> its vectors, and tokens per second without the first, short batch"""
     panel = make_panel(encoder.spec.reads)
@@ -240,7 +250,7 @@ def _embed(
 def find_deviations(means: Vectors, rows: Vectors, oracle: Vectors) -> list[_Deviation]:
     """Distances of means and rows from the oracle's, by id."""
     deviations = []
-    exact = _means(oracle)
+    exact = _mean_vectors(oracle)
     for name in oracle:
         mean = fair_esm.largest_distance(means[name], exact[name])
         row = fair_esm.largest_distance(rows[name], oracle[name])
@@ -249,7 +259,7 @@ def find_deviations(means: Vectors, rows: Vectors, oracle: Vectors) -> list[_Dev
 
 
 @contextmanager
-def unavailable_where_it_fails(program: str, device: str) -> Iterator[None]:
+def report_unavailable(program: str, device: str) -> Iterator[None]:
     """Turn errors into one that names program, device and remedy.
 
     Raises:
@@ -281,8 +291,8 @@ def try_gpus(devices: Iterable[str]) -> dict[str, dict[str, str]]:
 
     The keys are "fp8" and the names of the kernels; the reason is empty if it works.
     """
-    with interrupts_held():
-        children = {device: start(_try, device) for device in devices}
+    with defer_interrupts():
+        children = {device: start_process(_try, device) for device in devices}
     try:
         end = time.monotonic() + _MOST_SECONDS
         return {device: _outcome(child, end) for device, child in children.items()}
@@ -290,19 +300,19 @@ def try_gpus(devices: Iterable[str]) -> dict[str, dict[str, str]]:
         for child in children.values():  # and the compilers that they started
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.process.pid, signal.SIGKILL)
-        Child.kill_all(list(children.values()))
+        ChildProcess.kill_all(list(children.values()))
 
 
-def _outcome(child: Child, end: float) -> dict[str, str]:
+def _outcome(child: ChildProcess, end: float) -> dict[str, str]:
     reason = f"no answer within {_MOST_SECONDS:.0f} s"
     try:
         if child.pipe.poll(max(0.0, end - time.monotonic())):
             answer = child.pipe.recv()
-            if not isinstance(answer, Raised):
+            if not isinstance(answer, ChildError):
                 return dict(answer)
             reason = answer.reason
     except (EOFError, OSError):
-        reason = f"its process ended: {child.cause_of_end(5)}"
+        reason = f"its process ended: {child.exit_reason(5)}"
     return dict.fromkeys(("fp8", *triton_kernels.NAMES), reason)
 
 
@@ -316,8 +326,10 @@ def _try(pipe: Pipe, name: str) -> None:
         no_fp8 = str(error)
     has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
     number = torch.bfloat16 if has_bf16 else torch.float16
-    refusals = triton_kernels.refusals(device, number if no_fp8 else E4M3)
-    pipe.send({"fp8": no_fp8, **refusals, **triton_kernels.refusals(device, torch.float32)})
+    refusals = triton_kernels.unavailable_kernels(device, number if no_fp8 else E4M3)
+    pipe.send(
+        {"fp8": no_fp8, **refusals, **triton_kernels.unavailable_kernels(device, torch.float32)}
+    )
 
 
 # The panel: the same proteins on every machine, with 1 to 1,022 residues, the longest in ESM-2's
@@ -343,10 +355,10 @@ _KNOWN = {
 _EVERY = 5  # every fifth letter of a usual sequence becomes an odd one
 
 
-def make_panel(reads: Reads = Reads.PROTEIN) -> dict[str, str]:
+def make_panel(reads: Alphabet = Alphabet.PROTEIN) -> dict[str, str]:
     """Proteins or bases by id: known, random, with odd letters, and in lower case."""
     rng, panel, usual, odd = Random(_SEED), dict(_KNOWN), AMINO_ACIDS, ODD_LETTERS
-    if reads is not Reads.PROTEIN:
+    if reads is not Alphabet.PROTEIN:
         panel, usual, odd = {}, BASES, ODD_BASES
     for length in LENGTHS:
         letters = [usual[int(rng.random() * len(usual))] for _ in range(length)]

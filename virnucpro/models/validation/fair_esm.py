@@ -80,9 +80,9 @@ def find_modules(found: Distribution) -> dict[str, Path]:
         name = f"{_PACKAGE}/{module.replace('.', '/')}.py"
         path = Path(str(found.locate_file(name)))
         if name not in recorded or not path.is_file():
-            raise _damaged(f"{name} is missing")
+            raise _damaged_error(f"{name} is missing")
         if not _is_unchanged(recorded[name], path):
-            raise _damaged(f"another package has replaced {name}")
+            raise _damaged_error(f"another package has replaced {name}")
         paths[module] = path
     return paths
 
@@ -94,7 +94,7 @@ def _is_unchanged(recorded: PackagePath, path: Path) -> bool:
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == recorded.hash.value
 
 
-def _damaged(why: str) -> UnavailableError:
+def _damaged_error(why: str) -> UnavailableError:
     return UnavailableError(
         f"fair-esm cannot be used: {why}",
         hint=f"{_INSTALL}; the distribution `esm` has a package of the same name, so use an "
@@ -108,7 +108,7 @@ def load_modules(paths: dict[str, Path]) -> FairESM:
     Raises:
         UnavailableError: a module cannot be imported.
     """
-    with _own_modules() as package:
+    with _isolate_modules() as package:
         for name, path in paths.items():
             spec = spec_from_file_location(f"{_PACKAGE}.{name}", path)
             assert spec is not None and spec.loader is not None, "a Python file"
@@ -117,16 +117,18 @@ def load_modules(paths: dict[str, Path]) -> FairESM:
             try:
                 spec.loader.exec_module(module)
             except (ImportError, AttributeError, SyntaxError) as error:
-                raise _damaged(f"{path.name} cannot be imported: {printable(error)}") from error
+                raise _damaged_error(
+                    f"{path.name} cannot be imported: {printable(error)}"
+                ) from error
             if "." not in name:
                 setattr(package, name, module)
         return FairESM(sys.modules[f"{_PACKAGE}.model.esm2"].ESM2, sys.modules[f"{_PACKAGE}.data"])
 
 
 @contextmanager
-def _own_modules() -> Iterator[ModuleType]:
+def _isolate_modules() -> Iterator[ModuleType]:
     """An empty package ``esm``, until the block ends; then modules are as they were before."""
-    before = {name: module for name, module in sys.modules.items() if _is_of_package(name)}
+    before = {name: module for name, module in sys.modules.items() if _belongs_to_package(name)}
     for name in before:
         del sys.modules[name]
     for name in (_PACKAGE, f"{_PACKAGE}.model"):
@@ -134,10 +136,10 @@ def _own_modules() -> Iterator[ModuleType]:
     try:
         yield sys.modules[_PACKAGE]
     finally:
-        for name in [name for name in sys.modules if _is_of_package(name)]:
+        for name in [name for name in sys.modules if _belongs_to_package(name)]:
             del sys.modules[name]
         sys.modules.update(before)
 
 
-def _is_of_package(name: str) -> bool:
+def _belongs_to_package(name: str) -> bool:
     return name == _PACKAGE or name.startswith(f"{_PACKAGE}.")

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.models.esm2.config import EXTRA_TOKENS, ESM2Shape
-from virnucpro.models.esm2.loading import FAIR_ESM, ROTARY, parts_of, stub_of
-from virnucpro.models.esm2.model_files import shape_of
+from virnucpro.models.esm2.loading import FAIR_ESM, ROTARY, empty_model, split_tensors
+from virnucpro.models.esm2.model_files import read_shape
 from virnucpro.models.registry import FAMILIES
 
 MODELS: Mapping[str, ESM2Shape] = {
-    name.split("_")[2]: shape_of(published)
+    name.split("_")[2]: read_shape(published)
     for name, published in FAMILIES["esm2"].published.items()
 }
 BLOCK = 4096  # lengths drawn together
@@ -64,7 +64,7 @@ def write_checkpoint(path: Path, shape: ESM2Shape, seed: int, device: torch.devi
     attention, which halves it: so numbers stay small in any number of layers.
     """
     number = torch.float16 if shape.n_parameters > _LARGE else torch.float32
-    parts = dict(parts_of(stub_of(shape, shape.n_layers), FAIR_ESM))
+    parts = dict(split_tensors(empty_model(shape, shape.n_layers), FAIR_ESM))
     state = {
         name: random_numbers(name, parts[name].shape, seed, device).to("cpu", number)
         for name in sorted(parts.keys() - {ROTARY})

@@ -38,10 +38,10 @@ from torch import Tensor, nn
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.models.base import Rows
 from virnucpro.models.esm2.config import EXTRA_TOKENS, ESM2Shape
-from virnucpro.models.esm2.loading import ROTARY, fair_esm_state
+from virnucpro.models.esm2.loading import ROTARY, fair_esm_state_dict
 from virnucpro.models.esm2.model import DTYPES, quantise, restore, rotary_frequencies
 from virnucpro.models.esm2.model_files import inspect_esm2
-from virnucpro.models.packing import PackedEncoder, send
+from virnucpro.models.packing import PackedEncoder, to_device
 from virnucpro.models.validation.fair_esm import load_fair_esm
 
 Loss = Callable[[Tensor], Tensor]
@@ -66,7 +66,7 @@ def load_model(weights: Path, shape: ESM2Shape, dtype: torch.dtype, device: torc
         model = fair_esm.esm2(
             shape.n_layers, shape.dim, shape.n_heads, token_dropout=shape.token_dropout
         ).eval()
-    state = fair_esm_state(weights)
+    state = fair_esm_state_dict(weights)
     frequencies = state.pop(ROTARY, rotary_frequencies(shape.head_dim)).float().to(device)
     report = model.load_state_dict(state, strict=False)
     assert not report.unexpected_keys
@@ -75,7 +75,7 @@ def load_model(weights: Path, shape: ESM2Shape, dtype: torch.dtype, device: torc
     for layer in model.layers:
         layer.self_attn.rot_emb.inv_freq = frequencies
         if dtype != torch.float32:
-            layer.self_attn.rot_emb.register_forward_hook(_like_its_input)
+            layer.self_attn.rot_emb.register_forward_hook(_cast_like)
     return model
 
 
@@ -109,7 +109,7 @@ class _FairESMEncoder(PackedEncoder):
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
         """Compute the rows of a batch, on the device."""
-        tokens = send(tokens_of(self.model, sequences).numpy(), self.device)
+        tokens = to_device(tokenize_proteins(self.model, sequences).numpy(), self.device)
         layer = self.spec.layer
         hidden: Tensor = self.model(tokens, repr_layers=[layer])["representations"][layer].float()
         residues = [hidden[i, 1 : len(text) + 1] for i, text in enumerate(sequences)]
@@ -129,7 +129,7 @@ def plan_padded(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]
     return batches
 
 
-def tokens_of(model: Any, sequences: Sequence[str]) -> Tensor:  # noqa: ANN401 - an ``ESM2``
+def tokenize_proteins(model: Any, sequences: Sequence[str]) -> Tensor:  # noqa: ANN401 - an ``ESM2``
     """The tokens of the sequences, padded at the end. -> (n, longest + 2)"""
     longest = max(map(len, sequences)) + EXTRA_TOKENS
     tokens = torch.full((len(sequences), longest), model.padding_idx)
@@ -146,7 +146,7 @@ def largest_distance(vectors: Rows, exact: Rows) -> float:
     return largest if math.isfinite(largest) else math.inf
 
 
-def _like_its_input(_: object, before: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> object:
+def _cast_like(_: object, before: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> object:
     """Return the rotated tensors in the precision of the input."""
     return tuple(turned.to(old.dtype) for old, turned in zip(before, out, strict=True))
 

@@ -19,12 +19,12 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.helper_pool import Helpers
-from virnucpro.core.numeric import Counts, Mask, Values
+from virnucpro.core.helper_pool import TaskRunner
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.recipe import STATUSES
 from virnucpro.results.counts import LENGTH_CLASSES
 from virnucpro.results.report.run_json import Key
-from virnucpro.results.table_blocks import TableBlock, TableSpan, reading, spans_of
+from virnucpro.results.table_blocks import TableBlock, TableSpan, open_table_reader, split_table
 
 MOST_ROWS = 100_000  # records in the table of the page
 PER_DOUBLING = 4  # bins of length
@@ -48,15 +48,15 @@ Kinds: TypeAlias = tuple[Counter[tuple[str, int]], Counter[str]]
 class RecordRows(NamedTuple):
     """Records as the page shows them, in columns. (n,) each"""
 
-    places: Counts  # in the table, from 0
+    places: IntArray  # in the table, from 0
     records: Texts
     files: Texts
-    lengths: Counts
+    lengths: IntArray
     statuses: Texts
-    are_viral: Mask
-    scores: Values  # NaN: none
-    rates: Values  # NaN: none
-    n_chunks: Values  # NaN: none
+    are_viral: BoolArray
+    scores: FloatArray  # NaN: none
+    rates: FloatArray  # NaN: none
+    n_chunks: FloatArray  # NaN: none
     notes: Texts
 
     @property
@@ -64,13 +64,13 @@ class RecordRows(NamedTuple):
         return int(self.are_viral.sum())
 
     @classmethod
-    def of(cls, block: TableBlock, rows: Counts) -> RecordRows:
+    def from_block(cls, block: TableBlock, rows: IntArray) -> RecordRows:
         """Read some rows of a block, by their places in it.
 
         Raises:
             ValueError: a value is not a number, or a status is unknown.
         """
-        lengths, scores, rates, is_viral, n_chunks = _figures(block)
+        lengths, scores, rates, is_viral, n_chunks = _numeric_columns(block)
         records, files, statuses, notes = (
             np.array(texts, np.object_)
             for texts in block.columns(("record", "file", "status", "note"), rows)
@@ -79,17 +79,17 @@ class RecordRows(NamedTuple):
         return cls(*of_record, scores[rows], rates[rows], n_chunks[rows], notes)
 
     @classmethod
-    def none(cls) -> RecordRows:
+    def empty(cls) -> RecordRows:
         numbers, texts = np.empty(0, np.int64), np.empty(0, np.object_)
         values, are_viral = np.empty(0), np.empty(0, np.bool_)
         of_record = numbers, texts, texts, numbers, texts, are_viral
         return cls(*of_record, values, values, values, texts)
 
     @classmethod
-    def joined(cls, each: Iterable[tuple[RecordRows, int]]) -> RecordRows:
+    def concatenate(cls, each: Iterable[tuple[RecordRows, int]]) -> RecordRows:
         """Join the rows of several blocks; each comes with the number of rows before it."""
         moved = [rows._replace(places=rows.places + place) for rows, place in each]
-        columns: Iterable[Any] = zip(*(moved or [cls.none()]), strict=True)
+        columns: Iterable[Any] = zip(*(moved or [cls.empty()]), strict=True)
         return cls._make(map(np.concatenate, columns))
 
     def best(self, most: int) -> RecordRows:
@@ -100,23 +100,25 @@ class RecordRows(NamedTuple):
         return RecordRows._make(column[rows] for column in self)
 
 
-def _best(ranked: Values, most: int) -> Counts:
+def _best(ranked: FloatArray, most: int) -> IntArray:
     """The indices of the rows with the highest scores; of equal scores, the longest first.
 
     (3, n): place, length and score -> at most (most,)
     """
     places, lengths, scores = ranked
-    order: Counts = np.lexsort((places, -lengths, -scores))[:most]
+    order: IntArray = np.lexsort((places, -lengths, -scores))[:most]
     return order
 
 
-def _figures(block: TableBlock) -> tuple[Counts, Values, Values, Mask, Values]:
+def _numeric_columns(
+    block: TableBlock,
+) -> tuple[IntArray, FloatArray, FloatArray, BoolArray, FloatArray]:
     """Lengths, scores, rates, calls and numbers of chunks of the records. (n,) each
 
     Raises:
         ValueError: a value is not a number or out of range, or a status is unknown.
     """
-    lengths = block.whole_numbers("length")
+    lengths = block.integers("length")
     scores, rates = block.numbers("virus_score"), block.numbers("fdr")
     n_chunks = block.numbers("n_chunks")
     if (lengths >= 2**_DOUBLINGS).any() or (n_chunks < 0).any():
@@ -125,7 +127,7 @@ def _figures(block: TableBlock) -> tuple[Counts, Values, Values, Mask, Values]:
         raise ValueError("virus_score and fdr must lie between 0 and 1")
     if unknown := set(block.codes("status")[0]) - set(STATUSES):
         raise ValueError(f"the status {min(unknown)}")
-    return lengths, scores, rates, block.have("call", b"virus"), n_chunks
+    return lengths, scores, rates, block.has_columns("call", b"virus"), n_chunks
 
 
 @dataclass(slots=True)
@@ -134,7 +136,7 @@ class RunCounts:
 
     starts: Sequence[int]  # of the classes of length
     # (n_classes, 4): records, scored records, viral records, letters of these
-    of_classes: Counts
+    of_classes: IntArray
     # per class: the lowest score of a viral record, and the share of false calls down to it
     lowest: list[tuple[float, float]]
     n_records: int = 0
@@ -142,31 +144,31 @@ class RunCounts:
     n_letters_viral: int = 0
     n_viral: int = 0
     # (3, n): place, length and score of viral rows
-    viral: Values = field(default_factory=lambda: np.empty((3, 0)))
+    viral: FloatArray = field(default_factory=lambda: np.empty((3, 0)))
     statuses: Counter[str] = field(default_factory=Counter)
     # of all records but those that are too short
     notes: Counter[str] = field(default_factory=Counter)
     files: Counter[tuple[str, str]] = field(default_factory=Counter)  # by file and status, "viral"
     # (length, score, called viral) of scored records
-    density: Counts = field(default_factory=lambda: np.zeros((_N_LENGTHS, N_SCORES, 2), np.int64))
+    density: IntArray = field(default_factory=lambda: np.zeros((_N_LENGTHS, N_SCORES, 2), np.int64))
     # each with its number of rows, and of rows that are not viral
     blocks: list[tuple[TableSpan, int, int]] = field(default_factory=list)
 
     @classmethod
-    def none(cls, starts: Sequence[int]) -> RunCounts:
+    def empty(cls, starts: Sequence[int]) -> RunCounts:
         """Counts of zero records."""
         of_classes = np.zeros((len(starts), 4), np.int64)
         return cls(starts, of_classes, [(math.inf, math.nan)] * len(starts))
 
     @classmethod
-    def of(cls, starts: Sequence[int], block: TableBlock) -> RunCounts:
+    def from_block(cls, starts: Sequence[int], block: TableBlock) -> RunCounts:
         """Count a block.
 
         Raises:
             ValueError: a value is not a number, or a status is unknown.
         """
-        counts = cls.none(starts)
-        lengths, scores, rates, is_viral, _ = _figures(block)
+        counts = cls.empty(starts)
+        lengths, scores, rates, is_viral, _ = _numeric_columns(block)
         viral = np.flatnonzero(is_viral)
         counts.viral = np.array([viral, lengths[viral], scores[viral]])
         counts.n_records, counts.n_letters = len(lengths), int(lengths.sum())
@@ -179,7 +181,7 @@ class RunCounts:
         np.add.at(counts.density, (*cells, is_viral[is_scored].astype(np.int64)), 1)
         return counts
 
-    def include(self, span: TableSpan, other: RunCounts) -> None:
+    def add(self, span: TableSpan, other: RunCounts) -> None:
         """Add the counts of the next block."""
         self.blocks.append((span, other.n_records, other.n_records - other.n_viral))
         moved = other.viral + np.array([[self.n_records], [0], [0]])
@@ -198,7 +200,7 @@ class RunCounts:
             if note in self.notes or len(self.notes) < _MOST_NOTES:
                 self.notes[note] += n
 
-    def rows(self, most: int, helpers: Helpers[None]) -> RecordRows:
+    def rows(self, most: int, helpers: TaskRunner[None]) -> RecordRows:
         """Choose the best viral rows and an even sample of the others, in the order of the table.
 
         Choose at most ``most`` rows, and no more than a page may show.
@@ -211,18 +213,18 @@ class RunCounts:
         n_others = self.n_records - self.n_viral
         n_shown = min(n_others, most - len(viral))
         others = np.arange(n_shown) * n_others // max(1, n_shown)
-        tasks, places = list[_SpanTask[RecordRows]](), list[int]()
+        tasks, places = list[_CountTask[RecordRows]](), list[int]()
         row = other = 0
         for span, n_rows, n_others in self.blocks:
             of_viral = viral[slice(*np.searchsorted(viral, (row, row + n_rows)))] - row
             of_others = others[slice(*np.searchsorted(others, (other, other + n_others)))] - other
             if len(of_viral) + len(of_others):
-                tasks.append(_SpanTask(span, partial(_rows_in, of_viral, of_others)))
+                tasks.append(_CountTask(span, partial(_rows_in, of_viral, of_others)))
                 places.append(row)
             row, other = row + n_rows, other + n_others
-        return RecordRows.joined(zip(helpers.in_order(tasks), places, strict=True))
+        return RecordRows.concatenate(zip(helpers.map_in_order(tasks), places, strict=True))
 
-    def _count_texts(self, block: TableBlock, is_viral: Mask) -> None:
+    def _count_texts(self, block: TableBlock, is_viral: BoolArray) -> None:
         """Count files, statuses and notes."""
         (files, of_file), (statuses, of_status) = block.codes("file"), block.codes("status")
         shape = len(files), len(statuses)
@@ -240,7 +242,7 @@ class RunCounts:
         self.notes = Counter({note: n for note, n in pairs if note and n})
 
     def _count_lengths(
-        self, lengths: Counts, scores: Values, rates: Values, is_viral: Mask
+        self, lengths: IntArray, scores: FloatArray, rates: FloatArray, is_viral: BoolArray
     ) -> None:
         classes = np.searchsorted(self.starts, lengths, side="right") - 1
         for number in range(len(self.starts)):
@@ -253,26 +255,26 @@ class RunCounts:
                 self.lowest[number] = float(scores[weakest]), float(rates[weakest])
 
 
-def _cross_table(rows: Counts, columns: Counts, shape: tuple[int, int]) -> list[list[int]]:
+def _cross_table(rows: IntArray, columns: IntArray, shape: tuple[int, int]) -> list[list[int]]:
     """Count each pair of indices."""
     counts = np.bincount(rows * shape[1] + columns, minlength=shape[0] * shape[1])
     return [row.tolist() for row in counts.reshape(shape)]
 
 
-def _score_bin(scores: Values) -> NDArray[np.int64]:
+def _score_bin(scores: FloatArray) -> NDArray[np.int64]:
     """Bins of log-odds between -MOST_LOG_ODDS and +MOST_LOG_ODDS. (n,) -> (n,)"""
     share = (bounded_log_odds(scores) + MOST_LOG_ODDS) / (2 * MOST_LOG_ODDS)
     return np.clip(share * N_SCORES, 0, N_SCORES - 1).astype(np.int64)
 
 
-def bounded_log_odds(scores: Values) -> Values:
+def bounded_log_odds(scores: FloatArray) -> FloatArray:
     """log(p / (1 - p)), between -MOST_LOG_ODDS and +MOST_LOG_ODDS. (n,) -> (n,)"""
     inside = np.clip(scores, 1e-9, 1 - 1e-9)
     return np.clip(np.log(inside / (1 - inside)), -MOST_LOG_ODDS, MOST_LOG_ODDS)
 
 
 @dataclass(frozen=True, slots=True)
-class _SpanTask(Generic[T]):
+class _CountTask(Generic[T]):
     """Process the lines in a span of the table."""
 
     span: TableSpan
@@ -288,17 +290,17 @@ class _SpanTask(Generic[T]):
             InputError: a value is not a number, or a line has another number of values.
             OSError: it cannot be read.
         """
-        with reading(self.span.path):
+        with open_table_reader(self.span.path):
             return self.make(self.span.read())
 
 
-def _rows_in(viral: Counts, others: Counts, block: TableBlock) -> RecordRows:
+def _rows_in(viral: IntArray, others: IntArray, block: TableBlock) -> RecordRows:
     """Read rows of a block: viral rows by place, others by their place among all others."""
-    of_others = np.flatnonzero(~block.have("call", b"virus"))[others]
-    return RecordRows.of(block, np.sort(np.append(viral, of_others)))
+    of_others = np.flatnonzero(~block.has_columns("call", b"virus"))[others]
+    return RecordRows.from_block(block, np.sort(np.append(viral, of_others)))
 
 
-def count_records(table: Path, input_type: str, helpers: Helpers[None]) -> RunCounts:
+def count_records(table: Path, input_type: str, helpers: TaskRunner[None]) -> RunCounts:
     """Count the rows of a table of records, and note the places of the rows that a page may show.
 
     Raises:
@@ -306,11 +308,11 @@ def count_records(table: Path, input_type: str, helpers: Helpers[None]) -> RunCo
         OSError: it cannot be read.
     """
     starts = LENGTHS.get(input_type, LENGTHS["nucleotide"])
-    counts, spans = RunCounts.none(starts), list(spans_of(table))
-    count = partial(RunCounts.of, starts)
-    each = helpers.in_order(_SpanTask(span, count) for span in spans)
+    counts, spans = RunCounts.empty(starts), list(split_table(table))
+    count = partial(RunCounts.from_block, starts)
+    each = helpers.map_in_order(_CountTask(span, count) for span in spans)
     for span, of_block in zip(spans, each, strict=True):
-        counts.include(span, of_block)
+        counts.add(span, of_block)
     return counts
 
 
@@ -321,7 +323,7 @@ def length_classes(starts: Sequence[int]) -> Iterator[tuple[int, int | None, str
 
 
 def find_records(
-    table: Path, wanted: Collection[Key], columns: Sequence[str], helpers: Helpers[None]
+    table: Path, wanted: Collection[Key], columns: Sequence[str], helpers: TaskRunner[None]
 ) -> dict[Key, tuple[str, ...]]:
     """Look up some columns of the rows of some records.
 
@@ -331,12 +333,12 @@ def find_records(
     """
     if not wanted:
         return {}
-    find = partial(_found_in, wanted, columns)
-    each = helpers.in_order(_SpanTask(span, find) for span in spans_of(table))
+    find = partial(_select_records, wanted, columns)
+    each = helpers.map_in_order(_CountTask(span, find) for span in split_table(table))
     return {key: values for found in each for key, values in found}
 
 
-def _found_in(
+def _select_records(
     wanted: Collection[Key], columns: Sequence[str], block: TableBlock
 ) -> list[tuple[Key, tuple[str, ...]]]:
     ids = {record for _, record in wanted}
@@ -346,7 +348,7 @@ def _found_in(
     return [(key, of_key) for key, of_key in zip(keys, values, strict=True) if key in wanted]
 
 
-def count_kinds(table: Path, helpers: Helpers[None]) -> Kinds:
+def count_kinds(table: Path, helpers: TaskRunner[None]) -> Kinds:
     """Count viruses by kind and by family.
 
     Raises:
@@ -354,16 +356,18 @@ def count_kinds(table: Path, helpers: Helpers[None]) -> Kinds:
         OSError: it cannot be read.
     """
     kinds, families = Counter[tuple[str, int]](), Counter[str]()
-    for each in helpers.in_order(_SpanTask(span, _kinds_in) for span in spans_of(table)):
+    for each in helpers.map_in_order(
+        _CountTask(span, _count_kinds_of_block) for span in split_table(table)
+    ):
         kinds.update(each[0])
         families.update(each[1])
     del families[""]
     return kinds, families
 
 
-def _kinds_in(block: TableBlock) -> Kinds:
+def _count_kinds_of_block(block: TableBlock) -> Kinds:
     kinds = Counter[tuple[str, int]]()
-    classes = np.digitize(block.whole_numbers("length"), LENGTH_CLASSES[1:])
+    classes = np.digitize(block.integers("length"), LENGTH_CLASSES[1:])
     (names, of_kind), (kin, of_kin) = block.codes("virus_kind"), block.codes("kin")
     n_of = _cross_table(of_kind, classes, (len(names), len(LENGTH_CLASSES)))
     for name, counts in zip(names, n_of, strict=True):

@@ -13,8 +13,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.logging import counted
-from virnucpro.engine.device_timeline import Start
+from virnucpro.core.logging import format_count
+from virnucpro.engine.device_timeline import DeviceTimeline
 from virnucpro.results.report.aggregates import (
     MOST_LOG_ODDS,
     N_SCORES,
@@ -241,7 +241,7 @@ def _shades(
     return layers
 
 
-def device_charts(number: int, start: Start) -> list[Chart]:
+def device_charts(number: int, start: DeviceTimeline) -> list[Chart]:
     """Charts of tokens per second and memory of each device; none if nothing was embedded."""
     devices = sorted(start.devices.items())
     if not any(device.tokens for _, device in devices):
@@ -253,7 +253,7 @@ def device_charts(number: int, start: Start) -> list[Chart]:
     ]
     most = [f"{name} {max(device.memory, default=0) / GIB:.1f} GiB" for name, device in devices]
     n_tokens = sum(sum(device.tokens) for _, device in devices)
-    work = f"{counted(n_tokens, 'token')} on {counted(len(devices), 'device')}"
+    work = f"{format_count(n_tokens, 'token')} on {format_count(len(devices), 'device')}"
     x_label = "seconds since the workers started"
     in_words = f"{work} in {start.seconds:,.1f} seconds.", f"Largest use: {', '.join(most)}."
     of_speed = "Tokens per second of each device", in_words[0], x_label, "tokens per second"
@@ -264,7 +264,7 @@ def device_charts(number: int, start: Start) -> list[Chart]:
     ]
 
 
-def _rates(start: Start, tokens: Sequence[int]) -> tuple[list[float], list[float]]:
+def _rates(start: DeviceTimeline, tokens: Sequence[int]) -> tuple[list[float], list[float]]:
     """The middle of each bin, in seconds since the start, and the tokens per second in it."""
     width = start.seconds_per_bin
     times = [round(width * (i + 0.5), 3) for i in range(len(tokens))]

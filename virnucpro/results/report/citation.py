@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 from virnucpro._version import __version__
-from virnucpro.core.logging import escaped
+from virnucpro.core.logging import escape_markup
 from virnucpro.models.registry import TINY_MODEL, TINY_NOTICE, current_name
 from virnucpro.results.outputs import open_run_dir
-from virnucpro.results.report.run_json import Facts
+from virnucpro.results.report.run_json import RunJson
 
 _WORKS = Path(__file__).with_name("assets") / "works.json"
 _LEARNED_ON_ESM2 = "esm2-"  # begins the names of trained encoders that read residues through ESM-2
@@ -36,7 +36,7 @@ def all_works(version: str = __version__) -> tuple[Work, ...]:
     return tuple(Work(**{**facts, "bibtex": "\n".join(facts["bibtex"])}) for facts in works)
 
 
-def works_of(families: Collection[str], version: str = __version__) -> list[Work]:
+def select_works(families: Collection[str], version: str = __version__) -> list[Work]:
     """The works to cite for a result by encoders of these families, or by the scorer alone."""
     works = all_works(version)
     return [work for work in works if not work.families or {*families} & {*work.families}]
@@ -56,14 +56,14 @@ def cite_run(folder: Path, *, bibtex_only: bool) -> Iterator[str]:
     """
     rundir = open_run_dir(folder)
     if not rundir.manifest.is_file():
-        raise rundir.no_run("give the --output-dir of a run")
-    facts = Facts.read(rundir.manifest)
-    works = works_of(_families(facts), facts.text("virnucpro_version") or __version__)
+        raise rundir.missing_run_error("give the --output-dir of a run")
+    facts = RunJson.read(rundir.manifest)
+    works = select_works(_families(facts), facts.text("virnucpro_version") or __version__)
     if not bibtex_only:
-        yield f"The run in {escaped(folder)} used:\n"
+        yield f"The run in {escape_markup(folder)} used:\n"
         yield from (f"- {part}" for part in _parts(facts))
         yield ""
-    command = f"virnucpro cite {shlex.quote(escaped(folder))} --bibtex"
+    command = f"virnucpro cite {shlex.quote(escape_markup(folder))} --bibtex"
     yield from _as_lines(works, command, bibtex_only=bibtex_only, is_of_run=True)
 
 
@@ -79,20 +79,20 @@ def _as_lines(
     yield "\n\n".join(work.bibtex for work in works)
 
 
-def _families(facts: Facts) -> set[str]:
+def _families(facts: RunJson) -> set[str]:
     """The families of the encoders of a run, with ESM-2 if it is a part of a trained encoder."""
-    encoders = facts.each("recipe", "encoders")
+    encoders = facts.iter_section("recipe", "encoders")
     families = {encoder.text("family") for encoder in encoders}
     if any(encoder.text("model").startswith(_LEARNED_ON_ESM2) for encoder in encoders):
         families.add("esm2")
     return families
 
 
-def _parts(facts: Facts) -> Iterator[str]:
+def _parts(facts: RunJson) -> Iterator[str]:
     """The program, models, head and scorer of a run, one line each."""
     command = facts.text("recipe", "command")
     yield f"VirNucPro {facts.text('virnucpro_version')}: virnucpro {command}"
-    for encoder in facts.each("recipe", "encoders"):
+    for encoder in facts.iter_section("recipe", "encoders"):
         name = current_name(encoder.text("model"))
         notice = f" ({TINY_NOTICE})" if name == TINY_MODEL else ""
         yield (

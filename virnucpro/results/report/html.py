@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from virnucpro._version import __version__
-from virnucpro.core.logging import counted, printable
+from virnucpro.core.logging import format_count, printable
 from virnucpro.results.report.citation import all_works
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ _LEVEL = 4  # of deflate; level 6 takes three times as long and saves 4 %
 
 def render(template: str, content: Mapping[str, object], data: object) -> bytes:
     """Make a page; ``data`` is for its script."""
-    return render_packed(template, content, pack(data))
+    return render_packed(template, content, compress_data(data))
 
 
 def render_packed(template: str, content: Mapping[str, object], packed: str) -> bytes:
-    """Render a page with data of ``pack``. -> its bytes
+    """Render a page with data of ``compress_data``. -> its bytes
 
     Raises:
         jinja2.UndefinedError: the template names a value that is not in the content.
@@ -85,7 +85,7 @@ def _asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
-def pack(data: object) -> str:
+def compress_data(data: object) -> str:
     """Pack data: JSON, deflated, in base64."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode(), _LEVEL)).decode("ascii")
@@ -128,7 +128,7 @@ def _seconds(seconds: float) -> str:
 
 _FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "count": "{:,}".format,
-    "counted": counted,
+    "counted": format_count,
     "percent": _percent,
     "printable": printable,
     "seconds": _seconds,

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from virnucpro.core.atomic_io import open_plain
+from virnucpro.core.atomic_io import open_regular_file
 from virnucpro.core.errors import InputMissingError
 from virnucpro.core.json_checksum import read_facts
-from virnucpro.core.logging import escaped, printable
-from virnucpro.core.numeric import Values
+from virnucpro.core.logging import escape_markup, printable
+from virnucpro.core.numeric import FloatArray
 from virnucpro.core.option_text import with_options
 from virnucpro.results.outputs import REGION_TABLE, TRACKS
-from virnucpro.results.table_blocks import TableBlock, reading, spans_of
+from virnucpro.results.table_blocks import TableBlock, open_table_reader, split_table
 
 if TYPE_CHECKING:
     from virnucpro.viral.types import Region
@@ -44,13 +44,13 @@ _TRACK_BYTES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunJson:
     """The content of ``run.json`` or a similar file; any value may be missing or wrong."""
 
     content: Mapping[str, Any]
 
     @classmethod
-    def read(cls, path: Path) -> Facts:
+    def read(cls, path: Path) -> RunJson:
         """Read the facts of a run or a training from its JSON file.
 
         Raises:
@@ -64,49 +64,49 @@ class Facts:
             )
         return cls(read_facts(path))
 
-    def _at(self, names: Sequence[str]) -> object:
+    def _value_at(self, names: Sequence[str]) -> object:
         """The value at a path of names."""
         value: object = self.content
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value
 
-    def part(self, *names: str) -> Mapping[str, Any]:
+    def section(self, *names: str) -> Mapping[str, Any]:
         """The object at a path of names; empty if missing."""
-        value = self._at(names)
+        value = self._value_at(names)
         return value if isinstance(value, Mapping) else {}
 
     def text(self, *names: str) -> str:
-        value = self._at(names)
-        return escaped(value) if isinstance(value, str) else ""
+        value = self._value_at(names)
+        return escape_markup(value) if isinstance(value, str) else ""
 
     def number(self, *names: str) -> int:
-        return _count(self._at(names))
+        return _count(self._value_at(names))
 
-    def real(self, *names: str) -> float | None:
+    def decimal(self, *names: str) -> float | None:
         """The usable number at a path of names; None if missing."""
-        value = self._at(names)
+        value = self._value_at(names)
         return float(value) if is_number(value) else None
 
     def sequence(self, *names: str) -> Sequence[Any]:
-        value = self._at(names)
+        value = self._value_at(names)
         return value if isinstance(value, list) else ()
 
-    def each(self, *names: str) -> list[Facts]:
+    def iter_section(self, *names: str) -> list[RunJson]:
         """The objects of a sequence."""
-        return [Facts(one) for one in self.sequence(*names) if isinstance(one, Mapping)]
+        return [RunJson(one) for one in self.sequence(*names) if isinstance(one, Mapping)]
 
     @property
-    def inputs(self) -> list[Facts]:
+    def inputs(self) -> list[RunJson]:
         """The input files, and the files that could not be read."""
-        return [*self.each("inputs"), *self.each("refused")]
+        return [*self.iter_section("inputs"), *self.iter_section("refused")]
 
     @property
     def seconds(self) -> dict[str, float]:
         """The seconds of each stage, by name."""
         return {
-            escaped(name): float(value)
-            for name, value in self.part("counts", "seconds").items()
+            escape_markup(name): float(value)
+            for name, value in self.section("counts", "seconds").items()
             if is_number(value)
         }
 
@@ -123,7 +123,7 @@ class Facts:
     @property
     def n_counted(self) -> int | None:
         """The number of records that the run counted when it wrote its tables."""
-        numbers = self.part("counts", "statuses").values()
+        numbers = self.section("counts", "statuses").values()
         return sum(map(_count, numbers)) if numbers else None
 
 
@@ -144,7 +144,7 @@ def read_complaints(log: Path) -> Counter[str]:
     They are those of the last start of the run, and of the last search for regions after it.
     """
     try:
-        with open_plain(log) as handle:
+        with open_regular_file(log) as handle:
             handle.seek(max(0, handle.seek(0, os.SEEK_END) - _MOST_OF_LOG))
             text = handle.read().decode("utf-8", "backslashreplace")
     except OSError:
@@ -182,26 +182,26 @@ def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:
 
     n_regions = Counter[Key]()
     listed: ListedRegions = {}
-    for span in spans_of(table):
-        with reading(table):
+    for span in split_table(table):
+        with open_table_reader(table):
             rows = zip(*span.read().columns(REGION_TABLE.columns), strict=True)
             for row in (dict(zip(REGION_TABLE.columns, values, strict=True)) for values in rows):
                 key, region = parse_region(row)
                 listed.setdefault(key, (row["region"].rpartition("|")[0], []))[1].append(region)
                 if region.kind != "whole":  # the other part of a region over the origin counts
                     n_regions[key] += not (region.over_origin and region.start == 0)
-        listed = dict(sorted(listed.items(), key=_rank, reverse=True)[:_MOST_LISTED])
+        listed = dict(sorted(listed.items(), key=_sort_key, reverse=True)[:_MOST_LISTED])
     return n_regions, listed
 
 
-def _rank(of_record: tuple[Key, tuple[str, list[Region]]]) -> tuple[bool, int, Key]:
+def _sort_key(of_record: tuple[Key, tuple[str, list[Region]]]) -> tuple[bool, int, Key]:
     """The sort key of a record: whether a region is a part of it, its viral letters, its name."""
     key, (_, regions) = of_record
     is_part = any(region.kind != "whole" for region in regions)
     return is_part, sum(region.end - region.start for region in regions), key
 
 
-def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Values, Values]]:
+def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[FloatArray, FloatArray]]:
     """Posterior and log-odds along some records, by their ids in the run; none without a file.
 
     For each bin: the largest posterior and the mean log-odds; NaN if no piece is in it. (n_bins,)
@@ -209,17 +209,20 @@ def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Value
     Raises:
         InputError: the file is damaged.
     """
-    pieces: dict[str, list[Values]] = {}  # middles, log-odds and posteriors, block by block
+    pieces: dict[str, list[FloatArray]] = {}  # middles, log-odds and posteriors, block by block
     if not path.is_file():
         return {}
-    with reading(path, EOFError, zlib.error, gzip.BadGzipFile), gzip.open(path, "rb") as lines:
+    with (
+        open_table_reader(path, EOFError, zlib.error, gzip.BadGzipFile),
+        gzip.open(path, "rb") as lines,
+    ):
         header = lines.readline().decode("utf-8", "surrogateescape")
         if missing := set(TRACKS.columns) - set(header.split()):
             raise ValueError(f"it has no column {min(missing)}")
         while data := b"".join(lines.readlines(_TRACK_BYTES_AT_ONCE)):
-            block = TableBlock.of(data, header)
+            block = TableBlock.from_bytes(data, header)
             run_ids, code = block.codes("record")
-            first, last = block.whole_numbers("start"), block.whole_numbers("end")
+            first, last = block.integers("start"), block.integers("end")
             middle = np.where(first <= last, (first + last) // 2, first)  # over the origin
             posterior = block.numbers("posterior")
             if not ((posterior >= 0) & (posterior <= 1)).all():
@@ -229,12 +232,14 @@ def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Value
                 if run_id in lengths:
                     pieces.setdefault(run_id, []).append(values[:, code == place])
     return {
-        run_id: _binned(lengths[run_id], *np.concatenate(blocks, axis=1))
+        run_id: _bin_values(lengths[run_id], *np.concatenate(blocks, axis=1))
         for run_id, blocks in pieces.items()
     }
 
 
-def _binned(length: int, places: Values, odds: Values, posterior: Values) -> tuple[Values, Values]:
+def _bin_values(
+    length: int, places: FloatArray, odds: FloatArray, posterior: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     n_bins = count_bins(length)
     known = ~np.isnan(odds)
     bins = np.clip(places * n_bins / max(1, length), 0, n_bins - 1).astype(np.int64)

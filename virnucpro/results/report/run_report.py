@@ -1,4 +1,4 @@
-"""Make the ``report.html`` of a run, in the order of a reader's questions.
+"""Make the ``print_lines.html`` of a run, in the order of a reader's questions.
 
 It reads only files of the run folder, so that a page made again has the same bytes.
 """
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from virnucpro.core.events import SCORING, STAGES, STARTING
-from virnucpro.core.helper_pool import Helpers, Pool
-from virnucpro.core.logging import LOGGER, counted, escaped, printable
-from virnucpro.core.numeric import Values
+from virnucpro.core.helper_pool import HelperPool, TaskRunner
+from virnucpro.core.logging import LOGGER, escape_markup, format_count, printable
+from virnucpro.core.numeric import FloatArray
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import STATUSES, Command
-from virnucpro.engine.device_timeline import Start
+from virnucpro.engine.device_timeline import DeviceTimeline
 from virnucpro.results.counts import LENGTH_CLASSES
 from virnucpro.results.outputs import (
     EMBEDDED_SAMPLE_TABLE,
@@ -45,18 +45,18 @@ from virnucpro.results.report.aggregates import (
     length_classes,
 )
 from virnucpro.results.report.charts import GIB, Chart, device_charts, scores_by_length
-from virnucpro.results.report.citation import works_of
-from virnucpro.results.report.html import MOST_BYTES, pack, render_packed
+from virnucpro.results.report.citation import select_works
+from virnucpro.results.report.html import MOST_BYTES, compress_data, render_packed
 from virnucpro.results.report.run_json import (
-    Facts,
     Key,
     ListedRegions,
+    RunJson,
     count_bins,
     read_complaints,
     read_page_regions,
     read_tracks,
 )
-from virnucpro.results.table_blocks import TableBlock, reading, spans_of
+from virnucpro.results.table_blocks import TableBlock, open_table_reader, split_table
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.run_dir import RECORD_TABLES, RunDir
 
@@ -90,7 +90,7 @@ _ROOM = 40_000  # bytes of the page besides the rows
 _PLACES: Mapping[str, int] = {status: place for place, status in enumerate(STATUSES)}
 
 
-class _Listed(NamedTuple):
+class _ListedRecords(NamedTuple):
     """A record with regions that the page lists."""
 
     file: str
@@ -105,17 +105,17 @@ class _RunFiles(NamedTuple):
     """The content of a run folder, as far as the page needs it."""
 
     rundir: RunDir
-    facts: Facts
+    facts: RunJson
     has_table: bool  # False: the run has written no table of records yet
     counts: RunCounts
     n_regions: Counter[tuple[str, str]]  # per record, by file and id
-    listed: list[_Listed]  # best first
-    starts: list[Start]
+    listed: list[_ListedRecords]  # best first
+    starts: list[DeviceTimeline]
     complaints: Mapping[str, int]
     kinds: Kinds
     identities: Mapping[Key, tuple[str, ...]]  # kind and family of the best viral records
     rows: RecordRows  # the rows for the page, if they fit
-    helpers: Helpers[None]
+    helpers: TaskRunner[None]
 
     @property
     def command(self) -> Command:
@@ -124,7 +124,7 @@ class _RunFiles(NamedTuple):
     @property
     def families(self) -> set[str]:
         """The families of the encoders; empty if only the scorer ran."""
-        return {encoder.text("family") for encoder in self.facts.each("recipe", "encoders")}
+        return {encoder.text("family") for encoder in self.facts.iter_section("recipe", "encoders")}
 
     @property
     def is_protein(self) -> bool:
@@ -145,15 +145,15 @@ def report_folder(folder: Path) -> Path:
     """
     rundir = open_run_dir(folder)
     if not rundir.manifest.is_file():
-        raise rundir.no_run(with_options("give the {output_dir} of one"))
+        raise rundir.missing_run_error(with_options("give the {output_dir} of one"))
     with rundir.locked():
-        rundir.sweep()
+        rundir.remove_leftovers()
         Outputs(rundir).check(but=[RunDir.page])
-        write_run_page(rundir, Pool())
+        write_run_page(rundir, HelperPool())
     return rundir.report
 
 
-def write_run_page(rundir: RunDir, pool: Pool) -> None:
+def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
     """Write the page of a run into its folder, with the help of the processes of a pool.
 
     Raises:
@@ -163,14 +163,14 @@ def write_run_page(rundir: RunDir, pool: Pool) -> None:
         OutputError, StorageError: as ``files.writing``.
     """
     run = _read_run(rundir, pool.helpers(None, 1, "figures of the page"))
-    works, warnings = works_of(run.families), list(_warnings(run))
-    classes, samples = _classes(run), _samples(run)
+    works, warnings = select_works(run.families), list(_warnings(run))
+    classes, samples = _length_rows(run), _samples(run)
     charts = [device_charts(i, start) for i, start in enumerate(run.starts[-_MOST_LINES:])]
-    state, state_text = _state(run)
+    state, state_text = _run_state(run)
     if state == "unfinished":
         LOGGER.warning("%s", state_text)
     content = {
-        "name": _name(run),
+        "name": _run_name(run),
         "state": state,
         "state_text": state_text,
         "letters": run.letters,
@@ -178,49 +178,53 @@ def write_run_page(rundir: RunDir, pool: Pool) -> None:
         "facts": run.facts,
         "number": partial(run.facts.number, "counts"),  # from the counts of ``run.json``
         "counts": run.counts,
-        "adds_up": _adds_up(run) if run.has_table else None,
-        "answer": _answer(run) if run.has_table else None,
+        "adds_up": _reconciliation(run) if run.has_table else None,
+        "answer": _headline(run) if run.has_table else None,
         "warnings": warnings,
         "notes": [text for kind, text in warnings if kind == "note"],
         "complaints": list(run.complaints.items())[:_MOST_COMPLAINTS],
         "classes": classes,
         "has_fdr": not all(math.isnan(rate) for _, rate in run.counts.lowest),
-        "kinds": _kinds(run) if run.has_table else None,
+        "kinds": _group_rows(run) if run.has_table else None,
         "scores": scores_by_length(run.counts, run.rows, run.facts.cut, run.letters),
         "regions": _first_regions(run),
         "has_samples": samples is not None,
         "machine": _machine(run, charts),
         "provenance": list(_provenance(run)),
-        "hashes": [(_path(one), one.text("sha256")) for one in run.facts.inputs[:_MOST_HASHES]],
+        "hashes": [
+            (_display_path(one), one.text("sha256")) for one in run.facts.inputs[:_MOST_HASHES]
+        ],
         "works": works,
         "bibtex": "\n\n".join(work.bibtex for work in works),
     }
-    frame = render_packed("run.html", {**content, "rows": RecordRows.none()}, "")
+    frame = render_packed("run.html", {**content, "rows": RecordRows.empty()}, "")
     of_charts = {chart.name: chart.as_data() for of_start in charts for chart in of_start}
     fixed = {"charts": of_charts, "samples": samples, **_regions(run)}
-    packed, rows = _pack(run, fixed, MOST_BYTES - len(frame) - _ROOM)
+    packed, rows = _pack_data(run, fixed, MOST_BYTES - len(frame) - _ROOM)
     page = render_packed("run.html", {**content, "rows": rows}, packed)
     with Outputs(rundir).rewriting([RunDir.page]):
-        rundir.write_whole(rundir.report, page)
+        rundir.write_bytes(rundir.report, page)
 
 
-def _pack(run: _RunFiles, fixed: Mapping[str, object], most_bytes: int) -> tuple[str, RecordRows]:
+def _pack_data(
+    run: _RunFiles, fixed: Mapping[str, object], most_bytes: int
+) -> tuple[str, RecordRows]:
     """Pack the data of the page with as many rows as fit. -> the data, and the rows"""
     rows = run.rows
     while True:
-        packed = pack({**fixed, **_columns(run, rows)})
+        packed = compress_data({**fixed, **_columns(run, rows)})
         if len(packed) <= most_bytes or not len(rows.places):
             return packed, rows
         n_rows = max(0, int(0.95 * len(rows.places) * most_bytes / len(packed)))
         rows = run.counts.rows(n_rows, run.helpers)
 
 
-def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
+def _read_run(rundir: RunDir, helpers: TaskRunner[None]) -> _RunFiles:
     """
     Raises:
         InputMissingError, ResumeError, InputError: as ``write_run_page``.
     """
-    facts = Facts.read(rundir.manifest)
+    facts = RunJson.read(rundir.manifest)
     is_extract = facts.text("recipe", "command") == "extract"
     table = rundir.record_table("extract" if is_extract else "predict")
     n_regions = Counter[tuple[str, str]]()
@@ -240,7 +244,7 @@ def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
         counts,
         n_regions,
         list(_listed(listed, sizes)) if has_table else [],
-        Start.read_all(rundir.machine),
+        DeviceTimeline.read_all(rundir.machine),
         read_complaints(rundir.log),
         count_kinds(viruses, helpers),
         find_records(viruses, best, ("virus_kind", "kin"), helpers),
@@ -249,7 +253,9 @@ def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
     )
 
 
-def _listed(regions: ListedRegions, sizes: Mapping[Key, tuple[str, ...]]) -> Iterator[_Listed]:
+def _listed(
+    regions: ListedRegions, sizes: Mapping[Key, tuple[str, ...]]
+) -> Iterator[_ListedRecords]:
     """The records with regions that the page lists.
 
     The region of a record that is viral throughout is left out: it adds nothing to the call.
@@ -259,19 +265,19 @@ def _listed(regions: ListedRegions, sizes: Mapping[Key, tuple[str, ...]]) -> Ite
         length = max(int(float(n_letters or 0)), *(region.end for region in of_record))
         is_part = [one.kind != "whole" or (one.start, one.end) != (0, length) for one in of_record]
         if parts := list(compress(of_record, is_part)):
-            yield _Listed(file, record, run_id, length, float(score or math.nan), parts)
+            yield _ListedRecords(file, record, run_id, length, float(score or math.nan), parts)
 
 
-def _path(file: Facts) -> str:
+def _display_path(file: RunJson) -> str:
     return file.text("name") or file.text("path")
 
 
-def _name(run: _RunFiles) -> str:
+def _run_name(run: _RunFiles) -> str:
     inputs = run.facts.inputs
-    return inputs[0].text("sample") if len(inputs) == 1 else counted(len(inputs), "file")
+    return inputs[0].text("sample") if len(inputs) == 1 else format_count(len(inputs), "file")
 
 
-def _state(run: _RunFiles) -> tuple[str, str]:
+def _run_state(run: _RunFiles) -> tuple[str, str]:
     """The state of the run: a word and a sentence."""
     facts = run.facts
     state, (n_failed, n_refused) = facts.text("state"), _failures(facts)
@@ -285,30 +291,30 @@ def _state(run: _RunFiles) -> tuple[str, str]:
         if run.has_table:
             text += " The figures come from tables that were written earlier."
         return "unfinished", text
-    if facts.part("counts") and n_failed and not facts.number("counts", "n_frames"):
+    if facts.section("counts") and n_failed and not facts.number("counts", "n_frames"):
         return "failed", "Every frame failed: no record has a score."
     if state == "partial":
-        words = [f"{counted(n_failed, 'frame')} failed"] if n_failed else []
-        words += [f"{counted(n_refused, 'file')} could not be read"] if n_refused else []
+        words = [f"{format_count(n_failed, 'frame')} failed"] if n_failed else []
+        words += [f"{format_count(n_refused, 'file')} could not be read"] if n_refused else []
         return "partial", f"{' and '.join(words)}: everything else is complete."
     return "complete", "Every record of the input is accounted for."
 
 
-def _failures(facts: Facts) -> tuple[int, int]:
+def _failures(facts: RunJson) -> tuple[int, int]:
     """The numbers of frames without a vector and of unreadable files."""
     return facts.number("counts", "n_failed_frames"), len(facts.sequence("refused"))
 
 
-def _adds_up(run: _RunFiles) -> dict[str, object]:
+def _reconciliation(run: _RunFiles) -> dict[str, object]:
     counts, facts = run.counts, run.facts
     parts = [(status, counts.statuses[status], STATUSES[status]) for status in STATUSES]
     inputs = {file.text("sample"): file for file in facts.inputs}
     names = dict.fromkeys([*inputs, *(file for file, _ in counts.files)])
-    rows = [_file_row(name, counts, inputs.get(name, Facts({}))) for name in names]
+    rows = [_file_row(name, counts, inputs.get(name, RunJson({}))) for name in names]
     rows.sort(key=lambda row: not row["error"])  # unreadable files first
     return {
         "parts": [part for part in parts if part[1]] or parts[:1],
-        "bars": list(_bars(counts)),
+        "bars": list(_bar_rows(counts)),
         "is_right": facts.n_counted in (None, counts.n_records),
         "statuses": [status for status in STATUSES if counts.statuses[status]],
         "files": rows[:_MOST_FILES],
@@ -316,7 +322,7 @@ def _adds_up(run: _RunFiles) -> dict[str, object]:
     }
 
 
-def _bars(counts: RunCounts) -> Iterator[tuple[str, float, float]]:
+def _bar_rows(counts: RunCounts) -> Iterator[tuple[str, float, float]]:
     """Start and width of the bar of each status, in thousandths of all records."""
     start = 0.0
     for status in STATUSES:
@@ -326,11 +332,11 @@ def _bars(counts: RunCounts) -> Iterator[tuple[str, float, float]]:
             start += width
 
 
-def _file_row(name: str, counts: RunCounts, file: Facts) -> dict[str, object]:
+def _file_row(name: str, counts: RunCounts, file: RunJson) -> dict[str, object]:
     numbers = {status: counts.files[name, status] for status in STATUSES}
     return {
         "name": printable(name),
-        "path": printable(_path(file)),
+        "path": printable(_display_path(file)),
         "n": sum(numbers.values()),
         "numbers": numbers,
         "n_viral": counts.files[name, "viral"],
@@ -338,7 +344,7 @@ def _file_row(name: str, counts: RunCounts, file: Facts) -> dict[str, object]:
     }
 
 
-def _answer(run: _RunFiles) -> dict[str, object]:
+def _headline(run: _RunFiles) -> dict[str, object]:
     has_regions = run.rundir.output(REGION_TABLE.file).is_file()
     outputs = (output for output in OUTPUTS[run.command] if output.about)
     written = (output for output in outputs if run.rundir.output(output.file).is_file())
@@ -355,7 +361,7 @@ def _answer(run: _RunFiles) -> dict[str, object]:
     ]
     return {
         "n_within": run.n_regions.total(),
-        "looked_for_regions": has_regions or run.facts.part("counts").get("n_regions") == 0,
+        "looked_for_regions": has_regions or run.facts.section("counts").get("n_regions") == 0,
         "top": list(zip(*columns, strict=True)),
         "has_fdr": not all(map(math.isnan, top.rates)),
         "has_kinds": any(kind for kind, _ in run.identities.values()),
@@ -377,12 +383,12 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
             f"{facts.n_counted:,}: the table or run.json was changed afterwards.",
         )
     if n_refused:
-        files = counted(n_refused, "input file")
+        files = format_count(n_refused, "input file")
         yield "bad", f"{files} could not be read: see {FAILED_FILES.file}."
     if n_failed:
         yield (
             "bad",
-            f"{counted(n_failed, 'frame')} without a vector: see {FAILED_FILES.file}. Correct "
+            f"{format_count(n_failed, 'frame')} without a vector: see {FAILED_FILES.file}. Correct "
             f"{FAILED_SEQUENCES.file}, and add it with --resume --add --input.",
         )
     if not counts.n_records:
@@ -393,23 +399,24 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
     if 2 * n_short > counts.n_records:
         yield (
             "mind",
-            f"{n_short:,} of {counted(counts.n_records, 'record')} are shorter than {short:,} "
+            f"{n_short:,} of {format_count(counts.n_records, 'record')} are shorter than {short:,} "
             f"{run.letters}. Calls of short records are less reliable.",
         )
     n_renamed = sum(file.number("n_renamed") for file in facts.inputs)
     if n_renamed:
         yield (
             "mind",
-            f"{counted(n_renamed, 'record')} had the id of an earlier record, and got a number.",
+            f"{format_count(n_renamed, 'record')} had the id of an earlier record, "
+            "and got a number.",
         )
     for note, n in counts.notes.most_common(_MOST_LINES):
-        yield "note", f"{counted(n, 'record')} with the note: {escaped(note)}"
+        yield "note", f"{format_count(n, 'record')} with the note: {escape_markup(note)}"
     if len(counts.notes) > _MOST_LINES:
-        n_more = counted(len(counts.notes) - _MOST_LINES, "more note")
+        n_more = format_count(len(counts.notes) - _MOST_LINES, "more note")
         yield "note", f"and {n_more}: see the column note of {RECORD_TABLES[run.command]}."
 
 
-def _classes(run: _RunFiles) -> list[tuple[object, ...]]:
+def _length_rows(run: _RunFiles) -> list[tuple[object, ...]]:
     """A row for each class of length that has records.
 
     Name, records, scored records, viral records and their letters, the lowest viral score, the
@@ -426,7 +433,7 @@ def _classes(run: _RunFiles) -> list[tuple[object, ...]]:
     ]
 
 
-def _kinds(run: _RunFiles) -> dict[str, object] | None:
+def _group_rows(run: _RunFiles) -> dict[str, object] | None:
     """Viruses by kind and length, and the most frequent families and clusters."""
     kinds, named = run.kinds
     totals: Counter[str] = Counter()
@@ -496,7 +503,7 @@ def _tracks(run: _RunFiles) -> Iterator[dict[str, object]]:
             "odds": _scaled(log_odds, 2),
             "regions": [
                 {
-                    "kind": escaped(region.kind),
+                    "kind": escape_markup(region.kind),
                     "start": region.start + 1,
                     "end": region.end,
                     "posterior": 0.0 if math.isnan(region.posterior) else region.posterior,
@@ -513,8 +520,8 @@ def _samples(run: _RunFiles) -> dict[str, object] | None:
     output = EMBEDDED_SAMPLE_TABLE if is_extract else SAMPLE_TABLE
     shown = [name for name in output.columns if name not in _NOT_SHOWN]
     table = run.rundir.output(output.file)
-    with reading(table):
-        blocks = [span.read() for span in spans_of(table)]
+    with open_table_reader(table):
+        blocks = [span.read() for span in split_table(table)]
         if sum(map(len, blocks)) < 2:
             return None
         return {
@@ -569,7 +576,7 @@ def _lines(texts: Sequence[str]) -> str:
     return "\n".join(texts if is_safe else map(printable, texts))
 
 
-def _scaled(values: Sequence[float] | Values, scale: int) -> list[int | None]:
+def _scaled(values: Sequence[float] | FloatArray, scale: int) -> list[int | None]:
     """Round to whole numbers; NaN becomes None."""
     scaled = np.rint(np.array(values, np.float64) * scale)
     is_known = ~np.isnan(scaled)
@@ -580,7 +587,7 @@ def _scaled(values: Sequence[float] | Values, scale: int) -> list[int | None]:
 
 
 def _machine(run: _RunFiles, charts: Sequence[Sequence[Chart]]) -> dict[str, object]:
-    facts, hosts = run.facts, run.facts.each("hosts")
+    facts, hosts = run.facts, run.facts.iter_section("hosts")
     names = {STAGES[2]: "tables", SCORING: "scoring and tables"}
     seconds = facts.seconds
     stages = [(names.get(n, n), seconds[n]) for n in (*STAGES, SCORING) if n in seconds]
@@ -612,27 +619,27 @@ def _machine(run: _RunFiles, charts: Sequence[Sequence[Chart]]) -> dict[str, obj
 def _provenance(run: _RunFiles) -> Iterator[tuple[str, str]]:
     facts = run.facts
     words = [word for word in facts.sequence("argv") if isinstance(word, str)]
-    yield "Command", escaped(shlex.join(words))
+    yield "Command", escape_markup(shlex.join(words))
     yield "VirNucPro", facts.text("virnucpro_version")
     yield "Run", " on ".join(filter(None, [facts.text("time"), facts.text("host")]))
     for text in _texts(facts.sequence("announced")):
         yield "Messages", text
     yield "Calls", facts.text("counts", "cut")
-    for encoder in facts.each("recipe", "encoders"):
-        yield "Encoder", _pairs(encoder.content)
+    for encoder in facts.iter_section("recipe", "encoders"):
+        yield "Encoder", _key_values(encoder.content)
     for label, name in (("Head", "head_sha256"), ("Scorer", "scorer_sha256")):
         digest = facts.text("recipe", name)
         yield label, f"SHA-256 {digest}" if digest else ""
     recipe = ("input_type", "chunk_size", "min_length", "genetic_code")
-    yield "Recipe", _pairs({name: facts.part("recipe").get(name) for name in recipe})
+    yield "Recipe", _key_values({name: facts.section("recipe").get(name) for name in recipe})
     yield "Recipe fingerprint", facts.text("fingerprint")
     yield "Devices", ", ".join(_texts(facts.sequence("resources", "devices")))
-    yield "Versions", _pairs(facts.part("versions"))
+    yield "Versions", _key_values(facts.section("versions"))
 
 
-def _pairs(values: Mapping[str, object]) -> str:
-    return escaped(", ".join(f"{name} {value}" for name, value in values.items()))
+def _key_values(values: Mapping[str, object]) -> str:
+    return escape_markup(", ".join(f"{name} {value}" for name, value in values.items()))
 
 
 def _texts(values: Sequence[object]) -> list[str]:
-    return [escaped(value) for value in values if isinstance(value, str)]
+    return [escape_markup(value) for value in values if isinstance(value, str)]

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.numeric import DECIMALS, Mask, Values, sigmoid
+from virnucpro.core.numeric import DECIMALS, BoolArray, FloatArray, sigmoid
 from virnucpro.training.evaluation.metrics import Samples, auroc_gain
 from virnucpro.training.frame_dataset import BASES_POWER, LabelledFrames, Rows, balanced_weights
-from virnucpro.viral.head import FrameRule, Join, JoinKnot
-from virnucpro.viral.networks import ErrorRates, Scorer, at_lengths, thresholds
+from virnucpro.viral.head import EnsembleKnot, EnsembleWeights, FrameRule
+from virnucpro.viral.networks import ErrorRates, Scorer, interpolate_lengths, thresholds
 
 FALSE_POSITIVES = 0.05  # of the others in validation, at the threshold
 N_CHUNKS = (1, 2, 6, 20)  # of one record; 500 to 10,000 bases if a chunk has 500
@@ -53,32 +53,36 @@ class Calibration:
         return self.temperature in (_TEMPERATURES[0], _TEMPERATURES[-1])
 
 
-def calibrate(protein: Values, nucleotide: Values, frames: LabelledFrames) -> Calibration:
+def calibrate(protein: FloatArray, nucleotide: FloatArray, frames: LabelledFrames) -> Calibration:
     """Calibrate both networks on frames of groups that they were not trained on.
 
     ``protein`` and ``nucleotide`` are their log-odds of the frames, (n,) each.
     """
     weight = balanced_weights(frames).astype(np.float64)
-    chunks = {rule: chunks_of(nucleotide, frames, weight, rule) for rule in _RULES}
+    chunks = {rule: select_chunks(nucleotide, frames, weight, rule) for rule in _RULES}
     rule = max(_RULES, key=lambda rule: chunks[rule].auroc())
     temperature = fit_temperature(chunks[rule])
     whole = len(chunks[rule])  # no record has more chunks
-    fragments = [_runs(chunks[rule], n, temperature) for n in (*N_CHUNKS, whole)]
+    fragments = [_monotone_runs(chunks[rule], n, temperature) for n in (*N_CHUNKS, whole)]
     exponent = min(
         np.linspace(0, 1, 21).round(2).tolist(),
-        key=lambda exponent: sum(_joined(part, exponent).cross_entropy() for part in fragments),
+        key=lambda exponent: sum(
+            _concatenate(part, exponent).cross_entropy() for part in fragments
+        ),
     )
-    others = [_joined(part, exponent) for part in fragments[: len(N_CHUNKS)]]
+    others = [_concatenate(part, exponent) for part in fragments[: len(N_CHUNKS)]]
     return Calibration(
         frames=rule,
         temperature=temperature,
-        protein_temperature=fit_temperature(chunks_of(protein, frames, weight, rule)),
+        protein_temperature=fit_temperature(select_chunks(protein, frames, weight, rule)),
         exponent=exponent,
         threshold=_threshold(others),
     )
 
 
-def chunks_of(odds: Values, frames: LabelledFrames, weight: Values, rule: FrameRule) -> Samples:
+def select_chunks(
+    odds: FloatArray, frames: LabelledFrames, weight: FloatArray, rule: FrameRule
+) -> Samples:
     """Join the frames of each chunk by ``rule`` into one sample; its record is its group.
 
     ``weight`` is per frame; all frames of a chunk weigh the same.
@@ -99,7 +103,9 @@ def fit_temperature(samples: Samples) -> float:
     return min(_TEMPERATURES, key=lambda value: samples.cross_entropy(1 / value))
 
 
-def _runs(chunks: Samples, n_chunks: int, temperature: float) -> tuple[Samples, NDArray[np.int64]]:
+def _monotone_runs(
+    chunks: Samples, n_chunks: int, temperature: float
+) -> tuple[Samples, NDArray[np.int64]]:
     """Join up to ``n_chunks`` neighbouring chunks of a record. -> the runs, their numbers of chunks
 
     A run has the sum of the log-odds of its chunks, and the sum of their weights.
@@ -108,12 +114,12 @@ def _runs(chunks: Samples, n_chunks: int, temperature: float) -> tuple[Samples, 
     place = np.arange(len(record)) - np.searchsorted(record, record)
     key = record * (len(place) + 1) + place // n_chunks
     _, first, run, n = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
-    weight: Values = np.bincount(run, chunks.weights).astype(np.float64)
-    total: Values = np.bincount(run, chunks.scores / temperature).astype(np.float64)
+    weight: FloatArray = np.bincount(run, chunks.weights).astype(np.float64)
+    total: FloatArray = np.bincount(run, chunks.scores / temperature).astype(np.float64)
     return Samples(total, chunks.is_virus[first], record[first], weight), n
 
 
-def _joined(run: tuple[Samples, NDArray[np.int64]], exponent: float) -> Samples:
+def _concatenate(run: tuple[Samples, NDArray[np.int64]], exponent: float) -> Samples:
     samples, n = run
     return replace(samples, scores=samples.scores / n**exponent)
 
@@ -141,23 +147,23 @@ class ScoredFragments(Samples):
     """
 
     n_bases: int  # of their chunks, end to end
-    head: Values  # mean log-odds of the scored chunks; NaN: no chunk has a score
+    head: FloatArray  # mean log-odds of the scored chunks; NaN: no chunk has a score
     chunks: Rows  # (n, 2): number of the first chunk, and one after the last
 
     @classmethod
-    def of(
-        cls, n_bases: int, base: Values, is_virus: Mask, groups: Rows, chunks: Rows
+    def from_scores(
+        cls, n_bases: int, base: FloatArray, is_virus: BoolArray, groups: Rows, chunks: Rows
     ) -> ScoredFragments:
         """Make fragments with even weights, and without log-odds of a head."""
         nothing = np.full(len(base), np.nan)
         weights = _even_weights(is_virus, groups)
         return cls(base, is_virus, groups, weights, n_bases, nothing, chunks)
 
-    def where(self, mask: Mask) -> ScoredFragments:
-        chosen = Samples.where(self, mask)
+    def select(self, mask: BoolArray) -> ScoredFragments:
+        chosen = Samples.select(self, mask)
         return replace(chosen, weights=_even_weights(chosen.is_virus, chosen.groups))
 
-    def with_head(self, chunk: Rows, odds: Values) -> ScoredFragments:
+    def with_head(self, chunk: Rows, odds: FloatArray) -> ScoredFragments:
         """Add the mean of a head's log-odds over the chunks of each fragment.
 
         ``chunk`` has the numbers of the scored chunks, ascending, and ``odds`` their log-odds.
@@ -169,22 +175,22 @@ class ScoredFragments(Samples):
         return replace(self, head=np.where(n_scored > 0, means, np.nan))
 
     @property
-    def has_both(self) -> Mask:
+    def has_both(self) -> BoolArray:
         """True for fragments with log-odds of both scorer and head."""
         return ~np.isnan(self.scores + self.head)
 
-    def joined(self, knot: JoinKnot) -> Values:
+    def concatenate(self, knot: EnsembleKnot) -> FloatArray:
         """Log-odds joined by these weights; if one of the two is missing, the other alone."""
         both = knot.base * self.scores + knot.head * self.head + knot.offset
         either = np.where(np.isnan(self.scores), self.head, self.scores)
         return np.where(np.isnan(both), either, both)
 
-    def by(self, log_odds: Values) -> ScoredFragments:
+    def group_by(self, log_odds: FloatArray) -> ScoredFragments:
         """The same fragments with these scores; a missing score counts as the lowest."""
-        return replace(self, scores=log_odds).filled(-np.inf)
+        return replace(self, scores=log_odds).with_missing_lowest(-np.inf)
 
 
-def _even_weights(is_virus: Mask, groups: Rows) -> Values:
+def _even_weights(is_virus: BoolArray, groups: Rows) -> FloatArray:
     """Weights by which groups count nearly evenly, and both labels the same. They sum to 1."""
     weights = np.full(len(groups), np.nan)
     for label in (False, True):
@@ -197,12 +203,12 @@ def _even_weights(is_virus: Mask, groups: Rows) -> Values:
 
 def is_enough(fragments: ScoredFragments) -> bool:
     """True if each label has enough groups to fit on some and measure on others."""
-    both = fragments.where(fragments.has_both)
+    both = fragments.select(fragments.has_both)
     n_groups = [len(set(both.groups[both.is_virus == label].tolist())) for label in (False, True)]
     return min(n_groups) >= FEWEST_GROUPS
 
 
-def fit_join(of_lengths: Sequence[ScoredFragments], scorer: Scorer) -> Join | None:
+def fit_join(of_lengths: Sequence[ScoredFragments], scorer: Scorer) -> EnsembleWeights | None:
     """Fit the join to fragments of each length; None if no length has enough groups.
 
     Where the head has no weight, all error rates are the scorer's, so that the same scores give the
@@ -217,14 +223,14 @@ def fit_join(of_lengths: Sequence[ScoredFragments], scorer: Scorer) -> Join | No
         for fragments, knot in zip(fitted, knots, strict=True)
     }
     lengths = np.array([one.n_bases for one in scorer.error_rates])
-    weights = at_lengths(lengths, knots, [knot.head for knot in knots])
+    weights = interpolate_lengths(lengths, knots, [knot.head for knot in knots])
     for one, weight in zip(scorer.error_rates, weights, strict=True):
         if weight == 0:
             rates[one.n_bases] = one
-    return Join(scorer.sha256, knots, tuple(rates[n_bases] for n_bases in sorted(rates)))
+    return EnsembleWeights(scorer.sha256, knots, tuple(rates[n_bases] for n_bases in sorted(rates)))
 
 
-def _error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> ErrorRates:
+def _error_rates(fragments: ScoredFragments, knot: EnsembleKnot, scorer: Scorer) -> ErrorRates:
     """The error rates of joined log-odds; a cut calls as many cells as the scorer's cut does.
 
     It never calls more than its share of all cells. If the head has no weight, the rates are the
@@ -234,14 +240,14 @@ def _error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> 
     if knot.head == 0:
         columns = {
             name: tuple(
-                at_lengths(at, scorer.error_rates, values).item()
+                interpolate_lengths(at, scorer.error_rates, values).item()
                 for values in zip(*(getattr(one, name) for one in scorer.error_rates), strict=True)
             )
             for name in ("log_odds", "false_positives", "true_positives", "cuts")
         }
         return ErrorRates(knot.n_bases, **columns)
-    both = fragments.where(fragments.has_both)
-    joined, is_cell = both.joined(knot), ~both.is_virus
+    both = fragments.select(fragments.has_both)
+    joined, is_cell = both.concatenate(knot), ~both.is_virus
     rates = fit_error_rates(both.n_bases, joined, both.is_virus)
     of_scorer = [thresholds(scorer.error_rates, at, share) for share in rates.false_positives]
     n_called = np.array([np.count_nonzero(both.scores[is_cell] >= cut) for cut in of_scorer])
@@ -249,7 +255,7 @@ def _error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> 
     return replace(rates, cuts=tuple(np.maximum(alike, rates.log_odds).tolist()))
 
 
-def fit_error_rates(n_bases: int, log_odds: Values, is_virus: Mask) -> ErrorRates:
+def fit_error_rates(n_bases: int, log_odds: FloatArray, is_virus: BoolArray) -> ErrorRates:
     """The log-odds that each share of cellular fragments reaches, and the viral share there.
 
     Viral shares count one more fragment than there is, so that none is 0.
@@ -263,27 +269,27 @@ def fit_error_rates(n_bases: int, log_odds: Values, is_virus: Mask) -> ErrorRate
     return ErrorRates(n_bases, *(tuple(column.tolist()) for column in columns))
 
 
-def choose_knot(fragments: ScoredFragments) -> JoinKnot:
+def choose_knot(fragments: ScoredFragments) -> EnsembleKnot:
     """The weights at a length; the scorer's alone, unless the head surely adds something.
 
     It does if the gain over folds is above 0 at the lower end of its 95 % interval over groups: a
     gain that the choice of groups may explain does not count.
     """
-    alone = JoinKnot(fragments.n_bases, 1.0, 0.0, 0.0)
-    knot, by_scorer = fit_join_knot(fragments), fragments.joined(alone)
+    alone = EnsembleKnot(fragments.n_bases, 1.0, 0.0, 0.0)
+    knot, by_scorer = fit_join_knot(fragments), fragments.concatenate(alone)
     by_both = fold_log_odds(fragments)
-    _, (low, _) = auroc_gain(fragments.by(by_scorer), fragments.by(by_both), _SEED)
+    _, (low, _) = auroc_gain(fragments.group_by(by_scorer), fragments.group_by(by_both), _SEED)
     return knot if low is not None and low > 0 and knot.head > 0 else alone
 
 
-def fold_log_odds(fragments: ScoredFragments) -> Values:
+def fold_log_odds(fragments: ScoredFragments) -> FloatArray:
     """The joined log-odds of each fragment, by weights fitted without the groups of its fold."""
     fold = _folds(fragments)
     log_odds = np.full(len(fragments), np.nan)
     for number in np.unique(fold).tolist():
         inside = fold == number
-        knot = fit_join_knot(fragments.where(~inside))
-        log_odds[inside] = fragments.where(inside).joined(knot)
+        knot = fit_join_knot(fragments.select(~inside))
+        log_odds[inside] = fragments.select(inside).concatenate(knot)
     return log_odds
 
 
@@ -300,23 +306,23 @@ def _folds(fragments: ScoredFragments) -> Rows:
     return np.array([fold_of[group] for group in fragments.groups.tolist()], dtype=np.int64)
 
 
-def knot_at(knots: Sequence[JoinKnot], n_bases: int) -> JoinKnot:
+def find_knot(knots: Sequence[EnsembleKnot], n_bases: int) -> EnsembleKnot:
     """The weights of a join at a length, interpolated between its knots as for any record."""
     base, head, offset = (
-        at_lengths(np.array([n_bases]), knots, values).item()
+        interpolate_lengths(np.array([n_bases]), knots, values).item()
         for values in zip(*((knot.base, knot.head, knot.offset) for knot in knots), strict=True)
     )
-    return JoinKnot(n_bases, base, head, offset)
+    return EnsembleKnot(n_bases, base, head, offset)
 
 
-def fit_join_knot(fragments: ScoredFragments) -> JoinKnot:
+def fit_join_knot(fragments: ScoredFragments) -> EnsembleKnot:
     """The weights with the least cross-entropy, none below 0."""
-    both = fragments.where(fragments.has_both)
+    both = fragments.select(fragments.has_both)
     inputs = np.stack([both.scores, both.head, np.ones(len(both))], axis=1)
     start = np.array([1.0, 0.0, 0.0])  # the scorer alone
     used = [0, 1, 2]
 
-    def fit() -> Values:
+    def fit() -> FloatArray:
         """Fit the weights of the used columns; the others are 0. -> (3,)"""
         values = np.zeros(3)
         of_used = inputs[:, used], both.is_virus, both.weights, start[used]
@@ -329,18 +335,22 @@ def fit_join_knot(fragments: ScoredFragments) -> JoinKnot:
             used.remove(column)
             values = fit()
     base, head, offset = values.tolist()
-    return JoinKnot(fragments.n_bases, max(base, 0.0), max(head, 0.0), offset)
+    return EnsembleKnot(fragments.n_bases, max(base, 0.0), max(head, 0.0), offset)
 
 
 def fit_logistic(
-    inputs: Values, is_virus: Mask, weights: Values, start: Values, pull: float = 0.0
-) -> Values:
+    inputs: FloatArray,
+    is_virus: BoolArray,
+    weights: FloatArray,
+    start: FloatArray,
+    pull: float = 0.0,
+) -> FloatArray:
     """The coefficients with the least weighted cross-entropy. (n, k), (n,), (n,), (k,) -> (k,)
 
     Weights add up to about 1. ``pull`` draws the coefficients towards the start, and keeps them
     finite if the labels are separated perfectly.
     """
-    fitted: Values = start.copy()
+    fitted: FloatArray = start.copy()
     for _ in range(_STEPS):
         chances = sigmoid(inputs @ fitted)
         gradient = inputs.T @ (weights * (is_virus - chances)) - pull * (fitted - start)

@@ -26,14 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro._version import __version__
-from virnucpro.core.atomic_io import atomic, sha256
+from virnucpro.core.atomic_io import atomic_path, hash_file
 from virnucpro.core.errors import InputError, ResumeError, UsageError, VirnucproError
-from virnucpro.core.events import OnEvent
-from virnucpro.core.logging import LOGGER, announce, counted, printable
-from virnucpro.core.numeric import Mask, Values
-from virnucpro.core.option_schema import carry
+from virnucpro.core.events import EventHandler
+from virnucpro.core.logging import LOGGER, announce, format_count, printable
+from virnucpro.core.numeric import BoolArray, FloatArray
+from virnucpro.core.option_schema import convert_options
 from virnucpro.core.recipe import Recipe
-from virnucpro.core.safe_dir import Tree
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.results.outputs import FRAME_TABLE, RECORD_TABLE, open_run_dir
@@ -68,8 +68,8 @@ from virnucpro.training.reports import (
     write_evaluation_page,
     write_figures,
 )
-from virnucpro.viral.classifier import Caller
-from virnucpro.viral.head import HeadFacts
+from virnucpro.viral.classifier import RecordClassifier
+from virnucpro.viral.head import HeadInfo
 from virnucpro.viral.types import Prediction
 from virnucpro.workflows.predict import run_locked_predict
 from virnucpro.workflows.predict_config import PredictConfig, resolve_predict
@@ -95,7 +95,7 @@ _N_BARS = 40  # of the scores from 0 to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
+class EvaluationSpec:
     """An evaluation before it runs: the options, and the data that they name."""
 
     options: EvaluateOptions
@@ -103,30 +103,31 @@ class _Question:
     splits: dict[str, Split] | None
 
     @classmethod
-    def of(cls, options: EvaluateOptions) -> _Question:
+    def from_options(cls, options: EvaluateOptions) -> EvaluationSpec:
         """Read manifest and split, and refuse links in the folder.
 
         Raises:
             InputError, InputMissingError: manifest or split are wrong.
             OutputError: a part of the folder is a link.
         """
-        Tree(options.output_dir).refuse_links([_RUN])
+        SafeDir(options.output_dir).refuse_links([_RUN])
         manifest = read_data_manifest(options.data)
         splits = read_split(options.split) if options.split is not None else None
         if splits is not None:
             check_groups(manifest.groups, splits)
         return cls(options=options, manifest=manifest, splits=splits)
 
-    def facts(self, caller: Caller) -> Figures:
+    def facts(self, caller: RecordClassifier) -> Figures:
         """What is measured, on which data and how they are cut, for ``evaluation.json``."""
         options, path = self.options, self.options.split
         return {
             "virnucpro_version": __version__,
             "data": {"path": str(options.data), "sha256": self.manifest.sha256},
-            "split": path and {"path": str(path), "sha256": sha256(path), "part": options.of_part},
+            "split": path
+            and {"path": str(path), "sha256": hash_file(path), "part": options.for_part},
             "head": None,
             "scorer": None,
-            **caller.facts,
+            **caller.to_dict,
             "cutting": {
                 "lengths": [*options.fragment_lengths],
                 "per_record": options.fragments_per_record,
@@ -150,7 +151,7 @@ class _Question:
         """
         records = []
         for labelled, record in read_records(self.manifest):
-            if self.splits is None or self.splits[labelled.group] == self.options.of_part:
+            if self.splits is None or self.splits[labelled.group] == self.options.for_part:
                 records.append(labelled)
                 yield labelled, record
         warn_of_mixed_groups(records)
@@ -165,17 +166,17 @@ class _SamplesOfKind(Samples):
 
     unit: Literal["record", "chunk"]
     length: str
-    is_called: Mask  # (n,)
+    is_called: BoolArray  # (n,)
     kingdoms: NDArray[np.str_]  # (n,)
-    is_trained: Mask  # (n,), True if head, encoder or scorer was trained on it
+    is_trained: BoolArray  # (n,), True if head, encoder or scorer was trained on it
 
     @classmethod
     def of(
         cls,
         unit: Literal["record", "chunk"],
         length: str,
-        scores: Values,
-        is_called: Mask,
+        scores: FloatArray,
+        is_called: BoolArray,
         records: Sequence[LabelledRecord],
         trained: Set[str],
     ) -> _SamplesOfKind:
@@ -183,7 +184,7 @@ class _SamplesOfKind(Samples):
         return cls(
             scores=scores,
             is_virus=np.array([record.is_virus for record in records], dtype=np.bool_),
-            groups=_numbered([record.group for record in records]),
+            groups=_number_fragments([record.group for record in records]),
             weights=np.ones(len(records)),
             unit=unit,
             length=length,
@@ -197,13 +198,13 @@ class _SamplesOfKind(Samples):
         return {"unit": self.unit, "length": self.length, **figures}
 
 
-def _numbered(groups: Iterable[object]) -> NDArray[np.int64]:
+def _number_fragments(groups: Iterable[object]) -> NDArray[np.int64]:
     """Numbers of groups, in the order of their first samples. (n,)"""
     numbers: dict[object, int] = {}
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
 
 
-def report_evaluation(options: EvaluateOptions, on_event: OnEvent) -> list[str]:
+def report_evaluation(options: EvaluateOptions, on_event: EventHandler) -> list[str]:
     """Evaluate records or regions, write the tables and the page, and return lines for the user.
 
     Raises:
@@ -213,7 +214,7 @@ def report_evaluation(options: EvaluateOptions, on_event: OnEvent) -> list[str]:
         return evaluate_regions(options, options.regions, on_event)
     card = find_card(options.model) if options.card and options.model else None
     folder, figures = options.output_dir, evaluate(options, on_event)
-    with _in_use(folder, create=False):
+    with _models_in_use(folder, create=False):
         write_report(folder, figures)
         write_evaluation_page(folder, figures)
     if card is not None:
@@ -221,14 +222,14 @@ def report_evaluation(options: EvaluateOptions, on_event: OnEvent) -> list[str]:
     return summary_lines(folder, figures)
 
 
-def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Figures:
+def evaluate(options: EvaluateOptions, on_event: EventHandler) -> Figures:
     """Measure a head, or the scorer, on labelled sequences, as the options say.
 
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
     """
-    question, is_new = _Question.of(options), not options.output_dir.exists()
-    prediction = carry(
+    question, is_new = EvaluationSpec.from_options(options), not options.output_dir.exists()
+    prediction = convert_options(
         options,
         PredictOptions,
         input=(),  # the fragments, when they are cut
@@ -240,14 +241,14 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Figures:
     )
     config = resolve_predict(prediction, on_event)
     executor = ProcessExecutor(config.resources.devices)
-    return answer(question, config, executor, on_event, create=is_new)
+    return evaluate_spec(question, config, executor, on_event, create=is_new)
 
 
-def answer(
-    question: _Question,
+def evaluate_spec(
+    question: EvaluationSpec,
     config: PredictConfig,
     executor: Executor,
-    on_event: OnEvent,
+    on_event: EventHandler,
     *,
     create: bool = True,
 ) -> Figures:
@@ -260,17 +261,17 @@ def answer(
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
     """
-    caller = config.classifier.of_type("nucleotide")
-    if question.options.model and "head" not in caller.facts:
+    caller = config.classifier.for_input_type("nucleotide")
+    if question.options.model and "head" not in caller.to_dict:
         raise UsageError(
             f"no head comes with the model {printable(question.options.model)}",
             hint="name a head with --head, or leave --model out to evaluate the scorer",
         )
     trained: set[str] = set()
     folder = question.options.output_dir
-    with _in_use(folder, create=create):
-        pairs = held_out(question.read_records(), caller, question.options, trained)
-        scored = _scored(question, config)
+    with _models_in_use(folder, create=create):
+        pairs = held_out_groups(question.read_records(), caller, question.options, trained)
+        scored = _score_records(question, config)
         fragments = write_fragments(pairs, question.options, question.fasta, scored)
         config = replace(config, options=replace(config.options, input=(question.fasta,)))
         open_run_dir(folder).make_folder(question.run_folder)
@@ -300,7 +301,7 @@ def answer(
 
 
 @contextmanager
-def _in_use(folder: Path, *, create: bool) -> Iterator[None]:
+def _models_in_use(folder: Path, *, create: bool) -> Iterator[None]:
     """Lock a folder, and delete unfinished files of a killed evaluation.
 
     A new folder is deleted again if the block fails before it writes results.
@@ -311,7 +312,7 @@ def _in_use(folder: Path, *, create: bool) -> Iterator[None]:
     is_new, rundir = not folder.exists(), open_run_dir(folder)
     try:
         with rundir.locked(create=create):
-            rundir.sweep()
+            rundir.remove_leftovers()
             yield
     except BaseException:
         if is_new:
@@ -321,14 +322,14 @@ def _in_use(folder: Path, *, create: bool) -> Iterator[None]:
         raise
 
 
-def _scored(question: _Question, config: PredictConfig) -> str | None:
+def _score_records(question: EvaluationSpec, config: PredictConfig) -> str | None:
     """The SHA-256 of the fragments of the run that is resumed; None for a new run."""
     manifest = open_run_dir(question.run_folder).read_manifest() if config.options.resume else None
     return manifest.inputs[0].sha256 if manifest and manifest.inputs else None
 
 
 def _read_fragments(
-    question: _Question, fragments: Sequence[_Fragment], trained: Set[str]
+    question: EvaluationSpec, fragments: Sequence[_Fragment], trained: Set[str]
 ) -> Iterator[_SamplesOfKind]:
     """Yield the fragments of each length, ascending, then whole records, with their calls, by id.
 
@@ -342,7 +343,9 @@ def _read_fragments(
     }
     for fragment in fragments:
         if fragment.id not in calls:
-            raise _unscored(f"{printable(fragment.id)}, of {printable(fragment.record.id)},")
+            raise _unscored_samples(
+                f"{printable(fragment.id)}, of {printable(fragment.record.id)},"
+            )
     for length in (*map(str, sorted(question.options.fragment_lengths)), _WHOLE):
         own = [fragment for fragment in fragments if fragment.length == length]
         answers = [calls[fragment.id] for fragment in own]
@@ -357,11 +360,11 @@ def _read_fragments(
 
 
 def read_chunks(
-    question: _Question,
+    question: EvaluationSpec,
     fragments: Sequence[_Fragment],
     trained: Set[str],
     recipe: Recipe,
-    facts: HeadFacts,
+    facts: HeadInfo,
 ) -> _SamplesOfKind:
     """The chunks of the whole records, as the head alone scores and calls them.
 
@@ -393,10 +396,10 @@ def _find(frame_id: str, scores: Iterator[tuple[str, float]]) -> float:
     for next_id, score in scores:
         if next_id == frame_id:
             return score
-    raise _unscored(f"the frame {printable(frame_id)}")
+    raise _unscored_samples(f"the frame {printable(frame_id)}")
 
 
-def _unscored(what: str) -> VirnucproError:
+def _unscored_samples(what: str) -> VirnucproError:
     return VirnucproError(f"{what} has no score", hint=_AGAIN)
 
 
@@ -412,7 +415,7 @@ def _measure_kind(kind: _SamplesOfKind, seed: int) -> Iterator[Figures]:
     yield {**kind.as_json({}), "subset": "all", "kingdom": "", **_measure_samples(kind, seed)}
     for subset, own_side in sides:
         for kingdom in sorted(set(kind.kingdoms[own_side].tolist()) - {""}):
-            part = kind.where(~own_side | (kind.kingdoms == kingdom))
+            part = kind.select(~own_side | (kind.kingdoms == kingdom))
             facts = kind.as_json({"subset": subset, "kingdom": kingdom})
             yield {**facts, **_measure_samples(part, seed)}
 
@@ -420,8 +423,8 @@ def _measure_kind(kind: _SamplesOfKind, seed: int) -> Iterator[Figures]:
 def _measure_samples(kind: _SamplesOfKind, seed: int) -> Figures:
     """The figures of some samples. Their intervals depend on these samples and the seed alone."""
     scored, everything = (
-        replace(samples, groups=_numbered(samples.groups.tolist()))
-        for samples in (kind.scored, kind.filled(0.0))
+        replace(samples, groups=_number_fragments(samples.groups.tolist()))
+        for samples in (kind.scored, kind.with_missing_lowest(0.0))
     )
     low, high = scored.bootstrap(scored.is_called, seed)
     low_of_all, high_of_all = everything.bootstrap(kind.is_called, seed)
@@ -461,7 +464,7 @@ def _reliability(kind: _SamplesOfKind) -> Figures:
 
 def _roc(kind: _SamplesOfKind) -> Figures:
     """A few hundred points of the ROC curve of all samples; empty for a single label."""
-    _, true, false = kind.filled(0.0).curve()
+    _, true, false = kind.with_missing_lowest(0.0).curve()
     points = np.unique(np.linspace(0, len(true) - 1, min(len(true), _ROC_POINTS)).astype(np.int64))
     has_both = true[-1] > 0 and false[-1] > 0
     return {
@@ -505,7 +508,7 @@ def write_fragments(
         ResumeError: their SHA-256 is not ``scored``, that of the resumed run; nothing is written.
     """
     fragments: list[_Fragment] = []
-    with atomic(fasta) as temporary:
+    with atomic_path(fasta) as temporary:
         with temporary.open("w", encoding="utf-8", newline="\n") as out:
             for labelled, record in pairs:
                 for fragment in cut_record(labelled, len(record.sequence), options):
@@ -515,7 +518,7 @@ def write_fragments(
                         bases = bases.translate(_COMPLEMENT)[::-1]
                     write_record(out, numbered.id, bases)
                     fragments.append(numbered)
-        if scored not in (None, sha256(temporary)):
+        if scored not in (None, hash_file(temporary)):
             raise ResumeError(
                 f"the evaluation in {printable(fasta.parent)} is of other fragments",
                 hint="use the old data and options (--lengths, --seed, ...), choose another "
@@ -546,24 +549,24 @@ def cut_record(
             yield _Fragment("", labelled, length, start, start + size, strand)
 
 
-def knowing(trained_on: Memories, labelled: LabelledRecord, sequence: str) -> list[str]:
+def with_known_groups(trained_on: Memories, labelled: LabelledRecord, sequence: str) -> list[str]:
     """The models that were trained on a record, on others of its group, or on a close relative.
 
     A record has a close relative if half of its sampled k-mers are in the sketch, which means about
     98 % equal bases, wherever it was cut from.
     """
-    sketch, group = Sketch.of(sequence), np.uint64(group_digest(labelled.group))
+    sketch, group = Sketch.from_sequences(sequence), np.uint64(group_digest(labelled.group))
     return [
         owner
         for owner, (records, groups, kmers) in trained_on.items()
         if np.uint64(labelled.digest) in records
         or group in groups
-        or sketch.share_in(kmers) >= _SHARE_OF_THE_SAME
+        or sketch.containment(kmers) >= _SHARE_OF_THE_SAME
     ]
 
 
-def held_out(
-    pairs: Iterable[Labelled], caller: Caller, options: EvaluateOptions, trained: set[str]
+def held_out_groups(
+    pairs: Iterable[Labelled], caller: RecordClassifier, options: EvaluateOptions, trained: set[str]
 ) -> Iterator[Labelled]:
     """Pass on the records that a caller is to be tested on, one by one.
 
@@ -583,22 +586,22 @@ def held_out(
     n_records, labels = 0, Counter[str]()  # the labels are of those that are passed on
     for labelled, record in pairs:
         n_records += 1
-        owners = knowing(memories, labelled, record.sequence)
+        owners = with_known_groups(memories, labelled, record.sequence)
         for owner in owners:
             ids[owner].add(labelled.id)
         if not (owners and options.held_out_only):
             labels[labelled.label] += 1
             yield labelled, record
-    trained |= _kept(ids, n_records, options)
+    trained |= _kept_groups(ids, n_records, options)
     if len(labels) < 2:
         raise InputError(
             f"viruses or other records are missing: {n_records - labels.total():,} of "
-            f"{counted(n_records, 'record')} are left out because they were trained on",
+            f"{format_count(n_records, 'record')} are left out because they were trained on",
             hint="add labelled records of both kinds that were not trained on",
         )
 
 
-def _kept(ids: Mapping[str, set[str]], n_records: int, options: EvaluateOptions) -> set[str]:
+def _kept_groups(ids: Mapping[str, set[str]], n_records: int, options: EvaluateOptions) -> set[str]:
     """The ids of records that were trained on, if the options keep these; ``ids`` is by model.
 
     Raises:
@@ -608,7 +611,7 @@ def _kept(ids: Mapping[str, set[str]], n_records: int, options: EvaluateOptions)
     if not counts:
         return set()
     clause = (
-        f"{', '.join(counts)} of {counted(n_records, 'record')}, or on parts of them, close "
+        f"{', '.join(counts)} of {format_count(n_records, 'record')}, or on parts of them, close "
         "relatives or others of their groups"
     )
     if options.allow_training_data:
@@ -631,7 +634,7 @@ def write_report(folder: Path, figures: Figures) -> None:
     """Write ``evaluation.tsv`` and ``evaluation.json``."""
     rows = [_columns(row) for row in figures["rows"]]
     write_figures(folder / "evaluation.tsv", list(rows[0]), rows, ".6f")
-    Tree(folder).write_whole(
+    SafeDir(folder).write_bytes(
         folder / EVALUATION, json.dumps(figures, indent=1, allow_nan=False) + "\n"
     )
 
@@ -667,14 +670,15 @@ def _card_lines(figures: Figures) -> Iterator[str]:
         yield from markdown_table(
             [
                 {fact: row[fact] for fact in _FACTS}
-                | {one: _short(row[name][one]) for one in MEASURES}
+                | {one: _shorten(row[name][one]) for one in MEASURES}
                 for row in figures["rows"]
             ]
         )
 
 
 def _data(figures: Figures) -> str:
-    return f"{counted(figures['n_records'], 'record')} of {counted(figures['n_groups'], 'group')}"
+    n_records = format_count(figures["n_records"], "record")
+    return f"{n_records} of {format_count(figures['n_groups'], 'group')}"
 
 
 def summary_lines(folder: Path, figures: Figures) -> list[str]:
@@ -683,7 +687,7 @@ def summary_lines(folder: Path, figures: Figures) -> list[str]:
         f"evaluated on {_data(figures)}; called virus: {figures['cut']}",
         f"{'':16}{'n':>8}{'no score':>10}  {'AUROC of all (95 % interval)':<30}{'recall':>8}"
         f"{'false +':>9}{'precision at 5 % viruses':>26}",
-        *(_line(row) for row in figures["rows"] if row["subset"] == "all"),
+        *(_report_line(row) for row in figures["rows"] if row["subset"] == "all"),
         f"by kingdom, and more: {printable(folder / 'evaluation.tsv')}, .json; curves: report.html",
     ]
     if n_trained := figures["n_trained_records"]:
@@ -694,18 +698,18 @@ def summary_lines(folder: Path, figures: Figures) -> list[str]:
     return lines
 
 
-def _line(row: Figures) -> str:
+def _report_line(row: Figures) -> str:
     """A line with the figures of all samples; a missing score counts as the lowest."""
     of_all = row["no_orf_as_0"]
-    auroc, low, high = (_short(row[name]["auroc"]) for name in OF_ALL)
+    auroc, low, high = (_shorten(row[name]["auroc"]) for name in OF_ALL)
     name = f"{row['unit']}s, {row['length']}" if row["unit"] == "record" else "chunks"
     return (
         f"  {name:<14}{row['n']:>8}{row['n_no_orf'] / row['n']:>10.1%}  "
         f"{f'{auroc} ({low} to {high})':<30}"
-        f"{_short(of_all['recall']):>8}{_short(of_all['false_positives']):>9}"
-        f"{_short(of_all['precision_if_5_percent_viral']):>26}"
+        f"{_shorten(of_all['recall']):>8}{_shorten(of_all['false_positives']):>9}"
+        f"{_shorten(of_all['precision_if_5_percent_viral']):>26}"
     )
 
 
-def _short(value: float | None) -> str:
+def _shorten(value: float | None) -> str:
     return NOT_DEFINED if value is None else f"{value:.3f}"

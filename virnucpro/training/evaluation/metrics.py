@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.numeric import Mask, Values
+from virnucpro.core.numeric import BoolArray, FloatArray
 
 _PERCENT_VIRAL = (1, 5, 20)  # of a sample; precision is reported for each
 _MAX_FALSE_POSITIVES = 0.01  # share of samples that are not viral; recall is measured there
@@ -50,10 +50,10 @@ class _Reliability(NamedTuple):
     Both labels weigh the same: a score is the probability of a virus if half of all are viral.
     """
 
-    mean_score: Values
-    share_of_viruses: Values
-    weight: Values  # of the bins; they add up to 1
-    n: Values  # sum of the weights of the samples
+    mean_score: FloatArray
+    share_of_viruses: FloatArray
+    weight: FloatArray  # of the bins; they add up to 1
+    n: FloatArray  # sum of the weights of the samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +65,10 @@ class Samples:
     argument ``weights`` of a method, (n,), replaces the samples' own; 0: not drawn.
     """
 
-    scores: Values  # (n,)
-    is_virus: Mask  # (n,)
+    scores: FloatArray  # (n,)
+    is_virus: BoolArray  # (n,)
     groups: NDArray[np.int64]  # (n,), numbers of the groups, which are resampled as a whole
-    weights: Values  # (n,), above 0
+    weights: FloatArray  # (n,), above 0
 
     def __post_init__(self) -> None:
         columns = (self.scores, self.is_virus, self.groups, self.weights)
@@ -83,7 +83,7 @@ class Samples:
         """Numbers of the groups, separate for each label: a group may have both. (n,)"""
         return 2 * self.groups + self.is_virus
 
-    def where(self: S, mask: Mask) -> S:
+    def select(self: S, mask: BoolArray) -> S:
         columns = {one.name: getattr(self, one.name) for one in fields(self)}
         chosen = {n: v[mask] for n, v in columns.items() if isinstance(v, np.ndarray)}
         return replace(self, **chosen)
@@ -91,14 +91,14 @@ class Samples:
     @property
     def scored(self: S) -> S:
         """The samples with a score."""
-        return self.where(~np.isnan(self.scores))
+        return self.select(~np.isnan(self.scores))
 
-    def filled(self: S, lowest: float) -> S:
+    def with_missing_lowest(self: S, lowest: float) -> S:
         """All samples; a missing score is replaced by ``lowest``."""
         return replace(self, scores=np.where(np.isnan(self.scores), lowest, self.scores))
 
     @cached_property
-    def _ranked(self) -> tuple[NDArray[np.int64], Values, Mask]:
+    def _ranked(self) -> tuple[NDArray[np.int64], FloatArray, BoolArray]:
         """The order by descending score, and the scores and labels in this order. (n,) each"""
         assert not np.isnan(self.scores).any(), "scores must not be NaN"
         order = np.argsort(-self.scores, kind="stable")
@@ -117,7 +117,7 @@ class Samples:
         assert ((scores >= 0) & (scores <= 1)).all(), "scores must lie between 0 and 1"
         return np.minimum((scores * _N_BINS).astype(np.int64), _N_BINS - 1)
 
-    def curve(self, weights: Values | None = None) -> tuple[Values, Values, Values]:
+    def curve(self, weights: FloatArray | None = None) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Distinct scores, descending, and the weights of the viruses and of the others there.
 
         A weight is that of all samples with this score or a higher one. -> (n_distinct,) each
@@ -129,7 +129,7 @@ class Samples:
         last = self._last_of_ties
         return scores[last], true[last], false[last]
 
-    def auroc(self, weights: Values | None = None) -> float:
+    def auroc(self, weights: FloatArray | None = None) -> float:
         """The AUROC. Both labels must have a weight, and every score must be a number."""
         _, true, false = self.curve(weights)
         return _area(true, false)
@@ -143,7 +143,7 @@ class Samples:
         losses = np.logaddexp(0, np.where(self.is_virus, -self.scores, self.scores) * scale)
         return float(np.average(losses, weights=self.weights))
 
-    def reliability(self, weights: Values | None = None) -> _Reliability:
+    def reliability(self, weights: FloatArray | None = None) -> _Reliability:
         """The reliability curve (Guo et al. 2017, On Calibration of Modern Neural Networks)."""
         order, scores, is_virus = self._ranked
         of_samples = (self.weights if weights is None else weights)[order]
@@ -159,7 +159,7 @@ class Samples:
             score[full] / total[full], virus[full] / total[full], total[full], count[full]
         )
 
-    def measure(self, is_called: Mask, weights: Values | None = None) -> Measures:
+    def measure(self, is_called: BoolArray, weights: FloatArray | None = None) -> Measures:
         """The figures of the samples. ``is_called``: (n,)"""
         thresholds, true, false = self.curve(weights)
         n_virus, n_other = (float(side[-1]) if len(side) else 0.0 for side in (true, false))
@@ -187,7 +187,7 @@ class Samples:
             "calibration_error": float(gap @ curve.weight),
         }
 
-    def bootstrap(self, is_called: Mask, seed: int) -> tuple[Measures, Measures]:
+    def bootstrap(self, is_called: BoolArray, seed: int) -> tuple[Measures, Measures]:
         """95 % intervals by resampling whole groups, with replacement, within each label.
 
         Groups are drawn whole, because pieces of one genome or of relatives are not independent.
@@ -201,7 +201,7 @@ class Samples:
         low, high = ({name: pair[end] for name, pair in ends.items()} for end in (0, 1))
         return low, high
 
-    def resamples(self, seed: int) -> Iterator[Values]:
+    def resamples(self, seed: int) -> Iterator[FloatArray]:
         """Yield the weights of each resample of groups; none if a label has fewer than two."""
         sides, own = np.unique(self.sides, return_inverse=True)
         members = [np.flatnonzero(sides % 2 == label) for label in (0, 1)]
@@ -213,7 +213,7 @@ class Samples:
             yield self.weights * np.bincount(groups, minlength=len(sides))[own]
 
 
-def auroc(scores: Values, is_virus: Mask) -> float:
+def auroc(scores: FloatArray, is_virus: BoolArray) -> float:
     """The AUROC of samples with equal weights; both labels must occur. (n,) each"""
     groups = np.zeros(len(scores), dtype=np.int64)
     return Samples(scores, is_virus, groups, np.ones(len(scores))).auroc()
@@ -239,7 +239,7 @@ def _interval(values: Sequence[float | None]) -> _Interval:
     return low, high
 
 
-def _area(true: Values, false: Values) -> float:
+def _area(true: FloatArray, false: FloatArray) -> float:
     """The area under the curve, from cumulated weights of viruses and others; ties count half."""
     beaten = false[-1] - false + np.diff(false, prepend=0.0) / 2
     return float(np.diff(true, prepend=0.0) @ beaten) / float(true[-1] * false[-1])
