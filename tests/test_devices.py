@@ -39,7 +39,7 @@ from virnucpro.models.devices import (
     visible_gpus,
 )
 from virnucpro.models.esm2.config import ESM2Shape
-from virnucpro.models.esm2.model_files import estimate_memory, measure_footprint
+from virnucpro.models.esm2.model_files import estimate_memory, footprint_of
 from virnucpro.models.esm2.triton_kernels import NAMES
 from virnucpro.models.manage import describe_model
 from virnucpro.models.registry import FAMILIES
@@ -53,7 +53,7 @@ NO_GPU = not list_gpus()[0]
 
 def footprint(name: str) -> Footprint:
     """The room for a published model."""
-    return measure_footprint(PUBLISHED[name])
+    return footprint_of(PUBLISHED[name])
 
 
 def choose(device, gpus=None, visible=None, workers=None, model_bytes=1) -> DeviceChoice:
@@ -468,7 +468,7 @@ BATCHES = r"cuda:0 \(NVIDIA A2\) .* 11,733 tokens.* 32,768: leave it out with --
     ],
 )
 def test_the_card_that_sets_precision_or_batches_of_all_is_named(chosen, cards, is_auto, words):
-    lines = chosen(*cards).compromises(MEDIUM, "bf16", is_auto)
+    lines = chosen(*cards).mixed_gpu_warnings(MEDIUM, "bf16", is_auto)
     assert len(lines) == bool(words)
     assert all(re.match(words, line) for line in lines)
 
@@ -494,8 +494,8 @@ def test_the_precision_is_what_every_gpu_does_fast_or_what_was_asked_for(
     choice = chosen(*cards)
     assert choose_precision(asked, choice) == precision
     if asked == "auto" and cards[0] == A100:
-        assert choose_precision("auto", choice.first) == "bf16", "by itself"
-        assert choice.first.memory == 79 * GIB
+        assert choose_precision("auto", choice.first_device) == "bf16", "by itself"
+        assert choice.first_device.memory == 79 * GIB
 
 
 @pytest.mark.parametrize(

@@ -627,7 +627,7 @@ def test_a_pause_of_all_processes_is_no_silence(monkeypatch):
         clock[0] += next(pauses)
         return []
 
-    monkeypatch.setattr(local.Child, "wait_any", hear_nothing_and_be_paused)
+    monkeypatch.setattr(local.ChildProcess, "wait_any", hear_nothing_and_be_paused)
     monkeypatch.setattr(local.time, "monotonic", lambda: clock[0])
     executor = ProcessExecutor([])
     executor.workers.append(peer)

@@ -396,7 +396,7 @@ from pathlib import Path
 import torch
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.esm2.encoder import load
-from virnucpro.engine.local import _serve
+from virnucpro.engine.local import worker_main
 
 def work(*_):
     torch.set_num_threads(1)
@@ -410,7 +410,7 @@ def work(*_):
     print(*faults)
     sys.exit()
 
-_serve(None, work, None, None, "worker", "cpu")
+worker_main(None, work, None, None, "worker", "cpu")
 """
 
 
@@ -538,7 +538,7 @@ def test_a_gpu_that_is_used_is_the_current_one_and_float32_is_float32_there(feig
 
 PRODUCTS = """
 import torch
-from virnucpro.models.packing import mean_of_bags, use_device
+from virnucpro.models.packing import bag_mean, use_device
 use_device(torch.device("cpu"))
 torch.set_num_threads(1)
 torch.manual_seed(0)

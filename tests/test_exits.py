@@ -129,11 +129,11 @@ FORGETFUL = """
 import os, signal, warnings
 import light
 from virnucpro.cli.exit_codes import end_cleanly
-from virnucpro.core.child_process import interrupts_held, start
+from virnucpro.core.child_process import defer_interrupts, start_process
 warnings.simplefilter("ignore", ResourceWarning)
 end_cleanly()
-with interrupts_held():
-    child = start(light.stay)
+with defer_interrupts():
+    child = start_process(light.stay)
 child.pipe.recv()
 os.kill(child.pid, signal.SIGSTOP)
 print(child.pid)
@@ -306,12 +306,12 @@ def test_cpu_limit_ends_run_with_its_name(tmp_path):
 SPINNING = """
 import resource, signal
 import light
-from virnucpro.core.child_process import Child, interrupts_held, start
+from virnucpro.core.child_process import ChildProcess, defer_interrupts, start_process
 resource.setrlimit(resource.RLIMIT_CPU, (6, 6))
-with interrupts_held():
-    child = start(light.spin)
+with defer_interrupts():
+    child = start_process(light.spin)
 print(child.cause_of_end(), "/", child.remedy)
-Child.kill_all([child])
+ChildProcess.kill_all([child])
 """
 
 

@@ -137,7 +137,7 @@ def test_each_encoder_has_a_store_of_its_own_in_the_features_of_the_run(rundir, 
     assert stores[0].index == rundir.feature_index
     for i, store in enumerate(stores):
         store.write(shard, embed("a", first=i))
-        assert len(store.names_done()) == 1
+        assert len(store.completed_names()) == 1
     for i, store in enumerate(stores):
         ((*_, content),) = store.read_files()
         assert (content.vectors == i).all()
@@ -155,7 +155,7 @@ def test_a_shard_is_owed_by_each_encoder_by_itself(stores):
 
     assert [owed(store) for store in stores] == [[], [0, 1], [0, 1]]
     assert owed(stores[1], "record of b") == [0]
-    assert [shards[1].name in store.names_done() for store in stores] == [True, True, False]
+    assert [shards[1].name in store.completed_names() for store in stores] == [True, True, False]
 
 
 def test_files_are_found_in_the_order_of_their_shards_also_beyond_a_million(rundir, stores):
@@ -163,8 +163,8 @@ def test_files_are_found_in_the_order_of_their_shards_also_beyond_a_million(rund
     for index, name in names.items():
         stores[0].write(make_shard(index, [make_orf(name)]), embed(name))
     assert [content.ids for *_, content in stores[0].read_files()] == [("a",), ("b",), ("c",)]
-    assert stores[0].names_done() == {str(index) for index in names}
-    rundir.clear()
+    assert stores[0].completed_names() == {str(index) for index in names}
+    rundir.delete_results()
     assert not stores[0].folder.exists()
 
 
@@ -203,13 +203,13 @@ def test_the_store_of_a_further_encoder_is_cleared_swept_and_refused_as_a_link(
         store.write(shard, embed("a"))
         store.index.write_bytes(b"all vectors")
         store.parts.write_bytes(b"a list of files")
-        store.partial(shard, "me").write_bytes(b"rows")
+        store.partial_path(shard, "me").write_bytes(b"rows")
     mine = stores[1].folder / "mine.txt"
     mine.write_text("mine")
-    rundir.sweep()
-    assert not any(store.partial(shard, "me").exists() for store in stores)
-    assert all(shard.name in store.names_done() for store in stores)
-    rundir.clear()
+    rundir.remove_leftovers()
+    assert not any(store.partial_path(shard, "me").exists() for store in stores)
+    assert all(shard.name in store.completed_names() for store in stores)
+    rundir.delete_results()
     left = [path for path in rundir.root.rglob("*") if path.is_file()]
     assert left == [mine]
     mine.unlink()

@@ -253,8 +253,8 @@ def test_an_unexpected_error_of_a_helper_is_reported_in_words(capfd):
 
 PARENT = """
 import signal, sys
-from virnucpro.core.helper_pool import Pool
-with Pool(2) as pool:
+from virnucpro.core.helper_pool import HelperPool
+with HelperPool(2) as pool:
     pool.helpers("no maker", 10**9, "tables")
     print(*[child.pid for child in pool.children], flush=True)
     signal.pause()

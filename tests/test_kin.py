@@ -84,7 +84,7 @@ def kinship() -> TaxonAssigner:
 
 def test_the_family_that_shares_most_words_is_named_and_decides_on_the_kind(kinship):
     for seed, name, kind in ((1, "Unaviridae", "RNA+"), (2, "Duoviridae", "RNA-")):
-        [identity] = kinship.identify([open_frame(200, seed)])
+        [identity] = kinship.assign([open_frame(200, seed)])
         assert (identity.kin, identity.virus_kind) == (name, kind)
         assert identity.kin_words >= 100
         assert identity.kin_share == 1
@@ -93,15 +93,15 @@ def test_the_family_that_shares_most_words_is_named_and_decides_on_the_kind(kins
 
 def test_words_of_two_families_in_equal_parts_name_none(kinship):
     sequence = open_frame(200, 1) + "TAATTAATTAA" + open_frame(200, 2)
-    [identity] = kinship.identify([sequence])
+    [identity] = kinship.assign([sequence])
     assert (identity.kin, identity.kin_words, identity.kin_share) == ("", 0, None)
     assert identity.virus_kind in KINDS
 
 
 def test_a_cluster_is_named_where_no_family_is_and_leaves_the_kind_to_the_net(kinship):
     virus = open_frame(200, 4)
-    [identity] = kinship.identify([virus])
-    [alone] = replace(kinship, words=kin_words(*np.empty((2, 0), np.uint16))).identify([virus])
+    [identity] = kinship.assign([virus])
+    [alone] = replace(kinship, kmers=kin_words(*np.empty((2, 0), np.uint16))).assign([virus])
     assert not alone.kin
     n_words = len(words_of(virus))
     assert identity == alone._replace(kin="cluster:Unavirus", kin_words=n_words, kin_share=1.0)
@@ -118,14 +118,14 @@ def test_a_single_word_names_no_family_and_a_cluster_needs_more_words_than_a_fam
         (2, MIN_KMERS - 1, ""),
     ):
         words = kin_words(numbers[:n_words], np.full(n_words, owner, dtype=np.uint16))
-        [identity] = replace(kinship, words=words).identify([virus])
+        [identity] = replace(kinship, kmers=words).assign([virus])
         assert identity.kin == kin
 
 
 def test_words_of_viruses_without_a_family_name_none_and_count_against_a_name(kinship):
     without = open_frame(200, 3)
     both = without + "TAATTAATTAA" + open_frame(200, 1)
-    assert not any(identity.kin for identity in kinship.identify([without, both]))
+    assert not any(identity.kin for identity in kinship.assign([without, both]))
 
 
 def test_a_table_finds_its_words_with_their_owners_and_hardly_any_other():
@@ -143,8 +143,8 @@ def test_a_table_finds_its_words_with_their_owners_and_hardly_any_other():
 def test_a_sequence_is_the_same_virus_in_any_block(kinship):
     rng = np.random.default_rng(4)
     each = [open_frame(200, 1), "", random_dna(12_000, rng), "AC", open_frame(200, 2), "N" * 3_000]
-    beside = list(kinship.identify(each))
-    assert beside == [identity for one in each for identity in kinship.identify([one])]
+    beside = list(kinship.assign(each))
+    assert beside == [identity for one in each for identity in kinship.assign([one])]
     assert [identity.kin for identity in beside] == ["Unaviridae", *[""] * 3, "Duoviridae", ""]
     assert beside[1] == beside[5] == Identity()
 
@@ -197,7 +197,7 @@ def test_a_file_of_kin_is_read_as_it_was_written_and_a_damaged_one_is_refused(tm
     tensors, facts = kinship_tensors(kinship)
     save_file(tensors, path, facts)
     sequence = open_frame(200, 2)
-    assert list(load_taxonomy(path).assign([sequence])) == list(kinship.identify([sequence]))
+    assert list(load_taxonomy(path).assign([sequence])) == list(kinship.assign([sequence]))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UnavailableError, match="is not the table of viral families"):
         load_taxonomy(path)

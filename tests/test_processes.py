@@ -69,11 +69,11 @@ def test_predict_imports_nothing_from_the_current_folder(hostile, tiny):
 
 START_IN_SOURCE_TREE = """
 import light
-from virnucpro.core.child_process import Child, interrupts_held, start
-with interrupts_held():
-    child = start(light.tell_package)
+from virnucpro.core.child_process import ChildProcess, defer_interrupts, start_process
+with defer_interrupts():
+    child = start_process(light.tell_package)
 print(child.pipe.recv())
-Child.kill_all([child])
+ChildProcess.kill_all([child])
 """
 
 

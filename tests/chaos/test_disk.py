@@ -122,7 +122,7 @@ class Calls:
         finally:
             self.folder = ""
 
-    def from_calls(self, config: RunConfig, head) -> list[tuple[str, str]]:
+    def of(self, config: RunConfig, head) -> list[tuple[str, str]]:
         """Run undisturbed and return the calls that were made."""
         with self.below(config.output):
             run_inline(config, head)
@@ -680,13 +680,13 @@ def test_a_plan_with_a_flipped_bit_is_made_again_wherever_the_bit_is(
     assert numbers
     rundir = open_run_dir(config.output)
     manifest = rundir.read_manifest()
-    assert manifest is not None and not Plan.read(rundir, manifest).missing
+    assert manifest is not None and not Plan.read(rundir, manifest).missing_slices
     for place in (*numbers, *range(chaos_seed % 97, len(whole), 97)):
         flipped = bytearray(whole)
         flipped[place] ^= 1
         (config.output / plan).write_bytes(flipped)
         found = Plan.read(rundir, manifest)
-        assert found is None or found.missing, (place, flipped)
+        assert found is None or found.missing_slices, (place, flipped)
         if place in numbers[:3]:
             assert_resumes(config, tiny, undisturbed)
             assert (config.output / plan).read_bytes() == whole

@@ -45,7 +45,7 @@ _PROGRAM = (
     "import importlib, typing; sys.path.insert(0, ours); import virnucpro; sys.path.remove(ours); "
     "import os; os.environ.setdefault('OPENBLAS_NUM_THREADS', '1'); "
     "os.environ['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'; "  # as NVML numbers them
-    "from virnucpro.core.child_process import begin; begin(int(sys.argv[1]))"
+    "from virnucpro.core.child_process import run_child; run_child(int(sys.argv[1]))"
 )
 # signals that end this process, and its children with it
 _ENDING = (

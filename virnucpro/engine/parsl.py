@@ -231,7 +231,7 @@ def load_parsl_executor(provider: Any, rundir: RunDir) -> Iterator[DataFlowKerne
     shutil.rmtree(rundir.parsl, ignore_errors=True)
     parent = os.getpid()
     bound = (
-        f"from virnucpro.core.child_process import end_with; end_with({parent}); "
+        f"from virnucpro.core.child_process import exit_with_parent; exit_with_parent({parent}); "
         "import os; os.execvp('interchange.py', ['interchange.py'])"
     )
     executor = HighThroughputExecutor(

@@ -82,7 +82,7 @@ class Family:
 
     Its module has ``load(spec, weights, device) -> Encoder``. If models are named by their files,
     it has ``inspect(path, on_event) -> Model | None``: None if the path is of another family. If
-    it publishes models, it has ``measure_footprint(published) -> Footprint``, which needs no
+    it publishes models, it has ``footprint_of(published) -> Footprint``, which needs no
     download,
     and ``open_published(name, published, path) -> Model``, which refuses any other model.
     """

@@ -374,7 +374,7 @@ class Head:
             for kind, values in zip(("weight", "bias"), layer, strict=True)
         }
         tensors |= {name: getattr(self, name) for name in _DIGESTS}
-        tensors |= {name: getattr(self, name).packed() for name in _SKETCHES}
+        tensors |= {name: getattr(self, name).pack() for name in _SKETCHES}
         content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
         metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # several would have no fixed order
         SafeDir(path.parent).write_bytes(path, save(content, metadata=metadata))

@@ -73,7 +73,7 @@ def _estimate_memory(dim: int, n_parameters: int, file_bytes: int) -> Footprint:
     )
 
 
-def measure_footprint(published: Published) -> Footprint:
+def footprint_of(published: Published) -> Footprint:
     return _estimate_memory(published.dim, published.n_parameters, published.files[0].n_bytes or 0)
 
 

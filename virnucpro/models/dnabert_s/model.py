@@ -82,7 +82,7 @@ def attend_runs(batch: PackedBatch, n_heads: int, device: torch.device) -> Atten
 def attend_texts_triton(batch: PackedBatch, n_heads: int, device: torch.device) -> Attend:
     """Our kernel, in one launch for all texts (CUDA)."""
     offsets, slopes = to_device(batch.cu_seqlens, device), send_slopes(n_heads, device)
-    attend_texts = triton_kernels().attend_texts
+    attend_texts = triton_kernels().attend_sequences
 
     def attend(qkv: Tensor) -> Tensor:
         attended: Tensor = attend_texts(qkv, offsets, slopes, batch.max_seqlen)
@@ -95,7 +95,7 @@ def choose_kernel(device: torch.device) -> Kernel:
     """Choose our kernel on an NVIDIA GPU; if Triton refuses it, a warning says why."""
     if device.type != "cuda":
         return attend_runs
-    (refusal,) = triton_kernels().refusals(device, torch.float32).values()
+    (refusal,) = triton_kernels().unavailable_kernels(device, torch.float32).values()
     if not refusal:
         return attend_texts_triton
     LOGGER.warning("attention: PyTorch, which is slower than Triton (%s)", refusal)

@@ -179,7 +179,9 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Ke
     if dtype == torch.float32:
         return attend_efficient
     has_flash = torch.cuda.get_device_capability(device) >= (8, 0)
-    if refusal := next(filter(None, triton_kernels().refusals(device, dtype).values()), ""):
+    if refusal := next(
+        filter(None, triton_kernels().unavailable_kernels(device, dtype).values()), ""
+    ):
         LOGGER.warning("rotation and LayerNorm: PyTorch, which is slower than Triton (%s)", refusal)
         return attend_varlen if has_flash else attend_efficient
     return attend_varlen_triton if has_flash else attend_efficient_triton

@@ -45,7 +45,7 @@ def read_shape(published: Published) -> ESM2Shape:
     return ESM2Shape(published.n_layers, published.dim, published.n_heads)
 
 
-def measure_footprint(published: Published) -> Footprint:
+def footprint_of(published: Published) -> Footprint:
     """The memory and disk space of a published model; without a known size, in half precision."""
     shape = read_shape(published)
     return estimate_memory(shape, published.files[0].n_bytes or 2 * shape.n_parameters)
