@@ -789,7 +789,10 @@ def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
 
 def test_two_containers_of_one_machine_have_two_names():
     """Each program is process 1 of a namespace of its own, while the other is there."""
-    show = "from virnucpro.store.run_lock import process_tag; print(process_tag(), flush=True); input()"
+    show = (
+        "from virnucpro.store.run_lock import process_tag; "
+        "print(process_tag(), flush=True); input()"
+    )
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", show]
     both = [subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) for _ in range(2)]
     names = [one.stdout.readline().strip() for one in both]
