@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from forked import Forked
+from forkserver_runner import Forked
 from hypothesis import settings
-from runs import our_processes, run_inline
+from run_helpers import our_processes, run_inline
 
 from virnucpro.core import child_process as processes
 from virnucpro.core.events import EventHandler

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from runs import wait_until
+from run_helpers import wait_until
 
 NEEDED = ("sbatch", "slurmctld", "slurmd", "munged")
 AWAY = [name for name in NEEDED if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")]

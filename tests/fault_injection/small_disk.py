@@ -1,0 +1,104 @@
+"""Work on small disks in memory, for ``test_disk``: fill them, make room, go on, keep the result.
+
+Its process has mounts of its own. It writes one line of JSON for each disk.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from labelled_data_helpers import train_here
+from run_helpers import again, execute, leftovers, run_inline
+
+from virnucpro.core.errors import VirnucproError
+from virnucpro.engine.local import InlineExecutor
+from virnucpro.sequences import fasta
+from virnucpro.store import plan
+from virnucpro.training.evaluation.evaluate import EvaluationSpec, evaluate_spec, write_report
+from virnucpro.training.options import TrainOptions
+from virnucpro.training.reports import write_evaluation_page
+from virnucpro.viral.classifier import choose_classifier
+from virnucpro.viral.head import Head
+from virnucpro.workflows.predict_options import PredictOptions
+from virnucpro.workflows.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class Prediction:
+    config: RunConfig
+    head: Path
+
+    def __call__(self, resume: bool) -> None:
+        run_inline(again(self.config, resume=resume), Head.load(self.head))
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A run without a model, cut into small blocks."""
+
+    options: PredictOptions
+
+    def __call__(self, resume: bool) -> None:
+        usual = plan.LETTERS_AT_ONCE, fasta._BLOCK
+        plan.LETTERS_AT_ONCE = fasta._BLOCK = 3_000
+        try:
+            options = replace(self.options, resume=resume)
+            execute(options, lambda _: None, lambda _: InlineExecutor())
+        finally:
+            plan.LETTERS_AT_ONCE, fasta._BLOCK = usual
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    question: EvaluationSpec
+    config: RunConfig
+    head: Path
+
+    def __call__(self, resume: bool) -> None:
+        config = again(self.config, resume=resume)
+        options = config.options
+        classifier = choose_classifier(options, options.calls, Head.load(self.head))
+        config = replace(config, classifier=classifier)
+        figures = evaluate_spec(self.question, config, InlineExecutor(), lambda _: None)
+        write_report(self.question.options.output_dir, figures)
+        write_evaluation_page(self.question.options.output_dir, figures)
+
+
+@dataclass(frozen=True)
+class Training:
+    options: TrainOptions
+
+    def __call__(self, resume: bool) -> None:
+        train_here(replace(self.options, resume=resume))
+
+
+def main(work: Callable[[bool], None], folder: Path, kept: Path, limits: list[str]) -> None:
+    """Let ``work`` fill disks at the parent of its ``folder``; it takes whether it is a resume."""
+    disk = folder.parent
+    for limit in limits:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "tmpfs", disk], check=True)
+        told = {"message": "", "kept": str(kept / limit)}
+        try:
+            work(False)
+        except VirnucproError as error:
+            told |= {"message": str(error), "hint": error.hint, "exit_code": error.exit_code}
+        told["leftovers"] = leftovers(disk)
+        room = "remount,size=64m,nr_inodes=10000"
+        subprocess.run(["mount", "-o", room, disk], check=True)
+        work(True)
+        shutil.copytree(folder, told["kept"])
+        gc.collect()  # an error keeps what it met, such as files that are mapped
+        subprocess.run(["umount", disk], check=True)
+        sys.stdout.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main(*pickle.loads(Path(sys.argv[1]).read_bytes()))  # noqa: S301 - our own

@@ -1,0 +1,186 @@
+"""Processes of ours that start quickly: forked from one that has imported what they need."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+from run_helpers import hear_signals
+
+from virnucpro.cli.main import main
+from virnucpro.core import child_process as processes
+from virnucpro.core.child_process import Pipe, run_child
+
+NEEDED = [
+    *("torch", "h5py", "virnucpro.engine.local"),
+    *("faulty_workers", "training_helpers", "forkserver_runner"),
+]
+NEEDED += ["virnucpro.cli.main", "virnucpro.training.train"]
+
+
+class Forked:
+    """The part of ``subprocess.Popen`` that tests use, for a child of the fork server."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        theirs, ours = os.pipe()
+        self.stdin = os.fdopen(ours, "wb")
+        with (
+            Connection(theirs, writable=False) as parents_end,
+            Connection(os.dup(pipe.fileno())) as copy,  # only this class can be sent
+        ):
+            self.process = fork_server().Process(
+                target=_begin, args=(copy, parents_end), daemon=True
+            )
+            self.process.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, seconds: float | None = None) -> None:
+        self.process.join(seconds)
+        if self.process.is_alive():
+            raise subprocess.TimeoutExpired("forked", seconds or 0.0)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+def fork_server() -> multiprocessing.context.ForkServerContext:
+    multiprocessing.set_forkserver_preload(NEEDED)
+    return multiprocessing.get_context("forkserver")
+
+
+def _begin(pipe: Connection, parents_end: Connection) -> None:
+    os.dup2(parents_end.fileno(), 0)
+    parents_end.close()
+    run_child(os.dup(pipe.fileno()))
+
+
+def run_command(words: list[str]) -> None:
+    sys.argv = ["virnucpro", *words]
+    main()
+
+
+def start(
+    *words: object,
+    streams: Sequence[int],
+    cwd: Path | None = None,
+    env: Mapping | None = None,
+    run: Callable[[list[str]], None] = run_command,
+) -> BaseProcess:
+    """Start a command with these standard streams; its workers are forked as well."""
+    return _start(run, [*map(str, words)], streams, cwd, env)
+
+
+def _start(
+    run: Callable[..., None],
+    given: object,
+    streams: Sequence[int],
+    cwd: Path | None = None,
+    env: Mapping | None = None,
+) -> BaseProcess:
+    with ExitStack() as stack:
+        copies = [stack.enter_context(Connection(os.dup(number))) for number in streams]
+        place, variables = cwd or Path.cwd(), dict(os.environ if env is None else env)
+        process = fork_server().Process(target=_begun, args=(run, given, copies, place, variables))
+        process.start()
+    return process
+
+
+class Beside:
+    """A command, or a function of what is given, that runs beside the test."""
+
+    def __init__(
+        self, *words: object, run: Callable[..., None] | None = None, env: Mapping | None = None
+    ) -> None:
+        self._out, self._errors = (
+            tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when it has ended
+            for _ in range(2)
+        )
+        streams = [self._out.fileno(), self._out.fileno(), self._errors.fileno()]
+        given = [*words] if run else [*map(str, words)]
+        self.process = _start(run or run_command, given, streams, env=env)
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def said(self, seconds: float = 120) -> str:
+        """Wait for its end and return what it wrote to stderr; after ``seconds``, kill it."""
+        self.process.join(seconds)
+        if self.process.is_alive():
+            self.process.kill()
+            raise subprocess.TimeoutExpired("forked", seconds)
+        self._errors.seek(0)
+        text = self._errors.read()
+        self._out.close()
+        self._errors.close()
+        return text
+
+
+def virnucpro(
+    *words: object,
+    input: str = "",
+    cwd: Path | None = None,
+    env: Mapping | None = None,
+    run: Callable[[list[str]], None] = run_command,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, as ``subprocess.run`` does."""
+    with ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
+        files[0].write(input)
+        files[0].seek(0)
+        process = start(
+            *words, streams=[file.fileno() for file in files], cwd=cwd, env=env, run=run
+        )
+        process.join()
+        for file in files:
+            file.seek(0)
+        _, out, errors = (file.read() for file in files)
+    return subprocess.CompletedProcess(words, process.exitcode, out, errors)
+
+
+def _begun(
+    run: Callable[..., None],
+    given: list[object],
+    streams: list[Connection],
+    place: Path,
+    env: dict[str, str],
+) -> None:
+    for number, stream in enumerate(streams):
+        os.dup2(stream.fileno(), number)
+        stream.close()
+    sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(place)
+    if threads := env.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))  # torch read it when the server started
+    hear_signals()
+    processes._start_interpreter = Forked
+    if sys.version_info < (
+        3,
+        14,
+    ):  # from then on a server wants a key, and a command starts its own
+        forkserver._forkserver.ensure_running = lambda: None
+    run(given)

@@ -1,0 +1,1211 @@
+"""Virus-like regions: the chain, what bounds them, and the files that all say the same."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise, product
+from math import exp, log, log1p
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from conftest import open_dna, random_dna
+from html_parser import Page
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_helpers import (
+    called,
+    forget_hashes,
+    rows,
+    write_run_json,
+)
+from test_scorer_run import outputs, predict, write
+
+from virnucpro.cli.main import app
+from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UnavailableError
+from virnucpro.core.safe_dir import SafeDir
+from virnucpro.core.types import FastaRecord, reverse_complement
+from virnucpro.results.call_rows import make_batches
+from virnucpro.results.counts import RecordCounts
+from virnucpro.results.output_writer import open_outputs
+from virnucpro.results.outputs import REGION_OUTPUTS, REGION_TABLE
+from virnucpro.results.report.run_report import report_folder
+from virnucpro.results.sample_tables import OutputDir
+from virnucpro.results.table_readers import parse_region
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.translate import STANDARD
+from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, log_likelihoods, viral_path
+from virnucpro.viral.host_markers import Repeat, find_host_genes, find_trna_ends, host_peptides
+from virnucpro.viral.options import FALSE_POSITIVES, ThresholdOptions
+from virnucpro.viral.provirus import (
+    SHORTEST_RECORD,
+    ProvirusFinder,
+    Repeats,
+    ViralRun,
+    classify_region,
+    describe_evidence,
+    refine_ends,
+    regions_from_windows,
+    split_runs,
+)
+from virnucpro.viral.provirus_features import HostBackground, Levels, ReadGenes, WindowTable
+from virnucpro.viral.scoring import score_proteins, score_windows
+from virnucpro.viral.types import Call, CalledRecords, Region
+from virnucpro.workflows.find_proviruses import find_regions
+from virnucpro.workflows.predict_options import RegionsOptions
+from virnucpro.workflows.summary import Summary
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+WHY = "att_length=12;trna=yes;viral_genes=4/9"
+FILES = ("regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.tsv.gz")
+MODEL = RegionModel(
+    size=1000,
+    step=500,
+    host=HostBackground(gc=0.5, slope=-10.0, shape=(5.0, 1.0, 2.0), deviation=(0.3, 0.3, 1.0)),
+    levels=Levels((-3.0,) * 25, 1.0),
+    gc_weight=0.5,
+    shape_weight=1.5,
+    shape_bases=2_500,
+    edges=(0.0, 2.0),
+    log_ratios=(-1.0, 0.1, 1.0),
+    genes=Levels((-2.0,) * 25, 0.3),
+    gene_log_ratios=(-0.6, 0.1, 0.6),
+    weight=0.35,
+    deviation=1.8,
+    distance=3.0,
+    first_share=0.05,
+    host_bases=40_000.0,
+    virus_bases=8_000.0,
+    training="a test",
+)
+
+MODEL_OF_LONG = replace(MODEL, virus_bases=20_000.0)
+OWN = RegionModel.load()
+
+
+def log_joint(path: tuple[bool, ...], starts: np.ndarray, evidence: np.ndarray) -> float:
+    """The log probability of a path and all evidence, by the definition of the chain."""
+    share = MODEL.first_share
+    total = log(share) if path[0] else log1p(-share)
+    for (a, b), (start, end) in zip(pairwise(path), pairwise(starts.tolist()), strict=True):
+        total += MODEL.transition(end - start)[int(a), int(b)]
+    return total + float(evidence[np.array(path)].sum())
+
+
+def test_the_genes_of_a_piece_count_for_the_pieces_within_half_the_bases_around_it():
+    shape = np.tile([5.0, 1.0, 2.0], (20, 1))
+    items = WindowTable(
+        np.arange(20) * 500, np.zeros(20), np.full(20, 0.5), shape.copy(), np.full(20, np.nan)
+    )
+    shape[10, 0] -= 0.3  # a deviation, of one of three figures
+    moved = MODEL.contrast(items._replace(shape=shape), is_virus=True)
+    moved -= MODEL.contrast(items, is_virus=True)
+    assert np.flatnonzero(moved).tolist() == [8, 9, 10, 11, 12]
+    assert moved[10] == pytest.approx(1.5 / 3 / 5)
+
+
+@pytest.mark.parametrize(
+    ("level", "found"), [(0.5, 0.5), (-0.5, -0.5), (-4.75, -4.75), (-6.0, -5), (np.nan, 0)]
+)
+def test_the_level_of_a_host_is_found_to_a_quarter_of_a_spread_and_up_to_five(level, found):
+    assert MODEL.departure(np.arange(2000) * 500, np.full(2000, level)) == found
+    items = items_of(np.full(2000, MODEL.levels.index_at(MODEL.host.gc) + level))
+    for is_virus, expected in ((True, level), (False, level - found)):
+        contrasts = MODEL.contrast(items, is_virus=is_virus)
+        assert contrasts == pytest.approx(np.full(2000, expected), nan_ok=True)
+
+
+def test_states_change_at_their_rates_and_are_independent_far_apart():
+    near, far = (np.exp(MODEL.transition(n_bases)) for n_bases in (1, 10**7))
+    assert near == pytest.approx(np.array([[1, 1 / 40_000], [1 / 8_000, 1]]), rel=2e-4)
+    assert far == pytest.approx(np.array([[5 / 6, 1 / 6]] * 2))
+
+
+def test_a_piece_without_log_odds_is_no_evidence():
+    assert MODEL.evidence(np.array([np.nan, -0.5, 1.0, 3.0])).tolist() == [0.0, -1.0, 0.1, 1.0]
+
+
+@pytest.fixture(params=range(12))
+def chain(request) -> tuple[np.ndarray, np.ndarray]:
+    """Nine items, some far from the next, as if those between were missing."""
+    rng = np.random.default_rng(request.param)
+    starts = np.cumsum(rng.choice([500, 1000, 4000, 30_000], 9))
+    return starts, rng.normal(0, 2.5, 9)
+
+
+def test_the_path_is_the_best_of_all_paths(chain):
+    best = max(product((False, True), repeat=9), key=lambda path: log_joint(path, *chain))
+    assert tuple(viral_path(*chain, MODEL)[0].tolist()) == best
+
+
+def test_the_posterior_is_the_share_of_all_paths_that_are_viral_there(chain):
+    paths = list(product((False, True), repeat=9))
+    weights = np.array([exp(log_joint(path, *chain)) for path in paths])
+    expected = weights @ np.array(paths) / weights.sum()
+    # sums of 512 float64 terms
+    np.testing.assert_allclose(viral_path(*chain, MODEL)[1], expected, rtol=1e-10)
+
+
+def test_items_without_evidence_may_as_well_be_missing(chain):
+    """Transitions count bases: an item between that says nothing changes nothing."""
+    starts, evidence = chain
+    silent = (starts[:-1] + starts[1:]) // 2
+    order = np.argsort(np.concatenate([starts, silent]))
+    both = np.concatenate([starts, silent])[order]
+    said = np.concatenate([evidence, np.zeros(len(silent))])[order]
+    with_silent = viral_path(both, said, MODEL)[1][np.isin(both, starts)]
+    np.testing.assert_allclose(with_silent, viral_path(*chain, MODEL)[1], rtol=1e-9)
+
+
+def test_the_likelihood_of_a_departure_is_the_sum_over_all_paths(chain):
+    starts, contrasts = chain
+    departures = np.array([-1.0, 0.0, 2.5])
+    expected = []
+    for departure in departures:
+        values = contrasts - departure
+        of_host, of_virus = (-0.35 * (values - at) ** 2 / (2 * 1.8**2) for at in (0.0, 3.0))
+        paths = product((False, True), repeat=9)
+        total = sum(exp(log_joint(path, starts, of_virus - of_host)) for path in paths)
+        expected.append(log(total) + of_host.sum())
+    likely = log_likelihoods(starts, contrasts, departures, MODEL)
+    np.testing.assert_allclose(likely, expected, rtol=1e-10)  # sums of 512 float64 terms
+
+
+def test_the_level_of_a_host_follows_its_gc_and_hosts_near_it():
+    gc, level = np.array([0.3, 0.31, 0.5, 0.51]), np.array([-1.0, -1.2, -4.0, -4.2])
+    levels = Levels.from_values(gc, level)
+    assert levels.index_at(0.3) == pytest.approx(-1.1, abs=0.05)
+    assert levels.index_at(0.5) == pytest.approx(-4.1, abs=0.05)
+    assert levels.index_at(0.95) == levels.index_at(0.8)
+    assert levels.spread == pytest.approx(0.2, abs=0.02)
+    with pytest.raises(ValueError, match="3 levels of hosts, not 25"):
+        Levels((-3.0,) * 3, 1.0)
+
+
+def items_of(log_odds: np.ndarray, model: RegionModel = MODEL) -> WindowTable:
+    """Pieces with these log-odds, all else being as in a host."""
+    starts = model.step * np.arange(len(log_odds))
+    gc = np.full(len(log_odds), model.host.gc)
+    shape = np.tile(model.host.shape, (len(log_odds), 1))
+    return WindowTable(starts, log_odds, gc, shape, np.full(len(log_odds), np.nan))
+
+
+def no_genes(sequence: str) -> tuple[np.ndarray, ...]:
+    """What is read of a sequence without a gene."""
+    nothing = np.zeros(0, np.int64)
+    return nothing, nothing, np.zeros(0), nothing
+
+
+def regions_of(sequence, log_odds, model=MODEL, *, is_virus=False):
+    """The regions of a sequence whose pieces have these log-odds."""
+    items = items_of(log_odds, model)
+    return regions_from_windows(sequence, items, model, no_genes, is_virus=is_virus)[0]
+
+
+log_odds_along = st.lists(
+    st.one_of(st.floats(-8, 8), st.just(float("nan"))), min_size=1, max_size=120
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(log_odds_along, st.booleans(), st.integers(0, 2**31))
+def test_regions_lie_within_the_record_and_apart(values, is_virus, seed):
+    n_bases = MODEL.step * (len(values) - 1) + MODEL.size
+    sequence = open_dna(n_bases, np.random.default_rng(seed))
+    regions = regions_of(sequence, np.array(values), is_virus=is_virus)
+    ends = [end for region in regions for end in (region.start, region.end)]
+    assert ends == sorted(set(ends))  # none is empty, and no two touch
+    assert not ends or (ends[0] >= 0 and ends[-1] <= n_bases)
+    assert all(0 <= region.posterior <= 1 for region in regions)
+    assert not is_virus or [region.kind for region in regions] == ["whole"]
+
+
+def genes_like(log_odds: float) -> ReadGenes:
+    """Reads a gene of 900 bases in each 1,000 of any sequence, with these log-odds."""
+
+    def read(sequence: str) -> tuple[np.ndarray, ...]:
+        start = np.arange(0, len(sequence) - 900, 1_000)
+        return start, start + 900, np.full(len(start), log_odds), np.zeros_like(start)
+
+    return read
+
+
+def test_proteins_decide_where_the_pieces_leave_a_doubt():
+    rng = np.random.default_rng(4)
+    level = OWN.levels.index_at(OWN.host.gc)
+    log_odds = rng.normal(level, 1.0, 399)
+    log_odds[160:220] += 2
+    items, sequence = items_of(log_odds, OWN), random_dna(200_000, rng)
+    usual = OWN.genes.index_at(OWN.host.gc)
+    for above, n_regions in ((0.0, 0), (3.0, 1)):
+        read = genes_like(usual + above)
+        regions, track = regions_from_windows(sequence, items, OWN, read, is_virus=False)
+        assert len(regions) == n_regions
+        assert (track.posterior[170:210] > 0.5).all() == bool(n_regions)
+    assert abs(regions[0].start - 80_000) < 3_000
+    assert (
+        regions[0].evidence == f"viral_genes={0}/{len(read(sequence[slice(*regions[0][:2])])[0])}"
+    )
+    assert regions[0].region_class == "uncertain"
+
+
+# genes of 1,000 bases side by side: whether each is viral, and its strand
+@pytest.mark.parametrize(
+    ("n_bases", "viral", "strand", "judged"),
+    [
+        (18_000, "1" * 6 + "0" * 9, "0" * 6 + "1" * 9, "prophage"),
+        (17_999, "1" * 6 + "0" * 9, "0" * 6 + "1" * 9, "uncertain"),  # as short as satellites
+        (18_000, "1" * 6 + "0" * 10, "0" * 6 + "1" * 10, "uncertain"),  # few viral genes
+        (18_000, "1" * 12, "01" * 6, "uncertain"),  # no block on a strand
+        (18_000, "11110111", "0" * 8, "prophage"),  # a gene between costs half of its bases
+        (18_000, "1" * 8, "11110111", "prophage"),  # one of the other strand all of them
+        (18_000, "11101011", "0" * 8, "uncertain"),
+        (18_000, "1" * 7, "1110111", "uncertain"),
+    ],
+)
+def test_a_prophage_is_long_with_many_viral_genes_and_a_block_of_these_on_a_strand(
+    n_bases, viral, strand, judged
+):
+    start = 1_000 * np.arange(len(viral))
+    log_odds = np.array([1.0 if one == "1" else 0.0 for one in viral])
+    genes = start, start + 1_000, log_odds, np.array(list(strand), dtype=np.int64)
+    for order in (slice(None), slice(None, None, -1)):  # genes come in any order
+        assert classify_region(n_bases, tuple(column[order] for column in genes)) == judged
+
+
+def test_a_short_record_is_a_provirus_throughout_if_its_proteins_are_far_above_those_of_hosts():
+    rng = np.random.default_rng(5)
+    gc = OWN.host.gc
+    for n_bases, above, is_region in (
+        (20_000, 2.6, True),
+        (20_000, 2.0, False),
+        (10_000, 2.6, False),  # few proteins: they spread more
+        (60_000, 2.6, False),  # a host's flanks would be there
+    ):
+        log_odds = rng.normal(OWN.levels.index_at(gc) + 3, 1.0, n_bases // 500 - 1)
+        read = genes_like(OWN.genes.index_at(gc) + above)
+        items, sequence = items_of(log_odds, OWN), random_dna(n_bases, rng)
+        regions, _ = regions_from_windows(sequence, items, OWN, read, is_virus=False)
+        assert [tuple(one[:3]) for one in regions] == [(0, n_bases, "provirus")] * is_region
+
+
+def test_the_level_of_a_long_host_hardly_matters():
+    rng = np.random.default_rng(3)
+    log_odds = rng.normal(-4, 1.5, 3000)
+    log_odds[1500:1550] += 6
+    sequence = random_dna(500 * 3000 + 500, rng)
+    for shift in (0, 3):
+        [region] = regions_of(sequence, log_odds + shift, OWN)
+        assert abs(region.start - 750_000) < 2_000
+        assert abs(region.end - 775_000) < 2_000
+
+
+def test_a_part_stands_out_from_a_host_of_an_unusual_level():
+    rng = np.random.default_rng(6)
+    sequence = random_dna(60_000, rng)
+    log_odds = rng.normal(OWN.levels.index_at(OWN.host.gc), 1.5, 119)
+    log_odds[60:] += 5
+    for departure in (-1.5, 1.5):
+        [region] = regions_of(sequence, log_odds + departure * OWN.levels.spread, OWN)
+        assert abs(region.start - 30_000) < 3_000
+        assert region.end == 60_000
+
+
+def test_neighbours_are_split_where_the_evidence_falls_between():
+    rng = np.random.default_rng(9)
+    sequence = random_dna(500_500, rng)
+    for n_between, n_regions in ((4, 1), (30, 2)):
+        log_odds = rng.normal(OWN.levels.index_at(OWN.host.gc), 0.5, 1000)
+        log_odds[300:400] += 6
+        log_odds[340 : 340 + n_between] -= 6
+        assert len(regions_of(sequence, log_odds, OWN)) == n_regions
+    run = ViralRun(2, 8, 1_250, 4_250)
+    posterior = np.array([0, 0, 0.4, 0.9, 0.2, 0.1, 0.9, 0.3, 0])
+    starts = 500 * np.arange(9)
+    assert split_runs(run, starts, posterior, MODEL) == [
+        ViralRun(2, 4, 1_250, 2_250),
+        ViralRun(6, 8, 3_250, 4_250),
+    ]
+    assert split_runs(run, starts, np.full(9, 0.9), MODEL) == [run]
+
+
+def test_what_gc_alone_explains_is_partly_taken_out():
+    rng = np.random.default_rng(7)
+    items = items_of(rng.normal(-3, 1, 4000))
+    gc = np.repeat(rng.uniform(0.3, 0.7, 200), 20)
+    items = items._replace(gc=gc, log_odds=items.log_odds - 12 * (gc - 0.5))
+    host = MODEL.host.value_at(items, is_virus=False)
+    assert host.slope == pytest.approx(-12, abs=1)
+    for weight in (0.0, 0.5, 1.0):
+        left = np.polyfit(gc, items.signal(host, weight, 0.0, 1), 1)[0]
+        assert left == pytest.approx(-12 * (1 - weight), abs=1)
+
+
+@pytest.mark.parametrize("n_gc", [1, 200])
+@pytest.mark.parametrize("n", [1, 2, 7, 19, 20, 21, 399])
+def test_figures_of_a_host_are_medians_and_the_slope_of_medians_of_twenty_parts_by_gc(n, n_gc):
+    rng = np.random.default_rng(n)
+    shape = rng.normal(0, 1, (n, 3))
+    gc = np.full(n, 0.41) if n_gc == 1 else rng.integers(300, 500, n) / 1000  # with ties
+    items = items_of(rng.normal(0, 1, n))._replace(gc=gc, shape=shape)
+    for known in (np.ones(n, dtype=bool), np.arange(n) % 5 != 1):
+        some = items._replace(log_odds=np.where(known, items.log_odds, np.nan))
+        gc_of_host, slope, shape_of_host = some.own_figures()
+        np.testing.assert_allclose(gc_of_host, np.median(gc[known]))
+        np.testing.assert_allclose(shape_of_host, np.median(shape[known], axis=0))
+        order = np.argsort(gc[known], kind="stable")
+        parts = [part for part in np.array_split(order, 20) if len(part)]
+        x = np.array([np.median(gc[known][part]) for part in parts])
+        y = np.array([np.median(items.log_odds[known][part]) for part in parts])
+        varies = np.ptp(x) > 0
+        expected = np.polyfit(x, y, 1)[0] if varies else 0.0
+        np.testing.assert_allclose(slope, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_short_dense_genes_around_a_piece_speak_for_a_virus():
+    items = items_of(np.full(200, -3.0))
+    shape = items.shape.copy()
+    for deviations, expected in ((0.5, 0.5), (1.0, 1.0), (4.0, 1.0)):  # beyond 1, all is alike
+        shape[100:110] = items.shape[100:110] + deviations * np.array([-0.3, -0.3, 1.0])
+        values = items._replace(shape=shape).signal(MODEL.host, 0.0, 1.5, 5) + 3.0
+        np.testing.assert_allclose(values[102:108], 1.5 * expected)
+        np.testing.assert_allclose(values[[98, 111]], 1.5 * min(1.0, deviations / 5))
+        np.testing.assert_allclose(np.delete(values, range(98, 112)), 0.0, atol=1e-12)
+
+
+def test_an_end_moves_to_an_open_stretch_but_not_past_the_middle_to_the_next_end():
+    stop = "TAATTAATTAATTAATTAA"  # closes all six frames
+    sequence = "CAC" * 1000 + stop + "CAC" * 1000
+    repeats = Repeats.from_sequence(sequence, np.arange(0, 5_000, 500), np.zeros(10), MODEL)
+
+    def moved_ends(*ends: tuple[int, int]) -> list[tuple[int, int, str]]:
+        return refine_ends([ViralRun(0, 1, start, end) for start, end in ends], repeats)
+
+    [(start, end, att)] = moved_ends((2_700, 5_000))
+    assert att == ""
+    assert abs(start - 3_000) <= len(stop)
+    assert end == 5_000
+    for runs in ([(1_000, 2_600), (2_650, 5_000)], [(3_400, 3_420)]):
+        moved = [end for run in moved_ends(*runs) for end in run[:2]]
+        assert moved == sorted(set(moved))
+    repeats = Repeats.from_sequence(
+        8 * ("CAC" * 200 + stop), np.arange(0, 5_000, 500), np.zeros(10), MODEL
+    )
+    [(start, end, _)] = moved_ends((2_700, 4_700))  # of stops each 619 bases the nearest
+    assert (start, end) == pytest.approx((2_466, 4_942), abs=len(stop) / 2)
+    (_, before, _), (behind, _, _) = moved_ends((1_000, 2_600), (2_650, 4_700))
+    assert before <= 2_625 < behind
+
+
+PEPTIDE = "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT"  # GDKFAGRHGQKG of RNA polymerase
+
+
+@pytest.mark.parametrize("bases", [PEPTIDE, reverse_complement(PEPTIDE)], ids=["+", "-"])
+def test_a_peptide_of_rna_polymerase_is_seen_in_every_frame_and_over_the_edge_of_a_block(bases):
+    end = 0 if bases == PEPTIDE else len(bases)
+    for start in (120, 121, 122, *range(1_000_000 - len(bases), 1_000_001, 7)):
+        sequence = ("CAC" * (start // 3 + 1))[:start] + bases + "CAC" * 30
+        assert host_peptides(sequence) == [start + end]
+
+
+@pytest.mark.parametrize(
+    "gene",
+    [
+        PEPTIDE,
+        "CAGCAGCCGCGGTAA",  # 16S rRNA
+        "AACTATAACGGTCCTAAGGTAGCGA",  # 23S rRNA
+        "GGTCCTCTCGTA",  # on the other strand
+    ],
+)
+def test_genes_that_every_bacterium_has_are_the_hosts_though_they_look_viral(gene):
+    rng = np.random.default_rng(4)
+    log_odds = rng.normal(-4, 1, 300)
+    log_odds[104:120] += 8
+    sequence = "CAC" * (150_500 // 3)
+    place = 56_001
+    guarded = sequence[:place] + gene + sequence[place + len(gene) :]
+    of = [regions_of(one, log_odds, OWN) for one in (sequence, guarded)]
+    assert (len(of[0]), len(of[1])) == (1, 0)
+
+
+# The files
+
+S = "0.500000"  # the score of every record here
+
+
+def results(*regions_of: list[tuple[int, int, str]]) -> CalledRecords:
+    made = []
+    for number, regions in enumerate(regions_of):
+        sequence = random_dna(400, np.random.default_rng(number))
+        record = FastaRecord(f"in:r{number};=%,&|", "whatever", sequence, 1, 0, "in", f"r{number}")
+        call = Call(record.name, len(sequence), "scored", "in", virus_score=0.5)
+        found = tuple(
+            Region(
+                start, end, kind, 0.98765, "ACGTTGCAACGT", evidence=WHY, region_class="uncertain"
+            )
+            for start, end, kind in regions
+        )
+        made.append((record, call, found))
+    return called(*made)
+
+
+def written(folder: Path, made: CalledRecords) -> None:
+    with open_outputs(REGION_OUTPUTS, OutputDir(folder, SafeDir(folder), folder)) as add:
+        for portion in make_batches(made, REGION_OUTPUTS, None):
+            add(portion)
+
+
+def test_a_region_that_covers_all_of_a_record_is_reported_only_of_a_record_that_is_called_a_virus():
+    rng = np.random.default_rng(6)
+    sequence = random_dna(40_000, rng)
+    far = OWN.levels.index_at(OWN.host.gc) + 5 * OWN.levels.spread
+    log_odds = rng.normal(far, 1.5, 79)
+    assert regions_of(sequence, log_odds, OWN) == ()
+    [region] = regions_of(sequence, log_odds, OWN, is_virus=True)
+    assert region[:3] == (0, 40_000, "whole")
+
+
+@st.composite
+def apart(draw) -> list[tuple[int, int, str]]:
+    ends = sorted(draw(st.sets(st.integers(0, 400), max_size=8)))
+    kinds = st.sampled_from(["provirus", "whole"])
+    return [(a, b, draw(kinds)) for a, b in zip(ends[::2], ends[1::2], strict=False)]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(apart(), min_size=1, max_size=4))
+def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
+    folder = tmp_path_factory.mktemp("files")
+    made = results(*regions_of)
+    written(folder, made)
+    expected = [
+        (made.records.ids[place], region.start, region.end, region.kind)
+        for place, (regions, _) in made.regions.items()
+        for region in regions
+    ]
+    names = [f"{record}|{kind}_{start + 1}_{end}" for record, start, end, kind in expected]
+    table = rows(folder / "regions.tsv")
+    assert [row["region"] for row in table] == names
+    with (folder / "regions.tsv").open() as lines:
+        assert list(map(parse_region, REGION_TABLE.values_in(lines))) == [
+            (("in", made.records.names[place]), region._replace(posterior=0.9877))
+            for place, (regions, _) in made.regions.items()
+            for region in regions
+        ]
+    bed = [line.split("\t") for line in (folder / "regions.bed").read_text().splitlines()]
+    assert [(row[0], int(row[1]), int(row[2]), row[3]) for row in bed] == [
+        (*place[:3], name) for place, name in zip(expected, names, strict=True)
+    ]
+    first, *lines = (folder / "regions.gff3").read_text().splitlines()
+    assert first == "##gff-version 3"
+    terms = {"provirus": "proviral_region", "whole": "viral_sequence"}
+    assert [
+        (unquote(row[0]), row[2], int(row[3]) - 1, int(row[4]), unquote(row[8]))
+        for row in (line.split("\t") for line in lines)
+    ] == [
+        (
+            record,
+            terms[kind],
+            start,
+            end,
+            f"ID={name};att=ACGTTGCAACGT;class=uncertain;{WHY};call=other;virus_score={S}",
+        )
+        for (record, start, end, kind), name in zip(expected, names, strict=True)
+    ]
+    bases = dict(zip(made.records.ids, made.records.sequences, strict=True))
+    assert {(row["call"], row["virus_score"]) for row in table} <= {("other", S)}
+    assert [(one.header, one.sequence) for one in read_if_any(folder / "regions.fasta")] == [
+        (f"{name} call=other virus_score={S} posterior=0.9877", bases[record][start:end])
+        for (record, start, end, _), name in zip(expected, names, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        *(("start", value, "r has no region such as x") for value in ("0", "301")),
+        *(("posterior", value, "r has no region such as x") for value in ("1.01", "-0.01")),
+        ("kind", "virus", "x is a virus"),
+        ("class", "phage", "x is of the class phage"),
+    ],
+)
+def test_a_row_of_regions_that_makes_no_sense_is_refused(name, value, why):
+    usual = dict.fromkeys(REGION_TABLE.columns, "") | {"start": "101", "end": "300"}
+    usual |= {"record": "r", "region": "x", "kind": "provirus", "posterior": "0.5"}
+
+    def read(**changes: str) -> list[Region]:
+        lines = (REGION_TABLE.columns, {**usual, **changes}.values())
+        return [
+            one
+            for _, one in map(
+                parse_region, REGION_TABLE.values_in("\t".join(line) + "\n" for line in lines)
+            )
+        ]
+
+    for bounds in (("1", "1", "0"), ("7", "9", "1")):
+        start, end, posterior = bounds
+        [region] = read(start=start, end=end, posterior=posterior)
+        assert region[:4] == (int(start) - 1, int(end), "provirus", float(posterior))
+    with pytest.raises(ValueError, match=why):
+        read(**{name: value})
+
+
+def read_if_any(path: Path) -> list[FastaRecord]:
+    return list(read_fasta(path)) if path.stat().st_size else []
+
+
+# tRNA-Phe of E. coli K-12, without the CCA of the molecule
+TRNA = "GCCCGGATAGCTCAGTCGGTAGAGCAGGGGATTGAAAATCCCCGTGTCCTTGGTTCGATTCCGAGTCCGGGCA"
+
+
+def test_the_end_of_a_trna_is_found_on_either_strand_and_no_other():
+    rng = np.random.default_rng(7)
+    before, behind = random_dna(500, rng), random_dna(300, rng)
+    sequence = before + TRNA + behind
+    assert find_trna_ends(sequence) == [500 + len(TRNA)]
+    assert find_trna_ends(reverse_complement(sequence)) == [300]
+    unpaired = TRNA.replace("CCTTGGTTCG", "CAAAGGTTCG")  # no stem
+    assert find_trna_ends(before + unpaired + behind) == []
+    assert find_trna_ends("") == []
+
+
+def test_a_trna_near_an_end_a_direct_repeat_and_viral_genes_are_the_evidence():
+    rng = np.random.default_rng(7)
+    sequence = random_dna(500, rng) + TRNA + random_dna(700, rng)
+    log_odds = np.array([1.0, 0.0, -1.0])
+    # the arm of a tRNA that is looked for, here bases 548 to 565, lies within 125 bases of an end
+    for place, is_near in ((439, False), (440, True), (673, True), (674, False)):
+        words = ["att_length=5", *["trna=yes"] * is_near, "viral_genes=1/3"]
+        assert describe_evidence(sequence, (1_200, place), "ACGTA", log_odds) == ";".join(words)
+    assert describe_evidence(sequence, (300, 1_200), "", log_odds) == "viral_genes=1/3"
+
+
+def test_a_provirus_counts_by_the_cut_and_is_noted_in_a_record_that_is_not_called():
+    finder = replace(ProvirusFinder.load_builtin(11), least_posterior=0.7)
+    made = results([], [])
+    (_, track), made.calls.are_viruses[1] = made.regions[0], True
+    parts = (Region(0, 50, "provirus", 0.69), Region(60, 90, "provirus", 0.7))
+    for _ in range(2):  # a note is replaced
+        finder.add_detected(made, 0, (parts, track))
+    finder.add_detected(made, 1, ((Region(0, 400, "whole", 0.1),), track))
+    assert [[region.is_virus for region in made.regions[place][0]] for place in (0, 1)] == [
+        *([False, True], [True])
+    ]
+    assert made.calls.notes == ["2 virus-like regions", ""]
+
+
+def test_genes_are_those_of_both_strands_with_the_log_odds_of_their_proteins():
+    gene, scorer = open_dna(600, np.random.default_rng(8)), ProvirusFinder.load_builtin(11).scorer
+    letters = STANDARD.meanings
+    stops = "TAACTAACTAATTAGTTAGTTA"  # in all frames of both strands
+    for is_turned, turned in enumerate((gene, reverse_complement(gene))):
+        sequence = stops + turned + stops
+        start, end, log_odds, strand = (column[0] for column in find_host_genes(sequence, scorer))
+        assert 10 < start <= len(stops)
+        assert len(stops) + 600 - 3 < end < len(sequence) - 10
+        bases = sequence[start:end]
+        assert strand == is_turned
+        bases = reverse_complement(bases) if is_turned else bases
+        protein = "".join(letters[bases[i : i + 3]] for i in range(0, len(bases), 3))
+        assert log_odds == score_proteins([protein], scorer)[0]
+
+
+# Runs
+
+
+# codons per thousand of E. coli K-12, rounded; the others count 3
+USUAL = {
+    **{"CTG": 52, "GCG": 33, "GGC": 29, "GAA": 39, "GAT": 32, "ATT": 30, "GTG": 26, "AAA": 33},
+    **{"ACC": 23, "CAG": 28, "CCG": 23, "CGC": 22, "CGT": 21, "TTT": 22, "TTC": 16, "ATC": 25},
+    **{"GGT": 24, "GCC": 25, "AAC": 21, "AAT": 17, "ATG": 27, "TAT": 16, "TAC": 12, "CAT": 13},
+    **{"AGC": 16, "GAC": 19, "GAG": 17, "TGG": 15, "GCA": 20, "GCT": 15, "GTT": 18, "GTC": 15},
+    **{"TCG": 9, "TCC": 9, "TCT": 8, "CAA": 15, "TTG": 13, "TTA": 13},
+}
+
+
+# more of those that proteins of membranes have: their random proteins look cellular, too
+OFTEN = ("CTG", "ATT", "GTG", "GCG", "TTT", "GGC", "TTA", "TTG", "ATC", "GTT")
+USUAL_IN_HOST = {**USUAL, **{codon: 1.6 * USUAL[codon] for codon in OFTEN}}
+# those that make proteins like phage T4's
+USUAL_IN_T4 = {
+    **{"AAA": 67, "GAA": 63, "ATT": 52, "GAT": 50, "AAT": 40, "GGT": 38, "GTT": 33, "TAT": 32},
+    **{"TTT": 32, "GCT": 32, "ACT": 30, "TTA": 26, "ATG": 26, "GCA": 25, "GTA": 24, "TCT": 22},
+    **{"AAG": 20, "TCA": 20, "CAA": 20, "ACA": 20, "AAC": 17, "CTT": 16, "CGT": 16, "GAC": 16},
+    **{"AGA": 15, "GAG": 14, "TGG": 14, "CCT": 14, "TTC": 14, "ATC": 12, "TAC": 12, "CCA": 10},
+}
+
+
+def host_dna(n_bases: int, rng: np.random.Generator) -> str:
+    """Genes of 300 codons as E. coli has them, on either strand; they look cellular."""
+    return genes_dna(n_bases, rng, 300, USUAL_IN_HOST, "TTAGTTAACTAACTTAG")
+
+
+def phage_dna(n_bases: int, rng: np.random.Generator) -> str:
+    """Short genes as T4 has them; they look viral."""
+    return genes_dna(n_bases, rng, 150, USUAL_IN_T4)
+
+
+def genes_dna(
+    n_bases: int,
+    rng: np.random.Generator,
+    n_codons: int,
+    usual: Mapping[str, float],
+    behind: str = "",
+) -> str:
+    stops = ("TAA", "TAG", "TGA")
+    codons = [codon for codon in map("".join, product("ACGT", repeat=3)) if codon not in stops]
+    weights = np.array([usual.get(codon, 3) for codon in codons], dtype=np.float64)
+    n_genes = n_bases // (3 * n_codons) + 1
+    drawn = rng.choice(codons, (n_genes, n_codons), p=weights / weights.sum())
+    genes = []
+    for row in drawn:
+        gene = "ATG" + "".join(row) + "TAA"
+        if rng.random() < 0.5:
+            gene = reverse_complement(gene)
+        genes.append(gene + behind + random_dna(40, rng))
+    return "".join(genes)[:n_bases]
+
+
+@pytest.fixture(scope="module")
+def chromosomes() -> dict[str, str]:
+    """Genes of a host, and those of a phage within."""
+    rng = np.random.default_rng(11)
+    host = host_dna(200_000, rng)
+    return {
+        "lysogen": host[:90_000] + phage_dna(30_000, rng) + host[90_000:],
+        "host": host_dna(60_000, rng),
+        "short": open_dna(SHORTEST_RECORD - 1, rng),
+    }
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory, chromosomes) -> Path:
+    """A run of ``../in.fa`` that looked for regions at once, which nobody changes."""
+    folder = tmp_path_factory.mktemp("once")
+    predict(write(folder / "in.fa", **chromosomes), to=folder / "run")
+    return folder / "run"
+
+
+def test_the_regions_of_a_record_do_not_depend_on_the_records_beside_it(
+    tmp_path, once, chromosomes
+):
+    predict(write(tmp_path / "in.fa", lysogen=chromosomes["lysogen"]), to=tmp_path / "alone")
+    for name in FILES[1:4]:
+        assert (once / name).read_text() == (tmp_path / "alone" / name).read_text()
+
+
+def test_regions_of_a_finished_run_come_and_go_with_the_option_and_the_calls_stay(tmp_path, once):
+    source, folder = once.parent / "in.fa", tmp_path / "run"
+    predict(source, to=folder, regions=False)
+    plain = rows(folder / "predictions.tsv")
+    assert not any((folder / name).exists() for name in FILES)
+    predict(source, to=folder, resume=True)
+    assert outputs(folder) == outputs(once)
+    assert [{**row, "note": ""} for row in rows(folder / "predictions.tsv")] == plain
+    predict(source, to=folder, regions=False, resume=True)
+    assert rows(folder / "predictions.tsv") == plain
+    assert not any((folder / name).exists() for name in FILES)
+
+
+# times, and scores, which have regions if these were looked for at once
+IN_ITS_OWN_WAY = (".json", ".log", ".html", ".scores")
+
+
+def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, chromosomes):
+    """Of one run in two files with the same ids and tables of each, and again when repeated."""
+    sources = [write(tmp_path / name, **chromosomes) for name in ("a.fa", "b.fa")]
+    once, later = tmp_path / "once", tmp_path / "later"
+    predict(*sources, to=once, per_file=True)
+    predict(*sources, to=later, per_file=True, regions=False)
+    assert not any((later / name).exists() for name in FILES)
+    options = RegionsOptions(folder=later, argv=("virnucpro", "regions", "later"))
+    for _ in range(2):
+        tally = find_regions(options, lambda _: None)
+        assert (tally.n_regions, tally.n_proviruses) == (2, 2)
+        assert 'id="regions"' in (later / "report.html").read_text()
+        tables = [path.relative_to(once) for path in once.rglob("*.*") if path.is_file()]
+        compared = [path for path in tables if path.suffix not in IN_ITS_OWN_WAY]
+        assert {*FILES, "predictions.tsv"} <= {path.name for path in compared}
+        for path in compared:
+            assert (later / path).read_bytes() == (once / path).read_bytes(), path
+    log = (later / "virnucpro.log").read_text()
+    assert "virnucpro regions later" in log
+    line = f"{tally.virus_line}\n"
+    assert line in log and line in (once / "virnucpro.log").read_text()
+    manifests = [json.loads((folder / "run.json").read_text()) for folder in (once, later)]
+    for key in ("recipe", "inputs", "cut"):
+        assert manifests[0][key] == manifests[1][key]
+    assert manifests[1]["counts"]["n_regions"] == 2
+
+
+def test_regions_keep_the_warnings_of_the_page(tmp_path, chromosomes):
+    """And show their own, of the last time only."""
+    gaps = chromosomes["short"][:500] + "---" + chromosomes["short"][500:]
+    source = write(tmp_path / "in.fa", **chromosomes, gapped=gaps)
+    predict(source, to=tmp_path / "run", regions=False)
+    warning = "left out: 3 gaps (- . ~) of an alignment, in 1 record"
+    assert warning in Page(tmp_path / "run/report.html").words
+    source.rename(tmp_path / "aside.fa")
+    for _ in range(2):
+        with pytest.raises(ResumeError, match="gone or has changed"):
+            find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
+    report_folder(tmp_path / "run")
+    words = Page(tmp_path / "run/report.html").words
+    assert warning in words and words.count("is gone or has changed") == 1
+    (tmp_path / "aside.fa").rename(source)
+    find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
+    words = Page(tmp_path / "run/report.html").words
+    assert warning in words and "is gone or has changed" not in words
+    predict(source, to=tmp_path / "run", regions=False, resume=True)
+    assert Page(tmp_path / "run/report.html").words.count(warning) == 1
+
+
+def test_regions_of_a_finished_run_are_found_by_the_model_that_the_run_used(
+    tmp_path, chromosomes, tiny
+):
+    """That is named by the run, or lies beside the head of the model that it embedded with."""
+    source, folder = write(tmp_path / "in.fa", host=chromosomes["host"]), tmp_path / "run"
+    own = tmp_path / "model" / "regions.json"
+    shutil.copytree(tiny.model, own.parent)
+    shutil.copy(tiny.head_file, own.with_name("head.safetensors"))
+    facts = json.loads(OWN_REGION_MODEL.read_text())
+    own.write_text(json.dumps({**facts, "training": "my own prophages"}))
+    predict(source, to=folder, region_model=own)
+
+    def model_of_regions() -> str:
+        find_regions(RegionsOptions(folder=folder), lambda _: None)
+        return json.loads((folder / "run.json").read_text())["cut"]["region_model"]
+
+    assert model_of_regions() == str(own)
+    stored = json.loads((folder / "run.json").read_text())
+    stored["cut"].update(regions=False, region_model=None)
+    stored["tables"]["model"] = str(own.parent)
+    for path in own.parent.glob("model*.safetensors"):
+        path.write_text("the model itself is not opened")
+    write_run_json(folder, stored)
+    assert model_of_regions() == str(own)
+    assert (folder / "virnucpro.log").read_text().count("learned from my own prophages") == 2
+    tables = {**stored["tables"], "model": "esm2_t33_650M_UR50D"}
+    write_run_json(folder, {**stored, "tables": tables})
+    assert model_of_regions() is None  # and nothing is fetched
+    write_run_json(folder, {**stored, "tables": ["not", "a", "table"]})
+    with pytest.raises(ResumeError, match="does not say how the tables are made"):
+        model_of_regions()
+    write_run_json(folder, stored)
+    assert model_of_regions() == str(own)
+    own.unlink()
+    with pytest.raises(InputMissingError, match="there is no region model"):
+        model_of_regions()
+
+
+def test_a_stricter_cut_leaves_proviruses_out_of_the_table_of_viruses_and_regions_keeps_to_it(
+    tmp_path, chromosomes
+):
+    source = write(tmp_path / "in.fa", lysogen=chromosomes["lysogen"])
+    folder = tmp_path / "run"
+    predict(source, to=folder)
+    [row] = rows(folder / "viruses.tsv")
+    [region] = rows(folder / "regions.tsv")
+    assert region["virus"] == row["virus"] == region["region"]
+    posterior = float(row["score"])
+    for threshold, n_viruses in ((posterior + 1e-5, 0), (posterior - 1e-5, 1)):
+        predict(source, to=folder, resume=True, threshold=threshold)
+        before = (folder / "viruses.tsv").read_bytes()
+        assert len(rows(folder / "viruses.tsv")) == n_viruses
+        assert len(rows(folder / "regions.tsv")) == 1
+        assert find_regions(RegionsOptions(folder=folder), lambda _: None).n_proviruses == n_viruses
+        assert (folder / "viruses.tsv").read_bytes() == before
+        counts = json.loads((folder / "run.json").read_text())["counts"]
+        assert counts["n_proviruses"] == n_viruses
+    before = [(folder / name).read_bytes() for name in ("viruses.fasta", "regions.fasta")]
+    source.unlink()  # the letters of the provirus are in these files
+    predict(source, to=folder, resume=True, threshold=posterior - 2e-5)
+    assert [(folder / name).read_bytes() for name in ("viruses.fasta", "regions.fasta")] == before
+
+
+def test_the_presets_ask_for_more_of_a_provirus_the_stricter_they_are():
+    least = [ThresholdOptions(preset=name).min_posterior for name in FALSE_POSITIVES]
+    assert least == sorted(set(least))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("lysogen", "virus-like regions: 1, 0 of them whole records\nnext: head"),
+        ("short", "virus-like regions: 0, 0 of them whole records\n"),
+    ],
+)
+def test_the_command_counts_its_regions_and_names_no_table_that_is_not_there(
+    tmp_path, chromosomes, name, line
+):
+    predict(write(tmp_path / "in.fa", **{name: chromosomes[name]}), to=tmp_path / "run")
+    outcome = CliRunner().invoke(app, ["regions", str(tmp_path / "run")])
+    assert outcome.exit_code == 0
+    assert line in outcome.stdout
+    assert ("next:" in outcome.stdout) == (name == "lysogen")
+
+
+def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, chromosomes):
+    with pytest.raises(InputMissingError, match="there is no such folder"):
+        find_regions(RegionsOptions(folder=tmp_path / "nothing"), lambda _: None)
+    source = write(tmp_path / "in.fa", host=chromosomes["host"])
+    predict(source, to=tmp_path / "run")
+    forget_hashes(tmp_path / "run")
+    table = tmp_path / "run/predictions.tsv"
+    before = table.read_text()
+    table.write_text(before.replace("host", "guest"))
+    with pytest.raises(InputError, match="is not the table of this run"):
+        find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
+    table.write_text(before)
+    source.write_text(source.read_text().replace("A", "C", 1))
+    with pytest.raises(ResumeError, match="is gone or has changed"):
+        find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
+    assert table.read_text() == before
+
+
+def test_a_record_that_was_replaced_is_searched_once_by_its_last_sequence(tmp_path, chromosomes):
+    fasta = write(tmp_path / "in.fa", host=chromosomes["host"], lysogen="", a="ACGT" * 99)
+    predict(fasta, to=tmp_path / "run")
+    mended = write(tmp_path / "mended.fa", lysogen=chromosomes["lysogen"])
+    predict(fasta, mended, to=tmp_path / "run", resume=True, add=True)
+    table = (tmp_path / "run/predictions.tsv").read_text()
+    assert [row.split("\t")[0] for row in table.splitlines()[1:]] == ["host", "a", "lysogen"]
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in FILES}
+    find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in FILES} == before
+    assert (tmp_path / "run/predictions.tsv").read_text() == table
+
+
+def test_tracks_hold_the_pieces_of_every_record_that_was_searched(once, chromosomes):
+    with gzip.open(once / "tracks.tsv.gz", "rt") as text:
+        columns, *lines = [line.rstrip("\n").split("\t") for line in text]
+    assert columns == ["record", "start", "end", "log_odds", "posterior"]
+    finder = ProvirusFinder.load_builtin(11)
+    for name in ("lysogen", "host"):
+        bases = chromosomes[name]
+        pieces, _ = score_windows([bases], finder.scorer, finder.model.step)
+        of_record = [line[1:] for line in lines if line[0] == name]
+        starts = [int(start) - 1 for start, _, _, _ in of_record]
+        assert starts == pieces.start.tolist()
+        assert [f"{value:.3f}" for value in pieces.log_odds] == [row[2] for row in of_record]
+    assert {line[0] for line in lines} == {"lysogen", "host"}
+    viral = [line for line in lines if float(line[4]) > 0.5]
+    assert all(88_000 < int(line[1]) < 122_000 for line in viral)
+    assert len(viral) > 50
+
+
+def test_a_region_over_the_origin_of_a_circle_is_reported_on_both_sides():
+    """However the circle was cut open, the same bases are told."""
+    rng, finder = np.random.default_rng(11), ProvirusFinder.load_builtin(11)
+    host = genes_dna(200_000, rng, 300, USUAL_IN_HOST)  # the hairpins of others are repeats
+    bases = host[:90_000] + phage_dna(30_000, rng) + host[90_000:]
+    spans = {}
+    for first in (0, 20_777, 105_000, 125_500):
+        turned = FastaRecord("x", "x circular=true", bases[first:] + bases[:first])
+        call = Call("x", len(bases), "scored", virus_score=0.1)
+        results = called((turned, call, None))
+        finder.add_regions(results, 0)
+        regions, track = results.regions[0]
+        assert results.calls.notes == ["1 virus-like region"]  # of two parts, at the origin
+        assert (np.diff(track.start) > 0).all()
+        assert {*((track.end - track.start) % len(bases)).tolist()} == {1_000}
+        spans[first] = sorted(
+            ((region.start + first) % len(bases), (region.end + first - 1) % len(bases) + 1)
+            for region in regions
+        )
+        assert [region.over_origin for region in regions] == [first == 105_000] * len(regions)
+        if first == 105_000:
+            assert [regions[0].start, regions[-1].end] == [0, len(bases)]
+    [(start, end)] = spans[0]
+    assert spans[20_777] == spans[125_500] == [(start, end)]
+    assert spans[105_000] == [(start, 105_000), (105_000, end)]
+    assert abs(start - 90_000) < 4_000
+    assert abs(end - 120_000) < 4_000
+    cut = FastaRecord("x", "x", bases[105_000:] + bases[:105_000])
+    assert not any(region.over_origin for region in finder.find([cut], [[False]])[0][0][0])
+
+
+def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_once():
+    made = results(
+        [(0, 150, "whole"), (150, 400, "whole")],
+        [(100, 400, "whole")],
+        [(0, 90, "provirus"), (200, 300, "provirus")],
+    )
+    circle, track = made.regions[0]
+    made.regions[0] = tuple(region._replace(over_origin=True) for region in circle), track
+    summary = Summary()
+    for some in (made.slice_rows(0, 2), made.slice_rows(2, 3)):
+        [portion] = make_batches(some, (), None)
+        summary.records.include(portion.counts)
+    assert (summary.records.n_regions, summary.records.n_whole_regions) == (4, 2)
+    assert summary.records.virus_line == (
+        "viruses: 0 = 0 records + 0 of 2 virus-like regions in other records; see viruses.tsv"
+    )
+    assert RecordCounts(n_viral=3).virus_line == "viruses: 3; see viruses.tsv"
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("1 length=5 depth=1.00x circular=true", True),
+        ("1 [organism=x] [topology=circular]", True),
+        ("ctg1 length=5 circular=yes", True),
+        ("ctg1 circular=no", False),
+        ("circular=true", False),  # an id
+        ("x semicircular=true", False),
+        ("x a circular=truest phage", False),
+    ],
+)
+def test_a_header_can_declare_a_circle(header, expected):
+    assert FastaRecord("1", header, "").is_circular == expected
+
+
+def test_direct_repeats_at_both_ends_are_named_and_are_the_ends():
+    rng = np.random.default_rng(8)
+    bases, att = random_dna(60_000, rng), "GCTTTTTTATACTAA"
+    sequence = bases[:20_000] + att + bases[20_000:45_000] + att + bases[45_000:]
+    log_odds = rng.normal(-4, 1, 119)
+    log_odds[40:90] += 7
+    [region] = regions_of(sequence, log_odds, OWN)
+    assert region[:2] == (20_000, 45_030)
+    assert region.att == att
+    [region] = regions_of(bases + att * 2, log_odds, OWN)
+    assert region.att == ""
+
+
+def repeats_by(evidence: np.ndarray, sequence: str) -> Repeats:
+    """The repeats of a sequence whose pieces begin 500 bases apart and have this evidence."""
+    return Repeats.from_sequence(sequence, 500 * np.arange(len(evidence)), evidence, MODEL_OF_LONG)
+
+
+ATT = "CTTCTAAGTCGTGGGCCGCAGGTTCGAATCCTGCAGGGCGCGCCATT"  # of DLP12 in the gene of a tRNA
+
+
+def repeats_of(word: str, *, elsewhere: str = "") -> list[Repeat]:
+    """The repeats around (40_000, 60_000) of a record with a word from 45_000 and up to 70_000."""
+    bases, size = random_dna(200_000, np.random.default_rng(11)), len(word)
+    bases = bases[:45_000] + word + bases[45_000 + size : 70_000 - size] + word + bases[70_000:]
+    return Repeat.from_ends(bases + elsewhere, (40_000, 60_000), (0, len(bases)), 20_000)
+
+
+def test_a_repeat_far_from_the_ends_must_be_long():
+    [repeat] = repeats_of(ATT)
+    assert (repeat.start, repeat.end, repeat.bases) == (45_000, 70_000, ATT)
+    assert repeat.n_by_chance < 1e-10
+    assert not repeats_of(ATT[:15])
+
+
+def test_repeats_that_a_record_has_elsewhere_are_a_family():
+    assert not repeats_of(ATT, elsewhere=ATT)
+    far, many = "N" * 2**24, 100 * ATT
+    assert not repeats_of(ATT, elsewhere=many + far)
+    assert repeats_of(ATT, elsewhere=far + many), "counted as far as most genomes are long"
+
+
+def test_terminators_and_long_copies_are_no_attachment_sites():
+    stem = "GCGTACCGATTGA"
+    assert not repeats_of(f"AAAAA{stem}TTCG{reverse_complement(stem)}TTTTT")
+    gene = random_dna(1_000, np.random.default_rng(12))
+    assert not repeats_of(gene)
+    left, right = gene[:300] + "A" + gene[301:], gene[:300] + "C" + gene[301:]
+    bases = random_dna(200_000, np.random.default_rng(13))
+    record = bases[:45_000] + left + bases[46_000:69_000] + right + bases[70_000:]
+    assert not Repeat.from_ends(record, (40_000, 60_000), (0, len(record)), 20_000)
+
+
+def test_ends_move_only_to_a_repeat_with_most_of_the_evidence():
+    bases = random_dna(200_000, np.random.default_rng(14))
+    starts = np.arange(0, 199_500, 500)
+    evidence = np.where((starts >= 40_000) & (starts < 60_000), 0.5, -0.5)
+    for places, is_taken in (((38_000, 57_000), True), ((50_000, 58_000), False)):
+        left, right = places
+        record = bases[:left] + ATT + bases[left:right] + ATT + bases[right:]
+        repeats = Repeats.from_sequence(record, starts, evidence, MODEL_OF_LONG)
+        found = repeats.from_window(ViralRun(80, 120, 40_000, 60_000), (0, 200_000))
+        assert (found is not None and found.bases.startswith(ATT)) == is_taken
+
+
+def test_neighbours_that_repeats_bound_are_apart_and_one_virus_stays_whole():
+    rng = np.random.default_rng(12)
+    bases = random_dna(180_000, rng)
+    ends = [(50_000, 88_000), (90_000, 130_000)]
+    two = bases
+    for start, end in ends:
+        two = two[: end - 25] + two[start : start + 25] + two[end:]
+    around = bases[:129_975] + bases[50_000:50_025] + bases[130_000:]
+    only_first = two[:120_000] + random_dna(60_000, rng)
+    run = ViralRun(100, 260, 50_300, 129_600)
+    evidence = np.zeros(359)
+    evidence[100:260] = 0.5
+    whole = [(run.start_base, run.end_base)]
+    for sequence, expected in (
+        (two, ends),
+        (around, [(50_000, 130_000)]),
+        (bases, whole),
+        (only_first, whole),  # the rest has none, and the first less than half of the evidence
+    ):
+        repeats = repeats_by(evidence, sequence)
+        parts = repeats.parts_of(run)
+        assert (parts == [run]) == (len(expected) == 1)
+        moved = [(start, end) for start, end, att in refine_ends(parts, repeats) if att] or whole
+        # two bases may agree by chance beyond either copy, one in 4^3 more
+        np.testing.assert_allclose(moved, expected, atol=2)
+    weaker = evidence.copy()
+    weaker[176:] = 0.1
+    parts = repeats_by(weaker, only_first).parts_of(run)
+    assert [(part.start_base, part.end_base) for part in parts] == [
+        (run.start_base, 88_000),
+        (88_000, run.end_base),  # the rest is no less viral without a repeat
+    ]
+
+
+def test_a_virus_beside_one_with_a_repeat_is_a_region_if_it_has_a_repeat_or_is_viral_by_itself():
+    """Also where a search around both finds the repeat of the first."""
+    bases = random_dna(180_000, np.random.default_rng(12))
+    first, second = (50_000, 88_000), (90_000, 106_000)
+    one = bases[:87_975] + bases[50_000:50_025] + bases[88_000:]
+    two = one[:105_975] + one[90_000:90_025] + one[106_000:]
+    run = ViralRun(100, 212, 50_300, 105_800)
+    for sequence, of_second, expected in (
+        (two, 0.5, [first, second]),
+        (two, 0.1, [first, second]),
+        (one, 0.5, [first, (88_000, 105_800)]),
+        (one, 0.1, [first]),
+    ):
+        evidence = np.zeros(359)
+        evidence[100:176], evidence[180:212] = 0.5, of_second
+        repeats = repeats_by(evidence, sequence)
+        around = repeats.from_window(run, (0, 180_000))
+        assert around is not None
+        assert bases[50_000:50_025] in around.bases
+        moved = [ends[:2] for ends in refine_ends(repeats.parts_of(run), repeats)]
+        # the place without a repeat moves to the edge of an open stretch
+        near = [2 if sequence is two or ends == first else 1_000 for ends in expected]
+        for ends, other, most in zip(moved, expected, near, strict=True):
+            np.testing.assert_allclose(ends, other, atol=most)
+
+
+def test_a_run_whose_repeat_is_less_by_chance_takes_the_place_of_those_that_it_overlaps():
+    bases = random_dna(180_000, np.random.default_rng(12))
+    lysogen = bases[:87_975] + bases[50_000:50_025] + bases[88_000:]
+    evidence = np.zeros(359)
+    evidence[100:176] = 0.5
+    repeats = repeats_by(evidence, lysogen)
+    by_pieces, apart = ViralRun(100, 176, 50_300, 88_200), ViralRun(240, 280, 120_000, 140_000)
+    parts = [ViralRun(100, 110, 50_300, 55_000), ViralRun(120, 190, 60_000, 95_000)]
+    assert repeats.confirmed([*parts, apart], [by_pieces]) == [by_pieces, apart]
+    assert repeats.confirmed([apart], [by_pieces]) == [apart], "no protein says so"
+    without = repeats_by(evidence, bases)
+    assert without.confirmed(parts, [by_pieces]) == parts
+    both, long = ViralRun(100, 240, 50_300, 120_000), evidence.copy()
+    for of_rest, kept in ((0.5, [ViralRun(176, 240, 88_200, 120_000)]), (0.1, [])):
+        long[177:240] = of_rest
+        repeats = repeats_by(long, lysogen)
+        assert repeats.confirmed([both], [by_pieces]) == [by_pieces, *kept], "what it leaves"
+    near = ViralRun(100, 176, 50_001, 88_001)  # the same repeat is less by chance nearer to it
+    assert repeats.confirmed([near], [by_pieces]) == [near]
+
+
+def test_what_is_rather_a_virus_by_all_paths_is_a_region_if_it_is_long_or_a_repeat_bounds_it():
+    rng = np.random.default_rng(8)
+    bases = random_dna(100_000, rng)
+    log_odds = rng.normal(-4, 1.0, 201)
+    lysogen = bases[:40_000] + ATT + bases[40_000:60_000] + ATT + bases[60_000:]
+    called = []
+    for height in np.arange(1.0, 5.0, 0.02):
+        values = log_odds.copy()
+        values[80:121] += height
+        both = (
+            regions_of(bases + "A" * len(ATT * 2), values, OWN),
+            regions_of(lysogen, values, OWN),
+        )
+        called.append(tuple(map(bool, both)))
+    assert called[0] == (False, False)
+    assert called[-1] == (True, True)
+    assert called.count((False, True)) > 1
+    assert called.count((True, False)) == 0
+    of_items = bases, 500 * np.arange(199), np.ones(199)
+    for usual, is_proven in ((20_000.0, True), (20_001.0, False)):
+        repeats = Repeats.from_sequence(*of_items, replace(OWN, virus_bases=usual))
+        assert repeats.test_repeat(ViralRun(80, 120, 40_000, 60_000)) == is_proven
+
+
+def find(finder: ProvirusFinder, bases: str, *, is_virus: bool = False) -> tuple[Region, ...]:
+    [[(regions, _)]] = finder.find([FastaRecord("x", "x", bases)], [[is_virus]])
+    return regions
+
+
+def test_a_record_that_is_called_a_virus_is_one_region(chromosomes):
+    virus = open_dna(20_000, np.random.default_rng(2))
+    finder = ProvirusFinder.load_builtin(11)
+    [region] = find(finder, virus, is_virus=True)
+    assert region[:3] == (0, 20_000, "whole")
+    flanked = chromosomes["host"] + virus
+    [region] = find(finder, flanked, is_virus=True)
+    assert abs(region.start - 60_000) < 2_000
+    assert region.end == 80_000
+
+
+def test_a_region_model_is_read_as_it_was_written_or_refused(tmp_path):
+    path = tmp_path / "regions.json"
+    path.write_text(MODEL.text)
+    assert RegionModel.load(path) == MODEL
+    falling = json.dumps(json.loads(MODEL.text) | {"edges": [2.0, 0.0]})
+    for damaged in ("", "[]", '{"format": 0}', MODEL.text.replace("0.1", "NaN"), falling):
+        path.write_text(damaged)
+        with pytest.raises(UnavailableError, match="is not a region model"):
+            RegionModel.load(path)
+    with pytest.raises(InputMissingError, match="there is no region model"):
+        RegionModel.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("host_bases", float("nan")),
+        ("virus_bases", float("inf")),
+        ("virus_bases", 0),
+        ("distance", 0.0),
+        ("weight", 0.0),
+        ("first_share", 0.0),
+        ("first_share", 1.0),
+        ("deviation", 0.0),
+        ("step", 2.5),
+        ("shape_bases", 9500.5),
+        ("host.gc", None),
+        ("host.slope", float("nan")),
+        ("host.shape", [1.0, 2.0]),
+        ("host.deviation", [0.0, 0.0, 0.0]),
+        ("levels.spread", float("nan")),
+        ("size", 999),
+        ("edges", [0.0]),
+    ],
+)
+def test_a_region_model_with_a_figure_that_makes_no_sense_is_refused(tmp_path, key, value):
+    facts = json.loads(OWN_REGION_MODEL.read_text())
+    *part, name = key.split(".")
+    of = facts[part[0]] if part else facts
+    assert name in of
+    of[name] = value
+    path = tmp_path / "regions.json"
+    path.write_text(json.dumps(facts))
+    with pytest.raises(UnavailableError, match="is not a region model of this VirNucPro"):
+        ProvirusFinder.load_builtin(11, model=path)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared real sequences are not here")
+def test_lambda_in_the_chromosome_of_its_host_is_found():
+    host = next(read_fasta(SHARED / "inputs/ecoli_K12_MG1655_GCF_000005845.2.fna.gz")).sequence
+    phage = next(read_fasta(SHARED / "inputs/lambda_virus.fa")).sequence
+    lysogen = host[600_000:807_342] + phage[27_738:] + phage[:27_723] + host[807_327:1_100_000]
+    start, end = 207_327, 255_829
+    regions = find(ProvirusFinder.load_builtin(11), lysogen)
+    [region] = [one for one in regions if one.end > start - 20_000 and one.start < end + 20_000]
+    assert abs(region.start - start) < 2_000
+    assert abs(region.end - end) < 2_000

@@ -1,0 +1,736 @@
+"""Runs without a language model: every record of 150 bases or more gets a score."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from math import exp
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+from conftest import open_dna, random_dna
+from run_helpers import execute, failures, leftovers, our_processes, rows, statuses, write_run_json
+from run_helpers import tables as tables_of
+from safetensors.numpy import load, save
+from test_genetic_code import gene
+
+from virnucpro.core.atomic_io import zstd
+from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UsageError
+from virnucpro.core.events import EventHandler, Progress, RunEvent, WorkerEvent
+from virnucpro.core.option_schema import build_options
+from virnucpro.core.recipe import EncoderSpec, Recipe
+from virnucpro.core.safe_dir import SafeDir
+from virnucpro.core.types import FastaRecord, Records, Shard
+from virnucpro.engine.base import Executor, Resources, WorkerConfig
+from virnucpro.models import devices
+from virnucpro.models.devices import Gpu
+from virnucpro.results.outputs import VIRUS_TABLE, open_run_dir
+from virnucpro.sequences import fasta as reader
+from virnucpro.sequences import open_codes
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.store import plan
+from virnucpro.store.feature_file import read_checksummed, write_checksummed
+from virnucpro.viral import host_markers as landmarks
+from virnucpro.viral.calling import score_records
+from virnucpro.viral.head import probability
+from virnucpro.viral.networks import Scorer, false_discovery_rates, thresholds
+from virnucpro.viral.scoring import score_sequences
+from virnucpro.workflows.predict_options import PredictOptions
+from virnucpro.workflows.score_cache import ScoreStore
+from virnucpro.workflows.status import inspect_run, measure_run
+from virnucpro.workflows.summary import Summary
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "contigs.fa"
+
+
+class NoExecutor(Executor):
+    """Nothing may be embedded."""
+
+    def start(self, job: WorkerConfig, resources: Resources, n_workers: int) -> None:
+        assert not n_workers
+
+    def run(
+        self, shards: Sequence[Shard], job: WorkerConfig, resources: Resources
+    ) -> Iterator[WorkerEvent]:
+        raise AssertionError("a run without a language model embeds")
+
+
+def predict(
+    *inputs: Path, to: Path, on_event: EventHandler = lambda _: None, **changes: object
+) -> Summary:
+    options = PredictOptions(**{"input": inputs, "output_dir": to, **changes})
+    return execute(options, on_event, lambda _: NoExecutor())
+
+
+def write(path: Path, **records: str) -> Path:
+    path.write_text("".join(f">{name} of a test\n{bases}\n" for name, bases in records.items()))
+    return path
+
+
+def many(seed: int = 1) -> dict[str, str]:
+    rng = np.random.default_rng(seed)
+    lengths = [150, 151, 299, 300, 450, 499, 500, 749, 750, 999, 1000, 1249, 3000, 12_345]
+    open_ones = {f"open{n}": open_dna(n, rng) for n in lengths}
+    return open_ones | {f"random{n}": random_dna(n, rng) for n in lengths}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A finished run of ``../in.fa``, which nobody changes."""
+    folder = tmp_path_factory.mktemp("whole")
+    predict(write(folder / "in.fa", **many()), to=folder / "run")
+    return folder / "run"
+
+
+def test_a_run_that_was_planned_for_several_machines_is_joined_with_no_embed_or_without(whole):
+    for number, changes in enumerate(({}, {"no_embed": True})):
+        joined = whole.parent / f"planned{number}"
+        predict(whole.parent / "in.fa", to=joined, plan_only=True)
+        unknown = {"total": None, "done": 0, "pending": None}
+        assert measure_run(joined)["letters"] == unknown  # until all slices are planned
+        predict(whole.parent / "in.fa", to=joined, resume=True, **changes)
+        assert tables_of(joined) == tables_of(whole)
+
+
+def scores(folder: Path) -> dict[str, str]:
+    return {row["record"]: row["virus_score"] for row in rows(folder / "predictions.tsv")}
+
+
+# Who is scored, and how
+
+
+def test_every_record_of_150_bases_and_more_is_scored_and_the_others_say_why_not(tmp_path):
+    others = {
+        "short": "ACGT" * 37,
+        "unknown": "N" * 700,
+        "nothing": "",
+        "protein": "MKVLEFPQIL" * 20,
+        "stops": "TAA" * 50,
+        "poly_g": "G" * 150,
+    }
+    predict(write(tmp_path / "in.fa", **many(), **others), to=tmp_path / "run")
+    found = {row["record"]: row for row in rows(tmp_path / "run/predictions.tsv")}
+    assert {found[name]["status"] for name in (*many(), "stops", "poly_g")} == {"scored"}
+    assert found["short"]["status"] == "too_short"
+    assert found["short"]["note"] == "148 of at least 150"
+    assert found["unknown"]["status"] == "no_orf"
+    assert found["unknown"]["note"] == "no known base"
+    assert (found["nothing"]["status"], found["protein"]["status"]) == ("invalid", "invalid")
+    assert list(found) == [*many(), *others]
+
+
+def test_scores_are_those_of_the_scorer_by_id(whole):
+    log_odds = score_sequences(many().values(), Scorer.load_builtin())
+    expected = {name: f"{1 / (1 + exp(-x)):.6f}" for name, x in zip(many(), log_odds, strict=True)}
+    assert scores(whole) == expected
+
+
+def called(folder: Path) -> set[str]:
+    return {row["record"] for row in rows(folder / "predictions.tsv") if row["call"] == "virus"}
+
+
+@pytest.mark.parametrize(
+    ("preset", "share"), [("sensitive", 0.1), ("default", 0.03), ("conservative", 0.005)]
+)
+def test_a_preset_is_a_share_of_false_positives_at_every_length(tmp_path, preset, share):
+    predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run", preset=preset)
+    scorer = Scorer.load_builtin()
+    log_odds = list(score_sequences(many().values(), scorer))
+    lengths = np.array([len(bases) for bases in many().values()])
+    is_virus = np.array(log_odds) >= thresholds(scorer.error_rates, lengths, share)
+    viral = {name for name, is_one in zip(many(), is_virus, strict=True) if is_one}
+    assert called(tmp_path / "run") == viral
+    in_fasta = read_fasta(tmp_path / "run/viral.fasta")
+    assert {record.id: record.sequence for record in in_fasta} == {n: many()[n] for n in viral}
+
+
+def test_the_cut_of_a_finished_run_changes_and_its_scores_do_not(tmp_path):
+    source, folder = write(tmp_path / "in.fa", **many()), tmp_path / "run"
+    predict(source, to=folder)
+    before, usual = scores(folder), called(folder)
+    middle = sorted(before.values())[len(before) // 2]
+    summary = predict(source, to=folder, threshold=float(middle), resume=True)
+    assert scores(folder) == before
+    assert called(folder) == {name for name, score in before.items() if score >= middle}
+    assert f"scores of {float(middle)} or more" in summary.lines(folder)[1]
+    assert json.loads((folder / "run.json").read_text())["cut"]["threshold"] == float(middle)
+    for _ in range(2):
+        predict(source, to=folder, resume=True)
+        assert called(folder) == usual
+    told = [
+        line
+        for line in (folder / "virnucpro.log").read_text().splitlines()
+        if "the earlier start called" in line
+    ]
+    assert len(told) == 2
+    assert "called records by another cut: preset default" in told[0]
+    assert f"called records by another cut: scores of {float(middle)} or more" in told[1]
+
+
+def test_the_expected_share_of_false_calls_follows_the_prevalence(tmp_path):
+    source = write(tmp_path / "in.fa", **many(), short="ACGT" * 20)
+    scorer = Scorer.load_builtin()
+    log_odds = np.array(list(score_sequences(many().values(), scorer)), dtype=np.float64)
+    lengths = np.array([len(bases) for bases in many().values()])
+    for prevalence in (0.05, 0.5):
+        predict(source, to=tmp_path / "run", prevalence=prevalence, force=True)
+        found = {row["record"]: row["fdr"] for row in rows(tmp_path / "run/predictions.tsv")}
+        assert found.pop("short") == ""
+        expected = false_discovery_rates(scorer.error_rates, log_odds, lengths, prevalence)
+        assert list(found.values()) == [f"{rate:.4f}" for rate in expected]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"threshold": 1.5}, "--threshold is 1.5"),
+        ({"threshold": float("nan")}, "--threshold is nan"),
+        ({"prevalence": 0.0}, "--prevalence is 0.0"),
+        ({"threshold": 0.5, "preset": "sensitive"}, "--preset: no effect with --threshold"),
+        ({"genetic_code": 7}, "--genetic-code is 7"),
+    ],
+)
+def test_a_cut_without_sense_is_refused(tmp_path, changes, reason):
+    source = write(tmp_path / "in.fa", **many())
+    with pytest.raises(UsageError, match=reason):
+        of_user = {"input": [source], "output_dir": tmp_path / "run", **changes}
+        execute(build_options(PredictOptions, of_user), lambda _: None, lambda _: NoExecutor())
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_genetic_code_is_another_run_and_a_note_offers_it(tmp_path):
+    source, folder = write(tmp_path / "in.fa", g=gene(900, 5, code=4), **many()), tmp_path / "run"
+    predict(source, to=folder, regions=False)
+    notes = {row["record"]: row["note"] for row in rows(folder / "predictions.tsv")}
+    assert notes.pop("g") == "open in genetic code 4, not in 11"
+    assert set(notes.values()) == {""}
+    with pytest.raises(ResumeError, match="--genetic-code was 11, now 4"):
+        predict(source, to=folder, genetic_code=4, regions=False, resume=True)
+    predict(source, to=tmp_path / "four", genetic_code=4, regions=False)
+    assert {row["note"] for row in rows(tmp_path / "four/predictions.tsv")} == {""}
+    assert scores(tmp_path / "four")["g"] != scores(folder)["g"]
+
+
+def test_a_run_of_standard_input_is_resumed_without_piping_it_again(tmp_path, monkeypatch):
+    more, again = (
+        write(tmp_path / "more.fa", b="ACGT"),
+        {"resume": True, "add": True, "preset": "sensitive"},
+    )
+    for content, others, changes in (
+        (b">a\nACGT\n", (), {}),
+        (b"", (), again),
+        (b"", (more,), again),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        summary = predict(Path("-"), *others, to=tmp_path / "run", **changes)
+        table = rows(tmp_path / "run" / "predictions.tsv")
+        assert (table[0]["record"], table[0]["file"]) == ("a", "standard_input")
+    assert "preset sensitive" in summary.cut
+    assert [row["record"] for row in table] == ["a", "b"]
+
+
+def test_neither_the_order_of_records_nor_what_stands_beside_them_changes_a_score(tmp_path, whole):
+    backwards = dict(reversed(many().items()))
+    ballast = {f"ballast{i}": "ACGTTGCA" * 100_000 for i in range(3)}  # more than a block
+    predict(write(tmp_path / "in.fa", **ballast, **backwards), to=tmp_path / "run")
+    found = scores(tmp_path / "run")
+    assert scores(whole) == {name: found[name] for name in many()}
+
+
+def test_rna_has_the_scores_of_its_dna_and_nobody_is_warned(tmp_path, whole, caplog):
+    rna = {name: bases.replace("T", "U").lower() for name, bases in many().items()}
+    predict(write(tmp_path / "rna.fa", **rna), to=tmp_path / "rna")
+    assert scores(whole) == scores(tmp_path / "rna")
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_the_tables_in_the_original_format_show_pieces(tmp_path):
+    rng = np.random.default_rng(2)
+    records = {"long": random_dna(1300, rng), "gap": random_dna(500, rng) + 500 * "N"}
+    predict(write(tmp_path / "in.fa", **records, short=random_dna(460, rng)), to=tmp_path / "run")
+    names = ["long_piece_1", "long_piece_2", "long_piece_3", "gap_piece_1"]
+    names += ["short_piece_1", "short_piece_2"]  # of 300 bases, 140 of them in both
+    frames = rows(tmp_path / "run/prediction_results.txt")
+    assert [row["Sequence_ID"] for row in frames] == names
+    chunks = rows(tmp_path / "run/prediction_results_highestscore.csv")
+    assert [row["Modified_ID"] for row in chunks] == sorted(names)
+    told = {row["record"]: row for row in rows(tmp_path / "run/predictions.tsv")}
+    counts = ("n_chunks", "n_chunks_scored", "n_frames_scored")
+    assert [told["long"][name] for name in counts] == ["3", "3", "0"]
+    assert [told["gap"][name] for name in counts] == ["2", "1", "0"]
+
+
+def test_a_piece_has_a_score_of_its_own_bases(tmp_path):
+    """Pieces of 300 bases of 950, which overlap, and the same in another record."""
+    bases = random_dna(950, np.random.default_rng(3))
+    other = random_dna(300, np.random.default_rng(4)) + bases[217:517]
+    predict(write(tmp_path / "in.fa", whole=bases, other=other), to=tmp_path / "run")
+    table = rows(tmp_path / "run/prediction_results.txt")
+    of_piece = {row["Sequence_ID"]: row["score2"] for row in table}
+    assert len(of_piece) == 4 + 2
+    assert of_piece["whole_piece_2"] == of_piece["other_piece_2"] != of_piece["whole_piece_1"]
+
+
+def test_a_long_record_takes_four_bytes_of_memory_per_base_at_most(tmp_path, monkeypatch):
+    """It is read, scored, searched for regions, and written; what is read at once is small here."""
+    monkeypatch.setattr(landmarks, "_BASES_AT_ONCE", 99_999)
+    monkeypatch.setattr(open_codes, "_ENCODED_AT_ONCE", 100_000)
+    rng = np.random.default_rng(4)
+    bases = "".join(rng.choice(list("ACGT"), 1_500_000, p=[0.3, 0.2, 0.2, 0.3]))
+    predict(write(tmp_path / "short.fa", a=bases[:20_000]), to=tmp_path / "first")
+    peaks = []
+    for n_bases in (500_000, 1_500_000):
+        source, rounds = write(tmp_path / f"{n_bases}.fa", a=bases[:n_bases]), []
+        for i in range(2):  # what else the process does meanwhile only adds to it
+            tracemalloc.start()
+            predict(source, to=tmp_path / f"{n_bases}-{i}", report=False, workers=1)
+            rounds.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+        peaks.append(min(rounds))
+    assert peaks[1] - peaks[0] < 4 * 1_000_000
+
+
+# A run without a language model is a run
+
+
+def test_no_process_is_started_and_no_feature_is_written(tmp_path):
+    stages = []
+
+    def hear(event: RunEvent) -> None:
+        if isinstance(event, Progress):
+            stages.append(event.stage)
+        assert not our_processes()
+
+    source = write(tmp_path / "in.fa", **many())
+    summary = predict(source, to=tmp_path / "run", on_event=hear)
+    assert "scoring" in stages
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert not names & {"features", "features.h5", "chunks.fa"}
+    lines = "\n".join(summary.lines(tmp_path / "run"))
+    assert "called by the scorer of VirNucPro" in lines
+    assert not any(word in lines for word in ("frames", "tokens", "embedding"))
+    stored = json.loads((tmp_path / "run/run.json").read_text())
+    assert stored["state"] == "complete"
+    assert stored["recipe"]["scorer_sha256"] == Scorer.load_builtin().sha256
+    assert "scorer" in stored["announced"][0]
+    assert stored["checkpoints"] == stored["models"] == []
+    rates = Scorer.load_builtin().error_rates
+    expected = [[one.n_bases, probability(one.threshold_at(0.03))] for one in rates]
+    assert stored["counts"]["cut_scores"] == expected
+
+
+def many_more() -> dict[str, str]:
+    return {f"more_{name}": bases for name, bases in many(5).items()}
+
+
+def in_blocks(monkeypatch: pytest.MonkeyPatch, n_letters: int = 2_000) -> None:
+    """Have runs be cut into small blocks."""
+    monkeypatch.setattr(plan, "LETTERS_AT_ONCE", n_letters)
+    monkeypatch.setattr(reader, "_BLOCK", n_letters)
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """When each score file was written, and what it holds."""
+    files = (folder / "scores").iterdir()
+    return {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
+
+
+def letters_done(folder: Path) -> int:
+    return measure_run(folder)["letters"]["done"]
+
+
+def test_what_an_interrupted_run_has_scored_is_not_scored_again(tmp_path, monkeypatch):
+    in_blocks(monkeypatch)
+    fasta = write(tmp_path / "in.fa", **many(), **many_more())
+    predict(fasta, to=tmp_path / "whole")
+    steps: list[Progress] = []
+
+    def hear(event: RunEvent) -> None:
+        if isinstance(event, Progress) and event.stage == "scoring":
+            steps.append(event)
+
+    def interrupt(event: RunEvent) -> None:
+        hear(event)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict(fasta, to=tmp_path / "cut", on_event=interrupt)
+    assert not (tmp_path / "cut/predictions.tsv").exists()
+    n_done, file = letters_done(tmp_path / "cut"), min((tmp_path / "cut/scores").iterdir())
+    content = file.read_bytes()
+    file.write_bytes(b"damaged")
+    assert 0 < letters_done(tmp_path / "cut") < n_done
+    file.write_bytes(content)
+    before = stamps(tmp_path / "cut")
+    assert len(before) >= 4
+    steps.clear()
+    predict(fasta, to=tmp_path / "cut", resume=True, on_event=hear)
+    after = stamps(tmp_path / "cut")
+    assert {name: after[name] for name in before} == before
+    assert len(after) == len(steps) > len(before)
+    assert [step.work[0] for step in steps if step.work][: len(before)] == [0] * len(before)
+    assert tables_of(tmp_path / "cut") == tables_of(tmp_path / "whole")
+    assert not failures(tmp_path / "cut") and not leftovers(tmp_path / "cut")
+    scored = {name: content for name, (_, content) in after.items()}
+    assert scored == {name: content for name, (_, content) in stamps(tmp_path / "whole").items()}
+
+
+def test_scores_that_are_damaged_or_of_others_are_made_again(tmp_path, monkeypatch):
+    in_blocks(monkeypatch)
+    fasta = write(tmp_path / "in.fa", **many())
+    predict(fasta, to=tmp_path / "run")
+    expected, whole = tables_of(tmp_path / "run"), stamps(tmp_path / "run")
+    names = sorted(whole)
+    for place in (0, 400, -1, None):  # the second: in a number that is read as another
+        content = bytearray(whole[names[0]][1])
+        if place is None:
+            content = bytearray(whole[names[1]][1])  # of another block
+        else:
+            content[place] ^= 1
+        (tmp_path / "run/scores" / names[0]).write_bytes(content)
+        if place == 400:
+            assert inspect_run(tmp_path / "run", verify=True)[1] == 1
+        (tmp_path / "run/scores" / "000999.scores").write_bytes(b"nothing")
+        (tmp_path / "run/scores" / "mine.scores").write_bytes(b"of the user")
+        predict(fasta, to=tmp_path / "run", resume=True)
+        assert tables_of(tmp_path / "run") == expected
+        now = stamps(tmp_path / "run")
+        assert now.pop("mine.scores")[1] == b"of the user"
+        assert {name: one[1] for name, one in now.items()} == {n: w[1] for n, w in whole.items()}
+        assert now[names[1]] == whole[names[1]]
+
+
+BOMB = 400 * 2**20  # bytes, which zstd packs into 40 kB
+
+
+def packed_without_size(content: bytes) -> bytes:
+    packer = zstd.ZstdCompressor()
+    return packer.compress(content) + packer.flush()
+
+
+def with_counts(name: str, number: int) -> Callable[[bytes], bytes]:
+    """Change the last of some counts in the content of a score file."""
+
+    def change(content: bytes) -> bytes:
+        arrays = load(zstd.decompress(content))
+        arrays[name] = arrays[name].copy()
+        arrays[name][-1] = number
+        return zstd.compress(save(arrays))
+
+    return change
+
+
+BOMBS = {
+    "one frame": lambda _: zstd.compress(bytes(BOMB)),
+    "a second frame": lambda content: content + zstd.compress(bytes(BOMB)),
+    "no size": lambda _: packed_without_size(bytes(BOMB)),
+    "pieces": with_counts("n_piece", 2**40),
+    "fewer pieces": with_counts("n_piece", -1),
+    "lengths": with_counts("lengths", 2**40),
+}
+
+
+@pytest.mark.parametrize("with_records", [True, False])
+@pytest.mark.parametrize("name", BOMBS)
+def test_score_file_cannot_fill_memory(tmp_path, name, with_records):
+    sequence = open_dna(900, np.random.default_rng(3))
+    predict(write(tmp_path / "in.fa", a=sequence), to=tmp_path / "run")
+    rundir = open_run_dir(tmp_path / "run")
+    manifest = rundir.read_manifest()
+    store = ScoreStore(rundir, rundir.scores, manifest.recipe.fingerprint, "")
+    (path,) = store.files()
+    records = Records.from_records(manifest.records(manifest.inputs)) if with_records else None
+    assert store.read(path, records)[0] is not None
+    label, content = read_checksummed(path, {})
+    write_checksummed(rundir, path, BOMBS[name](content), label.attributes)
+    tracemalloc.start()
+    assert store.read(path, records)[0] is None
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
+
+
+def test_scores_serve_the_records_that_they_were_made_of_and_no_others(tmp_path):
+    records = [FastaRecord(name, name, "MKVLEFPQIL" * 9) for name in "ab"]
+    recipe = Recipe(
+        command="predict", input_type="protein", chunk_size=0, min_length=0, encoders=()
+    )
+    store = ScoreStore(SafeDir(tmp_path), tmp_path, recipe.fingerprint, finder="")
+    store.write(
+        0, score_records(Records.from_records(records), recipe, Scorer.load_builtin()), work=0
+    )
+    for changes in ({}, {"id": "c"}, {"header": "c"}, {"line": 7}, {"sequence": "M" * 90}):
+        others = Records.from_records([records[0]._replace(**changes), records[1]])
+        assert (store.read(store.path(0), others)[0] is None) == bool(changes), changes
+
+
+def test_blocks_that_are_scored_stay_as_they_are_when_an_input_is_added(tmp_path):
+    """The only block of a file is not full."""
+    one, two = write(tmp_path / "one.fa", **many(1)), write(tmp_path / "two.fa", **many_more())
+    predict(one, to=tmp_path / "run")
+    before = stamps(tmp_path / "run")
+    predict(one, two, to=tmp_path / "run", resume=True, add=True)
+    after = stamps(tmp_path / "run")
+    assert len(after) == 2 and before.items() <= after.items()
+    predict(one, two, to=tmp_path / "at_once")
+    assert scores(tmp_path / "run") == scores(tmp_path / "at_once")
+
+
+CUTS: list[dict[str, object]] = [
+    {"preset": "sensitive"},
+    {"preset": "conservative"},
+    {"prevalence": 0.3},
+    {"threshold": 0.9},
+    {"evidence": "known"},
+]
+
+
+def long_ones() -> dict[str, str]:
+    rng = np.random.default_rng(3)
+    return {
+        "big": open_dna(60_000, rng),
+        "circle circular=true": random_dna(40_000, rng),
+        "virus": open_dna(30_000, rng),
+    }
+
+
+# columns of viruses.tsv that are read from the letters of a virus
+IDENTITY = VIRUS_TABLE.columns[VIRUS_TABLE.columns.index("virus_kind") :]
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    """Every output but those that tell of the time."""
+    names = [*tables_of(folder), "regions.tsv", "regions.bed", "regions.gff3", "regions.fasta"]
+    return {name: (folder / name).read_bytes() for name in (*names, "tracks.tsv.gz")}
+
+
+def test_another_cut_of_a_finished_run_scores_nothing_and_gives_the_bytes_of_a_new_run(tmp_path):
+    fasta = write(tmp_path / "in.fa", **many(), **long_ones(), bad="")
+    predict(fasta, to=tmp_path / "run")
+    before = stamps(tmp_path / "run")
+    for number, cut in enumerate(CUTS):
+        predict(fasta, to=tmp_path / "run", resume=True, **cut)
+        predict(fasta, to=tmp_path / f"new{number}", **cut)
+        assert outputs(tmp_path / "run") == outputs(tmp_path / f"new{number}"), cut
+    assert stamps(tmp_path / "run") == before
+
+
+def test_without_the_input_a_stricter_cut_is_served_with_every_file(tmp_path, monkeypatch):
+    in_blocks(monkeypatch, 20_000)
+    fasta = write(tmp_path / "in.fa", **many(), **long_ones(), bad="")
+    added = write(tmp_path / "added.fa", later="ACGTTGCA" * 50)
+
+    def predict_both(to: Path, threshold: float) -> None:
+        predict(fasta, to=to, threshold=threshold, per_file=True)
+        predict(fasta, added, to=to, threshold=threshold, resume=True, add=True)
+
+    predict_both(tmp_path / "run", 0.0)
+    values = sorted(filter(None, scores(tmp_path / "run").values()))
+    strict = float(values[len(values) // 2])
+    predict_both(tmp_path / "new", strict)
+    fasta.unlink()
+    added.unlink()
+    predict(fasta, to=tmp_path / "run", threshold=strict, resume=True, add=True)
+    assert outputs(tmp_path / "run") == outputs(tmp_path / "new")
+    assert outputs(tmp_path / "run/samples/in") == outputs(tmp_path / "new/samples/in")
+    assert 0 < len(called(tmp_path / "run")) < len(many())
+    assert inspect_run(tmp_path / "run", verify=True)[1] == 0
+    assert "complete" in inspect_run(tmp_path / "run", verify=False)[0][0]
+
+
+def test_without_the_input_a_wider_cut_writes_the_tables_and_names_the_files_that_it_cannot(
+    tmp_path,
+):
+    fasta = write(tmp_path / "in.fa", **many(), **long_ones())
+    predict(fasta, to=tmp_path / "run", preset="conservative")
+    predict(fasta, to=tmp_path / "new", threshold=0.01)
+    away = fasta.rename(tmp_path / "away.fa")
+    with pytest.raises(InputMissingError, match=r"in\.fa is missing.*viral\.fasta") as caught:
+        predict(fasta, to=tmp_path / "run", threshold=0.01, resume=True)
+    assert caught.value.exit_code == 66 and "put the input back" in caught.value.hint
+    expected = outputs(tmp_path / "new")
+    for name, content in expected.items():
+        path = tmp_path / "run" / name
+        if name in str(caught.value):
+            assert not path.exists()
+        elif name == "viruses.tsv":
+            # the letters of what is called anew are nowhere: it is not told what it is
+            told, whole = rows(path), rows(tmp_path / "new" / name)
+            is_known = [bool(row["virus_kind"]) for row in told]
+            assert [
+                row if known else row | dict.fromkeys(IDENTITY, "")
+                for row, known in zip(whole, is_known, strict=True)
+            ] == told
+            assert not all(is_known)
+        else:
+            assert path.read_bytes() == content, name
+    told, n_damaged = inspect_run(tmp_path / "run", verify=True)
+    assert n_damaged == 0
+    assert (
+        "missing   viral.fasta, viruses.fasta: --resume writes them if the input is there" in told
+    )
+    away.rename(fasta)
+    predict(fasta, to=tmp_path / "run", threshold=0.01, resume=True)
+    assert not any("missing" in line for line in inspect_run(tmp_path / "run", verify=False)[0])
+    assert outputs(tmp_path / "run") == expected
+
+
+def test_an_input_that_is_gone_is_missed_where_scores_do_not_serve(tmp_path, monkeypatch):
+    fasta = write(tmp_path / "in.fa", **many(), **long_ones())
+    predict(fasta, to=tmp_path / "run", regions=False)
+    content = fasta.read_text()
+    fasta.write_text(content.replace("A", "C", 1))
+    with pytest.raises(ResumeError, match="changed since this run began"):
+        predict(fasta, to=tmp_path / "run", preset="sensitive", resume=True)
+    fasta.unlink()
+    before = tables_of(tmp_path / "run")
+    with pytest.raises(InputMissingError, match="options for regions"):
+        predict(fasta, to=tmp_path / "run", resume=True)
+    with monkeypatch.context() as patch, pytest.raises(InputMissingError, match="another version"):
+        patch.setattr("virnucpro.workflows.score_cache.SCORE_FORMAT", 0)
+        predict(fasta, to=tmp_path / "run", resume=True, regions=False)
+    assert tables_of(tmp_path / "run") == before
+    with pytest.raises(ResumeError, match="--genetic-code was 11, now 4"):
+        predict(fasta, to=tmp_path / "run", resume=True, regions=False, genetic_code=4)
+    with pytest.raises(InputMissingError, match=r"other\.fa"):
+        predict(tmp_path / "other.fa", to=tmp_path / "run", resume=True, regions=False)
+    more = write(tmp_path / "more.fa", more="ACGTTGCA" * 50)
+    with pytest.raises(InputMissingError, match=r"in\.fa"):
+        predict(fasta, more, to=tmp_path / "run", resume=True, regions=False)
+    (file, *_) = (tmp_path / "run/scores").iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    with pytest.raises(InputMissingError, match=r"in\.fa"):
+        predict(fasta, to=tmp_path / "run", resume=True, regions=False)
+    assert tables_of(tmp_path / "run") == before
+    file.write_bytes(whole)
+    predict(fasta, to=tmp_path / "run", resume=True, regions=False)
+    assert tables_of(tmp_path / "run") == before
+
+
+def test_proteins_are_cut_again_without_their_input_too(tmp_path):
+    rng = np.random.default_rng(8)
+    proteins = {f"p{n}": "".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), 90)) for n in range(30)}
+    (folder := tmp_path / "in").mkdir()
+    fasta = write(folder / "in.faa", **proteins, short="MKV", starred="MKVLEFPQIL" * 9 + "*")
+    predict(folder, to=tmp_path / "run", threshold=0.1)
+    predict(folder, to=tmp_path / "new", threshold=0.5)
+    fasta.unlink()
+    predict(folder, to=tmp_path / "run", threshold=0.5, resume=True)
+    assert tables_of(tmp_path / "run") == tables_of(tmp_path / "new")
+
+
+def test_the_status_of_a_run_that_goes_on_counts_its_letters(tmp_path, monkeypatch):
+    in_blocks(monkeypatch)
+    fasta = write(tmp_path / "in.fa", **many())
+    total = sum(map(len, many().values()))
+    told: list[tuple[int, dict[str, Any]]] = []
+
+    def look(event: RunEvent) -> None:
+        if isinstance(event, Progress) and event.stage == "scoring":
+            told.append((event.done, measure_run(tmp_path / "run")))
+
+    predict(fasta, to=tmp_path / "run", on_event=look)
+    assert len(told) > 3
+    for n_done, status in told:
+        letters = {"total": total, "done": n_done, "pending": total - n_done}
+        assert status["letters"] == letters and "shards" not in status
+        assert status["letters_per_second"] > 0 and status["remaining_seconds"] is not None
+    status = measure_run(tmp_path / "run")
+    assert status["letters"] == {"total": total, "done": total, "pending": 0}
+    assert (status["state"], status["remaining_seconds"]) == ("complete", 0)
+    monkeypatch.setattr("virnucpro.workflows.score_cache.SCORE_FORMAT", 0)  # as of another scorer
+    assert measure_run(tmp_path / "run")["letters"] == status["letters"]
+    assert (
+        f"scored    {total:,} of {total:,} letters"
+        in inspect_run(tmp_path / "run", verify=False)[0]
+    )
+
+
+def test_an_input_that_is_added_joins_the_run_with_the_records_that_it_mends(
+    tmp_path,
+):
+    first = write(tmp_path / "in.fa", a=many()["open500"], bad="", c=many()["open300"])
+    predict(first, to=tmp_path / "run")
+    assert statuses(tmp_path / "run")["bad"] == "invalid"
+    added = write(tmp_path / "more.fa", bad=many()["random999"], d=many()["random1000"])
+    (tmp_path / "run/predictions.tsv").write_text("damaged\n")
+    with pytest.raises(InputError, match=r"predictions\.tsv is damaged"):
+        predict(first, added, to=tmp_path / "run", resume=True, add=True)
+    predict(first, to=tmp_path / "run", resume=True, add=True)
+    predict(first, added, to=tmp_path / "run", resume=True, add=True)
+    assert list(statuses(tmp_path / "run").items()) == [
+        (name, "scored") for name in ("a", "c", "bad", "d")
+    ]
+    all_at_once = {"a": many()["open500"], "bad": many()["random999"], "c": many()["open300"]}
+    predict(
+        write(tmp_path / "whole.fa", **all_at_once, d=many()["random1000"]), to=tmp_path / "whole"
+    )
+    assert scores(tmp_path / "run") == scores(tmp_path / "whole")
+
+
+def test_a_run_of_the_scorer_is_not_resumed_with_a_model_nor_the_other_way_round(tmp_path, tiny):
+    fasta = write(tmp_path / "in.fa", a=many()["open500"])
+    predict(fasta, to=tmp_path / "run")
+    with pytest.raises(ResumeError, match="it has the scorer, not the model esm2_t"):
+        predict(fasta, to=tmp_path / "run", resume=True, model=str(tiny.model), head=tiny.head_file)
+    with pytest.raises(ResumeError, match="--input-type was nucleotide, now protein"):
+        predict(fasta, to=tmp_path / "run", resume=True, input_type="protein")
+    stored = json.loads((tmp_path / "run/run.json").read_text())
+    spec = EncoderSpec(
+        model="esm2_x", sha256="0" * 64, layer=2, pooling="mean", precision="fp32", dim=32
+    )
+    recipe = Recipe(**stored["recipe"] | {"scorer_sha256": "", "encoders": (spec,)})
+    stored |= {"recipe": asdict(recipe), "fingerprint": recipe.fingerprint}
+    write_run_json(tmp_path / "run", stored)
+    with pytest.raises(ResumeError, match="does not name the model of the run"):
+        predict(fasta, to=tmp_path / "run", resume=True)
+
+
+def test_a_record_is_short_by_the_larger_of_what_the_scorer_and_the_user_want(tmp_path):
+    fasta = write(tmp_path / "in.fa", **many())
+    predict(fasta, to=tmp_path / "run", min_length=400)
+    short = {name for name, status in statuses(tmp_path / "run").items() if status == "too_short"}
+    assert short == {name for name, bases in many().items() if len(bases) < 400}
+    predict(fasta, to=tmp_path / "run", min_length=100, force=True)
+    assert set(statuses(tmp_path / "run").values()) == {"scored"}
+
+
+def test_the_help_of_min_length_names_what_the_scorer_needs():
+    shortest = Scorer.load_builtin().min_length("nucleotide")
+    option = get_type_hints(PredictOptions, include_extras=True)["min_length"].__metadata__[0]
+    assert f"at least {shortest} bases" in option.help
+
+
+def test_workers_are_those_that_score_whatever_gpus_there_are(tmp_path, monkeypatch):
+    gpu = Gpu(0, "GPU-a", "NVIDIA A100", 80 << 30, 79 << 30, (8, 0), (13, 0))
+    monkeypatch.setattr(devices, "list_gpus", lambda: ([gpu], ""))
+    monkeypatch.setattr(devices, "torch_build", lambda: devices.TorchBuild("2.13.0", "13.0"))
+    fasta = write(tmp_path / "in.fa", **many())
+    predict(fasta, to=tmp_path / "run", workers=2)
+    resources = json.loads((tmp_path / "run/run.json").read_text())["resources"]
+    assert (resources["n_helpers"], set(resources["devices"])) == (1, {"cpu"})
+    with pytest.raises(UsageError, match="--workers is for --device cpu"):
+        predict(fasta, to=tmp_path / "other", workers=2, device="cuda")
+
+
+def test_a_run_of_the_scorer_speaks_of_no_frame_no_shard_and_no_embedding(tmp_path):
+    summary = predict(write(tmp_path / "in.fa", a="N" * 500), to=tmp_path / "run")
+    log = (tmp_path / "run/virnucpro.log").read_text()
+    assert "1 no_orf" in log
+    assert not {"frame", "frames", "shard", "shards", "embedding"} & {*log.replace(",", "").split()}
+    assert [*summary.seconds] == ["reading", "scoring"]
+
+
+def test_status_names_the_scorer_and_no_shard(whole):
+    lines, n_damaged = inspect_run(whole, verify=True)
+    text = "\n".join(lines)
+    assert "command   predict, the scorer\n" in text and "28 scored" in text
+    assert "\nshards" not in text and n_damaged == 0

@@ -1,0 +1,202 @@
+"""What the instruments of developers measure is real; ``benchmarks/`` is not in the wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from itertools import takewhile
+from pathlib import Path
+
+import front_end
+import measure
+import pytest
+import variants
+from card import fill_card
+from conftest import TINY
+from file_to_file import FileRun, time_extract
+from forkserver_runner import virnucpro
+from poison import measure_poison
+from timing import Setting, proteins_of
+from variants import compare_variants, profile_kernels, try_budgets
+
+from virnucpro.models.validation.random_weights import write_checkpoint
+
+MEASURE = Path(front_end.__file__).with_name("measure.py")
+
+
+def test_a_run_of_files_is_a_real_one_and_separates_start_up(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.hub._hub_dir", None)  # the measurement sets it; other tests do not
+    write_checkpoint(tmp_path / "tiny.pt", TINY, seed=3)
+    row = time_extract(
+        FileRun(
+            model="tiny",
+            profile="proteins",
+            proteins=proteins_of("proteins", 2000, seed=3),
+            setting=Setting(tmp_path / "tiny.pt", TINY, "cpu", 2048),
+            n_workers=1,
+            cuda_visible_devices=None,
+        )
+    )
+    assert not row.reason and row.n_workers == 1
+    assert row.starting_seconds < row.seconds[0]
+    assert {"reading", "embedding", "writing tables"} <= set(row.stages)
+    assert 0 <= row.outside_batches < 1
+
+
+def test_a_front_end_that_gives_other_proteins_is_not_measured(monkeypatch):
+    monkeypatch.setitem(front_end.WAYS, "virnucpro", lambda *_: lambda: [("r_chunk_1F1", "M")])
+    rows = list(front_end.measure_front_end(20_000, 1, 1, 0))
+    assert len(rows) == 4
+    assert all("and 1 ORFs" in row.reason and row.mbp_per_second is None for row in rows)
+
+
+@pytest.mark.usefixtures("quick_starts")
+def test_sequences_that_crash_their_worker_are_measured_beside_a_run_without():
+    rows = list(measure_poison(n_proteins=9, n_poisoned=1, length=10, n_workers=1))
+    assert [(row.run, row.n_failed) for row in rows] == [("undisturbed", 0), ("poisoned", 1)]
+    assert rows[0].ratio == 1 and min(row.cpu_seconds for row in rows) > 0
+
+
+def test_variants_that_do_not_run_here_say_why_and_the_others_are_measured(tmp_path):
+    setting = Setting(tmp_path / "not there.pt", TINY, "cpu", 600)  # weights are made on the device
+    proteins = proteins_of("reads-150", 1000, seed=3)
+    rows = {row.how: row for row in compare_variants(setting, "reads-150", proteins, 0.0)}
+    assert len(rows) == len(variants.WAYS) == 5
+    errors = {name: row.largest_error for name, row in rows.items() if not row.reason}
+    assert list(errors) == ["eager", "as in a run", "GELU by tanh", "fp8"]
+    # from vectors in float32, of the same weights in every way
+    assert errors["eager"] == 0 < errors["as in a run"] < 1e-2 < errors["fp8"] < 0.4
+    assert rows["rotation and LayerNorm by PyTorch"].reason, "a CPU has no FlashAttention"
+    assert not profile_kernels(setting, "tiny", "reads-150", proteins, "bf16").reason
+    small, large = try_budgets(setting, "tiny", [200, 1000])
+    assert small.n_other_bits == large.n_other_bits == 0, "on a CPU bits do not depend on the batch"
+
+
+def test_the_script_runs_from_any_folder_and_prints_json(tmp_path):
+    """Its workers are found by the processes that run them; here they do nothing."""
+    words = ["coordinator", "--workers", "2"]
+    answer = subprocess.run(
+        [sys.executable, str(MEASURE), *words], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert answer.returncode == 0, answer.stderr
+    report, row = map(json.loads, answer.stdout.splitlines())
+    assert report["machine"]["cores"] >= 1 and "coordinator" in report["command"]
+    assert not row["reason"] and row["n_workers"] == 2 and row["shards_per_second"] > 0
+    assert len(row["idle_seconds_of_each"]) >= 2 and 0 < row["idle_seconds"] < 10
+
+
+GPU_SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu.sh"
+
+
+def run_gpu_script(
+    *arguments: str, folder: Path, python: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What a call gives, with its results in ``folder``; its Python may be a shell."""
+    stand_in = folder / "python3"
+    if python:
+        stand_in.write_text(f"#!/bin/sh\n{python}")
+        stand_in.chmod(0o755)
+    program = stand_in if python else Path(sys.executable)
+    usual = {"PATH": f"{program.parent}:{os.environ['PATH']}", "RESULTS": str(folder / "results")}
+    return subprocess.run(
+        [GPU_SCRIPT, *arguments],
+        env={**os.environ, **usual, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_script_for_a_gpu_says_what_is_missing_before_it_measures(tmp_path):
+    (tmp_path / "tensorboard.py").write_text("raise ModuleNotFoundError('no tensorboard here')")
+    answer = run_gpu_script("files", folder=tmp_path, PYTHONPATH=str(tmp_path))
+    assert answer.returncode == 69
+    assert "no tensorboard here" in answer.stderr and "WHEELS" in answer.stderr
+    assert not list((tmp_path / "results").iterdir())
+
+
+FAILING = """[ "$1" = -c ] && exit 0
+printf '%s\\n' "$*" >> "$COMMANDS"
+echo '{"row": 1}'
+echo 'a warning' >&2
+exit 3
+"""
+CALLS = {
+    "right": [
+        *("devices", "predict", "predict_cpu", "predict_compared"),
+        *("network", "network_cpu", "network_compared", "tests", "full_650M"),
+        *("check", "check_fp32", "check_fp8", "right"),
+    ],
+    "time": ["time_650M", "time_3B"],
+    "files": [
+        *("files_650M", "files_3B", "peers_650M", "peers_3B"),
+        *("train", "tests_of_training"),
+    ],
+}
+
+
+def test_a_dry_run_prints_what_a_call_would_run_and_runs_nothing(tmp_path):
+    answer = run_gpu_script("--dry-run", "time", folder=tmp_path, PATH="/usr/bin:/bin")
+    assert answer.returncode == 0 and not (tmp_path / "results").exists()
+    lines = answer.stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [["265", "s"], ["300", "s"]]
+    assert all("python3 benchmarks/measure.py variants --device cuda --models" in x for x in lines)
+    for call in CALLS:
+        printed = run_gpu_script("--dry-run", call, folder=tmp_path).stdout
+        assert sum(int(line.split()[0]) for line in printed.splitlines()) < 600, "ten minutes"
+
+
+def test_a_rehearsal_runs_the_commands_on_the_cpu_with_a_tiny_model(tmp_path):
+    answer = run_gpu_script("--rehearse", "files", folder=tmp_path, python='echo "$*"\n')
+    assert answer.returncode == 0, answer.stderr
+    measured = [line for line in answer.stdout.splitlines() if "measure.py" in line]
+    assert len(measured) == 2
+    assert all("--device cpu --models tiny" in line for line in measured)
+    assert "--collect-only" in answer.stdout
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_steps_on_a_gpu_run_though_others_fail_by_commands_that_their_programs_take(tmp_path, call):
+    """Lines of JSON stay free of warnings; beside them stands how each step ended."""
+    recorded, results = tmp_path / "commands", tmp_path / "results"
+    answer = run_gpu_script(call, folder=tmp_path, python=FAILING, COMMANDS=str(recorded))
+    assert answer.returncode == 1, answer.stderr
+    commands = [line.split() for line in recorded.read_text().splitlines()]
+    for name, command in zip(CALLS[call], commands, strict=True):
+        rows, said = (results / f"gpu_{name}.{suffix}" for suffix in ("jsonl", "txt"))
+        if rows.exists():
+            assert rows.read_text() == '{"row": 1}\n'
+            assert said.read_text().startswith("a warning\nended with 3: python3 benchmarks/")
+        else:
+            assert '{"row": 1}' in said.read_text(), name
+        match command:
+            case ["benchmarks/measure.py", *arguments]:
+                assert rows.exists() and measure.parse(arguments).measure
+            case ["-m", "virnucpro", *arguments]:
+                words = list(takewhile(lambda word: not word.startswith("-"), arguments))
+                words = words[:2] if words[0] == "models" else words[:1]
+                answer = virnucpro(*words, "--help")
+                for option in (word for word in arguments if word.startswith("--")):
+                    assert option in answer.stdout, option
+            case _:
+                assert command[:2] == ["-m", "pytest"]
+
+
+def test_a_full_card_is_asked_for_the_vectors_of_an_empty_one(tmp_path, monkeypatch):
+    """Without a card, both runs are the same."""
+    monkeypatch.setattr("card.subprocess.run", lambda words, **_: virnucpro(*words[3:]))
+    write_checkpoint(tmp_path / "tiny.pt", TINY, seed=3)
+    row = fill_card(Setting(tmp_path / "tiny.pt", TINY, "cpu", 600), "tiny", 1000, 1 << 30)
+    assert not row.reason and row.free_bytes is None
+    assert row.n_smaller == row.n_other_bits == row.largest_distance == 0
+
+
+def test_the_tests_that_the_script_for_a_gpu_names_are_there():
+    root = Path(__file__).parents[2]
+    named = re.findall(r"(tests/\w+\.py)(?:::(\w+))?", (root / "benchmarks/gpu.sh").read_text())
+    assert named
+    for file, name in named:
+        assert f"def {name}" in (root / file).read_text(), name

@@ -1,0 +1,132 @@
+"""What the documents name is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import make_man
+import pytest
+from run_helpers import CONTIGS, ROOT, execute, rows
+
+from virnucpro.cli.main import app
+from virnucpro.engine.local import InlineExecutor
+from virnucpro.models.registry import TINY_MODEL
+from virnucpro.viral.taxonomy import load_builtin_taxonomy
+from virnucpro.workflows.predict_options import PredictOptions
+
+PROMISES = [line.split("::") for line in (ROOT / "tests/guarantees.txt").read_text().splitlines()]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += [ROOT / "examples/README.md", ROOT / "scripts/weights/README.md"]
+README, OUTPUT_PAGE = ROOT / "README.md", ROOT / "docs/OUTPUT.md"
+GPU_PAGE = ROOT / "docs/GPU_OPTIMIZATION.md"
+OF_OTHERS = {  # options of other programs, and of scripts and tests of ours
+    *("--array", "--chaos-seed", "--configfile", "--cores", "--dependency", "--force-reinstall"),
+    *("--gres", "--hypothesis-profile", "--index-url", "--jobs", "--logdir", "--mem", "--nnodes"),
+    *("--no-python", "--nproc-per-node", "--nv", "--output", "--parsable", "--parts"),
+    *("--rdzv-backend", "--rdzv-endpoint", "--records", "--rounds", "--run", "--shards"),
+    *("--silent", "--slurm-no-account", "--slurm-status-command", "--snakefile", "--workers"),
+}
+OTHER_OUTPUTS = {"DIR", "localflock", "manifest"}  # the last two of mount and of manifest
+VARIABLE = re.compile(r": |(?:https://)?\.\.\.|\bN\b|\bDIR\b|\bSIGKILL\b")  # in a message
+
+
+@pytest.mark.parametrize("file", sorted({file for file, _ in PROMISES}))
+def test_every_promise_in_the_list_is_a_test_that_is_there(file: str) -> None:
+    tree = ast.parse((ROOT / file).read_text())
+    there = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert {test for name, test in PROMISES if name == file} <= there
+
+
+def all_options() -> Iterator[str]:
+    for _, command in make_man.walk("virnucpro", app):
+        for parameter in command.params:
+            yield from (*parameter.opts, *parameter.secondary_opts)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_option_that_a_page_names_is_one(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text()))
+    programs = "--install-completion", "--help", "--version"
+    assert named <= {*all_options(), *programs, *OF_OTHERS}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "Makefile"], ids=lambda page: page.name)
+def test_printed_folders_are_ignored(page: Path) -> None:
+    """A command of a page that runs in the source leaves the repository clean."""
+    printed = re.findall(r"(?:--output-dir|-o) ([\w-]+)(?:/|$|\s)", page.read_text(), re.MULTILINE)
+    printed += re.findall(r'output_dir="([\w-]+)', page.read_text())
+    ignored = re.findall(r"^/([\w*-]+)/$", (ROOT / ".gitignore").read_text(), re.MULTILINE)
+    for name in set(printed) - OTHER_OUTPUTS:
+        assert any(fnmatch(name, pattern) for pattern in ignored), name
+
+
+def test_tutorial_has_a_folder_of_its_own() -> None:
+    """So its results/ is not that of the README."""
+    _, _, steps = (ROOT / "docs/TUTORIAL.md").read_text().partition("```sh\n")
+    assert steps.startswith("mkdir -p tutorial/genomes\ncd tutorial\n")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_within_the_source_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        name, _, heading = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        if heading:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}
+            assert heading in anchors, link
+
+
+def test_every_message_that_the_page_on_symptoms_quotes_is_one_of_the_program() -> None:
+    _, _, tables = GPU_PAGE.read_text().partition("## Troubleshooting by symptom")
+    symptoms = re.findall(r"^\| `([^`]+)`", tables.partition("## Getting help")[0], re.MULTILINE)
+    texts = [path.read_text() for path in (ROOT / "virnucpro").rglob("*.py")]
+    source = re.sub(r'"\s*f?"', "", "".join(texts))  # strings over several lines
+    of_torch = "Cannot re-initialize CUDA in forked subprocess"
+    assert len(symptoms) >= 8
+    for symptom in set(symptoms) - {of_torch}:
+        for part in VARIABLE.split(symptom):
+            assert part.strip() in source, symptom
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """The rows of the example with vectors, by their records."""
+    options = PredictOptions(
+        input=(CONTIGS,),
+        output_dir=tmp_path_factory.mktemp("example") / "run",
+        model=TINY_MODEL,
+        device="cpu",
+        precision="fp32",
+        report=False,
+    )
+    execute(options, lambda _: None, lambda _: InlineExecutor())
+    return {row["record"]: row for row in rows(options.output_dir / "predictions.tsv")}
+
+
+@pytest.mark.parametrize("page", [README, OUTPUT_PAGE], ids=lambda page: page.name)
+def test_the_rows_that_a_page_shows_are_those_of_the_example(page: Path, made) -> None:
+    (text,) = re.findall(r"^```\n(record +.*?)```", page.read_text(), re.DOTALL | re.MULTILINE)
+    names, *shown = (line.split() for line in text.splitlines())
+    assert len(shown) == 2
+    for row in shown:
+        empty = [""] * names.count("note")  # these rows have no note
+        values = dict(zip(names, [*row, *empty], strict=True))
+        # six decimals are those of one CPU; another sums in another order
+        for name in {"virus_score", "base_score"} & values.keys():
+            score = float(values.pop(name))
+            assert score == pytest.approx(float(made[row[0]][name]), abs=1e-4)
+        assert values.items() <= made[row[0]].items()
+
+
+def test_the_page_lists_the_families_that_can_be_named() -> None:
+    text = (ROOT / "docs/KIND_AND_KIN.md").read_text()
+    line = re.search(r"The 158 are:\n\n(.*)", text)
+    assert line and re.findall(r"\*(\w+)\*", line[1]) == [
+        *filter(None, load_builtin_taxonomy().families)
+    ]

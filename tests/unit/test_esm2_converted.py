@@ -1,0 +1,152 @@
+"""A large model is converted once; after that workers map it, and damage is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from itertools import compress
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from conftest import TINY
+from fair_esm_reference import make_fair_esm, random_protein, save_fair_esm
+from safetensors.torch import load
+
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.events import Progress, WorkerEvent
+from virnucpro.core.recipe import Precision
+from virnucpro.models.esm2.loading import load_esm2, prepare
+from virnucpro.models.esm2.model import DTYPES
+from virnucpro.models.esm2.model_files import ESM2Model, inspect_esm2
+from virnucpro.models.packing import PackedBatch
+
+CPU = torch.device("cpu")
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> ESM2Model:
+    return inspect_esm2(save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt"))
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch, tmp_path: Path) -> Path:
+    """The folder of converted copies."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    return tmp_path / "hub" / "virnucpro"
+
+
+def prepared(model: ESM2Model, precision: Precision = "bf16") -> tuple[Path, bool]:
+    """The copy that workers map, and whether it was made just now."""
+    heard: list[WorkerEvent] = []
+    path, digest = prepare(model, model.shape, precision, heard.append)
+    assert digest == model.sha256()
+    return path, any(isinstance(one, Progress) and "converting" in one.stage for one in heard)
+
+
+@pytest.fixture
+def converted(checkpoint: ESM2Model) -> Path:
+    path, is_new = prepared(checkpoint)
+    assert is_new
+    return path
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("layer", [1, 2])
+def test_the_converted_model_gives_the_same_bits(checkpoint, precision, layer):
+    made, _ = prepared(checkpoint, precision)
+    batch = PackedBatch.from_sequences([random_protein(length) for length in (90, 50, 50, 7)])
+    direct = load_esm2(checkpoint.path, layer, DTYPES[precision], CPU)(batch)
+    assert made != checkpoint.path
+    assert torch.equal(load_esm2(made, layer, DTYPES[precision], CPU)(batch), direct)
+
+
+def test_another_precision_and_a_changed_source_are_another_model(checkpoint, converted):
+    in_float32 = prepared(checkpoint, "fp32")
+    save_fair_esm(make_fair_esm(TINY, seed=1), checkpoint.path)
+    changed = prepared(inspect_esm2(checkpoint.path))
+    assert in_float32[1] and changed[1]
+    assert len({converted, in_float32[0], changed[0]}) == 3
+
+
+def test_a_flipped_bit_a_lost_end_and_a_lost_note_are_noticed(checkpoint, converted, kept):
+    content = converted.read_bytes()
+    for damaged in (content[:-100], content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]):
+        converted.write_bytes(damaged)
+        assert prepared(checkpoint) == (converted, True)
+        assert prepared(checkpoint) == (converted, False)
+    of_copy = converted.with_suffix(".json")
+    for note in kept.glob("*.json"):
+        keys = json.loads(note.read_text()).keys()
+        texts = ("", "[]", json.dumps({"format": 1}), json.dumps({"source_sha256": "../../x"}))
+        for text in (*texts, "[" * 100_000):
+            note.write_text(text)
+            assert prepared(checkpoint) == (converted, note == of_copy)
+            assert json.loads(note.read_text()).keys() == keys
+        note.unlink()
+        assert prepared(checkpoint) == (converted, note == of_copy)
+    assert prepared(checkpoint) == (converted, False)
+
+
+def test_the_converted_copy_of_another_model_is_never_used(checkpoint, converted, tmp_path):
+    content = load(converted.read_bytes())
+    other = inspect_esm2(save_fair_esm(make_fair_esm(TINY, seed=1), tmp_path / "other.pt"))
+    stranger, _ = prepared(other)
+    converted.write_bytes(stranger.read_bytes())
+    converted.with_suffix(".json").write_text(stranger.with_suffix(".json").read_text())
+    assert prepared(checkpoint) == (converted, True)
+    again = load(converted.read_bytes())
+    assert all(torch.equal(tensor, again[name]) for name, tensor in content.items())
+    assert prepared(other) == (stranger, False)
+
+
+def test_a_copy_of_a_checkpoint_shares_its_converted_form(checkpoint, converted, tmp_path, kept):
+    copy = tmp_path / "scratch.pt"
+    copy.write_bytes(checkpoint.path.read_bytes())
+    assert prepared(inspect_esm2(copy)) == (converted, False)
+    assert len(list(kept.glob("*.safetensors"))) == 1
+
+
+def test_other_users_may_read_a_converted_copy_like_any_file(converted, tmp_path):
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert converted.stat().st_mode == plain.stat().st_mode
+
+
+def test_what_a_killed_conversion_left_is_deleted_a_day_later(checkpoint, converted, kept):
+    old, new = kept / ".tmpABC", kept / ".tmpDEF"
+    for leftover in (old, new):
+        leftover.touch()
+    os.utime(old, (0, 0))
+    prepared(checkpoint, "fp32")
+    assert not old.exists() and new.exists()
+
+
+def test_a_model_folder_may_have_any_name(tiny, tmp_path):
+    folder = tmp_path / "my.virnucpro.safetensors"
+    shutil.copytree(tiny.model, folder)
+    batch = PackedBatch.from_sequences([random_protein(50)])
+    expected = load_esm2(tiny.model, 1, BF16, CPU)(batch)
+    assert torch.equal(load_esm2(folder, 1, BF16, CPU)(batch), expected)
+
+
+def test_a_file_with_the_name_of_a_converted_copy_and_other_content_is_refused(converted, tmp_path):
+    with pytest.raises(UnavailableError, match=r"it holds torch\.bfloat16"):
+        load_esm2(converted, 1, torch.float32, CPU)
+    other = tmp_path / "other.virnucpro.safetensors"
+    other.write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+    with pytest.raises(UnavailableError, match="cannot be used"):
+        load_esm2(other, 1, BF16, CPU)
+
+
+def test_the_weights_are_mapped_and_not_copied(converted):
+    """Otherwise every worker would hold its own."""
+    weight = load_esm2(converted, 2, BF16, CPU).layers[0].qkv.weight
+    maps = psutil.Process().memory_maps(grouped=False)
+    bounds = [[int(bound, 16) for bound in one.addr.split("-")] for one in maps]
+    of_weight = [low <= weight.data_ptr() < high for low, high in bounds]
+    (path,) = (one.path for one in compress(maps, of_weight))
+    assert path == str(converted)

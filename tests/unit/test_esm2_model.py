@@ -1,0 +1,642 @@
+"""The forward pass gives fair-esm's vectors, in every precision and with every kernel."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import esm
+import pytest
+import torch
+import torch.nn.functional as F
+from esm.rotary_embedding import RotaryEmbedding
+from fair_esm_reference import (
+    ATTENTION_SHARE,
+    LONGEST,
+    MLP_SHARE,
+    SCORE_SPREAD,
+    fair_esm_hidden,
+    fair_esm_tokens,
+    make_fair_esm,
+    random_protein,
+    save_fair_esm,
+    stored_state,
+    tolerance,
+    worst_row,
+)
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from virnucpro.core.errors import UnavailableError
+from virnucpro.models.esm2 import triton_kernels
+from virnucpro.models.esm2.attention import (
+    E4M3,
+    Kernel,
+    RunLayout,
+    attend_compiled,
+    attend_efficient,
+    attend_efficient_triton,
+    attend_runs,
+    attend_to_train,
+    attend_varlen,
+    attend_varlen_triton,
+    choose_kernel,
+    describe,
+)
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.esm2.model import (
+    ESM2,
+    FP8_WIDTH,
+    _Linear8,
+    bos_pool,
+    check_device,
+    mean_pool,
+    quantise,
+    residues_only,
+    restore,
+    rotary_frequencies,
+)
+from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.packing import PackedBatch, bag_mean, use_device
+
+SHAPES = {  # by the dimensions of a head, as of the published 8M, 35M, 150M and 650M
+    16: ESM2Shape(n_layers=3, dim=64, n_heads=4),
+    24: ESM2Shape(n_layers=3, dim=72, n_heads=3),
+    32: ESM2Shape(n_layers=3, dim=96, n_heads=3),
+    64: ESM2Shape(n_layers=2, dim=128, n_heads=2),
+}
+ODD_LETTERS = "MKXBUZO-J*.AXX**W"
+LENGTHS = (50, 1, 333, 50, 50, 3, LONGEST, 2, 3, 166)
+PROTEINS = [
+    *(random_protein(length, seed) for seed, length in enumerate(LENGTHS)),
+    ODD_LETTERS,
+    ODD_LETTERS.lower(),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A device, a precision and a kernel; one in C has weights laid out for it, as in a run."""
+
+    device: str
+    dtype: torch.dtype
+    kernel: Kernel
+
+    def __str__(self) -> str:
+        return f"{self.device}-{str(self.dtype).removeprefix('torch.')}-{self.kernel.__name__}"
+
+    def load(self, path: Path, layer: int) -> ESM2:
+        device = torch.device(self.device)
+        if self.dtype == E4M3:
+            if self.device == "cuda" and inspect_esm2(path).shape.dim % FP8_WIDTH:
+                pytest.skip("too narrow for the products of a GPU")
+            model = load_esm2(path, layer, torch.bfloat16, torch.device("cpu")).quantise(device)
+        else:
+            model = load_esm2(path, layer, self.dtype, device)
+            if self.kernel is attend_compiled:
+                model.reorder_weights()
+        model.attend = self.kernel
+        return model
+
+
+HERE = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+on_cuda, on_turing, on_ampere, on_ada = (
+    pytest.mark.skipif(
+        needed > HERE, reason=f"needs a CUDA device of compute capability {needed} or newer"
+    )
+    for needed in ((0, 1), (7, 5), (8, 0), (8, 9))
+)
+CASES = [
+    pytest.param(case, id=str(case), marks=marks)
+    for case, marks in (
+        (Case("cpu", torch.float32, attend_runs), ()),
+        (Case("cpu", torch.float32, attend_compiled), ()),
+        (Case("cpu", torch.float32, attend_to_train), ()),
+        (Case("cpu", torch.bfloat16, attend_runs), ()),
+        (Case("cpu", torch.bfloat16, attend_compiled), ()),
+        (Case("cpu", torch.float16, attend_runs), ()),
+        (Case("cpu", E4M3, attend_compiled), ()),
+        (Case("cuda", E4M3, attend_varlen), on_ada),
+        (Case("cuda", E4M3, attend_varlen_triton), on_ada),
+        (Case("cuda", torch.float32, attend_runs), on_cuda),
+        (Case("cuda", torch.float16, attend_runs), on_cuda),
+        (Case("cuda", torch.float32, attend_efficient), on_cuda),
+        (Case("cuda", torch.float16, attend_efficient), on_cuda),
+        (Case("cuda", torch.float16, attend_efficient_triton), on_turing),
+        (Case("cuda", torch.bfloat16, attend_runs), on_ampere),
+        (Case("cuda", torch.float16, attend_varlen), on_ampere),
+        (Case("cuda", torch.bfloat16, attend_varlen), on_ampere),
+        (Case("cuda", torch.float16, attend_varlen_triton), on_ampere),
+        (Case("cuda", torch.bfloat16, attend_varlen_triton), on_ampere),
+    )
+]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A checkpoint, and fair-esm's vectors of all proteins after its last layer."""
+
+    shape: ESM2Shape
+    model: esm.ESM2
+    path: Path
+    hidden: list[Tensor]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=lambda head_dim: f"heads_of_{head_dim}")
+def oracle(request, tmp_path_factory) -> Oracle:
+    shape = SHAPES[request.param]
+    model = make_fair_esm(shape)
+    path = save_fair_esm(model, tmp_path_factory.mktemp("oracle") / "model.pt")
+    return Oracle(shape, model, path, fair_esm_hidden(model, PROTEINS, shape.n_layers))
+
+
+def our_gradients(fair_esm: esm.ESM2) -> dict[str, Tensor]:
+    """The gradients of fair-esm's weights, by our names."""
+    found = {
+        "embedding.weight": fair_esm.embed_tokens.weight.grad,
+        "final_norm.weight": fair_esm.emb_layer_norm_after.weight.grad,
+        "final_norm.bias": fair_esm.emb_layer_norm_after.bias.grad,
+    }
+    for i, layer in enumerate(fair_esm.layers):
+        attention = layer.self_attn
+        modules = {
+            "attention_norm": layer.self_attn_layer_norm,
+            "attention_out": attention.out_proj,
+            "mlp_norm": layer.final_layer_norm,
+            "up": layer.fc1,
+            "down": layer.fc2,
+        }
+        for kind in ("weight", "bias"):
+            parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+            found[f"layers.{i}.qkv.{kind}"] = torch.cat([getattr(p, kind).grad for p in parts])
+            for name, module in modules.items():
+                found[f"layers.{i}.{name}.{kind}"] = getattr(module, kind).grad
+    return found
+
+
+def embed(model: ESM2, proteins: list[str]) -> list[Tensor]:
+    """All in one batch; one (n_residues + 2, dim) per protein."""
+    batch = PackedBatch.from_sequences(proteins)
+    return list(model(batch).split([len(protein) + 2 for protein in proteins]))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_residues_and_pooled_vectors_of_a_mixed_batch_equal_those_of_fair_esm(oracle, case):
+    batch = PackedBatch.from_sequences(PROTEINS)
+    hidden = case.load(oracle.path, oracle.shape.n_layers)(batch)
+    limit = tolerance(oracle.shape.n_layers, case.dtype)
+    assert hidden.dtype == torch.float32
+    assert worst_row(hidden, torch.cat(oracle.hidden)) < limit
+    residues = torch.cat([reference[1:-1] for reference in oracle.hidden])
+    assert worst_row(residues_only(hidden, batch), residues) < limit
+    means = torch.stack([reference[1:-1].double().mean(dim=0) for reference in oracle.hidden])
+    assert worst_row(mean_pool(hidden, batch), means) < limit
+    firsts = torch.stack([reference[0] for reference in oracle.hidden])
+    assert worst_row(bos_pool(hidden, batch), firsts) < limit
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_ada)])
+@pytest.mark.parametrize("n_tokens", [1, 33])
+def test_a_product_in_8_bits_is_that_of_the_numbers_that_the_rows_stand_for(device, n_tokens):
+    linear = nn.Linear(64, 48, dtype=torch.bfloat16, device=device).requires_grad_(False)
+    linear.weight *= 10 ** torch.arange(-6.0, 6.0, 0.25, device=device)[:, None]  # of every row
+    x = 10 ** torch.linspace(-8, 8, n_tokens)[:, None] * torch.randn(n_tokens, 64)
+    x[0], x[0, 5] = 0, 3e-20  # a row of zeros, but for one
+    rows, product = quantise(x.to(device)), _Linear8(linear)
+    weight = restore(quantise(linear.weight)).double()
+    exact = restore(rows).double() @ weight.T + linear.bias.double()
+    size = restore(rows).double().abs() @ weight.T.abs() + linear.bias.double().abs()
+    # sums of 64 products in float32, four more operations, and one rounding to bf16
+    limit = size * 70 * torch.finfo(torch.float32).eps / 2 + exact.abs() * 2**-8
+    if device == "cuda":  # tensor cores keep some 14 bits within an instruction (arXiv:2412.19437)
+        limit += size * 2**-12
+    assert ((product(rows).double() - exact).abs() <= limit).all()
+    # to the nearest of numbers with three bits behind the first, but for the least of a row
+    kept, largest = restore(rows).cpu().double(), x.double().abs().amax(dim=1, keepdim=True)
+    assert ((kept - x).abs() <= x.abs() * (2**-4 + 1e-6) + largest.clamp(min=1e-12) * 2**-18).all()
+
+
+def test_a_build_of_torch_without_products_in_8_bits_is_named_with_what_to_use(monkeypatch):
+    def refuse(*_: object, **__: object) -> Tensor:
+        raise RuntimeError("Rowwise scaling is not currently supported on your device")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    with pytest.raises(UnavailableError, match="no products in fp8 for meta: Rowwise") as caught:
+        check_device(torch.device("meta"))
+    assert caught.value.hint == "use --precision bf16"
+    monkeypatch.undo()
+    check_device(torch.device("meta"))  # its shapes, types and layouts are those of a GPU's product
+
+
+class CoarseRotary(RotaryEmbedding):
+    """fair-esm's rotary embedding with the tables of a model that was cast to bf16."""
+
+    def _update_cos_sin_tables(self, x: Tensor, seq_dimension: int = 1) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(x.shape[seq_dimension], dtype=torch.bfloat16)
+        angles = torch.outer(positions, self.inv_freq.bfloat16()).repeat(1, 2)
+        return angles.cos().float()[None], angles.sin().float()[None]
+
+
+def test_the_weights_are_what_the_tolerance_was_derived_for(oracle):
+    spreads: list[Tensor] = []
+    shares: dict[str, list[float]] = {"attention": [], "mlp": []}
+
+    def look(layer: torch.nn.Module, inputs: tuple[Tensor], _: object) -> None:
+        x = inputs[0]
+        normed = layer.self_attn_layer_norm(x)
+        q, k = (
+            project(normed)[:, 0].unflatten(-1, (oracle.shape.n_heads, -1)).transpose(0, 1)
+            for project in (layer.self_attn.q_proj, layer.self_attn.k_proj)
+        )
+        spreads.append((q @ k.mT / oracle.shape.head_dim**0.5).std())
+        attended = layer.self_attn(normed, normed, normed)[0]
+        shares["attention"].append(float(attended.norm() / x.norm()) ** 2)
+        x = x + attended
+        branch = layer.fc2(F.gelu(layer.fc1(layer.final_layer_norm(x))))
+        shares["mlp"].append(float(branch.norm() / x.norm()) ** 2)
+
+    handles = [layer.register_forward_hook(look) for layer in oracle.model.layers]
+    fair_esm_hidden(oracle.model, PROTEINS, oracle.shape.n_layers)
+    for handle in handles:
+        handle.remove()
+    # made of some hundred random biases and norms, the figures stray by a tenth
+    assert torch.stack(spreads).square().mean().sqrt() == pytest.approx(SCORE_SPREAD, rel=0.1)
+    assert sum(shares["attention"]) / len(shares["attention"]) < ATTENTION_SHARE
+    assert sum(shares["mlp"]) / len(shares["mlp"]) < MLP_SHARE
+
+
+@pytest.mark.parametrize("fault", ["a rotary table in bf16", "no token dropout", "GELU by tanh"])
+def test_the_tolerance_detects(oracle, monkeypatch, fault):
+    """The last one that of float32, the others even that of bf16."""
+    shape, wrong = oracle.shape, make_fair_esm(oracle.shape)
+    if fault == "no token dropout":
+        wrong = make_fair_esm(replace(shape, token_dropout=False))
+    elif fault == "GELU by tanh":
+        monkeypatch.setattr(esm.modules, "gelu", lambda x: F.gelu(x, approximate="tanh"))
+    else:
+        for layer in wrong.layers:
+            layer.self_attn.rot_emb = CoarseRotary(shape.head_dim)
+    hidden = fair_esm_hidden(wrong, PROTEINS[:7], shape.n_layers)
+    limit = tolerance(shape.n_layers, torch.float32 if "GELU" in fault else torch.bfloat16)
+    for protein, found, reference in zip(PROTEINS, hidden, oracle.hidden, strict=False):
+        if "rotary" not in fault or len(protein) > LONGEST - 1:  # angles are off far from the start
+            assert worst_row(found, reference) > limit
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_earlier_layer_is_that_of_fair_esm_without_a_norm(oracle, case):
+    for layer in range(1, oracle.shape.n_layers):
+        hidden = case.load(oracle.path, layer)(PackedBatch.from_sequences(PROTEINS[:4]))
+        reference = torch.cat(fair_esm_hidden(oracle.model, PROTEINS[:4], layer))
+        limit = tolerance(layer, case.dtype)
+        assert worst_row(hidden, reference) < limit
+        assert worst_row(oracle.model.emb_layer_norm_after(reference), reference) > limit
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+def test_an_earlier_layer_needs_no_tensor_of_the_later_ones(oracle, tmp_path):
+    state = stored_state(oracle.model)
+    del state[f"encoder.sentence_encoder.layers.{oracle.shape.n_layers - 1}.fc1.bias"]
+    path = tmp_path / "model.pt"
+    torch.save({"model": state}, path)
+    cpu, n_layers = torch.device("cpu"), oracle.shape.n_layers
+    model = load_esm2(path, n_layers - 1, torch.float32, cpu)
+    assert len(model.layers) == n_layers - 1
+    with pytest.raises(UnavailableError, match=rf"layers\.{n_layers - 1}\.fc1\.bias"):
+        load_esm2(path, n_layers, torch.float32, cpu)
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("length", [1, 50, 333])
+def test_a_vector_does_not_depend_on_the_batch_it_is_in(oracle, case, length):
+    model = case.load(oracle.path, oracle.shape.n_layers)
+    protein = random_protein(length, seed=1000)
+    others = PROTEINS[:6]
+    (alone,) = embed(model, [protein])
+    limit = tolerance(oracle.shape.n_layers, case.dtype, case.dtype)
+    batches = {
+        "first": [protein, *others],
+        "last": [*reversed(others), protein],
+        "among its like": [random_protein(length), protein, random_protein(length, 1)],
+        "longest first": sorted([*others, protein], key=len, reverse=True),
+    }
+    for name, batch in batches.items():
+        together = embed(model, batch)[batch.index(protein)]
+        assert worst_row(together, alone) < limit, name
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+def test_matrix_products_take_the_precision_asked_for_and_all_else_is_float32(oracle):
+    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.bfloat16, torch.device("cpu"))
+    reduced = {
+        name.split(".")[-2]
+        for name, tensor in model.state_dict().items()
+        if tensor.dtype == torch.bfloat16
+    }
+    assert reduced == {"qkv", "attention_out", "up", "down"}
+    rest = [t for t in model.state_dict().values() if t.dtype != torch.bfloat16]
+    assert {tensor.dtype for tensor in rest} == {torch.float32}
+    assert model.inv_freq.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernel"),
+    [
+        (torch.float32, attend_compiled),
+        (torch.float16, attend_runs),
+        (torch.bfloat16, attend_compiled),
+    ],
+)
+def test_a_cpu_with_avx512_attends_in_c_but_in_fp16_and_others_by_pytorch(
+    dtype, kernel, monkeypatch
+):
+    for capability, chosen in (("AVX512", kernel), ("AVX2", attend_runs)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)  # noqa: B023
+        assert choose_kernel(torch.device("cpu"), dtype, 32) is chosen
+
+
+@pytest.mark.parametrize("head_dim", [10, *SHAPES])
+@pytest.mark.parametrize("gain", [1.0, 100.0])
+def test_a_cpu_attends_in_float32_whatever_the_scores_and_no_other_protein_notices(head_dim, gain):
+    batch = PackedBatch.from_sequences([random_protein(length) for length in (166, 166, 7, 1)])
+    staged = RunLayout.from_batch(batch, rotary_frequencies(head_dim))
+    qkv = torch.randn(len(batch.tokens), 3, 3, head_dim).bfloat16()
+    qkv[:, 0, 1] *= gain  # the queries of the second head
+    found = attend_compiled(qkv.float(), staged)
+    exact = attend_runs(qkv.double(), staged)
+    distances = [(x - exact).norm() for x in (found, attend_runs(qkv.float(), staged))]
+    assert distances[0] < 2 * distances[1], "SDPA sums in float32 too, in another order"
+    assert torch.equal(attend_compiled(qkv, staged), found.bfloat16()), "rounded once"
+    first = PackedBatch.from_sequences([random_protein(166)])
+    alone = attend_compiled(qkv[:168], RunLayout.from_batch(first, rotary_frequencies(head_dim)))
+    assert torch.equal(alone, found[:168].bfloat16()), "bit for bit"
+
+
+@pytest.mark.parametrize("none", [torch.nan, torch.inf])
+def test_nan_stays_nan_through_attention_on_a_cpu(none):
+    """One in a query is in the result of its token, one in a key or value in those of all."""
+    staged = RunLayout.from_batch(PackedBatch.from_sequences(["MKV"]), rotary_frequencies(16))
+    for dtype in (torch.float32, torch.bfloat16):
+        for part, tokens in enumerate(([1], slice(None), slice(None))):
+            qkv = torch.randn(5, 3, 2, 16, dtype=dtype)
+            qkv[1, part, 0] = none
+            is_number = attend_compiled(qkv, staged).isfinite()
+            assert not is_number[tokens, 0].any() and is_number[:, 1].all()
+
+
+_COUNT_FAULTS = """
+import resource, sys
+from pathlib import Path
+import torch
+from virnucpro.core.recipe import EncoderSpec
+from virnucpro.models.esm2.encoder import load
+from virnucpro.engine.local import worker_main
+
+def work(*_):
+    torch.set_num_threads(1)
+    spec = EncoderSpec(model="m", sha256="", layer=3, pooling="mean", precision="bf16", dim=96)
+    encoder = load(spec, Path(sys.argv[1]), torch.device("cpu"))
+    faults = []
+    for _ in range(4):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        encoder.start(["M" * 400] * 20).rows()
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    print(*faults)
+    sys.exit()
+
+worker_main(None, work, None, None, "worker", "cpu")
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep what they do")
+@pytest.mark.parametrize("oracle", [32], indirect=True)
+def test_a_batch_of_a_worker_on_a_cpu_takes_the_memory_of_the_one_before(oracle):
+    command = [sys.executable, "-c", _COUNT_FAULTS, str(oracle.path)]
+    faults = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    # what a layer allocates are 8,040 tokens of 4 * 96 numbers of 2 bytes for the MLP alone, which
+    # are 1,500 pages; a few more are touched by chance
+    assert int(faults[-1]) < 1500, faults
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+@pytest.mark.parametrize("kernel", [attend_runs, attend_to_train])
+def test_every_weight_gets_the_gradient_that_it_gets_in_fair_esm(oracle, kernel):
+    proteins = PROTEINS[:6]
+    n_layers = oracle.shape.n_layers
+    model = load_esm2(oracle.path, n_layers, torch.float32, torch.device("cpu")).requires_grad_()
+    model.attend = kernel
+    fair_esm = make_fair_esm(oracle.shape).requires_grad_()
+    weights = torch.randn(sum(map(len, proteins)) + 12, oracle.shape.dim)
+    (model(PackedBatch.from_sequences(proteins)) * weights).sum().backward()
+    hidden = [
+        fair_esm(fair_esm_tokens(fair_esm, protein), [n_layers])["representations"][n_layers][0]
+        for protein in proteins
+    ]
+    (torch.cat(hidden) * weights).sum().backward()
+    # on the way back each rounding of the way there has two like it: one for what a product is
+    # taken with, one for the gradient itself
+    limit = 3 * tolerance(n_layers, torch.float32)
+    expected = our_gradients(fair_esm)
+    for name, parameter in model.named_parameters():
+        found = parameter.grad.flatten()[None]
+        assert worst_row(found, expected[name].flatten()[None]) < limit, name
+
+
+@pytest.mark.parametrize("oracle", [16, 24, 32], indirect=True)
+@pytest.mark.parametrize("length", [1, 50, 166])
+@pytest.mark.parametrize("n_others", [1, 7, 40])
+@pytest.mark.parametrize(
+    ("dtype", "is_reordered"),
+    [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)],
+)
+def test_a_vector_has_the_same_bits_in_every_batch_on_a_cpu(
+    oracle, length, n_others, dtype, is_reordered
+):
+    model = load_esm2(oracle.path, oracle.shape.n_layers, dtype, torch.device("cpu"))
+    if is_reordered:
+        model.reorder_weights()
+    protein = random_protein(length, seed=1000)
+    (alone,) = embed(model, [protein])
+    others = [random_protein(max(1, length - i % 3), seed=i) for i in range(n_others)]
+    assert torch.equal(embed(model, [*others, protein])[-1], alone)
+    like = [random_protein(length, seed=i) for i in range(n_others)]
+    assert torch.equal(embed(model, [protein, *like])[0], alone)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "head_dim", "kernel", "with_triton"),
+    [
+        ((7, 5), torch.float16, 24, attend_efficient, attend_efficient_triton),
+        ((7, 0), torch.float32, 64, attend_efficient, attend_efficient),
+        ((8, 0), torch.float32, 64, attend_efficient, attend_efficient),
+        ((8, 0), torch.float16, 16, attend_varlen, attend_varlen_triton),
+        ((12, 0), torch.bfloat16, 256, attend_varlen, attend_varlen_triton),
+        ((9, 0), torch.bfloat16, 12, attend_runs, attend_runs),
+        ((9, 0), torch.bfloat16, 264, attend_runs, attend_runs),
+        ((7, 5), torch.float32, 12, attend_runs, attend_runs),
+    ],
+)
+def test_the_kernel_of_a_gpu_goes_by_its_age_the_precision_and_the_heads(
+    monkeypatch, caplog, capability, dtype, head_dim, kernel, with_triton
+):
+    """And by Triton, which rotates and norms in 16 bits alone; a warning says why it does not."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    has_both = with_triton is not kernel
+    with monkeypatch.context() as without:
+        without.setattr(triton_kernels, "triton", None)
+        assert choose_kernel(torch.device("cuda"), dtype, head_dim) is kernel
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", f"{TRITON_ALONE}PyTorch, which is slower than Triton (Triton is not installed)")
+    ] * has_both
+    monkeypatch.setattr(triton_kernels, "unavailable_kernels", lambda *_: {"rotation": ""})
+    assert choose_kernel(torch.device("cuda"), dtype, head_dim) is with_triton
+    assert len(caplog.records) == has_both
+    assert describe(with_triton).endswith(f", {TRITON_ALONE}Triton") == has_both
+    assert describe(kernel).endswith(f", {TRITON_ALONE}PyTorch") == (kernel is attend_varlen)
+
+
+TRITON_ALONE = "rotation and LayerNorm: "  # what Triton may do, and PyTorch in its place
+REDUCTIONS = [f"allow_{number}_reduced_precision_reduction" for number in ("bf16", "fp16")]
+
+
+@pytest.fixture
+def feigned_gpu(monkeypatch):
+    """The devices that are made the current one, as if torch had GPUs here."""
+    chosen: list[object] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    was_planned, products = torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.matmul
+    were_reduced = [getattr(products, switch) for switch in REDUCTIONS]
+    for switch in REDUCTIONS:
+        setattr(products, switch, True)
+    yield chosen
+    torch.backends.cuda.enable_cudnn_sdp(was_planned)
+    for switch, was_reduced in zip(REDUCTIONS, were_reduced, strict=True):
+        setattr(products, switch, was_reduced)
+
+
+def test_a_gpu_that_is_used_is_the_current_one_and_float32_is_float32_there(feigned_gpu):
+    use_device(torch.device("cpu"))
+    assert not feigned_gpu and torch.backends.cudnn.allow_tf32
+    use_device(torch.device("cuda"))
+    assert not feigned_gpu, "without a number it is the current one already"
+    use_device(torch.device("cuda:1"))
+    assert feigned_gpu == [torch.device("cuda:1")]
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert not any(getattr(torch.backends.cuda.matmul, switch) for switch in REDUCTIONS)
+
+
+PRODUCTS = """
+import torch
+from virnucpro.models.packing import bag_mean, use_device
+use_device(torch.device("cpu"))
+torch.set_num_threads(1)
+torch.manual_seed(0)
+rows, weight, bias = torch.randn(64, 320), torch.randn(1280, 320), torch.randn(1280)
+together = torch.nn.functional.linear(rows, weight, bias)
+for n in range(4, 40):
+    for first in range(0, 24, 5):
+        part = slice(first, first + n)
+        alone = torch.nn.functional.linear(rows[part], weight, bias)
+        assert torch.equal(alone, together[part]), (n, first)
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
+@pytest.mark.parametrize("kernels", ["AVX2", "AVX512"])  # the second where the CPU has them
+def test_a_product_on_a_cpu_does_not_depend_on_the_place_of_a_row(monkeypatch, kernels):
+    """From four rows on; of fewer it does on AMD's CPUs, whatever MKL is asked for."""
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", kernels)
+    subprocess.run([sys.executable, "-c", PRODUCTS], check=True)
+
+
+MANY_SHAPES = """
+import psutil, torch
+from virnucpro.models.packing import use_device
+use_device(torch.device("cpu"))
+linear = torch.nn.Linear(1280, 256, dtype=torch.bfloat16)
+rows = torch.ones(600, 1280, dtype=torch.bfloat16)
+n_bytes = psutil.Process().memory_info
+with torch.inference_mode():
+    linear(rows)
+    before = n_bytes().rss
+    for n in range(300, 600):
+        linear(rows[:n])
+assert n_bytes().rss - before < 100e6  # 40 MB, and 210 if all shapes are kept
+"""
+
+
+def test_memory_on_a_cpu_does_not_grow_with_the_shapes_of_batches(monkeypatch):
+    for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        monkeypatch.delenv(cache, raising=False)
+    subprocess.run([sys.executable, "-c", MANY_SHAPES], check=True)
+
+
+class Operators(TorchDispatchMode):
+    """Records the names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operator, _, args=(), kwargs=None):
+        self.names[operator.overloadpacket.__name__] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+def in_one_kernel(hidden: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+    """``mean_pool`` as on a GPU."""
+    return bag_mean(hidden, batch.residues, batch.residues_before)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "operator"),
+    [
+        (attend_varlen, torch.bfloat16, "_flash_attention_forward"),
+        (attend_efficient, torch.float32, "_efficient_attention_forward"),
+    ],
+)
+@pytest.mark.parametrize("pool", [in_one_kernel, bos_pool, residues_only])
+def test_a_gpu_attends_in_one_launch_per_layer_and_never_waits_for_the_host(
+    kernel, dtype, operator, pool
+):
+    """Tensors without numbers: whatever would have to look at one is an error."""
+    shape = SHAPES[64]
+    with torch.device("meta"):
+        model = ESM2(shape, shape.n_layers, dtype, kernel).to("meta")
+    batch = PackedBatch.from_sequences(PROTEINS)
+    with torch.inference_mode(), Operators() as operators:
+        rows = pool(model(batch), batch)
+    n_rows = sum(map(len, PROTEINS)) if pool is residues_only else len(PROTEINS)
+    assert rows.shape == (n_rows, shape.dim) and rows.dtype == torch.float32
+    assert operators.names[operator] == shape.n_layers
+    attention = {name for name in operators.names if "attention" in name}
+    assert attention == {operator}, "and no other kernel, whatever this torch prefers"
+
+
+@pytest.mark.parametrize("oracle", [24], indirect=True)
+def test_one_kernel_pools_as_the_kernels_of_each_length_do(oracle):
+    batch = PackedBatch.from_sequences(PROTEINS)
+    hidden = torch.cat(oracle.hidden)
+    exact = torch.stack([rows[1:-1].double().mean(dim=0) for rows in oracle.hidden])
+    # a sum of n terms is rounded n times, by u of its size at most, and the mean once more
+    limit = (LONGEST + 1) * torch.finfo(torch.float32).eps / 2
+    size = torch.stack([rows[1:-1].double().abs().mean(dim=0) for rows in oracle.hidden])
+    for pool in (in_one_kernel, mean_pool):
+        assert ((pool(hidden, batch) - exact).abs() <= limit * size).all()
+
+
+def test_the_number_of_parameters_is_that_of_the_model(oracle):
+    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.float32, torch.device("cpu"))
+    assert oracle.shape.n_parameters == sum(p.numel() for p in model.parameters())

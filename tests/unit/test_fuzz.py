@@ -1,0 +1,495 @@
+"""Whatever is done to a file that is read, a command ends with one of its exit codes.
+
+Each test begins with a valid file, damages it, and gives it to the command line, in this process:
+an exception that is none of ours fails the test, as does an exit code that is not promised.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import open_dna, random_dna
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from labelled_data_helpers import write_labelled
+from run_helpers import execute, predict_here, write_fasta, write_run_json
+from test_regions import host_dna
+
+from virnucpro.cli.main import main
+from virnucpro.core.atomic_io import MOST_JSON
+from virnucpro.core.json_checksum import add_checksum
+from virnucpro.core.recipe import Recipe
+from virnucpro.engine.local import InlineExecutor
+from virnucpro.models.trained_encoder import _TrainedEncoderInfo, save_trained_encoder
+from virnucpro.store.feature_file import _SEAL
+from virnucpro.viral.hmm import OWN_REGION_MODEL
+from virnucpro.workflows.predict_options import PredictOptions
+
+EXITS = {0, 1, 2, 64, 65, 66, 69, 73, 74}
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+DEEP = "[" * 5_000 + "]" * 5_000
+SNIPPETS = [
+    *(b"\0", b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\t", b"\n", b"\r"),
+    *(b'"', b">", b"|", b"{"),
+    *(b"NaN", b"-Infinity", b"1e999", b"-1", b"9" * 20, b"9" * 5_000, b"x" * 100_000),
+    *(DEEP.encode(), b"../", b"\x1f\x8b", b"", b"\xe2\x80\xae"),
+]
+NUMBERS = [b"", b"-1", b"0", b"1e999", b"nan", b"9" * 20, b"9" * 5_000, b"1_0", b"\xd9\xa1", b"+3"]
+VALUES: list[object] = [
+    *(None, True, "", "text", "a\0b", "\ud800", "/", [], {}, [1], {"a": 1}, [[[]]]),
+    *(-1, 0, 1.5, 10**18, 10**300, float("nan"), float("inf"), -float("inf"), "DEEP", "HUGE"),
+]
+
+
+def fuzzed(test: Callable[..., None]) -> Callable[..., None]:
+    """Give a test damages of some seeds."""
+    few = settings(
+        max_examples=max(4, settings.default.max_examples // 12),
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+    return given(damage=st.integers(0, 2**32).map(Damage))(few(test))
+
+
+@pytest.fixture(autouse=True)
+def process_as_before(monkeypatch):
+    """A command sets signals and an environment variable in its process."""
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+def end_of(*words: object, code: int | None = None) -> str:
+    """Run a command; what it showed. Its end must be this one, or any that is promised."""
+    shown, argv = io.StringIO(), sys.argv
+    sys.argv = ["virnucpro", *map(str, words)]
+    try:
+        with redirect_stdout(shown), redirect_stderr(shown), pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        sys.argv = argv
+    text = shown.getvalue()
+    assert (ended.value.code or 0) in (EXITS if code is None else {code}), text
+    assert "Traceback" not in text
+    assert all(line.isprintable() for line in re.split(r"[\n\t]", text)), ascii(text)
+    return text
+
+
+# Damage, of a seed
+
+
+class Damage:
+    """Changes of content; the seed says which, so that a failure has a short name."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.rng = seed, Random(seed)
+
+    def __repr__(self) -> str:
+        return f"Damage({self.seed})"
+
+    def is_next(self) -> bool:
+        return self.rng.random() < 0.5
+
+    def choose(self, choices: Iterable[Any]) -> Any:
+        return self.rng.choice(list(choices))
+
+    def of_bytes(self, content: bytes) -> bytes:
+        """Other bytes, other numbers, an end that is missing."""
+        for _ in range(self.rng.randint(1, 3)):
+            start = self.rng.randint(0, len(content))
+            match self.choose(["put", "put", "flip", "number", "cut", "double"]):
+                case "put":
+                    end = start + self.rng.randint(0, 30)
+                    content = content[:start] + self.choose(SNIPPETS) + content[end:]
+                case "flip":
+                    flipped = bytes(
+                        byte ^ 1 << self.rng.randrange(8) for byte in content[start:][:1]
+                    )
+                    content = content[:start] + flipped + content[start + 1 :]
+                case "number":
+                    spans = [match.span() for match in re.finditer(rb"\d+(\.\d+)?", content)]
+                    first, end = self.choose(spans or [(0, 0)])
+                    content = content[:first] + self.choose(NUMBERS) + content[end:]
+                case "cut":
+                    content = content[:start]
+                case "double":
+                    content = content[:start] + content[max(0, start - 200) :]
+        return content
+
+    def of_values(self, text: str) -> str:
+        """JSON in which a value or two are of another kind, or have another name."""
+        whole = {"": json.loads(text)}
+        for _ in range(self.rng.randint(1, 2)):
+            holder, key = self.choose(places_in(whole))
+            value = holder[key]
+            if isinstance(value, str) and value.startswith("{") and self.rng.random() < 0.8:
+                holder[key] = self.of_values(value)
+            elif isinstance(holder, dict) and holder is not whole and self.rng.random() < 0.2:
+                holder[f"{key}_2"] = holder.pop(key)
+            else:
+                holder[key] = self.choose(VALUES)
+        dumped = json.dumps(whole[""])
+        return dumped.replace('"DEEP"', DEEP).replace('"HUGE"', "9" * 5_000)
+
+    def of_json(self, content: bytes) -> bytes:
+        if self.rng.random() < 0.3:
+            return self.of_bytes(content)
+        return self.of_values(content.decode()).encode()
+
+    def of_tensors(self, content: bytes) -> bytes:
+        """A file of safetensors with another header, or with other bytes anywhere."""
+        if self.rng.random() < 0.2:
+            return self.of_bytes(content)
+        end = 8 + int.from_bytes(content[:8], "little")
+        header = self.of_values(content[8:end].decode()).encode()
+        return len(header).to_bytes(8, "little") + header + content[end:]
+
+
+def places_in(content: Any) -> Iterator[tuple[Any, Any]]:
+    """Each value that is inside, as its holder and key."""
+    for key in list(content if isinstance(content, dict) else range(len(content))):
+        yield content, key
+        if isinstance(content[key], (dict, list)):
+            yield from places_in(content[key])
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+# Valid files, made once
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@pytest.fixture(scope="module")
+def fasta(folder: Path) -> Path:
+    rng = np.random.default_rng(5)
+    records = {"a": open_dna(400, rng), "b": random_dna(700, rng), "c": "N" * 200, "d": "AC"}
+    return write_fasta(folder / "in.fa", {f"{name} of a test": records[name] for name in records})
+
+
+@pytest.fixture(scope="module")
+def genome(folder: Path) -> Path:
+    rng = np.random.default_rng(6)
+    records = {"chromosome": host_dna(12_000, rng), "contig": random_dna(300, rng)}
+    return write_fasta(folder / "genome.fa", records)
+
+
+@pytest.fixture(scope="module")
+def run(genome: Path, folder: Path) -> dict[str, bytes]:
+    """The files of a run with regions, by their names; it lies in ``folder / "run"``."""
+    options = PredictOptions(input=(genome,), output_dir=folder / "run", report=False)
+    execute(options, lambda _: None, lambda _: InlineExecutor())
+    return files_of(folder / "run")
+
+
+@pytest.fixture(scope="module")
+def embedded(tiny, folder: Path) -> dict[str, bytes]:
+    """The files of a run with vectors; it lies in ``folder / "embedded"``."""
+    proteins = write_fasta(folder / "in.faa", {"p": "MKVLEFPQILAAGG", "q": "MKVLPPQIL"})
+    predict_here([proteins], tiny, folder / "embedded")
+    return files_of(folder / "embedded")
+
+
+def files_of(run: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in sorted(run.rglob("*"))
+        if path.is_file()
+    }
+
+
+def put_back(run: Path, files: dict[str, bytes]) -> None:
+    shutil.rmtree(run)
+    for name, content in files.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_bytes(content)
+
+
+def put_back_with(run: Path, files: dict[str, bytes], **facts: object) -> None:
+    """The files as they were, but for these facts of ``run.json``."""
+    put_back(run, files)
+    write_run_json(run, {**json.loads(files["run.json"]), **facts})
+
+
+# Input
+
+
+@fuzzed
+def test_any_fasta_ends_as_promised(damage, fasta, folder):
+    content = damage.of_bytes(fasta.read_bytes())
+    if damage.is_next():
+        content = damage.of_bytes(gzip.compress(content, mtime=0))
+    path = written(folder / "damaged.fa", content)
+    end_of("predict", "-i", path, "-o", folder / "new", "--force", "--no-report", "-q")
+
+
+@fuzzed
+def test_any_sample_sheet_ends_as_promised(damage, fasta, folder):
+    name, separator = damage.choose([("sheet.tsv", "\t"), ("sheet.csv", ",")])
+    rows = (("sample", "path", "note"), ("one", fasta.name, ""), ("two", str(fasta), "x"))
+    sheet = "".join(separator.join(row) + "\n" for row in rows).encode()
+    path = written(folder / name, damage.of_bytes(sheet))
+    end_of("predict", "-i", path, "-o", folder / "new", "--force", "--no-report", "-q")
+
+
+# Run folders
+
+
+def commands_on(run: Path, genome: Path) -> list[tuple[object, ...]]:
+    return [
+        ("status", run),
+        ("status", run, "--json"),
+        ("status", run, "--verify"),
+        ("report", run),
+        ("regions", run, "-q"),
+        ("compare", run, run),
+        ("predict", "-i", genome, "-o", run, "--resume", "--no-report", "-q"),
+    ]
+
+
+@fuzzed
+def test_any_manifest_of_a_run_ends_as_promised(damage, run, genome, folder):
+    put_back(folder / "run", run)
+    content = damage.of_json(run["run.json"])
+    if damage.is_next():
+        content = with_right_checksum(content)
+    written(folder / "run" / "run.json", content)
+    end_of(*damage.choose(commands_on(folder / "run", genome)))
+
+
+def with_right_checksum(content: bytes) -> bytes:
+    """The same facts, as if this program had written them."""
+    with suppress(ValueError, RecursionError):
+        facts = json.loads(content)
+        return add_checksum(facts).encode() if isinstance(facts, dict) else content
+    return content
+
+
+@fuzzed
+def test_any_table_of_a_run_ends_as_promised(damage, run, genome, folder):
+    put_back(folder / "run", run)
+    names = ["predictions.tsv", "regions.tsv", "tracks.tsv.gz", "machine.json", "virnucpro.log"]
+    name = damage.choose([name for name in names if name in run])
+    content = run[name]
+    if name.endswith(".gz") and damage.is_next():
+        content = gzip.compress(damage.of_bytes(gzip.decompress(content)), mtime=0)
+    else:
+        content = damage.of_bytes(content)
+    written(folder / "run" / name, content)
+    end_of(*damage.choose(commands_on(folder / "run", genome)))
+
+
+@fuzzed
+def test_any_feature_file_and_plan_end_as_promised(damage, embedded, folder):
+    put_back(folder / "embedded", embedded)
+    name = damage.choose([n for n in embedded if re.search(r"features/|plan\.json", n)])
+    content = embedded[name]
+    if name.endswith(".h5") and damage.is_next():
+        content = with_other_label(content, damage)
+    else:
+        content = damage.of_bytes(content)
+    written(folder / "embedded" / name, content)
+    run = folder / "embedded"
+    end_of(*damage.choose([("status", run, "--verify"), ("report", run)]))
+
+
+def with_other_label(content: bytes, damage: Damage) -> bytes:
+    """A feature file with another label, whose own hash is right."""
+    _, n_bytes = _SEAL.unpack(content[-_SEAL.size :])
+    start = len(content) - _SEAL.size - n_bytes
+    label = damage.of_values(content[start : start + n_bytes].decode()).encode()
+    seal = _SEAL.pack(hashlib.sha256(label).digest(), len(label))
+    return content[:start] + label + seal
+
+
+@fuzzed
+def test_any_table_beside_another_ends_as_promised(damage, run, folder):
+    name = damage.choose(["prediction_results.txt", "prediction_results_highestscore.csv"])
+    a = written(folder / "a.txt", run[name])
+    b = written(folder / "b.txt", damage.of_bytes(run[name]))
+    end_of("compare", a, b)
+
+
+# Models
+
+
+@fuzzed
+def test_any_model_folder_ends_as_promised(damage, tiny, folder):
+    model = folder / "model"
+    shutil.rmtree(model, ignore_errors=True)
+    shutil.copytree(tiny.model, model)
+    if damage.is_next():
+        file = model / "config.json"
+        file.write_bytes(damage.of_json(file.read_bytes()))
+    else:
+        file = model / "model.safetensors"
+        file.write_bytes(damage.of_tensors(file.read_bytes()))
+    end_of("models", "info", model)
+
+
+@fuzzed
+def test_any_learned_encoder_ends_as_promised(damage, folder):
+    path = folder / "encoder.safetensors"
+    if not (folder / "whole.safetensors").exists():
+        rng = np.random.default_rng(1)
+        facts = _TrainedEncoderInfo(encoding="onehot", architecture="mlp", dim=4)
+        weights = {"layer.weight": rng.standard_normal((4, 3)).astype(np.float32)}
+        save_trained_encoder(folder / "whole.safetensors", facts, weights)
+    content = (folder / "whole.safetensors").read_bytes()
+    written(path, damage.of_tensors(content))
+    end_of("models", "info", path)
+
+
+@fuzzed
+def test_any_head_ends_as_promised(damage, tiny, folder):
+    head = written(folder / "head.safetensors", damage.of_tensors(tiny.head_file.read_bytes()))
+    nothing = folder / "nothing.fa"
+    model = ("--model", tiny.model, "--head", head, "--device", "cpu", "--workers", "1")
+    end_of("predict", "-i", nothing, "-o", folder / "headed", "--force", "-q", *model)
+
+
+@fuzzed
+def test_any_region_model_ends_as_promised(damage, run, folder):
+    put_back(folder / "run", run)
+    content = OWN_REGION_MODEL.read_bytes()
+    model = written(folder / "regions.json", damage.of_json(content))
+    end_of("regions", folder / "run", "--region-model", model, "-q")
+
+
+# Training and evaluation
+
+
+@fuzzed
+def test_any_file_of_options_ends_as_promised(damage, folder):
+    text = "batch-size: 64\nlr: 1e-3\nclass_weights: auto\nchunk_size: [300, 500]\n"
+    text += damage.choose(["", "seed: &a 1\nhidden: *a\n", "? [a]\n: 1\n", "<<: {a: 1}\n"])
+    path = written(folder / "options.yaml", damage.of_bytes(text.encode()))
+    nothing = folder / "nothing.tsv"
+    end_of("train", "--config", path, "--data", nothing, "-o", folder / "trained")
+
+
+@fuzzed
+def test_any_labelled_manifest_and_split_end_as_promised(damage, folder):
+    labelled = folder / "labelled"
+    if not labelled.exists():
+        labelled.mkdir()
+        write_labelled(labelled, n_groups=3, per_group=1)
+    manifest = (labelled / "manifest.tsv").read_bytes()
+    groups = sorted({line.split("\t")[3] for line in manifest.decode().split("\n")[1:-1]})
+    split = "".join(f"{group}\ttest\n" for group in groups)
+    split = f"group\tsplit\n{split}".encode()
+    if damage.is_next():
+        manifest = damage.of_bytes(manifest)
+    else:
+        split = damage.of_bytes(split)
+    table = written(labelled / "damaged.tsv", manifest)
+    splits = written(labelled / "split.tsv", split)
+    to = folder / "evaluated"
+    end_of("evaluate", "--data", table, "--split", splits, "-o", to, "--force", "-q")
+
+
+@fuzzed
+def test_any_truth_and_genes_end_as_promised(damage, genome, folder):
+    truth = (
+        b"seq_id\tstart\tend\tkind\nchromosome\t100\t5000\tprophage\nchromosome\t9\t50\tunclear\n"
+    )
+    genes = b"##gff-version 3\nchromosome\t.\tCDS\t1\t900\t.\t+\t0\tID=a\n"
+    if damage.is_next():
+        truth = damage.of_bytes(truth)
+    else:
+        genes = damage.of_bytes(genes)
+    table = written(folder / "truth.tsv", truth)
+    gff = written(folder / "genes.gff", genes)
+    words = ("--regions", table, "--genes", gff, "-o", folder / "worth", "--force", "-q")
+    end_of("evaluate", "--data", genome, *words)
+
+
+# Faults that were found
+
+
+def test_a_model_folder_with_json_that_is_too_deep_or_too_large_is_refused(tiny, folder):
+    model = folder / "deep"
+    shutil.copytree(tiny.model, model)
+    for content in (DEEP, f"[{70 * '['}{70 * ']'}]", "{"):
+        (model / "config.json").write_text(content)
+        assert "cannot be read" in end_of("models", "info", model, code=69)
+    with (model / "config.json").open("r+b") as config:
+        config.truncate(MOST_JSON + 1)  # a hole: it takes no room
+    assert "more than 268,435,456 bytes" in end_of("models", "info", model, code=69)
+
+
+@pytest.mark.parametrize("number", ["-1" + "0" * 300, "-1" + "0" * 5_000, "-1e300", "NaN"])
+def test_a_region_model_with_a_number_that_cannot_be_reckoned_with_is_refused(run, folder, number):
+    put_back(folder / "run", run)
+    text = OWN_REGION_MODEL.read_text().replace("-4.0", number, 1)
+    model = written(folder / "r.json", text.encode())
+    shown = end_of("regions", folder / "run", "--region-model", model, "-q", code=69)
+    assert "is not a region model" in shown
+
+
+@pytest.mark.parametrize("text", [5_000 * "[", "lr: " + "9" * 5_000, "seed: 2026-99-99"])
+def test_a_file_of_options_that_yaml_cannot_hold_is_refused(folder, text):
+    path = written(folder / "options.yaml", text.encode())
+    shown = end_of("train", "--config", path, "--data", "x", "-o", folder / "trained", code=64)
+    assert "options.yaml" in shown
+
+
+@pytest.mark.parametrize("name", ["cut", "counts"])
+def test_a_run_whose_facts_are_text_is_damaged(run, genome, folder, name):
+    put_back_with(folder / "run", run, **{name: "text"})
+    for words in commands_on(folder / "run", genome):
+        code = None if words[0] in ("report", "compare") else 73
+        end_of(*words, code=code)
+
+
+def test_a_run_whose_input_can_be_no_file_is_damaged(run, folder):
+    for name in ("a\0b", "\ud800"):
+        (first, *_) = json.loads(run["run.json"])["inputs"]
+        put_back_with(folder / "run", run, inputs=[first | {"path": name}])
+        assert "run.json is damaged" in end_of("regions", folder / "run", code=73)
+
+
+def test_a_difference_of_recipes_is_reported_without_control_characters(run, genome, folder):
+    recipe = json.loads(run["run.json"])["recipe"] | {"residues_per_shard": "a\0\x1b[31mb"}
+    fingerprint = Recipe(**recipe | {"encoders": ()}).fingerprint
+    put_back_with(folder / "run", run, recipe=recipe, fingerprint=fingerprint)
+    words = ("predict", "-i", genome, "-o", folder / "run", "--resume", "-q")
+    assert r"residues_per_shard was a\x00\x1b[31mb" in end_of(*words, code=73)
+
+
+def test_a_path_with_a_nul_byte_is_a_mistake_of_usage(fasta, folder):
+    for words in (("-i", fasta, "-o", f"{folder}/a\0b"), ("-i", f"{fasta}\0", "-o", folder / "o")):
+        assert "has a NUL byte" in end_of("predict", *words, code=64)
+
+
+def test_places_of_thousands_of_digits_are_no_places(genome, folder):
+    many = "9" * 5_000
+    truth = written(
+        folder / "t.tsv", f"seq_id\tstart\tend\tkind\nx\t1\t{many}\tprophage\n".encode()
+    )
+    words = ("evaluate", "--data", genome, "-o", folder / "worth", "--force", "--regions")
+    assert "t.tsv:2: no interval" in end_of(*words, truth, code=65)
+    truth.write_text("seq_id\tstart\tend\tkind\nchromosome\t100\t5000\tprophage\n")
+    genes = written(folder / "g.gff", f"x\t.\tCDS\t1\t{many}\t.\t+\t0\tID=a\n".encode())
+    assert "g.gff:1 is not a line of GFF3" in end_of(*words, truth, "--genes", genes, code=65)

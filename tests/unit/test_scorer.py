@@ -1,0 +1,470 @@
+"""The scorer: features right to the last base, and scores that depend on the record alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from reading import piece_features, with_layout
+from rounding import Fitted, FittedLayer, rounded
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from scorer_file import save_scorer
+from scorer_reference import (
+    frames_of,
+    kept_in_order,
+    kept_of,
+    letters_of,
+    log_odds_in_whole_numbers,
+)
+from scorer_words import is_in_sample, owners_of, word_table
+
+from virnucpro.core import native as library
+from virnucpro.core.errors import UnavailableError
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.viral.features import (
+    CLIP,
+    GC,
+    LENGTH,
+    N_BUCKETS,
+    N_CODONS,
+    N_FEATURES,
+    N_FIGURES,
+    N_JUNCTIONS,
+    N_LAYOUT,
+    N_PALINDROMES,
+    N_WORD_FIGURES,
+    NO_WORDS,
+    RARITY,
+    RATIOS,
+    SHARES,
+    VIRAL,
+    WordTable,
+    layout_features,
+)
+from virnucpro.viral.networks import (
+    ErrorRates,
+    Knot,
+    PieceNetworks,
+    Scorer,
+    Weights,
+    calibrate,
+    load_scorer,
+)
+from virnucpro.viral.proteins import N_FEATURES as N_PROTEIN_FEATURES
+from virnucpro.viral.scoring import score_block, score_sequences, score_windows
+from virnucpro.viral.windows import Windows
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "scorer"
+JUNCTION_COLUMNS = range(2 * N_CODONS, 2 * N_CODONS + N_JUNCTIONS)
+PALINDROME_COLUMNS = range(GC - N_PALINDROMES, GC)
+WORD_COLUMNS = range(GC + N_FIGURES, GC + N_FIGURES + N_WORD_FIGURES)
+
+
+def random_sequence(n_bases: int, seed: int) -> str:
+    return "".join(np.random.default_rng(seed).choice(list("ACGT"), n_bases))
+
+
+def nets_of(sizes: Sequence[int], n_nets: int, rng: np.random.Generator) -> Fitted:
+    """Random nets with so many inputs, hidden ones and kinds, two of them viral."""
+    layers = tuple(
+        (
+            rng.normal(0, 2 * before**-0.5, (n_nets, behind, before)).astype(np.float32),
+            rng.normal(0, 0.5, (n_nets, behind)).astype(np.float32),
+        )
+        for before, behind in pairwise(sizes)
+    )
+    return layers, 2
+
+
+def random_pieces(
+    size: int, shortest: int, longest: int | None, seed: int, part: int | None = None
+) -> PieceNetworks:
+    rng = np.random.default_rng(seed)
+    n_features = N_FEATURES + (N_LAYOUT if part else 0)
+    stacks = {
+        0: nets_of((len(range(n_features)[SHARES]), 8, 4, 5), 2, rng),
+        RATIOS.start: nets_of((len(range(n_features)[RATIOS]), 8, 4, 5), 3, rng),
+    }
+    mean = rng.normal(0, 0.1, n_features).astype(np.float32)
+    deviation = np.ones(n_features, np.float32)
+    return PieceNetworks(size, shortest, longest, part, NO_WORDS, rounded(mean, deviation, stacks))
+
+
+RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,), (0.0,)),)
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Scorer:
+    pieces = (
+        random_pieces(60, 30, 200, 1),
+        random_pieces(100, 200, None, 2),
+        random_pieces(300, 400, 1000, 4, part=100),
+        random_pieces(500, 1000, None, 5, part=100),
+    )
+    windows = random_pieces(100, 100, None, 3)
+    knot = Knot(100, 1.5, 0.2)
+    return Scorer(
+        pieces, windows, knot, (Knot(50, 0.5, 0.1), Knot(500, 2.0, -0.3)), "random", RATES
+    )
+
+
+# Features
+
+
+def test_features_are_those_of_an_independent_program() -> None:
+    records = list(read_fasta(GOLDEN / "pieces.fa"))
+    with np.load(GOLDEN / "features.npz") as stored:
+        expected = stored["features"]
+    found = piece_features(
+        Windows.from_sequences([record.sequence for record in records]), NO_WORDS
+    )
+    assert found.dtype == np.float32
+    # that program counts none of these
+    unknown_there = (*JUNCTION_COLUMNS, *PALINDROME_COLUMNS, *WORD_COLUMNS)
+    found = np.delete(found, unknown_there, axis=1)
+    # both round once to float32, of values below 16 in float64: an ulp of these is 1e-6
+    n_compared = 0
+    for record, of_record, golden in zip(records, found, expected, strict=True):
+        if keeps_longest_and_forward_first(record.sequence):
+            np.testing.assert_allclose(of_record, golden, rtol=0, atol=1e-6, err_msg=record.id)
+            n_compared += 1
+    assert n_compared == 11
+
+
+def keeps_longest_and_forward_first(sequence: str) -> bool:
+    """Whether the rule of that program for stretches of similar lengths keeps the same ones."""
+    letters = letters_of(sequence)
+    found = [one for frame in frames_of(letters) for one in frame if one[0] >= 5]
+    by_length = sorted(found, key=lambda one: -one[0])
+    return kept_in_order(by_length, letters) == kept_of(letters)
+
+
+def test_a_table_of_words_names_an_owner_for_its_own_words_alone() -> None:
+    rng = np.random.default_rng(9)
+    numbers = np.unique(rng.integers(20**LENGTH, size=5000))
+    owners = rng.integers(1, 7, size=len(numbers)).astype(np.uint8)
+    table = word_table(numbers[::2], owners[::2])
+    expected = owners.copy()
+    expected[1::2] = 0
+    np.testing.assert_array_equal(owners_of(table, numbers), expected)
+    assert not owners_of(NO_WORDS, numbers).any()
+
+
+def test_words_of_the_sample_lie_in_buckets_of_their_own() -> None:
+    numbers = np.unique(np.random.default_rng(10).integers(20**LENGTH, size=8000))
+    table = word_table(numbers, np.full(len(numbers), VIRAL, np.uint8))
+    n_in_sample = int(is_in_sample(numbers).sum())
+    assert table.n_of_bucket[N_BUCKETS // 2 :].sum() == n_in_sample
+    # standard deviation sqrt(8000 * 7 / 64) = 30; four of them
+    assert n_in_sample == pytest.approx(8000 / RARITY, abs=120)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: WordTable(np.zeros(3, np.uint8), np.zeros(0, np.uint16)), "buckets"),
+        (lambda: WordTable(np.zeros(N_BUCKETS, np.uint8), np.zeros(1, np.uint16)), "buckets"),
+        (lambda: WordTable(np.ones(N_BUCKETS, np.uint8), np.zeros(0, np.uint16)), "buckets"),
+        (lambda: word_table(np.array([1]), np.array([0], np.uint8)), "unknown owners"),
+        (lambda: word_table(np.array([1]), np.array([7], np.uint8)), "unknown owners"),
+        (lambda: word_table(np.full(256, 7), np.full(256, VIRAL, np.uint8)), "256 words in one"),
+    ],
+)
+def test_a_table_of_words_that_makes_no_sense_is_refused(
+    make: Callable[[], WordTable], why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        make()
+
+
+# Scores
+
+
+def test_a_score_does_not_depend_on_the_records_beside() -> None:
+    """Records over the edge of what is read at once, and one that is read by itself, too."""
+    scorer, rng = Scorer.load_builtin(), np.random.default_rng(13)
+    lengths = [*range(150, 310), 499, 500, 1000, 2000, 12_000, 480_000]
+    sequences = [random_sequence(n, n) for n in rng.permutation(lengths)]
+    sequences.append(random_sequence(1_000_001, 1))
+    together = list(score_sequences(sequences, scorer))
+    alone = [next(score_sequences([sequence], scorer)) for sequence in sequences]
+    # a value within 1e-15 of half way between two of float32 is rounded to either: 1e-7 of it
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-7)  # type: ignore[arg-type]
+    _, pieces = score_block(sequences[-2:], scorer)
+    assert np.unique(pieces.record).tolist() == [0, 1]
+
+
+def test_every_record_that_is_long_enough_has_a_score_and_no_other(scorer: Scorer) -> None:
+    sequences = ["", "ACGT", "A" * 29, "A" * 30, "TAA" * 20, "TA" * 300, "N" * 500]
+    scores = list(score_sequences(sequences, scorer))
+    assert [score is not None for score in scores] == [False] * 3 + [True] * 3 + [False]
+
+
+def test_a_record_has_the_mean_of_its_pieces_calibrated_by_its_length(scorer: Scorer) -> None:
+    sequence = random_sequence(249, 3)  # pieces of 100, which overlap
+    long = scorer.pieces[1]
+    pieces = [sequence[:100], sequence[75:174], sequence[149:]]
+    of_pieces = long.nets.log_odds(piece_features(Windows.from_sequences(pieces), NO_WORDS))
+    expected = calibrate(scorer.knots, np.array([of_pieces.mean()]), np.array([249]))
+    assert next(score_sequences([sequence], scorer)) == pytest.approx(expected[0], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n_bases", "parts_of_wholes"),
+    [
+        (420, {0: (0, 80, 160, 240), 120: (80, 160, 240, 320)}),
+        (400, {0: (0, 100, 200), 100: (100, 200, 300)}),
+        (650, {0: (0, 92, 184), 175: (184, 275, 366), 350: (366, 458, 550)}),
+        (910, {0: (0, 102, 203), 305: (304, 405, 506), 610: (607, 708, 810)}),
+        (1000, {0: (0, 100, 200, 300, 400), 500: (500, 600, 700, 800, 900)}),
+    ],
+)
+def test_what_is_read_as_parts_has_a_third_of_the_score(
+    scorer: Scorer, n_bases: int, parts_of_wholes: Mapping[int, tuple[int, ...]]
+) -> None:
+    """Parts are the pieces with their middle in a whole: some in two, where wholes overlap."""
+    raw = replace(scorer, pieces=(scorer.pieces[1],), knots=(Knot(100, 1.0, 0.0),))
+    nets = scorer.pieces[2 if n_bases < 1000 else 3]
+    sequence = random_sequence(n_bases, 6)
+    of_wholes = []
+    for start, starts in parts_of_wholes.items():
+        parts = Windows.from_sequences([sequence[i : i + 100] for i in starts])
+        means = piece_features(parts, NO_WORDS).mean(axis=0, dtype=np.float64)
+        whole = Windows.from_sequences([sequence[start : start + nets.size]])
+        of_wholes.append(nets.nets.log_odds(with_layout(means[None], layout_features(whole)))[0])
+    of_pieces = next(score_sequences([sequence], raw))
+    assert of_pieces is not None
+    both = replace(scorer, pieces=(scorer.pieces[1], nets), knots=raw.knots)
+    found = next(score_sequences([sequence], both))
+    # features are float32, whose means are rounded in another order
+    assert found == pytest.approx((2 * of_pieces + np.mean(of_wholes)) / 3, abs=1e-5)
+
+
+def spread(n_features: int, rng: np.random.Generator) -> tuple[Weights, Weights]:
+    """A random mean and deviation of features."""
+    mean = rng.normal(0, 2, n_features).astype(np.float32)
+    return mean, rng.uniform(0.1, 3, n_features).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("n_inputs", "hidden", "n_rows"),
+    [(1, (1, 1), 1), (6, (40, 33), 13), (7, (16, 5), 8), (1101, (128, 64), 97), (1241, (31, 4), 3)],
+)
+def test_log_odds_are_those_of_whole_numbers_in_plain_python(
+    n_inputs: int, hidden: tuple[int, int], n_rows: int
+) -> None:
+    rng = np.random.default_rng(8)
+    nets = {0: nets_of((n_inputs, *hidden, 19), 2, rng), 3: nets_of((n_inputs, 9, 3, 40), 1, rng)}
+    (first, _), (second, bias), _ = nets[3][0]
+    first[:, :, 0] *= 1e6  # one weight may be far larger than all others
+    second[:, 0] = 0
+    bias[:, 1] = 1e9
+    mean, deviation = spread(n_inputs + 4, rng)
+    views = rounded(mean, deviation, nets)
+    features = rng.normal(0, 6, (n_rows, n_inputs + 4)).astype(np.float32)
+    features[0] = 1e6 * rng.choice([-1, 1], n_inputs + 4)
+    found = views.log_odds(features)
+    expected = log_odds_in_whole_numbers(
+        features, mean, deviation, [(low, of, 2) for low, of in stacked_layers(nets)]
+    )
+    # exponentials and logarithms of two libraries, of logits that a bias of 1e9 makes large
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-9)
+    alone = [views.log_odds(features[i : i + 1])[0] for i in range(n_rows)]
+    np.testing.assert_array_equal(found, alone)
+
+
+def test_a_net_of_prokaryotes_counts_as_far_as_these_are_likely() -> None:
+    rng = np.random.default_rng(8)
+    nets = {0: nets_of((201, 40, 20, 7), 1, rng), RATIOS.start: nets_of((73, 9, 5, 2), 1, rng)}
+    nets[RATIOS.start] = nets[RATIOS.start][0], 1
+    special = nets_of((73, 16, 8, 2), 1, rng)[0], 1
+    mean, deviation = spread(201, rng)
+    usual, views = rounded(mean, deviation, nets), rounded(mean, deviation, nets, special)
+    features = rng.normal(0, 4, (101, 201)).astype(np.float32)
+    each = [(low, of, nets[low][1]) for low, of in stacked_layers(nets)]
+    expected = log_odds_in_whole_numbers(
+        features, mean, deviation, each, (RATIOS.start, layers_of(special[0], 0), 1)
+    )
+    found = views.log_odds(features)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    assert not np.allclose(found, usual.log_odds(features), atol=0.1)
+
+
+def stacked_layers(
+    stacks: Mapping[int, Fitted],
+) -> Iterator[tuple[int, list[tuple[NDArray[np.float64], NDArray[np.float64]]]]]:
+    """The first column and the layers of each of the nets."""
+    for column, (layers, _) in stacks.items():
+        for number in range(len(layers[0][0])):
+            yield column, layers_of(layers, number)
+
+
+def layers_of(
+    layers: Sequence[FittedLayer], number: int
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Weights and biases of one of the nets."""
+    return [(w[number].astype(np.float64), b[number].astype(np.float64)) for w, b in layers]
+
+
+def test_whole_numbers_come_near_the_weights_and_features_that_they_stand_for() -> None:
+    rng = np.random.default_rng(8)
+    nets = nets_of((600, 64, 32, 5), 1, rng)
+    nets[0][0][0][...] /= 2
+    mean, deviation = spread(600, rng)
+    views = rounded(mean, deviation, {0: nets})
+    standard = rng.normal(0, 1, (500, 600)) * (rng.random((500, 600)) < 0.2)
+    features = (mean + standard * deviation).astype(np.float32)
+    x = (features - mean.astype(np.float64)) / deviation
+    for number, (weight, bias) in enumerate(layers_of(nets[0], 0)):
+        x = (gelu(x) if number else x.clip(-CLIP, CLIP)) @ weight.T + bias
+    expected = np.log(np.exp(x[:, :2]).sum(axis=1) / np.exp(x[:, 2:]).sum(axis=1))
+    error = views.log_odds(features) - expected
+    # a rounding is off by 0.29 of a step: 0.01 in an input, 0.015 in a GELU, and 0.5 % in a sum by
+    # its weights; weights of norm 2 double that in the second layer and in the third
+    assert np.sqrt((error**2).mean()) < 0.1 < expected.std() / 5
+
+
+def gelu(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Hendrycks and Gimpel 2016, arXiv:1606.08415, with the hyperbolic tangent."""
+    inner = 0.7978845608028654 * (values + 0.044715 * values**3)
+    return np.asarray(values * (1 + np.tanh(inner)) / 2)
+
+
+def test_every_processor_gives_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The portable code, for which no instructions of this machine are chosen."""
+    compiler = shutil.which("cc")
+    if not compiler:
+        pytest.skip("no compiler on this machine")
+    portable = tmp_path / "portable.so"
+    flags = ("-std=c99", "-O0", "-fPIC", "-shared", "-ffp-contract=off", "-DPORTABLE")
+    flags += ("-Wno-psabi",)
+    package = library.LIBRARY.parents[1]
+    sources = sorted(package.rglob("*.c"))
+    subprocess.run([compiler, *flags, "-o", portable, *sources, "-lm"], check=True)
+    rng = np.random.default_rng(8)
+    nets = {0: nets_of((301, 70, 33, 19), 2, rng), 7: nets_of((298, 8, 4, 5), 1, rng)}
+    views = rounded(*spread(305, rng), nets)
+    features = rng.normal(0, 4, (101, 305)).astype(np.float32)
+    found = views.log_odds(features)
+    projected = rng.normal(size=(2 * 21, 3, 3, 24)).astype(np.float32)
+    attended = attend(projected)
+    monkeypatch.setattr(library, "LIBRARY", portable)
+    monkeypatch.setattr(library, "_load_library", library._load_library.__wrapped__)
+    np.testing.assert_array_equal(views.log_odds(features), found)
+    # float32: sums of 24 products and of 21 keys, in other orders
+    np.testing.assert_allclose(attend(projected), attended, rtol=0, atol=1e-5)
+
+
+def attend(projected: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Attention within two proteins of one length, whose positions are not turned."""
+    n, _, n_heads, dim = projected.shape
+    cos, sin = np.ones((n, dim), np.float32), np.zeros((n, dim // 2), np.float32)
+    out = np.empty((n, n_heads, dim), np.float32)
+    addresses = [array.ctypes.data for array in (projected, cos, sin, out)]
+    runs = np.array([0, 2, n // 2])
+    library.call("attend", addresses[0], 0, *addresses[1:3], runs, 1, n_heads, dim, addresses[3])
+    return out
+
+
+def test_pieces_of_unknown_bases_do_not_change_a_score(scorer: Scorer) -> None:
+    known = random_sequence(1000, 5)
+    raw = replace(scorer, pieces=scorer.pieces[1::2], knots=(Knot(100, 1.0, 0.0),))
+    scores = list(score_sequences([known, known + 500 * "N"], raw))
+    assert scores[0] == pytest.approx(scores[1], abs=1e-12)
+
+
+def test_calibration_is_a_line_between_knots_over_the_logarithm_of_the_length(
+    scorer: Scorer,
+) -> None:
+    middle = round((50 * 500) ** 0.5)
+    lengths = np.array([1, 50, middle, 500, 10**6])
+    found = calibrate(scorer.knots, np.ones(5), lengths)
+    # a whole number of bases lies up to 0.2 % beside the middle of the logarithms
+    np.testing.assert_allclose(found, [0.6, 0.6, 1.15, 1.7, 1.7], rtol=0, atol=3e-3)
+
+
+# The file
+
+
+def test_windows_are_scored_by_nets_of_their_own(scorer: Scorer) -> None:
+    sequence = random_sequence(900, 5)
+    windows, _ = score_windows([sequence], scorer, 50)
+    as_pieces = replace(
+        scorer,
+        pieces=(replace(scorer.windows, shortest=1),),
+        knots=(scorer.windows_knot,),
+    )
+    each = [sequence[start : start + 100] for start in range(0, 801, 50)]
+    assert windows.log_odds.tolist() == pytest.approx(list(score_sequences(each, as_pieces)))
+    others = list(score_sequences(each, scorer))
+    assert windows.log_odds.tolist() != pytest.approx(others)
+
+
+def test_the_nets_of_the_package_fit_what_they_read_and_their_lengths_rise() -> None:
+    scorer, proteins = Scorer.load_builtin(), Scorer.load_builtin().proteins
+    assert proteins is not None
+    each = [(one.nets, N_FEATURES + (N_LAYOUT if one.part else 0)) for one in scorer.pieces]
+    each.append((scorer.windows.nets, N_FEATURES))
+    for nets, n_features in (*each, (proteins.nets, N_PROTEIN_FEATURES)):
+        assert nets.centre.shape == nets.scale.shape == (n_features,)
+        assert np.isfinite([nets.centre, nets.scale]).all() and (nets.scale > 0).all()
+        for layers, _ in nets.stacks.values():
+            assert all(np.isfinite(values).all() for layer in layers for values in layer)
+    for nets, n_features in each:
+        n_inputs = {column: layers[0][0].shape[2] for column, (layers, _) in nets.stacks.items()}
+        ends = (SHARES, RATIOS)
+        assert n_inputs == {of.start or 0: len(range(n_features)[of]) for of in ends}
+    assert proteins.nets.stacks[0][0][0][0].shape[2] == N_PROTEIN_FEATURES
+    lengths = [[nets.size for nets in scorer.pieces]]
+    for one in (scorer, proteins):
+        lengths += [[at.n_bases for at in one.knots], [at.n_bases for at in one.error_rates]]
+    assert all(some and some == sorted(set(some)) for some in lengths)
+    assert not len(scorer.windows.words)
+    assert {id(nets.words) for nets in (*scorer.pieces, proteins)} == {id(proteins.words)}
+    wholes = [nets for nets in scorer.pieces if nets.part]
+    assert all(whole.part in lengths[0] for whole in wholes)
+    assert [whole.longest for whole in wholes] == [*(w.shortest for w in wholes[1:]), None]
+
+
+@pytest.mark.parametrize("part", ["facts", "tensors"])
+def test_a_scorer_without_windows_is_refused(scorer: Scorer, part: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    save_scorer(path, scorer)
+    with safe_open(path, framework="np") as stored:
+        facts = json.loads(stored.metadata()["facts"])
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    if part == "facts":
+        del facts["windows"]
+    else:
+        tensors = {name: tensors[name] for name in tensors if not name.startswith("windows.")}
+    save_file(tensors, path, metadata={"facts": json.dumps(facts)})
+    with pytest.raises(UnavailableError, match=r"file is not a scorer of VirNucPro: .*windows"):
+        load_scorer(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no safetensors", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_a_file_that_is_no_scorer_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(UnavailableError, match="file is not a scorer"):
+        load_scorer(tmp_path / "file")
+
+
+def test_a_process_refuses_another_scorer_than_that_of_the_run(monkeypatch):
+    scorer = Scorer.load_builtin()
+    unpickle, sent = scorer.__reduce__()
+    assert unpickle(*sent) is scorer
+    another = replace(scorer, sha256="0" * 64)
+    monkeypatch.setattr(Scorer, "load_builtin", staticmethod(lambda: another))
+    with pytest.raises(UnavailableError, match="was replaced during the run"):
+        unpickle(*sent)

@@ -1,0 +1,312 @@
+"""The compiled part of the scorer computes what plain Python does, and says when it is missing."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from reading import read_pieces
+from scorer_reference import (
+    common_words,
+    features_of,
+    kept_of,
+    kin_words_of,
+    layout_of,
+    letters_of,
+    longest_open,
+    terminal_repeats,
+)
+from scorer_words import word_table
+
+from virnucpro.core import native as library
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.types import reverse_complement
+from virnucpro.sequences import open_codes
+from virnucpro.sequences.open_codes import encode
+from virnucpro.sequences.translate import GENETIC_CODES, STANDARD, GeneticCode
+from virnucpro.viral import host_markers as landmarks
+from virnucpro.viral import taxonomy as kin
+from virnucpro.viral.features import (
+    AMINO_ACIDS,
+    GC,
+    LENGTH,
+    N_CODONS,
+    N_FEATURES,
+    N_PALINDROMES,
+    WordTable,
+    layout_features,
+)
+from virnucpro.viral.hmm import RegionModel, viral_path
+from virnucpro.viral.windows import Windows, find_stretches
+
+ROOTS = range(GC - N_PALINDROMES)
+EXACT = [
+    *ROOTS,
+    *range(GC, GC + 3),
+]  # columns without a logarithm that C and Python may round apart
+CODES = st.sampled_from(GENETIC_CODES).map(GeneticCode.from_number)
+ANY_CASE = st.text("ACGTacgtUuNnRYKMSWBDHV-", max_size=300)
+# many codons of few kinds: long stretches, words and repeats
+CODON_TEXT = st.lists(st.sampled_from(["ATG", "GCC", "CAG", "TTA", "CTG"]), max_size=300).map(
+    "".join
+)
+
+
+def random_text(n_bases: int, seed: int, odd: float) -> str:
+    rng = np.random.default_rng(seed)
+    letters = rng.choice(list("ACGT"), n_bases)
+    is_odd = rng.random(n_bases) < odd
+    letters[is_odd] = rng.choice(list("NRYacgtu"), int(is_odd.sum()))
+    return "".join(letters)
+
+
+RANDOM = st.builds(
+    random_text, st.integers(0, 3000), st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 0.3])
+)
+# of both strands, one shorter than a gene, with a stop in each frame between them
+GENES = "TAGTTAATTAACTAA".join(
+    ("CAG" * 70, "ATGGCCCAG" * 40, "CTGGGCCAT" * 30, "ATGGCC" * 20, "GCC" * 10)
+)
+PIECE = st.one_of(ANY_CASE, CODON_TEXT, RANDOM)
+MODEL = RegionModel.load()
+
+
+def number_of(word: str) -> int:
+    number = 0
+    for residue in word:
+        number = 20 * number + AMINO_ACIDS.index(residue)
+    return number
+
+
+def owner_of(word: str) -> int:
+    """Some owner of most words, by their letters."""
+    return sum(word.encode()) % 7
+
+
+def words_in(text: str) -> set[str]:
+    """All words that any frame of a text may spell in any code."""
+    found = set()
+    for code in map(GeneticCode.from_number, GENETIC_CODES):
+        letters = code.meanings
+        bases = letters_of(text)
+        for strand in (bases, reverse_complement(bases)):
+            for frame in range(3):
+                codons = (strand[i : i + 3] for i in range(frame, len(strand) - 2, 3))
+                protein = "".join(letters.get(codon, "*") for codon in codons)
+                found.update(protein[i : i + LENGTH] for i in range(len(protein) - LENGTH + 1))
+    return {word for word in found if "*" not in word}
+
+
+def table_of(texts: list[str]) -> WordTable:
+    words = sorted({word for text in texts for word in words_in(text) if owner_of(word)})
+    return word_table(
+        np.array([*map(number_of, words)], dtype=np.int64),
+        np.array([*map(owner_of, words)], dtype=np.uint8),
+    )
+
+
+@given(st.lists(PIECE, min_size=1, max_size=3), CODES)
+@example([""], STANDARD)
+@example(["A", "AC", "ACG", "ACGT", "ACGTA", "N", "NN", "TAATAATAA"], STANDARD)
+@example(["N" * 700, "A" * 2500, "TAA" * 300, "TCA" * 300, "GC" * 900], STANDARD)
+def test_features_are_those_of_plain_python(texts: list[str], code) -> None:
+    features, is_blank = read_pieces(Windows.from_sequences(texts), table_of(texts), code)
+    expected = np.stack([features_of(text, code, owner_of) for text in texts])
+    # roots and shares: rounded to float32 twice and once; 6e-8 each time, of 1 at most
+    np.testing.assert_allclose(features[:, EXACT], expected[:, EXACT], rtol=1.2e-7, atol=0)
+    # logarithms are of values below 2^16, so below 16: half an ulp of float32 there is 5e-7
+    np.testing.assert_allclose(features, expected, rtol=0, atol=5e-7)
+    assert is_blank.tolist() == [not set(letters_of(text)) & set("ACGT") for text in texts]
+
+
+@given(st.lists(PIECE, min_size=1, max_size=3), CODES)
+@example(["", "A", "GC" * 2000, GENES], STANDARD)
+def test_the_layout_is_that_of_plain_python(texts: list[str], code) -> None:
+    found = layout_features(Windows.from_sequences(texts), code)
+    # float64 sums of at most 60 values below 2^16
+    expected = [layout_of(text, code) for text in texts]
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@given(PIECE, CODES, st.integers(1, 40))
+def test_kept_stretches_are_those_of_plain_python(text: str, code, shortest: int) -> None:
+    piece, strand, start, n_codons = find_stretches(
+        Windows.from_sequences(["TAGTTAACC", text]), code, shortest
+    )
+    kept, _ = kept_of(letters_of(text), code, shortest)
+    rows = zip(n_codons[piece == 1], strand[piece == 1], start[piece == 1], strict=True)
+    assert [tuple(map(int, row)) for row in rows] == kept
+
+
+@given(st.integers(0, 20), st.integers(0, 900), st.integers(0, 900))
+def test_a_piece_has_the_same_features_wherever_it_lies(
+    seed: int, before: int, behind: int
+) -> None:
+    text = random_text(600, seed, 0.02)
+    around = random_text(before, 1, 0.0) + text + random_text(behind, 2, 0.0)
+    place = Windows(encode(around), np.array([before]), np.array([600]))
+    words = table_of([text])
+    inside, alone = (
+        read_pieces(pieces, words)[0] for pieces in (place, Windows.from_sequences([text]))
+    )
+    np.testing.assert_array_equal(inside, alone)
+    assert inside.shape == (1, N_FEATURES)
+    assert inside[0, :N_CODONS].any()
+
+
+@given(PIECE, CODES, st.integers(1, 400), st.integers(1, 400))
+def test_a_piece_has_the_same_features_after_other_pieces_of_its_row(
+    text: str, code, size: int, other_size: int
+) -> None:
+    row, words = Windows.from_sequences([text]), table_of([text])
+
+    def cut_into(pieces: Windows, size: int) -> Windows:
+        starts = np.arange(0, len(text), size, dtype=np.int64)
+        return pieces.select(starts, np.minimum(size, len(text) - starts))
+
+    read_pieces(cut_into(row, other_size), words, code)
+    read_pieces(cut_into(row, other_size), table_of([]), code)
+    found, _ = read_pieces(cut_into(row, size), words, code)
+    alone, _ = read_pieces(cut_into(Windows.from_sequences([text]), size), words, code)
+    np.testing.assert_array_equal(found, alone)
+    rising = cut_into(row, size)
+    falling = row.select(rising.starts[::-1].copy(), rising.lengths[::-1].copy())
+    np.testing.assert_array_equal(read_pieces(falling, words, code)[0], alone[::-1])
+
+
+@given(st.lists(PIECE, min_size=1, max_size=3), CODES)
+@example(["ATGGCCCAG" * 1700, "", "CTGTTACAT" * 1200 + "N" + "GCC" * 200], STANDARD)
+def test_words_of_kin_are_those_of_plain_python(texts: list[str], code) -> None:
+    met: list[list[int]] = [[] for _ in texts]
+    for owner, numbers in kin.iter_kmers(Windows.from_sequences(texts), code):
+        for place, number in zip(owner.tolist(), numbers.tolist(), strict=True):
+            met[place].append(number)
+    expected = [sorted(map(number_of, kin_words_of(text, code))) for text in texts]
+    assert [*map(sorted, met)] == expected
+
+
+@given(PIECE, st.text("ACGTN", max_size=40), st.sampled_from(["", "same", "other"]), st.integers())
+@example("ACGTTGCAAGTCCATGGACTAAC", "", "same", 3)
+@example("acgttgcaagUccaUggacTaacgtattgc", "ACNNT" * 9, "other", 0)
+@example("ACGT" * 5, "A", "", 0)
+def test_terminal_repeats_are_those_of_plain_python(
+    text: str, inner: str, end: str, changed: int
+) -> None:
+    last = {"": "", "same": text, "other": reverse_complement(text)}[end]
+    if last:
+        place = changed % len(last)
+        last = last[:place] + "A" + last[place + 1 :]
+    sequence = text + inner + last
+    direct, inverted = terminal_repeats(sequence)
+    expected = "DTR" if direct else "ITR" if inverted else "linear"
+    found = kin.topologies(Windows.from_sequences([sequence] * 3), [False, True, None])
+    assert found == [(expected, direct or inverted), ("circular", direct), ("", 0)]
+
+
+@given(st.lists(PIECE, min_size=1, max_size=3))
+@example(["TGATAGTAA" * 100, "TCACTATTA" * 100, "A", ""])
+@example(["TA" * 11 + "C" * 18, "TA" * 10 + "C" * 20])  # 45 %, and half
+def test_open_stretches_are_those_of_plain_python_unless_c_and_g_are_common(
+    texts: list[str],
+) -> None:
+    counts, longest = open_codes._longest_open(texts)
+    stops = [("TAA", "TAG", "TGA"), ("TAA", "TAG"), ("TAA", "TGA"), ("TGA",)]
+    for text, found in zip(texts, longest.tolist(), strict=True):
+        n_gc = sum(map(letters_of(text).count, "CG"))
+        is_read = 20 * (n_gc - 1) <= 9 * len(text)
+        assert found == [longest_open(text, of) if is_read else 0 for of in stops]
+    assert counts.tolist() == [[*map(letters_of(text).count, "ACGT")] for text in texts]
+
+
+def test_a_record_without_pieces_has_an_empty_path() -> None:
+    nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
+    assert [len(column) for column in viral_path(*nothing, MODEL)] == [0, 0]
+
+
+@given(st.text("ACN", max_size=150), st.text("ACN", max_size=150), st.integers(0, 60))
+def test_common_words_are_those_of_plain_python(left: str, right: str, n_shared: int) -> None:
+    shared = random_text(n_shared, n_shared, 0.0)
+    left, right = left + shared + "C" + left[:9], right[:40] + shared + "G" + right[40:]
+    found = landmarks._common_words(encode(left), encode(right)).tolist()
+    assert list(map(tuple, found)) == common_words(left, right, 12, 301)
+
+
+@given(
+    st.text("AC", max_size=300),
+    st.lists(st.text("AC", min_size=12, max_size=14), max_size=5),
+)
+def test_words_are_counted_as_python_counts_them(text: str, words: list[str]) -> None:
+    text = "A" * 50 + text + "".join(words) * 2
+    words += [*map(reverse_complement, words), "A" * 12]  # does not lie on itself
+    counts = landmarks._count(words, text).tolist()
+    assert counts == [text.count(word) for word in words]
+
+
+def test_the_library_is_built_from_the_sources_of_the_package() -> None:
+    """If this fails, build it: ``pip install -e .``"""
+    package = library.LIBRARY.parents[1]
+    sources = [*package.rglob("*.c"), *package.rglob("*.h")]
+    if not sources:
+        pytest.skip("the sources are not part of an installed package")
+    built_from = (ctypes.c_char * 65).in_dll(library._load_library(), "source_sha256").value
+    content = b"".join(source.read_bytes() for source in sorted(sources))
+    assert built_from.decode() == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("content", [None, b"no library"])
+def test_a_missing_or_damaged_library_is_named_with_the_command_that_builds_it(
+    content: bytes | None, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "libvirnucpro.so")
+    if content:
+        (tmp_path / "libvirnucpro.so").write_bytes(content)
+    library._load_library.cache_clear()
+    try:
+        with pytest.raises(UnavailableError, match=r"libvirnucpro\.so") as caught:
+            read_pieces(Windows.from_sequences(["ACGT"]), table_of([]))
+        assert "pip install -e ." in str(caught.value.hint)
+    finally:
+        library._load_library.cache_clear()
+
+
+@pytest.fixture
+def source_tree(tmp_path: Path) -> Path:
+    """The C sources of the package, without a compiled library. -> its package folder"""
+    for source in library.PACKAGE.rglob("*.[ch]"):
+        copy = tmp_path / "virnucpro" / source.relative_to(library.PACKAGE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(source.read_bytes())
+    return tmp_path / "virnucpro"
+
+
+def test_source_tree_uses_installed_library(source_tree: Path) -> None:
+    missing = source_tree / "core" / library.LIBRARY.name
+    assert library.find_library(missing, source_tree, library.LIBRARY) == library.LIBRARY
+
+
+@pytest.mark.parametrize("changed", ["models/esm2/attention.c", "viral/native/common.h"])
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_library_of_other_sources_is_refused(
+    source_tree: Path, is_installed: bool, changed: str
+) -> None:
+    missing = source_tree / "core" / library.LIBRARY.name
+    with (source_tree / changed).open("a") as source:
+        source.write("\n")
+    with pytest.raises(UnavailableError, match="has no compiled library") as caught:
+        library.find_library(missing, source_tree, library.LIBRARY if is_installed else None)
+    assert ("other sources" in str(caught.value)) == is_installed
+    assert "start Python in another folder" in caught.value.hint
+
+
+def test_ctrl_c_while_arguments_are_passed_stays_what_it_is(monkeypatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(library._Arrays, "from_param", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        encode("ACGT")

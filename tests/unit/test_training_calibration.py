@@ -1,0 +1,195 @@
+"""Scores mean what they say: what is chosen on validation groups, on odds with known answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from labelled_data_helpers import head_facts
+from numpy.typing import NDArray
+
+from virnucpro.core.numeric import FloatArray, sigmoid
+from virnucpro.sequences.kmers import N_FEATURES
+from virnucpro.training.evaluation.calibration import (
+    FALSE_POSITIVES,
+    Calibration,
+    calibrate,
+    fit_temperature,
+    select_chunks,
+)
+from virnucpro.training.evaluation.metrics import Samples
+from virnucpro.training.frame_dataset import LabelledFrames
+from virnucpro.viral.head import EncoderInfo
+
+N_CHUNKS = 20  # of a record
+TOO_SURE = 6.0  # times the log-odds that would be right
+
+
+def records(n: int, per_chunk: int = 1, n_chunks: int = N_CHUNKS) -> LabelledFrames:
+    """Records of the same size, every other one viral, each a group of its own."""
+    n_rows = n * n_chunks * per_chunk
+    record = np.arange(n_rows) // (n_chunks * per_chunk)
+    return replace(
+        LabelledFrames.from_store(["M"] * n_rows, np.zeros((n_rows, N_FEATURES), dtype=np.float32)),
+        chunk=np.arange(n_rows) // per_chunk,
+        record=record,
+        is_virus=record % 2 == 0,
+        group=record,
+    )
+
+
+def log_odds(is_virus: NDArray[np.bool_], rng: np.random.Generator, strength: float) -> FloatArray:
+    """Of evidence that is normal: what it says is right if its variance is twice its mean."""
+    mean = np.where(is_virus, strength, -strength)
+    return rng.normal(mean, math.sqrt(2 * strength))
+
+
+def correlated(frames: LabelledFrames, rng: np.random.Generator) -> FloatArray:
+    """Every chunk of a record says the same."""
+    first = np.unique(frames.record, return_index=True)[1]
+    return log_odds(frames.is_virus[first], rng, 1.0)[frames.record]
+
+
+def independent(frames: LabelledFrames, rng: np.random.Generator) -> FloatArray:
+    """Every chunk says something new."""
+    return log_odds(frames.is_virus, rng, 0.1)
+
+
+ENCODER = EncoderInfo(family="", name="", encoder_id="", layer=1, pooling="mean", dim=1)
+
+
+def scores(odds: FloatArray, found: Calibration, n_chunks: int) -> FloatArray:
+    """The scores ``predict`` gives records of so many neighbouring chunks, each with one frame."""
+    p = np.round(sigmoid(odds / found.temperature), 6)
+    runs = p.reshape(-1, N_CHUNKS)
+    facts = head_facts(found, ENCODER, 500)
+    return np.array(
+        [
+            facts.score([[score] for score in row[first : first + n_chunks]])
+            for row in runs.tolist()
+            for first in range(0, N_CHUNKS, n_chunks)
+        ]
+    )
+
+
+@pytest.mark.parametrize("factor", [0.2, 1.0, 5.0])
+def test_a_temperature_is_recovered(factor):
+    rng = np.random.default_rng(1)
+    right = rng.normal(0, 2, 5000)
+    p = 1 / (1 + np.exp(-right))
+    is_virus = rng.random(len(p)) < p
+    samples = Samples(factor * right, is_virus, np.arange(len(p)), np.ones(len(p)))
+    # the standard error of the logarithm of a slope in a logistic regression, and the grid's 1 %
+    error = 1 / math.sqrt(np.sum(p * (1 - p) * right**2))
+    assert abs(math.log(fit_temperature(samples) / factor)) < 4 * error + 0.01
+
+
+@pytest.mark.parametrize(
+    ("make", "low", "high"), [(correlated, 0.95, 1.0), (independent, 0.0, 0.1)]
+)
+def test_the_exponent_separates_chunks_that_agree_from_those_that_add_something(
+    make: Callable[..., FloatArray], low: float, high: float
+):
+    frames = records(300)
+    odds = make(frames, np.random.default_rng(2))
+    assert low <= calibrate(odds, odds, frames).exponent <= high
+
+
+def test_whole_records_count_however_few_they_are():
+    """Up to 20 chunks each says something new; the 180 others of a record repeat them."""
+    short = records(16)
+    odds = independent(short, np.random.default_rng(2))
+    exponent = calibrate(odds, odds, short).exponent
+    again = np.tile(odds.reshape(16, N_CHUNKS), (1, 10)).ravel()
+    assert calibrate(again, again, records(16, n_chunks=200)).exponent > exponent + 0.1
+
+
+@pytest.mark.parametrize("make", [correlated, independent])
+def test_one_in_twenty_others_reaches_the_threshold_lengths_counting_the_same(make):
+    frames = records(400)
+    odds = make(frames, np.random.default_rng(3))
+    found = calibrate(odds, odds, frames)
+    shares, parts = [], []
+    for n_chunks in (1, 2, 6, 20):
+        is_virus = np.repeat(np.arange(400) % 2 == 0, math.ceil(N_CHUNKS / n_chunks))
+        n = np.tile(np.minimum(n_chunks, N_CHUNKS - np.arange(0, N_CHUNKS, n_chunks)), 400)
+        called = scores(odds, found, n_chunks) >= found.threshold
+        shares.append(np.average(called[~is_virus], weights=n[~is_virus]))
+        parts.append(n.max() / n[~is_virus].sum())
+    # the one that is called last has a share of its own; its score is rounded, as all are
+    assert FALSE_POSITIVES - 0.002 <= np.mean(shares) <= FALSE_POSITIVES + max(parts) + 0.002
+
+
+def test_a_threshold_of_very_sure_scores_can_still_be_reached():
+    frames = records(400)
+    odds = 30 + log_odds(frames.is_virus, np.random.default_rng(4), 5.0)
+    found = calibrate(odds, odds, frames)
+    assert 0 < found.threshold < 1
+
+
+def test_the_best_frame_or_the_mean_is_chosen_by_what_separates_better():
+    rng = np.random.default_rng(5)
+    frames = records(200, per_chunk=4, n_chunks=3)
+    noise = rng.normal(size=len(frames))
+    every_frame_tells = noise + np.where(frames.is_virus, 0.5, -0.5)
+    one_tells = noise + np.where(frames.is_virus & (np.arange(len(frames)) % 4 == 1), 4.0, 0.0)
+    assert calibrate(noise, every_frame_tells, frames).frames == "mean"
+    assert calibrate(noise, one_tells, frames).frames == "max"
+
+
+def test_a_chunk_is_the_best_or_the_mean_of_its_own_frames():
+    frames = records(2, per_chunk=2, n_chunks=2)
+    odds = np.array([1.0, 2.0, 3.0, -4.0, 5.0, 5.0, -7.0, -8.0])
+    weight = np.array([1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0])
+    best, mean = (select_chunks(odds, frames, weight, rule) for rule in ("max", "mean"))
+    assert best.scores.tolist() == [2, 3, 5, -7]
+    assert mean.scores.tolist() == [1.5, -0.5, 5, -7.5]
+    for samples in (best, mean):
+        assert samples.weights.tolist() == [1, 2, 3, 4]
+        assert samples.is_virus.tolist() == [True, True, False, False]
+        assert samples.groups.tolist() == [0, 0, 1, 1]
+
+
+def calibration_error(scores: FloatArray, is_virus: NDArray[np.bool_]) -> float:
+    samples = Samples(scores, is_virus, np.arange(len(scores)), np.ones(len(scores)))
+    error = samples.measure(scores >= 0.5)["calibration_error"]
+    assert error is not None
+    return error
+
+
+def test_scores_of_records_not_calibrated_on_are_what_they_say_for_every_length():
+    rng = np.random.default_rng(6)
+    frames = records(600)
+    is_virus = frames.is_virus[::N_CHUNKS]
+    odds = TOO_SURE * independent(frames, rng)
+    found = calibrate(odds, odds, frames)
+    other = TOO_SURE * independent(frames, rng)
+    for n_chunks in (1, 20):
+        labels = np.repeat(is_virus, N_CHUNKS // n_chunks)
+        # 15 bins, each off by its noise: in sum at most 0.8 / 2 * sqrt(15 / n)
+        noise = 0.4 * math.sqrt(15 / len(labels))
+        assert calibration_error(scores(other, found, n_chunks), labels) < 2 * noise
+        p = 0.5 * (1 + np.tanh(other.reshape(-1, n_chunks).sum(axis=1) / 2))
+        assert calibration_error(p, labels) > 2 * noise, "the limit tells"
+
+
+def test_where_nothing_or_everything_is_separated_there_is_no_temperature():
+    frames = records(100)
+    rng = np.random.default_rng(8)
+    told = np.where(frames.is_virus, 1.0, -1.0)
+    for odds in (told, -told, 100 * rng.normal(size=len(frames))):
+        assert calibrate(odds, odds, frames).is_at_limit
+    odds = log_odds(frames.is_virus, rng, 1.0)
+    assert not calibrate(odds, odds, frames).is_at_limit
+
+
+def test_the_network_of_proteins_has_a_temperature_of_its_own():
+    frames = records(400)
+    odds = log_odds(frames.is_virus, np.random.default_rng(7), 1.0)
+    found = calibrate(2 * odds, 0.5 * odds, frames)
+    # both are within the same noise of what made them too sure, or not sure enough
+    assert found.protein_temperature / found.temperature == pytest.approx(4, rel=0.02)
+    assert found.temperature == pytest.approx(0.5, rel=0.1)

@@ -1,0 +1,665 @@
+"""Our kernels compile for every GPU, and give what PyTorch gives; no GPU is needed.
+
+A kernel is compiled by Triton for GPUs that are not here, and run on the CPU by its interpreter.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from fair_esm_reference import (
+    fair_esm_hidden,
+    make_fair_esm,
+    random_protein,
+    save_fair_esm,
+    tolerance,
+    worst_row,
+)
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from virnucpro.models.dnabert_s import model as dnabert_s
+from virnucpro.models.dnabert_s.encoder import load_dnabert
+from virnucpro.models.dnabert_s.model import alibi_slopes, attend_texts_triton, mean_pool, pack
+from virnucpro.models.esm2 import attention, triton_kernels
+from virnucpro.models.esm2.attention import (
+    E4M3,
+    RunLayout,
+    attend_efficient_triton,
+    attend_varlen_triton,
+    rotate,
+)
+from virnucpro.models.esm2.config import LAYER_NORM_EPS, ESM2Shape
+from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.esm2.model import DTYPES, _Rows8, quantise, restore, rotary_frequencies
+from virnucpro.models.esm2.model_files import read_shape
+from virnucpro.models.packing import PackedBatch
+from virnucpro.models.registry import FAMILIES
+from virnucpro.models.validation import compare_reference as check
+
+triton = pytest.importorskip("triton", reason="Triton has no build for this system")
+interpreter = pytest.importorskip("triton.runtime.interpreter")
+
+CPU = torch.device("cpu")
+
+SHAPES = {name: read_shape(published) for name, published in FAMILIES["esm2"].published.items()}
+WIDEST = {"esm2_t48_15B_UR50D": SHAPES["esm2_t48_15B_UR50D"]}
+# rows that are no power of two and halves of heads that are no 16 bytes; and the most registers
+ODD_AND_WIDEST = {"esm2_t12_35M_UR50D": SHAPES["esm2_t12_35M_UR50D"], **WIDEST}
+GPUS = [  # 7.5 has no bf16; on the others fp16 is compiled as bf16 is
+    (75, "fp16", ODD_AND_WIDEST),
+    *((capability, "bf16", WIDEST) for capability in (80, 100, 120)),
+    (90, "bf16", SHAPES),
+    (90, "fp16", WIDEST),
+]
+LARGE = {name: SHAPES[name] for name in ("esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D")}
+DNABERT_S = FAMILIES["dnabert-s"].published["dnabert-s"]
+
+
+def hand_kernels(monkeypatch, to: Callable[[Any], object] = triton.jit) -> None:
+    """Hand our kernels to the driver, or the interpreter, that Triton has now, or to a stand-in."""
+    monkeypatch.setattr(triton_kernels, "_wrap_kernel", functools.cache(to))
+
+
+# Compilation
+
+
+def compile_for(
+    capability: int,
+    kernel: Callable[..., None],
+    pointers: Mapping[str, str],
+    sizes: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What Triton makes of a kernel, step by step, for a GPU that need not be here.
+
+    Pointers are as of tensors of PyTorch, at multiples of 16 bytes.
+    """
+    names = list(inspect.signature(kernel).parameters)
+    assert set(names) == {*pointers, *sizes}
+    source = triton.compiler.ASTSource(
+        fn=triton.jit(kernel),
+        signature={name: pointers.get(name, "constexpr") for name in names},
+        constexprs=dict(sizes),
+        attrs={
+            (names.index(name),): [["tt.divisibility", 16]]
+            for name, kind in pointers.items()
+            if kind.startswith("*")
+        },
+    )
+    target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
+    return triton.compile(source, target=target, options=dict(options)).asm
+
+
+def check_machine_code(
+    capability: int, steps: dict[str, Any], folder: Path, n_bytes: int = 16
+) -> None:
+    """It is for this GPU, no number of it leaves the registers, and rows are written 16 bytes wide.
+
+    NVIDIA's cuobjdump, which comes with Triton, reads it: registers would be spilled to a stack.
+    """
+    (target,) = re.findall(r"\.target (sm_\w+)", steps["ptx"])
+    assert target.rstrip("a") == f"sm_{capability}"
+    file = folder / "kernel.cubin"
+    file.write_bytes(steps["cubin"])
+    reader = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    command = [reader, "--dump-resource-usage", file]
+    report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert re.search(r"REG:\d+ STACK:0 .* LOCAL:0 ", report), report
+    to_16_bits = re.findall(r"cvt\.(\w+)(?:\.satfinite)?\.(?:bf16|f16)(?:x2)?\.f32", steps["ptx"])
+    to_8_bits = re.findall(r"cvt\.(\w+)\.satfinite\.e4m3x2", steps["ptx"])
+    assert set(to_8_bits) <= {"rn"}
+    # 8.9 rounds to 8 bits what it cuts off to fp16: that tips what lies between two within 2^-11
+    assert set(to_16_bits) <= ({"rz"} if to_8_bits else {"rn"}), "to the nearest"
+    found = set(re.findall(r"st\.global\.(\S+)", steps["ptx"]))
+    # a row in 8 bits has its scale; the rest behind its largest power of two is half as wide
+    spare = {"b32", "v2.b32"} if to_8_bits else set()
+    assert found - spare == {f"v{n_bytes // 4}.b32"}
+
+
+def check_rows_of_tokens(
+    capability: int,
+    folder: Path,
+    kernel: tuple[Callable[..., None], Mapping[str, str], Mapping[str, Any]],
+    row: int,
+    n_bytes: int = 16,
+    **options: int,
+) -> None:
+    """The same of a kernel for one token; and its row lies where 32 bits may not hold the place.
+
+    A million tokens of 15B are 2 * 10^10 numbers: the number of a token is widened before it is
+    multiplied, or is a place itself, that of a scale.
+    """
+    steps = compile_for(capability, *kernel, {**triton_kernels.row_options(row), **options})
+    check_machine_code(capability, steps, folder, n_bytes)
+    (token,) = re.findall(r"(%\w+) = tt.get_program_id x", steps["ttir"])
+    uses = re.findall(rf"= (.*){token}\b", steps["ttir"])
+    assert uses and all(re.fullmatch(r"arith.extsi |tt.addptr %\w+, ", use) for use in uses)
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path) -> Path:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("capability", "number", "shapes"), GPUS)
+def test_the_rotation_compiles_for_every_gpu_and_every_published_model(
+    cache, capability, number, shapes
+):
+    pointers = {"qkv": f"*{number}", "cos": "*fp32", "sin": "*fp32"}
+    for shape in shapes.values():
+        sizes = triton_kernels.sizes_to_rotate(shape.n_heads, shape.head_dim)
+        kernel = triton_kernels.rotate_token, pointers, sizes
+        # half a head, which is what lies together, is 24 bytes in 35M, else a multiple of 16
+        n_bytes = 16 if shape.head_dim % 16 == 0 else 8
+        check_rows_of_tokens(capability, cache, kernel, shape.dim, n_bytes)
+
+
+# between two layers; and for the widest within a layer, and behind the last, which is in float32
+BORDER, MORE_BORDERS = (2, True, True), [(1, False, True), (2, False, False)]
+
+
+@pytest.mark.parametrize(("capability", "number", "shapes"), GPUS)
+def test_the_border_of_sub_layers_compiles_for_every_gpu_and_every_published_model(
+    cache, capability, number, shapes
+):
+    for shape in shapes.values():
+        more = MORE_BORDERS if shape == SHAPES["esm2_t48_15B_UR50D"] else []
+        for n_added, keeps_total, is_reduced in (BORDER, *more):
+            pointers = dict.fromkeys(("x", "weight", "bias", "total", "scales"), "*fp32")
+            pointers |= dict.fromkeys(("first", "second"), f"*{number}")
+            pointers["normed"] = f"*{number}" if is_reduced else "*fp32"
+            sizes = triton_kernels.sizes_to_norm(
+                shape.dim, n_added, LAYER_NORM_EPS, keeps_total=keeps_total
+            )
+            kernel = triton_kernels.add_and_norm_token, pointers, sizes
+            check_rows_of_tokens(capability, cache, kernel, shape.dim)
+
+
+@pytest.mark.parametrize("capability", [89, 90, 100, 120])
+def test_rows_in_8_bits_compile_for_every_gpu_that_multiplies_them(cache, capability):
+    """After GELU, which is the widest row, and in the LayerNorm between two layers."""
+    pointers = {"x": "*bf16", "values": "*fp8e4nv", "scales": "*fp32"}
+    to_norm = dict.fromkeys(("x", "weight", "bias", "total", "scales"), "*fp32")
+    to_norm |= {"first": "*bf16", "second": "*bf16", "normed": "*fp8e4nv"}
+    for shape in (LARGE if capability == 90 else WIDEST).values():
+        inner = 4 * shape.dim
+        sizes = triton_kernels.sizes_to_quantise(inner, has_gelu=True)
+        kernel = triton_kernels.quantise_token, pointers, sizes
+        n_warps = triton_kernels.warps_to_quantise(inner)
+        check_rows_of_tokens(capability, cache, kernel, inner, num_warps=n_warps)
+        sizes = triton_kernels.sizes_to_norm(
+            shape.dim, 2, LAYER_NORM_EPS, keeps_total=True, is_scaled=True
+        )
+        kernel = triton_kernels.add_and_norm_token, to_norm, sizes
+        check_rows_of_tokens(capability, cache, kernel, shape.dim)
+
+
+@pytest.mark.parametrize("capability", [75, 80, 90, 100, 120])
+def test_the_attention_of_dnabert_s_compiles_for_every_gpu(cache, capability):
+    pointers = {"qkv": "*fp32", "offsets": "*i32", "slopes": "*fp32", "out": "*fp32"}
+    sizes = triton_kernels.sizes_to_attend(
+        DNABERT_S.n_heads, DNABERT_S.dim // DNABERT_S.n_heads, has_tf32=capability >= 80
+    )
+    options = triton_kernels.OPTIONS_TO_ATTEND
+    steps = compile_for(capability, triton_kernels.attend_text, pointers, sizes, options)
+    check_machine_code(capability, steps, cache)
+    assert ("tf32" in steps["ptx"]) == (capability >= 80)
+    assert not re.search(r"arith.muli .* : tensor<\d+x1xi32>", steps["ttir"]), "rows of a long text"
+
+
+class FeignedDriver:
+    """Triton's driver of an H100 that is not here: kernels are compiled, and not launched."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[str, tuple[str, ...]]] = []  # kernel, and types of its pointers
+        self.utils = self
+
+    def get_current_target(self) -> object:
+        return triton.backends.compiler.GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+    def get_device_properties(self, _: int) -> dict[str, int]:
+        return {"max_shared_mem": 227 << 10}
+
+    def load_binary(self, *_: object) -> tuple[int, ...]:
+        return 0, 0, 0, 0, 1024  # the last: threads of a program, at most
+
+    def launcher_cls(self, source: Any, _: object) -> Callable[..., None]:
+        kinds = tuple(kind for kind in source.signature.values() if kind != "constexpr")
+        return lambda *_: self.launched.append((source.fn.__name__, kinds))
+
+
+@pytest.fixture
+def driver(cache, monkeypatch) -> FeignedDriver:
+    feigned = FeignedDriver()
+    monkeypatch.setattr(triton.runtime.driver, "_active", feigned)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda _: nullcontext())
+    hand_kernels(monkeypatch)
+    return feigned
+
+
+def test_what_a_gpu_is_asked_to_try_is_bound_to_its_tensors_and_compiled(driver, monkeypatch):
+    """The whole way of a call but the launch, with the tensors of the call."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    answers: list[object] = []
+    check._try(SimpleNamespace(send=answers.append), "cpu")
+    assert answers == [dict.fromkeys(("fp8", *triton_kernels.NAMES), "")]
+    floats = ("*fp32",) * 5
+    assert driver.launched == [
+        ("rotate_token", ("*bf16", "*fp32", "*fp32")),
+        ("add_and_norm_token", ("*fp32", "*bf16", "*bf16", *floats[:2], "*bf16", *floats[:2])),
+        ("quantise_token", ("*bf16", "*fp8e4nv", "*fp32")),
+        ("add_and_norm_token", (*floats, "*fp8e4nv", *floats[:2])),
+        ("attend_text", ("*fp32", "*i32", "*fp32", "*fp32")),
+    ]
+
+
+def test_every_call_of_our_kernels_is_bound_to_its_tensors_and_compiled(driver):
+    x, branch, norm = torch.zeros(33, 1280), torch.zeros(33, 1280).bfloat16(), nn.LayerNorm(1280)
+    in_8_bits, scales = torch.empty(33, 1280, dtype=E4M3), torch.empty(33, 1)
+    with torch.inference_mode():
+        triton_kernels.add_and_norm(x, [branch], norm, in_8_bits, None, scales)
+        triton_kernels.add_and_norm(x, [branch] * 2, norm, x, None)
+        offsets, slopes = torch.tensor([0, 33], dtype=torch.int32), torch.ones(12)
+        triton_kernels.attend_sequences(torch.zeros(33, 3, 12, 64), offsets, slopes, 33)
+    floats = ("*fp32",) * 5
+    assert driver.launched == [
+        ("add_and_norm_token", ("*fp32", "*bf16", *floats[:3], "*fp8e4nv", *floats[:2])),
+        ("add_and_norm_token", ("*fp32", "*bf16", "*bf16", *floats)),
+        ("attend_text", ("*fp32", "*i32", "*fp32", "*fp32")),
+    ]
+
+
+def annotated(qkv: Any, cos, sin, n_pairs, half, row, block):
+    """A kernel that Triton's interpreter runs, and its compiler refuses."""
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_reason_of_a_refusal_is_the_error_and_not_the_source_of_the_kernel():
+    pointers = {"qkv": "*bf16", "cos": "*fp32", "sin": "*fp32"}
+    with pytest.raises(triton.CompilationError) as caught:
+        sizes = triton_kernels.sizes_to_rotate(20, 16)
+        compile_for(90, annotated, pointers, sizes, triton_kernels.OPTIONS)
+    reason = triton_kernels.unavailable_reason(caught.value)
+    assert reason.startswith('CompilationError: NameError("Cannot access global variable Any')
+    assert reason.isprintable()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_machine_without_a_gpu_refuses_each_of_our_kernels_with_a_reason():
+    refusals = triton_kernels.unavailable_kernels(CPU, E4M3) | triton_kernels.unavailable_kernels(
+        CPU, torch.float32
+    )
+    assert refusals.keys() == set(triton_kernels.NAMES)
+    assert all(reason.startswith("RuntimeError: ") for reason in refusals.values())
+
+
+# What they compute, by Triton's interpreter
+
+
+convert_float = interpreter._convert_float
+
+
+def converted_as_by_a_gpu(numbers: Any, before: Any, after: Any, rounding: Any) -> Any:
+    """The interpreter's conversion, but to e4m3: it loses the carry to the next power of two."""
+    if after != triton.language.float8e4nv:
+        return convert_float(numbers, before, after, rounding)
+    exact = torch.from_numpy(np.ascontiguousarray(numbers)).view(torch.float32)
+    return exact.to(E4M3).view(torch.uint8).numpy()
+
+
+@pytest.fixture
+def interpreted(monkeypatch) -> None:
+    """Our kernels run on the CPU as they stand, and so does what they call of Triton's own."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(interpreter, "_convert_float", converted_as_by_a_gpu)
+    language = triton.language
+    for module in (language, language.standard):
+        for name, function in list(vars(module).items()):
+            if isinstance(function, triton.runtime.JITFunction):
+                monkeypatch.setattr(module, name, triton.jit(function.fn))
+    hand_kernels(monkeypatch)
+
+
+U = torch.finfo(torch.float32).eps / 2
+HEADS = [(4, 16), (3, 24), (3, 32), (2, 64), (1, 128)]
+SOME = ["MKV", "MKXBUZO-J"]
+PUBLISHED_HEADS = [(shape.n_heads, shape.head_dim) for shape in SHAPES.values()]
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(
+    ("n_heads", "head_dim", "dtype", "proteins"),
+    [
+        *((*heads, torch.bfloat16, SOME) for heads in (*HEADS, *PUBLISHED_HEADS)),
+        *((3, 24, torch.float16, proteins) for proteins in (SOME, [""], [])),
+    ],
+)
+def test_the_rotation_turns_queries_and_keys_and_leaves_the_values(
+    n_heads, head_dim, dtype, proteins
+):
+    batch = RunLayout.from_batch(
+        PackedBatch.from_sequences(["MKV", *proteins]), rotary_frequencies(head_dim)
+    )
+    n_tokens = sum(len(protein) + 2 for protein in proteins)
+    cos, sin = batch.cos[-n_tokens or 5 :], batch.sin[-n_tokens or 5 :]
+    qkv = torch.randn(n_tokens, 3, n_heads, head_dim).to(dtype)
+    before = qkv.clone()
+    tables = (table[:n_tokens, None, None].double() for table in (cos, sin))
+    expected = rotate(qkv[:, :2].double(), *tables)
+    triton_kernels.rotate_in_place(qkv, cos, sin)
+    assert torch.equal(qkv[:, 2], before[:, 2])
+    # each number is rounded once to 16 bits, or cut off, by the interpreter; where the sum of two
+    # products nearly cancels, what float32 rounds off them is left
+    size = float(before.abs().max()) if n_tokens else 0.0
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(qkv[:, :2].double(), expected, rtol=eps, atol=8 * U * size)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(
+    ("dim", "n_tokens", "scale"),
+    [
+        *((dim, 3, 1.0) for dim in (8, 40, *(shape.dim for shape in SHAPES.values()))),
+        *((72, n_tokens, 1.0) for n_tokens in (0, 1)),
+        (72, 3, 1e-3),  # eps is the larger part
+    ],
+)
+@pytest.mark.parametrize(("n_added", "keeps_total"), [(0, False), (1, False), (2, True)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_border_adds_as_pytorch_does_and_norms_as_float64_does(
+    dim, n_tokens, n_added, keeps_total, dtype, scale
+):
+    number = torch.bfloat16 if dtype == torch.float32 else dtype
+    norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+    norm.weight.data.normal_(1, 0.1)
+    norm.bias.data.normal_()
+    x = scale * (3 * torch.randn(n_tokens, dim) + 1)
+    added = [scale * torch.randn(n_tokens, dim).to(number) for _ in range(n_added)]
+    kept = x.clone()
+    normed = torch.full((n_tokens, dim), torch.nan, dtype=dtype)
+    total = torch.full((n_tokens, dim), torch.nan) if keeps_total else None
+    with torch.inference_mode():
+        triton_kernels.add_and_norm(x, added, norm, normed, total)
+    expected = sum(added, kept)
+    assert torch.equal(x, kept)
+    assert total is None or torch.equal(total, expected)
+    exact = F.layer_norm(
+        expected.double(), (dim,), norm.weight.double(), norm.bias.double(), norm.eps
+    )
+    # A sum of dim numbers in float32, in halves, is off by log2(dim) u of their sizes at most, and
+    # so is a mean of numbers or squares. By the first each number is off, by half of the second its
+    # scale; root, its inverse (2 ulp) and four more operations add 8 u. Then one rounding, to the
+    # nearest on a GPU; the interpreter cuts off what bf16 does not hold.
+    if n_tokens:
+        spread = expected.double().std(dim=1, correction=0, keepdim=True)
+        size = expected.abs().amax(dim=1, keepdim=True) / spread * norm.weight.abs().max()
+        slack = (1.5 * np.log2(dim) + 8) * U * (size + norm.bias.abs().max())
+        rounding = torch.finfo(dtype).eps * exact.abs()
+        assert ((normed.double() - exact).abs() <= rounding + slack).all()
+
+
+def assert_nearly_in_8_bits(rows: _Rows8, expected: _Rows8, slack: float) -> None:
+    """Scales are off by this part at most; a number now and then, which lies between two of e4m3,
+    is the other one of them."""
+    torch.testing.assert_close(rows.scales, expected.scales, rtol=slack, atol=0)
+    found, exact = rows.values.float(), expected.values.float()
+    torch.testing.assert_close(found, exact, rtol=2**-3, atol=2**-9)
+    assert (found != exact).sum() <= 1e-3 * found.numel() + 1
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dim", [40, 10_240])
+@pytest.mark.parametrize("n_tokens", [0, 3])
+@pytest.mark.parametrize("has_gelu", [False, True])
+def test_rows_are_rounded_to_8_bits_as_pytorch_rounds_them(dim, n_tokens, has_gelu):
+    x = (torch.arange(n_tokens)[:, None] * torch.randn(n_tokens, dim)).bfloat16()  # the first: 0
+    values, scales = torch.empty(n_tokens, dim, dtype=E4M3), torch.full((n_tokens, 1), torch.nan)
+    triton_kernels.quantise(x, values, scales, has_gelu=has_gelu)
+    if has_gelu:
+        assert_nearly_in_8_bits(
+            _Rows8(values, scales), quantise(F.gelu(x.float())), 8 * U
+        )  # GELU is off by some u
+        return
+    expected = quantise(x)
+    assert torch.equal(values.view(torch.uint8), expected.values.view(torch.uint8))
+    assert torch.equal(scales, expected.scales)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_row_with_nan_keeps_it_in_8_bits_and_its_neighbours_get_none(odd):
+    """A run finds it by its vector: rounded to something finite, it would be lost."""
+    x, norm = torch.randn(3, 40), nn.LayerNorm(40)
+    x[1, 7] = odd
+    for run in (
+        lambda *rows: triton_kernels.quantise(x.bfloat16(), *rows, has_gelu=False),
+        lambda *rows: triton_kernels.add_and_norm(x, [], norm, rows[0], None, rows[1]),
+    ):
+        rows = torch.empty(3, 40, dtype=E4M3), torch.empty(3, 1)
+        with torch.inference_mode():
+            run(*rows)
+        assert restore(_Rows8(*rows)).isfinite().all(dim=1).tolist() == [True, False, True]
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(("n_added", "keeps_total"), [(1, False), (2, True)])
+def test_the_border_rounds_to_8_bits_what_it_norms(n_added, keeps_total):
+    dim, n_tokens = 320, 3
+    norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+    norm.weight.data.normal_(1, 0.1)
+    norm.bias.data.normal_()
+    x, added = torch.randn(n_tokens, dim), [torch.randn(n_tokens, dim).bfloat16()] * n_added
+    values, scales = torch.empty(n_tokens, dim, dtype=E4M3), torch.full((n_tokens, 1), torch.nan)
+    total = torch.empty(n_tokens, dim) if keeps_total else None
+    with torch.inference_mode():
+        triton_kernels.add_and_norm(x, added, norm, values, total, scales)
+        rows = norm(sum(added, x))
+    assert total is None or torch.equal(total, sum(added, x))
+    slack = (1.5 * np.log2(dim) + 8) * U  # as of the LayerNorm in 16 bits
+    assert_nearly_in_8_bits(_Rows8(values, scales), quantise(rows), slack)
+
+
+SHORT = {  # layers, heads and their dimensions
+    16: ESM2Shape(n_layers=3, dim=64, n_heads=4),
+    24: ESM2Shape(n_layers=3, dim=72, n_heads=3),
+    64: ESM2Shape(n_layers=2, dim=128, n_heads=2),
+}
+PROTEINS = [random_protein(length) for length in (3, 1, 5, 3)]  # 20 tokens: each runs for long
+
+
+def attend_each(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor:
+    """Attention protein by protein, on any device: in place of a kernel of CUDA."""
+    out = torch.full_like(v, torch.nan)
+    for first, last in pairwise(batch.cu_seqlens.tolist()):
+        q_, k_, v_ = (x[first:last].transpose(0, 1) for x in (q, k, v))
+        out[first:last] = F.scaled_dot_product_attention(q_, k_, v_).transpose(0, 1)
+    return out
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(
+    ("head_dim", "kernel", "dtype"),
+    [
+        (16, attend_varlen_triton, torch.bfloat16),
+        (24, attend_efficient_triton, torch.float16),
+        (64, attend_varlen_triton, torch.bfloat16),
+        (64, attend_varlen_triton, E4M3),
+    ],
+)
+def test_a_batch_through_our_kernels_has_fair_esm_s_vectors_after_the_first_layer_and_the_last(
+    monkeypatch, tmp_path, head_dim, kernel, dtype
+):
+    """And so have tokens that the caller has embedded, which are left as they are."""
+    for name in ("flash_attention", "efficient_attention"):
+        monkeypatch.setattr(attention, name, attend_each)
+    shape = SHORT[head_dim]
+    fair_esm = make_fair_esm(shape)
+    path = save_fair_esm(fair_esm, tmp_path / "model.pt")
+    for layer in (1, shape.n_layers):
+        model = load_esm2(path, layer, DTYPES["fp8"] if dtype == E4M3 else dtype, CPU)
+        if dtype == E4M3:
+            model.quantise(CPU)
+        model.attend = kernel
+        batch = RunLayout.from_batch(PackedBatch.from_sequences(PROTEINS), model.inv_freq)
+        embedded = model.token_rows()[batch.tokens]
+        kept = embedded.clone()
+        with torch.inference_mode():
+            both = model(PackedBatch.from_sequences(PROTEINS)), model.transform(embedded, batch)
+        expected = torch.cat(fair_esm_hidden(fair_esm, PROTEINS, layer))
+        for hidden in both:
+            assert worst_row(hidden, expected) < tolerance(layer, dtype) + 4 * U
+        assert torch.equal(embedded, kept)
+
+
+# The attention of DNABERT-S
+
+
+def in_float64(qkv: Tensor, offsets: Tensor, slopes: Tensor) -> Tensor:
+    """Attention with the scores written out, text by text."""
+    out = torch.full_like(qkv[:, 0], torch.nan, dtype=torch.float64)
+    for first, last in pairwise(offsets.tolist()):
+        q, k, v = qkv[first:last].double().permute(1, 2, 0, 3)
+        place = torch.arange(last - first, dtype=torch.float64)
+        penalty = slopes[:, None, None].double() * (place[:, None] - place).abs()
+        scores = q @ k.mT / q.shape[-1] ** 0.5 - penalty
+        out[first:last] = (torch.softmax(scores, dim=-1) @ v).transpose(0, 1)
+    return out
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(("n_heads", "head_dim"), [(3, 64), (2, 4), (1, 24)])
+@pytest.mark.parametrize("seqlens", [(1,), (1, 2, 31, 32, 33, 70), (64, 3), ()])
+def test_the_attention_of_texts_is_that_of_float64_within_each_text(n_heads, head_dim, seqlens):
+    offsets = torch.tensor([0, *np.cumsum(seqlens)], dtype=torch.int32)
+    qkv = torch.randn(int(offsets[-1]), 3, n_heads, head_dim)
+    qkv[:, 0] *= 3  # some keys matter, most do not
+    slopes = torch.tensor(alibi_slopes(n_heads))
+    found = triton_kernels.attend_sequences(qkv, offsets, slopes, max(seqlens, default=0))
+    expected = in_float64(qkv, offsets, slopes)
+    # A score is a sum of head_dim products, and the penalty: it is off by (head_dim + 3) u of their
+    # sizes at most. Its weight is off by as much of itself, and the result by twice that of the
+    # largest value; the two sums over L keys add L u each.
+    assert found.shape == expected.shape
+    if seqlens:
+        q, k, v = qkv.double().abs().unbind(1)
+        products = (q.amax(dim=0) * k.amax(dim=0)).sum(dim=-1) / head_dim**0.5
+        score = float(products.max()) + max(seqlens) * float(slopes.max())
+        limit = 2 * ((head_dim + 3) * score + max(seqlens)) * U * float(v.max())
+        assert limit < 1e-2
+        assert ((found.double() - expected).abs() <= limit).all()
+        wrong = triton_kernels.attend_sequences(qkv, offsets, slopes.flip(0), max(seqlens))
+        is_alike = ((wrong.double() - expected).abs() <= limit).all()
+        assert is_alike == (max(seqlens) == 1 or n_heads == 1), "slopes belong to heads"
+
+
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "dnabert_s"
+TOKEN, POOLED = 2e-5, 5e-6  # as of ``test_dnabert_s``
+INTERPRETED = {1, 2, 7, 16, 17, 33, 64, 65}  # tokens of texts; longer ones take long
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.skipif(not GOLDEN.exists(), reason="the published code's values are not here")
+def test_the_published_code_gives_what_one_launch_for_all_texts_gives(tmp_path):
+    for name in ("config.json", "pytorch_model.bin"):
+        (tmp_path / name).symlink_to(GOLDEN / "tiny" / name)
+    (tmp_path / "tokenizer.json").symlink_to(GOLDEN / "tokenizer.json")
+    model, _ = load_dnabert(tmp_path, 3)
+    model.kernel = attend_texts_triton
+    stored = np.load(GOLDEN / "forward.npz")
+    texts = [
+        (stored["tokens"][a:b].astype(int).tolist(), stored["hidden"][a:b], pooled)
+        for (a, b), pooled in zip(pairwise(stored["cu_seqlens"]), stored["pooled"], strict=True)
+        if b - a in INTERPRETED
+    ]
+    assert len(texts) == len(INTERPRETED)
+    batch, places = pack([tokens for tokens, _, _ in texts])
+    with torch.inference_mode():
+        hidden = model(torch.from_numpy(batch.tokens), batch)
+        pooled = mean_pool(hidden, batch).numpy()
+    for place, (tokens, expected, mean) in zip(places, texts, strict=True):
+        first = batch.cu_seqlens[place]
+        part = hidden[first : first + len(tokens)].numpy()
+        assert np.abs(part - expected).max() < TOKEN
+        assert np.abs(pooled[place] - mean).max() < POOLED
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operators that a GPU would run as kernels, and the launches of our own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operator, _, args=(), kwargs=None):
+        out = operator(*args, **(kwargs or {}))
+        returns = operator._schema.returns
+        is_view = all(one.alias_info and not one.alias_info.is_write for one in returns)
+        name = operator.overloadpacket.__name__
+        if not is_view and not name.startswith(("empty", "new_empty")):
+            self.names[name] += 1
+        return out
+
+
+class Recorder:
+    """Stands for a compiled kernel, whose launches it counts."""
+
+    def __init__(self, launches: Launches, kernel: Any) -> None:
+        self.launches, self.kernel = launches, kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*_: object, **__: object) -> None:
+            self.launches.names[self.kernel.__name__] += 1
+
+        return launch
+
+
+def launches_of(monkeypatch, kernel: dnabert_s.Kernel, seqlens: range) -> Counter[str]:
+    """The launches of a batch of DNABERT-S, on tensors without numbers."""
+    shape = dnabert_s.DNABERTShape(
+        DNABERT_S.n_layers, DNABERT_S.dim, DNABERT_S.n_heads, inner=3072, n_words=4096
+    )
+    batch, _ = pack([[0] * seqlen for seqlen in seqlens])
+    meta = torch.device("meta")
+    with meta:
+        model = dnabert_s.DNABERT(shape, shape.n_layers)
+        tokens = torch.empty(len(batch.tokens), dtype=torch.int64)
+    model.kernel = kernel
+    with torch.inference_mode(), Launches() as launches:
+        hand_kernels(monkeypatch, functools.partial(Recorder, launches))
+        model(tokens, batch)
+    return launches.names
+
+
+def test_a_batch_of_dnabert_s_attends_in_one_launch_per_layer_whatever_its_lengths(monkeypatch):
+    n_layers = DNABERT_S.n_layers
+    by_runs = launches_of(monkeypatch, dnabert_s.attend_runs, range(60, 80))
+    jagged = launches_of(monkeypatch, attend_texts_triton, range(60, 80))
+    assert jagged["attend_text"] == n_layers
+    assert not {name for name in jagged if "attention" in name}
+    assert jagged == launches_of(monkeypatch, attend_texts_triton, range(60, 62))
+    more = by_runs.total() - jagged.total()
+    # a copy into its place is a launch beside each attention, of 20 lengths in each layer
+    assert more > 2 * 20 * n_layers - n_layers
