@@ -29,10 +29,11 @@ from torch import Tensor, nn
 
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.recipe import Precision
-from virnucpro.models.esm2.config import EXTRA_TOKENS, N_TOKENS, PAD, tokenize
+from virnucpro.models.esm2.config import N_TOKENS
 from virnucpro.models.esm2.loading import fair_esm_state_dict
-from virnucpro.models.esm2.model import rotary_frequencies
 from virnucpro.models.packing import to_device
+from virnucpro.models.protein_tokens import EXTRA_TOKENS, PAD, tokenize
+from virnucpro.models.transformer import rotary_frequencies
 from virnucpro.models.validation.reference import plan_padded
 
 # a part of a layer in fair-esm -> in transformers

@@ -40,8 +40,8 @@ from virnucpro.engine.base import Resources, WorkerConfig
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.models.base import Pending, Rows
-from virnucpro.models.esm2.config import EXTRA_TOKENS
 from virnucpro.models.packing import PackedBatch, plan_batches
+from virnucpro.models.protein_tokens import EXTRA_TOKENS
 from virnucpro.models.registry import FAMILIES, Family
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.kmers import N_FEATURES

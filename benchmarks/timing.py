@@ -42,14 +42,17 @@ from virnucpro.core.child_process import (
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.recipe import EncoderSpec, Precision
+from virnucpro.models.attention import choose_kernel
 from virnucpro.models.base import Encoder
-from virnucpro.models.esm2 import encoder as esm2
-from virnucpro.models.esm2.attention import choose_kernel
-from virnucpro.models.esm2.config import EXTRA_TOKENS, ESM2Shape
-from virnucpro.models.esm2.model import DTYPES
+from virnucpro.models.esm2.config import ESM2Shape
+from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.protein_tokens import EXTRA_TOKENS
+from virnucpro.models.transformer import DTYPES
+from virnucpro.models.transformer_encoder import load_encoder
 from virnucpro.models.validation import reference as fair_esm
 from virnucpro.models.validation.fair_esm import load_fair_esm
 from virnucpro.models.validation.random_weights import BLOCK, Lengths, make_proteins, six_frame_500
+from virnucpro.models.validation.roundings import largest_distance
 
 OURS = "virnucpro"
 PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
@@ -253,7 +256,8 @@ def plan_by(encoder: Encoder, n_tokens: int) -> Callable[[Sequence[str]], list[l
 
 def load_ours(setting: Setting, precision: Precision) -> TimedEncoder:
     """Load the encoder of a worker."""
-    ours = esm2.load(setting.spec(precision), setting.checkpoint, torch.device(setting.device))
+    device = torch.device(setting.device)
+    ours = load_encoder(setting.spec(precision), setting.checkpoint, device, load_esm2)
     return TimedEncoder(ours.model, setting, plan_by(ours, setting.tokens_per_batch), ours.embed)
 
 
@@ -462,7 +466,7 @@ def _row(comparison: Comparison, lane: _Lane, reference: _Lane | None) -> Encode
         row,
         tokens_per_second=rate,
         ratio=reference.seconds / lane.seconds,
-        largest_error=fair_esm.largest_distance(lane.vectors, reference.vectors),
+        largest_error=largest_distance(lane.vectors, reference.vectors),
         n_batches=passes[0].n_batches,
         seconds_per_batch=lane.seconds * lane.layout.n_processes / passes[0].n_batches,
         host_share=max(0.0, 1 - forward),

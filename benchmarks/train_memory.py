@@ -40,7 +40,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from virnucpro.core.types import FastaRecord
-from virnucpro.models.esm2.attention import attend_to_train
+from virnucpro.models.attention import attend_to_train
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.frame_networks import FrameNetwork

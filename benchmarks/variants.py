@@ -35,17 +35,18 @@ from timing import (
 from torch import Tensor, nn
 
 from virnucpro.core.recipe import Precision
-from virnucpro.models.esm2.attention import (
+from virnucpro.models.attention import (
     E4M3,
     Kernel,
     attend_varlen,
     choose_kernel,
 )
-from virnucpro.models.esm2.config import ESM2Shape, Tensors
-from virnucpro.models.esm2.encoder import _ESM2Encoder
+from virnucpro.models.esm2.config import ESM2Shape, ESM2Tensors
 from virnucpro.models.esm2.loading import FAIR_ESM, ROTARY, create_esm2, empty_model, split_tensors
-from virnucpro.models.esm2.model import DTYPES, ESM2, Layer
+from virnucpro.models.esm2.model import ESM2, Layer
 from virnucpro.models.packing import use_device
+from virnucpro.models.transformer import DTYPES
+from virnucpro.models.transformer_encoder import TransformerEncoder
 from virnucpro.models.validation.random_weights import random_numbers
 
 _N_KERNELS = 25
@@ -90,10 +91,10 @@ def compare_variants(
         yield from compare_ways(comparison, list(map(way_of, WAYS)), places[:1])
 
 
-def random_tensors(shape: ESM2Shape, device: torch.device) -> Tensors:
+def random_tensors(shape: ESM2Shape, device: torch.device) -> ESM2Tensors:
     """The tensors of a random ESM-2, drawn on a device whenever they are read."""
     parts = dict(split_tensors(empty_model(shape, shape.n_layers), FAIR_ESM))
-    return Tensors(
+    return ESM2Tensors(
         path=Path("random weights"),
         names=frozenset(parts.keys() - {ROTARY}),
         scheme=FAIR_ESM,
@@ -113,7 +114,7 @@ def load_made(setting: Setting, precision: Precision, kernel: Kernel) -> TimedEn
     if precision == "fp8":
         model.quantise(device)
     model.attend = kernel
-    encoder = _ESM2Encoder(setting.spec(precision), model, device)
+    encoder = TransformerEncoder(setting.spec(precision), model, device)
     plan = plan_by(encoder, setting.tokens_per_batch)
     return TimedEncoder(model, setting, plan, encoder.embed)
 

@@ -24,7 +24,8 @@ from virnucpro.core import child_process as processes
 from virnucpro.core.events import EventHandler
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.engine.base import Executor, Resources
-from virnucpro.models.esm2.config import ESM2Shape, hash_weights
+from virnucpro.models.checkpoint import hash_weights
+from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.loading import save_esm2
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.esm2.model_files import inspect_esm2

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from virnucpro.models.attention import RunLayout
 from virnucpro.models.base import Pending
 from virnucpro.models.codon_cnn import _CodonEncoder
-from virnucpro.models.esm2.attention import RunLayout
-from virnucpro.models.esm2.encoder import _ESM2Encoder
-from virnucpro.models.esm2.model import bos_pool
 from virnucpro.models.packing import PackedBatch
+from virnucpro.models.pooling import bos_pool
 from virnucpro.models.registry import FAMILIES
+from virnucpro.models.transformer_encoder import TransformerEncoder
 
 Fault = Callable[[Any], None]
 
@@ -43,11 +43,11 @@ def crooked(fault: Fault, family: str = "esm2") -> Iterator[None]:
         del sys.modules["crooked_encoder"]
 
 
-def scale_a_norm(encoder: _ESM2Encoder) -> None:
+def scale_a_norm(encoder: TransformerEncoder) -> None:
     encoder.model.layers[0].mlp_norm.weight.mul_(1.0001)
 
 
-def scale_a_norm_much(encoder: _ESM2Encoder) -> None:
+def scale_a_norm_much(encoder: TransformerEncoder) -> None:
     encoder.model.layers[0].mlp_norm.weight.mul_(1.1)
 
 
@@ -59,35 +59,35 @@ def scale_channels_much(encoder: _CodonEncoder) -> None:
     encoder.network.norm.scale.mul_(1.1)
 
 
-def scale_rotary(encoder: _ESM2Encoder) -> None:
+def scale_rotary(encoder: TransformerEncoder) -> None:
     encoder.model.inv_freq.mul_(1.0001)
 
 
-def round_rotary(encoder: _ESM2Encoder) -> None:
+def round_rotary(encoder: TransformerEncoder) -> None:
     encoder.model.inv_freq.copy_(encoder.model.inv_freq.bfloat16())
 
 
-def change_a_weight(encoder: _ESM2Encoder) -> None:
+def change_a_weight(encoder: TransformerEncoder) -> None:
     down = encoder.model.layers[-1].down
     weight = down.weight.to_dense() if down.weight.is_mkldnn else down.weight.clone()
     weight[3].mul_(1.001)
     down.weight = torch.nn.Parameter(weight, requires_grad=False)
 
 
-def forget_the_last_norm(encoder: _ESM2Encoder) -> None:
+def forget_the_last_norm(encoder: TransformerEncoder) -> None:
     encoder.model.final_norm = torch.nn.Identity()
 
 
-def take_an_earlier_layer(encoder: _ESM2Encoder) -> None:
+def take_an_earlier_layer(encoder: TransformerEncoder) -> None:
     encoder.model.layers = encoder.model.layers[:-1]
 
 
-def pool_the_start(encoder: _ESM2Encoder) -> None:
+def pool_the_start(encoder: TransformerEncoder) -> None:
     if encoder.spec.pooling == "mean":
         encoder.pool = bos_pool
 
 
-def pool_all_tokens(encoder: _ESM2Encoder) -> None:
+def pool_all_tokens(encoder: TransformerEncoder) -> None:
     def pool(hidden: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
         sequences = hidden.split((batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).tolist())
         return torch.stack([tokens.mean(dim=0) for tokens in sequences])
@@ -96,39 +96,39 @@ def pool_all_tokens(encoder: _ESM2Encoder) -> None:
         encoder.pool = pool
 
 
-def read_j_as_leucine(encoder: _ESM2Encoder) -> None:
+def read_j_as_leucine(encoder: TransformerEncoder) -> None:
     start = encoder.start
     encoder.start = lambda proteins: start([text.replace("J", "L") for text in proteins])
 
 
-def exchange_two_rows(encoder: _ESM2Encoder) -> None:
+def exchange_two_rows(encoder: TransformerEncoder) -> None:
     def start(proteins: Sequence[str]) -> Pending:
-        rows = _ESM2Encoder.start(encoder, proteins).rows()
+        rows = TransformerEncoder.start(encoder, proteins).rows()
         rows[:2] = rows[1::-1] if len(rows) > 1 else rows[:2]
         return SimpleNamespace(rows=lambda: rows)
 
     encoder.start = start
 
 
-def give_nan(encoder: _ESM2Encoder) -> None:
+def give_nan(encoder: TransformerEncoder) -> None:
     encoder.model.layers[0].down.bias[0] = torch.nan
 
 
-def have_no_kernel(encoder: _ESM2Encoder) -> None:
+def have_no_kernel(encoder: TransformerEncoder) -> None:
     def attend(*_: object) -> torch.Tensor:
         raise RuntimeError("no kernel image is available for execution on the device")
 
     encoder.model.attend = attend
 
 
-def have_no_room(encoder: _ESM2Encoder) -> None:
+def have_no_room(encoder: TransformerEncoder) -> None:
     def attend(*_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     encoder.model.attend = attend
 
 
-def take_bf16_angles(encoder: _ESM2Encoder) -> None:
+def take_bf16_angles(encoder: TransformerEncoder) -> None:
     def forward(batch: PackedBatch) -> torch.Tensor:
         staged = RunLayout.from_batch(batch, encoder.model.inv_freq)
         positions = torch.from_numpy(batch.positions).bfloat16()

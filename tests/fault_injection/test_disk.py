@@ -56,7 +56,7 @@ from virnucpro.core.errors import (
 )
 from virnucpro.core.events import ShardDone
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.models.esm2.config import hash_weights
+from virnucpro.models.checkpoint import hash_weights
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.feature_file import read_checksummed, write_checksummed

@@ -231,7 +231,7 @@ def test_a_model_that_fair_esm_does_not_have_is_refused(tmp_path):
     save_trained_encoder(
         tmp_path / "encoder.safetensors", facts, {"weight": np.ones(3, np.float32)}
     )
-    with pytest.raises(UnavailableError, match="is not an ESM-2") as caught:
+    with pytest.raises(UnavailableError, match="no other program computes") as caught:
         run(tmp_path / "encoder.safetensors")
     assert caught.value.hint
 

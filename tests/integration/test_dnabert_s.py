@@ -23,12 +23,12 @@ from malformed_inputs import Payload
 
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.recipe import EncoderSpec
+from virnucpro.models import triton_kernels
 from virnucpro.models.base import identify_model, load_encoder
 from virnucpro.models.dnabert_s import model as network
 from virnucpro.models.dnabert_s.encoder import inspect_folder, load_dnabert
 from virnucpro.models.dnabert_s.model import alibi_slopes, mean_pool, pack
 from virnucpro.models.dnabert_s.tokenizer import Tokenizer, read_tokenizer
-from virnucpro.models.esm2 import triton_kernels
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "dnabert_s"
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="the published code's values are not here")

@@ -40,7 +40,7 @@ from virnucpro.core.errors import (
 from virnucpro.core.events import BatchDone, EmbeddingStarted, Progress, ShardDone
 from virnucpro.core.types import shard_name
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.models.esm2.config import hash_weights
+from virnucpro.models.checkpoint import hash_weights
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames

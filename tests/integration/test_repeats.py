@@ -32,8 +32,8 @@ from virnucpro.core.recipe import Alphabet
 from virnucpro.core.types import Embeddings, Orf, Shard
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.esm2.loading import load_esm2
-from virnucpro.models.esm2.model import mean_pool, residues_only
 from virnucpro.models.packing import PackedBatch
+from virnucpro.models.pooling import mean_pool, residues_only
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.store import plan
 from virnucpro.store import shard_files as shards

@@ -15,10 +15,9 @@ from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.core.events import BatchDone
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.models import devices
+from virnucpro.models import checkpoint_model, devices
 from virnucpro.models import lookup as download
 from virnucpro.models.devices import Gpu, TorchBuild
-from virnucpro.models.esm2 import model_files as esm2
 from virnucpro.models.lookup import embedded_head, open_model
 from virnucpro.models.registry import DEFAULT_MODEL, FAMILIES, TINY_MODEL, Published, RemoteFile
 from virnucpro.viral import networks as nets
@@ -54,7 +53,7 @@ def options(tmp_path, contigs):
 @pytest.fixture
 def kept(monkeypatch, tmp_path) -> Path:
     """Every model is large enough to be converted, and this is where it is kept."""
-    monkeypatch.setattr(esm2, "WORTH_CONVERTING", 0)
+    monkeypatch.setattr(checkpoint_model, "WORTH_CONVERTING", 0)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     (tmp_path / "hub").mkdir()
     return tmp_path / "hub" / "virnucpro"

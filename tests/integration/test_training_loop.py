@@ -49,7 +49,7 @@ from virnucpro.core.errors import (
     VirnucproError,
 )
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.models.esm2.attention import attend_runs, attend_to_train
+from virnucpro.models.attention import attend_runs, attend_to_train
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.frame_networks import FrameNetwork
 from virnucpro.training import distributed as ranks

@@ -25,7 +25,19 @@ MODULES = sorted(
 VOCABULARY = [
     f"core.{name}" for name in ("errors", "types", "recipe", "events", "atomic_io", "logging")
 ]
-MODEL = [name for name in MODULES if name.startswith(("models.esm2.", "models.dnabert_s."))]
+MODEL = [
+    name
+    for name in MODULES
+    if name.startswith(("models.esm2.", "models.esmc.", "models.dnabert_s."))
+    and name != "models.esmc.reference"
+]
+MODEL += [
+    f"models.{name}"
+    for name in (
+        *("attention", "checkpoint", "checkpoint_model", "converted", "fp8", "packing"),
+        *("pooling", "protein_tokens", "transformer", "transformer_encoder", "triton_kernels"),
+    )
+]
 # tensors in, tensors out
 MODEL_MAY_USE = {
     f"core.{name}"
@@ -36,10 +48,9 @@ MODEL_MAY_USE |= {
     "core.recipe",
     "core.events",
     "models.base",
+    "models.family",
     "models.registry",
     "models.safe_pickle",
-    "models.packing",
-    "models.esm2.triton_kernels",
 }
 LONGEST_FUNCTION = 60
 COMMAND_LINE = [name for name in MODULES if name.startswith("cli.")]
@@ -155,7 +166,7 @@ def test_only_the_engine_and_its_measure_know_processes() -> None:
         for found in imported(name)
         if found.partition(".")[0] in ("multiprocessing", "subprocess")
     }
-    assert users == {"core.child_process", "models.esm2.triton_kernels"}
+    assert users == {"core.child_process", "models.triton_kernels"}
 
 
 # Imports when the program runs

@@ -40,9 +40,9 @@ from virnucpro.models.devices import (
 )
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model_files import estimate_memory, footprint_of
-from virnucpro.models.esm2.triton_kernels import NAMES
 from virnucpro.models.manage import describe_model
 from virnucpro.models.registry import FAMILIES
+from virnucpro.models.triton_kernels import NAMES
 from virnucpro.models.validation.compare_reference import try_gpus as try_here
 
 GIB = 1 << 30

@@ -18,10 +18,11 @@ from safetensors.torch import load
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import Progress, WorkerEvent
 from virnucpro.core.recipe import Precision
-from virnucpro.models.esm2.loading import load_esm2, prepare
-from virnucpro.models.esm2.model import DTYPES
+from virnucpro.models.converted import prepare
+from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.esm2.model_files import ESM2Model, inspect_esm2
 from virnucpro.models.packing import PackedBatch
+from virnucpro.models.transformer import DTYPES
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
@@ -42,7 +43,7 @@ def kept(monkeypatch, tmp_path: Path) -> Path:
 def prepared(model: ESM2Model, precision: Precision = "bf16") -> tuple[Path, bool]:
     """The copy that workers map, and whether it was made just now."""
     heard: list[WorkerEvent] = []
-    path, digest = prepare(model, model.shape, precision, heard.append)
+    path, digest = prepare(model, precision, heard.append)
     assert digest == model.sha256()
     return path, any(isinstance(one, Progress) and "converting" in one.stage for one in heard)
 

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from virnucpro.core.errors import UnavailableError
-from virnucpro.models.esm2 import triton_kernels
-from virnucpro.models.esm2.attention import (
+from virnucpro.models import triton_kernels
+from virnucpro.models.attention import (
     E4M3,
     Kernel,
     RunLayout,
@@ -49,20 +49,12 @@ from virnucpro.models.esm2.attention import (
 )
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.loading import load_esm2
-from virnucpro.models.esm2.model import (
-    ESM2,
-    FP8_WIDTH,
-    _Linear8,
-    bos_pool,
-    check_device,
-    mean_pool,
-    quantise,
-    residues_only,
-    restore,
-    rotary_frequencies,
-)
+from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.esm2.model_files import inspect_esm2
+from virnucpro.models.fp8 import FP8_WIDTH, Linear8, check_device, quantise, restore
 from virnucpro.models.packing import PackedBatch, bag_mean, use_device
+from virnucpro.models.pooling import bos_pool, mean_pool, residues_only
+from virnucpro.models.transformer import rotary_frequencies
 
 SHAPES = {  # by the dimensions of a head, as of the published 8M, 35M, 150M and 650M
     16: ESM2Shape(n_layers=3, dim=64, n_heads=4),
@@ -207,7 +199,7 @@ def test_a_product_in_8_bits_is_that_of_the_numbers_that_the_rows_stand_for(devi
     linear.weight *= 10 ** torch.arange(-6.0, 6.0, 0.25, device=device)[:, None]  # of every row
     x = 10 ** torch.linspace(-8, 8, n_tokens)[:, None] * torch.randn(n_tokens, 64)
     x[0], x[0, 5] = 0, 3e-20  # a row of zeros, but for one
-    rows, product = quantise(x.to(device)), _Linear8(linear)
+    rows, product = quantise(x.to(device)), Linear8(linear)
     weight = restore(quantise(linear.weight)).double()
     exact = restore(rows).double() @ weight.T + linear.bias.double()
     size = restore(rows).double().abs() @ weight.T.abs() + linear.bias.double().abs()
@@ -395,7 +387,7 @@ import resource, sys
 from pathlib import Path
 import torch
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.models.esm2.encoder import load
+from virnucpro.models.esm2.model_files import load
 from virnucpro.engine.local import worker_main
 
 def work(*_):

@@ -11,17 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnucpro.models.esm2.config import (
-    CLS,
-    EOS,
-    EXTRA_TOKENS,
-    N_TOKENS,
-    PAD,
-    RESIDUES,
-    UNK,
-    tokenize,
-)
+from virnucpro.models.esm2.config import N_TOKENS
 from virnucpro.models.packing import PackedBatch, plan_batches
+from virnucpro.models.protein_tokens import CLS, EOS, EXTRA_TOKENS, PAD, RESIDUES, UNK, tokenize
 
 ALPHABET = esm.Alphabet.from_architecture("ESM-1b")
 proteins = st.lists(

@@ -30,7 +30,7 @@ from timing import (
 )
 
 from virnucpro.models.esm2.loading import fair_esm_state_dict
-from virnucpro.models.esm2.model import DTYPES
+from virnucpro.models.transformer import DTYPES
 from virnucpro.models.validation.random_weights import write_checkpoint
 
 

@@ -17,10 +17,11 @@ from fair_esm_reference import (
     worst_row,
 )
 
-from virnucpro.models.esm2.config import AMINO_ACID_TOKENS, CLS, EOS, MASK, ESM2Shape
+from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.esm2.model import MaskedBatch
 from virnucpro.models.packing import PackedBatch
+from virnucpro.models.protein_tokens import AMINO_ACID_TOKENS, CLS, EOS, MASK
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.training.frame_dataset import LabelledFrames
 from virnucpro.training.networks import MaskedLanguageModel, MaskedResidues

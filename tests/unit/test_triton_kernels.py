@@ -32,23 +32,25 @@ from fair_esm_reference import (
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from virnucpro.models.dnabert_s import model as dnabert_s
-from virnucpro.models.dnabert_s.encoder import load_dnabert
-from virnucpro.models.dnabert_s.model import alibi_slopes, attend_texts_triton, mean_pool, pack
-from virnucpro.models.esm2 import attention, triton_kernels
-from virnucpro.models.esm2.attention import (
+from virnucpro.models import attention, triton_kernels
+from virnucpro.models.attention import (
     E4M3,
     RunLayout,
     attend_efficient_triton,
     attend_varlen_triton,
     rotate,
 )
-from virnucpro.models.esm2.config import LAYER_NORM_EPS, ESM2Shape
+from virnucpro.models.checkpoint import LAYER_NORM_EPS
+from virnucpro.models.dnabert_s import model as dnabert_s
+from virnucpro.models.dnabert_s.encoder import load_dnabert
+from virnucpro.models.dnabert_s.model import alibi_slopes, attend_texts_triton, mean_pool, pack
+from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.loading import load_esm2
-from virnucpro.models.esm2.model import DTYPES, _Rows8, quantise, restore, rotary_frequencies
 from virnucpro.models.esm2.model_files import read_shape
+from virnucpro.models.fp8 import Rows8, quantise, restore
 from virnucpro.models.packing import PackedBatch
 from virnucpro.models.registry import FAMILIES
+from virnucpro.models.transformer import DTYPES, rotary_frequencies
 from virnucpro.models.validation import compare_reference as check
 
 triton = pytest.importorskip("triton", reason="Triton has no build for this system")
@@ -420,7 +422,31 @@ def test_the_border_adds_as_pytorch_does_and_norms_as_float64_does(
         assert ((normed.double() - exact).abs() <= rounding + slack).all()
 
 
-def assert_nearly_in_8_bits(rows: _Rows8, expected: _Rows8, slack: float) -> None:
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(("n_added", "keeps_total"), [(0, False), (1, False), (2, True)])
+@pytest.mark.parametrize("branch_scale", [1.0, 0.5, (36 / 30) ** 0.5])
+def test_border_scales_branches_of_esmc(n_added, keeps_total, branch_scale):
+    """The last norm of ESM C has no bias; the kernel then reads none."""
+    dim, n_tokens = 960, 3
+    norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS, bias=False)
+    norm.weight.data.normal_(1, 0.1)
+    x = 3 * torch.randn(n_tokens, dim) + 1
+    added = [torch.randn(n_tokens, dim).bfloat16() for _ in range(n_added)]
+    normed = torch.full((n_tokens, dim), torch.nan)
+    total = torch.full((n_tokens, dim), torch.nan) if keeps_total else None
+    with torch.inference_mode():
+        triton_kernels.add_and_norm(x, added, norm, normed, total, branch_scale=branch_scale)
+    expected = x.clone()
+    for branch in added:
+        expected = torch.add(expected, branch, alpha=branch_scale)
+    if total is not None:  # a product and a sum for each branch, each off by half a spacing
+        torch.testing.assert_close(total, expected, rtol=4 * U, atol=4 * U)
+    exact = F.layer_norm(expected.double(), (dim,), norm.weight.double(), eps=norm.eps)
+    slack = (1.5 * np.log2(dim) + 8 + 4) * U * 8  # as above, with two more operations a branch
+    assert ((normed.double() - exact).abs() <= slack).all()
+
+
+def assert_nearly_in_8_bits(rows: Rows8, expected: Rows8, slack: float) -> None:
     """Scales are off by this part at most; a number now and then, which lies between two of e4m3,
     is the other one of them."""
     torch.testing.assert_close(rows.scales, expected.scales, rtol=slack, atol=0)
@@ -439,7 +465,7 @@ def test_rows_are_rounded_to_8_bits_as_pytorch_rounds_them(dim, n_tokens, has_ge
     triton_kernels.quantise(x, values, scales, has_gelu=has_gelu)
     if has_gelu:
         assert_nearly_in_8_bits(
-            _Rows8(values, scales), quantise(F.gelu(x.float())), 8 * U
+            Rows8(values, scales), quantise(F.gelu(x.float())), 8 * U
         )  # GELU is off by some u
         return
     expected = quantise(x)
@@ -461,7 +487,7 @@ def test_a_row_with_nan_keeps_it_in_8_bits_and_its_neighbours_get_none(odd):
         rows = torch.empty(3, 40, dtype=E4M3), torch.empty(3, 1)
         with torch.inference_mode():
             run(*rows)
-        assert restore(_Rows8(*rows)).isfinite().all(dim=1).tolist() == [True, False, True]
+        assert restore(Rows8(*rows)).isfinite().all(dim=1).tolist() == [True, False, True]
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -479,7 +505,7 @@ def test_the_border_rounds_to_8_bits_what_it_norms(n_added, keeps_total):
         rows = norm(sum(added, x))
     assert total is None or torch.equal(total, sum(added, x))
     slack = (1.5 * np.log2(dim) + 8) * U  # as of the LayerNorm in 16 bits
-    assert_nearly_in_8_bits(_Rows8(values, scales), quantise(rows), slack)
+    assert_nearly_in_8_bits(Rows8(values, scales), quantise(rows), slack)
 
 
 SHORT = {  # layers, heads and their dimensions

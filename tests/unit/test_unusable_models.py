@@ -18,7 +18,7 @@ from run_helpers import invoke, resolve, run, run_inline, write_fasta
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import BatchStarted
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.models.esm2 import model_files
+from virnucpro.models import checkpoint_model
 from virnucpro.models.esm2.loading import save_esm2
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.training.training_config import resolve_training
@@ -104,7 +104,7 @@ def test_norms_may_be_too_large_for_fp16(changed):
 
 
 def test_large_model_is_refused_and_not_converted(changed, tmp_path, monkeypatch):
-    monkeypatch.setattr(model_files, "WORTH_CONVERTING", 0)
+    monkeypatch.setattr(checkpoint_model, "WORTH_CONVERTING", 0)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     model = inspect_esm2(changed("layers.1.up.weight", float("nan")))
     with pytest.raises(UnavailableError, match="the model bad_esm2 is damaged"):

@@ -1,6 +1,6 @@
 """Call the C library with arrays, without Python's lock.
 
-The build compiles ``viral/native/*.c``, ``models/esm2/attention.c`` and ``native.c`` to
+The build compiles ``viral/native/*.c``, ``models/attention.c`` and ``native.c`` to
 ``libvirnucpro.so`` (``hatch_build.py``). ``scorer.pieces`` defines the digits of bases. Tables of
 codons have a byte for each of 125 codes.
 """

@@ -32,8 +32,9 @@ from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import check_counts
 from virnucpro.models.base import Model, check_intact, check_unchanged, has_prefix, read_tensors
-from virnucpro.models.esm2.model import DTYPES
-from virnucpro.models.packing import PackedBatch, PackedEncoder, to_device
+from virnucpro.models.packing import PackedBatch, PackedEncoder, to_device, use_device
+from virnucpro.models.transformer import DTYPES
+from virnucpro.models.validation.roundings import Reference, add_roundings
 
 FAMILY = "codons"
 N_CODONS = 64
@@ -311,6 +312,18 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _CodonEncode
             if isinstance(module, nn.Linear | nn.Embedding):
                 module.to(DTYPES[spec.precision])
     return _CodonEncoder(spec, network.to(device), device)
+
+
+def load_reference(spec: EncoderSpec, weights: Path, device: torch.device) -> Reference:
+    """The network itself, in float32 on a CPU: nobody else has it. Raises as ``load``."""
+    cpu = torch.device("cpu")
+    use_device(cpu)
+    encoder = load(spec, weights, cpu)
+
+    def round_off(precision: Precision, n_tokens: int) -> None:
+        add_roundings(encoder.network, precision, n_tokens)
+
+    return Reference("itself on a CPU", encoder, round_off)
 
 
 class _CodonEncoder(PackedEncoder):

@@ -27,7 +27,7 @@ from virnucpro.core.errors import DownloadError, OutputError, StorageError, Unav
 from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import printable
 from virnucpro.models.devices import format_bytes
-from virnucpro.models.registry import RemoteFile
+from virnucpro.models.family import RemoteFile
 
 _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte

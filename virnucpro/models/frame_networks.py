@@ -15,16 +15,12 @@ import torch.nn.functional as F
 from Bio.Align import substitution_matrices
 from torch import Tensor, nn
 
-from virnucpro.models.esm2.config import (
-    AMINO_ACID_TOKENS,
-    EXTRA_TOKENS,
-    N_TOKENS,
-    RESIDUES,
-    tokenize,
-)
-from virnucpro.models.esm2.model import ESM2, mean_pool
+from virnucpro.models.esm2.config import N_TOKENS
+from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.options import Architecture, Encoding
 from virnucpro.models.packing import PackedBatch, to_device
+from virnucpro.models.pooling import mean_pool
+from virnucpro.models.protein_tokens import AMINO_ACID_TOKENS, EXTRA_TOKENS, RESIDUES, tokenize
 
 AMINO_ACIDS = RESIDUES[:20]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.base import Pending, Rows
-from virnucpro.models.esm2.config import EXTRA_TOKENS, tokenize
+from virnucpro.models.protein_tokens import EXTRA_TOKENS, tokenize
 
 _SHAPES_KEPT = "32"  # a batch has some ten, in training some twenty
 

@@ -18,14 +18,17 @@ Apache-2.0). The heads are identified by their ids in git (github.com/Li-Jing-19
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from importlib import import_module
-from pathlib import PurePosixPath
+from dataclasses import dataclass
 from typing import Any
 
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.plugins import find_plugins
+
+# other packages import these three from here
+from virnucpro.models.family import Family as Family
+from virnucpro.models.family import Published as Published
+from virnucpro.models.family import RemoteFile as RemoteFile
 
 DEFAULT_MODEL = "esm2_t33_650M_UR50D"  # where a model is needed and none is named
 TINY_MODEL = "virnucpro-tiny"  # built in, with a head; trained by this project
@@ -35,67 +38,6 @@ BUILT_IN = (NETWORK, TINY_MODEL)
 # Earlier names of models. Options, heads and run.json of older versions may contain them.
 EARLIER_NAMES = {"esm2_virnucpro": TINY_MODEL}
 PLUGINS = "virnucpro.encoders"  # group of entry points; the value of each is a Family
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteFile:
-    """A file that others publish: its address, size and hash."""
-
-    url: str
-    n_bytes: int | None = None  # None: not recorded
-    most_bytes: int = 1 << 28  # limit if n_bytes is None
-    sha256: str = ""
-    md5: str = ""  # where no SHA-256 is recorded
-    git_blob: str = ""  # where no SHA-256 is recorded: its id in git
-
-    @property
-    def name(self) -> str:
-        return PurePosixPath(self.url).name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """A model that others publish: its dimensions, and its files, the weights first."""
-
-    n_layers: int
-    dim: int
-    n_heads: int
-    n_parameters: int = 0  # 0: by the dimensions
-    files: tuple[RemoteFile, ...]  # several lie in a folder of that name
-    folder_sha256: str = ""  # of model.safetensors, if the model is published as a folder too
-    repository: str = ""  # of that folder on the Hub of Hugging Face
-
-    @property
-    def is_file(self) -> bool:
-        return len(self.files) == 1
-
-    @property
-    def digests(self) -> frozenset[str]:
-        """The SHA-256 of the model, as a file and as a folder; empty if none is recorded."""
-        recorded = self.files[0].sha256 if self.is_file else ""
-        return frozenset({recorded, self.folder_sha256} - {""} if recorded else ())
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """A kind of encoder: what is known without importing its code.
-
-    Its module has ``load(spec, weights, device) -> Encoder``. If models are named by their files,
-    it has ``inspect(path, on_event) -> Model | None``: None if the path is of another family. If
-    it publishes models, it has ``footprint_of(published) -> Footprint``, which needs no
-    download,
-    and ``open_published(name, published, path) -> Model``, which refuses any other model.
-    """
-
-    module: str
-    letters_per_token: float = 1.0
-    extra_tokens: int = 2  # tokens added to each sequence
-    has_files: bool = False  # True if its module has ``inspect``
-    published: dict[str, Published] = field(default_factory=dict)
-
-    @property
-    def implementation(self) -> Any:  # noqa: ANN401 - a module
-        return import_module(self.module)
 
 
 def _fair_esm(
@@ -166,7 +108,12 @@ _DNABERT_S = (
     "https://huggingface.co/zhihan1996/DNABERT-S/resolve/00e47f96cdea35e4b6f5df89e5419cbe47d490c6"
 )
 FAMILIES: dict[str, Family] = {  # the first one gets, and may refuse, what no other recognises
-    "esm2": Family("virnucpro.models.esm2.model_files", has_files=True, published=_ESM2),
+    "esm2": Family(
+        "virnucpro.models.esm2.model_files",
+        has_files=True,
+        published=_ESM2,
+        reference="virnucpro.models.validation.reference",
+    ),
     "fair-esm": Family("virnucpro.models.validation.reference"),
     "learned": Family("virnucpro.models.trained_encoder", has_files=True),
     "dnabert-s": Family(
@@ -205,6 +152,7 @@ FAMILIES: dict[str, Family] = {  # the first one gets, and may refuse, what no o
         letters_per_token=1.5,  # a token is three bases of one strand
         extra_tokens=-2,  # of the last bases none begins
         has_files=True,
+        reference="virnucpro.models.codon_cnn",
     ),
 }
 

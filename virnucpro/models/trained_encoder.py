@@ -37,12 +37,13 @@ from virnucpro.models.base import (
     read_tensors,
 )
 from virnucpro.models.esm2.loading import load_esm2
-from virnucpro.models.esm2.model import DTYPES, ESM2
+from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.esm2.model_files import ESM2Model, inspect_esm2, require_esm2
 from virnucpro.models.frame_networks import FrameNetwork
 from virnucpro.models.lookup import open_model
 from virnucpro.models.options import Architecture, Encoding
 from virnucpro.models.packing import PackedBatch, PackedEncoder
+from virnucpro.models.transformer import DTYPES
 
 LEARNED, COMPOSITION = "learned", "composition"  # families
 _HERE = "."  # means the ESM-2 in the folder of the file

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from virnucpro.core.logging import LOGGER
-from virnucpro.models.esm2.attention import triton_kernels
+from virnucpro.models.attention import triton_kernels
 from virnucpro.models.packing import PackedBatch, bag_mean, segment_mean, to_device
 
 LAYER_NORM_EPS = 1e-12

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,33 +11,24 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import EventHandler
 from virnucpro.core.logging import printable
 from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
-from virnucpro.models.base import (
-    Encoder,
-    Model,
-    check_unchanged,
-    not_published,
-    progress_of,
-)
+from virnucpro.models.base import Encoder, Model, check_unchanged, not_published
+from virnucpro.models.checkpoint import check_numbers, count_bytes, hash_weights, weight_files
+from virnucpro.models.checkpoint_model import WORTH_CONVERTING, CheckpointModel, estimate_footprint
 from virnucpro.models.esm2.config import (
     ESM2Shape,
-    Tensors,
-    check_numbers,
-    count_bytes,
-    hash_weights,
-    identify,
+    ESM2Tensors,
+    identify_esm2,
     infer_shape,
     open_folder,
-    weight_files,
+    tensor_names,
 )
+from virnucpro.models.family import CONFIG
 from virnucpro.models.registry import Published
 
 if TYPE_CHECKING:
     import torch
 
-
-WORTH_CONVERTING = 256 << 20  # bytes; smaller files load within a second
-_BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room to spare
-_FILLING = 32_768 * 1280  # tokens times dimensions: 32k tokens of 650M, 16k of 3B, 131k of 8M
+    from virnucpro.models.esm2.model import ESM2
 
 
 def read_shape(published: Published) -> ESM2Shape:
@@ -53,72 +43,27 @@ def footprint_of(published: Published) -> Footprint:
 
 def estimate_memory(shape: ESM2Shape, file_bytes: int = 0) -> Footprint:
     """The memory and disk space of an ESM-2; a large file is converted."""
-    converted = 2 * shape.n_parameters if file_bytes >= WORTH_CONVERTING else 0
-    return Footprint(
-        n_parameters=shape.n_parameters,
-        file_bytes=file_bytes,
-        converted_bytes=converted,
-        bytes_per_token=_BYTES_PER_TOKEN_AND_DIM * shape.dim,
-        filling_tokens=_FILLING // shape.dim,
-    )
+    return estimate_footprint(shape.n_parameters, shape.dim, file_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ESM2Model(Model):
-    """An ESM-2 on disk; its id depends on the weights, not on the format."""
+class ESM2Model(CheckpointModel):
+    """An ESM-2 on disk."""
 
     shape: ESM2Shape
-    published: str = ""  # the published model that it must be
-    accepted: frozenset[str] = frozenset()  # its possible SHA-256; empty if unknown
-
-    def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-        return hash_weights(self.path, on_bytes)
-
-    def prepare(self, precision: Precision, on_event: EventHandler) -> tuple[Path, str]:
-        """Convert a large checkpoint once, so that all workers map the same copy.
-
-        Weights that are not finite in this precision are refused, before anything else is done.
-        Those of a published model are known to be finite: its hash is compared instead.
-        """
-        weights, n_bytes = self.path, self.footprint.file_bytes
-        if n_bytes < WORTH_CONVERTING:
-            digest = self.sha256(progress_of("hashing the model", n_bytes, on_event))
-            if not self.accepted:
-                self.check_numbers(precision)
-        else:
-            from virnucpro.models.esm2.loading import prepare
-
-            weights, digest = prepare(self, self.shape, precision, on_event)
-        self.check(digest)
-        return weights, digest
 
     def check_numbers(self, precision: Precision) -> None:
-        """Read every weight.
+        tensors = open_checkpoint(self.path)
+        check_numbers(self.name, tensors, precision, tensor_names(tensors, self.n_layers))
 
-        Raises:
-            UnavailableError: one is not finite in this precision.
-        """
-        check_numbers(self.name, self.shape, open_checkpoint(self.path), precision)
+    def load_network(self, precision: Precision) -> ESM2:
+        from virnucpro.models.esm2.loading import load_complete
+        from virnucpro.models.transformer import DTYPES
 
-    def check(self, digest: str) -> None:
-        """Refuse other weights under the name of a published model.
-
-        Raises:
-            UnavailableError: the weights differ.
-        """
-        if self.accepted and digest not in self.accepted:
-            raise not_published(self.path, self.published, f"its SHA-256 is {digest}")
-
-    def verify(self) -> str:
-        from virnucpro.models.esm2.loading import verify_weights
-
-        verify_weights(self.path)
-        digest = self.sha256()
-        self.check(digest)
-        return digest
+        return load_complete(self.path, DTYPES[precision])
 
 
-def open_checkpoint(path: Path) -> Tensors:
+def open_checkpoint(path: Path) -> ESM2Tensors:
     """The tensors of a checkpoint; those of a folder are read without torch.
 
     Raises:
@@ -145,13 +90,13 @@ def inspect_esm2(path: Path) -> ESM2Model:
     shape, files = infer_shape(tensors), weight_files(path)
     if path.is_dir():  # a trained model has more
         beside = [path / name for name in (HEAD_FILE, "README.md", REGIONS_FILE)]
-        files += [path / "config.json", *(file for file in beside if file.is_file())]
+        files += [path / CONFIG, *(file for file in beside if file.is_file())]
     return ESM2Model(
         path=path,
         name=path.name if path.is_dir() else path.stem,
         family="esm2",
         reads=Alphabet.PROTEIN,
-        encoder_id=identify(shape, tensors),
+        encoder_id=identify_esm2(shape, tensors),
         n_layers=shape.n_layers,
         dim=shape.dim,
         poolings=("mean", "bos", "none"),
@@ -204,9 +149,10 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
     Raises:
         UnavailableError: it cannot be used, or is small and not that of the recipe.
     """
-    from virnucpro.models.esm2.encoder import load
-    from virnucpro.models.esm2.loading import is_converted
+    from virnucpro.models.converted import is_converted
+    from virnucpro.models.esm2.loading import load_esm2
+    from virnucpro.models.transformer_encoder import load_encoder
 
     if count_bytes(weights) < WORTH_CONVERTING and not is_converted(weights):
         check_unchanged(spec, weights, hash_weights(weights))
-    return load(spec, weights, device)
+    return load_encoder(spec, weights, device, load_esm2)

@@ -1,9 +1,10 @@
 """``models check``, and the trials of ``virnucpro devices``: what works on a device?
 
-``models check`` compares our encoder with fair-esm, with the same weights. Ours embeds a panel of
-proteins in the run's precision and in batches, as a run does. fair-esm, the oracle, embeds it in
-float32, one protein at a time. The distance between two vectors may be as large as the roundings of
-the precision explain (``fair_esm``). Both the mean over the residues, which a run uses, and every
+``models check`` compares our encoder with the reference of its family, with the same weights:
+fair-esm for ESM-2, transformers for ESM C. Ours embeds a panel of proteins in the run's precision
+and in batches, as a run does. The reference embeds it in float32, one protein at a time. The
+distance between two vectors may be as large as the roundings of the precision explain
+(``roundings``). Both the mean over the residues, which a run uses, and every
 residue are compared: an error far from the start of a protein, such as rotary angles in bf16,
 nearly vanishes in a mean.
 
@@ -20,12 +21,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import torch
-from torch import nn
 
 from virnucpro.core.child_process import (
     ChildError,
@@ -39,7 +40,8 @@ from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import announce, printable
 from virnucpro.core.option_schema import ComputeOptions
 from virnucpro.core.recipe import Alphabet, EncoderSpec, Precision
-from virnucpro.models import codon_cnn as codons
+from virnucpro.models import triton_kernels
+from virnucpro.models.attention import E4M3
 from virnucpro.models.base import Encoder, Model, Rows, load_encoder
 from virnucpro.models.devices import (
     DeviceChoice,
@@ -47,13 +49,11 @@ from virnucpro.models.devices import (
     choose_precision,
     choose_tokens,
 )
-from virnucpro.models.esm2 import triton_kernels
-from virnucpro.models.esm2.attention import E4M3
-from virnucpro.models.esm2.model import check_device
-from virnucpro.models.esm2.model_files import require_esm2
+from virnucpro.models.fp8 import check_device
 from virnucpro.models.lookup import open_model
 from virnucpro.models.packing import use_device
-from virnucpro.models.validation import reference as fair_esm
+from virnucpro.models.registry import find_family
+from virnucpro.models.validation.roundings import Reference, largest_distance
 
 # Our roundings differ from those behind the tolerance, but have the same size: the worst of thirty
 # proteins is about as far off. In bf16, with 2, 6 and 12 layers, it was 0.8 to 1.1 times as far;
@@ -155,8 +155,12 @@ def check_on(
 ) -> list[_Check]:
     """Embed the panel on existing devices. Raises as ``check``."""
     precision = model.precision_on(choice.kind, precision)
-    if model.family != codons.FAMILY:
-        require_esm2(model)
+    if not find_family(model.family).reference:
+        raise UnavailableError(
+            f"{printable(model.name)} cannot be checked: no other program computes the vectors of "
+            f"the family {printable(model.family)}",
+            hint="check another model; `predict` and `extract` take this one",
+        )
     weights, digest = model.prepare(precision, on_event)
     spec = model.spec(sha256=digest, precision=precision)
     for description in choice.descriptions:
@@ -187,14 +191,17 @@ def _run_reference(
 ) -> _Reference:
     """
     Raises:
-        UnavailableError: fair-esm does not run here, or its numbers overflow the precision.
+        UnavailableError: the reference is missing, does not run here, or its numbers overflow the
+            precision.
     """
     precision, panel = spec.precision, make_panel(spec.reads)
     with report_unavailable("the reference in float32", device):
-        name, encoder, layers = _load_reference(replace(spec, precision="fp32"), model.path, device)
+        exact = replace(spec, precision="fp32", pooling=model.poolings[-1])
+        reference = _load_reference(exact, model.path, device)
+        name, encoder = reference.name, reference.encoder
         rows, rate = _embed(encoder, 1, f"{name}, float32, {device}", on_event)
         longest = max(encoder.count_tokens([len(text)]) for text in panel.values())
-        fair_esm.add_roundings(layers, precision, longest)
+        reference.add_roundings(precision, longest)
         rounded, _ = _embed(encoder, 1, f"what {precision} rounds off, {device}", on_event)
     explained = find_deviations(_mean_vectors(rounded), rounded, rows)
     largest = MARGIN * max(one.row for one in explained)
@@ -206,16 +213,12 @@ def _run_reference(
     return _Reference(name, rows, MARGIN * max(one.mean for one in explained), largest, rate)
 
 
-def _load_reference(spec: EncoderSpec, path: Path, device: str) -> tuple[str, Encoder, nn.Module]:
-    """Load the reference: fair-esm, or the network on a CPU. -> its name, encoder and layers"""
-    is_codons = spec.family == codons.FAMILY
-    where = torch.device("cpu" if is_codons else device)
-    use_device(where)
-    if is_codons:
-        network = codons.load(spec, path, where)
-        return "itself on a CPU", network, network.network
-    esm2 = fair_esm.load(replace(spec, family="fair-esm", pooling="none"), path, where)
-    return "fair-esm", esm2, esm2.model.layers
+def _load_reference(spec: EncoderSpec, path: Path, device: str) -> Reference:
+    """Load the reference of a family."""
+    use_device(torch.device(device))
+    module = import_module(find_family(spec.family).reference)
+    reference: Reference = module.load_reference(spec, path, torch.device(device))
+    return reference
 
 
 def _mean_vectors(residues: Vectors) -> Vectors:
@@ -252,8 +255,8 @@ def find_deviations(means: Vectors, rows: Vectors, oracle: Vectors) -> list[_Dev
     deviations = []
     exact = _mean_vectors(oracle)
     for name in oracle:
-        mean = fair_esm.largest_distance(means[name], exact[name])
-        row = fair_esm.largest_distance(rows[name], oracle[name])
+        mean = largest_distance(means[name], exact[name])
+        row = largest_distance(rows[name], oracle[name])
         deviations.append(_Deviation(name, mean, row))
     return deviations
 

@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.models.esm2.config import EXTRA_TOKENS, ESM2Shape
+from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.loading import FAIR_ESM, ROTARY, empty_model, split_tensors
 from virnucpro.models.esm2.model_files import read_shape
+from virnucpro.models.protein_tokens import EXTRA_TOKENS
 from virnucpro.models.registry import FAMILIES
 
 MODELS: Mapping[str, ESM2Shape] = {

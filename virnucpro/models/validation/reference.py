@@ -3,49 +3,27 @@
 Its model, alphabet and forward pass are used as published (fair-esm 2.0.0). At lower precisions,
 the rotary frequencies stay float32: with 8 significant bits the angles are wrong, and vectors are
 wrong beyond some 256 residues.
-
-``add_roundings`` measures what the roundings of a precision do to a vector, with given weights. The
-model rounds its products as that precision does; all else stays float32. So errors grow from layer
-to layer as these weights make them grow, and nothing is assumed about the weights.
-
-One rounding: the error is uniform in half a spacing to either side. The spacing is 2u for
-significands in [1, 2), and significands are log-uniform. Relative to the number, the root mean
-square error is therefore 2u sqrt(1/12 * 3 / (8 ln 2)) = 0.42 u, where u = 2^-8 for bf16, 2^-11 for
-fp16, and 2^-24 for float32.
-
-bf16, fp16: weights, factors and results of products are rounded to the precision. Sums are float32,
-which adds no notable error. fp8: weights and the factors multiplied by them are rounded row by row,
-as in ``esm2.model``, and the rest as in bf16.
-
-float32: a sum of n terms of random sign is rounded at each step, on average at 1 / sqrt(2) of its
-final size. Its relative error is 0.42 u sqrt(n / 2), as if each term had this error. Both programs
-make such errors, independently: together 0.42 u sqrt(n). n is the number of terms of the longest
-sum, over the wider layer or over the keys; libraries sum in blocks, with smaller errors. The
-factors and results of products get normal noise of this size.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from virnucpro.core.recipe import EncoderSpec, Precision
-from virnucpro.models.base import Rows
-from virnucpro.models.esm2.config import EXTRA_TOKENS, ESM2Shape
+from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.loading import ROTARY, fair_esm_state_dict
-from virnucpro.models.esm2.model import DTYPES, quantise, restore, rotary_frequencies
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.packing import PackedEncoder, to_device
+from virnucpro.models.protein_tokens import EXTRA_TOKENS
+from virnucpro.models.transformer import DTYPES, rotary_frequencies
 from virnucpro.models.validation.fair_esm import load_fair_esm
-
-Loss = Callable[[Tensor], Tensor]
-_ONE_ROUNDING = 0.42  # u, in the root mean square
+from virnucpro.models.validation.roundings import Reference, add_roundings
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _FairESMEncoder:
@@ -57,6 +35,21 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _FairESMEnco
     shape = inspect_esm2(weights).shape
     model = load_model(weights, shape, DTYPES[spec.precision], device)
     return _FairESMEncoder(spec, model, shape, device)
+
+
+def load_reference(spec: EncoderSpec, weights: Path, device: torch.device) -> Reference:
+    """fair-esm, for ``models check``. Raises as ``load``."""
+    encoder = load(replace(spec, family="fair-esm"), weights, device)
+    layers: nn.Module = encoder.model.layers
+    # rotated queries and keys are the factors of the scores
+    rotations = [each for each in layers.modules() if type(each).__name__ == "RotaryEmbedding"]
+
+    def round_off(precision: Precision, n_tokens: int) -> None:
+        lose = add_roundings(layers, precision, n_tokens)
+        for module in rotations:
+            module.register_forward_hook(lambda *call: tuple(map(lose, call[-1])))
+
+    return Reference("fair-esm", encoder, round_off)
 
 
 def load_model(weights: Path, shape: ESM2Shape, dtype: torch.dtype, device: torch.device) -> Any:  # noqa: ANN401 - an ``ESM2`` of fair-esm
@@ -139,59 +132,6 @@ def tokenize_proteins(model: Any, sequences: Sequence[str]) -> Tensor:  # noqa: 
     return tokens
 
 
-def largest_distance(vectors: Rows, exact: Rows) -> float:
-    """The largest relative L2 distance between a row and the exact one; infinite if it is NaN."""
-    a, b = vectors.astype(np.float64), exact.astype(np.float64)
-    largest = float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max())
-    return largest if math.isfinite(largest) else math.inf
-
-
 def _cast_like(_: object, before: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> object:
     """Return the rotated tensors in the precision of the input."""
     return tuple(turned.to(old.dtype) for old, turned in zip(before, out, strict=True))
-
-
-# Roundings
-
-
-def add_roundings(layers: nn.Module, precision: Precision, n_tokens: int) -> None:
-    """Make the matrix products of float32 layers as inexact as in ``precision``.
-
-    ``n_tokens`` is the number of tokens of the longest sequence to embed.
-    """
-    linears = [module for module in layers.modules() if isinstance(module, nn.Linear)]
-    if precision == "fp32":
-        n_terms = max(n_tokens, *(linear.in_features for linear in linears))
-        lose = _noise(linears[0].weight.device, n_terms)
-    else:
-        lose = _rounding(DTYPES[precision])
-    lose_of_factors = _round_to_8_bits if precision == "fp8" else lose
-    for linear in linears:
-        if precision != "fp32":
-            linear.weight.copy_(lose_of_factors(lose(linear.weight)))
-            linear.bias.copy_(lose(linear.bias))
-        linear.register_forward_pre_hook(lambda _, inputs: tuple(map(lose_of_factors, inputs)))
-        linear.register_forward_hook(lambda *call: lose(call[-1]))
-    for module in layers.modules():  # rotated queries and keys are the factors of the scores
-        if type(module).__name__ == "RotaryEmbedding":  # of fair-esm, which other networks lack
-            module.register_forward_hook(lambda *call: tuple(map(lose, call[-1])))
-
-
-def _rounding(dtype: torch.dtype) -> Loss:
-    return lambda exact: exact.to(dtype).to(exact.dtype)
-
-
-def _round_to_8_bits(exact: Tensor) -> Tensor:
-    return restore(quantise(exact))
-
-
-def _noise(device: torch.device, n_terms: int) -> Loss:
-    """Noise that is the same in every check on one kind of device."""
-    generator = torch.Generator(device).manual_seed(0)
-    size = _ONE_ROUNDING * torch.finfo(torch.float32).eps / 2 * math.sqrt(n_terms)
-
-    def lose(exact: Tensor) -> Tensor:
-        noise = torch.randn(exact.shape, generator=generator, device=device)
-        return torch.addcmul(exact, exact, noise, value=size)
-
-    return lose

@@ -188,8 +188,12 @@ def add_and_norm(
     normed: Tensor,
     total: Tensor | None,
     scales: Tensor | None = None,
+    *,
+    branch_scale: float = 1.0,
 ) -> None:
     """Add ``added`` to ``x``, and write the LayerNorm and, if ``total`` is given, the sum.
+
+    Each of ``added`` is multiplied by ``branch_scale``. A norm without a bias is not shifted.
 
     ``x`` and ``total`` are (n_tokens, dim) float32; ``added`` (at most two) and ``normed`` have the
     same shape and any type. Sums (in the order of ``added``), mean and variance are float32, as in
@@ -201,15 +205,29 @@ def add_and_norm(
     assert x.dtype == norm.weight.dtype == torch.float32, "sums are float32"
     n_tokens, dim = x.shape
     sizes = sizes_to_norm(
-        dim, len(added), norm.eps, keeps_total=total is not None, is_scaled=scales is not None
+        dim,
+        len(added),
+        norm.eps,
+        keeps_total=total is not None,
+        is_scaled=scales is not None,
+        branch_scale=branch_scale,
+        has_bias=norm.bias is not None,
     )
+    bias = norm.weight if norm.bias is None else norm.bias  # a pointer that is not read
     targets = (normed, x if total is None else total, x if scales is None else scales)
-    tensors = (x, first, second, norm.weight, norm.bias, *targets)
+    tensors = (x, first, second, norm.weight, bias, *targets)
     _launch(add_and_norm_token, (n_tokens,), tensors, sizes, row_options(dim))
 
 
 def sizes_to_norm(
-    dim: int, n_added: int, eps: float, *, keeps_total: bool, is_scaled: bool = False
+    dim: int,
+    n_added: int,
+    eps: float,
+    *,
+    keeps_total: bool,
+    is_scaled: bool = False,
+    branch_scale: float = 1.0,
+    has_bias: bool = True,
 ) -> dict[str, int | float | bool]:
     """The constants that ``add_and_norm_token`` is compiled for."""
     block = triton.next_power_of_2(dim)
@@ -219,6 +237,8 @@ def sizes_to_norm(
         "eps": eps,
         "keeps_total": keeps_total,
         "is_scaled": is_scaled,
+        "branch_scale": branch_scale,
+        "has_bias": has_bias,
         "block": block,
     }
 
@@ -237,6 +257,8 @@ def add_and_norm_token(  # type: ignore[no-untyped-def]
     eps: tl.constexpr,
     keeps_total: tl.constexpr,
     is_scaled: tl.constexpr,
+    branch_scale: tl.constexpr,
+    has_bias: tl.constexpr,
     block: tl.constexpr,
 ):
     """Add and norm one token: a row of the stream. The variance is taken after centring."""
@@ -245,16 +267,17 @@ def add_and_norm_token(  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * dim + place
     row = tl.load(x + at, mask=mask, other=0.0)
     if n_added > 0:
-        row += tl.load(first + at, mask=mask, other=0.0).to(tl.float32)
+        row += tl.load(first + at, mask=mask, other=0.0).to(tl.float32) * branch_scale
     if n_added > 1:
-        row += tl.load(second + at, mask=mask, other=0.0).to(tl.float32)
+        row += tl.load(second + at, mask=mask, other=0.0).to(tl.float32) * branch_scale
     if keeps_total:
         tl.store(total + at, row, mask=mask)
     centred = tl.where(mask, row - tl.sum(row, 0) / dim, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 0) / dim + eps)
     gain = tl.load(weight + place, mask=mask, other=0.0)
-    shift = tl.load(bias + place, mask=mask, other=0.0)
-    row = centred * scale * gain + shift
+    row = centred * scale * gain
+    if has_bias:
+        row += tl.load(bias + place, mask=mask, other=0.0)
     if is_scaled:
         largest = tl.maximum(tl.max(tl.abs(row), 0), 1e-12)
         tl.store(scales + tl.program_id(0), tl.div_rn(largest, 448.0))

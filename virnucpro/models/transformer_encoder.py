@@ -1,30 +1,28 @@
-"""ESM-2 as an encoder of proteins: packed batches, pooling on the device."""
+"""A packed transformer as an encoder of proteins: packed batches, pooling on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.models.esm2.attention import E4M3, choose_kernel, describe
-from virnucpro.models.esm2.loading import is_converted, load_esm2
-from virnucpro.models.esm2.model import (
-    DTYPES,
-    ESM2,
-    bos_pool,
-    check_device,
-    mean_pool,
-    residues_only,
-)
+from virnucpro.models.attention import E4M3, choose_kernel, describe
+from virnucpro.models.converted import is_converted
+from virnucpro.models.fp8 import check_device
 from virnucpro.models.packing import PackedBatch, PackedEncoder
+from virnucpro.models.pooling import POOLS
+from virnucpro.models.transformer import DTYPES, PackedTransformer
 
-_POOL = {"mean": mean_pool, "bos": bos_pool, "none": residues_only}
+# path, layers, type of products, device -> the first layers of a model
+LoadTransformer = Callable[[Path, int, torch.dtype, torch.device], PackedTransformer]
 
 
-def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _ESM2Encoder:
+def load_encoder(
+    spec: EncoderSpec, weights: Path, device: torch.device, load: LoadTransformer
+) -> TransformerEncoder:
     """Load the first ``spec.layer`` layers of a checkpoint or of its converted copy.
 
     Raises:
@@ -33,22 +31,22 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _ESM2Encoder
     dtype = DTYPES[spec.precision]
     if spec.precision == "fp8":
         check_device(device)
-        model = load_esm2(weights, spec.layer, dtype, torch.device("cpu")).quantise(device)
+        model = load(weights, spec.layer, dtype, torch.device("cpu")).quantise(device)
         model.attend = choose_kernel(device, E4M3, model.shape.head_dim)
-        return _ESM2Encoder(spec, model, device)
-    model = load_esm2(weights, spec.layer, dtype, device)
+        return TransformerEncoder(spec, model, device)
+    model = load(weights, spec.layer, dtype, device)
     # workers share a converted copy, so its weights stay in place
     if device.type == "cpu" and not is_converted(weights):
         model.reorder_weights()
-    return _ESM2Encoder(spec, model, device)
+    return TransformerEncoder(spec, model, device)
 
 
-class _ESM2Encoder(PackedEncoder):
-    """Our ESM-2 on packed batches."""
+class TransformerEncoder(PackedEncoder):
+    """Our transformer on packed batches."""
 
-    def __init__(self, spec: EncoderSpec, model: ESM2, device: torch.device) -> None:
+    def __init__(self, spec: EncoderSpec, model: PackedTransformer, device: torch.device) -> None:
         super().__init__(spec, device, model.in_float32)
-        self.model, self.pool = model, _POOL[spec.pooling]
+        self.model, self.pool = model, POOLS[spec.pooling]
 
     @property
     def kernel(self) -> str:

@@ -198,7 +198,7 @@ def describe(kernel: Kernel) -> str:
 
 def triton_kernels() -> ModuleType:
     """Import our Triton kernels, which import Triton; called for a GPU only."""
-    from virnucpro.models.esm2 import triton_kernels
+    from virnucpro.models import triton_kernels
 
     return triton_kernels
 

@@ -1,0 +1,279 @@
+"""Checkpoints of transformers: their files, their tensors read on demand, and their checks.
+
+Nothing here imports torch, unless numbers are stored in a type that numpy lacks (bf16).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from virnucpro.core.atomic_io import (
+    HEAD_FILE,
+    LEARNED_FILE,
+    hash_file,
+    open_regular_file,
+    read_json,
+)
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.logging import printable
+from virnucpro.core.option_text import with_options
+from virnucpro.core.recipe import Precision
+from virnucpro.models.base import DAMAGE, check_header
+from virnucpro.models.family import CONFIG, INDEX, join_digests
+
+LAYER_NORM_EPS = 1e-5  # of ESM-2 and ESM C
+ROPE_THETA = 10000.0  # the same
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # types of numbers in safetensors
+_BESIDE = {HEAD_FILE, LEARNED_FILE}
+# errors from tensors and figures that fit no model
+INVALID_CONTENT = (
+    *(TypeError, ValueError, IndexError, ArithmeticError, RuntimeError),
+    SafetensorError,
+)
+# largest finite number of the type that matrix products are computed in, by precision
+_LARGEST: Mapping[str, float] = {
+    "fp32": float(np.finfo(np.float32).max),
+    "fp16": float(np.finfo(np.float16).max),
+    "bf16": (2 - 2**-7) * 2.0**127,
+    "fp8": (2 - 2**-7) * 2.0**127,  # weights are scaled to 8 bits from bf16
+}
+_NUMPY_HAS = {"F64", "F32", "F16", "I64"}  # a folder may also have positions, as whole numbers
+
+
+# Files
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files with weights: those of the index, or all but the files of a trained model.
+
+    Raises:
+        UnavailableError: the folder has none, or lacks one of the index.
+    """
+    if path.is_file():
+        return [path]
+    if (path / INDEX).is_file():
+        return _indexed_files(path)
+    files = sorted(file for file in path.glob("*.safetensors") if file.name not in _BESIDE)
+    if not files:
+        raise UnavailableError(
+            f"{printable(path)}: no *.safetensors file in this folder",
+            hint="save the model with safetensors: model.save_pretrained(folder)",
+        )
+    return files
+
+
+def _indexed_files(path: Path) -> list[Path]:
+    """The files that the index names, in alphabetical order."""
+    try:
+        names = sorted(set(read_json(path / INDEX)["weight_map"].values()))
+        if not names or any(Path(name).name != name for name in names):
+            raise ValueError("it names no files of this folder")
+    except DAMAGE as error:
+        raise UnavailableError(
+            f"{printable(path / INDEX)} cannot be read: {printable(error)}",
+            hint="get the file again, or delete it: then all *.safetensors files are read",
+        ) from error
+    files = [path / name for name in names]
+    for file in files:
+        if not file.is_file():
+            raise UnavailableError(
+                f"{printable(file)}: no such file, but {INDEX} names it",
+                hint="get all files of the model",
+            )
+    return files
+
+
+def hash_weights(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+    """The SHA-256 of the file, or of the hashes of a folder's weight files in order."""
+    files = weight_files(path)
+    digests, before = list[str](), 0
+    for file in files:
+        digests.append(hash_file(file, lambda n, before=before: on_bytes(before + n)))  # type: ignore[misc]
+        before += file.stat().st_size
+    return join_digests(digests)
+
+
+def count_bytes(path: Path) -> int:
+    """Size of the weights."""
+    return sum(file.stat().st_size for file in weight_files(path))
+
+
+def is_safetensors(path: Path) -> bool:
+    """True for a file with a header of safetensors, or with their suffix even if it is damaged."""
+    if not path.is_file():  # a pipe would be waited for
+        return False
+    if path.suffix == ".safetensors":
+        return True
+    try:
+        with open_regular_file(path) as handle:
+            n_bytes = int.from_bytes(handle.read(8), "little")
+            return n_bytes < path.stat().st_size and handle.read(1) == b"{"
+    except OSError:
+        return False
+
+
+def open_slices(path: Path, framework: Literal["np", "pt"]) -> dict[str, Any]:
+    """The tensors of a safetensors file, or of a folder of them, as slices read on demand.
+
+    With ``np``, torch reads them nevertheless if numpy lacks a type of number.
+
+    Raises:
+        UnavailableError: a file is missing or damaged.
+    """
+    slices: dict[str, Any] = {}
+    try:
+        for file in weight_files(path):
+            check_header(file)
+            handle = safe_open(file, framework=framework)
+            for name in handle.keys():  # type: ignore[no-untyped-call] # noqa: SIM118
+                slices[name] = handle.get_slice(name)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, SafetensorError) as error:
+        raise unreadable_error(path, error) from error
+    if framework == "np" and {each.get_dtype() for each in slices.values()} - _NUMPY_HAS:
+        return open_slices(path, "pt")
+    return slices
+
+
+def unreadable_error(path: Path, why: object) -> UnavailableError:
+    return UnavailableError(
+        f"{printable(path)} cannot be read: {printable(why)}",
+        hint=f"a model folder holds {CONFIG} and *.safetensors files"
+        if path.is_dir()
+        else "the file is damaged: get it again",
+    )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration in a folder; empty if there is none.
+
+    Raises:
+        UnavailableError: it is damaged.
+    """
+    file = folder / CONFIG
+    if not file.is_file():
+        return {}
+    try:
+        config = read_json(file)
+        if not isinstance(config, dict):
+            raise ValueError(f"{CONFIG} is no dictionary")
+    except (OSError, ValueError) as error:
+        raise unreadable_error(folder, error) from error
+    return config
+
+
+# Tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensors:
+    """The tensors of a checkpoint, read on demand."""
+
+    path: Path
+    kind: str  # what it is expected to be, for messages: "an ESM-2 checkpoint"
+    names: frozenset[str]
+    read: Callable[[str, int | None], Any]  # as ``get``
+
+    def get(self, name: str, n_rows: int | None = None) -> Any:  # noqa: ANN401 - of numpy or torch
+        """Read the first rows, or all, of a tensor, by its name in the checkpoint.
+
+        Raises:
+            UnavailableError: the tensor is missing, or does not hold numbers.
+        """
+        if name not in self.names:
+            raise self.error(f"no tensor {name}")
+        try:
+            return self.read(name, n_rows)
+        except INVALID_CONTENT as error:
+            raise self.error(error) from error
+
+    def error(self, why: object) -> UnavailableError:
+        """Make the error for a checkpoint of another kind."""
+        return UnavailableError(
+            f"{printable(self.path)} is not {self.kind}: {printable(why)}",
+            hint="see `virnucpro models list`",
+        )
+
+
+def read_slice(part: Any, first: int, n_rows: int | None) -> Any:  # noqa: ANN401 - of safetensors
+    """Read rows of a slice of safetensors.
+
+    Raises:
+        ValueError: it holds no floats.
+    """
+    if part.get_dtype() not in FLOATS:
+        raise ValueError(f"a tensor of {part.get_dtype()}")
+    return part[first : None if n_rows is None else first + n_rows]
+
+
+def check_numbers(
+    name: str, tensors: Tensors, precision: Precision, parts: Iterable[tuple[str, bool]]
+) -> None:
+    """Read every number of a model, and refuse it if one is not finite in a run.
+
+    ``parts`` are the names of its tensors, and whether their numbers become those of the
+    precision. All others stay in float32.
+
+    Raises:
+        UnavailableError: a number is NaN or infinite, or too large for the precision.
+    """
+    for tensor, is_converted in parts:
+        number_type: Precision = precision if is_converted else "fp32"
+        peak = float(abs(tensors.get(tensor)).max())
+        if not peak <= _LARGEST[number_type]:  # also if it is NaN
+            raise _unusable_number(name, tensors.path, tensor, peak, number_type)
+
+
+def _unusable_number(
+    name: str, path: Path, tensor: str, peak: float, precision: str
+) -> UnavailableError:
+    """The error for a tensor whose largest number is NaN, infinite, or too large."""
+    if peak <= _LARGEST["fp32"]:
+        possible = "bf16 or fp32" if peak <= _LARGEST["bf16"] else "fp32"
+        return UnavailableError(
+            f"the model {printable(name)} cannot run in {precision}: {printable(tensor)} contains "
+            f"the number {peak:.3g}, and the largest number of {precision} is "
+            f"{_LARGEST[precision]:.3g}",
+            hint=with_options("set {precision} to {possible}", possible=possible),
+        )
+    return UnavailableError(
+        f"the model {printable(name)} is damaged: {printable(tensor)} in {printable(path)} "
+        "contains numbers that are not finite",
+        hint="get the file again, and check it with `virnucpro models verify`",
+    )
+
+
+def check_finite(path: Path, network: Any) -> None:  # noqa: ANN401 - a module of torch
+    """Check every number of a loaded model.
+
+    Raises:
+        UnavailableError: one is NaN or infinite.
+    """
+    for name, tensor in network.state_dict().items():
+        if not tensor.isfinite().all():
+            raise UnavailableError(
+                f"{printable(path)}: {name} holds a number that is not finite",
+                hint="the file is damaged: download it again",
+            )
+
+
+def identify(
+    shape: object, tensors: Tensors, complete: Iterable[str], first_rows: Iterable[str]
+) -> str:
+    """Hash the dimensions, some complete tensors, and the first row of others, by their names.
+
+    This distinguishes a fine-tuned model from its original without reading gigabytes.
+    """
+    digest = hashlib.sha256(repr(shape).encode())
+    parts = [tensors.get(name) for name in complete]
+    parts += [tensors.get(name, n_rows=1) for name in first_rows]
+    for part in parts:
+        values = part if isinstance(part, np.ndarray) else part.float().numpy()
+        digest.update(values.astype(np.float32).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,94 @@
+"""A transformer on disk: its memory, its conversion, and the checks of its weights.
+
+Only the methods that load it import torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from virnucpro.core.events import EventHandler
+from virnucpro.core.recipe import Footprint, Precision
+from virnucpro.models.base import Model, not_published, progress_of
+from virnucpro.models.checkpoint import check_finite, hash_weights
+
+WORTH_CONVERTING = 256 << 20  # bytes; smaller files load within a second
+_BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room to spare
+_FILLING = 32_768 * 1280  # tokens times dimensions: 32k tokens of 650M, 16k of 3B, 131k of 8M
+
+
+def estimate_footprint(n_parameters: int, dim: int, file_bytes: int = 0) -> Footprint:
+    """The memory and disk space of a transformer; a large file is converted."""
+    converted = 2 * n_parameters if file_bytes >= WORTH_CONVERTING else 0
+    return Footprint(
+        n_parameters=n_parameters,
+        file_bytes=file_bytes,
+        converted_bytes=converted,
+        bytes_per_token=_BYTES_PER_TOKEN_AND_DIM * dim,
+        filling_tokens=_FILLING // dim,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointModel(Model, ABC):
+    """A transformer on disk; its id depends on the weights, not on the format."""
+
+    shape: Any  # a frozen dataclass of the family
+    published: str = ""  # the published model that it must be
+    accepted: frozenset[str] = frozenset()  # its possible SHA-256; empty if unknown
+
+    @abstractmethod
+    def check_numbers(self, precision: Precision) -> None:
+        """Read every weight.
+
+        Raises:
+            UnavailableError: one is not finite in this precision.
+        """
+
+    @abstractmethod
+    def load_network(self, precision: Precision) -> Any:  # noqa: ANN401 - a PackedTransformer
+        """Load the complete model on the CPU.
+
+        Raises:
+            UnavailableError: it cannot be used.
+        """
+
+    def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+        return hash_weights(self.path, on_bytes)
+
+    def prepare(self, precision: Precision, on_event: EventHandler) -> tuple[Path, str]:
+        """Convert a large checkpoint once, so that all workers map the same copy.
+
+        Weights that are not finite in this precision are refused, before anything else is done.
+        Those of a published model are known to be finite: its hash is compared instead.
+        """
+        weights, n_bytes = self.path, self.footprint.file_bytes
+        if n_bytes < WORTH_CONVERTING:
+            digest = self.sha256(progress_of("hashing the model", n_bytes, on_event))
+            if not self.accepted:
+                self.check_numbers(precision)
+        else:
+            from virnucpro.models.converted import prepare
+
+            weights, digest = prepare(self, precision, on_event)
+        self.check(digest)
+        return weights, digest
+
+    def check(self, digest: str) -> None:
+        """Refuse other weights under the name of a published model.
+
+        Raises:
+            UnavailableError: the weights differ.
+        """
+        if self.accepted and digest not in self.accepted:
+            raise not_published(self.path, self.published, f"its SHA-256 is {digest}")
+
+    def verify(self) -> str:
+        check_finite(self.path, self.load_network("fp32"))
+        digest = self.sha256()
+        self.check(digest)
+        return digest

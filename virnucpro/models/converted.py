@@ -1,0 +1,198 @@
+"""Converted copies of large checkpoints, which all workers of a machine share.
+
+A large checkpoint is converted once, to our names and the run's precision. The folder of converted
+copies has, for each content and precision, the copy and a JSON with its hash; and for each path of
+a checkpoint a note with the checkpoint's hash, so that it need not be read again. The parent
+verifies the copy once per run. Every worker then maps it, so all share one copy of the weights in
+the machine's page cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from virnucpro.core.atomic_io import atomic_path, hash_file, parse_json, read_json
+from virnucpro.core.errors import OutputError, StorageError, UnavailableError
+from virnucpro.core.events import EventHandler, Progress
+from virnucpro.core.logging import LOGGER, printable
+from virnucpro.core.recipe import Footprint, Precision
+from virnucpro.core.safe_dir import SafeDir
+from virnucpro.models.attention import choose_kernel
+from virnucpro.models.base import DAMAGE, progress_of
+from virnucpro.models.checkpoint import hash_weights, weight_files
+from virnucpro.models.transformer import DTYPES, PackedTransformer
+
+_FORMAT = "2"  # copies of format 1 may hold numbers that are not finite
+_SHA256 = re.compile("[0-9a-f]{64}")
+_SUFFIX = ".virnucpro.safetensors"
+_STALE_SECONDS = 86_400  # older unfinished files have no writer any more
+
+Network = TypeVar("Network", bound=PackedTransformer)
+
+
+class Convertible(Protocol):
+    """A checkpoint that can be converted: a ``CheckpointModel``."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def encoder_id(self) -> str: ...
+
+    @property
+    def footprint(self) -> Footprint: ...
+
+    @property
+    def shape(self) -> Any: ...  # noqa: ANN401 - a frozen dataclass of the family
+
+    def check_numbers(self, precision: Precision) -> None: ...
+
+    def load_network(self, precision: Precision) -> Any: ...  # noqa: ANN401
+
+
+def prepare(model: Convertible, precision: Precision, on_event: EventHandler) -> tuple[Path, str]:
+    """The file that workers map, converted if necessary, and the checkpoint's SHA-256.
+
+    Path, size and times identify a checkpoint that was read before. If the converted file cannot
+    be written, workers map the checkpoint itself.
+    """
+    n_bytes, dtype = model.footprint.file_bytes, DTYPES[precision]
+    folder = Path(torch.hub.get_dir()) / "virnucpro"  # users may delete it at any time
+    note = _write_note(model, folder)
+    noted = _note_conversion(note, "source_sha256")
+    hashing, checking = (
+        progress_of(f"{stage} the model", n_bytes, on_event) for stage in ("hashing", "checking")
+    )
+    digest = noted or hash_weights(model.path, hashing)
+    copy = folder / f"{digest[:16]}_{str(dtype).removeprefix('torch.')}{_SUFFIX}"
+    metadata = {
+        "format": _FORMAT,
+        "shape": json.dumps(asdict(model.shape)),
+        "dtype": str(dtype),
+        "encoder_id": model.encoder_id,
+        "source_sha256": digest,
+    }
+    try:
+        if not _is_complete(copy, metadata, checking):
+            model.check_numbers(precision)
+            on_event(Progress("converting the model, this once", 0, 0, "bytes"))
+            _convert(model, metadata, precision, copy)
+            LOGGER.info("converted model: %s", printable(copy))
+        if digest != noted:
+            SafeDir(folder).write_json(note, {"source_sha256": digest})
+    except (OSError, OutputError, StorageError) as error:
+        LOGGER.warning(
+            "the converted model cannot be kept in %s (%s): every worker reads all of %s",
+            printable(folder),
+            printable(error),
+            printable(model.path),
+        )
+        return model.path, digest
+    return copy, digest
+
+
+def _note_conversion(path: Path, name: str) -> str:
+    """The hash in a file of ours; empty if the file is missing or damaged."""
+    try:
+        digest = str(read_json(path)[name])
+    except DAMAGE:
+        return ""
+    return digest if _SHA256.fullmatch(digest) else ""
+
+
+def _convert(
+    model: Convertible, metadata: dict[str, str], precision: Precision, copy: Path
+) -> None:
+    """Write the converted copy of a checkpoint, and its hash next to it.
+
+    Raises:
+        UnavailableError: the checkpoint cannot be used.
+        OSError, OutputError, StorageError: the folder cannot be written.
+    """
+    folder = copy.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    # files of killed conversions, ours and safetensors' own
+    for leftover in folder.glob(".*"):
+        if leftover.is_file() and leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
+            leftover.unlink(missing_ok=True)
+    state = model.load_network(precision).state_dict()
+    with atomic_path(copy) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # others may read it if they may read other files
+        try:
+            save_file(state, temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(f"{printable(copy)}: {printable(error)}") from error
+        temporary.chmod(mode)
+        digest = hash_file(temporary)
+    facts = {"sha256": digest, "made of": str(model.path)}
+    SafeDir(folder).write_json(copy.with_suffix(".json"), facts)
+
+
+def is_converted(path: Path) -> bool:
+    return path.name.endswith(_SUFFIX) and path.is_file()
+
+
+def load_converted(
+    path: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    make_empty: Callable[[Mapping[str, Any]], Network],
+) -> Network:
+    """Map a converted copy.
+
+    ``make_empty`` makes a model on "meta" of the dimensions in the copy, for products of ``dtype``.
+
+    Raises:
+        UnavailableError: it is damaged, or of another model.
+    """
+    try:
+        with safe_open(path, framework="pt") as handle:
+            facts = handle.metadata()
+            if facts["dtype"] != str(dtype):
+                raise ValueError(f"it holds {facts['dtype']}")
+            network = make_empty(parse_json(facts["shape"]))
+            tensors = {name: handle.get_tensor(name) for name in network.state_dict()}
+        network.load_state_dict(tensors, assign=True)
+    except DAMAGE as error:
+        raise UnavailableError(
+            f"{printable(path)} cannot be used: {printable(error)}",
+            hint="delete it: it is made again from the model",
+        ) from error
+    network.attend = choose_kernel(device, dtype, network.shape.head_dim)
+    return network.to(device).eval().requires_grad_(False)
+
+
+def _is_complete(path: Path, metadata: object, on_bytes: Callable[[int], None]) -> bool:
+    """True if a converted copy has these facts and its recorded hash."""
+    try:
+        with safe_open(path, framework="pt") as handle:
+            if handle.metadata() != metadata:
+                return False
+        return hash_file(path, on_bytes) == _note_conversion(path.with_suffix(".json"), "sha256")
+    except DAMAGE:
+        return False
+
+
+def _write_note(model: Convertible, folder: Path) -> Path:
+    """The path of the note for a checkpoint at this path, with this size and these times."""
+    digest = hashlib.sha256()
+    for file in weight_files(model.path):
+        stat = file.stat()
+        where = (str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        digest.update(repr(where).encode())
+    return folder / f"seen_{digest.hexdigest()[:16]}.json"

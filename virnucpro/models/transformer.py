@@ -1,0 +1,366 @@
+"""Pre-norm transformers with rotary positions on packed proteins: the base of ESM-2 and ESM C.
+
+Matrix products use the chosen precision. The residual stream, norms, rotary tables and pooling are
+always float32, since a rotary table in bf16 gives wrong angles. In fp8 the products within the
+layers take 8-bit numbers, and all else is as in bf16.
+
+A family subclasses ``TransformerLayer`` and ``PackedTransformer``. Its layers have the modules
+``attention_norm``, ``qkv``, ``attention_out`` and ``mlp_norm``; its MLP is its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from virnucpro.models.attention import (
+    E4M3,
+    OF_TRITON,
+    Kernel,
+    RunLayout,
+    choose_kernel,
+    triton_kernels,
+)
+from virnucpro.models.checkpoint import ROPE_THETA, Tensors
+from virnucpro.models.fp8 import Linear8, Rows8, quantise
+from virnucpro.models.packing import PackedBatch
+
+# the type of weights in memory and of results of products, by precision
+DTYPES: Mapping[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,  # before ``PackedTransformer.quantise``
+}
+_USUAL_TOKENS = 2048  # of a batch on a CPU
+_MOST_WAITING = 2  # sums that a kernel adds at once
+
+Factor = Tensor | Rows8  # the first factor of a product with weights
+
+
+class TransformerShape(Protocol):
+    """The dimensions of a transformer."""
+
+    @property
+    def n_layers(self) -> int: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def n_parameters(self) -> int: ...
+
+
+@dataclass(slots=True, eq=False)
+class ResidualStream:
+    """The residual stream, (n_tokens, dim) float32, and the results still to be added to it.
+
+    With Triton, an addition waits for the next LayerNorm: one kernel adds, norms and rounds, and
+    writes the sum only at every second LayerNorm. The sums are the same.
+    """
+
+    x: Tensor
+    has_triton: bool
+    branch_scale: float = 1.0  # factor of each result
+    waiting: list[Tensor] = field(default_factory=list)  # at most two
+
+    def add(self, branch: Tensor) -> None:
+        """Add the result of a sub-layer; any type."""
+        if self.has_triton:
+            self.waiting.append(branch)
+        else:
+            self.x = self._sum(self.x, branch)
+
+    def _sum(self, x: Tensor, branch: Tensor) -> Tensor:
+        # `alpha` of 1 would need no special case, were it not for the gradients of training
+        if self.branch_scale == 1:
+            return x + branch
+        return torch.add(x, branch, alpha=self.branch_scale)
+
+    def normed(self, norm: nn.LayerNorm, dtype: torch.dtype) -> Factor:
+        """Norm the stream for a sub-layer. -> (n_tokens, dim) of ``dtype``"""
+        if not self.has_triton:
+            rows: Tensor = norm(self.x)
+            return quantise(rows) if dtype == E4M3 else rows.to(dtype)
+        out = torch.empty_like(self.x, dtype=dtype)
+        scales = self.x.new_empty(len(out), 1) if dtype == E4M3 else None
+        total = torch.empty_like(self.x) if len(self.waiting) == _MOST_WAITING else None
+        self._add_and_norm(norm, out, total, scales)
+        if total is not None:
+            self.x, self.waiting = total, []
+        return out if scales is None else Rows8(out, scales)
+
+    def _add_and_norm(
+        self, norm: nn.LayerNorm, out: Tensor, total: Tensor | None, scales: Tensor | None
+    ) -> None:
+        triton_kernels().add_and_norm(
+            self.x, self.waiting, norm, out, total, scales, branch_scale=self.branch_scale
+        )
+
+    def as_factor(self, rows: Tensor, dtype: torch.dtype) -> Factor:
+        """Rows within a sub-layer as a factor of ``dtype``; only e4m3 differs from theirs."""
+        return self.quantised(rows) if dtype == E4M3 else rows
+
+    def quantised(self, rows: Tensor, *, has_gelu: bool = False) -> Rows8:
+        """Round rows within a sub-layer to e4m3, with ``has_gelu`` after GELU."""
+        if not self.has_triton:
+            return quantise(F.gelu(rows.float()) if has_gelu else rows)
+        out = Rows8(torch.empty_like(rows, dtype=E4M3), self.x.new_empty(len(rows), 1))
+        triton_kernels().quantise(rows, *out, has_gelu=has_gelu)
+        return out
+
+    def final(self, norm: nn.Module) -> Tensor:
+        """The stream after the last layer, normed if that is the model's last. -> float32"""
+        if self.has_triton and isinstance(norm, nn.LayerNorm):
+            out = torch.empty_like(self.x)
+            self._add_and_norm(norm, out, None, None)
+            return out
+        x = self.x
+        for branch in self.waiting:
+            x = self._sum(x, branch)
+        normed: Tensor = norm(x)
+        return normed
+
+
+class TransformerLayer(nn.Module):
+    """A transformer layer, which adds attention and MLP to the residual stream."""
+
+    products: ClassVar[tuple[str, ...]]  # names of its linear layers
+    attention_norm: nn.LayerNorm
+    qkv: nn.Linear
+    attention_out: nn.Linear
+
+    def __init__(self, n_heads: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.dtype = dtype  # of the first factor of products
+        self.is_fused = dtype == torch.bfloat16 and cpu_fuses_linear()
+
+    @abstractmethod
+    def add_mlp(self, stream: ResidualStream) -> None:
+        """Add the result of the MLP to the stream."""
+
+    def add_to(self, stream: ResidualStream, batch: RunLayout, attend: Kernel) -> None:
+        normed = stream.normed(self.attention_norm, self.dtype)
+        self.finish(stream, attend(self.project(normed), batch))
+
+    def project(self, normed: Factor) -> Tensor:
+        """Queries, keys and values. (n_tokens, dim) -> (n_tokens, 3, n_heads, head_dim)"""
+        projected = self.linear(self.qkv, normed)
+        return projected.view(len(projected), 3, self.n_heads, -1)
+
+    def finish(self, stream: ResidualStream, attended: Tensor) -> None:
+        """Add attention, (n_tokens, n_heads, head_dim), and MLP to the stream."""
+        mixed = stream.as_factor(attended.flatten(1), self.dtype)
+        stream.add(self.linear(self.attention_out, mixed))
+        self.add_mlp(stream)
+
+    def in_float32(self) -> Self:
+        """A copy of the layer with products in float32, of the same weights in fp16."""
+        layer = copy.deepcopy(self).float()
+        layer.dtype = torch.float32
+        return layer
+
+    def reorder_weights(self) -> None:
+        """Lay the weights out for oneDNN once, instead of in each batch.
+
+        The copy in this layout works only in ``linear``. It has no gradients.
+        """
+        self.is_fused = True
+        for name in self.products:
+            part = getattr(self, name)
+            ordered = torch.ops.mkldnn._reorder_linear_weight(part.weight, _USUAL_TOKENS)
+            part.weight = nn.Parameter(ordered, requires_grad=False)
+
+    def quantise(self) -> None:
+        """Switch to products of 8-bit numbers; the loaded weights are bf16."""
+        for name in self.products:
+            setattr(self, name, Linear8(getattr(self, name)))
+        self.dtype, self.is_fused = E4M3, False
+
+    def linear(self, part: nn.Linear, x: Factor, *, has_gelu: bool = False) -> Tensor:
+        """Apply a linear layer, with ``has_gelu`` and exact GELU (not by tanh).
+
+        oneDNN fuses bias and GELU with the product.
+        """
+        if self.is_fused and isinstance(x, Tensor) and x.device.type == "cpu":
+            fused = torch.ops.mkldnn._linear_pointwise
+            attribute = "gelu" if has_gelu else "none"
+            out: Tensor = fused(x, part.weight, part.bias, attribute, [], "none")
+            return out
+        out = part(x)
+        return F.gelu(out) if has_gelu else out
+
+
+class PackedTransformer(nn.Module):
+    """A transformer up to some layer, without heads."""
+
+    def __init__(
+        self,
+        *,
+        shape: TransformerShape,
+        n_tokens: int,
+        layers: Sequence[TransformerLayer],
+        final_norm: nn.Module,
+        attend: Kernel,
+        branch_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.shape, self.attend, self.branch_scale = shape, attend, branch_scale
+        self.is_exact = False
+        # random weights on "meta" would import torch's compiler, which takes a second
+        self.embedding = nn.Embedding(n_tokens, shape.dim, _weight=torch.empty(n_tokens, shape.dim))
+        self.layers = nn.ModuleList(layers)
+        self.final_norm = final_norm
+        self.inv_freq: Tensor
+        self.register_buffer("inv_freq", rotary_frequencies(shape.head_dim))
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """The representation after the last layer of this model, (n_tokens, dim) float32.
+
+        Only the last layer of the family's model is normed. It has gradients if the weights require
+        them and the kernel is ``attend_to_train`` or ``attend_runs``; ``torch.inference_mode``
+        switches them off.
+        """
+        return self.encode(RunLayout.from_batch(batch, self.inv_freq))
+
+    def encode(self, batch: RunLayout) -> Tensor:
+        """As ``forward``, for a batch on the device.
+
+        The first layer projects each token of the alphabet once, not each position of the batch.
+        """
+        rows, layers = self.token_rows(), self.layers_in_use()
+        stream, first = self.stream_of(F.embedding(batch.tokens, rows)), next(layers)
+        normed = ResidualStream(rows, has_triton=False).normed(first.attention_norm, first.dtype)
+        projected = first.project(normed)
+        qkv = F.embedding(batch.tokens, projected.flatten(1)).view(-1, *projected.shape[1:])
+        first.finish(stream, self.attend(qkv, batch))
+        return self.apply_layers(layers, stream, batch)
+
+    def stream_of(self, x: Tensor) -> ResidualStream:
+        has_triton = self.attend in OF_TRITON
+        return ResidualStream(x, has_triton=has_triton, branch_scale=self.branch_scale)
+
+    def token_rows(self) -> Tensor:
+        """The input of the first layer for each token, (n_tokens, dim)."""
+        return self.embedding.weight
+
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Compute products in float32 within the block, with the same weights.
+
+        Layers are converted one at a time, so only one needs extra memory.
+        """
+        attend = self.attend
+        device = self.inv_freq.device
+        self.attend = choose_kernel(device, torch.float32, self.shape.head_dim)
+        self.is_exact = True
+        try:
+            yield
+        finally:
+            self.attend, self.is_exact = attend, False
+
+    def quantise(self, device: torch.device) -> Self:
+        """Move a model in bf16 to a device, with 8-bit products within its layers.
+
+        It moves layer by layer, so the device never holds all weights in 16 bits.
+        """
+        for layer in self.each_layer():
+            layer.to(device).quantise()
+        return self.to(device)
+
+    def reorder_weights(self) -> None:
+        """Lay the weights out for this CPU, if oneDNN computes its products in bf16 or fp32."""
+        for layer in self.each_layer() if cpu_fuses_linear() else ():
+            if layer.dtype in (torch.bfloat16, torch.float32):
+                layer.reorder_weights()
+
+    def apply_layers(
+        self, layers: Iterable[TransformerLayer], stream: ResidualStream, batch: RunLayout
+    ) -> Tensor:
+        """Apply layers and the final norm. -> (n_tokens, dim)"""
+        for layer in layers:
+            layer.add_to(stream, batch, self.attend)
+        return stream.final(self.final_norm)
+
+    def each_layer(self) -> Iterator[TransformerLayer]:
+        for layer in self.layers:
+            assert isinstance(layer, TransformerLayer)
+            yield layer
+
+    def layers_in_use(self) -> Iterator[TransformerLayer]:
+        """Yield the layers, in float32 within ``in_float32``."""
+        for layer in self.each_layer():
+            yield layer.in_float32() if self.is_exact else layer
+
+
+def rotary_frequencies(head_dim: int) -> Tensor:
+    """Radians per position of each pair of dimensions, (head_dim / 2,) float32."""
+    places = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu")
+    return 1.0 / (ROPE_THETA ** (places / head_dim))
+
+
+def cpu_fuses_linear() -> bool:
+    """True if oneDNN multiplies bf16 on this CPU (AVX-512 and newer), with bias and GELU."""
+    ops = torch.ops.mkldnn
+    return hasattr(ops, "_linear_pointwise") and bool(ops._is_mkldnn_bf16_supported())
+
+
+# Weights
+
+
+def iter_tensors(
+    model: PackedTransformer, scheme: Mapping[str, str], joined: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a model by their names in a checkpoint.
+
+    ``scheme`` has the name there of each module of ours; {} is the number of the layer. ``joined``
+    names the modules there that one of ours consists of: their tensors are views of it.
+    """
+    if "inv_freq" in scheme:
+        yield scheme["inv_freq"], model.inv_freq
+    modules = [(0, *each) for each in model.named_children() if each[1] is not model.layers]
+    for number, layer in enumerate(model.layers):
+        modules += [(number, *each) for each in layer.named_children()]
+    for number, name, module in modules:
+        names = joined.get(name, (name,))
+        for kind, tensor in module.named_parameters():
+            for each, part in zip(names, tensor.chunk(len(names)), strict=True):
+                yield f"{scheme[each].format(number)}.{kind}", part
+
+
+def allocate(stub: PackedTransformer, dtype: torch.dtype, device: torch.device) -> None:
+    """Give a model on "meta" memory on a device, and its kernel for products of ``dtype``."""
+    # ``to_empty``, and ``empty_like`` of what is on "meta", import sympy: half a second
+    memory = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        for name, tensor in stub.state_dict().items()
+    }
+    stub.load_state_dict(memory, assign=True)
+    stub.inv_freq.copy_(rotary_frequencies(stub.shape.head_dim))
+    stub.attend = choose_kernel(device, dtype, stub.shape.head_dim)
+    stub.eval().requires_grad_(False)
+
+
+def copy_tensors(parts: Iterable[tuple[str, Tensor]], tensors: Tensors) -> None:
+    """Copy the tensors of a checkpoint, read one by one, to parts of a model with these names.
+
+    Raises:
+        UnavailableError: a tensor is missing, or has another shape.
+    """
+    for name, part in parts:
+        content = tensors.get(name)
+        if tuple(part.shape) != tuple(content.shape):
+            raise tensors.error(f"a tensor of shape {tuple(content.shape)}")
+        part.copy_(content)

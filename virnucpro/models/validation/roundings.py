@@ -1,0 +1,99 @@
+"""The distances that the roundings of a precision explain, with given weights.
+
+``add_roundings`` measures what the roundings of a precision do to a vector, with given weights. The
+model rounds its products as that precision does; all else stays float32. So errors grow from layer
+to layer as these weights make them grow, and nothing is assumed about the weights.
+
+One rounding: the error is uniform in half a spacing to either side. The spacing is 2u for
+significands in [1, 2), and significands are log-uniform. Relative to the number, the root mean
+square error is therefore 2u sqrt(1/12 * 3 / (8 ln 2)) = 0.42 u, where u = 2^-8 for bf16, 2^-11 for
+fp16, and 2^-24 for float32.
+
+bf16, fp16: weights, factors and results of products are rounded to the precision. Sums are float32,
+which adds no notable error. fp8: weights and the factors multiplied by them are rounded row by row,
+as in ``fp8``, and the rest as in bf16.
+
+float32: a sum of n terms of random sign is rounded at each step, on average at 1 / sqrt(2) of its
+final size. Its relative error is 0.42 u sqrt(n / 2), as if each term had this error. Both programs
+make such errors, independently: together 0.42 u sqrt(n). n is the number of terms of the longest
+sum, over the wider layer or over the keys; libraries sum in blocks, with smaller errors. The
+factors and results of products get normal noise of this size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from virnucpro.core.recipe import Precision
+from virnucpro.models.base import Encoder, Rows
+from virnucpro.models.fp8 import quantise, restore
+from virnucpro.models.transformer import DTYPES
+
+Loss = Callable[[Tensor], Tensor]
+_ONE_ROUNDING = 0.42  # u, in the root mean square
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Another program that computes the vectors of a model in float32."""
+
+    name: str
+    encoder: Encoder  # with a vector for each residue, if the model has those
+    # make it as inexact as in a precision, for sequences of at most this number of tokens
+    add_roundings: Callable[[Precision, int], None]
+
+
+def add_roundings(layers: nn.Module, precision: Precision, n_tokens: int) -> Loss:
+    """Make the linear layers of a float32 model as inexact as in ``precision``.
+
+    ``n_tokens`` is the number of tokens of the longest sequence to embed. Other factors and results
+    of products are for the caller to round. -> what a rounding does to them
+    """
+    linears = [module for module in layers.modules() if isinstance(module, nn.Linear)]
+    if precision == "fp32":
+        n_terms = max(n_tokens, *(linear.in_features for linear in linears))
+        lose = _noise(linears[0].weight.device, n_terms)
+    else:
+        lose = _rounding(DTYPES[precision])
+    lose_of_factors = _round_to_8_bits if precision == "fp8" else lose
+    for linear in linears:
+        if precision != "fp32":
+            linear.weight.copy_(lose_of_factors(lose(linear.weight)))
+            if linear.bias is not None:
+                linear.bias.copy_(lose(linear.bias))
+        linear.register_forward_pre_hook(lambda _, inputs: tuple(map(lose_of_factors, inputs)))
+        linear.register_forward_hook(lambda *call: lose(call[-1]))
+    return lose
+
+
+def _rounding(dtype: torch.dtype) -> Loss:
+    return lambda exact: exact.to(dtype).to(exact.dtype)
+
+
+def _round_to_8_bits(exact: Tensor) -> Tensor:
+    return restore(quantise(exact))
+
+
+def _noise(device: torch.device, n_terms: int) -> Loss:
+    """Noise that is the same in every check on one kind of device."""
+    generator = torch.Generator(device).manual_seed(0)
+    size = _ONE_ROUNDING * torch.finfo(torch.float32).eps / 2 * math.sqrt(n_terms)
+
+    def lose(exact: Tensor) -> Tensor:
+        noise = torch.randn(exact.shape, generator=generator, device=device)
+        return torch.addcmul(exact, exact, noise, value=size)
+
+    return lose
+
+
+def largest_distance(vectors: Rows, exact: Rows) -> float:
+    """The largest relative L2 distance between a row and the exact one; infinite if it is NaN."""
+    a, b = vectors.astype(np.float64), exact.astype(np.float64)
+    largest = float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max())
+    return largest if math.isfinite(largest) else math.inf
