@@ -238,12 +238,12 @@ def test_other_revisions_in_the_cache_are_passed_over(publish, folder, tmp_path)
 
 
 def test_incomplete_snapshot_is_passed_over(folder, tmp_path):
-    digest = hash_file(folder / "model.safetensors")
+    files = {"model.safetensors": hash_file(folder / "model.safetensors"), "config.json": ""}
     snapshot = cache_snapshot(tmp_path, folder)
-    assert find_snapshot(tmp_path, REPOSITORY, digest) == snapshot
+    assert find_snapshot(tmp_path, REPOSITORY, files) == snapshot
     (snapshot / "config.json").resolve().unlink()
-    assert find_snapshot(tmp_path, REPOSITORY, digest) is None
-    assert find_snapshot(tmp_path / "none", REPOSITORY, digest) is None
+    assert find_snapshot(tmp_path, REPOSITORY, files) is None
+    assert find_snapshot(tmp_path / "none", REPOSITORY, files) is None
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-WEIGHTS = "model.safetensors"
-_FILES = (WEIGHTS, "config.json")
-
 
 def cache_folder(environ: Mapping[str, str]) -> Path | None:
     """The folder of downloaded models, by the variables that huggingface_hub reads.
@@ -29,20 +26,25 @@ def cache_folder(environ: Mapping[str, str]) -> Path | None:
     return None
 
 
-def find_snapshot(cache: Path, repository: str, sha256: str) -> Path | None:
+def find_snapshot(cache: Path, repository: str, files: Mapping[str, str]) -> Path | None:
     """The folder with a complete copy of a model, or None.
 
     Args:
         cache: the folder of ``cache_folder``.
         repository: the name on the Hub, such as ``facebook/esm2_t33_650M_UR50D``.
-        sha256: the hash of the weights. The cache names large files by it, so that other
-            revisions are passed over without being read.
+        files: names of the files of the model, with the SHA-256 of those with weights, else empty.
+            The cache names large files by it, so that other revisions are passed over without being
+            read.
     """
     snapshots = cache / f"models--{repository.replace('/', '--')}" / "snapshots"
     for folder in sorted(snapshots.glob("*")):
-        weights = folder / WEIGHTS
-        is_complete = all((folder / name).is_file() for name in _FILES)
-        # a cache without links has the file itself; its hash is checked when it is read
-        if is_complete and weights.resolve().name in (sha256, WEIGHTS):
+        if all(_is_cached(folder / name, sha256) for name, sha256 in files.items()):
             return folder
     return None
+
+
+def _is_cached(file: Path, sha256: str) -> bool:
+    if not file.is_file():
+        return False
+    # a cache without links has the file itself; its hash is checked when it is read
+    return not sha256 or file.resolve().name in (sha256, file.name)

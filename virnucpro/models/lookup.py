@@ -134,15 +134,19 @@ class NamedModel:
 
     @property
     def bytes_to_fetch(self) -> int:
-        return sum(file.n_bytes or self.footprint.file_bytes for file, _ in self.missing)
+        limit = self.footprint.file_bytes
+        return sum(file.n_bytes or min(limit, file.most_bytes) for file, _ in self.missing)
 
     def open(self, path: Path) -> Model:
         """Inspect a path, and compare it with the published model.
 
+        The SHA-256 of the weights is compared when they are read. If none is recorded for the
+        weights of a folder as a whole, each of its files is compared now.
+
         Raises:
             UnavailableError: it is another model, or damaged.
         """
-        if not self.published.is_file:
+        if not self.published.is_file and not self.published.digests:
             for file, place in self.files:
                 _check_published(file, place, self.name)
         model: Model = self.family.implementation.open_published(self.name, self.published, path)
@@ -191,8 +195,8 @@ def find_published(name: str, hugging_face: Path | None = None) -> NamedModel | 
             published = family.published[name]
             snapshot = None
             if hugging_face is not None and published.repository:
-                digest = published.folder_sha256
-                snapshot = find_snapshot(hugging_face, published.repository, digest)
+                files = published.hub_files
+                snapshot = find_snapshot(hugging_face, published.repository, files)
             return NamedModel(name, family, published, snapshot)
     return None
 
