@@ -65,14 +65,14 @@ def show_model(options: _NamedModel) -> None:
     A trained model, or a head alone: virnucpro models info training/model
     """
     with exit_on_error():
-        from virnucpro.core.atomic_io import LEARNED_FILE, expand_path
+        from virnucpro.core.atomic_io import expand_path
+        from virnucpro.models.base import has_prefix
         from virnucpro.models.manage import describe_model
         from virnucpro.training.reports import describe_head
+        from virnucpro.viral.head import HEAD_ENTRY
 
         path = expand_path(options.model)
-        is_model = path.name in (LEARNED_FILE, "model.safetensors")
-        is_head = path.suffix == ".safetensors" and not is_model and path.is_file()
-        if os.sep in options.model and is_head:
+        if os.sep in options.model and has_prefix(path, HEAD_ENTRY):
             print_lines([*describe_head(path)])
             return
         lines, head = describe_model(options.model, cache_folder(os.environ))

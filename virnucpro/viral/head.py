@@ -46,7 +46,7 @@ _SURE = 10.0**-DECIMALS  # log-odds are computed from scores clipped to [_SURE, 
 CLASSES = "others,virus"
 _LONGEST_CHUNK = 1_000_000_000  # bases
 _HEAVIEST = 1e6  # weight of a join
-_FACTS = "virnucpro_head"  # entry of the metadata
+HEAD_ENTRY = "virnucpro_head"  # entry of the metadata
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _NETWORKS = ("protein", "nucleotide")
 _DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
@@ -333,7 +333,7 @@ class Head:
             UnavailableError: the file is missing, damaged, or not a head of this version.
         """
         try:
-            facts, tensors = read_tensors(path, _FACTS, "np")
+            facts, tensors = read_tensors(path, HEAD_ENTRY, "np")
             temperatures = facts.pop("temperatures")
             encoders = tuple(map(_encoder_facts, facts.pop("encoders")))
             join = facts.pop("join", None)  # a head without one calls alone
@@ -376,7 +376,8 @@ class Head:
         tensors |= {name: getattr(self, name) for name in _DIGESTS}
         tensors |= {name: getattr(self, name).pack() for name in _SKETCHES}
         content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
-        metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # several would have no fixed order
+        # several entries would have no fixed order
+        metadata = {HEAD_ENTRY: json.dumps(facts, sort_keys=True)}
         SafeDir(path.parent).write_bytes(path, save(content, metadata=metadata))
 
 
