@@ -11,7 +11,7 @@ from pathlib import Path
 
 from virnucpro._version import __version__
 from virnucpro.core.logging import escape_markup
-from virnucpro.models.registry import TINY_MODEL, TINY_NOTICE, current_name
+from virnucpro.models.registry import FAMILIES, TINY_MODEL, TINY_NOTICE, current_name
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.run_json import RunJson
 
@@ -31,8 +31,10 @@ class Work:
 
 @cache
 def all_works(version: str = __version__) -> tuple[Work, ...]:
-    """All works; the first is this program, in this version."""
-    works = json.loads(_WORKS.read_text(encoding="utf-8").replace("{version}", version))
+    """All works; the first is this program, in this version, and the last are those of families."""
+    files = [_WORKS, *(family.works for family in FAMILIES.values() if family.works)]
+    texts = (file.read_text(encoding="utf-8").replace("{version}", version) for file in files)
+    works = [facts for text in texts for facts in json.loads(text)]
     return tuple(Work(**{**facts, "bibtex": "\n".join(facts["bibtex"])}) for facts in works)
 
 
