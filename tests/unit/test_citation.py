@@ -24,6 +24,9 @@ def assert_cites(work: Work, facts: dict[str, Any]) -> None:
     names = [(author["family-names"], author["given-names"]) for author in facts["authors"]]
     initials = ["".join(name[0] for name in given.split()) for _, given in names]
     short = [f"{family} {letters}" for (family, _), letters in zip(names, initials, strict=True)]
+    if "journal" not in facts:
+        assert_cites_preprint(work, facts, ", ".join(short))
+        return
     place = f"{facts['journal']} {facts['volume']}({facts['issue']}), {facts['pages']}"
     assert work.text == (
         f"{', '.join(short)} ({facts['year']}). {facts['title']}. {place}. "
@@ -39,6 +42,20 @@ def assert_cites(work: Work, facts: dict[str, Any]) -> None:
     }
     expected = [f"  {name} = {{{value}}}," for name, value in fields.items()]
     assert work.bibtex.splitlines()[1:] == [*expected, "}"]
+
+
+def assert_cites_preprint(work: Work, facts: dict[str, Any], authors: str) -> None:
+    source = f"{facts['title']}. {facts['notes']}. {facts['url']}"
+    assert work.text == f"{authors} ({facts['year']}). {source}"
+    names = [f"{author['family-names']}, {author['given-names']}" for author in facts["authors"]]
+    assert work.bibtex.splitlines()[1:] == [
+        f"  title = {{{{{facts['title']}}}}},",
+        f"  author = {{{' and '.join(names)}}},",
+        f"  year = {{{facts['year']}}},",
+        f"  note = {{{facts['notes']}}},",
+        f"  url = {{{facts['url']}}},",
+        "}",
+    ]
 
 
 def test_the_file_for_citations_says_what_the_program_says():

@@ -37,6 +37,7 @@ from virnucpro.models.attention import (
     E4M3,
     RunLayout,
     attend_efficient_triton,
+    attend_runs,
     attend_varlen_triton,
     rotate,
 )
@@ -47,11 +48,15 @@ from virnucpro.models.dnabert_s.model import alibi_slopes, attend_texts_triton, 
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.esm2.model_files import read_shape
+from virnucpro.models.esmc.config import ESMCShape
+from virnucpro.models.esmc.loading import random_esmc
+from virnucpro.models.esmc.model import ESMC
 from virnucpro.models.fp8 import Rows8, quantise, restore
 from virnucpro.models.packing import PackedBatch
 from virnucpro.models.registry import FAMILIES
 from virnucpro.models.transformer import DTYPES, rotary_frequencies
 from virnucpro.models.validation import compare_reference as check
+from virnucpro.models.validation.compare_reference import MARGIN
 
 triton = pytest.importorskip("triton", reason="Triton has no build for this system")
 interpreter = pytest.importorskip("triton.runtime.interpreter")
@@ -558,6 +563,28 @@ def test_a_batch_through_our_kernels_has_fair_esm_s_vectors_after_the_first_laye
         for hidden in both:
             assert worst_row(hidden, expected) < tolerance(layer, dtype) + 4 * U
         assert torch.equal(embedded, kept)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("layer", [1, 2])
+def test_esmc_through_our_kernels(monkeypatch, layer):
+    """Both ways round in bf16 alike, so one is about as far from float32 as the other."""
+    monkeypatch.setattr(attention, "flash_attention", attend_each)
+    shape = ESMCShape(n_layers=2, dim=128, n_heads=2, inner=256)
+    weights = random_esmc(shape, seed=3).state_dict()
+    hidden = {}
+    for name, dtype, kernel in (
+        ("exact", torch.float32, attend_runs),
+        ("pytorch", torch.bfloat16, attend_runs),
+        ("triton", torch.bfloat16, attend_varlen_triton),
+    ):
+        model = ESMC(shape, layer, dtype, kernel).requires_grad_(False)
+        model.load_state_dict({key: weights[key] for key in model.state_dict()})
+        with torch.inference_mode():
+            hidden[name] = model(PackedBatch.from_sequences(PROTEINS))
+    explained = worst_row(hidden["pytorch"], hidden["exact"])
+    assert 0 < explained < 0.05
+    assert worst_row(hidden["triton"], hidden["exact"]) < MARGIN * explained
 
 
 # The attention of DNABERT-S

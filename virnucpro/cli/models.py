@@ -109,7 +109,8 @@ class _ImportOptions:
     path: Annotated[
         str,
         argument(
-            "fair-esm .pt file or Hugging Face folder; with --from, the name of a bundle.",
+            "fair-esm .pt file, Hugging Face folder or ESM C .safetensors file; with --from, the "
+            "name of a bundle.",
             "PATH|NAME",
         ),
     ]
@@ -122,8 +123,8 @@ class _ImportOptions:
     bundle_folder: Annotated[
         Path | None,
         option(
-            "Import the files of a bundle or of dnabert-s from this folder, under their published "
-            "names.",
+            "Import the files of a bundle, of dnabert-s or of an ESM C from this folder, under "
+            "their published names.",
             None,
             "--from",
             metavar="FOLDER",
@@ -182,9 +183,10 @@ def verify(options: _NamedModel) -> None:
 def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions) -> None:
     """Compare the vectors that a model makes here with those of a reference in float32.
 
-    The reference is fair-esm with the same weights, or for cnn_virnucpro the network itself on a
-    CPU. Both embed a fixed panel of sequences, on every GPU named. The vectors may differ by no
-    more than rounding explains for these weights and this precision.
+    The reference has the same weights: fair-esm for ESM-2, transformers for ESM C, and for
+    cnn_virnucpro the network itself on a CPU. Both embed a fixed panel of sequences, on every GPU
+    named. The vectors may differ by no more than rounding explains for these weights and this
+    precision.
     Run this first on a new GPU or with a new model. It needs memory for the model in float32.
 
     Example: virnucpro models check esm2_t33_650M_UR50D --gpus 0

@@ -21,8 +21,8 @@ def complete_model(incomplete: str) -> list[str]:
 def model_option(default: str) -> OptionInfo:
     return option(
         "Embed with this model: a name (see `virnucpro models list`), or the path (with a "
-        "separator, such as ./model.pt) of a fair-esm .pt file, a Hugging Face folder, or a model "
-        "of `virnucpro train`.",
+        "separator, such as ./model.pt) of a fair-esm .pt file, a Hugging Face folder, an ESM C "
+        ".safetensors file, or a model of `virnucpro train`.",
         MODEL,
         metavar="NAME|PATH",
         show_default=default,

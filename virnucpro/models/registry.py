@@ -24,6 +24,7 @@ from typing import Any
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.plugins import find_plugins
+from virnucpro.models.esmc.published import FAMILY as ESMC
 
 # other packages import these three from here
 from virnucpro.models.family import Family as Family
@@ -114,6 +115,7 @@ FAMILIES: dict[str, Family] = {  # the first one gets, and may refuse, what no o
         published=_ESM2,
         reference="virnucpro.models.validation.reference",
     ),
+    "esmc": ESMC,
     "fair-esm": Family("virnucpro.models.validation.reference"),
     "learned": Family("virnucpro.models.trained_encoder", has_files=True),
     "dnabert-s": Family(

@@ -1,0 +1,1 @@
+"""The ESM C encoder (ESM Cambrian), the successor of ESM-2."""

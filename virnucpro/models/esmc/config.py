@@ -1,0 +1,293 @@
+"""ESM C checkpoints, recognised by their configuration and by the names of tensors.
+
+Two layouts are in use. ``transformers`` 5.23 and newer writes a tensor for each matrix. The
+published files (``biohub/ESMC-*``) join queries, keys and values, and the gate of the MLP with its
+projection. Both are read by the names of ``transformers``; a joined tensor is read part by part.
+
+Folders need torch only for number types that numpy lacks (bf16).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from virnucpro.models.checkpoint import (
+    ROPE_THETA,
+    Tensors,
+    count_bytes,
+    identify,
+    is_safetensors,
+    open_slices,
+    read_config,
+    read_slice,
+)
+from virnucpro.models.family import CONFIG
+
+KIND = "an ESM C checkpoint"
+MODEL_TYPE = "esmc"  # in config.json
+N_TOKENS = 64  # rows of the embedding; the last 31 belong to no token
+HEAD_DIM = 64  # of every published model
+_SCALED_LAYERS = 36  # of the model whose branches are added without a scale
+_PREFIX = "esmc."  # of a model with a head
+_LAYER = re.compile(r"(?:layers|transformer\.blocks)\.(\d+)\.(.+)")
+# our name of a module -> transformers' name; {} is the number of the layer
+TRANSFORMERS = {
+    "embedding": "embed_tokens",
+    "final_norm": "norm",
+    "attention_norm": "layers.{}.input_layernorm",
+    "q": "layers.{}.self_attn.q_proj",
+    "k": "layers.{}.self_attn.k_proj",
+    "v": "layers.{}.self_attn.v_proj",
+    "q_norm": "layers.{}.self_attn.q_norm",
+    "k_norm": "layers.{}.self_attn.k_norm",
+    "attention_out": "layers.{}.self_attn.o_proj",
+    "mlp_norm": "layers.{}.post_attention_layernorm",
+    "gate": "layers.{}.mlp.gate_proj",
+    "up": "layers.{}.mlp.up_proj",
+    "down": "layers.{}.mlp.down_proj",
+}
+MATRICES = ("q", "k", "v", "attention_out", "gate", "up", "down")
+NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
+WITH_BIAS = ("attention_norm", "mlp_norm")
+# joined tensors of a layer on the Hub -> the tensors in transformers that they consist of
+_JOINED = {
+    "attn.layernorm_qkv.layer_norm_weight": ("input_layernorm.weight",),
+    "attn.layernorm_qkv.layer_norm_bias": ("input_layernorm.bias",),
+    "attn.layernorm_qkv.weight": (
+        "self_attn.q_proj.weight",
+        "self_attn.k_proj.weight",
+        "self_attn.v_proj.weight",
+    ),
+    "attn.q_ln.weight": ("self_attn.q_norm.weight",),
+    "attn.k_ln.weight": ("self_attn.k_norm.weight",),
+    "attn.out_proj.weight": ("self_attn.o_proj.weight",),
+    "ffn.layer_norm_weight": ("post_attention_layernorm.weight",),
+    "ffn.layer_norm_bias": ("post_attention_layernorm.bias",),
+    "ffn.fc1_weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "ffn.fc2_weight": ("mlp.down_proj.weight",),
+}
+_OUTSIDE_LAYERS = {
+    "embed.weight": "embed_tokens.weight",
+    "transformer.norm.weight": "norm.weight",
+}
+# keys of config.json: in transformers, on the Hub
+_SIZES = {
+    "n_layers": ("num_hidden_layers", "n_layers"),
+    "dim": ("hidden_size", "d_model"),
+    "n_heads": ("num_attention_heads", "n_heads"),
+    "inner": ("intermediate_size",),
+}
+_EXPECTED = {  # keys that other values would make another architecture
+    "vocab_size": N_TOKENS,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ESMCShape:
+    """The dimensions of an ESM C."""
+
+    n_layers: int
+    dim: int
+    n_heads: int
+    inner: int  # of the MLP
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters of the encoder, without its language-model head."""
+        per_layer = 4 * self.dim**2 + 3 * self.dim * self.inner + 6 * self.dim
+        return self.n_layers * per_layer + (N_TOKENS + 1) * self.dim
+
+    @property
+    def branch_scale(self) -> float:
+        """The factor of each branch where it joins the residual stream.
+
+        Deep models would otherwise grow the stream: 1 / sqrt(layers / 36), as published.
+        """
+        return float((_SCALED_LAYERS / self.n_layers) ** 0.5)
+
+
+def inner_of(dim: int) -> int:
+    """The width of the MLP of a published model: 8/3 of ``dim``, in multiples of 256.
+
+    >>> inner_of(960), inner_of(1152), inner_of(2560)
+    (2560, 3072, 6912)
+    """
+    return -(-8 * dim // (3 * 256)) * 256
+
+
+class _Part(NamedTuple):
+    """A tensor within a stored tensor: one of ``n_parts`` equal blocks of rows."""
+
+    stored: Any  # a slice of safetensors, read on demand
+    position: int
+    n_parts: int
+
+    def read(self, n_rows: int | None) -> Any:  # noqa: ANN401 - of numpy or torch
+        """Read the first rows, or all.
+
+        Raises:
+            ValueError: it does not hold floats, or has no equal parts.
+        """
+        n_stored = self.stored.get_shape()[0]
+        size, rest = divmod(n_stored, self.n_parts)
+        if rest:
+            raise ValueError(f"{n_stored} rows are not {self.n_parts} equal parts")
+        return read_slice(self.stored, self.position * size, min(size, n_rows or size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ESMCTensors(Tensors):
+    """The tensors of an ESM C by their names in transformers, and its configuration."""
+
+    kind: str = KIND
+    config: Mapping[str, Any]  # empty: a file without one
+
+
+def is_esmc(path: Path) -> bool:
+    """True for a folder with the configuration of an ESM C, and for any safetensors file.
+
+    A file that is not an ESM C has no other family: the error says what it lacks.
+    """
+    if path.is_dir():
+        return read_config(path).get("model_type") == MODEL_TYPE
+    return is_safetensors(path)
+
+
+def open_tensors(path: Path, framework: Literal["np", "pt"]) -> ESMCTensors:
+    """Open a folder or a file; torch reads the number types that numpy lacks.
+
+    The configuration of a file is ``config.json`` next to it, if that describes an ESM C.
+
+    Raises:
+        UnavailableError: it is another model, or damaged.
+    """
+    parts = dict(_find_parts(open_slices(path, framework)))
+    config = read_config(path if path.is_dir() else path.parent)
+    if path.is_file() and config.get("model_type") != MODEL_TYPE:
+        config = {}
+    return ESMCTensors(
+        path=path,
+        names=frozenset(parts),
+        read=lambda name, n_rows: parts[name].read(n_rows),
+        config=config,
+    )
+
+
+def _find_parts(slices: Mapping[str, Any]) -> Iterator[tuple[str, _Part]]:
+    """The tensors by their names in transformers, in either layout."""
+    for stored_name, stored in slices.items():
+        name = stored_name.removeprefix(_PREFIX)
+        if not (match := _LAYER.fullmatch(name)):
+            yield _OUTSIDE_LAYERS.get(name, name), _Part(stored, 0, 1)
+            continue
+        layer, rest = match.groups()
+        names = _JOINED.get(rest, (rest,))
+        for position, part_name in enumerate(names):
+            yield f"layers.{layer}.{part_name}", _Part(stored, position, len(names))
+
+
+def infer_shape(tensors: ESMCTensors) -> ESMCShape:
+    """The dimensions of the ESM C with these tensors.
+
+    Only the configuration has the number of heads. Without one, each head has 64 dimensions, as in
+    every published model.
+
+    Raises:
+        UnavailableError: it is not an ESM C, or damaged.
+    """
+    matches = [match for name in tensors.names if (match := _LAYER.fullmatch(name))]
+    numbers = {int(match[1]) for match in matches}
+    embedding = tensors.get(f"{TRANSFORMERS['embedding']}.weight")
+    down = tensors.get(f"{TRANSFORMERS['down'].format(0)}.weight", n_rows=1)
+    if embedding.ndim != 2 or down.ndim != 2:
+        raise tensors.error("its embedding or a matrix of its MLP has not two dimensions")
+    if len(embedding) != N_TOKENS or numbers != set(range(len(numbers))):
+        raise tensors.error(f"{len(embedding)} tokens and {len(numbers)} layers")
+    dim, inner = embedding.shape[1], down.shape[1]
+    n_heads = _read_size(tensors, "n_heads") or dim // HEAD_DIM
+    shape = ESMCShape(n_layers=len(numbers), dim=dim, n_heads=n_heads, inner=inner)
+    if not tensors.config and dim % HEAD_DIM:
+        raise tensors.error(
+            f"{dim} dimensions are no heads of {HEAD_DIM}; put its {CONFIG} next to the file"
+        )
+    if n_heads < 1 or dim % (2 * n_heads):
+        raise tensors.error(f"{n_heads} heads in {dim} dimensions")
+    _check_config(tensors, shape)
+    n_bytes = count_bytes(tensors.path)
+    if shape.n_parameters > n_bytes:
+        raise tensors.error(f"{n_bytes} bytes cannot hold {shape.n_parameters} parameters")
+    return shape
+
+
+def _read_size(tensors: ESMCTensors, name: str) -> int | None:
+    """A size in the configuration; None if it has none.
+
+    Raises:
+        UnavailableError: it is not a count.
+    """
+    for key in _SIZES[name]:
+        if (value := tensors.config.get(key)) is None:
+            continue
+        if type(value) is not int or value < 1:
+            raise tensors.error(f"its {key} is {value!a}")
+        return value
+    return None
+
+
+def _check_config(tensors: ESMCTensors, shape: ESMCShape) -> None:
+    """
+    Raises:
+        UnavailableError: the configuration describes another model than the tensors.
+    """
+    config = tensors.config
+    for name in _SIZES:
+        stated, actual = _read_size(tensors, name), getattr(shape, name)
+        if stated not in (None, actual):
+            raise tensors.error(f"{CONFIG} says {name} {stated}, and the tensors {actual}")
+    rotary = config.get("rope_parameters") or {}
+    if not isinstance(rotary, dict):
+        raise tensors.error(f"its rope_parameters are {rotary!a}")
+    expected = {
+        **_EXPECTED,
+        "num_key_value_heads": shape.n_heads,
+        "head_dim": shape.head_dim,
+        "rope_theta": ROPE_THETA,
+        "rope_type": "default",
+    }
+    settings = {**config, **rotary}
+    for name, value in expected.items():
+        if settings.get(name) not in (None, value):
+            raise tensors.error(f"its {name} is {settings[name]!a}, not {value!a}")
+
+
+def tensor_names(n_layers: int) -> Iterator[tuple[str, bool]]:
+    """The names of all tensors, and whether they are matrices of a layer.
+
+    Matrices of layers are converted to the type of the precision. Everything else stays in float32.
+    """
+    yield f"{TRANSFORMERS['embedding']}.weight", False
+    yield f"{TRANSFORMERS['final_norm']}.weight", False
+    for layer in range(n_layers):
+        for module in (*MATRICES, *NORMS):
+            stored = TRANSFORMERS[module].format(layer)
+            yield f"{stored}.weight", module in MATRICES
+            if module in WITH_BIAS:
+                yield f"{stored}.bias", False
+
+
+def identify_esmc(shape: ESMCShape, tensors: ESMCTensors) -> str:
+    """Hash the embedding, the last norm, and the first row of every matrix."""
+    complete = [f"{TRANSFORMERS[name]}.weight" for name in ("embedding", "final_norm")]
+    matrices = [name for name, is_matrix in tensor_names(shape.n_layers) if is_matrix]
+    return identify(shape, tensors, complete, matrices)

@@ -1,0 +1,134 @@
+"""ESM C as a family of models on disk. Only loading and conversion import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from virnucpro.core.events import EventHandler
+from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
+from virnucpro.models.base import Encoder, check_unchanged, not_published
+from virnucpro.models.checkpoint import check_numbers, count_bytes, hash_weights, weight_files
+from virnucpro.models.checkpoint_model import WORTH_CONVERTING, CheckpointModel, estimate_footprint
+from virnucpro.models.esmc.config import (
+    ESMCShape,
+    identify_esmc,
+    infer_shape,
+    inner_of,
+    is_esmc,
+    open_tensors,
+    tensor_names,
+)
+from virnucpro.models.family import CONFIG, INDEX, Published
+
+if TYPE_CHECKING:
+    import torch
+
+    from virnucpro.models.esmc.model import ESMC
+
+_BYTES_PER_NUMBER = 4  # of the published files, which hold float32
+
+
+def read_shape(published: Published) -> ESMCShape:
+    return ESMCShape(
+        n_layers=published.n_layers,
+        dim=published.dim,
+        n_heads=published.n_heads,
+        inner=inner_of(published.dim),
+    )
+
+
+def footprint_of(published: Published) -> Footprint:
+    """The memory and disk space of a published model; sizes that are not recorded are estimated."""
+    shape = read_shape(published)
+    recorded = [file.n_bytes for file in published.files]
+    n_bytes = sum(each for each in recorded if each is not None)
+    if None in recorded:
+        n_bytes = _BYTES_PER_NUMBER * shape.n_parameters
+    return estimate_footprint(shape.n_parameters, shape.dim, n_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ESMCModel(CheckpointModel):
+    """An ESM C on disk: a folder, or a file of weights."""
+
+    shape: ESMCShape
+
+    def check_numbers(self, precision: Precision) -> None:
+        tensors = open_tensors(self.path, "np")
+        check_numbers(self.name, tensors, precision, tensor_names(self.n_layers))
+
+    def load_network(self, precision: Precision) -> ESMC:
+        from virnucpro.models.esmc.loading import load_complete
+        from virnucpro.models.transformer import DTYPES
+
+        return load_complete(self.path, DTYPES[precision])
+
+
+def inspect(path: Path, on_event: EventHandler) -> ESMCModel | None:
+    """The model in a folder or a safetensors file; None: the path is something else.
+
+    Raises:
+        UnavailableError: it is another model, or damaged.
+    """
+    return inspect_esmc(path) if is_esmc(path) else None
+
+
+def inspect_esmc(path: Path) -> ESMCModel:
+    """
+    Raises:
+        UnavailableError: it is not an ESM C, or damaged.
+    """
+    tensors = open_tensors(path, "np")
+    shape = infer_shape(tensors)
+    files = weight_files(path)
+    if path.is_dir():
+        files += [path / name for name in (INDEX, CONFIG) if (path / name).is_file()]
+    return ESMCModel(
+        path=path,
+        name=path.name if path.is_dir() else path.stem,
+        family="esmc",
+        reads=Alphabet.PROTEIN,
+        encoder_id=identify_esmc(shape, tensors),
+        n_layers=shape.n_layers,
+        dim=shape.dim,
+        poolings=("mean", "bos", "none"),
+        footprint=estimate_footprint(shape.n_parameters, shape.dim, count_bytes(path)),
+        files=files,
+        shape=shape,
+    )
+
+
+def open_published(name: str, published: Published, path: Path) -> ESMCModel:
+    """Inspect a published model: compare shape and sizes now, and the hash when it is read.
+
+    Raises:
+        UnavailableError: it is another model, or damaged.
+    """
+    found = inspect_esmc(path)  # its folder may have any name, such as that of a revision
+    model = replace(found, name=name, published=name, accepted=published.digests)
+    if model.shape != read_shape(published):
+        raise not_published(path, name, f"it has {model.n_layers} layers, {model.dim} dimensions")
+    for file in published.files:
+        n_bytes = (path / file.name).stat().st_size
+        if file.n_bytes not in (None, n_bytes):
+            raise not_published(
+                path / file.name, name, f"it has {n_bytes} bytes, not {file.n_bytes}"
+            )
+    return model
+
+
+def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
+    """Load the first ``spec.layer`` layers of a checkpoint or of its converted copy.
+
+    Raises:
+        UnavailableError: it cannot be used, or is small and not that of the recipe.
+    """
+    from virnucpro.models.converted import is_converted
+    from virnucpro.models.esmc.loading import load_esmc
+    from virnucpro.models.transformer_encoder import load_encoder
+
+    if count_bytes(weights) < WORTH_CONVERTING and not is_converted(weights):
+        check_unchanged(spec, weights, hash_weights(weights))
+    return load_encoder(spec, weights, device, load_esmc)
