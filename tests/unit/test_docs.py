@@ -29,6 +29,7 @@ OF_OTHERS = {  # options of other programs, and of scripts and tests of ours
     *("--no-python", "--nproc-per-node", "--nv", "--output", "--parsable", "--parts"),
     *("--rdzv-backend", "--rdzv-endpoint", "--records", "--rounds", "--run", "--shards"),
     *("--silent", "--slurm-no-account", "--slurm-status-command", "--snakefile", "--workers"),
+    "--wrap",
 }
 OTHER_OUTPUTS = {"DIR", "localflock", "manifest"}  # the last two of mount and of manifest
 VARIABLE = re.compile(r": |(?:https://)?\.\.\.|\bN\b|\bDIR\b|\bSIGKILL\b")  # in a message

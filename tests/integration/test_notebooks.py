@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WORDS = {  # what each notebook prints
     "embeddings": ("16 proteins, 128 numbers each", "NP_290619.1"),
     "viruses": ("8 viruses in 16 records", "Coronaviridae"),

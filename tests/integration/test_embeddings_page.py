@@ -1,0 +1,73 @@
+"""The commands and the code of docs/EMBEDDINGS.md, run with the built-in model on a CPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/EMBEDDINGS.md").read_text(encoding="utf-8")
+SHELL = re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+PYTHON = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+COMMANDS = [
+    command.replace("\\\n", " ").partition("  #")[0].strip()
+    for block in SHELL
+    for command in re.findall(r"^virnucpro (?:[^\n]*\\\n)*[^\n]*$", block, re.MULTILINE)
+    if "models download" not in command
+]
+# the page has the published model on GPUs
+REPLACEMENTS = {
+    "esm2_t33_650M_UR50D": "virnucpro-tiny",
+    " --gpus 0,1,2": " --device cpu --workers 1",
+    " --gpus 0": " --device cpu",
+    "--layer 20": "--layer 4",
+}
+
+
+def for_this_machine(command: str) -> str:
+    for old, new in REPLACEMENTS.items():
+        command = command.replace(old, new)
+    return command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which all commands of the page have run, in order."""
+    folder = tmp_path_factory.mktemp("page")
+    records = (ROOT / "examples/proteins.faa").read_text(encoding="utf-8").split(">")[1:5]
+    (folder / "proteins.faa").write_text("".join(f">{record}" for record in records))
+    bin_folder = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": os.pathsep.join([bin_folder, os.environ["PATH"]])}
+    for command in COMMANDS:
+        done = subprocess.run(
+            ["bash", "-c", for_this_machine(command)],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, (command, done.stderr)
+    return folder
+
+
+def test_page_commands_run(folder: Path) -> None:
+    assert len(COMMANDS) >= 8
+    for name in ("embeddings", "run"):
+        rows = (folder / name / "records.tsv").read_text().splitlines()
+        assert [row.split("\t")[3] for row in rows] == ["status"] + ["embedded"] * 4
+    assert (folder / "residues/features/000000.parquet").exists()
+
+
+def test_page_python_runs(folder: Path) -> None:
+    program = "\n".join([*PYTHON, "print(vectors.shape, n_vectors, table.height)"])
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "(4, 128)" in done.stdout  # a batch of mean vectors
+    assert done.stdout.endswith("(2, 128) 4 4\n")
