@@ -2,11 +2,11 @@
 
     python docs/make_site.py [DIR]        (default: site)
 
-The pages are the Markdown files of ``docs/``. The first page is the README, and the commands are
-those of ``--help``, so that neither is written twice. A link to a file of the source that is not
-a page becomes its name. What MkDocs warns of, such as a link or heading that does not exist, ends
-the build. The pages are written as plain files, not by a plugin, so that another builder can
-take them from ``DIR/source``.
+The pages are the Markdown files in ``docs/`` and some others. Commands come from ``--help``, the
+Python reference from docstrings, so that neither is written twice. A link to a source file that is
+not a page becomes its name. If MkDocs warns, for example about a link or heading that does not
+exist, the build fails. Pages are written as plain files, so that another builder can take them from
+``DIR/source``.
 """
 
 from __future__ import annotations
@@ -22,18 +22,26 @@ from make_man import EXAMPLE, entries, walk
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
+import virnucpro
 from virnucpro.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent
 OF_DOCS = sorted((ROOT / "docs").glob("*.md"))
 # file of the source: page of the site
 PAGES = {path: path.name for path in OF_DOCS} | {
-    ROOT / "README.md": "index.md",
+    ROOT / "README.md": "OVERVIEW.md",
     ROOT / "CONTRIBUTING.md": "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md": "CHANGELOG.md",
+    ROOT / "SECURITY.md": "SECURITY.md",
     ROOT / "examples/README.md": "EXAMPLES.md",
 }
-PICTURES = sorted((ROOT / "docs").glob("*.png"))
+PICTURES = sorted([*(ROOT / "docs").glob("*.png"), *(ROOT / "docs").glob("*.svg")])
+STYLE = ROOT / "docs/site.css"
+# the functions first, then the values they return
+FUNCTIONS = [
+    *("predict", "extract", "embed"),
+    *("read_predictions", "read_features", "iter_features"),
+]
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?!https?:|#)(?P<file>[^)\s#]+)(?P<heading>#[^)\s]*)?\)")
 
 
@@ -45,10 +53,12 @@ def main(folder: Path) -> None:
     for path, name in PAGES.items():
         (source / name).write_text(page(path), encoding="utf-8")
     (source / "COMMANDS.md").write_text(commands(), encoding="utf-8")
-    for picture in PICTURES:
-        shutil.copy(picture, source)
+    (source / "API.md").write_text(api_reference(), encoding="utf-8")
+    for file in [*PICTURES, STYLE]:
+        shutil.copy(file, source)
     config = load_config(
         str(ROOT / "docs/mkdocs.yml"),
+        site_name=f"VirNucPro {virnucpro.__version__}",
         docs_dir=str(source),
         site_dir=str(source.parent / "html"),
         strict=True,
@@ -69,6 +79,25 @@ def page(path: Path) -> str:
         return link["text"] if name in link["text"] else f"{link['text']} (`{name}`)"
 
     return LINK.sub(lead, path.read_text(encoding="utf-8"))
+
+
+def api_reference() -> str:
+    """The public functions and types; mkdocstrings replaces each line by the docstring."""
+    # a function gets its list of options when its module is imported; the fields of a type are
+    # in its source alone
+    inspected = "    options: {force_inspection: true}\n"
+    types = sorted(set(virnucpro.__all__) - set(FUNCTIONS))
+    sections = "".join(f"::: {_defining_name(name)}\n{inspected}\n" for name in FUNCTIONS)
+    sections += "".join(f"::: {_defining_name(name)}\n\n" for name in types)
+    return (
+        "# Python reference\n\nImport these names from `virnucpro`. "
+        f"The [Python guide](PYTHON.md) has an example.\n\n{sections}"
+    )
+
+
+def _defining_name(name: str) -> str:
+    """The full name of a public function or type, with the module that defines it."""
+    return f"{getattr(virnucpro, name).__module__}.{name}"
 
 
 def commands() -> str:

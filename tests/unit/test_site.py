@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import make_dashboard
 import make_site
 import pytest
+
+import virnucpro
+from virnucpro import __version__
 
 ROOT = Path(__file__).parents[2]
 LOADED = re.compile(r"<(?:script|img|link)[^>]*\b(?:src|href)=\"?(https?:)?//")
@@ -26,7 +30,30 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_page_of_the_documentation_is_in_the_site(site: Path) -> None:
     made = {path.stem for path in site.glob("*.html")}
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} < made
-    assert {"index", "COMMANDS", "CONTRIBUTING", "CHANGELOG", "EXAMPLES"} < made
+    assert {"OVERVIEW", "COMMANDS", "API", "CONTRIBUTING", "CHANGELOG", "EXAMPLES"} < made
+    assert not {path for path in made if path.startswith("2026")}  # experiments are no pages
+
+
+def test_start_page_has_three_doors(site: Path) -> None:
+    page = (site / "index.html").read_text(encoding="utf-8")
+    for door in ("USING.html#find-viruses", "EMBEDDINGS.html", "TRAINING.html"):
+        assert f'<strong><a href="{door}">' in page
+    assert f"VirNucPro {__version__}" in page
+    assert 'title="Switch to dark colours"' in page
+
+
+def test_reference_has_every_public_name(site: Path) -> None:
+    page = (site / "API.html").read_text(encoding="utf-8")
+    headings = set(re.findall(r'<span class="doc doc-object-name[^>]*>(\w+)</span>', page))
+    assert set(virnucpro.__all__) <= headings
+    text = re.sub(r"<[^>]+>", "", page)
+    assert "min_length: int = 0" in text  # the options of predict
+    assert "false_discovery_rate" in text  # a field of a call
+
+
+def test_long_code_lines_wrap(site: Path) -> None:
+    assert 'href="site.css"' in (site / "index.html").read_text(encoding="utf-8")
+    assert "white-space: pre-wrap" in (site / "site.css").read_text(encoding="utf-8")
 
 
 def test_no_page_loads_anything_from_a_network(site: Path) -> None:
@@ -49,3 +76,12 @@ def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
     page.write_text("See [this](GONE.md).")
     with pytest.raises(FileNotFoundError, match=r"GONE\.md"):
         make_site.page(page)
+
+
+def test_dashboard_picture_loads_nothing() -> None:
+    drawn = make_dashboard.draw(make_dashboard.simulate_run())
+    shown = (ROOT / "docs/dashboard.svg").read_text(encoding="utf-8")
+    for picture in (drawn, shown):
+        assert "url(http" not in picture and "@import" not in picture
+        for device in ("cuda:0", "cuda:1", "cuda:2"):
+            assert device in picture
