@@ -131,3 +131,13 @@ def test_the_page_lists_the_families_that_can_be_named() -> None:
     assert line and re.findall(r"\*(\w+)\*", line[1]) == [
         *filter(None, load_builtin_taxonomy().families)
     ]
+
+
+def test_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 100
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_have_at_most_seven_columns(page: Path) -> None:
+    rules = re.findall(r"^\|(?:[ :-]+\|)+$", page.read_text(), re.MULTILINE)
+    assert max((rule.count("|") - 1 for rule in rules), default=0) <= 7
