@@ -109,3 +109,24 @@ int list_kmers(const uint8_t *digits, int64_t n, const uint8_t *residue_of, uint
     }
     return 0;
 }
+
+/* The hashes of the sampled k-mers in the coding stretches of a virus, as in add_virus. */
+int list_coding_kmers(const uint8_t *digits, int64_t n, const uint8_t *is_coding,
+                      const uint8_t *residue_of, uint64_t limit, uint64_t *hashes,
+                      int64_t *n_kmers) {
+    uint8_t residues[2][N_CODES];
+    uint64_t batch[BATCH];
+    Scan scan = {0};
+    fill_residues(residue_of, residues);
+    *n_kmers = 0;
+    for (int64_t position = 0; position < n - 2; position++) {
+        int n_here = next_kmers(&scan, digits, position + 1, residues, UINT64_MAX, batch);
+        int has_forward = scan.n_forward[position % 3] >= KMER;
+        for (int i = 0; i < n_here; i++) {
+            int strand = i == 0 && has_forward ? 0 : 1;
+            if (is_coding[position] >> strand & 1 && batch[i] && batch[i] <= limit)
+                hashes[(*n_kmers)++] = batch[i];
+        }
+    }
+    return 0;
+}

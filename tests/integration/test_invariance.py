@@ -48,6 +48,7 @@ CALL = (
 KIND = (
     *("kind", "length", "score", "fdr", "note", "virus_kind", "kind_probability", "kin"),
     *("kin_words", "kin_share", "topology", "repeat_length"),
+    *("taxonomy", "genus", "genome_type", "host_source"),
 )
 
 

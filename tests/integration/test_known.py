@@ -6,16 +6,19 @@ import gzip
 import json
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from build_known_index import different_residues, index_tensors, organism_of
+from build_known_index import index_tensors
 from conftest import open_dna, random_dna
+from known_kmers import different_residues, organism_of
 from run_helpers import rows
 from safetensors.numpy import save_file
 from test_scorer_run import predict, write
+from toy_vmr import write_vmr
 
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.types import reverse_complement
@@ -28,12 +31,15 @@ from virnucpro.viral.known import (
     MAY_BE_ENDOGENOUS,
     FalseCalls,
     KnownIndex,
+    Nodes,
     WindowHits,
     count_windows,
     load_known_index,
 )
+from virnucpro.viral.lineage import load_lineages
 from virnucpro.viral.options import ThresholdOptions
 from virnucpro.viral.types import Call, Calls
+from virnucpro.viral.windows import Windows
 
 ROOT = Path(__file__).parents[2]
 EVERY = 2**64 - 1  # highest hash of a sample of all k-mers
@@ -75,10 +81,14 @@ def index_of(owners: dict[str, int], limit: int = EVERY) -> KnownIndex:
     }
     chosen = {value: owner for value, owner in of_kmer.items() if value <= limit}
     hashes = np.array(list(chosen), dtype=np.uint64)
-    tensors = index_tensors(hashes, np.array(list(chosen.values()), dtype=np.int64))
+    node_of = np.array(list(chosen.values()), dtype=np.int64)
+    owners_of_nodes = np.arange(len(NAMES), dtype=np.uint16)
+    nodes = Nodes(owners_of_nodes, owners_of_nodes, np.zeros(len(NAMES), dtype=np.uint8))
+    tensors = index_tensors(hashes, node_of)
     rates = tuple(FalseCalls(n, (r, r / 10)) for n, r in ((150, 0.01), (1_000, 0.001)))
     return KnownIndex(
         **tensors,
+        nodes=nodes,
         limit=limit,
         owners=NAMES,
         needed=(2, 1.5, 600),
@@ -128,6 +138,41 @@ def test_lookup_equals_plain_python(viruses, limit):
     plain = [plain_rows(bases.upper(), 1, owners, limit)[0] for bases in records]
     assert table == plain
     assert sum(row[1] for row in table) > 100  # there is something to compare
+
+
+def test_node_counts_equal_plain_python(viruses):
+    index = index_of(viruses)
+    owners = {
+        hash_of(k): own for bases, own in viruses.items() for k, _ in kmers_with_centres(bases)
+    }
+    first, second, *_ = viruses
+    short = first[:300] + "NNN" + second[100:500] + first[:200]
+    long = dna(7_000, 7) + first + dna(7_301, 8) + first
+    hits, n_kmers = index.count_nodes(Windows.from_sequences([short, "", long, dna(300, 9)]))
+    expected = []
+    for record, bases in enumerate((short, "", long, dna(300, 9))):
+        n_windows = int(count_windows(np.array([len(bases)]))[0])
+        counts = Counter()
+        for window in range(n_windows):
+            low, high = (len(bases) * w / n_windows for w in (window, window + 1))
+            kmers = {hash_of(k) for k, centre in kmers_with_centres(bases) if low < centre < high}
+            counts.update(owners[value] for value in kmers if value in owners)
+        del counts[CELLULAR]
+        expected += [(record, node, n) for node, n in sorted(counts.items())]
+        assert n_kmers[record] == len(kmers_with_centres(bases))
+    assert [tuple(row) for row in np.stack(hits, axis=1).tolist()] == expected
+    assert len({record for record, *_ in expected}) >= 2
+
+
+def test_node_counts_ignore_blocks(viruses):
+    index = index_of(viruses)
+    records = [*viruses, dna(1_200_000, 11) + next(iter(viruses)), *viruses]
+    together, _ = index.count_nodes(Windows.from_sequences(records))
+    for record, bases in enumerate(records):
+        alone, _ = index.count_nodes(Windows.from_sequences([bases]))
+        of_record = together.record == record
+        assert together.node[of_record].tolist() == alone.node.tolist()
+        assert together.n_hits[of_record].tolist() == alone.n_hits.tolist()
 
 
 def test_windows_equal_plain_python(viruses):
@@ -396,11 +441,20 @@ def test_build_indexes_a_toy_catalogue(tmp_path):
     packed("a.fa.gz", f">V1 x\n{phage}\n>V2 x\n{relative}\n")
     packed("b.fa.gz", f">C1 x\n{cell}\n")
     script, out = ROOT / "scripts/weights/build_known_index.py", tmp_path / "known.safetensors"
-    command = [sys.executable, script, out, catalogue]
+    vmr, lineages = write_vmr(tmp_path), tmp_path / "lineage.json"
+    options = [catalogue, "--vmr", vmr, "--lineages", lineages]
+    make_lineages = [script.with_name("build_lineages.py"), lineages, vmr, catalogue]
+    subprocess.run([sys.executable, *make_lineages], check=True)
+    command = [sys.executable, script, out, *options]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.startswith("viruses, species, k-mers, cellular k-mers\t2\t2\t")
     index = load_known_index(out)
     assert index.owners[1] == "Unaviridae"
+    taxa = load_lineages(lineages)
+    assert index.lineages_sha256 == taxa.sha256
+    counts, n_kmers = index.count_nodes(Windows.from_sequences([phage, relative]))
+    named = [taxa.taxa[i].genus for i in taxa.name(counts, n_kmers, index.nodes)]
+    assert named == ["Alphavirus", "Betavirus"]
     hits = index.look_up([phage[600:2_400], phage[:600], phage[2_400:], dna(1_000, 3)])
     known = index.classify(hits, 4)
     assert known.is_known.tolist() == [True, True, False, False]

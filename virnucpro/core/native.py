@@ -53,6 +53,11 @@ _NETS = (_FLOATS, _FLOATS, c_int64, c_int64, _COUNTS, _Arrays(np.int8), _Arrays(
 _FIGURES = (_VALUES, _VALUES, _VALUES, c_int64)
 # of n items: figures and starts; bases per host and per virus, and how often a record starts in one
 _ITEMS = (_VALUES, _COUNTS, c_int64, c_double, c_double, c_double)
+# what `known.c` reads: pieces with their windows, residues of codons, and the index
+_KNOWN = (
+    *(_BYTES, _COUNTS, _COUNTS, _COUNTS, c_int64, _BYTES, c_uint64),
+    *(_Arrays(np.int32), _BYTES, _BYTES, _BYTES),
+)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "encode_bases": (_BYTES, c_int64, _BYTES),
     "read_bases": (_BYTES, c_int64, _BYTES, *_READ),
@@ -70,11 +75,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         _Arrays(np.int32),
     ),
     # digits, and starts, lengths and number of windows of n pieces; residues of codons; the highest
-    # hash, and the table; a row per window
-    "known_hits": (
-        *(_BYTES, _COUNTS, _COUNTS, _COUNTS, c_int64, _BYTES, c_uint64),
-        *(_Arrays(np.int32), _BYTES, _BYTES, _BYTES, _COUNTS),
-    ),
+    # hash, and the table; the owner of each node; a row per window
+    "known_hits": (*_KNOWN, _Arrays(np.uint16), _COUNTS),
+    # the same; k-mers of each piece; rows of piece, node and hits; the number of rows
+    "known_nodes": (*_KNOWN, _COUNTS, _Arrays(np.int32), _COUNTS),
     "known_hints": (_BYTES, _BYTES, _BYTES),
     "first_rotation": (_BYTES, c_int64, _COUNTS),
     "terminal_repeats": (_BYTES, _COUNTS, _COUNTS, c_int64, _COUNTS, _COUNTS),

@@ -34,6 +34,7 @@ from virnucpro.results.outputs import (
 from virnucpro.results.row_batches import RowBatch, Rows, sort_rows
 from virnucpro.results.tsv import (
     EMPTY,
+    Column,
     decimal_texts,
     encode_texts,
     format_decimals,
@@ -45,7 +46,7 @@ from virnucpro.results.tsv import (
 from virnucpro.sequences.derived_names import FRAME_ENDINGS
 from virnucpro.sequences.taken_names import NONE_TAKEN, TakenNames
 from virnucpro.sequences.translate import GeneticCode
-from virnucpro.viral.taxonomy import load_builtin_taxonomy
+from virnucpro.viral.identification import identify_viruses
 from virnucpro.viral.types import CalledRecords, Calls, FrameScores, Identity, Region, Viruses
 
 # terms of the Sequence Ontology: SO:0000113, SO:0001041
@@ -274,7 +275,7 @@ def _identity_columns(results: CalledRecords, viruses: Viruses, code: GeneticCod
         for place, name in zip(viruses.places, viruses.names, strict=True)
     ]
     known = ["" if " " in bases else bases for bases in viruses.letters]
-    return viruses._replace(identities=load_builtin_taxonomy().assign(known, circles, code))
+    return viruses._replace(identities=identify_viruses(known, circles, code))
 
 
 def _virus_rows(results: CalledRecords) -> bytes:
@@ -286,10 +287,6 @@ def _virus_rows(results: CalledRecords) -> bytes:
         is_virus = calls.are_viruses[place]
         rates.append(calls.rates[place] if is_virus else None)
         notes.append(calls.notes[place] if is_virus else _OVER_ORIGIN if crosses else "")
-    kinds, chances, kin, n_words, shares, topologies, lengths = zip(
-        *viruses.identities, strict=True
-    )
-    repeats = zip(lengths, topologies, strict=True)
     return format_rows(
         *(quoted_texts(viruses.names), quoted_texts([names[place] for place in viruses.places])),
         *(
@@ -299,14 +296,23 @@ def _virus_rows(results: CalledRecords) -> bytes:
         *(format_integers(np.array(viruses.starts) + 1), format_integers(viruses.ends)),
         *(format_integers(list(map(len, viruses.letters))), format_decimals(viruses.scores, 6)),
         *(format_decimals(rates, 4), quoted_texts(notes)),
-        *(quoted_texts(kinds), format_decimals(chances, 3), quoted_texts(kin)),
-        *(
-            format_integers([n or EMPTY for n in n_words]),
-            format_decimals(shares, 3),
-            quoted_texts(topologies),
-        ),
-        format_integers([n if topology else EMPTY for n, topology in repeats]),
+        *_format_identities(viruses.identities),
     )
+
+
+def _format_identities(identities: Sequence[Identity]) -> Iterator[Column]:
+    """The columns of the table of viruses that say what each virus is."""
+    yield quoted_texts([one.virus_kind for one in identities])
+    yield format_decimals([one.kind_probability for one in identities], 3)
+    yield quoted_texts([one.kin for one in identities])
+    yield format_integers([one.kin_words or EMPTY for one in identities])
+    yield format_decimals([one.kin_share for one in identities], 3)
+    yield quoted_texts([one.topology for one in identities])
+    yield format_integers([one.repeat_length if one.topology else EMPTY for one in identities])
+    yield quoted_texts([one.taxonomy for one in identities])
+    yield quoted_texts([one.genus for one in identities])
+    yield quoted_texts([one.genome_type for one in identities])
+    yield quoted_texts([one.host_source for one in identities])
 
 
 def _virus_fasta(results: CalledRecords) -> bytes:

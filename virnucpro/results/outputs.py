@@ -129,12 +129,13 @@ FAILED_SEQUENCES = OutputFile(
 # a row per virus; its name is also the id of its sequence in the FASTA file
 VIRUS_TABLE = OutputFile(
     "viruses.tsv",
-    "every virus: records and proviruses, with score, fdr, position, kind and family",
+    "every virus: records and proviruses, with score, fdr, position, kind and lineage",
     (
         *("virus", "record", "file", "kind", "start", "end", "length", "score", "fdr"),
         *("note", "virus_kind", "kind_probability", "kin", "kin_words", "kin_share"),
-        *("topology", "repeat_length"),
+        *("topology", "repeat_length", "taxonomy", "genus", "genome_type", "host_source"),
     ),
+    n_later_columns=4,
 )
 VIRUS_FASTA = OutputFile("viruses.fasta", "their sequences")
 

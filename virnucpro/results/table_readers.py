@@ -117,6 +117,10 @@ def parse_identity(row: dict[str, str]) -> tuple[RecordKey, Identity]:
         kin_share=_float(row["kin_share"]),
         topology=row["topology"],
         repeat_length=int(row["repeat_length"] or 0),
+        taxonomy=row.get("taxonomy", ""),
+        genus=row.get("genus", ""),
+        genome_type=row.get("genome_type", ""),
+        host_source=row.get("host_source", ""),
     )
     return (row["file"], row["record"]), identity
 

@@ -175,7 +175,7 @@ _WIDTH = 60  # letters per line
 _LARGEST = 1e9  # upper bound of numbers with decimals
 
 
-class _Column(NamedTuple):
+class Column(NamedTuple):
     """The fields of a column, as the library reads them."""
 
     n_rows: int
@@ -184,42 +184,42 @@ class _Column(NamedTuple):
     n_bytes: int  # the largest size of its text
 
 
-def texts(values: Sequence[str]) -> _Column:
+def texts(values: Sequence[str]) -> Column:
     """A column of texts, written unchanged."""
     content = np.frombuffer(encode_texts("\0".join((*values, ""))), np.uint8)
-    return _Column(len(values), _TEXTS, content, len(content))
+    return Column(len(values), _TEXTS, content, len(content))
 
 
-def quoted_texts(values: Sequence[str]) -> _Column:
+def quoted_texts(values: Sequence[str]) -> Column:
     """A column of texts as fields of a table, quoted where a text needs it."""
     return texts(values if '"' not in "".join(values) else list(map(tsv_field, values)))
 
 
-def _letters(sequences: Sequence[str]) -> _Column:
+def _letters(sequences: Sequence[str]) -> Column:
     """A column of sequences, with a line end before every 60 letters."""
     n_rows, _, content, n_bytes = texts(sequences)
-    return _Column(n_rows, _LETTERS, content, n_bytes + n_bytes // _WIDTH + n_rows)
+    return Column(n_rows, _LETTERS, content, n_bytes + n_bytes // _WIDTH + n_rows)
 
 
-def format_integers(values: Sequence[int] | IntArray) -> _Column:
+def format_integers(values: Sequence[int] | IntArray) -> Column:
     """A column of whole numbers; ``EMPTY`` gives an empty field."""
     content = np.array(values, dtype=np.int64)
-    return _Column(len(values), _WHOLE, content, 20 * len(values))
+    return Column(len(values), _WHOLE, content, 20 * len(values))
 
 
-def format_decimals(values: Sequence[float | None] | FloatArray, n_decimals: int) -> _Column:
+def format_decimals(values: Sequence[float | None] | FloatArray, n_decimals: int) -> Column:
     """A column of numbers below 1e9, rounded to decimals as in Python; NaN and None are empty."""
     content = np.array(values, dtype=np.float64)
     assert not (np.abs(content) >= _LARGEST).any(), "its digits would not be exact"
-    return _Column(len(values), n_decimals, content, (12 + n_decimals) * len(values))
+    return Column(len(values), n_decimals, content, (12 + n_decimals) * len(values))
 
 
-def format_rows(*columns: _Column) -> bytes:
+def format_rows(*columns: Column) -> bytes:
     """A line per row, with tabs between the fields."""
     return _format_row_bytes(columns, ("", *("\t",) * (len(columns) - 1))).tobytes()
 
 
-def _format_row_bytes(columns: Sequence[_Column], before: Sequence[str]) -> NDArray[np.uint8]:
+def _format_row_bytes(columns: Sequence[Column], before: Sequence[str]) -> NDArray[np.uint8]:
     """A line per row; ``before`` has the text before the fields of each column."""
     [n_rows] = {column.n_rows for column in columns}
     for column in columns:

@@ -48,10 +48,10 @@ from virnucpro.viral.head import (
     failure_note,
     probability,
 )
+from virnucpro.viral.identification import load_tables
 from virnucpro.viral.known import KnownIndex
 from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
 from virnucpro.viral.options import FALSE_POSITIVES, CallsBy, ThresholdOptions
-from virnucpro.viral.taxonomy import load_builtin_taxonomy
 from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores, Prediction
 
 # false positive rates, at each length, of the lowest score that is embedded ...
@@ -421,7 +421,7 @@ def choose_classifier(
         UnavailableError: the head was joined with another scorer.
         UsageError: the cut is not possible with a head.
     """
-    load_builtin_taxonomy()  # a damaged table of families fails before anything is computed
+    load_tables()  # a damaged table fails before anything is computed
     if not rules:
         return SequenceClassifier(scorer=Scorer.load_builtin(), options=options)
     if head is not None and (head.facts.join is None or calls == "head"):

@@ -1,9 +1,10 @@
 """Find evidence that a record is a known virus: k-mers that it shares with the index of viruses.
 
 A k-mer is nine residues of any of the six frames. The index, ``embedded/known.safetensors``, has a
-sample of the k-mers of known viruses, with the family of each, or the cluster of related genomes
-if they have no family. Entries that cells have, too, are evidence of a cell. The lookup is
-``native/known.c``; ``scripts/weights/build_known_index.py`` builds and measures the index.
+sample of the k-mers of known viruses. Each has a node: the lowest common taxon of all viruses with
+this k-mer, and their family, or the cluster of related genomes if they have no family. Entries that
+cells have, too, are evidence of a cell. The lookup is ``native/known.c``;
+``scripts/weights/build_known_index.py`` builds and measures the index.
 
 A record is judged in windows of at most 15,000 bases. A window is known if it shares enough k-mers
 with viruses of one family for the number that was looked up, or 1.5 times as many with viruses of
@@ -14,7 +15,7 @@ virus with an unknown part is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
@@ -34,16 +35,18 @@ from virnucpro.viral.features import RESIDUE_OF_CODE
 from virnucpro.viral.networks import load_tensors
 from virnucpro.viral.windows import Windows
 
-FORMAT = 1
-BUCKET_BITS = 21
-REST_BITS = 13
-OWNER_BITS = 11
-BUCKETS_PER_GROUP = 16  # buckets that share the index of their first entry
+FORMAT = 2
+BUCKET_BITS = 22
+REST_BITS = 12
+NODE_BITS = 12
+BUCKETS_PER_GROUP = 32  # buckets that share the index of their first entry
+MOST_OF_BUCKET = 15  # entries
 PADDING = 12  # zero bytes after the last entry, since four entries are read at once
-CELLULAR = (1 << OWNER_BITS) - 1  # owner of the k-mers that cells have, too
+CELLULAR = (1 << NODE_BITS) - 1  # node of the k-mers that cells have, too
 LONGEST_WINDOW = 15_000  # bases
 NEEDED_PER_FAMILY_HIT = 1.5  # hits of several families that count as one of a single family
 MOST_CELLULAR = 0.5  # cellular hits per viral hit of a known window are fewer than this
+_BASES_AT_ONCE = 1_000_000  # for counting hits by node
 LEAST_SHARE = 0.5  # of the viral hits of the known windows, for a family to be named
 FEWEST_OF_FAMILY = 2  # hits, for a family to be named
 ENDOGENOUS = ("Retroviridae", "Caulimoviridae")  # families with copies in genomes of their hosts
@@ -73,6 +76,24 @@ class WindowHits(NamedTuple):
         return cls(*np.zeros((len(cls._fields), 0), dtype=np.int64))
 
 
+class NodeHits(NamedTuple):
+    """The hits of some records by node, in order of records, in columns, (n,)."""
+
+    record: IntArray  # index of the record
+    node: IntArray
+    n_hits: IntArray
+
+
+class Nodes(NamedTuple):
+    """What the viruses with a k-mer have in common, by node, in columns, (n_nodes,)."""
+
+    owners: NDArray[np.uint16]  # family or cluster: an index of ``KnownIndex.owners``; 0: several
+    taxa: NDArray[np.uint16]  # index of the lowest common taxon in ``Lineages.taxa``; 0: none
+    # ranks, from realm down, of which the k-mer says what the virus belongs to; it may be a taxon
+    # that nobody has named
+    depths: NDArray[np.uint8]
+
+
 class KnownRecords(NamedTuple):
     """The evidence for each record, in columns, (n_records,)."""
 
@@ -99,26 +120,32 @@ class FalseCalls:
 class KnownIndex:
     """The index of known viruses."""
 
-    firsts: NDArray[np.int32]  # (2**21 / 16,) first entry of each group of buckets
-    sizes: NDArray[np.uint8]  # (2**21,) entries of each bucket
-    entries: NDArray[np.uint8]  # (3 n + PADDING,) bits of the hash, and the owner
+    firsts: NDArray[np.int32]  # (2**22 / 32,) first entry of each group of buckets
+    sizes: NDArray[np.uint8]  # (2**22 / 2,) entries of two buckets, four bits each
+    entries: NDArray[np.uint8]  # (3 n + PADDING,) bits of the hash, and the node
+    nodes: Nodes
     limit: int  # highest hash of the sample
     owners: tuple[str, ...]  # names of families, then of clusters; index 0 is empty
     # hits of one family in a known window: the fewest; and an offset, and k-mers per further hit
     needed: tuple[int, float, float]
     strengths: tuple[float, ...]
     false_calls: tuple[FalseCalls, ...]  # by length
+    lineages_sha256: str = ""  # of the file with the taxa of the nodes
     sha256: str = ""
 
     _columns: ClassVar = len(WindowHits._fields) - 1
 
     def __post_init__(self) -> None:
         n_buckets = 1 << BUCKET_BITS
-        if self.sizes.shape != (n_buckets,) or len(self.firsts) != n_buckets // BUCKETS_PER_GROUP:
-            raise ValueError(f"{len(self.sizes)} buckets in {len(self.firsts)} groups")
-        n_entries = int(self.firsts[-1]) + int(self.sizes[-BUCKETS_PER_GROUP:].sum())
+        if len(self.sizes) != n_buckets // 2 or len(self.firsts) != n_buckets // BUCKETS_PER_GROUP:
+            raise ValueError(f"{2 * len(self.sizes)} buckets in {len(self.firsts)} groups")
+        last = self.sizes[-BUCKETS_PER_GROUP // 2 :]
+        n_entries = int(self.firsts[-1]) + int((last & 15).sum() + (last >> 4).sum())
         if len(self.entries) != 3 * n_entries + PADDING:
             raise ValueError(f"{len(self.entries)} bytes of {n_entries} entries")
+        n_nodes = len(self.nodes.owners)
+        if n_nodes > CELLULAR or not n_nodes == len(self.nodes.taxa) == len(self.nodes.depths):
+            raise ValueError(f"{n_nodes} nodes")
 
     def __reduce__(self) -> tuple[Callable[..., KnownIndex], tuple[str]]:
         """Pickle the built-in index by its hash: each process maps the same file."""
@@ -157,14 +184,49 @@ class KnownIndex:
         call("known_hints", self.sizes, self.entries, hints)
         return self.limit, self.firsts, self.sizes, self.entries, hints
 
+    @cached_property
+    def _owner_of_node(self) -> NDArray[np.uint16]:
+        """The owner of every number of a node, also of those without a node."""
+        owners = np.zeros(1 << NODE_BITS, dtype=np.uint16)
+        owners[: len(self.nodes.owners)] = self.nodes.owners
+        return owners
+
     def look_up(self, sequences: Sequence[str]) -> WindowHits:
         """Look up the k-mers of each nucleotide sequence."""
         pieces = Windows.from_sequences(sequences)
         n_windows = count_windows(pieces.lengths)
         rows = np.empty((int(n_windows.sum()), self._columns), dtype=np.int64)
         where = pieces.digits, pieces.starts, pieces.lengths, n_windows, len(pieces)
-        call("known_hits", *where, RESIDUE_OF_CODE, *self._table, rows)
+        call("known_hits", *where, RESIDUE_OF_CODE, *self._table, self._owner_of_node, rows)
         return WindowHits.from_rows(n_windows, rows)
+
+    def count_nodes(self, pieces: Windows) -> tuple[NodeHits, IntArray]:
+        """Count the hits of each sequence by node, and the k-mers that were looked up.
+
+        Equal k-mers count once in a window.
+        n -> hits, (n,)
+        """
+        blocks = []
+        n_kmers = np.empty(len(pieces), dtype=np.int64)
+        for first, end in _blocks_of(pieces.lengths):
+            block = pieces.select(pieces.starts[first:end], pieces.lengths[first:end])
+            rows = self._node_rows(block, n_kmers[first:end])
+            rows[:, 0] += first
+            blocks.append(rows)
+        rows = np.concatenate([np.empty((0, 3), dtype=np.int64), *blocks])
+        keys, place = np.unique(rows[:, 0] << NODE_BITS | rows[:, 1], return_inverse=True)
+        n_hits = np.bincount(place, rows[:, 2], minlength=len(keys)).astype(np.int64)
+        return NodeHits(keys >> NODE_BITS, keys & CELLULAR, n_hits), n_kmers
+
+    def _node_rows(self, pieces: Windows, n_kmers: IntArray) -> IntArray:
+        """The hits of each window by node; fill in the k-mers. -> (n_rows, 3): piece, node, hits"""
+        n_windows = count_windows(pieces.lengths)
+        most_rows = np.minimum(n_windows << NODE_BITS, 2 * pieces.lengths)
+        rows = np.empty((int(most_rows.sum()), 3), dtype=np.int32)
+        n_rows = np.zeros(1, dtype=np.int64)
+        where = pieces.digits, pieces.starts, pieces.lengths, n_windows, len(pieces)
+        call("known_nodes", *where, RESIDUE_OF_CODE, *self._table, n_kmers, rows, n_rows)
+        return rows[: n_rows[0]].astype(np.int64)
 
     def classify(self, hits: WindowHits, n_records: int) -> KnownRecords:
         """Decide which records are known viruses."""
@@ -210,6 +272,17 @@ def count_windows(lengths: IntArray) -> IntArray:
     return np.where(lengths < LONGEST_WINDOW, 1, 2 * n_pairs + 1)
 
 
+def _blocks_of(lengths: IntArray) -> Iterator[tuple[int, int]]:
+    """Yield the first and one after the last of neighbouring pieces that are looked up together."""
+    ends = np.cumsum(lengths)
+    first = 0
+    while first < len(lengths):
+        limit = ends[first] - lengths[first] + _BASES_AT_ONCE
+        end = max(first + 1, int(np.searchsorted(ends, limit, side="right")))
+        yield first, end
+        first = end
+
+
 def _sums(record: IntArray, values: IntArray, n_records: int) -> IntArray:
     return np.bincount(record, values, minlength=n_records).astype(np.int64)
 
@@ -228,10 +301,10 @@ def _medians(record: IntArray, values: FloatArray, n_records: int) -> FloatArray
 def _assign_species(hits: WindowHits, is_window: BoolArray, n_records: int) -> IntArray:
     """The family or cluster with enough of the viral hits of the known windows; 0: none."""
     chosen = is_window & (hits.owner > 0)
-    key = hits.record[chosen] << OWNER_BITS | hits.owner[chosen]
+    key = hits.record[chosen] << NODE_BITS | hits.owner[chosen]
     pairs, place = np.unique(key, return_inverse=True)
     n_hits = np.bincount(place, hits.n_owner[chosen], minlength=len(pairs))
-    record = pairs >> OWNER_BITS
+    record = pairs >> NODE_BITS
     total = np.bincount(hits.record[is_window], hits.n_viral[is_window], minlength=n_records)
     is_enough = (n_hits >= FEWEST_OF_FAMILY) & (n_hits > LEAST_SHARE * total[record])
     owners = np.zeros(n_records, dtype=np.int64)
@@ -253,6 +326,7 @@ def load_known_index(path: Path) -> KnownIndex:
             firsts=tensors["firsts"],
             sizes=tensors["sizes"],
             entries=tensors["entries"],
+            nodes=Nodes(*(tensors[f"nodes.{name}"] for name in Nodes._fields)),
             limit=int(facts["limit"]),
             owners=tuple(facts["owners"]),
             needed=tuple(facts["needed"]),
@@ -261,6 +335,7 @@ def load_known_index(path: Path) -> KnownIndex:
                 FalseCalls(one["n_bases"], tuple(one["false_per_true"]))
                 for one in facts["false_calls"]
             ),
+            lineages_sha256=facts["lineages_sha256"],
             sha256=sha256(content).hexdigest(),
         )
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:

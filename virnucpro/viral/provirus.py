@@ -35,9 +35,9 @@ from virnucpro.viral.host_markers import (
     host_genes,
     open_edges,
 )
+from virnucpro.viral.identification import load_tables
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.provirus_features import Genes, ReadGenes, WindowTable, median
-from virnucpro.viral.taxonomy import load_builtin_taxonomy
 from virnucpro.viral.types import CalledRecords, FoundRegions, Region, Track
 from virnucpro.viral.windows import canonical_rotation, comes_first, is_reverse_first
 
@@ -225,7 +225,7 @@ class ProvirusFinder:
             InputMissingError: there is no such model.
             UnavailableError: the model is damaged, or has another format or piece size.
         """
-        load_builtin_taxonomy()  # identifies viruses in regions later; finds damage now
+        load_tables()  # they identify viruses in regions later; finds damage now
         scorer, path = scorer or Scorer.load_builtin(), model or OWN_REGION_MODEL
         region_model, size = RegionModel.load(path), scorer.windows.size
         if region_model.size != size:

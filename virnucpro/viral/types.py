@@ -73,6 +73,10 @@ class Identity(NamedTuple):
     kin_share: float | None = None  # of its words with a known owner
     topology: str = ""  # of a whole record
     repeat_length: int = 0  # bases of its terminal repeat
+    taxonomy: str = ""  # names from the root to the family, as geNomad writes them
+    genus: str = ""
+    genome_type: str = ""  # of the lowest named taxon, as ICTV writes it
+    host_source: str = ""  # the same
 
 
 class Region(NamedTuple):

@@ -7,13 +7,14 @@
  * the same ones.
  *
  * The index is a hash table. The lowest bits of a hash choose a bucket, and the next ones are
- * stored in its entries, with the owner of the k-mer. `firsts` has the first entry of each group of
- * 16 buckets, `sizes` the number of entries of each bucket. An entry has three bytes, the lowest
- * first: the owner in the lower bits, and the bits of the hash above them. Four more entries follow
- * the last one, so that four can always be read. Few k-mers are hits, and branches that depend on
- * their bucket would be mispredicted, so most of the search has none. `hints` has a bit for each
- * value of the three highest stored bits of the hash in a bucket: it is set if an entry has them.
- * It saves the search for seven in ten k-mers.
+ * stored in its entries, with the node of the k-mer: a taxon and an owner. `firsts` has the first
+ * entry of each group of 32 buckets. `sizes` has the number of entries of each bucket, two buckets
+ * to a byte, the lower one first. An entry has three bytes, the lowest first: the node in the lower
+ * bits, and the bits of the hash above them. Four more entries follow the last one, so that four
+ * can always be read. Few k-mers are hits, and branches that depend on their bucket would be
+ * mispredicted, so most of the search has none. `hints` has a byte for two buckets, with a bit for
+ * each value of the three highest stored bits of the hash: it is set if an entry has them. It saves
+ * the search for seven in ten k-mers.
  *
  * A record is read once, window by window, and only the hits of one window are in memory. The
  * number of windows of a record is odd, so no k-mer is centred on a border of two windows. A k-mer
@@ -32,14 +33,15 @@ enum {
     KMER = 9, /* residues */
     RESIDUE_BITS = 5,
     BATCH = 256, /* k-mers that are looked up together */
-    BUCKET_BITS = 21,
-    REST_BITS = 13,
+    BUCKET_BITS = 22,
+    REST_BITS = 12,
     HINT_BITS = 3,
-    OWNER_BITS = 11,
-    GROUP = 16,
+    N_HINTS = 1 << (BUCKET_BITS - 1), /* two buckets share the hints of their entries */
+    NODE_BITS = 12,
+    GROUP = 32,
     AT_ONCE = 4, /* entries that are compared without a branch */
-    N_OWNERS = 1 << OWNER_BITS,
-    CELLULAR = N_OWNERS - 1, /* owner of the k-mers that cells have, too */
+    N_NODES = 1 << NODE_BITS,
+    CELLULAR = N_NODES - 1, /* node of the k-mers that cells have, too */
     SLOT_BITS = 16,          /* of the set of a window's hits: more slots than a window has k-mers */
     STAMP_BITS = 64 - BUCKET_BITS - REST_BITS,
     N_COLUMNS = 5 /* of a window: k-mers, viral and cellular hits, first owner, its hits */
@@ -50,6 +52,7 @@ static const uint64_t KMER_MASK = (UINT64_C(1) << KMER * RESIDUE_BITS) - 1;
 typedef struct {
     const int32_t *firsts;
     const uint8_t *sizes, *entries, *hints;
+    const uint16_t *owner_of; /* of a node; hits are counted by owner */
     uint64_t limit;
 } Index;
 
@@ -65,8 +68,8 @@ typedef struct {
 typedef struct {
     uint64_t *slots; /* the stamp above the bits of the hash */
     uint64_t stamp;
-    int32_t n_of_owner[N_OWNERS];
-    uint16_t owners[N_OWNERS]; /* those with a hit */
+    int32_t n_of_owner[N_NODES];
+    uint16_t owners[N_NODES]; /* those with a hit */
     int32_t n_owners, n_viral, n_cellular;
     int64_t n_kmers;
 } Hits;
@@ -115,7 +118,7 @@ static int next_kmers(Scan *scan, const uint8_t *digits, int64_t end,
 }
 
 /* Add a hit, unless the window has one of the same k-mer. */
-static void add_hit(Hits *hits, uint64_t hash, int owner) {
+static void add_hit(Hits *hits, uint64_t hash, int node, const uint16_t *owner_of) {
     const uint64_t id = hash & ((UINT64_C(1) << (BUCKET_BITS + REST_BITS)) - 1);
     const uint64_t stamped = hits->stamp << (BUCKET_BITS + REST_BITS) | id;
     uint64_t slot = id & ((1 << SLOT_BITS) - 1);
@@ -125,57 +128,68 @@ static void add_hit(Hits *hits, uint64_t hash, int owner) {
         slot = (slot + 1) & ((1 << SLOT_BITS) - 1);
     }
     hits->slots[slot] = stamped;
-    if (owner == CELLULAR) {
+    if (node == CELLULAR) {
         hits->n_cellular++;
         return;
     }
     hits->n_viral++;
+    uint16_t owner = owner_of[node];
     if (!hits->n_of_owner[owner]++)
-        hits->owners[hits->n_owners++] = (uint16_t)owner;
+        hits->owners[hits->n_owners++] = owner;
 }
 
-/* The sum of the first k of 16 bytes; k < 16. The bytes are read as little-endian numbers. */
+/* The sums of the two halves of each byte. */
+static uint64_t sum_halves(uint64_t bytes) {
+    const uint64_t low = UINT64_C(0x0f0f0f0f0f0f0f0f);
+    return (bytes & low) + (bytes >> 4 & low);
+}
+
+/* The sum of the first k of 32 half bytes; k < 32. They are read as little-endian numbers. */
 static uint32_t sum_of_first(const uint8_t *bytes, int k) {
     const uint64_t even = UINT64_C(0x00ff00ff00ff00ff);
     uint64_t low, high, sums;
     memcpy(&low, bytes, sizeof low);
     memcpy(&high, bytes + sizeof low, sizeof high);
-    low &= k < 8 ? (UINT64_C(1) << 8 * (k & 7)) - 1 : UINT64_MAX;
-    high &= k > 8 ? (UINT64_C(1) << 8 * (k & 7)) - 1 : 0;
-    sums = (low & even) + (low >> 8 & even) + (high & even) + (high >> 8 & even);
-    return (uint32_t)(sums * UINT64_C(0x0001000100010001) >> 48);
+    low &= k < 16 ? (UINT64_C(1) << 4 * (k & 15)) - 1 : UINT64_MAX;
+    high &= k > 16 ? (UINT64_C(1) << 4 * (k & 15)) - 1 : 0;
+    sums = sum_halves(low) + sum_halves(high);
+    return (uint32_t)(((sums & even) + (sums >> 8 & even)) * UINT64_C(0x0001000100010001) >> 48);
+}
+
+static uint32_t size_of(const uint8_t *sizes, uint64_t bucket) {
+    return sizes[bucket / 2] >> 4 * (bucket & 1) & 15;
 }
 
 static uint32_t read_entry(const uint8_t *entry) {
     return entry[0] | (uint32_t)entry[1] << 8 | (uint32_t)entry[2] << 16;
 }
 
-/* The owner of the entry with these bits of the hash; -1: none of the entries has them. */
-static int find_owner(const uint8_t *entries, int size, uint32_t rest) {
-    int owner = -1;
+/* The node of the entry with these bits of the hash; -1: none of the entries has them. */
+static int find_node(const uint8_t *entries, int size, uint32_t rest) {
+    int node = -1;
     for (int i = 0; i < AT_ONCE; i++) {
         uint32_t value = read_entry(entries + 3 * i);
-        int is_found = (i < size) & (value >> OWNER_BITS == rest);
-        owner = is_found ? (int)(value & (N_OWNERS - 1)) : owner;
+        int is_found = (i < size) & (value >> NODE_BITS == rest);
+        node = is_found ? (int)(value & (N_NODES - 1)) : node;
     }
     for (int i = AT_ONCE; i < size; i++) {
         uint32_t value = read_entry(entries + 3 * i);
-        if (value >> OWNER_BITS == rest)
-            owner = (int)(value & (N_OWNERS - 1));
+        if (value >> NODE_BITS == rest)
+            node = (int)(value & (N_NODES - 1));
     }
-    return owner;
+    return node;
 }
 
 /* Drop the k-mers that no entry has, by the hints; return the number of the others. */
 static int drop_misses(const Index *index, uint64_t *hashes, int n) {
     int n_kept = 0;
     for (int i = 0; i < n; i++)
-        __builtin_prefetch(index->hints + (hashes[i] & ((1 << BUCKET_BITS) - 1)));
+        __builtin_prefetch(index->hints + (hashes[i] & (N_HINTS - 1)));
     for (int i = 0; i < n; i++) {
         uint64_t hash = hashes[i];
         int bit = hash >> (BUCKET_BITS + REST_BITS - HINT_BITS) & ((1 << HINT_BITS) - 1);
         hashes[n_kept] = hash;
-        n_kept += index->hints[hash & ((1 << BUCKET_BITS) - 1)] >> bit & 1;
+        n_kept += index->hints[hash & (N_HINTS - 1)] >> bit & 1;
     }
     return n_kept;
 }
@@ -189,25 +203,36 @@ static void look_up(const Index *index, uint64_t *hashes, int n, Hits *hits) {
     for (int i = 0; i < n; i++) {
         uint64_t bucket = hashes[i] & ((1 << BUCKET_BITS) - 1);
         __builtin_prefetch(index->firsts + bucket / GROUP);
-        __builtin_prefetch(index->sizes + bucket);
+        __builtin_prefetch(index->sizes + bucket / 2);
     }
     for (int i = 0; i < n; i++) {
         uint64_t bucket = hashes[i] & ((1 << BUCKET_BITS) - 1);
-        const uint8_t *group = index->sizes + bucket / GROUP * GROUP;
+        const uint8_t *group = index->sizes + bucket / GROUP * (GROUP / 2);
         places[i] = index->firsts[bucket / GROUP] + (int32_t)sum_of_first(group, bucket % GROUP);
-        sizes[i] = group[bucket % GROUP];
+        sizes[i] = (uint8_t)size_of(index->sizes, bucket);
         __builtin_prefetch(index->entries + 3 * (size_t)places[i]);
     }
     for (int i = 0; i < n; i++) {
         uint32_t rest = hashes[i] >> BUCKET_BITS & ((1 << REST_BITS) - 1);
-        int owner = find_owner(index->entries + 3 * (size_t)places[i], sizes[i], rest);
-        if (owner >= 0)
-            add_hit(hits, hashes[i], owner);
+        int node = find_node(index->entries + 3 * (size_t)places[i], sizes[i], rest);
+        if (node >= 0)
+            add_hit(hits, hashes[i], node, index->owner_of);
     }
 }
 
-/* Write the row of a window, and begin the next one. Owner 0 is no name; ties go to the lowest. */
-static void close_window(Hits *hits, int64_t *row) {
+/* Forget the hits of a window, and begin the next one. */
+static void begin_window(Hits *hits) {
+    for (int32_t i = 0; i < hits->n_owners; i++)
+        hits->n_of_owner[hits->owners[i]] = 0;
+    hits->n_kmers = hits->n_owners = hits->n_viral = hits->n_cellular = 0;
+    if (++hits->stamp >> STAMP_BITS) {
+        memset(hits->slots, 0, sizeof(uint64_t) << SLOT_BITS);
+        hits->stamp = 1;
+    }
+}
+
+/* Write the row of a window. Owner 0 is no name; ties go to the lowest. */
+static void write_row(const Hits *hits, int64_t *row) {
     int64_t best = 0;
     for (int32_t i = 0; i < hits->n_owners; i++) {
         int64_t owner = hits->owners[i];
@@ -220,13 +245,6 @@ static void close_window(Hits *hits, int64_t *row) {
     row[2] = hits->n_cellular;
     row[3] = best;
     row[4] = best ? hits->n_of_owner[best] : 0;
-    for (int32_t i = 0; i < hits->n_owners; i++)
-        hits->n_of_owner[hits->owners[i]] = 0;
-    hits->n_kmers = hits->n_owners = hits->n_viral = hits->n_cellular = 0;
-    if (++hits->stamp >> STAMP_BITS) {
-        memset(hits->slots, 0, sizeof(uint64_t) << SLOT_BITS);
-        hits->stamp = 1;
-    }
 }
 
 static Hits *open_hits(void) {
@@ -257,25 +275,34 @@ static int64_t end_of_window(int64_t n, int64_t n_windows, int64_t window) {
     return window + 1 < n_windows ? (next_start + 21) / 2 + 1 : n - 2;
 }
 
-/* Compute the hints of the entries, which are ordered by bucket. hints: (2^21,), zeros. */
+/* Compute the hints of the entries, which are ordered by bucket. hints: (N_HINTS,), zeros. */
 int known_hints(const uint8_t *sizes, const uint8_t *entries, uint8_t *hints) {
-    for (int64_t bucket = 0; bucket < INT64_C(1) << BUCKET_BITS; bucket++)
-        for (int i = 0; i < sizes[bucket]; i++, entries += 3)
-            hints[bucket] |= 1 << (entries[2] >> (8 - HINT_BITS));
+    for (uint64_t bucket = 0; bucket < UINT64_C(1) << BUCKET_BITS; bucket++)
+        for (uint32_t i = 0; i < size_of(sizes, bucket); i++, entries += 3)
+            hints[bucket & (N_HINTS - 1)] |= 1 << (entries[2] >> (8 - HINT_BITS));
     return 0;
+}
+
+/* Look up the k-mers of the next window. */
+static void read_window(const Index *index, Scan *scan, const uint8_t *digits, int64_t end,
+                        const uint8_t residues[2][N_CODES], Hits *hits) {
+    uint64_t hashes[BATCH];
+    while (scan->position < end) {
+        int n_kmers = next_kmers(scan, digits, end, residues, index->limit, hashes);
+        look_up(index, hashes, n_kmers, hits);
+    }
 }
 
 /* Look up each piece of the digits in the index, window by window.
  *
- * n_windows: of each piece, odd. A window must have fewer than 2^15 bases. rows: (sum of n_windows,
- * N_COLUMNS), by piece and window. */
+ * n_windows: of each piece, odd. A window must have fewer than 2^15 bases. owner_of: (N_NODES,).
+ * rows: (sum of n_windows, N_COLUMNS), by piece and window. */
 int known_hits(const uint8_t *digits, const int64_t *starts, const int64_t *lengths,
                const int64_t *n_windows, int64_t n, const uint8_t *residue_of, uint64_t limit,
                const int32_t *firsts, const uint8_t *sizes, const uint8_t *entries,
-               const uint8_t *hints, int64_t *rows) {
-    const Index index = {firsts, sizes, entries, hints, limit};
+               const uint8_t *hints, const uint16_t *owner_of, int64_t *rows) {
+    const Index index = {firsts, sizes, entries, hints, owner_of, limit};
     uint8_t residues[2][N_CODES];
-    uint64_t hashes[BATCH];
     Hits *hits = open_hits();
     if (!hits)
         return -1;
@@ -284,12 +311,47 @@ int known_hits(const uint8_t *digits, const int64_t *starts, const int64_t *leng
         Scan scan = {0};
         for (int64_t window = 0; window < n_windows[i]; window++, rows += N_COLUMNS) {
             int64_t end = end_of_window(lengths[i], n_windows[i], window);
-            while (scan.position < end) {
-                int n_kmers =
-                    next_kmers(&scan, digits + starts[i], end, residues, limit, hashes);
-                look_up(&index, hashes, n_kmers, hits);
+            read_window(&index, &scan, digits + starts[i], end, residues, hits);
+            write_row(hits, rows);
+            begin_window(hits);
+        }
+    }
+    close_hits(hits);
+    return 0;
+}
+
+/* Count the hits of each piece by node; equal k-mers count once in a window.
+ *
+ * The arguments up to `hints` are those of known_hits. n_kmers: (n,). rows: piece, node, hits of
+ * each node of a window, with room for all nodes or all k-mers of every window. */
+int known_nodes(const uint8_t *digits, const int64_t *starts, const int64_t *lengths,
+                const int64_t *n_windows, int64_t n, const uint8_t *residue_of, uint64_t limit,
+                const int32_t *firsts, const uint8_t *sizes, const uint8_t *entries,
+                const uint8_t *hints, int64_t *n_kmers, int32_t *rows, int64_t *n_rows) {
+    uint16_t owner_of[N_NODES];
+    const Index index = {firsts, sizes, entries, hints, owner_of, limit};
+    uint8_t residues[2][N_CODES];
+    Hits *hits = open_hits();
+    if (!hits)
+        return -1;
+    for (int node = 0; node < N_NODES; node++)
+        owner_of[node] = (uint16_t)node;
+    fill_residues(residue_of, residues);
+    *n_rows = 0;
+    for (int64_t i = 0; i < n; i++) {
+        Scan scan = {0};
+        n_kmers[i] = 0;
+        for (int64_t window = 0; window < n_windows[i]; window++) {
+            int64_t end = end_of_window(lengths[i], n_windows[i], window);
+            read_window(&index, &scan, digits + starts[i], end, residues, hits);
+            n_kmers[i] += hits->n_kmers;
+            for (int32_t j = 0; j < hits->n_owners; j++, ++*n_rows) {
+                int32_t *row = rows + 3 * *n_rows;
+                row[0] = (int32_t)i;
+                row[1] = hits->owners[j];
+                row[2] = hits->n_of_owner[hits->owners[j]];
             }
-            close_window(hits, rows);
+            begin_window(hits);
         }
     }
     close_hits(hits);

