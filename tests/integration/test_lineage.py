@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_lineages import rows_of, taxa_of
+from build_lineages import GenomeLength, rows_of, taxa_of
 from ictv_taxa import NOTHING, Taxa, agreed_part, common_part, find_lineages, read_isolates
 from kmer_taxa import CommonTaxa, KmerPairs, TaxonCodes
 from known_kmers import different_residues
@@ -98,12 +98,14 @@ def test_common_part_ends_with_a_name():
 
 def test_rows_name_parents_and_hosts(isolates):
     named = taxa_of([ALPHA, (*GAMMA[:-1], "?"), DELTA])
-    table = {row[2]: row for row in rows_of(named, isolates)}
+    length = GenomeLength(5_000, "genus")
+    table = {row[2]: row for row in rows_of(named, isolates, {ALPHA: length})}
     names = [""] + [taxon[-1] for taxon in named]
     assert names[table["Duoviridae"][0]] == "Unavirales"
     assert names[table["Deltavirus"][0]] == "Unaviricetes"
-    assert table["Unaviridae"][1:] == ["family", "Unaviridae", "dsDNA", "bacteria"]
-    assert table["Unavirales"][3:] == ["", "bacteria"]  # both genome types
+    assert table["Unaviridae"][1:] == ["family", "Unaviridae", "dsDNA", "bacteria", 0, ""]
+    assert table["Unavirales"][3:] == ["", "bacteria", 0, ""]  # both genome types
+    assert table["Alphavirus"][5:] == [5_000, "genus"]
     assert "Betavirus" not in table and "Gammavirus" not in table
 
 
@@ -136,10 +138,10 @@ def lineages(tmp_path_factory) -> Lineages:
     path = tmp_path_factory.mktemp("lineages") / "lineage.json"
     write_lineages(
         path,
-        [0, "realm", "Unaria", "", ""],
-        [1, "family", "Unaviridae", "dsDNA", "bacteria"],
-        [2, "genus", "Alphavirus", "dsDNA", "bacteria"],
-        [2, "genus", "Betavirus", "dsDNA", "archaea"],
+        [0, "realm", "Unaria", "", "", 0, ""],
+        [1, "family", "Unaviridae", "dsDNA", "bacteria", 0, ""],
+        [2, "genus", "Alphavirus", "dsDNA", "bacteria", 0, ""],
+        [2, "genus", "Betavirus", "dsDNA", "archaea", 9_000, "genus"],
     )
     return load_lineages(path)
 
@@ -207,6 +209,11 @@ def test_taxonomy_has_seven_fields(lineages):
     assert [taxon.genus for taxon in lineages.taxa] == ["", "", "", "Alphavirus", "Betavirus"]
 
 
+def test_taxa_have_genome_lengths(lineages):
+    lengths = [(taxon.genome_length, taxon.length_basis) for taxon in lineages.taxa]
+    assert lengths == [(0, ""), (0, ""), (0, ""), (0, ""), (9_000, "genus")]
+
+
 def test_tailed_phage_gets_its_class():
     identity = Identity("phage", 0.95)
     assert tailed_phage_class(identity, 20_000).taxonomy.split(";")[4] == TAILED_CLASS
@@ -225,7 +232,11 @@ def test_damaged_lineages_are_rejected(tmp_path):
     path = tmp_path / "lineage.json"
     with pytest.raises(UnavailableError, match="is not the table of lineages"):
         load_lineages(path)
-    for facts in ({"format": 9}, {"taxa": [[1, "realm", "A", "", ""]]}, {"taxa": [[0, "x"]]}):
+    for facts in (
+        {"format": 9},
+        {"taxa": [[1, "realm", "A", "", "", 0, ""]]},
+        {"taxa": [[0, "x"]]},
+    ):
         write_lineages(path, **facts)
         with pytest.raises(UnavailableError, match="is not the table of lineages"):
             load_lineages(path)

@@ -313,6 +313,8 @@ def _format_identities(identities: Sequence[Identity]) -> Iterator[Column]:
     yield quoted_texts([one.genus for one in identities])
     yield quoted_texts([one.genome_type for one in identities])
     yield quoted_texts([one.host_source for one in identities])
+    yield format_decimals([one.completeness for one in identities], 1)
+    yield quoted_texts([one.completeness_method for one in identities])
 
 
 def _virus_fasta(results: CalledRecords) -> bytes:

@@ -134,8 +134,9 @@ VIRUS_TABLE = OutputFile(
         *("virus", "record", "file", "kind", "start", "end", "length", "score", "fdr"),
         *("note", "virus_kind", "kind_probability", "kin", "kin_words", "kin_share"),
         *("topology", "repeat_length", "taxonomy", "genus", "genome_type", "host_source"),
+        *("completeness", "completeness_method"),
     ),
-    n_later_columns=4,
+    n_later_columns=6,
 )
 VIRUS_FASTA = OutputFile("viruses.fasta", "their sequences")
 

@@ -1,10 +1,11 @@
-"""Say what each virus is: kind, family, topology and lineage, all from its sequence."""
+"""Identify each virus by its sequence: kind, family, topology, lineage and completeness."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from virnucpro.sequences.translate import STANDARD, GeneticCode
+from virnucpro.viral.completeness import estimate_completeness
 from virnucpro.viral.lineage import Taxon, name_taxa, own_lineages
 from virnucpro.viral.taxonomy import load_builtin_taxonomy
 from virnucpro.viral.types import Identity
@@ -49,11 +50,14 @@ def _identities(
             yield identity
             continue
         named = taxon if taxon.lineage else tailed_phage_class(identity, len(bases))
+        completeness = estimate_completeness(len(bases), identity.topology, named)
         yield identity._replace(
             taxonomy=named.taxonomy,
             genus=named.genus,
             genome_type=named.genome_type,
             host_source=named.host_source,
+            completeness=completeness.percent,
+            completeness_method=completeness.method,
         )
 
 

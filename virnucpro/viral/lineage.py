@@ -30,6 +30,7 @@ from virnucpro.viral.windows import Windows
 
 FORMAT = 1
 RANKS = ("realm", "kingdom", "phylum", "class", "order", "family", "genus")
+SEGMENTED = "segmented"  # instead of a rank: genomes of the taxon have several molecules
 ROOT = "Viruses"  # before the realm, as geNomad writes it
 KMERS_PER_HIT = 1_200  # a long sequence needs a k-mer of the taxon for this many that it has
 
@@ -51,6 +52,8 @@ class Taxon(NamedTuple):
     lineage: tuple[str, ...]  # names from the realm down; a rank that ICTV leaves out is empty
     genome_type: str  # of nearly all isolates, such as "ssRNA(+)"; else empty
     host_source: str  # such as "plants", or "soil (S)" for a place; else empty
+    genome_length: int = 0  # bases, the median of species; 0: unknown, or species differ too much
+    length_basis: str = ""  # rank of the taxon with this length, or SEGMENTED
 
     @property
     def taxonomy(self) -> str:
@@ -174,18 +177,20 @@ def load_lineages(path: Path) -> Lineages:
 def _expand(rows: Sequence[Sequence[Any]]) -> tuple[tuple[Taxon, ...], NDArray[np.int64]]:
     """The taxa, and the taxon of each at each rank, from rows that name their parents.
 
-    A row has the index of the parent, which precedes it, the rank, the name, the genome type and
-    the host source.
+    A row has the index of the parent, which precedes it, the rank, the name, and the other fields
+    of ``Taxon``.
     """
     taxa = [Taxon((), "", "")]
     of_rank = np.zeros((len(rows) + 1, len(RANKS)), dtype=np.int64)
-    for number, (parent, rank, name, genome_type, host_source) in enumerate(rows, 1):
+    for number, (parent, rank, name, genome_type, host_source, n_bases, basis) in enumerate(
+        rows, 1
+    ):
         if not 0 <= parent < number:
             raise ValueError(f"the parent of taxon {number} is {parent}")
         place = RANKS.index(rank)
         above = taxa[parent].lineage
         lineage = (*above, *[""] * (place - len(above)), str(name))
-        taxa.append(Taxon(lineage, str(genome_type), str(host_source)))
+        taxa.append(Taxon(lineage, str(genome_type), str(host_source), int(n_bases), str(basis)))
         of_rank[number] = of_rank[parent]
         of_rank[number, place] = number
     return tuple(taxa), of_rank

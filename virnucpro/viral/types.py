@@ -77,6 +77,8 @@ class Identity(NamedTuple):
     genus: str = ""
     genome_type: str = ""  # of the lowest named taxon, as ICTV writes it
     host_source: str = ""  # the same
+    completeness: float | None = None  # percent of a genome, or of a molecule with closed ends
+    completeness_method: str = ""  # as in ``completeness.Completeness``
 
 
 class Region(NamedTuple):

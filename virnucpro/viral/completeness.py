@@ -1,0 +1,43 @@
+"""Estimate how much of its genome a viral sequence is, from the usual length in its taxon.
+
+``scripts/weights/build_lineages.py`` finds the usual lengths, and
+``scripts/weights/measure_completeness.py`` measures the estimates.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from virnucpro.viral.lineage import SEGMENTED, Taxon
+
+CLOSED = ("DTR", "ITR", "circular")  # topologies of a complete molecule
+# percent of the usual length below which terminal repeats do not show a complete genome: they may
+# be those of a transposon or of a repeated part
+LEAST_OF_CLOSED = 50.0
+
+
+class Completeness(NamedTuple):
+    percent: float | None  # None: unknown
+    method: str  # the topology; "genus length" or "family length"; "segmented"; or empty
+
+
+def estimate_completeness(n_bases: int, topology: str, taxon: Taxon) -> Completeness:
+    """Estimate the completeness of a viral sequence.
+
+    Args:
+        n_bases: length of the sequence.
+        topology: as in ``Identity``.
+        taxon: the lowest taxon that is named.
+
+    Returns:
+        The percentage, at most 100, and how it was found. The genome length of a segmented taxon
+        says nothing about one segment.
+    """
+    percent = None
+    if taxon.genome_length:
+        percent = min(100.0, round(100 * n_bases / taxon.genome_length, 1))
+    if topology in CLOSED and (percent is None or percent >= LEAST_OF_CLOSED):
+        return Completeness(100.0, topology)
+    if taxon.length_basis == SEGMENTED:
+        return Completeness(None, SEGMENTED)
+    return Completeness(percent, f"{taxon.length_basis} length" if percent is not None else "")
