@@ -1,8 +1,8 @@
 """Find, name, hash and read the inputs of a run, and check them against each other.
 
-An unreadable file is skipped and recorded. Each resume tries it again, unless the command names
-all other files without it. A file that was read stays in the run, unchanged. A resume adds other
-files only with ``--add``.
+An unreadable file is skipped and recorded. Each resume retries it, unless the command names every
+other file without it. A file that was read stays in the run, unchanged. A resume adds new files
+only with ``--add``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _SHOWN = 3  # names in a message
 def collect_inputs(
     config: RunConfig, rundir: RunDir, recorded: Manifest | None, on_event: EventHandler
 ) -> Manifest:
-    """Find and read the inputs, and check that they fit the recorded run, if any.
+    """Find and read the inputs, and check that they match the recorded run, if any.
 
     Raises:
-        InputError, InputMissingError: none of the inputs can be read.
-        ResumeError: the recorded run is another one.
+        InputError, InputMissingError: no input can be read.
+        ResumeError: the recorded run is a different one.
     """
     options = config.options
     on_event(Progress("looking for the input", 0, 0, "bytes"))
@@ -75,7 +75,7 @@ def collect_inputs(
 
 
 def number_taken_names(manifest: Manifest, on_event: EventHandler) -> Manifest:
-    """Find the names that ids take from derived names, and announce that these get a number.
+    """Find the ids that equal a derived name, and announce that such names get a number.
 
     Raises:
         InputError, InputMissingError: an input cannot be read.
@@ -92,33 +92,33 @@ def number_taken_names(manifest: Manifest, on_event: EventHandler) -> Manifest:
 
 
 def _without_empty_stdin(files: Sequence[InputFile]) -> list[InputFile]:
-    """Leave out standard input if it is empty: a pipe was read to its end by an earlier start."""
+    """Drop standard input if it is empty: an earlier start read the pipe to its end."""
     if any(file.is_empty_stdin for file in files):
         announce("standard input is empty: the run continues with what it has read")
     return [file for file in files if not file.is_empty_stdin]
 
 
 def _refuse_others(recorded: Manifest, files: Iterable[InputFile], rundir: RunDir) -> None:
-    """Refuse files that the recorded run has not seen. Content identifies a file that was read.
+    """Reject files that are new to the recorded run. Content identifies a file that was read.
 
     Raises:
-        ResumeError: there is one.
+        ResumeError: a file is new.
     """
     digests = {digest for file in recorded.inputs for digest in file.digests}
-    places = {file.path for file in recorded.inputs}
-    places.update(text for file in recorded.refused for text in (file.path, file.name) if text)
-    others = [
+    locations = {file.path for file in recorded.inputs}
+    locations.update(text for file in recorded.refused for text in (file.path, file.name) if text)
+    new_files = [
         file
         for file in files
-        if digests.isdisjoint(file.digests) and places.isdisjoint((file.path, file.name))
+        if digests.isdisjoint(file.digests) and locations.isdisjoint((file.path, file.name))
     ]
-    if not others:
+    if not new_files:
         return
     inputs = list_inputs(
         [file.display_name for file in (*recorded.inputs, *recorded.refused)], _SHOWN
     )
     raise ResumeError(
-        f"{list_inputs([file.display_name for file in others], _SHOWN)}: not in the run that "
+        f"{list_inputs([file.display_name for file in new_files], _SHOWN)}: not in the run that "
         f"{printable(rundir.root)} contains, which has {inputs}",
         hint=with_options(
             "add {add} to include it in that run, or choose another {output_dir} for a new run"
@@ -129,11 +129,12 @@ def _refuse_others(recorded: Manifest, files: Iterable[InputFile], rundir: RunDi
 def _follow_moved(
     recorded: Manifest, named: Sequence[InputFile]
 ) -> tuple[Manifest, list[InputFile]]:
-    """Follow inputs of the run that were moved, renamed, compressed or decompressed.
+    """Find inputs that were moved, renamed, compressed or decompressed since they were recorded.
 
-    They are found by their content among the named files, if a recorded path no longer exists.
+    If a recorded path no longer exists, its file is looked up by content among the named files.
 
-    -> the run with the present paths; the named files, of which those with new paths are hashed
+    Returns:
+        The run with the present paths, and the named files. Named files with new paths are hashed.
     """
     paths = {file.path for file in recorded.inputs}
     if all(Path(path).is_file() for path in paths):
@@ -150,7 +151,7 @@ def _follow_moved(
 
 
 def _hash_readable(file: InputFile) -> InputFile:
-    """The file with its hashes; without them if it cannot be read, which is reported later."""
+    """Return the file with its hashes, or without them if it is unreadable (reported later)."""
     try:
         return with_text_hash(hash_inputs(file))
     except (InputError, InputMissingError):
@@ -158,35 +159,37 @@ def _hash_readable(file: InputFile) -> InputFile:
 
 
 def _name_inputs(recorded: Manifest) -> list[InputFile]:
-    """The files of a run that keep their sample: those that were read, and unreadable mates."""
+    """List the files that keep their sample: those that were read, and unreadable mates."""
     return [*recorded.inputs, *(file for file in recorded.refused if file.mate)]
 
 
 def _without_names(recorded: Manifest, files: Sequence[InputFile]) -> list[InputFile]:
-    """The existing files that an earlier start could not read and this command does not name.
+    """List existing files that an earlier start could not read and this command does not name.
 
-    A command that names all other files omits them on purpose. Files once read stay in the run.
+    A command that names every other file omits them on purpose. Files once read stay in the run.
     """
     names = {text for file in files for text in (file.path, file.name) if text}
 
     def is_named(file: InputFile) -> bool:
         return file.path in names or file.name in names
 
-    kept = [file for file in recorded.inputs if not file.generation and not is_named(file)]
-    if kept:
-        others = (
-            f" and {format_count(len(kept) - 1, 'other file')} stay" if len(kept) > 1 else " stays"
+    kept_files = [file for file in recorded.inputs if not file.generation and not is_named(file)]
+    if kept_files:
+        verb = (
+            f" and {format_count(len(kept_files) - 1, 'other file')} stay"
+            if len(kept_files) > 1
+            else " stays"
         )
-        announce(f"{kept[0].display_name}{others} in this run although not named again")
+        announce(f"{kept_files[0].display_name}{verb} in this run although not named again")
     return [
         InputFile(file.path, name=file.name, sample=file.sample, mate=file.mate)
         for file in recorded.refused
-        if not is_named(file) and _is_retried(file, is_kept=bool(kept))
+        if not is_named(file) and _is_retried(file, is_kept=bool(kept_files))
     ]
 
 
 def _is_retried(file: InputFile, *, is_kept: bool) -> bool:
-    """Whether to read a refused file again; if not, the log says why."""
+    """Return whether to read a rejected file again. If not, log the reason."""
     if not any(map(os.path.lexists, (file.path, file.name))):
         LOGGER.warning("%s no longer exists; dropped from this run", file.display_name)
         return False
@@ -196,7 +199,7 @@ def _is_retried(file: InputFile, *, is_kept: bool) -> bool:
 
 
 def _start_inputs(config: RunConfig, files: Sequence[InputFile], survey: InputScan) -> Manifest:
-    """A new run of these files."""
+    """Create the manifest for a new run on these files."""
     options = config.options
     is_qualified = False
     if len(files) > 1 or survey.renames:  # a single file is read once, when it is planned
@@ -227,8 +230,11 @@ def _warn_of_copies(files: Iterable[InputFile]) -> None:
     first_with: dict[str, InputFile] = {}
     for file in files:
         if (first := first_with.setdefault(file.identity, file)) is not file:
-            names = first.display_name, file.display_name
-            LOGGER.warning("%s and %s have the same content: each record counts twice", *names)
+            LOGGER.warning(
+                "%s and %s have the same content: each record counts twice",
+                first.display_name,
+                file.display_name,
+            )
 
 
 def _extend_run(
@@ -238,7 +244,7 @@ def _extend_run(
     files: Sequence[InputFile],
     survey: InputScan,
 ) -> Manifest:
-    """The recorded run plus the files that are new now, or readable for the first time."""
+    """Extend the recorded run by files that are new, or readable for the first time."""
     options = config.options
     if not options.add:
         _refuse_others(recorded, [*files, *(file for file, _ in survey.refused)], rundir)
@@ -246,19 +252,21 @@ def _extend_run(
     recorded.check_same_recipe(config.recipe_for(options.known_type or run_type))
     _refuse_lost(recorded, survey)
     inputs = check_recorded(recorded.inputs, files)
-    old, new = inputs[: len(recorded.inputs)], inputs[len(recorded.inputs) :]
+    n_recorded = len(recorded.inputs)
+    old = inputs[:n_recorded]
+    new = inputs[n_recorded:]
     if new:
         _warn_of_copies(new)
         new = survey.run(new)
-    anew = _reselected_inputs(rundir, recorded, new)
+    reselected = _reselected_inputs(rundir, recorded, new)
     if options.known_type is None:
-        ordinary = [file for file in new if not anew[file.path]]
+        ordinary = [file for file in new if not reselected[file.path]]
         _, ordinary = survey.decide_type(ordinary, run_type)
-        new = [file for file in new if anew[file.path] or file in ordinary]
+        new = [file for file in new if reselected[file.path] or file in ordinary]
     for file in new:
         LOGGER.warning("added to this run: %s", file.display_name)
     announce(f"resuming the run in {printable(rundir.root)}; finished work is kept")
-    replaced = set(recorded.replaced).union(*(anew[file.path] for file in new))
+    replaced = set(recorded.replaced).union(*(reselected[file.path] for file in new))
     return replace(
         recorded,
         inputs=(*old, *new),
@@ -283,12 +291,16 @@ def _refuse_lost(recorded: Manifest, survey: InputScan) -> None:
 def _reselected_inputs(
     rundir: RunDir, recorded: Manifest, files: Sequence[InputFile]
 ) -> dict[str, set[str]]:
-    """Per file path, the ids of the failed or invalid records that the file replaces.
+    """Find the failed or invalid records that each file replaces.
+
+    Returns:
+        File path -> record ids.
 
     Raises:
         InputError: the table of records is damaged.
     """
-    command, mendable = recorded.recipe.command, set[str]()
+    command = recorded.recipe.command
+    mendable = set[str]()
     table = rundir.record_table(command)
     if files and table.exists():
         hint = with_options("run with {resume} alone to rewrite it, then repeat this command")

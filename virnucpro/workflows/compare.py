@@ -1,7 +1,7 @@
-"""Compare two results: rows in only one of them, different labels, differences of scores.
+"""Compare two results: rows in only one of them, different labels, score differences.
 
-A result is a run folder, a folder of the original VirNucPro, or one table of either. Rows are
-joined by id, in memory.
+A result is a run folder, an output folder from the original VirNucPro, or one table from either.
+Rows are joined by id, in memory.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from virnucpro.results.outputs import (
 from virnucpro.results.table_readers import parse_call, parse_identity
 from virnucpro.store.checksums import Outputs
 
-_ROUNDING = 1e-9  # of differences between scores, which have 6 decimals
-_N_EXAMPLES = 3  # ids of each kind of difference
+_ROUNDING = 1e-9  # tolerance for score differences; scores have 6 decimals
+_N_EXAMPLES = 3  # ids listed per kind of difference
 _KINDS = "only in A", "only in B", "labels differ"
 _LINE = "{:<8} {:>11}  {:>13}  {:>13}  {:>13}  {:>7}  {:>7}"
 _HINT = "copy it again from an intact folder, or make it again with this version"
 
-# a frame, a chunk, a record or a virus, as a table has it: id, label, and score
+# A row for a frame, chunk, record or virus: id, label and score.
 _Row: TypeAlias = tuple[str, str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """One table of two results."""
+    """Comparison of one table in two results."""
 
     table: str
     n_both: int
-    kinds: Mapping[str, list[str]]  # the ids of each kind of difference; two labels that differ
-    differences: list[float]  # of scores, absolute
+    kinds: Mapping[str, list[str]]  # kind of difference -> ids, with both labels if they differ
+    differences: list[float]  # absolute score differences
 
     @property
     def largest(self) -> float:
         return max(self.differences, default=0.0)
 
     def agrees(self, tolerance: float | None) -> bool:
-        """True if no row is missing, no label differs, and scores differ within the tolerance."""
+        """Return True if no row is missing, labels match, and scores agree within ``tolerance``."""
         is_near = tolerance is None or self.largest <= tolerance + _ROUNDING
         return is_near and not any(self.kinds.values())
 
@@ -61,9 +61,10 @@ def compare(a: Path, b: Path) -> list[TableComparison]:
 
     Raises:
         InputMissingError: a result does not exist, or the two have no table in common.
-        InputError: a table is damaged, missing, or of another version of VirNucPro.
+        InputError: a table is damaged, missing, or from another version of VirNucPro.
     """
-    tables_of_a, tables_of_b = _find_tables(a), _find_tables(b)
+    tables_of_a = _find_tables(a)
+    tables_of_b = _find_tables(b)
     names = [name for name in _READERS if name in tables_of_a and name in tables_of_b]
     if not names:
         raise InputMissingError(
@@ -77,22 +78,28 @@ def compare(a: Path, b: Path) -> list[TableComparison]:
 
 
 def report_lines(comparisons: list[TableComparison]) -> Iterator[str]:
-    """Format the comparison as a table, followed by a few examples of differences."""
+    """Format the comparison as a table, followed by a few example ids per difference."""
     yield _LINE.format("table", "in both", *_KINDS, "largest", "median")
-    for one in comparisons:
-        counts = (f"{n:,}" for n in (one.n_both, *(len(one.kinds[kind]) for kind in _KINDS)))
-        scores = (one.largest, median(one.differences)) if one.differences else ()
-        texts = [f"{score:.2g}" for score in scores] or ["", ""]
-        yield _LINE.format(one.table, *counts, *texts).rstrip()
-    for one in comparisons:
-        for kind, ids in one.kinds.items():
+    for comparison in comparisons:
+        sizes = [len(comparison.kinds[kind]) for kind in _KINDS]
+        counts = [f"{n:,}" for n in (comparison.n_both, *sizes)]
+        texts = ["", ""]
+        if comparison.differences:
+            scores = (comparison.largest, median(comparison.differences))
+            texts = [f"{score:.2g}" for score in scores]
+        yield _LINE.format(comparison.table, *counts, *texts).rstrip()
+    for comparison in comparisons:
+        for kind, ids in comparison.kinds.items():
             more = ", ..." if len(ids) > _N_EXAMPLES else ""
             if ids:
-                yield f"{one.table}, {kind}: {', '.join(map(printable, ids[:_N_EXAMPLES]))}{more}"
+                yield (
+                    f"{comparison.table}, {kind}: "
+                    f"{', '.join(map(printable, ids[:_N_EXAMPLES]))}{more}"
+                )
 
 
 def _find_tables(path: Path) -> dict[str, Path]:
-    """The tables of a result that can be compared, by their kind."""
+    """Find the comparable tables of a result, by their kind."""
     if path.is_dir():
         files = {name: path / sink.file for name, (sink, _) in _READERS.items()}
         if tables := {name: file for name, file in files.items() if file.is_file()}:
@@ -134,19 +141,22 @@ def _check(path: Path) -> None:
 
 
 def _compare_table(name: str, a: Path, b: Path) -> TableComparison:
-    of_a = {row_id: (label, score) for row_id, label, score in _read(name, a)}
-    n_both, only_in_b, relabelled, differences = 0, list[str](), list[str](), list[float]()
+    rows_of_a = {row_id: (label, score) for row_id, label, score in _read(name, a)}
+    n_both = 0
+    only_in_b: list[str] = []
+    relabelled: list[str] = []
+    differences: list[float] = []
     for row_id, label, score in _read(name, b):
-        if row_id not in of_a:
+        if row_id not in rows_of_a:
             only_in_b.append(row_id)
             continue
-        before, score_before = of_a.pop(row_id)
+        before, score_before = rows_of_a.pop(row_id)
         n_both += 1
         if label != before:
             relabelled.append(f"{row_id} ({before}, {label})")
         if score is not None and score_before is not None:
             differences.append(abs(score_before - score))
-    kinds = dict(zip(_KINDS, (list(of_a), only_in_b, relabelled), strict=True))
+    kinds = dict(zip(_KINDS, (list(rows_of_a), only_in_b, relabelled), strict=True))
     return TableComparison(name, n_both, kinds, differences)
 
 
@@ -154,9 +164,10 @@ def _read(name: str, path: Path) -> Iterator[_Row]:
     """Yield the rows of a table.
 
     Raises:
-        InputError: it is damaged, or an id occurs twice.
+        InputError: the table is damaged, or an id occurs twice.
     """
-    ids, (sink, parse) = set[str](), _READERS[name]
+    ids = set[str]()
+    sink, parse = _READERS[name]
 
     def parsed(row: dict[str, str]) -> _Row:
         row_id, _, score = parsed_row = parse(row)

@@ -1,4 +1,4 @@
-"""``virnucpro extract``: embed the records of the input, and list the status of each."""
+"""``virnucpro extract``: embed the input records, and list the status of each."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ def extract(
     *,
     create: bool = True,
 ) -> Summary:
-    """Embed the records of the input in the run folder, as the options say.
+    """Embed the input records into the run folder.
 
-    ``pool``: helpers that may still be starting; None: start them when they are needed.
-    ``create``: make the output folder if it is missing.
+    Args:
+        pool: helpers that may still be starting. None: start them when they are needed.
+        create: create the output folder if it is missing.
 
     Raises:
-        VirnucproError: see ``errors``; finished shards are kept in every case.
+        VirnucproError: see ``errors``. Finished shards are always kept.
     """
     with lock_run_dir(options.output_dir, create=create) as lock_new_folder:
         config = resolve_extract(options, on_event)
@@ -62,10 +63,10 @@ def run_extract(
     on_event: EventHandler,
     pool: HelperPool | None = None,
 ) -> Summary:
-    """Run, or resume, an extraction, in a folder that is made if it is missing.
+    """Run or resume an extraction. Creates the folder if it is missing.
 
     Raises:
-        VirnucproError: see ``errors``; finished shards are kept in every case.
+        VirnucproError: see ``errors``. Finished shards are always kept.
     """
     with open_run_dir(config.output).locked(create=True):
         return run_locked_extract(config, executor, on_event, pool)
@@ -77,10 +78,10 @@ def run_locked_extract(
     on_event: EventHandler,
     pool: HelperPool | None = None,
 ) -> Summary:
-    """Run, or resume, an extraction in a folder that the caller has locked.
+    """Run or resume an extraction in a folder that the caller has locked.
 
     Raises:
-        VirnucproError: see ``errors``; finished shards are kept in every case.
+        VirnucproError: see ``errors``. Finished shards are always kept.
     """
     options = config.options
     selection = Selection()  # every record
@@ -106,7 +107,7 @@ def run_locked_extract(
 
 
 def record_extract(run_dir: RunDir, config: ExtractConfig, manifest: Manifest) -> RunRecord:
-    """The facts of an extraction, and the key of its rows."""
+    """Record the facts of an extraction and the key of its rows."""
     key = ("extract", config.options.format, has_sample_tables(config.options, run_dir))
     return start_record(run_dir, config, manifest, config.announcements, key)
 
@@ -114,7 +115,7 @@ def record_extract(run_dir: RunDir, config: ExtractConfig, manifest: Manifest) -
 def extract_context(
     config: ExtractConfig, record: RunRecord, plan: Plan, pool: HelperPool, on_event: EventHandler
 ) -> RunContext:
-    """Everything that the steps after the plan of an extraction share."""
+    """Build the context that the steps after planning share."""
     options = config.options
     run_dir = record.run_dir
     manifest = plan.manifest

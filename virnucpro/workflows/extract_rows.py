@@ -1,4 +1,4 @@
-"""Make the rows of an extraction: the status of each record, and how many frames have a vector."""
+"""Make the rows of an extraction: status and number of embedded frames per record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from virnucpro.workflows.table_tasks import BlockRows, Frame, FrameRange, RowBui
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRowBuilder(RowBuilder):
-    """Makes the rows of records that are embedded and not called."""
+    """Makes the rows of records that are embedded but not called."""
 
     def pack_frames(
         self, orfs: Sequence[Orf], features: Sequence[ShardFeatures], reasons: Mapping[str, str]
@@ -33,12 +33,16 @@ class EmbeddingRowBuilder(RowBuilder):
         ranges: Sequence[Sequence[FrameRange]],
         frames: Sequence[ShardFrames],
     ) -> BlockRows:
-        unpacked = [of_shard.unpack() for of_shard in frames]
-        by_record = [
-            [frame for r in of_record for frame in unpacked[r.shard][r.first : r.end]]
-            for of_record in ranges
-        ]
-        results = self._describe(records, by_record)
+        shard_frames = [packed.unpack() for packed in frames]
+        frames_by_record: list[list[Frame]] = []
+        for record_ranges in ranges:
+            record_frames: list[Frame] = []
+            for frame_range in record_ranges:
+                record_frames += shard_frames[frame_range.shard][
+                    frame_range.first : frame_range.end
+                ]
+            frames_by_record.append(record_frames)
+        results = self._describe(records, frames_by_record)
         n_letters = int(records.lengths.sum())
         return BlockRows(
             batches=make_batches(results, OUTPUTS["extract"], with_own=self.with_own_ids),
@@ -48,7 +52,7 @@ class EmbeddingRowBuilder(RowBuilder):
         )
 
     def _describe(self, records: Records, frames: Sequence[Sequence[Frame]]) -> EmbeddedRecords:
-        """The status, the note and the counts of each record, from its frames."""
+        """Derive the status, the note and the counts of each record from its frames."""
         screened = reject_reasons(records, self.recipe)
         statuses: list[Status] = []
         notes: list[str] = []
@@ -66,14 +70,15 @@ class EmbeddingRowBuilder(RowBuilder):
             n_chunks.append(0 if index in screened else self.recipe.count_chunks(length))
         self._note_other_codes(records, statuses, notes)
         n_frames = [
-            len(of_record) - len(failures.get(index, ())) for index, of_record in enumerate(frames)
+            len(record_frames) - len(failures.get(index, ()))
+            for index, record_frames in enumerate(frames)
         ]
         return EmbeddedRecords(records, statuses, notes, n_chunks, n_frames, failures)
 
     def _row_status(self, n_frames: int, failed: Sequence[FailedFrame]) -> tuple[Status, str]:
-        """The status and the note of a record that passed the screen."""
+        """Return the status and the note of a record that passed the screen."""
         if not n_frames:
-            # an encoder of chunks reads all that have a known base
+            # A chunk encoder reads every chunk that has a known base.
             return "no_orf", "no known base" if Alphabet.CHUNK in self.recipe.alphabets else ""
         if not failed:
             return "embedded", ""
@@ -83,7 +88,7 @@ class EmbeddingRowBuilder(RowBuilder):
     def _note_other_codes(
         self, records: Records, statuses: Sequence[Status], notes: list[str]
     ) -> None:
-        """Add notes on records that seem to use another genetic code."""
+        """Add notes to records that seem to use another genetic code."""
         indices = [
             index
             for index, status in enumerate(statuses)

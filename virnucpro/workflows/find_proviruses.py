@@ -1,6 +1,6 @@
 """``virnucpro regions``: find the regions of a finished run, and write them as ``predict`` does.
 
-Nothing is embedded or called. Records are read from the inputs, calls from the table of records,
+Nothing is embedded or called. Records come from the inputs, and calls from the table of records,
 which is rewritten because its notes change.
 """
 
@@ -41,24 +41,24 @@ _WRITTEN = tuple(sink.file for sink in REGION_OUTPUTS)
 
 
 def find_regions(asked: RegionsOptions, on_event: EventHandler) -> RecordCounts:
-    """Find regions in the records of a finished run. Returns the counts of its records.
+    """Find regions in the records of a finished run, and return the record counts.
 
     Raises:
-        VirnucproError: the folder holds no finished ``predict`` of nucleotides, or an input is
-            missing or has changed; see ``errors``.
+        VirnucproError: the folder has no finished ``predict`` run on nucleotides, or an input is
+            missing or has changed. See ``errors``.
     """
     rundir = open_run_dir(asked.folder)
-    _finished_run(rundir)  # before a lock is made: the folder may hold something else
+    _finished_run(rundir)  # before a lock is created: the folder may not be a run folder
     with rundir.locked_for_run():
         manifest = _finished_run(rundir)
-        # not as a run begins: the page keeps the warnings of the run
+        # Logged without starting a new run, so that the page keeps the warnings of the run.
         LOGGER.info("virnucpro %s regions: %s", __version__, printable(" ".join(asked.argv)))
         Outputs(rundir).check(but=(RunDir.page, *_WRITTEN))
         inputs = check_recorded(manifest.inputs)
         present = number_taken_names(replace(manifest, inputs=tuple(inputs)), on_event)
         options = _add_regions(rundir, asked.region_model)
         finder = ProvirusFinder.load_builtin(
-            *(manifest.recipe.genetic_code, None, options.region_model, options.min_posterior)
+            manifest.recipe.genetic_code, None, options.region_model, options.min_posterior
         )
         announce(f"regions: learned from {finder.model.training}")
         with Outputs(rundir).rewriting((RECORD_TABLE.file, *_WRITTEN)):
@@ -80,7 +80,9 @@ def _write_files(
     on_event: EventHandler,
 ) -> RecordCounts:
     """Write the table of viruses, the region files, and the table of records with new notes."""
-    tally, n_letters, total = RecordCounts(), 0, InputFile.total_letters(inputs)
+    tally = RecordCounts()
+    n_letters = 0
+    total = InputFile.total_letters(inputs)
     sinks = (RECORD_TABLE, *REGION_OUTPUTS)
     per_file = rundir.samples.is_dir()
     with_own = manifest.is_qualified and per_file
@@ -92,11 +94,11 @@ def _write_files(
                 FrameScores.from_predictions([[]]),
             )
             finder.add_regions(results, 0)
-            [portion] = make_batches(
+            [batch] = make_batches(
                 results, sinks, finder.code, with_own=with_own, taken=manifest.taken
             )
-            add(portion)
-            tally.include(portion.counts)
+            add(batch)
+            tally.include(batch.counts)
             n_letters += len(record.sequence)
             work = (n_letters, total - n_letters) if total else None
             on_event(Progress("looking for regions", n_letters, total, "letters", work))
@@ -104,10 +106,10 @@ def _write_files(
 
 
 def _add_regions(rundir: RunDir, region_model: Path | None) -> PredictOptions:
-    """The options of a run with regions switched on, by its own model unless one is named.
+    """Switch regions on in the recorded options. The run's own model is the default.
 
     Raises:
-        ResumeError: ``run.json`` lacks them.
+        ResumeError: ``run.json`` lacks the options.
         UnavailableError: the model of the run no longer exists.
     """
     options = restore_options(PredictOptions, rundir.root, rundir.read_facts())
@@ -135,7 +137,7 @@ def _finished_run(rundir: RunDir) -> Manifest:
 def _records_and_calls(
     rundir: RunDir, manifest: Manifest, inputs: Sequence[InputFile]
 ) -> Iterator[tuple[FastaRecord, Call]]:
-    """Yield each record with its call; the table has the order of the records.
+    """Yield each record with its call. Table rows are in record order.
 
     Raises:
         InputError: a row belongs to another record.

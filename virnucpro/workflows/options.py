@@ -1,4 +1,4 @@
-"""The options that ``predict`` and ``extract`` share, and those of ``extract``."""
+"""Options that ``predict`` and ``extract`` share, and the options specific to ``extract``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GeneticCode = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """A folder for results, where an interrupted command can be resumed."""
+    """An output folder in which an interrupted command can be resumed."""
 
     output_dir: Annotated[
         Path,
@@ -113,7 +113,7 @@ class SequenceOptions:
 
     @property
     def known_type(self) -> InputType | None:
-        """The type that the user named; None if the letters of the input decide."""
+        """The type that the user named, or None if the letters of the input decide."""
         return None if self.input_type == "auto" else self.input_type
 
 
@@ -122,10 +122,11 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     """The options that ``predict`` and ``extract`` share."""
 
     command: ClassVar[Command]
-    # names of the options that ``run.json`` records: of the threshold, and others that change rows
+    # Names of the options that ``run.json`` records: threshold options, and others that change
+    # rows.
     threshold_options: ClassVar[tuple[str, ...]] = ()
     table_options: ClassVar[tuple[str, ...]]
-    typed: tuple[str, ...] = ()  # names of the options on the command line, defaults too
+    typed: tuple[str, ...] = ()  # names of options given on the command line, even at defaults
 
     add: Annotated[
         bool,
@@ -217,10 +218,10 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         return True
 
     def check_without_engine(self) -> None:
-        """Refuse options that have no effect if nothing is embedded.
+        """Reject options that have no effect if nothing is embedded.
 
         Raises:
-            UsageError: one of them was given.
+            UsageError: such an option was given.
         """
         reject_options(
             self,
@@ -230,10 +231,10 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         )
 
     def check_type(self, input_type: str) -> None:
-        """Refuse options that have no effect on input of this type.
+        """Reject options that have no effect on input of this type.
 
         Raises:
-            UsageError: one of them was given.
+            UsageError: such an option was given.
         """
         if input_type == "protein":
             reject_options(self, ("chunk_size", "genetic_code"), "on proteins, which are not cut")
@@ -279,7 +280,7 @@ class ExtractOptions(RunOptions):
 
 
 def record_options(options: RunOptions) -> dict[str, dict[str, object]]:
-    """The options that change the rows, for ``run.json``. The threshold has a part of its own."""
+    """Return the options that change rows, for ``run.json``. Threshold options come separately."""
     return {
         "cut": _recorded_values(options, options.threshold_options),
         "tables": _recorded_values(options, options.table_options),
@@ -287,7 +288,7 @@ def record_options(options: RunOptions) -> dict[str, dict[str, object]]:
 
 
 def _recorded_values(options: RunOptions, names: Iterable[str]) -> dict[str, object]:
-    """The values of options by name. Paths become absolute."""
+    """Return option values by name, with absolute paths."""
     values = {name: getattr(options, name) for name in names}
     for name, value in values.items():
         if isinstance(value, Path):
@@ -298,7 +299,7 @@ def _recorded_values(options: RunOptions, names: Iterable[str]) -> dict[str, obj
 
 
 def name_anywhere(model: str) -> str:
-    """A model as ``--model`` names it; a path is made absolute."""
+    """Return a model as ``--model`` names it, with an absolute path if it is a path."""
     return model if Path(model).name == model else str(expand_path(model).absolute())
 
 
@@ -306,14 +307,14 @@ _Options = TypeVar("_Options", bound=RunOptions)
 
 
 def restore_options(kind: type[_Options], folder: Path, stored: Mapping[str, Any]) -> _Options:
-    """Read the options that change the rows from ``run.json``.
+    """Read the options that change rows from ``run.json``.
 
     Raises:
-        ResumeError: they are missing.
+        ResumeError: the options are missing.
     """
     try:
-        given = {**stored["tables"], **stored["cut"], "output_dir": str(folder)}
-        values = {name: value for name, value in given.items() if value is not None}
+        recorded = {**stored["tables"], **stored["cut"], "output_dir": str(folder)}
+        values = {name: value for name, value in recorded.items() if value is not None}
         return build_options(kind, {**values, "input": [str(folder)]})
     except (KeyError, TypeError, UsageError) as error:
         raise ResumeError(

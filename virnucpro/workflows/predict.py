@@ -1,7 +1,7 @@
-"""``virnucpro predict``: score and call the records of the input; with a model, embed them, too.
+"""``virnucpro predict``: score and call the input records, and embed them if a model is given.
 
-It has the steps of ``extract``. In addition a classifier selects the records to embed, and its
-calls fill the tables. Without a model, the scores of the records take the place of vectors.
+The steps are those of ``extract``. In addition, a classifier selects the records to embed, and its
+calls fill the tables. Without a model, stored scores replace stored vectors.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ def predict(
     executor_on: ExecutorOn = ProcessExecutor,
     pool: HelperPool | None = None,
 ) -> Summary:
-    """Call the records of the input in the run folder, as the options say.
+    """Call the input records and write the results to the run folder.
 
-    ``pool``: helpers that may still be starting; None: start them when they are needed.
+    Args:
+        pool: helpers that may still be starting. None: start them when they are needed.
 
     Raises:
-        VirnucproError: see ``errors``; finished shards are kept in every case.
+        VirnucproError: see ``errors``. Finished shards are always kept.
     """
     with lock_run_dir(options.output_dir) as lock_new_folder:
         config = resolve_predict(options, on_event)
@@ -74,10 +75,10 @@ def run_predict(
     on_event: EventHandler,
     pool: HelperPool | None = None,
 ) -> Summary:
-    """Run, or resume, a prediction, in a folder that is made if it is missing.
+    """Run or resume a prediction. Creates the folder if it is missing.
 
     Raises:
-        VirnucproError: see ``errors``; finished shards are kept in every case.
+        VirnucproError: see ``errors``. Finished shards are always kept.
     """
     with open_run_dir(config.output).locked(create=True):
         return run_locked_predict(config, executor, on_event, pool)
@@ -89,16 +90,16 @@ def run_locked_predict(
     on_event: EventHandler,
     pool: HelperPool | None = None,
 ) -> Summary:
-    """Run, or resume, a prediction in a folder that the caller has locked.
+    """Run or resume a prediction in a folder that the caller has locked.
 
     Raises:
-        VirnucproError: see ``errors``; finished shards are kept in every case.
+        VirnucproError: see ``errors``. Finished shards are always kept.
     """
     options = config.options
     summary = Summary()
     with open_run(config, executor, pool) as run:
-        if lost := find_lost_inputs(options, run.recorded):
-            _predict_without_inputs(run, config, lost[0], summary, on_event)
+        if lost_inputs := find_lost_inputs(options, run.recorded):
+            _predict_without_inputs(run, config, lost_inputs[0], summary, on_event)
             log_summary(run, summary)
             return summary
         with summary.stage(STAGES[0]), run.dir.planning():
@@ -124,7 +125,7 @@ def run_locked_predict(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classification:
-    """What scores and calls the records of one input type."""
+    """The classifier, region finder and score store for one input type."""
 
     classifier: RecordClassifier
     finder: ProvirusFinder | None  # None: no search for regions
@@ -132,17 +133,17 @@ class Classification:
 
 
 def resolve_calls(config: PredictConfig, run_dir: RunDir, recipe: Recipe) -> Classification:
-    """The classifier for the type of the input, its region finder and its stored scores.
+    """Resolve the classifier for the input type, its region finder and its stored scores.
 
     Raises:
-        UsageError: an option of the threshold is not possible for these records.
+        UsageError: a threshold option is not possible for these records.
         InputMissingError, UnavailableError: the region model is missing or damaged.
     """
     options = config.options
     classifier = config.classifier.for_input_type(recipe.input_type)
     finder = None
     if options.regions and recipe.input_type == "nucleotide":
-        # it uses the scorer, whoever calls
+        # The finder uses the scorer, whichever classifier makes the calls.
         finder = ProvirusFinder.load_builtin(
             recipe.genetic_code,
             classifier.scorer,
@@ -159,7 +160,7 @@ def resolve_calls(config: PredictConfig, run_dir: RunDir, recipe: Recipe) -> Cla
 def record_predict(
     run_dir: RunDir, config: PredictConfig, manifest: Manifest, calls: Classification
 ) -> RunRecord:
-    """The facts of a prediction, and the key of its rows."""
+    """Record the facts of a prediction and the key of its rows."""
     options = config.options
     classifier = calls.classifier
     key = (
@@ -170,12 +171,12 @@ def record_predict(
         calls.finder.digest if calls.finder else "",
         has_sample_tables(options, run_dir),
     )
-    announced = (*classifier.announcements, *config.announcements)
-    return start_record(run_dir, config, manifest, announced, key)
+    announcements = (*classifier.announcements, *config.announcements)
+    return start_record(run_dir, config, manifest, announcements, key)
 
 
 def make_row_builder(config: PredictConfig, plan: Plan, calls: Classification) -> CallRowBuilder:
-    """The context of the table tasks of a prediction."""
+    """Build the row builder that the table tasks of a prediction share."""
     manifest = plan.manifest
     per_file = has_sample_tables(config.options, plan.rundir)
     return CallRowBuilder(
@@ -197,7 +198,7 @@ def predict_context(
     pool: HelperPool,
     on_event: EventHandler,
 ) -> RunContext:
-    """Everything that the steps after the plan of a prediction share."""
+    """Build the context that the steps after planning share."""
     options = config.options
     run_dir = record.run_dir
     return RunContext(
@@ -218,16 +219,16 @@ def predict_context(
 
 
 def warn_of_plan(classifier: RecordClassifier, plan: Plan) -> list[str]:
-    """Warn about records with weak calls or none."""
+    """Warn about records that get no call or only a weak one."""
     counts = plan.counts
     numbers = (counts.n_records, counts.n_short, len(plan.shards))
     return list(classifier.warnings(plan.manifest.recipe.chunk_size, *numbers))
 
 
 def _predict_without_inputs(
-    run: OpenRun, config: PredictConfig, lost: str, summary: Summary, on_event: EventHandler
+    run: OpenRun, config: PredictConfig, lost_input: str, summary: Summary, on_event: EventHandler
 ) -> None:
-    """Apply another threshold to the stored scores of a finished run whose input is gone.
+    """Apply another threshold to the stored scores of a finished run whose input is missing.
 
     Raises:
         ResumeError, InputMissingError: as ``check_same_recipe`` and ``rethreshold``.
@@ -240,7 +241,9 @@ def _predict_without_inputs(
     record = record_predict(run.dir, config, recorded, calls)
     plan = Plan(run.dir, recorded)
     context = predict_context(config, record, calls, plan, run.pool, on_event)
-    LOGGER.warning("the input is missing: %s; using the scores of this run for the calls", lost)
+    LOGGER.warning(
+        "the input is missing: %s; using the scores of this run for the calls", lost_input
+    )
     summary.count_plan(plan)
     summary.announce_calls(calls.classifier, recorded)
-    rethreshold(context, make_row_builder(config, plan, calls), calls.scores, lost, summary)
+    rethreshold(context, make_row_builder(config, plan, calls), calls.scores, lost_input, summary)

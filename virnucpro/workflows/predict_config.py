@@ -1,4 +1,4 @@
-"""Resolve the options of ``predict``: also the classifier, its head, and what is embedded."""
+"""Resolve the options of ``predict``: models, classifier, head, and records to embed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from virnucpro.workflows.run_config import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictConfig(RunConfig):
-    """One ``predict``: with or without encoders."""
+    """One resolved ``predict``, with or without encoders."""
 
     options: PredictOptions
     classifier: RecordClassifier
@@ -79,23 +79,24 @@ def resolve_predict(options: PredictOptions, on_event: EventHandler) -> PredictC
 def resolve_predict_part(
     options: WorkOptions, stored: Mapping[str, Any], recorded: Manifest, on_event: EventHandler
 ) -> PredictConfig:
-    """Resolve everything that a part of a recorded prediction needs on this machine.
+    """Resolve everything that one part of a recorded prediction needs on this machine.
 
-    ``stored`` is ``run.json``, with the options that change the tables.
+    Args:
+        stored: ``run.json``, including the options that change the tables.
 
     Raises:
         UnavailableError, ResumeError: as ``match_recorded`` and ``restore_options``.
     """
-    of_run = name_model(part_options(PredictOptions, options, stored), recorded)
+    run_options = name_model(part_options(PredictOptions, options, stored), recorded)
     if recorded.recipe.encoders:
-        config = _resolve_with_models(of_run, recorded.models, recorded, on_event)
+        config = _resolve_with_models(run_options, recorded.models, recorded, on_event)
     else:
-        config = _resolve_scorer_alone(of_run)
+        config = _resolve_scorer_alone(run_options)
     return match_recorded(config, recorded)
 
 
 def _resolve_scorer_alone(options: PredictOptions) -> PredictConfig:
-    """Resolve a run without vectors: all cores are for the parent and its helpers."""
+    """Resolve a run without vectors: all cores serve the parent process and its helpers."""
     classifier = choose_classifier(
         convert_options(options, ThresholdOptions), options.calls, None, []
     )
@@ -126,7 +127,7 @@ def _resolve_with_models(
     *,
     is_default: bool = False,
 ) -> PredictConfig:
-    """Resolve a run that makes vectors with the models of these names."""
+    """Resolve a run that computes vectors with the named models."""
     require_torch()
     check_connector(options.hdf5_vol_connector)
     if options.head and not options.head.is_file():
@@ -154,7 +155,7 @@ def _resolve_with_models(
     if head is not None:
         layers = [LayerChoice(facts.layer, facts.pooling) for facts in head.facts.encoders]
     encoders = prepare_encoders(options, engine, layers, on_event)
-    announced = _announce_options(options, list(rules), is_default=is_default)
+    announcements = _announce_options(options, list(rules), is_default=is_default)
     chunk_size = classifier.chunk_size(options.chunk_size)
     shortest = max(classifier.min_length("nucleotide"), *(model.shortest for model in models))
     return PredictConfig(
@@ -165,7 +166,7 @@ def _resolve_with_models(
         min_protein_length=classifier.min_length("protein"),
         checkpoints=engine.checkpoints,
         weights=encoders.weights,
-        announcements=(*announced, *engine.announce(options, encoders)),
+        announcements=(*announcements, *engine.announce(options, encoders)),
         compromises=engine.compromises,
         models=tuple(map(name_anywhere, names)),
         rules=rules,
@@ -173,7 +174,7 @@ def _resolve_with_models(
 
 
 def _refuse_head(options: PredictOptions, names: Sequence[str], dims: Sequence[int]) -> None:
-    """Refuse a head that cannot call by vectors of these dimensions.
+    """Reject a head that cannot read vectors with these dimensions.
 
     Raises:
         UnavailableError: there is no head, or it was made for other models.
@@ -203,9 +204,9 @@ def _no_head(names: str) -> UnavailableError:
 
 
 def find_region_model(model: str) -> Path | None:
-    """Path of the region model that belongs to ``--model``; None: use VirNucPro's own.
+    """Return the region model that belongs to ``--model``, or None to use the built-in one.
 
-    Only a trained model, named by path, has one. The model itself is not opened.
+    Only a trained model that is named by its path has one. The model itself is not opened.
 
     Raises:
         UnavailableError: there is no such model.
@@ -223,9 +224,9 @@ def find_region_model(model: str) -> Path | None:
 def _choose_rules(
     options: PredictOptions, recorded: Manifest | None, models: Sequence[Model]
 ) -> Mapping[EmbeddingRule, int]:
-    """The rules by which the run embeds: the recorded ones and any that this start adds.
+    """Choose the rules by which the run embeds: the recorded ones plus any that this start adds.
 
-    An encoder of chunks is there for the calls: by default it reads what a preset may call virus.
+    A chunk encoder only supports calls, so by default it reads what a preset may call virus.
     """
     rule = options.embed
     if rule is None and options.calls == "auto" and recorded is None:
@@ -242,17 +243,17 @@ def _choose_rules(
 def _announce_options(
     options: PredictOptions, rules: Sequence[EmbeddingRule], *, is_default: bool
 ) -> Iterator[str]:
-    """Announce why a model runs if none was named, and what the model is used for."""
+    """Announce why a model runs if none was named, and how its vectors are used."""
     if is_default:
-        given = " and ".join(options.given_to_embed)
+        flags = " and ".join(options.given_to_embed)
         calls = (
-            f"It changes no call: leave {given} out to run without it and without a GPU. To find "
+            f"It changes no call: leave {flags} out to run without it and without a GPU. To find "
             "more unknown viruses in short records with a GPU, add --model cnn_virnucpro (it may "
             "lose known ones)."
         )
         names_head = options.calls == "head" or options.head
         effect = "The head needs its vectors." if names_head else calls
-        yield f"{DEFAULT_MODEL}, the default model, runs because of {given}. {effect}"
+        yield f"{DEFAULT_MODEL}, the default model, runs because of {flags}. {effect}"
     if rules[-1] != "all":
         yield f"embedded: records that --embed {' or '.join(rules)} chooses"
     elif options.embed not in (None, "all"):
@@ -266,10 +267,10 @@ def _load_head(
 ) -> Head | None:
     """Load the head that calls, if any: the head that the user named, or the model's own.
 
-    The head of the built-in ESM-2, or of the default model, calls only on request.
+    The heads of the built-in ESM-2 and the default model call only on request.
 
     Raises:
-        UnavailableError: there is none, it is damaged, or it belongs to other models.
+        UnavailableError: the head is missing or damaged, or belongs to other models.
     """
     if options.calls == "scorer":
         return None

@@ -78,7 +78,7 @@ class PredictOptions(ThresholdOptions, RunOptions):
 
     @property
     def asks_for_vectors(self) -> bool:
-        """True if a model, a head, --embed or any option of the engine was given."""
+        """True if a model, a head, --embed or any engine option was given."""
         return self.model is not None or bool(self.given_to_embed)
 
     @property

@@ -25,7 +25,7 @@ from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.table_tasks import BlockRows, Frame, FrameRange, RowBuilder, ShardFrames
 
 FRAMES_AT_ONCE = 2048
-# the records that predict embeds, and those that it searches for regions
+# Which records predict embeds, and which it searches for regions.
 SELECTION = Selection(select=select_for_embedding, min_searched_length=SHORTEST_RECORD)
 
 
@@ -46,9 +46,9 @@ class CallRowBuilder(RowBuilder):
                 Frame.from_orf(orf, None, reasons.get(orf.id, ""), None) for orf in orfs
             )
         ids = [orf.id for orf in orfs if orf.id not in reasons]
-        vectors = [of_encoder.select_rows(ids) for of_encoder in features]
-        joined = vectors[0] if len(vectors) == 1 else np.concatenate(vectors, axis=1)
-        return score_frames(orfs, joined, reasons, head)
+        vectors = [shard_features.select_rows(ids) for shard_features in features]
+        combined = vectors[0] if len(vectors) == 1 else np.concatenate(vectors, axis=1)
+        return score_frames(orfs, combined, reasons, head)
 
     def make_rows(
         self,
@@ -74,7 +74,7 @@ class CallRowBuilder(RowBuilder):
         )
 
     def make_batches(self, results: CalledRecords) -> list[RowBatch]:
-        """The rows of neighbouring records, by sample."""
+        """Make the rows of neighbouring records, by sample."""
         is_protein = self.recipe.input_type == "protein"
         code = None if is_protein else GeneticCode.from_number(self.recipe.genetic_code)
         return make_batches(
@@ -89,9 +89,9 @@ class CallRowBuilder(RowBuilder):
         """Call scored records."""
         results = self._scorer_alone.call_scored(scored, self.recipe)
         if self.finder is not None:
-            for index, both in scored.found.items():
-                found = both[results.calls.are_viruses[index]]
-                self.finder.add_detected(results, index, found)
+            for index, detected_pair in scored.found.items():
+                detected = detected_pair[results.calls.are_viruses[index]]
+                self.finder.add_detected(results, index, detected)
         return results
 
     def _add_notes(self, results: CalledRecords) -> CalledRecords:
@@ -117,10 +117,11 @@ class CallRowBuilder(RowBuilder):
     ) -> tuple[ScoredRecords, bool]:
         """Read the scores of the records, or compute and store them.
 
-        -> the scores; True if they were computed
+        Returns:
+            The scores, and True if they were computed.
 
         Raises:
-            OutputError, StorageError: they cannot be written.
+            OutputError, StorageError: the scores cannot be written.
         """
         scored, is_searched = store.read(store.path(index), records)
         if scored is not None and (self.finder is None or is_searched):
@@ -145,10 +146,10 @@ class CallRowBuilder(RowBuilder):
         has_score = ~np.isnan(scored.log_odds)
         indices = [index for index in _find_long(scored.records) if has_score[index]]
         records = [scored.records.record_at(index) for index in indices]
-        found = self.finder.find(records, [(False, True)] * len(indices))
+        detected = self.finder.find(records, [(False, True)] * len(indices))
         regions = {
             index: (as_other, as_virus)
-            for index, (as_other, as_virus) in zip(indices, found, strict=True)
+            for index, (as_other, as_virus) in zip(indices, detected, strict=True)
         }
         return replace(scored, found=regions)
 
@@ -161,18 +162,18 @@ class CallRowBuilder(RowBuilder):
 
 
 def _find_long(records: Records) -> list[int]:
-    """The indices of the records that may be searched for regions."""
+    """Return the indices of records that are long enough to be searched for regions."""
     indices: list[int] = np.flatnonzero(records.lengths >= SHORTEST_RECORD).tolist()
     return indices
 
 
 def count_work(records: Records, finder: ProvirusFinder | None) -> int:
-    """The letters to read. Those that are searched for regions count twice."""
+    """Count the letters to read. Letters that are searched for regions count twice."""
     n_letters = int(records.lengths.sum())
     return n_letters + (SELECTION.count_searched(records.lengths) if finder else 0)
 
 
-# The frames of a shard, and the predictions of a record
+# Frames of a shard, and predictions of a record
 
 
 def score_frames(
@@ -181,27 +182,27 @@ def score_frames(
     """Score the frames of a shard.
 
     Args:
-        vectors: (n, dim), a row for each of the n frames that have one, in order.
+        vectors: (n, dim) float32, one row per frame that has a vector, in order.
         reasons: id -> why a frame has no vector.
     """
     embedded = [orf for orf in orfs if orf.id not in reasons]
-    rows_waiting = [row for row, orf in enumerate(embedded) if _needs_record(orf, head)]
-    waiting = {embedded[row].id: position for position, row in enumerate(rows_waiting)}
-    rows = [row for row, orf in enumerate(embedded) if orf.id not in waiting]
-    ready = [embedded[row] for row in rows]
-    bases = [orf.bases[: orf.end - orf.start] for orf in ready]
-    is_protein = bool(ready) and ready[0].strand == PROTEIN
-    values = _classify(head, vectors[rows] if waiting else vectors, bases, is_protein)
-    scores = dict(zip((orf.id for orf in ready), values, strict=True))
+    pending_rows = [row for row, orf in enumerate(embedded) if _needs_record(orf, head)]
+    waiting_rows = {embedded[row].id: position for position, row in enumerate(pending_rows)}
+    rows = [row for row, orf in enumerate(embedded) if orf.id not in waiting_rows]
+    ready_orfs = [embedded[row] for row in rows]
+    bases = [orf.bases[: orf.end - orf.start] for orf in ready_orfs]
+    is_protein = bool(ready_orfs) and ready_orfs[0].strand == PROTEIN
+    values = _classify(head, vectors[rows] if waiting_rows else vectors, bases, is_protein)
+    scores = dict(zip((orf.id for orf in ready_orfs), values, strict=True))
     frames = (
-        Frame.from_orf(orf, scores.get(orf.id), reasons.get(orf.id, ""), waiting.get(orf.id))
+        Frame.from_orf(orf, scores.get(orf.id), reasons.get(orf.id, ""), waiting_rows.get(orf.id))
         for orf in orfs
     )
-    return ShardFrames.pack(frames, vectors[rows_waiting])
+    return ShardFrames.pack(frames, vectors[pending_rows])
 
 
 def _needs_record(orf: Orf, head: Head) -> bool:
-    """True if the head reads bases, and the shard lacks some of this frame's."""
+    """Return True if the head reads bases and the shard lacks some of this frame's bases."""
     is_complete = 3 * len(orf.protein) == orf.end - orf.start
     return head.nucleotide is not None and orf.strand != PROTEIN and not is_complete
 
@@ -209,7 +210,7 @@ def _needs_record(orf: Orf, head: Head) -> bool:
 def _classify(
     head: Head, vectors: NDArray[np.float32], bases: Sequence[str], is_protein: bool = False
 ) -> list[float]:
-    """Score frames that have their vectors and bases, block by block."""
+    """Score frames that have vectors and bases, block by block."""
     values: list[float] = []
     for first in range(0, len(bases), FRAMES_AT_ONCE):
         rows = slice(first, first + FRAMES_AT_ONCE)
@@ -226,24 +227,31 @@ def predict_records(
     frames: Sequence[ShardFrames],
     head: Head | None,
 ) -> list[list[Prediction]]:
-    """The predictions of each record, one for each of its frames."""
-    unpacked = [of_shard.unpack() for of_shard in frames]
-    by_record = [
-        [(r.shard, frame) for r in of_record for frame in unpacked[r.shard][r.first : r.end]]
-        for of_record in ranges
-    ]
-    waiting = list(_pending_records(records, by_record))
+    """Return the predictions of each record, one per frame."""
+    shard_frames = [packed.unpack() for packed in frames]
+    frames_by_record: list[list[tuple[int, Frame]]] = []
+    for record_ranges in ranges:
+        record_frames: list[tuple[int, Frame]] = []
+        for frame_range in record_ranges:
+            selected = shard_frames[frame_range.shard][frame_range.first : frame_range.end]
+            record_frames += [(frame_range.shard, frame) for frame in selected]
+        frames_by_record.append(record_frames)
+    waiting = list(_pending_records(records, frames_by_record))
     scores = _score_pending(waiting, frames, head) if waiting else {}
-    return [
-        [_to_prediction(shard, frame, scores) for shard, frame in of_record]
-        for of_record in by_record
-    ]
+    predictions: list[list[Prediction]] = []
+    for record_frames in frames_by_record:
+        predictions.append([_to_prediction(shard, frame, scores) for shard, frame in record_frames])
+    return predictions
 
 
 def _score_pending(
     waiting: Sequence[tuple[int, int, str]], frames: Sequence[ShardFrames], head: Head | None
 ) -> dict[tuple[int, int], float]:
-    """Score vectors that waited for their bases. -> shard and row of the vector -> score"""
+    """Score vectors that waited for their bases.
+
+    Returns:
+        (shard, vector row) -> score.
+    """
     assert head, "frames wait only for a head that reads bases"
     vectors = np.stack([frames[shard].vectors[row] for shard, row, _ in waiting])
     values = _classify(head, vectors, [bases for _, _, bases in waiting])
@@ -259,8 +267,8 @@ def _to_prediction(shard: int, frame: Frame, scores: Mapping[tuple[int, int], fl
 def _pending_records(
     records: Sequence[FastaRecord], frames: Sequence[Sequence[tuple[int, Frame]]]
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield the shard and the row of each vector that waits for bases, and these."""
-    for record, of_record in zip(records, frames, strict=True):
-        for shard, frame in of_record:
+    """Yield shard, vector row and bases for each vector that waits for bases."""
+    for record, record_frames in zip(records, frames, strict=True):
+        for shard, frame in record_frames:
             if frame.vector_row is not None:
                 yield shard, frame.vector_row, frame.orf.coding_sequence(record.sequence)

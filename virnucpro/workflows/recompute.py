@@ -1,12 +1,12 @@
-"""Make random parts of a run again from its input, and compare them with what the run wrote.
+"""Recompute random parts of a run from its input, and compare them with the stored results.
 
-A checksum only shows that a file is the one that was written. This shows that files follow from the
-input: for some shards the vectors, for some blocks of records the scores, and for some slices of
-the input the plan and the rows of the tables. All is made in a temporary folder, by the functions
-that make a run. Nothing in the run folder changes.
+A checksum only shows that a file is unchanged since it was written. This module shows that files
+follow from the input: vectors for some shards, scores for some record blocks, and plan and table
+rows for some input slices. Everything is computed in a temporary folder, by the functions that
+compute a run. Nothing in the run folder changes.
 
-Plans, scores and rows must be equal to the byte. Vectors have the same bits on a CPU of the same
-kind. Elsewhere they may differ by roundings: see ``largest_distance_explained``.
+Plans, scores and rows must match byte for byte. Vectors are bit-identical on a CPU of the same
+kind. Elsewhere they may differ by rounding: see ``largest_distance_explained``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -51,12 +52,12 @@ from virnucpro.workflows.work_share import RunShare, embed, resolve_share
 from virnucpro.workflows.write_tables import Backlog, Group, TableWriter
 
 T = TypeVar("T")
-_BYTES_AT_ONCE = 1 << 24  # of a table that is searched
+_BYTES_AT_ONCE = 1 << 24  # read at a time when a table is searched
 _MARGIN = 2.0  # as in ``models check``
-_ONE_ROUNDING = 0.42  # units, in the root mean square: see ``models.validation.reference``
-_PRODUCTS_PER_LAYER = 8  # whose results are rounded, on the way of a residue through a layer
-# Half the distance of two numbers near 1. Factors in fp8 (2^-4) come from numbers that differ by
-# roundings to bf16 (2^-8), so only those near a border are rounded to another number.
+_ONE_ROUNDING = 0.42  # units, root mean square: see ``models.validation.reference``
+_PRODUCTS_PER_LAYER = 8  # products with rounded results, per residue and layer
+# Half the distance between two numbers near 1. Factors in fp8 (2^-4) come from numbers that differ
+# by rounding to bf16 (2^-8), so only those near a boundary round to a different number.
 _UNITS: dict[Precision, float] = {
     "fp32": 2.0**-24,
     "bf16x2": 2.0**-16,
@@ -68,12 +69,12 @@ _UNITS: dict[Precision, float] = {
 
 @dataclass(slots=True)
 class Recomputed:
-    """What was made again, and what differs from the run."""
+    """What was recomputed, and what differs from the run."""
 
     seed: int
     n_shards: int = 0
-    n_same_bits: int = 0  # shards
-    largest_distance: float = 0.0  # of a vector, relative
+    n_same_bits: int = 0  # shards with bit-identical vectors
+    largest_distance: float = 0.0  # between vectors, relative to their length
     n_blocks: int = 0
     n_slices: int = 0
     n_skipped: int = 0  # slices without tables, or with a shard that has no vectors
@@ -81,16 +82,15 @@ class Recomputed:
 
     @property
     def line(self) -> str:
-        """What was compared, and how to repeat it."""
+        """A line that states what was compared, and how to repeat it."""
         parts = []
         if self.n_shards:
             same = f"{self.n_same_bits:,} with the same bits"
             if self.n_same_bits < self.n_shards:
                 same += f", largest distance {self.largest_distance:.1e}"
             parts.append(f"{format_count(self.n_shards, 'shard')} ({same})")
-        parts += [format_count(self.n_blocks, "block of scores", "blocks of scores")] * bool(
-            self.n_blocks
-        )
+        if self.n_blocks:
+            parts.append(format_count(self.n_blocks, "block of scores", "blocks of scores"))
         parts.append(f"tables of {format_count(self.n_slices, 'slice')}")
         skipped = (
             f"; {format_count(self.n_skipped, 'slice')} without tables" if self.n_skipped else ""
@@ -100,13 +100,13 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True)
 class _Recomputation:
-    """Parts of a run that are made again in a temporary folder."""
+    """Parts of a run that are recomputed in a temporary folder."""
 
-    rundir: RunDir  # of the run
+    rundir: RunDir  # the original run folder
     share: RunShare  # the run in the temporary folder
-    context: RunContext  # the same, with the plan of the chosen parts, and the vectors of the run
+    context: RunContext  # the same, with the plan of the chosen parts and the stored vectors
     groups: Sequence[Group]  # the chosen slices
-    shards: Sequence[int]  # indices of the chosen ones
+    shards: Sequence[int]  # indices of the chosen shards
     blocks: Sequence[int]
 
     @property
@@ -121,16 +121,20 @@ def recompute(
     executor_on: ExecutorOn = ProcessExecutor,
     visible: str | None = None,
 ) -> Recomputed:
-    """Make ``n`` random shards, blocks and slices of a run again, and compare them.
+    """Recompute ``n`` random shards, blocks and slices of a run, and compare them.
 
-    ``visible``: the GPUs that may be used, as in CUDA_VISIBLE_DEVICES.
+    Args:
+        n: number of shards, blocks and slices, each.
+        seed: of the random choice.
+        visible: GPUs that may be used, as in CUDA_VISIBLE_DEVICES.
 
     Raises:
-        InputMissingError: an input is gone.
+        InputMissingError: an input is missing.
         InputError: an input has changed.
-        UnavailableError: the model is not here, or no device computes in its precision.
+        UnavailableError: the model is not on this machine, or no device supports its precision.
     """
-    rundir, made = open_run_dir(folder), Recomputed(seed)
+    rundir = open_run_dir(folder)
+    made = Recomputed(seed)
     with TemporaryDirectory(prefix="virnucpro-") as temporary, HelperPool() as pool:
         options = WorkOptions(folder=Path(temporary), cuda_visible_devices=visible)
         share = _copy_run(rundir, options)
@@ -141,9 +145,10 @@ def recompute(
 
 
 def _unchanged(file: InputFile) -> InputFile:
-    """
+    """Return the input with its current hashes, after checking that the run read this content.
+
     Raises:
-        InputMissingError, InputError: it is not the input that the run read.
+        InputMissingError, InputError: the input is missing or has changed.
     """
     if not Path(file.path).exists():
         raise InputMissingError(
@@ -180,16 +185,17 @@ def _copy_run(rundir: RunDir, options: WorkOptions) -> RunShare:
 def _choose(
     rundir: RunDir, share: RunShare, pool: HelperPool, n: int, random: Random
 ) -> _Recomputation:
-    """Choose what is made again, and plan the slices that it is in."""
-    plan, recipe = share.plan, share.plan.manifest.recipe
+    """Choose what to recompute, and plan the slices that contain it."""
+    plan = share.plan
+    recipe = plan.manifest.recipe
     stores = rundir.feature_stores(recipe)
     names = {int(name) for store in stores for name in store.completed_names()}
     scores = ScoreStore(rundir, rundir.scores, recipe.fingerprint, "")
     groups = _sample(list(plan.group_by_records()), n, random)
     shards = _sample(sorted(names), n, random)
     blocks = _sample([int(path.stem) for path in scores.files()], n, random)
-    firsts = sorted(one.index for one in plan.slices)
-    needed = {one.index for group in groups for one in group}
+    firsts = sorted(slice_.index for slice_ in plan.slices)
+    needed = {slice_.index for group in groups for slice_ in group}
     needed |= {firsts[bisect_right(firsts, index) - 1] for index in (*shards, *blocks)}
     planned = plan.select_slices(_show_steps(plan, needed)).plan_slices(
         share.selection, lambda _: None, pool
@@ -198,7 +204,7 @@ def _choose(
     builder = replace(
         context.row_builder,
         stores=tuple(ReadOnlyStore.from_folder(store) for store in stores),
-        feature_format="h5",  # nothing is exported
+        feature_format="h5",  # other formats are not exported
         with_own_ids=rundir.samples.is_dir() and plan.manifest.is_qualified,
     )
     context = replace(context, row_builder=builder)
@@ -206,14 +212,14 @@ def _choose(
 
 
 def _sample(values: Sequence[T], n: int, random: Random) -> list[T]:
-    """At most ``n`` of the values, in order."""
-    places = sorted(random.sample(range(len(values)), min(n, len(values))))
-    return [values[place] for place in places]
+    """Return at most ``n`` random values, in order."""
+    indices = sorted(random.sample(range(len(values)), min(n, len(values))))
+    return [values[index] for index in indices]
 
 
 def _show_steps(plan: Plan, indices: set[int]) -> set[int]:
-    """These slices, and the others with the same records."""
-    groups = ({one.index for one in group} for group in plan.group_by_records())
+    """Return these slices, plus the other slices with the same records."""
+    groups = ({slice_.index for slice_ in group} for group in plan.group_by_records())
     return {index for group in groups if group & indices for index in group}
 
 
@@ -223,7 +229,8 @@ def _show_steps(plan: Plan, indices: set[int]) -> set[int]:
 def _compare_shards(again: _Recomputation, executor_on: ExecutorOn, made: Recomputed) -> None:
     """Embed the chosen shards, and compare the vectors."""
     planned = {shard.index: shard for shard in again.context.plan.shards}
-    stores, job = again.context.stores, again.share.job
+    stores = again.context.stores
+    job = again.share.job
     shards = [planned[index] for index in again.shards if index in planned]
     unknown = [index for index in again.shards if index not in planned]
     made.faults += [f"{again.rundir.features}: the input gives no shard {i}" for i in unknown]
@@ -248,8 +255,14 @@ def _compare_shards(again: _Recomputation, executor_on: ExecutorOn, made: Recomp
 def _compare_vectors(
     store: FeatureStore, fresh: FeatureStore, shard: Shard, made: Recomputed
 ) -> float:
-    """Compare the file of a shard with a fresh one. -> the largest distance of a vector"""
-    path, attributes = store.path(shard), store.attributes(shard)
+    """Compare the stored file of a shard with a fresh one.
+
+    Returns:
+        The largest distance between vectors, relative to their length. Infinite if ids, lengths or
+        shapes differ.
+    """
+    path = store.path(shard)
+    attributes = store.attributes(shard)
     now, _ = fresh.read(fresh.path(shard), attributes)
     try:
         stored, _ = store.read(path, attributes)
@@ -259,7 +272,8 @@ def _compare_vectors(
     if _table_names(stored) != _table_names(now):
         made.faults.append(f"{printable(path)} has other ids, or other lengths, than the input")
         return math.inf
-    distance, limit = _distance(stored, now), largest_distance_explained(store.encoder)
+    distance = _distance(stored, now)
+    limit = largest_distance_explained(store.encoder)
     if distance > limit:
         made.faults.append(
             f"{printable(path)} has other vectors than the input gives: the largest distance is "
@@ -269,13 +283,13 @@ def _compare_vectors(
 
 
 def _table_names(embeddings: Embeddings) -> tuple[dict[str, int], set[str]]:
-    """The lengths of ORFs with vectors, and the ids of all ORFs."""
+    """Return the lengths of ORFs with vectors, and the ids of all ORFs."""
     lengths = dict(zip(embeddings.ids, embeddings.lengths.tolist(), strict=True))
     return lengths, {*embeddings.ids, *(failure.orf_id for failure in embeddings.failures)}
 
 
 def _distance(stored: Embeddings, now: Embeddings) -> float:
-    """The largest L2 distance between rows of one id, relative to their length."""
+    """Return the largest L2 distance between rows with the same id, relative to their length."""
     rows = dict(zip(now.ids, split_rows(now), strict=True))
     pairs = zip(stored.ids, split_rows(stored), strict=True)
     return max((_relative(row, rows[name]) for name, row in pairs if name in rows), default=0.0)
@@ -293,30 +307,32 @@ def _relative(row: NDArray[np.float32], other: NDArray[np.float32]) -> float:
 
 
 def largest_distance_explained(encoder: EncoderSpec) -> float:
-    """The largest relative distance of two vectors of one sequence that roundings explain.
+    """Return the largest relative distance between two vectors that rounding explains.
 
-    Both were computed in the same precision, but in other batches, or by other kernels. A vector
-    goes through 8 products in each layer, whose results are rounded: by 0.42 units in the root mean
-    square, in float32 by 0.42 sqrt(n), where n is the number of terms of the longest sum, of four
-    times the width. Such errors are independent, so their squares add up, over layers and over both
-    computations. Twice the result is allowed. Rounding of stored numbers adds one unit of them.
+    Both vectors encode the same sequence in the same precision, but in other batches or by other
+    kernels. In each layer a vector passes through 8 products with rounded results. Each result has
+    a
+    root mean square error of 0.42 units, or 0.42 sqrt(n) units in float32, where n is the number of
+    terms in the longest sum (four times the width). Errors are independent, so their squares add up
+    over layers and over both computations. The limit is twice the total. Rounding of stored numbers
+    adds one of their units.
     """
     unit = _UNITS[encoder.precision]
-    of_one = _ONE_ROUNDING * unit
+    rounding_error = _ONE_ROUNDING * unit
     if encoder.precision == "fp32":
-        of_one *= math.sqrt(4 * encoder.dim)
+        rounding_error *= math.sqrt(4 * encoder.dim)
     n_roundings = 2 * _PRODUCTS_PER_LAYER * max(1, encoder.layer)
     stored = 2.0**-8 if encoder.store == "bfloat16" else 0.0
-    return _MARGIN * of_one * math.sqrt(n_roundings) + stored
+    return _MARGIN * rounding_error * math.sqrt(n_roundings) + stored
 
 
-# Slices, and their blocks of scores
+# Slices and their score blocks
 
 
 def _compare_slices(again: _Recomputation, made: Recomputed) -> None:
-    """Make the rows of slices again, and compare them with the tables, and blocks of scores.
+    """Recompute the rows of slices, and compare them with the tables and the stored scores.
 
-    Scores are made with the rows, so the slice of each chosen block is made again, too.
+    Scores are computed with the rows, so the slice of each chosen block is recomputed, too.
     """
     if again.context.scores is not None:
         again.scratch.make_folder(again.scratch.scores)
@@ -342,24 +358,26 @@ def _compare_slices(again: _Recomputation, made: Recomputed) -> None:
 
 
 def _has_tables(again: _Recomputation, group: Group) -> bool:
-    """Whether the run has its tables, and the vectors of these slices."""
-    shards = [shard for one in group for shard in again.context.plan.slice_plans[one.index].shards]
+    """Return whether the run has tables, and vectors for all shards of these slices."""
+    slice_plans = again.context.plan.slice_plans
+    shards = list(chain.from_iterable(slice_plans[slice_.index].shards for slice_ in group))
     paths = [store.path(shard) for store in again.context.stores for shard in shards]
     command = again.share.plan.manifest.recipe.command
     return again.rundir.record_table(command).exists() and all(path.exists() for path in paths)
 
 
 def _make_rows(again: _Recomputation, group: Group) -> SliceRows:
-    """
+    """Make the rows of slices with the same records.
+
     Raises:
-        FeatureFileError: the vectors are not those of the input, or copies differ from originals.
+        FeatureFileError: vectors do not belong to the input, or copies differ from originals.
     """
     writer = TableWriter(again.context, Backlog())
     return writer.make_rows(group, writer.count_helpers([group]))
 
 
 def _compare_scores(again: _Recomputation, index: int, is_there: bool, made: Recomputed) -> None:
-    """Compare the scores of a block, if the input has it."""
+    """Compare the scores of a block, if the input contains the block."""
     fingerprint = again.share.plan.manifest.recipe.fingerprint
     stored = ScoreStore(again.rundir, again.rundir.scores, fingerprint, "")
     fresh = ScoreStore(again.scratch, again.scratch.scores, fingerprint, "")
@@ -375,10 +393,10 @@ def _compare_scores(again: _Recomputation, index: int, is_there: bool, made: Rec
 
 
 def _differing_tables(again: _Recomputation, batches: Sequence[RowBatch]) -> Iterator[str]:
-    """A line for each table, of the run or of a sample, that lacks the rows of these records."""
+    """Yield a line for each table, of the run or a sample, that lacks rows of these records."""
     rundir = again.rundir
-    of_run = _join([batch.rows for batch in batches])
-    yield from _differing(rundir.root, of_run, again.context.outputs)
+    run_rows = _join([batch.rows for batch in batches])
+    yield from _differing(rundir.root, run_rows, again.context.outputs)
     if not rundir.samples.is_dir():
         return
     per_file = [output for output in again.context.outputs if output.per_file]
@@ -387,21 +405,22 @@ def _differing_tables(again: _Recomputation, batches: Sequence[RowBatch]) -> Ite
         yield from _differing(rundir.samples / batch.sample, rows, per_file)
 
 
-def _join(each: Sequence[Rows]) -> Rows:
+def _join(rows_by_sample: Sequence[Rows]) -> Rows:
     """Append the rows of neighbouring samples, for each output."""
-    names = dict.fromkeys(name for rows in each for name in rows)
-    return {name: b"".join(rows.get(name, b"") for rows in each) for name in names}
+    names = dict.fromkeys(name for rows in rows_by_sample for name in rows)
+    return {name: b"".join(rows.get(name, b"") for rows in rows_by_sample) for name in names}
 
 
 def _differing(folder: Path, rows: Rows, outputs: Sequence[OutputFile]) -> Iterator[str]:
     for output in outputs:
-        path, text = folder / output.file, bytes(rows.get(output.file, b""))
+        path = folder / output.file
+        text = bytes(rows.get(output.file, b""))
         if text and path.exists() and not _has_rows(path, text, output):
             yield f"{printable(path)} has other rows than the input gives"
 
 
 def _has_rows(path: Path, text: bytes, output: OutputFile) -> bool:
-    """Whether a table has these rows: next to each other, unless all its rows are sorted."""
+    """Return whether a table has these rows, contiguous unless the table is sorted."""
     with open_regular_file(path) as plain:
         table = cast("BinaryIO", gzip.GzipFile(fileobj=plain)) if output.is_packed else plain
         if output is CHUNK_TABLE:
@@ -413,7 +432,7 @@ def _has_rows(path: Path, text: bytes, output: OutputFile) -> bool:
 
 
 def _contains(table: BinaryIO, text: bytes) -> bool:
-    """Whether a file has this text, which begins with the end of a line."""
+    """Return whether a file contains ``text``, which begins with a line end."""
     window = b"\n"
     while block := table.read(max(_BYTES_AT_ONCE, len(text))):
         window += block

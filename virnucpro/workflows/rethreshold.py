@@ -1,8 +1,8 @@
-"""Apply another cut to a finished run when its input no longer exists.
+"""Apply another threshold to a finished run whose input no longer exists.
 
-All tables are made from the stored scores. A FASTA output needs sequences, and only those of
-viral records and regions are in the earlier outputs. A stricter cut finds all it needs there; a
-more sensitive one may not, and then the FASTA is not written.
+All tables are made from the stored scores. A FASTA output also needs sequences. Earlier outputs
+contain only those of viral records and regions. This suffices for a stricter threshold. A more
+sensitive one may need others, and then the FASTA is not written.
 """
 
 from __future__ import annotations
@@ -33,53 +33,58 @@ from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.summary import Summary
 from virnucpro.workflows.write_tables import open_tables
 
-# of a region in its record, by the name of the region
+# Parses a region name into record id, start and end.
 _PLACE = re.compile(r"(.*)\|[a-z]+_([0-9]+)_([0-9]+)(?:_[0-9]+)?", re.DOTALL)
-_UNKNOWN_LINE = re.compile(rf"^[^>\n]*{ScoreStore.unknown}".encode(), re.MULTILINE)  # of a sequence
+_UNKNOWN_LINE = re.compile(
+    rf"^[^>\n]*{ScoreStore.unknown}".encode(), re.MULTILINE
+)  # a sequence line with unknown letters
 
 
 def find_lost_inputs(options: RunOptions, recorded: Manifest | None) -> list[str]:
-    """The missing inputs of a run, if it can be cut again without them.
+    """List the missing inputs of a run, if it can be called again without them.
 
-    That needs complete scores, and no named input that is new or has changed.
+    This requires complete scores, and that no named input is new or changed.
     """
     rundir = open_run_dir(options.output_dir)
     if not options.resume or recorded is None or not rundir.scores.is_dir():
         return []
-    there = {file.path: file for file in recorded.inputs if Path(file.path).is_file()}
-    gone = [file.display_name for file in recorded.inputs if file.path not in there]
+    existing = {file.path: file for file in recorded.inputs if Path(file.path).is_file()}
+    missing = [file.display_name for file in recorded.inputs if file.path not in existing]
     is_enough = (
-        gone
+        missing
         and all(_is_known(path, recorded) for path in options.input)
-        and all(hash_file(Path(file.path)) == file.sha256 for file in there.values())
+        and all(hash_file(Path(file.path)) == file.sha256 for file in existing.values())
         and Outputs(rundir).read_kept()
     )
-    return gone if is_enough else []
+    return missing if is_enough else []
 
 
 def _is_known(path: Path, recorded: Manifest) -> bool:
-    """True if a path is an input of the run, or a folder of nothing but inputs of the run."""
-    known = [Path(name) for file in recorded.inputs for name in (file.path, file.name) if name]
+    """Return True if a path is an input of the run, or a folder with only such inputs."""
+    input_paths = [
+        Path(name) for file in recorded.inputs for name in (file.path, file.name) if name
+    ]
     files = list[InputFile]()
     if path.exists():
-        with suppress(VirnucproError):  # a folder that has none of them any more
+        with suppress(VirnucproError):  # the folder may no longer contain any input
             files = InputFile.complete(path)
     if files:
-        return all(Path(file.path) in known for file in files)
-    return any(path.absolute() in (one, *one.parents) for one in known)
+        return all(Path(file.path) in input_paths for file in files)
+    return any(path.absolute() in (input_path, *input_path.parents) for input_path in input_paths)
 
 
 class _PeekedIterator:
-    """The records of an earlier output, in order; ``next`` is the one to be taken next."""
+    """Records of an earlier output, in order. ``next`` is the record that ``take`` returns."""
 
     def __init__(self, records: Iterator[FastaRecord]) -> None:
         self._records = records
         self.next = next(records, None)
 
     def take(self) -> str:
-        """Advance to the next record; returns the sequence of the one before."""
+        """Return the sequence of the next record, and advance."""
         assert self.next is not None
-        sequence, self.next = self.next.sequence, next(self._records, None)
+        sequence = self.next.sequence
+        self.next = next(self._records, None)
         return sequence
 
 
@@ -89,14 +94,14 @@ def rethreshold(
     """Call the records of a finished run by another threshold, without its input ``lost``.
 
     Raises:
-        InputMissingError: its scores are of another version, or do not have the regions that are
-            wanted; or an output needs sequences of the input, and the other tables are written.
+        InputMissingError: the scores are from another version, or lack the requested regions. Also
+            raised, after all other tables are written, if an output needs input sequences.
     """
     run_dir = context.run_dir
     with summary.stage(STAGES[0]):
         _check_scores(store, lost, needs_regions=context.searches_regions)
         before = Outputs(run_dir).read_kept(SEQUENCE_FILES)
-        # they stay open, so replacing the files changes nothing
+        # Opened files stay readable after they are replaced.
         viral, regions = (
             _PeekedIterator(read_fasta(run_dir.root / name) if name in before else iter(()))
             for name in SEQUENCE_FILES
@@ -126,9 +131,10 @@ def rethreshold(
 
 
 def _check_scores(store: ScoreStore, lost: str, *, needs_regions: bool) -> None:
-    """
+    """Check that the stored scores fit this version and the region options.
+
     Raises:
-        InputMissingError: the scores are of another version, or lack the regions that are needed.
+        InputMissingError: the scores are from another version, or lack the requested regions.
     """
     finders = [label.attributes.get("finder") for _, label in store.labels()]
     if len(finders) < len(store.files()) or (needs_regions and {*finders} - {store.finder}):
@@ -140,24 +146,24 @@ def _check_scores(store: ScoreStore, lost: str, *, needs_regions: bool) -> None:
 
 
 def _with_taken_names(builder: CallRowBuilder, store: ScoreStore) -> CallRowBuilder:
-    """The builder with the names that ids take, which are found in the scores, not the inputs."""
+    """Return the builder with taken names, which are found in the scores, not in the inputs."""
     manifest = builder.manifest
     is_protein = manifest.recipe.input_type == "protein"
     if is_protein or not any(file.may_take_names for file in manifest.inputs):
         return builder
-    each = (store.read(path, None)[0] for path in store.files())
-    taken = find_taken_names(scored.records for scored in each if scored is not None)
+    score_files = (store.read(path, None)[0] for path in store.files())
+    taken = find_taken_names(scored.records for scored in score_files if scored is not None)
     return replace(builder, manifest=replace(manifest, taken=taken))
 
 
 def _make_batches(
     builder: CallRowBuilder, store: ScoreStore, viral: _PeekedIterator, regions: _PeekedIterator
 ) -> Iterator[RowBatch]:
-    """Yield the outputs of all records of a run without its inputs, in order."""
+    """Yield the outputs of all records in order, without reading the inputs."""
     for path in store.files():
         if (scored := store.read(path, None)[0]) is not None:
             records = Records.from_records(
-                _add_sequences(one, viral, regions) for one in scored.records.iter_records()
+                _add_sequences(record, viral, regions) for record in scored.records.iter_records()
             )
             yield from builder.make_batches(builder.call(replace(scored, records=records)))
 
@@ -165,20 +171,21 @@ def _make_batches(
 def _add_sequences(
     record: FastaRecord, viral: _PeekedIterator, regions: _PeekedIterator
 ) -> FastaRecord:
-    """The record with as much of its sequence as the earlier outputs have."""
+    """Return the record with as much of its sequence as earlier outputs contain."""
     letters = record.sequence
     if viral.next is not None and viral.next.id == record.id:
         letters = viral.take()
     while regions.next is not None:
-        place = _PLACE.fullmatch(regions.next.id)
-        if place is None or place[1] != record.id:
+        location = _PLACE.fullmatch(regions.next.id)
+        if location is None or location[1] != record.id:
             break
-        start, end = int(place[2]) - 1, int(place[3])
+        start = int(location[2]) - 1
+        end = int(location[3])
         letters = letters[:start] + regions.take() + letters[end:]
     return record._replace(sequence=letters)
 
 
 def _missing_columns(name: str, rows: bytes | memoryview) -> bool:
-    """True if the rows of an output are sequences with unknown letters."""
+    """Return True if an output is FASTA and has sequences with unknown letters."""
     is_fasta = name.endswith((".fasta", ".fa"))
     return is_fasta and _UNKNOWN_LINE.search(rows) is not None

@@ -1,6 +1,6 @@
-"""Resolve options into a run that can begin: models, devices, precision and batch size.
+"""Resolve options into a run that can start: models, devices, precision and batch size.
 
-Everything that can be checked is checked here, before a file is read or a process started.
+All checks that are possible happen here, before a file is read or a process started.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from virnucpro.workflows.options import ExtractOptions, RunOptions, name_anywher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """One ``predict`` or ``extract``: its options and what they resolve to.
+    """One resolved ``predict`` or ``extract``.
 
     Complete and checked, except for what depends on the inputs.
     """
 
     options: RunOptions
-    recipe: Recipe  # of nucleotides; see ``recipe_for``
+    recipe: Recipe  # for nucleotides; see ``recipe_for``
     resources: Resources
     min_protein_length: int = 0  # residues
     checkpoints: tuple[Path, ...] = ()
-    weights: tuple[Path, ...] = ()  # checkpoints, or their converted forms, for the workers to load
-    announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
+    weights: tuple[Path, ...] = ()  # checkpoints, or converted ones, that workers load
+    announcements: tuple[str, ...] = ()  # lines about the encoder choices
     compromises: tuple[str, ...] = ()  # warnings about the costs of these choices
     models: tuple[str, ...] = ()  # names or paths by which other machines open the encoders
     rules: Mapping[EmbeddingRule, int] = field(
@@ -75,7 +75,7 @@ class RunConfig:
         return self.options.output_dir
 
     def recipe_for(self, input_type: InputType) -> Recipe:
-        """The recipe for this type. Proteins are neither cut nor translated."""
+        """Return the recipe for this input type. Proteins are neither cut nor translated."""
         if input_type == "nucleotide":
             return self.recipe
         return replace(
@@ -89,7 +89,7 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractConfig(RunConfig):
-    """One ``extract``."""
+    """One resolved ``extract``."""
 
     options: ExtractOptions
 
@@ -117,15 +117,16 @@ def resolve_extract(options: ExtractOptions, on_event: EventHandler) -> ExtractC
 def resolve_extract_part(
     options: WorkOptions, stored: Mapping[str, Any], recorded: Manifest, on_event: EventHandler
 ) -> ExtractConfig:
-    """Resolve everything that a part of a recorded extraction needs on this machine.
+    """Resolve everything that one part of a recorded extraction needs on this machine.
 
-    ``stored`` is ``run.json``, with the options that change the tables.
+    Args:
+        stored: ``run.json``, including the options that change the tables.
 
     Raises:
         UnavailableError, ResumeError: as ``match_recorded`` and ``restore_options``.
     """
-    of_run = name_model(part_options(ExtractOptions, options, stored), recorded)
-    config = _resolve_extract(of_run, recorded.models, recorded, on_event)
+    run_options = name_model(part_options(ExtractOptions, options, stored), recorded)
+    config = _resolve_extract(run_options, recorded.models, recorded, on_event)
     return match_recorded(config, recorded)
 
 
@@ -162,9 +163,9 @@ def _resolve_extract(
 
 
 def read_recorded(options: RunOptions) -> Manifest | None:
-    """Read the run that is to be resumed, if any; refuse a folder that is not free.
+    """Read the run to resume, if any. Reject a folder that is not free.
 
-    An existing folder is locked already, so that what is read here stays as it is.
+    An existing folder is already locked, so nobody changes what is read here.
 
     Raises:
         OutputError, UsageError, ResumeError: as ``RunDir.check_free`` and ``read_manifest``.
@@ -175,10 +176,10 @@ def read_recorded(options: RunOptions) -> Manifest | None:
 
 
 def check_inputs(options: RunOptions) -> None:
-    """Check that the inputs exist, and that the genetic code does.
+    """Check that the inputs and the genetic code exist.
 
     Raises:
-        InputError, InputMissingError, UsageError: one of them does not.
+        InputError, InputMissingError, UsageError: one of them does not exist.
     """
     for path in options.input:
         InputFile.complete(path)
@@ -189,9 +190,9 @@ _Options = TypeVar("_Options", bound=RunOptions)
 
 
 def name_model(options: _Options, recorded: Manifest | None) -> _Options:
-    """Name the model of a run whose options leave it open; none is named if nothing is embedded.
+    """Set the model if the options leave it open. It stays None if nothing is embedded.
 
-    A resumed run keeps its model. Another one takes the default if its options need a model.
+    A resumed run keeps its model. A new run takes the default if its options require a model.
 
     Raises:
         ResumeError: as ``_recorded_bundle``.
@@ -206,16 +207,16 @@ def name_model(options: _Options, recorded: Manifest | None) -> _Options:
 
 
 def takes_default(options: RunOptions, recorded: Manifest | None) -> bool:
-    """True if neither the options nor an earlier start named the model."""
+    """Return True if neither the options nor an earlier start named the model."""
     has_model = recorded is not None and bool(recorded.recipe.encoders)
     return options.model is None and not has_model
 
 
 def _recorded_bundle(output_dir: Path) -> str:
-    """The name of the bundle that a run was started with: two bundles share their models.
+    """Return the name of the recorded bundle. Models do not identify it: two bundles share them.
 
     Raises:
-        ResumeError: ``run.json`` lacks it.
+        ResumeError: ``run.json`` lacks the name.
     """
     model = open_run_dir(output_dir).read_facts().get("tables", {}).get("model")
     if not isinstance(model, str):
@@ -235,18 +236,18 @@ def open_models(
     is_default: bool,
     check_head: Callable[[Sequence[int]], None] = lambda _: None,
 ) -> tuple[Model, ...]:
-    """Open the models of a run, and download those that are missing.
+    """Open the models of a run, and download missing ones.
 
-    Everything that would make a download useless is refused before it starts.
+    Conditions that would make a download useless are rejected before it starts.
 
     Args:
         is_default: neither the options nor an earlier start named the model.
-        check_head: raises an error if no head can call by vectors of these dimensions.
+        check_head: raises an error if no head can read vectors with these dimensions.
 
     Raises:
         ResumeError: the run began with another model.
-        UnavailableError: a model or a device is not here.
-        UsageError: the options of the engine are wrong.
+        UnavailableError: a model or a device is not on this machine.
+        UsageError: the engine options are wrong.
     """
     from virnucpro.models.lookup import find_published, open_default, open_model
 
@@ -266,7 +267,8 @@ def open_models(
 
 
 def _refuse_other_run(name: str, recorded: Manifest | None) -> None:
-    """
+    """Reject a model that the recorded run does not use.
+
     Raises:
         ResumeError: the run began with another model.
     """
@@ -280,7 +282,7 @@ def _refuse_other_run(name: str, recorded: Manifest | None) -> None:
 
 
 class LayerChoice(NamedTuple):
-    """The layer and the pooling that the user or a head asks for; None: the model's default."""
+    """The layer and pooling that the user or a head requires. None: the model's default."""
 
     layer: int | None
     pooling: Pooling | None
@@ -296,7 +298,7 @@ class Encoders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The models of a run, and the devices and the precision that they run with."""
+    """The models of a run, with their devices and precision."""
 
     models: tuple[Model, ...]
     choice: DeviceChoice
@@ -309,7 +311,7 @@ class EngineConfig:
         return tuple(model.path.resolve() for model in self.models)
 
     def announce(self, options: RunOptions, encoders: Encoders) -> tuple[str, ...]:
-        """Lines about the models and, if this machine embeds, its devices."""
+        """Describe the models and, if this machine embeds, its devices, one line each."""
         lines = [
             f"model {printable(model.name)}{_notice(model)}: {model.describe(spec)}"
             for model, spec in zip(self.models, encoders.specs, strict=True)
@@ -330,7 +332,7 @@ def resolve_engine(
     """Choose the devices, the precision and the batch size for these models.
 
     Raises:
-        UnavailableError, UsageError: a device or a precision that was requested is not possible.
+        UnavailableError, UsageError: a requested device or precision is not possible.
     """
     footprint = join_footprints([model.footprint for model in models])
     choice = _choose_devices(options, footprint)
@@ -369,7 +371,7 @@ def prepare_encoders(
 def _encoder_spec(
     options: RunOptions, model: Model, digest: str, choice: LayerChoice, precision: Precision
 ) -> EncoderSpec:
-    """An encoder of the run. By default it averages the last layer.
+    """Specify one encoder. By default it averages the last layer.
 
     Raises:
         UsageError: the model lacks this layer or this pooling.
@@ -406,13 +408,13 @@ def make_recipe(
     shortest: int,
     hashes: Mapping[str, str] | None = None,
 ) -> Recipe:
-    """The recipe of nucleotides.
+    """Build the recipe for nucleotides.
 
     Args:
-        shortest: bases of the shortest record that the encoders and the classifier read.
-        hashes: of the head and the scorer, by the names of their fields.
+        shortest: bases of the shortest record that encoders and classifier can read.
+        hashes: field name -> SHA-256 of the head and the scorer.
     """
-    return convert_options(  # fields of a recipe have the names of their options
+    return convert_options(  # recipe fields have the names of their options
         options,
         Recipe,
         input_type="nucleotide",
@@ -424,20 +426,20 @@ def make_recipe(
 
 
 def part_options(kind: type[_Options], options: WorkOptions, stored: Mapping[str, Any]) -> _Options:
-    """The options of a recorded run, with the engine options of ``work``.
+    """Combine the options of a recorded run with the engine options of ``work``.
 
     Raises:
-        ResumeError: ``run.json`` lacks them.
+        ResumeError: ``run.json`` lacks the options.
     """
-    of_engine = {one.name: getattr(options, one.name) for one in fields(EngineOptions)}
-    return replace(restore_options(kind, options.folder, stored), **of_engine)
+    engine_options = {item.name: getattr(options, item.name) for item in fields(EngineOptions)}
+    return replace(restore_options(kind, options.folder, stored), **engine_options)
 
 
 def match_recorded(config: _Config, recorded: Manifest) -> _Config:
-    """The configuration with the recipe of a recorded run.
+    """Return the configuration with the recipe of a recorded run.
 
     Raises:
-        UnavailableError: the model, the head or the scorer of the run is not here.
+        UnavailableError: the model, head or scorer of the run is not on this machine.
     """
     if changes := recorded.changed_files(config.recipe):
         raise UnavailableError(
@@ -449,7 +451,7 @@ def match_recorded(config: _Config, recorded: Manifest) -> _Config:
 
 
 def _choose_devices(options: RunOptions, footprint: Footprint) -> DeviceChoice:
-    """The devices that embed; the CPU if other machines embed, so that no GPU is needed."""
+    """Choose the devices that embed. If other machines embed, use the CPU, so no GPU is needed."""
     if not options.embeds_here:
         options = replace(options, device="cpu", gpus=None, workers=1)
     return choose_devices(options, options.workers, footprint.weight_bytes("bf16"))
@@ -458,7 +460,8 @@ def _choose_devices(options: RunOptions, footprint: Footprint) -> DeviceChoice:
 def _resources(
     options: RunOptions, choice: DeviceChoice, footprint: Footprint, precision: Precision
 ) -> Resources:
-    """
+    """Choose the batch size and the number of helpers.
+
     Raises:
         UsageError: the batch size is not a number.
     """
@@ -487,10 +490,10 @@ def _resources(
 
 
 def _precision(options: RunOptions, request: str, choice: DeviceChoice) -> Precision:
-    """The precision of the run: chosen for the devices here, unless other machines embed.
+    """Choose the precision of the run for the local devices, unless other machines embed.
 
     Raises:
-        UnavailableError: the devices cannot compute in the requested precision.
+        UnavailableError: the devices do not support the requested precision.
         UsageError: other machines embed, and no precision was given.
     """
     is_for_gpus = options.no_embed or options.device != "cpu"
@@ -510,7 +513,7 @@ def _precision(options: RunOptions, request: str, choice: DeviceChoice) -> Preci
     except UnavailableError as error:
         if request == options.precision:
             raise
-        raise UnavailableError(  # not an option of this start: recorded in the run
+        raise UnavailableError(  # the precision is recorded in the run, not an option of this start
             f"the run computes in {request}, and {choice.descriptions[0]} does not",
             hint=with_options(
                 "use devices that do, or start anew with {force} and another {precision}"
@@ -519,9 +522,9 @@ def _precision(options: RunOptions, request: str, choice: DeviceChoice) -> Preci
 
 
 def _asked_precision(options: RunOptions, recorded: Manifest | None) -> str:
-    """The precision to resolve; on resume, ``auto`` is the precision of the run.
+    """Return the requested precision. On resume, ``auto`` means the precision of the run.
 
-    The precisions of its encoders follow from it: see ``Model.precision_on``.
+    It determines the precisions of the encoders: see ``Model.precision_on``.
     """
     if options.precision != "auto" or recorded is None or not recorded.recipe.encoders:
         return options.precision

@@ -1,4 +1,4 @@
-"""What the steps of a run share once it is planned."""
+"""State that the steps of a planned run share."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from virnucpro.workflows.table_tasks import RowBuilder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """Writes ``run.json``: the manifest, the facts about this start, and the state of the run."""
+    """Writes ``run.json``: the manifest, the facts about this start, and the run state."""
 
     run_dir: RunDir
     manifest: Manifest
     facts: Mapping[str, Any]
-    cache_key: str  # hash of the classifier, its threshold and the set of files: see ``RowStore``
+    cache_key: str  # hash of classifier, threshold and output files: see ``RowStore``
 
     def write(self, state: str, **more: object) -> None:
         now = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "state": state}
         self.run_dir.write_manifest(self.manifest, {**self.facts, **now, **more})
 
     def write_begun(self, state: str) -> None:
-        """Write the state of a run whose tables are not complete, with the key of its rows."""
+        """Write the state of a run whose tables are incomplete, with the key of its rows."""
         self.write(state, **{RowStore.field: self.cache_key})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """A planned run. It is built once, after the plan, and never changes."""
+    """A planned run. Built once, after planning, and never changed."""
 
     run_dir: RunDir
     record: RunRecord
@@ -51,13 +51,13 @@ class RunContext:
     outputs: tuple[OutputFile, ...]
     scores: ScoreFiles | None  # None: the run stores no scores
     searches_regions: bool
-    per_file: bool  # each input file gets tables of its own, too
+    per_file: bool  # also write tables for each input file
     keep_intermediate: bool
     has_report: bool
     pool: HelperPool
     on_event: EventHandler
     max_merged_bytes: int = MAX_BYTES  # see ``merged_features``
-    hashes: dict[Path, str] = field(default_factory=dict)  # of files that this start has hashed
+    hashes: dict[Path, str] = field(default_factory=dict)  # files that this start has hashed
 
     @property
     def manifest(self) -> Manifest:
@@ -69,16 +69,16 @@ class RunContext:
 
     @property
     def checksums(self) -> Outputs:
-        """The SHA-256 of each output; a file that this start has hashed is not read again."""
+        """SHA-256 of each output. A file that this start has hashed is not read again."""
         return Outputs(self.run_dir, self.hashes)
 
     @property
     def finished_rows(self) -> FinishedRows:
-        """The rows of slices that need not be made again."""
+        """Rows of slices that need no recomputation."""
         cache = RowStore(self.plan, self.record.cache_key)
         return FinishedRows(cache=cache, stores=self.stores, scores=self.scores)
 
 
 def has_sample_tables(options: RunOptions, run_dir: RunDir) -> bool:
-    """True if each input file gets tables: it was asked for, now or by an earlier start."""
+    """Return True if each input file gets tables, as this or an earlier start requested."""
     return options.per_file or (options.resume and run_dir.samples.is_dir())

@@ -1,4 +1,4 @@
-"""The steps of a run that ``extract`` and ``predict`` share, in the order in which they happen."""
+"""The steps of a run that ``extract`` and ``predict`` share, in execution order."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ from virnucpro.workflows.summary import Summary
 from virnucpro.workflows.table_cache import FinishedRows, RowStore, ScoreFiles
 from virnucpro.workflows.write_tables import Backlog, TableWriter
 
-# time to read a letter, in units of the time to score one: 0.07 for contigs of 3,000 bases, 0.11
+# Time to read a letter, relative to the time to score one: 0.07 for contigs of 3,000 bases, 0.11
 # for chromosomes, 0.13 for reads of 150 (`taskset -c 1 virnucpro predict -i FILE --workers 1`)
 _READING = 0.1
-_BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
+_BYTES_PER_WORKER = 1_000_000  # input bytes; less is planned in a tenth of a second
 
 T = TypeVar("T")
 ExecutorOn: TypeAlias = Callable[[Sequence[str]], Executor]  # devices -> executor
 
 
 def choose_executor(config: RunConfig, executor_on: ExecutorOn) -> Executor:
-    """The executor of a run; without devices if other processes embed."""
+    """Choose the executor of a run, without devices if other processes embed."""
     is_left_to_others = config.options.no_embed or config.options.plan_only
     return ProcessExecutor(()) if is_left_to_others else executor_on(config.resources.devices)
 
@@ -72,7 +72,7 @@ def choose_executor(config: RunConfig, executor_on: ExecutorOn) -> Executor:
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A run folder, the run that is resumed in it, and the helpers of this start."""
+    """A run folder, the recorded run to resume, and the helpers of this start."""
 
     dir: RunDir
     recorded: Manifest | None  # None: a new run
@@ -81,11 +81,14 @@ class OpenRun:
 
 @contextmanager
 def lock_run_dir(folder: Path, *, create: bool = True) -> Iterator[Callable[[], None]]:
-    """Lock a folder, from the first look at it to the end of the block, if it exists.
+    """Lock an existing folder, from the first look at it to the end of the block.
 
-    Yields a function that makes and locks a new folder, to be called when all options are checked.
-    A folder that was there is never made: it may have been moved since. Without ``create``, no
-    folder is made.
+    Args:
+        create: create the folder if it is missing.
+
+    Yields:
+        A function that creates and locks a missing folder, to be called once all options are
+        checked. It never creates a folder that existed at first: it may have been moved since.
 
     Raises:
         OutputError, StorageError: as ``RunDir.locked``.
@@ -105,9 +108,10 @@ def lock_run_dir(folder: Path, *, create: bool = True) -> Iterator[Callable[[], 
 
 @contextmanager
 def open_run(config: RunConfig, executor: Executor, pool: HelperPool | None) -> Iterator[OpenRun]:
-    """Begin a run in a locked folder, and end its processes with the block.
+    """Begin a run in a locked folder, and stop its processes at the end of the block.
 
-    ``pool``: helpers that may still be starting; None: start them when they are needed.
+    Args:
+        pool: helpers that may still be starting. None: start them when they are needed.
 
     Raises:
         OutputError, UsageError, ResumeError: the folder is not free, or damaged.
@@ -123,11 +127,11 @@ def open_run(config: RunConfig, executor: Executor, pool: HelperPool | None) -> 
 
 
 def read_inputs(run: OpenRun, config: RunConfig, on_event: EventHandler) -> Manifest:
-    """Find and read the inputs, and check that they fit the recorded run, if any.
+    """Find and read the inputs, and check that they match the recorded run, if any.
 
     Raises:
-        InputError, InputMissingError: none of the inputs can be read.
-        ResumeError, UsageError: the recorded run is another one, or an option does not fit.
+        InputError, InputMissingError: no input can be read.
+        ResumeError, UsageError: the recorded run is a different one, or an option does not fit.
     """
     options = config.options
     if options.resume and run.recorded is None:
@@ -145,8 +149,8 @@ def start_record(
     """Collect the facts about this start for ``run.json``.
 
     Args:
-        announced: lines about who calls and what embeds.
-        key: all that the rows depend on, besides the records, the shards and the recipe.
+        announced: lines about the classifier and the encoders.
+        key: everything that the rows depend on, besides records, shards and recipe.
     """
     torch = torch_build()
     versions = {"torch": torch.version} if torch else {}
@@ -175,7 +179,7 @@ def announce_start(config: RunConfig, record: RunRecord) -> None:
 def start_workers(
     run: OpenRun, config: RunConfig, manifest: Manifest, executor: Executor
 ) -> WorkerConfig:
-    """Start as many workers as pay off, so that they load their models during the planning."""
+    """Start as many workers as the input justifies, so that models load during planning."""
     job = WorkerConfig.from_recipe(run.dir, manifest.recipe, config.weights, config.options)
     if job.stores:
         new = manifest.inputs[len(run.recorded.inputs) if run.recorded else 0 :]
@@ -198,7 +202,7 @@ def make_plan(
     """Cut the inputs into shards, unless an earlier start did, and claim the folder.
 
     With --plan-only, cut them into slices, which other processes plan. Old results are deleted and
-    ``run.json`` is written only after every input was read to its end, so a refused input changes
+    ``run.json`` is written only after every input was read to its end, so a rejected input changes
     nothing. If killed at any point, the folder contains a resumable run or is free.
     """
     keep = options.keep_intermediate
@@ -229,7 +233,7 @@ def make_plan(
 
 
 def _reading_progress(n_done: int, total: int, *, is_scored: bool) -> Progress:
-    """The progress of planning. Before a model has run, nobody knows how long embedding takes."""
+    """Return the planning progress. Embedding time is unknown before a model has run."""
     work = None
     if is_scored and total:
         n_unread = max(0, total - n_done)
@@ -245,9 +249,9 @@ def _find_plan(
     *,
     keep: bool,
 ) -> Plan | None:
-    """Read the plan of an earlier start, if it belongs to this run: slices with intact files.
+    """Read the slices with intact files of an earlier plan, if it belongs to this run.
 
-    Shards of slices that have rows are not read: nothing needs them.
+    Shards of slices that have rows are not read, because nothing needs them.
     """
     plan = Plan.read(run.dir, record.manifest)
     if plan is None or (keep and not plan.keep_intermediate):
@@ -258,7 +262,7 @@ def _find_plan(
         stores=run.dir.feature_stores(record.manifest.recipe),
         scores=scores,
     )
-    needed = {one.index for one in plan.slices}.difference(finished.find_slices())
+    needed = {slice_.index for slice_ in plan.slices}.difference(finished.find_slices())
     on_shard = report_shards(on_event, "checking shards")
     return plan.without_damaged(plan.select_slices(needed).shards, on_shard)
 
@@ -266,7 +270,8 @@ def _find_plan(
 def announce_plan(context: RunContext, options: RunOptions, warnings: Sequence[str] = ()) -> None:
     """Announce the input, and warn about what weakens calls.
 
-    ``warnings``: of the classifier, which apply unless the input is empty.
+    Args:
+        warnings: from the classifier. They apply unless the input is empty.
     """
     plan = context.plan
     n_files = format_count(len(plan.manifest.inputs), "file")
@@ -294,7 +299,7 @@ def announce_plan(context: RunContext, options: RunOptions, warnings: Sequence[s
 
 
 def finish_plan(context: RunContext, summary: Summary) -> None:
-    """Finish a plan: make the folders that the processes of ``work`` need."""
+    """Finish a plan: create the folders that the ``work`` processes need."""
     for store in context.stores:
         store.make_folder()
     context.record.write_begun("planned")
@@ -307,7 +312,7 @@ def finish_plan(context: RunContext, summary: Summary) -> None:
 def embed_and_write(
     context: RunContext, config: RunConfig, job: WorkerConfig, executor: Executor, summary: Summary
 ) -> None:
-    """Embed what is missing and write the tables. Repeat if a feature file was damaged."""
+    """Embed missing vectors and write the tables. Repeat if a feature file was damaged."""
     try:
         _embed_and_write(context, config, job, executor, summary)
     except FeatureFileError as error:
@@ -321,7 +326,7 @@ def embed_and_write(
 def _embed_and_write(
     context: RunContext, config: RunConfig, job: WorkerConfig, executor: Executor, summary: Summary
 ) -> None:
-    """Embed what is missing, and write the tables as shards are done.
+    """Embed missing vectors, and write the tables as shards are done.
 
     Raises:
         FeatureFileError: a file that looked finished has damaged content.
@@ -339,7 +344,7 @@ def _embed_and_write(
     write = partial(writer.write, writer.count_helpers())
     try:
         if not pending:
-            executor.close()  # workers started for inputs that gave no shard
+            executor.close()  # workers started for inputs that produced no shard
             with summary.stage(writing), context.pool.stop_on_error():
                 summary.records = write()
             return
@@ -377,7 +382,7 @@ def _forward_events(
     summary: Summary,
     tables: Future[RecordCounts],
 ) -> None:
-    """Follow the events of an executor to their end, or until writing the tables fails."""
+    """Process executor events until they end, or until writing the tables fails."""
     machine = DeviceTimeline()
     start = time.monotonic()
     with machine.recording(context.run_dir.machine), closing(events):
@@ -404,9 +409,10 @@ def find_pending(
     replaced: frozenset[str],
     on_event: EventHandler,
 ) -> list[Shard]:
-    """The shards that an encoder still has to embed; failures of ``replaced`` records do not count.
+    """Find the shards that an encoder still has to embed, ignoring failures of ``replaced``
+    records.
 
-    Nothing is deleted: other processes may be writing.
+    Nothing is deleted, because other processes may be writing.
     """
     on_shard = report_shards(on_event, "checking finished shards")
     by_store = [store.find_pending(shards, replaced, on_shard) for store in stores]
@@ -415,7 +421,7 @@ def find_pending(
 
 
 def report_shards(on_event: EventHandler, stage: str) -> Callable[[int, int], None]:
-    """A function that reports how many shards of all are checked."""
+    """Return a function that reports how many shards are checked."""
     return lambda done, total: on_event(Progress(stage, done, total, "shards"))
 
 
@@ -437,7 +443,7 @@ def finish_run(context: RunContext, summary: Summary, *, is_complete: bool = Tru
 
 
 def _write_report(context: RunContext) -> None:
-    """Write the page of the run. Only here, at its end, its code is needed."""
+    """Write the report page. Its code is imported only here, at the end of a run."""
     from virnucpro.results.report.run_report import write_run_page
 
     write_run_page(context.run_dir, context.pool)

@@ -1,8 +1,8 @@
-"""Store the scores of a run without a model, in one file per block of records.
+"""Store the scores of a run without a model, in one file per record block.
 
-A file has everything that the outputs are made from, except the cut and the letters of the records,
-so another cut needs neither scoring nor input. Like a feature file it has a label at its end and
-exists only when it is whole. A damaged file, or a file for other records or another scorer, counts
+A file contains everything that the outputs need, except the threshold and the record letters, so a
+new threshold needs neither scoring nor input. Like a feature file it has a label at its end, and it
+exists only when it is complete. A damaged file, or one for other records or another scorer, counts
 as missing.
 """
 
@@ -37,15 +37,23 @@ from virnucpro.viral.known import WindowHits
 from virnucpro.viral.scoring import WindowScores
 from virnucpro.viral.types import Region, Track
 
-_LEVEL = 1  # of zstd: half of the content are numbers that hardly compress
+_LEVEL = 1  # for zstd: half of the content is numbers that hardly compress
 _RECORDS_AT_ONCE = 10_000  # hashed together
-# Bounds of the unpacked content: of a block in any case, for each letter of its records (pieces and
-# tracks take half a byte), and for each packed byte (headers that are much alike)
-_FIXED_BYTES, _BYTES_PER_LETTER, _LARGEST_RATIO = 2**26, 2, 32
+# Limits on unpacked bytes: per block, per letter of its records (pieces and tracks take half a
+# byte), and per packed byte (for headers that are nearly identical).
+_FIXED_BYTES = 2**26
+_BYTES_PER_LETTER = 2
+_LARGEST_RATIO = 32
+# Errors that numpy, safetensors, zstd and JSON raise on a damaged file.
 # errors of numpy, safetensors, zstd and JSON on a damaged file
 _DAMAGE = (
-    *(FeatureFileError, LookupError, ValueError, TypeError, StopIteration),
-    *(SafetensorError, zstd.ZstdError),
+    FeatureFileError,
+    LookupError,
+    ValueError,
+    TypeError,
+    StopIteration,
+    SafetensorError,
+    zstd.ZstdError,
 )
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -57,9 +65,9 @@ class ScoreStore:
 
     tree: SafeDir
     folder: Path
-    fingerprint: str  # of the recipe
-    finder: str  # hash of the region finder; "": none
-    unknown: ClassVar = " "  # replaces each letter of a record if its sequence is missing
+    fingerprint: str  # recipe fingerprint
+    finder: str  # hash of the region finder; "": no search
+    unknown: ClassVar = " "  # replaces each letter of a missing sequence
 
     @property
     def _attributes(self) -> dict[str, str | int]:
@@ -70,6 +78,9 @@ class ScoreStore:
 
     def write(self, index: int, scored: ScoredRecords, work: int) -> None:
         """Write one file, with the amount of work in its label.
+
+        Args:
+            work: letters read. Letters searched for regions count twice.
 
         Raises:
             OutputError, StorageError: the file cannot be written.
@@ -85,38 +96,43 @@ class ScoreStore:
         write_checksummed(self.tree, self.path(index), content, attributes)
 
     def read(self, path: Path, records: Records | None) -> tuple[ScoredRecords | None, bool]:
-        """Read the scores of these records; None if they are missing.
+        """Read the scores of these records.
 
-        Without records, those of the file are meant, and ``unknown`` replaces every letter.
+        If ``records`` is None, they come from the file, and ``unknown`` replaces every letter.
 
-        -> scores, whether the records were searched with the current region finder
+        Returns:
+            The scores, or None if they are missing, and whether the records were searched with the
+            current region finder.
         """
         if not path.exists():
             return None, False
-        of_records = {} if records is None else {"records": _cache_key(records)}
+        expected = {} if records is None else {"records": _cache_key(records)}
         try:
-            label, content = read_checksummed(path, {**self._attributes, **of_records})
+            label, content = read_checksummed(path, {**self._attributes, **expected})
             scored = _from_arrays(load(_unpack(label, content)), records, label)
         except _DAMAGE:
             return None, False
         return scored, label.attributes.get("finder") == self.finder
 
     def differs(self, other: ScoreStore, index: int) -> bool:
-        """Whether the file of a block has other scores, or other regions, than that of a store.
+        """Return whether a block has other scores or regions in ``other`` than here.
 
-        Regions are compared if both searched with the same finder.
+        Regions are compared if both were searched with the same finder.
 
         Raises:
             FeatureFileError: a file is missing or damaged.
         """
-        (label, mine), (its_label, its) = (store._arrays(index) for store in (self, other))
-        has_regions = label.attributes.get("finder") == its_label.attributes.get("finder")
-        names = [name for name in mine if has_regions or not name.startswith(_OF_REGIONS)]
-        is_equal = mine.keys() == its.keys() and all(_is_equal(mine[n], its[n]) for n in names)
-        return not is_equal
+        label, arrays = self._arrays(index)
+        other_label, other_arrays = other._arrays(index)
+        has_regions = label.attributes.get("finder") == other_label.attributes.get("finder")
+        if arrays.keys() != other_arrays.keys():
+            return True
+        names = [name for name in arrays if has_regions or not name.startswith(_OF_REGIONS)]
+        return not all(_is_equal(arrays[name], other_arrays[name]) for name in names)
 
     def _arrays(self, index: int) -> tuple[Label, Arrays]:
-        """
+        """Read the arrays of a block.
+
         Raises:
             FeatureFileError: the file is missing or damaged.
         """
@@ -129,7 +145,7 @@ class ScoreStore:
                 raise ValueError(error) from error
 
     def is_complete(self, index: int) -> bool:
-        """Whether the file of a block is there as it was written."""
+        """Return whether the file of a block exists intact."""
         try:
             read_checksummed(self.path(index), self._attributes)
         except FeatureFileError:
@@ -137,12 +153,12 @@ class ScoreStore:
         return True
 
     def files(self) -> list[Path]:
-        """The existing files, by block index."""
+        """List the existing files, by block index."""
         files = [path for path in self.folder.glob(f"*{SCORES}") if path.stem.isdecimal()]
         return sorted(files, key=lambda path: int(path.stem))
 
     def labels(self) -> Iterator[tuple[Path, Label]]:
-        """Yield the files of this recipe, each with its label."""
+        """Yield each file that belongs to this recipe, with its label."""
         for path in self.files():
             try:
                 label = read_label(path, self._attributes)
@@ -158,10 +174,10 @@ class ScoreStore:
 
 
 def _unpack(label: Label, content: bytes) -> bytes:
-    """Decompress the content of a file, if it can be that of as many letters as its label says.
+    """Decompress the content of a file, if its size is plausible for the letters in its label.
 
     Raises:
-        ValueError, TypeError, ZstdError: it has more bytes, or is damaged.
+        ValueError, TypeError, ZstdError: the content is too large or damaged.
     """
     n_letters = label.attributes["n_letters"]
     check_counts(n_letters)
@@ -176,12 +192,12 @@ def _unpack(label: Label, content: bytes) -> bytes:
     return unpacked
 
 
-def _is_equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+def _is_equal(array: NDArray[Any], other: NDArray[Any]) -> bool:
+    return array.dtype == other.dtype and array.tobytes() == other.tobytes()
 
 
 def _cache_key(records: Records) -> str:
-    """Hash the whole content of the records."""
+    """Hash the complete content of the records."""
     digest = hashlib.sha256()
     for array in _to_columns(records).values():
         digest.update(array.data)
@@ -191,13 +207,13 @@ def _cache_key(records: Records) -> str:
     return digest.hexdigest()
 
 
-_OF_REGIONS = ("text", "n_track", "track_")  # names of the columns that depend on the finder
-_TEXTS = ("ids", "headers", "samples", "own_ids")  # columns of records that are text
+_OF_REGIONS = ("text", "n_track", "track_")  # column names that depend on the finder
+_TEXTS = ("ids", "headers", "samples", "own_ids")  # text columns of records
 _NUMBERS = ("lines", "n_gaps", "lengths")
 
 
 def _to_columns(records: Records) -> dict[str, NDArray[Any]]:
-    """The records without their letters; no text has a line end."""
+    """Convert records to columns, without letters. No text contains a line end."""
     columns: dict[str, NDArray[Any]] = {}
     for name in _TEXTS:
         text = "\n".join(getattr(records, name)).encode("utf-8", "surrogateescape")
@@ -208,7 +224,7 @@ def _to_columns(records: Records) -> dict[str, NDArray[Any]]:
 
 
 def _mask_missing(arrays: Arrays) -> Records:
-    """Records from ``_to_columns``, with ``unknown`` for every letter."""
+    """Restore records from ``_to_columns``, with ``unknown`` for every letter."""
     texts = {
         name: arrays[name].tobytes().decode("utf-8", "surrogateescape").split("\n")
         for name in _TEXTS
@@ -219,14 +235,16 @@ def _mask_missing(arrays: Arrays) -> Records:
 
 
 def _to_arrays(scored: ScoredRecords) -> dict[str, NDArray[Any]]:
-    tracks = [track for both in scored.found.values() for _, track in both]
+    tracks = [track for strands in scored.found.values() for _, track in strands]
+    regions = [
+        (index, [strand_regions for strand_regions, _ in strands])
+        for index, strands in scored.found.items()
+    ]
     text = json.dumps(
         {
             "screened": list(scored.screened.items()),
-            "notes": [(place, note) for place, note in enumerate(scored.notes) if note],
-            "regions": [
-                (place, [regions for regions, _ in both]) for place, both in scored.found.items()
-            ],
+            "notes": [(index, note) for index, note in enumerate(scored.notes) if note],
+            "regions": regions,
         }
     )
     pieces = scored.pieces
@@ -245,7 +263,7 @@ _OF_PIECE = ("start", "n_bases", "log_odds")
 
 
 def _track_columns(tracks: Sequence[Track]) -> Arrays:
-    """Concatenate the columns of several tracks, and note the length of each track."""
+    """Concatenate the columns of several tracks, and record the length of each track."""
     columns = {"n_track": np.array([len(track.start) for track in tracks], dtype=np.int64)}
     for name in Track._fields:
         dtype = np.float64 if name in ("log_odds", "posterior") else np.int64
@@ -256,7 +274,8 @@ def _track_columns(tracks: Sequence[Track]) -> Arrays:
 
 def _tracks(arrays: Arrays) -> Iterator[Track]:
     """Split ``_track_columns`` into tracks."""
-    columns, first = [arrays[f"track_{name}"] for name in Track._fields], 0
+    columns = [arrays[f"track_{name}"] for name in Track._fields]
+    first = 0
     for n in arrays["n_track"].tolist():
         if not 0 <= n <= len(columns[0]) - first:
             raise ValueError("a track is longer than its columns")
@@ -265,17 +284,19 @@ def _tracks(arrays: Arrays) -> Iterator[Track]:
 
 
 def _from_arrays(arrays: Arrays, records: Records | None, label: Label) -> ScoredRecords:
-    """
+    """Restore scored records from the arrays of a file.
+
     Raises:
-        ValueError, LookupError, TypeError: they are not as they were written.
+        ValueError, LookupError, TypeError: the arrays are damaged.
     """
     text = parse_json(arrays["text"].tobytes())
     _check_number(arrays["lengths"], label.attributes["n_letters"])
     _check_number(arrays["n_piece"], len(arrays["piece_start"]))
     records = _mask_missing(arrays) if records is None else records
-    n_pieces, notes = arrays["n_piece"], [""] * len(records.ids)
-    for place, note in text["notes"]:
-        notes[place] = note
+    n_pieces = arrays["n_piece"]
+    notes = [""] * len(records.ids)
+    for index, note in text["notes"]:
+        notes[index] = note
     owners = np.repeat(np.arange(len(notes)), n_pieces)
     tracks = _tracks(arrays)
     return ScoredRecords(
@@ -286,18 +307,20 @@ def _from_arrays(arrays: Arrays, records: Records | None, label: Label) -> Score
         n_pieces,
         WindowScores(owners, *(arrays[f"piece_{name}"] for name in _OF_PIECE)),
         WindowHits(*(arrays[f"known_{name}"] for name in WindowHits._fields)),
-        {place: _strand_pair(regions, tracks) for place, regions in text["regions"]},
+        {index: _strand_pair(regions, tracks) for index, regions in text["regions"]},
     )
 
 
 def _check_number(counts: NDArray[np.int64], total: object) -> None:
-    """Raise ValueError for counts that do not add up: what they count takes memory."""
+    """Raise ValueError if counts do not sum to ``total``: what they count takes memory."""
     if sum(counts.tolist()) != total or (counts < 0).any():
         raise ValueError(f"its counts do not add up to {total}")
 
 
-def _strand_pair(both: Sequence[Any], tracks: Iterator[Track]) -> tuple[Any, Any]:
-    as_other, as_virus = (
-        (tuple(Region(*region) for region in regions), next(tracks)) for regions in both
-    )
+def _strand_pair(regions_by_strand: Sequence[Any], tracks: Iterator[Track]) -> tuple[Any, Any]:
+    strands = [
+        (tuple(Region(*region) for region in regions), next(tracks))
+        for regions in regions_by_strand
+    ]
+    as_other, as_virus = strands
     return as_other, as_virus

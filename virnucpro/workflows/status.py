@@ -43,7 +43,7 @@ _NO_HASHES = (
     "older version made it)"
 )
 _NO_CHECKSUM = "run.json has no SHA-256 of its own: an older version wrote it"
-_LISTED = 8  # most files listed
+_LISTED = 8  # maximum number of listed files
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class _RunState:
 
     rundir: RunDir
     manifest: Manifest
-    facts: Mapping[str, Any]  # all of ``run.json``
-    running: str  # name of the run that has the folder now
+    facts: Mapping[str, Any]  # complete content of ``run.json``
+    running: str  # name of the run that has locked the folder
     plan: Plan | None
     hosts: list[HostProgress]
     stores: tuple[FeatureStore, ...]  # empty: the scorer does all the work
-    done: set[str]  # names of shards with a file from every encoder
+    done: set[str]  # names of shards that every encoder has a file for
 
     @property
     def state(self) -> str:
@@ -81,21 +81,23 @@ class _RunState:
 
 @contextmanager
 def _read_state(folder: Path) -> Iterator[_RunState]:
-    """Take a snapshot of a run; errors of a damaged ``run.json`` become ``ResumeError``.
+    """Take a snapshot of a run. Errors from a damaged ``run.json`` become ``ResumeError``.
 
     Raises:
         InputMissingError: there is no run in this folder.
         ResumeError: ``run.json`` is damaged.
     """
     rundir = open_run_dir(folder)
-    manifest, run = rundir.read_manifest(), find_run_lock(folder)
+    manifest = rundir.read_manifest()
+    run = find_run_lock(folder)
     if manifest is None and run:
         raise InputMissingError(
             f"{printable(folder)}: {printable(run)} is still reading the input",
             hint="try again later",
         )
     manifest = manifest or rundir.read_run(hint=with_options("give the {output_dir} of a run"))
-    facts, plan = rundir.read_facts(), Plan.read(rundir, manifest)
+    facts = rundir.read_facts()
+    plan = Plan.read(rundir, manifest)
     stores = rundir.feature_stores(manifest.recipe)
     done = [store.completed_names() for store in stores]
     try:
@@ -119,10 +121,14 @@ def _read_state(folder: Path) -> Iterator[_RunState]:
 def inspect_run(
     folder: Path, *, verify: bool, recomputed: Recomputed | None = None
 ) -> tuple[list[str], int]:
-    """Describe a run. -> lines, number of damaged files
+    """Describe a run.
 
-    With ``verify``, every feature file and output is read completely; without it, no file counts
-    as damaged. Parts that were made again and differ count as damaged.
+    Args:
+        verify: read every feature file and output completely. Otherwise no file counts as damaged.
+        recomputed: recomputed parts. Those that differ count as damaged.
+
+    Returns:
+        Lines to print, and the number of damaged files.
 
     Raises:
         InputMissingError: there is no run in this folder.
@@ -141,7 +147,7 @@ def inspect_run(
 
 @dataclass(slots=True)
 class _Findings:
-    """What ``--verify`` has read: faults, what is intact, and what could not be verified."""
+    """Results of ``--verify``: faults, what is intact, and what could not be verified."""
 
     faults: list[str] = field(default_factory=list)
     intact: list[str] = field(default_factory=list)
@@ -154,8 +160,9 @@ class _Findings:
 
 
 def _verify(seen: _RunState) -> tuple[list[str], str]:
-    """A line per damaged file or changed input, and the line to print if there is none."""
-    findings, hashes = _Findings(), Outputs(seen.rundir).read_hashes()
+    """Return a line per damaged file or changed input, and the line to print if there are none."""
+    findings = _Findings()
+    hashes = Outputs(seen.rundir).read_hashes()
     if seen.stores:
         _verify_features(seen, hashes, findings)
     _verify_outputs(seen, hashes, findings)
@@ -168,17 +175,17 @@ def _verify(seen: _RunState) -> tuple[list[str], str]:
 def _verify_features(
     seen: _RunState, hashes: Mapping[str, str] | None, findings: _Findings
 ) -> None:
-    """Find feature files that are damaged, missing, or others than ``run.json`` has."""
-    by_path = {
-        seen.rundir.root / place: digest
-        for place, digest in (hashes or {}).items()
-        if _is_feature_file(place)
+    """Find feature files that are damaged, missing, or differ from ``run.json``."""
+    hashes_by_path = {
+        seen.rundir.root / name: digest
+        for name, digest in (hashes or {}).items()
+        if _is_feature_file(name)
     }
     for store in seen.stores:
-        for _, error in store.find_damaged(seen.shards, hashes=by_path):
+        for _, error in store.find_damaged(seen.shards, hashes=hashes_by_path):
             hint = f"; {error.hint}" if error.hint else ""
             findings.faults.append(f"damaged   {error}{hint}")
-    for path in by_path:
+    for path in hashes_by_path:
         if not path.exists():
             missing = f"damaged   {printable(path)} is missing; --resume makes it again"
             findings.faults.append(missing)
@@ -188,8 +195,8 @@ def _verify_features(
         findings.remarks.append("their places were not checked: the plan is missing")
 
 
-def _is_feature_file(place: str) -> bool:
-    return has_vectors(place) and is_feature_file(Path(place).name)
+def _is_feature_file(name: str) -> bool:
+    return has_vectors(name) and is_feature_file(Path(name).name)
 
 
 def _verify_outputs(seen: _RunState, hashes: Mapping[str, str] | None, findings: _Findings) -> None:
@@ -198,10 +205,10 @@ def _verify_outputs(seen: _RunState, hashes: Mapping[str, str] | None, findings:
         findings.remarks.append(_NO_HASHES)
         return
     outputs = Outputs(seen.rundir)
-    others = {place: digest for place, digest in hashes.items() if not _is_feature_file(place)}
-    for _, error in outputs.find_damaged(others):
+    other_hashes = {name: digest for name, digest in hashes.items() if not _is_feature_file(name)}
+    for _, error in outputs.find_damaged(other_hashes):
         findings.faults.append(f"damaged   {error}; {error.hint}")
-    findings.intact.append(format_count(len(others), "output"))
+    findings.intact.append(format_count(len(other_hashes), "output"))
     if n_unknown := outputs.count_unhashed(hashes):
         unknown = format_count(n_unknown, "output")
         findings.remarks.append(f"{unknown} without a SHA-256 in run.json")
@@ -221,7 +228,7 @@ def _verify_inputs(seen: _RunState, findings: _Findings) -> None:
 
 
 def _find_fault(file: InputFile) -> str:
-    """Why an input is not the one that the run read; "" if it is."""
+    """Return why an input is not the one that the run read, or "" if it is."""
     try:
         if hash_inputs(file).sha256 == file.sha256:
             return ""
@@ -231,7 +238,10 @@ def _find_fault(file: InputFile) -> str:
 
 
 def _describe(seen: _RunState) -> list[str]:
-    rundir, manifest, facts, run = seen.rundir, seen.manifest, seen.facts, seen.running
+    rundir = seen.rundir
+    manifest = seen.manifest
+    facts = seen.facts
+    run = seen.running
     recipe = manifest.recipe
     lines = [
         printable(f"state     {facts.get('state')}, {facts.get('time')} on {facts.get('host')}"),
@@ -262,31 +272,35 @@ def _describe(seen: _RunState) -> list[str]:
 
 
 def _next_steps(seen: _RunState, step: str) -> Iterator[str]:
-    """What the user can do next, and the command of the run."""
+    """Yield what the user can do next, and the command of the run."""
     if seen.running or step not in _NEXT:
         return
     yield f"next      {_NEXT[step].format(shlex.quote(printable(seen.rundir.root)))}"
     match seen.facts.get("argv"):
-        case [_, *words] if words:  # without the path of the program
+        case [_, *words] if words:  # without the program path
             yield escape_markup(f"as typed  {shlex.join(map(str, ('virnucpro', *words)))}")
 
 
 def _missing(rundir: RunDir, recipe: Recipe) -> list[str]:
-    """The outputs that every finished run has and this run lacks."""
+    """List the outputs that every finished run has and this run lacks."""
     always = [sink for sink in OUTPUTS[recipe.command] if not sink.is_optional]
     return [sink.file for sink in always if not rundir.output(sink.file).exists()]
 
 
 def _describe_executor(recipe: Recipe) -> str:
-    encoders = (f"{one.model}, layer {one.layer}, {one.precision}" for one in recipe.encoders)
+    encoders = (
+        f"{encoder.model}, layer {encoder.layer}, {encoder.precision}"
+        for encoder in recipe.encoders
+    )
     return "; ".join(encoders) or recipe.reader
 
 
 def _describe_letters(seen: _RunState) -> list[str]:
     letters = _scoring(seen).counts["letters"]
-    total, n_done = letters["total"], letters["done"]
-    of_total = "" if total is None else f" of {total:,}"
-    return [f"scored    {n_done:,}{of_total} letters"] if total or n_done else []
+    total = letters["total"]
+    n_done = letters["done"]
+    total_text = "" if total is None else f" of {total:,}"
+    return [f"scored    {n_done:,}{total_text} letters"] if total or n_done else []
 
 
 def _describe_shards(seen: _RunState) -> list[str]:
@@ -295,7 +309,8 @@ def _describe_shards(seen: _RunState) -> list[str]:
         return [head]
     if seen.plan is None:
         return [f"{head}, the plan is damaged or belongs to other inputs: --resume makes it again"]
-    files, pending = seen.plan.shards_by_input, [shard.index for shard in seen.pending]
+    files = seen.plan.shards_by_input
+    pending = [shard.index for shard in seen.pending]
     return [
         f"{head}, {len(pending)} pending",
         f"files     {count_done(files, pending):,} of {len(files):,} done",
@@ -304,9 +319,9 @@ def _describe_shards(seen: _RunState) -> list[str]:
 
 
 def _count_slices(seen: _RunState) -> dict[str, int]:
-    """Count the slices of the input, the planned ones, and the ones with written rows.
+    """Count the slices of the input, the planned ones, and those with written rows.
 
-    Rows that will be made again, for example after a new cut, do not count as written.
+    Rows that will be recomputed, for example after a new threshold, do not count as written.
     """
     plan = seen.plan
     if plan is None:
@@ -322,20 +337,22 @@ def _count_slices(seen: _RunState) -> dict[str, int]:
 
 def _host_line(figures: HostProgress) -> str:
     now = f"{figures.n_working} at work" if figures.n_working else "ended"
-    lost = f", {format_count(figures.n_lost, 'shard')} given up" if figures.n_lost else ""
+    lost_text = f", {format_count(figures.n_lost, 'shard')} given up" if figures.n_lost else ""
     return (
         f"host      {figures.host}: {now}, {format_count(figures.n_shards, 'shard')} done, "
         f"{figures.tokens_per_second:,.0f} tokens/s, "
-        f"{format_count(figures.n_failed, 'sequence')} failed{lost}"
+        f"{format_count(figures.n_failed, 'sequence')} failed{lost_text}"
     )
 
 
 def measure_run(
     folder: Path, *, verify: bool = False, recomputed: Recomputed | None = None
 ) -> dict[str, Any]:
-    """The figures of a run for programs: finished and pending work, and the time left.
+    """Measure a run for programs: finished and pending work, and the time left.
 
-    With ``verify``, also a line per damaged file, and what was made again.
+    Args:
+        verify: add a line per damaged file.
+        recomputed: recomputed parts to add.
 
     Raises:
         InputMissingError, ResumeError: as ``inspect_run``.
@@ -363,7 +380,7 @@ def measure_run(
 
 
 def _recorded_inputs(seen: _RunState) -> dict[str, Any]:
-    """What became of the inputs; the records are counted when tables are written."""
+    """Summarize the inputs. Records are counted when tables are written."""
     return {
         "command": seen.manifest.recipe.command,
         "records": dict(seen.facts.get("counts", {})).get("statuses"),
@@ -382,7 +399,10 @@ class _Work(NamedTuple):
 
 
 def _rate(seen: _RunState, work: _Work) -> tuple[float, int | None]:
-    """The speed of all hosts at work, or of this start, and the seconds left, if known."""
+    """Return the work per second and the seconds left (None: unknown).
+
+    The rate is that of all working hosts, or of this start.
+    """
     rates = [host.tokens_per_second for host in seen.hosts if host.n_working]
     if seen.running and not rates:
         left = seconds_left(work.points, work.pending, time.time())
@@ -392,34 +412,39 @@ def _rate(seen: _RunState, work: _Work) -> tuple[float, int | None]:
 
 
 def _embedding(seen: _RunState) -> _Work:
-    encoders, n_done = seen.manifest.recipe.encoders, len(seen.done)
-    pending, n_tokens = _tokens(encoders, seen.pending), _tokens(encoders, seen.shards)
+    encoders = seen.manifest.recipe.encoders
+    n_done = len(seen.done)
+    pending = _tokens(encoders, seen.pending)
+    n_tokens = _tokens(encoders, seen.shards)
     shards: dict[str, int | None] = {"total": None, "done": n_done, "pending": None}
     if seen.plan is not None:
         shards |= {"total": len(seen.shards), "pending": len(seen.pending)}
-    elif seen.has_all:  # its plan was deleted with its shards
+    elif seen.has_all:  # the plan was deleted with the shards
         shards |= {"total": n_done, "pending": 0}
         counts = seen.facts["counts"]
         n_tokens = counts["n_tokens_in_all"] - counts["n_tokens_saved"]
     shards["given_up"] = sum(host.n_lost for host in seen.hosts)
-    ends = [
-        (max(store.path(one).stat().st_mtime for store in seen.stores), _tokens(encoders, [one]))
-        for one in seen.shards
-        if one.name in seen.done
-    ]
+    ends: list[tuple[float, float]] = []
+    for shard in seen.shards:
+        if shard.name in seen.done:
+            seconds = max(store.path(shard).stat().st_mtime for store in seen.stores)
+            ends.append((seconds, _tokens(encoders, [shard])))
     tokens = {"total": n_tokens, "pending": pending}
     points = _rate_points(seen.rundir, ends)
     return _Work("tokens", {"shards": shards, "tokens": tokens}, pending, points)
 
 
 def _scoring(seen: _RunState) -> _Work:
-    rundir, plan = seen.rundir, seen.plan
+    rundir = seen.rundir
+    plan = seen.plan
     store = ScoreStore(rundir, rundir.scores, seen.manifest.recipe.fingerprint, finder="")
     labels = [(path.stat().st_mtime, label.attributes) for path, label in store.labels()]
-    ends = [(seconds, int(each["work"])) for seconds, each in labels]
-    n_done, worked = sum(int(each["n_letters"]) for _, each in labels), sum(n for _, n in ends)
-    total, work = None, worked
-    if seen.has_all:  # by whatever scorer: its files may count for nothing now
+    ends = [(seconds, int(attributes["work"])) for seconds, attributes in labels]
+    n_done = sum(int(attributes["n_letters"]) for _, attributes in labels)
+    worked = sum(amount for _, amount in ends)
+    total = None
+    work = worked
+    if seen.has_all:  # by any scorer, so its files may not count now
         total = n_done = int(seen.facts["counts"].get("n_letters", n_done))
     if plan is not None and len(plan.planned_slices) == len(plan.slices):
         total = work = plan.counts.n_letters
@@ -427,12 +452,13 @@ def _scoring(seen: _RunState) -> _Work:
             work += plan.counts.n_searched
     pending = None if total is None else max(0, total - n_done)
     counts = {"letters": {"total": total, "done": n_done, "pending": pending}}
-    left, per_work = max(0, work - worked), n_done / max(1, worked)
+    left = max(0, work - worked)
+    per_work = n_done / max(1, worked)
     return _Work("letters", counts, left, _rate_points(rundir, ends), per_work)
 
 
 def _rate_points(rundir: RunDir, ends: Iterable[tuple[float, float]]) -> list[Point]:
-    """The work of this start over time, from the writing of ``run.json`` on."""
+    """Return the work of this start over time, since ``run.json`` was written."""
     began = rundir.manifest.stat().st_mtime
     since = sorted((seconds, amount) for seconds, amount in ends if seconds > began)
     done = accumulate(amount for _, amount in since)
@@ -445,7 +471,7 @@ def _tokens(encoders: Sequence[EncoderSpec], shards: Sequence[Shard]) -> int:
 
 
 def _folded(lines: list[str]) -> list[str]:
-    """The first few lines, and the number of further lines."""
+    """Return the first few lines, and the number of further lines."""
     if len(lines) <= _LISTED + 1:
         return lines
     return [*lines[:_LISTED], f"          + {len(lines) - _LISTED:,} more"]

@@ -1,4 +1,4 @@
-"""Count the figures of a run once, from its plan, its batches and its records.
+"""Count the figures of a run once, from its plan, batches and records.
 
 ``run.json``, the log and the console all show these figures.
 """
@@ -27,25 +27,31 @@ from virnucpro.results.outputs import (
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
 
-# figures that ``run.json`` leaves out: they follow from the tables
+# Figures that ``run.json`` omits, because they follow from the tables.
 _IN_TABLES = (
     "unit",
-    *("n_failed_records", "first_failure", "n_mendable"),
-    *("viral_lengths", "kinds", "families", "best"),
+    "n_failed_records",
+    "first_failure",
+    "n_mendable",
+    "viral_lengths",
+    "kinds",
+    "families",
+    "best",
 )
 
 
 def warn_of_cache(event: ShardDone) -> None:
-    """Warn if a worker could not add vectors to the cache; it does not try again."""
+    """Warn if a worker could not add vectors to the cache. It does not retry."""
     if event.cache_fault:
         LOGGER.warning(
             "%s no longer adds to the cache: %s; the run is complete without it",
-            *(event.worker, event.cache_fault),
+            event.worker,
+            event.cache_fault,
         )
 
 
 class Classifier(Protocol):
-    """What the summary reports about whoever calls the records."""
+    """The classifier properties that the summary reports."""
 
     @property
     def announcements(self) -> tuple[str, ...]: ...
@@ -61,14 +67,14 @@ class Classifier(Protocol):
 class Summary:
     """The figures of a run."""
 
-    callers: tuple[str, ...] = ()  # who calls, in lines
+    callers: tuple[str, ...] = ()  # lines that describe the classifiers
     stages: tuple[str, ...] = STAGES
-    cut: str = ""  # rule by which a record is called viral, in words
-    # the same in numbers: length, and the lowest score of a viral record of that length
+    cut: str = ""  # threshold rule for calling a record viral, in words
+    # The same in numbers: length, and the lowest score of a viral record with that length.
     cut_scores: tuple[tuple[int, float], ...] = ()
     records: RecordCounts = field(default_factory=RecordCounts)
     n_files: int = 0
-    n_slices: int | None = None  # of a run that was only planned; None: the run finished
+    n_slices: int | None = None  # if the run was only planned; None: the run finished
     n_refused: int = 0  # files that could not be read
     n_letters: int = 0  # letters of all records
     n_left: int = 0  # records that --embed left to the scorer
@@ -76,16 +82,16 @@ class Summary:
     n_tokens: int = 0  # embedded by this start
     n_cached: int = 0  # vectors that this start read from the cache
     n_cached_tokens: int = 0
-    n_copies: int = 0  # frames whose protein occurred before
+    n_copies: int = 0  # frames with an earlier frame's protein
     n_tokens_saved: int = 0  # tokens of the copies
-    n_tokens_in_all: int = 0  # tokens of the whole run, copies included
+    n_tokens_in_all: int = 0  # tokens of the complete run, including copies
     unit: str = "frame"  # what is embedded
     seconds: dict[str, float] = field(default_factory=dict)  # per stage
-    # device, precision, kernels and budget of each worker of this start
+    # Device, precision, kernels and budget of each worker in this start.
     workers: list[str] = field(default_factory=list)
 
     def announce_calls(self, classifier: Classifier, recorded: Manifest | None) -> None:
-        """Record who calls and by which cut. Announce the cut, and an earlier one if it differs."""
+        """Record who calls and the threshold. Announce it, and an earlier one if it differs."""
         self.callers = classifier.announcements
         self.stages = classifier.stages
         self.cut, self.cut_scores = classifier.threshold
@@ -98,10 +104,13 @@ class Summary:
         """Count the files of a run and the tokens that copies save."""
         manifest = plan.manifest
         self.unit = "chunk" if Alphabet.CHUNK in manifest.recipe.alphabets else "frame"
-        encoders, counts, shards = manifest.recipe.encoders, plan.counts, plan.shards
+        encoders = manifest.recipe.encoders
+        counts = plan.counts
+        shards = plan.shards
         self.n_refused = len(manifest.refused)
         self.n_files = len(manifest.inputs) + self.n_refused
-        self.n_letters, self.n_left = counts.n_letters, counts.n_left
+        self.n_letters = counts.n_letters
+        self.n_left = counts.n_left
         self.n_left_letters = counts.n_left_letters
         self.n_copies = counts.n_copies
         self.n_tokens_saved = estimate_tokens(encoders, counts.n_copies, counts.n_copied_residues)
@@ -111,7 +120,7 @@ class Summary:
         self.n_tokens_in_all = n_tokens + self.n_tokens_saved
 
     def count_cached(self, event: ShardDone) -> None:
-        """Count a shard's vectors from the cache, and warn if the cache took no new ones."""
+        """Count a shard's cached vectors, and warn if the cache rejected new ones."""
         self.n_cached += event.n_cached
         self.n_cached_tokens += event.n_cached_tokens
         warn_of_cache(event)
@@ -128,7 +137,7 @@ class Summary:
 
     @property
     def is_embedding(self) -> bool:
-        """True if vectors are made, False if the scorer reads the letters alone."""
+        """True if vectors are computed, False if only the scorer reads the letters."""
         return STAGES[1] in self.stages
 
     @property
@@ -139,7 +148,7 @@ class Summary:
         return 2 if self.records.n_frames or self.records.statuses["scored"] else 1
 
     def lines(self, folder: Path) -> list[str]:
-        """The lines that the user sees at the end."""
+        """Return the lines that the user sees at the end."""
         if self.n_slices is not None:
             return [
                 f"planned: {format_count(self.n_slices, 'slice')} of the input",
@@ -159,7 +168,7 @@ class Summary:
         ]
 
     def first_table(self, folder: Path, command: Command) -> Path:
-        """The table to read first: viruses if there are any, else all records."""
+        """Return the table to read first: viruses if there are any, else all records."""
         rundir = open_run_dir(folder)
         is_of_viruses = self.records.n_viruses
         return rundir.output(VIRUS_TABLE.file) if is_of_viruses else rundir.record_table(command)
@@ -204,14 +213,15 @@ class Summary:
             )
 
     def _repair_lines(self, folder: Path) -> list[str]:
-        listing, lines = printable(folder / FAILED_FILES.file), []
+        listing = printable(folder / FAILED_FILES.file)
+        lines: list[str] = []
         if self.n_slices is not None:  # no table is written yet
             listing = f"virnucpro status {printable(folder)}"
         if self.n_refused:
-            those = "it" if self.n_refused == 1 else "them"
+            pronoun = "it" if self.n_refused == 1 else "them"
             lines += [
                 f"files: {self.n_refused:,} of {self.n_files:,} could not be read: see {listing};",
-                f"  fix {those}, or remove {those} from the command; then run it with --resume",
+                f"  fix {pronoun}, or remove {pronoun} from the command; then run it with --resume",
             ]
         n = self.records.n_failed_frames
         if n > 1 and not self.records.n_frames:

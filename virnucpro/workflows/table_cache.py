@@ -1,9 +1,10 @@
-"""Store the rows of a slice for all tables in a file, so that the end of a run only joins files.
+"""Store the table rows of a slice in a file, so that the end of a run only joins files.
 
-Any machine can make the file. Like a feature file it has a label at its end and exists only when it
-is whole. Its key is a hash of what the rows are made from: records, shards, recipe, cut. A file
-with another key, other columns, or differently computed scores counts as missing. ``run.json`` has
-the part common to all keys, so that ``status`` knows which rows will be made again.
+Any machine can write the file. Like a feature file it has a label at its end, and it exists only
+when it is complete. Its key is a hash of everything that the rows depend on: records, shards,
+recipe, threshold. A file with another key, other columns, or differently computed scores counts as
+missing. ``run.json`` contains the part that all keys share, so ``status`` knows which rows will be
+recomputed.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.plan import Plan, Slice
 from virnucpro.store.run_dir import ROWS, SCORE_FORMAT
 
-_FORMAT = 3  # raise it when the same scores, columns and key would give other rows
+_FORMAT = 3  # increment it when the same scores, columns and key would give other rows
 
 _COUNTS = ("n_records", "n_letters", "work", "n_blocks")
 
 
 @dataclass(slots=True)
 class SliceRows:
-    """The table rows of a slice or a block of it, and the feature files of each store."""
+    """The table rows of a slice or one of its blocks, and the feature files of each store."""
 
     files: Sequence[list[IndexPart]] = ()
     batches: list[RowBatch] = field(default_factory=list)
@@ -46,14 +47,14 @@ class SliceRows:
     work: int = 0  # letters read; letters searched for regions count twice
     n_blocks: int = 0
     is_scored: bool = False  # scored now, not read from a file
-    index: int = 0  # of its first block
+    index: int = 0  # index of the first block
 
     @property
     def n_failed(self) -> int:
         return sum(batch.counts.n_failed_frames for batch in self.batches)
 
     def include(self, block: SliceRows) -> None:
-        """Add the rows of the next block; neighbouring batches of one sample are joined."""
+        """Add the rows of the next block. Neighbouring batches of one sample are joined."""
         for files, more in zip(self.files, block.files, strict=True):
             files.extend(more)
         for name in _COUNTS:
@@ -67,20 +68,20 @@ class SliceRows:
 
 @dataclass(frozen=True, slots=True)
 class RowStore:
-    """The row files of a plan: one per group of slices with the same records.
+    """The row files of a plan, one per group of slices with the same records.
 
-    A file has the index of the first slice in its name.
+    The file name contains the index of the first slice.
     """
 
     plan: Plan
-    made_by: str  # hash of caller, cut and set of files, which all keys share
+    made_by: str  # hash of classifier, threshold and output files, which all keys share
     field: ClassVar = "rows_made_by"  # its name in ``run.json``
 
     def path(self, group: Sequence[Slice]) -> Path:
         return self.plan.rundir.rows / f"{group[0].name}{ROWS}"
 
     def has(self, group: Sequence[Slice]) -> bool:
-        """Whether the rows of some slices exist, judged by the label of their file.
+        """Return whether the rows of these slices exist, judged by the label of their file.
 
         If records of a run were replaced, all rows are made at its end instead.
         """
@@ -93,17 +94,18 @@ class RowStore:
         return True
 
     def write(self, group: Sequence[Slice], rows: SliceRows) -> None:
-        """
+        """Write the rows of slices with the same records.
+
         Raises:
             OutputError, StorageError: the file cannot be written.
         """
         texts: list[bytes | memoryview] = []
 
-        def lengths_of(of_outputs: Rows | None) -> dict[str, int] | None:
-            if of_outputs is None:
+        def lengths_of(rows_by_output: Rows | None) -> dict[str, int] | None:
+            if rows_by_output is None:
                 return None
-            texts.extend(of_outputs.values())
-            return {name: len(text) for name, text in of_outputs.items()}
+            texts.extend(rows_by_output.values())
+            return {name: len(text) for name, text in rows_by_output.items()}
 
         batches = [
             {
@@ -115,7 +117,7 @@ class RowStore:
             for batch in rows.batches
         ]
         facts = {
-            "files": [list(map(asdict, of_store)) for of_store in rows.files],
+            "files": [list(map(asdict, store_files)) for store_files in rows.files],
             "counts": {name: getattr(rows, name) for name in _COUNTS},
             "batches": batches,
         }
@@ -124,7 +126,7 @@ class RowStore:
         write_checksummed(rundir, self.path(group), content, self._attributes(group))
 
     def read(self, group: Sequence[Slice]) -> SliceRows | None:
-        """Read the rows of some slices, if they exist; a damaged file is deleted."""
+        """Read the rows of these slices, if they exist. A damaged file is deleted."""
         path = self.path(group)
         if not self.has(group):
             return None
@@ -138,30 +140,34 @@ class RowStore:
             return None
 
     def _attributes(self, group: Sequence[Slice]) -> dict[str, str | int]:
-        """Attributes of a row file, including what differs between builds of one version."""
+        """Return the attributes of a row file, including what differs between builds of one
+        version."""
         columns = [(sink.file, sink.columns) for sink in all_outputs()]
         facts = (_FORMAT, SCORE_FORMAT, columns)
         return {"key": self._key(group), "format": _hash(facts)}
 
     def _key(self, group: Sequence[Slice]) -> str:
-        """Hash of what the rows are made from."""
-        manifest, planned = self.plan.manifest, self.plan.slice_plans
-        of_run = manifest.recipe.fingerprint, manifest.is_qualified, self.made_by
-        files = [(manifest.inputs[place], span) for place, span in group[0].spans]
-        spans = [(one.identity, one.sample, one.mate, one.n_renamed, span) for one, span in files]
-        parts = [planned[one.index] for one in group if one.index in planned]
+        """Hash everything that the rows depend on."""
+        manifest = self.plan.manifest
+        slice_plans = self.plan.slice_plans
+        run_facts = (manifest.recipe.fingerprint, manifest.is_qualified, self.made_by)
+        spans = []
+        for index, span in group[0].spans:
+            file = manifest.inputs[index]
+            spans.append((file.identity, file.sample, file.mate, file.n_renamed, span))
+        parts = [slice_plans[slice_.index] for slice_ in group if slice_.index in slice_plans]
         shards = [shard.sha256 for part in parts for shard in part.shards]
-        return _hash((__version__, of_run, spans, shards))
+        return _hash((__version__, run_facts, spans, shards))
 
 
 class ScoreFiles(Protocol):
-    """The stored scores of a run, in one file per block of records."""
+    """The stored scores of a run, in one file per record block."""
 
     @property
     def folder(self) -> Path: ...
 
     def is_complete(self, index: int) -> bool:
-        """Whether the file of a block is there as it was written."""
+        """Return whether the file of a block exists intact."""
 
     def keep(self, names: Collection[str]) -> None:
         """Delete all files except these names (without suffix)."""
@@ -169,16 +175,16 @@ class ScoreFiles(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRows:
-    """The rows that an earlier start or another machine wrote and that are still valid."""
+    """Rows that an earlier start or another machine wrote and that are still valid."""
 
     cache: RowStore
-    stores: tuple[FeatureStore, ...]  # one for each encoder
+    stores: tuple[FeatureStore, ...]  # one per encoder
     scores: ScoreFiles | None  # None: the run stores no scores
 
     def read(self, group: Sequence[Slice]) -> SliceRows | None:
         """Read the rows of slices with the same records, if they exist and are intact.
 
-        If the run stores scores, those that the rows were made from must be intact, too.
+        If the run stores scores, the scores behind the rows must be intact, too.
         """
         rows = self.cache.read(group)
         if rows is None or self.scores is None:
@@ -188,26 +194,34 @@ class FinishedRows:
         return rows if is_intact else None
 
     def find_slices(self) -> set[int]:
-        """The indices of the slices of the plan that have their rows and all their vectors."""
+        """Return the indices of slices that have their rows and all their vectors."""
         done = [store.completed_names() for store in self.stores]
         groups = self.cache.plan.group_by_records()
-        return {one.index for group in groups if self._is_finished(group, done) for one in group}
+        indices: set[int] = set()
+        for group in groups:
+            if self._is_finished(group, done):
+                indices.update(slice_.index for slice_ in group)
+        return indices
 
     def _is_finished(self, group: Sequence[Slice], done: Sequence[set[str]]) -> bool:
-        """True if the rows of these slices exist, and their shards are in ``done``.
+        """Return True if the rows of these slices exist, and their shards are in ``done``.
 
-        Damaged rows are found at the join if the shards exist, from which they can be made again;
-        otherwise the rows are read and verified here.
+        If the shards exist, damaged rows are found at the join and recomputed from them. Otherwise
+        the
+        rows are read and verified here.
         """
         parts = self.cache.plan.slice_plans
-        shards = [shard for one in group if one.index in parts for shard in parts[one.index].shards]
+        shards: list[Shard] = []
+        for slice_ in group:
+            if slice_.index in parts:
+                shards += parts[slice_.index].shards
         names = {shard.name for shard in shards}
-        if not self.cache.has(group) or any(names - of_store for of_store in done):
+        if not self.cache.has(group) or any(names - store_names for store_names in done):
             return False
         return all(shard.path.is_file() for shard in shards) or self.read(group) is not None
 
     def find_missing_shards(self) -> Iterator[Shard]:
-        """The shards that the tables still need. Rows without vectors are deleted."""
+        """Yield the shards that the tables still need. Rows without vectors are deleted."""
         finished = self.find_slices()
         plan = self.cache.plan
         for group in plan.group_by_records():
@@ -215,8 +229,8 @@ class FinishedRows:
                 continue
             if self.cache.has(group):
                 plan.rundir.delete(self.cache.path(group))
-            for one in group:
-                yield from plan.slice_plans[one.index].shards
+            for slice_ in group:
+                yield from plan.slice_plans[slice_.index].shards
 
 
 def _hash(facts: object) -> str:
@@ -224,9 +238,10 @@ def _hash(facts: object) -> str:
 
 
 def _unpack(facts: bytes, text: memoryview, index: int) -> SliceRows:
-    """
+    """Restore slice rows from the content of a file.
+
     Raises:
-        ValueError, LookupError, TypeError, AttributeError: they are damaged.
+        ValueError, LookupError, TypeError, AttributeError: the content is damaged.
     """
     stored = parse_json(facts)
     position = 0
@@ -255,7 +270,7 @@ def _unpack(facts: bytes, text: memoryview, index: int) -> SliceRows:
         raise ValueError("the rows do not have the length in the label")
     counts = {name: stored["counts"][name] for name in _COUNTS}
     check_counts(*counts.values())
-    files = [[IndexPart(**part) for part in of_store] for of_store in stored["files"]]
+    files = [[IndexPart(**part) for part in store_files] for store_files in stored["files"]]
     return SliceRows(files=files, batches=batches, index=index, **counts)
 
 

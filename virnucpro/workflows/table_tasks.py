@@ -1,8 +1,8 @@
-"""The tasks behind the outputs: one reads the frames of a shard, one makes the rows of a block.
+"""Tasks behind the outputs: one reads the frames of a shard, the other makes the rows of a block.
 
-``RowBuilder`` is their shared context. Tasks may run in helper processes. The score of a frame
-needs its vector and its bases. A shard has both, unless the frame has ambiguous letters. Then only
-the record has its bases, and the vector waits for the record. Scores do not depend on blocks.
+``RowBuilder`` is their shared context. Tasks may run in helper processes. Scoring a frame needs its
+vector and its bases. A shard has both, unless the frame has ambiguous letters. Then only the record
+has its bases, and the vector waits for the record. Scores do not depend on blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_VECTORS: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
 
 
 class Frame(NamedTuple):
-    """A frame of a shard: where it is, and its score or what it lacks."""
+    """A frame of a shard: its location, and its score or what it lacks."""
 
     id: str
     chunk_id: str
@@ -42,20 +42,20 @@ class Frame(NamedTuple):
     start: int
     end: int
     strand: str
-    score: float | None  # None: it has no vector, it waits for its bases, or nothing scores it
+    score: float | None  # None: no vector, waiting for bases, or not scored
     failure: str = ""  # why it has no vector
-    vector_row: int | None = None  # row of ``ShardFrames.vectors``, if it waits for its bases
+    vector_row: int | None = None  # row in ``ShardFrames.vectors``, if it waits for its bases
 
     @classmethod
     def from_orf(cls, orf: Orf, score: float | None, failure: str, vector_row: int | None) -> Frame:
-        place = (orf.id, orf.chunk_id, orf.record_id, orf.start, orf.end, orf.strand)
-        return cls(*place, score, failure, vector_row)
+        location = (orf.id, orf.chunk_id, orf.record_id, orf.start, orf.end, orf.strand)
+        return cls(*location, score, failure, vector_row)
 
     @property
     def orf(self) -> Orf:
         """The frame without its letters."""
-        place = (self.id, self.chunk_id, self.record_id, self.start, self.end, self.strand)
-        return Orf(*place, protein="")
+        location = (self.id, self.chunk_id, self.record_id, self.start, self.end, self.strand)
+        return Orf(*location, protein="")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +76,7 @@ class ShardFrames:
 
 
 class FrameRange(NamedTuple):
-    """Neighbouring frames of a record in one of the shards of a block."""
+    """Neighbouring frames of a record in one shard of a block."""
 
     shard: int  # index in ``BlockTask.frames``
     first: int
@@ -85,26 +85,26 @@ class FrameRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRows:
-    """The rows of the records of a block, and how they were made."""
+    """The record rows of a block, and how they were made."""
 
     batches: list[RowBatch]
     n_letters: int
     work: int  # letters read; letters searched for regions count twice
-    is_new: bool  # False: they come from stored scores
+    is_new: bool  # False: made from stored scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBuilder(ABC):
-    """What all table tasks of a run share. It is sent to each helper once.
+    """Context that all table tasks of a run share. It is sent to each helper once.
 
     A subclass scores the frames of a shard and makes the rows of records.
     """
 
     manifest: Manifest
-    stores: tuple[FeatureStore, ...]  # one for each encoder
-    slices: Mapping[int, tuple[Shard, ...]]  # the shards of each slice
+    stores: tuple[FeatureStore, ...]  # one per encoder
+    slices: Mapping[int, tuple[Shard, ...]]  # slice index -> shards
     feature_format: FeatureFormat = "h5"
-    with_own_ids: bool = False  # every input has its own namespace of ids
+    with_own_ids: bool = False  # every input has its own id namespace
     readers: dict[int, list[FeatureReader]] = field(init=False, default_factory=dict)  # by slice
 
     @property
@@ -112,7 +112,7 @@ class RowBuilder(ABC):
         return self.manifest.recipe
 
     def readers_of(self, index: int) -> list[FeatureReader]:
-        """The readers of all stores for a slice, with their caches."""
+        """Return the readers of all stores for a slice, with their caches."""
         if index not in self.readers:
             shards = self.slices[index]
             self.readers[index] = [FeatureReader(store, shards) for store in self.stores]
@@ -125,7 +125,7 @@ class RowBuilder(ABC):
         """Score the frames of a shard, if a head does.
 
         Args:
-            features: of each encoder.
+            features: one per encoder.
             reasons: id -> why a frame has no vector.
         """
 
@@ -137,9 +137,10 @@ class RowBuilder(ABC):
         ranges: Sequence[Sequence[FrameRange]],
         frames: Sequence[ShardFrames],
     ) -> BlockRows:
-        """Make the rows of the records of the block with this index.
+        """Make the record rows of the block with this index.
 
-        ``ranges`` has the frames of each record.
+        Args:
+            ranges: frame ranges of each record.
 
         Raises:
             OutputError, StorageError: scores cannot be written.
@@ -165,7 +166,8 @@ class ShardTask:
     hidden: frozenset[str]  # replaced records, whose vectors do not count
 
     def do(self, builder: RowBuilder) -> ScoredShard:
-        """
+        """Run the task.
+
         Raises:
             FeatureFileError: a feature file is incomplete.
             StorageError: the shard has changed since it was written.
@@ -177,36 +179,37 @@ class ShardTask:
             for reader in builder.readers_of(self.slice_index)
         ]
         files = [
-            IndexPart.from_shard(store, of_store, unseen, builder.feature_format)
-            for store, of_store in zip(builder.stores, features, strict=True)
+            IndexPart.from_shard(store, shard_features, unseen, builder.feature_format)
+            for store, shard_features in zip(builder.stores, features, strict=True)
         ]
         reasons: dict[str, str] = {}
-        for of_store in reversed(features):
-            reasons |= of_store.reasons
+        for shard_features in reversed(features):
+            reasons |= shard_features.reasons
         groups = groupby(orfs, key=lambda orf: orf.record_id)
         n_frames = [(record_id, len(list(group))) for record_id, group in groups]
         return ScoredShard(n_frames, builder.pack_frames(orfs, features, reasons), files)
 
 
-# Flat: for each range of frames the index of its record, then its ``FrameRange``.
+# Flat: for each frame range, the index of its record, then its ``FrameRange``.
 RecordRanges: TypeAlias = "array[int]"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class BlockTask:
-    """Make the rows of the records of a block."""
+    """Makes the record rows of a block."""
 
-    index: int  # of its slice, plus its position there
-    n_letters: int  # about
-    parts: tuple[Block, ...] = ()  # neighbouring records of one file each
-    spans: tuple[tuple[int, Span], ...] = ()  # of records that are not in ``parts``
+    index: int  # index of its slice, plus its position there
+    n_letters: int  # approximate
+    parts: tuple[Block, ...] = ()  # neighbouring records, one file each
+    spans: tuple[tuple[int, Span], ...] = ()  # records that are not in ``parts``
     ranges: RecordRanges = field(default_factory=lambda: array("q"))
     frames: Sequence[ShardFrames] = ()
     hidden: frozenset[str] = frozenset()  # records that a later input replaces: they get no row
-    files: Sequence[list[IndexPart]] = ()  # of each store, of the shards since the last block
+    files: Sequence[list[IndexPart]] = ()  # per store, from the shards since the last block
 
     def do(self, builder: RowBuilder) -> SliceRows:
-        """
+        """Run the task.
+
         Raises:
             InputError: the records are not the planned ones.
         """

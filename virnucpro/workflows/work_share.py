@@ -1,9 +1,10 @@
 """``virnucpro work``: do one part of a run on this machine.
 
-A part plans slices of the input, embeds their shards, and writes their rows of the tables. Any
-number of parts may run at once, on any machines that share the run folder; even the same part may
-run twice, since files appear whole and do not depend on who makes them. ``predict --resume`` makes
-what is missing at the end, and joins the tables. Nobody waits for a part that does not run.
+A part plans input slices, embeds their shards, and writes their table rows. Any number of parts can
+run concurrently, on any machines that share the run folder. Even the same part may run twice: files
+appear complete, and their content does not depend on who writes them. At the end ``predict
+--resume`` computes what is missing and joins the tables. No process waits for a part that does not
+run.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ from virnucpro.workflows.run_steps import ExecutorOn, find_pending, write_in_thr
 from virnucpro.workflows.summary import warn_of_cache
 from virnucpro.workflows.write_tables import Backlog, Group, TableWriter, check_stored
 
-_LOOK_SECONDS = 2.0  # between two looks whether the run is over
-_FEWEST_SHARES = 4  # for each part, so that all have about the same work
+_LOOK_SECONDS = 2.0  # between two checks whether the run is over
+_FEWEST_SHARES = 4  # per part, so that all parts have about the same work
 
 
 @dataclass(slots=True)
 class WorkShare:
-    """One of ``n`` parts of a run, counted from 0, and what this process has done of it.
+    """One of ``n`` parts of a run, counted from 0, and what this process has done for it.
 
     A part is every n-th slice of the run, or every n-th share of the slices.
     """
@@ -64,51 +65,57 @@ class WorkShare:
     number: int = 0
     n: int = 1
     n_planned: int = 0  # slices that it has planned
-    n_rows: int = 0  # slices whose rows it has written
+    n_rows: int = 0  # slices with rows that it has written
     n_pending: int = 0  # shards that it has to embed
     n_cached: int = 0  # vectors read from a cache
     ended: list[ProgressLog] = field(default_factory=list)
-    tokens: dict[int, int] = field(default_factory=dict)  # of shards in work
-    # time when the first worker was ready
+    tokens: dict[int, int] = field(default_factory=dict)  # unfinished shards: index -> tokens
+    # Time when the first worker was ready.
     ready: float = field(default_factory=time.monotonic, compare=False)
 
     def __str__(self) -> str:
         return f"{self.number + 1}/{self.n}"
 
     def shares(self, n_slices: int, *, has_shards: bool = True) -> tuple[int, dict[int, list[int]]]:
-        """The number of shares of each slice, and this part's shares by the index of the slice.
+        """Divide the slices into shares.
 
-        They do not depend on other parts or on finished work. A run of few slices is divided within
+        Shares do not depend on other parts or on finished work. A run with few slices is divided
+        within
         the slices, by shards.
+
+        Returns:
+            The number of shares per slice, and this part's shares by slice index.
         """
         n_shares = max(1, -(-_FEWEST_SHARES * self.n // max(1, n_slices))) if has_shards else 1
         ours: dict[int, list[int]] = {}
-        for one in range(self.number, n_slices * n_shares, self.n):
-            ours.setdefault(one // n_shares, []).append(one % n_shares)
+        for share in range(self.number, n_slices * n_shares, self.n):
+            ours.setdefault(share // n_shares, []).append(share % n_shares)
         return n_shares, ours
 
     @property
     def n_shards(self) -> int:
         """The number of shards that it has embedded."""
-        return sum(not one.is_lost for one in self.ended)
+        return sum(not record.is_lost for record in self.ended)
 
     @property
     def exit_code(self) -> int:
-        return 2 if any(one.n_failed or one.is_lost for one in self.ended) else 0
+        has_failed = any(record.n_failed or record.is_lost for record in self.ended)
+        return 2 if has_failed else 0
 
     @property
     def lines(self) -> list[str]:
         """The lines that the user sees at the end."""
-        planned, written = format_count(self.n_planned, "slice"), format_count(self.n_rows, "slice")
+        planned = format_count(self.n_planned, "slice")
+        written = format_count(self.n_rows, "slice")
         done = f"{self.n_shards:,} of {format_count(self.n_pending, 'pending shard')}"
         lines = [f"part {self}: {planned} planned, {done} done, tables of {written} written"]
-        if n_tokens := sum(one.n_tokens for one in self.ended):
+        if n_tokens := sum(record.n_tokens for record in self.ended):
             rate = n_tokens / max(1e-3, time.monotonic() - self.ready)
             lines += [f"tokens: {n_tokens:,} embedded at {rate:,.0f} per second"]
         if self.n_cached:
             lines += [f"cache: {format_count(self.n_cached, 'vector')} read"]
         if self.exit_code:
-            n_failed = sum(one.n_failed for one in self.ended)
+            n_failed = sum(record.n_failed for record in self.ended)
             n_lost = len(self.ended) - self.n_shards
             lines += [
                 f"failed: {format_count(n_failed, 'sequence')}, and "
@@ -120,7 +127,7 @@ class WorkShare:
         return lines
 
     def on_event(self, event: WorkerEvent) -> None:
-        """Count an event, and write the end of a shard into the log.
+        """Count an event, and log the end of a shard.
 
         Raises:
             OutputError, StorageError: a shard could not be written.
@@ -141,7 +148,8 @@ class WorkShare:
     def _finish(
         self, event: ShardDone | ShardFailed, n_failed: int = 0, *, is_lost: bool = False
     ) -> None:
-        index, seconds = event.shard.index, round(time.monotonic() - self.ready, 3)
+        index = event.shard.index
+        seconds = round(time.monotonic() - self.ready, 3)
         n_tokens = self.tokens.pop(index, 0)
         figures = ProgressLog(index, event.worker, n_tokens, n_failed, is_lost, seconds)
         figures.record()
@@ -154,9 +162,10 @@ def work(
     """Plan and embed a part of a run on the devices of this machine, and write its rows.
 
     Raises:
-        VirnucproError: see ``errors``; finished files are kept in every case.
+        VirnucproError: see ``errors``. Finished files are always kept.
     """
-    rundir, part = open_run_dir(options.folder), choose_part(options.part, options.array)
+    rundir = open_run_dir(options.folder)
+    part = choose_part(options.part, options.array)
     find_run(rundir)
     with rundir.shared():
         recorded = find_run(rundir)
@@ -179,10 +188,10 @@ class RunShare:
     """A planned run, resolved for this machine."""
 
     config: RunConfig
-    plan: Plan  # of the whole run
+    plan: Plan  # for the complete run
     job: WorkerConfig
     selection: Selection
-    # the context of the run with another plan: that of a part
+    # Builds the context of the run with another plan, such as that of a part.
     make_context: Callable[[Plan, HelperPool, EventHandler], RunContext]
 
 
@@ -241,10 +250,14 @@ def do_part(
     shards: Mapping[int, Sequence[Shard]],
     executor_on: ExecutorOn,
 ) -> None:
-    """Embed, and write rows, last those of slices that other parts have finished by then.
+    """Embed, and write rows. Slices that other parts have finished by then come last.
 
-    So of the parts that share a slice, the last one writes its rows. ``context`` has the plan of
-    the part: its slices ``groups``, and its ``shards`` of them, by first slice.
+    If parts share a slice, the last one to finish writes its rows.
+
+    Args:
+        context: with the plan of the part.
+        groups: slices of the part.
+        shards: shards of the part, by first slice.
     """
     plan = context.plan
     job = share.job
@@ -256,9 +269,11 @@ def do_part(
         announce(f"part {part}: {format_count(n_shards, 'shard')}, {len(pending):,} pending")
     has_rows = context.finished_rows.cache.has
     missing = [group for group in groups if not has_rows(group)]
-    alone = [
-        group for group in missing if len(shards[group[0].index]) == len(_run_all(plan, group))
-    ]
+    alone = []
+    for group in missing:
+        n_group_shards = len(_run_all(plan, group))
+        if len(shards[group[0].index]) == n_group_shards:
+            alone.append(group)
     backlog = Backlog(pending)
     with (
         writing_part(context, backlog, alone) as tables,
@@ -272,9 +287,9 @@ def do_part(
             part.on_event(event)
             backlog.on_event(event)
         tables.result()
-    done = (
-        set.intersection(*(store.completed_names() for store in job.stores)) if job.stores else ()
-    )
+    done: set[str] = set()
+    if job.stores:
+        done = set.intersection(*(store.completed_names() for store in job.stores))
     shared = [
         group
         for group in missing
@@ -290,34 +305,34 @@ def plan_part(
 ) -> tuple[Plan, list[Group], dict[int, list[Shard]]]:
     """Plan the slices of a part that are not planned yet.
 
-    -> the plan of its slices; these slices; its shards of them, by first slice
+    Returns:
+        The plan of its slices, these slices, and its shards by first slice.
 
     Raises:
         InputError: an input is not a FASTA file, or an id occurs twice in this part.
     """
     groups = list(share.plan.group_by_records())
     n_shares, ours = part.shares(len(groups), has_shards=bool(share.job.stores))
-    mine = [one for index in ours for one in groups[index]]
-    plan = share.plan.select_slices({one.index for one in mine})
+    slices = [slice_ for index in ours for slice_ in groups[index]]
+    plan = share.plan.select_slices({slice_.index for slice_ in slices})
     plan = plan.without_damaged(plan.shards)
     part.n_planned = len(plan.missing_slices)
 
     def on_letters(n_done: int) -> None:
         on_event(Progress("planning this part", n_done, 0, "letters"))
 
-    if mine:
+    if slices:
         plan = plan.plan_slices(share.selection, on_letters, pool)
         now = Plan.read(plan.rundir, plan.manifest)
         if part.n_planned and now is not None and not now.missing_slices:
             now.reject_duplicates()
-    shards = {
-        groups[index][0].index: [
+    shards: dict[int, list[Shard]] = {}
+    for index, shares in ours.items():
+        shards[groups[index][0].index] = [
             shard
             for number, shard in enumerate(_run_all(plan, groups[index]))
             if number % n_shares in shares
         ]
-        for index, shares in ours.items()
-    }
     return plan, [groups[index] for index in ours], shards
 
 
@@ -325,7 +340,7 @@ def plan_part(
 def writing_part(
     context: RunContext, backlog: Backlog, groups: Sequence[Group]
 ) -> Iterator[Future[None]]:
-    """Write rows of slices in a thread, which ends with the block."""
+    """Write slice rows in a thread that ends with the block."""
     writer = TableWriter(context, backlog)
     helpers = writer.count_helpers(groups)
 
@@ -340,8 +355,8 @@ def writing_part(
 
 
 def _run_all(plan: Plan, group: Group) -> list[Shard]:
-    """The shards of slices with the same records."""
-    return [shard for one in group for shard in plan.slice_plans[one.index].shards]
+    """List the shards of slices with the same records."""
+    return list(chain.from_iterable(plan.slice_plans[slice_.index].shards for slice_ in group))
 
 
 def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ProgressLog]:
@@ -353,12 +368,14 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ProgressL
         OutputError: the run is over.
         VirnucproError: see ``errors``.
     """
-    rundir, part = open_run_dir(options.folder), WorkShare()
+    rundir = open_run_dir(options.folder)
+    part = WorkShare()
     with rundir.locked_for_work():
-        can_see, last = rundir.has_run, time.monotonic()
+        can_see = rundir.has_run
+        last = time.monotonic()
         share = resolve_share(rundir, find_run(rundir), options, lambda _: None)
-        by_index = {shard.index: shard for shard in share.plan.shards}
-        shards = [by_index[index] for index in indices]
+        shards_by_index = {shard.index: shard for shard in share.plan.shards}
+        shards = [shards_by_index[index] for index in indices]
         with closing(embed(shards, share.job, share.config, ProcessExecutor)) as events:
             for event in events:
                 part.on_event(event)
@@ -377,7 +394,7 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ProgressL
 def embed(
     shards: Sequence[Shard], job: WorkerConfig, config: RunConfig, executor_on: ExecutorOn
 ) -> Generator[WorkerEvent, None, None]:
-    """Embed shards here and yield the events; at the end, delete partial files of this process."""
+    """Embed shards here and yield the events. At the end, delete this process's partial files."""
     for announcement in config.announcements:
         announce(announcement)
     executor = executor_on(config.resources.devices)
@@ -396,7 +413,8 @@ def find_run(rundir: RunDir) -> Manifest:
 
     Raises:
         InputMissingError: the folder has no run.
-        ResumeError: it is damaged, of another version, or other machines cannot name its model.
+        ResumeError: the run is damaged or from another version, or other machines cannot name its
+            model.
     """
     hint = "plan one: virnucpro predict --plan-only --output-dir DIR, with input and options"
     manifest = rundir.read_run(hint)
@@ -410,9 +428,10 @@ def find_run(rundir: RunDir) -> Manifest:
 
 
 def choose_part(text: str | None, array: Mapping[str, str]) -> WorkShare:
-    """The part for ``--part``: I/N, or, in a job array, N or nothing.
+    """Parse ``--part``: I/N, or, in a job array, N or nothing.
 
-    ``array``: the environment, where a batch system numbers the tasks of an array.
+    Args:
+        array: environment variables, in which a batch system numbers the tasks of an array.
 
     Raises:
         UsageError: the text is not a part, or the array does not say which one this task is.
@@ -439,10 +458,10 @@ _SLURM = tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "STEP
 
 
 def _array_task_part(array: Mapping[str, str]) -> WorkShare:
-    """The part of a task in a job array of SLURM with equally spaced numbers.
+    """Return the part of a task in a SLURM job array with equally spaced numbers.
 
     Raises:
-        UsageError: the array does not say which part the task does.
+        UsageError: the array does not say which part this task is.
     """
     with suppress(KeyError, ValueError, ZeroDivisionError):
         number, first, last, step, n = (int(array[name]) for name in _SLURM)

@@ -1,9 +1,9 @@
 """Write every output of a run in one pass over the inputs and the predictions.
 
-The inputs are read again, and the frames of each record are looked up in the shards by the
-record's id. Tasks (``table_tasks``) do all computing, up to the text of a row: in this process or
-in helpers. Results are consumed in order, so the output is deterministic. Few tasks are in flight,
-so memory is bounded.
+The inputs are read again, and the frames of each record are looked up in the shards by record id.
+Tasks (``table_tasks``) do all computing, up to the text of a row, in this process or in helpers.
+Results are consumed in order, so the output is deterministic. Few tasks are in flight, so memory is
+bounded.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from virnucpro.workflows.table_tasks import (
     input_changed,
 )
 
-# The frames of a record are neighbours in each shard: shard, the first, and one after the last.
+# The frames of a record are neighbours in each shard: shard, first index, end index (exclusive).
 # There are millions of these, so they are plain tuples, and few functions handle them.
 FrameRun: TypeAlias = tuple[ShardFrames, int, int]
 FramedRecord: TypeAlias = tuple[FastaRecord, Sequence[FrameRun]]
-Group: TypeAlias = Sequence[Slice]  # slices with the same records, one for each step of --embed
-_Files: TypeAlias = Sequence[list[IndexPart]]  # of each store
+Group: TypeAlias = Sequence[Slice]  # slices with the same records, one per step of --embed
+_Files: TypeAlias = Sequence[list[IndexPart]]  # one list per store
 
 
 class Backlog:
-    """Shards that are still to be embedded: one thread settles them, another waits for them.
+    """Shards that are not embedded yet. One thread settles them, another waits for them.
 
-    ``reasons`` says, by the shard's index, why a settled shard has no feature file.
+    ``reasons`` maps a shard index to the reason why the settled shard has no feature file.
     """
 
     def __init__(self, pending: Iterable[Shard] = ()) -> None:
@@ -71,7 +71,7 @@ class Backlog:
         return not self._pending
 
     def is_pending(self, shard: Shard) -> bool:
-        """True if a shard is still to be embedded, and somebody still embeds."""
+        """Return True if a shard is not embedded yet and embedding continues."""
         return shard.index in self._pending and not self._is_abandoned
 
     def on_event(self, event: WorkerEvent) -> None:
@@ -91,7 +91,7 @@ class Backlog:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Make all who wait, now and later, raise an error."""
+        """Raise an error in every present and future waiter."""
         with self._changed:
             self._is_abandoned = True
             self._changed.notify_all()
@@ -107,7 +107,8 @@ class Backlog:
             self.check()
 
     def check(self) -> None:
-        """
+        """Check that embedding continues.
+
         Raises:
             AbandonedError: embedding has stopped.
         """
@@ -116,10 +117,10 @@ class Backlog:
 
 
 def check_stored(event: ShardFailed) -> None:
-    """
+    """Raise the error behind a failed shard if other shards would fail, too.
+
     Raises:
-        OutputError, StorageError, UnavailableError: the disk, the model or the device failed, and
-            would fail for other shards too.
+        OutputError, StorageError, UnavailableError: the disk, the model or the device failed.
     """
     if event.refusal is not None:
         raise event.refusal.to_error
@@ -131,19 +132,21 @@ class TableWriter:
 
     context: RunContext
     backlog: Backlog
-    streams: StreamCache = field(default_factory=StreamCache)  # of packed inputs
+    streams: StreamCache = field(default_factory=StreamCache)  # for packed inputs
 
     def count_helpers(self, groups: Iterable[Group] | None = None) -> TaskRunner[RowBuilder]:
-        """The helpers for the tables of some slices, or of all: as many as the work is worth."""
+        """Return as many helpers as the tables of these slices (None: all) are worth."""
         context = self.context
         has_rows = context.finished_rows.cache.has
         groups = context.plan.group_by_records() if groups is None else groups
         missing = chain.from_iterable(group for group in groups if not has_rows(group))
-        n_letters = sum(context.plan.slice_plans[one.index].counts.n_letters for one in missing)
+        n_letters = sum(
+            context.plan.slice_plans[slice_.index].counts.n_letters for slice_ in missing
+        )
         return context.pool.helpers(context.row_builder, n_letters, "tables")
 
     def write(self, helpers: TaskRunner[RowBuilder]) -> RecordCounts:
-        """Write every output. -> the counts of all records
+        """Write every output, and return the counts of all records.
 
         Raises:
             AbandonedError: embedding has stopped.
@@ -165,7 +168,7 @@ class TableWriter:
         return counts
 
     def _write_features(self, store: FeatureStore, parts: Sequence[IndexPart]) -> None:
-        """Write ``features.h5`` of a store and the list of its files, and note their hashes.
+        """Write ``features.h5`` of a store and its file list, and record their hashes.
 
         Raises:
             FeatureFileError: a feature file is missing or damaged.
@@ -190,7 +193,7 @@ class TableWriter:
         return rows
 
     def write_rows(self, groups: Sequence[Group], helpers: TaskRunner[RowBuilder]) -> None:
-        """Write the rows of slices for a later join, except slices with a failed frame.
+        """Write slice rows for a later join, except slices with a failed frame.
 
         It waits for shards in the backlog.
 
@@ -201,19 +204,21 @@ class TableWriter:
         context.run_dir.make_folder(context.run_dir.rows)
         if context.scores is not None:
             context.run_dir.make_folder(context.scores.folder)
-        by_first = {group[0].index: group for group in groups}
-        firsts = sorted(by_first)
+        groups_by_first = {group[0].index: group for group in groups}
+        firsts = sorted(groups_by_first)
 
         def first_of(block: SliceRows) -> int:
             return firsts[bisect_right(firsts, block.index) - 1]
 
         for first, blocks in groupby(self._iter_rows(groups, helpers), key=first_of):
-            group = by_first[first]
+            group = groups_by_first[first]
             rows = SliceRows([[] for _ in context.stores])
             for block in blocks:
                 self.backlog.check()
                 rows.include(block)
-            n_records = sum(context.plan.slice_plans[one.index].counts.n_records for one in group)
+            n_records = sum(
+                context.plan.slice_plans[slice_.index].counts.n_records for slice_ in group
+            )
             if rows.n_records != n_records:
                 raise input_changed()
             if not rows.n_failed:
@@ -223,7 +228,7 @@ class TableWriter:
         """Yield the rows of all records, in order, and report the progress.
 
         Raises:
-            InputError: the inputs have another number of records than the plan.
+            InputError: the record count of the inputs differs from the plan.
         """
         context = self.context
         counts = context.plan.counts
@@ -252,7 +257,7 @@ class TableWriter:
     def _iter_rows(
         self, groups: Sequence[Group], helpers: TaskRunner[RowBuilder]
     ) -> Iterator[SliceRows]:
-        """Yield the rows of each block, or of a complete slice if they exist, in order."""
+        """Yield the rows of each block in order, or of a complete slice if they exist."""
         finished = self.context.finished_rows
         rows_by_group = ((group, finished.read(group)) for group in groups)
         for is_finished, pairs in groupby(rows_by_group, key=lambda pair: pair[1] is not None):
@@ -274,44 +279,44 @@ class TableWriter:
             else:
                 yield from self._plain_blocks(group[0], hidden)
 
-    def _plain_blocks(self, one: Slice, hidden: frozenset[str]) -> Iterator[BlockTask]:
+    def _plain_blocks(self, slice_: Slice, hidden: frozenset[str]) -> Iterator[BlockTask]:
         """Yield the blocks of records without frames."""
-        blocks = self.context.plan.slice_plans[one.index].blocks
+        blocks = self.context.plan.slice_plans[slice_.index].blocks
         inputs = self.context.manifest.inputs
-        # each block of a compressed file would be unpacked from the start of the file
-        if not blocks or any(inputs[position].text_sha256 for position, _ in one.spans):
-            records = self.context.manifest.blocks(one.spans, self.streams)
-            yield from tasks_without_frames(records, one.index, hidden)
+        # Each block of a compressed file would be unpacked from the start of the file.
+        if not blocks or any(inputs[position].text_sha256 for position, _ in slice_.spans):
+            records = self.context.manifest.blocks(slice_.spans, self.streams)
+            yield from tasks_without_frames(records, slice_.index, hidden)
             return
-        for index, spans in enumerate(blocks, one.index):
+        for index, spans in enumerate(blocks, slice_.index):
             n_bytes = sum((span.end or 0) - span.start for _, span in spans)
             yield BlockTask(index=index, n_letters=n_bytes, spans=spans, hidden=hidden)
 
     def _framed_blocks(
         self, group: Group, hidden: frozenset[str], helpers: TaskRunner[RowBuilder]
     ) -> Iterator[BlockTask]:
-        """Yield the blocks of records with frames, as soon as these are embedded."""
+        """Yield the blocks of records with frames, as soon as the frames are embedded."""
         files: list[list[IndexPart]] = [[] for _ in self.context.stores]
 
         def take_files() -> list[list[IndexPart]]:
-            taken = [list(of_store) for of_store in files]
-            for of_store in files:
-                of_store.clear()
+            taken = [list(store_files) for store_files in files]
+            for store_files in files:
+                store_files.clear()
             return taken
 
-        series = [self._score_shards(one, files, hidden, helpers) for one in group]
+        series = [self._score_shards(slice_, files, hidden, helpers) for slice_ in group]
         framed = self._join_frames(group[0], series)
         yield from tasks_with_frames(framed, group[0].index, hidden, take_files)
         assert not any(files), "the last shard of a series has frames of the last block"
 
     def _join_frames(
-        self, one: Slice, series: Iterable[Iterable[ScoredShard]]
+        self, slice_: Slice, series: Iterable[Iterable[ScoredShard]]
     ) -> Iterator[FramedRecord]:
         """Yield each record of a slice with its frames, which are neighbours in the shards."""
         streams = map(frames_by_record, series)
         firsts = ((next(stream, None), stream) for stream in streams)
         heads = {first[0]: (first[1], stream) for first, stream in firsts if first}
-        records = parse_block(self.context.manifest.blocks(one.spans, self.streams))
+        records = parse_block(self.context.manifest.blocks(slice_.spans, self.streams))
         for record in chain.from_iterable(block.iter_records() for block in records):
             if record.id not in heads:
                 yield record, ()
@@ -325,15 +330,16 @@ class TableWriter:
 
     def _score_shards(
         self,
-        one: Slice,
+        slice_: Slice,
         files: _Files,
         hidden: frozenset[str],
         helpers: TaskRunner[RowBuilder],
     ) -> Iterator[ScoredShard]:
         """Yield the shards of a slice, in order, as soon as they are embedded.
 
-        The ``files`` of each store are extended. Vectors of ``hidden`` records, which a later
-        generation replaces, do not count.
+        Args:
+            files: file lists per store, which are extended.
+            hidden: records that a later generation replaces. Their vectors do not count.
         """
         tasks: deque[tuple[Shard, Future[ScoredShard]]] = deque()
         indices = self.context.plan.indices
@@ -344,17 +350,17 @@ class TableWriter:
             n_done = bisect_right(indices, shard.index)
             work = (n_done, len(indices) - n_done)
             self.context.on_event(Progress(STAGES[2], n_done, len(indices), "shards", work))
-            for of_store, more in zip(files, scored.files, strict=True):
-                of_store.extend(more)
+            for store_files, more_files in zip(files, scored.files, strict=True):
+                store_files.extend(more_files)
             return scored
 
-        for shard in self.context.plan.slice_plans[one.index].shards:
+        for shard in self.context.plan.slice_plans[slice_.index].shards:
             while tasks and (len(tasks) > helpers.n_ahead or self.backlog.is_pending(shard)):
                 yield take()
             self.backlog.wait_for(shard)
             n_verified = tasks[0][0].index if tasks else shard.index
-            lost = dict(self.backlog.reasons)
-            task = ShardTask(one.index, shard, lost, n_verified, hidden)
+            reasons = dict(self.backlog.reasons)
+            task = ShardTask(slice_.index, shard, reasons, n_verified, hidden)
             tasks.append((shard, helpers.submit(task)))
         while tasks:
             yield take()
@@ -372,7 +378,7 @@ def open_tables(context: RunContext) -> Iterator[Callable[[RowBatch], None]]:
 def locate_outputs(
     run_dir: RunDir, tree: SafeDir, manifest: Manifest, *, per_file: bool
 ) -> OutputDir:
-    """Where a run writes its outputs. ``tree``, the run folder, writes them."""
+    """Return where a run writes its outputs, through the run folder ``tree``."""
     samples = run_dir.samples if per_file else None
     return OutputDir(run_dir.root, tree, run_dir.shards, manifest.inputs, manifest.refused, samples)
 
@@ -380,8 +386,9 @@ def locate_outputs(
 def frames_by_record(
     shards: Iterable[ScoredShard],
 ) -> Iterator[tuple[str, list[FrameRun]]]:
-    """Yield the id of each record with a frame, and where its frames are; ids may repeat."""
-    record_id, runs = "", list[FrameRun]()
+    """Yield the id and frame runs of each record with a frame. Ids may repeat."""
+    record_id = ""
+    runs = list[FrameRun]()
     for shard in shards:
         first = 0
         for next_id, n_frames in shard.records:
@@ -401,11 +408,14 @@ def tasks_with_frames(
     hidden: frozenset[str],
     take_files: Callable[[], _Files],
 ) -> Iterator[BlockTask]:
-    """Yield the tasks of blocks: of bounded size, or of one longer record.
+    """Yield block tasks, each of bounded size or for one longer record.
 
-    ``take_files`` gives the feature files of the shards that were read since the last call.
+    Args:
+        take_files: returns the feature files of the shards that were read since the last call.
     """
-    groups = group_parts(framed, lambda one: len(one[0].header) + len(one[0].sequence))
+    groups = group_parts(
+        framed, lambda framed_record: len(framed_record[0].header) + len(framed_record[0].sequence)
+    )
     for index, group in enumerate(groups, first_index):
         records = [record for record, _ in group]
         ranges = array("q")
@@ -439,7 +449,7 @@ def _visible_runs(
 def tasks_without_frames(
     blocks: Iterable[Block], first_index: int, hidden: frozenset[str]
 ) -> Iterator[BlockTask]:
-    """Yield the tasks of records without frames: neighbouring blocks, up to a bounded size."""
+    """Yield tasks of records without frames: neighbouring blocks, up to a bounded size."""
     groups = group_parts(blocks, lambda block: block.n_letters)
     for index, parts in enumerate(groups, first_index):
         n_letters = sum(part.n_letters for part in parts)
