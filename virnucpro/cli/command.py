@@ -1,4 +1,4 @@
-"""Make a command from a function and the classes of its options.
+"""Make a command from a function and its option classes.
 
     @command(PredictOptions, ConsoleOptions)
     def predict(options: PredictOptions, console: ConsoleOptions) -> None:
@@ -6,8 +6,8 @@
 
 Each option is declared once, as a field of a class (see ``core.option_schema``). The function gets
 one object per class. Its docstring is the help text, and the first paragraph is the summary in the
-list of commands. Only documented interfaces of click are used: click finds the words of the user,
-and ``build_options`` converts and checks them, as it does for calls from Python.
+command list. Only documented click interfaces are used: click parses the user's words, and
+``build_options`` converts and checks them, as it does for calls from Python.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 @dataclass(frozen=True, kw_only=True)
 class ConsoleOptions:
-    """Console output of a command; these options exist on the command line only."""
+    """Console output of a command. These options exist on the command line only."""
 
     quiet: Annotated[bool, option("Show only warnings and the summary.", None, "--quiet", "-q")] = (
         False
@@ -71,7 +71,7 @@ class ConsoleOptions:
 
 
 class Command(click.Command):
-    """A command with our help page, which explains mistaken words."""
+    """A command with our help page and hints for mistaken words."""
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_help(self, ctx, formatter)
@@ -84,7 +84,7 @@ class Command(click.Command):
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A command that is not built yet: reading its options takes time that others need not wait."""
+    """A command that is built on demand, because reading its options takes time."""
 
     run: Callable[..., None]
     groups: tuple[type, ...]
@@ -100,7 +100,10 @@ class CommandSpec:
         return " ".join(self.help.partition("\n\n")[0].split())
 
     def build(self, name: str) -> click.Command:
-        params = [*(one for group in self.groups for one in _parameters(group)), *self.more]
+        params: list[click.Parameter] = []
+        for group in self.groups:
+            params += _parameters(group)
+        params += self.more
         params.sort(key=lambda param: not param.required)
         return Command(
             name,
@@ -114,12 +117,12 @@ class CommandSpec:
 def command(
     *groups: type, more: Sequence[click.Parameter] = ()
 ) -> Callable[[Callable[..., None]], CommandSpec]:
-    """Make a command of a function that takes one object per option class."""
+    """Make a command from a function that takes one object per option class."""
     return lambda run: CommandSpec(run, groups, tuple(more))
 
 
 class Subcommand(NamedTuple):
-    """A command of a group, which is loaded and built when it is used."""
+    """A command of a group. It is loaded and built when it is used."""
 
     summary: str  # the first paragraph of its help
     load: Callable[[], CommandSpec | Group]
@@ -158,28 +161,28 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, one.summary) for name, one in self._subcommands.items()]
+        rows = [(name, subcommand.summary) for name, subcommand in self._subcommands.items()]
         write_help(self, ctx, formatter, {"Commands": rows})
 
 
 def _call(run: Callable[..., None], groups: Sequence[type], **_: object) -> None:
-    """Call a function with the objects that the words of the user make."""
+    """Call a function with the option objects from the command line."""
     context = click.get_current_context()
     run(*(read_options(context, group) for group in groups))
 
 
 def read_options(context: click.Context, group: type[T]) -> T:
-    """The options of a class, from a command line that click has parsed.
+    """Build the options of a class from a command line that click has parsed.
 
-    Fields that describe the process (its arguments, a variable) are not options; they are set here.
+    Fields that describe the process (its arguments, a variable) are not options and are set here.
 
     Raises:
         UsageError: a value is empty, or has the wrong type or range.
     """
     names = [field.name for field in fields(group)]  # type: ignore[arg-type]
     sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = {name for name, source in sources.items() if source != ParameterSource.DEFAULT}
-    values = {name: context.params[name] for name in given}
+    explicit = {name for name, source in sources.items() if source != ParameterSource.DEFAULT}
+    values = {name: context.params[name] for name in explicit}
     values |= {
         "argv": tuple(sys.argv),
         "typed": tuple(
@@ -227,9 +230,9 @@ def _parameter(name: str, kind: Any, info: OptionInfo, default: object) -> click
 
 
 def _literal(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - a type
-    """The choices of a type, if it has any."""
+    """Return the choices of a type, if it has any."""
     kinds = (kind, *get_args(kind))
-    return next((get_args(one) for one in kinds if get_origin(one) is Literal), ())
+    return next((get_args(member) for member in kinds if get_origin(member) is Literal), ())
 
 
 def _choices(kind: Any) -> str | None:  # noqa: ANN401 - a type
@@ -244,7 +247,7 @@ def _complete(
     _parameter: click.Parameter,
     letters: str,
 ) -> list[CompletionItem]:
-    """Complete the value of an option: a choice, a known name, or else a file."""
+    """Complete an option value: a choice, a recognized name, or else a file."""
     words = info.complete(letters) if info.complete else _literal(kind)
     items = [CompletionItem(word) for word in words if word.startswith(letters)]
     may_be_path = info.complete is not None or Path in (kind, *get_args(kind))

@@ -11,11 +11,11 @@ from virnucpro.cli.help_page import Option
 from virnucpro.core.errors import UsageError
 
 _PROGRAM = "virnucpro"
-_VARIABLE = "_VIRNUCPRO_COMPLETE"  # in which a shell asks for completions
+_VARIABLE = "_VIRNUCPRO_COMPLETE"  # a shell sets it to request completions
 
 
 def answer_shell(app: click.Group) -> None:
-    """Print completions and exit, if a shell asks for them."""
+    """Print completions and exit, if a shell requests them."""
     if question := os.environ.get(_VARIABLE):
         from click.shell_completion import shell_complete
 
@@ -23,10 +23,10 @@ def answer_shell(app: click.Group) -> None:
 
 
 def _shell() -> str:
-    """The user's shell.
+    """Return the name of the user's shell.
 
     Raises:
-        UsageError: completion is not made for it.
+        UsageError: the shell is not supported.
     """
     name = Path(os.environ.get("SHELL", "")).name
     if name not in _INSTALL:
@@ -38,7 +38,7 @@ def _shell() -> str:
 
 
 def _script(shell: str, context: click.Context) -> str:
-    """The script that makes a shell ask this program."""
+    """Return the script that makes a shell request completions from this program."""
     from click.shell_completion import get_completion_class
 
     completion = get_completion_class(shell)
@@ -52,7 +52,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _append_once(path: Path, line: str) -> None:
-    """Add a line to a start file of a shell, unless it is there."""
+    """Add a line to a shell start file, unless it is already there."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     if line not in text.splitlines():
         separator = "" if not text or text.endswith("\n") else "\n"

@@ -1,4 +1,4 @@
-"""What a running command shows: a loading line, the log, the dashboard and the summary."""
+"""Output of a running command: a loading line, the log, the dashboard and the summary."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from virnucpro.cli.progress import EventLog
 
 _BY_BUS = "PCI_BUS_ID"
-_TASKS = 16  # most tasks in a suggested job array
-_INDENT = " " * 4  # of the lines that continue a log record
+_TASKS = 16  # maximum number of tasks in a suggested job array
+_INDENT = " " * 4  # for lines that continue a log record
 _ERASE_LINE = "\r\x1b[2K"
 
 
@@ -35,9 +35,9 @@ _ERASE_LINE = "\r\x1b[2K"
 def loading(console: ConsoleOptions) -> Iterator[None]:
     """Show a line on a terminal while a command imports its modules, which may take a second.
 
-    It is plain text and leaves the cursor visible: here a signal ends the program at once.
+    It is plain text and leaves the cursor visible, because a signal ends the program at once here.
     """
-    # numpy's matrices are small here; its threads would only occupy cores
+    # Numpy's matrices are small here, so its threads would only occupy cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     live = _is_live(console)
     gc.disable()
@@ -46,23 +46,26 @@ def loading(console: ConsoleOptions) -> Iterator[None]:
             _write_to_terminal("loading ..." + "\n" * (not live))
         yield
     finally:
-        gc.freeze()  # modules stay: scanning them for garbage doubles the time of planning
+        gc.freeze()  # modules stay, and scanning them for garbage doubles the planning time
         gc.enable()
         if live:
             _write_to_terminal(_ERASE_LINE)
 
 
 def _write_to_terminal(text: str) -> None:
-    with suppress(OSError):  # it may be gone
+    with suppress(OSError):  # the terminal may be gone
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 @contextmanager
 def show_progress(options: ConsoleOptions, *, is_one_stage: bool = False) -> Iterator[EventLog]:
-    """Log to the console, show the dashboard on a terminal, and yield the receiver of events.
+    """Log to the console, show the dashboard on a terminal, and yield the event handler.
 
-    With ``--quiet`` the console gets warnings only. ``is_one_stage``: see ``ProgressState``.
+    With ``--quiet`` the console shows only warnings.
+
+    Args:
+        is_one_stage: see ``ProgressState``.
     """
     from virnucpro.cli.progress import EventLog
 
@@ -77,7 +80,8 @@ def show_progress(options: ConsoleOptions, *, is_one_stage: bool = False) -> Ite
         from virnucpro.cli.dashboard import ConsoleHandler, Dashboard
 
         console = Console(stderr=True)
-        handler, shown = ConsoleHandler(console), Dashboard(events.figures, console)
+        handler = ConsoleHandler(console)
+        shown = Dashboard(events.figures, console)
     elif _is_terminal():
         handler.setFormatter(_TerminalFormatter(FORMAT))
     if options.quiet:
@@ -91,14 +95,15 @@ def show_progress(options: ConsoleOptions, *, is_one_stage: bool = False) -> Ite
 
 
 class _TerminalFormatter(logging.Formatter):
-    """Wrap log lines at the width of the terminal, between words."""
+    """Wraps log lines at the terminal width, between words."""
 
     def format(self, record: logging.LogRecord) -> str:
         return wrapped(super().format(record), get_terminal_size().columns, _INDENT)
 
 
 def is_for_console(record: logging.LogRecord, *, with_figures: bool) -> bool:
-    """Whether a record goes to the console: warnings, announcements, and figures if wanted."""
+    """Return whether the console shows a record: warnings, announcements, and figures on
+    request."""
     return (
         record.levelno >= logging.WARNING
         or hasattr(record, "is_announced")
@@ -107,7 +112,7 @@ def is_for_console(record: logging.LogRecord, *, with_figures: bool) -> bool:
 
 
 def number_gpus_by_bus() -> None:
-    """Make CUDA number the GPUs by bus position, as NVML does; override any other setting."""
+    """Make CUDA number the GPUs by bus position, as NVML does, whatever else is set."""
     order = os.environ.get("CUDA_DEVICE_ORDER", _BY_BUS)
     os.environ["CUDA_DEVICE_ORDER"] = _BY_BUS
     if order != _BY_BUS:
@@ -128,7 +133,7 @@ def _is_terminal() -> bool:
 
 def print_lines(lines: Iterable[str], quiet: bool = False) -> None:
     """Print the outcome, with colours on a terminal unless ``quiet``."""
-    colours = None if has_colours() and not quiet else False  # None: if it is a terminal
+    colours = None if has_colours() and not quiet else False  # None: colours on a terminal
     try:
         for line in lines:
             click.echo(_colorize(line), color=colours)
@@ -139,12 +144,12 @@ def print_lines(lines: Iterable[str], quiet: bool = False) -> None:
             from virnucpro.core.atomic_io import disk_error
 
             raise disk_error(error, "standard output") from error
-        # the reader of the output is gone, but the run is complete
+        # The reader of the output is gone, but the run is complete.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
 
 
 def _colorize(line: str) -> str:
-    """A line of the summary. Colours repeat the words and suit colour-blind readers."""
+    """Style a summary line. Colours repeat the words and suit colour-blind readers."""
     name, colon, fact = line.partition(": ")
     match name:
         case "called virus":
@@ -181,13 +186,13 @@ def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> li
 
 
 def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
-    """Suggest what idle GPUs can do, after a run that embedded nothing."""
+    """Suggest uses for idle GPUs after a run that embedded nothing."""
     from virnucpro.models.devices import free_gpus
     from virnucpro.results.outputs import open_run_dir
 
-    if not (places := free_gpus(options.cuda_visible_devices)):
+    if not (gpu_numbers := free_gpus(options.cuda_visible_devices)):
         return []
-    on_gpus = ["--gpus", ",".join(map(str, places)), "--force"]
+    gpu_flags = ["--gpus", ",".join(map(str, gpu_numbers)), "--force"]
     gains = {DEFAULT_MODEL: "with ESM-2 vectors"}
     manifest = open_run_dir(options.output_dir).read_manifest()
     is_of_bases = manifest is not None and manifest.recipe.input_type == "nucleotide"
@@ -195,19 +200,19 @@ def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
         gains[NETWORK] = "with more unknown viruses"
     lines: list[str] = []
     for model, gain in gains.items():
-        command = _resume_command(argv, "--model", model, *on_gpus)
-        lines += as_command(command, before=f"GPUs: {len(places)} free; {gain}")
+        command = _resume_command(argv, "--model", model, *gpu_flags)
+        lines += as_command(command, before=f"GPUs: {len(gpu_numbers)} free; {gain}")
     return lines
 
 
 def _resume_command(argv: Sequence[str], *more: str) -> list[str]:
-    """The same command, with ``more`` in place of --force, --resume and --plan-only."""
-    left_out = ("--force", "--resume", "--plan-only")
-    return ["virnucpro", *(word for word in argv if word not in left_out), *more]
+    """Return the command with ``more`` instead of --force, --resume and --plan-only."""
+    replaced_flags = ("--force", "--resume", "--plan-only")
+    return ["virnucpro", *(word for word in argv if word not in replaced_flags), *more]
 
 
 def as_command(words: Sequence[str], rest: str = "", before: str = "next") -> list[str]:
-    """A line that suggests a command; no line if a name in it is not printable."""
+    """Return a line that suggests a command, or no line if a name in it is not printable."""
     if not all(map(str.isprintable, words)):
         return []
     return [f"{before}: {shlex.join(words)}{rest}"]

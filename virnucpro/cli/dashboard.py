@@ -1,4 +1,4 @@
-"""Draw the figures of a run within the size of the terminal; colours only repeat words."""
+"""Draw the figures of a run within the terminal size. Colours only repeat words."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ from rich.text import Text
 from virnucpro.cli.progress import DeviceState, ProgressState, percent
 from virnucpro.core.logging import wrapped
 
-_GAP = "   "  # between the figures of a line
+_GAP = "   "  # between the figures on a line
 _SHORTEST_BAR = 12  # characters of the shortest bar
-_LONGEST_BAR = 40  # characters of a device's bar; the bar of the total fills the terminal
-_PADDING = 2  # between the columns of the table
-_BAR, _WARNING = "cyan", "yellow"  # distinct for readers with red-green colour blindness
-_LINE, _TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
-_INDENT = " " * len("00:00:00 ")  # of the lines that continue a record
+_LONGEST_BAR = 40  # characters of a device bar; the bar for the total fills the terminal
+_PADDING = 2  # between table columns
+# Distinct for readers with red-green colour blindness.
+_BAR = "cyan"
+_WARNING = "yellow"
+_LINE = "%(asctime)s %(levelname)-7s %(message)s"
+_TIME = "%H:%M:%S"
+_INDENT = " " * len("00:00:00 ")  # for lines that continue a record
 
 
 class Dashboard:
-    """Draws the figures of an ``EventLog`` on a terminal, several times a second.
+    """Draws the figures of an ``EventLog`` on a terminal, four times a second.
 
     The total comes first, then a line per device. If space is short, devices are merged into one
-    line and columns are dropped from the right, so no line wraps.
+    line
+    and columns are dropped from the right, so no line wraps.
     """
 
     def __init__(self, figures: ProgressState, console: Console) -> None:
@@ -48,7 +52,8 @@ class Dashboard:
             self._live.stop()
 
     def draw(self) -> RenderableType:
-        now, width = self._figures, self._console.width
+        now = self._figures
+        width = self._console.width
         below = _flow(map(_styled, [*now.counts, *now.to_dict]), width)
         if now.stage is not None:
             return Group(_headline(now.title, now.fraction), below)
@@ -67,7 +72,7 @@ def _styled(fact: str) -> Text:
 
 
 def _headline(label: str, share: float | None) -> Table:
-    """A label and a bar across the terminal."""
+    """Draw a label and a bar across the terminal."""
     row = Table.grid(padding=(0, 2), expand=True)
     row.add_column(no_wrap=True)
     row.add_column(ratio=1)
@@ -89,7 +94,7 @@ def _bar(share: float | None, width: int | None = None) -> ProgressBar:
 
 
 def _flow(figures: Iterable[Text], width: int) -> Text:
-    """Put figures side by side, on as many lines as needed."""
+    """Arrange figures side by side, on as many lines as needed."""
     lines: list[Text] = []
     for figure in figures:
         if lines and lines[-1].cell_len + len(_GAP) + figure.cell_len <= width:
@@ -100,10 +105,11 @@ def _flow(figures: Iterable[Text], width: int) -> Text:
 
 
 def _device_table(now: ProgressState, width: int, n_lines: int) -> Table:
-    """One line per device; the last line sums up devices that do not fit."""
+    """Draw one line per device. The last line sums up devices that do not fit."""
     devices = now.sorted_devices
     n_visible = len(devices) if len(devices) <= n_lines else max(0, n_lines - 1)
-    visible, folded = devices[:n_visible], [device for _, device in devices[n_visible:]]
+    visible = devices[:n_visible]
+    folded = [device for _, device in devices[n_visible:]]
     rows = [_headings(devices), *(_cells(name, [device]) for name, device in visible)]
     if folded:
         rows.append(_cells(f"+ {len(folded)} more", folded))
@@ -117,7 +123,8 @@ def _device_table(now: ProgressState, width: int, n_lines: int) -> Table:
     shares = [now.shard_fraction(device) for _, device in visible]
     bars: list[RenderableType] = [Text("current shard")]
     bars += [Text() if share is None else _bar(share, bar_width) for share in shares]
-    bars += [Text()] * bool(folded)
+    if folded:
+        bars.append(Text())
     for row, bar in zip(rows, bars, strict=True):
         cells = [Text(cell) for cell in row[: len(widths)]]
         table.add_row(*cells, *([bar] if bar_width >= _SHORTEST_BAR else []))
@@ -132,7 +139,7 @@ def _headings(devices: Sequence[tuple[str, DeviceState]]) -> tuple[str, ...]:
 
 
 def _cells(name: str, devices: Sequence[DeviceState]) -> tuple[str, ...]:
-    """A row of the table: one device, or the sum of several."""
+    """Format a table row for one device, or the sum of several."""
     return (
         name,
         f"{sum(device.n_shards for device in devices):,}",
@@ -146,7 +153,7 @@ def _table_width(widths: Sequence[int]) -> int:
 
 
 class ConsoleHandler(logging.Handler):
-    """Print log records above a dashboard, without markup or milliseconds."""
+    """Prints log records above a dashboard, without markup or milliseconds."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -157,4 +164,4 @@ class ConsoleHandler(logging.Handler):
         text = wrapped(self.format(record), self._console.width, _INDENT)
         line = Text(text, _WARNING if record.levelno >= logging.WARNING else "")
         with suppress(OSError):  # the terminal may be gone
-            self._console.print(line, overflow="ignore", crop=False)  # a long word stays whole
+            self._console.print(line, overflow="ignore", crop=False)  # do not split a long word

@@ -1,4 +1,4 @@
-"""The exit code and the message of a command that is interrupted before it has begun.
+"""Exit code and message for a command that is interrupted before it starts.
 
 This module imports nothing, so that the entry point can use it at once.
 """

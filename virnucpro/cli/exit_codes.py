@@ -16,8 +16,9 @@ import click
 from virnucpro.cli.early_exit import INTERRUPTED_EXIT
 from virnucpro.core.errors import StorageError, UnavailableError, VirnucproError
 
-USAGE_EXIT, TERMINATED_EXIT = 64, 143
-# schedulers send these before a time limit, or at one; a shell reports 128 and the number
+USAGE_EXIT = 64
+TERMINATED_EXIT = 143
+# Schedulers send these before a time limit, or at one. A shell reports 128 plus the number.
 _ENDED_BY = {
     signal.SIGTERM: "terminated",
     signal.SIGHUP: "terminated",
@@ -26,13 +27,13 @@ _ENDED_BY = {
     signal.SIGALRM: "ended by SIGALRM",
     signal.SIGXCPU: "ended by SIGXCPU: the limit of CPU time is reached (see `ulimit -t`)",
 }
-DEAF_SECONDS = 10.0  # time to clean up after a signal; later signals are ignored
+DEAF_SECONDS = 10.0  # time to clean up after a signal, during which later signals are ignored
 GONE = (errno.EPIPE, errno.EIO)  # the reader of the output is gone
 _NO_THREADS = "too many processes and threads: see `ulimit -u`, or the limits of the job"
 
 
 class CommandExit(Exception):  # noqa: N818 - an end, not an error
-    """The command ends here, with this exit code."""
+    """Ends the command with this exit code."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -40,7 +41,7 @@ class CommandExit(Exception):  # noqa: N818 - an end, not an error
 
 
 class _Terminated(SystemExit):
-    """A signal asked for the end, or the terminal was closed; ``code`` is the exit code."""
+    """A signal requested the end, or the terminal was closed. ``code`` is the exit code."""
 
     def __init__(self, number: signal.Signals) -> None:
         self.message = _ENDED_BY[number]
@@ -52,7 +53,8 @@ class _Terminated(SystemExit):
 def exit_on_error(kept: Callable[[], str] = str) -> Iterator[None]:
     """Turn any error or signal in a command into a message and an exit code.
 
-    ``kept`` makes the hint for an interrupted command from the files that exist by then.
+    Args:
+        kept: returns the hint for an interrupted command, from the files that exist by then.
     """
     try:
         yield
@@ -92,7 +94,7 @@ def _exit(error: VirnucproError, kept: Callable[[], str]) -> NoReturn:
 
 @contextmanager
 def require_packages(extra: str) -> Iterator[None]:
-    """Wrap imports of packages that are in an extra, and not in the core installation.
+    """Wrap imports of packages from an extra that the core installation lacks.
 
     Raises:
         UnavailableError: a package is not installed.
@@ -134,9 +136,9 @@ def _install_handlers(since: float) -> None:
 
 
 def _raise_terminated(since: float, number: int, _: object) -> None:
-    """End once after Ctrl-C or a signal of ``_ENDED_BY``, and ignore further signals.
+    """Stop once after Ctrl-C or a signal in ``_ENDED_BY``, and ignore further signals.
 
-    Print nothing: a line may be half written to the terminal.
+    Nothing is printed, because a line may be half written to the terminal.
     """
     now = time.monotonic()
     if now - since < DEAF_SECONDS:

@@ -12,10 +12,10 @@ from virnucpro.workflows.options import ExtractOptions
 def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
     """Embed FASTA or FASTQ with ESM-2, and write features.h5 and records.tsv.
 
-    Proteins are embedded as they are; nucleotides are chunked and translated as in predict. The
-    default model is the published ESM-2 650M: it is used from the caches of torch hub or Hugging
-    Face, or downloaded once (2.6 GB). All visible GPUs are used, else CPU cores. Exit codes are
-    those of predict.
+    Proteins are embedded as they are. Nucleotides are chunked and translated as in predict. The
+    default
+    model is the published ESM-2 650M, from the torch hub or Hugging Face cache, or downloaded once
+    (2.6 GB). All visible GPUs are used, else CPU cores. Exit codes are those of predict.
 
     Example: virnucpro extract -i proteins.faa -o features/
 

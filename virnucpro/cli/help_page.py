@@ -1,4 +1,4 @@
-"""Write ``--help`` in two columns of plain text; names and commands are whole at every width."""
+"""Write ``--help`` as plain text in two columns. Names and commands are never split."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import click
 
 from virnucpro.core.option_schema import OptionInfo
 
-_NOTHING = (MISSING, None, ())  # defaults that say nothing
-_NAMES = 30  # columns of help for the names of options
-# a paragraph of help that ends in a command, which can be copied as a whole
+_NOTHING = (MISSING, None, ())  # defaults that need no note
+_NAMES = 30  # width of the column with option names
+# A paragraph that ends in a command, which is printed on one line so that it can be copied.
 _EXAMPLE = re.compile(r"(?:(?P<about>.*:) |- )(?P<command>(?:virnucpro|torchrun|sbatch) .*)")
 
 
@@ -40,7 +40,7 @@ class Argument(click.Argument):
 
 
 def default_note(kind: Any, info: OptionInfo, default: object) -> str:  # noqa: ANN401 - a type
-    """What the help text of an option says about its default and its range."""
+    """Describe the default and the range of an option."""
     notes = []
     if isinstance(info.show_default, str):
         notes.append(f"default: {info.show_default}")
@@ -59,7 +59,11 @@ def write_help(
     formatter: click.HelpFormatter,
     more: Mapping[str, Sequence[tuple[str, str]]] | None = None,
 ) -> None:
-    """Write usage, text and panels; ``more`` has further panels: rows of a name and a text."""
+    """Write usage, text and panels.
+
+    Args:
+        more: further panels, each with rows of a name and a text.
+    """
     command.format_usage(ctx, formatter)
     for paragraph in (command.help or "").split("\n\n"):
         text = " ".join(paragraph.split())
@@ -82,7 +86,7 @@ def write_help(
 def group_panels(
     command: click.Command, ctx: click.Context
 ) -> dict[str, Sequence[tuple[str, str]]]:
-    """The rows of parameters, name and text, by panel."""
+    """Return parameter rows (name, text) by panel."""
     panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in command.get_params(ctx):
         if row := param.get_help_record(ctx):
@@ -91,7 +95,7 @@ def group_panels(
 
 
 def _wrap(text: str, width: int, first: str, indent: int) -> str:
-    """Break lines at spaces only: an option in a text stays whole."""
+    """Break lines at spaces only, so that option names in a text are never split."""
     return fill(
         " ".join(text.split()),
         width,

@@ -39,7 +39,8 @@ class _DevicesOptions:
 def devices(options: _DevicesOptions) -> None:
     """List the devices that a run would use: GPUs, memory, precision, kernels.
 
-    Each usable GPU is tested: which Triton kernels of VirNucPro run on it, and whether it has fp8.
+    Each usable GPU is tested: which VirNucPro Triton kernels run on it, and whether it supports
+    fp8.
 
     Example: virnucpro devices
     """
@@ -64,7 +65,8 @@ def bench(options: BenchOptions) -> None:
     """Measure how fast this device embeds proteins.
 
     Each size of ESM-2 is measured in each precision, and compared with fair-esm and with the
-    device's matrix products.
+    device's
+    matrix products.
 
     Example: virnucpro bench --quick
 
@@ -121,7 +123,7 @@ class _StatusOptions:
 def status(options: _StatusOptions) -> None:
     """Describe a run folder: finished, pending and failed work, and the processes working on it.
 
-    For a folder of virnucpro train: the progress, best epoch and last figures of each seed.
+    For a virnucpro train folder: the progress, best epoch and last figures of each seed.
 
     Example: virnucpro status results/ --verify
 
@@ -162,9 +164,10 @@ def _recompute(options: _StatusOptions) -> Recomputed | None:
 
 
 def _report_training(options: _StatusOptions) -> None:
-    """
+    """Report a training and end the command, if the folder contains one.
+
     Raises:
-        Finished: the folder belongs to a training.
+        CommandExit: the folder contains a training.
     """
     from virnucpro.training.reports import training_lines
 
@@ -185,7 +188,7 @@ _Result = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class _CompareOptions:
-    """Two results."""
+    """The two results to compare."""
 
     a: _Result
     b: _Result
@@ -204,8 +207,9 @@ class _CompareOptions:
 def compare(options: _CompareOptions) -> None:
     """Compare two results row by row: missing rows, changed labels, score differences.
 
-    Rows of frames (or pieces of the scorer), chunks, records and viruses are matched by id, in the
-    tables present in both results. The last two columns are differences of scores.
+    Rows (frames or scorer pieces, chunks, records, viruses) are matched by id, in the tables
+    present in
+    both results. The last two columns are score differences.
 
     Example: virnucpro compare old_merged/ results/
 
@@ -221,7 +225,7 @@ def compare(options: _CompareOptions) -> None:
 
         comparisons = compare_results(options.a, options.b)
         running.print_lines(report_lines(comparisons))
-        agree = all(one.agrees(options.tolerance) for one in comparisons)
+        agree = all(comparison.agrees(options.tolerance) for comparison in comparisons)
         raise CommandExit(0 if agree else 1)
 
 
@@ -236,8 +240,8 @@ class _ReportOptions:
 def report(options: _ReportOptions) -> None:
     """Write DIR/report.html: one page about a run, to read offline.
 
-    Only files in the folder are read; nothing is embedded or scored. The same folder gives the
-    same page.
+    Only files in the folder are read. Nothing is embedded or scored. The same folder gives the same
+    page.
 
     Example: virnucpro report results/
     """
@@ -250,7 +254,7 @@ def report(options: _ReportOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _SummaryOptions:
-    """Folders of trainings."""
+    """Training folders."""
 
     folders: Annotated[tuple[Path, ...], folder("Folders of trainings.")]
 
@@ -259,8 +263,9 @@ class _SummaryOptions:
 def summary(options: _SummaryOptions) -> None:
     """Print mean and standard deviation of the held-out figures of several trainings or seeds.
 
-    The figures come from gain.tsv, for every folder and every seed in it, and of several folders
-    also from held_out.tsv.
+    The figures come from gain.tsv, for every folder and every seed in it. If several folders are
+    given,
+    figures from held_out.tsv are added.
 
     Example: virnucpro summary model_1/ model_2/ model_3/
     """
@@ -282,8 +287,9 @@ class _CiteOptions:
 def cite(options: _CiteOptions) -> None:
     """Print how to cite a result: this program, its language models, and the original VirNucPro.
 
-    With a run folder, it prints the models, the head and the scorer of that run, and only the works
-    to cite for them.
+    With a run folder, only the models, head and scorer used in that run are printed, with the works
+    to
+    cite for them.
 
     Example: virnucpro cite results/
 

@@ -1,6 +1,6 @@
-"""The entry point of the program: Ctrl-C while it loads ends it with a message.
+"""The entry point of the program. Ctrl-C during loading ends it with a message.
 
-It imports nothing that takes time, so that hardly a moment is left before it.
+It imports nothing slow, so that Ctrl-C is handled from the start.
 """
 
 import sys

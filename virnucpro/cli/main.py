@@ -1,4 +1,4 @@
-"""The command line: it turns options into calls of other packages, and outcomes into exit codes.
+"""The command line: turns options into calls, and outcomes into exit codes.
 
 ``virnucpro --help`` must be quick, so a command imports its modules only when it runs. They import
 torch only in the process that computes with it.
@@ -22,8 +22,8 @@ from virnucpro.cli.exit_codes import GONE, USAGE_EXIT, CommandExit, exit_on_erro
 from virnucpro.cli.help_page import Option
 from virnucpro.cli.mistaken_words import explain_error
 
-# module of this package with a function of that name, and the first paragraph of its help, which is
-# repeated here so that `virnucpro --help` need not import all options
+# Command -> module in this package with a function of that name, and the first paragraph of its
+# help. The paragraph is repeated here so that `virnucpro --help` does not import all options.
 COMMANDS = {
     "predict": (
         "predict",
@@ -35,7 +35,7 @@ COMMANDS = {
     ),
     "work": (
         "predict",
-        "Do one part of a planned run; any number of parts may run at once, on any machines.",
+        "Run one part of a planned run. Parts can run concurrently on any number of machines.",
     ),
     "regions": (
         "predict",
@@ -112,7 +112,7 @@ app = Group(
 def main() -> None:
     """Run the command line, and exit with a documented code."""
     _open_standard_streams()
-    gc.set_threshold(50_000)  # modules and record columns are long-lived: collect rarely
+    gc.set_threshold(50_000)  # modules and record columns are long-lived, so collect rarely
     try:
         with exit_on_error():
             _run(sys.argv[1:])
@@ -131,7 +131,7 @@ def _run(words: list[str]) -> None:
     """Run the command that these words name.
 
     Raises:
-        Finished: with the exit code of the command, or of a usage error.
+        CommandExit: with the exit code of the command, or after a usage error.
         Exit: after an option such as --help.
     """
     answer_shell(app)

@@ -1,7 +1,7 @@
-"""Explain words of the command line that mean nothing here.
+"""Explain unrecognized words on the command line.
 
-The parser of click decides which words are options, values or neither. Only what it does not know
-is compared with options of other programs.
+The click parser decides which words are options, values or neither. Only words that it does not
+recognize are compared with options of other programs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
 
 _SHOWN = 3  # files in a hint
-# options of other programs of the field -> option here, and what to type
+# Option of a similar program -> our option, and what to type.
 _ELSEWHERE = {
     **dict.fromkeys(("-t", "--threads", "--cpus", "--cores"), ("--workers", "--workers")),
     **dict.fromkeys(("--out", "--outdir"), ("--output-dir", "--output-dir")),
@@ -29,10 +29,10 @@ _ELSEWHERE = {
 
 
 def check_words(command: click.Command, ctx: click.Context, args: Sequence[str]) -> None:
-    """Refuse mistaken words with a hint.
+    """Reject mistaken words with a hint.
 
     Raises:
-        UsageError: a word is no option here, or an option is the value of another option.
+        UsageError: a word is not an option, or an option was taken as the value of another option.
     """
     names = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
     values, rest = _parse_words(command, ctx, args)
@@ -56,7 +56,7 @@ def check_words(command: click.Command, ctx: click.Context, args: Sequence[str])
 
 
 def explain_error(error: click.ClickException) -> UsageError:
-    """Our error for an error of click."""
+    """Convert a click error into our error."""
     see = "virnucpro --help"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         see = f"{error.ctx.command_path} --help"
@@ -75,7 +75,7 @@ def explain_error(error: click.ClickException) -> UsageError:
 def _parse_words(
     command: click.Command, ctx: click.Context, args: Sequence[str]
 ) -> tuple[Mapping[str, Any], list[str]]:
-    """The values that the parser finds, by parameter, and the words that it does not know."""
+    """Return the values that the parser finds, by parameter, and the words that it rejects."""
     trial = click.Context(
         command,
         parent=ctx.parent,
@@ -89,7 +89,7 @@ def _parse_words(
 
 
 def _is_option(command: click.Command, ctx: click.Context, word: str) -> bool:
-    """Whether the parser takes the whole word as an option, if it may be one."""
+    """Return whether the parser takes the complete word as an option."""
     if word == "-" or not word.startswith("-"):
         return False
     values, rest = _parse_words(command, ctx, [word, "value"])
@@ -97,9 +97,9 @@ def _is_option(command: click.Command, ctx: click.Context, word: str) -> bool:
 
 
 def _option_words(param: click.Parameter, values: Mapping[str, Any]) -> Iterator[str]:
-    """The words that the parser took as values of an option."""
-    given = values.get(param.name or "") if isinstance(param, click.Option) else None
-    for word in given if isinstance(given, list) else [given]:
+    """Yield the words that the parser took as values of an option."""
+    value = values.get(param.name or "") if isinstance(param, click.Option) else None
+    for word in value if isinstance(value, list) else [value]:
         if isinstance(word, str):
             yield word
 
@@ -107,10 +107,10 @@ def _option_words(param: click.Parameter, values: Mapping[str, Any]) -> Iterator
 def _refuse_single_hyphen(
     args: Sequence[str], names: Collection[str], values: Collection[str]
 ) -> None:
-    """Refuse a long option with one hyphen; the parser would read ``-input`` as ``-i nput``.
+    """Reject a long option with one hyphen, since the parser would read ``-input`` as ``-i nput``.
 
     Raises:
-        UsageError: there is one.
+        UsageError: there is such an option.
     """
     for arg in takewhile("--".__ne__, args):
         word = arg.partition("=")[0]
@@ -120,9 +120,10 @@ def _refuse_single_hyphen(
 
 
 def _refuse_option_of_others(word: str, names: Collection[str]) -> None:
-    """
+    """Reject an option of another program.
+
     Raises:
-        UsageError: the word is an option of another program.
+        UsageError: the word is such an option.
     """
     name = "-t" if re.fullmatch(r"-t\d+", word) else word.partition("=")[0]
     ours, typed = _ELSEWHERE.get(name, ("", ""))
@@ -133,7 +134,7 @@ def _refuse_option_of_others(word: str, names: Collection[str]) -> None:
 def _unexpected_argument_error(
     words: Sequence[str], ctx: click.Context, *, has_input: bool
 ) -> UsageError:
-    """The error for words that are neither options nor values."""
+    """Return the error for words that are neither options nor values."""
     names = [printable(word) for word in words[:_SHOWN]] + ["..."] * (len(words) > _SHOWN)
     hint = f"see `{ctx.command_path} --help`"
     if has_input:

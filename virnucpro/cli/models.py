@@ -31,7 +31,8 @@ def list_models(options: _ListOptions) -> None:
 
     The default model embeds in extract, and in predict with a device option, unless --model names
     another one. Built-in and imported models come last. GPU memory is an estimate, from the
-    smallest batches to full ones; CUDA needs some more. A run fits its batches to the free memory.
+    smallest
+    batches to full ones. CUDA needs some more. A run fits its batches to the free memory.
     `virnucpro models info NAME` also shows disk and RAM.
 
     Example: virnucpro models list
@@ -96,7 +97,7 @@ def download_model(options: _NamedModel, console: ConsoleOptions) -> None:
         with show_progress(console, is_one_stage=True) as events:
             names = model_names(options.model)
             cache = cache_folder(os.environ)
-            opened = tuple(open_model(each, events, cache) for each in names)
+            opened = tuple(open_model(name, events, cache) for name in names)
             head = find_head(options.model, opened, events) if len(names) > 1 else None
         lines = [f"{printable(model.name)} is at {printable(model.path)}" for model in opened]
         print_lines([*lines, *([f"its head is at {printable(head)}"] if head else [])])
@@ -141,7 +142,7 @@ class _ImportOptions:
 def import_model(options: _ImportOptions) -> None:
     """Copy a checkpoint to where --model finds it by name, without a download.
 
-    The whole file is checked first. Code in it is never run.
+    The complete file is checked first. Code in it is never run.
 
     Example: virnucpro models import esm2_t33_650M_UR50D.pt
 
@@ -181,7 +182,7 @@ def verify(options: _NamedModel) -> None:
 
 @command(_NamedModel, ComputeOptions, ConsoleOptions)
 def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions) -> None:
-    """Compare the vectors that a model makes here with those of a reference in float32.
+    """Compare the vectors that a model computes here with those of a float32 reference.
 
     The reference has the same weights: fair-esm for ESM-2, transformers for ESM C, and for
     cnn_virnucpro the network itself on a CPU. Both embed a fixed panel of sequences, on every GPU

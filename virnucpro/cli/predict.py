@@ -27,15 +27,19 @@ _REGIONS_KEPT = "the folder is unchanged: run the same command again"
 def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     """Find viruses in FASTA or FASTQ, and write viruses.tsv, viruses.fasta and predictions.tsv.
 
-    A fast scorer calls each record virus or other. With --model cnn_virnucpro, a network also
-    reads the records that may be viral by their score, and both call these together: slower, and
-    better for unknown families in records of 300 to 1,000 bases; it may lose known ones. With
-    another --model, or any device option except --workers, ESM-2 embeds every translated frame and
-    writes vectors to features.h5; by default that is the published ESM-2 650M, downloaded once.
-    ESM-2 alone changes no call. Your own head does, where its training showed a gain.
+    A fast scorer labels every record virus or other. --model cnn_virnucpro adds a neural network
+    for
+    records that may be viral by their score, and combines both scores. This is slower, and better
+    for
+    unknown families in records of 300 to 1,000 bases, but it may lose known ones. With another
+    --model,
+    or any device option except --workers, ESM-2 embeds every translated frame and writes vectors to
+    features.h5. The default is the published ESM-2 650M, downloaded once. ESM-2 alone does not
+    affect
+    calls. A head you trained does, where it improved accuracy in training.
 
-    A GPU is used only by a model: without --model and without a device option, the scorer runs on
-    CPU cores.
+    Only a model uses a GPU. Without --model and without a device option, the scorer runs on CPU
+    cores.
 
     Example: virnucpro predict -i contigs.fa -o results/
 
@@ -89,11 +93,12 @@ def _start_pool(options: PredictOptions) -> HelperPool | None:
 
 @command(WorkOptions, ConsoleOptions)
 def work(options: WorkOptions, console: ConsoleOptions) -> None:
-    """Do one part of a planned run; any number of parts may run at once, on any machines.
+    """Run one part of a planned run. Parts can run concurrently on any number of machines.
 
     DIR was planned with --plan-only and is on a file system that all machines share. A part reads
-    and translates its slices of the input, embeds them, and writes their table rows. Afterwards,
-    the planned command with --resume joins all parts and does the missing work.
+    and
+    translates its slices of the input, embeds them, and writes their table rows. Afterwards, the
+    planned command with --resume joins all parts and does the missing work.
 
     Example: virnucpro work results/ --part 3/16
 
@@ -121,7 +126,7 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
 
     Use it after predict --no-regions, or with another --region-model. It writes regions.tsv, .bed,
     .gff3 and .fasta, tracks.tsv.gz, the notes in predictions.tsv, and the proviruses in viruses.tsv
-    and viruses.fasta. No call changes. The input files must still be in place.
+    and viruses.fasta. No call changes. The input files must still exist.
 
     Example: virnucpro regions results/
 

@@ -1,9 +1,8 @@
 """Count the progress of a run from its events, and write its log.
 
 ``ProgressState`` counts. ``EventLog`` writes events to the log as plain lines, and the figures
-every ten
-seconds. Every figure is a count, so the devices add up to the total. The time left is that of the
-whole run, or unknown: never that of a stage with others behind it.
+every ten seconds. Every figure is a count, so the devices add up to the total. The time left covers
+the complete run or is unknown: it never covers only one of several stages.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ Point: TypeAlias = tuple[float, float]  # see ``seconds_left``
 
 
 def add_sample(points: Sequence[Point], seconds: float, amount: float) -> list[Point]:
-    """Add a point; if there are too many, drop every second point."""
-    kept = list(points) if len(points) < _MOST_POINTS else list(points[::2])
-    return [*kept, (seconds, amount)]
+    """Return the points with a new one. If there are too many, every second point is dropped."""
+    kept_points = list(points) if len(points) < _MOST_POINTS else list(points[::2])
+    return [*kept_points, (seconds, amount)]
 
 
 @dataclass(slots=True)
@@ -59,7 +58,7 @@ class DeviceState:
     n_shards: int = 0
     n_tokens: int = 0
     memory: Memory | None = None
-    shard: Shard | None = None  # being embedded
+    shard: Shard | None = None  # the shard that is being embedded
     is_given_up: bool = False
     since: float = field(default_factory=time.monotonic)
 
@@ -78,29 +77,29 @@ class DeviceState:
 class ProgressState:
     """The figures of a run so far.
 
-    One thread takes events while another draws: dicts are replaced, never changed in place.
+    One thread takes events while another draws, so dicts are replaced and never changed in place.
     """
 
-    # what is being done; None: shards are being embedded
+    # Current activity. None: shards are being embedded.
     stage: Progress | None = _FIRST
     devices: dict[str, DeviceState] = field(default_factory=dict)
-    n_shards: int = 0  # shards in all
-    n_before: int = 0  # shards finished by an earlier start
+    n_shards: int = 0  # total
+    n_before: int = 0  # finished by an earlier start
     encoders: tuple[EncoderSpec, ...] = ()
     n_tokens: int = 0  # tokens to embed
-    n_failed: int = 0  # sequences that failed
+    n_failed: int = 0  # failed sequences
     n_settled_tokens: int = 0  # tokens of finished and failed shards
-    in_work: dict[int, int] = field(default_factory=dict)  # shard -> tokens embedded so far
+    in_work: dict[int, int] = field(default_factory=dict)  # shard index -> tokens embedded so far
     files: tuple[tuple[tuple[int, int], ...], ...] = ()  # see ``EmbeddingStarted``
-    pending: set[int] = field(default_factory=set)  # shards
+    pending: set[int] = field(default_factory=set)  # shard indices
     clock: Callable[[], float] = time.monotonic
-    # the command has one stage, or does not know how many: the time left is that of the stage
+    # The command has one stage, or an unknown number: the time left is that of the stage.
     is_one_stage: bool = False
     started: float = field(init=False)
-    # work over time: of the stages with known work or of embedding, and of the tables (in shards)
+    # Work over time: in stages with a given amount of work or in embedding, and in tables (shards).
     points: list[Point] = field(default_factory=list)
     tables: list[Point] = field(default_factory=list)
-    n_work_before: float = 0  # work of earlier stages, in ``points``
+    n_work_before: float = 0  # work of earlier stages, included in ``points``
 
     def __post_init__(self) -> None:
         self.started = self.clock()
@@ -118,26 +117,35 @@ class ProgressState:
                 self.points = self._update(self.points, amount)
                 self.stage = event
             case EmbeddingStarted(pending, before, files, encoders):
-                self.stage, self.devices, self.in_work = None, {}, {}
-                self.n_failed = self.n_settled_tokens = 0
-                self.files, self.pending = files, {shard.index for shard in pending}
-                self.n_shards, self.n_before = before + len(pending), before
+                self.stage = None
+                self.devices = {}
+                self.in_work = {}
+                self.n_failed = 0
+                self.n_settled_tokens = 0
+                self.files = files
+                self.pending = {shard.index for shard in pending}
+                self.n_shards = before + len(pending)
+                self.n_before = before
                 self.encoders = encoders
                 self.n_tokens = sum(map(self._shard_tokens, pending))
-                self.points = self.tables = []
+                self.points = []
+                self.tables = []
             case WorkerReady(worker=worker, memory=memory):
                 if not self.devices:  # starting workers does not count as work
                     self.points = self._update([], 0)
                 self._device(worker).memory = memory
             case WorkerLost(worker=worker, shard=shard, is_final=is_final):
                 device = self._device(worker)
-                device.memory, device.shard, device.is_given_up = None, None, is_final
+                device.memory = None
+                device.shard = None
+                device.is_given_up = is_final
                 if shard is not None:
                     self._finish_work(shard)
             case BatchDone(worker=worker, shard=shard, n_tokens=n_tokens, memory=memory):
                 device = self.devices[worker]
                 device.n_tokens += n_tokens
-                device.memory, device.shard = memory, shard
+                device.memory = memory
+                device.shard = shard
                 n_before = self.in_work.get(shard.index, 0)
                 self.in_work = {**self.in_work, shard.index: n_before + n_tokens}
                 self.points = self._update(self.points, self.n_tokens_done)
@@ -148,7 +156,7 @@ class ProgressState:
                 self._update_rate(shard, shard.n_embedded)
 
     def _start_stage(self, event: Progress) -> None:
-        """Continue the points of the stage before if the work of both has the same unit."""
+        """Continue the points of the previous stage if the work of both has the same unit."""
         self.n_work_before = 0
         if event.stage == STAGES[2] and self.tables:  # they were written while shards were embedded
             self.points = self.tables
@@ -199,14 +207,14 @@ class ProgressState:
         return [f"{n_tokens:,.0f} tokens/s", f"{self.n_failed:,} failed", *time]
 
     def shard_fraction(self, device: DeviceState) -> float | None:
-        """Embedded share of the device's current shard; None if it has no shard."""
+        """Return the embedded share of the device's current shard. None: it has no shard."""
         if device.shard is None or device.shard.index not in self.in_work:
             return None
         return min(1.0, self.in_work[device.shard.index] / max(1, self._shard_tokens(device.shard)))
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds to the end of the run; None: unknown."""
+        """Seconds to the end of the run. None: unknown."""
         now = self.clock()
         if self.stage is not None:
             return self._seconds_since(self.stage, now)
@@ -217,7 +225,7 @@ class ProgressState:
         return max(left, seconds_left(self.tables, self.n_shards - n_written, now) or 0.0)
 
     def _seconds_since(self, stage: Progress, now: float) -> float | None:
-        """Seconds from a stage other than embedding to the end of the run."""
+        """Return seconds from a stage other than embedding to the end of the run."""
         if stage.seconds_left is not None:
             return max(0.0, stage.seconds_left - (now - self.points[-1][0]))
         if stage.work is not None:
@@ -232,9 +240,9 @@ class ProgressState:
 
     @property
     def fraction(self) -> float | None:
-        """The share of the stage, or of embedding, that is done; None: unknown.
+        """The completed share of the stage, or of embedding. None: unknown.
 
-        While embedding, it covers the whole run with earlier starts, and counts tokens.
+        While embedding, it counts tokens and covers the complete run, including earlier starts.
         """
         if self.stage is not None:
             return min(1.0, self.stage.done / self.stage.total) if self.stage.total else None
@@ -244,7 +252,7 @@ class ProgressState:
 
     @property
     def counts(self) -> list[str]:
-        """The amount done in the stage; while embedding, the shards and, if several, the files."""
+        """Completed amount in the stage. While embedding, the shards and, if several, the files."""
         if self.stage is not None:
             return [_format_count(self.stage)] if self.stage.unit else []
         shards = f"{self.n_done:,}/{self.n_shards:,} shards"
@@ -255,7 +263,7 @@ class ProgressState:
 
     @property
     def sorted_devices(self) -> list[tuple[str, DeviceState]]:
-        """Devices in natural order of their names: cuda:2 before cuda:10."""
+        """Devices in natural name order: cuda:2 before cuda:10."""
         return sorted(self.devices.items(), key=lambda item: _natural_key(item[0]))
 
     @property
@@ -286,9 +294,9 @@ def _format_clock(seconds: float) -> str:
 
 
 def _format_count(stage: Progress) -> str:
-    of = f" of {stage.total:,}" if stage.total else ""
+    total = f" of {stage.total:,}" if stage.total else ""
     memory = f", GPU memory {_memory_text(stage.memory)}" if stage.memory else ""
-    return f"{stage.done:,}{of} {stage.unit}{memory}"
+    return f"{stage.done:,}{total} {stage.unit}{memory}"
 
 
 def _memory_text(memory: Memory) -> str:
@@ -298,18 +306,18 @@ def _memory_text(memory: Memory) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in percent, rounded down, so that unfinished work never shows 100 %."""
+    """Format a share in percent, rounded down, so that unfinished work never shows 100 %."""
     return f"{int(100 * share)}%"
 
 
 class EventLog:
-    """Write events, and a line of figures every ten seconds, to the log."""
+    """Writes events, and a line of figures every ten seconds, to the log."""
 
     def __init__(
         self, every_seconds: float = _EVERY_SECONDS, *, is_one_stage: bool = False
     ) -> None:
         self.figures = ProgressState(is_one_stage=is_one_stage)
-        self._warnings: set[str] = set()  # already logged: workers repeat most of them
+        self._warnings: set[str] = set()  # already logged, because workers repeat most of them
         self._every = every_seconds
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -358,12 +366,12 @@ def _log(event: RunEvent) -> None:
         case BatchSizeReduced(worker=worker, tokens_per_batch=tokens):
             LOGGER.warning("%s: out of memory; batches now have %s tokens", worker, tokens)
         case ShardDone(worker=worker, shard=shard, seconds=seconds, n_failed=n_failed):
-            failed = f", {format_count(n_failed, 'sequence')} failed" if n_failed else ""
+            failed_text = f", {format_count(n_failed, 'sequence')} failed" if n_failed else ""
             level = logging.WARNING if n_failed else logging.INFO
             text = "shard %s done by %s in %.2f s%s"
-            LOGGER.log(level, text, shard.name, worker, seconds, failed)
+            LOGGER.log(level, text, shard.name, worker, seconds, failed_text)
         case ShardFailed(worker=worker, shard=shard, reason=reason):
             LOGGER.debug("%s %s", worker, event.traceback)
-            # a disk error ends the run, which reports it
+            # A disk error ends the run, which reports it.
             level = logging.INFO if event.refusal else logging.ERROR
             LOGGER.log(level, "shard %s failed on %s: %s", shard.name, worker, reason)

@@ -82,7 +82,7 @@ def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
         return partial(plugins[options.executor](), options)
     with require_packages("cluster"):
         from virnucpro.engine.parsl import ParslExecutor
-    # Parsl starts its own programs by name; they are in the folder of this interpreter
+    # Parsl starts its own programs by name. They are in the folder of this interpreter.
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     cache = options.cache and options.cache.absolute()
     work = convert_options(options, WorkOptions, folder=options.output_dir.absolute(), cache=cache)
@@ -123,7 +123,7 @@ def run_command(
 def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ProgressLog]:
     """Embed some shards of a run, in a process that a scheduler started on another machine.
 
-    The process ends with its parent; Parsl's own workers do not.
+    The process ends with its parent, unlike Parsl's own workers.
     """
     from virnucpro.core.child_process import exit_with_parent
     from virnucpro.workflows import work_share as story

@@ -22,7 +22,7 @@ _KEPT = "finished epochs are kept: continue with --resume"
 
 
 def _read_config(context: click.Context, _: click.Parameter, text: str | None) -> None:
-    """Use the options in a file as defaults; the command line overrides them."""
+    """Use the options in a file as defaults. The command line overrides them."""
     if text is None:
         return
     if not text:
@@ -54,7 +54,7 @@ _CONFIG = Option(
 def manifest(options: ManifestOptions) -> None:
     """Write a manifest of labelled sequences for train and evaluate.
 
-    By folder: the group of a file is the first folder below the one named, else the file's name.
+    By folder: the group of a file is the first folder below the named one, else the file name.
 
     - virnucpro manifest --virus viruses/ --other bacteria/ --other human.fa -o manifest.tsv
 
@@ -72,10 +72,13 @@ def manifest(options: ManifestOptions) -> None:
 def train(options: TrainOptions, console: ConsoleOptions) -> None:
     """Train a head for an encoder, fine-tune both, or pretrain an encoder.
 
-    Records are cut and translated as by predict. Whole groups (viral families, host genera) are
-    held out. DIR gets split.tsv, training.json, checkpoints/, tensorboard/, held_out.tsv,
-    gain.tsv (what the head adds to the scorer), and model/, which predict, extract and evaluate
-    take with --model: the encoder or its name, head.safetensors, and a model card, README.md.
+    Records are cut and translated as by predict. Complete groups (viral families, host genera) are
+    held
+    out. DIR gets split.tsv, training.json, checkpoints/, tensorboard/, held_out.tsv, gain.tsv (what
+    the
+    head adds to the scorer), and model/, to be passed to predict, extract and evaluate as --model.
+    It
+    contains the encoder or its name, head.safetensors, and a model card, README.md.
 
     Estimate the time, memory and disk that a training needs, without starting it:
 
@@ -109,7 +112,7 @@ def train(options: TrainOptions, console: ConsoleOptions) -> None:
             from virnucpro.training.train import check_training
             from virnucpro.training.train import train as run_training
 
-        rank = os.environ.get("RANK")  # of the processes that torchrun started
+        rank = os.environ.get("RANK")  # set in processes that torchrun started
         if rank not in (None, "0"):
             console = replace(console, quiet=True)
         with show_progress(console) as events:
@@ -136,7 +139,7 @@ def _train_regions(options: TrainOptions, truth: Path, console: ConsoleOptions) 
 
 
 def _report_result(output: Path, model: Path | None) -> list[str]:
-    """The folder of the results, and the command that uses a model that calls."""
+    """List the results folder, and the command that uses a model that calls."""
     from virnucpro.core.logging import printable
 
     lines = [f"results: {printable(output)}"]
@@ -150,18 +153,20 @@ def _report_result(output: Path, model: Path | None) -> list[str]:
 def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
     """Measure the scorer or a head on labelled sequences that it was not trained on.
 
-    Fragments of each length and whole records are called as by predict, in the run folder DIR/run.
-    evaluation.tsv and evaluation.json have AUROC (with intervals over groups), AUPRC, accuracy,
-    precision, recall, F1, false positives and calibration: for all samples and by kingdom, with
-    and without the samples that have no score. report.html has the curves.
+    Fragments of each length and complete records are called as by predict, in the run folder
+    DIR/run.
+    evaluation.tsv and evaluation.json contain AUROC (with intervals over groups), AUPRC, accuracy,
+    precision, recall, F1, false positives and calibration: for all samples and by kingdom, with and
+    without the samples that have no score. report.html shows the curves.
 
     Example: virnucpro evaluate --data manifest.tsv --output-dir evaluation/
 
     This measures the scorer. For a trained head: virnucpro evaluate --data manifest.tsv --split
     training/split.tsv --output-dir evaluation/ --model training/model --card
 
-    Compare regions with known prophages, in regions_evaluation.tsv: precision and recall of
-    bases, and of genes if a GFF is given; found and false regions; the error of their ends:
+    Compare regions with known prophages, in regions_evaluation.tsv: precision and recall by base,
+    and
+    by gene if a GFF is given, as well as matched and false regions and the error at their ends:
     virnucpro evaluate --data genomes/ --regions prophages.tsv --genes genes.gff -o evaluation/
 
     Exit codes are those of predict.
