@@ -41,14 +41,16 @@ from virnucpro.models.packing import use_device
 
 T = TypeVar("T")
 _LOCALHOST = "127.0.0.1"
-_TIMEOUT = timedelta(hours=6)  # the first rank may make vectors while the others wait
-_LISTEN_SECONDS = 0.1  # between two looks
-_CAUSE_SECONDS = 5.0  # to wait for the cause: others lose a killed process before it has ended
-_GRACE_SECONDS = 30.0  # for the others to learn of an error, even on a busy machine
-_FIRST_SECONDS = 900  # to answer; the first process may not have started yet
-# in the store that torchrun's processes share
-_PREPARED, _EXIT_CODE = "virnucpro/prepared", "virnucpro/exit_code"
-_N_ERRORS, _N_HEARD = "virnucpro/n_errors", "virnucpro/n_heard"
+_TIMEOUT = timedelta(hours=6)  # the first rank may compute vectors while the others wait
+_LISTEN_SECONDS = 0.1  # between two checks
+_CAUSE_SECONDS = 5.0  # wait for the cause: others notice a killed process before it has ended
+_GRACE_SECONDS = 30.0  # for the other processes to notice an error, even on a busy machine
+_FIRST_SECONDS = 900  # connection timeout; the first process may not have started yet
+# Keys in the store that torchrun's processes share.
+_PREPARED = "virnucpro/prepared"
+_EXIT_CODE = "virnucpro/exit_code"
+_N_ERRORS = "virnucpro/n_errors"
+_N_HEARD = "virnucpro/n_heard"
 _KEPT = "finished epochs are kept: fix the cause, then continue with --resume"
 
 
@@ -59,7 +61,7 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
-    on_event: EventHandler = lambda _: None  # gets the progress of the training
+    on_event: EventHandler = lambda _: None  # receives the training progress
 
     @property
     def is_first(self) -> bool:
@@ -67,11 +69,12 @@ class Ranks:
         return self.rank == 0
 
     def wrap(self, module: nn.Module, *, is_cut: bool) -> nn.Module:
-        """Move a module to the device; the gradients of all ranks will be averaged.
+        """Move a module to the device, and average its gradients over all ranks.
 
-        Every rank has a whole copy or, with ``is_cut``, a shard of each weight: the layers of an
-        encoder are units, and all else is one (FSDP, Zhao et al. 2023, arXiv:2304.11277). The first
-        rank then sends the weights, one after another.
+        Each rank has a complete copy or, with ``is_cut``, a shard of each weight. In the latter
+        case the
+        encoder layers are units, and everything else is one unit (FSDP, Zhao et al. 2023,
+        arXiv:2304.11277). The first rank then sends the weights one after another.
         """
         if self.world_size == 1 or not is_cut:
             module.to(self.device)
@@ -80,7 +83,7 @@ class Ranks:
         module.to("meta")
         mesh = init_device_mesh(self.device.type, (self.world_size,))
         encoder = next(part for part in module.modules() if isinstance(part, ESM2))
-        for layer in [*encoder.layers][1:]:  # the first one runs in parts
+        for layer in [*encoder.layers][1:]:  # the first layer runs in parts
             fully_shard(layer, mesh=mesh)
         fully_shard(module, mesh=mesh)
         if hasattr(module, "logits"):
@@ -91,14 +94,14 @@ class Ranks:
         return module
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
-        """The context in which gradients only add up here; a later step averages them."""
+        """Return a context in which gradients accumulate locally. A later step averages them."""
         if isinstance(wrapped, DistributedDataParallel):
-            alone: AbstractContextManager[None] = wrapped.no_sync()
-            return alone
+            context: AbstractContextManager[None] = wrapped.no_sync()
+            return context
         return nullcontext()
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, in their order."""
+        """Return the values of all ranks, in rank order."""
         values = [value] * self.world_size
         if self.world_size > 1:
             dist.all_gather_object(values, value)
@@ -121,21 +124,21 @@ class Started(NamedTuple):
 
 
 def started_by_torchrun(environ: Mapping[str, str]) -> Started | None:
-    """Read the environment of torchrun; None if it did not start this process.
+    """Read the environment of torchrun, or return None if it did not start this process.
 
     Raises:
         UsageError: some of its variables are missing.
     """
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    given = {name: environ[name] for name in names if name in environ}
-    if "RANK" not in given:
+    variables = {name: environ[name] for name in names if name in environ}
+    if "RANK" not in variables:
         return None
-    if missing := [name for name in names if name not in given]:
+    if missing := [name for name in names if name not in variables]:
         raise UsageError(
             f"RANK is set, but {', '.join(missing)} is not",
             hint="start with torchrun, or unset RANK and give --gpus",
         )
-    rank, local_rank, world_size = (int(given[name]) for name in names[:3])
+    rank, local_rank, world_size = (int(variables[name]) for name in names[:3])
     return Started(rank, local_rank, world_size)
 
 
@@ -149,13 +152,16 @@ def run_under_torchrun(
     """Run ``work`` as one of the processes that torchrun started.
 
     The first rank enters ``prepared`` while the others wait. The first error ends all processes
-    with its exit code and is reported once.
+    with
+    its exit code and is reported once.
 
     Raises:
         VirnucproError, OSError: this process was the first to fail.
-        SystemExit: another process failed first; with the exit code of its error.
+        SystemExit: another process failed first. The exit code is that of its error.
     """
-    used, rank, world_size = _set_device(started.device(kind)), started.rank, started.world_size
+    used = _set_device(started.device(kind))
+    rank = started.rank
+    world_size = started.world_size
     store = _connect()
     with _fail_together(store, world_size), prepared if rank == 0 else nullcontext():
         if rank == 0:
@@ -168,7 +174,8 @@ def run_under_torchrun(
 
 
 def _connect() -> Store:
-    """
+    """Connect to the store of torchrun.
+
     Raises:
         UnavailableError: the process with the store (torchrun's agent or the first) is gone.
     """
@@ -197,13 +204,13 @@ def _fail_together(store: Store, world_size: int) -> Iterator[None]:
     except (VirnucproError, OSError) as error:
         is_done.set()
         watcher.join()
-        told = error if isinstance(error, VirnucproError) else disk_error(error)
+        reported_error = error if isinstance(error, VirnucproError) else disk_error(error)
         with suppress(dist.DistError):  # the store is gone, with its process
             if store.add(_N_ERRORS, 1) > 1:
                 exit_code = int(store.get(_EXIT_CODE))
                 _wait_for_all(store, world_size, heard=1)
                 raise SystemExit(exit_code) from error
-            store.set(_EXIT_CODE, str(told.exit_code))
+            store.set(_EXIT_CODE, str(reported_error.exit_code))
             _wait_for_all(store, world_size, heard=0)
         raise
     finally:
@@ -214,8 +221,8 @@ def _fail_together(store: Store, world_size: int) -> Iterator[None]:
 def _end_with_others(store: Store, world_size: int, is_done: threading.Event) -> None:
     """End this process after an error of another one, even if its main thread waits inside torch.
 
-    Nothing could wake that thread: a destroyed group closes its connections only when nothing
-    refers to it any more.
+    Nothing can wake that thread, because a destroyed group closes its connections only once nothing
+    refers to it.
     """
     with suppress(dist.DistError):  # the store is gone, with its process; torch reports that
         while not is_done.wait(_LISTEN_SECONDS):
@@ -227,7 +234,7 @@ def _end_with_others(store: Store, world_size: int, is_done: threading.Event) ->
 
 
 def _wait_for_all(store: Store, world_size: int, *, heard: int) -> None:
-    """Wait until all others have learned of an error: the process with the store must end last."""
+    """Wait until all others have noticed an error: the process with the store must end last."""
     store.add(_N_HEARD, heard)
     deadline = time.monotonic() + _GRACE_SECONDS
     while store.add(_N_HEARD, 0) < world_size - 1 and time.monotonic() < deadline:
@@ -235,10 +242,13 @@ def _wait_for_all(store: Store, world_size: int, *, heard: int) -> None:
 
 
 def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: EventHandler) -> None:
-    """Run ``work`` (which can be pickled) on each device: one here, several as processes.
+    """Run ``work`` on each device: a single one in this process, several in child processes.
 
-    Events and log records of the processes are passed on here. The first error ends all processes.
-    None outlives this call or this process.
+    Events and log records from the processes are forwarded. The first error ends all processes. No
+    process outlives this call or this process.
+
+    Args:
+        work: must be picklable.
 
     Raises:
         VirnucproError: a process raised it, or ended unexpectedly.
@@ -267,7 +277,8 @@ def _run_rank(
     log_level: int,
     work: Callable[[Ranks], None],
 ) -> None:
-    device, world_size = devices[rank], len(devices)
+    device = devices[rank]
+    world_size = len(devices)
     LOGGER.addHandler(_Relay(pipe))
     LOGGER.setLevel(log_level)
     if device == "cpu":
@@ -279,14 +290,14 @@ def _run_rank(
     except (VirnucproError, OSError) as error:
         pipe.send(ErrorText.from_error(error))
         raise
-    # not after an error: if it closed the group, the others would fail at once and be blamed
+    # Not after an error: if it closed the group, the others would fail at once and be blamed.
     dist.destroy_process_group()
 
 
 def _forward_logs(
     children: Sequence[ChildProcess], devices: Sequence[str], on_event: EventHandler
 ) -> None:
-    """Pass on the messages of the processes until all have ended well or one has failed.
+    """Forward messages from the processes until all have succeeded or one has failed.
 
     Raises:
         VirnucproError: the error of the process to blame, or the reason why it ended.
@@ -295,9 +306,8 @@ def _forward_logs(
     while running:
         ChildProcess.wait_any(list(running))
         if ends := _exit_order(running, on_event):
-            ends += _exit_order(
-                running, on_event
-            )  # a cause is sent before others can fail because of it
+            # A cause is sent before other processes can fail because of it.
+            ends += _exit_order(running, on_event)
             deadline = time.monotonic() + _CAUSE_SECONDS
             while running and all(end.may_be_consequence for end in ends):
                 if not ChildProcess.wait_any(list(running), max(0.0, deadline - time.monotonic())):
@@ -324,7 +334,7 @@ class _RankExit:
 
 
 def _exit_order(running: dict[ChildProcess, str], on_event: EventHandler) -> list[_RankExit]:
-    """Pass on new messages, and drop processes that have ended. -> those that failed"""
+    """Forward new messages, drop processes that have ended, and return those that failed."""
     ends: list[_RankExit] = []
     for child, device in list(running.items()):
         try:
@@ -336,7 +346,7 @@ def _exit_order(running: dict[ChildProcess, str], on_event: EventHandler) -> lis
                         ends.append(_RankExit((0, 0.0), text.to_error))
                     case ChildError(reason, traceback, seconds):
                         ends.append(_RankExit((2, seconds), _rank_exit(device, reason), traceback))
-                        del running[child]  # its last message: its end adds nothing
+                        del running[child]  # this is its last message, and its end adds nothing
                         break
                     case event:
                         on_event(event)
@@ -353,7 +363,7 @@ def _rank_exit(device: str, reason: str) -> VirnucproError:
 
 
 class _Relay(logging.Handler):
-    """Send the log of a process to its parent, which has the handlers."""
+    """Sends the log of a process to its parent, which has the handlers."""
 
     def __init__(self, pipe: Pipe) -> None:
         super().__init__()
@@ -365,7 +375,8 @@ class _Relay(logging.Handler):
 
 
 def _set_device(name: str) -> torch.device:
-    """
+    """Select a device for this process.
+
     Raises:
         UnavailableError: there is no such GPU.
     """
@@ -380,14 +391,14 @@ def _set_device(name: str) -> torch.device:
 
 
 def open_store(port: int, *, is_master: bool) -> dist.TCPStore:  # type: ignore[name-defined]
-    """Open the store that the processes started here share. NCCL uses it too, with its time-out."""
+    """Open the store that local processes share. NCCL uses it too, with its time-out."""
     return dist.TCPStore(  # type: ignore[attr-defined]
         _LOCALHOST, port, is_master=is_master, wait_for_workers=False, timeout=_TIMEOUT
     )
 
 
 def join_group(store: Store, rank: int, world_size: int, device: torch.device) -> None:
-    """Join the group; NCCL gets the device, which it would otherwise guess."""
+    """Join the process group. NCCL is given the device, which it would otherwise guess."""
     is_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",

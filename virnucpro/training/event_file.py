@@ -1,8 +1,8 @@
 """Write figures for TensorBoard into a training folder.
 
 TensorBoard's own writer has a thread, which prints a traceback if the disk is full or the folder
-was moved, and makes a moved folder again. Here each figure is written at once, in the thread that
-has it, and never through a link.
+was moved, and recreates a moved folder. Here each figure is written at once, in the calling thread,
+and never through a link.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from virnucpro.training.evaluation.metrics import Samples
 
 
 class EventFile:
-    """A new file of figures; steps from ``first_step`` on replace those of earlier files.
+    """A new file of figures. Steps from ``first_step`` on replace those of earlier files.
 
     Raises:
-        OutputError: of all methods, if a folder on the way is a link.
-        OSError: of all methods, with the path, if the file cannot be written.
+        OutputError: from any method, if a folder on the path is a link.
+        OSError: from any method, with the path, if the file cannot be written.
     """
 
     def __init__(self, tree: SafeDir, folder: Path, first_step: int) -> None:
         now = time.time()
-        # files are read in the order of their names
+        # Files are read in name order.
         name = f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{os.getpid()}"
         tree.make_folder(folder)
         self._out = tree.open(folder / name, "x")
@@ -63,15 +63,17 @@ class EventFile:
     def add_options(
         self, options: Mapping[str, bool | float | str], figures: Mapping[str, float]
     ) -> None:
-        """Write hyper-parameters with the figures that they led to."""
+        """Write hyper-parameters with the resulting figures."""
         for summary in hparams(dict(options), dict(figures)):  # type: ignore[no-untyped-call]
             self.add(summary)
         for name, value in figures.items():
             self.add_scalar(name, value)
 
     def add_precision(self, name: str, samples: Samples) -> None:
-        """Write the curve of precision and recall."""
-        labels, scores, weights = samples.is_virus, samples.scores, samples.weights
+        """Write the precision-recall curve."""
+        labels = samples.is_virus
+        scores = samples.scores
+        weights = samples.weights
         self.add(pr_curve(name, labels, scores, weights=weights), 0)  # type: ignore[no-untyped-call]
 
     def flush(self) -> None:

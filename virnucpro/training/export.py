@@ -1,9 +1,9 @@
-"""The results of a training: figures, the gain over the scorer, and the model for ``predict``.
+"""Training results: figures, the gain over the scorer, and the model for ``predict``.
 
-The first rank makes all results, from log-odds of all ranks. The gain is measured on fragments of
-held-out groups, by length and seed. A fragment is a run of neighbouring chunks, which the scorer
-reads as a whole. Its bases come from the training's copy of all records, because the frames do not
-have every base. A model is one folder: an encoder or its name, and a head.
+The first rank computes all results, from log-odds gathered from all ranks. The gain is measured on
+fragments of held-out groups, by length and seed. A fragment is a run of neighbouring chunks, which
+the scorer reads as one sequence. Its bases come from the training's copy of all records, because
+the frames do not cover every base. A model is one folder: an encoder or its name, and a head.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ from virnucpro.viral.head import SUREST, EncoderInfo, EnsembleWeights, Head, Hea
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_sequences
 
-_TrainedOn = dict[str, Any]  # fields of ``Head``, by name; digests ascend
-Epochs = dict[int, list[dict[str, float]]]  # the figures of each epoch, by seed
-_Run = tuple[Split, int, int]  # part of the split, number of chunks, number of the first chunk
+_TrainedOn = dict[str, Any]  # fields of ``Head``, by name; digests are ascending
+Epochs = dict[int, list[dict[str, float]]]  # seed -> figures of each epoch
+_Run = tuple[Split, int, int]  # part of the split, number of chunks, index of the first chunk
 _HELD_OUT: tuple[Split, ...] = ("validation", "test")
-_PER_RECORD = 4  # most runs of each length, evenly spread
-_SHORTEST = 0.9  # least length of a run, as a share of its chunks end to end: they may overlap
+_PER_RECORD = 4  # maximum number of runs per length, evenly spread
+_SHORTEST = 0.9  # minimum length of a run, relative to its chunks end to end: they may overlap
 
 
 @dataclass
 class TrainingResults:
-    """The results of a training, seed by seed; the files for ``predict`` are those of the first."""
+    """The results of a training, seed by seed. Files for ``predict`` come from the first seed."""
 
     training: TrainingRun
     store: FrameStore
@@ -92,11 +92,12 @@ class TrainingResults:
     ) -> None:
         """Measure the training with one seed, and write its results.
 
-        ``odds``: the log-odds of the frames of each part by each network, (n_networks, n).
+        Args:
+            odds: (n_networks, n) log-odds per part, for the frames of the part by each network.
         """
         assert isinstance(module, FrameClassifier)
-        of_validation = odds["validation"]
-        calibration = calibrate(of_validation[0], of_validation[-1], self.parts["validation"])
+        validation_odds = odds["validation"]
+        calibration = calibrate(validation_odds[0], validation_odds[-1], self.parts["validation"])
         join = self._join(training, odds, calibration)
         rows = (gain._asdict() for gain in self.gains)
         write_figures(training.output / GAIN, _Gain._fields, rows, ".4f")
@@ -110,45 +111,53 @@ class TrainingResults:
     def _join(
         self, training: TrainingRun, odds: Mapping[Split, FloatArray], calibration: Calibration
     ) -> EnsembleWeights | None:
-        """Fit the join with the scorer to the validation groups, and measure its gain by part."""
+        """Fit the ensemble with the scorer to the validation groups, and measure its gain by
+        part."""
         fragments = {}
-        for split, of_networks in odds.items():
+        for split, network_odds in odds.items():
             frames = self.parts[split]
             chunks = select_chunks(
-                of_networks[-1], frames, np.ones(len(frames)), calibration.frames
+                network_odds[-1], frames, np.ones(len(frames)), calibration.frames
             )
             log_odds = (chunks.scores / calibration.temperature).clip(-SUREST, SUREST)
-            numbers = np.unique(frames.chunk)
-            of_lengths = [one.with_head(numbers, log_odds) for one in self.fragments[split]]
-            fragments[split] = self.unseen_groups(split, of_lengths)
+            chunk_numbers = np.unique(frames.chunk)
+            scored_parts = [
+                part.with_head(chunk_numbers, log_odds) for part in self.fragments[split]
+            ]
+            fragments[split] = self.unseen_groups(split, scored_parts)
         join = fit_join(fragments["validation"], self.scorer)
         if join is None:
             LOGGER.warning(
                 "the head is not joined with the scorer, and calls by itself: each label needs two "
                 "validation groups with records of a chunk or more"
             )
-        for split, of_lengths in fragments.items():
-            for of_length in of_lengths:
-                gain = measure_gain(training.options.seed, split, of_length, join)
+        for split, split_fragments in fragments.items():
+            for length_fragments in split_fragments:
+                gain = measure_gain(training.options.seed, split, length_fragments, join)
                 if gain is not None:
                     self.gains.append(gain)
-                    if split == "validation":  # the test is not for choosing between trainings
+                    if (
+                        split == "validation"
+                    ):  # the test part must not guide the choice of a training
                         announce(gain.line)
         return join
 
     @cached_property
     def fragments(self) -> Mapping[Split, list[ScoredFragments]]:
-        """The held-out fragments with scores of the scorer, which every seed is joined with."""
-        fasta, options = self.training.fasta, self.training.options
-        size, code = options.chunk_size[0], GeneticCode.from_number(options.genetic_code)
+        """Held-out fragments with scores from the scorer. Every seed is combined with them."""
+        fasta = self.training.fasta
+        options = self.training.options
+        size = options.chunk_size[0]
+        code = GeneticCode.from_number(options.genetic_code)
         return read_fragments(fasta, self.store, self.splits, size, self.scorer, code)
 
     @cached_property
     def trained_groups(self) -> Mapping[Split, set[int]]:
-        """The numbers of held-out groups that the scorer was trained on, or on close relatives."""
+        """Numbers of held-out groups that the scorer was trained on, or close relatives of them."""
         memories = RecordClassifier(scorer=self.scorer).trained_on
         trained: dict[Split, set[int]] = {split: set() for split in _HELD_OUT}
-        sequences, store = read_fasta(self.training.fasta), self.store
+        sequences = read_fasta(self.training.fasta)
+        store = self.store
         for labelled, group, record in zip(store.records, store.group, sequences, strict=True):
             split = self.splits[labelled.group]
             if split != "train" and with_known_groups(memories, labelled, record.sequence):
@@ -156,13 +165,13 @@ class TrainingResults:
         return trained
 
     def unseen_groups(
-        self, split: Split, of_lengths: list[ScoredFragments]
+        self, split: Split, fragments_by_length: list[ScoredFragments]
     ) -> list[ScoredFragments]:
-        """Leave out groups that the scorer was trained on, if enough others remain; else warn."""
+        """Drop groups that the scorer was trained on if enough groups remain. Otherwise warn."""
         trained = [*self.trained_groups[split]]
-        unseen = [part.select(~np.isin(part.groups, trained)) for part in of_lengths]
+        unseen = [part.select(~np.isin(part.groups, trained)) for part in fragments_by_length]
         if not trained:
-            return of_lengths
+            return fragments_by_length
         if any(map(is_enough, unseen)):
             groups = format_count(len(trained), "group")
             announce(f"{split}: without {groups} that the scorer was trained on")
@@ -173,30 +182,31 @@ class TrainingResults:
             len(trained),
             split,
         )
-        return of_lengths
+        return fragments_by_length
 
     def _write_figures(self, training: TrainingRun, odds: Mapping[Split, FloatArray]) -> None:
         """Write the AUROC of frames, and of chunks by their best frame, for each held-out part."""
         columns = ("split", "network", "n_frames", "auroc_frames", "n_chunks", "auroc_chunks")
         rows: list[dict[str, object]] = []
-        for split, of_networks in odds.items():
+        for split, network_odds in odds.items():
             frames = self.parts[split]
-            for name, row in zip(NETWORKS[-len(of_networks) :], of_networks, strict=True):
+            for name, row in zip(NETWORKS[-len(network_odds) :], network_odds, strict=True):
                 chunks = select_chunks(row, frames, np.ones(len(frames)), "max")
-                of_frames, of_chunks = auroc(row, frames.is_virus), chunks.auroc()
-                figures = (split, name, len(frames), of_frames, len(chunks), of_chunks)
+                frame_auroc = auroc(row, frames.is_virus)
+                chunk_auroc = chunks.auroc()
+                figures = (split, name, len(frames), frame_auroc, len(chunks), chunk_auroc)
                 rows.append(dict(zip(columns, figures, strict=True)))
-                if split == "validation":  # the test is not for choosing between trainings
-                    announce(f"{split}, {name}: AUROC of chunks {of_chunks:.3f}")
+                if split == "validation":  # the test part must not guide the choice of a training
+                    announce(f"{split}, {name}: AUROC of chunks {chunk_auroc:.3f}")
             if split == "validation":
                 _warn_of_chance(chunks, frames, training.options.seed)
         write_figures(training.output / HELD_OUT, columns, rows, ".4f")
 
 
 def write_epochs(training: TrainingRun, epochs: Epochs) -> None:
-    """Write a row per epoch and seed; figures that were not measured are not defined."""
+    """Write a row per epoch and seed. Figures that were not measured are not defined."""
     rows = [{"seed": seed, **row} for seed, history in epochs.items() for row in history]
-    # speeds are never the same twice
+    # Speeds are never the same twice.
     names = [name for name in chain(["seed"], *rows) if not name.endswith("_per_second")]
     write_figures(training.output / EPOCHS, list(dict.fromkeys(names)), rows, ".6g")
 
@@ -204,7 +214,8 @@ def write_epochs(training: TrainingRun, epochs: Epochs) -> None:
 def _warn_of_chance(chunks: Samples, frames: LabelledFrames, seed: int) -> None:
     """Warn if the last network is no better than chance, an AUROC of 0.5.
 
-    ``chunks`` has its scores.
+    Args:
+        chunks: with scores from this network.
     """
     _, first = np.unique(frames.chunk, return_index=True)
     low, high = replace(chunks, groups=frames.group[first]).auroc_interval(seed)
@@ -227,9 +238,14 @@ def read_fragments(
     scorer: Scorer,
     code: GeneticCode,
 ) -> dict[Split, list[ScoredFragments]]:
-    """Score the fragments of the validation and test groups by the scorer. -> by part and length
+    """Score the fragments of the validation and test groups by the scorer.
 
-    ``fasta`` has all records, in the order of their numbers; ``size``: bases of a chunk.
+    Args:
+        fasta: all records, in the order of their numbers.
+        size: bases per chunk.
+
+    Returns:
+        Fragments by part, one item per length.
     """
     runs: list[_Run] = []
 
@@ -242,13 +258,13 @@ def read_fragments(
     base = np.array(list(scores), dtype=np.float64)  # NaN for None
     fragments: dict[Split, list[ScoredFragments]] = {split: [] for split in _HELD_OUT}
     for split, n_chunks in product(_HELD_OUT, N_CHUNKS):
-        places = [place for place, run in enumerate(runs) if run[:2] == (split, n_chunks)]
-        first = np.array([runs[place][2] for place in places], dtype=np.int64)
+        indices = [index for index, run in enumerate(runs) if run[:2] == (split, n_chunks)]
+        first = np.array([runs[index][2] for index in indices], dtype=np.int64)
         record = store.chunks[first, 0]
         fragments[split].append(
             ScoredFragments.from_scores(
                 n_chunks * size,
-                base[places],
+                base[indices],
                 store.is_virus[record],
                 store.group[record],
                 np.stack([first, first + n_chunks], axis=1),
@@ -260,7 +276,7 @@ def read_fragments(
 def _cut_fragments(
     fasta: Path, store: FrameStore, splits: Mapping[str, Split], size: int
 ) -> Iterator[tuple[_Run, str]]:
-    """Yield runs of chunks of the held-out records, each with its bases."""
+    """Yield chunk runs of the held-out records, each with its bases."""
     rows = np.flatnonzero(store.chunks[:, 2] == size)
     begin = np.searchsorted(store.chunks[rows, 0], np.arange(len(store.records) + 1))
     records = zip(read_fasta(fasta), store.records, pairwise(begin.tolist()), strict=True)
@@ -282,7 +298,7 @@ def _cut_fragments(
 class _Gain(NamedTuple):
     """AUROC of fragments of one length by the scorer, by the head, and by both.
 
-    A fragment without a score counts as the lowest; groups count nearly evenly.
+    A fragment without a score counts as the lowest. Groups count nearly evenly.
     """
 
     seed: int
@@ -293,11 +309,11 @@ class _Gain(NamedTuple):
     n_groups: int
     base: float
     head: float
-    joined: float | None = None  # None: there is no join
-    gain: float | None = None  # of both over the scorer, with a 95 % interval over groups
+    joined: float | None = None  # None: no ensemble
+    gain: float | None = None  # of the ensemble over the scorer, with a 95 % interval over groups
     gain_low: float | None = None
     gain_high: float | None = None
-    weight: float | None = None  # of the head's log-odds
+    weight: float | None = None  # weight of the head's log-odds
 
     @property
     def line(self) -> str:
@@ -317,11 +333,12 @@ class _Gain(NamedTuple):
 def measure_gain(
     seed: int, split: Split, fragments: ScoredFragments, join: EnsembleWeights | None
 ) -> _Gain | None:
-    """Measure the gain of the join over the scorer; None if a label is missing.
+    """Measure the gain of the ensemble over the scorer. None: a label is missing.
 
-    On validation groups, to which the join was fitted, it is measured by folds.
+    On validation groups, to which the ensemble was fitted, the gain is cross-validated.
     """
-    n_virus, n_groups = int(fragments.is_virus.sum()), len(np.unique(fragments.groups))
+    n_virus = int(fragments.is_virus.sum())
+    n_groups = len(np.unique(fragments.groups))
     if not 0 < n_virus < len(fragments):
         return None
     base = fragments.group_by(fragments.scores)
@@ -350,7 +367,9 @@ def _export(
 ) -> None:
     """Write the encoder, or its name if it was not trained, and the calibrated head.
 
-    The head was trained on ``records``; ``kmers`` is their sketch.
+    Args:
+        records: training records of the head.
+        kmers: sketch of these records.
     """
     SafeDir(training.output).make_folder(training.model)
     encoder = _export_encoder(training, module)
@@ -359,7 +378,8 @@ def _export(
             "the scores cannot be calibrated on the validation groups, which are separated "
             "perfectly or not at all: label more groups"
         )
-    options, sizes = training.options, training.options.chunk_size
+    options = training.options
+    sizes = options.chunk_size
     facts = HeadInfo(
         encoders=(EncoderInfo.from_spec(encoder),),
         chunk_size=sizes[0],
@@ -381,8 +401,9 @@ def _export(
 
 
 def _export_encoder(training: TrainingRun, module: FrameClassifier) -> Model:
-    """Write the trained parts of the encoder. -> the model that makes the vectors of frames"""
-    reader, options = module.reader, training.options
+    """Write the trained parts of the encoder, and return the model that computes frame vectors."""
+    reader = module.reader
+    options = training.options
     base: tuple[str | None, Model] | None = None
     if options.mode == "finetune":
         assert isinstance(reader.encoder, ESM2)
@@ -417,41 +438,49 @@ def write_head(
     calibration: Calibration,
     trained_on: _TrainedOn,
 ) -> None:
-    """Write the classifier with its calibration. The standardisation goes into its weights."""
-    zeros, ones = torch.zeros(facts.dim), torch.ones(facts.dim)
-    alone = None
+    """Write the classifier with its calibration. Standardisation is folded into its weights."""
+    zeros = torch.zeros(facts.dim)
+    ones = torch.ones(facts.dim)
+    protein = None
     if classifier.protein is not None:
-        alone = _network(classifier.protein, zeros, ones, calibration.protein_temperature)
+        protein = _network(classifier.protein, zeros, ones, calibration.protein_temperature)
     shift = torch.cat([zeros, classifier.centre.cpu()])
     scale = torch.cat([ones, classifier.spread.cpu()])
-    beside = _network(classifier.nucleotide, shift, scale, calibration.temperature)
-    Head(facts, alone, beside, **trained_on).save(path)
+    nucleotide = _network(classifier.nucleotide, shift, scale, calibration.temperature)
+    Head(facts, protein, nucleotide, **trained_on).save(path)
 
 
 def find_trained(
-    records: Sequence[LabelledRecord], kmers: Sketch, known: Head | None, is_finetuned: bool
+    records: Sequence[LabelledRecord], kmers: Sketch, encoder_head: Head | None, is_finetuned: bool
 ) -> _TrainedOn:
-    """What the head and its encoder were trained on: digests of records and groups, and sketches.
+    """Collect what the head and its encoder were trained on: record and group digests, and
+    sketches.
 
-    ``known`` is the head of the initial encoder; ``is_finetuned``: that encoder was trained too.
+    Args:
+        known: head of the initial encoder.
+        is_finetuned: the encoder was trained on ``records``, too.
     """
     own = np.unique(np.array([record.digest for record in records], dtype=np.uint64))
-    groups = np.unique(np.array([group_digest(one.group) for one in records], dtype=np.uint64))
-    of_encoder = [*RecordClassifier(frame_head=known).trained_on.values()]
+    groups = np.unique(
+        np.array([group_digest(record.group) for record in records], dtype=np.uint64)
+    )
+    encoder_memories = [*RecordClassifier(frame_head=encoder_head).trained_on.values()]
     if is_finetuned:
-        of_encoder.append((own, groups, kmers))
+        encoder_memories.append((own, groups, kmers))
+    encoder_records = [own[:0], *(memory[0] for memory in encoder_memories)]
+    encoder_groups = [own[:0], *(memory[1] for memory in encoder_memories)]
     return {
         "trained_records": own,
         "trained_groups": groups,
         "trained_kmers": kmers,
-        "encoder_records": np.unique(np.concatenate([own[:0], *(one[0] for one in of_encoder)])),
-        "encoder_groups": np.unique(np.concatenate([own[:0], *(one[1] for one in of_encoder)])),
-        "encoder_kmers": Sketch.merge(one[2] for one in of_encoder),
+        "encoder_records": np.unique(np.concatenate(encoder_records)),
+        "encoder_groups": np.unique(np.concatenate(encoder_groups)),
+        "encoder_kmers": Sketch.merge(memory[2] for memory in encoder_memories),
     }
 
 
 def _network(network: nn.Sequential, shift: Tensor, scale: Tensor, temperature: float) -> Network:
-    """The linear layers; the first one includes the standardisation of the input, in float64."""
+    """Extract the linear layers. The first includes input standardisation, folded in float64."""
     linear = [module for module in network if isinstance(module, nn.Linear)]
     weights = [module.weight.detach().double().cpu() for module in linear]
     biases = [module.bias.detach().double().cpu() for module in linear]

@@ -1,17 +1,17 @@
-"""Store the frames of labelled records in a folder, once, and give them weights for training.
+"""Store the frames of labelled records in a folder, once, and weight them for training.
 
 ``proteins.npy``, ``ids.npy``          letters, frame after frame
-``protein_ends.npy``, ``id_ends.npy``  the end of each
+``protein_ends.npy``, ``id_ends.npy``  end of each protein and id
 ``composition.npy``                    (n, N_FEATURES)
-``chunk.npy``                          the number of each frame's chunk
+``chunk.npy``                          chunk number of each frame
 ``chunks.npy``                         record, start and size of each chunk, as records were cut
 ``kmers.npy``                          record and hash of each sampled k-mer
-``records.json``                       the manifest's facts about each record, and its digest
-``vectors.json``                       the feature files of ``extract``, for a head on vectors
-``vector_rows.npy``                    the row of each frame's vector, counted over all files
+``records.json``                       manifest facts and digest of each record
+``vectors.json``                       feature files from ``extract``, for a head on vectors
+``vector_rows.npy``                    vector row of each frame, counted over all files
 
-The files hold every record, cut at every chunk size; the split chooses among them. Every start of
-a training makes them anew, piece by piece. Every process maps them, so that all processes of a
+The files contain every record, cut at every chunk size. The split chooses among them. Every start
+of a training rewrites them piece by piece. Every process maps them, so that all processes on a
 machine share one copy.
 """
 
@@ -47,14 +47,15 @@ from virnucpro.training.labelled_data import Labelled, LabelledRecord, Split
 Values = NDArray[Any]
 Rows = NDArray[np.int64]
 _Add = Callable[["Values | Sequence[object]"], None]
-_MOST_WEIGHT = 10.0  # largest weight of a frame, if the mean is 1
+_MOST_WEIGHT = 10.0  # maximum weight of a frame, if the mean is 1
 BASES_POWER = 0.25  # a group counts by its size to this power
-GC_EDGES = np.linspace(0.25, 0.7, 10)  # of the bins in which both labels weigh the same
-HEAVIEST = 4.0  # times as much as without bins
-_MOST_MAPS = 256  # feature files that a process maps; each stays open, and 1,024 is a usual limit
-_VECTORS, _VECTOR_ROWS = "vectors.json", "vector_rows.npy"
+GC_EDGES = np.linspace(0.25, 0.7, 10)  # edges of bins in which both labels weigh the same
+HEAVIEST = 4.0  # maximum factor that a bin applies to a weight
+_MOST_MAPS = 256  # mapped feature files per process; each stays open, and 1,024 is a usual limit
+_VECTORS = "vectors.json"
+_VECTOR_ROWS = "vector_rows.npy"
 _RECORDS = "records.json"
-# the type of each column, and the number of values in a row, if it is an array itself
+# Type of each column, and number of values per row if a row is an array.
 _COLUMNS: dict[str, tuple[str, int | None]] = {
     "proteins.npy": ("|u1", None),
     "protein_ends.npy": ("<i8", None),
@@ -66,11 +67,11 @@ _COLUMNS: dict[str, tuple[str, int | None]] = {
     "kmers.npy": ("<i8", 2),
 }
 _COMPOSITIONS_AT_ONCE = 8192  # frames
-_MOST_RECORDS = 2**36  # bytes of the file of records, which is ours
+_MOST_RECORDS = 2**36  # maximum bytes of the file of records, which we write ourselves
 
 
 class _FeatureRows:
-    """The vectors of frames in feature files, which are mapped when they are read.
+    """Frame vectors in feature files, which are mapped when they are read.
 
     Trainings, seeds and ranks that read the same files share one copy in the page cache.
     """
@@ -78,11 +79,15 @@ class _FeatureRows:
     def __init__(
         self, files: Sequence[tuple[str, int, int]], rows: Rows, dim: int, store: Store
     ) -> None:
-        """``files``: path, byte offset of the vectors, and number of vectors of each.
+        """Describe the files.
 
-        ``rows``: the row of each frame, (n,), counted over all files.
+        Args:
+            files: path, byte offset of the vectors, and number of vectors, per file.
+            rows: (n,) int64, row of each frame, counted over all files.
         """
-        self.files, self.rows, self.store = files, rows, store
+        self.files = files
+        self.rows = rows
+        self.store = store
         self.shape = (len(rows), dim)
         self._firsts = np.cumsum([0, *(n for _, _, n in files)], dtype=np.int64)
         self._mapped = lru_cache(_MOST_MAPS)(self._map)
@@ -95,12 +100,12 @@ class _FeatureRows:
     def __getitem__(self, frames: Rows) -> Values:
         """(k,) -> (k, dim)"""
         rows = self.rows[frames]
-        of_file = np.searchsorted(self._firsts, rows, side="right") - 1
+        file_numbers = np.searchsorted(self._firsts, rows, side="right") - 1
         values = np.empty((len(rows), self.shape[1]), dtype=np.float32)
-        for number in np.unique(of_file).tolist():
-            inside = of_file == number
-            chosen = self._mapped(number)[rows[inside] - self._firsts[number]]
-            values[inside] = from_bfloat16(chosen) if self.store == "bfloat16" else chosen
+        for number in np.unique(file_numbers).tolist():
+            inside = file_numbers == number
+            stored = self._mapped(number)[rows[inside] - self._firsts[number]]
+            values[inside] = from_bfloat16(stored) if self.store == "bfloat16" else stored
         return values
 
 
@@ -109,7 +114,7 @@ def _memory_map(path: Path) -> Values:
 
 
 def _vectors(folder: Path, n_frames: int) -> Values | _FeatureRows:
-    """The vectors of all frames, if ``link_vectors`` has linked them, else (n, 0)."""
+    """Return the vectors of all frames if ``link_vectors`` has linked them, else (n, 0)."""
     if not (folder / _VECTORS).exists():
         return np.empty((n_frames, 0), dtype=np.float32)
     facts = read_json(folder / _VECTORS, most_bytes=_MOST_RECORDS)
@@ -119,21 +124,21 @@ def _vectors(folder: Path, n_frames: int) -> Values | _FeatureRows:
 
 
 def _concatenate(words: Iterable[str]) -> tuple[NDArray[np.uint8], Rows]:
-    """The letters of all words, (n_letters,), and 0 followed by the end of each word, (n + 1,)."""
+    """Return the letters of all words, (n_letters,), and 0 plus the end of each word, (n + 1,)."""
     encoded = [word.encode() for word in words]
     letters = np.frombuffer(b"".join(encoded), dtype=np.uint8)
     return letters, np.cumsum([0, *map(len, encoded)], dtype=np.int64)
 
 
 def _kmer_rows(letters: Values, ends: Rows, rows: Rows) -> list[str]:
-    """Some of the words from ``_concatenate``, by their places, (k,)."""
-    places = zip(ends[rows].tolist(), ends[rows + 1].tolist(), strict=True)
-    return [letters[begin:end].tobytes().decode() for begin, end in places]
+    """Return some of the words from ``_concatenate``, by their indices, (k,)."""
+    spans = zip(ends[rows].tolist(), ends[rows + 1].tolist(), strict=True)
+    return [letters[begin:end].tobytes().decode() for begin, end in spans]
 
 
 @contextmanager
 def open_growing(path: Path, dtype: str, width: int | None = None) -> Iterator[_Add]:
-    """Yield a function that adds rows to an array; the file appears at the end of the block.
+    """Yield a function that adds rows to an array. The file appears at the end of the block.
 
     A row is one value, or ``width`` values.
 
@@ -157,7 +162,7 @@ def open_growing(path: Path, dtype: str, width: int | None = None) -> Iterator[_
 
 
 def _write_header(out: BinaryIO, dtype: str, shape: tuple[int, ...]) -> None:
-    """Write numpy's header, which leaves room for any number of rows."""
+    """Write numpy's header, which has space for any number of rows."""
     facts = {"descr": dtype, "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(out, facts)
 
@@ -166,16 +171,18 @@ def _write_header(out: BinaryIO, dtype: str, shape: tuple[int, ...]) -> None:
 class LabelledFrames:
     """Stop-free frames with their labels and features.
 
-    Sequences and features are those of all frames of a folder; memory holds only what is used. The
-    other columns are in step, (n,) each. A frame has the label of its record. ``chunk`` and
-    ``record`` are numbers of chunks and records. Groups are numbered in the order of their names.
+    Sequences and features cover all frames of a folder. Only what is used is loaded into memory.
+    The
+    other columns are parallel, (n,) each. A frame has the label of its record. ``chunk`` and
+    ``record``
+    are chunk and record numbers. Groups are numbered in name order.
     """
 
-    letters: Values  # uint8, of all proteins, end to end
+    letters: Values  # uint8, all proteins end to end
     ends: Rows  # (n_all + 1,): protein i is ``letters[ends[i]:ends[i + 1]]``
     all_compositions: Values  # (n_all, N_FEATURES)
     all_vectors: Values | _FeatureRows  # (n_all, dim); (n_all, 0): no stored vectors
-    rows: Rows  # of all frames
+    rows: Rows  # indices into the frames of the folder
     chunk: Rows
     record: Rows
     is_virus: NDArray[np.bool_]
@@ -184,12 +191,15 @@ class LabelledFrames:
 
     @classmethod
     def from_store(cls, proteins: Sequence[str], composition: Values) -> LabelledFrames:
-        """Make frames in memory, each its own chunk, record and group; every other one is viral."""
+        """Make frames in memory, each its own chunk, record and group. Every other one is viral."""
         numbers = np.arange(len(proteins))
         letters, ends = _concatenate(proteins)
         no_vectors = np.empty((len(proteins), 0), dtype=np.float32)
         return cls(
-            *(letters, ends, composition, no_vectors),
+            letters,
+            ends,
+            composition,
+            no_vectors,
             rows=numbers,
             chunk=numbers,
             record=numbers,
@@ -203,16 +213,16 @@ class LabelledFrames:
 
     @property
     def dim(self) -> int:
-        """The number of dimensions of stored vectors; 0 without them."""
+        """Number of dimensions of stored vectors, or 0 without them."""
         return int(self.all_vectors.shape[1])
 
     def proteins(self, rows: Rows) -> list[str]:
         return _kmer_rows(self.letters, self.ends, self.rows[rows])
 
     def n_residues(self, rows: Rows) -> Rows:
-        """The lengths of the proteins. (k,) rows -> (k,)"""
-        at = self.rows[rows]
-        lengths: Rows = self.ends[at + 1] - self.ends[at]
+        """Return the lengths of the proteins. (k,) rows -> (k,)"""
+        indices = self.rows[rows]
+        lengths: Rows = self.ends[indices + 1] - self.ends[indices]
         return lengths
 
     def composition(self, rows: Rows) -> Values:
@@ -220,7 +230,7 @@ class LabelledFrames:
         return self.all_compositions[self.rows[rows]]
 
     def compositions(self) -> Iterator[Values]:
-        """Yield the composition of all frames in blocks, in order."""
+        """Yield the composition of all frames in blocks, in order. (n_block, N_FEATURES) each"""
         for first in range(0, len(self), _COMPOSITIONS_AT_ONCE):
             yield self.all_compositions[self.rows[first : first + _COMPOSITIONS_AT_ONCE]]
 
@@ -229,21 +239,24 @@ class LabelledFrames:
         return self.all_vectors[self.rows[rows]]
 
     def select(self, rows: Rows) -> LabelledFrames:
-        """Some of the frames. (k,) rows"""
+        """Select frames. (k,) rows"""
         columns = ("rows", "chunk", "record", "is_virus", "weight", "group")
         return replace(self, **{name: getattr(self, name)[rows] for name in columns})
 
 
 def given_weights(frames: LabelledFrames) -> NDArray[np.float32]:
-    """The weights of the manifest. (n,)"""
+    """Return the weights from the manifest. (n,)"""
     return frames.weight
 
 
 def balanced_weights(frames: LabelledFrames) -> NDArray[np.float32]:
-    """Weights by which a group counts as the square root of its frames, and both classes the same.
+    """Weight a group by the square root of its frames, and both classes equally.
 
-    (n,) with mean 1. Otherwise a few large genomes would dominate their class. Weights are limited
-    to about ``_MOST_WEIGHT``: a group of one frame says little.
+    Otherwise a few large genomes would dominate their class. Weights are limited to about
+    ``_MOST_WEIGHT``, because a group with one frame carries little information.
+
+    Returns:
+        (n,) float32 with mean 1.
     """
     _, group, size = np.unique(frames.group, return_inverse=True, return_counts=True)
     weight = frames.weight / np.sqrt(size[group])
@@ -256,10 +269,13 @@ def balanced_weights(frames: LabelledFrames) -> NDArray[np.float32]:
 
 
 def recipe_weights(frames: LabelledFrames) -> NDArray[np.float32]:
-    """Weights that have the effect of drawing frames as for the scorer. (n,) with mean 1
+    """Return weights with the effect of drawing frames as for the scorer.
 
     A group counts as a low power of its number of frames, times the manifest's weights. Both labels
-    weigh the same, overall and in each bin of GC, as far as ``HEAVIEST`` allows.
+    weigh the same, overall and in each GC bin, as far as ``HEAVIEST`` allows.
+
+    Returns:
+        (n,) float32 with mean 1.
     """
     side = 2 * frames.group + frames.is_virus
     _, group, size = np.unique(side, return_inverse=True, return_counts=True)
@@ -285,9 +301,11 @@ WEIGHTS = {"auto": balanced_weights, "recipe": recipe_weights, "none": given_wei
 
 
 def _gc_content(frames: LabelledFrames) -> Values:
-    """The share of G and C in the codons of each frame. (n,)"""
+    """Return the share of G and C in the codons of each frame. (n,)"""
     codons = np.arange(len(STANDARD.codons))
-    n_gc = sum(np.isin(codons // 4**place % 4, (1, 2)).astype(np.float64) for place in range(3))
+    n_gc = sum(
+        np.isin(codons // 4**position % 4, (1, 2)).astype(np.float64) for position in range(3)
+    )
     blocks = [block[:, : len(codons)] @ n_gc / 3 for block in frames.compositions()]
     return np.concatenate(blocks) if blocks else np.empty(0)
 
@@ -299,10 +317,12 @@ def write_frames(
     code: GeneticCode = STANDARD,
     fasta: Path | None = None,
 ) -> None:
-    """Cut and translate the records as ``predict`` does, and write all files but the vectors'.
+    """Cut and translate the records as ``predict`` does, and write all files except vectors.
 
-    Records are cut only here, at each of the chunk sizes. All records are also written to
-    ``fasta``, if given. Memory holds the frames of one record.
+    Records are cut only here, at each chunk size. Only one record's frames are in memory at a time.
+
+    Args:
+        fasta: also write all records to this file.
 
     Raises:
         OutputError, StorageError: as ``files.writing``.
@@ -324,14 +344,15 @@ def write_frames(
 
 
 class _Growing:
-    """The columns of a folder, being written; they are complete when ``files`` is closed."""
+    """The columns of a folder while they are written. Closing ``files`` completes them."""
 
     def __init__(self, folder: Path, files: ExitStack) -> None:
         add = {
             name: files.enter_context(open_growing(folder / name, dtype, width))
             for name, (dtype, width) in _COLUMNS.items()
         }
-        self._add, self._n_chunks = add, 0
+        self._add = add
+        self._n_chunks = 0
         self._n_letters = {"protein": 0, "id": 0}
         for name in self._n_letters:
             add[f"{name}_ends.npy"]([0])
@@ -351,8 +372,8 @@ class _Growing:
         self._add_words("protein", (orf.protein for orf in orfs))
         self._add_words("id", (orf.id for orf in orfs))
         for first in range(0, len(orfs), _COMPOSITIONS_AT_ONCE):
-            some = orfs[first : first + _COMPOSITIONS_AT_ONCE]
-            bases = [orf.coding_sequence(record.sequence) for orf in some]
+            block = orfs[first : first + _COMPOSITIONS_AT_ONCE]
+            bases = [orf.coding_sequence(record.sequence) for orf in block]
             self._add["composition.npy"](frame_composition(bases))
 
     def _add_words(self, name: str, words: Iterable[str]) -> None:
@@ -372,33 +393,37 @@ def _copy_rows(pairs: Iterable[Labelled], path: Path) -> Iterator[Labelled]:
 
 
 def truncate(record: FastaRecord, size: int, code: GeneticCode) -> tuple[list[Chunk], list[Orf]]:
-    """The chunks of a record, and their stop-free frames, as ``predict`` makes them."""
+    """Return the chunks of a record and their stop-free frames, as ``predict`` computes them."""
     chunks = list(Chunk.from_record(record, size))
     return chunks, translate_six_frames(chunks, code)
 
 
 def link_vectors(folder: Path, extracted: Path) -> None:
-    """Record where the vectors of all frames are in a run folder of ``extract``; none is copied.
+    """Record where the vectors of all frames are in a run folder of ``extract``, without copying.
 
-    All feature files are read and verified once. Memory holds the ids and one file.
+    All feature files are read and verified once. Only the ids and one file are in memory at a time.
 
     Raises:
         FeatureFileError: a vector is missing, or a file is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
     ids = read_ids(folder)
-    wanted, place = {*ids}, dict[str, int]()
+    wanted = {*ids}
+    row_by_id: dict[str, int] = {}
     files: list[tuple[str, int, int]] = []
-    n_vectors, dim, numbers = 0, 0, "float32"
+    n_vectors = 0
+    dim = 0
+    numbers = "float32"
     rundir = open_run_dir(extracted)
     manifest = rundir.read_manifest()
     for store in rundir.feature_stores(manifest.recipe) if manifest else ():
-        dim, numbers = store.encoder.dim, store.encoder.store
+        dim = store.encoder.dim
+        numbers = store.encoder.store
         for path, begin, content in store.read_files():
             files.append((str(path.absolute()), begin, len(content.ids)))
-            place |= _wanted_rows(content.ids, wanted, n_vectors)
+            row_by_id |= _wanted_rows(content.ids, wanted, n_vectors)
             n_vectors += len(content.ids)
-    if absent := [name for name in ids if name not in place]:
+    if absent := [name for name in ids if name not in row_by_id]:
         raise FeatureFileError(
             f"{printable(extracted)} has no vector for {printable(absent[0])} "
             f"({len(absent):,} missing of {len(ids):,})",
@@ -407,22 +432,23 @@ def link_vectors(folder: Path, extracted: Path) -> None:
         )
     tree = SafeDir(folder.parent)
     with open_growing(folder / _VECTOR_ROWS, "<i8") as add:
-        add([place[name] for name in ids])
+        add([row_by_id[name] for name in ids])
     tree.write_bytes(folder / _VECTORS, json.dumps({"dim": dim, "store": numbers, "files": files}))
 
 
 def _wanted_rows(ids: Iterable[str], wanted: Set[str], first: int) -> dict[str, int]:
-    """The rows of wanted frames, counted from ``first``.
+    """Return the rows of wanted frames, counted from ``first``.
 
-    In a run, a number may keep the name of a frame apart from the id of a record.
+    In a run, a number may distinguish the name of a frame from the id of a record.
     """
     names = (name if name in wanted else without_number(name) for name in ids)
     return {name: row for row, name in enumerate(names, first) if name in wanted}
 
 
 def read_ids(folder: Path) -> list[str]:
-    """The ids of all frames; they are unique if records are cut at one chunk size."""
-    letters, ends = (_memory_map(folder / name) for name in ("ids.npy", "id_ends.npy"))
+    """Read the ids of all frames. They are unique if records are cut at one chunk size."""
+    letters = _memory_map(folder / "ids.npy")
+    ends = _memory_map(folder / "id_ends.npy")
     return _kmer_rows(letters, ends, np.arange(len(ends) - 1))
 
 
@@ -438,14 +464,14 @@ class FrameStore:
 
     records: tuple[LabelledRecord, ...]
     is_virus: NDArray[np.bool_]  # (n_records,)
-    group: Rows  # (n_records,), numbered in the order of their names
+    group: Rows  # (n_records,), numbered in name order
     chunks: Rows  # (n_chunks, 3): record, start and size
     all: LabelledFrames
     kmers: Rows  # (n, 2): record, and hash of one of its sampled k-mers
 
     @classmethod
     def open(cls, folder: Path) -> FrameStore:
-        """Map complete frames."""
+        """Map the files of a complete folder."""
         rows = read_json(folder / _RECORDS, most_bytes=_MOST_RECORDS)
         records = tuple(LabelledRecord(*facts) for facts in rows)
         letters, ends, composition, chunk, chunks, kmers = (
@@ -456,7 +482,10 @@ class FrameStore:
         is_virus = np.array([r.is_virus for r in records], dtype=np.bool_)
         group = np.unique([r.group for r in records], return_inverse=True)[1]
         frames = LabelledFrames(
-            *(letters, ends, composition, _vectors(folder, len(composition))),
+            letters,
+            ends,
+            composition,
+            _vectors(folder, len(composition)),
             rows=np.arange(len(chunk)),
             chunk=chunk,
             record=record,
@@ -467,24 +496,24 @@ class FrameStore:
         return cls(records, is_virus, group, chunks, frames, kmers)
 
     def count_frames(self, chunk_size: int) -> dict[LabelledRecord, int]:
-        """The number of frames of each record, cut at this size."""
+        """Return the number of frames of each record, cut at this size."""
         own = self.all.record[self.chunks[self.all.chunk, 2] == chunk_size]
         counts = np.bincount(own, minlength=len(self.records))
         return dict(zip(self.records, counts.tolist(), strict=True))
 
     def sketch(self, splits: Mapping[str, Split], *parts: Split) -> Sketch:
-        """The sampled k-mers of all records in these parts of the split."""
+        """Return the sampled k-mers of all records in these parts of the split."""
         is_chosen = self._is_in(splits, *parts)
         return Sketch(np.unique(self.kmers[is_chosen[self.kmers[:, 0]], 1].astype(np.uint32)))
 
     def select(
         self, splits: Mapping[str, Split], part: Split, chunk_sizes: Sequence[int]
     ) -> LabelledFrames:
-        """The frames of one part of the split, cut at these sizes."""
+        """Return the frames in one part of the split, cut at these sizes."""
         size = self.chunks[self.all.chunk, 2]
         is_chosen = self._is_in(splits, part)[self.all.record] & np.isin(size, chunk_sizes)
         return self.all.select(np.flatnonzero(is_chosen))
 
     def _is_in(self, splits: Mapping[str, Split], *parts: Split) -> NDArray[np.bool_]:
-        """True for records in these parts of the split. (n_records,)"""
+        """Return True for records in these parts of the split. (n_records,)"""
         return np.array([splits[r.group] in parts for r in self.records], dtype=np.bool_)

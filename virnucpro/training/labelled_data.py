@@ -4,20 +4,20 @@ A manifest is a table of tab-separated columns with a header, plain or packed:
 
 path     FASTA file, relative to the manifest. Required.
 label    ``virus`` or ``other``. Required.
-group    The unit of a split, for example a viral family or a genus of hosts. Required.
-id       A record of the file; if it is empty or the column is missing: all records.
-weight   Weight of a record in training, above 0, at most a million; 1 by default.
-kingdom  Free text, for reports, which measure each kingdom separately.
+group    The unit of a split, for example a viral family or a host genus. Required.
+id       A record of the file. Empty or no column: all records.
+weight   Weight of a record in training, above 0, at most a million. Default: 1.
+kingdom  Free text for reports, which measure each kingdom separately.
 
-Other columns are ignored. Ids are unique over the whole manifest.
+Other columns are ignored. Ids are unique in the manifest.
 
-A split assigns whole groups to training, validation or test: pieces of one genome, or of close
-relatives, on both sides would inflate every figure. It is a table, which may be edited and used
-again.
+A split assigns groups to training, validation or test. Groups are never divided, because pieces of
+one genome, or of close relatives, on both sides would inflate every figure. A split is a table that
+may be edited and reused.
 
-``virnucpro manifest`` makes a manifest from folders by label: the group of a file is the first
-folder below the named one, or else the file's name without its endings. Or it makes it from a table
-of accessions and taxonomy, with a row per record of the FASTA files.
+``virnucpro manifest`` builds a manifest from folders by label: the group of a file is the first
+folder below the named one, or else the file name without its extensions. Alternatively it uses a
+table of accessions and taxonomy, with a row per record in the FASTA files.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ _HINT = (
     "a manifest is a table with tabs between its columns and a header: path, label, group, "
     "optionally id, weight, kingdom"
 )
-_HEAVIEST = 1e6  # outweighs all others, and losses stay finite
+_HEAVIEST = 1e6  # outweighs everything else, and losses stay finite
 _MOST_NAMED = 5  # in a message
-_N_BYTES = 8  # of a digest
+_N_BYTES = 8  # per digest
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 _COLUMNS = ("group", "label", "kingdom", "split", "n_records")
-_FOR_VALIDATION = _FOR_TEST = 0.15  # shares of the groups
+_FOR_VALIDATION = 0.15  # share of the groups
+_FOR_TEST = 0.15  # share of the groups
 _Stratum = tuple[str, str]  # label and kingdom
 _MANIFEST_COLUMNS = ("path", "id", "label", "group", "kingdom")
-_RANKS = ("family", "genus", "species")  # the first that is not empty is the group
+_RANKS = ("family", "genus", "species")  # the first non-empty column is the group
 _IDS = ("accession", "id")
 _VIRUSES = ("viruses", "virus")  # a domain, and a label
 _DOMAINS = ("superkingdom", "domain", "realm")
@@ -70,7 +71,7 @@ _TAXONOMY = (
 
 @dataclass(frozen=True, slots=True)
 class LabelledRecord:
-    """One record of a FASTA file, with the facts of its row in the manifest."""
+    """One record of a FASTA file, with the facts from its manifest row."""
 
     id: str
     is_virus: bool
@@ -88,12 +89,12 @@ Labelled = tuple[LabelledRecord, FastaRecord]
 
 
 def group_digest(name: str) -> int:
-    """A hash of the exact name of a group. Fits into a uint64."""
+    """Return a hash of the exact group name. Fits into a uint64."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=_N_BYTES).digest(), "little")
 
 
 def record_digest(sequence: str) -> int:
-    """A hash of the bases, in either case. Fits into a uint64.
+    """Return a hash of the bases, regardless of case. Fits into a uint64.
 
     >>> record_digest("acgt") == record_digest("ACGT")
     True
@@ -101,12 +102,12 @@ def record_digest(sequence: str) -> int:
     return group_digest(sequence.upper())
 
 
-# for one FASTA file: id -> line of the manifest, and its facts; "": all records of the file
+# For one FASTA file: id -> manifest line and facts. "": all records of the file.
 _Rows = dict[str, tuple[int, LabelledRecord]]
 
 
 class DataManifest(NamedTuple):
-    """A manifest, by FASTA file, in its order. The FASTA files are not read yet."""
+    """A manifest by FASTA file, in its order. The FASTA files are not read yet."""
 
     path: Path
     sha256: str
@@ -118,9 +119,10 @@ class DataManifest(NamedTuple):
 
 
 def read_data_manifest(path: Path) -> DataManifest:
-    """
+    """Read a manifest.
+
     Raises:
-        InputError: the manifest contradicts itself; the message names the line.
+        InputError: the manifest contradicts itself. The message names the line.
         InputMissingError: the manifest or a FASTA file cannot be opened.
     """
     if path.is_dir():
@@ -132,10 +134,12 @@ def read_data_manifest(path: Path) -> DataManifest:
     paths: dict[str, Path] = {}
     files: dict[Path, _Rows] = {}
     for line, cells in read_cells(path, _NEEDED, _HINT, digest.update):
-        where, cell = f"{printable(path)}:{line}", cells["path"]
+        where = f"{printable(path)}:{line}"
+        cell = cells["path"]
         if cell not in paths:
             paths[cell] = _fasta_path(path, cell, where)
-        row, rows = _row(cells, where), files.setdefault(paths[cell], {})
+        row = _row(cells, where)
+        rows = files.setdefault(paths[cell], {})
         if row.id in rows or (rows and not row.id) or "" in rows:
             what = f"the record {printable(row.id)} of " if row.id else ""
             earlier, _ = rows.get(row.id) or next(iter(rows.values()))
@@ -154,29 +158,32 @@ def read_records(
 ) -> Iterator[Labelled]:
     """Yield the records that a manifest names, with their sequences, file by file, in FASTA order.
 
-    Every file is read once; memory holds one sequence, and the ids. ``on_file`` gets the SHA-256 of
-    each file after it was read, ``on_block`` its bytes.
+    Every file is read once. Only one sequence and the ids are in memory at a time.
+
+    Args:
+        on_file: called with the SHA-256 of each file after it was read.
+        on_block: called with its bytes.
 
     Raises:
-        InputError: the files contradict the manifest or each other; the message names the line.
+        InputError: the files contradict the manifest or each other. The message names the line.
         InputMissingError: a file cannot be read.
     """
-    places: dict[str, Path] = {}
+    id_paths: dict[str, Path] = {}
     for fasta, rows in manifest.files.items():
         digest = hashlib.sha256()
-        n_before = len(places)
+        n_before = len(id_paths)
         for record in read_fasta(fasta, on_block=_iter_files(digest.update, on_block)):
-            if (found := rows.get("") or rows.get(record.id)) is not None:
-                _check(record, fasta, places)
-                places[record.id] = fasta
+            if (entry := rows.get("") or rows.get(record.id)) is not None:
+                _check(record, fasta, id_paths)
+                id_paths[record.id] = fasta
                 bases = record_digest(record.sequence)
-                yield replace(found[1], id=record.id, digest=bases), record
-        if "" in rows and len(places) == n_before:
+                yield replace(entry[1], id=record.id, digest=bases), record
+        if "" in rows and len(id_paths) == n_before:
             raise InputError(
                 f"{printable(manifest.path)}:{rows[''][0]}: {printable(fasta)} holds no record",
                 hint="give a FASTA file that is not empty, or leave the line out",
             )
-        _check_complete(manifest.path, fasta, rows, places)
+        _check_complete(manifest.path, fasta, rows, id_paths)
         on_file(digest.hexdigest())
 
 
@@ -188,12 +195,13 @@ def _iter_files(*hearers: OnBlock) -> OnBlock:
     return hear
 
 
-def _check_complete(manifest: Path, fasta: Path, rows: _Rows, places: Mapping[str, Path]) -> None:
-    """
+def _check_complete(manifest: Path, fasta: Path, rows: _Rows, id_paths: Mapping[str, Path]) -> None:
+    """Check that a file contains every record that the manifest names.
+
     Raises:
-        InputError: the file lacks a record that the manifest names.
+        InputError: the file lacks a record.
     """
-    absent = [name for name in rows if name and places.get(name) != fasta]
+    absent = [name for name in rows if name and id_paths.get(name) != fasta]
     if absent:
         raise InputError(
             f"{printable(manifest)}:{rows[absent[0]][0]}: {printable(fasta)} holds no record "
@@ -203,11 +211,11 @@ def _check_complete(manifest: Path, fasta: Path, rows: _Rows, places: Mapping[st
 
 
 def warn_of_mixed_groups(records: Iterable[LabelledRecord]) -> None:
-    """Warn of groups with both labels: intended, as in a family of proviruses, or a typo."""
+    """Warn about groups with both labels: intended, as in a family of proviruses, or a typo."""
     labels: dict[str, set[str]] = {}
     for record in records:
         labels.setdefault(record.group, set()).add(record.label)
-    if mixed := sorted(group for group, own in labels.items() if len(own) > 1):
+    if mixed := sorted(group for group, group_labels in labels.items() if len(group_labels) > 1):
         LOGGER.warning(
             "groups with both labels, virus and other: %s; check that this is intended",
             sample_records(mixed),
@@ -215,21 +223,22 @@ def warn_of_mixed_groups(records: Iterable[LabelledRecord]) -> None:
 
 
 def sample_records(names: Sequence[str]) -> str:
-    """The first names, and the number of the others, for a message."""
+    """List the first names and the number of further ones, for a message."""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(map(printable, names[:_MOST_NAMED])) + more
 
 
-def _check(record: FastaRecord, path: Path, places: Mapping[str, Path]) -> None:
-    """
+def _check(record: FastaRecord, path: Path, id_paths: Mapping[str, Path]) -> None:
+    """Check that a record is new and contains nucleotides.
+
     Raises:
-        InputError: the id occurred before, or the sequence is not of nucleotides.
+        InputError: the id occurred before, or the sequence does not consist of nucleotides.
     """
     where = f"{printable(path)}:{record.line}"
-    if record.id in places:
+    if record.id in id_paths:
         raise InputError(
             f"{where}: the id {printable(record.id)} occurs twice "
-            f"(first in {printable(places[record.id])})",
+            f"(first in {printable(id_paths[record.id])})",
             hint="ids must be unique over the manifest: rename one of the records",
         )
     if problem := find_invalid(record, "nucleotide"):
@@ -255,7 +264,8 @@ def _row(cells: dict[str, str], where: str) -> LabelledRecord:
 
 
 def _check_record(label: str, where: str) -> str:
-    """
+    """Check a label.
+
     Raises:
         InputError: it is not a label.
     """
@@ -286,7 +296,7 @@ def _fasta_path(manifest: Path, cell: str, where: str) -> Path:
         )
     try:
         path = manifest.parent / expand_path(cell)
-        open_regular_file(path).close()  # a pipe could not be read again
+        open_regular_file(path).close()  # a pipe could not be read a second time
     except UsageError as error:
         raise InputMissingError(f"{where}: {error}", hint=error.hint) from error
     except OSError as error:
@@ -300,11 +310,14 @@ def read_cells(
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the number of each line below the header, and its cells by column, stripped.
 
-    Blank lines are skipped. ``hint`` describes the table, for the error about a missing column.
-    ``on_block`` gets the bytes of the file, as they are on disk.
+    Blank lines are skipped.
+
+    Args:
+        hint: describes the table, for the error about a missing column.
+        on_block: called with the bytes of the file, as they are on disk.
 
     Raises:
-        InputError: it is not a table, or lacks a column; the message names file and line.
+        InputError: the file is not a table, or lacks a column. The message names file and line.
         InputMissingError: the file cannot be opened.
     """
     label = printable(path)
@@ -328,7 +341,7 @@ def read_cells(
 
 
 def read_lines(path: Path, on_block: OnBlock | None) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank, with their numbers."""
+    """Yield the non-blank lines, with their numbers."""
     try:
         with (
             open_fasta(path),
@@ -345,7 +358,7 @@ def read_lines(path: Path, on_block: OnBlock | None) -> Iterator[tuple[int, str]
 
 
 def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """Write a table with tabs: a header, and a line for each row.
+    """Write a tab-separated table: a header, and a line for each row.
 
     Raises:
         OutputError, StorageError: as ``files.writing``.
@@ -356,11 +369,13 @@ def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[obje
 def split_groups(records: Iterable[LabelledRecord], seed: int) -> dict[str, Split]:
     """Assign every group to one split.
 
-    Each stratum (a label in a kingdom) is split by itself. Of three groups or more, every part gets
-    at least one; of two, the test part gets none; a single group is for training. A group in
-    several strata belongs to the one with most of its records. Groups are ranked by a hash of their
-    name and the seed, so the order of the records does not matter, and a new group changes nothing
-    in other strata.
+    Each stratum (a label in a kingdom) is split independently. With three groups or more, every
+    part
+    gets at least one. With two, the test part is empty. A single group is used for training. A
+    group in
+    several strata belongs to the one with most of its records. Groups are ranked by a hash of name
+    and
+    seed, so record order does not matter, and a new group changes nothing in other strata.
     """
     strata: dict[_Stratum, list[str]] = {}
     for group, stratum in _main_strata(records).items():
@@ -368,9 +383,14 @@ def split_groups(records: Iterable[LabelledRecord], seed: int) -> dict[str, Spli
     splits: dict[str, Split] = {}
     for groups in strata.values():
         n_validation, n_test = _allot(len(groups))
-        n_held = n_test + n_validation
+        n_held_out = n_test + n_validation
         for rank, group in enumerate(sorted(groups, key=lambda name: _rank(name, seed))):
-            splits[group] = "test" if rank < n_test else "validation" if rank < n_held else "train"
+            if rank < n_test:
+                splits[group] = "test"
+            elif rank < n_held_out:
+                splits[group] = "validation"
+            else:
+                splits[group] = "train"
     return splits
 
 
@@ -385,7 +405,7 @@ def _main_strata(records: Iterable[LabelledRecord]) -> dict[str, _Stratum]:
 
 
 def _allot(n_groups: int) -> tuple[int, int]:
-    """The numbers of groups for validation and for test; at least one is left for training."""
+    """Return the number of validation and test groups. At least one remains for training."""
     n_test = min(max(1, round(n_groups * _FOR_TEST)), max(0, n_groups - 2))
     n_validation = min(max(1, round(n_groups * _FOR_VALIDATION)), n_groups - n_test - 1)
     return n_validation, n_test
@@ -396,7 +416,7 @@ def _rank(group: str, seed: int) -> bytes:
 
 
 def write_split(path: Path, records: Iterable[LabelledRecord], splits: Mapping[str, Split]) -> None:
-    """Write a row per group, label and kingdom, sorted; equal data gives equal bytes."""
+    """Write a row per group, label and kingdom, sorted. Equal data gives equal bytes."""
     counts = Counter((record.group, record.label, record.kingdom) for record in records)
     rows = ((*key, splits[key[0]], n_records) for key, n_records in sorted(counts.items()))
     write_table(path, _COLUMNS, rows)
@@ -406,13 +426,15 @@ def read_split(path: Path) -> dict[str, Split]:
     """Read the part of each group from a table with at least the columns ``group`` and ``split``.
 
     Raises:
-        InputError: it is another table, or a group is in two parts; the message names the line.
+        InputError: it is another table, or a group is in two parts. The message names the line.
         InputMissingError: it cannot be read.
     """
     splits: dict[str, Split] = {}
     hint = "give a table of groups and splits, such as the split.tsv of a training"
     for line, cells in read_cells(path, needed=("group", "split"), hint=hint):
-        where, group, split = f"{printable(path)}:{line}", cells["group"], cells["split"]
+        where = f"{printable(path)}:{line}"
+        group = cells["group"]
+        split = cells["split"]
         if split not in SPLITS:
             raise InputError(
                 f"{where}: the split is {printable(split)!r}",
@@ -427,7 +449,8 @@ def read_split(path: Path) -> dict[str, Split]:
 
 
 def check_groups(groups: Set[str], splits: Mapping[str, Split]) -> None:
-    """
+    """Check that a split covers these groups.
+
     Raises:
         InputError: a group is in no part of the split.
     """
@@ -443,24 +466,24 @@ def write_manifest(options: ManifestOptions) -> list[str]:
     """Write a manifest, and return lines about its content.
 
     Raises:
-        OutputError: the file exists, and the options do not force this.
-        InputError: the table makes no sense, a label is missing, or something is named twice.
+        OutputError: the file exists, and the options do not force an overwrite.
+        InputError: the table is invalid, a label is missing, or something is named twice.
         InputMissingError: a file cannot be read.
     """
     if options.output.exists() and not options.force:
         raise OutputError(
             f"{printable(options.output)} already exists", hint="replace it with --force"
         )
-    found = (
+    labelled = (
         _records_by_folder(options)
         if options.table is None
         else _records_by_table(options, options.table)
     )
-    rows = list(_unique_records(found))
+    rows = list(_unique_records(labelled))
     for label in ("virus", "other"):
         if not any(record.label == label for _, record in rows):
             raise InputError(f"no sequence has the label {label}", hint="give records of both")
-    cells = ((path, one.id, one.label, one.group, one.kingdom) for path, one in rows)
+    cells = ((path, record.id, record.label, record.group, record.kingdom) for path, record in rows)
     write_table(options.output, _MANIFEST_COLUMNS, cells)
     named = f"manifest: {printable(options.output)}; see `virnucpro train --check`"
     return [*_counts([record for _, record in rows]), named]
@@ -469,7 +492,7 @@ def write_manifest(options: ManifestOptions) -> list[str]:
 def _unique_records(
     rows: Iterable[tuple[str, LabelledRecord]],
 ) -> Iterator[tuple[str, LabelledRecord]]:
-    """Yield the rows.
+    """Yield the rows, after checking that they are unique.
 
     Raises:
         InputError: a file, or a record of a file, occurs twice.
@@ -488,7 +511,7 @@ def _unique_records(
 
 
 def _counts(records: Sequence[LabelledRecord]) -> Iterator[str]:
-    """A line per label with its numbers of rows and groups."""
+    """Yield a line per label with its number of rows and groups."""
     for label in ("virus", "other"):
         groups = Counter(record.group for record in records if record.label == label)
         what = "record" if records[0].id else "file"
@@ -497,10 +520,10 @@ def _counts(records: Sequence[LabelledRecord]) -> Iterator[str]:
 
 
 def _relative(path: Path, options: ManifestOptions) -> str:
-    """The path of a FASTA file as the manifest names it.
+    """Return the path of a FASTA file as the manifest names it.
 
     Raises:
-        InputError: a table cannot hold it.
+        InputError: a table cannot represent the path.
     """
     name = os.path.relpath(path, options.output.absolute().parent)
     if name != name.strip() or {"\t", "\n", "\r"} & {*name}:
@@ -513,21 +536,21 @@ def _relative(path: Path, options: ManifestOptions) -> str:
 
 def _records_by_folder(options: ManifestOptions) -> Iterator[tuple[str, LabelledRecord]]:
     """Yield the path of each file, and one row for all its records."""
-    for is_virus, places in ((True, options.virus), (False, options.other)):
-        for place in places:
-            for source in _files_in(place):
-                path = Path(source.path)
-                inside = path.relative_to(place.resolve()).parts if place.is_dir() else ()
-                group = inside[0] if len(inside) > 1 else path.name.partition(".")[0]
+    for is_virus, sources in ((True, options.virus), (False, options.other)):
+        for source in sources:
+            for file in _files_in(source):
+                path = Path(file.path)
+                parts = path.relative_to(source.resolve()).parts if source.is_dir() else ()
+                group = parts[0] if len(parts) > 1 else path.name.partition(".")[0]
                 yield _relative(path, options), LabelledRecord("", is_virus, group)
 
 
-def _files_in(place: Path) -> Iterator[InputFile]:
-    """Yield a file, or the FASTA files of a folder and of all folders below it."""
-    if not place.is_dir():
-        yield from InputFile.complete(place)
+def _files_in(source: Path) -> Iterator[InputFile]:
+    """Yield a file, or the FASTA files of a folder and all folders below it."""
+    if not source.is_dir():
+        yield from InputFile.complete(source)
         return
-    for folder in (place, *sorted(path for path in place.rglob("*") if path.is_dir())):
+    for folder in (source, *sorted(path for path in source.rglob("*") if path.is_dir())):
         if any(path.is_file() for path in folder.iterdir()):
             yield from InputFile.complete(folder)
 
@@ -535,17 +558,17 @@ def _files_in(place: Path) -> Iterator[InputFile]:
 def _records_by_table(
     options: ManifestOptions, table: Path
 ) -> Iterator[tuple[str, LabelledRecord]]:
-    """Yield the records of the FASTA files that the table names; warn of all others.
+    """Yield the records of the FASTA files that the table names. Warn about all others.
 
     Raises:
-        InputError: a row has no label or no group; the message names the line.
+        InputError: a row has no label or no group. The message names the line.
     """
     facts = _read_taxonomy(table, options.group_by)
     missing = {*facts}
     n_others = 0
     for source in chain.from_iterable(map(InputFile.complete, options.fasta)):
         for record in read_fasta(Path(source.path), source.name):
-            # NCBI's tables name an accession with its version or without
+            # NCBI's tables name an accession with or without its version.
             key = record.id if record.id in facts else record.id.rpartition(".")[0]
             if key not in facts:
                 n_others += 1
@@ -563,14 +586,12 @@ def _records_by_table(
 
 
 def _read_taxonomy(table: Path, group_by: str | None) -> dict[str, LabelledRecord]:
-    """Label, group and kingdom of each accession."""
+    """Read label, group and kingdom of each accession."""
     facts: dict[str, LabelledRecord] = {}
     for line, cells in read_cells(table, (), _TAXONOMY):
         where = f"{printable(table)}:{line}"
-        name, group = (
-            _first_record(cells, _IDS),
-            _first_record(cells, (group_by,) if group_by else _RANKS),
-        )
+        name = _first_record(cells, _IDS)
+        group = _first_record(cells, (group_by,) if group_by else _RANKS)
         label = _label(cells, where)
         for what, value in (("accession", name), ("group", group), ("label", label)):
             if not value:
@@ -588,15 +609,15 @@ def _read_taxonomy(table: Path, group_by: str | None) -> dict[str, LabelledRecor
 
 
 def _first_record(cells: Mapping[str, str], names: Sequence[str]) -> str:
-    """The first of these cells that is not empty; "" if there is none."""
+    """Return the first non-empty cell among these, or "" if all are empty."""
     return next((cells[name] for name in names if cells.get(name)), "")
 
 
 def _label(cells: Mapping[str, str], where: str) -> str:
-    """The label, from the column of labels or the domain of life; "" if both are empty.
+    """Return the label, from its column or the domain of life, or "" if both are empty.
 
     Raises:
-        InputError: the label is neither of the two.
+        InputError: the label is neither virus nor other.
     """
     if label := cells.get("label", "").lower():
         return _check_record("virus" if label in _VIRUSES else label, where)

@@ -1,7 +1,7 @@
 """Networks to train: an encoder with a head for masked residues, or with a classifier.
 
-An objective has the batches, losses and figures of one of the two. ``build_module`` and
-``build_objective`` make module and objective for a training.
+An objective defines the batches, losses and figures for one of the two. ``build_module`` and
+``build_objective`` create module and objective for a training.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,19 +31,19 @@ from virnucpro.training.evaluation.metrics import Samples, auroc
 from virnucpro.training.frame_dataset import WEIGHTS, LabelledFrames, Rows, Values
 from virnucpro.training.training_config import TrainingRun
 
-NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues only the second
-_LINEAR = ("qkv", "attention_out", "up", "down")  # of a layer of ESM-2
-_LEAST_SPREAD = 1e-3  # of a word that hardly occurs, so that its weights hardly learn
-_VALIDATION_ROWS = 256  # in one batch
-_BATCHES_AHEAD = 2  # of each thread
-_NO_EPOCH = 2**32 - 1  # replaces the epoch in the seeds of masks for validation
+NETWORKS = ("protein", "nucleotide")  # in a classifier; without residues only the second
+_LINEAR = ("qkv", "attention_out", "up", "down")  # in an ESM-2 layer
+_LEAST_SPREAD = 1e-3  # minimum deviation, so that weights of rare features hardly learn
+_VALIDATION_ROWS = 256  # per batch
+_BATCHES_AHEAD = 2  # per thread
+_NO_EPOCH = 2**32 - 1  # replaces the epoch in mask seeds for validation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FrameBatch:
     """Frames with their labels."""
 
-    rows: NDArray[np.int64]  # (n,), indices of the frames, in the order of this batch
+    rows: NDArray[np.int64]  # (n,), frame indices, in the order of this batch
     packed: PackedBatch
     composition: NDArray[np.float32]  # (n, N_FEATURES)
     is_virus: NDArray[np.float32]  # (n,)
@@ -51,15 +52,17 @@ class _FrameBatch:
 
 
 class _LowRank(nn.Linear):
-    """A frozen linear layer, and two matrices of low rank that are trained (LoRA).
+    """A frozen linear layer plus two trained low-rank matrices (LoRA).
 
-    ``W x + alpha / rank * B A x`` (Hu et al. 2021, arXiv:2106.09685). B begins as 0, so that
-    training begins with the original layer.
+    ``W x + alpha / rank * B A x`` (Hu et al. 2021, arXiv:2106.09685). B starts at 0, so that
+    training
+    starts from the original layer.
     """
 
     def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__(layer.in_features, layer.out_features, device="meta")
-        self.weight, self.bias = layer.weight, layer.bias
+        self.weight = layer.weight
+        self.bias = layer.bias
         self.scale = alpha / rank
         self.lora_a = nn.Parameter(torch.empty(rank, layer.in_features))
         self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank))
@@ -72,7 +75,7 @@ class _LowRank(nn.Linear):
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """A plain layer that computes the same."""
+        """Return a plain layer that computes the same."""
         layer = nn.Linear(self.in_features, self.out_features, device=self.weight.device)
         layer.weight.copy_(self.weight + self.scale * (self.lora_b @ self.lora_a))
         layer.bias.copy_(self.bias)
@@ -82,7 +85,7 @@ class _LowRank(nn.Linear):
 def add_adapters(encoder: ESM2, rank: int, alpha: float | None, n_layers: int | None) -> None:
     """Train only the last ``n_layers`` of an encoder (None: all), and freeze everything before.
 
-    With a rank these layers are frozen too, and each matrix becomes a ``_LowRank``.
+    With a rank, these layers are frozen too, and each matrix becomes a ``_LowRank``.
     """
     if not rank and n_layers is None:
         return
@@ -108,7 +111,7 @@ def merge_adapters(encoder: ESM2) -> None:
 
 
 class MaskedLanguageModel(nn.Module):
-    """ESM-2 with its language-model head; the last matrix of the head is the embedding."""
+    """ESM-2 with its language-model head. The last matrix of the head is the embedding."""
 
     def __init__(self, encoder: ESM2) -> None:
         super().__init__()
@@ -119,28 +122,28 @@ class MaskedLanguageModel(nn.Module):
         self.bias = nn.Parameter(torch.zeros(encoder.embedding.num_embeddings))
 
     def logits(self, batch: MaskedBatch) -> Tensor:
-        """Logits of the tokens for each chosen residue, (n_chosen, n_tokens)."""
+        """Return token logits for each chosen residue, (n_chosen, n_tokens)."""
         hidden = self.layer_norm(F.gelu(self.dense(self.encoder.read_masked(batch))))
         return F.linear(hidden, self.encoder.embedding.weight, self.bias).float()
 
     def forward(self, batch: MaskedBatch) -> Tensor:
-        """The sum of the cross-entropies of the chosen residues."""
+        """Return the sum of cross-entropies over the chosen residues."""
         logits = self.logits(batch)
         targets = to_device(batch.targets, logits.device)
         return F.cross_entropy(logits, targets, reduction="sum")
 
     def extra_tensors(self) -> dict[str, Tensor]:
-        """The tensors of the head, by their names in transformers."""
+        """Return the tensors of the head, by their names in transformers."""
         own = dict(self.named_parameters())
         return {f"lm_head.{n}": own[n] for n in own if not n.startswith("encoder.")}
 
 
 class Classifier(nn.Module):
-    """Two networks: one on the vector of a frame, one on the vector and the composition.
+    """Two networks: one on the frame vector, one on vector and composition.
 
-    Composition is standardised by ``centre`` and ``spread`` of the training frames; in a ``Head``
-    the first layer does that. If no residues are read, ``dim`` is 0 and there is only the second
-    network.
+    Composition is standardised by ``centre`` and ``spread`` of the training frames. In a ``Head``
+    the
+    first layer does that. If no residues are read, ``dim`` is 0 and only the second network exists.
     """
 
     def __init__(self, dim: int, hidden: int, dropout: float) -> None:
@@ -158,19 +161,19 @@ class Classifier(nn.Module):
         self.spread.copy_(torch.from_numpy(deviation).clamp(min=_LEAST_SPREAD))
 
     def forward(self, pooled: Tensor, composition: Tensor) -> Tensor:
-        """(n, dim), (n, N_FEATURES) -> log-odds, (n_networks, n); the last network reads both"""
-        beside = (composition - self.centre) / self.spread
-        logits = [self.nucleotide(torch.cat([pooled, beside], dim=1))]
+        """(n, dim), (n, N_FEATURES) -> log-odds, (n_networks, n). The last network reads both."""
+        standardised = (composition - self.centre) / self.spread
+        logits = [self.nucleotide(torch.cat([pooled, standardised], dim=1))]
         if self.protein is not None:
             logits.insert(0, self.protein(pooled))
-        both = torch.stack(logits)
-        return both[..., 1] - both[..., 0]
+        stacked = torch.stack(logits)
+        return stacked[..., 1] - stacked[..., 0]
 
 
 def mean_and_deviation(
     frames: LabelledFrames,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and deviation of the composition, bit for bit as by numpy. (N_FEATURES,) each"""
+    """Return mean and deviation of the composition, bit-identical to numpy. (N_FEATURES,) each"""
 
     def mean_of(blocks: Iterable[Values]) -> NDArray[np.float32]:
         total = np.zeros((1, N_FEATURES), dtype=np.float32)
@@ -194,17 +197,18 @@ def _mlp(n_inputs: int, hidden: int, dropout: float) -> nn.Sequential:
 
 
 class FrameClassifier(nn.Module):
-    """A reader of residues (``encoders.readers``), and a classifier of its vectors.
+    """A residue reader (``encoders.readers``), and a classifier of its vectors.
 
-    Stored vectors, if any, are appended to the vectors of the reader.
+    Stored vectors, if any, are appended to the reader's vectors.
     """
 
     def __init__(self, reader: FrameNetwork, classifier: Classifier) -> None:
         super().__init__()
-        self.reader, self.classifier = reader, classifier
+        self.reader = reader
+        self.classifier = classifier
 
     def logits(self, batch: _FrameBatch) -> Tensor:
-        """The log-odds of being viral by each network, (n_networks, n)."""
+        """Return the log-odds of being viral by each network, (n_networks, n)."""
         device = self.classifier.centre.device
         read = self.reader(batch.packed).to(device)
         pooled = torch.cat([read, to_device(batch.vectors, device)], dim=1)
@@ -212,7 +216,7 @@ class FrameClassifier(nn.Module):
         return out.float()
 
     def forward(self, batch: _FrameBatch) -> Tensor:
-        """The sum of the weighted losses of all networks and frames."""
+        """Return the sum of weighted losses over all networks and frames."""
         logits = self.logits(batch)
         is_virus = to_device(batch.is_virus, logits.device).expand_as(logits)
         weight = to_device(batch.weight, logits.device)
@@ -221,12 +225,14 @@ class FrameClassifier(nn.Module):
 
 
 class MaskedResidues:
-    """Predict the masked residues of proteins (``--pretrain``)."""
+    """Predicts the masked residues of proteins (``--pretrain``)."""
 
     best = "validation_loss"
 
     def __init__(self, frames: LabelledFrames, held_out: LabelledFrames, seed: int) -> None:
-        self.frames, self.held_out, self.seed = frames, held_out, seed
+        self.frames = frames
+        self.held_out = held_out
+        self.seed = seed
 
     def batch(self, rows: Rows, epoch: int) -> MaskedBatch:
         return self._mask_tokens(self.frames, rows, epoch)
@@ -237,12 +243,13 @@ class MaskedResidues:
         return MaskedBatch.from_batch(frames.proteins(rows), seeds)
 
     def weight(self, rows: Rows) -> float:
-        """The divisor of the losses of these rows: the number of chosen residues."""
+        """Return the divisor for the losses of these rows: the number of chosen residues."""
         return float(MaskedBatch.n_chosen(self.frames.n_residues(rows)).sum())
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
-        """The mean loss per chosen residue, with masks that are the same every time."""
-        loss, n_chosen = 0.0, 0
+        """Return the mean loss per chosen residue, with the same masks every time."""
+        loss = 0.0
+        n_chosen = 0
         for rows, counts in _shares(np.arange(len(self.held_out)), ranks):
             batch = self._mask_tokens(self.held_out, rows, _NO_EPOCH)
             loss += counts * float(module(batch))
@@ -252,20 +259,21 @@ class MaskedResidues:
 
 
 def _shares(rows: Rows, ranks: Ranks) -> Iterator[tuple[Rows, bool]]:
-    """Yield the rows of each batch of this rank, and whether the batch counts.
+    """Yield the rows of each batch for this rank, and whether the batch counts.
 
     All ranks have the same number of batches, since ranks with sharded weights (FSDP) run in step.
-    A rank with fewer batches repeats one, which does not count.
+    A
+    rank with fewer batches repeats one, which does not count.
     """
     n_batches = -(-len(rows) // _VALIDATION_ROWS)
-    n_places = -(-n_batches // ranks.world_size) * ranks.world_size
-    for place in range(ranks.rank, n_places, ranks.world_size):
-        first = place % n_batches * _VALIDATION_ROWS
-        yield rows[first : first + _VALIDATION_ROWS], place < n_batches
+    n_slots = -(-n_batches // ranks.world_size) * ranks.world_size
+    for slot in range(ranks.rank, n_slots, ranks.world_size):
+        first = slot % n_batches * _VALIDATION_ROWS
+        yield rows[first : first + _VALIDATION_ROWS], slot < n_batches
 
 
 class FrameLabels:
-    """Classify frames as viral or not."""
+    """Classifies frames as viral or not."""
 
     def __init__(
         self,
@@ -275,8 +283,10 @@ class FrameLabels:
         best: str = "auroc",
     ) -> None:
         self.best = best
-        self.frames, self.held_out = frames, held_out
-        self.weights, self.held_out_weights = weigh(frames), weigh(held_out)
+        self.frames = frames
+        self.held_out = held_out
+        self.weights = weigh(frames)
+        self.held_out_weights = weigh(held_out)
 
     def batch(self, rows: Rows, epoch: int) -> _FrameBatch:
         return frame_batch(self.frames, rows, self.weights)
@@ -285,10 +295,11 @@ class FrameLabels:
         return float(self.weights[rows].sum())
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
-        """AUROC of each network on the frames of held-out groups, and the loss as in training.
+        """Return the AUROC of each network on held-out frames, and the loss as in training.
 
         The loss is the weighted mean over the frames, summed over the networks. AUPRC, accuracy and
-        F1 are of the last network with the same weights; log-odds of 0 or more are called.
+        F1
+        describe the last network with the same weights. Log-odds of 0 or more count as viral.
         """
         logits = frame_log_odds(module, self.held_out, ranks)
         if not np.isfinite(logits).all():
@@ -301,39 +312,39 @@ class FrameLabels:
         loss = float(np.average(losses, weights=self.held_out_weights))
         aurocs = [auroc(row.astype(np.float64), is_virus) for row in logits]
         samples = frame_samples(logits[-1], self.held_out, self.held_out_weights)
-        found = samples.measure(logits[-1] >= 0)
+        measures = samples.measure(logits[-1] >= 0)
         figures = {"validation_loss": loss, "auroc": aurocs[-1]}
         for name in ("auprc", "accuracy", "f1"):
-            if (figure := found[name]) is not None:
+            if (figure := measures[name]) is not None:
                 figures[name] = figure
         return figures if len(aurocs) == 1 else {**figures, "auroc_protein": aurocs[0]}
 
 
-# the task of a training: rows, batches, losses and validation. ``best`` names the figure that
-# chooses the best epoch: the largest value, or the smallest loss
+# The task of a training: rows, batches, losses and validation. ``best`` names the figure that
+# chooses the best epoch: the largest value, or the smallest loss.
 Objective = MaskedResidues | FrameLabels
 
 
 def frame_samples(
     log_odds: NDArray[np.float32], frames: LabelledFrames, weights: NDArray[np.float32]
 ) -> Samples:
-    """Make samples of frames; their scores are probabilities of being viral. (n,) each"""
+    """Make samples from frames. Scores are probabilities of being viral. (n,) each"""
     scores = sigmoid(log_odds.astype(np.float64))
     return Samples(scores, frames.is_virus, frames.group, weights.astype(np.float64))
 
 
 @torch.inference_mode()
 def frame_log_odds(module: nn.Module, frames: LabelledFrames, ranks: Ranks) -> NDArray[np.float32]:
-    """The log-odds of each network for every frame, on every rank. (n_networks, n)"""
+    """Return the log-odds of every frame by each network, on every rank. (n_networks, n)"""
     assert isinstance(module, FrameClassifier)
     ones = np.ones(len(frames), dtype=np.float32)
-    mine = []
+    own_parts = []
     for rows, counts in _shares(_longest_first(np.arange(len(frames)), frames), ranks):
         batch = frame_batch(frames, rows, ones)
         logits = module.logits(batch).cpu().numpy()
         if counts:
-            mine.append((batch.rows, logits))
-    parts = [part for of_rank in ranks.gather(mine) for part in of_rank]
+            own_parts.append((batch.rows, logits))
+    parts = list(chain.from_iterable(ranks.gather(own_parts)))
     logits = np.full((len(parts[0][1]), len(frames)), np.nan, dtype=np.float32)
     for rows, values in parts:
         logits[:, rows] = values
@@ -363,7 +374,7 @@ def _longest_first(rows: Rows, frames: LabelledFrames) -> Rows:
 def build_module(
     training: TrainingRun, train: LabelledFrames, reader: FrameNetwork | None = None
 ) -> nn.Module:
-    """Make the module to train; a classifier is standardised by the training frames."""
+    """Make the module to train. A classifier is standardised by the training frames."""
     module = _new_module(training, train.dim, reader)
     if isinstance(module, FrameClassifier):
         module.classifier.standardise(train)
@@ -371,7 +382,11 @@ def build_module(
 
 
 def empty_module(training: TrainingRun, dim: int) -> nn.Module:
-    """Make the same module without memory for its weights; ``dim``: of the stored vectors."""
+    """Make the same module without memory for its weights.
+
+    Args:
+        dim: dimensions of the stored vectors.
+    """
     with torch.device("meta"):
         return _new_module(replace(training, encoder=None), dim)
 
@@ -405,7 +420,8 @@ def trained_encoder(training: TrainingRun) -> ESM2:
         encoder = ESM2.create(training.shape)
     else:
         cpu = torch.device("cpu")  # moved to its device later, with the rest of the module
-        path, n_layers = training.encoder.path, training.shape.n_layers
+        path = training.encoder.path
+        n_layers = training.shape.n_layers
         encoder = load_esm2(path, n_layers, torch.float32, cpu).to_train()
         encoder.requires_grad_(options.mode != "head")
     add_adapters(encoder, options.lora, options.lora_alpha, options.train_layers)
@@ -419,7 +435,8 @@ def make_batches(
 ) -> Iterator[Any]:
     """Yield the batches of an epoch, made ahead by ``n_threads``, or here if that is 0.
 
-    ``parts``: the rows of each batch.
+    Args:
+        parts: rows of each batch.
     """
     if not n_threads:
         yield from (objective.batch(rows, epoch) for rows in parts)

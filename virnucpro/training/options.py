@@ -30,8 +30,9 @@ from virnucpro.workflows.options import FolderOptions, GeneticCode, OutputOption
 Mode = Literal["head", "finetune", "pretrain"]
 
 
-_SAMPLES, _LOOP = "Samples", "Training"
-SHAPE = {"layers": 6, "dim": 128, "heads": 4}  # of a new encoder, if not given otherwise
+_SAMPLES = "Samples"
+_LOOP = "Training"
+SHAPE = {"layers": 6, "dim": 128, "heads": 4}  # default for a new encoder
 
 
 def _file_option(help: str, metavar: str) -> OptionInfo:
@@ -80,7 +81,7 @@ class _EvaluatedOptions(_LabelledOptions):
     part: Annotated[
         Literal["train", "validation", "test"] | None,
         option("Evaluate on this part of the split.", FILES, show_default="test"),
-    ] = None  # so that it is refused without a split
+    ] = None  # not "test", so that it is rejected without a split
     lengths: Annotated[
         str, option("Cut fragments of these lengths, in bases.", _SAMPLES, metavar="N,N,...")
     ] = "150,300,500,1000,3000,10000"
@@ -155,14 +156,15 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
             if self.head:
                 reject_options(self, ("card",), "with a --head that is not the model's")
             if not (self.model or self.head) and self.calls != "head":
-                of_engine = option_names(EngineOptions) - {"workers"}
+                engine_names = option_names(EngineOptions) - {"workers"}
                 what_to_do = "name a trained --model, or a --head, to evaluate it"
-                reject_options(self, of_engine, "where the scorer calls", what_to_do)
+                reject_options(self, engine_names, "where the scorer calls", what_to_do)
             if self.calls == "scorer":
                 reject_options(self, ("model",), "with --calls scorer, which embeds nothing")
             return
-        of_head = option_names(EngineOptions, _EvaluatedOptions) - {"data", "seed", "genetic_code"}
-        reject_options(self, of_head | {"model", "head", "calls", "card"}, "with --regions")
+        head_names = option_names(EngineOptions, _EvaluatedOptions)
+        head_names -= {"data", "seed", "genetic_code"}
+        reject_options(self, head_names | {"model", "head", "calls", "card"}, "with --regions")
 
     @property
     def for_part(self) -> str:
@@ -171,7 +173,7 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
 
     @property
     def fragment_lengths(self) -> tuple[int, ...]:
-        """The lengths of fragments in bases; none if they make no sense."""
+        """The lengths of fragments in bases, or empty if they are invalid."""
         words = [word.strip() for word in self.lengths.split(",")]
         lengths = tuple(int(word) for word in words if word.isascii() and word.isdigit())
         is_right = len(set(lengths) - {0}) == len(words)
@@ -216,7 +218,7 @@ class _StartOptions(OutputOptions, _LabelledOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class _NetworkOptions:
-    """The network that is trained. Its weights depend on all of these options."""
+    """The network to train. Its weights depend on all these options."""
 
     encoding: Annotated[
         Encoding, option("Encode residues in this way; composition: use only the bases.", MODEL)
@@ -275,7 +277,7 @@ class _NetworkOptions:
 class _LoopOptions:
     """The training loop. Sizes are for one step on one device, unless noted.
 
-    The weights after an epoch depend on all of these options except ``LOOP_MAY_DIFFER``.
+    The weights after an epoch depend on all these options except ``LOOP_MAY_DIFFER``.
     """
 
     epochs: Annotated[int, count("Train for this number of epochs.", _LOOP, min=1)] = 10
@@ -358,23 +360,30 @@ class _LoopOptions:
     ] = 0
 
     def effective_batch(self, world_size: int) -> int:
-        """Frames of one step on all devices."""
+        """Return the number of frames in one step on all devices."""
         return self.batch_size * world_size * self.grad_accum_steps
 
     def scaled_lr(self, world_size: int) -> float:
-        """The learning rate for the effective batch.
+        """Return the learning rate for the effective batch.
 
-        Linear: Goyal et al. 2017; by the square root: Krizhevsky 2014.
+        Linear: Goyal et al. 2017. Square root: Krizhevsky 2014.
         """
         ratio = world_size * self.grad_accum_steps
         factor = {"none": 1.0, "linear": float(ratio), "sqrt": math.sqrt(ratio)}[self.scale_lr]
         return self.lr * factor
 
 
-# may differ on resume; effective batch and peak rate must not, and epochs may only rise
+# May differ on resume. Effective batch and peak rate must not differ, and epochs may only rise.
 LOOP_MAY_DIFFER = (
-    *("num_workers", "early_stopping", "keep_checkpoints", "fsdp"),
-    *("epochs", "batch_size", "grad_accum_steps", "lr", "scale_lr"),
+    "num_workers",
+    "early_stopping",
+    "keep_checkpoints",
+    "fsdp",
+    "epochs",
+    "batch_size",
+    "grad_accum_steps",
+    "lr",
+    "scale_lr",
 )
 
 
@@ -445,9 +454,9 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
             reject_options(self, ("lora_alpha",), "without --lora")
         match self.mode:
             case "head":
-                of_encoder = ("gradient_checkpointing", "fsdp", *SHAPE)
+                encoder_names = ("gradient_checkpointing", "fsdp", *SHAPE)
                 reject_options(
-                    self, of_encoder, "without --finetune or --pretrain, which train an encoder"
+                    self, encoder_names, "without --finetune or --pretrain, which train an encoder"
                 )
                 if self.encoding == "esm2" and len(sizes) > 1:
                     raise UsageError(
@@ -460,20 +469,30 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
                 reject_options(self, ("features",), "with --finetune, which changes the vectors")
             case "pretrain":
                 reject_options(self, ("features",), "with --pretrain, which reads residues")
-                of_head = ("hidden", "dropout", "class_weights", "best_by", "architecture", "seeds")
-                reject_options(self, of_head, "with --pretrain, which trains an encoder alone")
+                head_names = (
+                    "hidden",
+                    "dropout",
+                    "class_weights",
+                    "best_by",
+                    "architecture",
+                    "seeds",
+                )
+                reject_options(self, head_names, "with --pretrain, which trains an encoder alone")
 
     def _check_network(self) -> None:
-        """
+        """Check the network options.
+
         Raises:
-            UsageError: options of the network contradict each other.
+            UsageError: network options contradict each other.
         """
         if self.finetune:
             first = "pretrain first, then fine-tune the result: --finetune --model DIR"
             reject_options(self, ("pretrain",), "with --finetune", first)
         if self.encoding != "esm2":
-            of_esm2 = ("finetune", "pretrain", "model", *SHAPE)
-            reject_options(self, of_esm2, f"with --encoding {self.encoding}, which uses no ESM-2")
+            esm2_names = ("finetune", "pretrain", "model", *SHAPE)
+            reject_options(
+                self, esm2_names, f"with --encoding {self.encoding}, which uses no ESM-2"
+            )
         if self.encoding == "composition":
             reject_options(
                 self, ("architecture",), "with --encoding composition, which has no residues"
@@ -487,12 +506,12 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
 
     @property
     def network_options(self) -> dict[str, object]:
-        """The options of the network, by name; a resume must agree."""
+        """The network options, by name. A resume must agree."""
         return asdict(convert_options(self, _NetworkOptions))
 
     @property
     def loop_options(self) -> dict[str, object]:
-        """The options of the loop, by name; a resume must agree, except in ``LOOP_MAY_DIFFER``."""
+        """The loop options, by name. A resume must agree, except in ``LOOP_MAY_DIFFER``."""
         return {
             **asdict(convert_options(self, _LoopOptions)),
             "mode": self.mode,

@@ -1,14 +1,14 @@
 """Evaluate and train region models on known prophages (``evaluate`` and ``train --regions``).
 
-To evaluate, the sequences go through ``predict`` like any input; regions are read from its
-tables. Coordinates are bases, 0-based and half-open. A prophage is found if at least half of it
-lies in regions. A region is false if less than half of it is prophage, unclear bases aside.
+To evaluate, the sequences go through ``predict`` like any input, and regions are read from its
+tables. Coordinates are bases, 0-based and half-open. A prophage is found if regions cover at least
+half of it. A region is false if less than half of it is prophage, ignoring unclear bases.
 
-To train, the table of figures is made by leaving out each chromosome: its regions are found by a
-model of the others, without the other records of its file as a host. Every chromosome counts the
-same, so that the longest one does not dominate; its viral pieces count by the square root of their
-number. The records of a file that are not in the truth are one host with unknown prophages: its
-median gives the usual level at its GC.
+To train, the table of figures leaves out one chromosome at a time: a model trained on the others
+finds its regions, without the other records of its file as a host. Every chromosome counts the
+same, so that the longest one does not dominate. Its viral pieces count by the square root of their
+number. Records of a file that are not in the truth form one host with unknown prophages. Its median
+gives the usual level at its GC.
 """
 
 from __future__ import annotations
@@ -55,22 +55,38 @@ _ALL = "all"
 _RUN = "run"
 Span = tuple[int, int]
 _COLUMNS = (
-    *("precision", "recall", "f1", "prophages", "found", "regions", "false", "false_per_mbp"),
-    *("end_median", "end_90", "split", "merged", "gene_precision", "gene_recall", "gene_f1"),
+    "precision",
+    "recall",
+    "f1",
+    "prophages",
+    "found",
+    "regions",
+    "false",
+    "false_per_mbp",
+    "end_median",
+    "end_90",
+    "split",
+    "merged",
+    "gene_precision",
+    "gene_recall",
+    "gene_f1",
 )
 _TRUTH = "a table of the columns seq_id, start, end (bases from 0, half-open) and kind: prophage"
 _AGAIN = "run the same command with --resume"
-_LONGEST = 10**15  # bases; no sequence has more
+_LONGEST = 10**15  # bases; no sequence is longer
 _DRAWS = 2_000
 _LEFT_OUT_TABLE = "regions_left_out.tsv"
-_FEWEST_PIECES = 100  # of a host
+_FEWEST_PIECES = 100  # per host
 _FEWEST = 3  # chromosomes: one is left out, and two show how much hosts differ
-SIZE, STEP = 1_000, 500
-_EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # contrast to the host
-_GC_WEIGHT, _SHAPE_WEIGHT, _SHAPE_BASES = 0.7, 1.5, 9_500
-_FIRST_SHARE = 0.1  # of records that begin in a virus; with it, phage lambda alone is a region
-_WEIGHT = 0.7 * STEP / SIZE  # of a piece: neighbours overlap, and are alike
-_GENES_WEIGHT = 0.6 * _WEIGHT  # of a piece with its genes, which span several pieces
+SIZE = 1_000
+STEP = 500
+_EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # bin edges of the contrast to the host
+_GC_WEIGHT = 0.7
+_SHAPE_WEIGHT = 1.5
+_SHAPE_BASES = 9_500
+_FIRST_SHARE = 0.1  # share of records that begin in a virus; makes phage lambda alone a region
+_WEIGHT = 0.7 * STEP / SIZE  # per piece, because neighbours overlap and are alike
+_GENES_WEIGHT = 0.6 * _WEIGHT  # per piece with its genes, which span several pieces
 _KERNEL = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
 _LEAST = 0.02  # share of all pieces that is spread evenly over the bins
 
@@ -78,10 +94,13 @@ _LEAST = 0.02  # share of all pieces that is spread evenly over the bins
 def evaluate_regions(
     options: EvaluateOptions, truth_table: Path, on_event: EventHandler
 ) -> list[str]:
-    """Find regions in the sequences, and write how they agree with the truth. -> lines of the table
+    """Find regions in the sequences, and write how well they agree with the truth.
+
+    Returns:
+        The lines of the table.
 
     Raises:
-        VirnucproError: see ``errors``; or a sequence of the truth was not called.
+        VirnucproError: see ``errors``. Also raised if a sequence of the truth was not called.
     """
     truths = read_truth(truth_table)
     genes = read_genes(options.genes) if options.genes is not None else {}
@@ -104,14 +123,14 @@ def evaluate_regions(
             f"not everything was read: see {printable(run_folder)}",
             hint="figures of a part would mislead: run the same command with --resume",
         )
-    each = _measure(open_run_dir(run_folder), truths, genes)
-    return _write_table(options.output_dir / _EVALUATED_TABLE, each, options.seed)
+    scores = _measure(open_run_dir(run_folder), truths, genes)
+    return _write_table(options.output_dir / _EVALUATED_TABLE, scores, options.seed)
 
 
 def _measure(
     rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Span]]
 ) -> dict[str, RegionScores]:
-    """The figures of each sequence of the run; one that the truth does not name has no prophage."""
+    """Score each sequence of the run. A sequence that the truth omits has no prophage."""
     calls = list(read_calls(rundir.output(RECORD_TABLE.file), _AGAIN))
     _check_names([call.record_id for call in calls], truths)
     regions: dict[str, list[Span]] = {}
@@ -122,18 +141,18 @@ def _measure(
     for name, n_bases in ((call.record_id, call.length) for call in calls):
         truth = truths.get(name, Truth())
         _check_truth(name, truth, n_bases)
-        of_record = sorted(regions.get(name, []))
-        figures[name] = measure_regions(of_record, truth, n_bases, genes.get(name, ()))
+        record_regions = sorted(regions.get(name, []))
+        figures[name] = measure_regions(record_regions, truth, n_bases, genes.get(name, ()))
     return figures
 
 
-def _write_table(path: Path, each: dict[str, RegionScores], seed: int) -> list[str]:
-    """Write a row per sequence, and a row for all with the interval of F1. -> the lines"""
-    figures = list(each.values())
+def _write_table(path: Path, scores_by_name: dict[str, RegionScores], seed: int) -> list[str]:
+    """Write a row per sequence, and a total row with the interval of F1. Return the lines."""
+    figures = list(scores_by_name.values())
     low, high = f1_interval(figures, seed)
     rows = [
         ("seq_id", *_COLUMNS, "f1_low", "f1_high"),
-        *((name, *one.row(), "", "") for name, one in each.items()),
+        *((name, *scores.row(), "", "") for name, scores in scores_by_name.items()),
         (_ALL, *RegionScores.sum(figures).row(), f"{low:.3f}", f"{high:.3f}"),
     ]
     lines = list(map(tsv_line, rows))
@@ -143,24 +162,25 @@ def _write_table(path: Path, each: dict[str, RegionScores], seed: int) -> list[s
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Known intervals of one sequence."""
+    """Known intervals in one sequence."""
 
     prophages: list[Span] = field(default_factory=list)
-    unclear: list[Span] = field(
-        default_factory=list
-    )  # neither virus nor host: left out of every count
+    # Neither virus nor host: excluded from every count.
+    unclear: list[Span] = field(default_factory=list)
 
 
 def read_truth(path: Path) -> dict[str, Truth]:
     """Read the intervals of each sequence from a table with columns ``seq_id start end kind``.
 
-    Other columns are ignored. ``prophage`` counts; ``remnant`` and ``unclear`` are left out of
-    every count; other kinds are skipped.
+    Other columns are ignored. ``prophage`` counts. ``remnant`` and ``unclear`` are excluded from
+    every
+    count. Other kinds are skipped.
 
     Raises:
-        InputError, InputMissingError: it cannot be read, or a row makes no sense.
+        InputError, InputMissingError: the table cannot be read, or a row is invalid.
     """
-    truths, others = dict[str, Truth](), set[str]()
+    truths: dict[str, Truth] = {}
+    other_kinds: set[str] = set()
     for line, row in read_cells(path, ("seq_id", "start", "end", "kind"), _TRUTH):
         try:
             span = _parse_span(row["start"], row["end"], first=0)
@@ -177,20 +197,21 @@ def read_truth(path: Path) -> dict[str, Truth]:
             case "remnant" | "unclear":
                 truth.unclear.append(span)
             case other:
-                others.add(other)
+                other_kinds.add(other)
     if not any(truth.prophages for truth in truths.values()):
         raise InputError(f"{printable(path)} has no row of the kind prophage", hint=_TRUTH)
-    if others:
+    if other_kinds:
         LOGGER.warning(
-            "rows of other kinds, skipped: %s", ", ".join(map(printable, sorted(others)))
+            "rows of other kinds, skipped: %s", ", ".join(map(printable, sorted(other_kinds)))
         )
     return truths
 
 
 def _check_names(names: Sequence[str], truths: Iterable[str]) -> None:
-    """
+    """Check that sequence names are unique and include every name in the truth.
+
     Raises:
-        InputError: several sequences have the same name, or a name of the truth is missing.
+        InputError: several sequences have the same name, or a name in the truth is missing.
     """
     name, n_sequences = max(Counter(names).items(), key=itemgetter(1), default=("", 0))
     if n_sequences > 1:
@@ -206,9 +227,10 @@ def _check_names(names: Sequence[str], truths: Iterable[str]) -> None:
 
 
 def _check_truth(name: str, truth: Truth, n_bases: int) -> None:
-    """
+    """Check the intervals of one sequence.
+
     Raises:
-        InputError: an interval lies outside the sequence.
+        InputError: an interval is outside the sequence.
     """
     last = max((end for _, end in (*truth.prophages, *truth.unclear)), default=0)
     if last > n_bases:
@@ -219,10 +241,13 @@ def _check_truth(name: str, truth: Truth, n_bases: int) -> None:
 
 
 def read_genes(path: Path) -> dict[str, list[Span]]:
-    """Read the coding sequences of a GFF3 file, plain or packed. -> intervals, by sequence
+    """Read the coding sequences of a GFF3 file, plain or packed.
+
+    Returns:
+        Sequence id -> intervals.
 
     Raises:
-        InputError, InputMissingError: it cannot be read, or is not GFF3.
+        InputError, InputMissingError: the file cannot be read, or is not GFF3.
     """
     genes: dict[str, list[Span]] = {}
     for number, line in read_lines(path, None):
@@ -244,10 +269,10 @@ def read_genes(path: Path) -> dict[str, list[Span]]:
 
 
 def _parse_span(start: str, end: str, *, first: int) -> Span:
-    """The interval between two numbers, of which ``first`` is the first base of a sequence.
+    """Return the interval between two numbers, where ``first`` is the first base of a sequence.
 
     Raises:
-        ValueError: there is none.
+        ValueError: this is not an interval.
     """
     span = int(start) - first, int(end)
     if not 0 <= span[0] < span[1] <= _LONGEST:
@@ -255,7 +280,7 @@ def _parse_span(start: str, end: str, *, first: int) -> Span:
     return span
 
 
-_Counts = tuple[int, int, int]  # of bases or genes: called rightly, called wrongly, and missed
+_Counts = tuple[int, int, int]  # bases or genes: called rightly, called wrongly, missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,18 +300,20 @@ class RegionScores:
 
     @classmethod
     def sum(cls, each: Sequence[RegionScores]) -> RegionScores:
-        columns = {of.name: [getattr(one, of.name) for one in each] for of in fields(cls)}
+        columns = {
+            column.name: [getattr(scores, column.name) for scores in each] for column in fields(cls)
+        }
         ends = tuple(chain.from_iterable(columns.pop("ends")))
         counts = {name: np.sum(values, axis=0).tolist() for name, values in columns.items()}
         return cls(**counts, ends=ends)
 
     @property
     def f1(self) -> float:
-        """F1 of bases; NaN if there is neither a prophage nor a region."""
+        """F1 over bases. NaN if there is neither a prophage nor a region."""
         return _rates(*self.bases)[2]
 
     def row(self) -> list[str]:
-        """The values of ``_COLUMNS``; "" if not defined."""
+        """Return the values of ``_COLUMNS``, "" if not defined."""
         ends = np.percentile(self.ends, (50, 90)).tolist() if self.ends else (np.nan, np.nan)
         values = (
             *(f"{rate:.3f}" for rate in _rates(*self.bases)),
@@ -300,7 +327,7 @@ class RegionScores:
 
 
 def _rates(right: int, false: int, missed: int) -> tuple[float, float, float]:
-    """Precision, recall and F1; NaN if the denominator is 0."""
+    """Return precision, recall and F1. NaN if the denominator is 0."""
     totals = np.array([right + false, right + missed, 2 * right + false + missed])
     with np.errstate(invalid="ignore"):
         precision, recall, f1 = (np.array([right, right, 2 * right]) / totals).tolist()
@@ -315,7 +342,7 @@ def measure_regions(
     counts = is_virus | ~_mask(truth.unclear, n_bases)
     is_called = _mask(regions, n_bases)
     touching = [
-        [one for one in regions if one[0] < end and one[1] > start]
+        [region for region in regions if region[0] < end and region[1] > start]
         for start, end in truth.prophages
     ]
     ends: list[int] = []
@@ -342,13 +369,14 @@ def measure_regions(
 
 
 def _count(is_called: BoolArray, is_virus: BoolArray) -> _Counts:
-    pairs = ((is_called, is_virus), (is_called, ~is_virus), (~is_called, is_virus))
-    right, false, missed = (int(np.count_nonzero(one & other)) for one, other in pairs)
+    right = int(np.count_nonzero(is_called & is_virus))
+    false = int(np.count_nonzero(is_called & ~is_virus))
+    missed = int(np.count_nonzero(~is_called & is_virus))
     return right, false, missed
 
 
 def _mask(intervals: Iterable[Span], n_bases: int) -> BoolArray:
-    """True for bases in the intervals. (n_bases,)"""
+    """Return True for bases in the intervals. (n_bases,)"""
     inside = np.zeros(n_bases, dtype=np.bool_)
     for start, end in intervals:
         inside[start:end] = True
@@ -356,12 +384,12 @@ def _mask(intervals: Iterable[Span], n_bases: int) -> BoolArray:
 
 
 def f1_interval(each: Sequence[RegionScores], seed: int) -> tuple[float, float]:
-    """The 95 % interval of the F1 of bases, by drawing sequences with replacement.
+    """Return the 95 % interval of the base F1, by drawing sequences with replacement.
 
-    A draw with neither a prophage nor a region has no F1, and is left out.
+    A draw with neither a prophage nor a region has no F1, and is excluded.
     """
     rng = np.random.default_rng(seed)
-    counts = np.array([one.bases for one in each])
+    counts = np.array([scores.bases for scores in each])
     sums = counts[rng.integers(0, len(each), (_DRAWS, len(each)))].sum(axis=1)
     sums = sums[sums.any(axis=1)]
     values = 2 * sums[:, 0] / (sums @ [2, 1, 1])
@@ -392,12 +420,12 @@ class Chromosome:
 
     @property
     def is_virus(self) -> BoolArray:
-        """True for pieces with their middle in a prophage. (n_items,)"""
+        """(n_items,) True for pieces with their middle in a prophage."""
         return self._has_middle(self.truth.prophages) & self.items.is_known
 
     @property
     def is_host(self) -> BoolArray:
-        """True for pieces with their middle outside all intervals of the truth. (n_items,)"""
+        """(n_items,) True for pieces with their middle outside all intervals in the truth."""
         elements = (*self.truth.prophages, *self.truth.unclear)
         return ~self._has_middle(elements) & self.items.is_known
 
@@ -405,36 +433,42 @@ class Chromosome:
         return _mask(intervals, len(self.sequence))[self.items.start + SIZE // 2]
 
 
-# the records of one file: chromosomes with known prophages, and the pieces of all other records;
-# None: too few pieces
+# The records of one file: chromosomes with known prophages, and pieces of all other records.
+# None: too few pieces.
 _Genome = tuple[list[Chromosome], WindowTable | None]
 
 
 def train_regions(options: TrainOptions, truth_table: Path, on_event: EventHandler) -> list[str]:
-    """Write a region model, and the figures of each chromosome left out. -> lines of the figures
+    """Write a region model, and the figures for each left-out chromosome.
+
+    Returns:
+        The lines of the table of figures.
 
     Raises:
-        VirnucproError: see ``errors``; or there are too few chromosomes.
+        VirnucproError: see ``errors``. Also raised if there are too few chromosomes.
     """
     with open_run_dir(options.output_dir).locked_for_run(create=True):
         scorer = Scorer.load_builtin()
         read_genes = partial(find_host_genes, scorer=scorer)
         genomes = _read_genomes(options.data, truth_table, scorer, on_event)
-        chromosomes = [one for own, _ in genomes for one in own]
-        each: dict[str, RegionScores] = {}
-        for one, others, hosts in leave_one_out(genomes):
-            work = (len(each), len(chromosomes) - len(each))
-            on_event(Progress("leaving each out", len(each), len(chromosomes), "chromosomes", work))
-            model = learn_region_model(others, hosts, "")
+        chromosomes = list(chain.from_iterable(members for members, _ in genomes))
+        n_chromosomes = len(chromosomes)
+        scores: dict[str, RegionScores] = {}
+        for left_out, other_chromosomes, hosts in leave_one_out(genomes):
+            n_done = len(scores)
+            work = (n_done, n_chromosomes - n_done)
+            on_event(Progress("leaving each out", n_done, n_chromosomes, "chromosomes", work))
+            model = learn_region_model(other_chromosomes, hosts, "")
             regions, _ = regions_from_windows(
-                one.sequence, one.items, model, read_genes, is_virus=False
+                left_out.sequence, left_out.items, model, read_genes, is_virus=False
             )
             intervals = [(region.start, region.end) for region in regions]
-            each[one.name] = measure_regions(intervals, one.truth, len(one.sequence))
-            announce(f"{printable(one.name)} left out: F1 {each[one.name].f1:.3f}")
-        lines = _write_table(options.output_dir / _LEFT_OUT_TABLE, each, options.seed)
+            figures = measure_regions(intervals, left_out.truth, len(left_out.sequence))
+            scores[left_out.name] = figures
+            announce(f"{printable(left_out.name)} left out: F1 {figures.f1:.3f}")
+        lines = _write_table(options.output_dir / _LEFT_OUT_TABLE, scores, options.seed)
         hosts = [host for _, host in genomes if host]
-        n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
+        n_prophages = sum(len(chromosome.truth.prophages) for chromosome in chromosomes)
         training = f"{format_count(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
         if hosts:
             training += f", and {format_count(len(hosts), 'other host')}"
@@ -448,11 +482,12 @@ def leave_one_out(
     genomes: Sequence[_Genome],
 ) -> Iterator[tuple[Chromosome, list[Chromosome], list[WindowTable]]]:
     """Yield each chromosome, all other chromosomes, and the hosts of all other files."""
-    for home in genomes:
-        hosts = [other[1] for other in genomes if other is not home and other[1]]
-        for one in home[0]:
-            everyone = (other for own, _ in genomes for other in own)
-            yield one, [other for other in everyone if other is not one], hosts
+    chromosomes = list(chain.from_iterable(members for members, _ in genomes))
+    for genome in genomes:
+        hosts = [other[1] for other in genomes if other is not genome and other[1]]
+        for left_out in genome[0]:
+            remaining = [chromosome for chromosome in chromosomes if chromosome is not left_out]
+            yield left_out, remaining, hosts
 
 
 def _read_genomes(
@@ -463,24 +498,25 @@ def _read_genomes(
     Other records that are too short for regions are skipped.
 
     Raises:
-        InputError: a chromosome is missing, occurs twice, or has no host; or there are too few.
+        InputError: a chromosome is missing, occurs twice, or has no host, or there are too few.
     """
-    truths = {name: one for name, one in read_truth(truth_table).items() if one.prophages}
+    truths = {name: truth for name, truth in read_truth(truth_table).items() if truth.prophages}
     genomes: list[_Genome] = []
     n_letters = 0
     for file in InputFile.complete(data):
-        chromosomes, others = list[Chromosome](), list[WindowTable]()
+        chromosomes: list[Chromosome] = []
+        host_tables: list[WindowTable] = []
         for record in read_fasta(Path(file.path), file.name):
             on_event(Progress("scoring pieces", n_letters, 0, "letters"))
             n_letters += len(record.sequence)
             if truth := truths.get(record.id):
                 chromosomes.append(_find_chromosome(record, truth, scorer))
             elif len(record.sequence) >= SHORTEST_RECORD:
-                others.append(Chromosome.from_record(record, scorer, Truth()).items)
-        host = WindowTable.concatenate(others)
+                host_tables.append(Chromosome.from_record(record, scorer, Truth()).items)
+        host = WindowTable.concatenate(host_tables)
         is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
         genomes.append((chromosomes, host if is_host else None))
-    names = [one.name for own, _ in genomes for one in own]
+    names = [chromosome.name for members, _ in genomes for chromosome in members]
     _check_names(names, truths)
     if len(names) < _FEWEST:
         raise InputError(
@@ -492,7 +528,8 @@ def _read_genomes(
 
 
 def _find_chromosome(record: FastaRecord, truth: Truth, scorer: Scorer) -> Chromosome:
-    """
+    """Score a chromosome with known prophages, after checking it.
+
     Raises:
         InputError: it is too short, shorter than its truth, or has no piece of the host.
     """
@@ -517,27 +554,32 @@ def _find_chromosome(record: FastaRecord, truth: Truth, scorer: Scorer) -> Chrom
 def learn_region_model(
     chromosomes: Sequence[Chromosome], hosts: Sequence[WindowTable], training: str
 ) -> RegionModel:
-    """Learn a region model from chromosomes; ``hosts`` only add their levels.
+    """Learn a region model from chromosomes.
 
     The model expects regions to be as rare as in these chromosomes. Each chromosome must have a
-    piece of its host; a prophage may be too short for a piece.
+    host
+    piece. A prophage may be too short for a piece.
+
+    Args:
+        hosts: further hosts, which only add their levels.
 
     Raises:
         InputError: no prophage has a piece, or chromosomes do not differ.
     """
-    usual = HostBackground.mean([HostBackground.from_items(one.items) for one in chromosomes])
-    own = [_levels(one.items, usual, one.is_host) for one in chromosomes]
+    backgrounds = [HostBackground.from_items(chromosome.items) for chromosome in chromosomes]
+    usual = HostBackground.mean(backgrounds)
+    own = [_levels(chromosome.items, usual, chromosome.is_host) for chromosome in chromosomes]
     levels = [*(_levels(items, usual, items.is_known) for items in hosts), *own]
     gc, level, gene_level = np.array(levels).T
-    # how much pieces differ from their own host
+    # How much pieces differ from their own host.
     contrasts = [
-        _signal(one.items, usual) - level_of_host
-        for one, (_, level_of_host, _) in zip(chromosomes, own, strict=True)
+        _signal(chromosome.items, usual) - host_level
+        for chromosome, (_, host_level, _) in zip(chromosomes, own, strict=True)
     ]
     virus, host = _split_by_side(chromosomes, contrasts)
     distances = [values.mean() for values in virus if len(values)]
     if not distances:
-        names = ", ".join(printable(one.name) for one in chromosomes[:8])
+        names = ", ".join(printable(chromosome.name) for chromosome in chromosomes[:8])
         raise InputError(
             f"no prophage of {names} has a piece of {SIZE:,} bases of its own",
             hint="add chromosomes with longer prophages to the truth",
@@ -545,9 +587,9 @@ def learn_region_model(
     host_bases, virus_bases = _mean_lengths(chromosomes)
     try:
         genes = Levels.from_values(gc, gene_level)
-        by_genes = [
-            contrast + one.items.genes - genes.index_at(gc_of_host)
-            for contrast, one, (gc_of_host, *_) in zip(contrasts, chromosomes, own, strict=True)
+        gene_contrasts = [
+            contrast + chromosome.items.genes - genes.index_at(host_gc)
+            for contrast, chromosome, (host_gc, *_) in zip(contrasts, chromosomes, own, strict=True)
         ]
         return RegionModel(
             size=SIZE,
@@ -560,7 +602,9 @@ def learn_region_model(
             edges=_EDGES,
             log_ratios=_log_ratios(virus, host, _WEIGHT),
             genes=genes,
-            gene_log_ratios=_log_ratios(*_split_by_side(chromosomes, by_genes), _GENES_WEIGHT),
+            gene_log_ratios=_log_ratios(
+                *_split_by_side(chromosomes, gene_contrasts), _GENES_WEIGHT
+            ),
             weight=_WEIGHT,
             deviation=round(float(np.mean([values.std() for values in host])), 4),
             distance=round(float(np.mean(distances)), 4),
@@ -577,32 +621,38 @@ def learn_region_model(
 
 
 def _split_by_side(
-    chromosomes: Sequence[Chromosome], of_pieces: Sequence[FloatArray]
+    chromosomes: Sequence[Chromosome], piece_values: Sequence[FloatArray]
 ) -> tuple[list[FloatArray], list[FloatArray]]:
-    """The values of pieces in prophages, and of pieces of the host, by chromosome; no NaN."""
-    pairs = [
-        (values[one.is_virus & ~np.isnan(values)], values[one.is_host & ~np.isnan(values)])
-        for one, values in zip(chromosomes, of_pieces, strict=True)
-    ]
-    return [virus for virus, _ in pairs], [host for _, host in pairs]
+    """Return the values of prophage pieces and of host pieces, by chromosome, without NaN."""
+    virus: list[FloatArray] = []
+    host: list[FloatArray] = []
+    for chromosome, values in zip(chromosomes, piece_values, strict=True):
+        is_valid = ~np.isnan(values)
+        virus.append(values[chromosome.is_virus & is_valid])
+        host.append(values[chromosome.is_host & is_valid])
+    return virus, host
 
 
 def _mean_lengths(chromosomes: Sequence[Chromosome]) -> tuple[int, int]:
-    """The mean numbers of bases of host, and of prophage, per prophage."""
-    n_bases = sum(len(one.sequence) for one in chromosomes)
-    n_regions = sum(len(one.truth.prophages) for one in chromosomes)
-    masks = (_mask(one.truth.prophages, len(one.sequence)) for one in chromosomes)
+    """Return the mean number of host bases, and of prophage bases, per prophage."""
+    n_bases = sum(len(chromosome.sequence) for chromosome in chromosomes)
+    n_regions = sum(len(chromosome.truth.prophages) for chromosome in chromosomes)
+    masks = (
+        _mask(chromosome.truth.prophages, len(chromosome.sequence)) for chromosome in chromosomes
+    )
     n_virus = sum(int(np.count_nonzero(is_virus)) for is_virus in masks)
     return round((n_bases - n_virus) / n_regions), round(n_virus / n_regions)
 
 
 def _log_ratios(
-    of_viruses: Sequence[FloatArray], of_hosts: Sequence[FloatArray], weight: float
+    virus_contrasts: Sequence[FloatArray], host_contrasts: Sequence[FloatArray], weight: float
 ) -> tuple[float, ...]:
-    """Log ratios of virus over host by bin of contrast, times the weight of a piece."""
+    """Return log ratios of virus over host by contrast bin, times the weight of a piece."""
     nothing = np.zeros(len(_EDGES) + 1)
-    virus = sum((_counts(one) / max(1, len(one)) ** 0.5 for one in of_viruses), start=nothing)
-    host = sum((_counts(one) / max(1, len(one)) for one in of_hosts), start=nothing)
+    virus = sum(
+        (_counts(values) / max(1, len(values)) ** 0.5 for values in virus_contrasts), start=nothing
+    )
+    host = sum((_counts(values) / max(1, len(values)) for values in host_contrasts), start=nothing)
     return tuple(np.round(np.log(_shares(virus) / _shares(host)) * weight, 4).tolist())
 
 
@@ -614,20 +664,20 @@ def _signal(items: WindowTable, usual: HostBackground) -> FloatArray:
 def _levels(
     items: WindowTable, usual: HostBackground, is_host: BoolArray
 ) -> tuple[float, float, float]:
-    """The median GC of a host, and the medians of signal and genes over its own pieces."""
+    """Return the median GC of a host, and the median signal and genes over its own pieces."""
     genes = items.genes[is_host]
-    of_genes = np.median(genes[~np.isnan(genes)]) if not np.isnan(genes).all() else np.nan
-    return items.median_gc, float(np.median(_signal(items, usual)[is_host])), float(of_genes)
+    gene_level = np.median(genes[~np.isnan(genes)]) if not np.isnan(genes).all() else np.nan
+    return items.median_gc, float(np.median(_signal(items, usual)[is_host])), float(gene_level)
 
 
 def _counts(contrasts: FloatArray) -> FloatArray:
-    """The number of pieces in each bin. (n_pieces,) -> (n_bins,)"""
+    """Count the pieces in each bin. (n_pieces,) -> (n_bins,)"""
     bins = np.searchsorted(_EDGES, contrasts)
     return np.bincount(bins, minlength=len(_EDGES) + 1).astype(np.float64)
 
 
 def _shares(counts: FloatArray) -> FloatArray:
-    """The smoothed share of each bin, above 0; they add up to 1."""
+    """Return the smoothed share of each bin, above 0. They sum to 1."""
     padded = np.pad(counts / counts.sum(), len(_KERNEL) // 2, mode="edge")
     smooth = np.convolve(padded, _KERNEL / _KERNEL.sum(), "valid") + _LEAST / len(counts)
     return np.asarray(smooth / smooth.sum())

@@ -1,8 +1,7 @@
-"""Pages of trainings and evaluations, and other texts for people: states, heads, cards, summaries.
+"""Pages for trainings and evaluations, and other texts for people: states, heads, cards, summaries.
 
-The model card is a Markdown
-page in the folder of the model, for its users. ``evaluate --card`` adds its figures; a resumed
-training begins the card anew, so that no figures of other weights remain.
+The model card is a Markdown page in the model folder, for users of the model. ``evaluate --card``
+adds its figures. A resumed training rewrites the card, so that no figures for other weights remain.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ from virnucpro.training.training_config import (
 )
 from virnucpro.viral.head import Head
 
-_MOST_SEEDS = 6  # in a chart
+_MOST_SEEDS = 6  # per chart
 _Table = list[dict[str, str]]
-# of each table of figures: the columns that name a row, and those of a summary
+# Per table of figures: the columns that name a row, and those to summarise.
 _SUMMARISED = {
     HELD_OUT: (("split", "network"), ("auroc_frames", "auroc_chunks")),
     GAIN: (("split", "n_bases"), ("base", "head", "joined", "gain", "weight")),
 }
 EVALUATION = "evaluation.json"
-# figures of all samples, those without a score as the lowest, and their interval
+# Figures for all samples (without a score: lowest), and the ends of their interval.
 OF_ALL = ("no_orf_as_0", "no_orf_as_0_low", "no_orf_as_0_high")
-_N_HISTOGRAMS = 2  # of whole records, and of chunks or the longest fragments
+_N_HISTOGRAMS = 2  # complete records, and chunks or the longest fragments
 _MEASURES = {
     "recall": "recall",
     "false_positives": "false positives",
@@ -66,7 +65,7 @@ _NONE_YET = (
     "FOLDER --card` measures it and writes all figures here.\n"
 )
 _OF_DATA = ("data_sha256", "split_sha256")
-# shown elsewhere, or of this machine
+# Shown elsewhere, or specific to this machine.
 _LEFT_OUT = {*_OF_DATA, "manifest", "encoder", "encoder_id", "vectors", "fasta_sha256", "settings"}
 
 
@@ -79,7 +78,8 @@ def write_training_page(folder: Path) -> None:
     """
     names = (EPOCHS, GAIN, HELD_OUT, SPLIT)
     epochs, gains, held_out, split = (read_table(folder / name) for name in names)
-    charts, rundir = list(_learning_curves(epochs)), open_run_dir(folder)
+    charts = list(_learning_curves(epochs))
+    rundir = open_run_dir(folder)
     content = {
         "charts": charts,
         "tables": [
@@ -95,10 +95,10 @@ def write_training_page(folder: Path) -> None:
 
 
 def read_table(path: Path) -> _Table:
-    """Read a small table: rows by column name; none if there is no table.
+    """Read a small table as rows by column name. A missing table is empty.
 
     Raises:
-        InputError: it is empty, or a row has another number of values.
+        InputError: the table is empty, or a row has the wrong number of values.
     """
     hint = "it was changed since the training wrote it: run the training again with --resume"
     return [cells for _, cells in read_cells(path, (), hint)] if path.is_file() else []
@@ -107,7 +107,7 @@ def read_table(path: Path) -> _Table:
 def write_figures(
     path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]], form: str
 ) -> None:
-    """Write a table, with floats in ``form``; a missing value or None is undefined.
+    """Write a table, with floats in the format ``form``. A missing value or None is undefined.
 
     Raises:
         OutputError, StorageError: as ``files.writing``.
@@ -122,19 +122,18 @@ def write_figures(
 
 
 def _columns(table: _Table) -> list[tuple[str, bool, list[str]]]:
-    """The columns of a table: name, whether it holds numbers, and the cells as text."""
-    return [
-        (
-            escape_markup(name).replace("_", " "),
-            all(row[name] == NOT_DEFINED or _parse_number(row[name]) is not None for row in table),
-            [escape_markup(row[name]) for row in table],
-        )
-        for name in (table[0] if table else ())
-    ]
+    """Return the columns of a table: name, whether it contains numbers, and the cells as text."""
+    columns: list[tuple[str, bool, list[str]]] = []
+    for name in table[0] if table else ():
+        title = escape_markup(name).replace("_", " ")
+        cells = [row[name] for row in table]
+        is_numeric = all(cell == NOT_DEFINED or _parse_number(cell) is not None for cell in cells)
+        columns.append((title, is_numeric, list(map(escape_markup, cells))))
+    return columns
 
 
 def _learning_curves(epochs: _Table) -> Iterator[Chart]:
-    """Charts of losses and validation figures over the epochs, a line for each seed and name."""
+    """Yield charts of losses and validation figures by epoch, with a line per seed and name."""
     names = [name for name in (epochs[0] if epochs else ()) if name not in ("seed", "epoch", "lr")]
     losses = [name for name in names if "loss" in name]
     figures = [name for name in names if name not in losses]
@@ -149,7 +148,7 @@ def _learning_curves(epochs: _Table) -> Iterator[Chart]:
 def _series(
     columns: Sequence[str], epochs: _Table
 ) -> Iterator[tuple[str, list[float], list[float | None]]]:
-    """A line for each seed and column, with a gap where a figure is not finite."""
+    """Yield a line for each seed and column, with a gap where a figure is not finite."""
     seeds = list(dict.fromkeys(row["seed"] for row in epochs))[:_MOST_SEEDS]
     for seed, column in product(seeds, columns):
         rows = [row for row in epochs if row["seed"] == seed]
@@ -170,35 +169,37 @@ def _parse_number(text: str) -> float | None:
 
 
 def _group_by_kind(split: _Table) -> _Table:
-    """Numbers of groups and records by split, label and kingdom."""
-    groups, records = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    """Count groups and records by split, label and kingdom."""
+    groups: Counter[tuple[str, str, str]] = Counter()
+    records: Counter[tuple[str, str, str]] = Counter()
     for row in split:
         key = (row.get("split", ""), row.get("label", ""), row.get("kingdom", ""))
         groups[key] += 1
         records[key] += int(_parse_number(row.get("n_records", "")) or 0)
     names = ("split", "label", "kingdom", "groups", "records")
-    return [
-        dict(zip(names, (*key, str(n), str(records[key])), strict=True))
-        for key, n in sorted(groups.items())
-    ]
+    rows: _Table = []
+    for key, n_groups in sorted(groups.items()):
+        cells = (*key, str(n_groups), str(records[key]))
+        rows.append(dict(zip(names, cells, strict=True)))
+    return rows
 
 
 def _training_facts(facts: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for name, value in facts.items():
         if isinstance(value, Mapping):
-            value = ", ".join(f"{key} {one}" for key, one in value.items())
+            value = ", ".join(f"{key} {item}" for key, item in value.items())
         yield escape_markup(name), escape_markup("" if value is None else value)
 
 
 def _measure(folder: Path, facts: RunJson) -> dict[str, Any]:
-    """The progress of each seed of a training, and its best epoch."""
+    """Measure the progress of each seed of a training, and its best epoch."""
     settings = RunJson(facts.section("settings"))
-    by_seed: dict[str, list[dict[str, str]]] = {}
+    rows_by_seed: dict[str, list[dict[str, str]]] = {}
     for row in read_table(folder / EPOCHS):
-        by_seed.setdefault(row.get("seed", ""), []).append(row)
-    by_loss = settings.text("mode") == "pretrain" or settings.text("best_by") == "loss"
-    name = "validation_loss" if by_loss else settings.text("best_by") or "auroc"
-    # the results are written after the last checkpoint
+        rows_by_seed.setdefault(row.get("seed", ""), []).append(row)
+    is_loss = settings.text("mode") == "pretrain" or settings.text("best_by") == "loss"
+    name = "validation_loss" if is_loss else settings.text("best_by") or "auroc"
+    # The results are written after the last checkpoint.
     card = folder / MODEL_FOLDER / CARD_FILE
     epochs = [path.stat().st_mtime_ns for path in (folder / "checkpoints").glob("epoch_*.pt")]
     is_finished = card.is_file() and card.stat().st_mtime_ns >= max(epochs, default=0)
@@ -207,16 +208,16 @@ def _measure(folder: Path, facts: RunJson) -> dict[str, Any]:
         "mode": settings.text("mode"),
         "epochs": settings.number("epochs"),
         "is_finished": is_finished,
-        "seeds": {seed: _progress(rows, name) for seed, rows in by_seed.items()},
+        "seeds": {seed: _progress(rows, name) for seed, rows in rows_by_seed.items()},
     }
 
 
 def _progress(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, Any]:
-    """The progress of a seed, its best epoch by the figure of this name, and the last figures."""
+    """Return the progress of a seed, its best epoch by the named figure, and the last figures."""
     last = {key: _parse_number(value) for key, value in rows[-1].items() if key != "seed"}
     measured = [(_parse_number(row.get(name, "")), row) for row in rows]
     scored = [(-value if "loss" in name else value, row) for value, row in measured if value]
-    best = max(scored, key=lambda one: one[0])[1] if scored else {}
+    best = max(scored, key=lambda scored_row: scored_row[0])[1] if scored else {}
     return {
         "n_epochs": len(rows),
         "best_epoch": int(_parse_number(best.get("epoch", "")) or 0),
@@ -226,7 +227,7 @@ def _progress(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, Any]:
 
 
 def training_lines(folder: Path, *, as_json: bool) -> list[str] | None:
-    """Describe a training folder, for people or for programs; None if no training began there.
+    """Describe a training folder, for people or for programs. None: no training began there.
 
     Raises:
         ResumeError: ``training.json`` is damaged.
@@ -240,14 +241,14 @@ def training_lines(folder: Path, *, as_json: bool) -> list[str] | None:
 
 
 def _describe(folder: Path, facts: RunJson, figures: Mapping[str, Any]) -> Iterator[str]:
-    """The training and its data, its progress, and what to do next."""
+    """Describe the training and its data, its progress, and the next steps."""
     yield f"training    {figures['mode']}, {printable(facts.text('manifest'))}"
     yield f"encoder     {facts.text('encoder') or 'a new one, or none'}"
-    for seed, one in figures["seeds"].items():
-        last = ", ".join(f"{name} {value:.4g}" for name, value in one["last"].items())
+    for seed, progress in figures["seeds"].items():
+        last = ", ".join(f"{name} {value:.4g}" for name, value in progress["last"].items())
         yield (
-            f"seed {printable(seed):<6} epoch {one['n_epochs']} of {figures['epochs']}, "
-            f"best {one['best_epoch'] or 'unknown so far'}; last: {last}"
+            f"seed {printable(seed):<6} epoch {progress['n_epochs']} of {figures['epochs']}, "
+            f"best {progress['best_epoch'] or 'unknown so far'}; last: {last}"
         )
     if not figures["seeds"]:
         yield f"epochs      0 of {figures['epochs']}"
@@ -262,7 +263,7 @@ def describe_head(path: Path) -> Iterator[str]:
     """Describe a head: its purpose, how it calls, and its training data.
 
     Raises:
-        UnavailableError: it is damaged, or of an older version.
+        UnavailableError: the head is damaged, or from an older version.
     """
     head = Head.load(path)
     facts = head.facts
@@ -284,7 +285,7 @@ def describe_head(path: Path) -> Iterator[str]:
 
 
 def summary_lines(folders: Sequence[Path]) -> list[str]:
-    """Make a table: mean and standard deviation of held-out figures over trainings and seeds.
+    """Tabulate mean and standard deviation of held-out figures over trainings and seeds.
 
     Raises:
         UsageError: fewer than two trainings or seeds have figures.
@@ -335,7 +336,7 @@ def write_evaluation_page(folder: Path, figures: Mapping[str, Any]) -> None:
 
 
 def _evaluation_row(row: Mapping[str, Any]) -> dict[str, object]:
-    """A row of figures; AUROC and its interval also as positions between 0.5 and 1."""
+    """Return a row of figures, with AUROC and its interval also as positions from 0.5 to 1."""
     auroc, low, high = (row[name]["auroc"] for name in OF_ALL)
     return {
         **row,
@@ -345,24 +346,27 @@ def _evaluation_row(row: Mapping[str, Any]) -> dict[str, object]:
         "low": low,
         "high": high,
         "places": [
-            None if one is None else 200 * max(0.0, one - 0.5) for one in (low, auroc, high)
+            None if figure is None else 200 * max(0.0, figure - 0.5)
+            for figure in (low, auroc, high)
         ],
         "values": [row["no_orf_as_0"][name] for name in _MEASURES],
     }
 
 
 def _run_name(kind: Mapping[str, str]) -> str:
-    """The name of a kind of samples in a legend: records of a length, or chunks."""
+    """Name a kind of samples in a legend: records of a length, or chunks."""
     if kind["unit"] == "chunk":
         return "chunks"
     return "whole records" if kind["length"] == "whole" else f"{kind['length']} bases"
 
 
 def _evaluation_charts(figures: Mapping[str, Any]) -> Iterator[Chart]:
-    """Charts of ROC, precision over recall, and reliability by kind of samples; and of scores."""
+    """Yield charts of ROC, precision and recall, and reliability by kind, and of scores."""
     unit = (0.0, 1.0)
     overall = [row for row in figures["rows"] if row["subset"] == "all"]
-    curves = [one for one in zip(overall, figures["roc"], strict=True) if one[1]["true_positives"]]
+    curves = [
+        pair for pair in zip(overall, figures["roc"], strict=True) if pair[1]["true_positives"]
+    ]
     roc = [
         (_run_name(kind), [0.0, *kind["false_positives"]], [0.0, *kind["true_positives"]])
         for _, kind in curves
@@ -394,15 +398,16 @@ def _evaluation_charts(figures: Mapping[str, Any]) -> Iterator[Chart]:
 def _precision(
     false: Sequence[float], true: Sequence[float], n_virus: int, n: int
 ) -> tuple[list[float], list[float]]:
-    """Recall and precision at the points of a ROC curve where something is called."""
+    """Return recall and precision at the points of a ROC curve where something is called."""
     calls = [(t, t * n_virus, f * (n - n_virus)) for f, t in zip(false, true, strict=True)]
     shares = [(recall, tp / (tp + fp)) for recall, tp, fp in calls if tp + fp]
     return [recall for recall, _ in shares], [share for _, share in shares]
 
 
 def _histogram(name: str, scores: Mapping[str, Any]) -> Chart:
-    """A histogram of scores, with a line for each label and at the lowest score called virus."""
-    labels, cut = ("virus", "other"), scores["lowest_called"]
+    """Draw a histogram of scores, with a line per label and at the lowest score called virus."""
+    labels = ("virus", "other")
+    cut = scores["lowest_called"]
     edges = np.linspace(0, 1, len(scores["virus"]) + 1).repeat(2)[1:-1].tolist()
     series = [
         (f"{label} ({sum(scores[label]):,})", edges, np.repeat(scores[label], 2).tolist())
@@ -446,7 +451,7 @@ def _evaluation_facts(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def write_card(training: Path) -> None:
-    """Write the card of the model in the folder of a training.
+    """Write the model card into the folder of a training.
 
     Raises:
         InputError: a table is damaged.
@@ -458,7 +463,7 @@ def write_card(training: Path) -> None:
 
 
 def find_card(model: str) -> Path:
-    """The card of a model that ``--model`` names.
+    """Return the card of the model that ``--model`` names.
 
     Raises:
         InputMissingError: the model has no card.
@@ -474,7 +479,7 @@ def find_card(model: str) -> Path:
 
 
 def add_evaluation(card: Path, lines: Sequence[str]) -> None:
-    """Put the figures of an evaluation into a card, in place of earlier ones."""
+    """Replace the evaluation figures in a card."""
     with open_regular_file(card) as stored:
         text = stored.read().decode("utf-8", errors="replace")
     before = text.split(_EVALUATION)[0]
@@ -482,7 +487,7 @@ def add_evaluation(card: Path, lines: Sequence[str]) -> None:
 
 
 def markdown_table(table: Sequence[Mapping[str, object]]) -> Iterator[str]:
-    """A Markdown table and an empty line; nothing if there are no rows."""
+    """Yield a Markdown table and an empty line, or nothing if there are no rows."""
     if table:
         names = [name.replace("_", " ") for name in table[0]]
         header, *rows = (
@@ -493,7 +498,9 @@ def markdown_table(table: Sequence[Mapping[str, object]]) -> Iterator[str]:
 
 
 def _summary_rows(training: Path, model: Path, facts: Mapping[str, Any]) -> Iterator[str]:
-    settings, head, encoder = facts["settings"], model / HEAD_FILE, "a new one, or none"
+    settings = facts["settings"]
+    head = model / HEAD_FILE
+    encoder = "a new one, or none"
     if facts["encoder"]:
         encoder = f"{escape_markup(Path(facts['encoder']).name)}, id {facts['encoder_id']}"
     yield f"# {printable(model.name)}\n"

@@ -1,8 +1,8 @@
 """``virnucpro train``: from labelled FASTA to an encoder, a head, and their figures.
 
-One loop has three modes: a head on vectors that the engine made (``head``), encoder and head
-together (``finetune``), or an encoder alone, on masked residues (``pretrain``). ``train`` runs the
-whole training; every rank runs ``_learn``, and the first rank writes.
+One loop has three modes: a head on vectors from the engine (``head``), encoder and head together
+(``finetune``), or an encoder alone, on masked residues (``pretrain``). ``train`` runs the complete
+training. Every rank runs ``_learn``, and the first rank writes.
 
 ``train --check`` shows what a training would read and need. It reads and translates the labelled
 sequences and writes nothing. Time and memory are measured on a few batches of real frames, on the
@@ -100,22 +100,23 @@ from virnucpro.workflows.options import ExtractOptions
 if TYPE_CHECKING:
     from virnucpro.training.event_file import EventFile
 
-_MOST_FRAMES = 20_000  # that are scored after each epoch
-_SECONDS_BETWEEN_STEPS = 0.2  # in TensorBoard; a step of a head alone takes a millisecond
-_N_BATCHES = 3  # timed batches; one before them is not timed, since it also sets up the device
-_COMPOSITION_BYTES = 4 * N_FEATURES + 24  # of a frame in ``frames/``, without its letters
+_MOST_FRAMES = 20_000  # scored after each epoch
+_SECONDS_BETWEEN_STEPS = 0.2  # in TensorBoard; a step for a head alone takes a millisecond
+_N_BATCHES = 3  # timed batches; one earlier batch is not timed, since it also sets up the device
+_COMPOSITION_BYTES = 4 * N_FEATURES + 24  # per frame in ``frames/``, without its letters
 
 
 def train(
     options: TrainOptions, on_event: EventHandler, environ: Mapping[str, str] | None = None
 ) -> TrainingRun:
-    """Train as the options say, on all devices, or as one of the processes of torchrun.
+    """Train on all devices, or as one of the processes of torchrun.
 
-    ``environ``: the environment, where torchrun sets its variables.
+    Args:
+        environ: environment variables, which torchrun sets.
 
     Raises:
-        VirnucproError: see ``errors``; finished epochs are kept.
-        SystemExit: another process of torchrun failed first; with the exit code of its error.
+        VirnucproError: see ``errors``. Finished epochs are kept.
+        SystemExit: another process of torchrun failed first. The exit code is that of its error.
     """
     is_new = not options.output_dir.is_dir()
     started = started_by_torchrun(environ or {})
@@ -147,9 +148,11 @@ def _prepare_folder(
     *,
     create: bool,
 ) -> Iterator[None]:
-    """Lock the folder, and fill it with all that the processes of the training read.
+    """Lock the folder, and fill it with everything that the training processes read.
 
-    A folder that was there at the first look is not created: it may have been moved since.
+    Args:
+        create: create the folder if it is missing. False for a folder that existed at first, which
+            may have been moved since.
     """
     with open_run_dir(training.output).locked_for_run(create=create):
         open_training(training, on_event)
@@ -173,10 +176,10 @@ def _prepare_folder(
 
 @contextmanager
 def _option_source(features: Path | None) -> Iterator[None]:
-    """Turn damage of the vectors that the user named with --features into an error of the input.
+    """Report damaged --features vectors as an input error.
 
     Raises:
-        InputError: they are damaged, or of other sequences.
+        InputError: the vectors are damaged, or belong to other sequences.
     """
     try:
         yield
@@ -191,7 +194,7 @@ def _option_source(features: Path | None) -> Iterator[None]:
 
 
 def _extract(options: TrainOptions, training: TrainingRun, on_event: EventHandler) -> None:
-    """Make, or finish, the vectors that a head is trained on, as ``extract`` makes them."""
+    """Compute, or complete, the vectors that a head is trained on, as ``extract`` does."""
     assert training.encoder is not None, "vectors of an encoder"
     extraction = convert_options(
         options,
@@ -217,13 +220,15 @@ def _extract(options: TrainOptions, training: TrainingRun, on_event: EventHandle
 
 
 def _learn(training: TrainingRun, ranks: Ranks) -> None:
-    """
+    """Run the training on one rank.
+
     Raises:
-        VirnucproError: see ``errors``; finished epochs are kept.
+        VirnucproError: see ``errors``. Finished epochs are kept.
     """
     if training.has_stored_vectors:
         torch.set_num_threads(1)  # matrices are so small that threads only wait for each other
-    store, splits = FrameStore.open(training.frames), read_split(training.split)
+    store = FrameStore.open(training.frames)
+    splits = read_split(training.split)
     chunk_sizes = training.options.chunk_size
     train = store.select(splits, "train", chunk_sizes)
     held_out = store.select(splits, "validation", chunk_sizes[:1])
@@ -264,13 +269,14 @@ def _train(
     epochs: Epochs,
     n_more_epochs: int = 0,
 ) -> Trainer:
-    """Train a module; add its epochs to ``epochs``, by seed, and write them as they end.
+    """Train a module, and write its epochs as they end. They are added to ``epochs``, by seed.
 
-    ``n_more_epochs``: those of the trainings that follow, for the time left.
+    Args:
+        n_more_epochs: epochs of the trainings that follow, for the time left.
     """
     settings = training.options
     torch.manual_seed(settings.seed)
-    # of weights that are sharded, only the first rank's are used: it sends them to the others
+    # The first rank sends sharded weights to the other ranks, so only its own weights are used.
     is_empty = settings.fsdp and not ranks.is_first
     module = empty_module(training, train.dim) if is_empty else build_module(training, train)
     objective = build_objective(training, train, _sample_rows(held_out, settings.seed))
@@ -309,16 +315,18 @@ def _train(
         lines = [f"best epoch: {state.best_epoch}", *speed_lines(clocks)]
         for line in (*lines, *(profile_lines(clocks) if settings.profile else ())):
             announce(line)
-        write_epochs(training, epochs)  # ``on_epoch`` does not run if all epochs were done before
+        write_epochs(training, epochs)  # ``on_epoch`` does not run if all epochs were already done
     return trainer
 
 
 def _show_end(training: TrainingRun, trainer: Trainer, samples: Samples | None) -> None:
     """Show the end of the training in TensorBoard, if this start trained an epoch."""
-    state, options = trainer.state, training.options
+    state = trainer.state
+    options = training.options
     if state.epoch > trainer.first and state.best_epoch:
         row = state.history[state.best_epoch - 1]
-        tree, folder = SafeDir(training.output), training.checkpoint_dir / BOARD
+        tree = SafeDir(training.output)
+        folder = training.checkpoint_dir / BOARD
         _show_best(tree, folder, options.network_options | options.loop_options, row, samples)
 
 
@@ -355,7 +363,7 @@ def _show_best(
 
 @contextmanager
 def _writing_below(folder: Path) -> Iterator[None]:
-    """Turn errors from writing files below a folder into ours.
+    """Convert errors from writing files below a folder into ours.
 
     Raises:
         OutputError, StorageError: as ``files.writing``.
@@ -367,17 +375,17 @@ def _writing_below(folder: Path) -> Iterator[None]:
 
 
 def _whole_module(training: TrainingRun, trainer: Trainer, train: LabelledFrames) -> nn.Module:
-    """The trained module; if it is sharded over the ranks, a whole copy with the same weights."""
+    """Return the trained module. If it is sharded over ranks, return a complete copy."""
     if trainer.ranks.world_size == 1 or not training.options.fsdp:
         return trainer.module
-    joined = build_module(training, train)
-    trainer.checkpoints.load_best(joined)
-    return joined.eval()
+    module = build_module(training, train)
+    trainer.checkpoints.load_best(module)
+    return module.eval()
 
 
 @cache
 def _import_event_file() -> type[EventFile] | None:
-    """Import the writer of files for TensorBoard; None if TensorBoard is missing."""
+    """Import the TensorBoard file writer, or return None if TensorBoard is missing."""
     try:
         from virnucpro.training.event_file import EventFile
     except ModuleNotFoundError:
@@ -386,13 +394,14 @@ def _import_event_file() -> type[EventFile] | None:
 
 
 class _Board:
-    """The figures of a training in TensorBoard, for the first rank alone.
+    """The training figures in TensorBoard, for the first rank alone.
 
     The first epoch or step after a start replaces what an earlier start wrote from there on, so
-    that a resumed training has every point once.
+    that a
+    resumed training has every point once.
 
     Raises:
-        OutputError, StorageError: of all methods, as ``files.writing``.
+        OutputError, StorageError: from any method, as ``files.writing``.
     """
 
     def __init__(self, tree: SafeDir, folder: Path) -> None:
@@ -413,20 +422,20 @@ class _Board:
             self._told = now
             self._show("steps", step, figures)
 
-    def _show(self, part: str, place: int, figures: Mapping[str, float]) -> None:
+    def _show(self, part: str, step: int, figures: Mapping[str, float]) -> None:
         event_file = _import_event_file()
         if event_file is None:
             return
         with _writing_below(self._folder):
             if part not in self._files:
-                self._files[part] = event_file(self._tree, self._folder / part, place)
+                self._files[part] = event_file(self._tree, self._folder / part, step)
             events = self._files[part]
             for name, value in figures.items():
-                events.add_scalar(name, value, place)
+                events.add_scalar(name, value, step)
             events.flush()
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Write buffered figures, and close the files."""
         with _writing_below(self._folder):
             for events in self._files.values():
                 events.close()
@@ -439,7 +448,7 @@ def _sample_rows(frames: LabelledFrames, seed: int) -> LabelledFrames:
 
 
 def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[str]:
-    """Lines with the number and the weight of the frames of each label."""
+    """Return lines with the number and the weight of the frames of each label."""
     names = (("virus", frames.is_virus), ("other", ~frames.is_virus))
     return [
         f"{name}: {int(rows.sum()):,} frames of {len(np.unique(frames.group[rows])):,} groups, "
@@ -449,32 +458,33 @@ def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[st
 
 
 def check_training(options: TrainOptions, on_event: EventHandler) -> Iterator[str]:
-    """Yield lines about frames, groups, time, memory and disk; raise an error if data are missing.
+    """Yield lines about frames, groups, time, memory and disk.
 
-    Memory holds one record, and the proteins of the timed batches.
+    Only one record and the proteins of the timed batches are in memory at a time.
 
     Raises:
-        VirnucproError: any error that a training would raise before its first step.
+        VirnucproError: any error that a training would raise before its first step, such as missing
+            data.
     """
     training, choice = resolve_training(options, on_event)
     yield from describe_training(training, choice)
-    code, n_timed = (
-        GeneticCode.from_number(options.genetic_code),
-        options.batch_size * (_N_BATCHES + 1),
-    )
+    code = GeneticCode.from_number(options.genetic_code)
+    n_timed = options.batch_size * (_N_BATCHES + 1)
     hashes: list[str] = []
     proteins: list[str] = []
     n_frames: dict[LabelledRecord, int] = {}
-    n_bases, n_residues = 0, 0
+    n_bases = 0
+    n_residues = 0
     for labelled, record in read_records(read_data_manifest(options.data), hashes.append):
         on_event(Progress("reading the labelled sequences", n_bases, 0, "bases"))
         n_bases += len(record.sequence)
-        found = [
-            orf.protein for size in options.chunk_size for orf in truncate(record, size, code)[1]
-        ]
-        n_residues += sum(map(len, found))
-        proteins += found[: n_timed - len(proteins)]
-        n_frames[labelled] = len(found)
+        frame_proteins: list[str] = []
+        for size in options.chunk_size:
+            _, orfs = truncate(record, size, code)
+            frame_proteins += [orf.protein for orf in orfs]
+        n_residues += sum(map(len, frame_proteins))
+        proteins += frame_proteins[: n_timed - len(proteins)]
+        n_frames[labelled] = len(frame_proteins)
     if options.features:
         check_features(training, hashes)
     splits = read_splits(training, [*n_frames])
@@ -497,14 +507,15 @@ def _split_lines(
     yield f"{'split':<12}{'label':<8}{'groups':>10}{'records':>12}{'frames':>14}"
     for split, label in product(SPLITS, ("virus", "other")):
         own = [r for r in n_frames if (splits[r.group], r.label) == (split, label)]
-        n_groups, total = len({record.group for record in own}), sum(n_frames[one] for one in own)
+        n_groups = len({record.group for record in own})
+        total = sum(n_frames[record] for record in own)
         yield f"{split:<12}{label:<8}{n_groups:>10,}{len(own):>12,}{total:>14,}"
 
 
 def _warn_of_groups(
     n_frames: Mapping[LabelledRecord, int], splits: Mapping[str, Split], mode: Mode
 ) -> None:
-    """Warn of groups without a frame, and of too few to fit and measure the join."""
+    """Warn about groups without a frame, and about too few to fit and measure the ensemble."""
     with_frames = {(record.group, record.label) for record, n in n_frames.items() if n}
     if empty := sorted({record.group for record in n_frames} - {group for group, _ in with_frames}):
         LOGGER.warning(
@@ -529,17 +540,20 @@ def _cost_lines(
 ) -> Iterator[str]:
     """Yield lines about time, memory and disk.
 
-    ``counts``: frames to train on, frames of all parts, and residues of all frames.
+    Args:
+        counts: frames to train on, frames in all parts, and residues in all frames.
     """
-    options, is_stored = training.options, training.has_stored_vectors
-    (n_train, n_frames, n_residues), n_ranks = counts, training.n_ranks
+    options = training.options
+    is_stored = training.has_stored_vectors
+    n_train, n_frames, n_residues = counts
+    n_ranks = training.n_ranks
     if device.type == "cpu":  # as many threads as a process will have
         torch.set_num_threads(1 if is_stored else max(1, torch.get_num_threads() // n_ranks))
     use_device(device)
     with select_fitting(device):
         seconds, n_trained = _time_batches(training, device, proteins)
-    of_epoch = count_steps(n_train, options.effective_batch(n_ranks))
-    n_steps = options.epochs * of_epoch * options.seeds
+    steps_per_epoch = count_steps(n_train, options.effective_batch(n_ranks))
+    n_steps = options.epochs * steps_per_epoch * options.seeds
     n_bytes = n_frames * _COMPOSITION_BYTES + n_residues + 4 * n_trained
     n_bytes += (options.keep_checkpoints + 1) * 12 * n_trained * options.seeds
     if not is_stored:
@@ -553,20 +567,22 @@ def _cost_lines(
         total = _duration(seconds * -(-n_frames // options.batch_size) / n_ranks)
         yield f"time        {total} for the vectors, then minutes for the head"
     if device.type == "cuda":
-        peak, where = torch.cuda.max_memory_allocated(device), "of the GPU"
+        peak = torch.cuda.max_memory_allocated(device)
+        where = "of the GPU"
     else:
         unit = 1 if sys.platform == "darwin" else 1024
-        peak, where = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "of RAM"
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        where = "of RAM"
     batch = f"with --batch-size {options.batch_size}"
     yield f"memory      {format_bytes(peak)} {where} for each process, {batch}"
     output = training.output.absolute()
-    there = next(folder for folder in (output, *output.parents) if folder.is_dir())
-    free = format_bytes(shutil.disk_usage(there).free)
+    existing = next(folder for folder in (output, *output.parents) if folder.is_dir())
+    free = format_bytes(shutil.disk_usage(existing).free)
     yield f"disk        {format_bytes(n_bytes)} in {printable(training.output)}; {free} free"
 
 
 def _shared_memory_line(training: TrainingRun) -> str:
-    """A line on the memory of sharded weights, computed: one device might not hold them."""
+    """Return a line on the memory for sharded weights. Computed, since one device may lack it."""
     module = empty_module(training, 0)  # no stored vectors
     n_bytes = sum(
         (16 if weight.requires_grad else 4) * weight.numel() for weight in module.parameters()
@@ -586,11 +602,14 @@ def _duration(seconds: float) -> str:
 def _time_batches(
     training: TrainingRun, device: torch.device, proteins: list[str]
 ) -> tuple[float, int]:
-    """Time batches, in training or only embedded. -> seconds per batch, number of trained weights
+    """Time batches, in training or only embedded. The changed weights are discarded.
 
-    The changed weights are not kept.
+    Returns:
+        Seconds per batch, and the number of trained weights.
     """
-    options, frames, reader = training.options, _sample(proteins), None
+    options = training.options
+    frames = _sample(proteins)
+    reader = None
     if training.has_stored_vectors:  # only the encoder takes time
         reader = FrameNetwork.create("esm2", "mlp", trained_encoder(training))
     module = build_module(training, frames, reader=reader).to(device)
@@ -613,6 +632,6 @@ def _time_batches(
 
 
 def _sample(proteins: list[str]) -> LabelledFrames:
-    """Make frames with these proteins; their other features do not affect time and memory."""
+    """Make frames with these proteins. Their other features do not affect time and memory."""
     composition = frame_composition(["ACG" * 100])
     return LabelledFrames.from_store(proteins, np.repeat(composition, len(proteins), axis=0))

@@ -1,14 +1,15 @@
-"""The training loop of every mode, on one device or on many, and its checkpoints.
+"""The training loop for every mode, on one device or on many, and its checkpoints.
 
 A step takes one effective batch, which all ranks know: the rows of an epoch, in an order drawn from
-the seed, are cut into parts for each rank and each accumulated step. The loss is divided by the
-weight of the whole batch, so the gradients do not depend on how it was cut. All random numbers
-depend only on seed, epoch and rank, so an epoch can be repeated from its checkpoint.
+the seed, are divided among ranks and accumulated steps. The loss is divided by the weight of the
+complete batch, so gradients do not depend on the division. All random numbers depend only on seed,
+epoch and rank, so an epoch can be repeated from its checkpoint.
 
-The first rank writes checkpoints, and all ranks read them. They hold whole tensors, even of weights
-that are sharded over the ranks, so another number of ranks can read them. The best epoch is stored
-a second time, before its checkpoint: after a kill at any moment, the best file is at least as new
-as the last checkpoint says. Checkpoints of older epochs are deleted after the new one is written.
+The first rank writes checkpoints, and all ranks read them. They contain complete tensors, even for
+weights that are sharded over the ranks, so another number of ranks can read them. The best epoch is
+stored a second time, before its checkpoint. If killed at any moment, the best file is at least as
+new as the last checkpoint says. Checkpoints of older epochs are deleted after the new one is
+written.
 """
 
 from __future__ import annotations
@@ -45,22 +46,25 @@ from virnucpro.training.networks import Objective, make_batches
 from virnucpro.training.options import TrainOptions
 
 _OnStep = Callable[[int, dict[str, float]], None]  # number and figures of a step
-_DATA, _STEP, _OPTIMIZER = "waiting for data", "forward and backward", "optimizer"
-_VALIDATION, _CHECKPOINT = "validation", "checkpoint"
+_DATA = "waiting for data"
+_STEP = "forward and backward"
+_OPTIMIZER = "optimizer"
+_VALIDATION = "validation"
+_CHECKPOINT = "checkpoint"
 _TRAINING = (_DATA, _STEP, _OPTIMIZER)
-_ENCODER = "reader.encoder."  # the names of its weights begin with this
-_MOST_GRADIENT = 1.0  # norm; a longer gradient is clipped to it
+_ENCODER = "reader.encoder."  # prefix of the names of its weights
+_MOST_GRADIENT = 1.0  # norm to which a longer gradient is clipped
 _BEST = "best.pt"
-_MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, in the shape of their weight
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW moments, in the shape of their weight
 _EPOCH = re.compile(r"epoch_(\d{4,})\.pt")
-_WRONG = (AttributeError, LookupError, TypeError, ValueError)  # errors of content of other types
+_WRONG = (AttributeError, LookupError, TypeError, ValueError)  # errors from unexpected content
 
 
 @dataclass(slots=True)
 class _ProgressState:
     """The progress of a training."""
 
-    epoch: int = 0  # done
+    epoch: int = 0  # finished epochs
     step: int = 0
     best: float = -math.inf
     best_epoch: int = 0  # 0: no epoch was measured
@@ -71,18 +75,18 @@ class _ProgressState:
 class _Clock:
     """The seconds that one rank has spent since its start, by activity.
 
-    A GPU runs behind its host. With ``waits``, a lap first waits for the device: then the parts are
+    A GPU runs behind its host. With ``waits``, a lap first waits for the device. Then the parts are
     right, but nothing overlaps. Sums over epochs are right without it.
     """
 
     device: torch.device
     waits: bool = False
-    n_rows: int = 0  # trained with, over all epochs
+    n_rows: int = 0  # rows trained on, over all epochs
     seconds: dict[str, float] = field(default_factory=dict)
     _since: float = field(default_factory=time.perf_counter)
 
     def restart(self) -> None:
-        """Forget the time until now."""
+        """Discard the time until now."""
         self._since = time.perf_counter()
 
     def lap(self, part: str) -> None:
@@ -114,12 +118,12 @@ class Trainer:
     state: _ProgressState = field(default_factory=_ProgressState)
     clock: _Clock = field(init=False)
     scaler: torch.amp.GradScaler = field(init=False)  # scales losses in fp16, else does nothing
-    n_more_epochs: int = 0  # of the trainings with other seeds that follow
-    first: int = 0  # the epoch from which this start continues
+    n_more_epochs: int = 0  # epochs of the trainings with other seeds that follow
+    first: int = 0  # epoch from which this start continues
     _wrapped: nn.Module = field(init=False)
     _optimizer: torch.optim.Optimizer = field(init=False)
     _schedule: _Schedule = field(init=False)
-    _told: float = 0.0  # time of the last report of a step
+    _told: float = 0.0  # time of the last step report
 
     def __post_init__(self) -> None:
         device = self.ranks.device
@@ -135,12 +139,13 @@ class Trainer:
         """Train to the last epoch, or until early stopping. The best weights stay loaded.
 
         Raises:
-            UsageError: there are fewer rows than ranks and accumulated steps.
-            ResumeError: the folder holds checkpoints of another training, or a damaged one.
-            UnavailableError: a batch does not fit into the device's memory.
+            UsageError: there are fewer rows than ranks times accumulated steps.
+            ResumeError: the folder contains checkpoints of another training, or a damaged one.
+            UnavailableError: a batch does not fit into the device memory.
             VirnucproError: the loss is not finite.
         """
-        settings, ranks = self.settings, self.ranks
+        settings = self.settings
+        ranks = self.ranks
         self._schedule = _Schedule(len(self.objective.frames), settings, ranks)
         self._wrapped = ranks.wrap(self.module, is_cut=settings.fsdp)
         lr = settings.scaled_lr(ranks.world_size)
@@ -176,7 +181,8 @@ class Trainer:
                 announce(f"continuing after epoch {self.state.epoch}")
 
     def _snapshot(self) -> dict[str, object]:
-        """The content of a checkpoint, for the first rank. All ranks must call this together."""
+        """Return the content of a checkpoint, for the first rank. All ranks must call this
+        together."""
         content = {
             "module": _trained_tensors(self.module),
             "optimizer": self._optimizer.state_dict(),
@@ -185,24 +191,27 @@ class Trainer:
         if self.scaler.is_enabled():
             content["scaler"] = self.scaler.state_dict()
 
-        def joined(value: object) -> object:
-            """Join a sharded tensor, in the memory of the host; leave all else as it is."""
+        def gather(value: object) -> object:
+            """Gather a sharded tensor in host memory. Return anything else unchanged."""
             if not isinstance(value, DTensor):
                 return value
             tensor = is_complete(value)
             return tensor.cpu() if self.ranks.is_first else None
 
-        return tree_map(joined, content)  # type: ignore[no-any-return]
+        return tree_map(gather, content)  # type: ignore[no-any-return]
 
     def _epoch(self, batches: Iterator[Any]) -> None:
         """Train one epoch, validate it if it is due, and report its figures."""
-        settings, state, ranks, schedule = self.settings, self.state, self.ranks, self._schedule
+        settings = self.settings
+        state = self.state
+        ranks = self.ranks
+        schedule = self._schedule
         seeds = np.random.SeedSequence((settings.seed, state.epoch, ranks.rank))
         torch.manual_seed(int(seeds.generate_state(1)[0]))
         self._wrapped.train()
         started = self._told = time.perf_counter()
         self.clock.restart()
-        # a step is checked after the next one has begun, so that a GPU is never idle
+        # A step is checked after the next one has begun, so that a GPU is never idle.
         steps = pairwise(chain(self._steps(batches), [None]))
         losses = [self._end_step(*step) for step, _ in steps if step is not None]
         self.clock.n_rows += sum(map(len, schedule.parts(state.epoch)))
@@ -225,8 +234,9 @@ class Trainer:
             self.on_epoch(row)
 
     def _validate(self) -> dict[str, float]:
-        """The figures of the validation frames; note if the epoch is the best so far."""
-        state, device = self.state, self.ranks.device
+        """Return the figures of the validation frames, and record whether the epoch is the best."""
+        state = self.state
+        device = self.ranks.device
         self._wrapped.eval()
         with (
             torch.inference_mode(),
@@ -237,7 +247,8 @@ class Trainer:
         figure = figures[self.objective.best]
         value = -figure if "loss" in self.objective.best else figure
         if value > state.best:
-            state.best, state.best_epoch = value, state.epoch
+            state.best = value
+            state.best_epoch = state.epoch
         self.clock.lap(_VALIDATION)
         return figures
 
@@ -250,8 +261,9 @@ class Trainer:
         return seconds * (self.settings.epochs - n_epochs + self.n_more_epochs)
 
     def _steps(self, batches: Iterator[Any]) -> Iterator[tuple[int, Rows, Pending]]:
-        """Yield the steps of an epoch, each when it has begun: number, rows, and ``_step``."""
-        state, settings = self.state, self.settings
+        """Yield the started steps of an epoch: number, rows, and the result of ``_step``."""
+        state = self.state
+        settings = self.settings
         lr = settings.scaled_lr(self.ranks.world_size)
         for number, rows in enumerate(self._schedule.steps(state.epoch), 1):
             share = lr_factor(state.step, self._schedule.n_steps, settings)
@@ -262,8 +274,14 @@ class Trainer:
             yield number, rows, pending
 
     def _step(self, batches: Iterator[Any], weight: float) -> Pending:
-        """Train on one effective batch. -> this rank's part of the loss, norm of the gradient"""
-        n_parts, ranks, wrapped = self.settings.grad_accum_steps, self.ranks, self._wrapped
+        """Train on one effective batch.
+
+        Returns:
+            This rank's part of the loss, and the norm of the gradient.
+        """
+        n_parts = self.settings.grad_accum_steps
+        ranks = self.ranks
+        wrapped = self._wrapped
         loss = torch.zeros((), device=ranks.device)
         for part in range(n_parts):
             batch = next(batches)
@@ -272,7 +290,7 @@ class Trainer:
             with nullcontext() if is_last else ranks.no_sync(wrapped), select_fitting(ranks.device):
                 with training_precision(self.settings, ranks.device):
                     part_loss = wrapped(batch) / weight
-                # the ranks' gradients are averaged
+                # Gradients are averaged over ranks.
                 self.scaler.scale(part_loss * ranks.world_size).backward()
             loss += part_loss.detach()
             self.clock.lap(_STEP)
@@ -286,17 +304,18 @@ class Trainer:
         return arriving
 
     def _end_step(self, number: int, rows: Rows, pending: Pending) -> float:
-        """Check and report the figures of a step. -> this rank's part of its loss
+        """Check and report the figures of a step, and return this rank's part of its loss.
 
-        All ranks have the same norm. If the loss is finite but the norm is not, the scaler of fp16
-        has skipped the step and scales the next losses by less.
+        All ranks have the same norm. If the loss is finite but the norm is not, the fp16 scaler has
+        skipped
+        the step and scales the next losses by less.
 
         Raises:
             VirnucproError: loss or norm is not finite. No weights of this epoch have been stored.
         """
         loss, norm = pending.rows().tolist()
-        is_left_out = not math.isfinite(norm) and self.scaler.get_scale() > 1
-        if not (math.isfinite(loss) and (math.isfinite(norm) or is_left_out)):
+        is_skipped = not math.isfinite(norm) and self.scaler.get_scale() > 1
+        if not (math.isfinite(loss) and (math.isfinite(norm) or is_skipped)):
             last = f"epoch {self.state.epoch}" if self.state.epoch else "no epoch"
             raise VirnucproError(
                 f"epoch {self.state.epoch + 1}, step {number}: the loss or its gradient is "
@@ -310,11 +329,14 @@ class Trainer:
 
     def _report_progress(self, number: int, rows: Rows, loss: float, norm: float) -> None:
         """Report a step as progress, and to ``on_step``."""
-        state, settings, n_used = self.state, self.settings, self._schedule.n_used
+        state = self.state
+        settings = self.settings
+        n_used = self._schedule.n_used
         n_before = state.epoch * self._schedule.n_steps + number - 1
         share = lr_factor(n_before, self._schedule.n_steps, settings)
         lr = settings.scaled_lr(self.ranks.world_size) * share
-        done, memory = min(number * self._schedule.effective, n_used), None
+        done = min(number * self._schedule.effective, n_used)
+        memory = None
         if self.ranks.device.type == "cuda":
             memory = _peak_memory(self.ranks.device)
         best = f"best epoch {state.best_epoch}: {self.objective.best} {abs(state.best):.4g}"
@@ -329,7 +351,8 @@ class Trainer:
             Progress(name, done, n_used, "frames", memory=memory, also=also, seconds_left=left)
         )
         now = time.perf_counter()
-        seconds, self._told = now - self._told, now
+        seconds = now - self._told
+        self._told = now
         figures = {
             "loss": loss,
             "lr": lr,
@@ -352,10 +375,13 @@ class _Schedule:
     """The rows of each step of an epoch, and this rank's parts of them."""
 
     def __init__(self, n_rows: int, settings: TrainOptions, ranks: Ranks) -> None:
-        self.seed, self.rank, self.world_size = settings.seed, ranks.rank, ranks.world_size
+        self.seed = settings.seed
+        self.rank = ranks.rank
+        self.world_size = ranks.world_size
         self.effective = settings.effective_batch(ranks.world_size)
         self.n_parts = ranks.world_size * settings.grad_accum_steps
-        self.n_rows, self.n_steps = n_rows, count_steps(n_rows, self.effective)
+        self.n_rows = n_rows
+        self.n_steps = count_steps(n_rows, self.effective)
         self.n_used = min(n_rows, self.n_steps * self.effective)  # rows used in one epoch
         if n_rows < self.n_parts:
             raise UsageError(
@@ -364,9 +390,9 @@ class _Schedule:
             )
 
     def steps(self, epoch: int) -> Iterator[Rows]:
-        """Yield the rows of each effective batch; a last one that is not full is left out.
+        """Yield the rows of each effective batch, without an incomplete last one.
 
-        With fewer rows than a batch needs, there is one batch of all rows.
+        With fewer rows than a batch needs, there is one batch with all rows.
         """
         order = np.random.default_rng([self.seed, epoch]).permutation(self.n_rows)
         for step in range(self.n_steps):
@@ -378,7 +404,7 @@ class _Schedule:
 
 
 def count_steps(n_rows: int, effective: int) -> int:
-    """The steps of an epoch, each with an effective batch."""
+    """Return the number of steps per epoch, each with an effective batch."""
     return max(1, n_rows // effective)
 
 
@@ -392,40 +418,43 @@ def make_optimizer(module: nn.Module, lr: float, settings: TrainOptions) -> torc
     if settings.encoder_lr is not None:
         rates[True] = settings.encoder_lr / settings.lr
     groups = []
-    for is_encoder, of_lr in rates.items():
+    for is_encoder, rate in rates.items():
         own = [p for n, p in learned if (len(rates) > 1 and _ENCODER in n) == is_encoder]
         for is_matrix, decay in ((True, settings.weight_decay), (False, 0.0)):
             params = [p for p in own if (p.ndim > 1) == is_matrix]
-            groups.append({"params": params, "weight_decay": decay, "of_lr": of_lr})
+            groups.append({"params": params, "weight_decay": decay, "of_lr": rate})
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
 
 
 def lr_factor(step: int, steps_per_epoch: int, settings: TrainOptions) -> float:
-    """The factor of the learning rate: linear warm-up, then half a cosine down to 0.
+    """Return the factor of the learning rate: linear warm-up, then half a cosine down to 0.
 
-    Loshchilov and Hutter 2017.
+    Source: Loshchilov and Hutter 2017.
     """
-    warmup, total = settings.warmup_epochs * steps_per_epoch, settings.epochs * steps_per_epoch
+    warmup = settings.warmup_epochs * steps_per_epoch
+    total = settings.epochs * steps_per_epoch
     if step < warmup:
         return (step + 1) / (warmup + 1)
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, total - warmup)))
 
 
 def training_precision(settings: TrainOptions, device: torch.device) -> torch.autocast:
-    """The autocast context of forward passes. It keeps no 16-bit copies of sharded weights."""
+    """Return the autocast context for forward passes. It keeps no 16-bit copies of sharded
+    weights."""
     is_coarse = settings.precision != "fp32"
     dtype = torch.float16 if settings.precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype, is_coarse, cache_enabled=not settings.fsdp)
 
 
 def _peak_memory(device: torch.device) -> Memory:
-    """The most memory of a GPU that torch has allocated."""
+    """Return the peak GPU memory that torch has allocated."""
     return Memory(torch.cuda.max_memory_allocated(device), torch.cuda.mem_get_info(device)[1])
 
 
 @contextmanager
 def select_fitting(device: torch.device) -> Iterator[None]:
-    """
+    """Convert an out-of-memory error in the block.
+
     Raises:
         UnavailableError: the block needs more memory than the device has.
     """
@@ -439,14 +468,14 @@ def select_fitting(device: torch.device) -> Iterator[None]:
 
 
 def _describe_epoch(row: dict[str, float]) -> str:
-    """A line with the figures of an epoch."""
+    """Format the figures of an epoch on one line."""
     figures = {name: value for name, value in row.items() if name != "epoch"}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
     return f"epoch {row['epoch']:.0f}: {shown}"
 
 
 def speed_lines(clocks: Sequence[_Clock]) -> list[str]:
-    """A table of the frames per second of each rank, and of all.
+    """Return a table of frames per second, per rank and in total.
 
     All ranks take their steps together, so their rates add up.
     """
@@ -468,7 +497,7 @@ def speed_lines(clocks: Sequence[_Clock]) -> list[str]:
 
 
 def profile_lines(clocks: Sequence[_Clock]) -> list[str]:
-    """A table of the seconds of each rank by activity, with their shares."""
+    """Return a table of seconds and their shares, by activity and rank."""
     parts = dict.fromkeys(part for clock in clocks for part in clock.seconds)
     lines = [f"{'seconds':<22}" + "".join(f"{name:>18}" for name in _tensor_names(clocks))]
     for part in parts:
@@ -484,10 +513,10 @@ def _tensor_names(clocks: Sequence[_Clock]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoints:
-    """The checkpoints of one training, in a folder of their own."""
+    """The checkpoints of one training, in their own folder."""
 
     folder: Path
-    n_kept: int  # checkpoints kept of the last epochs, besides the best
+    n_kept: int  # checkpoints kept for the last epochs, in addition to the best
 
     def save(self, content: Mapping[str, object], state: _ProgressState) -> None:
         """Write a ``_snapshot`` atomically, and once more if this epoch is the best.
@@ -510,7 +539,7 @@ class _Checkpoints:
         """Load the last checkpoint, if any, and return its state.
 
         Raises:
-            ResumeError: the last checkpoint is damaged, or of another training.
+            ResumeError: the last checkpoint is damaged, or belongs to another training.
         """
         last = next(reversed(self._epochs()), self.folder / _BEST)
         if not last.exists():
@@ -522,7 +551,7 @@ class _Checkpoints:
             for number, moments in content["optimizer"]["state"].items():
                 for name, value in moments.items():
                     cut = _truncate_like(weights[number], value) if name in _MOMENTS else value
-                    moments[name] = cut.clone()  # a copy: the mapped file is deleted later
+                    moments[name] = cut.clone()  # a copy, because the mapped file is deleted later
             optimizer.load_state_dict(content["optimizer"])
             if "scaler" in content:
                 scaler.load_state_dict(content["scaler"])
@@ -532,7 +561,8 @@ class _Checkpoints:
         return state
 
     def load_best(self, module: nn.Module) -> None:
-        """
+        """Load the weights of the best epoch.
+
         Raises:
             ResumeError: the file is missing or damaged.
         """
@@ -540,7 +570,7 @@ class _Checkpoints:
             _load_weights(module, content["module"])
 
     def _epochs(self) -> dict[Path, int]:
-        """The checkpoints of epochs, in order, and their numbers; other names are ignored."""
+        """Return epoch checkpoints in order, and their numbers. Other names are ignored."""
         names = {path: _EPOCH.fullmatch(path.name) for path in self.folder.glob("epoch_*.pt")}
         numbers = [(int(match[1]), path) for path, match in names.items() if match]
         return {path: number for number, path in sorted(numbers)}
@@ -551,29 +581,29 @@ class _Checkpoints:
 
 
 def is_complete(tensor: Tensor) -> Tensor:
-    """Join a tensor if it is sharded over the ranks; all ranks must call this."""
+    """Gather a tensor if it is sharded over the ranks. All ranks must call this."""
     if not isinstance(tensor, DTensor):
         return tensor
-    joined: Tensor = tensor.full_tensor()
-    return joined
+    gathered: Tensor = tensor.full_tensor()
+    return gathered
 
 
 def _truncate_like(like: Tensor, tensor: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, if ``like`` is sharded; else the tensor."""
+    """Return this rank's part of a complete tensor if ``like`` is sharded, else the tensor."""
     if not isinstance(like, DTensor):
         return tensor
-    there = tensor.to(like.device)
-    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
+    moved = tensor.to(like.device)
+    return distribute_tensor(moved, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _trained_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The state of a module without frozen weights, which come from ``--model``."""
+    """Return the state of a module without frozen weights, which come from ``--model``."""
     frozen = {name for name, weight in module.named_parameters() if not weight.requires_grad}
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
 
 
 def _write(content: Mapping[str, object], out: BinaryIO) -> None:
-    """Save into an open Python file, and raise the error of the disk if there is one.
+    """Save into an open Python file, and raise the disk error if there is one.
 
     Files that torch opens itself hide such errors, and so does torch's own error afterwards.
     """
@@ -590,14 +620,14 @@ def _open_checkpoint(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the content of a checkpoint. Its tensors are mapped, so that ranks share one copy.
 
     Raises:
-        ResumeError: the file is missing or damaged, or has not what the block reads.
+        ResumeError: the file is missing or damaged, or lacks what the block reads.
     """
     hint = "delete it: training continues from the previous checkpoint, or else from the best"
     if path.name == _BEST:
         hint = "nothing else holds these weights: train again, in another --output-dir"
     try:
         open_regular_file(path).close()
-        with ZipFile(path) as archive:  # its sums, which torch does not check
+        with ZipFile(path) as archive:  # check its CRCs, which torch does not
             if name := archive.testzip():
                 raise ValueError(f"{name} has another CRC")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -616,12 +646,14 @@ def _open_checkpoint(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """
+    """Load weights into a module with the same network.
+
     Raises:
-        ValueError: they are of another network.
+        ValueError: the weights belong to another network.
     """
     own = _trained_tensors(module)
-    theirs, ours = ({name: one.shape for name, one in some.items()} for some in (weights, own))
+    theirs = {name: tensor.shape for name, tensor in weights.items()}
+    ours = {name: tensor.shape for name, tensor in own.items()}
     if differ := sorted(name for name, _ in theirs.items() ^ ours.items()):
         raise ValueError(f"it holds another network: {differ[0]} differs")
     loaded = {name: _truncate_like(own[name], tensor) for name, tensor in weights.items()}

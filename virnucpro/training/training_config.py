@@ -1,4 +1,4 @@
-"""Resolve the options of ``virnucpro train`` into a training that can begin, and its devices."""
+"""Resolve the options of ``virnucpro train`` into a training that can start, and its devices."""
 
 from __future__ import annotations
 
@@ -49,41 +49,56 @@ from virnucpro.training.options import LOOP_MAY_DIFFER, SHAPE, Mode, TrainOption
 from virnucpro.viral.head import Head
 
 FACTS = "training.json"
-CARD_FILE = "README.md"  # beside the head
+CARD_FILE = "README.md"  # next to the head
 MODEL_FOLDER = "model"
-SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
-GAIN, EPOCHS = "gain.tsv", "epochs.tsv"
+SPLIT = "split.tsv"
+HELD_OUT = "held_out.tsv"
+BOARD = "tensorboard"
+GAIN = "gain.tsv"
+EPOCHS = "epochs.tsv"
 _SEEDS = "seeds"
-_FRAMES, _FASTA = "frames", "records.fa"
+_FRAMES = "frames"
+_FASTA = "records.fa"
 _FEATURES = "features"
-# in the folder of a training
+# Files and folders in the folder of a training.
 _OURS = (
-    *(FACTS, RunDir.page, "checkpoints", SPLIT, HELD_OUT, BOARD, GAIN, EPOCHS),
-    *(_SEEDS, _FRAMES, _FASTA, _FEATURES, MODEL_FOLDER),
+    FACTS,
+    RunDir.page,
+    "checkpoints",
+    SPLIT,
+    HELD_OUT,
+    BOARD,
+    GAIN,
+    EPOCHS,
+    _SEEDS,
+    _FRAMES,
+    _FASTA,
+    _FEATURES,
+    MODEL_FOLDER,
 )
-# compared by content: data_sha256, encoder_id, features_fingerprint
+# Compared by content: data_sha256, encoder_id, features_fingerprint.
 _PLACES = {"manifest", "encoder", "vectors"}
 _MORE_GROUPS = "label more groups, or move some in a table of the split and give it with --split"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """A request for a training. All of it is checked except the data."""
+    """A requested training. Everything is checked except the data."""
 
     options: TrainOptions  # with the chosen precision
-    encoder: Model | None  # an ESM-2 to start from; None: a new one of ``shape``
+    encoder: Model | None  # an ESM-2 to start from; None: a new one with ``shape``
     shape: ESM2Shape | None  # None: no ESM-2 is used
     n_ranks: int  # processes, one per device
-    is_repeat: bool = False  # with another seed, and only measured
+    is_repeat: bool = False  # repeated with another seed, and only measured
 
     def repeat(self, number: int) -> TrainingRun:
-        """The same training with a later seed; number 0 is this training."""
+        """Return the same training with a later seed. Number 0 is this training."""
         options = replace(self.options, seed=self.options.seed + number)
         return replace(self, options=options, is_repeat=number > 0)
 
     @property
     def checkpoint_dir(self) -> Path:
-        """The folder of checkpoints and of TensorBoard's files."""
+        """The folder for checkpoints and TensorBoard files."""
         return self.output / _SEEDS / str(self.options.seed) if self.is_repeat else self.output
 
     @property
@@ -110,7 +125,7 @@ class TrainingRun:
 
     @property
     def features(self) -> Path:
-        """The run folder of the vectors that a head is trained on: ``--features``, or our own."""
+        """The run folder with the vectors that a head is trained on: ``--features``, or our own."""
         return self.options.features or self.output / _FEATURES
 
     @property
@@ -120,12 +135,12 @@ class TrainingRun:
 
     @property
     def is_plain(self) -> bool:
-        """True if the vector of a frame is a mean of an ESM-2, which needs no file of ours."""
+        """True if a frame vector is a mean over ESM-2 vectors, which needs no file of ours."""
         return (self.options.encoding, self.options.architecture) == ("esm2", "mlp")
 
     @property
     def has_stored_vectors(self) -> bool:
-        """True if the engine makes the vectors once, before the training."""
+        """True if the engine computes the vectors once, before the training."""
         return self.options.mode == "head" and self.is_plain
 
 
@@ -134,7 +149,8 @@ def resolve_training(
 ) -> tuple[TrainingRun, DeviceChoice]:
     """Resolve a training and its devices, and check them before any work.
 
-    ``n_ranks`` is the number of processes that torchrun started; None: one for each device.
+    Args:
+        n_ranks: number of processes that torchrun started. None: one per device.
 
     Raises:
         VirnucproError: see ``errors``.
@@ -149,7 +165,7 @@ def resolve_training(
         )
     if options.mode != "pretrain":
         load_known_groups(encoder)  # read again at the end, when damage would be found too late
-    # weights, gradients, two moments
+    # Weights, gradients, two moments.
     model_bytes = 16 * shape.n_parameters if shape else 0
     check_connector(options.hdf5_vol_connector)
     choice = choose_devices(options, options.workers, model_bytes)
@@ -175,10 +191,10 @@ def resolve_training(
 
 
 def load_known_groups(encoder: Model | None) -> Head | None:
-    """Load the head that comes with an encoder; it records what both were trained on.
+    """Load the head that comes with an encoder. It records the training data of both.
 
     Raises:
-        UnavailableError: it is damaged.
+        UnavailableError: the head is damaged.
     """
     return Head.load(encoder.head) if encoder and encoder.head else None
 
@@ -191,14 +207,14 @@ def _use_recorded_model(options: TrainOptions) -> TrainOptions:
     try:
         encoder = read_json(options.output_dir / FACTS)["encoder"]
     except (OSError, ValueError, LookupError, TypeError):
-        return options  # nothing was begun; or the file is damaged, which is reported later
+        return options  # nothing was begun, or the file is damaged, which is reported later
     if not isinstance(encoder, str):
         return options
     return replace(options, model=_model_name(Path(encoder)))
 
 
 def _model_name(path: Path) -> str:
-    """The name of a model at this path if it has one, else the path."""
+    """Return the name of a model at this path if it has one, else the path."""
     name = current_name(path.name.removesuffix(".pt"))
     is_built_in = name in BUILT_IN and path.parent.name == EMBEDDED_FOLDER.name
     is_published = find_published(name) is not None and find_model(name) == path
@@ -208,17 +224,20 @@ def _model_name(path: Path) -> str:
 def _encoder(
     options: TrainOptions, on_event: EventHandler
 ) -> tuple[Model | None, ESM2Shape | None]:
-    """The encoder to start from and its shape; only a shape: a new encoder; neither: no ESM-2."""
+    """Return the encoder to start from and its shape.
+
+    Only a shape: a new encoder. Neither: no ESM-2.
+    """
     if options.encoding != "esm2":
         return None, None
     if not options.has_shape and (options.mode != "pretrain" or options.model is not None):
         if options.model is None:
-            found = open_default(on_event, options.hugging_face)
+            opened = open_default(on_event, options.hugging_face)
         else:
-            found = open_model(options.model, on_event, options.hugging_face)
-        encoder = require_esm2(found)
+            opened = open_model(options.model, on_event, options.hugging_face)
+        encoder = require_esm2(opened)
         encoder.check(encoder.sha256())
-        if not encoder.accepted:  # else its hash says that they are those of the published model
+        if not encoder.accepted:  # else its hash shows that they are those of the published model
             encoder.check_numbers("fp32")
         return encoder, encoder.shape
     asked = {name: getattr(options, name) for name in SHAPE}
@@ -233,16 +252,17 @@ def _encoder(
 
 
 def open_training(training: TrainingRun, on_event: EventHandler) -> None:
-    """Read and split the labelled records, and store the request; on resume, check that it agrees.
+    """Read and split the labelled records, and store the request. On resume, check that it agrees.
 
-    The folder must exist and be locked. Afterwards it holds all that the processes read.
+    The folder must exist and be locked. Afterwards it contains everything that the processes read.
 
     Raises:
         OutputError: the folder is not empty, and this is not a resume.
-        ResumeError: it holds another training.
-        InputError: manifest or split are wrong.
+        ResumeError: the folder contains another training.
+        InputError: the manifest or the split is wrong.
     """
-    output, options = training.output, training.options
+    output = training.output
+    options = training.options
     checkpoints = chain(output.glob("checkpoints/*"), output.glob(f"{_SEEDS}/*/checkpoints/*"))
     stored = (str(path.relative_to(output)) for path in checkpoints)
     SafeDir(output).refuse_links((*_OURS, *stored))
@@ -272,9 +292,11 @@ def open_training(training: TrainingRun, on_event: EventHandler) -> None:
 def _prepare_frames(
     training: TrainingRun, manifest: DataManifest, on_event: EventHandler
 ) -> list[str]:
-    """Read the labelled FASTA once and write its frames. -> the hashes of the FASTA files"""
-    options, hashes = training.options, list[str]()
-    n_bytes, n_read = sum(path.stat().st_size for path in manifest.files), 0
+    """Read the labelled FASTA once and write its frames. Return the hashes of the FASTA files."""
+    options = training.options
+    hashes: list[str] = []
+    n_bytes = sum(path.stat().st_size for path in manifest.files)
+    n_read = 0
 
     def hear(block: bytes | memoryview) -> None:
         nonlocal n_read
@@ -289,8 +311,9 @@ def _prepare_frames(
 
 
 def describe_training(training: TrainingRun, choice: DeviceChoice) -> list[str]:
-    """Lines on mode, model, precision and devices."""
-    shape, options = training.shape, training.options
+    """Return lines on mode, model, precision and devices."""
+    shape = training.shape
+    options = training.options
     encoder = f"no ESM-2, {options.encoding}"
     if shape is not None:
         size = f"{shape.n_parameters / 1e6:.1f} M parameters"
@@ -304,27 +327,28 @@ def describe_training(training: TrainingRun, choice: DeviceChoice) -> list[str]:
 
 
 def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
-    """
+    """Check that a training may use the folder.
+
     Raises:
-        OutputError: the folder holds a training, and this is no resume; or it holds something else.
+        OutputError: the folder contains a training and this is no resume, or something else.
     """
-    found = {entry.name for entry in folder.iterdir()} - RunDir.of_any_command
+    entries = {entry.name for entry in folder.iterdir()} - RunDir.of_any_command
     if is_begun and not resume:
         raise OutputError(
             f"{printable(folder)} holds a training already",
             hint="continue it with --resume, or give another --output-dir",
         )
     if resume:
-        found -= {SPLIT, _FRAMES, _FASTA}  # of a start that was killed before it claimed the folder
-    if found and not is_begun:
+        entries -= {SPLIT, _FRAMES, _FASTA}  # from a start killed before it claimed the folder
+    if entries and not is_begun:
         raise OutputError(
-            f"{printable(folder)} is not empty, and holds no training: {printable(min(found))}",
+            f"{printable(folder)} is not empty, and holds no training: {printable(min(entries))}",
             hint="give another --output-dir",
         )
 
 
 def read_splits(training: TrainingRun, records: Sequence[LabelledRecord]) -> dict[str, Split]:
-    """The split of an earlier start, of ``--split``, or a new one.
+    """Return the split of an earlier start, or that of ``--split``, or a new one.
 
     Raises:
         ResumeError: ``--split`` differs from the split of the earlier start.
@@ -332,14 +356,14 @@ def read_splits(training: TrainingRun, records: Sequence[LabelledRecord]) -> dic
     """
     warn_of_mixed_groups(records)
     options = training.options
-    given = read_split(options.split) if options.split else None
+    given_split = read_split(options.split) if options.split else None
     if training.split.exists():
         splits = read_split(training.split)
     else:
-        splits = split_groups(records, options.seed) if given is None else given
+        splits = split_groups(records, options.seed) if given_split is None else given_split
     check_groups({record.group for record in records}, splits)
-    if given is not None and (
-        moved := [group for group in splits if given.get(group) != splits[group]]
+    if given_split is not None and (
+        moved := [group for group in splits if given_split.get(group) != splits[group]]
     ):
         raise ResumeError(
             f"{printable(options.split)} is not the split of this training: "
@@ -352,9 +376,10 @@ def read_splits(training: TrainingRun, records: Sequence[LabelledRecord]) -> dic
 def check_parts(
     n_frames: Mapping[LabelledRecord, int], splits: Mapping[str, Split], mode: Mode
 ) -> None:
-    """
+    """Check that every part of the split has the groups and frames that the mode needs.
+
     Raises:
-        InputError: a part of the split has no group, or no frame, that the mode needs.
+        InputError: a part has no such group or frame.
     """
     for split in SPLITS:
         own = {record: n for record, n in n_frames.items() if splits[record.group] == split}
@@ -368,20 +393,22 @@ def check_parts(
 
 
 def _check_labels(split: Split, n_frames: Mapping[LabelledRecord, int]) -> None:
-    """
+    """Check that a part has both labels.
+
     Raises:
         InputError: a label is missing among the groups of a part, or among the frames to learn.
     """
-    n_of = Counter({True: 0, False: 0})
+    n_by_label = Counter({True: 0, False: 0})
     for record, n in n_frames.items():
-        n_of[record.is_virus] += n
+        n_by_label[record.is_virus] += n
     if missing := {"virus", "other"} - {record.label for record in n_frames}:
         raise InputError(
             f"no group with the label {min(missing)} is in the part {split}", hint=_MORE_GROUPS
         )
-    if split != "test" and not all(n_of.values()):
+    if split != "test" and not all(n_by_label.values()):
         raise InputError(
-            f"the {split} groups have {n_of[True]:,} viral frames, {n_of[False]:,} others",
+            f"the {split} groups have {n_by_label[True]:,} viral frames, "
+            f"{n_by_label[False]:,} others",
             hint=f"both are needed: {_MORE_GROUPS}",
         )
 
@@ -389,8 +416,9 @@ def _check_labels(split: Split, n_frames: Mapping[LabelledRecord, int]) -> None:
 def _facts(
     training: TrainingRun, data_sha256: str, fasta_sha256: list[str], fingerprint: str
 ) -> dict[str, Any]:
-    """The facts that determine the weights; files are identified by their content."""
-    options, encoder = training.options, training.encoder
+    """Return the facts that determine the weights. Files are identified by their content."""
+    options = training.options
+    encoder = training.encoder
     facts: dict[str, Any] = {
         "manifest": options.data,
         "settings": options.loop_options,
@@ -411,25 +439,30 @@ def _facts(
 
 
 def check_features(training: TrainingRun, fasta_sha256: Iterable[str]) -> str:
-    """Check that the vectors of ``--features`` are the same as would be made here. -> fingerprint
+    """Check that the ``--features`` vectors equal those that would be computed here.
+
+    Returns:
+        The fingerprint of their recipe.
 
     Raises:
         InputMissingError: there is no run in the folder.
-        InputError: they are of other sequences, or of another recipe.
+        InputError: the vectors belong to other sequences, or to another recipe.
     """
-    folder, options = training.features, training.options
+    folder = training.features
+    options = training.options
     run = open_run_dir(folder).read_run("give the --output-dir of virnucpro extract")
     recipe = run.recipe
     assert training.encoder is not None, "a head on an encoder"
-    digest, n_layers = require_esm2(training.encoder).sha256(), training.encoder.n_layers
+    digest = require_esm2(training.encoder).sha256()
+    n_layers = training.encoder.n_layers
     expected = replace(
         recipe,
         chunk_size=options.chunk_size[0],
         genetic_code=options.genetic_code,
         min_length=0,
         encoders=tuple(
-            replace(one, sha256=digest, layer=n_layers, pooling="mean")
-            for one in recipe.encoders[:1]
+            replace(encoder, sha256=digest, layer=n_layers, pooling="mean")
+            for encoder in recipe.encoders[:1]
         ),
     )
     if not recipe.encoders:
@@ -452,9 +485,10 @@ def check_features(training: TrainingRun, fasta_sha256: Iterable[str]) -> str:
 
 
 def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
-    """
+    """Check that the stored training is this one.
+
     Raises:
-        ResumeError: the folder holds another training; the message names what differs.
+        ResumeError: the folder contains another training. The message names what differs.
     """
     try:
         stored = _flatten(read_json(path))

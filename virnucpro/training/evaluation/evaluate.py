@@ -1,14 +1,14 @@
 """``virnucpro evaluate``: call labelled records as ``predict`` would, and measure the calls.
 
-Records that were not trained on are cut into fragments of the lengths that users have. These go
-through the same steps as any input of ``predict``. Calls are read from its tables and joined with
-the labels by id. The figures go into ``evaluation.json``, a table, a page, a few lines and, on
-request, the card of a model.
+Records that were not trained on are cut into fragments of typical lengths. These go through the
+same steps as any input to ``predict``. Calls are read from its tables and matched with the labels
+by id. Results are ``evaluation.json``, a table, a page, a few lines and, on request, a section in
+a model card.
 
-A record gives as many fragments of a length as fit end to end, at most ``per_record``: it is
-divided into so many equal parts, and each has a fragment at a random place, on a random strand. The
-whole record is a sample too; if it is longer than ``per_record`` times the longest length, a random
-window of that size. Where a record is cut depends only on its id and the seed.
+For each length, a record gives as many fragments as fit end to end, at most ``per_record``. The
+record is divided into as many equal parts, and each part has a fragment at a random position, on a
+random strand. The complete record is a sample too, or a random window if it is longer than
+``per_record`` times the longest length. Where a record is cut depends only on its id and the seed.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ from virnucpro.workflows.predict_config import PredictConfig, resolve_predict
 from virnucpro.workflows.predict_options import PredictOptions
 
 Figures = dict[str, Any]  # for JSON: rounded; None: not defined
-_RUN = "run"  # the run folder of the fragments
-_WHOLE = "whole"  # as a length
+_RUN = "run"  # run folder for the fragments
+_WHOLE = "whole"  # length of a complete record
 _COMPLEMENT = str.maketrans("ACGTURYKMBDHVacgturykmbdhv", "TGCAAYRMKVHDBtgcaayrmkvhdb")  # IUPAC
 _COLUMNS = ("fragment", "record", "length", "start", "end", "strand", "label", "group", "kingdom")
 _SHARE_OF_THE_SAME = 0.5  # of 31-mers
-# for each model, the digests of records and of groups, and sampled k-mers, that it was trained on
+# Model -> digests of training records, digests of training groups, and sampled training k-mers.
 Memories = Mapping[str, tuple[NDArray[np.uint64], NDArray[np.uint64], Sketch]]
 _ROC_POINTS = 200
 _AGAIN = "the run folder was changed by another program: start again with --force"
@@ -91,7 +91,7 @@ _CARD_TABLES = (
     ("Samples with a score", "scored"),
     ("Samples with a score; each group counts the same", "equal_groups"),
 )
-_N_BARS = 40  # of the scores from 0 to 1
+_N_BARS = 40  # in a histogram of scores from 0 to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +104,10 @@ class EvaluationSpec:
 
     @classmethod
     def from_options(cls, options: EvaluateOptions) -> EvaluationSpec:
-        """Read manifest and split, and refuse links in the folder.
+        """Read manifest and split, and reject links in the folder.
 
         Raises:
-            InputError, InputMissingError: manifest or split are wrong.
+            InputError, InputMissingError: the manifest or the split is wrong.
             OutputError: a part of the folder is a link.
         """
         SafeDir(options.output_dir).refuse_links([_RUN])
@@ -118,8 +118,9 @@ class EvaluationSpec:
         return cls(options=options, manifest=manifest, splits=splits)
 
     def facts(self, caller: RecordClassifier) -> Figures:
-        """What is measured, on which data and how they are cut, for ``evaluation.json``."""
-        options, path = self.options, self.options.split
+        """Describe what is measured, the data and how they are cut, for ``evaluation.json``."""
+        options = self.options
+        path = options.split
         return {
             "virnucpro_version": __version__,
             "data": {"path": str(options.data), "sha256": self.manifest.sha256},
@@ -144,10 +145,10 @@ class EvaluationSpec:
         return self.options.output_dir / "fragments.fa"
 
     def read_records(self) -> Iterator[Labelled]:
-        """Yield the records to evaluate, one by one; warn of mixed groups at the end.
+        """Yield the records to evaluate one by one, and warn about mixed groups at the end.
 
         Raises:
-            InputError: a FASTA file contradicts the manifest, or is not of nucleotides.
+            InputError: a FASTA file contradicts the manifest, or does not contain nucleotides.
         """
         records = []
         for labelled, record in read_records(self.manifest):
@@ -159,16 +160,18 @@ class EvaluationSpec:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _SamplesOfKind(Samples):
-    """All samples of one kind: records of one length, or chunks. A score is NaN without a frame.
+    """All samples of one kind: records of one length, or chunks.
 
-    Groups are numbered in the order of their first samples, and each sample weighs 1.
+    A sample without frames has the score NaN. Groups are numbered in the order of their first
+    samples.
+    Each sample weighs 1.
     """
 
     unit: Literal["record", "chunk"]
     length: str
     is_called: BoolArray  # (n,)
     kingdoms: NDArray[np.str_]  # (n,)
-    is_trained: BoolArray  # (n,), True if head, encoder or scorer was trained on it
+    is_trained: BoolArray  # (n,), True if head, encoder or scorer was trained on the record
 
     @classmethod
     def of(
@@ -180,7 +183,12 @@ class _SamplesOfKind(Samples):
         records: Sequence[LabelledRecord],
         trained: Set[str],
     ) -> _SamplesOfKind:
-        """Make samples. ``records``: the record of each; ``trained``: ids of training records."""
+        """Make samples.
+
+        Args:
+            records: the record of each sample.
+            trained: ids of training records.
+        """
         return cls(
             scores=scores,
             is_virus=np.array([record.is_virus for record in records], dtype=np.bool_),
@@ -194,12 +202,12 @@ class _SamplesOfKind(Samples):
         )
 
     def as_json(self, figures: Figures) -> Figures:
-        """The figures of these samples, with the name of their kind."""
+        """Return figures of these samples, labelled with their kind."""
         return {"unit": self.unit, "length": self.length, **figures}
 
 
 def _number_fragments(groups: Iterable[object]) -> NDArray[np.int64]:
-    """Numbers of groups, in the order of their first samples. (n,)"""
+    """Number groups (n,) in the order of their first samples."""
     numbers: dict[object, int] = {}
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
 
@@ -213,7 +221,8 @@ def report_evaluation(options: EvaluateOptions, on_event: EventHandler) -> list[
     if options.regions is not None:
         return evaluate_regions(options, options.regions, on_event)
     card = find_card(options.model) if options.card and options.model else None
-    folder, figures = options.output_dir, evaluate(options, on_event)
+    folder = options.output_dir
+    figures = evaluate(options, on_event)
     with _models_in_use(folder, create=False):
         write_report(folder, figures)
         write_evaluation_page(folder, figures)
@@ -223,16 +232,17 @@ def report_evaluation(options: EvaluateOptions, on_event: EventHandler) -> list[
 
 
 def evaluate(options: EvaluateOptions, on_event: EventHandler) -> Figures:
-    """Measure a head, or the scorer, on labelled sequences, as the options say.
+    """Measure a head, or the scorer, on labelled sequences.
 
     Raises:
-        VirnucproError: see ``errors``; or something could not be scored.
+        VirnucproError: see ``errors``. Also raised if something could not be scored.
     """
-    question, is_new = EvaluationSpec.from_options(options), not options.output_dir.exists()
+    question = EvaluationSpec.from_options(options)
+    is_new = not options.output_dir.exists()
     prediction = convert_options(
         options,
         PredictOptions,
-        input=(),  # the fragments, when they are cut
+        input=(),  # set once the fragments are cut
         input_type="nucleotide",
         output_dir=question.run_folder,
         embed=None if options.model is None else "all",
@@ -252,14 +262,18 @@ def evaluate_spec(
     *,
     create: bool = True,
 ) -> Figures:
-    """Cut, score and measure; ``config`` describes a run in ``run_folder``, still without inputs.
+    """Cut, score and measure.
 
-    A folder that was there at the first look is not created: it may have been moved since.
+    Args:
+        config: a run in ``run_folder``, still without inputs.
+        create: create the folder if it is missing. False for a folder that existed at first, which
+            may have been moved since.
 
-    -> the content of ``evaluation.json``
+    Returns:
+        The content of ``evaluation.json``.
 
     Raises:
-        VirnucproError: see ``errors``; or something could not be scored.
+        VirnucproError: see ``errors``. Also raised if something could not be scored.
     """
     caller = config.classifier.for_input_type("nucleotide")
     if question.options.model and "head" not in caller.to_dict:
@@ -283,7 +297,7 @@ def evaluate_spec(
             hint="figures of a part would mislead: run the same command with --resume",
         )
     kinds = list(_read_fragments(question, fragments, trained))
-    if head := caller.frame_head:  # the scorer's pieces are as good as fragments of that length
+    if head := caller.frame_head:  # the scorer's pieces are equivalent to fragments of that length
         kinds.append(read_chunks(question, fragments, trained, config.recipe, head.facts))
     records = [fragment.record for fragment in fragments if fragment.length == _WHOLE]
     kinds = [kind for kind in kinds if len(kind)]
@@ -309,7 +323,8 @@ def _models_in_use(folder: Path, *, create: bool) -> Iterator[None]:
     Raises:
         OutputError, StorageError: as ``RunDir.locked``.
     """
-    is_new, rundir = not folder.exists(), open_run_dir(folder)
+    is_new = not folder.exists()
+    rundir = open_run_dir(folder)
     try:
         with rundir.locked(create=create):
             rundir.remove_leftovers()
@@ -323,7 +338,7 @@ def _models_in_use(folder: Path, *, create: bool) -> Iterator[None]:
 
 
 def _score_records(question: EvaluationSpec, config: PredictConfig) -> str | None:
-    """The SHA-256 of the fragments of the run that is resumed; None for a new run."""
+    """Return the SHA-256 of the fragments in the resumed run, or None for a new run."""
     manifest = open_run_dir(question.run_folder).read_manifest() if config.options.resume else None
     return manifest.inputs[0].sha256 if manifest and manifest.inputs else None
 
@@ -331,7 +346,7 @@ def _score_records(question: EvaluationSpec, config: PredictConfig) -> str | Non
 def _read_fragments(
     question: EvaluationSpec, fragments: Sequence[_Fragment], trained: Set[str]
 ) -> Iterator[_SamplesOfKind]:
-    """Yield the fragments of each length, ascending, then whole records, with their calls, by id.
+    """Yield the called fragments of each length, ascending, then complete records.
 
     Raises:
         VirnucproError: a fragment is not in the table of records, or could not be used.
@@ -347,14 +362,14 @@ def _read_fragments(
                 f"{printable(fragment.id)}, of {printable(fragment.record.id)},"
             )
     for length in (*map(str, sorted(question.options.fragment_lengths)), _WHOLE):
-        own = [fragment for fragment in fragments if fragment.length == length]
-        answers = [calls[fragment.id] for fragment in own]
+        length_fragments = [fragment for fragment in fragments if fragment.length == length]
+        answers = [calls[fragment.id] for fragment in length_fragments]
         yield _SamplesOfKind.of(
             "record",
             length,
             np.array([call.virus_score for call in answers], dtype=np.float64),  # NaN for None
             np.array([call.is_virus for call in answers], dtype=np.bool_),
-            [fragment.record for fragment in own],
+            [fragment.record for fragment in length_fragments],
             trained,
         )
 
@@ -366,27 +381,31 @@ def read_chunks(
     recipe: Recipe,
     facts: HeadInfo,
 ) -> _SamplesOfKind:
-    """The chunks of the whole records, as the head alone scores and calls them.
+    """Return the chunks of complete records, as the head alone scores and calls them.
 
-    Frames are found by their ids in the table of frames, which has the same order, with frames of
-    other records in between. A chunk of which nothing is embedded has no score.
+    Frames are looked up by id in the table of frames. It has the same order, with frames of other
+    records in between. A chunk without embedded frames has no score.
 
     Raises:
         VirnucproError: a frame is not in the table.
     """
-    whole = {fragment.id: fragment.record for fragment in fragments if fragment.length == _WHOLE}
+    records_by_fragment = {
+        fragment.id: fragment.record for fragment in fragments if fragment.length == _WHOLE
+    }
     scores: list[float] = []
     records: list[LabelledRecord] = []
-    of_frames = read_frame_scores(
+    frame_scores = read_frame_scores(
         open_run_dir(question.run_folder).output(FRAME_TABLE.file), _AGAIN
     )
-    for record in (one for one in read_fasta(question.fasta) if one.id in whole):
+    for record in read_fasta(question.fasta):
+        if record.id not in records_by_fragment:
+            continue
         chunks = list(Chunk.of(record, recipe))
         orfs = Chunk.orfs(chunks, recipe)
-        frames = [Prediction(orf, _find(orf.id, of_frames)) for orf in orfs]
-        of_chunks = facts.score_chunks(frames)
-        scores += [of_chunks.get(chunk.id, np.nan) for chunk in chunks]
-        records += [whole[record.id]] * len(chunks)
+        frames = [Prediction(orf, _find(orf.id, frame_scores)) for orf in orfs]
+        chunk_scores = facts.score_chunks(frames)
+        scores += [chunk_scores.get(chunk.id, np.nan) for chunk in chunks]
+        records += [records_by_fragment[record.id]] * len(chunks)
     values = np.array(scores, dtype=np.float64)
     is_called = values >= facts.threshold
     return _SamplesOfKind.of("chunk", _WHOLE, values, is_called, records, trained)
@@ -404,12 +423,15 @@ def _unscored_samples(what: str) -> VirnucproError:
 
 
 def _measure_kind(kind: _SamplesOfKind, seed: int) -> Iterator[Figures]:
-    """Yield the figures of all samples, then of each kingdom against all of the other label.
+    """Yield figures for all samples, then for each kingdom against the opposite label.
 
-    ``subset`` is ``all``; ``virus``: the viruses of a kingdom against all others; or ``other``: the
-    reverse. ``scored`` has the ``Measures`` of the samples with a score, each counting one, and
-    ``low`` and ``high`` the ends of their 95 % intervals. In ``equal_groups`` each group of a label
-    counts one. ``no_orf_as_0`` and its ends include samples without a score.
+    ``subset`` is ``all``, ``virus`` (viruses of a kingdom against all non-viruses) or ``other``
+    (the
+    reverse). ``scored`` contains the ``Measures`` for samples with a score, each counting 1.
+    ``low``
+    and ``high`` are the ends of their 95 % intervals. In ``equal_groups`` each group of a label
+    counts
+    1. ``no_orf_as_0`` and its ends include samples without a score.
     """
     sides = (("virus", kind.is_virus), ("other", ~kind.is_virus))
     yield {**kind.as_json({}), "subset": "all", "kingdom": "", **_measure_samples(kind, seed)}
@@ -421,14 +443,14 @@ def _measure_kind(kind: _SamplesOfKind, seed: int) -> Iterator[Figures]:
 
 
 def _measure_samples(kind: _SamplesOfKind, seed: int) -> Figures:
-    """The figures of some samples. Their intervals depend on these samples and the seed alone."""
-    scored, everything = (
-        replace(samples, groups=_number_fragments(samples.groups.tolist()))
-        for samples in (kind.scored, kind.with_missing_lowest(0.0))
-    )
+    """Measure some samples. Their intervals depend only on these samples and the seed."""
+    scored = kind.scored
+    scored = replace(scored, groups=_number_fragments(scored.groups.tolist()))
+    everything = kind.with_missing_lowest(0.0)
+    everything = replace(everything, groups=_number_fragments(everything.groups.tolist()))
     low, high = scored.bootstrap(scored.is_called, seed)
     low_of_all, high_of_all = everything.bootstrap(kind.is_called, seed)
-    # each group of a label weighs one, whatever its size
+    # Each group of a label weighs 1, whatever its size.
     _, own, sizes = np.unique(scored.sides, return_inverse=True, return_counts=True)
     measures = {
         "scored": scored.measure(scored.is_called),
@@ -445,12 +467,12 @@ def _measure_samples(kind: _SamplesOfKind, seed: int) -> Figures:
         "n_groups": len(np.unique(kind.groups)),
         "n_no_orf": len(kind) - len(scored),
         "n_trained": int(kind.is_trained.sum()),
-        **{name: _rounded(of) for name, of in measures.items()},
+        **{name: _rounded(figures) for name, figures in measures.items()},
     }
 
 
 def _rounded(figures: Measures) -> Measures:
-    return {name: None if one is None else round(one, 6) for name, one in figures.items()}
+    return {name: None if figure is None else round(figure, 6) for name, figure in figures.items()}
 
 
 def _reliability(kind: _SamplesOfKind) -> Figures:
@@ -463,7 +485,7 @@ def _reliability(kind: _SamplesOfKind) -> Figures:
 
 
 def _roc(kind: _SamplesOfKind) -> Figures:
-    """A few hundred points of the ROC curve of all samples; empty for a single label."""
+    """Return a few hundred points of the ROC curve of all samples, none for a single label."""
     _, true, false = kind.with_missing_lowest(0.0).curve()
     points = np.unique(np.linspace(0, len(true) - 1, min(len(true), _ROC_POINTS)).astype(np.int64))
     has_both = true[-1] > 0 and false[-1] > 0
@@ -474,13 +496,11 @@ def _roc(kind: _SamplesOfKind) -> Figures:
 
 
 def _histogram(kind: _SamplesOfKind) -> Figures:
-    """The number of samples in each bin of scores, by label; bins have equal widths."""
+    """Count samples per score bin, by label. Bins have equal widths."""
     scored = kind.scored
     called = scored.scores[scored.is_called]
-    virus, other = (
-        np.histogram(scored.scores[scored.is_virus == label], bins=_N_BARS, range=(0, 1))[0]
-        for label in (True, False)
-    )
+    virus, _ = np.histogram(scored.scores[scored.is_virus], bins=_N_BARS, range=(0, 1))
+    other, _ = np.histogram(scored.scores[~scored.is_virus], bins=_N_BARS, range=(0, 1))
     return {
         "virus": virus.tolist(),
         "other": other.tolist(),
@@ -491,7 +511,7 @@ def _histogram(kind: _SamplesOfKind) -> Figures:
 class _Fragment(NamedTuple):
     """A piece of a labelled record, in bases of its forward strand."""
 
-    id: str  # neutral: it reveals nothing about the record
+    id: str  # neutral, so that it reveals nothing about the record
     record: LabelledRecord
     length: str  # one of the requested lengths in bases, or _WHOLE
     start: int
@@ -502,10 +522,13 @@ class _Fragment(NamedTuple):
 def write_fragments(
     pairs: Iterable[Labelled], options: EvaluateOptions, fasta: Path, scored: str | None = None
 ) -> list[_Fragment]:
-    """Cut all records, and write the fragments and, in their folder, a table of their origins.
+    """Cut all records, and write the fragments and, next to them, a table of their origins.
+
+    Args:
+        scored: SHA-256 of the fragments in the resumed run.
 
     Raises:
-        ResumeError: their SHA-256 is not ``scored``, that of the resumed run; nothing is written.
+        ResumeError: the fragments do not have this SHA-256. Nothing is written.
     """
     fragments: list[_Fragment] = []
     with atomic_path(fasta) as temporary:
@@ -525,8 +548,8 @@ def write_fragments(
                 "--output-dir, or start again: --force",
             )
     rows = (
-        (name, of.id, length, start, end, strand, of.label, of.group, of.kingdom)
-        for name, of, length, start, end, strand in fragments
+        (name, source.id, length, start, end, strand, source.label, source.group, source.kingdom)
+        for name, source, length, start, end, strand in fragments
     )
     write_table(fasta.with_name("fragments.tsv"), _COLUMNS, rows)
     return fragments
@@ -535,27 +558,31 @@ def write_fragments(
 def cut_record(
     labelled: LabelledRecord, n_bases: int, options: EvaluateOptions
 ) -> Iterator[_Fragment]:
-    """Yield the fragments of one record, without ids, by ascending length and place."""
-    lengths, per_record = sorted(options.fragment_lengths), options.fragments_per_record
+    """Yield the fragments of one record, without ids, by ascending length and position."""
+    lengths = sorted(options.fragment_lengths)
+    per_record = options.fragments_per_record
     n_whole = min(n_bases, per_record * lengths[-1])
     kinds = [(str(length), length, n_bases // length, length) for length in lengths]
     for length, size, n_fitting, key in (*kinds, (_WHOLE, n_whole, 1, 0)):
         rng = np.random.default_rng([options.seed, record_digest(labelled.id), key])
         n_fragments = min(per_record, n_fitting)
         for i in range(n_fragments):
-            first, last = i * n_bases // n_fragments, (i + 1) * n_bases // n_fragments - size
+            first = i * n_bases // n_fragments
+            last = (i + 1) * n_bases // n_fragments - size
             start = int(rng.integers(first, last, endpoint=True))
             strand = "+-"[int(rng.integers(2))]
             yield _Fragment("", labelled, length, start, start + size, strand)
 
 
 def with_known_groups(trained_on: Memories, labelled: LabelledRecord, sequence: str) -> list[str]:
-    """The models that were trained on a record, on others of its group, or on a close relative.
+    """List the models that were trained on a record, its group, or a close relative.
 
-    A record has a close relative if half of its sampled k-mers are in the sketch, which means about
-    98 % equal bases, wherever it was cut from.
+    A record has a close relative if half of its sampled k-mers are in the sketch. This corresponds
+    to
+    about 98 % identical bases, wherever the record was cut from.
     """
-    sketch, group = Sketch.from_sequences(sequence), np.uint64(group_digest(labelled.group))
+    sketch = Sketch.from_sequences(sequence)
+    group = np.uint64(group_digest(labelled.group))
     return [
         owner
         for owner, (records, groups, kmers) in trained_on.items()
@@ -568,22 +595,25 @@ def with_known_groups(trained_on: Memories, labelled: LabelledRecord, sequence: 
 def held_out_groups(
     pairs: Iterable[Labelled], caller: RecordClassifier, options: EvaluateOptions, trained: set[str]
 ) -> Iterator[Labelled]:
-    """Pass on the records that a caller is to be tested on, one by one.
+    """Pass on the records to test on, one by one.
 
-    Records that it was trained on are left out with ``--held-out-only``. With
-    ``--allow-training-data`` their ids are added to ``trained``.
+    ``--held-out-only`` drops records that were trained on. With ``--allow-training-data`` their ids
+    are
+    added to ``trained``.
 
     Raises:
-        InputError: at the end: some records were trained on, and the options do not allow that;
+        InputError: raised at the end. Some records were trained on and the options do not allow
+            that,
             or one of the labels is missing.
     """
     memories = caller.trained_on
-    for owner, (known, groups, _) in memories.items():
-        # few encoders were trained on labels
-        if owner != "its encoder" and not (len(known) or len(groups)):
+    for owner, (records, groups, _) in memories.items():
+        # Few encoders were trained on labels.
+        if owner != "its encoder" and not (len(records) or len(groups)):
             LOGGER.warning("%s does not say what it was trained on: nothing can be held out", owner)
     ids: dict[str, set[str]] = {owner: set() for owner in memories}
-    n_records, labels = 0, Counter[str]()  # the labels are of those that are passed on
+    n_records = 0
+    labels = Counter[str]()  # counts records that are passed on
     for labelled, record in pairs:
         n_records += 1
         owners = with_known_groups(memories, labelled, record.sequence)
@@ -602,12 +632,19 @@ def held_out_groups(
 
 
 def _kept_groups(ids: Mapping[str, set[str]], n_records: int, options: EvaluateOptions) -> set[str]:
-    """The ids of records that were trained on, if the options keep these; ``ids`` is by model.
+    """Return ids of training records, if the options keep such records.
+
+    Args:
+        ids: model -> ids of its training records.
 
     Raises:
-        InputError: there are some, and the options neither leave them out nor keep them.
+        InputError: there are such records, and the options neither drop nor keep them.
     """
-    counts = [f"{owner} was trained on {len(own):,}" for owner, own in ids.items() if own]
+    counts = [
+        f"{owner} was trained on {len(owner_ids):,}"
+        for owner, owner_ids in ids.items()
+        if owner_ids
+    ]
     if not counts:
         return set()
     clause = (
@@ -627,7 +664,7 @@ def _kept_groups(ids: Mapping[str, set[str]], n_records: int, options: EvaluateO
     )
 
 
-# Tables, the card, and lines
+# Tables, the model card, and lines
 
 
 def write_report(folder: Path, figures: Figures) -> None:
@@ -640,8 +677,9 @@ def write_report(folder: Path, figures: Figures) -> None:
 
 
 def _columns(row: Figures) -> dict[str, object]:
-    """The cells of a row of ``evaluation.tsv``, by column."""
-    scored, of_all = row["scored"], row["no_orf_as_0"]
+    """Return the cells of a row in ``evaluation.tsv``, by column."""
+    scored = row["scored"]
+    all_samples = row["no_orf_as_0"]
     return {
         **{name: row[name] for name in _FACTS},
         "no_orf": row["n_no_orf"] / row["n"],
@@ -652,8 +690,8 @@ def _columns(row: Figures) -> dict[str, object]:
         **{name: scored[name] for name in MEASURES[1:]},
         **{f"{name}_equal_groups": row["equal_groups"][name] for name in MEASURES},
         **{f"auroc_{name}": row[name]["auroc"] for name in OF_ALL},
-        "recall_no_orf_as_0": of_all["recall"],
-        "false_positives_no_orf_as_0": of_all["false_positives"],
+        "recall_no_orf_as_0": all_samples["recall"],
+        "false_positives_no_orf_as_0": all_samples["false_positives"],
     }
 
 
@@ -667,13 +705,12 @@ def _card_lines(figures: Figures) -> Iterator[str]:
     )
     for title, name in _CARD_TABLES:
         yield f"### {title}\n"
-        yield from markdown_table(
-            [
-                {fact: row[fact] for fact in _FACTS}
-                | {one: _shorten(row[name][one]) for one in MEASURES}
-                for row in figures["rows"]
-            ]
-        )
+        rows = []
+        for row in figures["rows"]:
+            facts = {fact: row[fact] for fact in _FACTS}
+            measures = {measure: _shorten(row[name][measure]) for measure in MEASURES}
+            rows.append(facts | measures)
+        yield from markdown_table(rows)
 
 
 def _data(figures: Figures) -> str:
@@ -682,7 +719,7 @@ def _data(figures: Figures) -> str:
 
 
 def summary_lines(folder: Path, figures: Figures) -> list[str]:
-    """The lines that the user sees at the end."""
+    """Return the lines that the user sees at the end."""
     lines = [
         f"evaluated on {_data(figures)}; called virus: {figures['cut']}",
         f"{'':16}{'n':>8}{'no score':>10}  {'AUROC of all (95 % interval)':<30}{'recall':>8}"
@@ -699,15 +736,15 @@ def summary_lines(folder: Path, figures: Figures) -> list[str]:
 
 
 def _report_line(row: Figures) -> str:
-    """A line with the figures of all samples; a missing score counts as the lowest."""
-    of_all = row["no_orf_as_0"]
+    """Format the figures of all samples. A missing score counts as the lowest."""
+    all_samples = row["no_orf_as_0"]
     auroc, low, high = (_shorten(row[name]["auroc"]) for name in OF_ALL)
     name = f"{row['unit']}s, {row['length']}" if row["unit"] == "record" else "chunks"
     return (
         f"  {name:<14}{row['n']:>8}{row['n_no_orf'] / row['n']:>10.1%}  "
         f"{f'{auroc} ({low} to {high})':<30}"
-        f"{_shorten(of_all['recall']):>8}{_shorten(of_all['false_positives']):>9}"
-        f"{_shorten(of_all['precision_if_5_percent_viral']):>26}"
+        f"{_shorten(all_samples['recall']):>8}{_shorten(all_samples['false_positives']):>9}"
+        f"{_shorten(all_samples['precision_if_5_percent_viral']):>26}"
     )
 
 

@@ -1,7 +1,7 @@
 """Measure how well scores separate viruses from the rest.
 
-Every figure is of weighted samples, so a resample is only a new weighting. A figure that is not
-defined, such as any ranking of a single class, is None.
+All figures use weighted samples, so a resample is only a new weighting. An undefined figure, such
+as any ranking of a single class, is None.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from virnucpro.core.numeric import BoolArray, FloatArray
 
-_PERCENT_VIRAL = (1, 5, 20)  # of a sample; precision is reported for each
-_MAX_FALSE_POSITIVES = 0.01  # share of samples that are not viral; recall is measured there
-_N_BINS = 15  # of the reliability curve, equally wide
+_PERCENT_VIRAL = (1, 5, 20)  # viral share of a sample for which precision is reported
+_MAX_FALSE_POSITIVES = 0.01  # share of non-viral samples at which recall is measured
+_N_BINS = 15  # in the reliability curve, equally wide
 _N_RESAMPLES = 200
-CHANCE = 0.5  # the AUROC of random scores
-NOT_DEFINED = "n/a"  # a figure in a table that is None
-INTERVAL = (2.5, 97.5)  # percentiles: 95 % lie between
+CHANCE = 0.5  # AUROC of random scores
+NOT_DEFINED = "n/a"  # table cell for None
+INTERVAL = (2.5, 97.5)  # percentiles of a 95 % interval
 # ``accuracy`` to ``false_positives`` measure the calls. So does ``precision_if_...``: the precision
 # that follows from recall and false positives in a sample with this share of viruses.
 MEASURES = (
@@ -38,36 +38,38 @@ MEASURES = (
     "threshold_at_1_percent",  # the lowest such threshold; None: none calls anything
     "calibration_error",  # expected; both labels weigh the same
 )
-Measures = dict[str, float | None]  # of ``MEASURES``, in this order; None: not defined
+Measures = dict[str, float | None]  # ``MEASURES`` -> figure, in this order; None: not defined
 _Interval = tuple[float | None, float | None]  # low and high end
 
 S = TypeVar("S", bound="Samples")
 
 
 class _Reliability(NamedTuple):
-    """The mean score and the share of viruses of each bin that is not empty.
+    """The mean score and the share of viruses in each non-empty bin.
 
-    Both labels weigh the same: a score is the probability of a virus if half of all are viral.
+    Both labels weigh the same: a score is the probability of a virus if half of all samples are
+    viral.
     """
 
     mean_score: FloatArray
     share_of_viruses: FloatArray
-    weight: FloatArray  # of the bins; they add up to 1
-    n: FloatArray  # sum of the weights of the samples
+    weight: FloatArray  # weights of the bins, which sum to 1
+    n: FloatArray  # sum of the sample weights
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Scores with labels, groups and weights, in columns in step.
+    """Scores with labels, groups and weights, in parallel columns.
 
-    Samples are chunks, records or fragments; a subclass adds columns. Scores are log-odds, or lie
-    in [0, 1]; NaN: no score. They are sorted once, so each weighting is measured in one pass. The
-    argument ``weights`` of a method, (n,), replaces the samples' own; 0: not drawn.
+    Samples are chunks, records or fragments. A subclass adds columns. Scores are log-odds or
+    between 0
+    and 1. NaN means no score. They are sorted once, so each weighting is measured in one pass. The
+    argument ``weights`` of a method, (n,), replaces the samples' own weights. 0 means not drawn.
     """
 
     scores: FloatArray  # (n,)
     is_virus: BoolArray  # (n,)
-    groups: NDArray[np.int64]  # (n,), numbers of the groups, which are resampled as a whole
+    groups: NDArray[np.int64]  # (n,), group numbers; groups are resampled as units
     weights: FloatArray  # (n,), above 0
 
     def __post_init__(self) -> None:
@@ -80,13 +82,13 @@ class Samples:
 
     @property
     def sides(self) -> NDArray[np.int64]:
-        """Numbers of the groups, separate for each label: a group may have both. (n,)"""
+        """Group numbers (n,), separate for each label, because a group may have both."""
         return 2 * self.groups + self.is_virus
 
     def select(self: S, mask: BoolArray) -> S:
-        columns = {one.name: getattr(self, one.name) for one in fields(self)}
-        chosen = {n: v[mask] for n, v in columns.items() if isinstance(v, np.ndarray)}
-        return replace(self, **chosen)
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        selected = {n: v[mask] for n, v in columns.items() if isinstance(v, np.ndarray)}
+        return replace(self, **selected)
 
     @property
     def scored(self: S) -> S:
@@ -94,65 +96,69 @@ class Samples:
         return self.select(~np.isnan(self.scores))
 
     def with_missing_lowest(self: S, lowest: float) -> S:
-        """All samples; a missing score is replaced by ``lowest``."""
+        """Return all samples, with ``lowest`` for missing scores."""
         return replace(self, scores=np.where(np.isnan(self.scores), lowest, self.scores))
 
     @cached_property
     def _ranked(self) -> tuple[NDArray[np.int64], FloatArray, BoolArray]:
-        """The order by descending score, and the scores and labels in this order. (n,) each"""
+        """The order by descending score, and scores and labels in this order. (n,) each."""
         assert not np.isnan(self.scores).any(), "scores must not be NaN"
         order = np.argsort(-self.scores, kind="stable")
         return order, self.scores[order], self.is_virus[order]
 
     @cached_property
     def _last_of_ties(self) -> NDArray[np.int64]:
-        """Places of the last sample of each distinct score, by descending score. (n_distinct,)"""
+        """Index of the last sample of each distinct score, by descending score. (n_distinct,)"""
         _, scores, _ = self._ranked
         return np.flatnonzero(np.append(scores[1:] != scores[:-1], True)[: len(scores)])
 
     @cached_property
     def _bins(self) -> NDArray[np.int64]:
-        """The bin of the reliability curve of each sample, by descending score. (n,)"""
+        """Bin of each sample in the reliability curve, by descending score. (n,)"""
         _, scores, _ = self._ranked
         assert ((scores >= 0) & (scores <= 1)).all(), "scores must lie between 0 and 1"
         return np.minimum((scores * _N_BINS).astype(np.int64), _N_BINS - 1)
 
     def curve(self, weights: FloatArray | None = None) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Distinct scores, descending, and the weights of the viruses and of the others there.
+        """Return distinct scores, descending, with the viral and non-viral weights there.
 
-        A weight is that of all samples with this score or a higher one. -> (n_distinct,) each
+        A weight sums all samples with this score or a higher one.
+
+        Returns:
+            Three arrays, (n_distinct,) each.
         """
         order, scores, is_virus = self._ranked
-        of_samples = (self.weights if weights is None else weights)[order]
-        true = np.cumsum(np.where(is_virus, of_samples, 0.0))
-        false = np.cumsum(np.where(is_virus, 0.0, of_samples))
+        sample_weights = (self.weights if weights is None else weights)[order]
+        true = np.cumsum(np.where(is_virus, sample_weights, 0.0))
+        false = np.cumsum(np.where(is_virus, 0.0, sample_weights))
         last = self._last_of_ties
         return scores[last], true[last], false[last]
 
     def auroc(self, weights: FloatArray | None = None) -> float:
-        """The AUROC. Both labels must have a weight, and every score must be a number."""
+        """Return the AUROC. Both labels need a positive weight, and no score may be NaN."""
         _, true, false = self.curve(weights)
         return _area(true, false)
 
     def auroc_interval(self, seed: int) -> _Interval:
-        """The 95 % interval of the AUROC, as in ``bootstrap``."""
+        """Return the 95 % interval of the AUROC, as in ``bootstrap``."""
         return _interval([self.auroc(weights) for weights in self.resamples(seed)])
 
     def cross_entropy(self, scale: float = 1.0) -> float:
-        """The mean cross-entropy if the scores, which are log-odds, are multiplied by ``scale``."""
+        """Return the mean cross-entropy if the scores are log-odds, multiplied by ``scale``."""
         losses = np.logaddexp(0, np.where(self.is_virus, -self.scores, self.scores) * scale)
         return float(np.average(losses, weights=self.weights))
 
     def reliability(self, weights: FloatArray | None = None) -> _Reliability:
-        """The reliability curve (Guo et al. 2017, On Calibration of Modern Neural Networks)."""
+        """Return the reliability curve (Guo et al. 2017, On Calibration of Modern Neural
+        Networks)."""
         order, scores, is_virus = self._ranked
-        of_samples = (self.weights if weights is None else weights)[order]
-        even = of_samples.astype(np.float64)
+        sample_weights = (self.weights if weights is None else weights)[order]
+        even = sample_weights.astype(np.float64)
         for side in (is_virus, ~is_virus):
             even[side] /= max(2 * float(even[side].sum()), np.finfo(float).tiny)
         total, score, virus, count = (
             np.bincount(self._bins, weights=values, minlength=_N_BINS).astype(np.float64)
-            for values in (even, even * scores, even * is_virus, of_samples)
+            for values in (even, even * scores, even * is_virus, sample_weights)
         )
         full = total > 0
         return _Reliability(
@@ -160,12 +166,18 @@ class Samples:
         )
 
     def measure(self, is_called: BoolArray, weights: FloatArray | None = None) -> Measures:
-        """The figures of the samples. ``is_called``: (n,)"""
+        """Measure the samples.
+
+        Args:
+            is_called: (n,) True for samples that are called viral.
+        """
         thresholds, true, false = self.curve(weights)
-        n_virus, n_other = (float(side[-1]) if len(side) else 0.0 for side in (true, false))
-        of_calls = np.where(is_called, self.weights if weights is None else weights, 0.0)
+        n_virus = float(true[-1]) if len(true) else 0.0
+        n_other = float(false[-1]) if len(false) else 0.0
+        call_weights = np.where(is_called, self.weights if weights is None else weights, 0.0)
         order, _, is_virus = self._ranked
-        called, wrongly = (float(of_calls[order][side].sum()) for side in (is_virus, ~is_virus))
+        called = float(call_weights[order][is_virus].sum())
+        wrongly = float(call_weights[order][~is_virus].sum())
         figures: Measures = dict.fromkeys(MEASURES)
         recall = figures["recall"] = called / n_virus if n_virus else None
         false_positives = figures["false_positives"] = wrongly / n_other if n_other else None
@@ -188,42 +200,52 @@ class Samples:
         }
 
     def bootstrap(self, is_called: BoolArray, seed: int) -> tuple[Measures, Measures]:
-        """95 % intervals by resampling whole groups, with replacement, within each label.
+        """Compute 95 % intervals by resampling groups, with replacement, within each label.
 
-        Groups are drawn whole, because pieces of one genome or of relatives are not independent.
-        If a label has a single group, there is no interval. The calibration error never has one:
-        noise only widens the gaps that it sums, so resamples lie above it.
-        -> the low and the high ends; None if a figure is not defined in some resample
+        Groups are drawn as units, because pieces of one genome or of relatives are not independent.
+        If a
+        label has a single group, there is no interval. The calibration error never has one: noise
+        only
+        widens the gaps that it sums, so resamples are biased upwards.
+
+        Returns:
+            The low and the high ends. None: a figure is not defined in some resample.
         """
         resamples = [self.measure(is_called, weights) for weights in self.resamples(seed)]
-        ends = {name: _interval([one[name] for one in resamples]) for name in MEASURES}
-        ends["calibration_error"] = None, None
-        low, high = ({name: pair[end] for name, pair in ends.items()} for end in (0, 1))
+        intervals = {
+            name: _interval([measures[name] for measures in resamples]) for name in MEASURES
+        }
+        intervals["calibration_error"] = (None, None)
+        low = {name: interval[0] for name, interval in intervals.items()}
+        high = {name: interval[1] for name, interval in intervals.items()}
         return low, high
 
     def resamples(self, seed: int) -> Iterator[FloatArray]:
-        """Yield the weights of each resample of groups; none if a label has fewer than two."""
+        """Yield the weights of each group resample, or nothing if a label has fewer than two
+        groups."""
         sides, own = np.unique(self.sides, return_inverse=True)
         members = [np.flatnonzero(sides % 2 == label) for label in (0, 1)]
         if min(map(len, members)) < 2:
             return
         rng = np.random.default_rng(seed)
         for _ in range(_N_RESAMPLES):
-            groups = np.concatenate([rng.choice(of_label, len(of_label)) for of_label in members])
+            draws = [rng.choice(label_sides, len(label_sides)) for label_sides in members]
+            groups = np.concatenate(draws)
             yield self.weights * np.bincount(groups, minlength=len(sides))[own]
 
 
 def auroc(scores: FloatArray, is_virus: BoolArray) -> float:
-    """The AUROC of samples with equal weights; both labels must occur. (n,) each"""
+    """Return the AUROC of equally weighted samples, (n,) each. Both labels must occur."""
     groups = np.zeros(len(scores), dtype=np.int64)
     return Samples(scores, is_virus, groups, np.ones(len(scores))).auroc()
 
 
 def auroc_gain(before: Samples, after: Samples, seed: int) -> tuple[float, _Interval]:
-    """The gain in AUROC of ``after`` over ``before``, and its 95 % interval.
+    """Return the gain in AUROC of ``after`` over ``before``, and its 95 % interval.
 
-    Both are scores of the same samples, and both labels must occur. Resamples are drawn as in
-    ``bootstrap``, and are the same for both.
+    Both score the same samples, and both labels must occur. Resamples are drawn as in
+    ``bootstrap``,
+    and are the same for both.
     """
     resamples = before.resamples(seed)
     gains = [after.auroc(weights) - before.auroc(weights) for weights in resamples]
@@ -231,25 +253,29 @@ def auroc_gain(before: Samples, after: Samples, seed: int) -> tuple[float, _Inte
 
 
 def _interval(values: Sequence[float | None]) -> _Interval:
-    """The interval of some values; None if there are none, or one is None."""
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
+    """Return the interval of some values, or (None, None) if a value or all are missing."""
+    defined = [value for value in values if value is not None]
+    if not defined or len(defined) < len(values):
         return None, None
-    low, high = np.percentile(known, INTERVAL).tolist()
+    low, high = np.percentile(defined, INTERVAL).tolist()
     return low, high
 
 
 def _area(true: FloatArray, false: FloatArray) -> float:
-    """The area under the curve, from cumulated weights of viruses and others; ties count half."""
+    """Return the area under the curve, from cumulated viral and non-viral weights.
+
+    Ties count half.
+    """
     beaten = false[-1] - false + np.diff(false, prepend=0.0) / 2
     return float(np.diff(true, prepend=0.0) @ beaten) / float(true[-1] * false[-1])
 
 
 def _precisions(recall: float, false_positives: float) -> Measures:
-    """The precision if this percentage of a sample is viral; None if nothing is called."""
+    """Return the precision for each viral share of a sample. None: nothing is called."""
     precisions: Measures = {}
     for percent in _PERCENT_VIRAL:
-        rightly, wrongly = percent / 100 * recall, (1 - percent / 100) * false_positives
+        rightly = percent / 100 * recall
+        wrongly = (1 - percent / 100) * false_positives
         n_called = rightly + wrongly
         name = f"precision_if_{percent}_percent_viral"
         precisions[name] = rightly / n_called if n_called else None
