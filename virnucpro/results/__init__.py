@@ -1,1 +1,1 @@
-"""Write and read the tables of a run."""
+"""Write and read run tables."""

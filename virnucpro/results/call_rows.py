@@ -1,4 +1,4 @@
-"""Make the rows of calls, regions and viruses as text."""
+"""Make rows for calls, regions and viruses as text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from virnucpro.sequences.translate import GeneticCode
 from virnucpro.viral.identification import identify_viruses
 from virnucpro.viral.types import CalledRecords, Calls, FrameScores, Identity, Region, Viruses
 
-# terms of the Sequence Ontology: SO:0000113, SO:0001041
+# Sequence Ontology terms: SO:0000113, SO:0001041.
 _GFF3_TERMS = {"provirus": "proviral_region", "whole": "viral_sequence"}
 _OVER_ORIGIN = f"crosses {ORIGIN}"
 
@@ -58,7 +58,7 @@ _OVER_ORIGIN = f"crosses {ORIGIN}"
 
 
 def count_called(results: CalledRecords) -> RecordCounts:
-    """The counts of these records."""
+    """Count these records."""
     calls = results.calls
     counts = RecordCounts()
     for status, n_records in Counter(calls.statuses).items():
@@ -81,8 +81,10 @@ def count_called(results: CalledRecords) -> RecordCounts:
         counts.n_whole_regions += kinds["whole"]
     viruses = results.viruses
     counts.n_proviruses = len(viruses.places) - len(viral)
-    counts.kinds.update(one.virus_kind for one in viruses.identities if one.virus_kind)
-    counts.families.update(one.kin for one in viruses.identities if one.kin)
+    counts.kinds.update(
+        identity.virus_kind for identity in viruses.identities if identity.virus_kind
+    )
+    counts.families.update(identity.kin for identity in viruses.identities if identity.kin)
     failures = results.failures
     failed = list(chain.from_iterable(failures.values()))
     counts.n_failed_frames = len(failed)
@@ -104,8 +106,8 @@ def make_batches(
     """Make a batch per sample. With a genetic code, identify the viruses.
 
     Args:
-        with_own: make the rows of per-file outputs with the ids of the input file, too.
-        taken: names of pieces and regions that get a number.
+        with_own: also make the rows of per-file outputs with ids from the input file.
+        taken: piece and region names that get a number.
     """
     results.frames = _rename_clashes(results, taken)
     results.region_suffixes = _free_region_suffixes(results, taken)
@@ -114,11 +116,11 @@ def make_batches(
     return [
         RowBatch(
             sample,
-            _make_rows(of_sample, outputs),
-            count_called(of_sample),
-            _make_rows(of_sample.with_file_ids(), per_file) if with_own else None,
+            _make_rows(sample_results, outputs),
+            count_called(sample_results),
+            _make_rows(sample_results.with_file_ids(), per_file) if with_own else None,
         )
-        for sample, of_sample in results.split_by_sample()
+        for sample, sample_results in results.split_by_sample()
     ]
 
 
@@ -135,16 +137,16 @@ def _make_rows(results: CalledRecords, outputs: Iterable[OutputFile]) -> Rows:
 # Records, frames and chunks
 
 
-def format_call(calls: Calls, place: int) -> tuple[str, str]:
-    """The label and the score of a call; both are empty without a score."""
-    score = calls.virus_scores[place]
+def format_call(calls: Calls, index: int) -> tuple[str, str]:
+    """Return label and score for a call, both empty without a score."""
+    score = calls.virus_scores[index]
     if score is None:
         return "", ""
-    return "virus" if calls.are_viruses[place] else "other", f"{score:.6f}"
+    return "virus" if calls.are_viruses[index] else "other", f"{score:.6f}"
 
 
 def record_rows(calls: Calls) -> bytes:
-    """A row for each call. A tab in a note becomes a space, since more columns follow."""
+    """Make a row per call. A tab in a note becomes a space, since more columns follow."""
     pairs = zip(calls.virus_scores, calls.are_viruses, strict=True)
     labels = [
         "virus" if is_virus else "other" if score is not None else "" for score, is_virus in pairs
@@ -152,43 +154,46 @@ def record_rows(calls: Calls) -> bytes:
     scores = format_decimals(calls.virus_scores, DECIMALS)
     is_same = calls.base_scores is calls.virus_scores
     return format_rows(
-        *(
-            quoted_texts(calls.record_ids),
-            quoted_texts(calls.samples),
-            format_integers(calls.lengths),
-        ),
-        *(
-            quoted_texts(calls.statuses),
-            quoted_texts(labels),
-            scores,
-            format_decimals(calls.rates, 4),
-        ),
-        *map(format_integers, (calls.n_chunks, calls.n_chunks_scored, calls.n_frames_scored)),
+        quoted_texts(calls.record_ids),
+        quoted_texts(calls.samples),
+        format_integers(calls.lengths),
+        quoted_texts(calls.statuses),
+        quoted_texts(labels),
+        scores,
+        format_decimals(calls.rates, 4),
+        format_integers(calls.n_chunks),
+        format_integers(calls.n_chunks_scored),
+        format_integers(calls.n_frames_scored),
         scores if is_same else format_decimals(calls.base_scores, DECIMALS),
         quoted_texts([note.replace("\t", " ") for note in calls.notes]),
-        *(quoted_texts(calls.evidences), quoted_texts(calls.known_families)),
+        quoted_texts(calls.evidences),
+        quoted_texts(calls.known_families),
         format_integers([EMPTY if n is None else n for n in calls.n_known_kmers]),
     )
 
 
 def frame_rows(frames: FrameScores) -> bytes:
-    """A row per scored frame; a tie counts as "others"."""
+    """Make a row per scored frame. A tie counts as "others"."""
     scores = np.array(frames.scores, dtype=np.float64)
-    others = _other_rows(scores)
-    labels = ["virus" if is_virus else "others" for is_virus in (scores > others).tolist()]
-    of_both = format_decimals(others, DECIMALS), format_decimals(scores, DECIMALS)
-    return format_rows(quoted_texts(frames.ids), quoted_texts(labels), *of_both)
+    other_scores = _other_rows(scores)
+    labels = ["virus" if is_virus else "others" for is_virus in (scores > other_scores).tolist()]
+    return format_rows(
+        quoted_texts(frames.ids),
+        quoted_texts(labels),
+        format_decimals(other_scores, DECIMALS),
+        format_decimals(scores, DECIMALS),
+    )
 
 
 def _other_rows(scores: FloatArray) -> FloatArray:
-    """The scores of "others", with six decimals."""
+    """Return the scores for "others", with six decimals."""
     return np.asarray(np.rint((1 - scores) * 10**DECIMALS) / 10**DECIMALS)
 
 
 def chunk_rows(frames: FrameScores) -> bytes:
-    """A row per chunk with a scored frame; frames of one chunk are neighbours.
+    """Make a row per chunk with a scored frame. Frames from one chunk are neighbours.
 
-    A chunk is a virus by VirNucPro's rule: its best virus score is at least its best score of
+    A chunk is a virus by VirNucPro's rule: its best virus score is at least its best score for
     "others".
     """
     if not frames.ids:
@@ -196,7 +201,8 @@ def chunk_rows(frames: FrameScores) -> bytes:
     chunks = np.array(frames.chunk_ids, dtype=object)
     firsts = np.flatnonzero(np.concatenate([[True], chunks[1:] != chunks[:-1]]))
     scores = np.array(frames.scores, dtype=np.float64)
-    best, least = np.maximum.reduceat(scores, firsts), np.minimum.reduceat(scores, firsts)
+    best = np.maximum.reduceat(scores, firsts)
+    least = np.minimum.reduceat(scores, firsts)
     are_viruses = (best >= _other_rows(least)).tolist()
     return format_rows(
         quoted_texts(chunks[firsts].tolist()), quoted_texts(list(map(str, are_viruses)))
@@ -204,66 +210,73 @@ def chunk_rows(frames: FrameScores) -> bytes:
 
 
 def _viral_fasta(results: CalledRecords) -> bytes:
-    columns = results.records.headers, results.records.sequences
-    return format_fasta(*(list(compress(column, results.calls.are_viruses)) for column in columns))
+    are_viruses = results.calls.are_viruses
+    headers = list(compress(results.records.headers, are_viruses))
+    sequences = list(compress(results.records.sequences, are_viruses))
+    return format_fasta(headers, sequences)
 
 
 def _failed_fasta(results: CalledRecords) -> bytes | None:
-    failed, columns = results.failures, (results.records.headers, results.records.sequences)
-    return format_fasta(*([column[place] for place in failed] for column in columns)) or None
+    headers = [results.records.headers[index] for index in results.failures]
+    sequences = [results.records.sequences[index] for index in results.failures]
+    return format_fasta(headers, sequences) or None
 
 
 # Viruses
 
 
 def _viruses_in(
-    results: CalledRecords, place: int
+    results: CalledRecords, index: int
 ) -> Iterator[tuple[str, tuple[Region, ...], float]]:
-    """Yield the name, the parts in order, and the score of each virus in a record.
+    """Yield the name, the parts in order, and the score for each virus in a record.
 
     A virus is the record itself, without host flanks, or a provirus. A provirus that crosses the
-    origin of a circular record has two parts.
+    origin in a circular record has two parts.
     """
-    calls, record_id = results.calls, results.records.ids[place]
-    regions, _ = results.regions.get(place, ((), None))
-    if calls.are_viruses[place]:
-        whole = Region(0, calls.lengths[place], "whole", 1.0)
-        part = regions[0] if regions else whole
-        is_all = (part.start, part.end) == (0, calls.lengths[place])
-        name = record_id if is_all else region_name(results, place, part)
-        yield name, (part,), calls.virus_scores[place] or 0.0
+    calls = results.calls
+    record_id = results.records.ids[index]
+    regions, _ = results.regions.get(index, ((), None))
+    if calls.are_viruses[index]:
+        entire = Region(0, calls.lengths[index], "whole", 1.0)
+        part = regions[0] if regions else entire
+        is_all = (part.start, part.end) == (0, calls.lengths[index])
+        name = record_id if is_all else region_name(results, index, part)
+        yield name, (part,), calls.virus_scores[index] or 0.0
         return
     viral = [region for region in regions if region.is_virus]
     for parts in _join_over_origin(viral):
-        around = _wrap_origin(parts)
-        yield region_name(results, place, around), parts, around.posterior
+        wrapped = _wrap_origin(parts)
+        yield region_name(results, index, wrapped), parts, wrapped.posterior
 
 
 def _join_over_origin(regions: Sequence[Region]) -> list[tuple[Region, ...]]:
-    """Each region by itself, and last the two parts of one that crosses the origin, in order."""
+    """Return each region alone, and last the two parts of one that crosses the origin, in order."""
     crossing = tuple(region for region in reversed(regions) if region.over_origin)
-    joined: list[tuple[Region, ...]] = [(one,) for one in regions if not one.over_origin]
-    return [*joined, crossing] if crossing else joined
+    single: list[tuple[Region, ...]] = [(region,) for region in regions if not region.over_origin]
+    return [*single, crossing] if crossing else single
 
 
 def _wrap_origin(parts: Sequence[Region]) -> Region:
-    """The region with these parts; if it crosses the origin, its end precedes its start."""
+    """Join a region's parts. If it crosses the origin, its end precedes its start."""
     return parts[0]._replace(end=parts[-1].end)
 
 
 def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
-    """Find the viruses in the records; with a genetic code, identify each by its bases.
+    """Find the viruses in the records. With a genetic code, identify each by its bases.
 
-    A virus with missing letters (blanks) gets no identity: see ``recut``.
+    A virus with missing letters (blanks) gets no identity: see ``rethreshold``.
     """
-    records, calls, unknown, rows = results.records, results.calls, Identity(), []
-    for place in sorted({*compress(count(), calls.are_viruses), *results.regions}):
-        sequence = records.sequences[place]
-        for name, parts, score in _viruses_in(results, place):
-            first, end = parts[0], parts[-1].end
+    records = results.records
+    calls = results.calls
+    unknown = Identity()
+    rows = []
+    for index in sorted({*compress(count(), calls.are_viruses), *results.regions}):
+        sequence = records.sequences[index]
+        for name, parts, score in _viruses_in(results, index):
+            first = parts[0]
             letters = "".join(sequence[part.start : part.end] for part in parts)
-            where = first.kind, first.start, end, first.over_origin
-            rows.append((place, name, *where, letters, score, unknown))
+            location = (first.kind, first.start, parts[-1].end, first.over_origin)
+            rows.append((index, name, *location, letters, score, unknown))
     viruses = Viruses.from_rows(rows)
     return viruses if code is None else _identity_columns(results, viruses, code)
 
@@ -271,65 +284,77 @@ def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
 def _identity_columns(results: CalledRecords, viruses: Viruses, code: GeneticCode) -> Viruses:
     records = results.records
     circles = [
-        records.record_at(place).is_circular if name == records.ids[place] else None
-        for place, name in zip(viruses.places, viruses.names, strict=True)
+        records.record_at(index).is_circular if name == records.ids[index] else None
+        for index, name in zip(viruses.places, viruses.names, strict=True)
     ]
-    known = ["" if " " in bases else bases for bases in viruses.letters]
-    return viruses._replace(identities=identify_viruses(known, circles, code))
+    sequences = ["" if " " in bases else bases for bases in viruses.letters]
+    return viruses._replace(identities=identify_viruses(sequences, circles, code))
 
 
 def _virus_rows(results: CalledRecords) -> bytes:
-    calls, viruses, names = results.calls, results.viruses, results.records.names
+    calls = results.calls
+    viruses = results.viruses
+    names = results.records.names
     if not viruses.places:
         return b""
-    rates, notes = list[float | None](), list[str]()
-    for place, crosses in zip(viruses.places, viruses.cross_origin, strict=True):
-        is_virus = calls.are_viruses[place]
-        rates.append(calls.rates[place] if is_virus else None)
-        notes.append(calls.notes[place] if is_virus else _OVER_ORIGIN if crosses else "")
+    rates: list[float | None] = []
+    notes: list[str] = []
+    for index, crosses in zip(viruses.places, viruses.cross_origin, strict=True):
+        is_virus = calls.are_viruses[index]
+        rates.append(calls.rates[index] if is_virus else None)
+        notes.append(calls.notes[index] if is_virus else _OVER_ORIGIN if crosses else "")
     return format_rows(
-        *(quoted_texts(viruses.names), quoted_texts([names[place] for place in viruses.places])),
-        *(
-            quoted_texts([calls.samples[place] for place in viruses.places]),
-            quoted_texts(viruses.kinds),
-        ),
-        *(format_integers(np.array(viruses.starts) + 1), format_integers(viruses.ends)),
-        *(format_integers(list(map(len, viruses.letters))), format_decimals(viruses.scores, 6)),
-        *(format_decimals(rates, 4), quoted_texts(notes)),
+        quoted_texts(viruses.names),
+        quoted_texts([names[index] for index in viruses.places]),
+        quoted_texts([calls.samples[index] for index in viruses.places]),
+        quoted_texts(viruses.kinds),
+        format_integers(np.array(viruses.starts) + 1),
+        format_integers(viruses.ends),
+        format_integers(list(map(len, viruses.letters))),
+        format_decimals(viruses.scores, 6),
+        format_decimals(rates, 4),
+        quoted_texts(notes),
         *_format_identities(viruses.identities),
     )
 
 
 def _format_identities(identities: Sequence[Identity]) -> Iterator[Column]:
-    """The columns of the table of viruses that say what each virus is."""
-    yield quoted_texts([one.virus_kind for one in identities])
-    yield format_decimals([one.kind_probability for one in identities], 3)
-    yield quoted_texts([one.kin for one in identities])
-    yield format_integers([one.kin_words or EMPTY for one in identities])
-    yield format_decimals([one.kin_share for one in identities], 3)
-    yield quoted_texts([one.topology for one in identities])
-    yield format_integers([one.repeat_length if one.topology else EMPTY for one in identities])
-    yield quoted_texts([one.taxonomy for one in identities])
-    yield quoted_texts([one.genus for one in identities])
-    yield quoted_texts([one.genome_type for one in identities])
-    yield quoted_texts([one.host_source for one in identities])
-    yield format_decimals([one.completeness for one in identities], 1)
-    yield quoted_texts([one.completeness_method for one in identities])
+    """Format the virus table columns that identify each virus."""
+    yield quoted_texts([identity.virus_kind for identity in identities])
+    yield format_decimals([identity.kind_probability for identity in identities], 3)
+    yield quoted_texts([identity.kin for identity in identities])
+    yield format_integers([identity.kin_words or EMPTY for identity in identities])
+    yield format_decimals([identity.kin_share for identity in identities], 3)
+    yield quoted_texts([identity.topology for identity in identities])
+    yield format_integers(
+        [identity.repeat_length if identity.topology else EMPTY for identity in identities]
+    )
+    yield quoted_texts([identity.taxonomy for identity in identities])
+    yield quoted_texts([identity.genus for identity in identities])
+    yield quoted_texts([identity.genome_type for identity in identities])
+    yield quoted_texts([identity.host_source for identity in identities])
+    yield format_decimals([identity.completeness for identity in identities], 1)
+    yield quoted_texts([identity.completeness_method for identity in identities])
 
 
 def _virus_fasta(results: CalledRecords) -> bytes:
-    """The sequences of all viruses. A whole record keeps its header."""
-    records, calls, viruses = results.records, results.calls, results.viruses
+    """Format all virus sequences. A complete record keeps its header."""
+    records = results.records
+    calls = results.calls
+    viruses = results.viruses
     rates = [calls.rates[i] if calls.are_viruses[i] else None for i in viruses.places]
     words = zip(
-        *(viruses.places, viruses.names, viruses.kinds),
-        *(decimal_texts(viruses.scores, 6), decimal_texts(rates, 4)),
+        viruses.places,
+        viruses.names,
+        viruses.kinds,
+        decimal_texts(viruses.scores, 6),
+        decimal_texts(rates, 4),
         strict=True,
     )
     headers = [
-        f"{records.headers[place] if name == records.ids[place] else name} "
+        f"{records.headers[index] if name == records.ids[index] else name} "
         f"kind={kind} score={score}{rate and f' fdr={rate}'}"
-        for place, name, kind, score, rate in words
+        for index, name, kind, score, rate in words
     ]
     return format_fasta(headers, viruses.letters)
 
@@ -337,42 +362,44 @@ def _virus_fasta(results: CalledRecords) -> bytes:
 # Regions
 
 
-def region_name(results: CalledRecords, place: int, region: Region) -> str:
-    """The name of a region of the record at an index; no record of the run has it as its id."""
+def region_name(results: CalledRecords, index: int, region: Region) -> str:
+    """Name a region in the record at an index. No record in the run has this name as its id."""
     suffix = _region_suffix(region)
-    return results.records.ids[place] + results.region_suffixes.get((place, suffix), suffix)
+    return results.records.ids[index] + results.region_suffixes.get((index, suffix), suffix)
 
 
 def _region_suffix(region: Region) -> str:
-    """Positions count from 1, and the end is the last base."""
+    """Format a region's position, counted from 1, with the last base as its end."""
     return f"|{region.kind}_{region.start + 1}_{region.end}"
 
 
 def _free_region_suffixes(results: CalledRecords, taken: TakenNames) -> dict[tuple[int, str], str]:
-    """By index of the record and suffix: the suffix that makes the name of a region unique."""
+    """Map (record index, suffix) to the suffix that makes the region name unique."""
     suffixes: dict[tuple[int, str], str] = {}
-    for place, ids in _find_owners(results, taken):
-        regions, _ = results.regions.get(place, ((), None))
+    for index, ids in _find_owners(results, taken):
+        regions, _ = results.regions.get(index, ((), None))
         for region in (*regions, *map(_wrap_origin, _join_over_origin(regions))):
             suffix = _region_suffix(region)
-            suffixes[place, suffix] = taken.free_suffix(ids, suffix)
+            suffixes[index, suffix] = taken.free_suffix(ids, suffix)
     return suffixes
 
 
 def _rename_clashes(results: CalledRecords, taken: TakenNames) -> FrameScores:
-    """The scores of frames and pieces under unique names.
+    """Return frame and piece scores under unique names.
 
-    Chunks and frames with vectors have such names from the plan on.
+    Chunks and frames with vectors have unique names since planning.
     """
     frames = results.frames
     owners = _find_owners(results, taken)
     if not owners:
         return frames
-    ids, chunk_ids = list(frames.ids), list(frames.chunk_ids)
+    ids = list(frames.ids)
+    chunk_ids = list(frames.chunk_ids)
     firsts = [0, *accumulate(frames.n_of_records)]
-    for place, own in owners:
-        for i in range(firsts[place], firsts[place + 1]):
-            chunk, frame = chunk_ids[i], ids[i]
+    for index, own in owners:
+        for i in range(firsts[index], firsts[index + 1]):
+            chunk = chunk_ids[i]
+            frame = ids[i]
             suffix = taken.free_suffix(own, chunk[len(own[0]) :], FRAME_ENDINGS)
             chunk_ids[i] = own[0] + suffix
             ids[i] = chunk_ids[i] + frame[len(chunk) :]
@@ -380,50 +407,52 @@ def _rename_clashes(results: CalledRecords, taken: TakenNames) -> FrameScores:
 
 
 def _find_owners(results: CalledRecords, taken: TakenNames) -> list[tuple[int, tuple[str, str]]]:
-    """The records with derived names that may be taken: index, id in the run and in the file."""
+    """List records with derived names that may be taken: index, id in the run and in the file."""
     if not taken:
         return []
-    ids, names = results.records.ids, results.records.names
-    places = np.flatnonzero(taken.concern(ids) | taken.concern(names)).tolist()
-    return [(place, (ids[place], names[place])) for place in places]
+    ids = results.records.ids
+    names = results.records.names
+    indices = np.flatnonzero(taken.concern(ids) | taken.concern(names)).tolist()
+    return [(index, (ids[index], names[index])) for index in indices]
 
 
-# makes the text for a region of the record at an index; region positions count from 0, half-open
+# Makes the text for a region of the record at an index. Positions count from 0, half-open.
 _RegionRow: TypeAlias = Callable[[CalledRecords, int, Region], str]
 
 
 def _region_rows(row: _RegionRow, results: CalledRecords) -> bytes | None:
-    """The regions of all searched records; None if no record was searched.
+    """Format the regions in all searched records. None: no record was searched.
 
-    All files of regions have the same regions under the same names.
+    All region files list the same regions under the same names.
     """
     if not results.regions:
         return None
-    each = sorted(results.regions.items(), key=itemgetter(0))
-    rows = (row(results, place, region) for place, (regions, _) in each for region in regions)
+    searched = sorted(results.regions.items(), key=itemgetter(0))
+    rows = (row(results, index, region) for index, (regions, _) in searched for region in regions)
     return encode_texts("".join(rows))
 
 
 def _table_rows(results: CalledRecords) -> bytes | None:
-    """The table of regions: positions count from 1, and the end is the last base."""
-    viruses, names = results.viruses, dict[tuple[int, int], str]()
-    columns = viruses.places, viruses.starts, viruses.cross_origin, viruses.names
-    for place, start, crosses, name in zip(*columns, strict=True):
-        names[place, start] = name
+    """Format the region table. Positions count from 1, and the end is the last base."""
+    viruses = results.viruses
+    names: dict[tuple[int, int], str] = {}
+    columns = (viruses.places, viruses.starts, viruses.cross_origin, viruses.names)
+    for index, start, crosses, name in zip(*columns, strict=True):
+        names[index, start] = name
         if crosses:  # the other part begins at the origin
-            names[place, 0] = name
+            names[index, 0] = name
     return _region_rows(partial(_table_row, names), results)
 
 
 def _table_row(
-    viruses: Mapping[tuple[int, int], str], results: CalledRecords, place: int, region: Region
+    viruses: Mapping[tuple[int, int], str], results: CalledRecords, index: int, region: Region
 ) -> str:
     calls = results.calls
-    label, score = format_call(calls, place)
+    label, score = format_call(calls, index)
     values = (
-        region_name(results, place, region),
-        calls.record_ids[place],
-        calls.samples[place],
+        region_name(results, index, region),
+        calls.record_ids[index],
+        calls.samples[index],
         region.kind,
         region.start + 1,
         region.end,
@@ -431,7 +460,7 @@ def _table_row(
         f"{region.posterior:.4f}",
         label,
         score,
-        viruses.get((place, region.start), ""),
+        viruses.get((index, region.start), ""),
         region.att,
         region.region_class,
         region.evidence,
@@ -440,17 +469,19 @@ def _table_row(
     return tsv_line(values)
 
 
-def _bed_row(results: CalledRecords, place: int, region: Region) -> str:
-    """BED6: positions count from 0 and are half-open; the score is the posterior times 1,000."""
-    record_id, score = results.records.ids[place], round(1000 * region.posterior)
-    name = region_name(results, place, region)
+def _bed_row(results: CalledRecords, index: int, region: Region) -> str:
+    """Format a BED6 row: half-open positions from 0, posterior times 1,000 as the score."""
+    record_id = results.records.ids[index]
+    score = round(1000 * region.posterior)
+    name = region_name(results, index, region)
     return f"{bed_chrom(record_id)}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n"
 
 
-def _gff_row(results: CalledRecords, place: int, region: Region) -> str:
-    record_id, (label, score) = results.records.ids[place], format_call(results.calls, place)
+def _gff_row(results: CalledRecords, index: int, region: Region) -> str:
+    record_id = results.records.ids[index]
+    label, score = format_call(results.calls, index)
     attributes = [
-        f"ID={gff3_value(region_name(results, place, region))}",
+        f"ID={gff3_value(region_name(results, index, region))}",
         region.att and f"att={region.att}",
         region.region_class and f"class={region.region_class}",
         region.evidence,
@@ -463,28 +494,32 @@ def _gff_row(results: CalledRecords, place: int, region: Region) -> str:
     return f"{gff3_seqid(record_id)}\tvirnucpro\t{_GFF3_TERMS[region.kind]}\t{bases}\t{words}\n"
 
 
-def _fasta_row(results: CalledRecords, place: int, region: Region) -> str:
-    """The sequence of a region, named as geNomad names proviruses."""
-    records, (label, score) = results.records, format_call(results.calls, place)
-    name = region_name(results, place, region)
+def _fasta_row(results: CalledRecords, index: int, region: Region) -> str:
+    """Format a region's sequence, named as geNomad names proviruses."""
+    records = results.records
+    label, score = format_call(results.calls, index)
+    name = region_name(results, index, region)
     header = f"{name} call={label} virus_score={score} posterior={region.posterior:.4f}"
-    letters = records.sequences[place][region.start : region.end]
+    letters = records.sequences[index][region.start : region.end]
     return format_fasta([header], [letters]).decode("utf-8", "surrogateescape")
 
 
 def _track_rows(results: CalledRecords) -> bytes | None:
-    """The evidence for regions, by piece, of each searched record."""
+    """Format the evidence for regions in each searched record, by piece."""
     if not results.regions:
         return None
     searched = sorted(results.regions)
-    tracks = [(results.records.ids[place], results.regions[place][1]) for place in searched]
+    tracks = [(results.records.ids[index], results.regions[index][1]) for index in searched]
     ids = [name for name, track in tracks for _ in range(len(track.start))]
     starts, ends, odds, posteriors = map(
         np.concatenate, zip(*(track for _, track in tracks), strict=True)
     )
-    places = format_integers(starts + 1), format_integers(ends)
     return format_rows(
-        quoted_texts(ids), *places, format_decimals(odds, 3), format_decimals(posteriors, 4)
+        quoted_texts(ids),
+        format_integers(starts + 1),
+        format_integers(ends),
+        format_decimals(odds, 3),
+        format_decimals(posteriors, 4),
     )
 
 

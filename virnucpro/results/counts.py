@@ -10,27 +10,27 @@ from virnucpro.core.logging import format_count
 from virnucpro.core.recipe import STATUSES, Status
 from virnucpro.results.outputs import VIRUS_TABLE
 
-LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # starts of the length classes, in bases or residues
+LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # starts of length classes, in bases or residues
 NO_HIT = (-1.0, 0, "")
 
 
 @dataclass(slots=True)
 class RecordCounts:
-    """Counts of records."""
+    """Record counts."""
 
     statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     n_viral: int = 0
-    n_known_only: int = 0  # viral records that only their k-mers of known viruses call
+    n_known_only: int = 0  # records called viral only by k-mers of known viruses
     n_proviruses: int = 0  # proviruses that count as viruses, in records not called virus
     n_regions: int | None = None  # None: no record was searched for regions
-    n_whole_regions: int = 0  # regions of kind whole
+    n_whole_regions: int = 0  # regions that cover a complete record
     n_frames: int = 0  # frames with a vector
     n_failed_frames: int = 0
     n_failed_records: int = 0  # records with a failed frame
     first_failure: str = ""  # the first failed frame, and its reason
-    n_mendable: int = 0  # records with a note of a failed frame
+    n_mendable: int = 0  # records with a note on a failed frame
     viral_lengths: Counter[int] = field(default_factory=Counter)  # viral records by length class
-    kinds: Counter[str] = field(default_factory=Counter)  # viruses of known kind
+    kinds: Counter[str] = field(default_factory=Counter)  # viruses with an identified kind
     families: Counter[str] = field(default_factory=Counter)  # viruses with a family
     best: tuple[float, int, str] = NO_HIT  # score, length and id of the best viral record
 
@@ -40,12 +40,13 @@ class RecordCounts:
 
     @property
     def n_viruses(self) -> int:
-        """The number of rows in the table of viruses."""
+        """Rows in the table of viruses."""
         return self.n_viral + self.n_proviruses
 
     @property
     def virus_line(self) -> str:
-        """The summary line of all viruses: records and, if searched for, proviruses in others."""
+        """The summary line on viruses: records and, if searched for, proviruses in other
+        records."""
         see = f"see {VIRUS_TABLE.file}"
         n_within = (self.n_regions or 0) - self.n_whole_regions
         if not n_within:
@@ -58,14 +59,15 @@ class RecordCounts:
         )
 
     def include(self, other: RecordCounts) -> None:
-        """Add the counts of later records."""
-        for name in (one.name for one in fields(self)):
-            mine = getattr(self, name)
-            its = getattr(other, name)
-            if isinstance(its, dict):
-                for key, n in its.items():
-                    mine[key] += n
-            elif isinstance(its, int):
-                setattr(self, name, (mine or 0) + its)
+        """Add counts from later records."""
+        for count in fields(self):
+            name = count.name
+            own_value = getattr(self, name)
+            other_value = getattr(other, name)
+            if isinstance(other_value, dict):
+                for key, n in other_value.items():
+                    own_value[key] += n
+            elif isinstance(other_value, int):
+                setattr(self, name, (own_value or 0) + other_value)
         self.first_failure = self.first_failure or other.first_failure
         self.best = max(self.best, other.best, key=itemgetter(0, 1))

@@ -1,4 +1,4 @@
-"""Make the rows of records that were embedded and not called."""
+"""Make rows for records that were embedded but not called."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class FailedFrame(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddedRecords:
-    """Neighbouring records and what became of them, in columns in step."""
+    """Neighbouring records and their outcomes, in parallel columns."""
 
     records: Records
     statuses: list[Status]
     notes: list[str]
     n_chunks: list[int]
-    n_frames: list[int]  # with a vector
-    failures: Mapping[int, Sequence[FailedFrame]]  # by index of the record
+    n_frames: list[int]  # frames with a vector
+    failures: Mapping[int, Sequence[FailedFrame]]  # by record index
 
     def by_sample(self) -> Iterator[tuple[str, EmbeddedRecords]]:
-        """Split the records by sample."""
+        """Yield the records of each sample."""
         first = 0
         for sample, group in groupby(self.records.samples):
             end = first + len(list(group))
@@ -44,24 +44,27 @@ class EmbeddedRecords:
 
     def _rows(self, first: int, end: int) -> EmbeddedRecords:
         rows = slice(first, end)
+        failures = {
+            index - first: frames for index, frames in self.failures.items() if first <= index < end
+        }
         return EmbeddedRecords(
             records=self.records.slice_rows(rows),
             statuses=self.statuses[rows],
             notes=self.notes[rows],
             n_chunks=self.n_chunks[rows],
             n_frames=self.n_frames[rows],
-            failures={i - first: of for i, of in self.failures.items() if first <= i < end},
+            failures=failures,
         )
 
     def by_own_ids(self) -> EmbeddedRecords:
-        """The same records with their ids in the file."""
+        """Return the same records with their ids from the file."""
         names = self.records.names
         records = self.records.with_ids(names)._replace(own_ids=[""] * len(names))
         return replace(self, records=records)
 
 
 def count_embedded(results: EmbeddedRecords) -> RecordCounts:
-    """The counts of these records."""
+    """Count these records."""
     counts = RecordCounts()
     counts.statuses.update(Counter(results.statuses))
     counts.n_mendable = sum(FRAMES_FAILED in note for note in results.notes)
@@ -79,17 +82,18 @@ def make_batches(
 ) -> list[RowBatch]:
     """Make a batch per sample.
 
-    ``with_own``: make the rows of per-file outputs with the ids of the input file, too.
+    Args:
+        with_own: also make the rows of per-file outputs with ids from the input file.
     """
     per_file = [output for output in outputs if output.per_file]
     return [
         RowBatch(
             sample,
-            _make_rows(of_sample, outputs),
-            count_embedded(of_sample),
-            _make_rows(of_sample.by_own_ids(), per_file) if with_own else None,
+            _make_rows(sample_results, outputs),
+            count_embedded(sample_results),
+            _make_rows(sample_results.by_own_ids(), per_file) if with_own else None,
         )
-        for sample, of_sample in results.by_sample()
+        for sample, sample_results in results.by_sample()
     ]
 
 
@@ -104,7 +108,7 @@ def _make_rows(results: EmbeddedRecords, outputs: Iterable[OutputFile]) -> Rows:
 
 
 def _record_rows(results: EmbeddedRecords) -> bytes:
-    """A row for each record."""
+    """Make a row per record."""
     records = results.records
     return format_rows(
         quoted_texts(records.names),

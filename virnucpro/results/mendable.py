@@ -1,4 +1,4 @@
-"""Find the records of a run that a corrected copy may replace."""
+"""Find records in a run that a corrected copy may replace."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class _Record(NamedTuple):
 
 
 def find_mendable(command: Command, table: Path, hint: str) -> Iterator[tuple[str, str]]:
-    """Yield the sample and the id of each record that is invalid or has a failed frame.
+    """Yield sample and id for each record that is invalid or has a failed frame.
 
     Raises:
         OSError: the table of records cannot be opened.
-        InputError: it is damaged; the hint says what to do.
+        InputError: the table is damaged. The hint says what to do.
     """
     for record in OUTPUTS[command][0].rows_at(table, _parse, hint):
         if record.is_mendable:

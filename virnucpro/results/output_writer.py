@@ -1,4 +1,4 @@
-"""Write the outputs of a run and of its samples, as rows come in input order."""
+"""Write the outputs of a run and its samples, as rows arrive in input order."""
 
 from __future__ import annotations
 
@@ -23,44 +23,50 @@ _Add = Callable[[RowBatch], None]
 
 
 @contextmanager
-def open_outputs(outputs: Sequence[OutputFile], place: OutputDir) -> Iterator[_Add]:
-    """Yield a function that adds a batch to the outputs of a run and, if wanted, of its sample.
+def open_outputs(outputs: Sequence[OutputFile], output_dir: OutputDir) -> Iterator[_Add]:
+    """Yield a function that adds a batch to the outputs of a run and, if requested, its sample.
 
     Pass it every record once, in input order. Files appear when the ``with`` block succeeds.
     """
     with ExitStack() as stack:
-        adds = [stack.enter_context(_open_files(outputs, place))]
-        if place.samples is not None:
-            adds.append(stack.enter_context(_open_samples(outputs, place, place.samples)))
+        adds = [stack.enter_context(_open_files(outputs, output_dir))]
+        if output_dir.samples is not None:
+            adds.append(stack.enter_context(_open_samples(outputs, output_dir, output_dir.samples)))
 
         def add(batch: RowBatch) -> None:
-            for each in adds:
-                each(batch)
+            for add_to_outputs in adds:
+                add_to_outputs(batch)
 
         yield add
 
 
 @contextmanager
-def _open_samples(outputs: Iterable[OutputFile], place: OutputDir, folder: Path) -> Iterator[_Add]:
-    """Yield a function that adds a batch to the outputs in the folder of its sample.
+def _open_samples(
+    outputs: Iterable[OutputFile], output_dir: OutputDir, folder: Path
+) -> Iterator[_Add]:
+    """Yield a function that adds a batch to the outputs in its sample folder.
 
-    Batches come in the order of samples. Every sample of the inputs gets outputs, even without
-    records, and so does any other sample with records. One sample is written while a few others
-    are synced to disk; one to which a resume added a mate comes twice, and is open all the time.
+    Batches come in sample order. Every input sample gets outputs, even without records, and so does
+    any other sample with records. One sample is written while a few others are synced to disk. A
+    sample to which a resume added a mate occurs twice, and stays open all the time.
     """
     outputs = [output for output in outputs if output.per_file]
-    once, twice = _samples_by_visits(place.inputs)
+    once, twice = _samples_by_visits(output_dir.inputs)
     queue = deque(once)
     closing = deque[Future[None]]()
     current: str | None = None
-    with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool, ExitStack() as whole, ExitStack() as stack:
+    with (
+        ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool,
+        ExitStack() as all_stack,
+        ExitStack() as stack,
+    ):
         add_to: _Add | None = None
 
         def opened(sample: str, stack: ExitStack) -> _Add:
-            of_sample = OutputDir(folder / sample, place.tree, place.aside)
-            with storage_errors(of_sample.folder):
-                place.tree.make_folder(of_sample.folder)
-            return stack.enter_context(_open_files(outputs, of_sample))
+            sample_dir = OutputDir(folder / sample, output_dir.tree, output_dir.aside)
+            with storage_errors(sample_dir.folder):
+                output_dir.tree.make_folder(sample_dir.folder)
+            return stack.enter_context(_open_files(outputs, sample_dir))
 
         def close() -> None:
             closing.append(pool.submit(stack.pop_all().close))
@@ -73,7 +79,7 @@ def _open_samples(outputs: Iterable[OutputFile], place: OutputDir, folder: Path)
             current = sample
             add_to = opened(sample, stack)
 
-        lasting = {sample: opened(sample, whole) for sample in twice}
+        lasting = {sample: opened(sample, all_stack) for sample in twice}
 
         def add(batch: RowBatch) -> None:
             while current != batch.sample and batch.sample not in lasting:
@@ -92,9 +98,13 @@ def _open_samples(outputs: Iterable[OutputFile], place: OutputDir, folder: Path)
 
 
 def _samples_by_visits(inputs: Sequence[InputFile]) -> tuple[list[str], list[str]]:
-    """The samples of neighbouring files only, without those that may have no outputs; the others.
+    """Split samples by whether their files are neighbours.
 
-    Mates share a sample; one that was added later is not a neighbour of the other.
+    Mates share a sample. A mate that was added later is not a neighbour of the other.
+
+    Returns:
+        Samples with neighbouring files only, without those that may have no outputs, and the
+        others.
     """
     pairs = dict.fromkeys((file.sample, file.generation) for file in inputs)
     n_visits = Counter(sample for sample, _ in pairs)
@@ -104,18 +114,18 @@ def _samples_by_visits(inputs: Sequence[InputFile]) -> tuple[list[str], list[str
 
 
 @contextmanager
-def _open_files(outputs: Iterable[OutputFile], place: OutputDir) -> Iterator[_Add]:
+def _open_files(outputs: Iterable[OutputFile], output_dir: OutputDir) -> Iterator[_Add]:
     """Yield a function that adds a batch to each output. Files appear if the block succeeds."""
     counts_by_sample: dict[str, RecordCounts] = {}
     with ExitStack() as stack:
         tables = []
         for output in outputs:
-            path = place.folder / output.file
-            opened = open_table(place.tree, path, output.columns, is_packed=output.is_packed)
+            path = output_dir.folder / output.file
+            opened = open_table(output_dir.tree, path, output.columns, is_packed=output.is_packed)
             tables.append((output, stack.enter_context(opened)))
             if not output.is_optional:
                 tables[-1][1]()
-        chunks = stack.enter_context(SortedLines(place.aside))
+        chunks = stack.enter_context(SortedLines(output_dir.aside))
 
         def add(batch: RowBatch) -> None:
             counts_by_sample.setdefault(batch.sample, RecordCounts()).include(batch.counts)
@@ -130,5 +140,5 @@ def _open_files(outputs: Iterable[OutputFile], place: OutputDir) -> Iterator[_Ad
             if output is CHUNK_TABLE:
                 open_file().writelines(chunks.merged())
             last_lines = LAST_LINES.get(output)
-            if last_lines and (text := last_lines(place, counts_by_sample)):
+            if last_lines and (text := last_lines(output_dir, counts_by_sample)):
                 open_file().write(encode_texts(text))

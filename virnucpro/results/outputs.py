@@ -1,8 +1,8 @@
 """Describe the outputs that a run writes record by record: their files and columns.
 
-``OUTPUTS`` lists them by command, and the run folder protects, clears and verifies them by their
-names. ``call_rows`` and ``embedding_rows`` make the rows, as text, in any process. A new output
-needs a description in ``OUTPUTS`` and a function for its rows.
+``OUTPUTS`` lists them by command, and the run folder protects, clears and verifies them by name.
+``call_rows`` and ``embedding_rows`` make the rows, as text, in any process. A new output needs a
+description in ``OUTPUTS`` and a function for its rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from virnucpro.store import run_dir
 from virnucpro.store.run_dir import RECORD_TABLES, OutputNames, RunDir
 
 Row = TypeVar("Row")
-ORIGIN = "the origin"  # in the note of a region; its other words differ between versions
+ORIGIN = "the origin"  # part of a region note whose other words differ between versions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,16 +36,19 @@ class OutputFile:
     per_file: bool = True  # --per-file also writes it for each input file
     is_optional: bool = False  # written only if it has a line; else an old file is deleted
     is_packed: bool = False  # compressed with gzip
-    n_later_columns: int = 0  # the last columns, which tables of earlier versions lack
+    n_later_columns: int = 0  # number of last columns that tables from earlier versions lack
 
     def rows_at(
         self, path: Path, parse: Callable[[dict[str, str]], Row], hint: str
     ) -> Iterator[Row]:
-        """Open a table with these columns now, and yield its rows later; it closes at its end.
+        """Open a table with these columns now, and yield its rows later. It closes at its end.
+
+        Args:
+            parse: converts a row, by column name. It raises ValueError for a damaged row.
 
         Raises:
-            OSError: it cannot be opened.
-            InputError: it is damaged; the hint says what to do.
+            OSError: the table cannot be opened.
+            InputError: the table is damaged. The hint says what to do.
         """
 
         def rows() -> Iterator[Any]:
@@ -67,7 +70,7 @@ class OutputFile:
         return opened
 
     def values_in(self, lines: Iterator[str]) -> Iterator[dict[str, str]]:
-        """Yield the values of each row by column; lines may end as on Windows.
+        """Yield each row's values by column. Windows line ends are accepted.
 
         Raises:
             ValueError: the table is damaged.
@@ -93,20 +96,32 @@ RECORD_TABLE = OutputFile(
     RECORD_TABLES["predict"],
     "every record, with its status, call, score and evidence",
     (
-        *("record", "file", "length", "status", "call", "virus_score", "fdr", "n_chunks"),
-        *("n_chunks_scored", "n_frames_scored", "base_score", "note"),
-        *("evidence", "known_family", "n_known_kmers"),
+        "record",
+        "file",
+        "length",
+        "status",
+        "call",
+        "virus_score",
+        "fdr",
+        "n_chunks",
+        "n_chunks_scored",
+        "n_frames_scored",
+        "base_score",
+        "note",
+        "evidence",
+        "known_family",
+        "n_known_kmers",
     ),
     n_later_columns=3,
 )
-# for a run that calls nothing
+# For a run that calls nothing.
 EMBEDDED_TABLE = OutputFile(
     RECORD_TABLES["extract"],
     "every record, with its status",
     ("record", "file", "length", "status", "n_chunks", "n_embedded", "note"),
 )
-# every frame with a score, and every chunk with such a frame, sorted by id; the formats are those
-# of the original VirNucPro
+# Every frame with a score, and every chunk with such a frame, sorted by id. The formats are those
+# of the original VirNucPro.
 FRAME_TABLE = OutputFile(
     "prediction_results.txt",
     columns=("Sequence_ID", "Prediction", "score1", "score2"),
@@ -126,15 +141,34 @@ FAILED_SEQUENCES = OutputFile(
 
 # Viruses
 
-# a row per virus; its name is also the id of its sequence in the FASTA file
+# One row per virus. Its name is also its sequence id in the FASTA file.
 VIRUS_TABLE = OutputFile(
     "viruses.tsv",
     "every virus: records and proviruses, with score, fdr, position, kind and lineage",
     (
-        *("virus", "record", "file", "kind", "start", "end", "length", "score", "fdr"),
-        *("note", "virus_kind", "kind_probability", "kin", "kin_words", "kin_share"),
-        *("topology", "repeat_length", "taxonomy", "genus", "genome_type", "host_source"),
-        *("completeness", "completeness_method"),
+        "virus",
+        "record",
+        "file",
+        "kind",
+        "start",
+        "end",
+        "length",
+        "score",
+        "fdr",
+        "note",
+        "virus_kind",
+        "kind_probability",
+        "kin",
+        "kin_words",
+        "kin_share",
+        "topology",
+        "repeat_length",
+        "taxonomy",
+        "genus",
+        "genome_type",
+        "host_source",
+        "completeness",
+        "completeness_method",
     ),
     n_later_columns=6,
 )
@@ -146,12 +180,26 @@ VIRUS_FASTA = OutputFile("viruses.fasta", "their sequences")
 SAMPLE_TABLE = OutputFile(
     "samples.tsv",
     "one row per input file, or pair of read files",
-    # the columns virus_* are ``counts.LENGTH_CLASSES``
+    # The columns virus_* correspond to ``counts.LENGTH_CLASSES``.
     (
-        *("file", "status", "n_records", "n_scored", "n_virus", "virus_below_1000"),
-        *("virus_1000_to_2999", "virus_3000_to_9999", "virus_from_10000", "n_provirus"),
-        *("n_regions", "best_record", "best_score", "n_failed", "path", "error", "kinds"),
-        *("families",),
+        "file",
+        "status",
+        "n_records",
+        "n_scored",
+        "n_virus",
+        "virus_below_1000",
+        "virus_1000_to_2999",
+        "virus_3000_to_9999",
+        "virus_from_10000",
+        "n_provirus",
+        "n_regions",
+        "best_record",
+        "best_score",
+        "n_failed",
+        "path",
+        "error",
+        "kinds",
+        "families",
     ),
     per_file=False,
 )
@@ -178,8 +226,21 @@ REGION_TABLE = OutputFile(
     "regions.tsv",
     "virus-like regions, also as .bed, .gff3 and .fasta",
     (
-        *("region", "record", "file", "kind", "start", "end", "length", "posterior"),
-        *("call", "virus_score", "virus", "att", "class", "evidence", "note"),
+        "region",
+        "record",
+        "file",
+        "kind",
+        "start",
+        "end",
+        "length",
+        "posterior",
+        "call",
+        "virus_score",
+        "virus",
+        "att",
+        "class",
+        "evidence",
+        "note",
     ),
     is_optional=True,
 )
@@ -196,31 +257,42 @@ TRACKS = OutputFile(
 
 # The outputs of each command
 
-# the sequences of viral records and of regions
+# Sequences of viral records and of regions.
 SEQUENCE_FILES = (VIRAL_FASTA.file, REGION_FASTA.file)
-# what ``virnucpro regions`` writes besides the table of records
+# What ``virnucpro regions`` writes in addition to the table of records.
 REGION_OUTPUTS: tuple[OutputFile, ...] = (
-    *(VIRUS_TABLE, VIRUS_FASTA, SAMPLE_TABLE, MULTIQC),
-    *(REGION_TABLE, REGION_BED, REGION_GFF3, REGION_FASTA, TRACKS),
+    VIRUS_TABLE,
+    VIRUS_FASTA,
+    SAMPLE_TABLE,
+    MULTIQC,
+    REGION_TABLE,
+    REGION_BED,
+    REGION_GFF3,
+    REGION_FASTA,
+    TRACKS,
 )
 _FAILURES = (FAILED_SEQUENCES, FAILED_FILES)
-# the table of records comes first: it is opened first, and appears last
+# The table of records comes first: it is opened first, and appears last.
 OUTPUTS: Mapping[Command, tuple[OutputFile, ...]] = {
     "predict": (
-        *(RECORD_TABLE, FRAME_TABLE, CHUNK_TABLE, VIRAL_FASTA),
-        *(*REGION_OUTPUTS, *_FAILURES),
+        RECORD_TABLE,
+        FRAME_TABLE,
+        CHUNK_TABLE,
+        VIRAL_FASTA,
+        *REGION_OUTPUTS,
+        *_FAILURES,
     ),
     "extract": (EMBEDDED_TABLE, EMBEDDED_SAMPLE_TABLE, *_FAILURES),
 }
 
 
 def all_outputs() -> list[OutputFile]:
-    """The outputs of all commands, each once; two commands may write the same file."""
+    """Return all commands' outputs, each once. Two commands may write the same file."""
     return list(dict.fromkeys(chain.from_iterable(OUTPUTS.values())))
 
 
 def open_run_dir(folder: Path) -> RunDir:
-    """The run folder at this path, which owns the outputs of all commands."""
+    """Return the run folder at this path, which owns all commands' outputs."""
     outputs = all_outputs()
     names = OutputNames(
         run=tuple(dict.fromkeys(output.file for output in outputs)),

@@ -1,4 +1,4 @@
-"""Rows of outputs as text, which any process may make."""
+"""Output rows as text, which any process may make."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import CHUNK_TABLE
 from virnucpro.results.tsv import sorted_lines
 
-# text by the file name of an output; outputs without text may be missing
+# Output file name -> text. Outputs without text may be missing.
 Rows: TypeAlias = Mapping[str, bytes | memoryview]
 
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """The rows of neighbouring records of one sample, for all outputs."""
+    """Rows for neighbouring records in one sample, for all outputs."""
 
     sample: str
     rows: Rows
     counts: RecordCounts
-    own_rows: Rows | None = None  # the same with the ids in the input file
+    own_rows: Rows | None = None  # the same with ids from the input file
 
     def joined(self, other: RowBatch) -> RowBatch:
-        """Append later records of the same sample."""
+        """Append later records from the same sample."""
         counts = RecordCounts()
         own_rows = None
         counts.include(self.counts)
@@ -34,10 +34,10 @@ class RowBatch:
         return RowBatch(self.sample, _concatenate(self.rows, other.rows), counts, own_rows)
 
 
-def _concatenate(rows: Rows, others: Rows) -> Rows:
+def _concatenate(rows: Rows, later_rows: Rows) -> Rows:
     return {
-        name: sort_rows(name, b"".join((rows.get(name, b""), others.get(name, b""))))
-        for name in {**rows, **others}
+        name: sort_rows(name, b"".join((rows.get(name, b""), later_rows.get(name, b""))))
+        for name in {**rows, **later_rows}
     }
 
 

@@ -1,4 +1,4 @@
-"""Write the tables that have a row per sample or per file, when all records are counted."""
+"""Write the tables with a row per sample or file, once all records are counted."""
 
 from __future__ import annotations
 
@@ -25,35 +25,37 @@ from virnucpro.sequences.inputs import InputFile
 
 @dataclass(frozen=True, slots=True)
 class OutputDir:
-    """Where the outputs of a run or of one sample go."""
+    """Output destination for a run or for one sample."""
 
     folder: Path
     tree: SafeDir  # the tree with the folder
     aside: Path  # folder for lines to be sorted, on a disk with enough space
     inputs: Sequence[InputFile] = ()
     refused: Sequence[InputFile] = ()  # inputs that could not be read
-    samples: Path | None = None  # each sample gets a folder of outputs in it; None: no such folders
+    samples: Path | None = None  # parent of one output folder per sample; None: no such folders
 
 
 @dataclass(frozen=True, slots=True)
 class _SampleRow:
-    """What a row of the table of samples is made from."""
+    """Facts behind a row in the sample table."""
 
     sample: str
     status: str
     counts: RecordCounts
-    path: str  # the paths of its files, in the order of mates
+    path: str  # paths of its files, in mate order
     error: str  # why its file could not be read
 
 
 def _sample_rows(
-    place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]
+    output_dir: OutputDir, counts_by_sample: Mapping[str, RecordCounts]
 ) -> Iterator[_SampleRow]:
     """Yield a row per sample, and one for each unreadable file."""
     samples: dict[tuple[str, str], list[InputFile]] = {}  # mates share a row
-    for file in (*_list_input_files(place, counts_by_sample), *place.refused):
+    for file in (*_list_input_files(output_dir, counts_by_sample), *output_dir.refused):
         samples.setdefault((file.sample, file.error), []).append(file)
-    halves = {file.sample for file in place.refused if file.mate}  # an unreadable mate's sample
+    halves = {
+        file.sample for file in output_dir.refused if file.mate
+    }  # an unreadable mate's sample
     for (sample, error), files in samples.items():
         counts = RecordCounts() if error else counts_by_sample.get(sample, RecordCounts())
         status = "unreadable" if error else _sample_status(counts, is_half=sample in halves)
@@ -62,10 +64,10 @@ def _sample_rows(
         yield _SampleRow(sample, status, counts, path, escape_markup(error))
 
 
-def _sample_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
-    """The table of the samples of ``predict``."""
+def _sample_lines(output_dir: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
+    """Format the sample table for ``predict``."""
     lines = []
-    for row in _sample_rows(place, counts_by_sample):
+    for row in _sample_rows(output_dir, counts_by_sample):
         counts = row.counts
         score, _, record_id = counts.best
         values = (
@@ -89,10 +91,12 @@ def _sample_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]
     return "".join(lines)
 
 
-def _embedded_sample_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
-    """The table of the samples of ``extract``."""
+def _embedded_sample_lines(
+    output_dir: OutputDir, counts_by_sample: Mapping[str, RecordCounts]
+) -> str:
+    """Format the sample table for ``extract``."""
     lines = []
-    for row in _sample_rows(place, counts_by_sample):
+    for row in _sample_rows(output_dir, counts_by_sample):
         counts = row.counts
         values = (
             row.sample,
@@ -108,22 +112,25 @@ def _embedded_sample_lines(place: OutputDir, counts_by_sample: Mapping[str, Reco
 
 
 def _list_input_files(
-    place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]
+    output_dir: OutputDir, counts_by_sample: Mapping[str, RecordCounts]
 ) -> list[InputFile]:
-    """The files that were read, except added ones with every record replaced by later files."""
-    return [one for one in place.inputs if one.sample in counts_by_sample or is_due(one)]
+    """List the files that were read, except added ones with every record replaced by later
+    files."""
+    return [file for file in output_dir.inputs if file.sample in counts_by_sample or is_due(file)]
 
 
 def is_due(file: InputFile) -> bool:
-    """Whether a file has outputs even if no record is written: one of the first run, or empty.
+    """Return whether a file has outputs even if no record is written.
 
-    An added file that no longer exists counts as one with records.
+    This is the case for files from the first run and for empty files. An added file that no longer
+    exists counts as one with records.
     """
     return not file.generation or (Path(file.path).is_file() and not any(file.read()))
 
 
 def _counts_text(counts: Counter[str]) -> str:
-    """
+    """Format counts in descending order.
+
     >>> _counts_text(Counter({"ssDNA": 1, "RNA+": 2, "phage": 2}))
     'RNA+: 2; phage: 2; ssDNA: 1'
     """
@@ -139,9 +146,11 @@ def _sample_status(tally: RecordCounts, *, is_half: bool) -> str:
     return "partial" if tally.n_mendable or is_half else "complete"
 
 
-def _multiqc_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
+def _multiqc_lines(output_dir: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
     lines = [_MULTIQC_COLUMNS]
-    for sample in dict.fromkeys(file.sample for file in _list_input_files(place, counts_by_sample)):
+    for sample in dict.fromkeys(
+        file.sample for file in _list_input_files(output_dir, counts_by_sample)
+    ):
         tally = counts_by_sample.get(sample, RecordCounts())
         counts = tally.n_records, tally.statuses["scored"], tally.n_viral, tally.n_proviruses
         lines.append("\t".join(map(str, (sample, *counts))) + "\n")
@@ -161,10 +170,10 @@ Sample\tn_records\tn_scored\tn_virus\tn_provirus
 """
 
 
-def _failure_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
-    """Path, stage and error of each file with a failure, separated by ``|``; sorted."""
-    rows = [(file, "read", file.error) for file in place.refused]
-    firsts = {file.sample: file for file in reversed(place.inputs)}  # mates share a sample
+def _failure_lines(output_dir: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
+    """Format path, stage and error for each file with a failure, separated by ``|`` and sorted."""
+    rows = [(file, "read", file.error) for file in output_dir.refused]
+    firsts = {file.sample: file for file in reversed(output_dir.inputs)}  # mates share a sample
     for sample, file in firsts.items():
         tally = counts_by_sample.get(sample, RecordCounts())
         if tally.n_failed_frames:
@@ -181,7 +190,7 @@ def _failure_lines(place: OutputDir, counts_by_sample: Mapping[str, RecordCounts
 
 
 _LastLines: TypeAlias = Callable[[OutputDir, Mapping[str, RecordCounts]], str]
-# makes the last lines of an output from the counts of each sample
+# Output -> function that makes its last lines from the counts of each sample.
 LAST_LINES: Mapping[OutputFile, _LastLines] = {
     SAMPLE_TABLE: _sample_lines,
     EMBEDDED_SAMPLE_TABLE: _embedded_sample_lines,

@@ -1,4 +1,4 @@
-"""Read tables again as blocks of rows."""
+"""Read tables back as row blocks."""
 
 from __future__ import annotations
 
@@ -20,28 +20,32 @@ from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.option_text import with_options
 from virnucpro.results.names import read_tsv_field
 
-_BYTES_AT_ONCE = 2**22  # bytes of a table read at once
+_BYTES_AT_ONCE = 2**22  # table bytes read at once
 _Rows: TypeAlias = IntArray | list[int] | slice
 
 
 @dataclass(frozen=True, eq=False)
 class TableBlock:
-    """Neighbouring rows of a table, as bytes; a missing column reads as empty."""
+    """Neighbouring table rows, as bytes. A missing column reads as empty."""
 
-    data: bytes  # whole lines
-    names: Sequence[str]  # of the columns
-    ends: IntArray  # (n_rows, n_columns) of the fields
+    data: bytes  # complete lines
+    names: Sequence[str]  # column names
+    ends: IntArray  # (n_rows, n_columns) field ends
 
     @classmethod
     def from_bytes(cls, data: bytes, header: str) -> TableBlock:
-        """Split lines into fields; ``header`` has the names of the columns and its line end.
+        """Split lines into fields.
+
+        Args:
+            header: column names, with the line end.
 
         Raises:
             ValueError: a line does not have one value per column.
         """
         names = header.rstrip("\n").split("\t")
         data = data if data.endswith(b"\n") else data + b"\n"
-        n_lines, n_read = data.count(b"\n"), np.empty(1, dtype=np.int64)
+        n_lines = data.count(b"\n")
+        n_read = np.empty(1, dtype=np.int64)
         ends = np.empty((n_lines, len(names)), dtype=np.int64)
         call("split_fields", np.frombuffer(data, np.uint8), len(data), len(names), ends, n_read)
         if n_read[0] < n_lines:
@@ -57,7 +61,7 @@ class TableBlock:
 
     @cached_property
     def _text(self) -> str | None:
-        """The bytes as ASCII text; None if they are not ASCII."""
+        """The bytes as ASCII text, or None if they are not ASCII."""
         return self.data.decode("ascii") if self.data.isascii() else None
 
     @cached_property
@@ -65,23 +69,23 @@ class TableBlock:
         return b'"' in self.data
 
     def _bounds(self, name: str) -> tuple[IntArray, IntArray]:
-        """The starts and the ends of the fields of a column. (n_rows,) each"""
+        """Return field starts and ends in a column. (n_rows,) each"""
         if name not in self.names:
             nowhere = np.zeros(len(self), dtype=np.int64)
             return nowhere, nowhere
-        place = self.names.index(name)
-        before = self.ends[:, place - 1] if place else np.append(-1, self.ends[:-1, -1])
-        return before + 1, np.ascontiguousarray(self.ends[:, place])
+        column = self.names.index(name)
+        before = self.ends[:, column - 1] if column else np.append(-1, self.ends[:-1, -1])
+        return before + 1, np.ascontiguousarray(self.ends[:, column])
 
     def columns(self, names: Iterable[str], rows: _Rows = slice(None)) -> list[list[str]]:
-        """The fields of some columns, in some rows."""
+        """Return fields from some columns, in some rows."""
         return [self.texts(name, rows) for name in names]
 
     def texts(self, name: str, rows: _Rows = slice(None)) -> list[str]:
-        """The fields of a column, in some rows."""
-        some = np.array(rows, np.int64) if isinstance(rows, list) else rows
-        starts, ends = (each[some].tolist() for each in self._bounds(name))
-        pairs = zip(starts, ends, strict=True)
+        """Return fields from a column, in some rows."""
+        selected = np.array(rows, np.int64) if isinstance(rows, list) else rows
+        starts, ends = self._bounds(name)
+        pairs = zip(starts[selected].tolist(), ends[selected].tolist(), strict=True)
         if self._text is not None:
             text = self._text
             values = [text[start:end] for start, end in pairs]
@@ -91,41 +95,42 @@ class TableBlock:
         return list(map(read_tsv_field, values)) if self._has_quotes else values
 
     def codes(self, name: str) -> tuple[list[str], IntArray]:
-        """The distinct fields of a column, and for each row the index of its field."""
+        """Return a column's distinct fields, and each row's field index."""
         starts, ends = self._bounds(name)
         is_new = np.empty(len(self), dtype=np.bool_)
         call("find_changes", self._letters, starts, ends, len(self), is_new.view(np.uint8))
         firsts = np.flatnonzero(is_new)
         texts = self.texts(name, firsts)
-        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-        of_runs = np.array([places[text] for text in texts], dtype=np.int64)
-        return list(places), np.repeat(of_runs, np.diff(firsts, append=len(self)))
+        index_by_text = {text: index for index, text in enumerate(dict.fromkeys(texts))}
+        run_codes = np.array([index_by_text[text] for text in texts], dtype=np.int64)
+        return list(index_by_text), np.repeat(run_codes, np.diff(firsts, append=len(self)))
 
     def has_columns(self, name: str, text: bytes) -> BoolArray:
-        """Whether each field of a column is this text. (n_rows,)"""
+        """Return whether each field in a column is this text. (n_rows,)"""
         starts, ends = self._bounds(name)
         rows = np.flatnonzero(ends - starts == len(text))
-        for place, letter in enumerate(text):
-            rows = rows[self._letters[starts[rows] + place] == letter]
+        for offset, letter in enumerate(text):
+            rows = rows[self._letters[starts[rows] + offset] == letter]
         mask = np.zeros(len(self), dtype=np.bool_)
         mask[rows] = True
         return mask
 
     def numbers(self, name: str) -> FloatArray:
-        """The numbers of a column, without exponents; NaN for an empty field. (n_rows,)
+        """Return the numbers in a column, without exponents. NaN for an empty field. (n_rows,)
 
         Raises:
             ValueError: a field is not such a number.
         """
         starts, ends = self._bounds(name)
-        values, n_read = np.empty(len(self)), np.empty(1, dtype=np.int64)
+        values = np.empty(len(self))
+        n_read = np.empty(1, dtype=np.int64)
         call("read_numbers", self._letters, starts, ends, len(self), values, n_read)
         if n_read[0] < len(self):
             raise ValueError(f"{name} {self.texts(name, n_read)[0]} is not a number")
         return values
 
     def integers(self, name: str) -> IntArray:
-        """The whole numbers of a column, from 0 on. (n_rows,)
+        """Return the non-negative integers in a column. (n_rows,)
 
         Raises:
             ValueError: a field is not such a number.
@@ -138,7 +143,7 @@ class TableBlock:
 
 @dataclass(frozen=True, slots=True)
 class TableSpan:
-    """Neighbouring lines of a VirNucPro table, as a range of bytes."""
+    """Neighbouring lines in a VirNucPro table, as a byte range."""
 
     path: Path
     header: str  # the first line of the table
@@ -146,10 +151,11 @@ class TableSpan:
     end: int
 
     def read(self) -> TableBlock:
-        """
+        """Read the lines.
+
         Raises:
             ValueError: a line does not have one value per column.
-            OSError: it cannot be read.
+            OSError: the table cannot be read.
         """
         with self.path.open("rb") as lines:
             lines.seek(self.start)
@@ -158,16 +164,17 @@ class TableSpan:
 
 
 def split_table(path: Path) -> Iterator[TableSpan]:
-    """Split a VirNucPro table into spans of lines; none if the file does not exist.
+    """Split a VirNucPro table into line spans. A missing table has no spans.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the table cannot be read.
     """
     if not path.is_file():
         return
     with path.open("rb") as lines:
         header = lines.readline().decode("utf-8", "surrogateescape")
-        end, size = lines.tell(), os.fstat(lines.fileno()).st_size
+        end = lines.tell()
+        size = os.fstat(lines.fileno()).st_size
         while end < size:
             start = end
             lines.seek(start + _BYTES_AT_ONCE)
@@ -177,12 +184,13 @@ def split_table(path: Path) -> Iterator[TableSpan]:
 
 
 @contextmanager
-def open_table_reader(table: Path, *others: type[Exception]) -> Iterator[None]:
-    """Read a table: an error of its content is an ``InputError``.
+def open_table_reader(table: Path, *more_errors: type[Exception]) -> Iterator[None]:
+    """Report errors in table content as ``InputError``.
 
-    These are ValueError and the ``others``.
+    Args:
+        more_errors: errors to convert in addition to ValueError.
     """
-    errors: tuple[type[Exception], ...] = (ValueError, *others)
+    errors: tuple[type[Exception], ...] = (ValueError, *more_errors)
     try:
         yield
     except errors as error:

@@ -1,4 +1,4 @@
-"""Read the tables of a run that VirNucPro itself needs: calls, regions, viruses and frames."""
+"""Read run tables that VirNucPro itself needs: calls, regions, viruses and frames."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def read_calls(path: Path, hint: str) -> Iterator[Call]:
 
 
 def read_records(command: Command, path: Path, hint: str) -> Iterator[Call]:
-    """Open the table of records of a command, as ``read_calls`` does.
+    """Open a command's table of records, as ``read_calls`` does.
 
-    The records of ``extract`` have no score; ``n_frames_scored`` counts their vectors.
+    Records from ``extract`` have no score. Their ``n_frames_scored`` counts vectors.
     """
     if command == "predict":
         return read_calls(path, hint)
@@ -85,7 +85,7 @@ def parse_call(row: dict[str, str]) -> Call:
 
 
 def _parse_evidence(row: dict[str, str]) -> Literal["score", "known", "both", ""]:
-    """The evidence for a call; tables of earlier versions have none."""
+    """Parse the evidence for a call. Tables from earlier versions have none."""
     evidence = row.get("evidence", "")
     if evidence not in ("score", "known", "both", ""):
         raise ValueError(f"a record has the evidence {evidence}")
@@ -108,7 +108,7 @@ def _parse_embedded(row: dict[str, str]) -> Call:
 
 
 def parse_identity(row: dict[str, str]) -> tuple[RecordKey, Identity]:
-    """The sample and the id of a record, and the identity of its virus."""
+    """Parse a record's sample and id, and its virus identity."""
     identity = Identity(
         virus_kind=row["virus_kind"],
         kind_probability=_float(row["kind_probability"]),
@@ -128,8 +128,10 @@ def parse_identity(row: dict[str, str]) -> tuple[RecordKey, Identity]:
 
 
 def parse_region(row: dict[str, str]) -> tuple[RecordKey, Region]:
-    """The sample and the id of a record, and its region; tables of any version can be read."""
-    start, end, posterior = int(row["start"]) - 1, int(row["end"]), float(row["posterior"] or "nan")
+    """Parse a record's sample and id, and its region, from a table of any version."""
+    start = int(row["start"]) - 1
+    end = int(row["end"])
+    posterior = float(row["posterior"] or "nan")
     if not (0 <= start < end <= _MOST_BASES and (isnan(posterior) or 0 <= posterior <= 1)):
         raise ValueError(f"{row['record']} has no region such as {row['region']}")
     if row["kind"] not in _REGION_KINDS:
@@ -137,7 +139,16 @@ def parse_region(row: dict[str, str]) -> tuple[RecordKey, Region]:
     if row["class"] not in ("prophage", "uncertain", ""):
         raise ValueError(f"{row['region']} is of the class {row['class']}")
     kind = cast(Literal["provirus", "whole"], row["kind"])
-    judged = cast(Literal["prophage", "uncertain", ""], row["class"])
-    is_part, is_virus = ORIGIN in row["note"], bool(row["virus"])
-    facts = row["att"], is_part, is_virus, row["evidence"], judged
-    return (row["file"], row["record"]), Region(start, end, kind, posterior, *facts)
+    region_class = cast(Literal["prophage", "uncertain", ""], row["class"])
+    region = Region(
+        start,
+        end,
+        kind,
+        posterior,
+        row["att"],
+        ORIGIN in row["note"],
+        bool(row["virus"]),
+        row["evidence"],
+        region_class,
+    )
+    return (row["file"], row["record"]), region

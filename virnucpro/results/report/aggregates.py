@@ -1,7 +1,7 @@
-"""Count the records of a run in one pass over its table, and choose the rows that a page shows.
+"""Count a run's records in one pass over its table, and choose the rows that a page shows.
 
-Tasks count blocks of the table, in any process. Memory holds the chosen rows and a few numbers per
-file.
+Tasks count table blocks, in any process. Only the chosen rows and a few numbers per file are in
+memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -27,13 +27,13 @@ from virnucpro.results.report.run_json import Key
 from virnucpro.results.table_blocks import TableBlock, TableSpan, open_table_reader, split_table
 
 MOST_ROWS = 100_000  # records in the table of the page
-PER_DOUBLING = 4  # bins of length
+PER_DOUBLING = 4  # length bins per doubling
 _DOUBLINGS = 40  # a record is shorter than 2^40 letters
 _N_LENGTHS = _DOUBLINGS * PER_DOUBLING
-N_SCORES = 40  # bins of log-odds
+N_SCORES = 40  # log-odds bins
 MOST_LOG_ODDS = 7.0  # a score of 0.9991
 _MOST_NOTES = 1_000  # different notes to count
-# starts of the classes of length, in bases or residues
+# Starts of length classes, in bases or residues.
 LENGTHS = {
     "nucleotide": (0, 300, 500, 1_000, 3_000, 10_000, 100_000),
     "protein": (0, 50, 100, 300, 1_000),
@@ -41,22 +41,22 @@ LENGTHS = {
 
 T = TypeVar("T")
 Texts: TypeAlias = NDArray[np.object_]
-# viruses by kind and start of a class of length, and viruses by family; proteins have the kind ""
+# Viruses by kind and start of the length class, and viruses by family. Proteins have the kind "".
 Kinds: TypeAlias = tuple[Counter[tuple[str, int]], Counter[str]]
 
 
 class RecordRows(NamedTuple):
-    """Records as the page shows them, in columns. (n,) each"""
+    """Records as the page shows them, in columns, (n,) each."""
 
-    places: IntArray  # in the table, from 0
+    places: IntArray  # index in the table, from 0
     records: Texts
     files: Texts
     lengths: IntArray
     statuses: Texts
     are_viral: BoolArray
-    scores: FloatArray  # NaN: none
-    rates: FloatArray  # NaN: none
-    n_chunks: FloatArray  # NaN: none
+    scores: FloatArray  # NaN: missing
+    rates: FloatArray  # NaN: missing
+    n_chunks: FloatArray  # NaN: missing
     notes: Texts
 
     @property
@@ -65,7 +65,7 @@ class RecordRows(NamedTuple):
 
     @classmethod
     def from_block(cls, block: TableBlock, rows: IntArray) -> RecordRows:
-        """Read some rows of a block, by their places in it.
+        """Read some rows from a block, by index.
 
         Raises:
             ValueError: a value is not a number, or a status is unknown.
@@ -75,25 +75,46 @@ class RecordRows(NamedTuple):
             np.array(texts, np.object_)
             for texts in block.columns(("record", "file", "status", "note"), rows)
         )
-        of_record = rows, records, files, lengths[rows], statuses, is_viral[rows]
-        return cls(*of_record, scores[rows], rates[rows], n_chunks[rows], notes)
+        return cls(
+            places=rows,
+            records=records,
+            files=files,
+            lengths=lengths[rows],
+            statuses=statuses,
+            are_viral=is_viral[rows],
+            scores=scores[rows],
+            rates=rates[rows],
+            n_chunks=n_chunks[rows],
+            notes=notes,
+        )
 
     @classmethod
     def empty(cls) -> RecordRows:
-        numbers, texts = np.empty(0, np.int64), np.empty(0, np.object_)
-        values, are_viral = np.empty(0), np.empty(0, np.bool_)
-        of_record = numbers, texts, texts, numbers, texts, are_viral
-        return cls(*of_record, values, values, values, texts)
+        numbers = np.empty(0, np.int64)
+        texts = np.empty(0, np.object_)
+        values = np.empty(0)
+        return cls(
+            places=numbers,
+            records=texts,
+            files=texts,
+            lengths=numbers,
+            statuses=texts,
+            are_viral=np.empty(0, np.bool_),
+            scores=values,
+            rates=values,
+            n_chunks=values,
+            notes=texts,
+        )
 
     @classmethod
-    def concatenate(cls, each: Iterable[tuple[RecordRows, int]]) -> RecordRows:
-        """Join the rows of several blocks; each comes with the number of rows before it."""
-        moved = [rows._replace(places=rows.places + place) for rows, place in each]
+    def concatenate(cls, blocks: Iterable[tuple[RecordRows, int]]) -> RecordRows:
+        """Join rows from several blocks. Each block comes with the row count before it."""
+        moved = [rows._replace(places=rows.places + n_before) for rows, n_before in blocks]
         columns: Iterable[Any] = zip(*(moved or [cls.empty()]), strict=True)
         return cls._make(map(np.concatenate, columns))
 
     def best(self, most: int) -> RecordRows:
-        """The viral rows with the highest scores, at most ``most``."""
+        """Return the viral rows with the highest scores, at most ``most``."""
         viral = np.flatnonzero(self.are_viral)
         ranked = np.array([self.places[viral], self.lengths[viral], self.scores[viral]])
         rows = viral[_best(ranked, most)]
@@ -101,9 +122,9 @@ class RecordRows(NamedTuple):
 
 
 def _best(ranked: FloatArray, most: int) -> IntArray:
-    """The indices of the rows with the highest scores; of equal scores, the longest first.
+    """Return indices for the rows with the highest scores. If tied, the longest come first.
 
-    (3, n): place, length and score -> at most (most,)
+    (3, n): table index, length and score -> at most (most,)
     """
     places, lengths, scores = ranked
     order: IntArray = np.lexsort((places, -lengths, -scores))[:most]
@@ -113,13 +134,14 @@ def _best(ranked: FloatArray, most: int) -> IntArray:
 def _numeric_columns(
     block: TableBlock,
 ) -> tuple[IntArray, FloatArray, FloatArray, BoolArray, FloatArray]:
-    """Lengths, scores, rates, calls and numbers of chunks of the records. (n,) each
+    """Return lengths, scores, rates, calls and chunk counts per record. (n,) each
 
     Raises:
         ValueError: a value is not a number or out of range, or a status is unknown.
     """
     lengths = block.integers("length")
-    scores, rates = block.numbers("virus_score"), block.numbers("fdr")
+    scores = block.numbers("virus_score")
+    rates = block.numbers("fdr")
     n_chunks = block.numbers("n_chunks")
     if (lengths >= 2**_DOUBLINGS).any() or (n_chunks < 0).any():
         raise ValueError("a length or a number of chunks is out of range")
@@ -132,31 +154,31 @@ def _numeric_columns(
 
 @dataclass(slots=True)
 class RunCounts:
-    """Counts of the records of a run, or of a block of its table."""
+    """Record counts for a run, or for a block in its table."""
 
-    starts: Sequence[int]  # of the classes of length
-    # (n_classes, 4): records, scored records, viral records, letters of these
+    starts: Sequence[int]  # of the length classes
+    # (n_classes, 4): records, scored records, viral records, letters of viral records
     of_classes: IntArray
-    # per class: the lowest score of a viral record, and the share of false calls down to it
+    # Per class: the lowest score of a viral record, and the share of false calls down to it.
     lowest: list[tuple[float, float]]
     n_records: int = 0
     n_letters: int = 0
     n_letters_viral: int = 0
     n_viral: int = 0
-    # (3, n): place, length and score of viral rows
+    # (3, n): table index, length and score of viral rows
     viral: FloatArray = field(default_factory=lambda: np.empty((3, 0)))
     statuses: Counter[str] = field(default_factory=Counter)
-    # of all records but those that are too short
+    # Notes of all records except those that are too short.
     notes: Counter[str] = field(default_factory=Counter)
-    files: Counter[tuple[str, str]] = field(default_factory=Counter)  # by file and status, "viral"
+    files: Counter[tuple[str, str]] = field(default_factory=Counter)  # (file, status or "viral")
     # (length, score, called viral) of scored records
     density: IntArray = field(default_factory=lambda: np.zeros((_N_LENGTHS, N_SCORES, 2), np.int64))
-    # each with its number of rows, and of rows that are not viral
+    # Each with its number of rows, and of rows that are not viral.
     blocks: list[tuple[TableSpan, int, int]] = field(default_factory=list)
 
     @classmethod
     def empty(cls, starts: Sequence[int]) -> RunCounts:
-        """Counts of zero records."""
+        """Return counts for zero records."""
         of_classes = np.zeros((len(starts), 4), np.int64)
         return cls(starts, of_classes, [(math.inf, math.nan)] * len(starts))
 
@@ -171,18 +193,24 @@ class RunCounts:
         lengths, scores, rates, is_viral, _ = _numeric_columns(block)
         viral = np.flatnonzero(is_viral)
         counts.viral = np.array([viral, lengths[viral], scores[viral]])
-        counts.n_records, counts.n_letters = len(lengths), int(lengths.sum())
-        counts.n_viral, counts.n_letters_viral = len(viral), int(lengths[viral].sum())
+        counts.n_records = len(lengths)
+        counts.n_letters = int(lengths.sum())
+        counts.n_viral = len(viral)
+        counts.n_letters_viral = int(lengths[viral].sum())
         counts._count_texts(block, is_viral)
         counts._count_lengths(lengths, scores, rates, is_viral)
         is_scored = np.isfinite(scores)
-        places = np.log2(np.maximum(1, lengths[is_scored])) * PER_DOUBLING
-        cells = places.astype(np.int64), _score_bin(scores[is_scored])
-        np.add.at(counts.density, (*cells, is_viral[is_scored].astype(np.int64)), 1)
+        length_bins = np.log2(np.maximum(1, lengths[is_scored])) * PER_DOUBLING
+        cells = (
+            length_bins.astype(np.int64),
+            _score_bin(scores[is_scored]),
+            is_viral[is_scored].astype(np.int64),
+        )
+        np.add.at(counts.density, cells, 1)
         return counts
 
     def add(self, span: TableSpan, other: RunCounts) -> None:
-        """Add the counts of the next block."""
+        """Add the next block's counts."""
         self.blocks.append((span, other.n_records, other.n_records - other.n_viral))
         moved = other.viral + np.array([[self.n_records], [0], [0]])
         self.viral = np.concatenate([self.viral, moved], axis=1)
@@ -201,44 +229,48 @@ class RunCounts:
                 self.notes[note] += n
 
     def rows(self, most: int, helpers: TaskRunner[None]) -> RecordRows:
-        """Choose the best viral rows and an even sample of the others, in the order of the table.
+        """Choose the best viral rows and an even sample of the others, in table order.
 
         Choose at most ``most`` rows, and no more than a page may show.
 
         Raises:
-            InputError: the table changed meanwhile.
+            InputError: the table changed in the meantime.
         """
         most = min(most, MOST_ROWS)
         viral = np.sort(self.viral[0, _best(self.viral, most)].astype(np.int64))
         n_others = self.n_records - self.n_viral
         n_shown = min(n_others, most - len(viral))
         others = np.arange(n_shown) * n_others // max(1, n_shown)
-        tasks, places = list[_CountTask[RecordRows]](), list[int]()
+        tasks: list[_CountTask[RecordRows]] = []
+        n_rows_before: list[int] = []
         row = other = 0
         for span, n_rows, n_others in self.blocks:
-            of_viral = viral[slice(*np.searchsorted(viral, (row, row + n_rows)))] - row
-            of_others = others[slice(*np.searchsorted(others, (other, other + n_others)))] - other
-            if len(of_viral) + len(of_others):
-                tasks.append(_CountTask(span, partial(_rows_in, of_viral, of_others)))
-                places.append(row)
-            row, other = row + n_rows, other + n_others
-        return RecordRows.concatenate(zip(helpers.map_in_order(tasks), places, strict=True))
+            block_viral = viral[slice(*np.searchsorted(viral, (row, row + n_rows)))] - row
+            bounds = np.searchsorted(others, (other, other + n_others))
+            block_others = others[slice(*bounds)] - other
+            if len(block_viral) + len(block_others):
+                tasks.append(_CountTask(span, partial(_rows_in, block_viral, block_others)))
+                n_rows_before.append(row)
+            row += n_rows
+            other += n_others
+        return RecordRows.concatenate(zip(helpers.map_in_order(tasks), n_rows_before, strict=True))
 
     def _count_texts(self, block: TableBlock, is_viral: BoolArray) -> None:
         """Count files, statuses and notes."""
-        (files, of_file), (statuses, of_status) = block.codes("file"), block.codes("status")
-        shape = len(files), len(statuses)
-        n_viral = np.bincount(of_file[is_viral], minlength=len(files)).tolist()
-        n_of = _cross_table(of_file, of_status, shape)
-        for file, of_statuses, viral in zip(files, n_of, n_viral, strict=True):
-            for status, n in zip((*statuses, "viral"), (*of_statuses, viral), strict=True):
+        files, file_codes = block.codes("file")
+        statuses, status_codes = block.codes("status")
+        n_viral = np.bincount(file_codes[is_viral], minlength=len(files)).tolist()
+        n_by_status = _cross_table(file_codes, status_codes, (len(files), len(statuses)))
+        for file, status_counts, viral in zip(files, n_by_status, n_viral, strict=True):
+            for status, n in zip((*statuses, "viral"), (*status_counts, viral), strict=True):
                 self.files[file, status] = n
-        n_of_statuses = np.bincount(of_status, minlength=len(statuses)).tolist()
-        self.statuses = Counter(dict(zip(statuses, n_of_statuses, strict=True)))
-        notes, of_note = block.codes("note")
-        is_shown = np.array([status != "too_short" for status in statuses], np.bool_)[of_status]
-        n_of_notes = np.bincount(of_note[is_shown], minlength=len(notes)).tolist()
-        pairs = zip(notes, n_of_notes, strict=True)
+        totals = np.bincount(status_codes, minlength=len(statuses)).tolist()
+        self.statuses = Counter(dict(zip(statuses, totals, strict=True)))
+        notes, note_codes = block.codes("note")
+        is_long_enough = np.array([status != "too_short" for status in statuses], np.bool_)
+        is_shown = is_long_enough[status_codes]
+        n_by_note = np.bincount(note_codes[is_shown], minlength=len(notes)).tolist()
+        pairs = zip(notes, n_by_note, strict=True)
         self.notes = Counter({note: n for note, n in pairs if note and n})
 
     def _count_lengths(
@@ -248,7 +280,8 @@ class RunCounts:
         for number in range(len(self.starts)):
             in_class = classes == number
             viral = np.flatnonzero(in_class & is_viral)
-            n_scored, n_letters = np.isfinite(scores[in_class]).sum(), lengths[viral].sum()
+            n_scored = np.isfinite(scores[in_class]).sum()
+            n_letters = lengths[viral].sum()
             self.of_classes[number] = in_class.sum(), n_scored, len(viral), n_letters
             if len(viral):
                 weakest = viral[np.argmin(scores[viral])]
@@ -256,26 +289,26 @@ class RunCounts:
 
 
 def _cross_table(rows: IntArray, columns: IntArray, shape: tuple[int, int]) -> list[list[int]]:
-    """Count each pair of indices."""
+    """Count each index pair."""
     counts = np.bincount(rows * shape[1] + columns, minlength=shape[0] * shape[1])
     return [row.tolist() for row in counts.reshape(shape)]
 
 
 def _score_bin(scores: FloatArray) -> NDArray[np.int64]:
-    """Bins of log-odds between -MOST_LOG_ODDS and +MOST_LOG_ODDS. (n,) -> (n,)"""
+    """Return log-odds bins between -MOST_LOG_ODDS and +MOST_LOG_ODDS. (n,) -> (n,)"""
     share = (bounded_log_odds(scores) + MOST_LOG_ODDS) / (2 * MOST_LOG_ODDS)
     return np.clip(share * N_SCORES, 0, N_SCORES - 1).astype(np.int64)
 
 
 def bounded_log_odds(scores: FloatArray) -> FloatArray:
-    """log(p / (1 - p)), between -MOST_LOG_ODDS and +MOST_LOG_ODDS. (n,) -> (n,)"""
+    """Return log(p / (1 - p)), between -MOST_LOG_ODDS and +MOST_LOG_ODDS. (n,) -> (n,)"""
     inside = np.clip(scores, 1e-9, 1 - 1e-9)
     return np.clip(np.log(inside / (1 - inside)), -MOST_LOG_ODDS, MOST_LOG_ODDS)
 
 
 @dataclass(frozen=True, slots=True)
 class _CountTask(Generic[T]):
-    """Process the lines in a span of the table."""
+    """Processes the lines in a table span."""
 
     span: TableSpan
     make: Callable[[TableBlock], T]
@@ -285,39 +318,41 @@ class _CountTask(Generic[T]):
         return self.span.end - self.span.start
 
     def do(self, _: None) -> T:
-        """
+        """Run the task.
+
         Raises:
-            InputError: a value is not a number, or a line has another number of values.
-            OSError: it cannot be read.
+            InputError: a value is not a number, or a line has too few or too many values.
+            OSError: the table cannot be read.
         """
         with open_table_reader(self.span.path):
             return self.make(self.span.read())
 
 
 def _rows_in(viral: IntArray, others: IntArray, block: TableBlock) -> RecordRows:
-    """Read rows of a block: viral rows by place, others by their place among all others."""
-    of_others = np.flatnonzero(~block.has_columns("call", b"virus"))[others]
-    return RecordRows.from_block(block, np.sort(np.append(viral, of_others)))
+    """Read rows from a block: viral rows by index, others by their index among all others."""
+    other_rows = np.flatnonzero(~block.has_columns("call", b"virus"))[others]
+    return RecordRows.from_block(block, np.sort(np.append(viral, other_rows)))
 
 
 def count_records(table: Path, input_type: str, helpers: TaskRunner[None]) -> RunCounts:
-    """Count the rows of a table of records, and note the places of the rows that a page may show.
+    """Count the rows in a table of records, and locate the rows that a page may show.
 
     Raises:
         InputError: it is not a table of records, or it is damaged.
-        OSError: it cannot be read.
+        OSError: the table cannot be read.
     """
     starts = LENGTHS.get(input_type, LENGTHS["nucleotide"])
-    counts, spans = RunCounts.empty(starts), list(split_table(table))
+    counts = RunCounts.empty(starts)
+    spans = list(split_table(table))
     count = partial(RunCounts.from_block, starts)
-    each = helpers.map_in_order(_CountTask(span, count) for span in spans)
-    for span, of_block in zip(spans, each, strict=True):
-        counts.add(span, of_block)
+    block_counts = helpers.map_in_order(_CountTask(span, count) for span in spans)
+    for span, added in zip(spans, block_counts, strict=True):
+        counts.add(span, added)
     return counts
 
 
 def length_classes(starts: Sequence[int]) -> Iterator[tuple[int, int | None, str]]:
-    """Start, end (exclusive; None: open) and name of each class of length."""
+    """Yield start, end (exclusive; None: open) and name per length class."""
     for start, end in zip_longest(starts, starts[1:]):
         yield start, end, f"{start:,} to {end - 1:,}" if end else f"{start:,} or more"
 
@@ -325,17 +360,17 @@ def length_classes(starts: Sequence[int]) -> Iterator[tuple[int, int | None, str
 def find_records(
     table: Path, wanted: Collection[Key], columns: Sequence[str], helpers: TaskRunner[None]
 ) -> dict[Key, tuple[str, ...]]:
-    """Look up some columns of the rows of some records.
+    """Look up some columns for some records.
 
     Raises:
         InputError: the table is damaged.
-        OSError: it cannot be read.
+        OSError: the table cannot be read.
     """
     if not wanted:
         return {}
     find = partial(_select_records, wanted, columns)
-    each = helpers.map_in_order(_CountTask(span, find) for span in split_table(table))
-    return {key: values for found in each for key, values in found}
+    matches = helpers.map_in_order(_CountTask(span, find) for span in split_table(table))
+    return dict(chain.from_iterable(matches))
 
 
 def _select_records(
@@ -345,7 +380,7 @@ def _select_records(
     rows = [row for row, record in enumerate(block.texts("record")) if record in ids]
     keys = zip(*block.columns(("file", "record"), rows), strict=True)
     values = zip(*block.columns(columns, rows), strict=True)
-    return [(key, of_key) for key, of_key in zip(keys, values, strict=True) if key in wanted]
+    return [pair for pair in zip(keys, values, strict=True) if pair[0] in wanted]
 
 
 def count_kinds(table: Path, helpers: TaskRunner[None]) -> Kinds:
@@ -353,14 +388,15 @@ def count_kinds(table: Path, helpers: TaskRunner[None]) -> Kinds:
 
     Raises:
         InputError: the table is damaged.
-        OSError: it cannot be read.
+        OSError: the table cannot be read.
     """
-    kinds, families = Counter[tuple[str, int]](), Counter[str]()
-    for each in helpers.map_in_order(
+    kinds: Counter[tuple[str, int]] = Counter()
+    families: Counter[str] = Counter()
+    for block_kinds, block_families in helpers.map_in_order(
         _CountTask(span, _count_kinds_of_block) for span in split_table(table)
     ):
-        kinds.update(each[0])
-        families.update(each[1])
+        kinds.update(block_kinds)
+        families.update(block_families)
     del families[""]
     return kinds, families
 
@@ -368,8 +404,9 @@ def count_kinds(table: Path, helpers: TaskRunner[None]) -> Kinds:
 def _count_kinds_of_block(block: TableBlock) -> Kinds:
     kinds = Counter[tuple[str, int]]()
     classes = np.digitize(block.integers("length"), LENGTH_CLASSES[1:])
-    (names, of_kind), (kin, of_kin) = block.codes("virus_kind"), block.codes("kin")
-    n_of = _cross_table(of_kind, classes, (len(names), len(LENGTH_CLASSES)))
-    for name, counts in zip(names, n_of, strict=True):
+    names, kind_codes = block.codes("virus_kind")
+    kin, kin_codes = block.codes("kin")
+    n_by_class = _cross_table(kind_codes, classes, (len(names), len(LENGTH_CLASSES)))
+    for name, counts in zip(names, n_by_class, strict=True):
         kinds.update({(name, start): n for start, n in zip(LENGTH_CLASSES, counts, strict=True)})
-    return kinds, Counter(dict(zip(kin, np.bincount(of_kin).tolist(), strict=True)))
+    return kinds, Counter(dict(zip(kin, np.bincount(kin_codes).tolist(), strict=True)))

@@ -16,22 +16,22 @@ from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.run_json import RunJson
 
 _WORKS = Path(__file__).with_name("assets") / "works.json"
-_LEARNED_ON_ESM2 = "esm2-"  # begins the names of trained encoders that read residues through ESM-2
+_LEARNED_ON_ESM2 = "esm2-"  # name prefix of trained encoders that read residues through ESM-2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """A paper or a program."""
 
-    role: str  # the part of a result that comes from it
-    text: str  # a line of a list of references
+    role: str  # what it contributes to a result
+    text: str  # one line for a list of references
     bibtex: str
-    families: Sequence[str] = ()  # families of encoders that need it; none: every result
+    families: Sequence[str] = ()  # encoder families that require it; empty: every result
 
 
 @cache
 def all_works(version: str = __version__) -> tuple[Work, ...]:
-    """All works; the first is this program, in this version, and the last are those of families."""
+    """Return all works: first this program, in this version, and last those of model families."""
     files = [_WORKS, *(family.works for family in FAMILIES.values() if family.works)]
     texts = (file.read_text(encoding="utf-8").replace("{version}", version) for file in files)
     works = [facts for text in texts for facts in json.loads(text)]
@@ -39,18 +39,18 @@ def all_works(version: str = __version__) -> tuple[Work, ...]:
 
 
 def select_works(families: Collection[str], version: str = __version__) -> list[Work]:
-    """The works to cite for a result by encoders of these families, or by the scorer alone."""
+    """Return the works to cite for a result from these encoder families, or the scorer alone."""
     works = all_works(version)
     return [work for work in works if not work.families or {*families} & {*work.families}]
 
 
 def cite_program(*, bibtex_only: bool) -> Iterator[str]:
-    """All works as text and as BibTeX."""
+    """Yield all works as text and as BibTeX."""
     yield from _as_lines(all_works(), "virnucpro cite --bibtex", bibtex_only=bibtex_only)
 
 
 def cite_run(folder: Path, *, bibtex_only: bool) -> Iterator[str]:
-    """What a run used, and the works to cite for it, as text and as BibTeX.
+    """Yield what a run used, and the works to cite for it, as text and as BibTeX.
 
     Raises:
         InputMissingError: the folder has no run.
@@ -82,7 +82,7 @@ def _as_lines(
 
 
 def _families(facts: RunJson) -> set[str]:
-    """The families of the encoders of a run, with ESM-2 if it is a part of a trained encoder."""
+    """Return a run's encoder families, with ESM-2 if a trained encoder contains it."""
     encoders = facts.iter_section("recipe", "encoders")
     families = {encoder.text("family") for encoder in encoders}
     if any(encoder.text("model").startswith(_LEARNED_ON_ESM2) for encoder in encoders):
@@ -91,7 +91,7 @@ def _families(facts: RunJson) -> set[str]:
 
 
 def _parts(facts: RunJson) -> Iterator[str]:
-    """The program, models, head and scorer of a run, one line each."""
+    """Yield the program, models, head and scorer in a run, one line each."""
     command = facts.text("recipe", "command")
     yield f"VirNucPro {facts.text('virnucpro_version')}: virnucpro {command}"
     for encoder in facts.iter_section("recipe", "encoders"):

@@ -1,7 +1,7 @@
 """Render a page: one HTML file that needs no other file and no network.
 
-The templates are files of this package. A value is never part of a template, and every value is
-escaped. Scripts and styles come from this package, and the page names their hashes, so that a
+The templates are files in this package. A value is never part of a template, and every value is
+escaped. Scripts and styles come from this package, and the page lists their hashes, so that a
 browser runs nothing else. The data are columns in JSON, deflated, in a block that is not a script.
 Equal content gives equal bytes.
 """
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 3_000_000
 _ASSETS = Path(__file__).with_name("assets")
-_LEVEL = 4  # of deflate; level 6 takes three times as long and saves 4 %
+_LEVEL = 4  # for deflate; level 6 takes three times as long and saves 4 %
 
 
 def render(template: str, content: Mapping[str, object], data: object) -> bytes:
-    """Make a page; ``data`` is for its script."""
+    """Render a page, with ``data`` for its script."""
     return render_packed(template, content, compress_data(data))
 
 
 def render_packed(template: str, content: Mapping[str, object], packed: str) -> bytes:
-    """Render a page with data of ``compress_data``. -> its bytes
+    """Render a page with data from ``compress_data``, and return its bytes.
 
     Raises:
         jinja2.UndefinedError: the template names a value that is not in the content.
@@ -61,7 +61,7 @@ def render_packed(template: str, content: Mapping[str, object], packed: str) -> 
 
 @cache
 def _templates() -> Environment:
-    """The templates of this package, with the functions that format values.
+    """Return this package's templates, with the functions that format values.
 
     Jinja is imported here because a program that writes no page does not need it.
     """
@@ -71,7 +71,7 @@ def _templates() -> Environment:
         loader=FileSystemLoader(_ASSETS),
         autoescape=True,
         undefined=StrictUndefined,
-        # A line with nothing but a tag leaves no line in the page.
+        # A line with only a tag leaves no line in the page.
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,
@@ -81,18 +81,18 @@ def _templates() -> Environment:
 
 
 def _asset(name: str) -> str:
-    """The text of a file that the pages contain."""
+    """Return a file's text for the pages."""
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
 def compress_data(data: object) -> str:
-    """Pack data: JSON, deflated, in base64."""
+    """Pack data as deflated JSON in base64."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode(), _LEVEL)).decode("ascii")
 
 
 def _policy(script: str, style: str) -> str:
-    """The content policy: the page loads nothing, and runs only our own script and style."""
+    """Return the content policy: the page loads nothing, and runs only our script and style."""
     hashes = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (script, style)
@@ -104,17 +104,24 @@ def _policy(script: str, style: str) -> str:
 
 
 def _percent(share: float) -> str:
-    """
+    """Format a share in percent.
+
     >>> _percent(0.5), _percent(0.00042), _percent(0.9999)
     ('50 %', '0.04 %', '99.99 %')
     """
-    digits = 0 if share in (0, 1) else 2 if share < 0.01 or share > 0.99 else 1
+    if share in (0, 1):
+        digits = 0
+    elif share < 0.01 or share > 0.99:
+        digits = 2
+    else:
+        digits = 1
     text = f"{100 * share:.{digits}f}"
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text} %"
 
 
 def _seconds(seconds: float) -> str:
-    """
+    """Format a duration.
+
     >>> _seconds(1.25), _seconds(75), _seconds(7_500)
     ('1.2 s', '1 min 15 s', '2 h 5 min')
     """

@@ -1,6 +1,6 @@
-"""Read the facts of a run from its folder: all files but its tables.
+"""Read a run's facts from its folder: all files except its tables.
 
-A fact that is missing, or has an unexpected type, is left out.
+A fact that is missing, or has an unexpected type, is omitted.
 """
 
 from __future__ import annotations
@@ -31,31 +31,33 @@ if TYPE_CHECKING:
 
 _MOST_OF_LOG = 1 << 20  # bytes, from its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
-# the first line of a run, and of a command that adds regions to its tables
-_START, _REGIONS_START = re.compile(r"virnucpro \S+: "), re.compile(r"virnucpro \S+ regions: ")
+# First log line of a run, and of a command that adds regions to its tables.
+_START = re.compile(r"virnucpro \S+: ")
+_REGIONS_START = re.compile(r"virnucpro \S+ regions: ")
 Key: TypeAlias = tuple[str, str]  # file and id of a record
 ListedRegions: TypeAlias = (
     "dict[Key, tuple[str, list[Region]]]"  # file and id -> id in the run, regions
 )
 _MOST = 10**15  # largest number on the page
 _MOST_LISTED = 5_000  # records whose regions a page lists
-_BASES_PER_BIN, _MOST_BINS = 1_000, 10_000  # of the evidence along a record
+_BASES_PER_BIN = 1_000  # for the evidence along a record
+_MOST_BINS = 10_000
 _TRACK_BYTES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RunJson:
-    """The content of ``run.json`` or a similar file; any value may be missing or wrong."""
+    """Content from ``run.json`` or a similar file. Any value may be missing or wrong."""
 
     content: Mapping[str, Any]
 
     @classmethod
     def read(cls, path: Path) -> RunJson:
-        """Read the facts of a run or a training from its JSON file.
+        """Read facts about a run or a training from its JSON file.
 
         Raises:
             InputMissingError: the file does not exist.
-            ResumeError: it is damaged.
+            ResumeError: the file is damaged.
         """
         if not path.is_file():
             raise InputMissingError(
@@ -65,14 +67,14 @@ class RunJson:
         return cls(read_facts(path))
 
     def _value_at(self, names: Sequence[str]) -> object:
-        """The value at a path of names."""
+        """Return the value at a name path."""
         value: object = self.content
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value
 
     def section(self, *names: str) -> Mapping[str, Any]:
-        """The object at a path of names; empty if missing."""
+        """Return the object at a name path, empty if missing."""
         value = self._value_at(names)
         return value if isinstance(value, Mapping) else {}
 
@@ -84,7 +86,7 @@ class RunJson:
         return _count(self._value_at(names))
 
     def decimal(self, *names: str) -> float | None:
-        """The usable number at a path of names; None if missing."""
+        """Return the usable number at a name path, or None if it is missing."""
         value = self._value_at(names)
         return float(value) if is_number(value) else None
 
@@ -93,8 +95,8 @@ class RunJson:
         return value if isinstance(value, list) else ()
 
     def iter_section(self, *names: str) -> list[RunJson]:
-        """The objects of a sequence."""
-        return [RunJson(one) for one in self.sequence(*names) if isinstance(one, Mapping)]
+        """Return the objects in a sequence."""
+        return [RunJson(item) for item in self.sequence(*names) if isinstance(item, Mapping)]
 
     @property
     def inputs(self) -> list[RunJson]:
@@ -103,7 +105,7 @@ class RunJson:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The seconds of each stage, by name."""
+        """Seconds per stage, by name."""
         return {
             escape_markup(name): float(value)
             for name, value in self.section("counts", "seconds").items()
@@ -112,7 +114,7 @@ class RunJson:
 
     @property
     def cut(self) -> list[tuple[float, float]]:
-        """The lowest viral score at some lengths, in order of length."""
+        """Length and lowest viral score, at some lengths in ascending order."""
         pairs = [
             (float(pair[0]), float(pair[1]))
             for pair in self.sequence("counts", "cut_scores")
@@ -122,13 +124,13 @@ class RunJson:
 
     @property
     def n_counted(self) -> int | None:
-        """The number of records that the run counted when it wrote its tables."""
+        """The record count when the run wrote its tables."""
         numbers = self.section("counts", "statuses").values()
         return sum(map(_count, numbers)) if numbers else None
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """True for a usable number; JSON may also hold infinities, NaN and integers of any size."""
+    """Return True for a usable number. JSON allows infinities, NaN and integers of any size."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return -_MOST <= value <= _MOST
@@ -139,9 +141,9 @@ def _count(value: object) -> int:
 
 
 def read_complaints(log: Path) -> Counter[str]:
-    """Warnings and errors with their counts; none without a log.
+    """Count warnings and errors in the log, if there is one.
 
-    They are those of the last start of the run, and of the last search for regions after it.
+    They come from the run's last start, and from the last region search after it.
     """
     try:
         with open_regular_file(log) as handle:
@@ -149,9 +151,9 @@ def read_complaints(log: Path) -> Counter[str]:
             text = handle.read().decode("utf-8", "backslashreplace")
     except OSError:
         return Counter()
-    of_run: Counter[str] = Counter()
-    of_regions: Counter[str] = Counter()
-    current = of_run
+    run_complaints: Counter[str] = Counter()
+    region_complaints: Counter[str] = Counter()
+    current = run_complaints
     for line in text.splitlines():
         match = _MESSAGE.fullmatch(line)
         if match is None:
@@ -160,24 +162,25 @@ def read_complaints(log: Path) -> Counter[str]:
         if level != "INFO":
             current[printable(message)] += 1
         elif _START.match(message):
-            of_run.clear()
-            of_regions.clear()
-            current = of_run
+            run_complaints.clear()
+            region_complaints.clear()
+            current = run_complaints
         elif _REGIONS_START.match(message):
-            of_regions.clear()
-            current = of_regions
-    return of_run + of_regions
+            region_complaints.clear()
+            current = region_complaints
+    return run_complaints + region_complaints
 
 
 def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:
-    """Count the regions of each record, and read those that a page lists, best records first.
+    """Count each record's regions, and read those that a page lists, best records first.
 
-    Whole records are not counted, and come after parts of records. Without a table there are none.
+    Regions that cover a complete record are not counted, and come after regions within a record.
+    The table may be missing.
 
     Raises:
         InputError: the table is damaged.
     """
-    # not at the top of the file: the page of an extraction has no regions
+    # Not at the top of the file: the page of an extraction has no regions.
     from virnucpro.results.table_readers import parse_region
 
     n_regions = Counter[Key]()
@@ -194,17 +197,18 @@ def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:
     return n_regions, listed
 
 
-def _sort_key(of_record: tuple[Key, tuple[str, list[Region]]]) -> tuple[bool, int, Key]:
-    """The sort key of a record: whether a region is a part of it, its viral letters, its name."""
-    key, (_, regions) = of_record
+def _sort_key(listed_record: tuple[Key, tuple[str, list[Region]]]) -> tuple[bool, int, Key]:
+    """Return a record's sort key: has a region within it, viral letters, name."""
+    key, (_, regions) = listed_record
     is_part = any(region.kind != "whole" for region in regions)
     return is_part, sum(region.end - region.start for region in regions), key
 
 
 def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[FloatArray, FloatArray]]:
-    """Posterior and log-odds along some records, by their ids in the run; none without a file.
+    """Read posterior and log-odds along some records, by their run ids. The file may be missing.
 
-    For each bin: the largest posterior and the mean log-odds; NaN if no piece is in it. (n_bins,)
+    Returns:
+        Run id -> (n_bins,) each: largest posterior and mean log-odds. NaN: no piece is in the bin.
 
     Raises:
         InputError: the file is damaged.
@@ -222,15 +226,16 @@ def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Float
         while data := b"".join(lines.readlines(_TRACK_BYTES_AT_ONCE)):
             block = TableBlock.from_bytes(data, header)
             run_ids, code = block.codes("record")
-            first, last = block.integers("start"), block.integers("end")
+            first = block.integers("start")
+            last = block.integers("end")
             middle = np.where(first <= last, (first + last) // 2, first)  # over the origin
             posterior = block.numbers("posterior")
             if not ((posterior >= 0) & (posterior <= 1)).all():
                 raise ValueError("a posterior must lie between 0 and 1")
             values = np.array([middle, block.numbers("log_odds"), posterior])
-            for place, run_id in enumerate(run_ids):
+            for run_code, run_id in enumerate(run_ids):
                 if run_id in lengths:
-                    pieces.setdefault(run_id, []).append(values[:, code == place])
+                    pieces.setdefault(run_id, []).append(values[:, code == run_code])
     return {
         run_id: _bin_values(lengths[run_id], *np.concatenate(blocks, axis=1))
         for run_id, blocks in pieces.items()
@@ -238,19 +243,19 @@ def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Float
 
 
 def _bin_values(
-    length: int, places: FloatArray, odds: FloatArray, posterior: FloatArray
+    length: int, positions: FloatArray, odds: FloatArray, posterior: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     n_bins = count_bins(length)
-    known = ~np.isnan(odds)
-    bins = np.clip(places * n_bins / max(1, length), 0, n_bins - 1).astype(np.int64)
+    is_known = ~np.isnan(odds)
+    bins = np.clip(positions * n_bins / max(1, length), 0, n_bins - 1).astype(np.int64)
     largest = np.full(n_bins, -1.0)
     np.maximum.at(largest, bins, posterior)
-    n_known = np.bincount(bins[known], minlength=n_bins)
-    sums = np.bincount(bins[known], odds[known], minlength=n_bins)
+    n_known = np.bincount(bins[is_known], minlength=n_bins)
+    sums = np.bincount(bins[is_known], odds[is_known], minlength=n_bins)
     means = np.divide(sums, n_known, out=np.full(n_bins, np.nan), where=n_known > 0)
     return np.where(largest < 0, np.nan, largest), means
 
 
 def count_bins(length: int) -> int:
-    """The number of bins of a record: one per piece's length, up to a maximum."""
+    """Count the bins for a record: one per piece length, up to a maximum."""
     return min(max(1, length // _BASES_PER_BIN), _MOST_BINS)

@@ -1,6 +1,6 @@
-"""Make the ``print_lines.html`` of a run, in the order of a reader's questions.
+"""Write a run's ``report.html``, in the order of a reader's questions.
 
-It reads only files of the run folder, so that a page made again has the same bytes.
+It reads only files in the run folder, so that a regenerated page has the same bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, compress
+from itertools import accumulate, chain, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from virnucpro.viral.types import Region
 
 _N_TOP = 20  # best viral records in the list
-_HIGH_FDR = 0.2  # a class of length with this share of false calls is called weak
+_HIGH_FDR = 0.2  # a length class with this share of false calls is called weak
 _MOST_FILES = 60  # input files in the table of files without JavaScript
 _MOST_SAMPLES = 10_000  # in the table that can be sorted and searched
 _SAMPLE_LABELS = {
@@ -75,8 +75,9 @@ _SAMPLE_LABELS = {
     "n_provirus": "proviruses",
     "best_score": "best score",
 }
-_NOT_SHOWN = ("path", "error", "families")  # columns of samples
-_MOST_TRACKS, _MOST_BINS = 200, 150_000  # records with a map, and bins of all maps
+_NOT_SHOWN = ("path", "error", "families")  # sample columns
+_MOST_TRACKS = 200  # records with a map
+_MOST_BINS = 150_000  # over all maps
 _MOST_FIRST = 20  # regions in the list without JavaScript
 _MOST_HASHES = 1_000
 _MOST_COMPLAINTS = 20
@@ -84,10 +85,10 @@ _MOST_LINES = 8  # devices in a chart, starts of a run
 _MOST_HOSTS = 100
 _SHORT = {"nucleotide": 500, "protein": 100}  # letters; shorter records have weak calls
 _MOST_FAMILIES = 20  # bars
-# ``printable`` leaves texts of this length unchanged, unless they have control characters
+# ``printable`` leaves texts of this length unchanged, unless they contain control characters.
 _SAFE_LETTERS = 200
-_ROOM = 40_000  # bytes of the page besides the rows
-_PLACES: Mapping[str, int] = {status: place for place, status in enumerate(STATUSES)}
+_ROOM = 40_000  # page bytes in addition to the rows
+_PLACES: Mapping[str, int] = {status: index for index, status in enumerate(STATUSES)}
 
 
 class _ListedRecords(NamedTuple):
@@ -102,7 +103,7 @@ class _ListedRecords(NamedTuple):
 
 
 class _RunFiles(NamedTuple):
-    """The content of a run folder, as far as the page needs it."""
+    """A run folder's content, as far as the page needs it."""
 
     rundir: RunDir
     facts: RunJson
@@ -123,7 +124,7 @@ class _RunFiles(NamedTuple):
 
     @property
     def families(self) -> set[str]:
-        """The families of the encoders; empty if only the scorer ran."""
+        """The encoder families. Empty: only the scorer ran."""
         return {encoder.text("family") for encoder in self.facts.iter_section("recipe", "encoders")}
 
     @property
@@ -136,7 +137,7 @@ class _RunFiles(NamedTuple):
 
 
 def report_folder(folder: Path) -> Path:
-    """Write the page of an idle run folder. -> the page
+    """Write the page for an idle run folder, and return its path.
 
     Raises:
         InputMissingError: the folder has no run.
@@ -154,7 +155,7 @@ def report_folder(folder: Path) -> Path:
 
 
 def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
-    """Write the page of a run into its folder, with the help of the processes of a pool.
+    """Write a run's page into its folder, with the help of pool processes.
 
     Raises:
         InputMissingError: the folder has no run.
@@ -163,8 +164,10 @@ def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
         OutputError, StorageError: as ``files.writing``.
     """
     run = _read_run(rundir, pool.helpers(None, 1, "figures of the page"))
-    works, warnings = select_works(run.families), list(_warnings(run))
-    classes, samples = _length_rows(run), _samples(run)
+    works = select_works(run.families)
+    warnings = list(_warnings(run))
+    classes = _length_rows(run)
+    samples = _samples(run)
     charts = [device_charts(i, start) for i, start in enumerate(run.starts[-_MOST_LINES:])]
     state, state_text = _run_state(run)
     if state == "unfinished":
@@ -192,14 +195,14 @@ def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
         "machine": _machine(run, charts),
         "provenance": list(_provenance(run)),
         "hashes": [
-            (_display_path(one), one.text("sha256")) for one in run.facts.inputs[:_MOST_HASHES]
+            (_display_path(file), file.text("sha256")) for file in run.facts.inputs[:_MOST_HASHES]
         ],
         "works": works,
         "bibtex": "\n\n".join(work.bibtex for work in works),
     }
     frame = render_packed("run.html", {**content, "rows": RecordRows.empty()}, "")
-    of_charts = {chart.name: chart.as_data() for of_start in charts for chart in of_start}
-    fixed = {"charts": of_charts, "samples": samples, **_regions(run)}
+    chart_data = {chart.name: chart.as_data() for chart in chain.from_iterable(charts)}
+    fixed = {"charts": chart_data, "samples": samples, **_regions(run)}
     packed, rows = _pack_data(run, fixed, MOST_BYTES - len(frame) - _ROOM)
     page = render_packed("run.html", {**content, "rows": rows}, packed)
     with Outputs(rundir).rewriting([RunDir.page]):
@@ -209,7 +212,7 @@ def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
 def _pack_data(
     run: _RunFiles, fixed: Mapping[str, object], most_bytes: int
 ) -> tuple[str, RecordRows]:
-    """Pack the data of the page with as many rows as fit. -> the data, and the rows"""
+    """Pack the page data with as many rows as fit. Return the data and the rows."""
     rows = run.rows
     while True:
         packed = compress_data({**fixed, **_columns(run, rows)})
@@ -220,7 +223,8 @@ def _pack_data(
 
 
 def _read_run(rundir: RunDir, helpers: TaskRunner[None]) -> _RunFiles:
-    """
+    """Read what the page needs from a run folder.
+
     Raises:
         InputMissingError, ResumeError, InputError: as ``write_run_page``.
     """
@@ -231,10 +235,12 @@ def _read_run(rundir: RunDir, helpers: TaskRunner[None]) -> _RunFiles:
     listed: ListedRegions = {}
     if not is_extract:
         n_regions, listed = read_page_regions(rundir.output(REGION_TABLE.file))
-    input_type, has_table = facts.text("recipe", "input_type"), table.is_file()
+    input_type = facts.text("recipe", "input_type")
+    has_table = table.is_file()
     counts = count_records(table, input_type, helpers)
     rows = counts.rows(counts.n_records, helpers)
-    viruses, top = rundir.output(VIRUS_TABLE.file), rows.best(_N_TOP)
+    viruses = rundir.output(VIRUS_TABLE.file)
+    top = rows.best(_N_TOP)
     best = set(zip(top.files, top.records, strict=True))
     sizes = find_records(table, set(listed), ("length", "virus_score"), helpers)
     return _RunFiles(
@@ -256,15 +262,18 @@ def _read_run(rundir: RunDir, helpers: TaskRunner[None]) -> _RunFiles:
 def _listed(
     regions: ListedRegions, sizes: Mapping[Key, tuple[str, ...]]
 ) -> Iterator[_ListedRecords]:
-    """The records with regions that the page lists.
+    """Yield the records with regions that the page lists.
 
-    The region of a record that is viral throughout is left out: it adds nothing to the call.
+    The region in a record that is viral throughout is omitted, because it adds nothing to the call.
     """
-    for (file, record), (run_id, of_record) in regions.items():
+    for (file, record), (run_id, record_regions) in regions.items():
         n_letters, score = sizes.get((file, record), ("", ""))
-        length = max(int(float(n_letters or 0)), *(region.end for region in of_record))
-        is_part = [one.kind != "whole" or (one.start, one.end) != (0, length) for one in of_record]
-        if parts := list(compress(of_record, is_part)):
+        length = max(int(float(n_letters or 0)), *(region.end for region in record_regions))
+        is_part = [
+            region.kind != "whole" or (region.start, region.end) != (0, length)
+            for region in record_regions
+        ]
+        if parts := list(compress(record_regions, is_part)):
             yield _ListedRecords(file, record, run_id, length, float(score or math.nan), parts)
 
 
@@ -278,9 +287,10 @@ def _run_name(run: _RunFiles) -> str:
 
 
 def _run_state(run: _RunFiles) -> tuple[str, str]:
-    """The state of the run: a word and a sentence."""
+    """Describe the run state: a word and a sentence."""
     facts = run.facts
-    state, (n_failed, n_refused) = facts.text("state"), _failures(facts)
+    state = facts.text("state")
+    n_failed, n_refused = _failures(facts)
     if state == "planned":
         return (
             "unfinished",
@@ -301,12 +311,13 @@ def _run_state(run: _RunFiles) -> tuple[str, str]:
 
 
 def _failures(facts: RunJson) -> tuple[int, int]:
-    """The numbers of frames without a vector and of unreadable files."""
+    """Count frames without a vector and unreadable files."""
     return facts.number("counts", "n_failed_frames"), len(facts.sequence("refused"))
 
 
 def _reconciliation(run: _RunFiles) -> dict[str, object]:
-    counts, facts = run.counts, run.facts
+    counts = run.counts
+    facts = run.facts
     parts = [(status, counts.statuses[status], STATUSES[status]) for status in STATUSES]
     inputs = {file.text("sample"): file for file in facts.inputs}
     names = dict.fromkeys([*inputs, *(file for file, _ in counts.files)])
@@ -323,7 +334,7 @@ def _reconciliation(run: _RunFiles) -> dict[str, object]:
 
 
 def _bar_rows(counts: RunCounts) -> Iterator[tuple[str, float, float]]:
-    """Start and width of the bar of each status, in thousandths of all records."""
+    """Yield start and width of the bar for each status, in thousandths of all records."""
     start = 0.0
     for status in STATUSES:
         if n := counts.statuses[status]:
@@ -348,16 +359,21 @@ def _headline(run: _RunFiles) -> dict[str, object]:
     has_regions = run.rundir.output(REGION_TABLE.file).is_file()
     outputs = (output for output in OUTPUTS[run.command] if output.about)
     written = (output for output in outputs if run.rundir.output(output.file).is_file())
-    names = [(one.file, one.about) for one in written]
+    names = [(output.file, output.about) for output in written]
     names.sort(key=lambda name: not name[0].startswith("viruses"))  # these are first
     if run.rundir.feature_index.is_file():
         names.append((run.rundir.feature_index.name, "all vectors, with their ids"))
     top = run.rows.best(_N_TOP)
     keys = zip(top.files, top.records, strict=True)
-    of_top = [run.identities.get(key, ("", "")) for key in keys]
+    identities = [run.identities.get(key, ("", "")) for key in keys]
     columns = [
-        *(top.records.tolist(), top.files.tolist(), top.lengths.tolist(), top.scores.tolist()),
-        *(top.rates.tolist(), of_top, top.notes.tolist()),
+        top.records.tolist(),
+        top.files.tolist(),
+        top.lengths.tolist(),
+        top.scores.tolist(),
+        top.rates.tolist(),
+        identities,
+        top.notes.tolist(),
     ]
     return {
         "n_within": run.n_regions.total(),
@@ -370,8 +386,9 @@ def _headline(run: _RunFiles) -> dict[str, object]:
 
 
 def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
-    """Warnings for the top of the page: kind (``bad`` or ``mind``) and text."""
-    facts, counts = run.facts, run.counts
+    """Yield warnings for the page top: kind (``bad`` or ``mind``) and text."""
+    facts = run.facts
+    counts = run.counts
     n_failed, n_refused = _failures(facts)
     if not run.has_table:
         yield "bad", "There are no tables yet: the run ended before it wrote them."
@@ -417,24 +434,26 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
 
 
 def _length_rows(run: _RunFiles) -> list[tuple[object, ...]]:
-    """A row for each class of length that has records.
+    """Make a row for each length class that has records.
 
-    Name, records, scored records, viral records and their letters, the lowest viral score, the
-    share of false calls down to it, and whether that is high.
+    Columns: name, records, scored records, viral records and their letters, the lowest viral score,
+    the false call share down to it, and whether that share is high.
     """
-    each = zip(
-        *(length_classes(run.counts.starts), run.counts.of_classes.tolist(), run.counts.lowest),
+    classes = zip(
+        length_classes(run.counts.starts),
+        run.counts.of_classes.tolist(),
+        run.counts.lowest,
         strict=True,
     )
     return [
         (name, *numbers, score, rate, rate >= _HIGH_FDR)
-        for (_, _, name), numbers, (score, rate) in each
+        for (_, _, name), numbers, (score, rate) in classes
         if numbers[0]
     ]
 
 
 def _group_rows(run: _RunFiles) -> dict[str, object] | None:
-    """Viruses by kind and length, and the most frequent families and clusters."""
+    """Count viruses by kind and length, and list the most frequent families and clusters."""
     kinds, named = run.kinds
     totals: Counter[str] = Counter()
     for (kind, _), n in kinds.items():
@@ -457,27 +476,31 @@ def _group_rows(run: _RunFiles) -> dict[str, object] | None:
 
 
 def _first_regions(run: _RunFiles) -> dict[str, object]:
-    """The numbers of regions and of their records, and the first regions, for a printed page."""
-    rows = [(one, region) for one in run.listed for region in one.regions]
-    first = [(printable(of.record), printable(of.file), one) for of, one in rows[:_MOST_FIRST]]
+    """Count regions and their records, and list the first regions, for a printed page."""
+    rows = [(record, region) for record in run.listed for region in record.regions]
+    first = [
+        (printable(record.record), printable(record.file), region)
+        for record, region in rows[:_MOST_FIRST]
+    ]
     return {"n": len(rows), "first": first}
 
 
 def _regions(run: _RunFiles) -> dict[str, object]:
-    """Columns of the list of regions, and the evidence along the best records."""
+    """Return columns for the region list, and the evidence along the best records."""
     if not run.listed:
         return {}
-    rows = [(one, region) for one in run.listed for region in one.regions]
-    files = {file: i for i, file in enumerate(dict.fromkeys(one.file for one in run.listed))}
+    rows = [(record, region) for record in run.listed for region in record.regions]
+    file_names = dict.fromkeys(record.file for record in run.listed)
+    files = {file: i for i, file in enumerate(file_names)}
     columns = {
-        "record": _lines([one.record for one, _ in rows]),
-        "file": [files[one.file] for one, _ in rows],
+        "record": _lines([record.record for record, _ in rows]),
+        "file": [files[record.file] for record, _ in rows],
         "start": [region.start + 1 for _, region in rows],
         "end": [region.end for _, region in rows],
         "posterior": _scaled([region.posterior for _, region in rows], 10_000),
         "verdict": [int(region.is_virus) for _, region in rows],
         "judged": [region.region_class for _, region in rows],
-        "score": _scaled([one.score for one, _ in rows], 10**6),
+        "score": _scaled([record.score for record, _ in rows], 10**6),
         "evidence": _lines([region.evidence for _, region in rows]),
     }
     return {
@@ -487,18 +510,19 @@ def _regions(run: _RunFiles) -> dict[str, object]:
 
 
 def _tracks(run: _RunFiles) -> Iterator[dict[str, object]]:
-    """The evidence along the best records, as many as fit."""
-    ends = accumulate(count_bins(one.length) for one in run.listed)
-    drawn = [one for one, end in zip(run.listed, ends, strict=True) if end <= _MOST_BINS]
-    drawn, nothing = drawn[:_MOST_TRACKS], np.full(1, np.nan)
-    lengths = {one.run_id: one.length for one in drawn}
+    """Yield the evidence along the best records, as many as fit."""
+    ends = accumulate(count_bins(record.length) for record in run.listed)
+    drawn = [record for record, end in zip(run.listed, ends, strict=True) if end <= _MOST_BINS]
+    drawn = drawn[:_MOST_TRACKS]
+    nothing = np.full(1, np.nan)
+    lengths = {record.run_id: record.length for record in drawn}
     tracks = read_tracks(run.rundir.output(TRACKS.file), lengths)
-    for one in drawn:
-        posterior, log_odds = tracks.get(one.run_id, (nothing, nothing))
+    for record in drawn:
+        posterior, log_odds = tracks.get(record.run_id, (nothing, nothing))
         yield {
-            "record": printable(one.record),
-            "file": printable(one.file),
-            "length": one.length,
+            "record": printable(record.record),
+            "file": printable(record.file),
+            "length": record.length,
             "posterior": _scaled(posterior, 100),
             "odds": _scaled(log_odds, 2),
             "regions": [
@@ -509,13 +533,13 @@ def _tracks(run: _RunFiles) -> Iterator[dict[str, object]]:
                     "posterior": 0.0 if math.isnan(region.posterior) else region.posterior,
                     "verdict": int(region.is_virus),
                 }
-                for region in sorted(one.regions)
+                for region in sorted(record.regions)
             ],
         }
 
 
 def _samples(run: _RunFiles) -> dict[str, object] | None:
-    """Columns of the table of samples; None for a single file, or without the table."""
+    """Return columns for the sample table. None: a single file, or no table."""
     is_extract = run.command == "extract"
     output = EMBEDDED_SAMPLE_TABLE if is_extract else SAMPLE_TABLE
     shown = [name for name in output.columns if name not in _NOT_SHOWN]
@@ -531,7 +555,8 @@ def _samples(run: _RunFiles) -> dict[str, object] | None:
 
 
 def _sample_column(name: str, blocks: Sequence[TableBlock]) -> dict[str, object]:
-    """
+    """Return one column of the sample table.
+
     Raises:
         ValueError: a value is not a number.
     """
@@ -545,7 +570,7 @@ def _sample_column(name: str, blocks: Sequence[TableBlock]) -> dict[str, object]
 
 
 def _columns(run: _RunFiles, rows: RecordRows) -> dict[str, object]:
-    """The rows as columns: scores in millionths, rates in ten-thousandths."""
+    """Convert the rows to columns: scores in millionths, rates in ten-thousandths."""
     files = {file: i for i, file in enumerate(dict.fromkeys(rows.files))}
     keys = zip(rows.files, rows.records, strict=True)
     return {
@@ -577,17 +602,18 @@ def _lines(texts: Sequence[str]) -> str:
 
 
 def _scaled(values: Sequence[float] | FloatArray, scale: int) -> list[int | None]:
-    """Round to whole numbers; NaN becomes None."""
+    """Round to integers. NaN becomes None."""
     scaled = np.rint(np.array(values, np.float64) * scale)
     is_known = ~np.isnan(scaled)
-    whole: list[int] = np.where(is_known, scaled, 0).astype(np.int64).tolist()
+    integers: list[int] = np.where(is_known, scaled, 0).astype(np.int64).tolist()
     if is_known.all():
-        return [*whole]
-    return [n if known else None for n, known in zip(whole, is_known.tolist(), strict=True)]
+        return [*integers]
+    return [n if is_set else None for n, is_set in zip(integers, is_known.tolist(), strict=True)]
 
 
 def _machine(run: _RunFiles, charts: Sequence[Sequence[Chart]]) -> dict[str, object]:
-    facts, hosts = run.facts, run.facts.iter_section("hosts")
+    facts = run.facts
+    hosts = facts.iter_section("hosts")
     names = {STAGES[2]: "tables", SCORING: "scoring and tables"}
     seconds = facts.seconds
     stages = [(names.get(n, n), seconds[n]) for n in (*STAGES, SCORING) if n in seconds]
@@ -609,9 +635,9 @@ def _machine(run: _RunFiles, charts: Sequence[Sequence[Chart]]) -> dict[str, obj
                     (name, device, sum(device.tokens), max(device.memory, default=0) / GIB)
                     for name, device in sorted(start.devices.items())
                 ],
-                "charts": of_start,
+                "charts": start_charts,
             }
-            for start, of_start in zip(run.starts[-_MOST_LINES:], charts, strict=True)
+            for start, start_charts in zip(run.starts[-_MOST_LINES:], charts, strict=True)
         ],
     }
 
