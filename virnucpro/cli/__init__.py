@@ -1,1 +1,1 @@
-"""The commands; ``main`` is the entry point."""
+"""The commands. ``main`` is the entry point."""

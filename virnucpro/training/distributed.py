@@ -71,9 +71,8 @@ class Ranks:
     def wrap(self, module: nn.Module, *, is_cut: bool) -> nn.Module:
         """Move a module to the device, and average its gradients over all ranks.
 
-        Each rank has a complete copy or, with ``is_cut``, a shard of each weight. In the latter
-        case the
-        encoder layers are units, and everything else is one unit (FSDP, Zhao et al. 2023,
+        Each rank has a complete copy or, with ``is_cut``, one shard per weight. In the latter case
+        the encoder layers are units, and everything else is one unit (FSDP, Zhao et al. 2023,
         arXiv:2304.11277). The first rank then sends the weights one after another.
         """
         if self.world_size == 1 or not is_cut:
@@ -101,7 +100,7 @@ class Ranks:
         return nullcontext()
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in rank order."""
+        """Gather one value per rank, in rank order."""
         values = [value] * self.world_size
         if self.world_size > 1:
             dist.all_gather_object(values, value)
@@ -127,7 +126,7 @@ def started_by_torchrun(environ: Mapping[str, str]) -> Started | None:
     """Read the environment of torchrun, or return None if it did not start this process.
 
     Raises:
-        UsageError: some of its variables are missing.
+        UsageError: some variables are missing.
     """
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     variables = {name: environ[name] for name in names if name in environ}
@@ -149,15 +148,14 @@ def run_under_torchrun(
     work: Callable[[Ranks], None],
     on_event: EventHandler,
 ) -> None:
-    """Run ``work`` as one of the processes that torchrun started.
+    """Run ``work`` as one process that torchrun started.
 
     The first rank enters ``prepared`` while the others wait. The first error ends all processes
-    with
-    its exit code and is reported once.
+    with its exit code and is reported once.
 
     Raises:
         VirnucproError, OSError: this process was the first to fail.
-        SystemExit: another process failed first. The exit code is that of its error.
+        SystemExit: another process failed first. The exit code belongs to its error.
     """
     used = _set_device(started.device(kind))
     rank = started.rank
@@ -174,7 +172,7 @@ def run_under_torchrun(
 
 
 def _connect() -> Store:
-    """Connect to the store of torchrun.
+    """Connect to torchrun's store.
 
     Raises:
         UnavailableError: the process with the store (torchrun's agent or the first) is gone.
@@ -193,7 +191,7 @@ def _connect() -> Store:
 
 @contextmanager
 def _fail_together(store: Store, world_size: int) -> Iterator[None]:
-    """End all processes with the exit code of the first error."""
+    """End all processes with the first error's exit code."""
     is_done = threading.Event()
     watcher = threading.Thread(
         target=_end_with_others, args=(store, world_size, is_done), daemon=True
@@ -363,7 +361,7 @@ def _rank_exit(device: str, reason: str) -> VirnucproError:
 
 
 class _Relay(logging.Handler):
-    """Sends the log of a process to its parent, which has the handlers."""
+    """Sends a process log to its parent, which has the handlers."""
 
     def __init__(self, pipe: Pipe) -> None:
         super().__init__()

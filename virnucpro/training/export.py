@@ -78,7 +78,7 @@ _SHORTEST = 0.9  # minimum length of a run, relative to its chunks end to end: t
 
 @dataclass
 class TrainingResults:
-    """The results of a training, seed by seed. Files for ``predict`` come from the first seed."""
+    """Training results, seed by seed. Files for ``predict`` come from the first seed."""
 
     training: TrainingRun
     store: FrameStore
@@ -93,7 +93,7 @@ class TrainingResults:
         """Measure the training with one seed, and write its results.
 
         Args:
-            odds: (n_networks, n) log-odds per part, for the frames of the part by each network.
+            odds: (n_networks, n) log-odds per part, by each network, for the part's frames.
         """
         assert isinstance(module, FrameClassifier)
         validation_odds = odds["validation"]
@@ -185,7 +185,7 @@ class TrainingResults:
         return fragments_by_length
 
     def _write_figures(self, training: TrainingRun, odds: Mapping[Split, FloatArray]) -> None:
-        """Write the AUROC of frames, and of chunks by their best frame, for each held-out part."""
+        """Write the AUROC of frames and of chunks (by their best frame) for each part."""
         columns = ("split", "network", "n_frames", "auroc_frames", "n_chunks", "auroc_chunks")
         rows: list[dict[str, object]] = []
         for split, network_odds in odds.items():
@@ -241,7 +241,7 @@ def read_fragments(
     """Score the fragments of the validation and test groups by the scorer.
 
     Args:
-        fasta: all records, in the order of their numbers.
+        fasta: all records, in number order.
         size: bases per chunk.
 
     Returns:
@@ -276,7 +276,7 @@ def read_fragments(
 def _cut_fragments(
     fasta: Path, store: FrameStore, splits: Mapping[str, Split], size: int
 ) -> Iterator[tuple[_Run, str]]:
-    """Yield chunk runs of the held-out records, each with its bases."""
+    """Yield chunk runs from held-out records, each with its bases."""
     rows = np.flatnonzero(store.chunks[:, 2] == size)
     begin = np.searchsorted(store.chunks[rows, 0], np.arange(len(store.records) + 1))
     records = zip(read_fasta(fasta), store.records, pairwise(begin.tolist()), strict=True)
@@ -296,7 +296,7 @@ def _cut_fragments(
 
 
 class _Gain(NamedTuple):
-    """AUROC of fragments of one length by the scorer, by the head, and by both.
+    """AUROC for fragments of one length, by the scorer, by the head, and by both.
 
     A fragment without a score counts as the lowest. Groups count nearly evenly.
     """
@@ -368,8 +368,8 @@ def _export(
     """Write the encoder, or its name if it was not trained, and the calibrated head.
 
     Args:
-        records: training records of the head.
-        kmers: sketch of these records.
+        records: training records for the head.
+        kmers: their sketch.
     """
     SafeDir(training.output).make_folder(training.model)
     encoder = _export_encoder(training, module)
@@ -457,7 +457,7 @@ def find_trained(
     sketches.
 
     Args:
-        known: head of the initial encoder.
+        known: the initial encoder's head.
         is_finetuned: the encoder was trained on ``records``, too.
     """
     own = np.unique(np.array([record.digest for record in records], dtype=np.uint64))

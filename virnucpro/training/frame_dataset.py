@@ -1,4 +1,4 @@
-"""Store the frames of labelled records in a folder, once, and weight them for training.
+"""Store frames from labelled records in a folder, once, and weight them for training.
 
 ``proteins.npy``, ``ids.npy``          letters, frame after frame
 ``protein_ends.npy``, ``id_ends.npy``  end of each protein and id
@@ -82,7 +82,7 @@ class _FeatureRows:
         """Describe the files.
 
         Args:
-            files: path, byte offset of the vectors, and number of vectors, per file.
+            files: path, byte offset of the vectors, and vector count, per file.
             rows: (n,) int64, row of each frame, counted over all files.
         """
         self.files = files
@@ -114,7 +114,7 @@ def _memory_map(path: Path) -> Values:
 
 
 def _vectors(folder: Path, n_frames: int) -> Values | _FeatureRows:
-    """Return the vectors of all frames if ``link_vectors`` has linked them, else (n, 0)."""
+    """Return all frame vectors if ``link_vectors`` has linked them, else (n, 0)."""
     if not (folder / _VECTORS).exists():
         return np.empty((n_frames, 0), dtype=np.float32)
     facts = read_json(folder / _VECTORS, most_bytes=_MOST_RECORDS)
@@ -124,7 +124,7 @@ def _vectors(folder: Path, n_frames: int) -> Values | _FeatureRows:
 
 
 def _concatenate(words: Iterable[str]) -> tuple[NDArray[np.uint8], Rows]:
-    """Return the letters of all words, (n_letters,), and 0 plus the end of each word, (n + 1,)."""
+    """Return all letters, (n_letters,), and 0 plus the word ends, (n + 1,)."""
     encoded = [word.encode() for word in words]
     letters = np.frombuffer(b"".join(encoded), dtype=np.uint8)
     return letters, np.cumsum([0, *map(len, encoded)], dtype=np.int64)
@@ -171,11 +171,9 @@ def _write_header(out: BinaryIO, dtype: str, shape: tuple[int, ...]) -> None:
 class LabelledFrames:
     """Stop-free frames with their labels and features.
 
-    Sequences and features cover all frames of a folder. Only what is used is loaded into memory.
-    The
-    other columns are parallel, (n,) each. A frame has the label of its record. ``chunk`` and
-    ``record``
-    are chunk and record numbers. Groups are numbered in name order.
+    Sequences and features cover all frames in a folder. Only what is used is loaded into memory.
+    The other columns are parallel, (n,) each. A frame has its record's label. ``chunk`` and
+    ``record`` are chunk and record numbers. Groups are numbered in name order.
     """
 
     letters: Values  # uint8, all proteins end to end
@@ -220,7 +218,7 @@ class LabelledFrames:
         return _kmer_rows(self.letters, self.ends, self.rows[rows])
 
     def n_residues(self, rows: Rows) -> Rows:
-        """Return the lengths of the proteins. (k,) rows -> (k,)"""
+        """Return the protein lengths. (k,) rows -> (k,)"""
         indices = self.rows[rows]
         lengths: Rows = self.ends[indices + 1] - self.ends[indices]
         return lengths
@@ -230,7 +228,7 @@ class LabelledFrames:
         return self.all_compositions[self.rows[rows]]
 
     def compositions(self) -> Iterator[Values]:
-        """Yield the composition of all frames in blocks, in order. (n_block, N_FEATURES) each"""
+        """Yield all compositions in blocks, in order. (n_block, N_FEATURES) each"""
         for first in range(0, len(self), _COMPOSITIONS_AT_ONCE):
             yield self.all_compositions[self.rows[first : first + _COMPOSITIONS_AT_ONCE]]
 
@@ -301,7 +299,7 @@ WEIGHTS = {"auto": balanced_weights, "recipe": recipe_weights, "none": given_wei
 
 
 def _gc_content(frames: LabelledFrames) -> Values:
-    """Return the share of G and C in the codons of each frame. (n,)"""
+    """Return the GC share in each frame's codons. (n,)"""
     codons = np.arange(len(STANDARD.codons))
     n_gc = sum(
         np.isin(codons // 4**position % 4, (1, 2)).astype(np.float64) for position in range(3)
@@ -344,7 +342,7 @@ def write_frames(
 
 
 class _Growing:
-    """The columns of a folder while they are written. Closing ``files`` completes them."""
+    """A folder's columns while they are written. Closing ``files`` completes them."""
 
     def __init__(self, folder: Path, files: ExitStack) -> None:
         add = {
@@ -358,12 +356,12 @@ class _Growing:
             add[f"{name}_ends.npy"]([0])
 
     def add_kmers(self, number: int, sequence: str) -> None:
-        """Add the sampled k-mers of the record with this number."""
+        """Add sampled k-mers for the record with this number."""
         hashes = Sketch.from_sequences(sequence).hashes
         self._add["kmers.npy"](np.column_stack([np.full(len(hashes), number), hashes]))
 
     def add_frames(self, number: int, record: FastaRecord, size: int, code: GeneticCode) -> None:
-        """Add the chunks of a record, cut at this size, and their frames."""
+        """Add a record's chunks, cut at this size, and their frames."""
         chunks, orfs = truncate(record, size, code)
         self._add["chunks.npy"]([(number, chunk.start, size) for chunk in chunks])
         numbers = {chunk.id: n for n, chunk in enumerate(chunks, self._n_chunks)}
@@ -393,7 +391,7 @@ def _copy_rows(pairs: Iterable[Labelled], path: Path) -> Iterator[Labelled]:
 
 
 def truncate(record: FastaRecord, size: int, code: GeneticCode) -> tuple[list[Chunk], list[Orf]]:
-    """Return the chunks of a record and their stop-free frames, as ``predict`` computes them."""
+    """Return a record's chunks and their stop-free frames, as ``predict`` computes them."""
     chunks = list(Chunk.from_record(record, size))
     return chunks, translate_six_frames(chunks, code)
 
@@ -437,16 +435,16 @@ def link_vectors(folder: Path, extracted: Path) -> None:
 
 
 def _wanted_rows(ids: Iterable[str], wanted: Set[str], first: int) -> dict[str, int]:
-    """Return the rows of wanted frames, counted from ``first``.
+    """Return rows for wanted frames, counted from ``first``.
 
-    In a run, a number may distinguish the name of a frame from the id of a record.
+    In a run, a number may distinguish a frame name from a record id.
     """
     names = (name if name in wanted else without_number(name) for name in ids)
     return {name: row for row, name in enumerate(names, first) if name in wanted}
 
 
 def read_ids(folder: Path) -> list[str]:
-    """Read the ids of all frames. They are unique if records are cut at one chunk size."""
+    """Read all frame ids. They are unique if records are cut at one chunk size."""
     letters = _memory_map(folder / "ids.npy")
     ends = _memory_map(folder / "id_ends.npy")
     return _kmer_rows(letters, ends, np.arange(len(ends) - 1))
@@ -460,7 +458,7 @@ def delete_frames(folder: Path, fasta: Path) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameStore:
-    """All frames of a folder, with their records and chunks."""
+    """All frames in a folder, with their records and chunks."""
 
     records: tuple[LabelledRecord, ...]
     is_virus: NDArray[np.bool_]  # (n_records,)
@@ -471,7 +469,7 @@ class FrameStore:
 
     @classmethod
     def open(cls, folder: Path) -> FrameStore:
-        """Map the files of a complete folder."""
+        """Map the files in a complete folder."""
         rows = read_json(folder / _RECORDS, most_bytes=_MOST_RECORDS)
         records = tuple(LabelledRecord(*facts) for facts in rows)
         letters, ends, composition, chunk, chunks, kmers = (
@@ -496,24 +494,24 @@ class FrameStore:
         return cls(records, is_virus, group, chunks, frames, kmers)
 
     def count_frames(self, chunk_size: int) -> dict[LabelledRecord, int]:
-        """Return the number of frames of each record, cut at this size."""
+        """Count each record's frames, cut at this size."""
         own = self.all.record[self.chunks[self.all.chunk, 2] == chunk_size]
         counts = np.bincount(own, minlength=len(self.records))
         return dict(zip(self.records, counts.tolist(), strict=True))
 
     def sketch(self, splits: Mapping[str, Split], *parts: Split) -> Sketch:
-        """Return the sampled k-mers of all records in these parts of the split."""
+        """Return sampled k-mers for all records in these split parts."""
         is_chosen = self._is_in(splits, *parts)
         return Sketch(np.unique(self.kmers[is_chosen[self.kmers[:, 0]], 1].astype(np.uint32)))
 
     def select(
         self, splits: Mapping[str, Split], part: Split, chunk_sizes: Sequence[int]
     ) -> LabelledFrames:
-        """Return the frames in one part of the split, cut at these sizes."""
+        """Return the frames in one split part, cut at these sizes."""
         size = self.chunks[self.all.chunk, 2]
         is_chosen = self._is_in(splits, part)[self.all.record] & np.isin(size, chunk_sizes)
         return self.all.select(np.flatnonzero(is_chosen))
 
     def _is_in(self, splits: Mapping[str, Split], *parts: Split) -> NDArray[np.bool_]:
-        """Return True for records in these parts of the split. (n_records,)"""
+        """Return True for records in these split parts. (n_records,)"""
         return np.array([splits[r.group] in parts for r in self.records], dtype=np.bool_)

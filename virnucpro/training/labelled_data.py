@@ -1,21 +1,21 @@
 """Labelled data: FASTA files, the manifest that labels them, and the split of its groups.
 
-A manifest is a table of tab-separated columns with a header, plain or packed:
+A manifest is a tab-separated table with a header, plain or packed:
 
 path     FASTA file, relative to the manifest. Required.
 label    ``virus`` or ``other``. Required.
-group    The unit of a split, for example a viral family or a host genus. Required.
-id       A record of the file. Empty or no column: all records.
-weight   Weight of a record in training, above 0, at most a million. Default: 1.
+group    Split unit, for example a viral family or a host genus. Required.
+id       Record in the file. Empty or no column: all records.
+weight   Training weight, above 0, at most a million. Default: 1.
 kingdom  Free text for reports, which measure each kingdom separately.
 
 Other columns are ignored. Ids are unique in the manifest.
 
-A split assigns groups to training, validation or test. Groups are never divided, because pieces of
-one genome, or of close relatives, on both sides would inflate every figure. A split is a table that
-may be edited and reused.
+A split assigns groups to training, validation or test. Groups are never divided, because pieces
+from one genome, or from close relatives, on both sides would inflate every figure. A split is a
+table that may be edited and reused.
 
-``virnucpro manifest`` builds a manifest from folders by label: the group of a file is the first
+``virnucpro manifest`` builds a manifest from folders by label: a file's group is the first
 folder below the named one, or else the file name without its extensions. Alternatively it uses a
 table of accessions and taxonomy, with a row per record in the FASTA files.
 """
@@ -71,7 +71,7 @@ _TAXONOMY = (
 
 @dataclass(frozen=True, slots=True)
 class LabelledRecord:
-    """One record of a FASTA file, with the facts from its manifest row."""
+    """One FASTA record, with the facts from its manifest row."""
 
     id: str
     is_virus: bool
@@ -161,7 +161,7 @@ def read_records(
     Every file is read once. Only one sequence and the ids are in memory at a time.
 
     Args:
-        on_file: called with the SHA-256 of each file after it was read.
+        on_file: called with each file's SHA-256 after it was read.
         on_block: called with its bytes.
 
     Raises:
@@ -223,7 +223,7 @@ def warn_of_mixed_groups(records: Iterable[LabelledRecord]) -> None:
 
 
 def sample_records(names: Sequence[str]) -> str:
-    """List the first names and the number of further ones, for a message."""
+    """List the first names and count the rest, for a message."""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(map(printable, names[:_MOST_NAMED])) + more
 
@@ -308,13 +308,13 @@ def _fasta_path(manifest: Path, cell: str, where: str) -> Path:
 def read_cells(
     path: Path, needed: Sequence[str], hint: str, on_block: OnBlock | None = None
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the number of each line below the header, and its cells by column, stripped.
+    """Yield each line number below the header, and its cells by column, stripped.
 
     Blank lines are skipped.
 
     Args:
         hint: describes the table, for the error about a missing column.
-        on_block: called with the bytes of the file, as they are on disk.
+        on_block: called with the bytes on disk.
 
     Raises:
         InputError: the file is not a table, or lacks a column. The message names file and line.
@@ -370,12 +370,10 @@ def split_groups(records: Iterable[LabelledRecord], seed: int) -> dict[str, Spli
     """Assign every group to one split.
 
     Each stratum (a label in a kingdom) is split independently. With three groups or more, every
-    part
-    gets at least one. With two, the test part is empty. A single group is used for training. A
-    group in
-    several strata belongs to the one with most of its records. Groups are ranked by a hash of name
-    and
-    seed, so record order does not matter, and a new group changes nothing in other strata.
+    part gets at least one. With two, the test part is empty. A single group is used for training. A
+    group in several strata belongs to the one with most of its records. Groups are ranked by a hash
+    of name and seed, so record order does not matter, and a new group changes nothing in other
+    strata.
     """
     strata: dict[_Stratum, list[str]] = {}
     for group, stratum in _main_strata(records).items():
@@ -423,7 +421,7 @@ def write_split(path: Path, records: Iterable[LabelledRecord], splits: Mapping[s
 
 
 def read_split(path: Path) -> dict[str, Split]:
-    """Read the part of each group from a table with at least the columns ``group`` and ``split``.
+    """Read each group's part from a table with at least the columns ``group`` and ``split``.
 
     Raises:
         InputError: it is another table, or a group is in two parts. The message names the line.
@@ -452,7 +450,7 @@ def check_groups(groups: Set[str], splits: Mapping[str, Split]) -> None:
     """Check that a split covers these groups.
 
     Raises:
-        InputError: a group is in no part of the split.
+        InputError: a group is in no split part.
     """
     if unknown := groups - splits.keys():
         raise InputError(
@@ -495,7 +493,7 @@ def _unique_records(
     """Yield the rows, after checking that they are unique.
 
     Raises:
-        InputError: a file, or a record of a file, occurs twice.
+        InputError: a file, or a record in it, occurs twice.
     """
     labels: dict[tuple[str, str], str] = {}
     for path, record in rows:
@@ -520,7 +518,7 @@ def _counts(records: Sequence[LabelledRecord]) -> Iterator[str]:
 
 
 def _relative(path: Path, options: ManifestOptions) -> str:
-    """Return the path of a FASTA file as the manifest names it.
+    """Return a FASTA path as the manifest names it.
 
     Raises:
         InputError: a table cannot represent the path.
@@ -535,7 +533,7 @@ def _relative(path: Path, options: ManifestOptions) -> str:
 
 
 def _records_by_folder(options: ManifestOptions) -> Iterator[tuple[str, LabelledRecord]]:
-    """Yield the path of each file, and one row for all its records."""
+    """Yield each file path, and one row for all its records."""
     for is_virus, sources in ((True, options.virus), (False, options.other)):
         for source in sources:
             for file in _files_in(source):
@@ -546,7 +544,7 @@ def _records_by_folder(options: ManifestOptions) -> Iterator[tuple[str, Labelled
 
 
 def _files_in(source: Path) -> Iterator[InputFile]:
-    """Yield a file, or the FASTA files of a folder and all folders below it."""
+    """Yield a file, or the FASTA files in a folder and all folders below it."""
     if not source.is_dir():
         yield from InputFile.complete(source)
         return
@@ -558,7 +556,7 @@ def _files_in(source: Path) -> Iterator[InputFile]:
 def _records_by_table(
     options: ManifestOptions, table: Path
 ) -> Iterator[tuple[str, LabelledRecord]]:
-    """Yield the records of the FASTA files that the table names. Warn about all others.
+    """Yield FASTA records that the table names. Warn about all others.
 
     Raises:
         InputError: a row has no label or no group. The message names the line.
@@ -586,7 +584,7 @@ def _records_by_table(
 
 
 def _read_taxonomy(table: Path, group_by: str | None) -> dict[str, LabelledRecord]:
-    """Read label, group and kingdom of each accession."""
+    """Read label, group and kingdom per accession."""
     facts: dict[str, LabelledRecord] = {}
     for line, cells in read_cells(table, (), _TAXONOMY):
         where = f"{printable(table)}:{line}"

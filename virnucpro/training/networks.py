@@ -55,8 +55,7 @@ class _LowRank(nn.Linear):
     """A frozen linear layer plus two trained low-rank matrices (LoRA).
 
     ``W x + alpha / rank * B A x`` (Hu et al. 2021, arXiv:2106.09685). B starts at 0, so that
-    training
-    starts from the original layer.
+    training starts from the original layer.
     """
 
     def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:
@@ -111,7 +110,7 @@ def merge_adapters(encoder: ESM2) -> None:
 
 
 class MaskedLanguageModel(nn.Module):
-    """ESM-2 with its language-model head. The last matrix of the head is the embedding."""
+    """ESM-2 with its language-model head. The head's last matrix is the embedding."""
 
     def __init__(self, encoder: ESM2) -> None:
         super().__init__()
@@ -133,7 +132,7 @@ class MaskedLanguageModel(nn.Module):
         return F.cross_entropy(logits, targets, reduction="sum")
 
     def extra_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the head, by their names in transformers."""
+        """Return the head's tensors, by their names in transformers."""
         own = dict(self.named_parameters())
         return {f"lm_head.{n}": own[n] for n in own if not n.startswith("encoder.")}
 
@@ -141,9 +140,9 @@ class MaskedLanguageModel(nn.Module):
 class Classifier(nn.Module):
     """Two networks: one on the frame vector, one on vector and composition.
 
-    Composition is standardised by ``centre`` and ``spread`` of the training frames. In a ``Head``
-    the
-    first layer does that. If no residues are read, ``dim`` is 0 and only the second network exists.
+    Composition is standardised by ``centre`` and ``spread`` over the training frames. In a ``Head``
+    the first layer does that. If no residues are read, ``dim`` is 0 and only the second network
+    exists.
     """
 
     def __init__(self, dim: int, hidden: int, dropout: float) -> None:
@@ -173,7 +172,7 @@ class Classifier(nn.Module):
 def mean_and_deviation(
     frames: LabelledFrames,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return mean and deviation of the composition, bit-identical to numpy. (N_FEATURES,) each"""
+    """Return composition mean and deviation, bit-identical to numpy. (N_FEATURES,) each"""
 
     def mean_of(blocks: Iterable[Values]) -> NDArray[np.float32]:
         total = np.zeros((1, N_FEATURES), dtype=np.float32)
@@ -208,7 +207,7 @@ class FrameClassifier(nn.Module):
         self.classifier = classifier
 
     def logits(self, batch: _FrameBatch) -> Tensor:
-        """Return the log-odds of being viral by each network, (n_networks, n)."""
+        """Return viral log-odds by each network, (n_networks, n)."""
         device = self.classifier.centre.device
         read = self.reader(batch.packed).to(device)
         pooled = torch.cat([read, to_device(batch.vectors, device)], dim=1)
@@ -243,7 +242,7 @@ class MaskedResidues:
         return MaskedBatch.from_batch(frames.proteins(rows), seeds)
 
     def weight(self, rows: Rows) -> float:
-        """Return the divisor for the losses of these rows: the number of chosen residues."""
+        """Return the divisor for the losses of these rows: the chosen residue count."""
         return float(MaskedBatch.n_chosen(self.frames.n_residues(rows)).sum())
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
@@ -262,8 +261,7 @@ def _shares(rows: Rows, ranks: Ranks) -> Iterator[tuple[Rows, bool]]:
     """Yield the rows of each batch for this rank, and whether the batch counts.
 
     All ranks have the same number of batches, since ranks with sharded weights (FSDP) run in step.
-    A
-    rank with fewer batches repeats one, which does not count.
+    A rank with fewer batches repeats one, which does not count.
     """
     n_batches = -(-len(rows) // _VALIDATION_ROWS)
     n_slots = -(-n_batches // ranks.world_size) * ranks.world_size
@@ -295,11 +293,10 @@ class FrameLabels:
         return float(self.weights[rows].sum())
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
-        """Return the AUROC of each network on held-out frames, and the loss as in training.
+        """Return each network's AUROC on held-out frames, and the loss as in training.
 
         The loss is the weighted mean over the frames, summed over the networks. AUPRC, accuracy and
-        F1
-        describe the last network with the same weights. Log-odds of 0 or more count as viral.
+        F1 describe the last network with the same weights. Log-odds of 0 or more count as viral.
         """
         logits = frame_log_odds(module, self.held_out, ranks)
         if not np.isfinite(logits).all():
@@ -328,14 +325,14 @@ Objective = MaskedResidues | FrameLabels
 def frame_samples(
     log_odds: NDArray[np.float32], frames: LabelledFrames, weights: NDArray[np.float32]
 ) -> Samples:
-    """Make samples from frames. Scores are probabilities of being viral. (n,) each"""
+    """Make samples from frames. Scores are viral probabilities. (n,) each"""
     scores = sigmoid(log_odds.astype(np.float64))
     return Samples(scores, frames.is_virus, frames.group, weights.astype(np.float64))
 
 
 @torch.inference_mode()
 def frame_log_odds(module: nn.Module, frames: LabelledFrames, ranks: Ranks) -> NDArray[np.float32]:
-    """Return the log-odds of every frame by each network, on every rank. (n_networks, n)"""
+    """Return each network's log-odds for every frame, on every rank. (n_networks, n)"""
     assert isinstance(module, FrameClassifier)
     ones = np.ones(len(frames), dtype=np.float32)
     own_parts = []
@@ -385,7 +382,7 @@ def empty_module(training: TrainingRun, dim: int) -> nn.Module:
     """Make the same module without memory for its weights.
 
     Args:
-        dim: dimensions of the stored vectors.
+        dim: dimensions of stored vectors.
     """
     with torch.device("meta"):
         return _new_module(replace(training, encoder=None), dim)
@@ -433,10 +430,10 @@ def trained_encoder(training: TrainingRun) -> ESM2:
 def make_batches(
     objective: Objective, parts: Iterable[Rows], epoch: int, n_threads: int
 ) -> Iterator[Any]:
-    """Yield the batches of an epoch, made ahead by ``n_threads``, or here if that is 0.
+    """Yield an epoch's batches, made ahead by ``n_threads``, or here if that is 0.
 
     Args:
-        parts: rows of each batch.
+        parts: rows per batch.
     """
     if not n_threads:
         yield from (objective.batch(rows, epoch) for rows in parts)

@@ -1,4 +1,4 @@
-"""The options of ``train`` and ``evaluate``."""
+"""Options for ``train`` and ``evaluate``."""
 
 from __future__ import annotations
 
@@ -168,12 +168,12 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
 
     @property
     def for_part(self) -> str:
-        """The part of the split to evaluate on."""
+        """The split part to evaluate on."""
         return self.part or "test"
 
     @property
     def fragment_lengths(self) -> tuple[int, ...]:
-        """The lengths of fragments in bases, or empty if they are invalid."""
+        """Fragment lengths in bases, or empty if they are invalid."""
         words = [word.strip() for word in self.lengths.split(",")]
         lengths = tuple(int(word) for word in words if word.isascii() and word.isdigit())
         is_right = len(set(lengths) - {0}) == len(words)
@@ -182,7 +182,7 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class _StartOptions(OutputOptions, _LabelledOptions):
-    """The start of a training: labelled sequences, its mode and its encoder."""
+    """The start of a training: labelled sequences, mode and encoder."""
 
     split: Annotated[
         Path | None,
@@ -212,7 +212,7 @@ class _StartOptions(OutputOptions, _LabelledOptions):
 
     @property
     def has_shape(self) -> bool:
-        """True if the options give the shape of a new encoder."""
+        """True if the options shape a new encoder."""
         return any(getattr(self, name) is not None for name in SHAPE)
 
 
@@ -360,7 +360,7 @@ class _LoopOptions:
     ] = 0
 
     def effective_batch(self, world_size: int) -> int:
-        """Return the number of frames in one step on all devices."""
+        """Return frames per step on all devices."""
         return self.batch_size * world_size * self.grad_accum_steps
 
     def scaled_lr(self, world_size: int) -> float:

@@ -7,7 +7,7 @@ half of it. A region is false if less than half of it is prophage, ignoring uncl
 To train, the table of figures leaves out one chromosome at a time: a model trained on the others
 finds its regions, without the other records of its file as a host. Every chromosome counts the
 same, so that the longest one does not dominate. Its viral pieces count by the square root of their
-number. Records of a file that are not in the truth form one host with unknown prophages. Its median
+number. Records in a file that are not in the truth form one host with unknown prophages. Its median
 gives the usual level at its GC.
 """
 
@@ -97,10 +97,10 @@ def evaluate_regions(
     """Find regions in the sequences, and write how well they agree with the truth.
 
     Returns:
-        The lines of the table.
+        The table lines.
 
     Raises:
-        VirnucproError: see ``errors``. Also raised if a sequence of the truth was not called.
+        VirnucproError: see ``errors``. Also raised if a sequence in the truth was not called.
     """
     truths = read_truth(truth_table)
     genes = read_genes(options.genes) if options.genes is not None else {}
@@ -130,7 +130,7 @@ def evaluate_regions(
 def _measure(
     rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Span]]
 ) -> dict[str, RegionScores]:
-    """Score each sequence of the run. A sequence that the truth omits has no prophage."""
+    """Score each sequence in the run. A sequence that the truth omits has no prophage."""
     calls = list(read_calls(rundir.output(RECORD_TABLE.file), _AGAIN))
     _check_names([call.record_id for call in calls], truths)
     regions: dict[str, list[Span]] = {}
@@ -147,7 +147,7 @@ def _measure(
 
 
 def _write_table(path: Path, scores_by_name: dict[str, RegionScores], seed: int) -> list[str]:
-    """Write a row per sequence, and a total row with the interval of F1. Return the lines."""
+    """Write a row per sequence, and a total row with the F1 interval. Return the lines."""
     figures = list(scores_by_name.values())
     low, high = f1_interval(figures, seed)
     rows = [
@@ -170,11 +170,10 @@ class Truth:
 
 
 def read_truth(path: Path) -> dict[str, Truth]:
-    """Read the intervals of each sequence from a table with columns ``seq_id start end kind``.
+    """Read each sequence's intervals from a table with columns ``seq_id start end kind``.
 
     Other columns are ignored. ``prophage`` counts. ``remnant`` and ``unclear`` are excluded from
-    every
-    count. Other kinds are skipped.
+    every count. Other kinds are skipped.
 
     Raises:
         InputError, InputMissingError: the table cannot be read, or a row is invalid.
@@ -241,7 +240,7 @@ def _check_truth(name: str, truth: Truth, n_bases: int) -> None:
 
 
 def read_genes(path: Path) -> dict[str, list[Span]]:
-    """Read the coding sequences of a GFF3 file, plain or packed.
+    """Read coding sequences from a GFF3 file, plain or packed.
 
     Returns:
         Sequence id -> intervals.
@@ -299,9 +298,10 @@ class RegionScores:
     ends: tuple[int, ...] = ()  # distances in bases from the ends of found prophages to regions'
 
     @classmethod
-    def sum(cls, each: Sequence[RegionScores]) -> RegionScores:
+    def sum(cls, sequence_scores: Sequence[RegionScores]) -> RegionScores:
         columns = {
-            column.name: [getattr(scores, column.name) for scores in each] for column in fields(cls)
+            column.name: [getattr(scores, column.name) for scores in sequence_scores]
+            for column in fields(cls)
         }
         ends = tuple(chain.from_iterable(columns.pop("ends")))
         counts = {name: np.sum(values, axis=0).tolist() for name, values in columns.items()}
@@ -313,7 +313,7 @@ class RegionScores:
         return _rates(*self.bases)[2]
 
     def row(self) -> list[str]:
-        """Return the values of ``_COLUMNS``, "" if not defined."""
+        """Return values for ``_COLUMNS``, "" if not defined."""
         ends = np.percentile(self.ends, (50, 90)).tolist() if self.ends else (np.nan, np.nan)
         values = (
             *(f"{rate:.3f}" for rate in _rates(*self.bases)),
@@ -337,7 +337,7 @@ def _rates(right: int, false: int, missed: int) -> tuple[float, float, float]:
 def measure_regions(
     regions: Sequence[Span], truth: Truth, n_bases: int, genes: Sequence[Span] = ()
 ) -> RegionScores:
-    """Compare the regions of one sequence with the truth."""
+    """Compare one sequence's regions with the truth."""
     is_virus = _mask(truth.prophages, n_bases)
     counts = is_virus | ~_mask(truth.unclear, n_bases)
     is_called = _mask(regions, n_bases)
@@ -383,14 +383,14 @@ def _mask(intervals: Iterable[Span], n_bases: int) -> BoolArray:
     return inside
 
 
-def f1_interval(each: Sequence[RegionScores], seed: int) -> tuple[float, float]:
+def f1_interval(sequence_scores: Sequence[RegionScores], seed: int) -> tuple[float, float]:
     """Return the 95 % interval of the base F1, by drawing sequences with replacement.
 
     A draw with neither a prophage nor a region has no F1, and is excluded.
     """
     rng = np.random.default_rng(seed)
-    counts = np.array([scores.bases for scores in each])
-    sums = counts[rng.integers(0, len(each), (_DRAWS, len(each)))].sum(axis=1)
+    counts = np.array([scores.bases for scores in sequence_scores])
+    sums = counts[rng.integers(0, len(sequence_scores), (_DRAWS, len(sequence_scores)))].sum(axis=1)
     sums = sums[sums.any(axis=1)]
     values = 2 * sums[:, 0] / (sums @ [2, 1, 1])
     low, high = np.percentile(values, INTERVAL).tolist()
@@ -410,7 +410,7 @@ class Chromosome:
     def from_record(
         cls, record: FastaRecord, scorer: Scorer, truth: Truth, code: GeneticCode = STANDARD
     ) -> Chromosome:
-        """Score the pieces of a record, and the genes of all pieces."""
+        """Score a record's pieces, and the genes in all pieces."""
         sequence = record.sequence.upper()
         [items] = WindowTable.from_scores([sequence], scorer, STEP, code)
         everything = np.ones(len(items.start), dtype=np.bool_)
@@ -442,7 +442,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: EventHandl
     """Write a region model, and the figures for each left-out chromosome.
 
     Returns:
-        The lines of the table of figures.
+        The table lines.
 
     Raises:
         VirnucproError: see ``errors``. Also raised if there are too few chromosomes.
@@ -481,7 +481,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: EventHandl
 def leave_one_out(
     genomes: Sequence[_Genome],
 ) -> Iterator[tuple[Chromosome, list[Chromosome], list[WindowTable]]]:
-    """Yield each chromosome, all other chromosomes, and the hosts of all other files."""
+    """Yield each chromosome, all other chromosomes, and the hosts from all other files."""
     chromosomes = list(chain.from_iterable(members for members, _ in genomes))
     for genome in genomes:
         hosts = [other[1] for other in genomes if other is not genome and other[1]]
@@ -557,8 +557,7 @@ def learn_region_model(
     """Learn a region model from chromosomes.
 
     The model expects regions to be as rare as in these chromosomes. Each chromosome must have a
-    host
-    piece. A prophage may be too short for a piece.
+    host piece. A prophage may be too short for a piece.
 
     Args:
         hosts: further hosts, which only add their levels.
@@ -623,7 +622,7 @@ def learn_region_model(
 def _split_by_side(
     chromosomes: Sequence[Chromosome], piece_values: Sequence[FloatArray]
 ) -> tuple[list[FloatArray], list[FloatArray]]:
-    """Return the values of prophage pieces and of host pieces, by chromosome, without NaN."""
+    """Return prophage piece and host piece values, by chromosome, without NaN."""
     virus: list[FloatArray] = []
     host: list[FloatArray] = []
     for chromosome, values in zip(chromosomes, piece_values, strict=True):
@@ -647,7 +646,7 @@ def _mean_lengths(chromosomes: Sequence[Chromosome]) -> tuple[int, int]:
 def _log_ratios(
     virus_contrasts: Sequence[FloatArray], host_contrasts: Sequence[FloatArray], weight: float
 ) -> tuple[float, ...]:
-    """Return log ratios of virus over host by contrast bin, times the weight of a piece."""
+    """Return log ratios of virus over host by contrast bin, times the piece weight."""
     nothing = np.zeros(len(_EDGES) + 1)
     virus = sum(
         (_counts(values) / max(1, len(values)) ** 0.5 for values in virus_contrasts), start=nothing

@@ -1,6 +1,6 @@
 """Pages for trainings and evaluations, and other texts for people: states, heads, cards, summaries.
 
-The model card is a Markdown page in the model folder, for users of the model. ``evaluate --card``
+The model card is a Markdown page in the model folder, for its users. ``evaluate --card``
 adds its figures. A resumed training rewrites the card, so that no figures for other weights remain.
 """
 
@@ -70,7 +70,7 @@ _LEFT_OUT = {*_OF_DATA, "manifest", "encoder", "encoder_id", "vectors", "fasta_s
 
 
 def write_training_page(folder: Path) -> None:
-    """Write the page of a finished training into its folder.
+    """Write a finished training's page into its folder.
 
     Raises:
         InputError: a table is damaged.
@@ -98,7 +98,7 @@ def read_table(path: Path) -> _Table:
     """Read a small table as rows by column name. A missing table is empty.
 
     Raises:
-        InputError: the table is empty, or a row has the wrong number of values.
+        InputError: the table is empty, or a row has too few or too many values.
     """
     hint = "it was changed since the training wrote it: run the training again with --resume"
     return [cells for _, cells in read_cells(path, (), hint)] if path.is_file() else []
@@ -122,7 +122,7 @@ def write_figures(
 
 
 def _columns(table: _Table) -> list[tuple[str, bool, list[str]]]:
-    """Return the columns of a table: name, whether it contains numbers, and the cells as text."""
+    """Return a table's columns: name, whether it contains numbers, and the cells as text."""
     columns: list[tuple[str, bool, list[str]]] = []
     for name in table[0] if table else ():
         title = escape_markup(name).replace("_", " ")
@@ -192,7 +192,7 @@ def _training_facts(facts: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def _measure(folder: Path, facts: RunJson) -> dict[str, Any]:
-    """Measure the progress of each seed of a training, and its best epoch."""
+    """Measure each seed's progress in a training, and its best epoch."""
     settings = RunJson(facts.section("settings"))
     rows_by_seed: dict[str, list[dict[str, str]]] = {}
     for row in read_table(folder / EPOCHS):
@@ -213,7 +213,7 @@ def _measure(folder: Path, facts: RunJson) -> dict[str, Any]:
 
 
 def _progress(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, Any]:
-    """Return the progress of a seed, its best epoch by the named figure, and the last figures."""
+    """Return a seed's progress, its best epoch by the named figure, and the last figures."""
     last = {key: _parse_number(value) for key, value in rows[-1].items() if key != "seed"}
     measured = [(_parse_number(row.get(name, "")), row) for row in rows]
     scored = [(-value if "loss" in name else value, row) for value, row in measured if value]
@@ -315,7 +315,7 @@ def summary_lines(folders: Sequence[Path]) -> list[str]:
 
 
 def write_evaluation_page(folder: Path, figures: Mapping[str, Any]) -> None:
-    """Write the page of an evaluation, the content of ``evaluation.json``, into its folder.
+    """Write an evaluation page from ``evaluation.json``, into its folder.
 
     Raises:
         OutputError, StorageError: as ``files.writing``.
@@ -354,14 +354,14 @@ def _evaluation_row(row: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _run_name(kind: Mapping[str, str]) -> str:
-    """Name a kind of samples in a legend: records of a length, or chunks."""
+    """Name a sample kind in a legend: records of a length, or chunks."""
     if kind["unit"] == "chunk":
         return "chunks"
     return "whole records" if kind["length"] == "whole" else f"{kind['length']} bases"
 
 
 def _evaluation_charts(figures: Mapping[str, Any]) -> Iterator[Chart]:
-    """Yield charts of ROC, precision and recall, and reliability by kind, and of scores."""
+    """Yield charts: ROC, precision and recall, and reliability by kind, and of scores."""
     unit = (0.0, 1.0)
     overall = [row for row in figures["rows"] if row["subset"] == "all"]
     curves = [
@@ -405,7 +405,7 @@ def _precision(
 
 
 def _histogram(name: str, scores: Mapping[str, Any]) -> Chart:
-    """Draw a histogram of scores, with a line per label and at the lowest score called virus."""
+    """Draw a score histogram, with a line per label and at the lowest score called virus."""
     labels = ("virus", "other")
     cut = scores["lowest_called"]
     edges = np.linspace(0, 1, len(scores["virus"]) + 1).repeat(2)[1:-1].tolist()
@@ -451,7 +451,7 @@ def _evaluation_facts(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def write_card(training: Path) -> None:
-    """Write the model card into the folder of a training.
+    """Write the model card into a training folder.
 
     Raises:
         InputError: a table is damaged.
@@ -463,7 +463,7 @@ def write_card(training: Path) -> None:
 
 
 def find_card(model: str) -> Path:
-    """Return the card of the model that ``--model`` names.
+    """Return the card for the model that ``--model`` names.
 
     Raises:
         InputMissingError: the model has no card.

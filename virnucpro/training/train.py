@@ -109,14 +109,14 @@ _COMPOSITION_BYTES = 4 * N_FEATURES + 24  # per frame in ``frames/``, without it
 def train(
     options: TrainOptions, on_event: EventHandler, environ: Mapping[str, str] | None = None
 ) -> TrainingRun:
-    """Train on all devices, or as one of the processes of torchrun.
+    """Train on all devices, or as one torchrun process.
 
     Args:
         environ: environment variables, which torchrun sets.
 
     Raises:
         VirnucproError: see ``errors``. Finished epochs are kept.
-        SystemExit: another process of torchrun failed first. The exit code is that of its error.
+        SystemExit: another torchrun process failed first. The exit code belongs to its error.
     """
     is_new = not options.output_dir.is_dir()
     started = started_by_torchrun(environ or {})
@@ -272,7 +272,7 @@ def _train(
     """Train a module, and write its epochs as they end. They are added to ``epochs``, by seed.
 
     Args:
-        n_more_epochs: epochs of the trainings that follow, for the time left.
+        n_more_epochs: epochs in the trainings that follow, for the time left.
     """
     settings = training.options
     torch.manual_seed(settings.seed)
@@ -337,9 +337,9 @@ def _show_best(
     row: Mapping[str, float],
     samples: Samples | None,
 ) -> None:
-    """Show hyper-parameters with the figures of the best epoch, and its curves.
+    """Show hyper-parameters with the best epoch's figures, and its curves.
 
-    The x axis of the reliability curve is the mean score of a bin, in percent, instead of a step.
+    The x axis of the reliability curve is the mean bin score, in percent, instead of a step.
 
     Raises:
         OutputError, StorageError: as ``files.writing``.
@@ -397,8 +397,7 @@ class _Board:
     """The training figures in TensorBoard, for the first rank alone.
 
     The first epoch or step after a start replaces what an earlier start wrote from there on, so
-    that a
-    resumed training has every point once.
+    that a resumed training has every point once.
 
     Raises:
         OutputError, StorageError: from any method, as ``files.writing``.
@@ -411,12 +410,12 @@ class _Board:
         self._told = 0.0  # time of the last step shown
 
     def on_epoch(self, row: Mapping[str, float]) -> None:
-        """Show the figures of an epoch."""
+        """Show an epoch's figures."""
         figures = {name: value for name, value in row.items() if name != "epoch"}
         self._show("", int(row["epoch"]), figures)
 
     def on_step(self, step: int, figures: Mapping[str, float]) -> None:
-        """Show the figures of a step, unless others were shown a moment ago."""
+        """Show a step's figures, unless others were shown a moment ago."""
         now = time.monotonic()
         if now - self._told >= _SECONDS_BETWEEN_STEPS:
             self._told = now
@@ -448,7 +447,7 @@ def _sample_rows(frames: LabelledFrames, seed: int) -> LabelledFrames:
 
 
 def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[str]:
-    """Return lines with the number and the weight of the frames of each label."""
+    """Return lines with frame count and weight per label."""
     names = (("virus", frames.is_virus), ("other", ~frames.is_virus))
     return [
         f"{name}: {int(rows.sum()):,} frames of {len(np.unique(frames.group[rows])):,} groups, "
@@ -460,7 +459,7 @@ def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[st
 def check_training(options: TrainOptions, on_event: EventHandler) -> Iterator[str]:
     """Yield lines about frames, groups, time, memory and disk.
 
-    Only one record and the proteins of the timed batches are in memory at a time.
+    Only one record and the proteins in the timed batches are in memory at a time.
 
     Raises:
         VirnucproError: any error that a training would raise before its first step, such as missing
@@ -503,7 +502,7 @@ def check_training(options: TrainOptions, on_event: EventHandler) -> Iterator[st
 def _split_lines(
     n_frames: Mapping[LabelledRecord, int], splits: Mapping[str, Split]
 ) -> Iterator[str]:
-    """Yield a table of groups, records and frames by part of the split and label."""
+    """Yield a table with groups, records and frames by split part and label."""
     yield f"{'split':<12}{'label':<8}{'groups':>10}{'records':>12}{'frames':>14}"
     for split, label in product(SPLITS, ("virus", "other")):
         own = [r for r in n_frames if (splits[r.group], r.label) == (split, label)]
@@ -605,7 +604,7 @@ def _time_batches(
     """Time batches, in training or only embedded. The changed weights are discarded.
 
     Returns:
-        Seconds per batch, and the number of trained weights.
+        Seconds per batch, and the trained weight count.
     """
     options = training.options
     frames = _sample(proteins)

@@ -62,7 +62,7 @@ _WRONG = (AttributeError, LookupError, TypeError, ValueError)  # errors from une
 
 @dataclass(slots=True)
 class _ProgressState:
-    """The progress of a training."""
+    """Training progress."""
 
     epoch: int = 0  # finished epochs
     step: int = 0
@@ -140,7 +140,7 @@ class Trainer:
 
         Raises:
             UsageError: there are fewer rows than ranks times accumulated steps.
-            ResumeError: the folder contains checkpoints of another training, or a damaged one.
+            ResumeError: the folder contains checkpoints from another training, or a damaged one.
             UnavailableError: a batch does not fit into the device memory.
             VirnucproError: the loss is not finite.
         """
@@ -181,7 +181,7 @@ class Trainer:
                 announce(f"continuing after epoch {self.state.epoch}")
 
     def _snapshot(self) -> dict[str, object]:
-        """Return the content of a checkpoint, for the first rank. All ranks must call this
+        """Return a checkpoint's content, for the first rank. All ranks must call this
         together."""
         content = {
             "module": _trained_tensors(self.module),
@@ -234,7 +234,7 @@ class Trainer:
             self.on_epoch(row)
 
     def _validate(self) -> dict[str, float]:
-        """Return the figures of the validation frames, and record whether the epoch is the best."""
+        """Return the validation figures, and record whether the epoch is the best."""
         state = self.state
         device = self.ranks.device
         self._wrapped.eval()
@@ -253,7 +253,7 @@ class Trainer:
         return figures
 
     def _seconds_left(self, n_epochs: float) -> float:
-        """Estimate the time left after this number of epochs, from the time of earlier ones.
+        """Estimate the time left after this number of epochs, from earlier ones.
 
         It includes the trainings with other seeds that follow.
         """
@@ -261,7 +261,7 @@ class Trainer:
         return seconds * (self.settings.epochs - n_epochs + self.n_more_epochs)
 
     def _steps(self, batches: Iterator[Any]) -> Iterator[tuple[int, Rows, Pending]]:
-        """Yield the started steps of an epoch: number, rows, and the result of ``_step``."""
+        """Yield an epoch's started steps: number, rows, and ``_step`` result."""
         state = self.state
         settings = self.settings
         lr = settings.scaled_lr(self.ranks.world_size)
@@ -277,7 +277,7 @@ class Trainer:
         """Train on one effective batch.
 
         Returns:
-            This rank's part of the loss, and the norm of the gradient.
+            This rank's part of the loss, and the gradient norm.
         """
         n_parts = self.settings.grad_accum_steps
         ranks = self.ranks
@@ -304,14 +304,13 @@ class Trainer:
         return arriving
 
     def _end_step(self, number: int, rows: Rows, pending: Pending) -> float:
-        """Check and report the figures of a step, and return this rank's part of its loss.
+        """Check and report a step's figures, and return this rank's part of its loss.
 
         All ranks have the same norm. If the loss is finite but the norm is not, the fp16 scaler has
-        skipped
-        the step and scales the next losses by less.
+        skipped the step and scales the next losses by less.
 
         Raises:
-            VirnucproError: loss or norm is not finite. No weights of this epoch have been stored.
+            VirnucproError: loss or norm is not finite. No weights from this epoch have been stored.
         """
         loss, norm = pending.rows().tolist()
         is_skipped = not math.isfinite(norm) and self.scaler.get_scale() > 1
@@ -372,7 +371,7 @@ class Trainer:
 
 
 class _Schedule:
-    """The rows of each step of an epoch, and this rank's parts of them."""
+    """The rows for each step, and this rank's parts."""
 
     def __init__(self, n_rows: int, settings: TrainOptions, ranks: Ranks) -> None:
         self.seed = settings.seed
@@ -390,7 +389,7 @@ class _Schedule:
             )
 
     def steps(self, epoch: int) -> Iterator[Rows]:
-        """Yield the rows of each effective batch, without an incomplete last one.
+        """Yield rows per effective batch, without an incomplete last one.
 
         With fewer rows than a batch needs, there is one batch with all rows.
         """
@@ -404,14 +403,14 @@ class _Schedule:
 
 
 def count_steps(n_rows: int, effective: int) -> int:
-    """Return the number of steps per epoch, each with an effective batch."""
+    """Count the steps per epoch, each with an effective batch."""
     return max(1, n_rows // effective)
 
 
 def make_optimizer(module: nn.Module, lr: float, settings: TrainOptions) -> torch.optim.Optimizer:
-    """Make AdamW (Loshchilov and Hutter 2019) without decay of biases and norms.
+    """Make AdamW (Loshchilov and Hutter 2019) without decay for biases and norms.
 
-    ``of_lr`` of a group is its learning rate as a multiple of ``lr``.
+    A group's ``of_lr`` is its learning rate relative to ``lr``.
     """
     learned = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     rates = {False: 1.0}
@@ -427,7 +426,7 @@ def make_optimizer(module: nn.Module, lr: float, settings: TrainOptions) -> torc
 
 
 def lr_factor(step: int, steps_per_epoch: int, settings: TrainOptions) -> float:
-    """Return the factor of the learning rate: linear warm-up, then half a cosine down to 0.
+    """Return the learning-rate factor: linear warm-up, then half a cosine down to 0.
 
     Source: Loshchilov and Hutter 2017.
     """
@@ -468,14 +467,14 @@ def select_fitting(device: torch.device) -> Iterator[None]:
 
 
 def _describe_epoch(row: dict[str, float]) -> str:
-    """Format the figures of an epoch on one line."""
+    """Format an epoch's figures on one line."""
     figures = {name: value for name, value in row.items() if name != "epoch"}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
     return f"epoch {row['epoch']:.0f}: {shown}"
 
 
 def speed_lines(clocks: Sequence[_Clock]) -> list[str]:
-    """Return a table of frames per second, per rank and in total.
+    """Tabulate frames per second, per rank and in total.
 
     All ranks take their steps together, so their rates add up.
     """
@@ -497,7 +496,7 @@ def speed_lines(clocks: Sequence[_Clock]) -> list[str]:
 
 
 def profile_lines(clocks: Sequence[_Clock]) -> list[str]:
-    """Return a table of seconds and their shares, by activity and rank."""
+    """Tabulate seconds and their shares, by activity and rank."""
     parts = dict.fromkeys(part for clock in clocks for part in clock.seconds)
     lines = [f"{'seconds':<22}" + "".join(f"{name:>18}" for name in _tensor_names(clocks))]
     for part in parts:
@@ -513,7 +512,7 @@ def _tensor_names(clocks: Sequence[_Clock]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoints:
-    """The checkpoints of one training, in their own folder."""
+    """One training's checkpoints, in their own folder."""
 
     folder: Path
     n_kept: int  # checkpoints kept for the last epochs, in addition to the best
@@ -561,7 +560,7 @@ class _Checkpoints:
         return state
 
     def load_best(self, module: nn.Module) -> None:
-        """Load the weights of the best epoch.
+        """Load the best epoch's weights.
 
         Raises:
             ResumeError: the file is missing or damaged.
@@ -576,7 +575,7 @@ class _Checkpoints:
         return {path: number for number, path in sorted(numbers)}
 
     def sweep(self) -> None:
-        """Delete unfinished files of a killed start."""
+        """Delete unfinished files from a killed start."""
         SafeDir(self.folder.parent).remove_temp_files(self.folder)
 
 
@@ -597,7 +596,7 @@ def _truncate_like(like: Tensor, tensor: Tensor) -> Tensor:
 
 
 def _trained_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a module without frozen weights, which come from ``--model``."""
+    """Return a module's state without frozen weights, which come from ``--model``."""
     frozen = {name for name, weight in module.named_parameters() if not weight.requires_grad}
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
 
@@ -617,7 +616,7 @@ def _write(content: Mapping[str, object], out: BinaryIO) -> None:
 
 @contextmanager
 def _open_checkpoint(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the content of a checkpoint. Its tensors are mapped, so that ranks share one copy.
+    """Yield a checkpoint's content. Its tensors are mapped, so that ranks share one copy.
 
     Raises:
         ResumeError: the file is missing or damaged, or lacks what the block reads.

@@ -111,7 +111,7 @@ class TrainingRun:
 
     @property
     def model(self) -> Path:
-        """The folder of the trained model, for ``--model``."""
+        """The trained model's folder, for ``--model``."""
         return self.output / MODEL_FOLDER
 
     @property
@@ -120,7 +120,7 @@ class TrainingRun:
 
     @property
     def frames(self) -> Path:
-        """The frames of all records, which every process maps."""
+        """Frames from all records, which every process maps."""
         return self.output / _FRAMES
 
     @property
@@ -130,7 +130,7 @@ class TrainingRun:
 
     @property
     def fasta(self) -> Path:
-        """The FASTA file of all records, which the engine and the scorer read."""
+        """The FASTA file with all records, which the engine and the scorer read."""
         return self.output / _FASTA
 
     @property
@@ -150,7 +150,7 @@ def resolve_training(
     """Resolve a training and its devices, and check them before any work.
 
     Args:
-        n_ranks: number of processes that torchrun started. None: one per device.
+        n_ranks: processes that torchrun started. None: one per device.
 
     Raises:
         VirnucproError: see ``errors``.
@@ -191,7 +191,7 @@ def resolve_training(
 
 
 def load_known_groups(encoder: Model | None) -> Head | None:
-    """Load the head that comes with an encoder. It records the training data of both.
+    """Load the head that comes with an encoder. It records the training data for both.
 
     Raises:
         UnavailableError: the head is damaged.
@@ -200,7 +200,7 @@ def load_known_groups(encoder: Model | None) -> Head | None:
 
 
 def _use_recorded_model(options: TrainOptions) -> TrainOptions:
-    """Keep the model of a resumed training if the options name none."""
+    """Keep a resumed training's model if the options name none."""
     is_open = options.model is None and options.encoding == "esm2" and not options.has_shape
     if not (is_open and options.resume):
         return options
@@ -214,7 +214,7 @@ def _use_recorded_model(options: TrainOptions) -> TrainOptions:
 
 
 def _model_name(path: Path) -> str:
-    """Return the name of a model at this path if it has one, else the path."""
+    """Return the model name at this path if it has one, else the path."""
     name = current_name(path.name.removesuffix(".pt"))
     is_built_in = name in BUILT_IN and path.parent.name == EMBEDDED_FOLDER.name
     is_published = find_published(name) is not None and find_model(name) == path
@@ -292,7 +292,7 @@ def open_training(training: TrainingRun, on_event: EventHandler) -> None:
 def _prepare_frames(
     training: TrainingRun, manifest: DataManifest, on_event: EventHandler
 ) -> list[str]:
-    """Read the labelled FASTA once and write its frames. Return the hashes of the FASTA files."""
+    """Read the labelled FASTA once and write its frames. Return the FASTA hashes."""
     options = training.options
     hashes: list[str] = []
     n_bytes = sum(path.stat().st_size for path in manifest.files)
@@ -348,11 +348,11 @@ def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
 
 
 def read_splits(training: TrainingRun, records: Sequence[LabelledRecord]) -> dict[str, Split]:
-    """Return the split of an earlier start, or that of ``--split``, or a new one.
+    """Return the split from an earlier start, or from ``--split``, or a new one.
 
     Raises:
-        ResumeError: ``--split`` differs from the split of the earlier start.
-        InputError: a group is in no part of the split.
+        ResumeError: ``--split`` differs from the earlier start's split.
+        InputError: a group is in no split part.
     """
     warn_of_mixed_groups(records)
     options = training.options
@@ -376,7 +376,7 @@ def read_splits(training: TrainingRun, records: Sequence[LabelledRecord]) -> dic
 def check_parts(
     n_frames: Mapping[LabelledRecord, int], splits: Mapping[str, Split], mode: Mode
 ) -> None:
-    """Check that every part of the split has the groups and frames that the mode needs.
+    """Check that every split part has the groups and frames that the mode needs.
 
     Raises:
         InputError: a part has no such group or frame.
@@ -396,7 +396,7 @@ def _check_labels(split: Split, n_frames: Mapping[LabelledRecord, int]) -> None:
     """Check that a part has both labels.
 
     Raises:
-        InputError: a label is missing among the groups of a part, or among the frames to learn.
+        InputError: a label is missing among a part's groups, or among the frames to learn.
     """
     n_by_label = Counter({True: 0, False: 0})
     for record, n in n_frames.items():
@@ -442,7 +442,7 @@ def check_features(training: TrainingRun, fasta_sha256: Iterable[str]) -> str:
     """Check that the ``--features`` vectors equal those that would be computed here.
 
     Returns:
-        The fingerprint of their recipe.
+        Their recipe fingerprint.
 
     Raises:
         InputMissingError: there is no run in the folder.

@@ -1,4 +1,4 @@
-"""Find, name, hash and read the inputs of a run, and check them against each other.
+"""Find, name, hash and read run inputs, and check them against each other.
 
 An unreadable file is skipped and recorded. Each resume retries it, unless the command names every
 other file without it. A file that was read stays in the run, unchanged. A resume adds new files
@@ -280,7 +280,7 @@ def _extend_run(
 def _refuse_lost(recorded: Manifest, survey: InputScan) -> None:
     """
     Raises:
-        InputError, InputMissingError: a file of the recorded run can no longer be read.
+        InputError, InputMissingError: a recorded file can no longer be read.
     """
     paths = {file.path for file in recorded.inputs}
     for file, error in survey.refused:

@@ -39,7 +39,7 @@ _Row: TypeAlias = tuple[str, str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """Comparison of one table in two results."""
+    """Compares one table in two results."""
 
     table: str
     n_both: int
@@ -99,7 +99,7 @@ def report_lines(comparisons: list[TableComparison]) -> Iterator[str]:
 
 
 def _find_tables(path: Path) -> dict[str, Path]:
-    """Find the comparable tables of a result, by their kind."""
+    """Find a result's comparable tables, by their kind."""
     if path.is_dir():
         files = {name: path / sink.file for name, (sink, _) in _READERS.items()}
         if tables := {name: file for name, file in files.items() if file.is_file()}:
@@ -128,7 +128,7 @@ def _find_tables(path: Path) -> dict[str, Path]:
 def _check(path: Path) -> None:
     """
     Raises:
-        InputError: a table of a run was changed or deleted.
+        InputError: a run table was changed or deleted.
     """
     rundir = open_run_dir(path if path.is_dir() else path.parent)
     if not rundir.manifest.is_file():
@@ -161,7 +161,7 @@ def _compare_table(name: str, a: Path, b: Path) -> TableComparison:
 
 
 def _read(name: str, path: Path) -> Iterator[_Row]:
-    """Yield the rows of a table.
+    """Yield table rows.
 
     Raises:
         InputError: the table is damaged, or an id occurs twice.

@@ -1,4 +1,4 @@
-"""Make the rows of an extraction: status and number of embedded frames per record."""
+"""Make extraction rows: status and embedded frames per record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from virnucpro.workflows.table_tasks import BlockRows, Frame, FrameRange, RowBui
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRowBuilder(RowBuilder):
-    """Makes the rows of records that are embedded but not called."""
+    """Makes rows for records that are embedded but not called."""
 
     def pack_frames(
         self, orfs: Sequence[Orf], features: Sequence[ShardFeatures], reasons: Mapping[str, str]
@@ -52,7 +52,7 @@ class EmbeddingRowBuilder(RowBuilder):
         )
 
     def _describe(self, records: Records, frames: Sequence[Sequence[Frame]]) -> EmbeddedRecords:
-        """Derive the status, the note and the counts of each record from its frames."""
+        """Derive the status, the note and the counts for each record from its frames."""
         screened = reject_reasons(records, self.recipe)
         statuses: list[Status] = []
         notes: list[str] = []
@@ -76,7 +76,7 @@ class EmbeddingRowBuilder(RowBuilder):
         return EmbeddedRecords(records, statuses, notes, n_chunks, n_frames, failures)
 
     def _row_status(self, n_frames: int, failed: Sequence[FailedFrame]) -> tuple[Status, str]:
-        """Return the status and the note of a record that passed the screen."""
+        """Return status and note for a record that passed the screen."""
         if not n_frames:
             # A chunk encoder reads every chunk that has a known base.
             return "no_orf", "no known base" if Alphabet.CHUNK in self.recipe.alphabets else ""

@@ -1,4 +1,4 @@
-"""``virnucpro regions``: find the regions of a finished run, and write them as ``predict`` does.
+"""``virnucpro regions``: find regions in a finished run, and write them as ``predict`` does.
 
 Nothing is embedded or called. Records come from the inputs, and calls from the table of records,
 which is rewritten because its notes change.
@@ -41,7 +41,7 @@ _WRITTEN = tuple(sink.file for sink in REGION_OUTPUTS)
 
 
 def find_regions(asked: RegionsOptions, on_event: EventHandler) -> RecordCounts:
-    """Find regions in the records of a finished run, and return the record counts.
+    """Find regions in a finished run's records, and return the record counts.
 
     Raises:
         VirnucproError: the folder has no finished ``predict`` run on nucleotides, or an input is
@@ -110,7 +110,7 @@ def _add_regions(rundir: RunDir, region_model: Path | None) -> PredictOptions:
 
     Raises:
         ResumeError: ``run.json`` lacks the options.
-        UnavailableError: the model of the run no longer exists.
+        UnavailableError: the run's model no longer exists.
     """
     options = restore_options(PredictOptions, rundir.root, rundir.read_facts())
     region_model = region_model or options.region_model

@@ -113,7 +113,7 @@ class SequenceOptions:
 
     @property
     def known_type(self) -> InputType | None:
-        """The type that the user named, or None if the letters of the input decide."""
+        """The type that the user named, or None if the input letters decide."""
         return None if self.input_type == "auto" else self.input_type
 
 
@@ -242,7 +242,7 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractOptions(RunOptions):
-    """The options of ``extract``."""
+    """Options for ``extract``."""
 
     command: ClassVar[Command] = "extract"
     table_options: ClassVar = ("model", "per_file", "pooling", "format")

@@ -1,4 +1,4 @@
-"""The options of ``predict`` and ``regions``."""
+"""Options for ``predict`` and ``regions``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from virnucpro.workflows.options import RunOptions
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(ThresholdOptions, RunOptions):
-    """The options of ``predict``."""
+    """Options for ``predict``."""
 
     command: ClassVar[Command] = "predict"
     threshold_options: ClassVar = tuple(field.name for field in fields(ThresholdOptions))

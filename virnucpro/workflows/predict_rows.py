@@ -31,7 +31,7 @@ SELECTION = Selection(select=select_for_embedding, min_searched_length=SHORTEST_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRowBuilder(RowBuilder):
-    """Makes the rows of records that a classifier calls."""
+    """Makes rows for records that a classifier calls."""
 
     classifier: RecordClassifier
     finder: ProvirusFinder | None = None  # None: no search for regions
@@ -74,7 +74,7 @@ class CallRowBuilder(RowBuilder):
         )
 
     def make_batches(self, results: CalledRecords) -> list[RowBatch]:
-        """Make the rows of neighbouring records, by sample."""
+        """Make rows for neighbouring records, by sample."""
         is_protein = self.recipe.input_type == "protein"
         code = None if is_protein else GeneticCode.from_number(self.recipe.genetic_code)
         return make_batches(
@@ -115,7 +115,7 @@ class CallRowBuilder(RowBuilder):
     def _read_or_score(
         self, index: int, records: Records, store: ScoreStore
     ) -> tuple[ScoredRecords, bool]:
-        """Read the scores of the records, or compute and store them.
+        """Read the records' scores, or compute and store them.
 
         Returns:
             The scores, and True if they were computed.
@@ -162,7 +162,7 @@ class CallRowBuilder(RowBuilder):
 
 
 def _find_long(records: Records) -> list[int]:
-    """Return the indices of records that are long enough to be searched for regions."""
+    """Return indices for records that are long enough to be searched for regions."""
     indices: list[int] = np.flatnonzero(records.lengths >= SHORTEST_RECORD).tolist()
     return indices
 
@@ -179,7 +179,7 @@ def count_work(records: Records, finder: ProvirusFinder | None) -> int:
 def score_frames(
     orfs: Sequence[Orf], vectors: NDArray[np.float32], reasons: Mapping[str, str], head: Head
 ) -> ShardFrames:
-    """Score the frames of a shard.
+    """Score the frames in a shard.
 
     Args:
         vectors: (n, dim) float32, one row per frame that has a vector, in order.
@@ -202,7 +202,7 @@ def score_frames(
 
 
 def _needs_record(orf: Orf, head: Head) -> bool:
-    """Return True if the head reads bases and the shard lacks some of this frame's bases."""
+    """Return True if the head reads bases and the shard lacks some bases in this frame."""
     is_complete = 3 * len(orf.protein) == orf.end - orf.start
     return head.nucleotide is not None and orf.strand != PROTEIN and not is_complete
 
@@ -227,7 +227,7 @@ def predict_records(
     frames: Sequence[ShardFrames],
     head: Head | None,
 ) -> list[list[Prediction]]:
-    """Return the predictions of each record, one per frame."""
+    """Return each record's predictions, one per frame."""
     shard_frames = [packed.unpack() for packed in frames]
     frames_by_record: list[list[tuple[int, Frame]]] = []
     for record_ranges in ranges:

@@ -1,4 +1,4 @@
-"""Recompute random parts of a run from its input, and compare them with the stored results.
+"""Recompute random run parts from the input, and compare them with the stored results.
 
 A checksum only shows that a file is unchanged since it was written. This module shows that files
 follow from the input: vectors for some shards, scores for some record blocks, and plan and table
@@ -100,7 +100,7 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True)
 class _Recomputation:
-    """Parts of a run that are recomputed in a temporary folder."""
+    """Run parts that are recomputed in a temporary folder."""
 
     rundir: RunDir  # the original run folder
     share: RunShare  # the run in the temporary folder
@@ -121,11 +121,11 @@ def recompute(
     executor_on: ExecutorOn = ProcessExecutor,
     visible: str | None = None,
 ) -> Recomputed:
-    """Recompute ``n`` random shards, blocks and slices of a run, and compare them.
+    """Recompute ``n`` random shards, blocks and slices in a run, and compare them.
 
     Args:
-        n: number of shards, blocks and slices, each.
-        seed: of the random choice.
+        n: how many shards, blocks and slices, each.
+        seed: for the random choice.
         visible: GPUs that may be used, as in CUDA_VISIBLE_DEVICES.
 
     Raises:
@@ -165,7 +165,7 @@ def _unchanged(file: InputFile) -> InputFile:
 
 
 def _copy_run(rundir: RunDir, options: WorkOptions) -> RunShare:
-    """Plan the slices of a run in a temporary folder.
+    """Plan a run's slices in a temporary folder.
 
     Raises:
         InputMissingError, InputError, UnavailableError: as ``recompute``.
@@ -255,7 +255,7 @@ def _compare_shards(again: _Recomputation, executor_on: ExecutorOn, made: Recomp
 def _compare_vectors(
     store: FeatureStore, fresh: FeatureStore, shard: Shard, made: Recomputed
 ) -> float:
-    """Compare the stored file of a shard with a fresh one.
+    """Compare a shard's stored file with a fresh one.
 
     Returns:
         The largest distance between vectors, relative to their length. Infinite if ids, lengths or
@@ -311,8 +311,7 @@ def largest_distance_explained(encoder: EncoderSpec) -> float:
 
     Both vectors encode the same sequence in the same precision, but in other batches or by other
     kernels. In each layer a vector passes through 8 products with rounded results. Each result has
-    a
-    root mean square error of 0.42 units, or 0.42 sqrt(n) units in float32, where n is the number of
+    a root mean square error of 0.42 units, or 0.42 sqrt(n) units in float32, where n counts the
     terms in the longest sum (four times the width). Errors are independent, so their squares add up
     over layers and over both computations. The limit is twice the total. Rounding of stored numbers
     adds one of their units.
@@ -367,7 +366,7 @@ def _has_tables(again: _Recomputation, group: Group) -> bool:
 
 
 def _make_rows(again: _Recomputation, group: Group) -> SliceRows:
-    """Make the rows of slices with the same records.
+    """Make rows for slices with the same records.
 
     Raises:
         FeatureFileError: vectors do not belong to the input, or copies differ from originals.
@@ -377,7 +376,7 @@ def _make_rows(again: _Recomputation, group: Group) -> SliceRows:
 
 
 def _compare_scores(again: _Recomputation, index: int, is_there: bool, made: Recomputed) -> None:
-    """Compare the scores of a block, if the input contains the block."""
+    """Compare a block's scores, if the input contains the block."""
     fingerprint = again.share.plan.manifest.recipe.fingerprint
     stored = ScoreStore(again.rundir, again.rundir.scores, fingerprint, "")
     fresh = ScoreStore(again.scratch, again.scratch.scores, fingerprint, "")
@@ -406,7 +405,7 @@ def _differing_tables(again: _Recomputation, batches: Sequence[RowBatch]) -> Ite
 
 
 def _join(rows_by_sample: Sequence[Rows]) -> Rows:
-    """Append the rows of neighbouring samples, for each output."""
+    """Append rows from neighbouring samples, for each output."""
     names = dict.fromkeys(name for rows in rows_by_sample for name in rows)
     return {name: b"".join(rows.get(name, b"") for rows in rows_by_sample) for name in names}
 

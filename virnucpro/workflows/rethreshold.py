@@ -41,7 +41,7 @@ _UNKNOWN_LINE = re.compile(
 
 
 def find_lost_inputs(options: RunOptions, recorded: Manifest | None) -> list[str]:
-    """List the missing inputs of a run, if it can be called again without them.
+    """List a run's missing inputs, if it can be called again without them.
 
     This requires complete scores, and that no named input is new or changed.
     """
@@ -74,14 +74,14 @@ def _is_known(path: Path, recorded: Manifest) -> bool:
 
 
 class _PeekedIterator:
-    """Records of an earlier output, in order. ``next`` is the record that ``take`` returns."""
+    """Records from an earlier output, in order. ``next`` is the record that ``take`` returns."""
 
     def __init__(self, records: Iterator[FastaRecord]) -> None:
         self._records = records
         self.next = next(records, None)
 
     def take(self) -> str:
-        """Return the sequence of the next record, and advance."""
+        """Return the next record's sequence, and advance."""
         assert self.next is not None
         sequence = self.next.sequence
         self.next = next(self._records, None)
@@ -91,7 +91,7 @@ class _PeekedIterator:
 def rethreshold(
     context: RunContext, builder: CallRowBuilder, store: ScoreStore, lost: str, summary: Summary
 ) -> None:
-    """Call the records of a finished run by another threshold, without its input ``lost``.
+    """Call a finished run's records by another threshold, without its input ``lost``.
 
     Raises:
         InputMissingError: the scores are from another version, or lack the requested regions. Also
@@ -159,7 +159,7 @@ def _with_taken_names(builder: CallRowBuilder, store: ScoreStore) -> CallRowBuil
 def _make_batches(
     builder: CallRowBuilder, store: ScoreStore, viral: _PeekedIterator, regions: _PeekedIterator
 ) -> Iterator[RowBatch]:
-    """Yield the outputs of all records in order, without reading the inputs."""
+    """Yield the outputs for all records in order, without reading the inputs."""
     for path in store.files():
         if (scored := store.read(path, None)[0]) is not None:
             records = Records.from_records(

@@ -213,7 +213,7 @@ def takes_default(options: RunOptions, recorded: Manifest | None) -> bool:
 
 
 def _recorded_bundle(output_dir: Path) -> str:
-    """Return the name of the recorded bundle. Models do not identify it: two bundles share them.
+    """Return the recorded bundle's name. Models do not identify it: two bundles share them.
 
     Raises:
         ResumeError: ``run.json`` lacks the name.
@@ -236,7 +236,7 @@ def open_models(
     is_default: bool,
     check_head: Callable[[Sequence[int]], None] = lambda _: None,
 ) -> tuple[Model, ...]:
-    """Open the models of a run, and download missing ones.
+    """Open a run's models, and download missing ones.
 
     Conditions that would make a download useless are rejected before it starts.
 
@@ -290,7 +290,7 @@ class LayerChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoders:
-    """The prepared encoders of a run, in order."""
+    """A run's prepared encoders, in order."""
 
     specs: tuple[EncoderSpec, ...]
     weights: tuple[Path, ...]
@@ -298,7 +298,7 @@ class Encoders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The models of a run, with their devices and precision."""
+    """A run's models, with their devices and precision."""
 
     models: tuple[Model, ...]
     choice: DeviceChoice
@@ -351,7 +351,7 @@ def resolve_engine(
 def prepare_encoders(
     options: RunOptions, engine: EngineConfig, layers: Sequence[LayerChoice], on_event: EventHandler
 ) -> Encoders:
-    """Prepare the weights of each model, and specify how it turns sequences into vectors.
+    """Prepare each model's weights, and specify how it turns sequences into vectors.
 
     Raises:
         UsageError: a model lacks the layer or the pooling.
@@ -426,7 +426,7 @@ def make_recipe(
 
 
 def part_options(kind: type[_Options], options: WorkOptions, stored: Mapping[str, Any]) -> _Options:
-    """Combine the options of a recorded run with the engine options of ``work``.
+    """Combine a recorded run's options with the engine options from ``work``.
 
     Raises:
         ResumeError: ``run.json`` lacks the options.
@@ -436,7 +436,7 @@ def part_options(kind: type[_Options], options: WorkOptions, stored: Mapping[str
 
 
 def match_recorded(config: _Config, recorded: Manifest) -> _Config:
-    """Return the configuration with the recipe of a recorded run.
+    """Return the configuration with the recorded recipe.
 
     Raises:
         UnavailableError: the model, head or scorer of the run is not on this machine.
@@ -460,7 +460,7 @@ def _choose_devices(options: RunOptions, footprint: Footprint) -> DeviceChoice:
 def _resources(
     options: RunOptions, choice: DeviceChoice, footprint: Footprint, precision: Precision
 ) -> Resources:
-    """Choose the batch size and the number of helpers.
+    """Choose batch size and helper count.
 
     Raises:
         UsageError: the batch size is not a number.
@@ -490,7 +490,7 @@ def _resources(
 
 
 def _precision(options: RunOptions, request: str, choice: DeviceChoice) -> Precision:
-    """Choose the precision of the run for the local devices, unless other machines embed.
+    """Choose the run precision for the local devices, unless other machines embed.
 
     Raises:
         UnavailableError: the devices do not support the requested precision.

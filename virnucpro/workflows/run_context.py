@@ -36,7 +36,7 @@ class RunRecord:
         self.run_dir.write_manifest(self.manifest, {**self.facts, **now, **more})
 
     def write_begun(self, state: str) -> None:
-        """Write the state of a run whose tables are incomplete, with the key of its rows."""
+        """Write the state for a run whose tables are incomplete, with the key of its rows."""
         self.write(state, **{RowStore.field: self.cache_key})
 
 
@@ -69,7 +69,7 @@ class RunContext:
 
     @property
     def checksums(self) -> Outputs:
-        """SHA-256 of each output. A file that this start has hashed is not read again."""
+        """SHA-256 per output. A file that this start has hashed is not read again."""
         return Outputs(self.run_dir, self.hashes)
 
     @property

@@ -62,7 +62,7 @@ ExecutorOn: TypeAlias = Callable[[Sequence[str]], Executor]  # devices -> execut
 
 
 def choose_executor(config: RunConfig, executor_on: ExecutorOn) -> Executor:
-    """Choose the executor of a run, without devices if other processes embed."""
+    """Choose a run's executor, without devices if other processes embed."""
     is_left_to_others = config.options.no_embed or config.options.plan_only
     return ProcessExecutor(()) if is_left_to_others else executor_on(config.resources.devices)
 

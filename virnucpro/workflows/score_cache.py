@@ -1,4 +1,4 @@
-"""Store the scores of a run without a model, in one file per record block.
+"""Store scores from a run without a model, in one file per record block.
 
 A file contains everything that the outputs need, except the threshold and the record letters, so a
 new threshold needs neither scoring nor input. Like a feature file it has a label at its end, and it
@@ -61,7 +61,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ScoreStore:
-    """The score files of a run, by block index."""
+    """A run's score files, by block index."""
 
     tree: SafeDir
     folder: Path
@@ -77,7 +77,7 @@ class ScoreStore:
         return self.folder / f"{shard_name(index)}{SCORES}"
 
     def write(self, index: int, scored: ScoredRecords, work: int) -> None:
-        """Write one file, with the amount of work in its label.
+        """Write one file, with its work in the label.
 
         Args:
             work: letters read. Letters searched for regions count twice.
@@ -96,7 +96,7 @@ class ScoreStore:
         write_checksummed(self.tree, self.path(index), content, attributes)
 
     def read(self, path: Path, records: Records | None) -> tuple[ScoredRecords | None, bool]:
-        """Read the scores of these records.
+        """Read these records' scores.
 
         If ``records`` is None, they come from the file, and ``unknown`` replaces every letter.
 
@@ -131,7 +131,7 @@ class ScoreStore:
         return not all(_is_equal(arrays[name], other_arrays[name]) for name in names)
 
     def _arrays(self, index: int) -> tuple[Label, Arrays]:
-        """Read the arrays of a block.
+        """Read a block's arrays.
 
         Raises:
             FeatureFileError: the file is missing or damaged.
@@ -145,7 +145,7 @@ class ScoreStore:
                 raise ValueError(error) from error
 
     def is_complete(self, index: int) -> bool:
-        """Return whether the file of a block exists intact."""
+        """Return whether a block's file exists intact."""
         try:
             read_checksummed(self.path(index), self._attributes)
         except FeatureFileError:
@@ -174,7 +174,7 @@ class ScoreStore:
 
 
 def _unpack(label: Label, content: bytes) -> bytes:
-    """Decompress the content of a file, if its size is plausible for the letters in its label.
+    """Decompress a file's content, if its size is plausible for the letters in its label.
 
     Raises:
         ValueError, TypeError, ZstdError: the content is too large or damaged.
@@ -263,7 +263,7 @@ _OF_PIECE = ("start", "n_bases", "log_odds")
 
 
 def _track_columns(tracks: Sequence[Track]) -> Arrays:
-    """Concatenate the columns of several tracks, and record the length of each track."""
+    """Concatenate columns from several tracks, and record each track's length."""
     columns = {"n_track": np.array([len(track.start) for track in tracks], dtype=np.int64)}
     for name in Track._fields:
         dtype = np.float64 if name in ("log_odds", "posterior") else np.int64
@@ -284,7 +284,7 @@ def _tracks(arrays: Arrays) -> Iterator[Track]:
 
 
 def _from_arrays(arrays: Arrays, records: Records | None, label: Label) -> ScoredRecords:
-    """Restore scored records from the arrays of a file.
+    """Restore scored records from a file's arrays.
 
     Raises:
         ValueError, LookupError, TypeError: the arrays are damaged.

@@ -48,7 +48,7 @@ _LISTED = 8  # maximum number of listed files
 
 @dataclass(frozen=True)
 class _RunState:
-    """A snapshot of a run folder."""
+    """A run folder snapshot."""
 
     rundir: RunDir
     manifest: Manifest
@@ -128,7 +128,7 @@ def inspect_run(
         recomputed: recomputed parts. Those that differ count as damaged.
 
     Returns:
-        Lines to print, and the number of damaged files.
+        Lines to print, and the damaged file count.
 
     Raises:
         InputMissingError: there is no run in this folder.
@@ -272,7 +272,7 @@ def _describe(seen: _RunState) -> list[str]:
 
 
 def _next_steps(seen: _RunState, step: str) -> Iterator[str]:
-    """Yield what the user can do next, and the command of the run."""
+    """Yield what the user can do next, and the run's command."""
     if seen.running or step not in _NEXT:
         return
     yield f"next      {_NEXT[step].format(shlex.quote(printable(seen.rundir.root)))}"
@@ -319,7 +319,7 @@ def _describe_shards(seen: _RunState) -> list[str]:
 
 
 def _count_slices(seen: _RunState) -> dict[str, int]:
-    """Count the slices of the input, the planned ones, and those with written rows.
+    """Count the input slices, the planned ones, and those with written rows.
 
     Rows that will be recomputed, for example after a new threshold, do not count as written.
     """
@@ -389,7 +389,7 @@ def _recorded_inputs(seen: _RunState) -> dict[str, Any]:
 
 
 class _Work(NamedTuple):
-    """The work of a run: its counts, what is pending, and the progress of this start."""
+    """A run's work: its counts, what is pending, and the progress of this start."""
 
     unit: str  # what is counted
     counts: Mapping[str, Mapping[str, int | None]]
@@ -471,7 +471,7 @@ def _tokens(encoders: Sequence[EncoderSpec], shards: Sequence[Shard]) -> int:
 
 
 def _folded(lines: list[str]) -> list[str]:
-    """Return the first few lines, and the number of further lines."""
+    """Return the first few lines, and a count for the rest."""
     if len(lines) <= _LISTED + 1:
         return lines
     return [*lines[:_LISTED], f"          + {len(lines) - _LISTED:,} more"]

@@ -1,4 +1,4 @@
-"""Count the figures of a run once, from its plan, batches and records.
+"""Count a run's figures once, from its plan, batches and records.
 
 ``run.json``, the log and the console all show these figures.
 """
@@ -65,7 +65,7 @@ class Classifier(Protocol):
 
 @dataclass(slots=True)
 class Summary:
-    """The figures of a run."""
+    """A run's figures."""
 
     callers: tuple[str, ...] = ()  # lines that describe the classifiers
     stages: tuple[str, ...] = STAGES
@@ -101,7 +101,7 @@ class Summary:
             announce(f"the earlier start called records by another cut: {recorded.cut}")
 
     def count_plan(self, plan: Plan) -> None:
-        """Count the files of a run and the tokens that copies save."""
+        """Count a run's files and the tokens that copies save."""
         manifest = plan.manifest
         self.unit = "chunk" if Alphabet.CHUNK in manifest.recipe.alphabets else "frame"
         encoders = manifest.recipe.encoders

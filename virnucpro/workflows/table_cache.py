@@ -38,7 +38,7 @@ _COUNTS = ("n_records", "n_letters", "work", "n_blocks")
 
 @dataclass(slots=True)
 class SliceRows:
-    """The table rows of a slice or one of its blocks, and the feature files of each store."""
+    """The table rows of a slice or one of its blocks, and the feature files per store."""
 
     files: Sequence[list[IndexPart]] = ()
     batches: list[RowBatch] = field(default_factory=list)
@@ -68,7 +68,7 @@ class SliceRows:
 
 @dataclass(frozen=True, slots=True)
 class RowStore:
-    """The row files of a plan, one per group of slices with the same records.
+    """A plan's row files, one per group of slices with the same records.
 
     The file name contains the index of the first slice.
     """
@@ -126,7 +126,7 @@ class RowStore:
         write_checksummed(rundir, self.path(group), content, self._attributes(group))
 
     def read(self, group: Sequence[Slice]) -> SliceRows | None:
-        """Read the rows of these slices, if they exist. A damaged file is deleted."""
+        """Read these slices' rows, if they exist. A damaged file is deleted."""
         path = self.path(group)
         if not self.has(group):
             return None
@@ -140,7 +140,7 @@ class RowStore:
             return None
 
     def _attributes(self, group: Sequence[Slice]) -> dict[str, str | int]:
-        """Return the attributes of a row file, including what differs between builds of one
+        """Return a row file's attributes, including what differs between builds of one
         version."""
         columns = [(sink.file, sink.columns) for sink in all_outputs()]
         facts = (_FORMAT, SCORE_FORMAT, columns)
@@ -161,13 +161,13 @@ class RowStore:
 
 
 class ScoreFiles(Protocol):
-    """The stored scores of a run, in one file per record block."""
+    """A run's stored scores, in one file per record block."""
 
     @property
     def folder(self) -> Path: ...
 
     def is_complete(self, index: int) -> bool:
-        """Return whether the file of a block exists intact."""
+        """Return whether a block's file exists intact."""
 
     def keep(self, names: Collection[str]) -> None:
         """Delete all files except these names (without suffix)."""
@@ -207,8 +207,7 @@ class FinishedRows:
         """Return True if the rows of these slices exist, and their shards are in ``done``.
 
         If the shards exist, damaged rows are found at the join and recomputed from them. Otherwise
-        the
-        rows are read and verified here.
+        the rows are read and verified here.
         """
         parts = self.cache.plan.slice_plans
         shards: list[Shard] = []
@@ -238,7 +237,7 @@ def _hash(facts: object) -> str:
 
 
 def _unpack(facts: bytes, text: memoryview, index: int) -> SliceRows:
-    """Restore slice rows from the content of a file.
+    """Restore slice rows from a file's content.
 
     Raises:
         ValueError, LookupError, TypeError, AttributeError: the content is damaged.

@@ -34,7 +34,7 @@ NO_VECTORS: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
 
 
 class Frame(NamedTuple):
-    """A frame of a shard: its location, and its score or what it lacks."""
+    """A frame in a shard: its location, and its score or what it lacks."""
 
     id: str
     chunk_id: str
@@ -60,7 +60,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardFrames:
-    """The frames of a shard as JSON, which is parsed only where it is used."""
+    """A shard's frames as JSON, which is parsed only where it is used."""
 
     packed: bytes
     vectors: NDArray[np.float32] = field(default_factory=lambda: NO_VECTORS)  # (n_waiting, dim)
@@ -76,7 +76,7 @@ class ShardFrames:
 
 
 class FrameRange(NamedTuple):
-    """Neighbouring frames of a record in one shard of a block."""
+    """A record's neighbouring frames in one shard of a block."""
 
     shard: int  # index in ``BlockTask.frames``
     first: int
@@ -85,7 +85,7 @@ class FrameRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRows:
-    """The record rows of a block, and how they were made."""
+    """A block's record rows, and how they were made."""
 
     batches: list[RowBatch]
     n_letters: int
@@ -112,7 +112,7 @@ class RowBuilder(ABC):
         return self.manifest.recipe
 
     def readers_of(self, index: int) -> list[FeatureReader]:
-        """Return the readers of all stores for a slice, with their caches."""
+        """Return readers for all stores for a slice, with their caches."""
         if index not in self.readers:
             shards = self.slices[index]
             self.readers[index] = [FeatureReader(store, shards) for store in self.stores]
@@ -122,7 +122,7 @@ class RowBuilder(ABC):
     def pack_frames(
         self, orfs: Sequence[Orf], features: Sequence[ShardFeatures], reasons: Mapping[str, str]
     ) -> ShardFrames:
-        """Score the frames of a shard, if a head does.
+        """Score the frames in a shard, if a head does.
 
         Args:
             features: one per encoder.
@@ -137,10 +137,10 @@ class RowBuilder(ABC):
         ranges: Sequence[Sequence[FrameRange]],
         frames: Sequence[ShardFrames],
     ) -> BlockRows:
-        """Make the record rows of the block with this index.
+        """Make record rows for the block with this index.
 
         Args:
-            ranges: frame ranges of each record.
+            ranges: frame ranges per record.
 
         Raises:
             OutputError, StorageError: scores cannot be written.
@@ -196,7 +196,7 @@ RecordRanges: TypeAlias = "array[int]"
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class BlockTask:
-    """Makes the record rows of a block."""
+    """Makes a block's record rows."""
 
     index: int  # index of its slice, plus its position there
     n_letters: int  # approximate

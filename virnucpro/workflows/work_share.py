@@ -80,11 +80,10 @@ class WorkShare:
         """Divide the slices into shares.
 
         Shares do not depend on other parts or on finished work. A run with few slices is divided
-        within
-        the slices, by shards.
+        within the slices, by shards.
 
         Returns:
-            The number of shares per slice, and this part's shares by slice index.
+            Shares per slice, and this part's shares by slice index.
         """
         n_shares = max(1, -(-_FEWEST_SHARES * self.n // max(1, n_slices))) if has_shards else 1
         ours: dict[int, list[int]] = {}
@@ -94,7 +93,7 @@ class WorkShare:
 
     @property
     def n_shards(self) -> int:
-        """The number of shards that it has embedded."""
+        """Shards that it has embedded."""
         return sum(not record.is_lost for record in self.ended)
 
     @property
@@ -255,9 +254,9 @@ def do_part(
     If parts share a slice, the last one to finish writes its rows.
 
     Args:
-        context: with the plan of the part.
-        groups: slices of the part.
-        shards: shards of the part, by first slice.
+        context: with the part's plan.
+        groups: its slices.
+        shards: its shards, by first slice.
     """
     plan = context.plan
     job = share.job
@@ -303,7 +302,7 @@ def do_part(
 def plan_part(
     share: RunShare, part: WorkShare, pool: HelperPool, on_event: EventHandler
 ) -> tuple[Plan, list[Group], dict[int, list[Shard]]]:
-    """Plan the slices of a part that are not planned yet.
+    """Plan a part's slices that are not planned yet.
 
     Returns:
         The plan of its slices, these slices, and its shards by first slice.

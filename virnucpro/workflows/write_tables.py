@@ -1,4 +1,4 @@
-"""Write every output of a run in one pass over the inputs and the predictions.
+"""Write every run output in one pass over the inputs and the predictions.
 
 The inputs are read again, and the frames of each record are looked up in the shards by record id.
 Tasks (``table_tasks``) do all computing, up to the text of a row, in this process or in helpers.
@@ -128,7 +128,7 @@ def check_stored(event: ShardFailed) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TableWriter:
-    """Writes the tables of a planned run, while its shards may still be embedded."""
+    """Writes a planned run's tables, while its shards may still be embedded."""
 
     context: RunContext
     backlog: Backlog
@@ -146,7 +146,7 @@ class TableWriter:
         return context.pool.helpers(context.row_builder, n_letters, "tables")
 
     def write(self, helpers: TaskRunner[RowBuilder]) -> RecordCounts:
-        """Write every output, and return the counts of all records.
+        """Write every output, and return the total counts.
 
         Raises:
             AbandonedError: embedding has stopped.
@@ -181,7 +181,7 @@ class TableWriter:
             self.context.hashes[store.folder / part.name] = digest
 
     def make_rows(self, group: Group, helpers: TaskRunner[RowBuilder]) -> SliceRows:
-        """Make the rows of slices with the same records.
+        """Make rows for slices with the same records.
 
         Raises:
             AbandonedError, InputError, FeatureFileError: as ``write``.
@@ -225,7 +225,7 @@ class TableWriter:
                 context.finished_rows.cache.write(group, rows)
 
     def _batches(self, indexes: _Files, helpers: TaskRunner[RowBuilder]) -> Iterator[RowBatch]:
-        """Yield the rows of all records, in order, and report the progress.
+        """Yield rows for all records, in order, and report the progress.
 
         Raises:
             InputError: the record count of the inputs differs from the plan.
@@ -257,7 +257,7 @@ class TableWriter:
     def _iter_rows(
         self, groups: Sequence[Group], helpers: TaskRunner[RowBuilder]
     ) -> Iterator[SliceRows]:
-        """Yield the rows of each block in order, or of a complete slice if they exist."""
+        """Yield each block's rows in order, or of a complete slice if they exist."""
         finished = self.context.finished_rows
         rows_by_group = ((group, finished.read(group)) for group in groups)
         for is_finished, pairs in groupby(rows_by_group, key=lambda pair: pair[1] is not None):
@@ -269,7 +269,7 @@ class TableWriter:
     def _tasks(
         self, groups: Iterable[Group], helpers: TaskRunner[RowBuilder]
     ) -> Iterator[BlockTask]:
-        """Yield the blocks of slices. A failed record that a later input repeats is hidden."""
+        """Yield blocks from slices. A failed record that a later input repeats is hidden."""
         latest = self.context.manifest.latest()
         for group in groups:
             generation = group[0].generation
@@ -280,7 +280,7 @@ class TableWriter:
                 yield from self._plain_blocks(group[0], hidden)
 
     def _plain_blocks(self, slice_: Slice, hidden: frozenset[str]) -> Iterator[BlockTask]:
-        """Yield the blocks of records without frames."""
+        """Yield blocks with records without frames."""
         blocks = self.context.plan.slice_plans[slice_.index].blocks
         inputs = self.context.manifest.inputs
         # Each block of a compressed file would be unpacked from the start of the file.
@@ -295,7 +295,7 @@ class TableWriter:
     def _framed_blocks(
         self, group: Group, hidden: frozenset[str], helpers: TaskRunner[RowBuilder]
     ) -> Iterator[BlockTask]:
-        """Yield the blocks of records with frames, as soon as the frames are embedded."""
+        """Yield blocks with framed records, as soon as the frames are embedded."""
         files: list[list[IndexPart]] = [[] for _ in self.context.stores]
 
         def take_files() -> list[list[IndexPart]]:
@@ -312,7 +312,7 @@ class TableWriter:
     def _join_frames(
         self, slice_: Slice, series: Iterable[Iterable[ScoredShard]]
     ) -> Iterator[FramedRecord]:
-        """Yield each record of a slice with its frames, which are neighbours in the shards."""
+        """Yield each record in a slice with its frames, which are neighbours in the shards."""
         streams = map(frames_by_record, series)
         firsts = ((next(stream, None), stream) for stream in streams)
         heads = {first[0]: (first[1], stream) for first, stream in firsts if first}
@@ -335,7 +335,7 @@ class TableWriter:
         hidden: frozenset[str],
         helpers: TaskRunner[RowBuilder],
     ) -> Iterator[ScoredShard]:
-        """Yield the shards of a slice, in order, as soon as they are embedded.
+        """Yield a slice's shards, in order, as soon as they are embedded.
 
         Args:
             files: file lists per store, which are extended.
@@ -368,7 +368,7 @@ class TableWriter:
 
 @contextmanager
 def open_tables(context: RunContext) -> Iterator[Callable[[RowBatch], None]]:
-    """Open all outputs of a run, and yield the function that adds rows to them."""
+    """Open all run outputs, and yield the function that adds rows to them."""
     with context.checksums.writing() as tree:
         folder = locate_outputs(context.run_dir, tree, context.manifest, per_file=context.per_file)
         with open_outputs(context.outputs, folder) as add:
@@ -440,7 +440,7 @@ def tasks_with_frames(
 def _visible_runs(
     group: Iterable[FramedRecord], hidden: frozenset[str]
 ) -> Iterator[tuple[int, ShardFrames, int, int]]:
-    """Yield the frames of records that get a row, with the index of their record."""
+    """Yield the frames in records that get a row, with the index of their record."""
     for index, (record, runs) in enumerate(group):
         if record.id not in hidden:
             yield from ((index, *run) for run in runs)
@@ -449,7 +449,7 @@ def _visible_runs(
 def tasks_without_frames(
     blocks: Iterable[Block], first_index: int, hidden: frozenset[str]
 ) -> Iterator[BlockTask]:
-    """Yield tasks of records without frames: neighbouring blocks, up to a bounded size."""
+    """Yield tasks for records without frames: neighbouring blocks, up to a bounded size."""
     groups = group_parts(blocks, lambda block: block.n_letters)
     for index, parts in enumerate(groups, first_index):
         n_letters = sum(part.n_letters for part in parts)

@@ -4,7 +4,7 @@ Parameters are fitted to validation groups, in this order:
 
 - the frame rule, best frame or mean, by chunk AUROC
 - the temperature, by chunk cross-entropy
-- the exponent of the number of chunks, by cross-entropy for records of many lengths
+- the chunk-count exponent, by cross-entropy for records of many lengths
 - the threshold, by the share of non-viral samples called viral
 
 Ensemble weights are fitted separately for each length: a logistic regression of the two log-odds,
@@ -41,7 +41,7 @@ _DAMPING = 1e-6  # keeps each step solvable, even if all rows are alike
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The calibration of a head. Temperatures are the best between 1/20 and 20."""
+    """Head calibration. Temperatures are the best between 1/20 and 20."""
 
     frames: FrameRule
     temperature: float  # for the network with composition
@@ -89,11 +89,11 @@ def calibrate(protein: FloatArray, nucleotide: FloatArray, frames: LabelledFrame
 def select_chunks(
     odds: FloatArray, frames: LabelledFrames, weight: FloatArray, rule: FrameRule
 ) -> Samples:
-    """Combine the frames of each chunk by ``rule`` into one sample, grouped by record.
+    """Combine each chunk's frames by ``rule`` into one sample, grouped by record.
 
     Args:
         odds: (n,) log-odds per frame.
-        weight: (n,) weight per frame, equal for all frames of a chunk.
+        weight: (n,) weight per frame, equal within a chunk.
     """
     _, first, chunk, n = np.unique(
         frames.chunk, return_index=True, return_inverse=True, return_counts=True
@@ -114,12 +114,12 @@ def fit_temperature(samples: Samples) -> float:
 def _monotone_runs(
     chunks: Samples, n_chunks: int, temperature: float
 ) -> tuple[Samples, NDArray[np.int64]]:
-    """Merge up to ``n_chunks`` neighbouring chunks of a record.
+    """Merge up to ``n_chunks`` neighbouring chunks per record.
 
-    Log-odds and weights are summed over the chunks of a run.
+    Log-odds and weights are summed within a run.
 
     Returns:
-        The runs, and the number of chunks in each, (n_runs,).
+        The runs, and their chunk counts, (n_runs,).
     """
     record = chunks.groups
     position = np.arange(len(record)) - np.searchsorted(record, record)
@@ -139,8 +139,7 @@ def _threshold(fragments: Sequence[Samples]) -> float:
     """Return the score that a share ``FALSE_POSITIVES`` of non-viral fragments reaches.
 
     All lengths weigh the same. The threshold is rounded as scores are, because high scores cluster
-    near
-    1. It is at least 0.5, so that a record that is probably not viral is never called viral.
+    near 1. It is at least 0.5, so that a record that is probably not viral is never called viral.
     """
     odds = np.concatenate([samples.scores[~samples.is_virus] for samples in fragments])
     weight = np.concatenate(
@@ -178,7 +177,7 @@ class ScoredFragments(Samples):
         return replace(selected, weights=_even_weights(selected.is_virus, selected.groups))
 
     def with_head(self, chunk: Rows, odds: FloatArray) -> ScoredFragments:
-        """Add the mean of a head's log-odds over the chunks of each fragment.
+        """Add the mean of a head's log-odds over each fragment's chunks.
 
         Args:
             chunk: (k,) int64, scored chunks, ascending.
@@ -229,7 +228,7 @@ def is_enough(fragments: ScoredFragments) -> bool:
 def fit_join(
     fragments_by_length: Sequence[ScoredFragments], scorer: Scorer
 ) -> EnsembleWeights | None:
-    """Fit ensemble weights to fragments of each length. None: no length has enough groups.
+    """Fit ensemble weights per fragment length. None: no length has enough groups.
 
     Where the head has no weight, all error rates are the scorer's, so that equal scores give equal
     calls.
@@ -254,8 +253,7 @@ def _error_rates(fragments: ScoredFragments, knot: EnsembleKnot, scorer: Scorer)
     """Return the error rates of combined log-odds.
 
     Each cut calls as many cellular fragments as the scorer's cut, but never more than its share of
-    all
-    of them. If the head has no weight, the rates are the scorer's, interpolated between its
+    all of them. If the head has no weight, the rates are the scorer's, interpolated between its
     lengths.
     """
     lengths = np.array([knot.n_bases])
@@ -298,8 +296,7 @@ def choose_knot(fragments: ScoredFragments) -> EnsembleKnot:
     """Return the weights at a length: the scorer alone, unless the head clearly adds something.
 
     This requires that the cross-validated gain is above 0 at the lower end of its 95 % interval
-    over
-    groups. A gain that the choice of groups may explain does not count.
+    over groups. A gain that the choice of groups may explain does not count.
     """
     alone = EnsembleKnot(fragments.n_bases, 1.0, 0.0, 0.0)
     knot = fit_join_knot(fragments)
@@ -312,7 +309,7 @@ def choose_knot(fragments: ScoredFragments) -> EnsembleKnot:
 
 
 def fold_log_odds(fragments: ScoredFragments) -> FloatArray:
-    """Return combined log-odds (n,), with weights fitted without the groups of each fold."""
+    """Return combined log-odds (n,), with weights fitted without the fold's groups."""
     fold = _folds(fragments)
     log_odds = np.full(len(fragments), np.nan)
     for number in np.unique(fold).tolist():
@@ -323,7 +320,7 @@ def fold_log_odds(fragments: ScoredFragments) -> FloatArray:
 
 
 def _folds(fragments: ScoredFragments) -> Rows:
-    """Return the fold of each fragment, (n,). Groups are never split.
+    """Assign a fold to each fragment, (n,). Groups are never split.
 
     Groups with both scores are spread evenly.
     """
@@ -354,7 +351,7 @@ def fit_join_knot(fragments: ScoredFragments) -> EnsembleKnot:
     used = [0, 1, 2]
 
     def fit() -> FloatArray:
-        """Fit the weights of the used columns, and set the others to 0. -> (3,)"""
+        """Fit the used columns, and set the others to 0. -> (3,)"""
         values = np.zeros(3)
         values[used] = fit_logistic(
             inputs[:, used], complete.is_virus, complete.weights, start[used], _PULL
@@ -385,8 +382,7 @@ def fit_logistic(
         weights: (n,), which sum to about 1.
         start: (k,).
         pull: draws coefficients towards the start, and keeps them finite if the labels are
-            separated
-            perfectly.
+            separated perfectly.
 
     Returns:
         (k,) float64.

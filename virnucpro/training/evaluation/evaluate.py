@@ -108,7 +108,7 @@ class EvaluationSpec:
 
         Raises:
             InputError, InputMissingError: the manifest or the split is wrong.
-            OutputError: a part of the folder is a link.
+            OutputError: a subfolder is a link.
         """
         SafeDir(options.output_dir).refuse_links([_RUN])
         manifest = read_data_manifest(options.data)
@@ -160,11 +160,10 @@ class EvaluationSpec:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _SamplesOfKind(Samples):
-    """All samples of one kind: records of one length, or chunks.
+    """Samples of one kind: records of one length, or chunks.
 
-    A sample without frames has the score NaN. Groups are numbered in the order of their first
-    samples.
-    Each sample weighs 1.
+    A sample without frames has the score NaN. Groups are numbered by their first sample. Each
+    sample weighs 1.
     """
 
     unit: Literal["record", "chunk"]
@@ -186,8 +185,8 @@ class _SamplesOfKind(Samples):
         """Make samples.
 
         Args:
-            records: the record of each sample.
-            trained: ids of training records.
+            records: one per sample.
+            trained: training record ids.
         """
         return cls(
             scores=scores,
@@ -202,12 +201,12 @@ class _SamplesOfKind(Samples):
         )
 
     def as_json(self, figures: Figures) -> Figures:
-        """Return figures of these samples, labelled with their kind."""
+        """Return these samples' figures, labelled with their kind."""
         return {"unit": self.unit, "length": self.length, **figures}
 
 
 def _number_fragments(groups: Iterable[object]) -> NDArray[np.int64]:
-    """Number groups (n,) in the order of their first samples."""
+    """Number groups (n,) by their first sample."""
     numbers: dict[object, int] = {}
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
 
@@ -270,7 +269,7 @@ def evaluate_spec(
             may have been moved since.
 
     Returns:
-        The content of ``evaluation.json``.
+        ``evaluation.json`` as a mapping.
 
     Raises:
         VirnucproError: see ``errors``. Also raised if something could not be scored.
@@ -316,7 +315,7 @@ def evaluate_spec(
 
 @contextmanager
 def _models_in_use(folder: Path, *, create: bool) -> Iterator[None]:
-    """Lock a folder, and delete unfinished files of a killed evaluation.
+    """Lock a folder, and delete unfinished files from a killed evaluation.
 
     A new folder is deleted again if the block fails before it writes results.
 
@@ -338,7 +337,7 @@ def _models_in_use(folder: Path, *, create: bool) -> Iterator[None]:
 
 
 def _score_records(question: EvaluationSpec, config: PredictConfig) -> str | None:
-    """Return the SHA-256 of the fragments in the resumed run, or None for a new run."""
+    """Return the fragments' SHA-256 from the resumed run, or None for a new run."""
     manifest = open_run_dir(question.run_folder).read_manifest() if config.options.resume else None
     return manifest.inputs[0].sha256 if manifest and manifest.inputs else None
 
@@ -346,7 +345,7 @@ def _score_records(question: EvaluationSpec, config: PredictConfig) -> str | Non
 def _read_fragments(
     question: EvaluationSpec, fragments: Sequence[_Fragment], trained: Set[str]
 ) -> Iterator[_SamplesOfKind]:
-    """Yield the called fragments of each length, ascending, then complete records.
+    """Yield called fragments by length, ascending, then complete records.
 
     Raises:
         VirnucproError: a fragment is not in the table of records, or could not be used.
@@ -381,9 +380,9 @@ def read_chunks(
     recipe: Recipe,
     facts: HeadInfo,
 ) -> _SamplesOfKind:
-    """Return the chunks of complete records, as the head alone scores and calls them.
+    """Return chunks from complete records, as the head alone scores and calls them.
 
-    Frames are looked up by id in the table of frames. It has the same order, with frames of other
+    Frames are looked up by id in the table of frames. It has the same order, with frames from other
     records in between. A chunk without embedded frames has no score.
 
     Raises:
@@ -426,12 +425,9 @@ def _measure_kind(kind: _SamplesOfKind, seed: int) -> Iterator[Figures]:
     """Yield figures for all samples, then for each kingdom against the opposite label.
 
     ``subset`` is ``all``, ``virus`` (viruses of a kingdom against all non-viruses) or ``other``
-    (the
-    reverse). ``scored`` contains the ``Measures`` for samples with a score, each counting 1.
-    ``low``
-    and ``high`` are the ends of their 95 % intervals. In ``equal_groups`` each group of a label
-    counts
-    1. ``no_orf_as_0`` and its ends include samples without a score.
+    (the reverse). ``scored`` contains the ``Measures`` for samples with a score, each counting 1.
+    ``low`` and ``high`` are the ends of their 95 % intervals. In ``equal_groups`` each group of a
+    label counts 1. ``no_orf_as_0`` and its ends include samples without a score.
     """
     sides = (("virus", kind.is_virus), ("other", ~kind.is_virus))
     yield {**kind.as_json({}), "subset": "all", "kingdom": "", **_measure_samples(kind, seed)}
@@ -509,7 +505,7 @@ def _histogram(kind: _SamplesOfKind) -> Figures:
 
 
 class _Fragment(NamedTuple):
-    """A piece of a labelled record, in bases of its forward strand."""
+    """A piece of a labelled record, in forward-strand bases."""
 
     id: str  # neutral, so that it reveals nothing about the record
     record: LabelledRecord
@@ -522,7 +518,7 @@ class _Fragment(NamedTuple):
 def write_fragments(
     pairs: Iterable[Labelled], options: EvaluateOptions, fasta: Path, scored: str | None = None
 ) -> list[_Fragment]:
-    """Cut all records, and write the fragments and, next to them, a table of their origins.
+    """Cut all records, and write the fragments and, next to them, a table with their origins.
 
     Args:
         scored: SHA-256 of the fragments in the resumed run.
@@ -558,7 +554,7 @@ def write_fragments(
 def cut_record(
     labelled: LabelledRecord, n_bases: int, options: EvaluateOptions
 ) -> Iterator[_Fragment]:
-    """Yield the fragments of one record, without ids, by ascending length and position."""
+    """Yield one record's fragments, without ids, by ascending length and position."""
     lengths = sorted(options.fragment_lengths)
     per_record = options.fragments_per_record
     n_whole = min(n_bases, per_record * lengths[-1])
@@ -578,8 +574,7 @@ def with_known_groups(trained_on: Memories, labelled: LabelledRecord, sequence: 
     """List the models that were trained on a record, its group, or a close relative.
 
     A record has a close relative if half of its sampled k-mers are in the sketch. This corresponds
-    to
-    about 98 % identical bases, wherever the record was cut from.
+    to about 98 % identical bases, wherever the record was cut from.
     """
     sketch = Sketch.from_sequences(sequence)
     group = np.uint64(group_digest(labelled.group))
@@ -598,13 +593,11 @@ def held_out_groups(
     """Pass on the records to test on, one by one.
 
     ``--held-out-only`` drops records that were trained on. With ``--allow-training-data`` their ids
-    are
-    added to ``trained``.
+    are added to ``trained``.
 
     Raises:
         InputError: raised at the end. Some records were trained on and the options do not allow
-            that,
-            or one of the labels is missing.
+            that, or a label is missing.
     """
     memories = caller.trained_on
     for owner, (records, groups, _) in memories.items():
@@ -632,10 +625,10 @@ def held_out_groups(
 
 
 def _kept_groups(ids: Mapping[str, set[str]], n_records: int, options: EvaluateOptions) -> set[str]:
-    """Return ids of training records, if the options keep such records.
+    """Return training record ids, if the options keep such records.
 
     Args:
-        ids: model -> ids of its training records.
+        ids: model -> its training record ids.
 
     Raises:
         InputError: there are such records, and the options neither drop nor keep them.
@@ -677,7 +670,7 @@ def write_report(folder: Path, figures: Figures) -> None:
 
 
 def _columns(row: Figures) -> dict[str, object]:
-    """Return the cells of a row in ``evaluation.tsv``, by column."""
+    """Return the cells for a row in ``evaluation.tsv``, by column."""
     scored = row["scored"]
     all_samples = row["no_orf_as_0"]
     return {

@@ -45,9 +45,9 @@ S = TypeVar("S", bound="Samples")
 
 
 class _Reliability(NamedTuple):
-    """The mean score and the share of viruses in each non-empty bin.
+    """The mean score and the viral share in each non-empty bin.
 
-    Both labels weigh the same: a score is the probability of a virus if half of all samples are
+    Both labels weigh the same: a score is the probability of a virus if half the samples are
     viral.
     """
 
@@ -62,9 +62,9 @@ class Samples:
     """Scores with labels, groups and weights, in parallel columns.
 
     Samples are chunks, records or fragments. A subclass adds columns. Scores are log-odds or
-    between 0
-    and 1. NaN means no score. They are sorted once, so each weighting is measured in one pass. The
-    argument ``weights`` of a method, (n,), replaces the samples' own weights. 0 means not drawn.
+    between 0 and 1. NaN means no score. They are sorted once, so each weighting is measured in one
+    pass. The method argument ``weights``, (n,), replaces the samples' own weights. 0 means not
+    drawn.
     """
 
     scores: FloatArray  # (n,)
@@ -108,13 +108,13 @@ class Samples:
 
     @cached_property
     def _last_of_ties(self) -> NDArray[np.int64]:
-        """Index of the last sample of each distinct score, by descending score. (n_distinct,)"""
+        """Index of the last sample per distinct score, by descending score. (n_distinct,)"""
         _, scores, _ = self._ranked
         return np.flatnonzero(np.append(scores[1:] != scores[:-1], True)[: len(scores)])
 
     @cached_property
     def _bins(self) -> NDArray[np.int64]:
-        """Bin of each sample in the reliability curve, by descending score. (n,)"""
+        """Each sample's bin in the reliability curve, by descending score. (n,)"""
         _, scores, _ = self._ranked
         assert ((scores >= 0) & (scores <= 1)).all(), "scores must lie between 0 and 1"
         return np.minimum((scores * _N_BINS).astype(np.int64), _N_BINS - 1)
@@ -140,7 +140,7 @@ class Samples:
         return _area(true, false)
 
     def auroc_interval(self, seed: int) -> _Interval:
-        """Return the 95 % interval of the AUROC, as in ``bootstrap``."""
+        """Return the 95 % AUROC interval, as in ``bootstrap``."""
         return _interval([self.auroc(weights) for weights in self.resamples(seed)])
 
     def cross_entropy(self, scale: float = 1.0) -> float:
@@ -203,10 +203,8 @@ class Samples:
         """Compute 95 % intervals by resampling groups, with replacement, within each label.
 
         Groups are drawn as units, because pieces of one genome or of relatives are not independent.
-        If a
-        label has a single group, there is no interval. The calibration error never has one: noise
-        only
-        widens the gaps that it sums, so resamples are biased upwards.
+        If a label has a single group, there is no interval. The calibration error never has one:
+        noise only widens the gaps that it sums, so resamples are biased upwards.
 
         Returns:
             The low and the high ends. None: a figure is not defined in some resample.
@@ -235,7 +233,7 @@ class Samples:
 
 
 def auroc(scores: FloatArray, is_virus: BoolArray) -> float:
-    """Return the AUROC of equally weighted samples, (n,) each. Both labels must occur."""
+    """Return the AUROC for equally weighted samples, (n,) each. Both labels must occur."""
     groups = np.zeros(len(scores), dtype=np.int64)
     return Samples(scores, is_virus, groups, np.ones(len(scores))).auroc()
 
@@ -244,8 +242,7 @@ def auroc_gain(before: Samples, after: Samples, seed: int) -> tuple[float, _Inte
     """Return the gain in AUROC of ``after`` over ``before``, and its 95 % interval.
 
     Both score the same samples, and both labels must occur. Resamples are drawn as in
-    ``bootstrap``,
-    and are the same for both.
+    ``bootstrap``, and are the same for both.
     """
     resamples = before.resamples(seed)
     gains = [after.auroc(weights) - before.auroc(weights) for weights in resamples]
@@ -253,7 +250,7 @@ def auroc_gain(before: Samples, after: Samples, seed: int) -> tuple[float, _Inte
 
 
 def _interval(values: Sequence[float | None]) -> _Interval:
-    """Return the interval of some values, or (None, None) if a value or all are missing."""
+    """Return the interval for some values, or (None, None) if a value or all are missing."""
     defined = [value for value in values if value is not None]
     if not defined or len(defined) < len(values):
         return None, None
