@@ -1,1 +1,1 @@
-"""Words and machine: nouns, errors, recipe, whole files, processes, devices, options."""
+"""Shared foundations: types, errors, recipe, atomic files, processes, options."""

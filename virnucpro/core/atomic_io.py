@@ -1,7 +1,7 @@
-"""Write files whole or not at all, read plain or compressed files, and explain disk errors.
+"""Write files atomically, read plain or compressed files, and explain disk errors.
 
-Python's errors from ``write`` name no file, and their numbers mean little to a user. Here they
-get the name of the file, an exit code and a remedy.
+Python's errors from ``write`` name no file, and their numbers mean little to a user. This module
+adds the file name, an exit code and a remedy.
 """
 
 from __future__ import annotations
@@ -34,20 +34,26 @@ else:
 
 OnBlock = Callable[[bytes | memoryview], object]
 Opener = Callable[[str, int], int]  # for ``open``: path and flags -> descriptor
-EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"  # the models that are part of the package
-# in the folder of a trained model; the last has a learned network, or only names an ESM-2
-HEAD_FILE, REGIONS_FILE, LEARNED_FILE = "head.safetensors", "regions.json", "encoder.safetensors"
-TEMPORARY = ".tmp"  # ends the name of every temporary file
-MOST_JSON = 2**28  # bytes of a JSON file; run.json has 400 for each input
+EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"  # built-in models
+# files in a trained model's folder
+HEAD_FILE = "head.safetensors"
+REGIONS_FILE = "regions.json"
+LEARNED_FILE = "encoder.safetensors"  # a learned network, or only the name of an ESM-2 model
+TEMPORARY = ".tmp"  # suffix of every temporary file
+MOST_JSON = 2**28  # bytes in a JSON file; run.json has 400 per input
 _DEEPEST = 64  # levels of JSON; our files have a handful
-_MOST_DIGITS = 21  # of a number of 64 bits, with its sign
-_N_DIGITS = 8  # before that, hexadecimal
+_MOST_DIGITS = 21  # in a 64-bit number, with its sign
+_N_DIGITS = 8  # hexadecimal digits before the suffix
 _TEMPORARY = re.compile(rf"\..*\.[0-9a-f]{{{_N_DIGITS}}}{re.escape(TEMPORARY)}", re.DOTALL)
 _BLOCK = 1 << 20
-_PACKED_BLOCK = 1 << 16  # small: the rest of it is copied at the end of each stream
+_PACKED_BLOCK = 1 << 16  # small, because its remainder is copied at the end of each stream
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # as in s3://bucket/reads.fa
-_GZIP, _BZIP2, _XZ, _ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
-_BGZIP = b"BC\x02\0"  # in the header of each member that bgzip writes
+# first bytes of compressed files
+_GZIP = b"\x1f\x8b"
+_BZIP2 = b"BZh"
+_XZ = b"\xfd7zXZ\x00"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_BGZIP = b"BC\x02\0"  # in the header of each bgzip member
 _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 
@@ -83,7 +89,7 @@ _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
 
 
 def disk_error(error: OSError, path: object = "") -> OutputError | StorageError:
-    """Our error for an OSError: exit code 73 if the file cannot be made there, else 74."""
+    """Translate an OSError. Exit code 73 if the file cannot be created there, else 74."""
     where = path or error.filename
     message = error.strerror or str(error)
     kind, hint = _REMEDIES.get(error.errno or 0, (StorageError, _UNKNOWN))
@@ -92,17 +98,17 @@ def disk_error(error: OSError, path: object = "") -> OutputError | StorageError:
 
 @contextmanager
 def storage_errors(path: Path, *also: Path) -> Iterator[None]:
-    """Turn errors from writing a file or folder into ours; ``also`` are other names for it.
+    """Translate errors from writing a file or folder, also under its other names (``also``).
 
     Raises:
-        OutputError: it cannot be made there.
-        StorageError: the disk is full, or has a fault.
+        OutputError: it cannot be created there.
+        StorageError: the disk is full or faulty.
     """
     try:
         yield
     except OSError as error:
-        ours = (None, *map(str, (path, *also)))
-        if error.errno not in _REMEDIES or error.filename not in ours:
+        own_names = (None, *map(str, (path, *also)))
+        if error.errno not in _REMEDIES or error.filename not in own_names:
             raise
         raise disk_error(error, path) from error
 
@@ -111,7 +117,7 @@ def expand_path(path: str | Path) -> Path:
     """Expand a leading ``~`` or ``~user`` to the home folder.
 
     Raises:
-        UsageError: the user does not exist, the name has a NUL byte, or it is a URL.
+        UsageError: the user does not exist, the path has a NUL byte, or it is a URL.
     """
     if _ADDRESS.match(str(path)):
         raise UsageError(
@@ -132,10 +138,10 @@ def expand_path(path: str | Path) -> Path:
 
 
 def open_regular_file(path: Path) -> BinaryIO:
-    """Open a file to read. Pipes, devices and sockets are refused: ``open`` could block.
+    """Open a file for reading. Reject pipes, devices and sockets, because opening them could block.
 
     Raises:
-        OSError: it cannot be opened, or is not a plain file.
+        OSError: the file cannot be opened, or is not a plain file.
     """
     handle = open(path, "rb", opener=open_nonblocking)  # noqa: SIM115 - the caller closes it
     if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
@@ -148,7 +154,7 @@ def open_regular_file(path: Path) -> BinaryIO:
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling that replaces ``path``, synced to disk, if the block succeeds.
 
-    The folder must exist: a deleted folder is not made again.
+    The folder must exist: a deleted folder is not recreated.
 
     Raises:
         OutputError, StorageError: as ``storage_errors``.
@@ -159,7 +165,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
             yield temporary
             move_into_place(temporary, path)
     finally:
-        with suppress(OSError):  # it is swept away later
+        with suppress(OSError):  # a later start removes it
             temporary.unlink()
 
 
@@ -167,18 +173,18 @@ def read_json(path: Path, most_bytes: int = MOST_JSON) -> Any:  # noqa: ANN401 -
     """Read a plain JSON file in UTF-8.
 
     Raises:
-        OSError: it cannot be opened, or is not a plain file.
-        ValueError: it is too large, too deep, or not JSON.
+        OSError: the file cannot be opened, or is not a plain file.
+        ValueError: the file is too large, too deep, or not JSON.
     """
     return parse_json(read_bounded(path, most_bytes))
 
 
 def read_bounded(path: Path, most_bytes: int = MOST_JSON) -> bytes:
-    """Read a plain file.
+    """Read a plain file of at most ``most_bytes`` bytes.
 
     Raises:
-        OSError: it cannot be opened, or is not a plain file.
-        ValueError: it is too large.
+        OSError: the file cannot be opened, or is not a plain file.
+        ValueError: the file is too large.
     """
     with open_regular_file(path) as handle:
         if os.fstat(handle.fileno()).st_size > most_bytes:
@@ -187,10 +193,10 @@ def read_bounded(path: Path, most_bytes: int = MOST_JSON) -> bytes:
 
 
 def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - as it comes
-    """Parse JSON, in UTF-8.
+    """Parse JSON in UTF-8.
 
     Raises:
-        ValueError: it is nested too deeply, or not JSON.
+        ValueError: the text is nested too deeply, or not JSON.
     """
     too_deep = ValueError(f"it is nested more than {_DEEPEST} levels deep")
     try:
@@ -199,36 +205,44 @@ def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - as it comes
         )
     except RecursionError as error:
         raise too_deep from error
-    level = [content] if isinstance(content, (dict, list)) else []
+    containers = [content] if isinstance(content, (dict, list)) else []
     for _ in range(_DEEPEST):
-        inner = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for some in inner for one in some if isinstance(one, (dict, list))]
-    if level:
+        containers = list(_iter_inner_containers(containers))
+    if containers:
         raise too_deep
     return content
 
 
+def _iter_inner_containers(containers: list[Any]) -> Iterator[Any]:
+    """Yield the objects and lists directly inside these objects and lists."""
+    for container in containers:
+        values = container.values() if isinstance(container, dict) else container
+        for value in values:
+            if isinstance(value, (dict, list)):
+                yield value
+
+
 def _parse_number(digits: str) -> int | float:
-    """Parse a whole number; one that does not fit into 64 bits becomes a float."""
+    """Parse an integer. An integer that does not fit into 64 bits becomes a float."""
     is_short = len(digits) <= _MOST_DIGITS and abs(int(digits)) < 2**64
     return int(digits) if is_short else float(digits)
 
 
 def move_into_place(temporary: Path, path: Path) -> None:
-    """Replace ``path`` by its whole temporary sibling, synced to disk."""
+    """Replace ``path`` by its complete temporary sibling, synced to disk."""
     _sync(temporary)
     temporary.replace(path)
     _sync(path.parent)
 
 
 def temporary_path(path: Path) -> Path:
-    """A unique temporary name in the same folder, even if other machines write there."""
+    """Return a temporary name in the same folder, unique even if other machines write there."""
     return path.with_name(f".{path.name}.{secrets.token_hex(_N_DIGITS // 2)}{TEMPORARY}")
 
 
 @contextmanager
 def text_writer(content: BinaryIO) -> Iterator[TextIO]:
-    """Write text, undecodable bytes included, to a binary file; it stays open."""
+    """Write text, including undecodable bytes, to a binary file. The file stays open."""
     out = io.TextIOWrapper(content, "utf-8", "surrogateescape", newline="\n")
     yield out
     out.detach()
@@ -243,17 +257,17 @@ def _sync(path: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """True for a name that ``temporary_path`` makes."""
+    """Return True for a name that ``temporary_path`` generates."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
 def open_binary(path: Path, on_block: OnBlock | None = None) -> BinaryIO:
-    """Open a plain, gzip, bzip2, xz or zstd file; the content decides, not the name.
+    """Open a plain, gzip, bzip2, xz or zstd file, recognised by its content, not its name.
 
     ``on_block`` gets each byte of the file once, still compressed, as it is read.
 
     Raises:
-        OSError: it cannot be opened, or is a pipe or a device, which can be read only once.
+        OSError: the file cannot be opened, or is a pipe or a device, which can be read only once.
         EOFError: a bgzip file ends between two members, which gzip does not notice.
     """
     with open_regular_file(path) as handle:
@@ -278,21 +292,19 @@ def open_binary(path: Path, on_block: OnBlock | None = None) -> BinaryIO:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether ``open_binary`` decompresses a file.
+    """Return True if ``open_binary`` decompresses this file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with open_regular_file(path) as handle:
         return handle.read(8).startswith((_GZIP, _BZIP2, _XZ, _ZSTD))
 
 
 def _open_decompressed(path: Path, on_block: OnBlock | None) -> BinaryIO:
-    return (
-        path.open("rb")
-        if on_block is None
-        else io.BufferedReader(_ObservedFile(path, on_block), _BLOCK)
-    )
+    if on_block is None:
+        return path.open("rb")
+    return io.BufferedReader(_ObservedFile(path, on_block), _BLOCK)
 
 
 class _ObservedFile(io.FileIO):
@@ -302,7 +314,7 @@ class _ObservedFile(io.FileIO):
         super().__init__(path)
         self._on_block = on_block
 
-    def readinto(self, buffer: Any) -> int | None:  # noqa: ANN401 - all that has bytes
+    def readinto(self, buffer: Any) -> int | None:  # noqa: ANN401 - any buffer
         n_bytes = super().readinto(buffer)
         self._on_block(memoryview(buffer)[:n_bytes])
         return n_bytes
@@ -311,7 +323,7 @@ class _ObservedFile(io.FileIO):
 def _read_through(
     opened: Callable[[], BinaryIO], unpacking: Callable[[BinaryIO], Any]
 ) -> Generator[bytes]:
-    """Yield the content of a compressed file in blocks, as Python's own reader decompresses it."""
+    """Yield the content of a compressed file in blocks, decompressed by Python's own reader."""
     with opened() as packed, unpacking(packed) as content:
         while block := content.read(_BLOCK):
             yield block
@@ -322,13 +334,13 @@ def _decompress(
     start: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor],
     padding: bytes = b"",
 ) -> Generator[bytes]:
-    """Decompress all streams of a bzip2 or xz file; padding may follow each of them.
+    """Yield the decompressed streams of a bzip2 or xz file. Padding may follow each stream.
 
     Python's own readers stop without an error at a damaged stream.
 
     Raises:
         EOFError: the file ends within a stream.
-        OSError, LZMAError: what is there does not decompress.
+        OSError, LZMAError: the data cannot be decompressed.
     """
     with opened() as handle:
         packed = handle.read(_PACKED_BLOCK)
@@ -340,27 +352,29 @@ def _decompress(
                 yield stream.decompress(packed, _BLOCK)
                 packed = handle.read(_PACKED_BLOCK) if stream.needs_input else b""
             packed = stream.unused_data or handle.read(_PACKED_BLOCK)
-            # streams and blocks are multiples of the padding, so no block ends within a padding
+            # stream and block sizes are multiples of the padding, so no block ends within it
             while padding and packed.startswith(padding):
                 n_zeros = len(packed) - len(packed.lstrip(padding))
-                rest = packed[n_zeros - n_zeros % len(padding) :]
-                packed = rest or handle.read(_PACKED_BLOCK)
+                packed = packed[n_zeros - n_zeros % len(padding) :]
+                packed = packed or handle.read(_PACKED_BLOCK)
 
 
 class _GeneratorReader(io.RawIOBase):
-    """A readable file made of pieces that a generator yields."""
+    """A readable file made of the pieces that a generator yields."""
 
     def __init__(self, pieces: Generator[bytes]) -> None:
-        self._pieces, self._held = pieces, memoryview(b"")
+        self._pieces = pieces
+        self._unread = memoryview(b"")  # of the current piece
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - as in the class above it
-        while not self._held and (piece := next(self._pieces, None)) is not None:
-            self._held = memoryview(piece)
-        n_bytes = min(len(buffer), len(self._held))
-        buffer[:n_bytes], self._held = self._held[:n_bytes], self._held[n_bytes:]
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - as in the base class
+        while not self._unread and (piece := next(self._pieces, None)) is not None:
+            self._unread = memoryview(piece)
+        n_bytes = min(len(buffer), len(self._unread))
+        buffer[:n_bytes] = self._unread[:n_bytes]
+        self._unread = self._unread[n_bytes:]
         return n_bytes
 
     def close(self) -> None:
@@ -369,7 +383,7 @@ class _GeneratorReader(io.RawIOBase):
 
 
 def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-    """The hash of a plain file; ``on_bytes`` gets the number of bytes read so far."""
+    """Return the SHA-256 of a plain file. Pass the number of bytes read so far to ``on_bytes``."""
     with open_regular_file(path) as handle:
         return hash_stream(handle, on_bytes)
 
@@ -379,11 +393,12 @@ def hash_stream(
     on_bytes: Callable[[int], None] = lambda _: None,
     on_block: Callable[[bytes], None] = lambda _: None,
 ) -> str:
-    """The hash of the rest of an open file, from its current position.
+    """Return the SHA-256 of an open file, from its current position to its end.
 
     ``on_bytes`` gets the number of bytes so far, ``on_block`` each block.
     """
-    digest, done = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    done = 0
     while block := handle.read(_BLOCK):
         digest.update(block)
         on_block(block)

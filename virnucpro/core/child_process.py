@@ -1,12 +1,12 @@
-"""Start processes (workers, ranks, helpers), pass them signals, and make them end with us.
+"""Start child processes (workers, ranks, helpers), and make them end with this process.
 
-A process is a new interpreter, bound to the one that started it before it imports anything that
-takes long. It looks for modules where its parent looks, but never in the current folder: a file
-next to the data is data, whatever its name. (``multiprocessing`` starts interpreters, and a
-tracker of semaphores, that import from there.)
+A child is a new interpreter. It is bound to its parent before it imports anything slow. It searches
+the parent's module path, but never the current folder: a file next to the data is data, whatever
+its name. (``multiprocessing`` starts interpreters and a semaphore tracker that import from the
+current folder.)
 
-    parent  <--objects-->  child     a pipe of the child's own
-    parent  ------------>  child     its stdin: nothing is written; its end is the parent's end
+    parent  <--objects-->  child     the child's own pipe
+    parent  ------------>  child     its stdin, never written to, closes when the parent ends
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from virnucpro.core.logging import printable
 
 P = ParamSpec("P")
 
-# `-c` puts the current folder first in the path; it is removed before any import that could find a
-# module there. Our package comes from the folder of the parent's package, even if that is not in
-# the path (Python that was started in a source tree), or if another one is before it. Threads of
-# numpy would wait for each other and for those of other processes
+# `-c` puts the current folder first in the path. It is removed before any import that could find a
+# module there. The child imports the same package folder as its parent, even if that folder is not
+# in the path (Python was started in a source tree) or another one precedes it. NumPy threads would
+# wait for each other and for those in other processes, so there is one.
 _PROGRAM = (
     "import sys; ours = sys.argv[2]; sys.path[:] = sys.argv[3:]; "
     "import importlib, typing; sys.path.insert(0, ours); import virnucpro; sys.path.remove(ours); "
@@ -47,17 +47,22 @@ _PROGRAM = (
     "os.environ['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'; "  # as NVML numbers them
     "from virnucpro.core.child_process import run_child; run_child(int(sys.argv[1]))"
 )
-# signals that end this process, and its children with it
+# signals that end this process and, with it, its children
 _ENDING = (
-    *(signal.SIGHUP, signal.SIGINT, signal.SIGTERM),
-    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU),
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGXCPU,
 )
-_SECONDS_TO_END = 2  # of CPU time, between SIGXCPU and the kill at the limit
-_SET_DEATH_SIGNAL = 1  # of prctl(2)
+_SECONDS_TO_END = 2  # CPU time between SIGXCPU and the kill at the limit
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG in prctl(2)
 
 
 class Pipe(Connection):
-    """One end of a connection to another process, for objects that can be pickled."""
+    """One end of a connection to another process, for picklable objects."""
 
     @classmethod
     def pair(cls) -> tuple[Pipe, Pipe]:
@@ -68,25 +73,25 @@ class Pipe(Connection):
     def send(self, value: object) -> None:
         """Pickle a value and send it.
 
-        ``Connection.send`` passes on a view of a ``BytesIO``. If the other process is gone, the
-        error refers to that view. Python 3.12 and 3.13 may close the ``BytesIO`` of such an error
-        first, when they collect garbage, and then crash or print a ``BufferError``.
+        ``Connection.send`` passes a view of a ``BytesIO``. If the other process is gone, the error
+        refers to that view. When Python 3.12 or 3.13 collects such an error, it may close the
+        ``BytesIO`` first, and then crash or print a ``BufferError``.
         """
         self.send_bytes(pickle_message(value))
 
 
 @dataclass(frozen=True, slots=True)
 class ChildError:
-    """The last message of a process that an exception ended: its text, not the exception."""
+    """The last message of a process that died with an exception: the text, not the exception."""
 
     reason: str
     traceback: str
-    seconds: float  # time by the monotonic clock, which all processes share
+    seconds: float  # on the monotonic clock, which all processes share
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChildProcess:
-    """A process that this one started, and the pipe to it, which closes when it ends."""
+    """A child process and the pipe to it, which closes when the child ends."""
 
     process: subprocess.Popen[bytes]
     pipe: Pipe
@@ -103,7 +108,7 @@ class ChildProcess:
         self.process.kill()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the process to end; False if it is still running after ``seconds``."""
+        """Wait for the process to end. Return False if it still runs after ``seconds``."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         return not self.is_alive
@@ -115,7 +120,9 @@ class ChildProcess:
             self.process.stdin.close()
 
     def exit_reason(self, seconds: float | None = None) -> str:
-        """The reason why a process ended; waits for it, since its pipe may close first."""
+        """Return the reason why a process ended. Wait for it first, since its pipe may close
+        earlier.
+        """
         self.wait(seconds)
         exit_code = self.process.returncode
         if exit_code is None:
@@ -129,7 +136,7 @@ class ChildProcess:
 
     @property
     def remedy(self) -> str:
-        """What a user can do after the end of this process; see ``with_options``."""
+        """Return advice for the user after this process ended, as in ``with_options``."""
         if self.process.returncode == -signal.SIGXCPU:
             return "raise the limit of CPU time (`ulimit -t`, or that of the job)"
         return "if memory ran out, use fewer {workers}"
@@ -138,13 +145,13 @@ class ChildProcess:
     def wait_any(
         children: Sequence[ChildProcess], seconds: float | None = None
     ) -> list[ChildProcess]:
-        """Wait for children that have sent a message or ended; an empty list at a timeout."""
+        """Wait for children that have sent a message or ended. Return an empty list at a timeout."""
         ready = connection.wait([child.pipe for child in children], seconds)
         return [child for child in children if child.pipe in ready]
 
     @staticmethod
     def kill_all(children: Sequence[ChildProcess]) -> None:
-        """Kill processes and wait until they have ended. They hold nothing that could be lost."""
+        """Kill processes and wait for them to end. They contain no state that could be lost."""
         for child in children:
             child.kill()
         for child in children:
@@ -155,22 +162,22 @@ class ChildProcess:
 def start_process(
     target: Callable[Concatenate[Pipe, P], None], *args: P.args, **kwargs: P.kwargs
 ) -> ChildProcess:
-    """Start ``target(pipe, ...)`` as a process. Interrupts must be held.
+    """Start ``target(pipe, ...)`` in a child process. Interrupts must be deferred.
 
-    The target is pickled, so it must be a function of a module.
+    The target is pickled, so it must be a module-level function.
     """
-    ours, theirs = Pipe.pair()
-    with theirs:
-        child = ChildProcess(_start_interpreter(theirs), ours)
-    with suppress(OSError):  # it has died; its pipe reports that
-        ours.send((target, args, kwargs))
+    parent_end, child_end = Pipe.pair()
+    with child_end:
+        child = ChildProcess(_start_interpreter(child_end), parent_end)
+    with suppress(OSError):  # the child has died, and its pipe reports that
+        parent_end.send((target, args, kwargs))
     return child
 
 
 def pickle_message(value: object) -> bytes:
-    """Pickle a value once, for ``send_bytes`` of several pipes.
+    """Pickle a value once, for ``send_bytes`` on several pipes.
 
-    The message is not the view that ``ForkingPickler.dumps`` returns: see ``Pipe.send``.
+    Return bytes instead of the view from ``ForkingPickler.dumps``: see ``Pipe.send``.
     """
     buffer = io.BytesIO()
     ForkingPickler(buffer).dump(value)
@@ -178,13 +185,16 @@ def pickle_message(value: object) -> bytes:
 
 
 def _start_interpreter(pipe: Pipe) -> subprocess.Popen[bytes]:
-    ours = str(Path(__file__).parents[2])
-    folders = [folder for folder in sys.path if Path(folder).is_absolute()]  # "" is the current one
+    package_parent = str(Path(__file__).parents[2])
+    folders = [folder for folder in sys.path if Path(folder).is_absolute()]  # "" is the cwd
     return subprocess.Popen(
         [
             sys.executable,
             *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-            *("-c", _PROGRAM, str(pipe.fileno()), ours),
+            "-c",
+            _PROGRAM,
+            str(pipe.fileno()),
+            package_parent,
             *folders,
         ],
         stdin=subprocess.PIPE,
@@ -193,9 +203,9 @@ def _start_interpreter(pipe: Pipe) -> subprocess.Popen[bytes]:
 
 
 def run_child(number: int) -> None:
-    """Run what the parent sends, then end the process. Called first, and never returns.
+    """Run the target that the parent sends, then end the process. This entry point never returns.
 
-    ``number`` is the file descriptor of the pipe.
+    ``number`` is the pipe's file descriptor.
     """
     _follow_parent()
     os.set_inheritable(number, False)
@@ -205,20 +215,20 @@ def run_child(number: int) -> None:
     try:
         target, args, kwargs = pipe.recv()
         target(pipe, *args, **kwargs)
-    except Exception as error:  # the parent must learn of any error
+    except Exception as error:  # the parent must receive any error
         exit_code = 1
         reason = f"{type(error).__name__}: {printable(error)}"
         with suppress(OSError):  # the parent is gone
             pipe.send(ChildError(reason, traceback.format_exc(), time.monotonic()))
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or none
+        with suppress(OSError, ValueError, AttributeError):  # closed or missing
             stream.flush()
     os._exit(exit_code)  # torch's threads may crash a normal interpreter shutdown
 
 
 def _follow_parent() -> None:
-    """End when the parent ends, and not at Ctrl-C; the parent held interrupts at the start."""
-    _set_parent_death_signal()  # in a suspended process, no thread runs that could end it
+    """End with the parent and ignore Ctrl-C. The parent deferred interrupts at the start."""
+    _set_parent_death_signal()  # also ends a suspended process, in which no thread runs
     threading.Thread(target=_wait_for_parent_exit, daemon=True).start()
     # Schedulers send these to every process of a job, but only the parent acts on them. A mask does
     # not suffice: a library may have started a thread that does not block them.
@@ -229,10 +239,11 @@ def _follow_parent() -> None:
 
 
 def ask_before_cpu_limit() -> None:
-    """Have the kernel send SIGXCPU before it kills this process at its limit of CPU time.
+    """Make the kernel send SIGXCPU before it kills this process at its CPU time limit.
 
-    ``ulimit -t`` sets both limits to the same value. Then there is only the kill, which looks like
-    one for want of memory, and leaves no time to end. Each process has a time of its own.
+    ``ulimit -t`` sets both limits to the same value. The process is then killed without a signal
+    first, which looks like running out of memory and leaves no time to end. CPU time is counted per
+    process.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
     if hard == resource.RLIM_INFINITY:
@@ -243,7 +254,7 @@ def ask_before_cpu_limit() -> None:
 
 
 def exit_with_parent(parent: int) -> None:
-    """Make this process end with its parent, which has this process id (Linux)."""
+    """Make this process end with its parent, given the parent's process id (Linux)."""
     _set_parent_death_signal()
     if os.getppid() != parent:
         os._exit(1)
@@ -261,26 +272,26 @@ def _wait_for_parent_exit() -> None:
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Delay the signals that would end this process, so that no started child is forgotten.
+    """Defer the signals that would end this process, so that no started child is forgotten.
 
-    Children inherit the signal mask, so Ctrl-C and a lost terminal do not end them; the end of this
-    process does. In this process another thread may take the signal despite the mask, so the
-    handlers are delayed too.
+    Children inherit the signal mask. Ctrl-C and a lost terminal therefore do not end them, but the
+    end of this process does. Another thread of this process may receive the signal despite the
+    mask, so the handlers are deferred too.
     """
     blocked: list[int] = []
-    here = threading.current_thread() is threading.main_thread()  # only it runs handlers
+    is_main_thread = threading.current_thread() is threading.main_thread()  # only it runs handlers
     handlers = {
         number: handler
         for number in _ENDING
-        if here and callable(handler := signal.getsignal(number))
+        if is_main_thread and callable(handler := signal.getsignal(number))
     }
     for number in handlers:
         signal.signal(number, lambda number, _: blocked.append(number))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    original_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, original_mask)
         for number, handler in handlers.items():
             signal.signal(number, handler)
         if blocked:

@@ -1,20 +1,20 @@
-"""Every error that VirNucPro raises on purpose.
+"""Define every error that VirNucPro raises on purpose.
 
-VirnucproError            exit 1    nothing usable came out, or an internal error
-├── UsageError            exit 64   options that contradict each other or make no sense
-├── InputError            exit 65   the content of an input file is wrong
-├── InputMissingError     exit 66   an input file does not exist or cannot be opened
+VirnucproError            exit 1    no usable output, or an internal error
+├── UsageError            exit 64   contradictory or meaningless options
+├── InputError            exit 65   invalid content in an input file
+├── InputMissingError     exit 66   an input file is missing or cannot be opened
 ├── UnavailableError      exit 69   a device, a model or a head cannot be used
-│   └── DownloadError               a published file is not here, and cannot be downloaded
+│   └── DownloadError               a published file is missing and cannot be downloaded
 ├── OutputError           exit 73   the run folder cannot be created or used
-│   └── ResumeError                 it holds another run; the message names the difference
+│   └── ResumeError                 it contains another run (the message says which)
 ├── StorageError          exit 74   disk full or another I/O error
-└── FeatureFileError      exit 1    a feature file is incomplete (--resume makes it again)
+└── FeatureFileError      exit 1    a feature file is incomplete (--resume recomputes it)
 
-A message says what happened and where; ``hint`` says what to do next. Both may mention options as
-an ``OptionText``, so that the command line writes ``--force`` and Python ``force=True``. ``option``
-is the field name of the option at fault, if one is. Errors never cross a process boundary: workers
-send events with text, and helpers send class, message and hint (``events.ErrorText``).
+The message says what happened and where. ``hint`` says what to do next. Both may be an
+``OptionText``, so that the command line prints ``--force`` and Python prints ``force=True``.
+``option`` is the field name of the option at fault, if any. Errors never cross a process boundary:
+workers send events with text, and helpers send class, message and hint (``events.ErrorText``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ACCESSION = re.compile(r"[A-Z]{1,6}_?\d{5,}(\.\d+)?")  # of NCBI, as in NC_0014
 
 
 class VirnucproError(Exception):
-    """The base class, and the one class that the command line catches."""
+    """Base class of all errors, and the only class that the command line catches."""
 
     exit_code = 1
 
@@ -40,7 +40,7 @@ class VirnucproError(Exception):
 
     @property
     def message(self) -> str:
-        """The message as it was raised: an ``OptionText`` if it mentions options."""
+        """Return the message as it was raised: an ``OptionText`` if it mentions options."""
         message: str = self.args[0]
         return message
 
@@ -58,7 +58,7 @@ class InputMissingError(VirnucproError):
 
     @classmethod
     def cannot_open(cls, path: Path, error: OSError, name: str = "") -> InputMissingError:
-        """The error for a file that cannot be opened; ``name`` is the user's name for it."""
+        """Make the error for a file that cannot be opened, which the user called ``name``."""
         where = name or error.filename or path
         hint = "check the path and its permissions"
         if isinstance(error, FileNotFoundError) and "," in path.name:

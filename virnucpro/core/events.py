@@ -1,6 +1,6 @@
-"""The events of a run: plain values, which are pickled, logged and drawn.
+"""Define the events of a run: plain values that can be pickled, logged and displayed.
 
-Every shard of a run ends in exactly one ``ShardDone`` or ``ShardFailed``.
+Every shard ends in exactly one ``ShardDone`` or ``ShardFailed``.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from virnucpro.core.errors import VirnucproError
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Shard
 
-STAGES = ("reading", "embedding", "writing tables")  # of a run
-SCORING = "scoring"  # replaces the last two in a run without encoders
-STARTING = "starting workers"  # a part of embedding
+STAGES = ("reading", "embedding", "writing tables")  # in order
+SCORING = "scoring"  # replaces the last two stages in a run without encoders
+STARTING = "starting workers"  # the first part of embedding
 
 
 class Memory(NamedTuple):
-    """Bytes of a GPU; on a CPU, bytes used by the process and total bytes of the machine."""
+    """Memory in bytes.
+
+    For a GPU, its used and total memory. For a CPU, the memory used by the process and the
+    machine's total.
+    """
 
     used: int
     total: int
@@ -31,11 +35,11 @@ class WorkerReady(NamedTuple):
     worker: str
     description: str  # device, precision, kernel, token budget, process
     memory: Memory
-    warnings: tuple[str, ...] = ()  # of its start, where its process has no log
+    warnings: tuple[str, ...] = ()  # start-up warnings of a process without a log
 
 
 class WorkerLost(NamedTuple):
-    """A worker could not start, died, or fell silent; ``shard`` is the one it worked on."""
+    """A worker failed to start, died, or stopped responding while it worked on ``shard``."""
 
     worker: str
     reason: str
@@ -45,9 +49,9 @@ class WorkerLost(NamedTuple):
 
 
 class BatchStarted(NamedTuple):
-    """A batch has started. Its ORFs, by index in the shard, are suspects if the worker dies.
+    """A batch has started. If the worker dies, the ORFs at ``rows`` of the shard are suspects.
 
-    The next batch, of this shard or the next, may start before this one is done.
+    The next batch, from this shard or the next, may start before this one is done.
     """
 
     worker: str
@@ -57,7 +61,7 @@ class BatchStarted(NamedTuple):
 
 
 class BatchDone(NamedTuple):
-    """Each ORF of a batch has a vector or the reason why it has none."""
+    """Every ORF of a batch has a vector or a failure reason."""
 
     worker: str
     shard: Shard
@@ -67,16 +71,16 @@ class BatchDone(NamedTuple):
 
 
 class BatchSizeReduced(NamedTuple):
-    """A batch did not fit into the device's memory."""
+    """A batch did not fit into device memory."""
 
     worker: str
     tokens_per_batch: int
 
 
 class ShardDone(NamedTuple):
-    """The shard's feature file is complete; it lists ``n_failed`` ORFs as failures.
+    """The shard's feature file is complete and lists ``n_failed`` ORFs as failures.
 
-    Sent when the file is written; the next shard is already being embedded.
+    Sent once the file is written. The worker may already be embedding the next shard.
     """
 
     worker: str
@@ -85,11 +89,11 @@ class ShardDone(NamedTuple):
     n_failed: int
     n_cached: int = 0  # vectors read from a cache
     n_cached_tokens: int = 0
-    cache_fault: str = ""  # why the new vectors are not in the cache
+    cache_fault: str = ""  # why new vectors could not be cached
 
 
 class ErrorText(NamedTuple):
-    """An error of ours as text, which another process raises again."""
+    """A VirNucPro error as text, to be raised again in another process."""
 
     kind: type[VirnucproError]
     message: str
@@ -98,8 +102,8 @@ class ErrorText(NamedTuple):
 
     @classmethod
     def from_error(cls, error: VirnucproError | OSError) -> ErrorText:
-        ours = error if isinstance(error, VirnucproError) else disk_error(error)
-        return cls(type(ours), ours.message, ours.hint, ours.option)
+        reported = error if isinstance(error, VirnucproError) else disk_error(error)
+        return cls(type(reported), reported.message, reported.hint, reported.option)
 
     @property
     def to_error(self) -> VirnucproError:
@@ -113,31 +117,30 @@ class ShardFailed(NamedTuple):
     shard: Shard
     reason: str
     traceback: str = ""
-    # an error of the disk, the model or the device, which would stop all other shards too
+    # a disk, model or device error, which would also stop all other shards
     refusal: ErrorText | None = None
 
 
 class Progress(NamedTuple):
-    """The progress of a stage in the parent; ``total`` is 0 if unknown."""
+    """Progress of a stage in the parent. ``total`` is 0 if unknown."""
 
     stage: str
     done: int
     total: int
     unit: str
-    # work that this start did in this stage, and work still to do until the end of the run, both
-    # in units of equal time; None: unknown
+    # work done since this start and work left in the run, in units of equal time; None: unknown
     work: tuple[int, int] | None = None
-    memory: Memory | None = None  # of the GPU that computes
-    also: tuple[str, ...] = ()  # further figures, as they are shown
-    seconds_left: float | None = None  # until the end of the run; None: not estimated by the sender
+    memory: Memory | None = None  # of the GPU in use
+    also: tuple[str, ...] = ()  # further figures, formatted
+    seconds_left: float | None = None  # until the end of the run; None: the sender has no estimate
 
 
 class EmbeddingStarted(NamedTuple):
-    """The plan is known, and so are the shards that an earlier start finished."""
+    """The plan is complete, and the finished shards of earlier starts have been counted."""
 
     pending: tuple[Shard, ...]
     n_done_before: int
-    # for each input, the spans of its shards: the first, and one after the last
+    # shard spans of each input, as (first, last + 1)
     files: tuple[tuple[tuple[int, int], ...], ...] = ()
     encoders: tuple[EncoderSpec, ...] = ()
 

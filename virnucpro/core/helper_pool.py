@@ -1,12 +1,12 @@
-"""Run tasks (parts of a plan or of the tables) in helper processes, for the parent.
+"""Run tasks, which plan a run or build its tables, in helper processes.
 
-    parent  --tools, Task-->  helper     a pipe of the helper's own, and a thread of the parent
-    parent  <----result-----  helper     for each
+    parent  --context, Task-->  helper     one pipe per helper,
+    parent  <-----result------  helper     served by one thread of the parent
 
-A task is pure, except for files that appear whole, so any process may do it at any time. Tools are
-what all tasks of a kind need; they are sent once. A helper has one task at a time, so neither side
-waits for the other to read. Helpers stay from the plan to the page and end with the parent. They
-hold nothing that could be lost, so they are killed when the work is done.
+A task is pure, except for files that appear atomically, so any process may run it at any time. The
+context is shared by all tasks of a kind and sent to each process once. A helper has one task at a
+time, so neither side waits for the other to read. Helpers live from planning to the report and end
+with the parent. They contain no state that could be lost, so they are killed when the work is done.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from virnucpro.core.events import ErrorText
 from virnucpro.core.logging import LOGGER, format_count, printable
 from virnucpro.core.option_text import with_options
 
-_SILENCE_SECONDS = 60.0  # of a helper, until a warning
-_N_WAITS = 60  # in this time
-_END_SECONDS = 5.0  # for a process to end after its pipe has closed
-_LETTERS_AHEAD = 50_000_000  # in blocks without a result yet, unless one record has more
+_SILENCE_SECONDS = 60.0  # helper silence before a warning
+_N_WAITS = 60  # within that time
+_END_SECONDS = 5.0  # for a process to exit after its pipe has closed
+_LETTERS_AHEAD = 50_000_000  # in pending blocks, unless a single record has more
 _LETTERS_PER_HELPER = 1_000_000  # with fewer, a new process would start too late to help
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ Context_contra = TypeVar("Context_contra", contravariant=True)
 
 
 class _Task(Protocol[Context_contra, T_co]):
-    """A part of the work."""
+    """A unit of work."""
 
     def do(self, tools: Context_contra, /) -> T_co: ...
 
@@ -59,7 +59,7 @@ class _Block(_Task[Context_contra, T_co], Protocol):
     def n_letters(self) -> int: ...
 
 
-# a task, the tools for it, and these as a message
+# future, task, context, pickled context
 _QueuedTask: TypeAlias = tuple[Future[Any], _Task[Any, Any], object, bytes]
 
 
@@ -68,20 +68,20 @@ class AbandonedError(Exception):
 
 
 class HelperPool:
-    """The helpers of a run: each starts when there is work for it, and stays."""
+    """The helpers of a run. Each starts when there is work for it, then stays."""
 
     def __init__(self, most: int = 0) -> None:
-        self._most = most  # processes beside this one
+        self._most = most  # helper processes, in addition to this process
         self._reset()
 
     def _reset(self) -> None:
         self.children: list[ChildProcess] = []
-        self.ready: list[ChildProcess] = []  # those that have begun
-        self._threads: list[Thread] = []  # one for each process
+        self.ready: list[ChildProcess] = []  # children that have started up
+        self._threads: list[Thread] = []  # one per process
         self._orders: SimpleQueue[_QueuedTask | None] = SimpleQueue()  # None ends a thread
-        self._tools: dict[int, object] = {}  # the tools that a process has, by its id
+        self._contexts: dict[int, object] = {}  # pid -> context of the process
         self._is_stopped = False
-        self._loss: VirnucproError | None = None  # of the first process that died
+        self._loss: VirnucproError | None = None  # error for the first process that died
 
     def __enter__(self) -> HelperPool:
         return self
@@ -90,7 +90,7 @@ class HelperPool:
         self.stop()
 
     def start_helpers(self, n_letters: int, module: str = "") -> None:
-        """Start as many helpers as pay off; each first imports ``module``."""
+        """Start as many helpers as pay off for ``n_letters``. Each first imports ``module``."""
         n_more = count_useful_helpers(self._most, n_letters) - len(self.children)
         for _ in range(n_more):
             with defer_interrupts():
@@ -100,30 +100,30 @@ class HelperPool:
             )
             self._threads[-1].start()
 
-    def helpers(self, tools: Context, n_letters: int, products: str) -> TaskRunner[Context]:
-        """Helpers with these tools, if they pay off or already run; none without letters.
+    def helpers(self, context: Context, n_letters: int, products: str) -> TaskRunner[Context]:
+        """Return a runner with this context, which uses helpers if they pay off or already run.
 
-        Log what they make (``products``).
+        Without letters, the runner uses no helpers. Logs the ``products`` that helpers make.
         """
         self.start_helpers(n_letters)
         if not (n_letters and self.children):
-            return TaskRunner(tools, self)
+            return TaskRunner(context, self)
         LOGGER.info("%s are made by %s", products, format_count(len(self.children), "helper"))
-        return TaskRunner(tools, self, pickle_message(_ContextMessage(tools)))
+        return TaskRunner(context, self, pickle_message(_ContextMessage(context)))
 
     def _serve_tasks(self, child: ChildProcess) -> None:
-        """Give one task after the other to a process, until the pool is stopped."""
+        """Run queued tasks in a process, one at a time, until the pool is stopped."""
         self._wait_until_ready(child)
-        while (order := self._orders.get()) is not None:
-            future, task, tools, message = order
+        while (queued := self._orders.get()) is not None:
+            future, task, context, message = queued
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(self._run_task(child, task, tools, message))
-                except BaseException as error:  # whoever waits must learn of any error
+                    future.set_result(self._run_task(child, task, context, message))
+                except BaseException as error:  # the waiting thread must receive any error
                     future.set_exception(error)
 
     def _wait_until_ready(self, child: ChildProcess) -> None:
-        """Wait until a process has begun; if it has died, its first task reports that."""
+        """Wait until a process has started up. If it died, its first task reports that."""
         try:
             with _warn_if_silent(child):
                 self._receive_result(child)
@@ -132,17 +132,18 @@ class HelperPool:
         finally:
             self.ready.append(child)
 
-    def _send_context(self, child: ChildProcess, tools: object, message: bytes) -> None:
-        if self._tools.get(child.pid) is not tools:
+    def _send_context(self, child: ChildProcess, context: object, message: bytes) -> None:
+        if self._contexts.get(child.pid) is not context:
             child.pipe.send_bytes(message)
             self._receive_result(child)
-            self._tools[child.pid] = tools
+            self._contexts[child.pid] = context
 
-    def _receive_result(self, child: ChildProcess) -> Any:  # noqa: ANN401 - what a task gives
-        """
+    def _receive_result(self, child: ChildProcess) -> Any:  # noqa: ANN401 - any result
+        """Wait for a message from a process and return it.
+
         Raises:
             EOFError, OSError: the process ended.
-            VirnucproError: the task raised it, or the process ends because of it.
+            VirnucproError: the task raised it, or the process died with an error.
         """
         match outcome := child.pipe.recv():
             case ErrorText():
@@ -153,7 +154,7 @@ class HelperPool:
         return outcome
 
     def submit(self, task: _Task[Context, T], tools: Context, message: bytes) -> Future[T]:
-        """Give a task to the next free process, with these tools."""
+        """Queue a task with its context for the next free process."""
         future: Future[T] = Future()
         self._orders.put((future, task, tools, message))
         return future
@@ -161,7 +162,8 @@ class HelperPool:
     def _run_task(
         self, child: ChildProcess, task: _Task[Context, T], tools: Context, message: bytes
     ) -> T:
-        """
+        """Run a task in a process and return its result.
+
         Raises:
             VirnucproError: the task raised it, or the process died.
             AbandonedError: the processes were stopped.
@@ -178,7 +180,7 @@ class HelperPool:
         return result
 
     def _helper_error(self, reason: str, remedy: str = "") -> VirnucproError:
-        """The error for a process that died; later losses are reported as the first one."""
+        """Return the error for a dead process. Later deaths are reported as the first one."""
         if self._loss is None:
             self._loss = UnavailableError(
                 f"a process that makes shards or tables was lost: {printable(reason)}",
@@ -198,7 +200,7 @@ class HelperPool:
             raise
 
     def stop(self) -> None:
-        """Kill all processes, busy or not; later work starts new ones."""
+        """Kill all processes, busy or not. Later work starts new ones."""
         self._is_stopped = True
         with suppress(Empty):
             while order := self._orders.get_nowait():
@@ -216,79 +218,79 @@ class HelperPool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskRunner(Generic[Context]):
-    """The processes of a pool with their tools; without processes, tasks run here at once."""
+    """The processes of a pool, with their context. Without processes, tasks run here at once."""
 
     context: Context
     pool: HelperPool
-    message: bytes | None = None  # the tools, pickled for processes; None: tasks run here
+    message: bytes | None = None  # pickled context for the processes; None: tasks run here
 
     @property
     def n_ahead(self) -> int:
-        """The number of tasks to keep submitted: two for each process that is ready."""
+        """Return the number of tasks to keep submitted: two per ready process."""
         return 0 if self.message is None else 2 * len(self.pool.ready)
 
     def submit(self, task: _Task[Context, T]) -> Future[T]:
-        """Give a task to a process, or do it here if there is none."""
+        """Submit a task to a process, or run it here if there are no processes."""
         if self.message is None:
             return _run_here(task, self.context)
         return self.pool.submit(task, self.context, self.message)
 
     def map_in_order(self, tasks: Iterable[_Block[Context, T]]) -> Iterator[T]:
-        """Yield the results of blocks in order; a few blocks of bounded size are taken ahead.
+        """Yield the results of blocks in order, with a few blocks of bounded size in flight.
 
-        If all helpers are busy, a block is done here, so this process does not idle. That, and the
-        use of the results, may take as long as several tasks of a helper, so up to twice
-        ``n_ahead`` blocks are submitted, and helpers seldom idle either. At the end, blocks that no
-        helper has begun are done here, the last one first.
+        If all helpers are busy, a block runs here, so that this process does not idle. Running a
+        block and consuming its result may take as long as several helper tasks. Up to twice
+        ``n_ahead`` blocks are therefore submitted, so helpers seldom idle either. At the end,
+        blocks that no helper has started run here, last one first.
         """
-        waiting: deque[tuple[_Block[Context, T], Future[T]]] = deque()
+        pending: deque[tuple[_Block[Context, T], Future[T]]] = deque()
         n_letters = 0
         for task in tasks:
             n_letters += task.n_letters
-            n_open = sum(not future.done() for _, future in waiting)
-            is_here = n_open >= 2 * self.n_ahead or task.n_letters > _LETTERS_AHEAD
-            waiting.append((task, _run_here(task, self.context) if is_here else self.submit(task)))
-            while waiting and (
-                waiting[0][1].done()
-                or len(waiting) > 4 * self.n_ahead
+            n_unfinished = sum(not future.done() for _, future in pending)
+            is_here = n_unfinished >= 2 * self.n_ahead or task.n_letters > _LETTERS_AHEAD
+            pending.append((task, _run_here(task, self.context) if is_here else self.submit(task)))
+            while pending and (
+                pending[0][1].done()
+                or len(pending) > 4 * self.n_ahead
                 or n_letters > _LETTERS_AHEAD
             ):
-                first, future = waiting.popleft()
+                first, future = pending.popleft()
                 n_letters -= first.n_letters
                 yield future.result()
-        while waiting:
-            if waiting[0][1].done() or not self._run_pending_here(waiting):
-                yield waiting.popleft()[1].result()
+        while pending:
+            if pending[0][1].done() or not self._run_pending_here(pending):
+                yield pending.popleft()[1].result()
 
-    def _run_pending_here(self, waiting: deque[tuple[_Block[Context, T], Future[T]]]) -> bool:
-        """Do the last block here that no helper has begun; False if there is none."""
-        for place in reversed(range(len(waiting))):
-            task, future = waiting[place]
+    def _run_pending_here(self, pending: deque[tuple[_Block[Context, T], Future[T]]]) -> bool:
+        """Run the last block that no helper has started. Return False if all have started."""
+        for index in reversed(range(len(pending))):
+            task, future = pending[index]
             if future.cancel():
-                waiting[place] = task, _run_here(task, self.context)
+                pending[index] = task, _run_here(task, self.context)
                 return True
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class _ContextMessage:
-    """The tools that a process gets before tasks that need them."""
+    """The context that a process gets before the tasks that need it."""
 
     context: object
 
 
-def _run_here(task: _Task[Context, T], tools: Context) -> Future[T]:
-    """Do a task at once; the future raises its error, in the order of results."""
+def _run_here(task: _Task[Context, T], context: Context) -> Future[T]:
+    """Run a task at once. The future raises its error, so that results and errors stay in order."""
     future: Future[T] = Future()
     try:
-        future.set_result(task.do(tools))
+        future.set_result(task.do(context))
     except (VirnucproError, OSError) as error:
         future.set_exception(error)
     return future
 
 
 def count_useful_helpers(most: int, n_letters: int) -> int:
-    """The number of helpers that pay off for this number of letters."""
+    """Return the number of helpers that pay off for this many letters."""
     return min(most, n_letters // _LETTERS_PER_HELPER)
 
 
@@ -300,7 +302,7 @@ def _warn_if_silent(child: ChildProcess) -> Iterator[None]:
     """
     answered = Event()
 
-    def tell_of_silence() -> None:
+    def warn_after_silence() -> None:
         if any(answered.wait(_SILENCE_SECONDS / _N_WAITS) for _ in range(_N_WAITS)):
             return
         LOGGER.warning(
@@ -309,7 +311,7 @@ def _warn_if_silent(child: ChildProcess) -> Iterator[None]:
             *(child.pid, _SILENCE_SECONDS, child.pid),
         )
 
-    Thread(target=tell_of_silence, daemon=True).start()
+    Thread(target=warn_after_silence, daemon=True).start()
     try:
         yield
     finally:
@@ -317,18 +319,19 @@ def _warn_if_silent(child: ChildProcess) -> Iterator[None]:
 
 
 def _helper_main(pipe: Pipe, module: str) -> None:
-    """Import ``module``, if any, then do the tasks that come until the parent ends."""
+    """Import ``module``, if any, then run incoming tasks until the parent ends."""
     if module:
         import_module(module)
     pipe.send(None)
-    tools: Any = None
+    context: Any = None
     while True:
         try:
             task: _ContextMessage | _Task[Any, Any] = pipe.recv()
             if isinstance(task, _ContextMessage):
-                tools, outcome = task.context, None
+                context = task.context
+                outcome = None
             else:
-                outcome = task.do(tools)
+                outcome = task.do(context)
         except (VirnucproError, OSError) as error:
             outcome = ErrorText.from_error(error)
         pipe.send(outcome)

@@ -1,8 +1,9 @@
-"""Give a JSON file a checksum of its own, which notices any changed bit of the file.
+"""Add a checksum to a JSON file, which detects any changed bit.
 
-The file ends with the SHA-256 of all bytes before that entry, so its form counts, and not only its
-values. An earlier entry, ``json_format``, says that there must be a checksum. Without it, a flipped
-bit in the name of the last entry would turn the file into one of an older version, which had none.
+The file ends with the SHA-256 of all bytes before that entry, so formatting counts as well as
+values. An earlier entry, ``json_format``, declares that a checksum must follow. Without it, a
+flipped bit in the name of the last entry would make the file look like an older version, which had
+no checksum.
 """
 
 from __future__ import annotations
@@ -18,27 +19,28 @@ from virnucpro.core.atomic_io import parse_json, read_bounded
 from virnucpro.core.errors import ResumeError
 from virnucpro.core.logging import printable
 
-_FORMAT, _CHECKSUM = "json_format", "sha256"
-_VERSION = 2  # of the form of the file; 1 had neither of these entries
+_FORMAT = "json_format"
+_CHECKSUM = "sha256"
+_VERSION = 2  # format version; version 1 had neither entry
 _END = re.compile(rb',\n  "sha256": "([0-9a-f]{64})"\n}\n\Z')
 _END_BYTES = 83
 
 
 def add_checksum(content: Mapping[str, Any]) -> str:
-    """The indented text of a JSON object, with a checksum in place of an earlier one."""
-    others = {name: value for name, value in content.items() if name not in (_FORMAT, _CHECKSUM)}
-    text = json.dumps({_FORMAT: _VERSION, **others}, indent=2).removesuffix("\n}")
+    """Return a JSON object as indented text with a checksum, which replaces an earlier one."""
+    entries = {name: value for name, value in content.items() if name not in (_FORMAT, _CHECKSUM)}
+    text = json.dumps({_FORMAT: _VERSION, **entries}, indent=2).removesuffix("\n}")
     digest = hashlib.sha256(text.encode()).hexdigest()
     return f'{text},\n  "{_CHECKSUM}": "{digest}"\n}}\n'
 
 
 def has_checksum(text: bytes) -> bool:
-    """Whether a file ends with a checksum, right or wrong."""
+    """Return True if a file ends with a checksum, right or wrong."""
     return _END.search(text[-_END_BYTES:]) is not None
 
 
 def parse_checked(text: bytes) -> Any:  # noqa: ANN401 - as it comes
-    """Parse a JSON file, and check its checksum, if it has one. Objects come without it.
+    """Parse a JSON file and verify its checksum, if any. Objects are returned without it.
 
     Raises:
         ValueError: the file was changed, or is not JSON.
@@ -48,7 +50,7 @@ def parse_checked(text: bytes) -> Any:  # noqa: ANN401 - as it comes
         return content
     end = _END.search(text[-_END_BYTES:])
     if end is None and not {_FORMAT, _CHECKSUM} & content.keys():
-        return content  # of an older version
+        return content  # written by an older version
     if end is None or hashlib.sha256(text[:-_END_BYTES]).hexdigest() != end[1].decode():
         raise ValueError("its content does not have the SHA-256 at its end: it was changed")
     return {name: value for name, value in content.items() if name not in (_FORMAT, _CHECKSUM)}
@@ -58,8 +60,8 @@ def read_facts(path: Path) -> dict[str, Any]:
     """Read the JSON object that describes a run or a training, without its checksum.
 
     Raises:
-        OSError: it cannot be opened, or is not a plain file.
-        ResumeError: it is damaged.
+        OSError: the file cannot be opened, or is not a plain file.
+        ResumeError: the file is corrupt.
     """
     why: object = "it is not a JSON object"
     try:

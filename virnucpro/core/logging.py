@@ -1,7 +1,7 @@
-"""Configure logging, once, in the parent; make user text safe to print.
+"""Configure logging once, in the parent, and make user text safe to print.
 
-The log file gets everything. The console gets warnings and announcements, and without a
-dashboard a line of figures every ten seconds.
+The log file gets everything. The console gets warnings and announcements. Without a dashboard, it
+also gets a line of figures every ten seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from textwrap import fill
 
 LOGGER = logging.getLogger("virnucpro")
 FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
-_HEAD, _TAIL = 200, 100  # letters shown of a long text
+_HEAD = 200  # characters shown from the start of a long text
+_TAIL = 100  # characters shown from its end
 
 
 def printable(text: object) -> str:
-    """Prepare user text (an id, a path) for a message: escape control characters, shorten.
+    """Escape control characters in user text (an id, a path) and shorten it for a message.
 
     >>> printable("a\\x1b[31mb")
     'a\\\\x1b[31mb'
@@ -30,7 +31,7 @@ def printable(text: object) -> str:
 
 
 def escape_markup(text: object) -> str:
-    """Escape the control characters of a text, without shortening it."""
+    """Escape control characters in a text without shortening it."""
     text = str(text)
     if text.isprintable():
         return text
@@ -38,16 +39,17 @@ def escape_markup(text: object) -> str:
 
 
 def format_count(n: int, noun: str, several: str = "") -> str:
-    """A number and its noun; ``several`` is an irregular plural.
+    """Format a number with its noun, whose irregular plural is ``several``.
 
-    >>> counted(1, "file"), counted(1200, "file"), counted(0, "match", "matches")
+    >>> format_count(1, "file"), format_count(1200, "file"), format_count(0, "match", "matches")
     ('1 file', '1,200 files', '0 matches')
     """
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {several or noun + 's'}"
 
 
 def wrapped(text: str, width: int, indent: str = "") -> str:
-    """Break lines at spaces only, so that paths and options stay whole; ``indent`` later lines.
+    """Wrap text at spaces only, so that paths and options stay intact. Indent all lines but the
+    first.
 
     >>> wrapped("read /a/long/path and more", 12, "  ")
     'read\\n  /a/long/path\\n  and more'
@@ -67,23 +69,23 @@ def wrapped(text: str, width: int, indent: str = "") -> str:
 
 
 def announce(message: str) -> None:
-    """Log a fact that the user should see on the console too."""
+    """Log a message that also appears on the console."""
     LOGGER.info("%s", message, extra={"is_announced": True})
 
 
 def open_nonblocking(path: str, flags: int) -> int:
-    """Open a log; a pipe without a reader raises an error instead of blocking."""
+    """Open a log file. A pipe without a reader raises an error instead of blocking."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 class _FileHandler(logging.StreamHandler):  # type: ignore[type-arg] # from Python 3.11 on
-    """Write to a log file. If that fails, warn once, and the run goes on."""
+    """Write to a log file. If writing fails, warn once and let the run continue."""
 
-    is_told = False
+    is_warned = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        if not self.is_told:
-            self.is_told = True  # first: the warning itself comes here too
+        if not self.is_warned:
+            self.is_warned = True  # set first, because the warning may fail here too
             error = sys.exc_info()[1]
             LOGGER.warning("%s cannot be written: %s", printable(self.stream.name), error)
 
@@ -94,10 +96,11 @@ class _FileHandler(logging.StreamHandler):  # type: ignore[type-arg] # from Pyth
 
 @contextmanager
 def log_to_handler(handler: logging.Handler, level: int = logging.INFO) -> Iterator[None]:
-    """Log to ``handler`` within the block; a handler without a format gets ours."""
+    """Log to ``handler`` within the block. A handler without a format gets the default format."""
     if handler.formatter is None:
         handler.setFormatter(logging.Formatter(FORMAT))
-    before = LOGGER.level, LOGGER.propagate
+    original_level = LOGGER.level
+    original_propagate = LOGGER.propagate
     LOGGER.addHandler(handler)
     LOGGER.setLevel(level)
     LOGGER.propagate = False
@@ -105,9 +108,9 @@ def log_to_handler(handler: logging.Handler, level: int = logging.INFO) -> Itera
         yield
     finally:
         LOGGER.removeHandler(handler)
-        LOGGER.setLevel(before[0])
-        LOGGER.propagate = before[1]
-        with suppress(OSError):  # whatever needs the full disk reports it
+        LOGGER.setLevel(original_level)
+        LOGGER.propagate = original_propagate
+        with suppress(OSError):  # a full disk is reported by the code that writes to it
             handler.close()
 
 
@@ -123,7 +126,9 @@ def log_to_file(path: Path, opener: Callable[[str, int], int] = open_nonblocking
         try:
             yield
         except BaseException as error:
-            name = "" if hasattr(error, "hint") else f"{type(error).__name__} "  # not of ours
+            name = (
+                "" if hasattr(error, "hint") else f"{type(error).__name__} "
+            )  # not a VirNucPro error
             ending = f"the run ended: {name}{error}".rstrip()
             handler.handle(logging.makeLogRecord({"msg": ending, "levelname": "ERROR"}))
             raise

@@ -1,11 +1,11 @@
-"""Find the cores and the memory that this process may use.
+"""Find the cores and memory that this process may use.
 
 A process may use less than its machine has. A container or a batch system limits it by control
-groups (cgroup, version 1 or 2), by the CPU affinity, or by variables that only state the limit
-(SLURM). Everything that depends on cores or memory asks ``read_machine``.
+groups (cgroup, version 1 or 2), by CPU affinity, or by variables that only state the limit (SLURM).
+All code that depends on cores or memory calls ``read_machine``.
 
-Control groups are nested, and a process gets the smallest limit on the path from its own group to
-the root. A container may see only the lower part of that path.
+Control groups are nested. A process gets the smallest limit on the path from its own group to the
+root. A container may see only the lower part of that path.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _OCTAL = re.compile(r"\\([0-7]{3})")  # in paths of mountinfo: a space is \040
 
 @dataclass(frozen=True, slots=True)
 class CoreLimit:
-    """A number of cores that the process may use, and who says so."""
+    """A number of cores that the process may use, with its source."""
 
-    cores: float  # a quota may be a part of a core
+    cores: float  # a quota may be a fraction of a core
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Memory that the process may use, in bytes, and who says so."""
+    """Memory that the process may use, in bytes, with its source."""
 
     total: int
-    available: int  # not used by this process or others with the same limit
+    available: int  # not used by any process with the same limit
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this process may use of its machine."""
+    """The share of the machine that this process may use."""
 
-    cores: int  # at least 1; part of a core counts as one
+    cores: int  # at least 1; rounded up
     cores_source: str
     memory_total: int  # bytes
     memory_available: int
@@ -53,7 +53,7 @@ class Machine:
 
     @classmethod
     def from_limits(cls, cores: list[CoreLimit], memory: list[MemoryLimit]) -> Machine:
-        """Apply the smallest limits; of equal ones, the first."""
+        """Apply the smallest limits. The first one wins a tie."""
         fewest = min(cores, key=lambda limit: limit.cores)
         least = min(memory, key=lambda limit: limit.total)
         return cls(
@@ -66,13 +66,15 @@ class Machine:
 
     @property
     def binding_limits(self) -> str:
-        """The limits that are smaller than the machine, for messages; empty if there are none."""
+        """Describe the limits below the machine's own size for messages, or "" without any."""
         sources = (("cores", self.cores_source), ("memory", self.memory_source))
-        return ", ".join(f"{what} by {by}" for what, by in sources if by != OF_MACHINE)
+        return ", ".join(
+            f"{resource} by {source}" for resource, source in sources if source != OF_MACHINE
+        )
 
 
 def slurm_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the environment that SLURM sets."""
+    """Return the environment variables that SLURM sets."""
     return {name: text for name, text in environ.items() if name.startswith("SLURM_")}
 
 
@@ -84,7 +86,7 @@ def read_machine(
     Args:
         slurm: see ``slurm_variables``.
         root: folder with ``proc`` and the mounted control groups.
-        cores: what the operating system lets this process use; None: ask it.
+        cores: the operating system's limit, or None to read it.
     """
     groups = list(_read_groups(root))
     memory = _machine_memory(root)
@@ -103,7 +105,7 @@ def read_machine(
 
 
 def _usable_cores() -> CoreLimit:
-    """The cores of the CPU affinity, which batch systems and ``taskset`` set."""
+    """Return the cores in the CPU affinity, which batch systems and ``taskset`` set."""
     n_cores = os.cpu_count() or 1
     n_usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else n_cores
     return CoreLimit(n_usable, OF_MACHINE if n_usable >= n_cores else "the CPU affinity")
@@ -112,20 +114,21 @@ def _usable_cores() -> CoreLimit:
 def _machine_memory(root: Path) -> MemoryLimit:
     facts = _read_numbers(root / "proc" / "meminfo")
     if {"MemTotal:", "MemAvailable:"} <= facts.keys():
-        total, available = facts["MemTotal:"] << 10, facts["MemAvailable:"] << 10
+        total = facts["MemTotal:"] << 10
+        available = facts["MemAvailable:"] << 10
         return MemoryLimit(total, available, OF_MACHINE)
-    import psutil  # where there is no such file; slow to import
+    import psutil  # for systems without that file; slow to import
 
     memory = psutil.virtual_memory()
     return MemoryLimit(memory.total, memory.available, OF_MACHINE)
 
 
 class _MemoryFiles(NamedTuple):
-    """The files of a control group about memory."""
+    """The memory files of a control group."""
 
     limits: tuple[str, ...]
     usage: str
-    cache: tuple[str, ...]  # in memory.stat: cached files, which the kernel frees when needed
+    cache: tuple[str, ...]  # memory.stat entries for cached files, which the kernel can free
 
 
 _MEMORY_FILES = {
@@ -145,14 +148,14 @@ _MEMORY_FILES = {
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A control group on the path of this process to the root."""
+    """A control group on the path from this process to the root."""
 
     folder: Path
     name: str  # for messages
     version: int
 
     def core_limit(self) -> CoreLimit | None:
-        """The CPU quota, in cores; None without one."""
+        """Return the CPU quota in cores, or None without one."""
         if self.version == 2:
             words = _read_text(self.folder / "cpu.max").split()
         else:
@@ -172,10 +175,10 @@ class _Group:
         used = int(usage) if usage.isdecimal() else 0
         used -= min(used, sum(facts.get(name, 0) for name in files.cache))
         limits = [_read_text(self.folder / name).strip() for name in files.limits]
-        # version 1: the smallest limit of this group and of those that a container does not see
+        # version 1: the smallest limit on the path, including groups that a container cannot see
         limits.append(str(facts.get("hierarchical_memory_limit", "")))
         for limit in limits:
-            if limit.isdecimal():  # not "max", and the file is there
+            if limit.isdecimal():  # not "max", and the file exists
                 source = f"the memory limit of {self._describe}"
                 yield MemoryLimit(int(limit), int(limit) - used, source)
 
@@ -185,41 +188,42 @@ class _Group:
 
 
 def _read_groups(root: Path) -> Iterator[_Group]:
-    """Yield the groups of this process, each with those above it, for CPU and memory."""
+    """Yield the CPU and memory groups of this process, each with its parents."""
     paths = dict(_read_paths(root))
     for line in _read_text(root / "proc" / "self" / "mountinfo").splitlines():
         mount, _, filesystem = line.partition(" - ")
-        mount_words, words = mount.split(), filesystem.split()
+        mount_words = mount.split()
+        words = filesystem.split()
         if len(mount_words) < 5 or len(words) < 3 or words[0] not in ("cgroup", "cgroup2"):
             continue
         version = 2 if words[0] == "cgroup2" else 1
         controllers = {""} if version == 2 else {"cpu", "memory"} & {*words[2].split(",")}
         top, mounted_at = map(_unescape, mount_words[3:5])
         for controller in controllers & paths.keys():
-            for inside in _parent_groups(paths[controller], top):
-                folder = root / mounted_at.lstrip("/") / inside
-                yield _Group(folder, str(PurePosixPath("/") / inside), version)
+            for group in _parent_groups(paths[controller], top):
+                folder = root / mounted_at.lstrip("/") / group
+                yield _Group(folder, str(PurePosixPath("/") / group), version)
 
 
 def _read_paths(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield controllers (empty: those of version 2) with the path of this process's group."""
+    """Yield each controller with this process's group path. Version 2 has the controller ""."""
     for line in _read_text(root / "proc" / "self" / "cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, _, fields = line.partition(":")
+        controllers, _, path = fields.partition(":")
         if path:
             yield from ((controller, path) for controller in controllers.split(","))
 
 
 def _parent_groups(group: str, top: str) -> list[PurePosixPath]:
-    """The paths of a group and of those above it, below the mount, whose root is ``top``.
+    """Return the paths of a group and its parents, relative to the mount, whose root is ``top``.
 
-    A container may have a mount that begins elsewhere; then only the group at its top is known.
+    In a container, the mount may begin elsewhere. Then only the group at its top is known.
     """
     path = PurePosixPath(group)
     if not path.is_relative_to(top) or ".." in path.parts:
         return [PurePosixPath()]
-    inside = path.relative_to(top)
-    return [inside, *inside.parents]
+    relative = path.relative_to(top)
+    return [relative, *relative.parents]
 
 
 def _slurm_cores(slurm: Mapping[str, str]) -> Iterator[CoreLimit]:
@@ -229,9 +233,9 @@ def _slurm_cores(slurm: Mapping[str, str]) -> Iterator[CoreLimit]:
 
 
 def _slurm_memory(slurm: Mapping[str, str], available: int) -> Iterator[MemoryLimit]:
-    """The memory that SLURM grants on this node: in MiB, of a node, a CPU or a GPU.
+    """Yield the memory that SLURM grants on this node: MiB per node, CPU or GPU.
 
-    What other tasks of the job use of it is not known. 0 is all that the node has.
+    The share used by other tasks of the job is unknown. 0 means all memory of the node.
     """
     n_cpus = _number(slurm, "SLURM_CPUS_PER_TASK") or _number(slurm, "SLURM_CPUS_ON_NODE")
     counts = {
@@ -251,14 +255,14 @@ def _number(variables: Mapping[str, str], name: str) -> int:
 
 
 def _read_text(path: Path) -> str:
-    """The text of a file; empty if it is missing or cannot be read."""
+    """Read a text file. Return "" if it is missing or unreadable."""
     with suppress(OSError):
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     return ""
 
 
 def _read_numbers(path: Path) -> dict[str, int]:
-    """The numbers of a file with a name and a number in each line."""
+    """Parse a file with a name and a number on each line."""
     lines = (line.split() for line in _read_text(path).splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
 

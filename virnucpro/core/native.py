@@ -1,8 +1,8 @@
-"""Call the C library with arrays, without Python's lock.
+"""Call the C library with arrays, without the GIL.
 
 The build compiles ``viral/native/*.c``, ``models/attention.c`` and ``native.c`` to
-``libvirnucpro.so`` (``hatch_build.py``). ``scorer.pieces`` defines the digits of bases. Tables of
-codons have a byte for each of 125 codes.
+``libvirnucpro.so`` (``hatch_build.py``). ``viral.windows`` defines the base digits. Codon tables
+have one byte for each of 125 codes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class _Arrays:
-    """Arguments that are contiguous arrays of one kind, passed by their address.
+    """Argument type for contiguous arrays of one dtype, passed by address.
 
     ``numpy.ctypeslib.ndpointer`` does the same in almost three times the time.
     """
@@ -40,18 +40,21 @@ class _Arrays:
         return c_void_p(array.ctypes.data)
 
 
-_BYTES, _COUNTS, _FLOATS, _VALUES = map(_Arrays, (np.uint8, np.int64, np.float32, np.float64))
-# n digits, what `read_bases` makes of them, and starts and lengths of n pieces
+_BYTES = _Arrays(np.uint8)
+_COUNTS = _Arrays(np.int64)
+_FLOATS = _Arrays(np.float32)
+_VALUES = _Arrays(np.float64)
+# n digits, the output of `read_bases` for them, and starts and lengths of n pieces
 _READ = (_BYTES, _BYTES, _Arrays(np.int32), _COUNTS)
 _PIECES = (_BYTES, c_int64, *_READ, _COUNTS, _COUNTS, c_int64)
-# hints of buckets, number of entries of each, first entry of each group of buckets, n entries
+# bucket hints, entries per bucket, first entry of each bucket group, n entries
 _WORDS = (_BYTES, _BYTES, _Arrays(np.int32), _Arrays(np.uint16), c_int64)
-# nets: mean and scale of n features; number of features, number of nets, sizes of each; weights,
-# start of each sum, and the value of one unit of it
+# nets: mean and scale of n features, number of features, number of nets, sizes of each net,
+# weights, start of each sum, and the value of one unit in it
 _NETS = (_FLOATS, _FLOATS, c_int64, c_int64, _COUNTS, _Arrays(np.int8), _Arrays(np.int32), _FLOATS)
-# of n pieces: log-odds, GC, figures of genes
+# for n pieces: log-odds, GC, gene figures
 _FIGURES = (_VALUES, _VALUES, _VALUES, c_int64)
-# of n items: figures and starts; bases per host and per virus, and how often a record starts in one
+# for n items: figures and starts, bases per host and per virus, and how often a record starts viral
 _ITEMS = (_VALUES, _COUNTS, c_int64, c_double, c_double, c_double)
 # what `known.c` reads: pieces with their windows, residues of codons, and the index
 _KNOWN = (
@@ -74,10 +77,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         *(_COUNTS, c_int64, _Arrays(np.int32), _Arrays(np.uint16), _Arrays(np.uint16)),
         _Arrays(np.int32),
     ),
-    # digits, and starts, lengths and number of windows of n pieces; residues of codons; the highest
-    # hash, and the table; the owner of each node; a row per window
+    # digits, starts, lengths and number of windows for n pieces, codon residues, the highest hash,
+    # the table, the owner of each node, and one row per window
     "known_hits": (*_KNOWN, _Arrays(np.uint16), _COUNTS),
-    # the same; k-mers of each piece; rows of piece, node and hits; the number of rows
+    # the same, then k-mers of each piece, rows of piece, node and hits, and the number of rows
     "known_nodes": (*_KNOWN, _COUNTS, _Arrays(np.int32), _COUNTS),
     "known_hints": (_BYTES, _BYTES, _BYTES),
     "first_rotation": (_BYTES, c_int64, _COUNTS),
@@ -105,13 +108,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "protein_shared": (
         *(_BYTES, _COUNTS, c_int64, *_WORDS, *4 * (_Arrays(np.int8),), c_double, _FLOATS),
     ),
-    # tables: n rows, n columns; kinds of columns, their addresses, and the text before each field
+    # tables: n rows, n columns, column kinds, column addresses, and the text before each field
     "write_rows": (c_int64, c_int64, _COUNTS, _Arrays(np.uintp), _BYTES, _BYTES, _COUNTS),
     "split_fields": (_BYTES, c_int64, c_int64, _COUNTS, _COUNTS),
     "read_numbers": (_BYTES, _COUNTS, _COUNTS, c_int64, _VALUES, _COUNTS),
     "find_changes": (_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES),
-    # a batch, by addresses of tensors: queries, keys and values, 1 for bf16; cosines, sines;
-    # runs, heads, their dimensions, the result
+    # a batch, by tensor addresses: queries, keys and values, 1 for bf16; cosines, sines;
+    # sequence runs, heads, head dimension, the result
     "attend": (
         *(c_void_p, c_int, c_void_p, c_void_p),
         *(_COUNTS, c_int64, c_int64, c_int64, c_void_p),
@@ -120,32 +123,35 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 def call(name: str, *arguments: NDArray[Any] | float) -> None:
-    """Call a function of the library.
+    """Call a library function.
 
     Raises:
         UnavailableError: the library is missing or does not fit this machine.
-        MemoryError: no memory is left.
+        MemoryError: out of memory.
     """
-    # passed on here, since ctypes would turn a Ctrl-C meanwhile into an error of its own
-    passed = [of.from_param(one) for of, one in zip(_SIGNATURES[name], arguments, strict=True)]
-    if getattr(_load_library(), name)(*passed):
+    # converted here, because ctypes would turn a Ctrl-C during conversion into its own error
+    converted = [
+        kind.from_param(argument)
+        for kind, argument in zip(_SIGNATURES[name], arguments, strict=True)
+    ]
+    if getattr(_load_library(), name)(*converted):
         raise MemoryError(f"no memory is left for {name} of the scorer")
 
 
 def find_library(library: Path, package: Path, installed: Path | None) -> Path:
-    """Find the compiled library of a package folder.
+    """Find the compiled library for a package folder.
 
-    A source tree has none after ``pip install .``, which compiles it into the installed package.
-    Python imports the source tree if it is started there, so the installed library is used, if it
-    was built from the same sources.
+    A source tree has no library after ``pip install .``, which compiles it into the installed
+    package. If Python starts in the source tree, it imports that tree. The installed library is
+    then used, provided that it was built from the same sources.
 
     Args:
-        library: of the package.
-        package: folder with the sources. An installed package has none.
-        installed: the library of the installed distribution; None if there is no distribution.
+        library: the package's own library.
+        package: folder with the sources. An installed package has no sources.
+        installed: the installed distribution's library, or None without a distribution.
 
     Raises:
-        UnavailableError: the source tree has no library, and the installed one is of other sources.
+        UnavailableError: the source tree has no library, and the installed one has other sources.
     """
     digest = hash_sources(package)
     if library.exists() or not digest:
@@ -163,7 +169,7 @@ def find_library(library: Path, package: Path, installed: Path | None) -> Path:
 
 
 def hash_sources(package: Path) -> str:
-    """SHA-256 of the C sources and headers of a package folder; empty if it has none."""
+    """Return the SHA-256 of a package's C sources and headers, or "" without sources."""
     sources = sorted(package.rglob("*.[ch]"))
     if not sources:
         return ""
@@ -171,22 +177,22 @@ def hash_sources(package: Path) -> str:
 
 
 def _embedded_source_hash(library: Path) -> str:
-    """SHA-256 of the sources that a library was compiled from; empty if it does not say."""
+    """Return the SHA-256 of the sources that a library was built from, or "" if unknown."""
     try:
         return bytes((c_char * 65).in_dll(CDLL(str(library)), "source_sha256").value).decode()
-    except (OSError, ValueError):  # no library, or none of ours
+    except (OSError, ValueError):  # not a library, or not VirNucPro's
         return ""
 
 
 def _installed_library() -> Path | None:
-    """The library of the installed distribution, wherever this module was imported from."""
+    """Return the installed distribution's library, wherever this module was imported from."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
-        found = distribution("virnucpro")
+        installed = distribution("virnucpro")
     except PackageNotFoundError:
         return None
-    return Path(str(found.locate_file(f"virnucpro/core/{LIBRARY.name}")))
+    return Path(str(installed.locate_file(f"virnucpro/core/{LIBRARY.name}")))
 
 
 @cache
@@ -196,7 +202,7 @@ def _load_library() -> CDLL:
         library = CDLL(str(find_library(LIBRARY, PACKAGE, installed)))
         for name in _SIGNATURES:
             getattr(library, name).restype = c_int
-    except (OSError, AttributeError) as error:  # AttributeError: it is older than its sources
+    except (OSError, AttributeError) as error:  # AttributeError: older than its sources
         raise UnavailableError(
             f"the compiled part of the scorer cannot be loaded: {printable(error)}",
             hint="build it by installing VirNucPro again: `pip install -e .` in its source folder, "

@@ -9,16 +9,23 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
-DECIMALS = 6  # of scores
+DECIMALS = 6  # in scores
 
 
 def sigmoid(log_odds: FloatArray) -> FloatArray:
-    """The probability for these log-odds; no overflow, however large they are. (n,) -> (n,)"""
+    """Return the probabilities for log-odds, without overflow.
+
+    Args:
+        log_odds: (n,) natural log-odds.
+
+    Returns:
+        (n,) probabilities.
+    """
     return np.asarray(0.5 * (1 + np.tanh(log_odds / 2)))
 
 
 def find_runs(mask: BoolArray) -> list[tuple[int, int]]:
-    """The runs of true values in a mask, as (first, one after the last)."""
+    """Return the runs of true values in a mask, as (first, last + 1)."""
     bounds = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
     return list(zip(bounds[::2], bounds[1::2], strict=True))
 
@@ -29,9 +36,9 @@ def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 
 def mix_hashes(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread words over all hashes: the finaliser of SplitMix64.
+    """Mix k-mer hashes with the SplitMix64 finaliser.
 
-    Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
+    Source: Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
     """
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

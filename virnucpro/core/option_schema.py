@@ -1,10 +1,10 @@
-"""Declare the options of commands: classes of options, and how they are made and checked.
+"""Declare, build and validate command options.
 
-A class has the options of one command, or options that several commands share: name, type, default
-and help text of each. It is the only place where an option is declared. ``cli.command`` makes a
-command line from it; ``virnucpro.api`` makes the object directly. A field that is ``Annotated``
-with an ``OptionInfo`` is an option; the caller fills the others. Each package declares its classes
-in its module ``options``.
+A class declares the options of one command, or options that several commands share: name, type,
+default and help text. Options are declared nowhere else. ``cli.typer_dataclass`` builds a command
+line from the class. ``virnucpro.api`` constructs the object directly. A field that is ``Annotated``
+with an ``OptionInfo`` is an option, and the caller fills all other fields. Each package declares
+its classes in its module ``options``.
 """
 
 from __future__ import annotations
@@ -26,103 +26,106 @@ from virnucpro.core.option_text import OptionName, join_texts, join_words, with_
 T = TypeVar("T")
 
 # panels of --help
-FILES, MODEL, DEVICES, CLUSTER = "Files", "Model", "Devices", "Several machines"
+FILES = "Files"
+MODEL = "Model"
+DEVICES = "Devices"
+CLUSTER = "Several machines"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionInfo:
-    """How a field of a class of options looks on the command line, and in help texts."""
+    """How an option appears on the command line and in help texts."""
 
     help: str
     panel: str = ""  # of --help
-    names: tuple[str, ...] = ()  # such as ("--output-dir", "-o"); empty: made from the field
-    metavar: str = ""  # stands for the value in --help
+    names: tuple[str, ...] = ()  # such as ("--output-dir", "-o"); empty: derived from the field
+    metavar: str = ""  # represents the value in --help
     min: float | None = None
     max: float | None = None
-    show_default: bool | str = True  # a text is shown in place of the default value
-    complete: Callable[[str], Sequence[str]] | None = None  # values that begin with these letters
-    is_argument: bool = False  # it has no name on the command line, only a position
+    show_default: bool | str = True  # a text replaces the default value in --help
+    complete: Callable[[str], Sequence[str]] | None = None  # prefix -> possible values
+    is_argument: bool = False  # positional on the command line
 
 
 # Any class of options
 
 
 def option_names(*groups: type) -> set[str]:
-    """The field names of the options of these classes."""
+    """Return the field names of all options in these classes."""
     return set().union(*(option_annotations(_annotated_hints(group)) for group in groups))
 
 
 @cache
 def _annotated_hints(group: Callable[..., object]) -> dict[str, Any]:
-    """The type hints of a class, with their annotations."""
+    """Return the type hints of a class, with their annotations."""
     return get_type_hints(group, include_extras=True)
 
 
 def reject_options(options: Any, names: Iterable[str], where: str, else_: str = "") -> None:  # noqa: ANN401
-    """Refuse options that have no effect, instead of ignoring them.
+    """Reject options that have no effect instead of ignoring them.
 
     Raises:
         UsageError: one of them differs from its default.
     """
-    given = changed_options(options, names)
-    if given:
-        both = join_texts(" and ", (join_words([OptionName(name, is_bare=True)]) for name in given))
-        hint = with_options("leave out {both}", both=both)
+    changed = changed_options(options, names)
+    if changed:
+        listed = join_texts(
+            " and ", (join_words([OptionName(name, is_bare=True)]) for name in changed)
+        )
+        hint = with_options("leave out {both}", both=listed)
         raise UsageError(
-            with_options("{both}: no effect {where}", both=both, where=where),
+            with_options("{both}: no effect {where}", both=listed, where=where),
             hint=join_texts("; or ", [hint, else_] if else_ else [hint]),
-            option=given[0],
+            option=changed[0],
         )
 
 
 def changed_options(options: Any, names: Iterable[str]) -> list[str]:  # noqa: ANN401
-    """The names of those options that differ from their defaults."""
+    """Return the names of options that differ from their defaults."""
     defaults = {field.name: field.default for field in fields(options)}
     return sorted(name for name in names if getattr(options, name) != defaults[name])
 
 
 def option_flag(name: str) -> str:
-    """The flag of a field on the command line."""
+    """Return the command-line flag of a field."""
     return f"--{name.replace('_', '-')}"
 
 
 def build_options(options: Callable[..., T], values: Mapping[str, object]) -> T:
-    """Make options from values as a user writes them: text for a path or a number, a list.
+    """Build options from values as a user writes them: a path or number as text, or a list.
 
     Raises:
         UsageError: a value is empty, or has the wrong type or range.
     """
     hints = _annotated_hints(options)
-    on_command_line = option_annotations(hints)
+    infos = option_annotations(hints)
     checked = {
-        name: _convert_value(
-            _option_name(name, on_command_line[name]), get_args(hints[name])[0], value
-        )
-        if name in on_command_line
+        name: _convert_value(_option_name(name, infos[name]), get_args(hints[name])[0], value)
+        if name in infos
         else value
         for name, value in values.items()
     }
-    for name, info in on_command_line.items():
+    for name, info in infos.items():
         _check_range(name, info, checked.get(name))
     return options(**checked)
 
 
 def option_annotations(hints: Mapping[str, Any]) -> dict[str, OptionInfo]:
-    """The options of a class, by field name."""
+    """Return the options of a class by field name."""
     return {
         name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated
     }
 
 
 def convert_options(options: object, to: Callable[..., T], **changes: object) -> T:
-    """Make options of another class from the shared fields; ``changes`` override them."""
+    """Build another class of options from the shared fields. ``changes`` override them."""
     names = {field.name for field in fields(to)} - changes.keys()  # type: ignore[arg-type]
     shared = {name: getattr(options, name) for name in names if hasattr(options, name)}
     return to(**shared, **changes)
 
 
 def _option_name(name: str, info: OptionInfo) -> OptionName:
-    """The name of a field for messages."""
+    """Return the name of a field for messages."""
     word = info.metavar if info.is_argument else info.names[0] if info.names else ""
     return OptionName(name, word=word, is_bare=True)
 
@@ -135,25 +138,31 @@ def _convert_value(option: OptionName, hint: Any, value: object) -> object:  # n
     """Convert a value to the type of its option.
 
     Raises:
-        UsageError: it is empty, has the wrong type, or is not one of the choices.
+        UsageError: the value is empty, has the wrong type, or is not an allowed choice.
     """
     if value == "":
         raise _wrong(option, "is empty", "check that the shell variable in it is set")
     if get_origin(hint) is tuple:
         values = value if isinstance(value, (list, tuple)) else [value]
-        return tuple(_convert_value(option, get_args(hint)[0], one) for one in values)
-    value = value.item() if hasattr(value, "item") else value  # a number of NumPy
+        item_hint = get_args(hint)[0]
+        return tuple(_convert_value(option, item_hint, item) for item in values)
+    value = value.item() if hasattr(value, "item") else value  # a NumPy number
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     value = _parse_number(value, kinds)
     for kind in kinds:
         if _accepts(kind, value):
             return _to_type(kind, value)
-    words = [word for kind in kinds for word in get_args(kind) or filter(None, [_TYPE_NAMES[kind]])]
+    words: list[str] = []
+    for kind in kinds:
+        if choices := get_args(kind):
+            words.extend(choices)
+        elif type_name := _TYPE_NAMES[kind]:
+            words.append(type_name)
     raise _wrong(option, f"is {printable(repr(value))}", f"give {' or '.join(words)}")
 
 
 def _parse_number(value: Any, kinds: Sequence[Any]) -> object:  # noqa: ANN401
-    """The number that a text says, if the option takes numbers; else the value itself."""
+    """Parse a number if the option accepts one, or else return the value unchanged."""
     for kind in (int, float) if isinstance(value, str) else ():
         if kind in kinds:
             with suppress(ValueError):
@@ -175,7 +184,7 @@ def _to_type(kind: Any, value: Any) -> object:  # noqa: ANN401 - a type
     return str(value) if kind is str and isinstance(value, int) else value
 
 
-_ACCEPTED_TYPES: dict[Any, tuple[type, ...]] = {  # types accepted for each type of option
+_ACCEPTED_TYPES: dict[Any, tuple[type, ...]] = {  # option type -> accepted value types
     float: (int, float),
     str: (str, int),
     Path: (str, Path),
@@ -191,9 +200,10 @@ _TYPE_NAMES = {
 
 
 def _check_range(name: str, info: OptionInfo, value: object) -> None:
-    """
+    """Check the range of a number.
+
     Raises:
-        UsageError: a number is out of range.
+        UsageError: the number is out of range.
     """
     if not isinstance(value, (int, float)):
         return
@@ -205,7 +215,7 @@ def _check_range(name: str, info: OptionInfo, value: object) -> None:
         raise _wrong(option, f"is {value}", f"give {info.min} or more{most}")
 
 
-# What the fields are annotated with, and the classes that several rooms share
+# Annotations for fields, and option classes that several packages share
 
 
 def option(help: str, panel: str | None = None, *names: str, **more: Any) -> OptionInfo:  # noqa: ANN401 - fields of ``OptionInfo``
@@ -226,7 +236,7 @@ def count(help: str, panel: str | None = None, **more: Any) -> OptionInfo:  # no
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOptions:
-    """A device, and the precision of matrix products on it."""
+    """A device, and the precision of its matrix products."""
 
     gpus: Annotated[
         str | None,
@@ -250,11 +260,11 @@ class ComputeOptions:
             DEVICES,
         ),
     ] = "auto"
-    # not options: from the environment
+    # not options: read from the environment
     cuda_visible_devices: str | None = None
-    hugging_face: Path | None = None  # the folder of its cache
+    hugging_face: Path | None = None  # Hugging Face cache folder
     hdf5_vol_connector: str | None = None
-    slurm: Mapping[str, str] = field(default_factory=dict)  # its variables
+    slurm: Mapping[str, str] = field(default_factory=dict)  # SLURM variables
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
-"""Texts that mention options, which the command line and Python write differently.
+"""Format texts that mention options, which the command line and Python write differently.
 
-    with_options("add {resume}, or set {input_type:protein}; see {path}", path=printable(path))
+    with_options("add {resume}, or set {input_type:protein} in {path}", path=printable(path))
 
-is ``add --resume, or set --input-type protein`` on the command line, and ``add resume=True, or set
-input_type='protein'`` in Python. Names are looked up in the template alone, so text of a user that
+gives ``add --resume, or set --input-type protein`` on the command line, and ``add resume=True, or
+set input_type='protein'`` in Python. Only the template is searched for names, so user text that
 looks like an option is never changed.
 """
 
@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 
 class OptionName(NamedTuple):
-    """An option in a text, by the name of its field, perhaps with a value."""
+    """An option in a text: the name of its field, and optionally a value."""
 
     name: str
     value: str = ""  # ``no`` switches off an option that is on by default
-    word: str = ""  # on the command line, if it does not follow from the name
-    is_bare: bool = False  # in Python, the name alone, even of a flag
+    word: str = ""  # command-line spelling, if it does not follow from the name
+    is_bare: bool = False  # in Python, only the name, even for a flag
 
     @property
     def on_command_line(self) -> str:
@@ -30,7 +30,7 @@ class OptionName(NamedTuple):
         return f"{self.word or f'--{name}'} {self.value}".rstrip()
 
     def in_python(self, flags: Collection[str]) -> str:
-        """The option as an argument; ``flags`` are those that take no value."""
+        """Format the option as a Python argument. Options in ``flags`` have no value."""
         if self.is_bare or not (self.value or self.name in flags):
             return self.name
         if self.name in flags:
@@ -40,7 +40,7 @@ class OptionName(NamedTuple):
 
 
 class OptionText(str):
-    """A text with options. As a string it is the text of the command line."""
+    """A text with options. As a string, it is the command-line text."""
 
     parts: tuple[str | OptionName, ...]
 
@@ -51,20 +51,20 @@ class OptionText(str):
 
     @property
     def names(self) -> set[str]:
-        """The options that the text mentions."""
+        """Return the options that the text mentions."""
         return {part.name for part in self.parts if isinstance(part, OptionName)}
 
     def in_python(self, flags: Collection[str]) -> str:
-        """The text with the options as arguments of a function."""
+        """Format the text with its options as Python arguments."""
         return "".join(
             part.in_python(flags) if isinstance(part, OptionName) else part for part in self.parts
         )
 
 
 def with_options(template: str, **values: object) -> OptionText:
-    """Fill a template; a field that is not among the values is an option.
+    """Fill a template. Fields that are not among the values are options.
 
-    An option may have a value, in the template (``{device:cpu}``) or from the values
+    An option may have a value, either in the template (``{device:cpu}``) or from the values
     (``{device:{kind}}``).
     """
     parts = list[str | OptionName]()
@@ -81,7 +81,7 @@ def with_options(template: str, **values: object) -> OptionText:
 
 
 def join_texts(separator: str, texts: Iterable[str]) -> OptionText:
-    """Join texts, some of which may mention options."""
+    """Join texts, which may mention options."""
     parts = list[str | OptionName]()
     for text in texts:
         parts += [separator] if parts else []
@@ -90,7 +90,7 @@ def join_texts(separator: str, texts: Iterable[str]) -> OptionText:
 
 
 def join_words(parts: Iterable[str | OptionName]) -> OptionText:
-    """The text that these parts make."""
+    """Build a text from its parts."""
     parts = tuple(parts)
     shown = (part if isinstance(part, str) else part.on_command_line for part in parts)
     return OptionText("".join(shown), parts)

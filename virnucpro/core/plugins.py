@@ -1,7 +1,7 @@
-"""Find what other packages add to VirNucPro through entry points.
+"""Find the entry points that other packages add to VirNucPro.
 
-Only installed packages count, never the current folder: a file next to the data is data,
-whatever its name.
+Only installed packages count, never the current folder. A file next to the data is data, whatever
+its name.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ T = TypeVar("T")
 
 
 def find_plugins(group: str, kind: type[T]) -> dict[str, Callable[[], T]]:
-    """The loader of each entry point of a group, by name; the first on the path wins."""
+    """Return the loader of each entry point in a group, by name. The first on the path wins."""
     from importlib.metadata import distributions
 
-    found: dict[str, Callable[[], T]] = {}
+    loaders: dict[str, Callable[[], T]] = {}
     for distribution in distributions(path=_installed_folders()):
         for plugin in distribution.entry_points.select(group=group):
-            found.setdefault(plugin.name, partial(_load, plugin, kind))
-    return found
+            loaders.setdefault(plugin.name, partial(_load, plugin, kind))
+    return loaders
 
 
 def _load(plugin: EntryPoint, kind: type[T]) -> T:
-    """The object that an entry point names.
+    """Load the object that an entry point names.
 
     Raises:
         UnavailableError: it cannot be imported or has the wrong type.
     """
-    before = list(sys.path)
+    original_path = list(sys.path)
     sys.path[:] = _installed_folders()
     try:
         value = plugin.load()
-    except Exception as error:  # other people's code may raise anything
+    except Exception as error:  # third-party code may raise anything
         raise _broken_plugin(plugin, f"{type(error).__name__}: {error}") from error
     finally:
-        sys.path[:] = before
+        sys.path[:] = original_path
     if not isinstance(value, kind):
         raise _broken_plugin(
             plugin, f"{plugin.value} is a {type(value).__name__}, not a {kind.__name__}"
@@ -54,8 +54,8 @@ def _load(plugin: EntryPoint, kind: type[T]) -> T:
 
 
 def _installed_folders() -> list[str]:
-    here = Path.cwd()
-    return [folder for folder in sys.path if folder and Path(folder).resolve() != here]
+    current_folder = Path.cwd()
+    return [folder for folder in sys.path if folder and Path(folder).resolve() != current_folder]
 
 
 def _broken_plugin(plugin: EntryPoint, why: str) -> UnavailableError:

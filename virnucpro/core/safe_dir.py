@@ -1,8 +1,8 @@
 """Write into a folder, never through a symbolic link inside it.
 
-The folder itself may be a link: that is the user's choice. Each folder below it is opened relative
-to its open parent, and each file is written or deleted relative to its open folder. A link is
-refused, even one that appears during the run.
+The folder itself may be a link, because that is the user's choice. Each folder below it is opened
+relative to its open parent. Each file is written or deleted relative to its open folder. Links are
+rejected, even those that appear during the run.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _MISSING_FOLDER = (FileNotFoundError, NotADirectoryError)
 
 
 class _NamedFile(io.FileIO):
-    """A file that names itself in errors of ``write``, as Python does in errors of ``open``."""
+    """A file that names itself in errors from ``write``, as Python does in errors from ``open``."""
 
-    def write(self, content: Any) -> int:  # noqa: ANN401 - all that has bytes
+    def write(self, content: Any) -> int:  # noqa: ANN401 - any buffer
         with _errors_with_path(self.name):
             return super().write(content)
 
 
 @dataclass(frozen=True, slots=True)
 class SafeDir:
-    """A folder of ours and its contents. Every path passed to it lies below ``root``.
+    """An output folder. Every path passed to it must be below ``root``.
 
-    Each method raises OutputError if a folder on the way is a link, and OSError, with the path, for
-    errors of the disk.
+    Each method raises OutputError if a folder on the path is a link, and OSError with the path for
+    disk errors.
     """
 
     root: Path
@@ -52,11 +52,12 @@ class SafeDir:
     @contextmanager
     def open_folder(self, path: Path) -> Iterator[int]:
         """Open the root or a folder below it and yield its descriptor."""
-        descriptor, here = os.open(self.root, _FOLDER), self.root
+        descriptor = os.open(self.root, _FOLDER)
+        folder = self.root
         try:
             for name in _path_parts(path, self.root):
-                here = here / name
-                inner = _open_at(descriptor, here, _FOLDER)
+                folder = folder / name
+                inner = _open_at(descriptor, folder, _FOLDER)
                 os.close(descriptor)
                 descriptor = inner
             yield descriptor
@@ -64,7 +65,7 @@ class SafeDir:
             os.close(descriptor)
 
     def make_opener(self, path: Path) -> Opener:
-        """An opener for Python's ``open``; it does not wait for the other end of a pipe."""
+        """Return an opener for Python's ``open`` that does not wait for the other end of a pipe."""
 
         def open_here(_: str, flags: int) -> int:
             with self.open_folder(path.parent) as folder:
@@ -73,7 +74,7 @@ class SafeDir:
         return open_here
 
     def open(self, path: Path, mode: str) -> BinaryIO:
-        """Open a file, never through a link; its errors name it."""
+        """Open a file, never through a link. Its errors name the file."""
         raw = _NamedFile(str(path), mode, opener=self.make_opener(path))
         return io.BufferedRandom(raw) if raw.readable() else io.BufferedWriter(raw)
 
@@ -81,11 +82,11 @@ class SafeDir:
     def atomic_write(self, path: Path, *, is_synced: bool = True) -> Iterator[BinaryIO]:
         """Yield a new file that replaces ``path``, synced to disk, if the block succeeds.
 
-        The folder must exist: a deleted folder is not made again. If ``path`` is a link, the link
-        is replaced, and its target stays as it is.
+        The folder must exist: a deleted folder is not recreated. If ``path`` is a link, the link is
+        replaced and its target stays unchanged.
 
         Raises:
-            OutputError, StorageError: as ``files.writing``.
+            OutputError, StorageError: as ``atomic_io.storage_errors``.
         """
         temporary = temporary_path(path)
         with storage_errors(path, temporary, path.parent), self.open_folder(path.parent) as folder:
@@ -106,21 +107,21 @@ class SafeDir:
             finally:
                 with suppress(OSError):  # report the first error
                     out.close()
-                with suppress(OSError):  # it is swept away later
+                with suppress(OSError):  # a later start removes it
                     os.unlink(temporary.name, dir_fd=folder)
 
     def write_bytes(self, path: Path, content: bytes | memoryview | str) -> None:
-        """Write a file that replaces ``path`` when it is whole; text in UTF-8."""
+        """Write a file atomically, with text encoded in UTF-8."""
         with self.atomic_write(path) as out:
             out.write(content.encode() if isinstance(content, str) else content)
 
     def write_json(self, path: Path, content: object) -> None:
-        """Write an indented JSON file, as ``write_whole``."""
+        """Write an indented JSON file atomically."""
         self.write_bytes(path, json.dumps(content, indent=2) + "\n")
 
     @contextmanager
     def scratch_file(self, folder: Path) -> Iterator[BinaryIO]:
-        """Yield an unnamed file on the disk of ``folder``; it disappears with the block."""
+        """Yield an unnamed file on the disk of ``folder``. It is gone after the block."""
         path = temporary_path(folder / "scratch")
         with storage_errors(folder, path):
             out = self.open(path, "x+")
@@ -129,24 +130,24 @@ class SafeDir:
             yield out
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder and its parents below the root, if they do not exist."""
-        here = self.root
+        """Create a folder and its missing parents below the root."""
+        parent = self.root
         for name in _path_parts(path, self.root):
-            with self.open_folder(here) as folder:
-                here = here / name
-                _mkdir_at(folder, here)
+            with self.open_folder(parent) as descriptor:
+                _mkdir_at(descriptor, parent / name)
+            parent = parent / name
 
     def move(self, source: Path, target: Path) -> None:
-        """Move a file; an existing target is replaced."""
+        """Move a file, replacing an existing target."""
         with (
-            self.open_folder(source.parent) as before,
-            self.open_folder(target.parent) as after,
+            self.open_folder(source.parent) as source_folder,
+            self.open_folder(target.parent) as target_folder,
             _errors_with_path(target),
         ):
-            os.replace(source.name, target.name, src_dir_fd=before, dst_dir_fd=after)
+            os.replace(source.name, target.name, src_dir_fd=source_folder, dst_dir_fd=target_folder)
 
     def refuse_links(self, names: Iterable[str]) -> None:
-        """Refuse links with these names in the root, before a command writes or deletes.
+        """Reject links with these names in the root, before a command writes or deletes.
 
         Raises:
             OutputError: one of these names is a symbolic link.
@@ -155,7 +156,7 @@ class SafeDir:
             _refuse_link(self.root / name)
 
     def delete(self, path: Path) -> None:
-        """Delete a file if it exists; of a link, only the link."""
+        """Delete a file if it exists. For a link, delete only the link."""
         with (
             suppress(*_MISSING_FOLDER),
             self.open_folder(path.parent) as folder,
@@ -164,7 +165,7 @@ class SafeDir:
             os.unlink(path.name, dir_fd=folder)
 
     def delete_files(self, path: Path, is_ours: Callable[[str], object]) -> None:
-        """Delete the files of a folder with names for which ``is_ours`` is true."""
+        """Delete the files in a folder whose names satisfy ``is_ours``."""
         with suppress(*_MISSING_FOLDER), self.open_folder(path) as folder:
             for name in filter(is_ours, os.listdir(folder)):  # noqa: PTH208 - of a descriptor
                 with suppress(FileNotFoundError), _errors_with_path(path / name):
@@ -180,12 +181,12 @@ class SafeDir:
     ) -> None:
         """Delete the temporary files that a killed command left in a folder.
 
-        ``is_left`` names further files to delete.
+        ``is_left`` selects further files to delete.
         """
         with suppress(OSError, OutputError), self.open_folder(path) as folder:
             for name in os.listdir(folder):  # noqa: PTH208 - of a descriptor
                 if is_temporary(name) or is_left(name):
-                    with suppress(OSError):  # what stays does no harm
+                    with suppress(OSError):  # a remaining file does no harm
                         os.unlink(name, dir_fd=folder)
 
 
@@ -219,7 +220,7 @@ def _mkdir_at(folder: int, path: Path) -> None:
 
 
 def _refuse_link(path: Path, folder: int | None = None) -> None:
-    """Refuse a link; ``folder`` is the open folder of ``path``, if any.
+    """Reject a link. ``folder`` is the open folder that contains ``path``, if any.
 
     Raises:
         OutputError: the path is a symbolic link.
@@ -241,7 +242,7 @@ def _refuse_link(path: Path, folder: int | None = None) -> None:
 
 @contextmanager
 def _errors_with_path(path: object) -> Iterator[None]:
-    """Make system errors name the whole path, although only its last part was opened."""
+    """Make system errors report the full path, although only its last part was opened."""
     try:
         yield
     except OSError as error:

@@ -1,11 +1,10 @@
-"""Records, ORFs, shards and embeddings: the values that the packages exchange.
+"""Define the values that the packages exchange: records, ORFs, shards and embeddings.
 
 FastaRecord > Chunk > Orf > Shard > (PackedBatch) > Embeddings
 
-A child names its parent in a field, and an id is never parsed. Coordinates are bases, 0-based and
-half-open, on the forward strand of the record. Each object is immutable and checks itself once,
-when it is constructed. High-volume types are NamedTuples, which are three times faster to
-construct.
+A child names its parent in a field, and ids are never parsed. Coordinates are 0-based, half-open,
+in bases, on the forward strand of the record. Objects are immutable and validate themselves once,
+on construction. High-volume types are NamedTuples, which are three times faster to construct.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ _COMPLEMENT = str.maketrans("ACGTU", "TGCAA")
 class FastaRecord(NamedTuple):
     """One sequence of an input file."""
 
-    id: str  # id in the run: no other record has it
-    header: str  # the whole line after '>' or '@', as in the file but for the id
-    sequence: str  # no white space and no gaps; the case is kept
-    line: int = 0  # line of the header, counted from 1
-    n_gaps: int = 0  # gaps of an alignment, left out
-    sample: str = ""  # name of the file in the tables
-    own_id: str = ""  # id in the file, where that differs
+    id: str  # unique in the run
+    header: str  # complete line after '>' or '@'; only the id may differ from the file
+    sequence: str  # original case, without white space and gaps
+    line: int = 0  # 1-based line number of the header
+    n_gaps: int = 0  # alignment gaps removed from the sequence
+    sample: str = ""  # sample name in the tables
+    own_id: str = ""  # id in the file, if it differs
 
     @property
     def name(self) -> str:
-        """The id of the record in its file."""
+        """Return the record's id in its file."""
         return self.own_id or self.id
 
     @property
     def protein(self) -> str:
-        """The sequence in upper case, without the final stop that gene callers write."""
+        """Return the sequence in upper case, without the final stop that gene callers write."""
         return self.sequence.upper().removesuffix("*")
 
     @property
     def is_circular(self) -> bool:
-        """True if the header says that the sequence is circular.
+        """Return True if the header marks the sequence as circular.
 
         >>> FastaRecord("1", "1 length=5000 circular=true", "").is_circular
         True
@@ -65,7 +64,7 @@ class FastaRecord(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Neighbouring records in columns, in step: the fields of ``FastaRecord``, in its order."""
+    """Neighbouring records as parallel columns, with the fields of ``FastaRecord`` in its order."""
 
     ids: list[str]
     headers: list[str]
@@ -81,18 +80,18 @@ class Records(NamedTuple):
         return cls._make(map(list, columns))
 
     @classmethod
-    def concatenate(cls, each: Sequence[Records]) -> Records:
-        return (
-            each[0]
-            if len(each) == 1
-            else cls._make(concatenate_columns(each or [cls.from_records(())]))
-        )
+    def concatenate(cls, batches: Sequence[Records]) -> Records:
+        if not batches:
+            return cls.from_records(())
+        if len(batches) == 1:
+            return batches[0]
+        return cls._make(concatenate_columns(batches))
 
     def iter_records(self) -> Iterator[FastaRecord]:
         return map(FastaRecord, *self)
 
-    def record_at(self, place: int) -> FastaRecord:
-        return FastaRecord._make(column[place] for column in self)
+    def record_at(self, index: int) -> FastaRecord:
+        return FastaRecord._make(column[index] for column in self)
 
     def slice_rows(self, rows: slice) -> Records:
         return Records._make(column[rows] for column in self)
@@ -102,7 +101,7 @@ class Records(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The ids of the records in their files."""
+        """Return the ids of the records in their files."""
         return [own or name for own, name in zip(self.own_ids, self.ids, strict=True)]
 
     @property
@@ -114,7 +113,7 @@ class Records(NamedTuple):
         return sum(map(len, self.sequences))
 
     def with_ids(self, ids: list[str]) -> Records:
-        """The same records with other ids, in their headers too."""
+        """Return the same records with new ids, also in their headers."""
         headers = [
             header if new == old else new + header.lstrip()[len(old) :]
             for header, old, new in zip(self.headers, self.ids, ids, strict=True)
@@ -122,28 +121,28 @@ class Records(NamedTuple):
         return self._replace(ids=ids, headers=headers)
 
     def with_mate(self, mate: int) -> Records:
-        """Add ``/1`` or ``/2`` to the ids, unless they end so."""
+        """Add ``/1`` or ``/2`` to ids that do not end with one."""
         return self.with_ids(
             [name if name.endswith(("/1", "/2")) else f"{name}/{mate}" for name in self.ids]
         )
 
     def with_prefix(self, prefix: str, unprefixed: Container[str]) -> Records:
-        """Prefix the ids, except those in ``unprefixed``; ``own_id`` keeps the original."""
+        """Prefix all ids except those in ``unprefixed``. ``own_id`` keeps the original id."""
         ids = [name if name in unprefixed else prefix + name for name in self.ids]
         own = ["" if new == old else old for new, old in zip(ids, self.ids, strict=True)]
         return self.with_ids(ids)._replace(own_ids=own)
 
 
 def reverse_complement(bases: str) -> str:
-    """The reverse complement in upper case; only A, C, G, T and U are complemented."""
+    """Return the reverse complement in upper case. Only A, C, G, T and U are complemented."""
     return bases.upper().translate(_COMPLEMENT)[::-1]
 
 
 class Orf(NamedTuple):
-    """A translated reading frame of a chunk without a stop codon.
+    """A translated reading frame of a chunk, without stop codons.
 
-    A protein of the input is an Orf too: its own chunk and its own record, with strand ``.``. So is
-    a whole chunk, if the encoder reads chunks: its bases take the place of the protein.
+    An input protein is also an Orf: it is its own chunk and record, on strand ``.``. If the encoder
+    reads chunks, a complete chunk is an Orf, and its bases replace the protein.
     """
 
     id: str
@@ -153,20 +152,20 @@ class Orf(NamedTuple):
     end: int
     strand: str
     protein: str
-    bases: str = ""  # bases of its strand in upper case, and the next one, if any
-    copy_of: int | None = None  # ordinal of the embedded ORF of this sequence; see ``run.shards``
+    bases: str = ""  # bases on its strand in upper case, plus the next base, if any
+    copy_of: int | None = None  # ordinal of the embedded ORF; see ``store.shard_files``
 
     def text(self, reads: Alphabet) -> str:
-        """The sequence that an encoder reads."""
+        """Return the sequence that an encoder reads."""
         return self.bases if reads is Alphabet.DNA else self.protein
 
     def coding_sequence(self, sequence: str) -> str:
-        """Its complete codons, on its own strand; ``sequence`` is that of the record."""
+        """Return the complete codons on the ORF's strand, cut from the record's ``sequence``."""
         bases = sequence[self.start : self.end]
         return reverse_complement(bases) if self.strand == "-" else bases
 
 
-SHARD_NAME = r"\d{6,}"  # names of shards, as a pattern
+SHARD_NAME = r"\d{6,}"  # regular expression for shard names
 
 
 def shard_name(index: int) -> str:
@@ -175,14 +174,14 @@ def shard_name(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A FASTA file of ORFs: the unit of work, failure and resume."""
+    """A FASTA file of ORFs. Work is assigned, retried and resumed by shard."""
 
     index: int
-    path: Path = field(compare=False)  # a plan is made elsewhere, then moved here
+    path: Path = field(compare=False)  # differs while a plan is being built elsewhere
     n_orfs: int
     n_embedded: int  # ORFs that are not copies
-    n_residues: int  # residues of these
-    sha256: str  # hash of the file
+    n_residues: int  # residues of the embedded ORFs
+    sha256: str  # file hash
 
     def __post_init__(self) -> None:
         check_counts(self.index, self.n_orfs, self.n_embedded, self.n_residues)
@@ -197,7 +196,12 @@ class Shard:
 
 
 def check_counts(*counts: object) -> None:
-    """Raise TypeError or ValueError for anything but counts that fit into 64 bits."""
+    """Check that all values are non-negative integers that fit into 64 bits.
+
+    Raises:
+        TypeError: a value is not an int.
+        ValueError: a value is out of range.
+    """
     for count in counts:
         if type(count) is not int:  # a bool is not a count
             raise TypeError(f"{count!r} is not a count")
@@ -215,10 +219,10 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embeddings:
-    """The vectors of a shard's ORFs. Ids and rows travel together or not at all.
+    """The vectors of a shard's ORFs, with their ids.
 
-    ``vectors`` is (n_orfs, dim), or, ``per_residue``, (sum of lengths, dim), ORF after ORF.
-    ``failures`` names the ORFs without vectors.
+    ``vectors`` is (n_orfs, dim). With ``per_residue``, it is (sum of lengths, dim), ORF after ORF.
+    ``failures`` lists the ORFs without vectors.
     """
 
     ids: tuple[str, ...]
@@ -242,19 +246,19 @@ class Embeddings:
 
     @property
     def n_orfs(self) -> int:
-        """Number of ORFs, failed ones included."""
+        """Return the number of ORFs, including failed ones."""
         return len(self.ids) + len(self.failures)
 
     def without_ids(self, hidden: Collection[str]) -> Embeddings:
-        """The embeddings without the ORFs of these ids."""
+        """Return the embeddings without the ORFs in ``hidden``."""
         if not hidden:
             return self
         mask = np.array([orf_id not in hidden for orf_id in self.ids], dtype=np.bool_)
-        of_rows = np.repeat(mask, self.lengths) if self.per_residue else mask
+        row_mask = np.repeat(mask, self.lengths) if self.per_residue else mask
         ids = tuple(compress(self.ids, mask))
-        return replace(self, ids=ids, lengths=self.lengths[mask], vectors=self.vectors[of_rows])
+        return replace(self, ids=ids, lengths=self.lengths[mask], vectors=self.vectors[row_mask])
 
 
 def concatenate_columns(tables: Iterable[Sequence[list[Any]]]) -> list[list[Any]]:
-    """Concatenate tables, column by column."""
+    """Concatenate tables column by column."""
     return [list(chain.from_iterable(columns)) for columns in zip(*tables, strict=True)]

@@ -15,11 +15,18 @@ _EXAMPLE = "write an option and its value on each line, for example: batch_size:
 
 
 def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
-    """Read the options of a file, by their Python names; ``names`` are the possible ones.
+    """Read options from a YAML file.
+
+    Args:
+        path: the file.
+        names: Python names of the options that are allowed.
+
+    Returns:
+        Values by Python name.
 
     Raises:
         InputMissingError: the file cannot be read.
-        UsageError: it is not a table of options, or an option is unknown or occurs twice.
+        UsageError: the file is not a table of options, or an option is unknown or repeated.
     """
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
@@ -51,14 +58,15 @@ def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
                 f"{where}: {name} is given twice (first in line {lines[name]})",
                 hint="keep one of the two lines",
             )
-        lines[name], values[name] = line, value
+        lines[name] = line
+        values[name] = value
     return values
 
 
 def _entries(
     loader: yaml.SafeLoader, table: yaml.MappingNode, names: Collection[str]
 ) -> Iterator[tuple[int, str, Any]]:
-    """Yield line, name and value of each entry; those of a section such as ``hardware:`` too."""
+    """Yield line, name and value of each entry, including those in sections like ``hardware:``."""
     for key, node in table.value:
         name = str(key.value).replace("-", "_")
         if name not in names and isinstance(node, yaml.MappingNode):
@@ -68,7 +76,7 @@ def _entries(
 
 
 def _as_option(name: str, value: object) -> tuple[str, object]:
-    """Translate an option of other programs into ours; leave all others as they are."""
+    """Translate an option of another program into ours. Other options pass unchanged."""
     match name, value:
         case "gpu_ids", list():
             return "gpus", ",".join(map(str, value))
