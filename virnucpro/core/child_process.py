@@ -145,7 +145,7 @@ class ChildProcess:
     def wait_any(
         children: Sequence[ChildProcess], seconds: float | None = None
     ) -> list[ChildProcess]:
-        """Wait for children that have sent a message or ended. Return an empty list at a timeout."""
+        """Wait for children that have sent a message or ended. Return [] at a timeout."""
         ready = connection.wait([child.pipe for child in children], seconds)
         return [child for child in children if child.pipe in ready]
 

@@ -1,9 +1,9 @@
-"""Names that a run derives from the id of a record, and the search for ids that look like one.
+"""Parse the names that a run derives from record ids, and search for ids that look like one.
 
-A chunk is ``ID_chunk_2``, a frame of it ``ID_chunk_2F1``, a piece ``ID_piece_3``, and a region
-``ID|provirus_1_500`` or ``ID|whole_1_500``. If a record of the run has such a name as its id, a
-number follows: ``ID|provirus_1_500_2``, ``ID_chunk_2_2F1``. Two records or positions never give the
-same derived name, because the id is all that precedes the last of these words.
+A chunk is ``ID_chunk_2``, its frame ``ID_chunk_2F1``, a piece ``ID_piece_3``, and a region
+``ID|provirus_1_500`` or ``ID|whole_1_500``. If a record of the run already has such a name as its
+id, a number follows: ``ID|provirus_1_500_2``, ``ID_chunk_2_2F1``. Two records or positions never
+get the same derived name, because the id is everything before the last of these words.
 """
 
 from __future__ import annotations
@@ -13,45 +13,49 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-FRAME_ENDINGS = ("", "F1", "F2", "F3", "R1", "R2", "R3")  # of a chunk and its frames
+FRAME_ENDINGS = ("", "F1", "F2", "F3", "R1", "R2", "R3")  # for a chunk and its frames
 _NUMBER = "[1-9][0-9]*"
 _DERIVED = re.compile(
-    rf"(?P<owner>.+)(?P<place>_(?:chunk|piece)_{_NUMBER}|\|(?:provirus|whole)_{_NUMBER}_{_NUMBER})"
+    rf"(?P<owner>.+)(?P<part>_(?:chunk|piece)_{_NUMBER}|\|(?:provirus|whole)_{_NUMBER}_{_NUMBER})"
     rf"(?:_{_NUMBER})?(?P<frame>[FR][123])?",
     re.DOTALL,
 )
-# the words of derived names in a file, by their first letter
+# words in derived names, by their first letter
 _WORDS = {b"_": (b"_chunk_", b"_piece_"), b"|": (b"|provirus_", b"|whole_")}
 _OVERLAP = max(len(word) for words in _WORDS.values() for word in words) - 1
-_FEW = 100  # places that are looked at one by one
+_FEW = 100  # positions checked one by one
 
 
 def original_name(name: str) -> str:
-    """The id of the record from which a run would derive this name; "" if it would not.
+    """Return the record id from which a run would derive this name, or "" if there is no such id.
 
-    >>> owner_of("a_chunk_1F2"), owner_of("a|provirus_1_500_2"), owner_of("a_chunk_01")
-    ('a', 'a', '')
+    >>> original_name("a_chunk_1F2"), original_name("a_chunk_01")
+    ('a', '')
+    >>> original_name("a|provirus_1_500_2")
+    'a'
     """
     match = _DERIVED.fullmatch(name)
     return match["owner"] if match else ""
 
 
 def without_number(name: str) -> str:
-    """A derived name without the number that keeps it apart from an id; other names unchanged.
+    """Remove from a derived name the number that distinguishes it from an id.
+
+    Other names are returned unchanged.
 
     >>> without_number("a_chunk_1_2F2"), without_number("a|provirus_1_500"), without_number("a_2")
     ('a_chunk_1F2', 'a|provirus_1_500', 'a_2')
     """
     match = _DERIVED.fullmatch(name)
-    return f"{match['owner']}{match['place']}{match['frame'] or ''}" if match else name
+    return f"{match['owner']}{match['part']}{match['frame'] or ''}" if match else name
 
 
 @dataclass(slots=True)
 class DerivedNameScan:
-    """Look for the words of derived names in a text that comes in blocks."""
+    """Search for derived names in a text that arrives in blocks."""
 
     has_found: bool = False
-    _end: bytes = field(default=b"")  # of the blocks so far
+    _end: bytes = field(default=b"")  # last bytes of the blocks so far
 
     def scan(self, block: bytes) -> None:
         if not self.has_found:
@@ -65,30 +69,30 @@ def _has_word(data: bytes) -> bool:
 
 
 def _occur(first: bytes, words: tuple[bytes, ...], data: bytes) -> bool:
-    """Whether a word, all of which begin with ``first``, occurs in some bytes.
+    """Return True if any of ``words``, which all begin with ``first``, occurs in some bytes.
 
-    Most bytes are letters of sequences, and a search for one letter is many times as fast as that
-    for a word.
+    Most bytes are sequence letters, and searching for one letter is many times faster than
+    searching for a word.
     """
-    place = data.find(first)
+    position = data.find(first)
     for _ in range(_FEW):
-        if place < 0:
+        if position < 0:
             return False
-        if data.startswith(words, place):
+        if data.startswith(words, position):
             return True
-        place = data.find(first, place + 1)
-    return place >= 0 and _occur_behind(place, first, words, data)
+        position = data.find(first, position + 1)
+    return position >= 0 and _occur_behind(position, first, words, data)
 
 
-def _occur_behind(place: int, first: bytes, words: tuple[bytes, ...], data: bytes) -> bool:
-    """The same from a place on, which is faster if the first letter is frequent."""
+def _occur_behind(position: int, first: bytes, words: tuple[bytes, ...], data: bytes) -> bool:
+    """Search from ``position`` on with arrays, which is faster if the first letter is frequent."""
     letters = np.frombuffer(data, np.uint8)
-    places = place + np.flatnonzero(letters[place:] == ord(first))
+    candidates = position + np.flatnonzero(letters[position:] == ord(first))
     for word in words:
-        some = places[places <= len(data) - len(word)]
+        matches = candidates[candidates <= len(data) - len(word)]
         for offset, letter in enumerate(word[1:], 1):
-            some = some[letters[some + offset] == letter]
-            if not len(some):
+            matches = matches[letters[matches + offset] == letter]
+            if not len(matches):
                 break
         else:
             return True

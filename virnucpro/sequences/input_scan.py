@@ -1,8 +1,8 @@
-"""Survey all inputs before the run is planned.
+"""Scan all inputs before the run is planned.
 
-The survey finds which inputs can be read to their end, which type they hold, whether an id occurs
-twice in a file, and whether two files share an id. A run with one file needs no survey: planning
-finds the same.
+The scan finds which inputs are readable to their end, which type they contain, whether an id occurs
+twice in a file, and whether two files share an id. A run with one file needs no scan, because
+planning finds the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from virnucpro.sequences.fasta import guess_input_type, parse_block
 from virnucpro.sequences.inputs import InputFile, announce_reads, hash_inputs, with_text_hash
 from virnucpro.sequences.samples import find_repeated_ids, id_digests, rename_records
 
-_IDS_AT_ONCE = 1000  # ids looked up at once
+_IDS_AT_ONCE = 1000  # ids per lookup
 
 
 def _majority(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
@@ -45,9 +45,9 @@ def _majority(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputTyp
 
 @dataclass(slots=True)
 class InputScan:
-    """Read all files once to their end. Memory holds at most 9 bytes per record.
+    """Read all files once to their end. Memory contains at most 9 bytes per record.
 
-    Unreadable files are left out, with the reason; a strict survey raises instead.
+    Unreadable files are rejected, with the reason. A strict scan raises instead.
     """
 
     is_strict: bool = False
@@ -55,15 +55,15 @@ class InputScan:
     on_letters: Callable[[int], None] = lambda _: None  # gets the number of letters so far
     on_text_bytes: Callable[[int], None] = lambda _: None  # gets the decompressed bytes so far
     n_letters: int = 0
-    digests: array[int] = field(default_factory=lambda: array("q"))  # of ids, each once per file
+    digests: array[int] = field(default_factory=lambda: array("q"))  # of ids, once per file
     refused: list[tuple[InputFile, InputError | InputMissingError]] = field(default_factory=list)
 
     @contextmanager
     def rejecting(self, file: InputFile) -> Iterator[None]:
-        """Refuse a file if the ``with`` block cannot read it.
+        """Reject a file if the ``with`` block cannot read it.
 
         Raises:
-            InputError, InputMissingError: the error, if the survey is strict.
+            InputError, InputMissingError: the error, if the scan is strict.
         """
         try:
             yield
@@ -75,19 +75,19 @@ class InputScan:
             self.refused.append((replace(file, error=str(error)), error))
 
     def hash(self, files: Iterable[InputFile], on_bytes: Callable[[int], None]) -> list[InputFile]:
-        """Hash the readable files, unless they are hashed; ``on_bytes`` gets the bytes so far.
+        """Hash the readable files that have no hash yet. ``on_bytes`` gets the bytes so far.
 
         Raises:
-            InputError, InputMissingError: as ``refusing``.
+            InputError, InputMissingError: as ``rejecting``.
         """
         inputs: list[InputFile] = []
-        before = 0
+        n_before = 0
         for file in files:
             with self.rejecting(file):
                 if file.stamp is None:
-                    file = hash_inputs(file, lambda n: on_bytes(before + n))  # noqa: B023 - called at once
+                    file = hash_inputs(file, lambda n: on_bytes(n_before + n))  # noqa: B023 - called at once
                 inputs.append(file)
-                before += inputs[-1].n_bytes
+                n_before += inputs[-1].n_bytes
         announce_reads(inputs)
         return inputs
 
@@ -95,20 +95,20 @@ class InputScan:
         """Hash the decompressed content of compressed files, and return the readable files.
 
         Raises:
-            InputError, InputMissingError: as ``refusing``.
+            InputError, InputMissingError: as ``rejecting``.
         """
         inputs: list[InputFile] = []
-        before = 0
+        n_before = 0
         for file in files:
             with self.rejecting(file):
-                inputs.append(with_text_hash(file, lambda n: self.on_text_bytes(before + n)))  # noqa: B023 - called at once
-                before += inputs[-1].n_text_bytes
+                inputs.append(with_text_hash(file, lambda n: self.on_text_bytes(n_before + n)))  # noqa: B023 - called at once
+                n_before += inputs[-1].n_text_bytes
         return inputs
 
     def run(self, inputs: Sequence[InputFile]) -> list[InputFile]:
-        """Survey the files and return the readable ones.
+        """Scan the files and return the readable ones.
 
-        The ids of refused files count too, because a resume may add a repaired file.
+        Ids in rejected files count too, because a resume may add a repaired file.
         """
         files = []
         for file in inputs:
@@ -146,7 +146,7 @@ class InputScan:
         return file
 
     def keep_once(self, first: int) -> int:
-        """Drop repeated digests from index ``first`` on; return their number."""
+        """Drop repeated digests from index ``first`` on. Return how many were dropped."""
         if not len(_sort_and_compare(self.digests, first)):
             return 0
         n_before = len(self.digests)
@@ -156,7 +156,7 @@ class InputScan:
         return n_before - len(self.digests)
 
     def share_ids(self, files: Sequence[InputFile]) -> bool:
-        """Whether two files share an id, by the digests of ids; announce it."""
+        """Return True if two files share an id, judged by digests, and announce it."""
         if not files or not len(_sort_and_compare(self.digests)):
             return False
         announce(
@@ -168,12 +168,13 @@ class InputScan:
     def decide_type(
         self, inputs: Sequence[InputFile], recorded: InputType | None = None
     ) -> tuple[InputType, list[InputFile]]:
-        """The sequence type of the run, and the files that do not have the other type.
+        """Decide the sequence type of the run: the recorded type, or else the most frequent one.
 
-        It is the recorded type, or else the type that most files have by their letters.
+        Returns:
+            The type, and the files that do not have the other type.
 
         Raises:
-            InputError: as many files hold nucleotides as proteins.
+            InputError: equal numbers of files contain nucleotides and proteins.
         """
         guesses: list[tuple[InputFile, InputType | None]] = []
         for file in inputs:
@@ -198,16 +199,18 @@ class InputScan:
         """Warn about files that do not look like the user's input type."""
         strange = []
         for file in inputs:
-            with suppress(InputError, InputMissingError):  # it is reported when the file is read
+            with suppress(InputError, InputMissingError):  # reported when the file is read
                 if guess_input_type(Path(file.path), file.name) not in (None, input_type):
                     strange.append(file.display_name)
         if strange:
-            others = (
-                f" and {format_count(len(strange) - 1, 'other file')}" if len(strange) > 1 else ""
-            )
+            n_more = len(strange) - 1
+            more = f" and {format_count(n_more, 'other file')}" if n_more else ""
             LOGGER.warning(
                 "%s%s: read as %ss, but the letters do not look like %ss%s",
-                *(strange[0], others, input_type, input_type),
+                strange[0],
+                more,
+                input_type,
+                input_type,
                 with_options(" (hint: leave {input_type} out to detect the type from the letters)"),
             )
 
@@ -220,7 +223,7 @@ class InputScan:
 
 @dataclass(frozen=True, slots=True)
 class _Repeat:
-    """An id that occurs twice, and its first two places."""
+    """An id that occurs twice, and its first two positions as file:line."""
 
     record_id: str
     first: str
@@ -239,30 +242,31 @@ class _Repeat:
 def find_repeat(
     records: Iterable[tuple[InputFile, FastaRecord]], digests: array[int], first: int = 0
 ) -> _Repeat | None:
-    """The first id that occurs twice; records are read only if a digest occurs twice.
+    """Find the first id that occurs twice. Records are read only if a digest occurs twice.
 
-    The digests from index ``first`` on, maybe hundreds of millions, are sorted in place.
+    The digests from index ``first`` on, up to hundreds of millions, are sorted without a copy.
     """
-    suspects, places = _sort_and_compare(digests, first), dict[str, str]()
-    each = iter(records if len(suspects) else ())
-    while some := list(islice(each, _IDS_AT_ONCE)):
-        names = {*_suspect_repeats([record.id for _, record in some], suspects)}
-        for file, record in some:
+    suspects = _sort_and_compare(digests, first)
+    positions: dict[str, str] = {}
+    remaining = iter(records if len(suspects) else ())
+    while batch := list(islice(remaining, _IDS_AT_ONCE)):
+        names = {*_suspect_repeats([record.id for _, record in batch], suspects)}
+        for file, record in batch:
             if record.id in names:
-                where = f"{file.display_name}:{record.line}"
-                if record.id in places:
-                    return _Repeat(record.id, places[record.id], where)
-                places[record.id] = where
+                position = f"{file.display_name}:{record.line}"
+                if record.id in positions:
+                    return _Repeat(record.id, positions[record.id], position)
+                positions[record.id] = position
     return None
 
 
 def _suspect_repeats(ids: Sequence[str], suspects: NDArray[np.int64]) -> list[str]:
-    """The ids with one of these digests."""
+    """Return the ids that have one of these digests."""
     return list(compress(ids, np.isin(id_digests(ids).view(np.int64), suspects)))
 
 
 def _sort_and_compare(digests: array[int], first: int = 0) -> NDArray[np.int64]:
-    """Sort the digests from ``first`` on in place; return the repeated ones, each once."""
+    """Sort the digests from ``first`` on, without a copy. Return each repeated digest once."""
     ordered = np.frombuffer(digests, dtype=np.int64)[first:]
     ordered.sort()
     return find_repeated_ids(ordered)

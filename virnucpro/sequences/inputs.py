@@ -1,8 +1,8 @@
 """Find the input files of a run, copy those that can be read only once, hash and check them.
 
 A run reads its inputs several times: to cut them, to write ``viral.fasta``, and on resume. So it
-first copies pipes, and files inside the run folder, which it may replace itself. Every reading
-checks that the file is still the one that was hashed.
+first copies pipes, and files inside the run folder, which it may replace itself. Every read checks
+that the file is still the one that was hashed.
 """
 
 from __future__ import annotations
@@ -51,18 +51,19 @@ from virnucpro.sequences.fasta import (
 )
 from virnucpro.sequences.other_formats import PEEK_BYTES, find_other_format
 
-_STDIN, _STDIN_NAME = Path("-"), "standard input"
-RECORDS = ".records-"  # folders of records passed in Python; their path means nothing to users
-RUN_FILE = "run.json"  # a folder with this file holds a run
-_NAMED = 5  # most file names in a message
-# what a run decides about an input; the other fields describe the file as it is now
+_STDIN = Path("-")
+_STDIN_NAME = "standard input"
+RECORDS = ".records-"  # folders for records passed in Python; their path means nothing to users
+RUN_FILE = "run.json"  # marks a run folder
+_NAMED = 5  # maximum number of file names in a message
+# fields that the run decides; all other fields describe the current file
 _OF_RUN = ("generation", "sample", "n_renamed", "error", "mate")
-# what is known of a compressed file only after it was decompressed
+# fields of a compressed file that are known only after decompression
 _OF_TEXT = ("text_sha256", "n_text_bytes", "may_have_derived_names")
 
 
 class _FileStamp(NamedTuple):
-    """The identity of a file for the file system: equal stamps mean an unchanged file."""
+    """A file's identity in the file system. Equal stamps mean an unchanged file."""
 
     device: int
     inode: int
@@ -80,10 +81,10 @@ class _FileStamp(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _hash_path(path: str, _: _FileStamp) -> str:
-    """The hash of a file with this stamp, cached, so that a touched file is hashed only once.
+    """Hash a file with this stamp. The cache avoids hashing a touched file more than once.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with open_regular_file(Path(path)) as handle:
         return hash_stream(handle)
@@ -98,19 +99,19 @@ class InputFile:
     """
 
     path: str  # absolute
-    sha256: str = ""  # of the file as it is on disk; "": not hashed
+    sha256: str = ""  # of the file on disk; "": not hashed
     n_bytes: int = 0  # on disk
-    generation: int = 0  # 0: of the first run; n: added by the nth --resume with new files
+    generation: int = 0  # 0: given at first; n: added by the nth --resume with new files
     name: str = ""  # the user's name for it, if it differs: a link, or the original of a copy
     sample: str = ""  # name in a sample sheet, later the name in the tables; see ``samples``
     n_renamed: int = 0  # records with an id that occurs earlier in the file
-    error: str = ""  # why it could not be read
-    mate: int = 0  # 1 or 2: the file has this mate of read pairs
+    error: str = ""  # why the file could not be read
+    mate: int = 0  # 1 or 2: the file contains this mate of read pairs
     text_sha256: str = ""  # of the decompressed content; "": not compressed, or not hashed
     n_text_bytes: int = 0  # decompressed; 0: not compressed, or not hashed
-    may_have_derived_names: bool = True  # as ids; False: its text has no word of such a name
-    modified_ns: int = field(default=0, compare=False)  # modification time when it was hashed
-    stamp: _FileStamp | None = field(default=None, compare=False)  # when this process hashed it
+    may_have_derived_names: bool = True  # as ids; False: its text contains no such name
+    modified_ns: int = field(default=0, compare=False)  # modification time at hashing
+    stamp: _FileStamp | None = field(default=None, compare=False)  # set if hashed in this process
 
     def __post_init__(self) -> None:
         texts = (self.path, self.sha256, self.text_sha256, self.name, self.sample, self.error)
@@ -123,23 +124,23 @@ class InputFile:
 
     @property
     def identity(self) -> str:
-        """The hash by which a run knows the file: that of its decompressed content.
+        """Return the hash that identifies the file in a run: that of its decompressed content.
 
-        A compressed file that an earlier version recorded is known by its hash on disk.
+        A compressed file that an earlier version recorded is identified by its hash on disk.
         """
         return self.text_sha256 or self.sha256
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """The hashes of the file, on disk and decompressed."""
+        """Return the file's hashes, on disk and decompressed."""
         return tuple(filter(None, (self.sha256, self.text_sha256)))
 
     def has_content_of(self, other: InputFile) -> bool:
-        """Whether the two have the same content, compressed or not."""
+        """Return True if both files have the same content, compressed or not."""
         return not set(self.digests).isdisjoint(other.digests)
 
     def with_text_hash_of(self, recorded: Iterable[InputFile]) -> InputFile:
-        """The file with the hash of its decompressed content, if it is recorded unchanged."""
+        """Return the file with the recorded hash of its decompressed content, if unchanged."""
         for file in recorded:
             if file.sha256 == self.sha256 and file.text_sha256:
                 return replace(self, **{name: getattr(file, name) for name in _OF_TEXT})
@@ -147,17 +148,17 @@ class InputFile:
 
     @property
     def may_take_names(self) -> bool:
-        """Whether an id of the file may be a name that a run derives from another id."""
+        """Return True if an id in the file may equal a name that a run derives from another id."""
         return self.may_have_derived_names or self.n_renamed > 0
 
     @property
     def is_empty_stdin(self) -> bool:
-        """True for the copy of a standard input without a byte."""
+        """Return True for a copy of an empty standard input."""
         return self.name == _STDIN_NAME and not os.path.getsize(self.path)  # noqa: PTH202
 
     @staticmethod
     def complete(path: Path) -> list[InputFile]:
-        """The files of one ``--input``, which is a file, a folder or a sample sheet.
+        """List the files of one ``--input``, which is a file, a folder or a sample sheet.
 
         Raises:
             InputError: a sample sheet is invalid.
@@ -171,7 +172,7 @@ class InputFile:
 
     @property
     def display_name(self) -> str:
-        """The name of the file in messages, as the user gave it."""
+        """Return the file's name for messages, as the user gave it."""
         return printable(self.name or self.path)
 
     def read(self) -> Iterator[FastaRecord]:
@@ -196,9 +197,9 @@ class InputFile:
         self.check_unchanged()
 
     def spans(self, least: int) -> tuple[list[Span], int]:
-        """Cut the file by its content, as ``find_spans`` does, unless it is small.
+        """Split the file by its content, as ``find_spans`` does, unless it is small.
 
-        A file with numbered ids is not cut, because a number depends on all earlier records.
+        A file with numbered ids is not split, because a number depends on all earlier records.
         """
         is_measured = self.n_text_bytes > 0 or not self.path.lower().endswith(PACKED)
         n_text_bytes = self.n_text_bytes or self.n_bytes
@@ -210,11 +211,11 @@ class InputFile:
 
     @staticmethod
     def total_letters(files: Sequence[InputFile]) -> int:
-        """The approximate number of letters in some files; 0 if one is compressed."""
+        """Return the approximate number of letters in some files, or 0 if one is compressed."""
         if any(file.path.lower().endswith(PACKED) for file in files):
             return 0
         are_reads = [has_fastq_suffix(file.name or file.path) for file in files]
-        # half of a FASTQ file is qualities
+        # half of a FASTQ file consists of qualities
         return sum(file.n_bytes >> is_read for file, is_read in zip(files, are_reads, strict=True))
 
     @contextmanager
@@ -222,7 +223,7 @@ class InputFile:
         """Open the plain file.
 
         Raises:
-            InputMissingError: it cannot be read.
+            InputMissingError: the file cannot be read.
         """
         with (
             open_fasta(Path(self.path), self.display_name),
@@ -231,11 +232,11 @@ class InputFile:
             yield handle
 
     def with_stamp(self) -> InputFile:
-        """The same file with its stamp, after another process hashed it.
+        """Return the same file with its stamp, after another process hashed it.
 
         Raises:
             InputError: its content has changed.
-            InputMissingError: it cannot be read.
+            InputMissingError: the file cannot be read.
         """
         with self.open_checked() as handle:
             stamp = _FileStamp.of(handle)
@@ -244,10 +245,11 @@ class InputFile:
         return replace(self, stamp=stamp)
 
     def check_unchanged(self) -> None:
-        """
+        """Check that the file still has the content that was hashed.
+
         Raises:
             InputError: its content has changed.
-            InputMissingError: it cannot be read.
+            InputMissingError: the file cannot be read.
         """
         with self.open_checked() as handle:
             stamp = _FileStamp.of(handle)
@@ -264,14 +266,14 @@ class InputFile:
 def find_inputs(
     paths: Sequence[Path], run_folder: Path, copies: Path, own_names: Collection[str] = ()
 ) -> list[InputFile]:
-    """The input files at the user's ``paths``, in order.
+    """List the input files at the user's ``paths``, in order.
 
-    In a run folder, files with ``own_names`` are results of that run and are left out.
+    In a run folder, files named in ``own_names`` are results of that run, and are skipped.
 
     Raises:
         InputError: a sample sheet is invalid, or a file is named twice.
-        InputMissingError: one is missing, or a pipe cannot be read.
-        OutputError, StorageError: one cannot be copied.
+        InputMissingError: a file is missing, or a pipe cannot be read.
+        OutputError, StorageError: a file cannot be copied.
     """
     inputs: dict[str, InputFile] = {}
     for path in paths:
@@ -297,27 +299,27 @@ def find_inputs(
 def _folder_inputs(
     folder: Path, files: Iterable[InputFile], skipped: Collection[str]
 ) -> list[InputFile]:
-    """The input files of a folder, each once; announce the other files.
+    """Return the input files in a folder, each once. Announce the other files.
 
     Raises:
         InputMissingError: all of them are skipped.
     """
-    kept = _unique(file for file in files if Path(file.path).name not in skipped)
-    if others := [printable(name) for name in list_other_files(folder) if name not in skipped]:
+    inputs = _unique(file for file in files if Path(file.path).name not in skipped)
+    if unread := [printable(name) for name in list_other_files(folder) if name not in skipped]:
         announce(
-            f"skipped {format_count(len(others), 'file')} without a FASTA or FASTQ suffix in "
-            f"{printable(folder)}: {list_inputs(others, _NAMED)}"
+            f"skipped {format_count(len(unread), 'file')} without a FASTA or FASTQ suffix in "
+            f"{printable(folder)}: {list_inputs(unread, _NAMED)}"
         )
-    if not kept:
+    if not inputs:
         raise InputMissingError(
             f"{printable(folder)}: no FASTA or FASTQ file in this folder except results of a run",
             hint="name the input files of that run; to read a result, name that file itself",
         )
-    return kept
+    return inputs
 
 
 def _announce_folders(folder: Path, run_folder: Path) -> None:
-    """Announce the sub-folders, which are not searched, except folders of runs."""
+    """Announce the sub-folders, which are not searched, except run folders."""
     names = [
         printable(name)
         for name in list_folders(folder)
@@ -332,19 +334,19 @@ def _announce_folders(folder: Path, run_folder: Path) -> None:
 
 
 def _unique(files: Iterable[InputFile]) -> list[InputFile]:
-    """The files of a folder; of a file and its links, only one is kept."""
-    by_path: dict[str, InputFile] = {}
+    """Return the files in a folder, keeping one of a file and its links."""
+    unique_files: dict[str, InputFile] = {}
     for file in files:
-        if before := by_path.get(file.path):
-            file, link = sorted((before, file), key=lambda one: bool(one.name))
+        if same_file := unique_files.get(file.path):
+            file, link = sorted((same_file, file), key=lambda candidate: bool(candidate.name))
             announce(f"skipped: {link.display_name} is the same file as {file.display_name}")
-        by_path[file.path] = file
-    return list(by_path.values())
+        unique_files[file.path] = file
+    return list(unique_files.values())
 
 
 def _named(path: Path, sample: str = "", mate: int = 0) -> InputFile:
-    """The input file at a path, with the user's name for it."""
-    own = os.path.abspath(path)  # noqa: PTH100 - the user named links, so they are kept
+    """Make the input file at a path, with the user's name for it."""
+    own = os.path.abspath(path)  # noqa: PTH100 - keeps the links that the user named
     if path.exists() and not path.is_file():
         return InputFile(own, sample=sample, mate=mate)  # a pipe may have no other name
     real = os.path.realpath(path)  # ``resolve`` raises if links form a circle
@@ -352,14 +354,14 @@ def _named(path: Path, sample: str = "", mate: int = 0) -> InputFile:
 
 
 def _spool_stream(file: InputFile, run_folder: Path, copies: Path) -> InputFile:
-    """The file itself, or a copy if it can be read only once."""
+    """Return the file itself, or a copy if it can be read only once."""
     path = Path(file.path)
     is_plain = path.is_file() or not (path == _STDIN or path.exists())
     return file if is_plain and run_folder.resolve() not in path.parents else _copy(file, copies)
 
 
 def _copy(file: InputFile, copies: Path) -> InputFile:
-    """Copy a file. The copy's name is a hash of its content, so that no copy replaces another."""
+    """Copy a file. The copy is named after its content hash, so no copy replaces another."""
     source = Path(file.path)
     name = _STDIN_NAME if source == _STDIN else file.display_name
     if source.parent.name.startswith(RECORDS):
@@ -369,7 +371,8 @@ def _copy(file: InputFile, copies: Path) -> InputFile:
         waits = ": type it here, and end it with Ctrl-D"
     announce(f"copying {name} first{waits}")
     copies = copies.parent.resolve() / copies.name  # a link at this very path is not followed
-    tree, unnamed = SafeDir(copies.parent), temporary_path(copies / "copy")
+    tree = SafeDir(copies.parent)
+    unnamed = temporary_path(copies / "copy")
     try:
         with storage_errors(copies, unnamed), _open_checked(source) as handle:
             tree.make_folder(copies)
@@ -381,7 +384,7 @@ def _copy(file: InputFile, copies: Path) -> InputFile:
                 path = copies / f"{hash_stream(out)[:16]}.fa"
             tree.move(unnamed, path)
     finally:
-        with suppress(OSError):  # it is swept away later
+        with suppress(OSError):  # a later start removes it
             tree.delete(unnamed)
     return replace(file, path=str(path), name=name)
 
@@ -403,8 +406,8 @@ def hash_inputs(file: InputFile, on_bytes: Callable[[int], None] = lambda _: Non
     If its content on disk has changed, the hash of its decompressed content is dropped.
 
     Raises:
-        InputError: it changed while it was read.
-        InputMissingError: it cannot be read.
+        InputError: the file changed while it was read.
+        InputMissingError: the file cannot be read.
     """
     scan = DerivedNameScan()
     with file.open_checked() as handle:
@@ -426,17 +429,18 @@ def hash_inputs(file: InputFile, on_bytes: Callable[[int], None] = lambda _: Non
 
 
 def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
-    """Hash the decompressed content of a compressed file, unless that was done before.
+    """Hash the decompressed content of a compressed file, unless it has such a hash.
 
-    A file in another format is not hashed: it may be large, and is of no use.
-
+    A file in another format is not hashed, because it may be large and will be rejected.
     ``on_bytes`` gets the number of decompressed bytes so far.
 
     Raises:
-        InputError: it is damaged, or changed after it was hashed.
-        InputMissingError: it cannot be read.
+        InputError: the file is damaged, or changed after it was hashed.
+        InputMissingError: the file cannot be read.
     """
-    path, n_bytes, scan = Path(file.path), 0, DerivedNameScan()
+    path = Path(file.path)
+    n_bytes = 0
+    scan = DerivedNameScan()
 
     def count(n_more: int) -> None:
         nonlocal n_bytes
@@ -448,7 +452,7 @@ def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: 
             return file
         with open_binary(path) as content:
             if find_other_format(content.peek(PEEK_BYTES)[:PEEK_BYTES]):  # type: ignore[attr-defined]
-                return file  # it is refused where it is read
+                return file  # rejected when it is read
             digest = hash_stream(content, count, scan.scan)
     file.check_unchanged()
     return replace(
@@ -460,9 +464,9 @@ def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: 
 
 
 def list_inputs(names: Sequence[str], most: int) -> str:
-    """The first names, and how many more there are.
+    """List the first names, and how many more there are.
 
-    >>> listed(["a", "b", "c"], 2)
+    >>> list_inputs(["a", "b", "c"], 2)
     'a, b + 1 more'
     """
     more = f" + {len(names) - most:,} more" if len(names) > most else ""
@@ -470,25 +474,25 @@ def list_inputs(names: Sequence[str], most: int) -> str:
 
 
 def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> list[InputFile]:
-    """The inputs of a resumed run: all recorded ones, then the new ones.
+    """Return the inputs of a resumed run: all recorded ones, then the new ones.
 
     Raises:
         ResumeError: a file changed since it was recorded.
     """
-    by_path = {file.path: file for file in recorded}
+    recorded_by_path = {file.path: file for file in recorded}
     digests = {digest for file in recorded for digest in file.digests}
     new = []
     for file in files:
         if not digests.isdisjoint(file.digests):
-            if file.path not in by_path:
+            if file.path not in recorded_by_path:
                 LOGGER.warning(
                     "%s has the same content as an input of this run: not added", file.display_name
                 )
             continue
-        if file.path in by_path:
+        if file.path in recorded_by_path:
             raise ResumeError(
                 f"the input {printable(file.path)} changed since this run began: "
-                f"its sha256 was {by_path[file.path].sha256[:12]}, now {file.sha256[:12]}",
+                f"its sha256 was {recorded_by_path[file.path].sha256[:12]}, now {file.sha256[:12]}",
                 hint=with_options(
                     "put the old file back, choose another {output_dir}, or start again: {force}"
                 ),
@@ -499,24 +503,24 @@ def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> li
 
 
 def find_present(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> list[InputFile]:
-    """The recorded inputs, each with the path of the hashed file that has its content, if any."""
-    by_path = {file.path: file for file in files}
-    by_digest = {digest: file for file in files for digest in file.digests}
+    """Return the recorded inputs, each with the path of a hashed file with its content, if any."""
+    path_to_file = {file.path: file for file in files}
+    digest_to_file = {digest: file for file in files for digest in file.digests}
     joined = []
     for file in recorded:
-        present = by_path.get(file.path)
+        present = path_to_file.get(file.path)
         if present is None or not present.has_content_of(file):
-            same = (by_digest[digest] for digest in file.digests if digest in by_digest)
+            same = (digest_to_file[digest] for digest in file.digests if digest in digest_to_file)
             present = next(same, file)
-        of_run = {name: getattr(file, name) for name in _OF_RUN}
-        joined.append(replace(present, **of_run))
+        run_fields = {name: getattr(file, name) for name in _OF_RUN}
+        joined.append(replace(present, **run_fields))
     return joined
 
 
 def check_recorded(
     recorded: Sequence[InputFile], files: Sequence[InputFile] = ()
 ) -> list[InputFile]:
-    """The recorded inputs of a run, then the new ones among ``files``.
+    """Return the recorded inputs of a run, then the new ones among ``files``.
 
     A recorded input that is not among ``files`` is hashed at its recorded path.
 
@@ -544,25 +548,28 @@ def check_recorded(
 
 def announce_reads(inputs: Iterable[InputFile]) -> None:
     """Announce once how FASTQ reads are treated."""
-    n_files, in_turn = 0, []
+    n_files = 0
+    interleaved: list[str] = []
     for file in inputs:
-        with suppress(InputError, InputMissingError):  # it is reported when the file is read
+        with suppress(InputError, InputMissingError):  # reported when the file is read
             kind = detect_interleaved(Path(file.path))
             n_files += bool(kind)
-            in_turn += [file.display_name] if kind == "mates" and not file.mate else []
+            if kind == "mates" and not file.mate:
+                interleaved.append(file.display_name)
     if n_files:
         announce(f"{format_count(n_files, 'FASTQ file')}: qualities are ignored")
-    if in_turn:
-        announce(f"{list_inputs(in_turn, 1)}: interleaved read pairs; ids end in /1 and /2")
+    if interleaved:
+        announce(f"{list_inputs(interleaved, 1)}: interleaved read pairs; ids end in /1 and /2")
 
 
-# Sample sheets: .tsv or .csv files with the columns ``sample`` and ``path``, in any case and order,
-# and ``path_2`` for read pairs. The two path columns may also be called ``fastq_1`` and
-# ``fastq_2``. Other columns are ignored. A relative path starts in the folder of the sheet. A
-# manifest of labelled sequences (``path``, ``label``, no ``sample``) is a sheet too: each file
+# Sample sheets are .tsv or .csv files with the columns ``sample`` and ``path``, in any case and
+# order, and ``path_2`` for read pairs. The path columns may also be called ``fastq_1`` and
+# ``fastq_2``. Other columns are ignored. A relative path starts in the sheet's folder. A manifest
+# with labelled sequences (``path``, ``label``, no ``sample``) is also a sheet, in which each file
 # counts once.
 
-COLUMNS, _OF_MANIFEST = ("sample", "path"), ("path", "label")
+COLUMNS = ("sample", "path")
+_OF_MANIFEST = ("path", "label")
 _OF_MATE = "path_2"
 _OTHER_NAMES = {"fastq_1": "path", "fastq_2": _OF_MATE}
 _SEPARATORS = {".tsv": "\t", ".csv": ","}
@@ -572,17 +579,17 @@ _EXAMPLE = "the first line of a sample sheet names its columns, including sample
 class _Row(NamedTuple):
     """A sample and its file."""
 
-    sample: str  # "": the file's name
+    sample: str  # "": named after the file
     path: Path
     line: int
-    mate: int = 0  # 1 or 2, of a sample with two files
+    mate: int = 0  # 1 or 2, if the sample has two files
 
 
 def is_sheet(path: Path) -> bool:
-    """Whether a file has the suffix of a table and does not begin like FASTA or FASTQ.
+    """Return True if a file has a table suffix and does not begin like FASTA or FASTQ.
 
     Raises:
-        InputMissingError: it cannot be read.
+        InputMissingError: the file cannot be read.
     """
     if path.suffix.lower() not in _SEPARATORS or not path.is_file():
         return False
@@ -592,7 +599,8 @@ def is_sheet(path: Path) -> bool:
 
 
 def read_sheet(path: Path) -> list[_Row]:
-    """
+    """Read a sample sheet or a manifest.
+
     Raises:
         InputError: columns are missing, a field is empty, or a sample is named twice.
         InputMissingError: a file does not exist.
@@ -604,7 +612,7 @@ def read_sheet(path: Path) -> list[_Row]:
         raise InputError(f"{printable(path)} is not a sample sheet: {error}", _EXAMPLE) from error
     if not rows:
         raise InputError(f"{printable(path)}: this sample sheet names no file", _EXAMPLE)
-    if not any(row.sample for row in rows):  # a manifest may have a row per record of a file
+    if not any(row.sample for row in rows):  # a manifest may have a row per record in a file
         rows = [*{row.path: row for row in rows}.values()]
     first: dict[str, int] = {}
     for row in rows:
@@ -618,9 +626,9 @@ def read_sheet(path: Path) -> list[_Row]:
             )
         first[row.sample] = row.line
         if not row.path.is_file():
-            what = "not a file" if row.path.exists() else "there is no such file"
+            problem = "not a file" if row.path.exists() else "there is no such file"
             raise InputMissingError(
-                f"{where}: {printable(row.path)}: {what}",
+                f"{where}: {printable(row.path)}: {problem}",
                 hint="each line of a sheet names a file; a relative path starts in the folder of "
                 "the sheet",
             )
@@ -656,7 +664,7 @@ def _parse_rows(path: Path, line: int, cells: Mapping[str, str], hint: str) -> I
 
 
 def _row_to_input(path: Path, line: int, cell: str) -> Path:
-    """The file that a line names, relative to the folder of the sheet."""
+    """Return the file that a line names, relative to the sheet's folder."""
     try:
         return path.parent / expand_path(cell)
     except UsageError as error:

@@ -1,6 +1,6 @@
 """Find sequences that seem to use another genetic code, by their long open stretches.
 
-Sequences are read as digits: A, C, G and T, in either case, are 0 to 3. U is T. Any other letter is
+Sequences are read as digits: A, C, G and T (or U), in either case, are 0 to 3. Any other letter is
 4.
 """
 
@@ -22,18 +22,18 @@ from virnucpro.sequences.translate import STANDARD
 Digits = NDArray[np.uint8]
 
 UNKNOWN = 4
-N_CODES = 125  # of codons: 25 a + 5 b + c for three digits, unknown ones included
+N_CODES = 125  # codon codes: 25 a + 5 b + c for three digits, including unknown letters
 _ENCODED_AT_ONCE = 1_000_000  # letters
-# code -> stops of the bacterial code that it reads as residues; codes with fewer come first
+# genetic code -> bacterial stops that it reads as residues; codes with fewer such stops come first
 _READ_ON = {4: ("TGA",), 15: ("TAG",), 6: ("TAA", "TAG")}
-OPEN_CODONS = 100  # codons of the shortest open stretch that points to another code
-_OPEN_RATIO = 2.5  # least ratio of the longest open stretches: another code to the bacterial one
+OPEN_CODONS = 100  # codons in the shortest open stretch that indicates another code
+_OPEN_RATIO = 2.5  # minimum ratio of the longest open stretches, other code to bacterial code
 _SAME_LENGTH = 0.8  # a code with fewer reassigned stops needs this share of the longest stretch
 _SHORTEST_CODED = 2000  # bases
-_MOST_GC = 0.45  # at higher GC, wrong frames of genes are open, too
-MOST_BY_CHANCE = 1e-3  # expected number of such stretches in a random sequence of these bases
-_CODES = (STANDARD.number, *_READ_ON)  # compared by their open stretches
-# whether each kind of codon ends a stretch: not a stop, each stop, each stop on the other strand
+_MOST_GC = 0.45  # at higher GC, wrong frames in genes are open too
+MOST_BY_CHANCE = 1e-3  # expected number of such stretches in a random sequence with these bases
+_CODES = (STANDARD.number, *_READ_ON)  # codes whose open stretches are compared
+# whether a codon ends a stretch, by kind: no stop, each stop, each stop on the other strand
 _ENDS = np.array(
     [
         [False, *2 * [stop not in _READ_ON.get(number, ()) for stop in STANDARD.stops]]
@@ -46,7 +46,7 @@ _ENDS = np.array(
 def find_alternative_codes(
     records: Records, indices: Sequence[int], recipe: Recipe
 ) -> dict[int, str]:
-    """By index: notes on the records that seem to use another genetic code."""
+    """Return notes on the records that seem to use another genetic code, by index."""
     if recipe.input_type != "nucleotide" or recipe.genetic_code not in (1, 11):
         return {}
     codes = find_open_codes([records.sequences[index] for index in indices])
@@ -58,44 +58,63 @@ def find_alternative_codes(
 
 
 def find_open_codes(sequences: Sequence[str]) -> list[int | None]:
-    """The code under which each sequence has a long open stretch that the bacterial code closes.
+    """Find the code under which each sequence has a long stretch that the bacterial code closes.
 
-    The longest stretch of any frame must be unlikely in a random sequence of these bases, and 2.5
-    times as long as the longest one under the bacterial code. None if no code has one; short
-    sequences always get None.
+    The longest stretch in any frame must be unlikely in a random sequence with these bases, and 2.5
+    times as long as the longest one under the bacterial code. If no code qualifies, the result is
+    None. Short sequences always get None.
     """
-    found: list[int | None] = [None] * len(sequences)
-    places = [place for place, one in enumerate(sequences) if len(one) >= _SHORTEST_CODED]
-    counts, longest = _longest_open([sequences[place] for place in places])
-    lengths = np.array([len(sequences[place]) for place in places], dtype=np.int64)
+    codes: list[int | None] = [None] * len(sequences)
+    indices = [i for i, sequence in enumerate(sequences) if len(sequence) >= _SHORTEST_CODED]
+    counts, longest = _longest_open([sequences[index] for index in indices])
+    lengths = np.array([len(sequences[index]) for index in indices], dtype=np.int64)
     shares = counts / lengths[:, None]
     least = np.maximum(OPEN_CODONS, _OPEN_RATIO * longest[:, :1])
     is_open = (shares[:, 1] + shares[:, 2] <= _MOST_GC) & (longest[:, 1:] >= least).any(axis=1)
     for row in np.flatnonzero(is_open).tolist():
-        of_bases = dict(zip("ACGT", shares[row].tolist(), strict=True))
+        base_shares = dict(zip("ACGT", shares[row].tolist(), strict=True))
         codons = dict(zip(_CODES, longest[row].tolist(), strict=True))
-        found[places[row]] = _best_open_code(codons, of_bases, int(lengths[row]))
-    return found
+        codes[indices[row]] = _best_open_code(codons, base_shares, int(lengths[row]))
+    return codes
 
 
 def _longest_open(sequences: Sequence[str]) -> tuple[IntArray, IntArray]:
-    """The counts of each base, and the codons of the longest open stretch under each code.
+    """Count the bases, and measure the longest open stretch under each code, in codons.
 
-    The stretch may lie in any of the six frames; it is 0 if GC exceeds ``_MOST_GC``.
-    n -> (n, 4), (n, n_codes)
+    All six frames are searched. The stretch is 0 if GC exceeds ``_MOST_GC``.
+
+    Returns:
+        (n, 4) base counts and (n, n_codes) codons.
     """
-    lengths, n = np.array(list(map(len, sequences)), dtype=np.int64), len(sequences)
-    counts, longest = np.empty((n, 4), dtype=np.int64), np.empty((n, len(_CODES)), dtype=np.int64)
-    of_codes = _stop_of_code(), _ENDS, len(_CODES), _MOST_GC
-    digits, starts = encode("".join(sequences)), np.cumsum(lengths) - lengths
-    call("longest_open", digits, starts, lengths, n, *of_codes, counts, longest)
+    n = len(sequences)
+    lengths = np.array(list(map(len, sequences)), dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    digits = encode("".join(sequences))
+    counts = np.empty((n, 4), dtype=np.int64)
+    longest = np.empty((n, len(_CODES)), dtype=np.int64)
+    call(
+        "longest_open",
+        digits,
+        starts,
+        lengths,
+        n,
+        _stop_of_code(),
+        _ENDS,
+        len(_CODES),
+        _MOST_GC,
+        counts,
+        longest,
+    )
     return counts, longest
 
 
 def _best_open_code(
     open_codons: Mapping[int, int], shares: Mapping[str, float], n_bases: int
 ) -> int | None:
-    """The code of a sequence, by its longest open stretch under each code; None: bacterial."""
+    """Return the genetic code of a sequence, given its longest open stretch under each code.
+
+    For the bacterial code, return None.
+    """
     closed = open_codons[STANDARD.number]
     lengths = {}
     for number, stops in _READ_ON.items():
@@ -109,9 +128,9 @@ def _best_open_code(
 
 
 def _chances_of_stop(shares: Mapping[str, float], read_on: Container[str]) -> tuple[float, float]:
-    """The probability that a random codon of each strand closes a stretch.
+    """Return the probability that a random codon closes a stretch, for each strand.
 
-    Those in ``read_on`` do not.
+    Stops in ``read_on`` do not close a stretch.
     """
     closing = [stop for stop in STANDARD.stops if stop not in read_on]
     opposite = {base: shares[reverse_complement(base)] for base in "ACGT"}
@@ -121,7 +140,7 @@ def _chances_of_stop(shares: Mapping[str, float], read_on: Container[str]) -> tu
 
 @cache
 def _stop_of_code() -> Digits:
-    """For each codon: 0: no stop; 1 to 3: a stop; 4 to 6: a stop on the other strand. (125,)"""
+    """Classify each codon: 0 no stop, 1 to 3 a stop, 4 to 6 a stop on the other strand. (125,)"""
     stops = np.zeros(N_CODES, dtype=np.uint8)
     for number, stop in enumerate(STANDARD.stops, 1):
         stops[genetic_code(stop)] = number
@@ -130,7 +149,7 @@ def _stop_of_code() -> Digits:
 
 
 def encode(sequence: str) -> Digits:
-    """A sequence as digits, encoded in parts to save memory. (n_bases,)"""
+    """Encode a sequence as digits, in parts to save memory. (n_bases,)"""
     digits = np.empty(len(sequence), dtype=np.uint8)
     for first in range(0, len(sequence), _ENCODED_AT_ONCE):
         part = sequence[first : first + _ENCODED_AT_ONCE].encode("ascii", "replace")
@@ -139,8 +158,9 @@ def encode(sequence: str) -> Digits:
 
 
 def genetic_code(codon: str) -> int:
-    """
-    >>> code_of("AAA"), code_of("TTT"), code_of("NNN")
+    """Return the number of a codon.
+
+    >>> genetic_code("AAA"), genetic_code("TTT"), genetic_code("NNN")
     (0, 93, 124)
     """
     a, b, c = ("ACGTN".index(base) for base in codon)

@@ -1,7 +1,7 @@
 """Recognise files that are neither FASTA nor FASTQ by their first bytes, and name the remedy.
 
-FASTA begins with ``>`` and FASTQ with ``@``, so only SAM and PIR need a look at more bytes to be
-distinguished from them. Every other file that matches here could not be read anyway: the match only
+FASTA begins with ``>`` and FASTQ with ``@``, so only SAM and PIR need more bytes to be
+distinguished from them. All other files that match here could not be read anyway. The match only
 turns "expected '>'" into the name of the format.
 """
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-PEEK_BYTES = 4096  # enough to recognise any of the formats
+PEEK_BYTES = 4096  # enough to recognise every format
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TAR_MARK = b"ustar"
-_TAR_MARK_OFFSET = 257  # behind the header of the first file of the archive
+_TAR_MARK_OFFSET = 257  # after the header of the first file in the archive
 
 
 class OtherFormat(NamedTuple):
@@ -23,7 +23,7 @@ class OtherFormat(NamedTuple):
     remedy: str
 
 
-# What to do, where several formats share it
+# remedies that several formats share
 _SAMTOOLS = "convert it, for example with `samtools fasta {0} > reads.fa`"
 _SEQRET = "convert it, for example with `seqret {0} fasta::out.fa`"
 _UNPACK = "unpack it first: `{0}`"
@@ -34,7 +34,7 @@ _DECRYPT = "decrypt it first"
 
 # name, remedy, pattern of the first bytes; the first match counts
 _TABLE: tuple[tuple[str, str, bytes], ...] = (
-    # alignments of reads, variants, graphs
+    # read alignments, variants, graphs
     ("SAM", _SAMTOOLS.format("reads.sam"), rb"@(HD\t|SQ\t|RG\tID:|PG\tID:)"),
     (
         "SAM",
@@ -65,7 +65,7 @@ _TABLE: tuple[tuple[str, str, bytes], ...] = (
     ("an index of another file", "give the FASTA file itself", rb"BAI\x01|CSI\x01|TBI\x01"),
     ("a table of BLAST", "give the FASTA file of the query or the subject", rb"# T?BLAST[NPX] "),
     ("an HMMER profile", "give the sequences, not their profile", rb"HMMER\d/"),
-    # flat files of databases
+    # database flat files
     ("GenBank", "convert it, for example with `any2fasta file.gbk > file.fa`", rb"LOCUS "),
     ("EMBL", "convert it, for example with `any2fasta file.embl > file.fa`", rb"ID   "),
     ("ASN.1", "download the sequences as FASTA", rb"(Seq-entry|Bioseq-set|Seq-submit) ::="),
@@ -83,7 +83,7 @@ _TABLE: tuple[tuple[str, str, bytes], ...] = (
     ("Clustal", _SEQRET.format("clustal::in.aln"), rb"CLUSTAL"),
     ("Stockholm", _SEQRET.format("stockholm::in.sto"), rb"# STOCKHOLM"),
     ("PHYLIP", _SEQRET.format("phylip::in.phy"), rb"\s*\d+\s+\d+\s*\n"),
-    # raw data of sequencers
+    # raw sequencer data
     ("an SRA archive", "convert it, for example with `fasterq-dump reads.sra`", rb"NCBI\.sra"),
     ("POD5", "call bases first, for example with `dorado basecaller`", rb"\x8bPOD\r\n\x1a\n"),
     ("HDF5", f"call bases first if it is FAST5; otherwise {_FASTA_OF_IT}", rb"\x89HDF\r\n\x1a\n"),
@@ -105,7 +105,7 @@ _TABLE: tuple[tuple[str, str, bytes], ...] = (
         "decompress it once, for example with `gunzip -c in.fa.gz > out.fa.gz`",
         rb"\x1f\x8b|BZh\d1AY|\xfd7zXZ\0|\x28\xb5\x2f\xfd",
     ),
-    # placeholders of files that are elsewhere
+    # pointers to files stored elsewhere
     (
         "a Git LFS pointer",
         "fetch the file: `git lfs pull`",
@@ -125,7 +125,7 @@ _TABLE: tuple[tuple[str, str, bytes], ...] = (
     ("a document of Office", _PLAIN_TEXT, rb"\xd0\xcf\x11\xe0"),
     ("encrypted", _DECRYPT, rb"-----BEGIN PGP|crypt4gh|Salted__|age-encryption\.org"),
     ("a resource fork of macOS", "give the file without ._ in its name", rb"\0\x05\x16\x07"),
-    # other encodings of text
+    # other text encodings
     ("UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 in.fa > out.fa`", rb"\xff\xfe\0\0"),
     ("UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 in.fa > out.fa`", rb"\0\0\xfe\xff"),
     ("UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 in.fa > out.fa`", rb"\xff\xfe|\xfe\xff"),
@@ -134,15 +134,15 @@ FORMATS = [(OtherFormat(name, remedy), re.compile(mark)) for name, remedy, mark 
 
 
 def find_other_format(start: bytes) -> OtherFormat | None:
-    """The format of a file by its decompressed start, if it is neither FASTA nor FASTQ.
+    """Recognise a format other than FASTA and FASTQ by the decompressed start of a file.
 
     >>> find_other_format(b"BAM\\1...").name, find_other_format(b">contig1\\nACGT")
     ('BAM', None)
     """
     text = start.removeprefix(_BYTE_ORDER_MARK).lstrip(b"\r\n")
-    for other, mark in FORMATS:
+    for other_format, mark in FORMATS:
         if mark.match(text):
-            return other
+            return other_format
     if b"\0" not in start:
         return None
     if start[_TAR_MARK_OFFSET:].startswith(_TAR_MARK):

@@ -1,9 +1,9 @@
-"""Sort out sequences that a Python caller passes: paths, text, records or a mapping.
+"""Interpret the sequences that a Python caller passes: paths, text, records or a mapping.
 
-A ``pathlib.Path`` is always a path. A string is a path if a file or folder of this name exists, or
-if it has characters that no sequence has, such as a slash, a dot or a digit. It is a sequence if it
-has only capital letters, or only letters of DNA and RNA. Any other string could be a mistyped path,
-so it is an error instead of a guess.
+A ``pathlib.Path`` is always a path. A string is a path if a file or folder with this name exists,
+or if it contains a character that no sequence has, such as a slash, a dot or a digit. It is a
+sequence if it contains only capital letters, or only DNA and RNA letters. Any other string could be
+a mistyped path, so it raises an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Kind: TypeAlias = Literal["path", "sequence", "record"]
 _RESIDUES = re.compile(r"[A-Z][A-Z*]*")
 _BASES = re.compile(r"[ACGTUNacgtun]+")
 _NO_SEQUENCE = re.compile(r"[^A-Za-z*>\s-]")  # a character that only paths have
-_LONGEST_NAME = 255  # bytes of a file name on common file systems
+_LONGEST_NAME = 255  # bytes in a file name on common file systems
 _WAYS = (
     "give a path as pathlib.Path or with input=, and a sequence in capital letters, as a pair of "
     "id and sequence, or in a dict"
@@ -34,7 +34,7 @@ _WAYS = (
 
 
 class NamedSequence(NamedTuple):
-    """A sequence with its id, as FASTA can hold it; ``fault`` says why it cannot."""
+    """A sequence with its id, as FASTA can represent it. ``fault`` says why it cannot."""
 
     id: str
     letters: str
@@ -42,12 +42,12 @@ class NamedSequence(NamedTuple):
 
 
 def split_input(sequences: Sequences) -> tuple[list[str | Path], Iterator[NamedSequence]]:
-    """Tell paths from sequences: one of the two results is empty.
+    """Distinguish paths from sequences. One of the two results is empty.
 
-    Only the first item of an iterator of sequences is read now.
+    Only the first item of a sequence iterator is read now.
 
     Raises:
-        InputError: an item is neither, or of another kind than the first; see the module.
+        InputError: an item is neither, or of another kind than the first. See the module.
     """
     items = _iter_items(sequences)
     first = next(items, None)
@@ -61,9 +61,10 @@ def split_input(sequences: Sequences) -> tuple[list[str | Path], Iterator[NamedS
 
 
 def _iter_items(sequences: Sequences) -> Iterator[Any]:
-    """
+    """Iterate over the items that a caller passed.
+
     Raises:
-        InputError: it is not iterable, or a single record.
+        InputError: the value is not iterable, or is a single record.
     """
     if isinstance(sequences, str) and not sequences:
         raise InputError("the path or sequence is empty", hint="check that the variable is set")
@@ -84,7 +85,7 @@ def _check_one_kind(items: Iterable[Any], kind: _Kind) -> Iterator[Any]:
     """Yield the items.
 
     Raises:
-        InputError: one is of another kind.
+        InputError: an item is of another kind.
     """
     for item in items:
         own = "sequence" if kind == "sequence" and _may_be_sequence(item) else _item_kind(item)
@@ -96,8 +97,9 @@ def _check_one_kind(items: Iterable[Any], kind: _Kind) -> Iterator[Any]:
         yield item
 
 
-def _item_kind(item: Any) -> _Kind:  # noqa: ANN401 - what a user passes
-    """
+def _item_kind(item: Any) -> _Kind:  # noqa: ANN401 - user input
+    """Classify an item as path, sequence or record.
+
     Raises:
         InputError: a string may be a path or a sequence.
     """
@@ -111,12 +113,12 @@ def _item_kind(item: Any) -> _Kind:  # noqa: ANN401 - what a user passes
         return "sequence"
     if item and _NO_SEQUENCE.search(item) and not item.startswith(">"):
         return "path"
-    what = "text of a FASTA file" if item.startswith(">") else "neither a file nor a sequence"
-    raise InputError(f"{printable(repr(item))} is {what}", hint=_WAYS)
+    problem = "text of a FASTA file" if item.startswith(">") else "neither a file nor a sequence"
+    raise InputError(f"{printable(repr(item))} is {problem}", hint=_WAYS)
 
 
-def _may_be_sequence(item: Any) -> bool:  # noqa: ANN401 - what a user passes
-    """Whether a later item of a list of sequences is one too, even with letters of no residue.
+def _may_be_sequence(item: Any) -> bool:  # noqa: ANN401 - user input
+    """Return True if a later item in a list of sequences is one too, even with invalid letters.
 
     It gets the status ``invalid``, so that it does not stop the others.
     """
@@ -124,25 +126,26 @@ def _may_be_sequence(item: Any) -> bool:  # noqa: ANN401 - what a user passes
 
 
 def _exists(name: str) -> bool:
-    """Whether a file or folder has this name; a long name without a slash is not looked up."""
+    """Return True if a file or folder has this name. Skip long names without a slash."""
     is_short = len(name) <= _LONGEST_NAME or os.sep in name
     return bool(name) and "\0" not in name and is_short and os.path.lexists(name)
 
 
 def _with_name(items: Iterable[Any], kind: _Kind) -> Iterator[NamedSequence]:
-    """Yield ids and sequences; sequences without ids are numbered from 1.
+    """Yield ids and sequences. Sequences without ids are numbered from 1.
 
     Raises:
-        InputError: an item is no record.
+        InputError: an item is not a record.
     """
     for number, item in enumerate(items, 1):
         yield _record((f"sequence_{number}", item) if kind == "sequence" else item)
 
 
 def _record(item: Record) -> NamedSequence:
-    """
+    """Convert an item to a named sequence.
+
     Raises:
-        InputError: it is not a pair of id and sequence, or FASTA cannot hold the id.
+        InputError: the item is not a pair of id and sequence, or FASTA cannot represent the id.
     """
     pair = (item.id, item.seq) if hasattr(item, "seq") else item
     if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)):
@@ -150,7 +153,7 @@ def _record(item: Record) -> NamedSequence:
             f"{printable(repr(item))} is not a record",
             hint="give paths, sequences, pairs of id and sequence, or SeqRecords",
         )
-    name = str(pair[0])  # NumPy has strings of its own
+    name = str(pair[0])  # NumPy has its own string type
     if name.split() != [name]:
         raise InputError(
             f"the id {printable(repr(name))} is empty or has blanks", hint="give an id of one word"

@@ -1,8 +1,8 @@
-"""Keep the names that a run derives apart from the ids of its records.
+"""Prevent collisions between the names that a run derives and the ids of its records.
 
-A derived name gets a number if a record of the run has it as its id. Which names are taken depends
-on all ids of the run and on nothing else, so every process of a run derives the same names. A later
-``--resume`` with more records may take more names.
+A derived name gets a number if a record in the run has it as its id. Which names are taken depends
+only on all ids in the run, so every process derives the same names. A later ``--resume`` with more
+records may take more names.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ def _none() -> Digests:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TakenNames:
-    """The ids of a run that are also derived names of other records, by their digests."""
+    """Digests of the run's ids that are also derived names of other records."""
 
     names: Digests = field(default_factory=_none)  # (n,), sorted
-    owners: Digests = field(default_factory=_none)  # (n,), of these other records, sorted
+    owners: Digests = field(default_factory=_none)  # (n,), ids of those other records, sorted
 
     def __bool__(self) -> bool:
         return len(self.names) > 0
 
     @property
     def key(self) -> str:
-        """A hash of the names; "" if there are none."""
+        """Return a hash of the names, or "" without names."""
         return sha256(self.names.tobytes()).hexdigest() if self else ""
 
     def concern(self, ids: Sequence[str]) -> BoolArray:
-        """Whether a derived name of each of these records may be taken. (n,)"""
+        """Return a mask of the records for which a derived name may be taken. (n,)"""
         mask: BoolArray = np.isin(id_digests(ids), self.owners)
         return mask
 
     def free_suffix(self, ids: Iterable[str], suffix: str, endings: Sequence[str] = ("",)) -> str:
-        """The suffix, with the first number that makes no name taken.
+        """Return the suffix, with the first number for which no derived name is taken.
 
         Args:
-            ids: the ids of the record, in the run and in its file.
-            suffix: what the derived name has behind the id.
-            endings: what may follow.
+            ids: the record's ids, in the run and in its file.
+            suffix: the part of the derived name after the id.
+            endings: parts that may follow the suffix.
         """
         own = tuple(ids)
         numbered = (suffix if number == 1 else f"{suffix}_{number}" for number in count(1))
@@ -72,11 +72,13 @@ NONE_TAKEN = TakenNames()
 
 
 def find_taken_names(blocks: Iterable[Records]) -> TakenNames:
-    """Find the taken names among the ids of all records of a run, and the ids in their files.
+    """Find the taken names among all ids of a run, including ids in the files.
 
-    Memory holds 8 bytes per id.
+    Memory contains 8 bytes per id.
     """
-    ids, names, owners = array("Q"), array("Q"), array("Q")
+    ids = array("Q")
+    names = array("Q")
+    owners = array("Q")
     for records in blocks:
         for column in (records.ids, records.names) if any(records.own_ids) else (records.ids,):
             ids.frombytes(id_digests(column).tobytes())

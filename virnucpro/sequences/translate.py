@@ -1,8 +1,8 @@
 """Screen records, and translate nucleotides to the ORFs that encoders read. Pure functions.
 
 Chunks, the frames that are kept, and their names follow the original VirNucPro
-(github.com/Li-Jing-1997/VirNucPro). Golden files test them byte by byte. There is one difference:
-U is read as T, while the original drops the codon.
+(github.com/Li-Jing-1997/VirNucPro). Golden files test them byte by byte. The only difference is
+that U is read as T, while the original drops the codon.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from virnucpro.sequences.base_digits import BASE_DIGITS
 from virnucpro.sequences.fasta import find_invalid, matches_type
 
 # Genetic codes by NCBI's numbers, from ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi. Codes 27, 28
-# and 31 are left out: in them, the context decides whether a codon is a residue or a stop.
+# and 31 are excluded, because context decides whether one of their codons is a residue or a stop.
 
 STOP = "*"
 _CODONS = tuple(a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT")
-_LETTERS = "KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"  # a letter per codon
-_DIFFERENCES = {  # NCBI's number -> codons with another meaning than in the standard code
+_LETTERS = (
+    "KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"  # one letter per codon
+)
+_DIFFERENCES = {  # NCBI's number -> codons that differ from the standard code
     1: "",
     2: "AGA* AGG* ATAM TGAW",
     3: "ATAM CTAT CTCT CTGT CTTT TGAW",
@@ -59,7 +61,7 @@ GENETIC_CODES = tuple(_DIFFERENCES)
 
 @dataclass(frozen=True, slots=True)
 class GeneticCode:
-    """A genetic code: a letter for each of the 64 codons, in the order AAA, AAC, AAG, AAT ..."""
+    """A genetic code with one letter per codon, in the order AAA, AAC, AAG, AAT ..."""
 
     number: int
     codons: tuple[str, ...]
@@ -67,7 +69,7 @@ class GeneticCode:
 
     @property
     def meanings(self) -> dict[str, str]:
-        """The letter of each codon."""
+        """Return the letter of each codon."""
         return dict(zip(self.codons, self.letters, strict=True))
 
     @property
@@ -77,7 +79,8 @@ class GeneticCode:
     @staticmethod
     @cache
     def from_number(number: int) -> GeneticCode:
-        """
+        """Return the code with an NCBI number.
+
         Raises:
             UsageError: there is no such code, or one of its codons has two meanings.
         """
@@ -97,14 +100,15 @@ class GeneticCode:
 
     @property
     def standard_synonyms(self) -> dict[str, str]:
-        """For each codon with a non-standard residue: the most similar standard codon for it.
+        """Map each codon with a non-standard residue to the most similar standard codon for it.
 
         Stops have no synonym.
 
         >>> GeneticCode.from_number(6).standard_synonyms
         {'TAA': 'CAA', 'TAG': 'CAG'}
         """
-        synonyms, usual = {}, STANDARD.meanings
+        synonyms = {}
+        usual = STANDARD.meanings
         for codon, letter in self.meanings.items():
             if letter not in (usual[codon], STOP):
                 same = [synonym for synonym in usual if usual[synonym] == letter]
@@ -128,7 +132,7 @@ _KNOWN = frozenset("ACGT")
 
 
 def reject_reason(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
-    """The status and the note of a record that is screened out; else None and ""."""
+    """Return the status and note of a record that is rejected, or None and ""."""
     if invalid := find_invalid(record, recipe.input_type):
         return "invalid", invalid
     if recipe.input_type == "protein" and not record.protein:
@@ -145,27 +149,27 @@ def _screen_length(length: int, recipe: Recipe) -> tuple[Status | None, str]:
 
 
 def reject_reasons(records: Records, recipe: Recipe) -> dict[int, tuple[Status, str]]:
-    """The status and the note of each record that is screened out, by index."""
-    places: Iterable[int] = range(len(records.ids))
+    """Return the status and note of each rejected record, by index."""
+    indices: Iterable[int] = range(len(records.ids))
     if recipe.input_type == "nucleotide" and matches_type(
         "".join(records.sequences), recipe.input_type
     ):
         lengths = records.lengths.tolist()
-        left_out = {n for n in set(lengths) if not n or _screen_length(n, recipe)[0]}
-        places = [place for place, n in enumerate(lengths) if n in left_out] if left_out else ()
-    screened = ((place, *reject_reason(records.record_at(place), recipe)) for place in places)
-    return {place: (status, note) for place, status, note in screened if status is not None}
+        rejected = {n for n in set(lengths) if not n or _screen_length(n, recipe)[0]}
+        indices = [index for index, n in enumerate(lengths) if n in rejected]
+    screened = ((index, *reject_reason(records.record_at(index), recipe)) for index in indices)
+    return {index: (status, note) for index, status, note in screened if status is not None}
 
 
 @cache
 def _codon_tables(code: GeneticCode) -> tuple[bytes, bytes, bytes]:
-    """Three tables of 256 bytes: base to digit, and codon to residue on either strand.
+    """Return three 256-byte tables: base to digit, and codon to residue on either strand.
 
-    The number of a codon with the digits a, b, c is 25a + 5b + c. Any letter but ACGTU has the
-    digit 4, and a codon with such a letter has the residue 0.
+    A codon with the digits a, b, c has the number 25a + 5b + c. Any letter but ACGTU has the digit
+    4. A codon with such a letter has the residue 0.
     """
     digits = np.minimum(BASE_DIGITS, 4).astype(np.uint8)
-    forward = np.zeros(256, dtype=np.uint8)  # 125 are used; bytes.translate wants 256
+    forward = np.zeros(256, dtype=np.uint8)  # 125 are used; bytes.translate needs 256
     reverse = np.zeros(256, dtype=np.uint8)
     for codon, letter in code.meanings.items():
         a, b, c = (int(digits[ord(base)]) for base in codon)
@@ -190,8 +194,8 @@ class Chunk(NamedTuple):
     def from_record(cls, record: FastaRecord, size: int) -> Iterator[Chunk]:
         """Cut a record into the fewest chunks of at most ``size`` bases, overlapping evenly.
 
-        All chunks but the last have ``size`` bases. If the overlaps cannot be equal, the first
-        ones are one base longer.
+        All chunks but the last have ``size`` bases. If the overlaps cannot be equal, the first ones
+        are one base longer.
         """
         length = len(record.sequence)
         if 0 < length <= size:  # as most reads are
@@ -210,16 +214,19 @@ class Chunk(NamedTuple):
     def cut_evenly(cls, record: FastaRecord, size: int) -> Iterator[Chunk]:
         """Cut a record into the fewest chunks of at most ``size`` bases, spread evenly.
 
-        The reverse complement of a record has the same chunks: rounding is symmetric, and a chunk
-        in the middle has one base less where it could not be there otherwise. Places are rounded
-        towards the middle, so that all bases are in chunks.
+        A record and its reverse complement have the same chunks. Rounding is symmetric, and a
+        middle chunk is one base shorter where it could not be centred otherwise. Positions are
+        rounded towards the middle, so that chunks cover all bases.
         """
         length = len(record.sequence)
-        last, n_chunks = max(0, length - size), -(-length // size)
+        last = max(0, length - size)
+        n_chunks = -(-length // size)
         for n_before in range(n_chunks):
-            n_behind, n_bases = n_chunks - 1 - n_before, min(size, length)
+            n_behind = n_chunks - 1 - n_before
+            n_bases = min(size, length)
             if n_before == n_behind:
-                start, n_bases = (last + 1) // 2, n_bases - last % 2
+                start = (last + 1) // 2
+                n_bases -= last % 2
             elif n_before < n_behind:
                 start = -(-n_before * last // (n_chunks - 1))
             else:
@@ -229,21 +236,21 @@ class Chunk(NamedTuple):
 
     @classmethod
     def of(cls, record: FastaRecord, recipe: Recipe) -> Iterator[Chunk]:
-        """The chunks of a record. Frames need those of the original VirNucPro."""
+        """Cut a record into chunks. Frames need the chunks of the original VirNucPro."""
         if Alphabet.CHUNK in recipe.alphabets:
             return cls.cut_evenly(record, recipe.chunk_size)
         return cls.from_record(record, recipe.chunk_size)
 
     @staticmethod
     def orfs(chunks: Sequence[Chunk], recipe: Recipe) -> list[Orf]:
-        """What the encoders of the recipe read: the chunks, or their frames."""
+        """Return what the recipe's encoders read: the chunks, or their frames."""
         if Alphabet.CHUNK in recipe.alphabets:
             return Chunk.as_orfs(chunks)
         return translate_six_frames(chunks, GeneticCode.from_number(recipe.genetic_code))
 
     @staticmethod
     def as_orfs(chunks: Iterable[Chunk]) -> list[Orf]:
-        """Each chunk with a known base, with its bases as text.
+        """Convert each chunk with a known base to an ORF, with its bases as text.
 
         >>> chunks = [Chunk("1", "", 0, "aug"), Chunk("2", "", 3, "N")]
         >>> [orf.protein for orf in Chunk.as_orfs(chunks)]
@@ -258,9 +265,9 @@ class Chunk(NamedTuple):
 
 
 def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) -> list[Orf]:
-    """Translate the six frames of each chunk; keep those without a stop, in chunk order.
+    """Translate the six frames of each chunk. Keep those without a stop, in chunk order.
 
-    Codons with a letter other than ACGTU are skipped; a frame without residues is not kept.
+    Codons with a letter other than ACGTU are skipped, and frames without residues are dropped.
     Translating many chunks at once costs little more than one.
 
     >>> [orf.id for orf in translate_six_frames([Chunk("c1", "r", 0, "ATGTAA")])]
@@ -286,7 +293,7 @@ def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) 
     firsts = np.hstack([first_forward, first_reverse])[rows, frames]
     counts = np.hstack([n_codons, n_codons])[rows, frames]
     starts = np.array([chunk.start for chunk in chunks])[rows] + firsts - (ends - lengths)[rows]
-    # start of the frame and end of its chunk, on the strand of the frame, in the joined chunks
+    # frame start and chunk end in the joined chunks, on the frame's strand
     is_forward = frames < 3
     first_base = np.where(is_forward, (ends - lengths)[rows], len(text) - ends[rows]) + frames % 3
     last_base = np.where(is_forward, ends[rows], len(text) - (ends - lengths)[rows])
@@ -298,18 +305,27 @@ def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) 
     for i, frame, first, n, start, begin, end in zip(*(c.tolist() for c in columns), strict=True):
         letters = strands[frame // 3][first : first + 3 * n : 3].replace(b"\0", b"")
         if letters:
-            chunk, strand = chunks[i], "+-"[frame // 3]
+            chunk = chunks[i]
+            strand = "+-"[frame // 3]
             protein = (letters if frame < 3 else letters[::-1]).decode("ascii")
             # the bases that the original VirNucPro writes
-            of_frame = coding[frame // 3][begin : min(end, begin + 1 + 3 * len(protein))]
-            place = (start, start + 3 * n, strand)
-            orf_id = chunk.id + FRAMES[frame]
-            orfs.append(Orf(orf_id, chunk.id, chunk.record_id, *place, protein, of_frame))
+            frame_bases = coding[frame // 3][begin : min(end, begin + 1 + 3 * len(protein))]
+            orf = Orf(
+                chunk.id + FRAMES[frame],
+                chunk.id,
+                chunk.record_id,
+                start,
+                start + 3 * n,
+                strand,
+                protein,
+                frame_bases,
+            )
+            orfs.append(orf)
     return orfs
 
 
 def _letters_by_strand(text: bytes, code: GeneticCode) -> tuple[bytes, bytes]:
-    """The residue of the codon at each base but the last two, on the forward and reverse strand."""
+    """Return the residue of the codon at each base but the last two, on both strands."""
     base_digits, forward, reverse = _codon_tables(code)
     digits = np.frombuffer(text.translate(base_digits), dtype=np.uint8)
     codons = digits[:-2] * 25
@@ -322,14 +338,20 @@ def _letters_by_strand(text: bytes, code: GeneticCode) -> tuple[bytes, bytes]:
 def _has_stop(
     letters: bytes, first: NDArray[np.int64], n_codons: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Whether one of the ``n_codons`` codons in frame from ``first`` on is a stop.
+    """Return a mask of frames with a stop among ``n_codons`` codons from ``first`` on.
 
-    (n_bases,), (n_chunks, 3), (n_chunks, 3) -> (n_chunks, 3)
+    Args:
+        letters: (n_bases,) residues as bytes.
+        first: (n_chunks, 3) positions.
+        n_codons: (n_chunks, 3) counts.
+
+    Returns:
+        (n_chunks, 3) bool.
     """
     stops = np.flatnonzero(np.frombuffer(letters, dtype=np.uint8) == _STOP)
-    stride = len(letters) + 3  # the stops of one phase lie together and in order
+    stride = len(letters) + 3  # keeps the stops of each phase contiguous and ordered
     keys = np.sort((stops % 3) * stride + stops)
     lowest = (first % 3) * stride + first
-    place = np.searchsorted(keys, lowest)
-    holds: NDArray[np.bool_] = place != np.searchsorted(keys, lowest + 3 * n_codons - 2)
-    return holds
+    position = np.searchsorted(keys, lowest)
+    has_stop: NDArray[np.bool_] = position != np.searchsorted(keys, lowest + 3 * n_codons - 2)
+    return has_stop
