@@ -1,1 +1,1 @@
-"""The run folder: the plan, the finished work, and the lock."""
+"""The run folder: plan, finished work, and lock."""

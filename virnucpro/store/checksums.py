@@ -1,8 +1,8 @@
 """Keep the SHA-256 of each output of a finished run in ``run.json``, and find changed outputs.
 
-Feature files are outputs too. They are hashed when their vectors are read for the tables, and not
-again: there may be terabytes of them. While a file is rewritten, its hash is removed, so that a
-kill between the file and ``run.json`` does not look like damage.
+Feature files are outputs too. They may take terabytes, so they are hashed only once, when their
+vectors are read for the tables. While a file is rewritten, its hash is removed, so that a kill
+between writing the file and ``run.json`` does not look like damage.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from virnucpro.store.run_dir import FEATURES, SCORES, RunDir
 _REMEDY = with_options(
     "check the disk, then repeat the command of the run with {resume} to rewrite it"
 )
-_WRITES_AHEAD = 8  # writes of a file that may wait for their hashing
+_WRITES_AHEAD = 8  # writes per file that may wait to be hashed
 
 
 @dataclass(frozen=True, slots=True)
 class _HashingDir(SafeDir):
     """A run folder that hashes files while they are written, so that none is read again."""
 
-    hashes: dict[Path, str]  # of whole files
+    hashes: dict[Path, str]  # of complete files
     thread: ThreadPoolExecutor
 
     @contextmanager
     def atomic_write(self, path: Path, *, is_synced: bool = True) -> Iterator[BinaryIO]:
-        """As ``SafeDir.atomic_write``."""
+        """Write and hash a file, as ``SafeDir.atomic_write``."""
         with SafeDir.atomic_write(self, path, is_synced=is_synced) as out:
             hashed = _HashedFile(out, self.thread)
             yield cast("BinaryIO", hashed)
@@ -48,32 +48,33 @@ class _HashingDir(SafeDir):
 
 
 class _HashedFile(io.BufferedIOBase):
-    """A file that is written sequentially and hashed by a thread meanwhile."""
+    """A file that is written sequentially and hashed by a thread at the same time."""
 
     def __init__(self, out: BinaryIO, thread: ThreadPoolExecutor) -> None:
-        self._out, self._thread = out, thread
+        self._out = out
+        self._thread = thread
         self._digest = hashlib.sha256()
-        self._waiting: deque[Future[None]] = deque()
+        self._pending: deque[Future[None]] = deque()
 
-    def write(self, text: Any, /) -> int:  # noqa: ANN401 - all that has bytes
-        self._waiting.append(self._thread.submit(self._digest.update, text))
-        if len(self._waiting) > _WRITES_AHEAD:
-            self._waiting.popleft().result()
+    def write(self, text: Any, /) -> int:  # noqa: ANN401 - any buffer
+        self._pending.append(self._thread.submit(self._digest.update, text))
+        if len(self._pending) > _WRITES_AHEAD:
+            self._pending.popleft().result()
         return self._out.write(text)
 
     def hexdigest(self) -> str:
-        for future in self._waiting:
+        for future in self._pending:
             future.result()
         return self._digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The outputs of a run folder."""
+    """The outputs in a run folder."""
 
     rundir: RunDir
-    written: dict[Path, str] = field(default_factory=dict)  # hashes that are known already
-    field: ClassVar = "outputs"  # of ``run.json``: place in the run folder -> SHA-256
+    written: dict[Path, str] = field(default_factory=dict)  # path -> hash taken while writing
+    field: ClassVar = "outputs"  # key in ``run.json``: path in the run folder -> SHA-256
 
     @contextmanager
     def writing(self) -> Iterator[SafeDir]:
@@ -82,20 +83,20 @@ class Outputs:
             yield _HashingDir(self.rundir.root, self.written, thread)
 
     def hash(self, names: Collection[str] = ()) -> dict[str, str]:
-        """The hashes of the existing outputs: all, or only these file names.
+        """Hash the existing outputs: all, or only these file names.
 
         Raises:
-            OutputError, StorageError: one cannot be read now.
+            OutputError, StorageError: an output cannot be read now.
         """
         paths = [path for path in self.paths() if not names or path.name in names]
-        with ThreadPoolExecutor() as pool:  # Python's lock is free while a block is hashed
+        with ThreadPoolExecutor() as pool:  # hashing a block releases the GIL
             digests = pool.map(lambda path: self.written.get(path) or _hash(path), paths)
             return {
                 self._output_path(path): digest for path, digest in zip(paths, digests, strict=True)
             }
 
     def paths(self) -> list[Path]:
-        """The existing outputs of the run and of each of its files."""
+        """List the existing outputs of the run and of each sample."""
         names = self.rundir.owned_names
         paths = [self.rundir.report, *map(self.rundir.output, names.run)]
         for folder in self.rundir.feature_folders():
@@ -110,67 +111,71 @@ class Outputs:
         return [path for path in paths if path.is_file()]
 
     def read_kept(self, names: Collection[str] = ()) -> dict[str, str]:
-        """The hashes of the score files of a run, and of intact outputs with these names.
+        """Read the hashes of the run's score files, and of intact outputs with these names.
 
-        No hash at all if a score file is damaged.
+        If a score file is corrupt, no hash is returned.
 
         Raises:
-            ResumeError: ``run.json`` is damaged.
+            ResumeError: ``run.json`` is corrupt.
         """
         hashes = self.read_hashes() or {}
-        scores = {place: one for place, one in hashes.items() if Path(place).suffix == SCORES}
-        named = {place: one for place, one in hashes.items() if place in names}
+        scores = {name: digest for name, digest in hashes.items() if Path(name).suffix == SCORES}
+        named = {name: digest for name, digest in hashes.items() if name in names}
         if any(self.find_damaged(scores)):
             return {}
         damaged = {self._output_path(path) for path, _ in self.find_damaged(named)}
-        return scores | {place: one for place, one in named.items() if place not in damaged}
+        return scores | {name: digest for name, digest in named.items() if name not in damaged}
 
     def count_unhashed(self, hashes: Mapping[str, str]) -> int:
-        """The number of existing outputs without a hash here."""
+        """Count the existing outputs without a hash in ``hashes``."""
         return sum(self._output_path(path) not in hashes for path in self.paths())
 
     def read_hashes(self) -> dict[str, str] | None:
-        """The hashes in ``run.json``; None for an unfinished run or one of an older version.
+        """Read the hashes in ``run.json``. An unfinished run or an older version has None.
 
         Raises:
-            ResumeError: ``run.json`` is damaged.
+            ResumeError: ``run.json`` is corrupt.
         """
         hashes = self.rundir.read_facts().get(self.field)
         return dict(hashes) if isinstance(hashes, Mapping) else None
 
     def find_damaged(self, hashes: Mapping[str, str]) -> Iterator[tuple[Path, VirnucproError]]:
-        """Yield the outputs that are damaged or missing, each with its error.
+        """Yield each corrupt or missing output with its error.
 
         Raises:
-            OutputError, StorageError: one cannot be read now.
+            OutputError, StorageError: an output cannot be read now.
         """
-        # a path that leads out of the folder is not read
-        places = [p for p in hashes if not Path(p).is_absolute() and ".." not in Path(p).parts]
-        paths = [self.rundir.root / place for place in places]
+        # never read a path outside the folder
+        names = [
+            name for name in hashes if not Path(name).is_absolute() and ".." not in Path(name).parts
+        ]
+        paths = [self.rundir.root / name for name in names]
         with ThreadPoolExecutor() as pool:
             digests = pool.map(lambda path: _hash(path) if path.is_file() else "", paths)
-            for place, path, digest in zip(places, paths, digests, strict=True):
-                if digest != hashes[place]:
-                    what = "was changed: run.json has another SHA-256"
+            for name, path, digest in zip(names, paths, digests, strict=True):
+                if digest != hashes[name]:
+                    problem = "was changed: run.json has another SHA-256"
                     if not path.exists():
-                        what = "is missing"
-                    yield path, InputError(f"{printable(path)} {what}", _REMEDY)
+                        problem = "is missing"
+                    yield path, InputError(f"{printable(path)} {problem}", _REMEDY)
 
     def check(self, but: Collection[str] = ()) -> None:
-        """Check that the existing outputs are as a finished run wrote them, except vectors.
+        """Check that the existing outputs, except vectors, are unchanged since the run finished.
 
-        Vectors may take hours to read, and whoever reads them verifies them.
-        ``but``: file names to skip, because they are written anew.
+        Vectors may take hours to read, and their readers verify them.
+
+        Args:
+            but: file names to skip, because they will be rewritten.
 
         Raises:
             InputError: an output was changed.
-            ResumeError: ``run.json`` is damaged.
-            OutputError, StorageError: one cannot be read now.
+            ResumeError: ``run.json`` is corrupt.
+            OutputError, StorageError: an output cannot be read now.
         """
         hashes = {
-            place: digest
-            for place, digest in (self.read_hashes() or {}).items()
-            if Path(place).name not in but and not has_vectors(place)
+            name: digest
+            for name, digest in (self.read_hashes() or {}).items()
+            if Path(name).name not in but and not has_vectors(name)
         }
         for path, error in self.find_damaged(hashes):
             if path.exists():
@@ -180,51 +185,56 @@ class Outputs:
     def rewriting(self, names: Collection[str]) -> Iterator[None]:
         """Wrap the writing of outputs with these file names.
 
-        Their hashes are removed from ``run.json`` first, so that a kill does not look like damage;
-        afterwards it gets the hashes of the new files. After an error it gets the hashes of
-        unchanged files. A run without hashes gets none.
+        First, their hashes are removed from ``run.json``, so that a kill does not look like damage.
+        Afterwards, ``run.json`` gets the hashes of the new files. After an error, it gets the
+        hashes of unchanged files. A run without hashes gets none.
         """
         hashes = self.read_hashes()
         if hashes is None:
             yield
             return
-        before = {place: one for place, one in hashes.items() if Path(place).name in names}
+        old_hashes = {name: digest for name, digest in hashes.items() if Path(name).name in names}
         self._update(names, {})
         try:
             yield
         except VirnucproError:
-            now = self.hash(names).items()
-            self._update(names, {place: one for place, one in now if before.get(place) == one})
+            new_hashes = self.hash(names).items()
+            unchanged = {
+                name: digest for name, digest in new_hashes if old_hashes.get(name) == digest
+            }
+            self._update(names, unchanged)
             raise
         self._update(names, self.hash(names))
 
     def _update(self, names: Collection[str], now: Mapping[str, str]) -> None:
         """Replace the hashes of outputs with these file names."""
         stored = self.rundir.read_facts()
-        before = dict(stored[self.field])
-        others = {
-            place: digest for place, digest in before.items() if Path(place).name not in names
+        old_hashes = dict(stored[self.field])
+        remaining = {
+            name: digest for name, digest in old_hashes.items() if Path(name).name not in names
         }
-        if {**others, **now} != before:
-            self.rundir.write_facts({**stored, self.field: {**others, **now}})
+        new_hashes = {**remaining, **now}
+        if new_hashes != old_hashes:
+            self.rundir.write_facts({**stored, self.field: new_hashes})
 
     def _output_path(self, path: Path) -> str:
         return path.relative_to(self.rundir.root).as_posix()
 
 
-def has_vectors(place: str) -> bool:
-    """Whether an output, by its place in the run folder, is a file of vectors or lists such files.
+def has_vectors(name: str) -> bool:
+    """Return True if an output is a vector file or lists such files, given its relative path.
 
     >>> has_vectors("features/000000.h5"), has_vectors("features.h5"), has_vectors("viral.fasta")
     (True, True, False)
     """
-    return Path(place).parts[0] in (FEATURES, index_path(Path(FEATURES)).name)
+    return Path(name).parts[0] in (FEATURES, index_path(Path(FEATURES)).name)
 
 
 def _hash(path: Path) -> str:
-    """
+    """Hash a file.
+
     Raises:
-        OutputError, StorageError: it cannot be read now.
+        OutputError, StorageError: the file cannot be read now.
     """
     try:
         return hash_file(path)

@@ -17,7 +17,7 @@ from virnucpro.core.types import Embeddings
 def export(
     path: Path, embeddings: Embeddings, layout: FeatureFormat, encoder: EncoderSpec, tree: SafeDir
 ) -> None:
-    """Write the content of a feature file next to it in another format; for h5, do nothing.
+    """Write the content of a feature file next to it in another format. For h5, do nothing.
 
     Raises:
         OutputError, StorageError: the file cannot be written.
@@ -33,7 +33,7 @@ def export(
 
 
 def save_npz(path: Path, embeddings: Embeddings, tree: SafeDir) -> None:
-    """``ids``, ``lengths`` and ``embeddings``, for ``numpy.load`` without pickle."""
+    """Write ``ids``, ``lengths`` and ``embeddings``, for ``numpy.load`` without pickle."""
     with tree.atomic_write(path) as out:
         np.savez(
             out,
@@ -44,11 +44,11 @@ def save_npz(path: Path, embeddings: Embeddings, tree: SafeDir) -> None:
 
 
 def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: SafeDir) -> None:
-    """Write a row per ORF: ``id``, ``length``, ``embedding``; the encoder is in the metadata.
+    """Write one row per ORF: ``id``, ``length``, ``embedding``. The metadata name the encoder.
 
     An embedding is a list of ``dim`` float32 or, per residue, a list of such lists. Parquet text is
-    UTF-8, so another byte in an id becomes four characters, such as ``\\xff``. Byte-stream
-    splitting and compression make vectors stored as bfloat16 take half the disk here too.
+    UTF-8, so any other byte in an id becomes four characters, such as ``\\xff``. With byte-stream
+    splitting and compression, vectors stored as bfloat16 take half the disk space here too.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -57,8 +57,8 @@ def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree:
     if embeddings.per_residue:
         bounds = np.concatenate([[0], np.cumsum(embeddings.lengths)]).astype(np.int32)
         rows = pa.ListArray.from_arrays(pa.array(bounds), rows)
-    raw = (orf_id.encode("utf-8", "surrogateescape") for orf_id in embeddings.ids)
-    ids = [one.decode("utf-8", "backslashreplace") for one in raw]
+    raw_ids = (orf_id.encode("utf-8", "surrogateescape") for orf_id in embeddings.ids)
+    ids = [raw_id.decode("utf-8", "backslashreplace") for raw_id in raw_ids]
     columns = {"id": pa.array(ids, pa.string()), "length": pa.array(embeddings.lengths)}
     about = {name: str(value) for name, value in asdict(encoder).items()}
     table = pa.table({**columns, "embedding": rows}, metadata=about)
@@ -70,15 +70,16 @@ def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree:
 
 
 def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: SafeDir) -> None:
-    """Write the layout of the original VirNucPro's ``_ESM.pt`` or ``_DNABERT_S.pt``.
+    """Write the original VirNucPro's layout of ``_ESM.pt`` or ``_DNABERT_S.pt``.
 
-    Proteins: ``proteins`` (ids) and ``data`` (a tensor each). Bases: ``nucleotide`` (ids) and
-    ``data``, where each entry has an id and a list of numbers that torch converts back to the same
-    float32.
+    Protein files contain ``proteins`` (ids) and ``data`` (one tensor each). Base files contain
+    ``nucleotide`` (ids) and ``data``, in which each entry has an id and a list of numbers that
+    torch converts back to the same float32.
     """
     import torch
 
-    ids, content = list(embeddings.ids), dict[str, object]()
+    ids = list(embeddings.ids)
+    content: dict[str, object]
     if encoder.reads is not Alphabet.PROTEIN:
         rows = zip(ids, embeddings.vectors.tolist(), strict=True)
         data = [{"label": name, "mean_representation": row} for name, row in rows]
@@ -86,7 +87,7 @@ def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Safe
     else:
         tensors = [torch.from_numpy(rows.copy()) for rows in split_rows(embeddings)]
         content = {"proteins": ids, "data": tensors}
-    image = io.BytesIO()  # torch would store the name of a path in the archive
+    image = io.BytesIO()  # given a path, torch would store its name in the archive
     torch.save(content, image)
     tree.write_bytes(path, image.getvalue())
 

@@ -1,13 +1,13 @@
-"""Read and write feature files: HDF5 with a label at its end; a file exists only when it is whole.
+"""Read and write feature files: HDF5 followed by a label. Files appear atomically.
 
-A file is built in memory, written with plain writes, synced, read back and renamed: HDF5's own
+A file is built in memory, written sequentially, synced, read back and renamed, because HDF5's own
 writing is not safe on a full disk. The label follows the HDF5 content, where HDF5 readers do not
-look; then come the label's SHA-256 and length. The label names the recipe and the shard, so that
-files cannot be confused, and gives length and SHA-256 of the content. So ``read_label`` needs only
-the last bytes of a file to see what it belongs to and that it is complete; ``read_embeddings``
+look. The label's SHA-256 and length come last. The label names the recipe and the shard, so that
+files cannot be confused, and gives the length and SHA-256 of the content. ``read_label`` therefore
+needs only the last bytes to identify a file and see that it is complete. ``read_embeddings``
 verifies every bit.
 
-Vectors are float32 or, in half the bytes, bfloat16: a custom floating-point type that HDF5 converts
+Vectors are float32 or, in half the space, bfloat16, a custom floating-point type that HDF5 converts
 to float32 on reading. The readers here convert it faster.
 """
 
@@ -42,14 +42,14 @@ from virnucpro.core.types import Embeddings, Failure
 if TYPE_CHECKING:
     import h5py
 
-_SEAL = struct.Struct("<32sI")  # SHA-256 and length of the label
+_SEAL = struct.Struct("<32sI")  # label's SHA-256 and length
 _BLOCK = 1 << 18
-_MAX_LABEL = 1 << 28  # bytes; bounds what is read before the hash is checked
-# errors of h5py on a damaged file
+_MAX_LABEL = 1 << 28  # bytes; bounds the read before the hash is checked
+# errors that h5py raises on a corrupt file
 _DAMAGE = (OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError)
 # errno values that concern the file; all others concern the disk or permissions
 _NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-# HDF5's fields of a number in bfloat16: sign and exponent, their bits, mantissa and its bits
+# HDF5 bit fields of bfloat16: sign position, exponent position and size, mantissa position and size
 _BFLOAT16 = (15, 7, 8, 0, 7)
 
 Attributes = Mapping[str, str | int]
@@ -57,7 +57,7 @@ Attributes = Mapping[str, str | int]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The label of a feature file: its shard, its recipe, and the size and hash of its content."""
+    """The label of a feature file: its shard, its recipe, and its content's size and hash."""
 
     attributes: Attributes
     failed_records: Sequence[str]
@@ -68,12 +68,13 @@ class Label:
         if not isinstance(self.attributes, Mapping):
             raise TypeError("attributes have names")
         ids = self.failed_records
-        if not isinstance(ids, (list, tuple)) or not all(isinstance(one, str) for one in ids):
+        is_sequence = isinstance(ids, (list, tuple))
+        if not is_sequence or not all(isinstance(record_id, str) for record_id in ids):
             raise TypeError("failed records are named by their ids")
 
 
 class Checksums(NamedTuple):
-    """The SHA-256 of a file's label, which includes that of the content, and of the file."""
+    """The SHA-256 of a file, and of its label, which includes the content's SHA-256."""
 
     label: str
     file: str
@@ -86,14 +87,18 @@ def write_embeddings(
     tree: SafeDir,
     store: Store = "float32",
 ) -> Checksums:
-    """Write one file: ``ids``, ``lengths``, ``embeddings``, and the failures.
+    """Write a feature file with ``ids``, ``lengths``, ``embeddings``, and the failures.
 
-    An existing file with exactly the same content is left alone. The version of the program is
-    stored too, but no reader checks it: the recipe decides the numbers.
+    An existing file with exactly the same content is left alone. The program version is stored too,
+    but no reader checks it, because the recipe determines the numbers.
+
+    Raises:
+        OutputError, StorageError: the file cannot be written, or reads back differently.
     """
     failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
     content = _to_hdf5(embeddings, attributes, store)
-    parts = content, checksummed_label(content, attributes, failed_records)  # large, and not copied
+    # the content is large, so it is not copied
+    parts = (content, checksummed_label(content, attributes, failed_records))
     checksums = Checksums(_label_digest(parts[1]), read_checksum(parts))
     with suppress(OSError):  # an unreadable file is replaced
         if path.is_file() and hash_file(path) == checksums.file:
@@ -111,7 +116,7 @@ def write_embeddings(
 
 
 def _has_layout(handle: BinaryIO, parts: Iterable[bytes]) -> bool:
-    """True if a file has this content; it is compared in blocks."""
+    """Return True if a file consists of these parts. Compare in blocks."""
     for part in parts:
         for first in range(0, len(part), _BLOCK):
             block = part[first : first + _BLOCK]
@@ -123,24 +128,24 @@ def _has_layout(handle: BinaryIO, parts: Iterable[bytes]) -> bool:
 def checksummed_label(
     content: bytes, attributes: Attributes, failed_records: Sequence[str] = ()
 ) -> bytes:
-    """The end of a feature file: its label, and the hash and length of the label."""
+    """Return the end of a feature file: its label, and the label's hash and length."""
     label = Label(attributes, failed_records, len(content), read_checksum([content]))
     text = json.dumps(asdict(label)).encode()
     return text + _SEAL.pack(hashlib.sha256(text).digest(), len(text))
 
 
 def _label_digest(end: bytes) -> str:
-    """The SHA-256 of the label at the end of a file, as its last bytes record it."""
+    """Return the label's SHA-256, as recorded in the last bytes of a file."""
     digest, _ = _SEAL.unpack(end[-_SEAL.size :])
     return bytes(digest).hex()
 
 
 def read_label_digest(path: Path) -> str:
-    """Read the SHA-256 of a file's label from its last bytes; nothing is verified.
+    """Read the SHA-256 of a file's label from its last bytes, without verification.
 
     Raises:
         FeatureFileError: the file is missing, or too short.
-        OutputError, StorageError: it cannot be read now.
+        OutputError, StorageError: the file cannot be read now.
     """
     with open_reader(path):
         _refuse_pipe(path)
@@ -154,12 +159,12 @@ def read_label_digest(path: Path) -> str:
 
 
 def write_checksummed(tree: SafeDir, path: Path, content: bytes, attributes: Attributes) -> None:
-    """Write a file that ends as a feature file does; see ``read_checksummed``."""
+    """Write a file that ends like a feature file. See ``read_checksummed``."""
     tree.write_bytes(path, content + checksummed_label(content, attributes))
 
 
 def read_checksummed(path: Path, attributes: Attributes) -> tuple[Label, bytes]:
-    """Read the content of a file that ends as a feature file does, and verify every bit.
+    """Read the content of a file that ends like a feature file, and verify every bit.
 
     Raises:
         FeatureFileError, OutputError, StorageError: as ``read_label``.
@@ -173,7 +178,7 @@ def read_checksummed(path: Path, attributes: Attributes) -> tuple[Label, bytes]:
 
 
 def read_checksum(parts: Iterable[bytes]) -> str:
-    """The SHA-256 of the concatenated parts."""
+    """Return the SHA-256 of the concatenated parts."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -199,7 +204,7 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes, store: Store) -> by
 
 
 def _add_bfloat16(h5: h5py.File, bits: NDArray[np.uint16]) -> None:
-    """Add the dataset of vectors in a custom HDF5 type."""
+    """Add the vector dataset in a custom HDF5 type."""
     from h5py import h5d, h5p, h5s
 
     kind = vector_type("bfloat16")
@@ -211,7 +216,7 @@ def _add_bfloat16(h5: h5py.File, bits: NDArray[np.uint16]) -> None:
 
 
 def vector_type(store: Store) -> h5py.h5t.TypeFloatID:
-    """The HDF5 type of the numbers in a vector."""
+    """Return the HDF5 type for the numbers in a vector."""
     from h5py import h5t
 
     kind = h5t.IEEE_F32LE.copy()
@@ -223,14 +228,14 @@ def vector_type(store: Store) -> h5py.h5t.TypeFloatID:
 
 
 def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The upper halves of finite numbers, rounded to the nearest, ties to even."""
+    """Return the upper halves of finite numbers, rounded to nearest, ties to even."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     halves: NDArray[np.uint16] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return halves
 
 
 def _vectors(dataset: h5py.Dataset) -> NDArray[np.float32]:
-    """Read the vectors of a file. HDF5 would take 40 times as long to convert bfloat16."""
+    """Read the vectors in a file. HDF5 would take 40 times as long to convert bfloat16."""
     from h5py import h5s
 
     kind = dataset.id.get_type()
@@ -243,7 +248,7 @@ def _vectors(dataset: h5py.Dataset) -> NDArray[np.float32]:
 
 
 def text_type() -> np.dtype[Any]:
-    """The type of a dataset of texts, in UTF-8."""
+    """Return the type for text datasets, in UTF-8."""
     import h5py
 
     kind: np.dtype[Any] = h5py.string_dtype("utf-8")
@@ -259,9 +264,9 @@ def new_hdf5() -> h5py.File:
 
 
 def open_features(path: Path) -> h5py.File:
-    """Open a whole file without a lock: it never changes, and some file systems have no locks.
+    """Open a complete file without a lock: it never changes, and some file systems have no locks.
 
-    HDF5 opens a file that is open in this process already only with the same choice of locks.
+    If the file is already open in this process, HDF5 requires the same choice of locks.
     """
     import h5py
 
@@ -269,19 +274,19 @@ def open_features(path: Path) -> h5py.File:
     try:
         return h5py.File(path, "r", locking=False)
     except OSError:
-        with suppress(OSError):  # the first error is the one to report
+        with suppress(OSError):  # report the first error
             return h5py.File(path, "r")
         raise
 
 
 def _refuse_pipe(path: Path) -> None:
-    """Raise ValueError for a path that is not a plain file: a pipe would never end."""
+    """Raise ValueError for a path that is not a plain file: reading a pipe would never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is not a plain file")
 
 
 def read_label(path: Path, attributes: Attributes) -> Label:
-    """Verify from its last bytes that a file is complete and has the expected attributes.
+    """Verify from a file's last bytes that it is complete and has the expected attributes.
 
     Raises:
         FeatureFileError: it is missing, truncated, or belongs to another recipe or shard.
@@ -315,10 +320,10 @@ def read_label(path: Path, attributes: Attributes) -> Label:
 def read_embeddings(path: Path, attributes: Attributes, dim: int | None = None) -> Embeddings:
     """Read one file and verify every bit and the expected attributes.
 
-    ``dim`` is the expected width of the vectors; in a file without vectors the width may be 0.
+    ``dim`` is the expected vector width. In a file without vectors, the width may be 0.
 
     Raises:
-        FeatureFileError: it is missing, damaged, or belongs to another recipe, shard or width.
+        FeatureFileError: it is missing, corrupt, or belongs to another recipe, shard or width.
         OutputError, StorageError: it cannot be read now.
     """
     return read_verified(path, attributes, dim)[0]
@@ -346,10 +351,10 @@ def read_verified(
 
 
 def verify(path: Path, attributes: Attributes) -> Checksums:
-    """Verify every bit of a file and the expected attributes, without its content in memory.
+    """Verify every bit of a file and the expected attributes, without loading its content.
 
     Raises:
-        FeatureFileError: it is missing, damaged, or belongs to another recipe or shard.
+        FeatureFileError: it is missing, corrupt, or belongs to another recipe or shard.
         OutputError, StorageError: it cannot be read now.
     """
     label = read_label(path, attributes)
@@ -358,7 +363,10 @@ def verify(path: Path, attributes: Attributes) -> Checksums:
 
 
 def read_names(path: Path) -> tuple[NDArray[np.object_], NDArray[np.int32]]:
-    """Read the ids of a verified file, in UTF-8, and the lengths. -> (n_orfs,) each
+    """Read the ids (UTF-8 bytes) and lengths in a verified file.
+
+    Returns:
+        Two arrays, both (n_orfs,).
 
     Raises:
         FeatureFileError: the file no longer exists, or has changed.
@@ -374,12 +382,12 @@ def _failures(h5: h5py.File) -> tuple[Failure, ...]:
 
 @contextmanager
 def open_reader(path: Path) -> Iterator[None]:
-    """Turn errors while a feature file or an index is read into ``VirnucproError``s.
+    """Translate errors from reading a feature file or an index into ``VirnucproError``.
 
-    A file that cannot be read now is not damaged, so nobody may delete it.
+    A file that cannot be read now is not corrupt, and must not be deleted.
 
     Raises:
-        FeatureFileError: it is missing or damaged.
+        FeatureFileError: it is missing or corrupt.
         OutputError, StorageError: it cannot be read now.
     """
     try:
@@ -395,23 +403,23 @@ def open_reader(path: Path) -> Iterator[None]:
         ) from error
 
 
-def read_rows(path: Path, places: Sequence[int]) -> list[NDArray[np.float32]]:
-    """Read the rows of some ORFs, by position, from a verified file: (length, dim) each.
+def read_rows(path: Path, positions: Sequence[int]) -> list[NDArray[np.float32]]:
+    """Read the rows of ORFs at these positions from a verified file, each as (length, dim).
 
     Raises:
-        FeatureFileError: it no longer exists, or has changed.
+        FeatureFileError: the file no longer exists, or has changed.
     """
     with open_reader(path), open_features(path) as h5:
         rows = h5["embeddings"]
         bounds = np.concatenate([[0], np.cumsum(h5["lengths"][:])])
-        return [rows[bounds[i] : bounds[i + 1]] for i in places]
+        return [rows[bounds[i] : bounds[i + 1]] for i in positions]
 
 
 def find_vectors(path: Path) -> int:
     """Find the byte offset of the vectors in a file, which stores them contiguously.
 
     Raises:
-        FeatureFileError: it no longer exists, or has changed.
+        FeatureFileError: the file no longer exists, or has changed.
     """
     with open_reader(path), open_features(path) as h5:
         rows = _owned_copy(h5, "embeddings")
@@ -422,31 +430,38 @@ def find_vectors(path: Path) -> int:
 
 
 def read_vectors(
-    path: Path, start: int, encoder: EncoderSpec, places: Sequence[int]
+    path: Path, start: int, encoder: EncoderSpec, positions: Sequence[int]
 ) -> list[NDArray[np.float32]]:
-    """Read the vectors at some positions of a verified file, each as (1, dim).
+    """Read the vectors at these positions of a verified file, each as (1, dim).
 
-    ``start`` comes from ``find_vectors``: opening the file with HDF5 takes a millisecond.
+    ``start`` comes from ``find_vectors``, because opening the file with HDF5 takes a millisecond.
 
     Raises:
-        FeatureFileError: it no longer exists, or has changed.
+        FeatureFileError: the file no longer exists, or has changed.
     """
-    dim, is_short = encoder.dim, encoder.store == "bfloat16"
+    dim = encoder.dim
+    is_short = encoder.store == "bfloat16"
     n_bytes = dim * (2 if is_short else 4)
     with open_reader(path), path.open("rb", buffering=0) as handle:
-        rows = [os.pread(handle.fileno(), n_bytes, start + i * n_bytes) for i in places]
-        numbers = [np.frombuffer(row, dtype="<u2" if is_short else "<f4") for row in rows]
-        return [(from_bfloat16(one) if is_short else one).reshape(1, dim) for one in numbers]
+        rows = [os.pread(handle.fileno(), n_bytes, start + i * n_bytes) for i in positions]
+        vectors = [np.frombuffer(row, dtype="<u2" if is_short else "<f4") for row in rows]
+        if is_short:
+            vectors = [from_bfloat16(vector) for vector in vectors]
+        return [vector.reshape(1, dim) for vector in vectors]
 
 
 def _owned_copy(h5: h5py.File, name: str) -> h5py.Dataset:
-    """A dataset stored in the file itself: HDF5 would follow links to other files."""
+    """Return a dataset stored in the file itself. HDF5 would follow links to other files.
+
+    Raises:
+        ValueError: the dataset is in another file.
+    """
     import h5py
 
     *groups, _ = name.split("/")
-    for place in (*groups, name):
-        if not isinstance(h5.get(place, getlink=True), h5py.HardLink):
-            raise ValueError(f"{place} is a link")
+    for member in (*groups, name):
+        if not isinstance(h5.get(member, getlink=True), h5py.HardLink):
+            raise ValueError(f"{member} is a link")
     dataset = h5[name]
     if dataset.is_virtual or dataset.external:
         raise ValueError(f"{name} is kept in another file")
@@ -458,11 +473,15 @@ def _to_strings(dataset: h5py.Dataset) -> tuple[str, ...]:
 
 
 def _check_content(path: Path, label: Label) -> Checksums:
-    """Verify the content of a file by its label; raise ValueError if it is damaged.
+    """Verify the content of a file against its label.
 
-    HDF5 must not see a damaged file: on some flipped bits it never returns.
+    HDF5 must not read a corrupt file: on some flipped bits it never returns.
+
+    Raises:
+        ValueError: the content is corrupt.
     """
-    digest, n_left = hashlib.sha256(), label.n_bytes
+    digest = hashlib.sha256()
+    n_left = label.n_bytes
     with path.open("rb") as handle:
         while n_left > 0 and (block := handle.read(min(n_left, _BLOCK))):
             digest.update(block)

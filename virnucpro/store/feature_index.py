@@ -1,8 +1,8 @@
 """List the feature files of a store, and read the vectors that belong to the finished run.
 
-``features/parts.json`` names each file in order, with its checksums and the ORFs that count: a
-record that a later input replaces is left out. Readers go through this list, file by file, so no
-reader depends on the number of files that a process may open.
+``features/parts.json`` names each file in order, with its checksums and the ORFs that count.
+Records that a later input replaces do not count. Readers follow this list, file by file, so the
+number of files does not matter.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from virnucpro.store.feature_store import FeatureStore, ShardFeatures, is_featur
 
 _WRITE_ANEW = with_options("repeat the command of the run with {resume} to make what is missing")
 
-Span: TypeAlias = tuple[int, int]  # the first, and one after the last
+Span: TypeAlias = tuple[int, int]  # (first, last + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class IndexPart:
-    """What the list of a store records of a feature file; small, since there may be very many."""
+    """The entry of one feature file in a store's list, kept small because there may be many."""
 
     name: str
-    label: str  # SHA-256 of the label of the file, which includes that of the content
+    label: str  # SHA-256 of the file's label, which includes the content's SHA-256
     sha256: str  # of the file
-    dim: int  # numbers in a row
+    dim: int  # numbers per row
     n_orfs: int
-    n_rows: int  # of vectors
+    n_rows: int  # vectors
     orfs: tuple[Span, ...]  # ORFs that count
     rows: tuple[Span, ...]  # rows of these ORFs
 
@@ -68,8 +68,9 @@ class IndexPart:
     def from_file(
         cls, name: str, embeddings: Embeddings, checksums: Checksums, hidden: Collection[str] = ()
     ) -> IndexPart:
-        """Describe the file of some ORFs; all except the hidden ones count."""
-        ids, n_rows = embeddings.ids, embeddings.lengths if embeddings.per_residue else 1
+        """Describe a file with embeddings. All ORFs except the hidden ones count."""
+        ids = embeddings.ids
+        n_rows = embeddings.lengths if embeddings.per_residue else 1
         bounds: list[int] = np.cumsum([0, *np.broadcast_to(n_rows, len(ids))]).tolist()
         mask = np.array([orf_id not in hidden for orf_id in ids], dtype=np.bool_)
         orfs = tuple(find_runs(mask))
@@ -85,20 +86,20 @@ class IndexPart:
         hidden: Collection[str],
         layout: FeatureFormat,
     ) -> list[IndexPart]:
-        """Also write the files of a shard in another format, and describe them for the list.
+        """Export a shard's files to another format, and describe them for the list.
 
-        Both leave out the hidden ORFs.
+        Hidden ORFs are omitted from both.
         """
         parts = []
         for path, embeddings, checksums in features.files:
             export(path, embeddings.without_ids(hidden), layout, store.encoder, store.tree)
-            if embeddings.vectors.shape[1]:  # else copies whose originals have no vector
+            if embeddings.vectors.shape[1]:  # 0 for copies whose originals have no vector
                 parts.append(cls.from_file(path.name, embeddings, checksums, hidden))
         return parts
 
     @property
     def place(self) -> tuple[int, str]:
-        """Sort key: number of the shard, then its copies."""
+        """Return the sort key: shard number, then file name, so that copies follow."""
         return int(self.name.split(".")[0].split("_")[0]), self.name
 
     @property
@@ -107,10 +108,10 @@ class IndexPart:
 
 
 def _check_part(spans: Sequence[Sequence[int]], n: int) -> tuple[Span, ...]:
-    """Check that spans ascend within ``n``; those from JSON are lists.
+    """Check that spans ascend within ``n``. Spans from JSON are lists.
 
     Raises:
-        ValueError, TypeError: they do not.
+        ValueError, TypeError: the spans do not ascend.
     """
     pairs = tuple((first, end) for first, end in spans)
     bounds = [0, *(number for pair in pairs for number in pair), n]
@@ -121,17 +122,17 @@ def _check_part(spans: Sequence[Sequence[int]], n: int) -> tuple[Span, ...]:
 
 
 def write_parts(store: FeatureStore, parts: Sequence[IndexPart]) -> None:
-    """Write the list of the files of a store; the store's folder is made if it is missing."""
+    """Write the list of a store's files. Create the store's folder if it is missing."""
     content = json.dumps([asdict(part) for part in parts]).encode()
     store.make_folder()
     write_checksummed(store.tree, store.parts, content, _part_checksum(store))
 
 
 def read_parts(store: FeatureStore) -> list[IndexPart]:
-    """Read the list of the files of a store.
+    """Read the list of a store's files.
 
     Raises:
-        FeatureFileError: it is missing or damaged, or of another recipe.
+        FeatureFileError: it is missing or corrupt, or has another recipe.
         OutputError, StorageError: it cannot be read now.
     """
     content = read_checksummed(store.parts, _part_checksum(store))[1]
@@ -144,10 +145,10 @@ def _part_checksum(store: FeatureStore) -> Attributes:
 
 
 def hash_part(store: FeatureStore, part: IndexPart) -> str:
-    """The SHA-256 of the file of a part; it is read only if it is not the one that was listed.
+    """Return the SHA-256 of a listed file. Read the file only if it is not the listed one.
 
     Raises:
-        FeatureFileError: the file is missing or damaged.
+        FeatureFileError: the file is missing or corrupt.
         OutputError, StorageError: it cannot be read now.
     """
     path = store.folder / part.name
@@ -157,9 +158,10 @@ def hash_part(store: FeatureStore, part: IndexPart) -> str:
 
 
 def check_parts(store: FeatureStore) -> None:
-    """
+    """Check that all listed files are present.
+
     Raises:
-        FeatureFileError: the list is damaged, or a listed file is missing, or is another one.
+        FeatureFileError: the list is corrupt, or a listed file is missing or was replaced.
     """
     for part in read_parts(store):
         path = store.folder / part.name
@@ -173,10 +175,10 @@ def check_parts(store: FeatureStore) -> None:
 def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Yield each id of a finished run, with its rows.
 
-    The files are read one by one, and verified.
+    Files are read one by one, and verified.
 
     Raises:
-        FeatureFileError: the list or a file is missing or damaged.
+        FeatureFileError: the list or a file is missing or corrupt.
     """
     attributes = _part_checksum(store)
     for name, spans in _shown_orfs(store):
@@ -187,7 +189,7 @@ def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]
 
 
 def _shown_orfs(store: FeatureStore) -> list[tuple[str, Sequence[Span]]]:
-    """The names of the files, in order, and which ORFs of each count."""
+    """Return the file names, in order, and which ORFs in each file count."""
     if not store.parts.exists() and (linked := _linked_orfs(store.index)):
         return linked
     check_parts(store)
@@ -195,16 +197,16 @@ def _shown_orfs(store: FeatureStore) -> list[tuple[str, Sequence[Span]]]:
 
 
 def _linked_orfs(index: Path) -> list[tuple[str, Sequence[Span]]]:
-    """The same from a ``features.h5`` of an older run: virtual datasets over the feature files."""
+    """Return the same from an older run's ``features.h5``, which has virtual datasets."""
     if not index.exists():
         return []
     with open_reader(index), open_features(index) as h5:
         groups = h5["groups"].values() if "groups" in h5 else ()
         sources = [source for group in groups for source in group["ids"].virtual_sources()]
-        by_file = groupby(sources, key=lambda source: source.file_name)
-        return [
-            (Path(name).name, [_span(source) for source in of_file]) for name, of_file in by_file
-        ]
+        linked: list[tuple[str, Sequence[Span]]] = []
+        for name, file_sources in groupby(sources, key=lambda source: source.file_name):
+            linked.append((Path(name).name, [_span(source) for source in file_sources]))
+        return linked
 
 
 def _span(source: Any) -> Span:  # noqa: ANN401 - h5py's tuple
@@ -213,10 +215,12 @@ def _span(source: Any) -> Span:  # noqa: ANN401 - h5py's tuple
 
 
 def shared_attributes(store: FeatureStore, parts: Sequence[IndexPart]) -> Mapping[str, Any]:
-    """The attributes that all files of a store share, taken from the first; none without files.
+    """Return the attributes that all files in a store share, read from the first file.
+
+    Without files, there are no attributes.
 
     Raises:
-        FeatureFileError: the file is missing or damaged.
+        FeatureFileError: the file is missing or corrupt.
     """
     if not parts:
         return {}

@@ -1,8 +1,8 @@
 """Store the vectors of a run, one feature file per shard, and read them.
 
-Each encoder of a run has its own store. The file of a shard has the ORFs that were embedded. When
-the files are read, a shard with copies gets a second file, with the vectors of their originals. So
-the files contain every ORF, and a reader of the files needs nothing else.
+Each encoder in a run has its own store. A shard's file contains the ORFs that were embedded. When
+the files are read, a shard with copies gets a second file with the vectors of their originals.
+Together, the files contain every ORF, and a reader needs nothing else.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from virnucpro.store.feature_file import (
 )
 from virnucpro.store.shard_files import read_shard
 
-OnShard = Callable[[int, int], None]  # called with the numbers of checked and of all shards
-_COPIES = "_copies"  # ends the stem of the name of a file of copies
+OnShard = Callable[[int, int], None]  # called with the number of checked shards and the total
+_COPIES = "_copies"  # ends the stem of a file with copies
 _FILE = re.compile(rf"({SHARD_NAME})({_COPIES})?\.h5")
 _EXPORT = re.compile(rf"{SHARD_NAME}(?:{_COPIES})?\.(?:npz|pt|parquet)")
 _FOLDER = re.compile(r"\w+-[0-9a-f]{16}")
-PARTS = "parts.json"  # name of the list of the files of a store
+PARTS = "parts.json"  # name of a store's file list
 _REPLACED = with_options(
     "delete it, then repeat the command of the run with {resume} to make it again"
 )
@@ -64,25 +64,25 @@ class FeatureStore:
     fingerprint: str  # hash of the recipe
 
     def path(self, shard: Shard, copies: int = 0) -> Path:
-        """The file of a shard; with ``copies=1``, the file of its copies."""
+        """Return the file of a shard, or with ``copies=1``, the file of its copies."""
         return self.folder / f"{shard.name}{_COPIES * copies}.h5"
 
     def partial_path(self, shard: Shard, owner: str) -> Path:
-        """The partial file of a shard that killed its worker, kept for the owner's next attempt."""
+        """Return a shard's partial file, kept for the owner's next attempt after a worker died."""
         return self.folder / f".{shard.name}.{owner}.partial"
 
     @property
     def index(self) -> Path:
-        """``features.h5``, with all vectors of the store, next to its folder."""
+        """Return the path of ``features.h5``, next to the folder, with all vectors of the store."""
         return index_path(self.folder)
 
     @property
     def parts(self) -> Path:
-        """The list of the files that a finished run has."""
+        """Return the path of a finished run's file list."""
         return self.folder / PARTS
 
     def attributes(self, shard: Shard, copies: int = 0) -> Attributes:
-        """The attributes of a file of a shard; see ``path``."""
+        """Return the attributes of a shard's file, as selected in ``path``."""
         encoder = self.encoder
         return {
             "model": encoder.model,
@@ -95,25 +95,26 @@ class FeatureStore:
         }
 
     def expected(self, shard: Shard, copies: int = 0) -> Attributes:
-        """The attributes that a file of a shard must have; see ``path``.
+        """Return the attributes that a shard's file must have, as selected in ``path``.
 
-        The name of the model is left out: the fingerprint identifies the model, and its folder or
+        The model name is omitted. The fingerprint identifies the model, and the model's folder or
         its name in this program may have changed since the file was written.
         """
         attributes = self.attributes(shard, copies)
         return {name: value for name, value in attributes.items() if name != "model"}
 
     def read(self, path: Path, attributes: Attributes) -> tuple[Embeddings, Checksums]:
-        """Read a file of the store, and verify it.
+        """Read and verify a file in the store.
 
         Raises:
-            FeatureFileError: it is missing or damaged, or has other attributes.
+            FeatureFileError: it is missing or corrupt, or has other attributes.
         """
         return read_verified(path, attributes, self.encoder.dim)
 
     def write(self, shard: Shard, embeddings: Embeddings, copies: int = 0) -> Checksums:
-        """Write a file of a shard, which appears only when it is complete; see ``path``."""
-        path, attributes = self.path(shard, copies), self.attributes(shard, copies)
+        """Write a shard's file atomically, as selected in ``path``."""
+        path = self.path(shard, copies)
+        attributes = self.attributes(shard, copies)
         return write_embeddings(path, embeddings, attributes, self.tree, self.encoder.store)
 
     def delete_partials(self, owner: str) -> None:
@@ -121,11 +122,11 @@ class FeatureStore:
         self.tree.delete_files(self.folder, lambda name: name.endswith(f".{owner}.partial"))
 
     def make_folder(self) -> None:
-        """Make the folder for the files in the run folder, which must exist."""
+        """Create the store's folder in the run folder, which must exist."""
         self.tree.make_folder(self.folder)
 
     def files(self, shards: Sequence[Shard] = ()) -> Iterator[tuple[Path, Attributes]]:
-        """All files, with those of copies, by shard, each with its known attributes."""
+        """Yield all files, with those of copies, by shard, each with its known attributes."""
         hashes = {shard.name: shard.sha256 for shard in shards}
         for match in sorted(self._matches(), key=lambda match: (int(match[1]), match[0])):
             attributes: dict[str, str | int] = {"fingerprint": self.fingerprint}
@@ -134,23 +135,26 @@ class FeatureStore:
             yield self.folder / match[0], attributes
 
     def read_files(self) -> Iterator[tuple[Path, int, Embeddings]]:
-        """Verify and read each file. -> path, byte offset of the vectors, content
+        """Verify and read each file.
+
+        Yields:
+            Path, byte offset of the vectors, and content.
 
         Raises:
-            FeatureFileError: a file is not whole, or has another recipe.
+            FeatureFileError: a file is incomplete, or has another recipe.
         """
         for path, attributes in self.files():
             yield path, find_vectors(path), read_embeddings(path, attributes, self.encoder.dim)
 
     def completed_names(self) -> set[str]:
-        """List the folder once for the names of the shards with a file.
+        """List the folder once, and return the names of shards that have a file.
 
-        A file that exists was whole when it was written.
+        Files appear atomically, so an existing file was complete when it was written.
         """
         return {match[1] for match in self._matches() if not match[2]}
 
     def _matches(self) -> list[re.Match[str]]:
-        """Match the file names: name of the shard, and whether the file is of copies."""
+        """Match the file names: shard name, and whether the file contains copies."""
         if not self.folder.is_dir():
             return []
         with os.scandir(self.folder) as entries:
@@ -159,10 +163,10 @@ class FeatureStore:
     def find_pending(
         self, shards: Sequence[Shard], replaced: frozenset[str], on_shard: OnShard
     ) -> list[Shard]:
-        """The shards still to embed.
+        """Return the shards still to embed.
 
-        If records were replaced and a file of copies is owed, shards with failures are included:
-        copies may need their vectors.
+        If records were replaced and a file of copies is pending, shards with failures are included,
+        because copies may need their vectors.
         """
         pending = dict[int, Shard]()
         for i, shard in enumerate(shards):
@@ -171,21 +175,22 @@ class FeatureStore:
                 pending[i] = shard
         with_copies = [shard for shard in shards if shard.n_orfs > shard.n_embedded]
         if replaced and any(self.is_pending(shard, replaced, copies=1) for shard in with_copies):
-            others = ((i, shard) for i, shard in enumerate(shards) if i not in pending)
-            pending |= {i: shard for i, shard in others if self._failed_in(shard)}
+            for i, shard in enumerate(shards):
+                if i not in pending and self._failed_in(shard):
+                    pending[i] = shard
         return [pending[i] for i in sorted(pending)]
 
     def is_pending(self, shard: Shard, replaced: frozenset[str], copies: int = 0) -> bool:
-        """Whether a shard has no complete file, or a file with failures that were not ``replaced``.
+        """Return True if a shard has no complete file, or a file with failures not in ``replaced``.
 
-        Only labels are checked: damaged content is found when it is read. Nothing is deleted:
-        another process may be about to write the file.
+        Only labels are checked, because corrupt content is found when it is read. Nothing is
+        deleted, because another process may be about to write the file.
         """
         failed = self._failed_in(shard, copies)
         return failed is None or not failed <= replaced
 
     def _failed_in(self, shard: Shard, copies: int = 0) -> set[str] | None:
-        """The records with failures in a file; None if there is no complete file."""
+        """Return the records with failures in a file, or None without a complete file."""
         path = self.path(shard, copies)
         if not path.exists():
             return None
@@ -201,9 +206,12 @@ class FeatureStore:
         on_file: OnShard = lambda *_: None,
         hashes: Mapping[Path, str] = MappingProxyType({}),
     ) -> Iterator[tuple[Path, FeatureFileError]]:
-        """Read all files, and yield the damaged ones.
+        """Read all files, and yield the corrupt ones.
 
-        ``shards`` adds a check of attributes, ``hashes`` one of the SHA-256 of these files.
+        Args:
+            shards: check the attributes of these shards.
+            on_file: called with the number of checked files and the total.
+            hashes: check the SHA-256 of these files.
         """
         files = list(self.files(shards))
         for i, (path, attributes) in enumerate(files):
@@ -214,11 +222,11 @@ class FeatureStore:
                 yield path, error
                 continue
             if hashes.get(path, checksums.file) != checksums.file:
-                what = "is a whole feature file, but run.json has another SHA-256"
-                yield path, FeatureFileError(f"{printable(path)} {what}", _REPLACED)
+                problem = "is a whole feature file, but run.json has another SHA-256"
+                yield path, FeatureFileError(f"{printable(path)} {problem}", _REPLACED)
 
     def discard_damaged(self, shards: Sequence[Shard], on_shard: OnShard) -> None:
-        """Read all files and delete the damaged ones."""
+        """Read all files and delete the corrupt ones."""
         for path, error in self.find_damaged(shards, on_shard):
             LOGGER.warning("%s; it is made again", error)
             with storage_errors(path):
@@ -227,17 +235,17 @@ class FeatureStore:
 
 @dataclass(frozen=True, slots=True)
 class ReadOnlyStore(FeatureStore):
-    """The store of a finished run: a file that would be written is compared instead."""
+    """The store of a finished run. Instead of writing a file, it compares the content."""
 
     @classmethod
     def from_folder(cls, store: FeatureStore) -> ReadOnlyStore:
         return cls(store.tree, store.folder, store.encoder, store.fingerprint)
 
     def write(self, shard: Shard, embeddings: Embeddings, copies: int = 0) -> Checksums:
-        """Compare the vectors with those of the file.
+        """Compare the vectors with those in the file.
 
         Raises:
-            FeatureFileError: it is missing or damaged, or has others.
+            FeatureFileError: the file is missing or corrupt, or has other vectors.
         """
         path = self.path(shard, copies)
         stored, checksums = self.read(path, self.attributes(shard, copies))
@@ -255,7 +263,7 @@ class ReadOnlyStore(FeatureStore):
 def open_stores(
     features: Path, encoders: Sequence[EncoderSpec], fingerprint: str
 ) -> tuple[FeatureStore, ...]:
-    """A store per encoder: the first in the folder itself, the others in its subfolders."""
+    """Open one store per encoder: the first in the folder itself, the others in subfolders."""
     tree = SafeDir(features.parent)
     return tuple(
         FeatureStore(
@@ -266,12 +274,12 @@ def open_stores(
 
 
 def is_feature_file(name: str) -> bool:
-    """Whether a file of this name has vectors of a shard or of its copies."""
+    """Return True if a file with this name contains vectors of a shard or its copies."""
     return _FILE.fullmatch(name) is not None
 
 
 def is_export(path: Path) -> bool:
-    """Whether a file in the folder of a store is a shard exported to another format."""
+    """Return True if a file in a store's folder is a shard exported to another format."""
     return _EXPORT.fullmatch(path.name) is not None
 
 
@@ -280,13 +288,13 @@ def index_path(folder: Path) -> Path:
 
 
 def _encoder_folder_name(encoder: EncoderSpec) -> str:
-    """A folder name that is unique among the encoders of a run."""
+    """Return a folder name that is unique among the encoders of a run."""
     digest = hashlib.sha256(json.dumps(encoder.facts, sort_keys=True).encode()).hexdigest()
     return f"{encoder.family}-{digest[:16]}"
 
 
 def encoder_folder_names(features: Path) -> list[str]:
-    """The names in a folder of features that are names of the stores of further encoders."""
+    """List the names in a features folder that belong to stores of further encoders."""
     if not features.is_dir():
         return []
     return [path.name for path in features.iterdir() if _FOLDER.fullmatch(path.name)]
@@ -302,13 +310,13 @@ class StoredFeatures(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardFeatures:
-    """The vectors of a shard, copies included, and why ORFs have none."""
+    """The vectors of a shard, copies included, and the reasons for missing vectors."""
 
     files: tuple[StoredFeatures, ...]
-    reasons: Mapping[str, str]  # id of an ORF without a vector -> reason
+    reasons: Mapping[str, str]  # ORF without a vector -> reason
 
     def select_rows(self, orf_ids: Sequence[str]) -> NDArray[np.float32]:
-        """The vectors of ORFs with one vector each. n -> (n, dim)"""
+        """Return the vectors of ORFs that have one vector each. n -> (n, dim)"""
         contents = [file.embeddings for file in self.files]
         assert not any(content.per_residue for content in contents), "one row each"
         ids = [orf_id for content in contents for orf_id in content.ids]
@@ -317,8 +325,8 @@ class ShardFeatures:
         vectors = np.concatenate([content.vectors for content in contents if content.ids])
         if list(orf_ids) == ids:
             return vectors
-        place = {orf_id: i for i, orf_id in enumerate(ids)}
-        return vectors[[place[orf_id] for orf_id in orf_ids]]
+        positions = {orf_id: i for i, orf_id in enumerate(ids)}
+        return vectors[[positions[orf_id] for orf_id in orf_ids]]
 
 
 class FeatureReader:
@@ -328,21 +336,27 @@ class FeatureReader:
         self._store = store
         self._shards = [shard for shard in shards if shard.n_embedded]
         self._firsts = [0, *accumulate(shard.n_embedded for shard in self._shards)]
-        self._sources: dict[int, _OriginalRows] = {}  # by index of the shard
+        self._sources: dict[int, _OriginalRows] = {}  # by shard index
 
     def read(
         self, shard: Shard, orfs: Sequence[Orf], lost: Mapping[int, str], n_verified: int
     ) -> ShardFeatures:
-        """Read the features of a shard with these ORFs; a copy gets the vector of its original.
+        """Read the features of a shard with these ORFs. A copy gets its original's vector.
 
-        ``lost`` has the reason of each shard without a file, by index. The files of the first
-        ``n_verified`` shards were verified before; other files with originals are verified here.
-        The file of copies is made anew from the originals each time and replaces one that differs.
+        The file of copies is rebuilt from the originals each time, and replaces one that differs.
+
+        Args:
+            shard: the shard to read.
+            orfs: its ORFs, in order.
+            lost: index of each shard without a file -> reason.
+            n_verified: the files of this many first shards were verified before. Other files with
+                originals are verified here.
 
         Raises:
-            FeatureFileError: a file is missing or damaged, or its rows are in another order.
+            FeatureFileError: a file is missing or corrupt, or its rows are in another order.
         """
-        files, reasons = list[StoredFeatures](), {}
+        files: list[StoredFeatures] = []
+        reasons = {}
         embedded = [orf for orf in orfs if orf.copy_of is None]
         if loss := lost.get(shard.index, ""):
             reasons = {orf.id: loss for orf in embedded}
@@ -379,11 +393,12 @@ class FeatureReader:
         for number, group in groupby(
             ordinals, key=lambda ordinal: bisect_right(self._firsts, ordinal) - 1
         ):
-            first, source = self._firsts[number], self._source(number, lost, n_verified)
-            places = [ordinal - first for ordinal in group]
-            found = source.rows(places, self._store.encoder)
-            rows |= {first + place: row for place, row in found.items()}
-            reasons |= {first + i: source.reasons[i] for i in places if i in source.reasons}
+            first = self._firsts[number]
+            source = self._source(number, lost, n_verified)
+            positions = [ordinal - first for ordinal in group]
+            source_rows = source.rows(positions, self._store.encoder)
+            rows |= {first + position: row for position, row in source_rows.items()}
+            reasons |= {first + i: source.reasons[i] for i in positions if i in source.reasons}
         encoder = self._store.encoder
         delivered = [(orf, rows[orf.copy_of]) for orf in copies if orf.copy_of in rows]
         return Embeddings(
@@ -399,9 +414,10 @@ class FeatureReader:
         )
 
     def _source(self, number: int, lost: Mapping[int, str], n_verified: int) -> _OriginalRows:
-        """The file of the originals in a shard; another process may have verified it."""
+        """Return the file with a shard's originals, which another process may have verified."""
         shard = self._shards[number]
-        path, attributes = self._store.path(shard), self._store.expected(shard)
+        path = self._store.path(shard)
+        attributes = self._store.expected(shard)
         if loss := lost.get(shard.index):
             return _OriginalRows(path, dict.fromkeys(range(shard.n_embedded), loss))
         if shard.index not in self._sources:
@@ -419,25 +435,30 @@ class _OriginalRows:
     """A verified feature file with originals of copies."""
 
     path: Path
-    reasons: dict[int, str]  # place in the shard -> reason of the failure
+    reasons: dict[int, str]  # position in the shard -> failure reason
 
     @cached_property
     def start(self) -> int:
-        """Byte offset of its vectors."""
+        """Return the byte offset of the vectors."""
         return find_vectors(self.path)
 
-    def rows(self, places: Sequence[int], encoder: EncoderSpec) -> dict[int, NDArray[np.float32]]:
-        """Read the rows of some ORFs, by position in the shard; failed ORFs are left out."""
-        places = [place for place in places if place not in self.reasons]
-        # the file has no rows of failed ORFs
-        rows = [place - sum(failed < place for failed in self.reasons) for place in places]
+    def rows(
+        self, positions: Sequence[int], encoder: EncoderSpec
+    ) -> dict[int, NDArray[np.float32]]:
+        """Read the rows of ORFs by position in the shard. Failed ORFs are omitted."""
+        positions = [position for position in positions if position not in self.reasons]
+        # the file has no rows for failed ORFs
+        rows = []
+        for position in positions:
+            n_failed_before = sum(failed < position for failed in self.reasons)
+            rows.append(position - n_failed_before)
         if not rows:
             return {}
         if encoder.per_residue:
-            found = read_rows(self.path, rows)
+            vectors = read_rows(self.path, rows)
         else:
-            found = read_vectors(self.path, self.start, encoder, rows)
-        return dict(zip(places, found, strict=True))
+            vectors = read_vectors(self.path, self.start, encoder, rows)
+        return dict(zip(positions, vectors, strict=True))
 
 
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)

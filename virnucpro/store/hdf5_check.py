@@ -1,8 +1,8 @@
-"""Try HDF5 with the connector that ``HDF5_VOL_CONNECTOR`` names.
+"""Test HDF5 with the connector named in ``HDF5_VOL_CONNECTOR``.
 
-HDF5 stores its objects through a connector. Where it cannot load the named one, it prints some
-fifty lines and crashes at the first file, in every process. So it is tried once, in a process of
-its own, before a run begins.
+HDF5 stores its objects through a connector. If it cannot load the named one, it prints some fifty
+lines and crashes at the first file, in every process. So it is tested once, in a separate process,
+before a run begins.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _STDERR = 2
 
 
 def check_connector(name: str | None) -> None:
-    """Check that HDF5 works with a connector; None or empty: its own, which always works.
+    """Check that HDF5 works with a connector. Without a name, HDF5's own connector always works.
 
     Raises:
-        UnavailableError: it does not.
+        UnavailableError: the connector does not work.
     """
     if not name:
         return
@@ -50,7 +50,7 @@ def check_connector(name: str | None) -> None:
 
 
 def try_hdf5(pipe: Pipe) -> None:
-    """Write a file in memory, as feature files are; HDF5's own messages are dropped."""
+    """Write a file in memory, as feature files are. HDF5's own messages are dropped."""
     with open(os.devnull, "wb") as nothing:  # noqa: PTH123 - a device
         os.dup2(nothing.fileno(), _STDERR)
     with new_hdf5() as h5:

@@ -31,15 +31,15 @@ class Manifest:
 
     recipe: Recipe
     inputs: tuple[InputFile, ...]
-    replaced: tuple[str, ...] = ()  # ids of failed records that a later input replaces
+    replaced: tuple[str, ...] = ()  # failed record ids that a later input replaces
     is_qualified: bool = False  # ids are written as FILE:ID
-    refused: tuple[InputFile, ...] = ()  # files that could not be read
-    models: tuple[str, ...] = ()  # of the encoders: a name or an absolute path
-    cut: str = ""  # rule by which records were called, in words
-    # rule of --embed -> first generation of inputs at or after the rule; each rule is for records
-    # that no earlier rule asks for
+    refused: tuple[InputFile, ...] = ()  # unreadable files
+    models: tuple[str, ...] = ()  # encoder models: a name or an absolute path
+    cut: str = ""  # calling rule, in words
+    # --embed rule -> first input generation at or after the rule; each rule selects records that
+    # no earlier rule selects
     embed: Mapping[EmbeddingRule, int] = field(default_factory=lambda: {"all": 0})
-    # names that ids of the run take from derived names; each start finds them again
+    # derived names that are ids in the run; recomputed at each start
     taken: TakenNames = field(default=NONE_TAKEN, compare=False)
 
     def __post_init__(self) -> None:
@@ -64,34 +64,34 @@ class Manifest:
 
     @property
     def embed_rules(self) -> str:
-        """The rules of --embed in this run, for messages; "" if every record is embedded."""
+        """Return the run's --embed rules for messages, or "" if every record is embedded."""
         return "" if "all" in self.embed else " or ".join(self.embed)
 
     @property
     def series(self) -> list[tuple[int, int]]:
-        """The generation and the step of each series of shards, in order of appearance.
+        """List the generation and rule index of each series of shards, in order of appearance.
 
-        Each is cut by itself, so no later generation or step changes it.
+        Each series is cut separately, so no later generation or rule changes it.
         """
-        came = []
-        for place, first in enumerate(self.embed.values()):
+        arrivals = []
+        for rule_index, first in enumerate(self.embed.values()):
             for generation in range(self.n_generations):
-                is_there = generation < first  # before the step
-                time = 2 * first - 1 if is_there else 2 * generation
-                came.append((time, place, generation))
-        return [(generation, place) for _, place, generation in sorted(came)]
+                is_earlier = generation < first  # the inputs came before the rule
+                time = 2 * first - 1 if is_earlier else 2 * generation
+                arrivals.append((time, rule_index, generation))
+        return [(generation, rule_index) for _, rule_index, generation in sorted(arrivals)]
 
-    def blocks(self, places: Iterable[tuple[int, Span]], streams: StreamCache) -> Iterator[Block]:
-        """Read the records of parts of inputs, with their ids in the run.
+    def blocks(self, spans: Iterable[tuple[int, Span]], streams: StreamCache) -> Iterator[Block]:
+        """Read the records in spans of inputs, with their run ids.
 
         Raises:
             InputError, InputMissingError: as ``InputFile.blocks``.
         """
-        for place, span in places:
-            yield from self.ids.blocks(self.inputs[place], span, streams)
+        for index, span in spans:
+            yield from self.ids.blocks(self.inputs[index], span, streams)
 
     def with_taken_names(self) -> Manifest:
-        """The same, with the derived names that ids of the run take.
+        """Return the same manifest with the derived names that are ids in the run.
 
         The inputs are read only if one of them may have such an id.
 
@@ -105,10 +105,10 @@ class Manifest:
         return replace(self, taken=find_taken_names(blocks))
 
     def check_same_recipe(self, recipe: Recipe) -> None:
-        """Check that this is the recipe of the run.
+        """Check that this is the run's recipe.
 
         Raises:
-            ResumeError: the recipes differ; the message lists the differences.
+            ResumeError: the recipes differ. The message lists the differences.
         """
         if changes := self.changes(recipe):
             raise ResumeError(
@@ -124,28 +124,29 @@ class Manifest:
             )
 
     def changes(self, recipe: Recipe) -> list[str]:
-        """The differences of a recipe from that of the run, such as "--layer was 6, now 3"."""
+        """List the differences from the run's recipe, such as "--layer was 6, now 3"."""
         return [change for _, change in self._changes(recipe)]
 
     def changed_files(self, recipe: Recipe) -> list[str]:
-        """The differences that are due to the files of a machine, not to options."""
+        """List the differences that come from files on this machine, not from options."""
         return [change for name, change in self._changes(recipe) if name in _FILES]
 
     def _changes(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
-        """The name of each field that differs, and the difference in words."""
-        before = self.recipe
-        if [one.family for one in before.encoders] != [one.family for one in recipe.encoders]:
-            was, now = _encoder_names(before, recipe)
+        """Yield the name of each field that differs, and the difference in words."""
+        old_recipe = self.recipe
+        old_families = [encoder.family for encoder in old_recipe.encoders]
+        if old_families != [encoder.family for encoder in recipe.encoders]:
+            was, now = _encoder_names(old_recipe, recipe)
             yield "encoders", f"it has {was}, not {now}"
-            yield from _changed_fields(before, recipe, _FILES)
+            yield from _changed_fields(old_recipe, recipe, _FILES)
             return
-        yield from _changed_fields(before, recipe, ("encoders",))
-        for old, new in zip(before.encoders, recipe.encoders, strict=True):
-            of_which = f" of {new.model}" if len(recipe.encoders) > 1 else ""
-            yield from _changed_fields(old, new, new.implied, of_which)
+        yield from _changed_fields(old_recipe, recipe, ("encoders",))
+        for old, new in zip(old_recipe.encoders, recipe.encoders, strict=True):
+            owner = f" of {new.model}" if len(recipe.encoders) > 1 else ""
+            yield from _changed_fields(old, new, new.implied, owner)
 
     def latest(self) -> dict[str, int]:
-        """Replaced record -> the last generation that has it."""
+        """Map each replaced record to the last generation that has it."""
         replaced = frozenset(self.replaced)
         later = [file for file in self.inputs if file.generation] if replaced else []
         return {
@@ -156,7 +157,7 @@ class Manifest:
         }
 
     def records(self, inputs: Sequence[InputFile]) -> Iterator[FastaRecord]:
-        """Yield each record of these inputs once, in the order of the tables."""
+        """Yield each record in these inputs once, in table order."""
         latest = self.latest()
         for file in sorted(inputs, key=lambda file: file.generation):
             for record in self.ids.read(file):
@@ -165,15 +166,15 @@ class Manifest:
 
 
 def read_manifest(path: Path, copies: Path) -> Manifest | None:
-    """Read the manifest, if the file exists; ``copies`` is the folder of copied inputs.
+    """Read the manifest, if the file exists. ``copies`` is the folder of copied inputs.
 
     Raises:
-        ResumeError: it is damaged, or from another version.
+        ResumeError: it is corrupt, or from another version.
         OutputError, StorageError: it cannot be read now.
     """
     if not path.exists():
         return None
-    if not path.is_file():  # a pipe would never end
+    if not path.is_file():  # reading a pipe would never end
         raise _corrupt_manifest_error(path, "it is not a plain file")
     version: object = __version__
     try:
@@ -223,14 +224,15 @@ def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[
 
 
 def _encoder_spec(stored: Mapping[str, Any]) -> EncoderSpec:
-    """Read an encoder; a name of an earlier version becomes the present one."""
+    """Read an encoder. A name from an earlier version becomes the present one."""
     spec = EncoderSpec(**stored)
     return replace(spec, model=current_name(spec.model))
 
 
 def _to_json(file: InputFile, copies: Path) -> dict[str, Any]:
-    """Copies have paths relative to the run folder, so that it can be moved."""
-    path, folder = Path(file.path), copies.resolve()
+    """Convert an input to JSON. Copies get relative paths, so that the run folder can be moved."""
+    path = Path(file.path)
+    folder = copies.resolve()
     if path.parent == folder:
         path = path.relative_to(folder.parent)
     fields = {**asdict(file), "path": str(path)}
@@ -255,11 +257,11 @@ def _corrupt_manifest_error(manifest: Path, why: object) -> ResumeError:
 
 
 def _of_another_version(folder: Path, version: object) -> ResumeError:
-    other = f"another version of virnucpro, {printable(version)}"
+    program = f"another version of virnucpro, {printable(version)}"
     if version == __version__:
-        other = f"an earlier state of virnucpro {__version__}"
+        program = f"an earlier state of virnucpro {__version__}"
     return ResumeError(
-        f"{printable(folder)} holds a run of {other}; virnucpro {__version__} cannot resume it",
+        f"{printable(folder)} holds a run of {program}; virnucpro {__version__} cannot resume it",
         hint=with_options(
             "finish it with that version, choose another {output_dir}, or start with {force}"
         ),
@@ -267,31 +269,40 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
 
 
 def _encoder_names(before: Recipe, now: Recipe) -> list[str]:
-    """Their encoders, with the family if two of one name are of different families."""
-    names = [printable(each.reader) for each in (before, now)]
+    """Name the encoders of both recipes, with the family if equal names have different families."""
+    names = [printable(recipe.reader) for recipe in (before, now)]
     if len(set(names)) > 1:
         return names
-    families = (" and ".join(one.family for one in each.encoders) for each in (before, now))
-    return [f"{name} ({printable(one)})" for name, one in zip(names, families, strict=True)]
+    qualified = []
+    for name, recipe in zip(names, (before, now), strict=True):
+        families = " and ".join(encoder.family for encoder in recipe.encoders)
+        qualified.append(f"{name} ({printable(families)})")
+    return qualified
 
 
 def _changed_fields(
     before: Recipe | EncoderSpec,
     now: Recipe | EncoderSpec,
     left_out: Collection[str],
-    of_which: str = "",
+    owner: str = "",
 ) -> Iterator[tuple[str, str]]:
     old, new = asdict(before), asdict(now)
     for name in new:
         if old[name] != new[name] and name not in left_out:
             change = f"was {_shorten(old[name])}, now {_shorten(new[name])}"
             shown = _SHOWN.get(name, name)
-            yield name, join_texts("", (shown, of_which, f" {change}"))
+            yield name, join_texts("", (shown, owner, f" {change}"))
 
 
 _OPTIONS = (
-    *("input_type", "chunk_size", "min_length", "genetic_code"),
-    *("layer", "pooling", "precision", "store"),
+    "input_type",
+    "chunk_size",
+    "min_length",
+    "genetic_code",
+    "layer",
+    "pooling",
+    "precision",
+    "store",
 )
 # fields that depend on files -> their names in messages
 _FILES = {

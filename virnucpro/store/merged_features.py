@@ -1,8 +1,8 @@
 """Write ``features.h5``: all vectors of a store in one HDF5 file that needs no other file.
 
-The file is written as a stream, so memory holds the ids of one feature file and a block of
-vectors. HDF5 makes the layout, and writes ids, lengths and attributes. The vectors are copied, as
-they are stored, to the place that HDF5 reserved for them. The file appears when it is complete.
+The file is written as a stream, so memory contains the ids of one feature file and a block of
+vectors. HDF5 creates the layout, and writes ids, lengths and attributes. The vectors are copied
+unconverted to the space that HDF5 reserved for them. The file appears atomically.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from virnucpro.store.feature_store import FeatureStore
 if TYPE_CHECKING:
     import h5py
 
-# Bytes of the vectors in the largest ``features.h5``: some 780,000 proteins at 1,280 dimensions.
-# The vectors are on disk twice then, and every resume writes the file again.
+# Maximum vector bytes in ``features.h5``: some 780,000 proteins at 1,280 dimensions. The file
+# stores vectors a second time, and every resume rewrites it.
 MAX_BYTES = 4 * 10**9
-_BLOCK = 1 << 22  # bytes that are copied together
-_ALIGNED = 4096  # vectors begin at a multiple of it, so that they can be mapped into memory
+_BLOCK = 1 << 22  # bytes per copy
+_ALIGNED = 4096  # alignment of the vectors, so that they can be mapped into memory
 
 
 def write_merged(
     store: FeatureStore, parts: Sequence[IndexPart], max_bytes: int = MAX_BYTES
 ) -> dict[str, str]:
-    """Write ``features.h5``, or delete it if its vectors would have more than ``max_bytes``.
+    """Write ``features.h5``, or delete it if its vectors would exceed ``max_bytes``.
 
     Returns:
         The SHA-256 of each feature file that was read, by name.
 
     Raises:
-        FeatureFileError: a feature file is missing or damaged.
+        FeatureFileError: a feature file is missing or corrupt.
         OutputError, StorageError: the file cannot be written.
     """
     n_bytes = sum(part.n_shown_rows for part in parts) * _row_bytes(store.encoder)
@@ -66,7 +66,7 @@ def write_merged(
 
 
 def _reading_hint(store: FeatureStore) -> str:
-    """How to read the vectors without ``features.h5``; Python has those of the first encoder."""
+    """Say how to read the vectors without ``features.h5``. Python reads the first encoder's."""
     root = store.tree.root
     files = f"the files {printable(store.folder.relative_to(root))}/*.h5 one by one"
     if store.folder.parent != root:
@@ -89,31 +89,36 @@ def _write(
         h5.attrs.update(shared_attributes(store, parts))
         h5.create_dataset("ids", (sum(n_orfs),), text_type())
         h5.create_dataset("lengths", (sum(n_orfs),), np.int32)
-        place = _add_vectors(h5, store.encoder, shape)
+        position = _add_vectors(h5, store.encoder, shape)
         for part, first in zip(merged, accumulate(n_orfs, initial=0), strict=False):
             hashes[part.name] = _copy_names(h5, store, part, first)
-            out.seek(place)
+            out.seek(position)
             for block in _stored_rows(store, part):
                 out.write(block)
-                place += len(block)
+                position += len(block)
     return hashes
 
 
 def _add_vectors(h5: h5py.File, encoder: EncoderSpec, shape: tuple[int, int]) -> int:
-    """Reserve the space of the vectors. -> its first byte in the file"""
+    """Reserve the space for the vectors, and return its first byte in the file."""
     from h5py import h5d, h5p, h5s
 
     layout = h5p.create(h5p.DATASET_CREATE)
     layout.set_obj_track_times(False)  # the same content gives the same bytes
     layout.set_alloc_time(h5d.ALLOC_TIME_EARLY)
     layout.set_fill_time(h5d.FILL_TIME_NEVER)
-    kind, space = vector_type(encoder.store), h5s.create_simple(shape)
+    kind = vector_type(encoder.store)
+    space = h5s.create_simple(shape)
     dataset = h5d.create(h5.id, b"embeddings", kind, space, layout)
     return dataset.get_offset() or 0  # None: without rows
 
 
 def _copy_names(h5: h5py.File, store: FeatureStore, part: IndexPart, first: int) -> str:
-    """Verify a file, and copy its ids and lengths, from row ``first`` on. -> its SHA-256"""
+    """Verify a file, and copy its ids and lengths from row ``first`` on.
+
+    Returns:
+        The file's SHA-256.
+    """
     path = store.folder / part.name
     checksums = verify(path, {"fingerprint": store.fingerprint})
     ids, lengths = read_names(path)
@@ -133,7 +138,8 @@ def _stored_rows(store: FeatureStore, part: IndexPart) -> Iterator[bytes]:
     Raises:
         FeatureFileError: the file is missing, or has changed.
     """
-    path, row_bytes = store.folder / part.name, _row_bytes(store.encoder)
+    path = store.folder / part.name
+    row_bytes = _row_bytes(store.encoder)
     start = find_vectors(path)
     with open_reader(path), path.open("rb") as source:
         for first, end in part.rows:
@@ -152,7 +158,7 @@ def _new_hdf5(out: BinaryIO) -> Iterator[h5py.File]:
     """Create an HDF5 file in an open file.
 
     Raises:
-        OSError: the disk refused a write of HDF5.
+        OSError: the disk rejected a write by HDF5.
     """
     import h5py
 
@@ -165,9 +171,9 @@ def _new_hdf5(out: BinaryIO) -> Iterator[h5py.File]:
 
 
 class _LoggedFile:
-    """A file for HDF5, which cannot close a file after an error of the disk: it never gets one.
+    """A file that hides disk errors from HDF5, which cannot close a file after one.
 
-    The first error is kept; what is written after it counts for nothing.
+    The first error is recorded. Anything written after it is invalid.
     """
 
     def __init__(self, out: BinaryIO) -> None:
@@ -189,20 +195,20 @@ class _LoggedFile:
             self._out.flush()
 
     def read(self, n_bytes: int = -1) -> bytes:
-        """h5py takes an object for a file only if it has this method."""
+        """Read bytes. h5py accepts an object as a file only if it has this method."""
         return self._out.read(n_bytes)
 
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - all that has bytes
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any buffer
         content = b""
         with self._keep_error():
             content = self._out.read(len(buffer))
         buffer[:] = content + bytes(len(buffer) - len(content))
         return len(buffer)
 
-    def seek(self, place: int, whence: int = 0) -> int:
+    def seek(self, position: int, whence: int = 0) -> int:
         with self._keep_error():
-            return self._out.seek(place, whence)
-        return place
+            return self._out.seek(position, whence)
+        return position
 
     def tell(self) -> int:
         return self._out.tell()

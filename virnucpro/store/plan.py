@@ -1,10 +1,10 @@
-"""The plan of a run: which ORFs of the inputs are in which shard.
+"""Plan a run: decide which ORFs of the inputs go into which shard.
 
-The content of the inputs of a generation alone determines how they are cut into slices. Any process
-on any machine can plan a slice by itself: it screens, chunks and translates the records into shards
-of this slice, separate ones for each step of ``--embed``. So neither the machines, nor inputs and
-records that are added later, change the shards of a slice or their feature files. Each slice has a
-range of shard numbers of its own, so numbers have gaps.
+Inputs are cut into slices by content alone, separately for each generation. Any process on any
+machine can plan a slice independently: it screens, chunks and translates the slice's records into
+shards, with separate shards for each rule of ``--embed``. Neither the machine nor inputs and
+records that are added later change a slice's shards or feature files. Each slice has its own range
+of shard numbers, so the numbers have gaps.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from virnucpro.store.shard_files import N_SMALL_SHARDS, ShardWriter
 
 # spans of inputs, each with the input's index in the manifest
 InputSpans: TypeAlias = tuple[tuple[int, Span], ...]
-Part = TypeVar("Part")  # of what is read
-ShardSpans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: first, and one after the last
-LETTERS_AT_ONCE = 500_000  # of records that are called, translated or screened together
+Part = TypeVar("Part")  # a record or file
+ShardSpans: TypeAlias = tuple[tuple[int, int], ...]  # shard spans as (first, last + 1)
+LETTERS_AT_ONCE = 500_000  # in records that are called, translated or screened together
 _PARTS_AT_ONCE = 5_000  # records, or small files
-_FORMAT = 5  # raise it if parts of plans of two states could not be joined
-_LEAST_NUMBERS = 1000  # for the shards of a slice, so that their names stay short
-_DAMAGE = (FeatureFileError, ValueError, KeyError, TypeError)  # errors from a damaged file
+_FORMAT = 5  # increase when plan parts from two program states cannot be joined
+_LEAST_NUMBERS = 1000  # shard numbers per slice, so that shard names stay short
+_DAMAGE = (FeatureFileError, ValueError, KeyError, TypeError)  # errors from a corrupt file
 
 
-# Yields the records of a block that can be embedded, each with the index of the first rule of
-# ``--embed`` that selects it, or None if no rule does. Helper processes import it by its name.
+# Yields the records in a block that can be embedded, each with the index of the first ``--embed``
+# rule that selects it, or None if no rule does. Helper processes import it by its name.
 SelectRecords: TypeAlias = Callable[
     [Records, Recipe, Sequence[EmbeddingRule]], Iterator[tuple[FastaRecord, int | None]]
 ]
@@ -84,13 +84,13 @@ def select_all_records(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which records of the inputs a run embeds, and which ones it searches for regions later."""
+    """The records that a run embeds, and those that it later searches for regions."""
 
     select: SelectRecords = select_all_records
     min_searched_length: int | None = None  # bases; None: no record is searched
 
     def count_searched(self, lengths: NDArray[np.int64]) -> int:
-        """The letters of the records that may be searched. (n,) lengths of records"""
+        """Count the letters in records that may be searched, given (n,) record lengths."""
         if self.min_searched_length is None:
             return 0
         return int(lengths[lengths >= self.min_searched_length].sum())
@@ -98,17 +98,17 @@ class Selection:
 
 @dataclass(slots=True)
 class _PlanCounts:
-    """What a plan has counted."""
+    """The counts of a plan."""
 
     n_records: int = 0
     n_letters: int = 0
-    n_searched: int = 0  # letters of records that may be searched for regions
+    n_searched: int = 0  # letters in records that may be searched for regions
     n_short: int = 0  # records shorter than half a chunk
     n_gapped: int = 0  # records with gaps
-    n_gaps: int = 0  # gaps in them, which are left out
+    n_gaps: int = 0  # gaps removed from them
     n_copies: int = 0  # ORFs with a protein that occurred before
     n_copied_residues: int = 0
-    n_left: int = 0  # records that --embed leaves out
+    n_left: int = 0  # records that --embed excludes
     n_left_letters: int = 0
 
     def __post_init__(self) -> None:
@@ -117,13 +117,13 @@ class _PlanCounts:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Neighbouring records of the inputs, cut by content alone; planned and called by itself."""
+    """Neighbouring input records, cut by content alone, to be planned and called separately."""
 
-    index: int  # of its first shard, and of its first block
-    generation: int  # of the inputs
-    rule_index: int  # of ``--embed``
+    index: int  # index of its first shard and its first block
+    generation: int  # generation of its inputs
+    rule_index: int  # index of the ``--embed`` rule
     spans: InputSpans
-    is_first: bool  # in its series
+    is_first: bool  # first in its series
 
     @property
     def name(self) -> str:
@@ -139,7 +139,8 @@ def group_boundaries() -> Callable[[int], bool]:
 
     def is_end(n_more: int) -> bool:
         nonlocal n_letters, n_parts
-        n_letters, n_parts = n_letters + n_more, n_parts + 1
+        n_letters += n_more
+        n_parts += 1
         is_full = n_letters >= LETTERS_AT_ONCE or n_parts == _PARTS_AT_ONCE
         if is_full:
             n_letters = n_parts = 0
@@ -149,8 +150,9 @@ def group_boundaries() -> Callable[[int], bool]:
 
 
 def group_parts(parts: Iterable[Part], n_letters: Callable[[Part], int]) -> Iterator[list[Part]]:
-    """Yield neighbouring parts in the groups of ``group_boundaries``."""
-    group, is_end = list[Part](), group_boundaries()
+    """Yield neighbouring parts in groups, as ``group_boundaries`` defines them."""
+    group: list[Part] = []
+    is_end = group_boundaries()
     for part in parts:
         group.append(part)
         if is_end(n_letters(part)):
@@ -166,8 +168,8 @@ class _SlicePlan:
 
     shards: tuple[Shard, ...]
     counts: _PlanCounts
-    spans: ShardSpans  # of each of its inputs
-    # the parts of the inputs that are scored together; empty if not every process can read them
+    spans: ShardSpans  # one per input
+    # input parts that are scored together; empty if some process cannot read them
     blocks: tuple[InputSpans, ...] = ()
 
 
@@ -178,15 +180,15 @@ class Plan:
     rundir: RunDir
     manifest: Manifest
     slices: tuple[Slice, ...] = ()
-    slice_plans: Mapping[int, _SlicePlan] = field(default_factory=dict)  # by the index of the slice
-    keep_intermediate: bool = False  # keep bases of the shards, and chunks
-    # its files are written elsewhere: the old plan stays until this one is complete
+    slice_plans: Mapping[int, _SlicePlan] = field(default_factory=dict)  # by slice index
+    keep_intermediate: bool = False  # keep the shards' bases, and the chunks
+    # files are written to a staging folder, so that the old plan stays until this one is complete
     is_staged: bool = False
     streams: StreamCache = field(default_factory=StreamCache)
 
     @classmethod
     def cut(cls, rundir: RunDir, manifest: Manifest, *, keep_intermediate: bool) -> Plan:
-        """Cut the inputs into slices, to be planned aside.
+        """Cut the inputs into slices, to be planned in the staging folder.
 
         Raises:
             InputError, InputMissingError: an input cannot be read.
@@ -200,15 +202,15 @@ class Plan:
         try:
             listing = _read_json(rundir.plan, {"key": _plan_key(manifest)})
             n_inputs = len(manifest.inputs)
-            slices = tuple(_slice_from_json(one, n_inputs) for one in listing["slices"])
+            slices = tuple(_slice_from_json(stored, n_inputs) for stored in listing["slices"])
             plan = cls(rundir, manifest, slices, {}, bool(listing["keep_intermediate"]))
         except _DAMAGE:
             return None
-        parts = {}
-        for one in slices:
+        slice_plans = {}
+        for input_slice in slices:
             with suppress(*_DAMAGE):
-                parts[one.index] = _read_part(plan, one)
-        return replace(plan, slice_plans=parts)
+                slice_plans[input_slice.index] = _read_part(plan, input_slice)
+        return replace(plan, slice_plans=slice_plans)
 
     @property
     def folder(self) -> Path:
@@ -216,24 +218,26 @@ class Plan:
 
     @cached_property
     def key(self) -> str:
-        """The key in the files of this plan."""
+        """Return the key in this plan's files."""
         return _plan_key(self.manifest)
 
-    def checksum_header(self, one: Slice) -> dict[str, str | int]:
-        """What the files of a slice are sealed with."""
-        return {"key": self.key, "slice": one.index}
+    def checksum_header(self, input_slice: Slice) -> dict[str, str | int]:
+        """Return the attributes that identify the files of a slice."""
+        return {"key": self.key, "slice": input_slice.index}
 
     @property
     def planned_slices(self) -> list[Slice]:
-        return [one for one in self.slices if one.index in self.slice_plans]
+        return [input_slice for input_slice in self.slices if input_slice.index in self.slice_plans]
 
     @property
     def missing_slices(self) -> list[Slice]:
-        return [one for one in self.slices if one.index not in self.slice_plans]
+        return [
+            input_slice for input_slice in self.slices if input_slice.index not in self.slice_plans
+        ]
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
-        parts = (self.slice_plans[one.index] for one in self.planned_slices)
+        parts = (self.slice_plans[input_slice.index] for input_slice in self.planned_slices)
         return tuple(chain.from_iterable(part.shards for part in parts))
 
     @property
@@ -242,127 +246,134 @@ class Plan:
 
     @cached_property
     def indices(self) -> list[int]:
-        """The indices of the shards, in order."""
+        """Return the shard indices, in order."""
         return [shard.index for shard in self.shards]
 
     @cached_property
     def counts(self) -> _PlanCounts:
-        each = [astuple(part.counts) for part in self.slice_plans.values()]
-        return _PlanCounts(*map(sum, zip(*each, strict=True)))
+        rows = [astuple(part.counts) for part in self.slice_plans.values()]
+        return _PlanCounts(*map(sum, zip(*rows, strict=True)))
 
     @cached_property
     def shards_by_input(self) -> tuple[ShardSpans, ...]:
-        """The shards of each input, so far as they are planned."""
+        """Return the shards of each input, as far as they are planned."""
         spans: dict[int, list[tuple[int, int]]] = {}
-        for one in self.planned_slices:
-            for (place, _), ends in zip(one.spans, self.slice_plans[one.index].spans, strict=True):
-                spans.setdefault(place, []).append(ends)
-        return tuple(tuple(spans[place]) for place in sorted(spans))
+        for input_slice in self.planned_slices:
+            shard_spans = self.slice_plans[input_slice.index].spans
+            for (index, _), shard_span in zip(input_slice.spans, shard_spans, strict=True):
+                spans.setdefault(index, []).append(shard_span)
+        return tuple(tuple(spans[index]) for index in sorted(spans))
 
     def group_by_records(self) -> Iterator[list[Slice]]:
-        """Yield the slices in the order of the tables, together if they have the same records."""
+        """Yield the slices in table order, grouping those with the same records."""
         same: dict[tuple[int, InputSpans], list[Slice]] = {}
-        for one in self.slices:
-            same.setdefault((one.generation, one.spans), []).append(one)
+        for input_slice in self.slices:
+            same.setdefault((input_slice.generation, input_slice.spans), []).append(input_slice)
         yield from (same[key] for key in sorted(same, key=lambda key: (key[0], same[key][0].index)))
 
     def select_slices(self, indices: Collection[int]) -> Plan:
-        """The plan of these slices only."""
+        """Return a plan with only these slices."""
         parts = {index: part for index, part in self.slice_plans.items() if index in indices}
-        slices = tuple(one for one in self.slices if one.index in indices)
+        slices = tuple(input_slice for input_slice in self.slices if input_slice.index in indices)
         return replace(self, slices=slices, slice_plans=parts)
 
     def without_damaged(self, shards: Sequence[Shard], on_shard: OnShard = lambda *_: None) -> Plan:
-        """The plan without slices that have damaged ids or damaged ``shards``."""
-        damaged, parts = _find_damaged(shards, on_shard), {}
-        for one in self.planned_slices:
-            part = self.slice_plans[one.index]
-            if damaged.isdisjoint(shard.index for shard in part.shards):
+        """Return the plan without slices that have corrupt ids or corrupt ``shards``."""
+        damaged = _find_damaged(shards, on_shard)
+        intact = {}
+        for input_slice in self.planned_slices:
+            slice_plan = self.slice_plans[input_slice.index]
+            if damaged.isdisjoint(shard.index for shard in slice_plan.shards):
                 with suppress(FeatureFileError):
-                    self.read_ids(one)
-                    parts[one.index] = part
-        return replace(self, slice_plans=parts)
+                    self.read_ids(input_slice)
+                    intact[input_slice.index] = slice_plan
+        return replace(self, slice_plans=intact)
 
     @property
     def keeps_chunks(self) -> bool:
         return self.keep_intermediate and self.manifest.recipe.has_chunks
 
     def write_listing(self) -> None:
-        """Write the list of slices into the folder of their plans."""
+        """Write the list of slices into the folder with their plans."""
         listing = {
-            "slices": [astuple(one) for one in self.slices],
+            "slices": [astuple(input_slice) for input_slice in self.slices],
             "keep_intermediate": self.keep_intermediate,
         }
         path = self.folder / self.rundir.plan.name
         write_checksummed(self.rundir, path, _json(listing), {"key": self.key})
 
     def write_chunks(self, selection: Selection) -> None:
-        """Write the chunks of all embedded records, in the order of their shards.
+        """Write the chunks of all embedded records, in shard order.
 
         Raises:
             InputError, InputMissingError: an input can no longer be read.
         """
         with self.rundir.atomic_write(self.rundir.chunks) as content, text_writer(content) as out:
-            for one in self.slices:
-                task = _SliceTask(one)
+            for input_slice in self.slices:
+                task = _SliceTask(input_slice)
                 planner = _Planner(self, selection)
-                records = chain.from_iterable(task.selected(planner, *where) for where in one.spans)
-                for chunk in chain.from_iterable(_cut(r, self.manifest) for r in records):
-                    write_record(out, chunk.id, chunk.sequence)
+                for index, span in input_slice.spans:
+                    for record in task.selected(planner, index, span):
+                        for chunk in _cut(record, self.manifest):
+                            write_record(out, chunk.id, chunk.sequence)
 
     def plan_slices(
         self, selection: Selection, on_letters: Callable[[int], None], pool: HelperPool
     ) -> Plan:
-        """Plan the slices that are not planned yet, with the processes of a pool if that is faster.
+        """Plan the slices that are not planned yet, with the pool's processes if that is faster.
 
-        The ids of all slices are compared, including those that other processes planned.
+        The ids of all slices are compared, including those planned by other processes.
 
         Raises:
             InputError: an input is not a FASTA file, or an id occurs twice in these slices.
             UnavailableError: a process died.
         """
-        missing, parts, n_letters = self.missing_slices, dict(self.slice_plans), 0
+        missing = self.missing_slices
+        slice_plans = dict(self.slice_plans)
+        n_letters = 0
         n_expected = InputFile.total_letters(self.manifest.inputs)
         n_worth = n_expected * len(missing) // max(1, len(self.slices))
         planner = _Planner(replace(self, slices=(), slice_plans={}), selection)
         helpers = pool.helpers(planner, n_worth, "parts of the plan")
-        made = helpers.map_in_order(map(_SliceTask, missing))
+        new_plans = helpers.map_in_order(map(_SliceTask, missing))
         with pool.stop_on_error():
-            for one, part in zip(missing, made, strict=True):
-                parts[one.index] = part
-                n_letters += part.counts.n_letters
+            for input_slice, slice_plan in zip(missing, new_plans, strict=True):
+                slice_plans[input_slice.index] = slice_plan
+                n_letters += slice_plan.counts.n_letters
                 on_letters(n_letters)
-        plan = replace(self, slice_plans=parts)
+        plan = replace(self, slice_plans=slice_plans)
         plan.reject_duplicates()
         return plan
 
-    def read_ids(self, one: Slice) -> bytes:
-        """The digests of the ids of a planned slice; empty in a later step of ``--embed``.
+    def read_ids(self, input_slice: Slice) -> bytes:
+        """Read the id digests of a planned slice. They are empty in a later rule of ``--embed``.
 
         Raises:
-            FeatureFileError: their file is missing or damaged.
+            FeatureFileError: their file is missing or corrupt.
         """
-        if one.rule_index:
+        if input_slice.rule_index:
             return b""
-        return read_checksummed(self.folder / f"{one.name}{IDS}", self.checksum_header(one))[1]
+        return read_checksummed(
+            self.folder / f"{input_slice.name}{IDS}", self.checksum_header(input_slice)
+        )[1]
 
     def reject_duplicates(self) -> None:
-        """Refuse an id that occurs twice in planned slices.
+        """Reject an id that occurs twice in planned slices.
 
-        A slice with a damaged file is planned again, and its ids are compared then.
+        A slice with a corrupt file will be planned again, and its ids are compared then.
 
         Raises:
-            InputError: an id occurs twice; the inputs are read again to say where.
+            InputError: an id occurs twice. The inputs are read again to find its positions.
         """
         digests = array("q")
-        for one in self.slices:
+        for input_slice in self.slices:
             with suppress(FeatureFileError):
-                digests.frombytes(self.read_ids(one))
+                digests.frombytes(self.read_ids(input_slice))
         reject_duplicates(digests, self.manifest, is_begun=not self.is_staged)
 
 
 def count_done(files: Iterable[ShardSpans], missing: Sequence[int]) -> int:
-    """The number of inputs without a shard in ``missing``, which is sorted."""
+    """Count the inputs without a shard in ``missing``, which is sorted."""
     return sum(
         all(bisect_left(missing, first) == bisect_left(missing, end) for first, end in spans)
         for spans in files
@@ -370,36 +381,41 @@ def count_done(files: Iterable[ShardSpans], missing: Sequence[int]) -> int:
 
 
 def _split_slices(manifest: Manifest) -> tuple[Slice, ...]:
-    """The slices of all series, in order; small files share a slice."""
-    n_bytes, n_numbers = manifest.recipe.bytes_per_slice, _count_numbers(manifest.recipe)
-    slices, index = list[Slice](), 0
-    by_generation = [list(_group(manifest, number)) for number in range(manifest.n_generations)]
-    for generation, step in manifest.series:
-        for place, (spans, size) in enumerate(by_generation[generation]):
-            slices.append(Slice(index, generation, step, spans, place == 0))
+    """Return the slices of all series, in order. Small files share a slice."""
+    n_bytes = manifest.recipe.bytes_per_slice
+    n_numbers = _count_numbers(manifest.recipe)
+    slices: list[Slice] = []
+    index = 0
+    groups = [list(_group(manifest, generation)) for generation in range(manifest.n_generations)]
+    for generation, rule_index in manifest.series:
+        for position, (spans, size) in enumerate(groups[generation]):
+            slices.append(Slice(index, generation, rule_index, spans, position == 0))
             index += max(1, -(-size // n_bytes)) * n_numbers
     return tuple(slices)
 
 
 def _group(manifest: Manifest, generation: int) -> Iterator[tuple[InputSpans, int]]:
-    """Yield neighbouring spans that fill a slice together, and their bytes."""
-    n_bytes, group, size = manifest.recipe.bytes_per_slice, list[tuple[int, Span]](), 0
-    for place, file in enumerate(manifest.inputs):
+    """Yield neighbouring spans that together fill a slice, and their size in bytes."""
+    n_bytes = manifest.recipe.bytes_per_slice
+    group: list[tuple[int, Span]] = []
+    size = 0
+    for index, file in enumerate(manifest.inputs):
         if file.generation != generation:
             continue
         spans, n_content = file.spans(n_bytes)
         for span in spans:
-            group.append((place, span))
+            group.append((index, span))
             size += (n_content if span.end is None else span.end) - span.start
             if size >= n_bytes:
                 yield tuple(group), size
-                group, size = [], 0
+                group = []
+                size = 0
     if group:
         yield tuple(group), size
 
 
 def _count_numbers(recipe: Recipe) -> int:
-    """The size of the range of numbers for the shards of a slice: a power of ten, never used up.
+    """Return how many shard numbers a slice reserves: a power of ten that is never used up.
 
     Six frames have two residues per base, and a base is in at most two chunks.
     """
@@ -411,7 +427,7 @@ def _count_numbers(recipe: Recipe) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """What planning any slice needs. It is sent to helpers."""
+    """The context for planning any slice, sent to helpers."""
 
     plan: Plan  # without slices
     selection: Selection
@@ -419,101 +435,107 @@ class _Planner:
 
 @dataclass(slots=True)
 class _SliceTask:
-    """Plan a slice: write its shards, the digests of its ids, and last the hashes of shards."""
+    """Plan a slice: write its shards, its id digests, and last the shard hashes."""
 
     slice: Slice
-    n_letters: ClassVar[int] = 0  # waiting tasks hold no letters in memory
+    n_letters: ClassVar[int] = 0  # waiting tasks keep no letters in memory
     counts: _PlanCounts = field(default_factory=_PlanCounts)
-    digests: list[bytes] = field(default_factory=list)  # of ids: the ids would fill the memory
+    digests: list[bytes] = field(default_factory=list)  # of ids, which would fill the memory
     blocks: list[list[tuple[int, Span]]] = field(default_factory=lambda: [[]])
     are_ranged: bool = True  # True if any process can read each block
     is_end: Callable[[int], bool] = field(init=False)
 
     def do(self, planner: _Planner) -> _SlicePlan:
-        """
+        """Plan the slice and write its files.
+
         Raises:
             InputError: an input is not a FASTA file.
             OutputError, StorageError: the files cannot be written.
         """
         plan = planner.plan
-        rundir, one, recipe = plan.rundir, self.slice, plan.manifest.recipe
-        stem, self.is_end = plan.folder / one.name, group_boundaries()
+        rundir = plan.rundir
+        stem = plan.folder / self.slice.name
+        header = plan.checksum_header(self.slice)
+        self.is_end = group_boundaries()
         writer = ShardWriter(
             rundir,
             plan.folder,
-            recipe,
-            one.index,
+            plan.manifest.recipe,
+            self.slice.index,
             keep_bases=plan.keep_intermediate,
-            is_first=one.is_first,
+            is_first=self.slice.is_first,
         )
         spans = []
-        for place, span in one.spans:
+        for index, span in self.slice.spans:
             first = writer.next_index
-            for orfs in self.orfs(planner, place, span):
+            for orfs in self.orfs(planner, index, span):
                 writer.add_orfs(orfs)
             spans.append((first, writer.end_index))
         writer.flush()
-        if one.rule_index:  # the first step has counted each record
+        if self.slice.rule_index:  # the first rule has counted each record
             self.counts = _PlanCounts()
         else:
             content = b"".join(self.digests)
-            write_checksummed(rundir, stem.with_suffix(IDS), content, plan.checksum_header(one))
+            write_checksummed(rundir, stem.with_suffix(IDS), content, header)
         self.counts.n_copies = writer.n_copies
         self.counts.n_copied_residues = writer.n_copied_residues
-        shards = tuple(replace(s, path=rundir.shards / s.path.name) for s in writer.shards)
-        blocks = tuple(map(tuple, filter(None, self.blocks))) if self.are_ranged else ()
-        part = _SlicePlan(shards, self.counts, tuple(spans), blocks)
-        write_checksummed(
-            rundir, stem.with_suffix(PLAN), _json(_slice_to_dict(part)), plan.checksum_header(one)
+        shards = tuple(
+            replace(shard, path=rundir.shards / shard.path.name) for shard in writer.shards
         )
-        return part
+        blocks = tuple(map(tuple, filter(None, self.blocks))) if self.are_ranged else ()
+        slice_plan = _SlicePlan(shards, self.counts, tuple(spans), blocks)
+        content = _json(_slice_to_dict(slice_plan))
+        write_checksummed(rundir, stem.with_suffix(PLAN), content, header)
+        return slice_plan
 
-    def orfs(self, planner: _Planner, place: int, span: Span) -> Iterator[Sequence[Orf]]:
-        """Yield the ORFs of blocks of a file."""
+    def orfs(self, planner: _Planner, index: int, span: Span) -> Iterator[Sequence[Orf]]:
+        """Yield the ORFs of a span, in blocks."""
         recipe = planner.plan.manifest.recipe
-        records = self.selected(planner, place, span)
+        records = self.selected(planner, index, span)
         if not recipe.has_chunks:
             for block in group_parts(records, lambda record: len(record.sequence)):
                 texts = [(record.id, record.protein) for record in block]
                 yield [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts]
             return
-        cut = (_cut(record, planner.plan.manifest) for record in records)
-        for chunks in group_parts(chain.from_iterable(cut), lambda chunk: len(chunk.sequence)):
+        chunks_by_record = (_cut(record, planner.plan.manifest) for record in records)
+        for chunks in group_parts(
+            chain.from_iterable(chunks_by_record), lambda chunk: len(chunk.sequence)
+        ):
             yield Chunk.orfs(chunks, recipe)
 
-    def selected(self, planner: _Planner, place: int, span: Span) -> Iterator[FastaRecord]:
-        """Yield the records that this step embeds, and count the records that no step embeds.
+    def selected(self, planner: _Planner, index: int, span: Span) -> Iterator[FastaRecord]:
+        """Yield the records that this rule embeds, and count the records that no rule embeds.
 
-        Each step scores every record again.
+        Each rule scores every record again.
         """
         manifest = planner.plan.manifest
         recipe = manifest.recipe
-        file = manifest.inputs[place]
+        file = manifest.inputs[index]
         rules = tuple(manifest.embed)
         blocks = manifest.ids.blocks(file, span, planner.plan.streams)
-        for records in parse_block(blocks if recipe.encoders else self.listed(blocks, place)):
+        for records in parse_block(blocks if recipe.encoders else self.listed(blocks, index)):
             self.count(records, planner.selection)
             ids = _disambiguate_ids(manifest, file, records.ids)
             self.digests.append(id_digests(ids).tobytes())
-            for record, step in planner.selection.select(records, recipe, rules):
+            for record, rule_index in planner.selection.select(records, recipe, rules):
                 self.counts.n_short += 2 * len(record.sequence) < recipe.chunk_size
-                if step == self.slice.rule_index:
+                if rule_index == self.slice.rule_index:
                     yield record
-                elif step is None:
+                elif rule_index is None:
                     self.counts.n_left += 1
                     self.counts.n_left_letters += len(record.sequence)
 
-    def listed(self, blocks: Iterable[Block], place: int) -> Iterator[Block]:
-        """Pass on the blocks of an input, and note where they are."""
+    def listed(self, blocks: Iterable[Block], index: int) -> Iterator[Block]:
+        """Pass on the blocks of an input, and record their spans."""
         for block in blocks:
             span = None if isinstance(block, Records) else block.span
             group = self.blocks[-1]
             if span is None:
                 self.are_ranged = False
-            elif group and group[-1][0] == place:
-                group[-1] = (place, group[-1][1]._replace(end=span.end))
+            elif group and group[-1][0] == index:
+                group[-1] = (index, group[-1][1]._replace(end=span.end))
             else:
-                group.append((place, span))
+                group.append((index, span))
             if self.is_end(block.n_letters):
                 self.blocks.append([])
             yield block
@@ -529,7 +551,7 @@ class _SliceTask:
 
 
 def _cut(record: FastaRecord, manifest: Manifest) -> Iterator[Chunk]:
-    """Cut a record into chunks; neither they nor their frames have the id of another record."""
+    """Cut a record into chunks. Neither chunks nor their frames get the id of another record."""
     chunks = Chunk.of(record, manifest.recipe)
     taken = manifest.taken
     ids = [record.id, record.name]
@@ -543,7 +565,7 @@ def _cut(record: FastaRecord, manifest: Manifest) -> Iterator[Chunk]:
 
 
 def _disambiguate_ids(manifest: Manifest, file: InputFile, ids: list[str]) -> list[str]:
-    """The ids, with the generation added for records that replace failed ones."""
+    """Return the ids, with the generation added for records that replace failed ones."""
     replaced = frozenset(manifest.replaced if file.generation else ())
     if replaced.isdisjoint(ids):
         return ids
@@ -551,10 +573,10 @@ def _disambiguate_ids(manifest: Manifest, file: InputFile, ids: list[str]) -> li
 
 
 def reject_duplicates(digests: array[int], manifest: Manifest, *, is_begun: bool = False) -> None:
-    """Refuse a repeated id. ``is_begun``: the run can no longer take other inputs.
+    """Reject a repeated id. ``is_begun`` means that the run can no longer take other inputs.
 
     Raises:
-        InputError: two digests of ids are the same, and so are the ids.
+        InputError: two id digests are equal, and so are the ids.
     """
     repeat = find_repeat(_group_by_distinct_ids(manifest), digests)
     if repeat is None:
@@ -593,16 +615,17 @@ def _group_by_distinct_ids(manifest: Manifest) -> Iterator[tuple[InputFile, Fast
 
 
 def _plan_key(manifest: Manifest) -> str:
-    hashes = [
-        (
-            *(file.identity, file.generation, file.n_renamed),
-            *(file.sample if manifest.is_qualified else "", *((file.mate,) if file.mate else ())),
-        )
-        for file in manifest.inputs
-    ]
-    steps = list(manifest.embed.items())
-    text = repr((_FORMAT, manifest.recipe.fingerprint, hashes, manifest.replaced, steps))
+    facts = [_input_facts(manifest, file) for file in manifest.inputs]
+    rules = list(manifest.embed.items())
+    text = repr((_FORMAT, manifest.recipe.fingerprint, facts, manifest.replaced, rules))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _input_facts(manifest: Manifest, file: InputFile) -> tuple[object, ...]:
+    """Return the facts about an input that change the plan."""
+    sample = file.sample if manifest.is_qualified else ""
+    facts = (file.identity, file.generation, file.n_renamed, sample)
+    return (*facts, file.mate) if file.mate else facts
 
 
 def _json(content: Mapping[str, object]) -> bytes:
@@ -610,9 +633,10 @@ def _json(content: Mapping[str, object]) -> bytes:
 
 
 def _read_json(path: Path, seal: Attributes) -> dict[str, Any]:
-    """
+    """Read a JSON file of this plan, and verify it.
+
     Raises:
-        FeatureFileError, ValueError, TypeError: it is missing or damaged, or of another plan.
+        FeatureFileError, ValueError, TypeError: it is missing, corrupt, or from another plan.
     """
     return dict(parse_json(read_checksummed(path, seal)[1]))
 
@@ -631,62 +655,67 @@ def _slice_to_dict(part: _SlicePlan) -> dict[str, object]:
 
 
 def _slice_from_json(stored: Sequence[Any], n_inputs: int) -> Slice:
-    """
+    """Convert a stored slice.
+
     Raises:
-        ValueError, TypeError: it does not describe a slice of so many inputs.
+        ValueError, TypeError: it does not describe a slice of ``n_inputs`` inputs.
     """
-    index, generation, step, spans, is_first = stored
-    check_counts(index, generation, step)
-    return Slice(index, generation, step, _row_spans(spans, n_inputs), bool(is_first))
+    index, generation, rule_index, spans, is_first = stored
+    check_counts(index, generation, rule_index)
+    return Slice(index, generation, rule_index, _row_spans(spans, n_inputs), bool(is_first))
 
 
 def _row_spans(stored: Sequence[Any], n_inputs: int) -> InputSpans:
-    """
+    """Convert stored input spans.
+
     Raises:
-        ValueError, TypeError: they do not describe spans of so many inputs.
+        ValueError, TypeError: they do not describe spans of ``n_inputs`` inputs.
     """
-    each = tuple((place, Span(*span)) for place, span in stored)
-    for place, span in each:
-        check_counts(place, span.start, span.n_lines, span.start if span.end is None else span.end)
-        if place >= n_inputs:
+    spans = tuple((index, Span(*span)) for index, span in stored)
+    for index, span in spans:
+        check_counts(index, span.start, span.n_lines, span.start if span.end is None else span.end)
+        if index >= n_inputs:
             raise ValueError("there are not so many inputs")
-    return each
+    return spans
 
 
-def _read_part(plan: Plan, one: Slice) -> _SlicePlan:
+def _read_part(plan: Plan, input_slice: Slice) -> _SlicePlan:
     """Read the plan of a slice.
 
     Raises:
-        FeatureFileError, ValueError, KeyError, TypeError: it is missing or damaged.
+        FeatureFileError, ValueError, KeyError, TypeError: it is missing or corrupt.
     """
-    stored = _read_json(plan.folder / f"{one.name}{PLAN}", plan.checksum_header(one))
+    stored = _read_json(
+        plan.folder / f"{input_slice.name}{PLAN}", plan.checksum_header(input_slice)
+    )
     shards = []
     for index, *facts in stored["shards"]:
-        if not one.index <= index <= one.index + len(stored["shards"]):
+        if not input_slice.index <= index <= input_slice.index + len(stored["shards"]):
             raise ValueError("a shard of another slice")
         shards.append(Shard(index, plan.folder / f"{shard_name(index)}.faa", *facts))
     spans = tuple((int(first), int(end)) for first, end in stored["spans"])
-    blocks = tuple(_row_spans(places, len(plan.manifest.inputs)) for places in stored["blocks"])
+    blocks = tuple(
+        _row_spans(block_spans, len(plan.manifest.inputs)) for block_spans in stored["blocks"]
+    )
     return _SlicePlan(tuple(shards), _PlanCounts(**stored["counts"]), spans, blocks)
 
 
 def _find_damaged(shards: Sequence[Shard], on_shard: OnShard) -> set[int]:
-    """The indices of the shards with missing or damaged files."""
+    """Return the indices of the shards with missing or corrupt files."""
     damaged = set[int]()
-    with ThreadPoolExecutor() as pool:  # hashing a block releases Python's lock
-        for i, (shard, is_whole) in enumerate(
-            zip(shards, pool.map(_is_complete, shards), strict=True)
-        ):
+    with ThreadPoolExecutor() as pool:  # hashing a block releases the GIL
+        completeness = pool.map(_is_complete, shards)
+        for i, (shard, is_complete) in enumerate(zip(shards, completeness, strict=True)):
             on_shard(i, len(shards))
-            if not is_whole:
+            if not is_complete:
                 damaged.add(shard.index)
     return damaged
 
 
 def _is_complete(shard: Shard) -> bool:
     try:
-        # each ORF and each residue takes at least a letter of the file
-        has_room = shard.n_orfs + shard.n_residues <= shard.path.stat().st_size
-        return has_room and hash_file(shard.path) == shard.sha256
+        # each ORF and each residue takes at least one byte in the file
+        is_large_enough = shard.n_orfs + shard.n_residues <= shard.path.stat().st_size
+        return is_large_enough and hash_file(shard.path) == shard.sha256
     except OSError:
         return False

@@ -1,11 +1,11 @@
-"""Record what each machine of a run did and when, and estimate the time left.
+"""Record what each machine in a run did and when, and estimate the time left.
 
-The log of a ``work`` process has text for people, and a line of figures per finished shard:
+The log of a ``work`` process contains text for people, and a line of figures per finished shard:
 
     2026-01-01 12:00:00,000 INFO    figures {"shard": 12, "device": "cuda:0", ...}
 
-The log is also the tag of its process (see ``lock``): its name has host and process, and its lock
-shows whether the process still works. ``seconds_left`` uses the rate of the latest work.
+The log is also its process's tag (see ``run_lock``). Its name contains host and process, and its
+lock shows whether the process still runs. ``seconds_left`` uses the latest rate of work.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from virnucpro.core.logging import LOGGER
 from virnucpro.store.run_lock import is_held, tags_in
 
 _MARK = " figures "
-_FEWEST_STEPS = 2  # least steps for a rate, if there are so many
-_STALLED = 3  # times the longest step: work counts as stalled
+_FEWEST_STEPS = 2  # minimum steps for a rate, if available
+_STALLED = 3  # multiple of the longest step after which work counts as stalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,42 +51,45 @@ class ProgressLog:
 
     @classmethod
     def read(cls, path: Path, start: int = 0) -> tuple[list[ProgressLog], int]:
-        """Read figures from a byte of a log on. -> figures in order, byte after the last whole line
+        """Read figures from byte ``start`` of a log on. Other lines and corrupt ones are skipped.
 
-        Other lines and damaged ones are skipped.
+        Returns:
+            Figures in order, and the byte after the last complete line.
         """
         with open_regular_file(path) as log:
             log.seek(start)
             content = log.read()
-        *lines, rest = content.split(b"\n")
+        *lines, partial_line = content.split(b"\n")
         figures = []
         for line in lines:
             _, mark, text = line.partition(_MARK.encode())
             if mark:
                 with suppress(ValueError, TypeError):
                     figures.append(cls(**parse_json(text)))
-        return figures, start + len(content) - len(rest)
+        return figures, start + len(content) - len(partial_line)
 
 
 Point: TypeAlias = tuple[float, float]  # time in seconds, work done by then
 
 
 def estimate_rate(points: Sequence[Point]) -> float:
-    """The latest work per second; 0 if unknown. Points ascend in time and work.
+    """Return the latest work per second, or 0 if unknown. Points ascend in time and work.
 
-    Only the last third of the time counts, but at least a few steps: the first batches are slow,
+    Only the last third of the time counts, but at least a few steps. The first batches are slow,
     and some workers begin later than others.
     """
-    first = _first_of_late(points)
-    (begin, before), (end, done) = (points[first], points[-1]) if points else ((0, 0), (0, 0))
-    return (done - before) / (end - begin) if end > begin else 0.0
+    if not points:
+        return 0.0
+    begin, done_before = points[_first_of_late(points)]
+    end, done = points[-1]
+    return (done - done_before) / (end - begin) if end > begin else 0.0
 
 
 def seconds_left(points: Sequence[Point], pending: float, now: float) -> float | None:
-    """Estimate the seconds that the pending work will take; None: unknown.
+    """Estimate the seconds that the pending work will take, or return None if unknown.
 
-    Progress is seen when a step ends. The time since then counts as spent on the next step,
-    unless it is far longer than earlier steps took.
+    Progress is seen when a step ends. The time since then counts towards the next step, unless it
+    is far longer than earlier steps took.
     """
     rate = estimate_rate(points)
     if not rate:
@@ -100,10 +103,11 @@ def seconds_left(points: Sequence[Point], pending: float, now: float) -> float |
 
 
 def _first_of_late(points: Sequence[Point]) -> int:
-    """Index of the point from which work counts as the latest."""
+    """Return the index of the first point that counts as recent work."""
     if len(points) < 2:
         return 0
-    begin, end = points[0][0], points[-1][0]
+    begin = points[0][0]
+    end = points[-1][0]
     third = bisect_left(points, (end - (end - begin) / 3, -inf))
     return max(0, min(third, len(points) - 1 - _FEWEST_STEPS))
 
@@ -116,17 +120,17 @@ class HostProgress:
     n_working: int  # processes working now
     n_shards: int  # shards that have a feature file
     n_failed: int  # sequences that failed
-    n_lost: int  # shards that were given up and are not done yet
-    tokens_per_second: float  # of the processes working now; if none, the average of all
+    n_lost: int  # shards that failed and are not done yet
+    tokens_per_second: float  # sum over the running processes, or without any, the mean of all
 
 
 def read_hosts(logs: Path) -> list[HostProgress]:
-    """The figures of each host, by name, from all logs in a folder."""
-    by_host: dict[str, list[tuple[bool, list[ProgressLog]]]] = {}
+    """Read the figures of each host, by name, from all logs in a folder."""
+    logs_by_host: dict[str, list[tuple[bool, list[ProgressLog]]]] = {}
     for path, (host, _) in tags_in(logs).items():
         figures, _ = ProgressLog.read(path)
-        by_host.setdefault(host, []).append((is_held(path), figures))
-    return [_parse_host(host, logs_of_host) for host, logs_of_host in by_host.items()]
+        logs_by_host.setdefault(host, []).append((is_held(path), figures))
+    return [_parse_host(host, logs_of_host) for host, logs_of_host in logs_by_host.items()]
 
 
 def _parse_host(host: str, logs: list[tuple[bool, list[ProgressLog]]]) -> HostProgress:

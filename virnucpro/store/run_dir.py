@@ -1,6 +1,6 @@
-"""The run folder: where its files are, which belong to the run, and when they are deleted.
+"""Define the run folder: where its files are, which belong to the run, and when to delete them.
 
-The creator of a ``RunDir`` passes the names of the output files. Every other name is defined here.
+The creator of a ``RunDir`` passes the names of the output files. All other names are defined here.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from virnucpro.store.run_lock import (
     tagged,
 )
 
-FEATURES = "features"  # the folder of vectors
-# suffixes of the files of a slice: its plan, digests of ids, rows of tables
+FEATURES = "features"  # folder with vectors
+# suffixes of a slice's files: plan, id digests, table rows
 PLAN = ".plan"
 IDS = ".ids"
 ROWS = ".rows"
-SCORES = ".scores"  # suffix of the scores of a block of records
-SCORE_FORMAT = 8  # raise it when the same records and scorer would give other scores
-# the table with one row per record; a run that has it is finished
+SCORES = ".scores"  # suffix for the scores of a record block
+SCORE_FORMAT = 8  # increase when the same records and scorer would give other scores
+# the table with one row per record, which marks a finished run
 RECORD_TABLES: Mapping[Command, str] = {"predict": "predictions.tsv", "extract": "records.tsv"}
-FAILED_SEQUENCES = "failed_sequences.fa"  # records to correct and to add to the run
-# files that a run makes in its subfolders
+FAILED_SEQUENCES = "failed_sequences.fa"  # records to correct and add to the run
+# files that a run creates in its subfolders
 _OURS = re.compile(
     rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|parquet|faa|fna|scores|plan|ids|chunks|rows)"
     r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|(plan|parts)\.json"
@@ -61,7 +61,7 @@ _PARTIAL = re.compile(r"\..*\.partial")
 
 
 class _RunPath:
-    """A file or folder of a run, by its path in the run folder."""
+    """A file or folder in a run, by its path in the run folder."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -72,34 +72,34 @@ class _RunPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputNames:
-    """The file names of outputs, which the run folder clears, protects and verifies."""
+    """The names of output files, which the run folder clears, protects and verifies."""
 
     run: tuple[str, ...] = ()
-    sample: tuple[str, ...] = ()  # those that the folder of a sample may have too
+    sample: tuple[str, ...] = ()  # names that may also occur in a sample's folder
 
 
 @dataclass(frozen=True, slots=True)
 class RunDir(SafeDir):
-    """The folder of a run; ``SafeDir`` writes into it."""
+    """The folder of a run. ``SafeDir`` writes into it."""
 
     owned_names: OutputNames
 
-    page: ClassVar = "report.html"  # of a run, a training or an evaluation
+    page: ClassVar = "report.html"  # report on a run, a training or an evaluation
     of_any_command: ClassVar = frozenset({*OF_A_LOCK, "virnucpro.log"})  # left by any command
 
     manifest = _RunPath(RUN_FILE)
     log = _RunPath("virnucpro.log")
     report = _RunPath(page)
-    machine = _RunPath("machine.json")  # the work of the devices over time
-    logs = _RunPath("logs")  # of ``work``, one per process
-    parsl = _RunPath(f".parsl{TEMPORARY}")  # the files of Parsl, while it runs
+    machine = _RunPath("machine.json")  # device work over time
+    logs = _RunPath("logs")  # logs of ``work``, one per process
+    parsl = _RunPath(f".parsl{TEMPORARY}")  # Parsl's files, while it runs
     features = _RunPath(FEATURES)
-    scores = _RunPath("scores")  # of blocks of records, in a run without a model
-    rows = _RunPath("rows")  # of the tables of slices, until all are joined
+    scores = _RunPath("scores")  # scores of record blocks, in a run without a model
+    rows = _RunPath("rows")  # table rows of slices, until they are joined
     shards = _RunPath("shards")
     plan = _RunPath("shards/plan.json")
     chunks = _RunPath("chunks.fa")
-    samples = _RunPath("samples")  # outputs of each input file, in a folder of its name
+    samples = _RunPath("samples")  # outputs of each input file, in a folder with its name
     copies = _RunPath("inputs")  # copies of inputs that cannot be read twice
 
     @property
@@ -108,14 +108,14 @@ class RunDir(SafeDir):
 
     @property
     def staged(self) -> RunDir:
-        """The folder in which a plan is made; the old plan stays until the new one is whole."""
+        """Return the folder for building a plan, while the old plan stays."""
         return RunDir(self.root / f".planned{TEMPORARY}", self.owned_names)
 
     def output(self, name: str) -> Path:
         return self.root / name
 
     def record_table(self, command: Command) -> Path:
-        """The table with one row per record."""
+        """Return the table with one row per record."""
         return self.output(RECORD_TABLES[command])
 
     @property
@@ -137,14 +137,15 @@ class RunDir(SafeDir):
 
     @contextmanager
     def locked(self, *, create: bool = False) -> Iterator[None]:
-        """Lock this folder against other runs; with ``create``, make it if it is missing.
+        """Lock this folder against other runs. With ``create``, create it if it is missing.
 
-        A command that has seen the folder does not create it: it may have been moved since.
-        The folder itself may be a link, for example to another disk; files of a run in it may not.
+        A command that has already seen the folder does not create it, because it may have been
+        moved since. The folder itself may be a link, for example to another disk. A run's files in
+        it may not be links.
 
         Raises:
-            OutputError: another run is using it; or it cannot be made or written, or was removed
-            meanwhile; or a file of a run in it is a link.
+            OutputError: another run is using the folder, it cannot be created or written, it was
+                removed in the meantime, or a run's file in it is a link.
             StorageError: its disk is full.
         """
         with _as_output_errors():
@@ -164,7 +165,8 @@ class RunDir(SafeDir):
             ) from error
 
     def shared(self) -> AbstractContextManager[None]:
-        """Share this folder with other ``work`` processes, lock out runs, and log to an own file.
+        """Share this folder with other ``work`` processes, lock out runs, and log to a separate
+        file.
 
         Raises:
             OutputError, StorageError: as ``locked``.
@@ -172,7 +174,7 @@ class RunDir(SafeDir):
         return self._lock_with_others(partial(shared, self.root))
 
     def locked_for_work(self) -> AbstractContextManager[None]:
-        """Work in this folder for the run that holds it, and log to an own file.
+        """Work in this folder for the run that locked it, and log to a separate file.
 
         Raises:
             OutputError, StorageError: as ``locked``.
@@ -192,29 +194,28 @@ class RunDir(SafeDir):
 
     @property
     def lock_holder(self) -> str:
-        """The unique name of this process among all users of the folder, on any machine."""
+        """Return this process's unique name among all users of the folder, on any machine."""
         return process_tag()
 
     @property
     def has_run(self) -> bool:
-        """Whether a process has this folder to itself now."""
+        """Return True if a process has locked this folder exclusively."""
         return is_held(self.root / LOCK)
 
     def hosts(self) -> list[HostProgress]:
-        """The figures of each host that did parts of the run, by name."""
+        """Return the figures of each host that worked on the run, by name."""
         return read_hosts(self.logs)
 
     def _refuse_links(self) -> None:
-        aside = (self.staged.root, self.parsl)
-        ours = (self.log, self.logs, *aside, *self._results)
-        self.refuse_links((*OF_A_LOCK, *(path.name for path in ours)))
+        own_paths = (self.log, self.logs, self.staged.root, self.parsl, *self._results)
+        self.refuse_links((*OF_A_LOCK, *(path.name for path in own_paths)))
         SafeDir(self.features).refuse_links(encoder_folder_names(self.features))
         if self.samples.is_dir():
             SafeDir(self.samples).refuse_links([path.name for path in self.samples.iterdir()])
 
     @contextmanager
     def locked_for_run(self, *, create: bool = False) -> Iterator[None]:
-        """Lock this folder and append to its log: see ``locked`` and ``logged``.
+        """Lock this folder and append to its log. See ``locked`` and ``logged``.
 
         Raises:
             OutputError, StorageError: as ``locked``.
@@ -224,7 +225,7 @@ class RunDir(SafeDir):
 
     @contextmanager
     def logged(self) -> Iterator[None]:
-        """Append to the log of this folder, which is locked; announce the target of a link.
+        """Append to this locked folder's log, and announce the target of a link.
 
         Unfinished files of a killed command are deleted.
 
@@ -238,10 +239,10 @@ class RunDir(SafeDir):
             yield
 
     def check_free(self, *, resume: bool, force: bool) -> None:
-        """Refuse a folder with results unless ``resume`` or ``force`` says what to do with them.
+        """Reject a folder with results unless ``resume`` or ``force`` says what to do with them.
 
         Raises:
-            OutputError: it has a run, or files with the names of outputs that are not from a run.
+            OutputError: it contains a run, or files named like outputs that are not from a run.
             UsageError: both were given.
         """
         if resume and force:
@@ -267,7 +268,7 @@ class RunDir(SafeDir):
             )
 
     def _is_leftover(self, path: Path) -> bool:
-        """Whether a start that was interrupted before it claimed the folder may have left this."""
+        """Return True if an interrupted start may have left this before it claimed the folder."""
         return (
             path == self.copies
             and path.is_dir()
@@ -275,9 +276,10 @@ class RunDir(SafeDir):
         )
 
     def delete_results(self) -> None:
-        """Delete the results of a run and nothing else; ``run.json``, the claim, goes last.
+        """Delete the results of a run and nothing else. ``run.json``, which claims the folder, goes
+        last.
 
-        Copies of inputs stay: the next run may need them.
+        Copies of inputs stay, because the next run may need them.
         """
         for path in reversed(self._results):
             if path == self.samples:
@@ -292,32 +294,32 @@ class RunDir(SafeDir):
         self._delete_owned(self.logs)
 
     def feature_folders(self) -> list[Path]:
-        """The folders of further encoders, then the first encoder's, which contains them."""
+        """List the folders of further encoders, then the first encoder's, which contains them."""
         return [
             *(self.features / name for name in encoder_folder_names(self.features)),
             self.features,
         ]
 
     def clear_samples(self) -> None:
-        """Delete the outputs of all single samples."""
+        """Delete the outputs of all samples."""
         for folder in self.sample_folders():
             self.delete_files(folder, self.owned_names.sample.__contains__)
             self.delete_folder(folder)
         self.delete_folder(self.samples)
 
     def sample_folders(self) -> list[Path]:
-        """The folders of single samples."""
+        """List the folders of samples."""
         if not self.samples.is_dir():
             return []
         return [path for path in self.samples.iterdir() if path.is_dir()]
 
     def _delete_owned(self, folder: Path, kept: Collection[str] = ()) -> None:
-        """Delete the files of a run in a folder, and the folder if it is then empty."""
+        """Delete a run's files in a folder, and the folder if it is then empty."""
         self.delete_files(folder, lambda name: _OURS.fullmatch(name) and name not in kept)
         self.delete_folder(folder)
 
     def clear_copies(self, manifest: Manifest) -> None:
-        """Delete the copies of inputs that a run does not need, after its manifest was written."""
+        """Delete input copies that a run does not need, after its manifest was written."""
         paths = [Path(file.path) for file in (*manifest.inputs, *manifest.refused)]
         names_in_use = [path.name for path in paths if path.parent == self.copies.resolve()]
         self._delete_owned(self.copies, kept=names_in_use)
@@ -333,40 +335,40 @@ class RunDir(SafeDir):
             shutil.rmtree(self.staged.root, ignore_errors=True)
 
     def adopt_plan(self) -> None:
-        """Move the plan from its temporary folder into place; ``plan.json``, its seal, last."""
+        """Move the plan out of its temporary folder, ending with ``plan.json``, which validates it."""
         with storage_errors(self.shards):
             self.make_folder(self.shards)
         self.delete(self.chunks)  # made from other inputs
         files = {file.name: file for file in self.staged.shards.iterdir()}
-        vouching = files.pop(self.plan.name)
-        for file in (*files.values(), vouching):
+        listing = files.pop(self.plan.name)
+        for file in (*files.values(), listing):
             with storage_errors(self.shards / file.name, file):
                 self.move(file, self.shards / file.name)
 
     def clear_parts(self) -> None:
-        """Delete parts that were joined; any that remain do no harm."""
+        """Delete parts that were joined. Remaining ones do no harm."""
         with suppress(OSError):
             self._delete_owned(self.rows)
 
     def clear_shards(self) -> None:
-        """Delete files that only the run needed; any that remain do no harm."""
+        """Delete files that only the run needed. Remaining ones do no harm."""
         with suppress(OSError):
             self._delete_owned(self.shards)
             self.delete(self.chunks)
 
     @property
     def own_names(self) -> tuple[str, ...]:
-        """The names of the files that a run writes into its folder."""
+        """Return the names of the files that a run writes into its folder."""
         return tuple(path.name for path in (*self._results, self.log))
 
     def check_can_clear(self, inputs: Iterable[Path]) -> None:
-        """Refuse inputs that ``clear`` would delete.
+        """Reject inputs that ``delete_results`` would delete.
 
         Raises:
             UsageError: an input is in the folder.
         """
-        ours = {result.resolve() for result in self._results}
-        if any(ours & {path.resolve(), *path.resolve().parents} for path in inputs):
+        results = {result.resolve() for result in self._results}
+        if any(results & {path.resolve(), *path.resolve().parents} for path in inputs):
             raise UsageError(
                 with_options("an input is in the folder that {force} clears"),
                 hint=with_options(
@@ -393,17 +395,18 @@ class RunDir(SafeDir):
             self.remove_temp_files(folder, _PARTIAL.fullmatch)
 
     def read_manifest(self) -> Manifest | None:
-        """
+        """Read the manifest, or return None without a run.
+
         Raises:
-            ResumeError: ``run.json`` is damaged, or from another version.
+            ResumeError: ``run.json`` is corrupt, or from another version.
         """
         return read_manifest(self.manifest, self.copies)
 
     def read_facts(self) -> dict[str, Any]:
-        """Read all of ``run.json``; a resume needs only the manifest in it.
+        """Read all of ``run.json``. A resume needs only the manifest in it.
 
         Raises:
-            ResumeError: it is damaged.
+            ResumeError: it is corrupt.
             OutputError, StorageError: it cannot be read now.
         """
         try:
@@ -412,10 +415,10 @@ class RunDir(SafeDir):
             raise disk_error(error, self.manifest) from error
 
     def read_run(self, hint: str) -> Manifest:
-        """Read the manifest of the run that must be here.
+        """Read the manifest of the run that must be in this folder.
 
         Raises:
-            InputMissingError: there is none; ``hint`` says what to give.
+            InputMissingError: the folder contains no run. ``hint`` says what to give.
             ResumeError: as ``read_manifest``.
         """
         manifest = self.read_manifest()
@@ -424,7 +427,8 @@ class RunDir(SafeDir):
         return manifest
 
     def check_finished(self, command: Command) -> None:
-        """
+        """Check that the run is finished.
+
         Raises:
             InputMissingError: the run has no table of records yet.
         """
@@ -435,10 +439,10 @@ class RunDir(SafeDir):
             )
 
     def missing_run_error(self, hint: str) -> InputMissingError:
-        """The error for a folder that has no run or does not exist."""
+        """Return the error for a folder that has no run or does not exist."""
         where = printable(self.root)
         if self.root.is_dir():
-            within = self.root / "run"  # an evaluation keeps its run there
+            within = self.root / "run"  # where an evaluation keeps its run
             if (within / self.manifest.name).is_file():
                 hint = f"did you mean {printable(within)}?"
             return InputMissingError(f"{where} holds no run", hint)
@@ -446,7 +450,7 @@ class RunDir(SafeDir):
         return InputMissingError(f"{where}: {fault}", hint)
 
     def feature_stores(self, recipe: Recipe) -> tuple[FeatureStore, ...]:
-        """The feature stores of a run, one per encoder."""
+        """Return the feature stores of a run, one per encoder."""
         return open_stores(self.features, recipe.encoders, recipe.fingerprint)
 
     def write_manifest(self, manifest: Manifest, facts: Mapping[str, Any]) -> None:
@@ -458,7 +462,7 @@ class RunDir(SafeDir):
 
     @property
     def has_checksum(self) -> bool:
-        """Whether ``run.json`` has a checksum of its own, which each reading verifies."""
+        """Return True if ``run.json`` contains its own checksum, which each read verifies."""
         try:
             return has_checksum(self.manifest.read_bytes())
         except OSError as error:
@@ -467,7 +471,7 @@ class RunDir(SafeDir):
 
 @contextmanager
 def _as_output_errors() -> Iterator[None]:
-    """Turn disk errors into ``VirnucproError``s, except errors of standard output."""
+    """Translate disk errors, except those from standard output."""
     try:
         yield
     except BrokenPipeError:

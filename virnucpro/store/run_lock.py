@@ -1,14 +1,15 @@
-"""Allow one run at a time in a folder, or any number of ``work`` processes, and name the holders.
+"""Lock a folder for one run, or share it between any number of ``work`` processes.
 
-The kernel's lock (``flock``) ends with its process, however that ends. On a file system without
-it, a file is the lock, and filelock checks whether the process that made it still runs.
-Neither works reliably between hosts: some file systems keep ``flock`` to one host, and no host sees
-the processes of another. So a holder renews the time of its file every few seconds (a beat). A file
-of another host is watched: without a beat for a minute its process counts as dead, and the lock is
-taken over; with a beat it is alive, whatever ``flock`` says. Only the file system's clock counts.
+The kernel's lock (``flock``) ends with its process, however that ends. On a file system without it,
+a file is the lock, and filelock checks whether the process that made it still runs. Neither works
+reliably between hosts: some file systems restrict ``flock`` to one host, and no host sees the
+processes of another. So an owner renews its file's modification time every few seconds (a beat).
+Other hosts watch the file. Without a beat for a minute, its process counts as dead, and the lock is
+taken over. With a beat, the process is alive, whatever ``flock`` reports. Only the file system's
+clock counts.
 
-A run has the lock to itself and writes its name into it. ``work`` processes share the lock. Each
-also locks a tag of its own, its log, so that any process can see who is working.
+A run locks exclusively and writes its name into the lock. ``work`` processes share the lock. Each
+also locks its own tag, which is its log, so that any process can see who is working.
 """
 
 from __future__ import annotations
@@ -34,28 +35,30 @@ from virnucpro.core.option_text import join_texts, with_options
 from virnucpro.core.safe_dir import SafeDir
 
 LOCK = ".lock"
-_MARK = f"{LOCK}.held"  # the lock of a file system without flock
+_MARK = f"{LOCK}.held"  # the lock on a file system without flock
 OF_A_LOCK = (LOCK, _MARK)
-_PATIENCE, _MOMENT = 2.0, 0.02  # seconds to wait for a holder's name, and between two looks
+_PATIENCE = 2.0  # seconds to wait for the owner's name
+_MOMENT = 0.02  # seconds between two checks for it
 _STALE_SECONDS = 0.2  # for filelock to take over the lock of a dead process
-_QUEUE_SECONDS = 10.0  # for processes that start at once and take turns, without flock
+_QUEUE_SECONDS = 10.0  # for processes that start together and take turns, without flock
 _TAG = re.compile(r"work-(?P<host>[\w.-]+)-(?P<pid>\d+)\.log", re.ASCII)
-_NAMED = 3  # most holders named in a message
+_NAMED = 3  # maximum number of owners in a message
 _BEAT_SECONDS = 2.0  # between two beats
-_DEAD_SECONDS = 60.0  # without a beat, by file times: the process is dead
-_WATCH_BEATS = 10  # to watch a file if its time does not decide
+_DEAD_SECONDS = 60.0  # without a beat, by file times, until a process counts as dead
+_WATCH_BEATS = 10  # beats to watch a file for if its time is inconclusive
 _NAME = re.compile(r"process (\d+) on (.+) since .+\n")
-_BEGINNING = b"process "  # of the name of a run in its lock
-_OF_MACHINE = "4026531836"  # the machine's own namespace of processes: PROC_PID_INIT_INO of Linux
+_BEGINNING = b"process "  # starts a run's name in its lock
+_OF_MACHINE = "4026531836"  # the machine's own PID namespace: PROC_PID_INIT_INO in Linux
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
 @contextmanager
 def locked(folder: Path, tags: Path) -> Iterator[None]:
-    """Lock all others out of a folder within the block; ``tags`` is the folder of tags.
+    """Lock all others out of a folder within the block; ``tags`` is the folder with tags.
 
     Raises:
-        OutputError: another process has it; or it cannot be written, or was removed meanwhile.
+        OutputError: another process has locked the folder, or it cannot be written, or was removed
+            in the meantime.
         StorageError: its disk is full.
     """
     path = folder / LOCK
@@ -80,12 +83,13 @@ def locked(folder: Path, tags: Path) -> Iterator[None]:
 
 @contextmanager
 def shared(folder: Path, tag: Path) -> Iterator[None]:
-    """Share a folder with other ``work`` processes; ``tag`` is the file of this process.
+    """Share a folder with other ``work`` processes. ``tag`` is this process's file.
 
     Raises:
         OutputError, StorageError: as ``locked``.
     """
-    path, tags = folder / LOCK, tag.parent
+    path = folder / LOCK
+    tags = tag.parent
     with ExitStack() as stack, _detect_moves(folder):
         with storage_errors(path):
             handle = stack.enter_context(_open(SafeDir(folder), path, _BEGINNING))
@@ -93,14 +97,14 @@ def shared(folder: Path, tag: Path) -> Iterator[None]:
             match _flock(handle, fcntl.LOCK_SH):
                 case False:
                     raise _in_use_error(handle, folder, tags)
-                case None:  # this process holds the mark, so no run has the folder
+                case None:  # while this process owns the mark, no run can lock the folder
                     with _lock_softly(handle, folder / _MARK, tags, _QUEUE_SECONDS):
                         stack.enter_context(
                             _lock_softly(handle, _lock_marker(tag), tags, _STALE_SECONDS)
                         )
                 case True:
                     _reject_if_active(handle, folder, {})
-                    _remove_marker(handle)  # the process that left a name was killed
+                    _remove_marker(handle)  # left by a killed process
                     if not _flock(own, fcntl.LOCK_EX):
                         raise _in_use_error(own, folder, tags)
             stack.enter_context(_parse_tag(own))
@@ -109,7 +113,7 @@ def shared(folder: Path, tag: Path) -> Iterator[None]:
 
 @contextmanager
 def tagged(tag: Path) -> Iterator[None]:
-    """Hold a tag in a folder for the run that has the folder.
+    """Lock a tag in a folder for the run that has locked the folder.
 
     Raises:
         OutputError, StorageError: as ``locked``.
@@ -126,7 +130,7 @@ def tagged(tag: Path) -> Iterator[None]:
 
 
 def process_tag() -> str:
-    """The unique name of this process among all machines, for file names."""
+    """Return this process's unique name among all machines, for file names."""
     return f"{_quote_tag(_host())}-{os.getpid()}"
 
 
@@ -135,24 +139,25 @@ def _quote_tag(host: str) -> str:
 
 
 def _host() -> str:
-    """The name of this machine; a container that numbers its own processes adds its own number.
+    """Return this machine's name. In a container with its own process numbers, add its number.
 
-    Containers often share the name of their machine, and each has a process 1.
+    Containers often share their machine's name, and each has a process 1.
     """
-    name, number = socket.gethostname(), _OF_MACHINE
-    with suppress(OSError):  # no Linux, or no /proc
+    name = socket.gethostname()
+    number = _OF_MACHINE
+    with suppress(OSError):  # not Linux, or without /proc
         number = Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
     return name if number == _OF_MACHINE else f"{name}-{number}"
 
 
 def tags_in(folder: Path) -> dict[Path, tuple[str, int]]:
-    """The tags in a folder, also of processes that have ended, each with its host and process."""
+    """List the tags in a folder, also of ended processes, each with its host and process."""
     named = ((path, _TAG.fullmatch(path.name)) for path in sorted(folder.glob("work-*.log")))
     return {path: (words["host"], int(words["pid"])) for path, words in named if words}
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process now holds this tag or lock."""
+    """Return True if a process now owns this tag or lock."""
     with suppress(FileNotFoundError), open_regular_file(path) as handle:
         is_free = _flock(handle, fcntl.LOCK_SH)
         return _lock_marker(path).exists() if is_free is None else not is_free
@@ -160,13 +165,13 @@ def is_held(path: Path) -> bool:
 
 
 def find_run_lock(folder: Path) -> str:
-    """The name that the current run of a folder wrote into the lock; "" without a run."""
+    """Return the name that a folder's current run wrote into the lock, or "" without a run."""
     path = folder / LOCK
     try:
         with open_regular_file(path) as handle:
             name = handle.read().decode(errors="replace").strip()
         return name if name and is_held(path) else ""
-    except OSError:  # no lock, or no permission to read it
+    except OSError:  # missing or unreadable lock
         return ""
 
 
@@ -176,7 +181,7 @@ def _lock_marker(path: Path) -> Path:
 
 @contextmanager
 def _detect_moves(folder: Path) -> Iterator[None]:
-    """Explain errors in a folder that was moved or deleted meanwhile."""
+    """Explain errors in a folder that was moved or deleted while in use."""
     descriptor = os.open(folder, os.O_RDONLY)  # keeps its inode number from being reused
     try:
         yield
@@ -194,14 +199,14 @@ def _detect_moves(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _heartbeat(place: int | Path) -> Iterator[None]:
-    """Renew the time of a file within the block, so that other hosts see its holder is alive."""
+def _heartbeat(file: int | Path) -> Iterator[None]:
+    """Renew a file's modification time within the block, to show other hosts that its owner lives."""
     end = Event()
 
     def beat() -> None:
         while not end.wait(_BEAT_SECONDS):
             with suppress(OSError):  # a removed file is reported elsewhere
-                os.utime(place)
+                os.utime(file)
 
     thread = Thread(target=beat, daemon=True)
     thread.start()
@@ -213,13 +218,14 @@ def _heartbeat(place: int | Path) -> Iterator[None]:
 
 
 def _reject_if_active(handle: FileIO, folder: Path, tags: Mapping[Path, tuple[str, int]]) -> None:
-    """Refuse a folder that another host uses although the lock here does not show it.
+    """Reject a folder that another host uses although the lock does not show it here.
 
     Raises:
-        OutputError: a run or ``work`` process of another host is alive.
+        OutputError: a run or ``work`` process on another host is alive.
     """
     handle.seek(0)
-    words, patience = _NAME.fullmatch(handle.read().decode(errors="replace")), dict[Path, float]()
+    words = _NAME.fullmatch(handle.read().decode(errors="replace"))
+    patience: dict[Path, float] = {}
     if words and words[2] != _host():
         patience[folder / LOCK] = _WATCH_BEATS * _BEAT_SECONDS
     for tag, (host, _) in tags.items():
@@ -237,20 +243,24 @@ def _reject_if_active(handle: FileIO, folder: Path, tags: Mapping[Path, tuple[st
 
 
 def _find_living(patience: Mapping[Path, float]) -> Path | None:
-    """The first file that gets a beat within its seconds of patience, if any."""
+    """Return the first file that gets a beat within its seconds of patience, if any."""
     if (most := max(patience.values(), default=0.0)) > 0:
         LOGGER.info("waiting up to %.0f s to see if another host still uses this folder", most)
-    before, start = {path: _last_beat(path) for path in patience}, time.monotonic()
-    while waiting := [p for p, most in patience.items() if time.monotonic() - start < most]:
-        for path in waiting:
-            if _last_beat(path) != before[path]:
+    first_beats = {path: _last_beat(path) for path in patience}
+    start = time.monotonic()
+    while watched := [p for p, most in patience.items() if time.monotonic() - start < most]:
+        for path in watched:
+            if _last_beat(path) != first_beats[path]:
                 return path
         time.sleep(_BEAT_SECONDS / 4)
     return None
 
 
 def _last_beat(path: Path) -> int:
-    """When a file was renewed; opening it makes NFS ask the server. 0 if it is missing."""
+    """Return when a file was renewed, or 0 if it is missing.
+
+    Opening the file makes NFS ask the server.
+    """
     try:
         with open_regular_file(path) as handle:
             return os.fstat(handle.fileno()).st_mtime_ns
@@ -259,14 +269,17 @@ def _last_beat(path: Path) -> int:
 
 
 def _lock_age(path: Path, handle: FileIO) -> float:
-    """Seconds since a file was renewed, by its file system's clock, read by renewing ``handle``."""
+    """Return the seconds since a file was renewed, by its file system's clock.
+
+    Renewing ``handle`` reads that clock.
+    """
     os.utime(handle.fileno())
     return (os.fstat(handle.fileno()).st_mtime_ns - _last_beat(path)) / 1e9
 
 
 @contextmanager
 def _parse_tag(own: FileIO) -> Iterator[None]:
-    """Keep a tag alive; after an orderly end it looks dead at once."""
+    """Keep a tag alive. After an orderly end, it looks dead at once."""
     with _heartbeat(own.fileno()):
         yield
     with suppress(OSError):
@@ -275,10 +288,10 @@ def _parse_tag(own: FileIO) -> Iterator[None]:
 
 
 def _open(tree: SafeDir, path: Path, beginning: bytes = b"") -> FileIO:
-    """Make or open a lock file; any content must begin with ``beginning``.
+    """Create or open a lock file. Any content must begin with ``beginning``.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
         OutputError: it is a link, not a plain file, or has other content.
     """
     handle = FileIO(path, "a+", opener=tree.make_opener(path))
@@ -294,7 +307,11 @@ def _open(tree: SafeDir, path: Path, beginning: bytes = b"") -> FileIO:
 
 
 def _flock(handle: FileIO | BinaryIO, kind: int) -> bool | None:
-    """Take the kernel's lock; False if others hold it, None if the file system has no locks."""
+    """Take the kernel's lock.
+
+    Returns:
+        False if another process has it, None if the file system has no locks.
+    """
     try:
         fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -308,7 +325,7 @@ def _flock(handle: FileIO | BinaryIO, kind: int) -> bool | None:
 
 @contextmanager
 def _lock_softly(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iterator[None]:
-    """Hold a lock file that only one process can make."""
+    """Own a lock file, which only one process can create, within the block."""
     from filelock import SoftFileLock, Timeout
 
     lock = SoftFileLock(mark, timeout=seconds, thread_local=False)
@@ -329,15 +346,15 @@ def _lock_softly(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iter
 
 
 def _is_dead(handle: FileIO, mark: Path) -> bool:
-    """Whether the process of another host that made a mark is dead."""
+    """Return True if the process on another host that made a mark is dead."""
     if _tag_host(mark) in ("", socket.gethostname()):
-        return False  # filelock has checked it, or it is being made now
+        return False  # filelock has checked it, or it is just being created
     patience = max(_DEAD_SECONDS - _lock_age(mark, handle), _WATCH_BEATS * _BEAT_SECONDS / 2)
     return _find_living({mark: patience}) is None
 
 
 def _tag_host(mark: Path) -> str:
-    """The host of the process that made a mark, as filelock writes it into the second line."""
+    """Return the host that made a mark, which filelock writes into the second line."""
     with suppress(OSError), open_regular_file(mark) as content:
         return content.read().decode(errors="replace").partition("\n")[2].partition("\n")[0]
     return ""
@@ -349,7 +366,9 @@ def _remove_marker(handle: FileIO) -> None:
 
 
 def _in_use_error(handle: FileIO, folder: Path, tags: Path, *hints: str) -> OutputError:
-    deadline, name, working = time.monotonic() + _PATIENCE, "", list[tuple[str, int]]()
+    deadline = time.monotonic() + _PATIENCE
+    name = ""
+    working: list[tuple[str, int]] = []
     while not (name or working) and time.monotonic() < deadline:
         time.sleep(_MOMENT)
         handle.seek(0)

@@ -1,19 +1,18 @@
-"""Write and read shards: FASTA files of ORFs, cut by content alone.
+"""Write and read shards: FASTA files with ORFs, cut by content alone.
 
-Shards grow with their position in the input: the first are small, so that a small input is spread
-over all devices; later ones are large, so that a large input makes few files.
+Shards grow with their position in the input. The first are small, so that a small input is spread
+over all devices. Later ones are large, so that a large input makes few files.
 
 The first word of a header is the ORF's id. Chunk, record, start, end and strand follow in this
-order, then the bases of a frame, and for a copy the ordinal of its original. No id has white space,
-so the words can be separated.
+order, then the bases of a frame, and for a copy, the ordinal of its original. Ids contain no white
+space, so the words can be separated.
 
-Identical ORFs are embedded once. Two ORFs are identical if everything that the encoders of the run
-read is equal (the protein, the bases, or both). ``SequenceIndex`` checks a digest of every ORF
-before it
-goes into a shard. An ORF that occurred before becomes a copy. It names its original by ordinal: the
-position among the embedded ORFs of its slice. Workers skip copies; the feature store gives each
-copy exactly the rows of its original, or the reason why it has none. Which copies are found depends
-only on the ORFs and their order. An ORF that is forgotten is embedded again.
+Identical ORFs are embedded once. Two ORFs are identical if everything that the run's encoders read
+is equal (the protein, the bases, or both). ``SequenceIndex`` checks a digest of every ORF before it
+is added to a shard. An ORF that occurred before becomes a copy. It names its original by ordinal,
+the position among the embedded ORFs in its slice. Workers skip copies. The feature store gives each
+copy exactly its original's rows, or the reason why they are missing. Which copies are detected
+depends only on the ORFs and their order. An ORF that was forgotten is embedded again.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Orf, Shard, shard_name
 
 _AGAIN = "the next start writes shards anew"
-# (shards, residues of each) before the largest: 17.5 million residues are 208 shards
+# (number of shards, residues per shard) before the largest; 17.5 million residues make 208 shards
 _SMALL_SHARDS = ((32, 16_000), (32, 32_000), (32, 64_000), (128, 125_000))
 N_SMALL_SHARDS = sum(n for n, _ in _SMALL_SHARDS)
-MOST_SEEN = 2**18  # ORFs; those before are forgotten together, so memory holds up to twice as many
+MOST_SEEN = 2**18  # ORFs; older ones are forgotten together, so memory contains up to twice as many
 
 
-def shard_size(place: int, largest: int) -> int:
-    """The residues that fill the shard at this position of its series, from 0."""
+def shard_size(position: int, largest: int) -> int:
+    """Return the residues that fill the shard at this 0-based position in its series."""
     for n_shards, n_residues in _SMALL_SHARDS:
-        if place < n_shards:
+        if position < n_shards:
             return min(n_residues, largest)
-        place -= n_shards
+        position -= n_shards
     return largest
 
 
 class SequenceIndex:
-    """The ordinals of the latest ORFs of a slice, by their digests, in bounded memory."""
+    """The ordinals of a slice's latest ORFs, by digest, in bounded memory."""
 
     def __init__(self, most: int = MOST_SEEN) -> None:
         self.n_embedded = 0
@@ -56,28 +55,32 @@ class SequenceIndex:
         self._older: dict[bytes, int] = {}
 
     def find_original(self, digest: bytes) -> int | None:
-        """The ordinal of an ORF's original; None if its digest is new, or forgotten."""
+        """Return the ordinal of an ORF's original, or None if its digest is new or forgotten."""
         ordinal = self._newer.get(digest, self._older.get(digest))
         if ordinal is None:
             if len(self._newer) == self._most:
-                self._older, self._newer = self._newer, {}
+                self._older = self._newer
+                self._newer = {}
             self._newer[digest] = self.n_embedded
             self.n_embedded += 1
         return ordinal
 
 
 def digests_of(orfs: Sequence[Orf], reads: Sequence[Alphabet]) -> list[bytes]:
-    """128-bit digest of what is read of each ORF: 10^12 ORFs collide with probability 10^-15."""
-    texts = (" ".join([orf.text(what) for what in reads]) for orf in orfs)
+    """Return a 128-bit digest of the text that is read from each ORF.
+
+    Among 10^12 ORFs, a collision has a probability of 10^-15.
+    """
+    texts = (" ".join([orf.text(alphabet) for alphabet in reads]) for orf in orfs)
     return [blake2s(text.encode()).digest()[:16] for text in texts]
 
 
 class ShardWriter:
-    """Collect ORFs of a slice, in order, and write a shard whenever it is full.
+    """Collect the ORFs of a slice, in order, and write a shard whenever it is full.
 
-    A shard is full when its ORFs to embed, or its copies, reach ``shard_size`` residues: each
-    fills a feature file. The first slice of a series begins with small shards. With
-    ``keep_bases``, the bases of its frames are also written to a FASTA file next to it.
+    A shard is full when its ORFs to embed, or its copies, reach ``shard_size`` residues, because
+    each group fills a feature file. The first slice in a series begins with small shards. With
+    ``keep_bases``, the bases of a shard's frames are also written to a FASTA file next to it.
     """
 
     def __init__(
@@ -90,13 +93,16 @@ class ShardWriter:
         keep_bases: bool = False,
         is_first: bool = True,
     ) -> None:
-        self._tree, self._folder, self._recipe = tree, folder, recipe
-        self._first_index, self._keep_bases = first_index, keep_bases
+        self._tree = tree
+        self._folder = folder
+        self._recipe = recipe
+        self._first_index = first_index
+        self._keep_bases = keep_bases
         self._n_before = 0 if is_first else N_SMALL_SHARDS
         self.shards: list[Shard] = []
         self.n_copies = self.n_copied_residues = 0
         self._seen = SequenceIndex()
-        self._n_copied_before = 0  # residues, in shards that are closed
+        self._n_copied_before = 0  # residues in closed shards
         self._open_next()
 
     def _open_next(self) -> None:
@@ -129,42 +135,51 @@ class ShardWriter:
 
     @property
     def next_index(self) -> int:
-        """The index of the shard of the next ORF."""
+        """Return the index of the shard for the next ORF."""
         return self._first_index + len(self.shards)
 
     @property
     def end_index(self) -> int:
-        """One after the index of the last shard with an ORF."""
+        """Return one after the index of the last shard with an ORF."""
         return self.next_index + bool(self._entries)
 
     def flush(self) -> None:
         """Close the open shard, full or not."""
         if not self._entries:
             return
-        index, content = self.next_index, "".join(self._entries).encode()
+        index = self.next_index
+        content = "".join(self._entries).encode()
         path = self._folder / f"{shard_name(index)}.faa"
         self._write(path, content)
         if self._bases:
             self._write(path.with_suffix(".fna"), "".join(self._bases).encode())
-        digest, counts = hashlib.sha256(content).hexdigest(), (self._n_embedded, self._n_residues)
-        self.shards.append(Shard(index, path, len(self._entries), *counts, digest))
+        shard = Shard(
+            index,
+            path,
+            n_orfs=len(self._entries),
+            n_embedded=self._n_embedded,
+            n_residues=self._n_residues,
+            sha256=hashlib.sha256(content).hexdigest(),
+        )
+        self.shards.append(shard)
         self._n_copied_before = self.n_copied_residues
         self._open_next()
 
     def _write(self, path: Path, content: bytes) -> None:
-        """Write a file that appears when it is whole: another process may embed the same shard.
+        """Write a file atomically, because another process may embed the same shard.
 
-        It is not synced: after a power loss its hash shows whether it is whole.
+        The file is not synced. After a power loss, its hash shows whether it is complete.
         """
         with self._tree.atomic_write(path, is_synced=False) as out:
             out.write(content)
 
 
 def read_shard(shard: Shard) -> list[Orf]:
-    """
+    """Read the ORFs of a shard, copies included.
+
     Raises:
         StorageError: the file is missing or was changed.
-        OutputError, StorageError: it cannot be read now.
+        OutputError, StorageError: the file cannot be read now.
     """
     try:
         with open_regular_file(shard.path) as handle:
