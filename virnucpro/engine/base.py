@@ -1,4 +1,4 @@
-"""The interface of the engine: what a run needs from an executor that embeds its shards."""
+"""Define the executor interface, which embeds the shards of a run."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 class Resources:
     """The settings that change only the speed of a run."""
 
-    devices: tuple[str, ...]  # of torch: "cuda:0", "cpu", "mps"; one worker each
+    devices: tuple[str, ...]  # torch devices ("cuda:0", "cpu", "mps"), one worker each
     tokens_per_batch: int
-    silence_seconds: float = 300.0  # a worker that is silent for longer is replaced
-    n_helpers: int = 0  # most processes that make shards and tables
-    memory: int = 0  # bytes that the processes on this machine may use together; 0: not known
+    silence_seconds: float = 300.0  # silence after which a worker is replaced
+    n_helpers: int = 0  # maximum number of processes that make shards and tables
+    memory: int = 0  # bytes for all processes on this machine; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a worker needs to know about a run: plain data that is sent to its process."""
+    """The settings of a run that a worker needs: plain data that is sent to its process."""
 
     root: Path  # the run folder
-    stores: tuple[FeatureStore, ...]  # one for each encoder
+    stores: tuple[FeatureStore, ...]  # one per encoder
     weights: tuple[Path, ...]  # one per encoder: a checkpoint or its converted form
-    owner: str  # unique name of the process with this job; part of the names of partial files
+    owner: str  # unique name of the process with this job, used in partial file names
     cache: CacheDir | None = field(default=None, kw_only=True)
 
     @classmethod
@@ -62,7 +62,7 @@ class WorkerConfig:
 
 
 class Executor(Protocol):
-    """A way to run shards: in this process, in one process per device, on a cluster.
+    """A way to run shards: in this process, in one process per device, or on a cluster.
 
     Slow preparation belongs in ``start``, which runs while the shards are planned.
     """
@@ -81,7 +81,7 @@ class Executor(Protocol):
     def run(
         self, shards: Sequence[Shard], job: WorkerConfig, resources: Resources
     ) -> Generator[WorkerEvent, None, None]:
-        """Run every shard; each ends in one ShardDone or one ShardFailed.
+        """Run every shard. Each ends in one ShardDone or one ShardFailed.
 
         Closing the generator stops the workers.
 

@@ -1,6 +1,6 @@
 """Record in ``machine.json`` what each device did and when, for each start of a run.
 
-Only the report reads it: no result depends on it, and a run works without it.
+Only the report reads the file. No result depends on it, and a run works without it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from virnucpro.core.logging import LOGGER
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import check_counts
 
-_INITIAL_BIN_SECONDS = 1.0  # seconds of a bin at first
-_MAX_BINS = 240  # with more, neighbours are merged and bins become twice as wide
-_MAX_STARTS = 20  # the latest are kept
-_MAX_SECONDS = 10**15  # bound of every number of seconds
+_INITIAL_BIN_SECONDS = 1.0  # initial bin width
+_MAX_BINS = 240  # with more, neighbours are merged, which doubles the bin width
+_MAX_STARTS = 20  # keep the latest
+_MAX_SECONDS = 10**15  # upper bound for every duration
 
 
 @dataclass(slots=True)
 class _DeviceSeries:
-    """The work of one device in bins of time."""
+    """The work of one device in time bins."""
 
     description: str = ""
     n_shards: int = 0
-    tokens: list[int] = field(default_factory=list)  # embedded in each bin
-    memory: list[int] = field(default_factory=list)  # most bytes used in each bin
+    tokens: list[int] = field(default_factory=list)  # embedded per bin
+    memory: list[int] = field(default_factory=list)  # maximum bytes used per bin
 
     def __post_init__(self) -> None:
         check_counts(self.n_shards, *self.tokens, *self.memory)
@@ -50,12 +50,12 @@ class _DeviceSeries:
         if not isinstance(self.description, str):
             raise TypeError("a device is described in words")
 
-    def add(self, place: int, n_tokens: int, memory: int) -> None:
-        missing = place + 1 - len(self.tokens)
+    def add(self, bin_index: int, n_tokens: int, memory: int) -> None:
+        missing = bin_index + 1 - len(self.tokens)
         self.tokens += [0] * missing
         self.memory += [0] * missing
-        self.tokens[place] += n_tokens
-        self.memory[place] = max(self.memory[place], memory)
+        self.tokens[bin_index] += n_tokens
+        self.memory[bin_index] = max(self.memory[bin_index], memory)
 
     def join_bins(self) -> None:
         """Merge each pair of neighbouring bins."""
@@ -65,14 +65,14 @@ class _DeviceSeries:
 
 @dataclass(slots=True)
 class DeviceTimeline:
-    """One start of a run, from the first worker on; it takes the events of the executor."""
+    """One start of a run, from the first worker on. It consumes the executor's events."""
 
     clock: Callable[[], float] = time.monotonic  # seconds
     seconds_per_bin: float = _INITIAL_BIN_SECONDS
     seconds: float = 0.0  # until the last event
     devices: dict[str, _DeviceSeries] = field(default_factory=dict)
-    n_losses: int = 0  # workers that were lost, replaced or not
-    n_reductions: int = 0  # batches that did not fit into the memory of a device
+    n_losses: int = 0  # lost workers, replaced or not
+    n_reductions: int = 0  # batches that did not fit into device memory
     n_failed_shards: int = 0
     began: float = field(init=False)
 
@@ -104,7 +104,7 @@ class DeviceTimeline:
         return self.devices.setdefault(worker, _DeviceSeries())
 
     def _bin_index(self) -> int:
-        """The index of the current bin."""
+        """Return the index of the current bin."""
         while self.seconds >= _MAX_BINS * self.seconds_per_bin:
             self.seconds_per_bin *= 2
             for device in self.devices.values():
@@ -115,7 +115,7 @@ class DeviceTimeline:
     def recording(self, path: Path) -> Iterator[None]:
         """Append this start to the earlier ones in a file, however the block ends.
 
-        A failed write is only a warning: no result depends on it.
+        A failed write is only a warning, because no result depends on it.
         """
         try:
             yield
@@ -134,7 +134,7 @@ class DeviceTimeline:
 
     @staticmethod
     def read_all(path: Path) -> list[DeviceTimeline]:
-        """The starts in a file; none if there is no such file, or it is damaged."""
+        """Read the starts in a file. A missing or corrupt file has no starts."""
         try:
             return [_from_json(**start) for start in read_json(path)["starts"]]
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -142,9 +142,10 @@ class DeviceTimeline:
 
 
 def _from_json(devices: dict[str, dict[str, Any]], **stored: Any) -> DeviceTimeline:  # noqa: ANN401 - JSON
-    """
+    """Convert a stored start.
+
     Raises:
-        ValueError, LookupError, TypeError, AttributeError: it is not as it was written.
+        ValueError, LookupError, TypeError, AttributeError: it was changed.
     """
     series = {name: _DeviceSeries(**device) for name, device in devices.items()}
     return DeviceTimeline(**stored, devices=series)

@@ -1,16 +1,16 @@
 """Run shards on this machine: in one process per device, or in this process.
 
-    parent  --Attempt-->  worker     a pipe of the worker's own,
-    parent  <--Event----  worker     for both
+    parent  --Attempt-->  worker     one pipe per worker,
+    parent  <--Event----  worker     in both directions
 
-Workers share nothing: a process killed inside ``Queue.get`` would keep the queue's lock, and the
-others would wait for ever. One thread of the parent waits on all pipes; one more per worker sends
-it shards, so a worker that does not read delays no other. Workers that are ready get shards
-round-robin, then on demand. Each worker holds two (besides those being written), or more small
+Workers share nothing, because a process killed inside ``Queue.get`` would keep the queue's lock,
+and the others would wait forever. One thread in the parent waits on all pipes. One more thread per
+worker sends it shards, so a worker that does not read delays no other. Ready workers get shards
+round-robin, then on demand. Each worker has two (in addition to those being written), or more small
 ones, so that no device waits for the parent.
 
-Workers may start before there are shards; their events wait in the pipes. A worker that ends or
-falls silent is replaced, and its shard continues: see ``recovery``.
+Workers may start before there are shards. Their events wait in the pipes. A worker that ends or
+stops responding is replaced, and its shard continues, as described in ``retry_policy``.
 """
 
 from __future__ import annotations
@@ -45,43 +45,40 @@ from virnucpro.engine.retry_policy import MAX_IN_FLIGHT, Attempt, WorkerFailure,
 if TYPE_CHECKING:
     from virnucpro.engine.worker import Worker
 
-# ..., name, device
+# arguments: job, resources, name, device
 _WorkerFactory: TypeAlias = "Callable[[WorkerConfig, Resources, str, str], Worker]"
-_MAX_NAMED_SHARDS = 8  # most shards named in a message
+_MAX_NAMED_SHARDS = 8  # per message
 _TICK_SECONDS = 1.0  # between two checks for silent workers
 _START_SECONDS = 900.0  # for a worker to import, load the model and report
-GRACE_SECONDS = 5.0  # for idle workers to end by themselves
-_MAX_STARTUP_WARNINGS = 100  # kept from the start of a worker
-_KILL_EXIT_CODES = {
-    -signal.SIGKILL,
-    -signal.SIGTERM,
-    -signal.SIGQUIT,
-    -signal.SIGXCPU,
-}  # exit codes of an outside kill
-# glibc mallopt option -> size above which freed memory goes back to the system
+GRACE_SECONDS = 5.0  # for idle workers to exit
+_MAX_STARTUP_WARNINGS = 100  # kept from a worker's start
+# exit codes after a kill from outside
+_KILL_EXIT_CODES = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT, -signal.SIGXCPU}
+# glibc mallopt option -> size in bytes above which freed memory returns to the system
 _MALLOC_OPTIONS = {
-    -3: 32 << 20,
-    -1: 256 << 20,
-}  # M_MMAP_THRESHOLD (at most 32 MiB), M_TRIM_THRESHOLD
+    -3: 32 << 20,  # M_MMAP_THRESHOLD, at most 32 MiB
+    -1: 256 << 20,  # M_TRIM_THRESHOLD
+}
 
 
 def load_worker(job: WorkerConfig, resources: Resources, name: str, device: str) -> Worker:
-    """Load the worker of a device. Only the process that computes imports torch, here."""
+    """Load the worker for a device. Only the computing process imports torch, here."""
     from virnucpro.engine.worker import Worker
 
     return Worker(job, resources, name, device)
 
 
 class InlineExecutor(Executor):
-    """One device in this process: for users of Python, tests and debuggers."""
+    """One device in this process: for Python users, tests and debuggers."""
 
     def __init__(self, device: str = "cpu", worker: _WorkerFactory = load_worker) -> None:
-        self.device, self.worker = device, worker
+        self.device = device
+        self.worker = worker
 
     def run(
         self, shards: Sequence[Shard], job: WorkerConfig, resources: Resources
     ) -> Generator[WorkerEvent, None, None]:
-        """Run every shard, as ``Executor.run`` says."""
+        """Run every shard, as ``Executor.run`` specifies."""
         import torch
 
         n_threads = torch.get_num_threads()
@@ -93,11 +90,11 @@ class InlineExecutor(Executor):
                     yield from worker.run(Attempt(shard))
                 yield from worker.finish()
         finally:
-            torch.set_num_threads(n_threads)  # a worker takes one on a CPU
+            torch.set_num_threads(n_threads)  # a CPU worker sets it to one
 
 
 class ProcessExecutor(Executor):
-    """One worker process on each device of this machine; with no device, any shard is an error."""
+    """One worker process per device on this machine. Without devices, any shard is an error."""
 
     def __init__(
         self,
@@ -105,19 +102,21 @@ class ProcessExecutor(Executor):
         worker: _WorkerFactory = load_worker,
         start_seconds: float = _START_SECONDS,
     ) -> None:
-        self.devices, self.worker, self.start_seconds = tuple(devices), worker, start_seconds
+        self.devices = tuple(devices)
+        self.worker = worker
+        self.start_seconds = start_seconds
         self.pending: deque[Attempt] = deque()
         self.workers: list[WorkerHandle] = []
         self.last_loss: WorkerFailure | None = None
 
     def start(self, job: WorkerConfig, resources: Resources, n_workers: int) -> None:
-        """Start workers, as ``Executor.start`` says."""
+        """Start workers, as ``Executor.start`` specifies."""
         self.start_missing_workers(job, resources, n_workers)
 
     def start_missing_workers(
         self, job: WorkerConfig, resources: Resources, n_workers: int
     ) -> None:
-        """Start workers until there are so many, or one per device."""
+        """Start workers until there are ``n_workers``, or one per device."""
         named = list(zip(_worker_names(self.devices), self.devices, strict=True))
         for name, device in named[len(self.workers) : n_workers]:
             self.start_worker(WorkerState(name), device, job, resources)
@@ -128,18 +127,17 @@ class ProcessExecutor(Executor):
     def run(
         self, shards: Sequence[Shard], job: WorkerConfig, resources: Resources
     ) -> Generator[WorkerEvent, None, None]:
-        """Run every shard, as ``Executor.run`` says.
+        """Run every shard, as ``Executor.run`` specifies.
 
         Raises:
-            UnavailableError: no worker is left; or no device, and the message names the shards.
-            VirnucproError: the last worker ended by this error.
+            UnavailableError: no worker is left, or there is no device. The message names the
+                shards.
+            VirnucproError: the error that ended the last worker.
         """
         if shards and not self.devices:
             raise _no_device_error(shards, job)
-        given = (job, resources)
-        assert all((peer.job, peer.resources) == given for peer in self.workers), (
-            "started for others"
-        )
+        settings = [(worker.job, worker.resources) for worker in self.workers]
+        assert all(setting == (job, resources) for setting in settings), "started for others"
         try:
             self.pending = deque(map(Attempt, shards))
             self.start_missing_workers(job, resources, len(shards))
@@ -151,7 +149,7 @@ class ProcessExecutor(Executor):
     def start_worker(
         self, work: WorkerState, device: str, job: WorkerConfig, resources: Resources
     ) -> None:
-        """Start a worker."""
+        """Start a worker process."""
         with defer_interrupts():
             child = start_process(worker_main, self.worker, job, resources, work.worker, device)
             deadline = time.monotonic() + self.start_seconds
@@ -171,7 +169,7 @@ class ProcessExecutor(Executor):
                 peer.child.wait(max(0.0, deadline - time.monotonic()))
 
     def events(self) -> Iterator[WorkerEvent]:
-        for peer in self.workers:  # silence counts from now on
+        for peer in self.workers:  # silence is counted from now on
             peer.deadline = time.monotonic() + self.start_seconds
         while self.pending or any(peer.state.attempts for peer in self.workers):
             if not self.workers:
@@ -183,61 +181,63 @@ class ProcessExecutor(Executor):
                     yield from self.handle_failure(peer, loss)
 
     def dispatch(self) -> None:
-        """Deal round-robin: each ready worker gets a first shard before any gets a second.
+        """Assign shards round-robin: each ready worker gets a first shard before any gets a second.
 
-        A second shard is dealt only while enough are left for workers that are still starting. Idle
-        workers get shards without waiting for them.
+        A second shard is assigned only while enough shards are left for workers that are still
+        starting. Idle workers get shards without waiting for them.
         """
         n_starting = sum(not peer.state.is_ready for peer in self.workers)
         for n_attempts in range(1, MAX_IN_FLIGHT + 1):
-            n_kept = n_starting if n_attempts > 1 else 0
+            n_reserved = n_starting if n_attempts > 1 else 0
             for peer in self.workers:
-                if len(self.pending) > n_kept and peer.state.has_room(n_attempts):
+                if len(self.pending) > n_reserved and peer.state.has_room(n_attempts):
                     peer.assign(self.pending.popleft())
 
     def wait_for_workers(self) -> list[WorkerHandle]:
         """Wait until a worker has reported, died, or been silent for too long.
 
-        Time in which this process was suspended (Ctrl-Z, a scheduler) does not count: the workers
-        were suspended too.
+        Time during which this process was suspended (Ctrl-Z, a scheduler) does not count, because
+        the workers were suspended too.
         """
         children = [peer.child for peer in self.workers]
         while True:
-            before = time.monotonic()
+            wait_start = time.monotonic()
             ready = ChildProcess.wait_any(children, _TICK_SECONDS)
             now = time.monotonic()
-            if now - before > 2 * _TICK_SECONDS:
+            if now - wait_start > 2 * _TICK_SECONDS:
                 for peer in self.workers:
-                    peer.deadline += now - before
+                    peer.deadline += now - wait_start
             peers = [peer for peer in self.workers if peer.child in ready or peer.deadline < now]
             if peers:
                 return peers
 
     def no_worker_left(self) -> VirnucproError:
-        """The error of the last worker, if it is one of ours; else one that gives its reason."""
+        """Return the last worker's error if it is ours, or else an error with its reason."""
         loss = self.last_loss
         assert loss is not None, "workers end by losses alone"
-        kept = with_options("finished shards are kept: fix the cause, then run again with {resume}")
+        remedy = with_options(
+            "finished shards are kept: fix the cause, then run again with {resume}"
+        )
         if loss.error is not None:
-            hint = join_texts("; ", filter(None, [loss.error.hint, kept]))
+            hint = join_texts("; ", filter(None, [loss.error.hint, remedy]))
             return loss.error.kind(loss.error.message, hint)
         n_shards = format_count(len(self.pending), "shard")
         return UnavailableError(
-            f"no worker is left for {n_shards}; the last one: {loss.reason}", hint=kept
+            f"no worker is left for {n_shards}; the last one: {loss.reason}", hint=remedy
         )
 
     def handle_failure(self, peer: WorkerHandle, loss: WorkerFailure) -> Iterator[WorkerEvent]:
-        """Take back the worker's attempts, and replace it."""
+        """Take back the worker's attempts, and replace the worker."""
         peer.kill()
-        aftermath = peer.state.handle_failure(loss)
-        yield aftermath.failure_event
+        decision = peer.state.handle_failure(loss)
+        yield decision.failure_event
         self.last_loss = loss
-        self.pending.extendleft(reversed(aftermath.retry_first))
-        self.pending.extend(aftermath.retry_last)
-        if aftermath.failed_shard is not None:
-            yield aftermath.failed_shard
+        self.pending.extendleft(reversed(decision.retry_first))
+        self.pending.extend(decision.retry_last)
+        if decision.failed_shard is not None:
+            yield decision.failed_shard
         self.workers.remove(peer)
-        if self.pending and not aftermath.failure_event.is_final:
+        if self.pending and not decision.failure_event.is_final:
             self.start_worker(peer.state.for_replacement(), peer.device, peer.job, peer.resources)
 
 
@@ -257,10 +257,10 @@ def _no_device_error(shards: Sequence[Shard], job: WorkerConfig) -> UnavailableE
 
 
 def _worker_names(devices: Sequence[str]) -> list[str]:
-    """Names of workers: their device, with a number if several share it."""
+    """Name workers after their devices, with a number if several share one."""
     return [
-        f"{device}#{devices[:place].count(device)}" if devices.count(device) > 1 else device
-        for place, device in enumerate(devices)
+        f"{device}#{devices[:index].count(device)}" if devices.count(device) > 1 else device
+        for index, device in enumerate(devices)
     ]
 
 
@@ -273,9 +273,9 @@ class WorkerHandle:
     job: WorkerConfig
     resources: Resources
     child: ChildProcess
-    deadline: float  # monotonic clock; a worker still silent then counts as hung
+    deadline: float  # on the monotonic clock; a worker that is still silent counts as hung
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
-    error: ErrorText | None = None  # of ours, that ends the worker
+    error: ErrorText | None = None  # the VirnucproError that ends the worker
 
     def assign(self, attempt: Attempt) -> None:
         LOGGER.info("shard %s given to %s", attempt.shard.name, self.state.worker)
@@ -285,15 +285,15 @@ class WorkerHandle:
         self.send(attempt)
 
     def send(self, attempt: Attempt | None) -> None:
-        """Send an attempt, or None to end the worker; its pipe shows if it has died."""
+        """Send an attempt, or None to end the worker. If the worker has died, its pipe shows it."""
         self.sender.submit(self.child.pipe.send, attempt)
 
     def receive_events(self) -> Generator[WorkerEvent, None, WorkerFailure | None]:
-        """Yield the events of the worker; return its loss, if any."""
+        """Yield the worker's events. Return its failure, if any."""
         try:
             while self.child.pipe.poll():
                 event: WorkerEvent | ErrorText | ChildError = self.child.pipe.recv()
-                if isinstance(event, ErrorText):  # the reason for what follows
+                if isinstance(event, ErrorText):  # the reason for the next message
                     self.error = event
                     continue
                 if isinstance(event, ChildError):
@@ -316,7 +316,7 @@ class WorkerHandle:
         if self.state.is_ready and not self.state.attempts and self.child.is_alive:
             self.send(None)
         else:
-            self.child.kill()  # safe: files appear only when they are whole
+            self.child.kill()  # safe, because files appear atomically
 
     def kill(self) -> None:
         self.child.kill()
@@ -340,18 +340,18 @@ def worker_main(
     name: str,
     device: str,
 ) -> None:
-    """The worker process."""
+    """Run a worker process: load the worker, then embed incoming shards."""
     if device == "cpu":
         _keep_freed_memory()
-    heard = BufferingHandler(_MAX_STARTUP_WARNINGS)
-    heard.setLevel(logging.WARNING)
-    with log_to_handler(heard):
+    startup_log = BufferingHandler(_MAX_STARTUP_WARNINGS)
+    startup_log.setLevel(logging.WARNING)
+    with log_to_handler(startup_log):
         try:
             worker = worker_on(job, resources, name, device)
         except VirnucproError as error:
             pipe.send(ErrorText.from_error(error))
             raise
-        warnings = tuple(record.getMessage() for record in heard.buffer)
+        warnings = tuple(record.getMessage() for record in startup_log.buffer)
     pipe.send(WorkerReady(name, worker.description, worker.memory(), warnings))
     while True:
         if not pipe.poll():
@@ -364,7 +364,7 @@ def worker_main(
 
 
 def _finish_until_next_shard(events: Iterator[WorkerEvent], pipe: Pipe) -> None:
-    """Send the events of the last batches and files until the parent sends another shard."""
+    """Send the events for the last batches and files until the parent sends another shard."""
     for event in events:
         pipe.send(event)
         if isinstance(event, (BatchDone, ShardDone)) and pipe.poll():
@@ -372,9 +372,9 @@ def _finish_until_next_shard(events: Iterator[WorkerEvent], pipe: Pipe) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc reuse memory that a layer frees: fetching new pages takes up to a third longer.
+    """Make glibc reuse memory that a layer frees. Fetching new pages takes up to a third longer.
 
-    A batch frees about 20 MB per layer. Other C libraries are left as they are.
+    A batch frees about 20 MB per layer. Other C libraries are not configured.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):

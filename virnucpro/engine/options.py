@@ -1,4 +1,4 @@
-"""The options of the engine, and of ``work``: devices, batches, and who embeds."""
+"""Declare the options of the engine and of ``work``: devices, batches, and workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from virnucpro.core.option_text import with_options
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(DeviceOptions):
-    """The engine that makes vectors."""
+    """Options for embedding."""
 
     esm_batch_size: Annotated[
         str,
@@ -46,7 +46,7 @@ class EngineOptions(DeviceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions:
-    """A cache of vectors that runs may share."""
+    """Options for a vector cache that runs may share."""
 
     cache: Annotated[
         Path | None,
@@ -78,7 +78,7 @@ class CacheOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkOptions(CacheOptions, EngineOptions):
-    """A part of a planned run."""
+    """Options for one part of a planned run."""
 
     folder: Annotated[Path, folder("Run folder, planned with --plan-only.")]
     part: Annotated[
@@ -92,4 +92,4 @@ class WorkOptions(CacheOptions, EngineOptions):
     ] = None
     # not an option: set by the run
     precision: Literal["auto", "bf16", "fp16", "fp32", "fp8"] = "auto"
-    array: Mapping[str, str] = field(default_factory=dict)  # environment of a task in a job array
+    array: Mapping[str, str] = field(default_factory=dict)  # job array environment variables

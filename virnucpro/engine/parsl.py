@@ -1,12 +1,12 @@
 """Run shards on Parsl, which requests nodes from a scheduler while there is work.
 
-    this process --Parsl--> a block, a node of the scheduler  --ProcessExecutor--> its devices
-    this process <--files--  vectors, and the log of each process that does a part
+    this process --Parsl--> a block, a scheduler node  --ProcessExecutor--> its devices
+    this process <--files--  vectors, and one log per process that works on a part
 
-A part is a list of shards, embedded in a process of a block as ``virnucpro work`` does. Finished
+A part is a list of shards, embedded in a process on a block, as ``virnucpro work`` does. Finished
 shards are read from its log while it runs, and from its result at the end. If a part is lost with
-its node, another block gets the shards without vectors. A part ends when nobody holds the lock of
-the run folder any more; Parsl's own processes end with this one.
+its node, another block gets the shards without vectors. A part ends when no process owns the run
+folder's lock any more. Parsl's own processes end with this one.
 """
 
 from __future__ import annotations
@@ -53,21 +53,24 @@ from virnucpro.store.run_dir import OutputNames, RunDir
 _RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ProgressLog]]
 _PROVIDERS = {"local": LocalProvider, "slurm": SlurmProvider}
 _OURS = ("provider", "parts")
-# numbers in the YAML file of blocks -> smallest allowed value
+# numbers in the block YAML file -> smallest allowed value
 _LEAST = {"parts": 1, "max_blocks": 1, "nodes_per_block": 1, "min_blocks": 0, "init_blocks": 0}
 _NOT_PLAIN = {"self", "launcher", "regex_job_id"}
 _PARTS_PER_BLOCK = 4  # so that a block that starts late or ends early costs little
-_TICK_SECONDS = 1.0  # between two looks at the logs
-_HEARTBEAT_SECONDS, _SILENCE_SECONDS = 5, 30  # of Parsl's processes on a node
+_TICK_SECONDS = 1.0  # between two reads of the logs
+# for Parsl's processes on a node
+_HEARTBEAT_SECONDS = 5
+_SILENCE_SECONDS = 30
 _UNKNOWN = Memory(0, 0)
-# errors of Parsl when a scheduler or one of its processes does not answer
+# Parsl's errors when a scheduler or one of its processes does not answer
 _AT_END = (ParslError, CommandClientBadError, CommandClientTimeoutError, OSError)
 
 
 def read_blocks(path: Path | None) -> tuple[Any, int]:
-    """Read a YAML file of blocks, in the terms of Parsl's providers; None: this machine.
+    """Read a YAML file of blocks, in the terms of Parsl's providers. None means this machine.
 
-    -> the provider that Parsl requests them from, and the number of parts
+    Returns:
+        The provider that Parsl requests blocks from, and the number of parts.
 
     Raises:
         InputMissingError: the file cannot be read.
@@ -75,9 +78,7 @@ def read_blocks(path: Path | None) -> tuple[Any, int]:
     """
     if path is None:
         return LocalProvider(), _PARTS_PER_BLOCK
-    names = sorted(
-        {*_OURS, *(name for kind in _PROVIDERS.values() for name in _describe_block(kind))}
-    )
+    names = sorted(set(_OURS).union(*map(_describe_block, _PROVIDERS.values())))
     try:
         settings = read_config(path, names)
     except UsageError as error:
@@ -85,17 +86,17 @@ def read_blocks(path: Path | None) -> tuple[Any, int]:
         raise UsageError(str(error), hint) from error
     for name in _LEAST.keys() & settings:
         if type(settings[name]) is not int or settings[name] < _LEAST[name]:
-            what = f"{name} is {printable(settings[name])}"
-            raise _unusable_error(path, what, f"give a whole number, {_LEAST[name]} or more")
+            problem = f"{name} is {printable(settings[name])}"
+            raise _unusable_error(path, problem, f"give a whole number, {_LEAST[name]} or more")
     kind = str(settings.pop("provider", "local"))
     n_parts = settings.pop("parts", _PARTS_PER_BLOCK * settings.get("max_blocks", 1))
     if kind not in _PROVIDERS:
-        what = f"there is no provider {printable(kind)}"
-        raise _unusable_error(path, what, f"there are {', '.join(_PROVIDERS)}")
+        problem = f"there is no provider {printable(kind)}"
+        raise _unusable_error(path, problem, f"there are {', '.join(_PROVIDERS)}")
     words = _describe_block(_PROVIDERS[kind])
     if strangers := settings.keys() - words:
-        what = f"the provider {kind} has no option {min(strangers)}"
-        raise _unusable_error(path, what, f"its options are {', '.join(sorted(words))}")
+        problem = f"the provider {kind} has no option {min(strangers)}"
+        raise _unusable_error(path, problem, f"its options are {', '.join(sorted(words))}")
     try:
         return _PROVIDERS[kind](**settings), n_parts
     except (TypeError, ValueError, TypeCheckError) as error:
@@ -103,8 +104,8 @@ def read_blocks(path: Path | None) -> tuple[Any, int]:
         raise _unusable_error(path, printable(error), hint) from error
 
 
-def _unusable_error(path: Path, what: str, hint: str) -> UsageError:
-    return UsageError(f"{printable(path)}: {what}", hint)
+def _unusable_error(path: Path, problem: str, hint: str) -> UsageError:
+    return UsageError(f"{printable(path)}: {problem}", hint)
 
 
 def _describe_block(provider: type) -> set[str]:
@@ -119,7 +120,7 @@ class _ParslTask:
 
 @dataclass(slots=True)
 class _TaskEvents:
-    """News of the shards of a run, each reported once."""
+    """The events of a run's shards, each reported once."""
 
     logs: Path
     shards: dict[int, Shard]  # not reported yet
@@ -127,7 +128,7 @@ class _TaskEvents:
     workers: set[str] = field(default_factory=set)
 
     def skip(self) -> None:
-        """Skip what earlier starts wrote to the logs."""
+        """Skip log content from earlier starts."""
         self.ends = {path: path.stat().st_size for path in self._paths()}
 
     def read(self) -> Iterator[WorkerEvent]:
@@ -156,70 +157,74 @@ class _TaskEvents:
 
 
 class ParslExecutor(Executor):
-    """Run parts on the blocks of Parsl, as many at once as there are blocks."""
+    """Run parts on Parsl's blocks, as many at once as there are blocks."""
 
     def __init__(self, config: Path | None, options: WorkOptions, run_part: _RunPart) -> None:
-        """
+        """Read the configuration of blocks.
+
         Raises:
             InputMissingError, UsageError: as ``read_blocks``.
         """
         self.provider, self.n_parts = read_blocks(config)
-        self.options, self.run_part = options, run_part
+        self.options = options
+        self.run_part = run_part
 
     def run(
         self, shards: Sequence[Shard], job: WorkerConfig, resources: Resources
     ) -> Generator[WorkerEvent, None, None]:
-        """Run every shard, as ``Executor.run`` says; the blocks have devices of their own.
+        """Run every shard, as ``Executor.run`` specifies. The blocks have their own devices.
 
         Raises:
-            VirnucproError: a part failed with an error that another block would meet too.
+            VirnucproError: a part failed with an error that would also occur on another block.
         """
-        rundir = RunDir(job.root, OutputNames())  # for the paths of logs and Parsl's files alone
+        rundir = RunDir(job.root, OutputNames())  # only for the paths of logs and Parsl's files
         n = min(self.n_parts, len(shards))
         news = _TaskEvents(rundir.logs, {shard.index: shard for shard in shards})
         news.skip()
         with load_parsl_executor(self.provider, rundir) as kernel:
             submit = parsl.python_app(self.run_part, data_flow_kernel=kernel)
 
-            def begin(part: _ParslTask) -> Future[list[ProgressLog]]:
+            def submit_part(part: _ParslTask) -> Future[list[ProgressLog]]:
                 indices = tuple(shard.index for shard in part.shards)
                 future: Future[list[ProgressLog]] = submit(self.options, indices)
                 return future
 
             parts = [_ParslTask(tuple(shards[i::n])) for i in range(n)]
-            going = {begin(part): part for part in parts}
-            while going:
-                ended, _ = wait(going, _TICK_SECONDS, FIRST_COMPLETED)
+            running = {submit_part(part): part for part in parts}
+            while running:
+                ended, _ = wait(running, _TICK_SECONDS, FIRST_COMPLETED)
                 yield from news.read()
                 for future in ended:
-                    part = going.pop(future)
+                    part = running.pop(future)
                     if (error := future.exception()) is None:
                         yield from news.report("block-0", future.result())
-                    again = yield from _count_remaining(part, news, job, error)
-                    if again is not None:
-                        going[begin(again)] = again
+                    remaining = yield from _count_remaining(part, news, job, error)
+                    if remaining is not None:
+                        running[submit_part(remaining)] = remaining
 
 
 def _count_remaining(
     part: _ParslTask, news: _TaskEvents, job: WorkerConfig, error: BaseException | None
 ) -> Generator[WorkerEvent, None, _ParslTask | None]:
-    """What is left of a part that ended; None if nothing is left or it is given up."""
+    """Return the remainder of a part that ended, or None if it is complete or has failed."""
     if isinstance(error, VirnucproError):
         raise error
-    untold = [shard for shard in part.shards if shard.index in news.shards]
-    owed = [s for s in untold if any(store.is_pending(s, frozenset()) for store in job.stores)]
-    for shard in untold:
-        if shard not in owed:
+    unreported = [shard for shard in part.shards if shard.index in news.shards]
+    pending = [
+        s for s in unreported if any(store.is_pending(s, frozenset()) for store in job.stores)
+    ]
+    for shard in unreported:
+        if shard not in pending:
             yield from news.report("block-0", [ProgressLog(shard.index, "", 0, 0, False, 0.0)])
-    if not owed:
+    if not pending:
         return None
     reason = f"a part was lost: {type(error).__name__}: {printable(error)}"
-    again = _ParslTask(tuple(owed), part.n_losses + 1)
-    is_final = again.n_losses >= MAX_FAILURES_IDLE
+    remaining = _ParslTask(tuple(pending), part.n_losses + 1)
+    is_final = remaining.n_losses >= MAX_FAILURES_IDLE
     yield WorkerLost("parsl", reason, is_final=is_final)
     if not is_final:
-        return again
-    for shard in owed:
+        return remaining
+    for shard in pending:
         del news.shards[shard.index]
         yield ShardFailed("parsl", shard, reason)
     return None
@@ -227,7 +232,7 @@ def _count_remaining(
 
 @contextmanager
 def load_parsl_executor(provider: Any, rundir: RunDir) -> Iterator[DataFlowKernel]:  # noqa: ANN401 - Parsl's
-    """Start Parsl with one pool on the blocks of a provider; its processes end with this one."""
+    """Start Parsl with one pool on a provider's blocks. Its processes end with this one."""
     shutil.rmtree(rundir.parsl, ignore_errors=True)
     parent = os.getpid()
     bound = (
@@ -239,7 +244,7 @@ def load_parsl_executor(provider: Any, rundir: RunDir) -> Iterator[DataFlowKerne
         provider=provider,
         address="127.0.0.1" if isinstance(provider, LocalProvider) else None,
         max_workers_per_node=1,
-        cores_per_worker=1e-6,  # one worker per block, which starts a process for each device
+        cores_per_worker=1e-6,  # one worker per block, which starts a process per device
         heartbeat_period=_HEARTBEAT_SECONDS,
         heartbeat_threshold=_SILENCE_SECONDS,
         interchange_launch_cmd=[sys.executable, "-c", bound],

@@ -1,16 +1,16 @@
-"""Decide after the loss of a worker which shard is to blame, and what is tried again or given up.
+"""Decide after a worker failure which shard to blame, and what to retry or give up.
 
 This module has no process, file or clock, so every executor can use it. An executor keeps a
-``WorkerState`` per worker and passes it every event of the worker. When the worker ends or falls
-silent, ``WorkerState.handle_failure`` decides about its attempts:
+``WorkerState`` per worker and passes it every event of the worker. When the worker ends or stops
+responding, ``WorkerState.handle_failure`` decides about its attempts:
 
-    killed, by chance or not         the shard is tried again as it was
-    killed again, or crashed         the ORFs in flight are suspects, and run one by one
-    crashed while a suspect ran      the suspect is condemned; the rest of its shard is delivered
+    killed once                      retry the shard unchanged
+    killed again, or crashed         treat the ORFs in flight as suspects, and run them one by one
+    crashed while a suspect ran      mark the suspect as failed, and deliver the rest of its shard
     killed twice while a suspect ran the same
-    nothing was in flight            the shard is tried again, MAX_BLIND_LOSSES times in all
+    nothing was in flight            retry the shard, MAX_FAILURES_IDLE times in all
 
-So a sequence is given up after two crashes or four kills.
+So a sequence is skipped after two crashes or four kills.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from virnucpro.core.events import (
 from virnucpro.core.types import Shard
 
 _LARGE_SHARDS_IN_FLIGHT = 2  # shards per worker, without those being written
-MAX_IN_FLIGHT = 4  # the same for small shards, while they have less than ...
+MAX_IN_FLIGHT = 4  # the same for small shards, which together have fewer residues than ...
 _MAX_SMALL_SHARD_RESIDUES = 64_000
-MAX_UNEXPLAINED_FAILURES = 6  # workers a device may lose in a row without one batch done
-MAX_FAILURES = 100  # the same, including losses caused by a single ORF
+MAX_UNEXPLAINED_FAILURES = 6  # consecutive worker failures per device without a finished batch
+MAX_FAILURES = 100  # the same, including failures caused by a single ORF
 MAX_FAILURES_IDLE = 4  # workers a shard may kill while no batch is in flight
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A shard to embed, and what earlier attempts with lost workers showed. Rows are ORFs."""
+    """A shard to embed, with the findings of earlier attempts that failed. Rows are ORFs."""
 
     shard: Shard
     n_failures: int = 0
-    n_failures_idle: int = 0  # losses without a batch in flight
+    n_failures_idle: int = 0  # failures without a batch in flight
     suspects: frozenset[int] = frozenset()  # rows to run one by one
     killed_once: frozenset[int] = frozenset()  # suspects that ran alone when a worker was killed
     failed_rows: Mapping[int, str] = field(default_factory=dict)  # row -> reason
@@ -54,28 +54,28 @@ class Attempt:
 class WorkerFailure(NamedTuple):
     """The unexpected end of a worker.
 
-    It raised an exception and reported it, crashed, was killed from outside, or was stopped
-    because it was silent for too long.
+    It raised an exception and reported it, crashed, was killed from outside, or was stopped because
+    it was silent for too long.
     """
 
     cause: Literal["raised", "crashed", "killed", "silent"]
     reason: str
     traceback: str = ""
-    error: ErrorText | None = None  # that it raised, if it is one of ours
+    error: ErrorText | None = None  # the VirnucproError that it raised, if any
 
     @property
     def is_crash(self) -> bool:
-        """True if the worker ended by itself: a kill or a silence may be an accident."""
+        """Return True if the worker ended by itself. A kill or a silence may be an accident."""
         return self.cause in ("raised", "crashed")
 
 
 class RetryDecision(NamedTuple):
-    """The decision after a loss, about the worker and its attempts."""
+    """The decision about a failed worker and its attempts."""
 
     failure_event: WorkerLost
-    retry_first: tuple[Attempt, ...]  # to run before all others, in this order
-    retry_last: tuple[Attempt, ...]  # to run after all others
-    failed_shard: ShardFailed | None  # a shard that is given up
+    retry_first: tuple[Attempt, ...]  # run before all others, in this order
+    retry_last: tuple[Attempt, ...]  # run after all others
+    failed_shard: ShardFailed | None  # a shard that will not be retried
 
 
 @dataclass(slots=True)
@@ -83,21 +83,22 @@ class WorkerState:
     """The attempts of one worker and its batches in flight, tracked from its events."""
 
     worker: str
-    n_failures: int = 0  # losses of its device in a row, without one batch done
-    n_unexplained_failures: int = 0  # losses not caused by a single ORF
+    n_failures: int = 0  # consecutive failures of its device without a finished batch
+    n_unexplained_failures: int = 0  # failures not caused by a single ORF
     is_ready: bool = False
     attempts: list[Attempt] = field(default_factory=list)  # in the order they were sent
     shard: Shard | None = None  # shard of the last batch that was started
-    rows: dict[int, set[int]] = field(default_factory=dict)  # rows in flight, by the shard's index
-    batch_seconds: float = 0.0  # limit of the last of these batches
+    rows: dict[int, set[int]] = field(default_factory=dict)  # rows in flight, by shard index
+    batch_seconds: float = 0.0  # time limit of the last batch in flight
 
     def on_event(self, event: WorkerEvent) -> None:
-        """Note an event of the worker."""
+        """Track an event of the worker."""
         match event:
             case WorkerReady():
                 self.is_ready = True
             case BatchStarted(shard=shard, rows=rows, allowed_seconds=seconds):
-                self.shard, self.batch_seconds = shard, seconds
+                self.shard = shard
+                self.batch_seconds = seconds
                 self.rows.setdefault(shard.index, set()).update(rows)
             case BatchDone(shard=shard, rows=rows):
                 self.rows.get(shard.index, set()).difference_update(rows)
@@ -108,12 +109,12 @@ class WorkerState:
 
     @property
     def open_attempts(self) -> list[Attempt]:
-        """The attempts that are being embedded or waiting; the others are being written."""
+        """Return the attempts that are queued or being embedded, without those being written."""
         shards = [attempt.shard for attempt in self.attempts]
         return self.attempts[shards.index(self.shard) if self.shard in shards else 0 :]
 
     def has_room(self, n_attempts: int) -> bool:
-        """True if the worker is ready and has fewer open attempts than this."""
+        """Return True if the worker is ready and can take another of ``n_attempts`` attempts."""
         if not self.is_ready:
             return False
         attempts = self.open_attempts
@@ -121,45 +122,51 @@ class WorkerState:
         return len(attempts) < n_attempts and (len(attempts) < _LARGE_SHARDS_IN_FLIGHT or is_small)
 
     def rows_of(self, attempt: Attempt) -> set[int]:
-        """The rows of an attempt that are in flight."""
+        """Return the rows of an attempt that are in flight."""
         return self.rows.get(attempt.shard.index, set())
 
     @property
     def blamed(self) -> list[Attempt]:
-        """The attempts to blame for a loss now: any with batches in flight, else the first one."""
+        """Return the attempts to blame for a failure now.
+
+        They are those with batches in flight, or else the first one.
+        """
         return [attempt for attempt in self.attempts if self.rows_of(attempt)] or self.attempts[:1]
 
     def timeout(self, silence_seconds: float) -> float:
-        """Seconds of silence after which the worker counts as hung."""
+        """Return the seconds of silence after which the worker counts as hung."""
         if not self.attempts:
             return float("inf")
         return self.batch_seconds if any(self.rows.values()) else silence_seconds
 
     def handle_failure(self, loss: WorkerFailure) -> RetryDecision:
-        """Decide about the worker's attempts after its loss."""
-        guilty = self.blamed
-        lost = WorkerLost(
+        """Decide about the worker's attempts after its failure."""
+        blamed = self.blamed
+        failure_event = WorkerLost(
             self.worker,
             loss.reason,
-            guilty[0].shard if guilty else None,
+            blamed[0].shard if blamed else None,
             loss.traceback,
             is_final=self._count_failure(loss),
         )
-        place = self.attempts.index(guilty[0]) if guilty else 0
+        first_blamed = self.attempts.index(blamed[0]) if blamed else 0
         # earlier attempts were being written, which may have killed the worker
-        in_writing = tuple(
-            replace(attempt, n_failures=attempt.n_failures + 1) for attempt in self.attempts[:place]
+        being_written = tuple(
+            replace(attempt, n_failures=attempt.n_failures + 1)
+            for attempt in self.attempts[:first_blamed]
         )
-        waiting = [attempt for attempt in self.attempts[place:] if attempt not in guilty]
-        again = [next_attempt(attempt, self.rows_of(attempt), loss) for attempt in guilty]
-        failed = None
-        if not all(again):
-            failed = ShardFailed(self.worker, guilty[0].shard, loss.reason, loss.traceback)
-        return RetryDecision(lost, (*filter(None, again), *waiting), in_writing, failed)
+        queued = [attempt for attempt in self.attempts[first_blamed:] if attempt not in blamed]
+        retries = [next_attempt(attempt, self.rows_of(attempt), loss) for attempt in blamed]
+        failed_shard = None
+        if not all(retries):
+            failed_shard = ShardFailed(self.worker, blamed[0].shard, loss.reason, loss.traceback)
+        return RetryDecision(
+            failure_event, (*filter(None, retries), *queued), being_written, failed_shard
+        )
 
     def _count_failure(self, loss: WorkerFailure) -> bool:
-        """Count a loss of the device; True if the device is given up."""
-        # after a second loss in a row by silence, a third worker would only take as long again
+        """Count a failure of the device. Return True if the device is given up."""
+        # after two consecutive timeouts, a third worker would only take as long again
         is_hopeless = loss.cause == "raised" or (loss.cause == "silent" and self.n_failures)
         self.n_failures += 1
         self.n_unexplained_failures += sum(map(len, self.rows.values())) != 1
@@ -171,24 +178,24 @@ class WorkerState:
         )
 
     def for_replacement(self) -> WorkerState:
-        """The workload of the worker that replaces this one."""
+        """Return the state of the worker that replaces this one."""
         return WorkerState(self.worker, self.n_failures, self.n_unexplained_failures)
 
 
 def next_attempt(attempt: Attempt, rows: Set[int], loss: WorkerFailure) -> Attempt | None:
-    """The next attempt at a shard; None if the shard is given up.
+    """Return the next attempt at a shard, or None if the shard is given up.
 
-    ``rows`` were in flight when the worker was lost.
+    ``rows`` were in flight when the worker failed.
     """
-    again = replace(attempt, n_failures=attempt.n_failures + 1)
+    retry = replace(attempt, n_failures=attempt.n_failures + 1)
     if not rows:
-        again = replace(again, n_failures_idle=attempt.n_failures_idle + 1)
-        return again if again.n_failures_idle < MAX_FAILURES_IDLE else None
-    if again.n_failures == 1 and not loss.is_crash:
-        return again
+        retry = replace(retry, n_failures_idle=attempt.n_failures_idle + 1)
+        return retry if retry.n_failures_idle < MAX_FAILURES_IDLE else None
+    if retry.n_failures == 1 and not loss.is_crash:
+        return retry
     if not rows <= attempt.suspects:
-        return replace(again, suspects=attempt.suspects | rows)
+        return replace(retry, suspects=attempt.suspects | rows)
     (row,) = rows
     if loss.is_crash or row in attempt.killed_once:
-        return replace(again, failed_rows={**attempt.failed_rows, row: loss.reason})
-    return replace(again, killed_once=attempt.killed_once | rows)
+        return replace(retry, failed_rows={**attempt.failed_rows, row: loss.reason})
+    return replace(retry, killed_once=attempt.killed_once | rows)

@@ -1,4 +1,4 @@
-"""Track a shard on one encoder: the batches still to embed and the rows already finished."""
+"""Track a shard on one encoder: its pending batches and its finished rows."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class BatchError:
     """The encoder raised an error, or its vectors are not finite."""
 
     reason: str
-    is_too_large: bool = False  # the batch did not fit into the device's memory
+    is_too_large: bool = False  # the batch did not fit into device memory
 
 
 _TOO_LARGE = BatchError("out of memory on the device", is_too_large=True)
 # cuBLAS and cuDNN have no error classes: torch raises RuntimeError with the name of their status.
-# It is one of these if there is no memory for their handle or workspace.
+# These names mean that there is no memory for their handle or workspace.
 _LIBRARY_OUT_OF_MEMORY = re.compile(
     "CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_ALLOC_FAILED"
 )
@@ -41,9 +41,12 @@ _LIBRARY_ERROR = re.compile("CU(BLAS|DNN)_STATUS_")
 
 
 def run_catching(work: Callable[[], _T]) -> _T | BatchError:
-    """Return the result of the work, or its error as an outcome.
+    """Run the work and return its result, or its error as a value.
 
-    A device that lost its context can do nothing more: that error ends the worker.
+    A device that lost its context can do nothing more, so that error ends the worker.
+
+    Raises:
+        torch.AcceleratorError: the device lost its context.
     """
     try:
         return work()
@@ -57,7 +60,7 @@ def run_catching(work: Callable[[], _T]) -> _T | BatchError:
         if _LIBRARY_ERROR.search(str(error)):
             raise torch.AcceleratorError(str(error)) from error
         return _batch_error(error)
-    except Exception as error:  # a worker outlives a bad sequence
+    except Exception as error:  # a worker must survive a bad sequence
         return _batch_error(error)
 
 
@@ -66,7 +69,7 @@ def _batch_error(error: Exception) -> BatchError:
 
 
 def collect(started: Pending | BatchError) -> NDArray[np.float32] | BatchError:
-    """Wait for a batch on the device, and return its rows or the reason of its failure."""
+    """Wait for a batch; return its vectors or the error."""
     if isinstance(started, BatchError):
         return started
     rows = run_catching(started.rows)
@@ -76,9 +79,9 @@ def collect(started: Pending | BatchError) -> NDArray[np.float32] | BatchError:
 
 
 class ShardEmbedding:
-    """A shard on its way through one encoder. Indices are positions of its ORFs.
+    """A shard that is being embedded by one encoder. Indices are ORF positions in the shard.
 
-    ``waiting`` has the batches that are not embedded yet. Rows of ``vectors`` start as NaN, so
+    ``pending`` contains the batches that are not embedded yet. Rows of ``vectors`` start as NaN, so
     that a forgotten row cannot become an embedding.
     """
 
@@ -90,12 +93,15 @@ class ShardEmbedding:
         attempt: Attempt,
         orfs: Sequence[Orf],
     ) -> None:
-        self.encoder, self.store, self.cache = encoder, store, cache
-        self.attempt, self.orfs = attempt, orfs
+        self.encoder = encoder
+        self.store = store
+        self.cache = cache
+        self.attempt = attempt
+        self.orfs = orfs
         self.sequences = [orf.text(encoder.spec.reads) for orf in orfs]
         self.lengths = np.array(list(map(len, self.sequences)), dtype=np.int32)
         n_rows = self.lengths if encoder.spec.per_residue else np.ones_like(self.lengths)
-        self.bounds = np.concatenate([[0], np.cumsum(n_rows)])  # rows of each ORF
+        self.bounds = np.concatenate([[0], np.cumsum(n_rows)])  # row bounds of each ORF
         dim = encoder.spec.dim
         self.vectors = np.full((int(self.bounds[-1]), dim), np.nan, dtype=np.float32)
         self.done = np.zeros(len(orfs), dtype=np.bool_)
@@ -103,13 +109,13 @@ class ShardEmbedding:
         self.mark_failed(attempt.failed_rows)
         self.cached: list[int] = []
         self.pending: deque[list[int]] = deque()
-        # one batch at a time: after a loss it must be clear which batch caused it
+        # one batch at a time, so that it is clear which batch caused another failure
         self.is_alone = attempt.n_failures > 0
         self.tried_alone: set[int] = set()
         self._saved = np.dtype([("row", "<i8"), ("vector", "<f4", (dim,))])
 
     def plan_batches(self, tokens_per_batch: int) -> None:
-        """Take the vectors that the cache has, and make batches of the other ORFs."""
+        """Read cached vectors, and make batches from all other ORFs."""
         vectors = self.cache.read(self.sequences) if self.cache else {}
         self.cached = sorted(vectors.keys() - self.reasons.keys())
         if self.cached:
@@ -137,14 +143,17 @@ class ShardEmbedding:
         return None
 
     def split_batch(self, batch: list[int]) -> None:
-        """Return a batch that was too large, or that the encoder refused, as two halves."""
+        """Return a batch to ``pending`` as two halves, if it was too large or the encoder rejected
+        it.
+        """
         middle = (len(batch) + 1) // 2
         self.pending.extendleft([batch[middle:], batch[:middle]])
 
     def retry_alone(self, batch: list[int]) -> bool:
-        """Return a row that did not fit to ``waiting``: alone on the device, it may fit.
+        """Return a row that did not fit to ``pending``. Alone on the device, it may fit.
 
-        False if that was tried before.
+        Returns:
+            False if that was tried before.
         """
         if not self.tried_alone.isdisjoint(batch):
             return False
@@ -164,13 +173,14 @@ class ShardEmbedding:
         self.done[batch] = True
 
     def save_partial(self, batch: list[int], owner: str) -> None:
-        """Append the rows of a batch to the partial file of the owner.
+        """Append the rows of a batch to the owner's partial file.
 
-        After a kill in the middle, the rows before it are whole.
+        After a kill in the middle, the rows before it are complete.
         """
         rows = self._rows_of([i for i in batch if i not in self.reasons])
         saved = np.empty(len(rows), dtype=self._saved)
-        saved["row"], saved["vector"] = rows, self.vectors[rows]
+        saved["row"] = rows
+        saved["vector"] = self.vectors[rows]
         path = self.store.partial_path(self.attempt.shard, owner)
         with storage_errors(path), self.store.tree.open(path, "a") as out:
             out.write(saved.tobytes())
@@ -183,21 +193,24 @@ class ShardEmbedding:
             return
         with partial:
             content = partial.read()
-            whole = len(content) // self._saved.itemsize * self._saved.itemsize
-            partial.truncate(whole)
-        saved = np.frombuffer(content[:whole], dtype=self._saved)
+            n_complete_bytes = len(content) // self._saved.itemsize * self._saved.itemsize
+            partial.truncate(n_complete_bytes)
+        saved = np.frombuffer(content[:n_complete_bytes], dtype=self._saved)
         self.vectors[saved["row"]] = saved["vector"]
         filled = np.isfinite(self.vectors).all(axis=1)
         self.done |= np.logical_and.reduceat(filled, self.bounds[:-1])
 
     def write(self, owner: str) -> None:
-        """Write the feature file, once every ORF has a vector or a reason."""
+        """Write the feature file, once every ORF has a vector or a failure reason."""
         assert self.done.all(), "every ORF has a vector or a reason"
-        ids, lengths, vectors = [orf.id for orf in self.orfs], self.lengths, self.vectors
+        ids = [orf.id for orf in self.orfs]
+        lengths = self.lengths
+        vectors = self.vectors
         if self.reasons:
             delivered = [i for i in range(len(ids)) if i not in self.reasons]
             ids = [ids[i] for i in delivered]
-            lengths, vectors = lengths[delivered], vectors[self._rows_of(delivered)]
+            lengths = lengths[delivered]
+            vectors = vectors[self._rows_of(delivered)]
         embeddings = Embeddings(
             ids=tuple(ids),
             lengths=lengths,
@@ -212,11 +225,11 @@ class ShardEmbedding:
         self.store.tree.delete(self.store.partial_path(self.attempt.shard, owner))
 
     def store_in_cache(self) -> str:
-        """Add the new vectors to the cache. -> why it did not take them, or "" """
+        """Add the new vectors to the cache. Return "" or the reason why this failed."""
         if self.cache is None:
             return ""
-        others = {*self.cached, *self.reasons}
-        new = [i for i in range(len(self.orfs)) if i not in others]
+        excluded = {*self.cached, *self.reasons}
+        new = [i for i in range(len(self.orfs)) if i not in excluded]
         return self.cache.write([self.sequences[i] for i in new], self.vectors[new])
 
     def _rows_of(self, batch: list[int]) -> NDArray[np.int64]:

@@ -1,14 +1,14 @@
 """Cache vectors by content, in a folder that runs, users and machines may share.
 
-Each file, a pack, holds vectors that one encoder made on one kind of device: a table of sequence
-digests, a table of checksums, and the vectors. A pack appears, whole, under the hash of its content
+Each file, a pack, contains vectors that one encoder made on one kind of device: a table of sequence
+digests, a table of checksums, and the vectors. A pack appears atomically under its content's hash
 and never changes. A process that finds the folder too large deletes the least recently read packs.
 So any number of processes and hosts may write, read and delete without waiting or locks. A pack
 that is deleted while it is read stays open.
 
 A vector is used only if its checksum matches encoder, sequence and vector. Anyone who can write to
-the folder can forge a vector and its checksum: share it only with people you trust. A disk error
-costs vectors of the cache, never the run.
+the folder can forge a vector and its checksum, so share it only with people you trust. A disk error
+costs cached vectors, never the run.
 """
 
 from __future__ import annotations
@@ -37,26 +37,28 @@ from virnucpro.core.safe_dir import SafeDir
 
 _HEAD = struct.Struct("<16sQ")  # file type, number of vectors
 _MAGIC = b"VirNucPro pack 1"
-_N_DIGEST = 16  # bytes: among 10^12 sequences two share a digest with probability 10^-15
+_N_DIGEST = 16  # bytes; among 10^12 sequences, two share a digest with probability 10^-15
 _PACK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{32}\.pack")
-_LEFT = re.compile(rf"\.{_PACK.pattern}\.[0-9a-f]+{re.escape(TEMPORARY)}")  # of a killed writer
-_LEAST_BYTES = 1 << 16  # least size that a pack counts with, to limit the number of packs
-_USED_SECONDS = 600.0  # between two updates of the time at which a pack was read
-_OLD_SECONDS = 86_400.0  # age from which a temporary file is abandoned
+_LEFT = re.compile(
+    rf"\.{_PACK.pattern}\.[0-9a-f]+{re.escape(TEMPORARY)}"
+)  # left by a killed writer
+_LEAST_BYTES = 1 << 16  # minimum size counted per pack, to limit the number of packs
+_USED_SECONDS = 600.0  # between two updates of a pack's read time
+_OLD_SECONDS = 86_400.0  # age at which a temporary file counts as abandoned
 
 Vectors = Mapping[int, NDArray[np.float32]]  # position of a sequence -> (dim,)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheDir:
-    """The folder of a cache and its size limit."""
+    """A cache folder and its size limit."""
 
     path: Path
     most_bytes: int
 
     @classmethod
     def open(cls, path: Path, n_gigabytes: float) -> CacheDir | None:
-        """Create the folder if it is missing, and announce it; warn and return None on failure."""
+        """Create the folder if it is missing, and announce it. On failure, warn and return None."""
         folder = cls(path.absolute(), round(n_gigabytes * 1e9))
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -72,26 +74,27 @@ class CacheDir:
         return folder
 
     def files(self, names: re.Pattern[str]) -> Iterator[os.DirEntry[str]]:
-        """The files with such names: packs of all encoders, or what writers left of packs."""
+        """Yield the files with matching names: packs of all encoders, or temporary files."""
         with os.scandir(self.path) as entries:
             yield from (entry for entry in entries if names.fullmatch(entry.name))
 
     def shrink(self) -> None:
-        """Delete the least recently read packs until the rest fits."""
-        packs, tree = sorted(self._sizes()), SafeDir(self.path)
+        """Delete the least recently read packs until the folder is small enough."""
+        packs = sorted(self._sizes())
+        tree = SafeDir(self.path)
         surplus = sum(n_bytes for _, n_bytes, _ in packs) - self.most_bytes
         for _, n_bytes, name in packs:
             if surplus <= 0:
                 break
-            with suppress(OSError):  # another user's pack without permission: delete the next
+            with suppress(OSError):  # no permission for another user's pack: delete the next
                 tree.delete(self.path / name)
                 surplus -= n_bytes
         self._sweep()
 
     def _sizes(self) -> Iterator[tuple[float, int, str]]:
-        """For each pack: the time it was last read, the bytes it counts with, and its name."""
+        """Yield for each pack the time it was last read, its counted bytes, and its name."""
         for entry in self.files(_PACK):
-            with suppress(FileNotFoundError):  # somebody deleted it
+            with suppress(FileNotFoundError):  # another process deleted it
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
                     yield status.st_mtime, max(status.st_size, _LEAST_BYTES), entry.name
@@ -104,18 +107,18 @@ class CacheDir:
                     SafeDir(self.path).delete(self.path / entry.name)
 
 
-# parallel arrays of an index: first 8 bytes of digests (n,), ascending; pack and its row (n, 2)
+# parallel index arrays: first 8 bytes of digests (n,), ascending; pack and its row (n, 2)
 _Entries: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.int32]]
 
 
 @dataclass(slots=True, eq=False)
 class VectorCache:
-    """The vectors of one encoder in a cache folder, as one process sees them."""
+    """One encoder's vectors in a cache folder, as seen by one process."""
 
     folder: CacheDir
     encoder: EncoderSpec
-    device: str  # kind of device: other kinds round differently
-    is_refused: bool = False  # writing a pack failed: do not try again
+    device: str  # kind of device, since other kinds round differently
+    is_refused: bool = False  # writing a pack failed, so do not retry
     _key: str = field(init=False)
     _packs: list[str] = field(default_factory=list)  # names; "" for a deleted pack
     _index: list[_Entries] = field(default_factory=list)  # each at least twice as long as the next
@@ -125,24 +128,24 @@ class VectorCache:
         self._key = sha256(text.encode()).hexdigest()
 
     def read(self, sequences: Sequence[str]) -> Vectors:
-        """Read the intact vectors of the sequences that the cache has, by position."""
+        """Read the intact cached vectors of these sequences, by position."""
         try:
             self._look_up()
         except OSError:
             return {}
         digests = [self._digest(sequence.encode()) for sequence in sequences]
-        by_pack: dict[int, list[tuple[int, int]]] = {}
-        for place, pack, row in self._find(digests):
-            by_pack.setdefault(pack, []).append((place, row))
+        pack_entries: dict[int, list[tuple[int, int]]] = {}
+        for position, pack, row in self._find(digests):
+            pack_entries.setdefault(pack, []).append((position, row))
         vectors: dict[int, NDArray[np.float32]] = {}
-        for pack, wanted in by_pack.items():
-            missing = [(place, row) for place, row in wanted if place not in vectors]
+        for pack, entries in pack_entries.items():
+            missing = [(position, row) for position, row in entries if position not in vectors]
             with suppress(OSError, ValueError):
                 vectors |= self._read_pack(self._packs[pack], missing, digests)
         return vectors
 
     def write(self, sequences: Sequence[str], vectors: NDArray[np.float32]) -> str:
-        """Add vectors, (n, dim), and keep the folder in bounds. -> reason of a failure, or "" """
+        """Add vectors (n, dim), and limit the folder's size. Return "" or a failure reason."""
         if self.is_refused or not sequences:
             return ""
         digests = [self._digest(sequence.encode()) for sequence in sequences]
@@ -162,37 +165,38 @@ class VectorCache:
         return blake2b(content, digest_size=_N_DIGEST, key=self._key.encode()).digest()
 
     def _look_up(self) -> None:
-        """Update the index for packs that appeared or vanished since the last look."""
+        """Update the index for packs that appeared or vanished since the last call."""
         names = {entry.name for entry in self.folder.files(_PACK)}
         names = {name for name in names if name.startswith(self._key[:16])}
         self._packs = [name if name in names else "" for name in self._packs]
         for name in sorted(names.difference(self._packs)):
             tags = self._read_tags(name)
             rows = np.arange(len(tags), dtype=np.int32)
-            places = np.stack([np.full_like(rows, len(self._packs)), rows], axis=1)
+            locations = np.stack([np.full_like(rows, len(self._packs)), rows], axis=1)
             self._packs.append(name)
-            self._add(tags, places)
+            self._add(tags, locations)
 
-    def _add(self, tags: NDArray[np.uint64], places: NDArray[np.int32]) -> None:
-        """Add entries to the index; parts of similar length are merged, so there are few."""
+    def _add(self, tags: NDArray[np.uint64], locations: NDArray[np.int32]) -> None:
+        """Add entries to the index. Arrays of similar length are merged, so there are few."""
         while self._index and len(self._index[-1][0]) < 2 * len(tags):
-            tags_before, places_before = self._index.pop()
-            tags = np.concatenate([tags_before, tags])
-            places = np.concatenate([places_before, places])
+            earlier_tags, earlier_locations = self._index.pop()
+            tags = np.concatenate([earlier_tags, tags])
+            locations = np.concatenate([earlier_locations, locations])
         order = np.argsort(tags, kind="stable")
-        self._index.append((tags[order], places[order]))
+        self._index.append((tags[order], locations[order]))
 
     def _find(self, digests: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
-        """Yield each entry that may match a digest: position of the digest, pack, and row."""
+        """Yield each entry that may match a digest: digest position, pack, and row."""
         tags = np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)[:, 0]
-        for known, places in self._index:
-            firsts, ends = (np.searchsorted(known, tags, side) for side in ("left", "right"))
-            for place in np.flatnonzero(ends > firsts).tolist():
-                for pack, row in places[firsts[place] : ends[place]].tolist():
-                    yield place, pack, row
+        for indexed_tags, locations in self._index:
+            firsts = np.searchsorted(indexed_tags, tags, "left")
+            ends = np.searchsorted(indexed_tags, tags, "right")
+            for position in np.flatnonzero(ends > firsts).tolist():
+                for pack, row in locations[firsts[position] : ends[position]].tolist():
+                    yield position, pack, row
 
     def _read_tags(self, name: str) -> NDArray[np.uint64]:
-        """First bytes of the digests of a pack; none if it is invalid or unreadable."""
+        """Read the first bytes of a pack's digests. An invalid or unreadable pack has none."""
         with suppress(OSError, ValueError), open_regular_file(self.folder.path / name) as handle:
             n = self._count(handle)
             digests = np.frombuffer(handle.read(n * _N_DIGEST), dtype="<u8")
@@ -200,7 +204,7 @@ class VectorCache:
         return np.empty(0, dtype=np.uint64)
 
     def _count(self, handle: BinaryIO) -> int:
-        """The number of vectors in a pack, by its header and its size.
+        """Return the number of vectors in a pack, by its header and its size.
 
         Raises:
             ValueError: it is not a pack of this encoder.
@@ -212,25 +216,26 @@ class VectorCache:
         return int(n)
 
     def _read_pack(
-        self, name: str, wanted: Sequence[tuple[int, int]], digests: Sequence[bytes]
+        self, name: str, entries: Sequence[tuple[int, int]], digests: Sequence[bytes]
     ) -> Vectors:
-        """Read some rows of a pack, by position, without those with a wrong checksum.
+        """Read rows of a pack, by position, without those with a wrong checksum.
 
         Raises:
             OSError, ValueError: the pack was deleted or is invalid.
         """
         vectors = {}
         with open_regular_file(self.folder.path / name) as handle:
-            n, n_row = self._count(handle), 4 * self.encoder.dim
+            n = self._count(handle)
+            n_row = 4 * self.encoder.dim
             begin = _HEAD.size + n * _N_DIGEST
-            for place, row in wanted:
-                total = os.pread(handle.fileno(), _N_DIGEST, begin + row * _N_DIGEST)
+            for position, row in entries:
+                stored_checksum = os.pread(handle.fileno(), _N_DIGEST, begin + row * _N_DIGEST)
                 start = begin + n * _N_DIGEST + row * n_row
                 content = os.pread(handle.fileno(), n_row, start)
                 vector = np.frombuffer(content, dtype="<f4").astype(np.float32)
-                checksum = self._digest(digests[place] + content)
-                if total == checksum and np.isfinite(vector).all():
-                    vectors[place] = vector
+                checksum = self._digest(digests[position] + content)
+                if stored_checksum == checksum and np.isfinite(vector).all():
+                    vectors[position] = vector
             if vectors and time.time() - os.fstat(handle.fileno()).st_mtime > _USED_SECONDS:
                 with suppress(OSError):  # another user's file
                     os.utime(handle.fileno())

@@ -1,11 +1,11 @@
 """Embed shards on one device. The same object runs inline or in a process.
 
-A GPU gets its next batch before the current one is done, even across shards. A thread writes the
-file of a finished shard meanwhile.
+A GPU gets its next batch before the current one is done, even across shards. At the same time, a
+thread writes the files of finished shards.
 
 A shard that killed its worker comes back with ``suspects``, which are embedded one by one, and
-``condemned`` ORFs, which are skipped. Every batch is then saved in a partial file, so that the next
-attempt begins where this one died.
+``failed_rows``, which are skipped. Every batch is then saved in a partial file, so that the next
+attempt continues where this one died.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from virnucpro.models.base import Encoder, Pending, load_encoder
 from virnucpro.models.packing import use_device
 from virnucpro.store.shard_files import read_shard
 
-_ENDING_ERRORS = (OSError, OutputError, StorageError, UnavailableError)  # of the whole run
+_ENDING_ERRORS = (OSError, OutputError, StorageError, UnavailableError)  # end the complete run
 _TRIAL = "ATG"  # bases
 _TRIAL_PROTEIN = "ACDEFGHIKLMNPQRSTVWY"
-_MAX_FIRST_FAILURES = 100  # sequences that fail alike before any has a vector
+_MAX_FIRST_FAILURES = 100  # sequences with the same failure before any has a vector
 _CHECK_BOTH = (
     "the model or the device is at fault, not the sequences: check the file with `virnucpro models "
     "verify` and the device with `virnucpro models check`, or try --precision fp32 or --device cpu"
 )
-# FLOP/s of a slow device of each kind: a batch that takes longer counts as hung
+# FLOP/s of slow devices by kind; a batch that takes longer counts as hung
 _SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
 
 
@@ -61,17 +61,19 @@ class _OpenShard(NamedTuple):
 
     attempt: Attempt
     started: float
-    embeddings: list[ShardEmbedding]  # one for each encoder
+    embeddings: list[ShardEmbedding]  # one per encoder
 
 
 class Worker:
     """The encoders of a run, loaded on one device."""
 
     def __init__(self, job: WorkerConfig, resources: Resources, name: str, device: str) -> None:
-        self.job, self.resources, self.name = job, resources, name
+        self.job = job
+        self.resources = resources
+        self.name = name
         self.device = torch.device(device)
         if self.device.type == "cpu":
-            torch.set_num_threads(1)  # one core each: processes scale better than threads
+            torch.set_num_threads(1)  # one core per process scales better than threads
         use_device(self.device)
         self.encoders = [
             load_encoder(spec, weights, self.device)
@@ -85,14 +87,14 @@ class Worker:
         self.tokens_per_batch = {encoder.spec: budget for encoder in self.encoders}
         self.batches_in_flight = 2 if self.device.type == "cuda" else 1
         self.writer = ThreadPoolExecutor(max_workers=1)
-        self.open: deque[_OpenShard] = deque()  # at most two, besides empty ones
-        # the embedded shard that is being written; see ``_write``
+        self.open: deque[_OpenShard] = deque()  # at most two, not counting empty ones
+        # the embedded shard that is being written; see ``_write_shard``
         self.writing: tuple[_OpenShard, Future[tuple[float, str]]] | None = None
-        # batches on the device, all of one encoder
+        # batches on the device, all from one encoder
         self.in_flight: deque[tuple[ShardEmbedding, list[int], Pending | BatchError]] = deque()
-        # per encoder, until it makes a first vector: why sequences failed, and how many
+        # failure reasons and their counts, per encoder, until it makes its first vector
         self.first_failures = {encoder.spec: Counter[str]() for encoder in self.encoders}
-        for encoder in self.encoders:  # a device that cannot compute must not look ready
+        for encoder in self.encoders:  # a broken device must not report that it is ready
             self._try(encoder)
 
     def _try(self, encoder: Encoder) -> None:
@@ -125,20 +127,20 @@ class Worker:
         return Memory(psutil.Process().memory_info().rss, self.resources.memory)
 
     def free_memory(self) -> None:
-        """Release the memory that the allocator of a GPU caches."""
+        """Release the memory that a GPU's allocator caches."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
-        """Begin a batch."""
+        """Start a batch."""
         return encoder.start(sequences)
 
     def run(self, attempt: Attempt) -> Iterator[WorkerEvent]:
-        """Embed one shard with every encoder; its last batches may still run when this returns.
+        """Embed one shard with every encoder. Its last batches may still run when this returns.
 
         The next ``run`` or ``finish`` completes them, writes the shard and yields its ShardDone or
-        ShardFailed. A shard that has killed a worker starts when all others are done and is
-        finished before the next, so that it is clear which shard caused a loss.
+        ShardFailed. A shard that has killed a worker starts after all others are done and finishes
+        before the next, so that it is clear which shard caused a failure.
         """
         if attempt.n_failures:
             yield from self.finish()
@@ -147,7 +149,7 @@ class Worker:
         except _ENDING_ERRORS as error:
             yield self._ending(attempt.shard, error)
             return
-        yield from self._run_batches(to_the_end=bool(attempt.n_failures))
+        yield from self._run_batches(drain=bool(attempt.n_failures))
         if attempt.n_failures:
             yield from self._report_written()
 
@@ -156,43 +158,47 @@ class Worker:
 
         A caller with another shard may stop after a BatchDone or a ShardDone.
         """
-        yield from self._run_batches(to_the_end=True)
+        yield from self._run_batches(drain=True)
         yield from self._report_written()
 
     def _open_shard(self, attempt: Attempt) -> _OpenShard:
-        started, shard = time.monotonic(), attempt.shard
-        orfs = [orf for orf in read_shard(shard) if orf.copy_of is None]
-        stations = zip(self.encoders, self.job.stores, self.caches, strict=True)
+        started = time.monotonic()
+        orfs = [orf for orf in read_shard(attempt.shard) if orf.copy_of is None]
         embeddings = [
             ShardEmbedding(encoder, store, cache, attempt, orfs)
-            for encoder, store, cache in stations
+            for encoder, store, cache in zip(
+                self.encoders, self.job.stores, self.caches, strict=True
+            )
         ]
-        for each in embeddings:
+        for embedding in embeddings:
             if attempt.n_failures:
-                each.load_partial(self.job.owner)
-            each.plan_batches(self.tokens_per_batch[each.encoder.spec])
+                embedding.load_partial(self.job.owner)
+            embedding.plan_batches(self.tokens_per_batch[embedding.encoder.spec])
         return _OpenShard(attempt, started, embeddings)
 
-    def _run_batches(self, *, to_the_end: bool) -> Iterator[WorkerEvent]:
-        """Embed the open shards, to the end or until the device has room for another batch."""
+    def _run_batches(self, *, drain: bool) -> Iterator[WorkerEvent]:
+        """Embed the open shards, either completely or until the device can take another batch."""
         while self.open:
-            of_all = [embedding for shard in self.open for embedding in shard.embeddings]
-            has_room = self._has_room(of_all)
-            if has_room and (found := self._next_batch(of_all)):
-                yield self._announce_batch(*found)
-                self.in_flight.append((*found, self._start_batch(*found)))
+            embeddings = [embedding for shard in self.open for embedding in shard.embeddings]
+            can_start = self._can_start(embeddings)
+            if can_start and (next_batch := self._next_batch(embeddings)):
+                embedding, batch = next_batch
+                yield self._announce_batch(embedding, batch)
+                self.in_flight.append((embedding, batch, self._start_batch(embedding, batch)))
                 continue
-            is_left = any(embedding.pending for embedding in of_all)
-            if has_room and self.in_flight and not to_the_end and not is_left:
+            has_pending = any(embedding.pending for embedding in embeddings)
+            if can_start and self.in_flight and not drain and not has_pending:
                 return
             yield from self._finish_oldest()
 
-    def _has_room(self, of_all: Sequence[ShardEmbedding]) -> bool:
-        most = 1 if any(each.is_alone for each in of_all) else self.batches_in_flight
-        return len(self.in_flight) < most
+    def _can_start(self, embeddings: Sequence[ShardEmbedding]) -> bool:
+        """Return True if another batch may be in flight."""
+        is_alone = any(embedding.is_alone for embedding in embeddings)
+        max_in_flight = 1 if is_alone else self.batches_in_flight
+        return len(self.in_flight) < max_in_flight
 
     def _finish_oldest(self) -> Iterator[WorkerEvent]:
-        """Take the oldest batch from the device, and close shards that are then embedded."""
+        """Collect the oldest batch from the device, and close shards that are then embedded."""
         if self.in_flight:
             yield from self._collect_oldest()
         if self.writing and self.writing[1].done():
@@ -200,14 +206,14 @@ class Worker:
         while self.open and not any(map(self._is_running, self.open[0].embeddings)):
             yield from self._report_written()
             shard = self.open.popleft()
-            written = self.writer.submit(self._write_shard, shard.attempt.shard, shard.embeddings)
-            self.writing = shard, written
+            future = self.writer.submit(self._write_shard, shard.attempt.shard, shard.embeddings)
+            self.writing = (shard, future)
 
     def _next_batch(
-        self, of_all: Sequence[ShardEmbedding]
+        self, embeddings: Sequence[ShardEmbedding]
     ) -> tuple[ShardEmbedding, list[int]] | None:
-        """The next batch that can be started while others are in flight."""
-        for embedding in of_all:
+        """Return the next batch that can start while others are in flight."""
+        for embedding in embeddings:
             if self.in_flight and self.in_flight[0][0].encoder is not embedding.encoder:
                 return None
             if batch := embedding.next_batch(self.tokens_per_batch[embedding.encoder.spec]):
@@ -215,12 +221,14 @@ class Worker:
         return None
 
     def _is_running(self, embedding: ShardEmbedding) -> bool:
-        is_in_flight = any(other is embedding for other, *_ in self.in_flight)
+        is_in_flight = any(running is embedding for running, *_ in self.in_flight)
         return is_in_flight or bool(embedding.pending)
 
     def _announce_batch(self, embedding: ShardEmbedding, batch: list[int]) -> BatchStarted:
-        busy = [*((other, rows) for other, rows, _ in self.in_flight), (embedding, batch)]
-        lengths = [length for each, rows in busy for length in each.batch_lengths(rows)]
+        lengths: list[int] = []
+        for running, running_batch, _ in self.in_flight:
+            lengths.extend(running.batch_lengths(running_batch))
+        lengths.extend(embedding.batch_lengths(batch))
         seconds = self.allowed_seconds(embedding.encoder, lengths)
         return BatchStarted(self.name, embedding.attempt.shard, tuple(batch), seconds)
 
@@ -235,7 +243,7 @@ class Worker:
         embedding, batch, started = self.in_flight.popleft()
         try:
             yield from self._collect_batch(embedding, batch, started)
-        except _ENDING_ERRORS as error:  # the run ends, so that other open shards do not matter
+        except _ENDING_ERRORS as error:  # the run ends, so other open shards do not matter
             self.open.clear()
             self.in_flight.clear()
             yield self._ending(embedding.attempt.shard, error)
@@ -243,7 +251,7 @@ class Worker:
     def _collect_batch(
         self, embedding: ShardEmbedding, batch: list[int], started: Pending | BatchError
     ) -> Iterator[WorkerEvent]:
-        """Wait for a batch and keep its rows; if it failed, try it again in parts, then alone.
+        """Wait for a batch and store its rows. If it failed, retry it in parts, then alone.
 
         Raises:
             UnavailableError: the first sequences all failed for the same reason.
@@ -252,7 +260,8 @@ class Worker:
             case BatchError(is_too_large=is_too_large) if len(batch) > 1:
                 if is_too_large:
                     self.free_memory()
-                    spec, half = embedding.encoder.spec, embedding.count_tokens(batch) // 2
+                    spec = embedding.encoder.spec
+                    half = embedding.count_tokens(batch) // 2
                     self.tokens_per_batch[spec] = min(self.tokens_per_batch[spec], half)
                     yield BatchSizeReduced(self.name, self.tokens_per_batch[spec])
                 embedding.split_batch(batch)
@@ -266,7 +275,8 @@ class Worker:
             case rows:
                 embedding.store_rows(batch, rows)
                 self.first_failures.pop(embedding.encoder.spec, None)
-        attempt, n_tokens = embedding.attempt, embedding.count_tokens(batch)
+        attempt = embedding.attempt
+        n_tokens = embedding.count_tokens(batch)
         if attempt.n_failures:
             embedding.save_partial(batch, self.job.owner)
         yield BatchDone(self.name, attempt.shard, tuple(batch), n_tokens, self.memory())
@@ -292,35 +302,45 @@ class Worker:
         """Wait until the last shard is written, and report it."""
         if self.writing is None:
             return
-        (shard, written), self.writing = self.writing, None
+        shard, future = self.writing
+        self.writing = None
         try:
-            end, cache_fault = written.result()
+            end, cache_fault = future.result()
         except _ENDING_ERRORS as error:
             yield self._ending(shard.attempt.shard, error)
         else:
+            embeddings = shard.embeddings
+            failed_rows = set[int]().union(*(embedding.reasons for embedding in embeddings))
+            n_cached_tokens = [embedding.count_tokens(embedding.cached) for embedding in embeddings]
             yield ShardDone(
                 self.name,
                 shard.attempt.shard,
                 end - shard.started,
-                n_failed=len(set().union(*(each.reasons for each in shard.embeddings))),
-                n_cached=sum(len(each.cached) for each in shard.embeddings),
-                n_cached_tokens=sum(each.count_tokens(each.cached) for each in shard.embeddings),
+                n_failed=len(failed_rows),
+                n_cached=sum(len(embedding.cached) for embedding in embeddings),
+                n_cached_tokens=sum(n_cached_tokens),
                 cache_fault=cache_fault,
             )
 
     def _write_shard(self, shard: Shard, embeddings: Sequence[ShardEmbedding]) -> tuple[float, str]:
-        """Write the files of a shard. -> time of completion, and why the cache took nothing"""
-        for each in embeddings:
-            each.write(self.job.owner)
+        """Write the files of a shard.
+
+        Returns:
+            The time of completion, and why the cache took nothing, or "".
+        """
+        for embedding in embeddings:
+            embedding.write(self.job.owner)
         end = time.monotonic()
-        return end, next(filter(None, [each.store_in_cache() for each in embeddings]), "")
+        cache_faults = [embedding.store_in_cache() for embedding in embeddings]
+        return end, next(filter(None, cache_faults), "")
 
     def _ending(self, shard: Shard, error: OSError | VirnucproError) -> ShardFailed:
-        """The event for an error that would stop all other shards too."""
-        lines, refusal = "".join(traceback.format_exception(error)), ErrorText.from_error(error)
+        """Make the event for an error that would also stop all other shards."""
+        lines = "".join(traceback.format_exception(error))
+        refusal = ErrorText.from_error(error)
         return ShardFailed(self.name, shard, refusal.message, lines, refusal)
 
     def allowed_seconds(self, encoder: Encoder, lengths: Sequence[int]) -> float:
-        """Time limit of a batch of sequences of these lengths on a slow device of this kind."""
+        """Return the time limit for a batch with these lengths on a slow device of this kind."""
         slowest = _SLOWEST.get(self.device.type, _SLOWEST["cpu"])
         return self.resources.silence_seconds + encoder.count_flop(lengths) / slowest

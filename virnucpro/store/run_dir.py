@@ -335,7 +335,7 @@ class RunDir(SafeDir):
             shutil.rmtree(self.staged.root, ignore_errors=True)
 
     def adopt_plan(self) -> None:
-        """Move the plan out of its temporary folder, ending with ``plan.json``, which validates it."""
+        """Move the plan out of its temporary folder. Move ``plan.json`` last to validate it."""
         with storage_errors(self.shards):
             self.make_folder(self.shards)
         self.delete(self.chunks)  # made from other inputs

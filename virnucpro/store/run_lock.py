@@ -200,7 +200,7 @@ def _detect_moves(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _heartbeat(file: int | Path) -> Iterator[None]:
-    """Renew a file's modification time within the block, to show other hosts that its owner lives."""
+    """Renew a file's modification time within the block, to show that its owner is alive."""
     end = Event()
 
     def beat() -> None:
