@@ -4,8 +4,8 @@
 >>> for call in virnucpro.predict("contigs.fa"):  # doctest: +SKIP
 ...     print(call.record_id, call.virus_score, call.is_virus)
 
-``__all__`` names the public interface, which is stable: see ``virnucpro.api``. A name is loaded on
-first use, and torch by the first model that computes in this process.
+``__all__`` lists the public interface, which is stable, as described in ``virnucpro.api``. Each
+name is loaded on first use. The first model that computes in this process loads torch.
 """
 
 from importlib import import_module

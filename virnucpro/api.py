@@ -1,13 +1,13 @@
 """VirNucPro from Python: ``predict``, ``extract``, ``embed``, and the readers of run folders.
 
-They are attributes of ``virnucpro``, and stable: names, arguments and results stay as they are
-described here. Options have the names of the command line (``--min-length`` is ``min_length``).
-Options for the console and for several machines exist only there.
+They are attributes of ``virnucpro``, and stable: names, arguments and results stay as described
+here. Options are named as on the command line (``--min-length`` is ``min_length``). Options for the
+console and for several machines exist only there.
 
-``workflows.options`` declares the options; the classes of keywords here are for type checkers.
+``workflows.options`` declares the options. The keyword classes here are for type checkers.
 
-Every error is a ``VirnucproError``; its ``hint`` says what to do, with options as arguments.
-The calling process is left as it was: one device computes in it, several in processes of their own.
+Every error is a ``VirnucproError``. Its ``hint`` says what to do, with options as arguments. The
+calling process is left unchanged: one device computes in it, several in their own processes.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ Vector: TypeAlias = NDArray[np.float32]
 OnProgress: TypeAlias = Callable[[Progress], object]
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-_FASTA = "records"  # the name in messages, and the sample
-_USUAL = {"strict": True}  # defaults that differ from those of the command line
-_REWRITE = with_options("rewrite it: run its command with {resume}")  # a damaged table
-_WIDTH = 76  # letters of a help text
+_FASTA = "records"  # name in messages, and sample name
+_USUAL = {"strict": True}  # defaults that differ from the command line
+_REWRITE = with_options("rewrite it: run its command with {resume}")  # for a corrupt table
+_WIDTH = 76  # characters per line in help texts
 
 
 class _RunKeywords(TypedDict, total=False):
@@ -146,7 +146,7 @@ class _EmbedKeywords(_RunKeywords, total=False):
     pooling: Pooling
 
 
-# options that take no value: a text about them says how to switch them
+# options without a value, which texts show as True or False
 _FLAGS = frozenset(
     name
     for kind in (PredictOptions, ExtractOptions)
@@ -156,13 +156,13 @@ _FLAGS = frozenset(
 
 
 def _translate_message(text: str) -> str:
-    """A text with its options as arguments."""
+    """Return a text with its options as arguments."""
     return text.in_python(_FLAGS) if isinstance(text, OptionText) else text
 
 
 @contextmanager
 def _option_words() -> Iterator[None]:
-    """Write errors for Python: options as arguments, disk errors as our classes."""
+    """Write errors for Python: options as arguments, disk errors as ``VirnucproError``."""
     try:
         yield
     except VirnucproError as error:
@@ -180,9 +180,9 @@ def _spell_value(items: Iterator[T]) -> Iterator[T]:
 
 
 class _Warnings(logging.StreamHandler):  # type: ignore[type-arg]  # of Python 3.11
-    """Warnings on standard error, written for Python.
+    """Print warnings on standard error, written for Python.
 
-    A remedy that names an option which the called function lacks is left out.
+    A remedy is omitted if it names an option that the called function lacks.
     """
 
     def __init__(self, options: Collection[str]) -> None:
@@ -191,10 +191,10 @@ class _Warnings(logging.StreamHandler):  # type: ignore[type-arg]  # of Python 3
         self._options = options
 
     def format(self, record: logging.LogRecord) -> str:
-        ours = copy(record)
+        translated = copy(record)
         if isinstance(record.args, tuple):
-            ours.args = tuple(map(self._translate, record.args))
-        return super().format(ours)
+            translated.args = tuple(map(self._translate, record.args))
+        return super().format(translated)
 
     def _translate(self, value: object) -> object:
         if not isinstance(value, OptionText):
@@ -203,7 +203,7 @@ class _Warnings(logging.StreamHandler):  # type: ignore[type-arg]  # of Python 3
 
 
 def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]:
-    """Add the declared options to the signature and the docstring of a function."""
+    """Add the declared options to a function's signature and docstring."""
     infos = option_annotations(get_type_hints(options, include_extras=True))
     defaults = {field.name: field.default for field in fields(options)} | _USUAL
     shown = [
@@ -213,22 +213,30 @@ def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]
 
     def text(parameter: Parameter) -> str:
         info = infos[parameter.name]
-        said = _translate_message(info.help)
+        description = _translate_message(info.help)
         if isinstance(info.show_default, str):
-            said = f"{said} Default: {_translate_message(info.show_default)}."
+            description = f"{description} Default: {_translate_message(info.show_default)}."
         head = f"    {parameter.name}: {formatannotation(parameter.annotation)}"
         indent = " " * 8
-        body = fill(said, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+        body = fill(description, _WIDTH, initial_indent=indent, subsequent_indent=indent)
         return f"{head} = {parameter.default!r}\n{body}"
 
     def wrap(function: F) -> F:
         del function.__annotations__["options"]
-        hints, whole = get_type_hints(function), signature(function)
-        own = [whole.parameters[name] for name in hints if name != "return"]
-        own = [one.replace(annotation=hints[one.name]) for one in own]
-        whole = whole.replace(parameters=own + shown, return_annotation=hints["return"])
-        function.__signature__ = whole  # type: ignore[attr-defined]
-        function.__annotations__ = hints | {one.name: one.annotation for one in shown}
+        hints = get_type_hints(function)
+        old_signature = signature(function)
+        own = [
+            old_signature.parameters[name].replace(annotation=hints[name])
+            for name in hints
+            if name != "return"
+        ]
+        new_signature = old_signature.replace(
+            parameters=own + shown, return_annotation=hints["return"]
+        )
+        function.__signature__ = new_signature  # type: ignore[attr-defined]
+        function.__annotations__ = hints | {
+            parameter.name: parameter.annotation for parameter in shown
+        }
         helps = "\n".join(map(text, shown)).replace("DIR", "output_dir")
         function.__doc__ = f"{cleandoc(function.__doc__ or '')}\n\nOptions:\n{helps}"
         return function
@@ -242,10 +250,10 @@ class _IdsAndVectors(NamedTuple):
 
 
 class Embedded(_IdsAndVectors):
-    """Proteins and their vectors; row ``i`` belongs to ``ids[i]``. Unpacks into these two.
+    """Proteins and their vectors. Row ``i`` belongs to ``ids[i]``. Unpacks into these two.
 
-    ``statuses`` has the status of each protein that was given to ``embed``, by id: ``embedded``, or
-    why it has no vector, such as ``invalid``. ``notes`` has more words about some of them, by id.
+    ``statuses`` maps the id of each protein passed to ``embed`` to its status: ``embedded``, or why
+    it has no vector, such as ``invalid``. ``notes`` maps some ids to further explanations.
     """
 
     statuses: Mapping[str, str]
@@ -265,20 +273,20 @@ class Embedded(_IdsAndVectors):
 
 
 class RecordStatus(NamedTuple):
-    """A record of ``extract``: a row of ``records.tsv``."""
+    """A record in ``extract``: a row of ``records.tsv``."""
 
     record_id: str
     sample: str  # its file
     length: int  # bases, or residues of a protein
     status: str  # ``embedded``, or why it has no vector
     n_chunks: int
-    n_embedded: int  # frames with a vector; 1 for a protein
+    n_embedded: int  # frames with a vector, or 1 for a protein
     note: str
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """The result of ``extract``. Vectors are read from its folder when they are asked for.
+    """The result of ``extract``, which reads vectors from its folder on demand.
 
     Iterating yields ids and vectors one by one, as ``read_features`` does. A temporary folder is
     deleted by ``close``, at the end of a ``with`` block, or when the object is no longer used.
@@ -287,7 +295,7 @@ class Extraction:
     folder: Path
     _delete: Callable[[], object] = field(default=lambda: None, repr=False)
 
-    # iterators are generators, so that they keep this object, and so its folder
+    # iterators are generators, so that they keep this object, and thereby its folder, alive
 
     def __iter__(self) -> Iterator[tuple[str, Vector]]:
         yield from read_features(self.folder)
@@ -298,15 +306,15 @@ class Extraction:
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
-        """The ids of all vectors: frames of nucleotides, or proteins."""
+        """Return the ids of all vectors: nucleotide frames, or proteins."""
         return self._all.ids
 
     @cached_property
     def vectors(self) -> NDArray[np.float32]:
-        """All vectors in memory, (n, dim); row ``i`` belongs to ``ids[i]``.
+        """Return all vectors in memory, (n, dim) float32. Row ``i`` belongs to ``ids[i]``.
 
         Raises:
-            UsageError: there is a vector for each residue; iterate instead.
+            UsageError: each residue has a vector. Iterate instead.
         """
         return self._all.vectors
 
@@ -332,7 +340,7 @@ class Extraction:
             )
 
     def close(self) -> None:
-        """Delete the folder if it is a temporary one."""
+        """Delete the folder if it is temporary."""
         self._delete()
 
     def __enter__(self) -> Self:
@@ -343,7 +351,7 @@ class Extraction:
 
 
 def _no_vectors(folder: Path) -> NDArray[np.float32]:
-    """An array without rows, of the dimension of the run. (0, dim)"""
+    """Return an array without rows, with the run's dimension. (0, dim)"""
     return np.empty((0, _manifest(folder).recipe.encoders[0].dim), dtype=np.float32)
 
 
@@ -359,32 +367,32 @@ def predict(
     """Call viruses, as ``virnucpro predict`` does, and yield the calls one by one, in input order.
 
     ``sequences`` is one or several sequences: strings, a dict of ids and sequences, pairs of id and
-    sequence, or SeqRecords of Biopython. Or it is one or several paths (FASTA or FASTQ file, folder
-    or sample sheet). A ``pathlib.Path`` is a path. A string is a path if a file of this name exists
-    or it has characters that no sequence has. It is a sequence if it has only capital letters, or
-    only letters of DNA; sequences without ids are called ``sequence_1``, ``sequence_2``, and so on.
-    Any other string is an error. ``input`` takes paths alone, in place of ``sequences``.
+    sequence, or Biopython SeqRecords. Or it is one or several paths (FASTA or FASTQ file, folder or
+    sample sheet). A ``pathlib.Path`` is a path. A string is a path if a file with this name exists
+    or it contains a character that no sequence has. It is a sequence if it contains only capital
+    letters, or only DNA letters. Sequences without ids are called ``sequence_1``, ``sequence_2``,
+    and so on. Any other string is an error. ``input`` takes only paths, and replaces ``sequences``.
 
-    The work is done when the function returns; calls are read from disk when they are needed. With
-    ``output_dir`` the run folder stays; without it, nothing stays.
+    The work is done when the function returns. Calls are read from disk on demand. With
+    ``output_dir``, the run folder stays. Without it, nothing stays.
 
-    A call has the regions of its record. A record that could not be scored has a call too, with its
-    status. A file that cannot be read ends the run (``strict=False`` leaves the file out).
+    A call includes the regions of its record. A record that could not be scored also has a call,
+    with its status. An unreadable file ends the run (``strict=False`` skips the file).
 
     ``on_progress`` is called with a ``Progress`` now and then, by one thread at a time, but not
-    always by the same one. If it raises an error, the run ends; ``resume`` continues it.
+    always by the same one. If it raises an error, the run ends. ``resume`` continues it.
 
     Raises:
         VirnucproError: see ``errors``.
     """
     if output_dir is None:
-        options["report"] = False  # nobody could see it
+        options["report"] = False  # the folder is temporary
     values = _check_readable(options, _PredictKeywords)
     with _option_words(), ExitStack() as stack:
         folder = _find_run_dir(output_dir, stack)
-        given = _PythonInput(sequences, input)
+        python_input = _PythonInput(sequences, input)
         _open_run_dir(
-            folder, PredictOptions, run_predict, given, on_progress, values, _PredictKeywords
+            folder, PredictOptions, run_predict, python_input, on_progress, values, _PredictKeywords
         )
         return _open_calls(folder, "predict")
 
@@ -401,20 +409,20 @@ def extract(
     """Embed proteins, or nucleotides in six frames, as ``virnucpro extract`` does.
 
     ``sequences``, ``input`` and ``on_progress``: as in ``predict``. The result reads ids, vectors
-    and statuses from the run folder, so memory need not hold all vectors. Without ``output_dir``
-    the folder is a temporary one, which is deleted with the result.
+    and statuses from the run folder, so the vectors need not fit into memory. Without
+    ``output_dir``, the folder is temporary and deleted with the result.
 
     Raises:
         VirnucproError: see ``errors``.
     """
     if output_dir is None:
-        options["report"] = False  # nobody could see it
+        options["report"] = False  # the folder is temporary
     values = _check_readable(options, _ExtractKeywords)
     with _option_words(), ExitStack() as stack:
         folder = _find_run_dir(output_dir, stack)
-        given = _PythonInput(sequences, input)
+        python_input = _PythonInput(sequences, input)
         _open_run_dir(
-            folder, ExtractOptions, run_extract, given, on_progress, values, _ExtractKeywords
+            folder, ExtractOptions, run_extract, python_input, on_progress, values, _ExtractKeywords
         )
         stack.pop_all()  # the folder stays
     if output_dir is not None:
@@ -437,15 +445,16 @@ def embed(
 ) -> Embedded:
     """Embed proteins: one vector each, in input order.
 
-    ``sequences``, ``input`` and ``on_progress``: as in ``predict``; ``model`` is a name or a path;
-    None: the published ESM-2 650M, from the caches of torch hub or Hugging Face, or downloaded once
-    (2.6 GB).
-    ``on_error`` says what happens if a protein has no vector, for example because it has other
-    letters. ``raise``: an error names the first one. ``skip``: the result has the vectors of the
-    others, and the status of each protein.
+    ``sequences``, ``input`` and ``on_progress``: as in ``predict``. ``model`` is a name or a path.
+    The default is the published ESM-2 650M, from the caches of torch hub or Hugging Face, or
+    downloaded once (2.6 GB).
+
+    ``on_error`` says what happens if a protein has no vector, for example because it contains
+    invalid letters. With ``raise``, an error names the first one. With ``skip``, the result
+    contains the other vectors, and the status of each protein.
 
     Raises:
-        VirnucproError: see ``errors``; or a protein has no vector, and the message names it.
+        VirnucproError: see ``errors``. A protein without a vector is named in the message.
     """
     values = _check_readable(options, _EmbedKeywords)
     values |= {"input_type": "protein", "report": False, "model": model and str(model)}
@@ -458,11 +467,11 @@ def embed(
         raise UsageError(f"on_error is {printable(repr(on_error))}", hint="give 'raise' or 'skip'")
     with _option_words(), ExitStack() as stack:
         folder = _find_run_dir(None, stack)
-        given = _PythonInput(sequences, input, keeps_faults=on_error == "skip")
+        python_input = _PythonInput(sequences, input, keeps_faults=on_error == "skip")
         _open_run_dir(
-            folder, ExtractOptions, run_extract, given, on_progress, values, _EmbedKeywords
+            folder, ExtractOptions, run_extract, python_input, on_progress, values, _EmbedKeywords
         )
-        return _to_embedded(folder, given.faults, on_error)
+        return _to_embedded(folder, python_input.faults, on_error)
 
 
 def _to_embedded(
@@ -470,7 +479,7 @@ def _to_embedded(
 ) -> Embedded:
     """Read the vectors of proteins from a run folder.
 
-    ``faults``: the ids of sequences that FASTA cannot hold, and why.
+    ``faults`` maps ids of sequences that FASTA cannot represent to the reason.
 
     Raises:
         InputError: a protein has no vector, and errors are not skipped.
@@ -494,22 +503,24 @@ def _to_embedded(
     for name, vector in read_features(folder) if rows else ():
         vectors[row_of[name]] = vector
     assert np.isfinite(vectors).all(), "every protein that is embedded has a vector"
-    if twice := faults.keys() & statuses.keys():
-        raise InputError(f"the id {printable(min(twice))} occurs twice", hint="give each id once")
+    if repeated := faults.keys() & statuses.keys():
+        raise InputError(
+            f"the id {printable(min(repeated))} occurs twice", hint="give each id once"
+        )
     statuses |= dict.fromkeys(faults, "invalid")
     return Embedded(tuple(rows), vectors, statuses, notes | dict(faults))
 
 
 @_option_words()
 def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
-    """Yield each id of a run folder with its vector, float32, from all feature files.
+    """Yield each id in a run folder with its vector, float32, from all feature files.
 
     A vector is (dim,), or (residues, dim) with ``--pooling none``. A run with two encoders yields
-    the vectors of the first. Each id comes once, copies included; replaced records are left out, as
-    in ``features.h5``. Memory holds one feature file.
+    the first encoder's vectors. Each id comes once, copies included. Replaced records are omitted,
+    as in ``features.h5``. Memory contains one feature file.
 
     Raises:
-        VirnucproError: the folder holds no features, or they are damaged.
+        VirnucproError: the folder contains no features, or they are corrupt.
     """
     return _spell_value(read_shown(_open_features(folder)))
 
@@ -518,12 +529,12 @@ def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
 def iter_features(folder: str | Path, *, batch: int = 1024) -> Iterator[Embedded]:
     """Yield the vectors of a run folder in batches: ids, and an array (batch, dim), float32.
 
-    They are the vectors of ``read_features``, in the order of the feature files; the last batch
-    may be smaller. Memory holds one batch and two feature files.
+    They are the vectors of ``read_features``, in the order of the feature files. The last batch may
+    be smaller. Memory contains one batch and two feature files.
 
     Raises:
-        VirnucproError: the folder holds no features, they are damaged, or they have a row for each
-            residue.
+        VirnucproError: the folder contains no features, they are corrupt, or they have a row for
+            each residue.
     """
     if batch < 1:
         raise UsageError(f"batch is {batch}", hint="give a number of rows, 1 or more")
@@ -537,13 +548,13 @@ def iter_features(folder: str | Path, *, batch: int = 1024) -> Iterator[Embedded
 
 
 def _batches(pairs: Iterator[tuple[str, Vector]], n: int) -> Iterator[Embedded]:
-    while some := list(islice(pairs, n)):
-        names, rows = zip(*some, strict=True)
+    while batch := list(islice(pairs, n)):
+        names, rows = zip(*batch, strict=True)
         yield Embedded(names, np.stack(rows))
 
 
 def _open_features(folder: str | Path) -> FeatureStore:
-    """Open the vectors of the first encoder of a finished run.
+    """Open the first encoder's vectors in a finished run.
 
     Raises:
         InputMissingError: the run has no vectors.
@@ -563,18 +574,18 @@ def _open_features(folder: str | Path) -> FeatureStore:
 
 @_option_words()
 def read_predictions(folder: str | Path) -> Iterator[Call]:
-    """Yield the calls of a run folder, in input order, with their regions and viruses.
+    """Yield the calls in a run folder, in input order, with their regions and viruses.
 
-    Memory holds one call at a time.
+    Memory contains one call at a time.
 
     Raises:
-        VirnucproError: the folder holds no calls, or they cannot be read.
+        VirnucproError: the folder contains no calls, or they cannot be read.
     """
     return _open_calls(expand_path(folder), "predict")
 
 
 def _check_readable(options: Mapping[str, object], keywords: type) -> dict[str, object]:
-    """Check the names of the options of a call.
+    """Check the option names of a call.
 
     Raises:
         UsageError: an option does not exist.
@@ -591,19 +602,20 @@ def _check_readable(options: Mapping[str, object], keywords: type) -> dict[str, 
 
 @dataclass(frozen=True)
 class _PythonInput:
-    """The sequences of a call, or the paths."""
+    """The sequences or paths that a caller passed."""
 
     sequences: Sequences | None
     input: Paths | None
     keeps_faults: bool = False  # instead of raising an error
-    # ids of sequences that FASTA cannot hold, and why; filled when they are written
+    # ids of sequences that FASTA cannot represent -> reason; filled during writing
     faults: dict[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path, stack: ExitStack) -> list[str | Path]:
-        """The paths; sequences are written to a temporary file, until the stack ends.
+        """Return the paths. Sequences are written to a temporary file, which lasts until the stack
+        ends.
 
         Raises:
-            UsageError: there are none, or both sequences and paths.
+            UsageError: the caller passed neither or both, sequences and paths.
             InputError: an item is neither a sequence nor a path.
         """
         if (self.sequences is None) == (self.input is None):
@@ -619,7 +631,7 @@ class _PythonInput:
             return paths
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        # in the run folder: from there it is copied, so that a resume finds the same content
+        # in the run folder, from which it is copied, so that a resume finds the same content
         temporary = TemporaryDirectory(prefix=RECORDS, dir=folder)
         path = Path(stack.enter_context(temporary)) / _FASTA
         with path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out:
@@ -628,10 +640,10 @@ class _PythonInput:
         return [path]
 
     def _temporary_path(self, records: Iterable[NamedSequence]) -> Iterator[NamedSequence]:
-        """Yield the records that FASTA can hold; keep the faults of the others.
+        """Yield the records that FASTA can represent. Keep the faults of all others.
 
         Raises:
-            InputError: there is a fault, and faults are not kept; or an id of one occurs twice.
+            InputError: a record is faulty and faults are not kept, or its id occurs twice.
         """
         for record in records:
             if not record.fault:
@@ -646,12 +658,12 @@ class _PythonInput:
 
 
 def _delete_on_error(folder: Path) -> Callable[[], None]:
-    """A function that deletes a temporary folder."""
+    """Make a function that deletes a temporary folder."""
     return partial(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _find_run_dir(output_dir: str | Path | None, stack: ExitStack) -> Path:
-    """The run folder of a call: ``output_dir``, or a temporary one until the stack ends.
+    """Return a call's run folder: ``output_dir``, or a temporary one until the stack ends.
 
     Raises:
         UsageError: ``output_dir`` is empty.
@@ -672,26 +684,26 @@ def _open_run_dir(
     folder: Path,
     kind: type[_Options],
     workflow: Callable[[_Options, EventHandler, ExecutorOn], object],
-    given: _PythonInput,
+    python_input: _PythonInput,
     on_progress: OnProgress | None,
     values: Mapping[str, object],
     keywords: type,
 ) -> None:
-    """Make a run in this folder. ``keywords``: the options of the function that was called.
+    """Run a workflow in this folder. ``keywords`` lists the options of the called function.
 
-    Warnings go to standard error; the log in the folder has everything.
+    Warnings go to standard error. The log in the folder contains everything.
     """
     warnings = _Warnings(get_type_hints(keywords))
     with _option_words(), log_to_handler(warnings), ExitStack() as stack:
-        usual = {
+        defaults = {
             **_USUAL,
             "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "hugging_face": cache_folder(os.environ),
             "hdf5_vol_connector": os.environ.get("HDF5_VOL_CONNECTOR"),
             "slurm": slurm_variables(os.environ),
         }
-        options = build_options(kind, {"output_dir": folder, "input": (), **usual, **values})
-        options = build_options(kind, {**vars(options), "input": given.write(folder, stack)})
+        options = build_options(kind, {"output_dir": folder, "input": (), **defaults, **values})
+        options = build_options(kind, {**vars(options), "input": python_input.write(folder, stack)})
         workflow(options, _event_handler(on_progress), _executor_on)
 
 
@@ -701,16 +713,18 @@ def _executor_on(devices: Sequence[str]) -> Executor:
 
 def _event_handler(on_progress: OnProgress | None) -> EventHandler:
     """Pass progress to the caller's function: one call at a time, from any thread."""
-    lock, n_done, n_shards = Lock(), 0, 0
+    lock = Lock()
+    n_done = 0
+    n_shards = 0
 
-    def hear(event: RunEvent) -> None:
+    def on_event(event: RunEvent) -> None:
         nonlocal n_done, n_shards
         if on_progress is None:
             return
         with lock:
             match event:
                 case Progress(stage=stage) if stage == STAGES[2] and n_done < n_shards:
-                    return  # tables are written while shards are embedded; show only the shards
+                    return  # tables are written during embedding; show only the shards
                 case Progress():
                     on_progress(event)
                     return
@@ -722,19 +736,20 @@ def _event_handler(on_progress: OnProgress | None) -> EventHandler:
                     return
             on_progress(Progress(STAGES[1], n_done, n_shards, "shards"))
 
-    return hear
+    return on_event
 
 
 def _manifest(folder: Path) -> Manifest:
-    """
+    """Read the manifest of the run in a folder.
+
     Raises:
-        InputMissingError: the folder holds no run, or does not exist.
+        InputMissingError: the folder contains no run, or does not exist.
     """
     return open_run_dir(folder).read_run(hint="name a run folder")
 
 
 def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
-    """Open the calls of a run folder, with their regions and viruses.
+    """Open the calls in a run folder, with their regions and viruses.
 
     The files are opened now, so the folder may be deleted afterwards.
 
@@ -749,7 +764,7 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
             hint=f"name the folder of a finished `virnucpro {command}`",
         )
     calls = read_records(command, path, _REWRITE)
-    if rundir.output(REGION_TABLE.file).exists():  # else none were looked for
+    if rundir.output(REGION_TABLE.file).exists():  # missing if regions were not searched
         regions = read_regions(rundir.output(REGION_TABLE.file), _REWRITE)
         calls = _with_rows(calls, "regions", regions)
     if rundir.output(VIRUS_TABLE.file).exists():
@@ -761,18 +776,18 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
 def _with_rows(
     calls: Iterable[Call], field: str, rows: Iterator[tuple[tuple[str, str], Any]]
 ) -> Iterator[Call]:
-    """Join calls with their rows of another table; both are in the order of the records.
+    """Join calls with their rows in another table. Both are in record order.
 
     Raises:
         InputError: a row belongs to no record, or is out of order.
     """
-    by_record = groupby(rows, itemgetter(0))
-    owner, of_record = next(by_record, (None, iter(())))
+    groups = groupby(rows, itemgetter(0))
+    owner, record_rows = next(groups, (None, iter(())))
     for call in calls:
         if owner == (call.sample, call.record_id):
-            of_call: dict[str, Any] = {field: tuple(row for _, row in of_record)}
-            yield replace(call, **of_call)
-            owner, of_record = next(by_record, (None, iter(())))
+            changes: dict[str, Any] = {field: tuple(row for _, row in record_rows)}
+            yield replace(call, **changes)
+            owner, record_rows = next(groups, (None, iter(())))
         else:
             yield call
     if owner is not None:
