@@ -147,12 +147,8 @@ class _EmbedKeywords(_RunKeywords, total=False):
 
 
 # options without a value, which texts show as True or False
-_FLAGS = frozenset(
-    name
-    for kind in (PredictOptions, ExtractOptions)
-    for name, type_ in get_type_hints(kind).items()
-    if type_ is bool
-)
+_OPTION_TYPES = get_type_hints(PredictOptions) | get_type_hints(ExtractOptions)
+_FLAGS = frozenset(name for name, type_ in _OPTION_TYPES.items() if type_ is bool)
 
 
 def _translate_message(text: str) -> str:

@@ -308,7 +308,9 @@ def _warn_if_silent(child: ChildProcess) -> Iterator[None]:
         LOGGER.warning(
             "process %d, which makes shards or tables, has not answered for %.0f seconds (hint: if "
             "it uses no CPU time, it is stopped or waits for a disk: `kill -9 %d`, then --resume)",
-            *(child.pid, _SILENCE_SECONDS, child.pid),
+            child.pid,
+            _SILENCE_SECONDS,
+            child.pid,
         )
 
     Thread(target=warn_after_silence, daemon=True).start()

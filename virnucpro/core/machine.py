@@ -88,20 +88,16 @@ def read_machine(
         root: folder with ``proc`` and the mounted control groups.
         cores: the operating system's limit, or None to read it.
     """
-    groups = list(_read_groups(root))
-    memory = _machine_memory(root)
-    return Machine.from_limits(
-        cores=[
-            cores or _usable_cores(),
-            *(limit for group in groups if (limit := group.core_limit())),
-            *_slurm_cores(slurm),
-        ],
-        memory=[
-            memory,
-            *(limit for group in groups for limit in group.memory_limits()),
-            *_slurm_memory(slurm, memory.available),
-        ],
-    )
+    machine_memory = _machine_memory(root)
+    core_limits = [cores or _usable_cores()]
+    memory_limits = [machine_memory]
+    for group in _read_groups(root):
+        if core_limit := group.core_limit():
+            core_limits.append(core_limit)
+        memory_limits.extend(group.memory_limits())
+    core_limits.extend(_slurm_cores(slurm))
+    memory_limits.extend(_slurm_memory(slurm, machine_memory.available))
+    return Machine.from_limits(core_limits, memory_limits)
 
 
 def _usable_cores() -> CoreLimit:

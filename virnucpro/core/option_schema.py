@@ -10,7 +10,7 @@ its classes in its module ``options``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -152,13 +152,17 @@ def _convert_value(option: OptionName, hint: Any, value: object) -> object:  # n
     for kind in kinds:
         if _accepts(kind, value):
             return _to_type(kind, value)
-    words: list[str] = []
+    words = " or ".join(_allowed_values(kinds))
+    raise _wrong(option, f"is {printable(repr(value))}", f"give {words}")
+
+
+def _allowed_values(kinds: Sequence[Any]) -> Iterator[str]:
+    """Yield the choices or type names that an option accepts, for messages."""
     for kind in kinds:
         if choices := get_args(kind):
-            words.extend(choices)
+            yield from choices
         elif type_name := _TYPE_NAMES[kind]:
-            words.append(type_name)
-    raise _wrong(option, f"is {printable(repr(value))}", f"give {' or '.join(words)}")
+            yield type_name
 
 
 def _parse_number(value: Any, kinds: Sequence[Any]) -> object:  # noqa: ANN401

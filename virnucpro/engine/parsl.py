@@ -210,11 +210,11 @@ def _count_remaining(
     if isinstance(error, VirnucproError):
         raise error
     unreported = [shard for shard in part.shards if shard.index in news.shards]
-    pending = [
-        s for s in unreported if any(store.is_pending(s, frozenset()) for store in job.stores)
-    ]
+    pending: list[Shard] = []
     for shard in unreported:
-        if shard not in pending:
+        if any(store.is_pending(shard, frozenset()) for store in job.stores):
+            pending.append(shard)
+        else:
             yield from news.report("block-0", [ProgressLog(shard.index, "", 0, 0, False, 0.0)])
     if not pending:
         return None

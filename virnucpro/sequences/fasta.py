@@ -352,8 +352,7 @@ def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
 
 
 def _find_record(data: bytes, first: int, n_lines: int | None) -> int:
-    """Return the start of the first record at ``first`` or later, but after 0. Return 0 without
-    one.
+    """Return the start of the first record at ``first`` or later, but after 0, or else 0.
 
     In FASTQ, ``n_lines`` lines of reads precede the data.
     """

@@ -34,13 +34,10 @@ _MOST_GC = 0.45  # at higher GC, wrong frames in genes are open too
 MOST_BY_CHANCE = 1e-3  # expected number of such stretches in a random sequence with these bases
 _CODES = (STANDARD.number, *_READ_ON)  # codes whose open stretches are compared
 # whether a codon ends a stretch, by kind: no stop, each stop, each stop on the other strand
-_ENDS = np.array(
-    [
-        [False, *2 * [stop not in _READ_ON.get(number, ()) for stop in STANDARD.stops]]
-        for number in _CODES
-    ],
-    dtype=np.uint8,
-)
+_ENDS = np.zeros((len(_CODES), 1 + 2 * len(STANDARD.stops)), dtype=np.uint8)
+for _row, _number in enumerate(_CODES):
+    _is_stop = [stop not in _READ_ON.get(_number, ()) for stop in STANDARD.stops]
+    _ENDS[_row, 1:] = _is_stop + _is_stop
 
 
 def find_alternative_codes(

@@ -56,13 +56,14 @@ class TakenNames:
             suffix: the part of the derived name after the id.
             endings: parts that may follow the suffix.
         """
-        own = tuple(ids)
-        numbered = (suffix if number == 1 else f"{suffix}_{number}" for number in count(1))
-        return next(
-            free
-            for free in numbered
-            if not self._contains([f"{name}{free}{end}" for name in own for end in endings])
-        )
+        own_ids = tuple(ids)
+        candidate = suffix
+        for number in count(2):
+            names = [f"{own_id}{candidate}{end}" for own_id in own_ids for end in endings]
+            if not self._contains(names):
+                break
+            candidate = f"{suffix}_{number}"
+        return candidate
 
     def _contains(self, names: Sequence[str]) -> bool:
         return bool(np.isin(id_digests(names), self.names).any())

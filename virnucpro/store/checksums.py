@@ -101,13 +101,12 @@ class Outputs:
         paths = [self.rundir.report, *map(self.rundir.output, names.run)]
         for folder in self.rundir.feature_folders():
             paths += [index_path(folder), folder / PARTS]
-            paths += [
-                path
-                for path in sorted(folder.glob("*.*"))
-                if is_feature_file(path.name) or is_export(path)
-            ]
+            for path in sorted(folder.glob("*.*")):
+                if is_feature_file(path.name) or is_export(path):
+                    paths.append(path)
         paths += self.rundir.scores.glob(f"*{SCORES}")
-        paths += [folder / name for folder in self.rundir.sample_folders() for name in names.sample]
+        for folder in self.rundir.sample_folders():
+            paths += [folder / name for name in names.sample]
         return [path for path in paths if path.is_file()]
 
     def read_kept(self, names: Collection[str] = ()) -> dict[str, str]:

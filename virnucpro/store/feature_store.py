@@ -339,7 +339,7 @@ class FeatureReader:
         self._sources: dict[int, _OriginalRows] = {}  # by shard index
 
     def read(
-        self, shard: Shard, orfs: Sequence[Orf], lost: Mapping[int, str], n_verified: int
+        self, shard: Shard, orfs: Sequence[Orf], lost_shards: Mapping[int, str], n_verified: int
     ) -> ShardFeatures:
         """Read the features of a shard with these ORFs. A copy gets its original's vector.
 
@@ -348,7 +348,7 @@ class FeatureReader:
         Args:
             shard: the shard to read.
             orfs: its ORFs, in order.
-            lost: index of each shard without a file -> reason.
+            lost_shards: index of each shard without a file -> reason.
             n_verified: the files of this many first shards were verified before. Other files with
                 originals are verified here.
 
@@ -358,12 +358,12 @@ class FeatureReader:
         files: list[StoredFeatures] = []
         reasons = {}
         embedded = [orf for orf in orfs if orf.copy_of is None]
-        if loss := lost.get(shard.index, ""):
+        if loss := lost_shards.get(shard.index, ""):
             reasons = {orf.id: loss for orf in embedded}
         else:
             files.append(self._read_embedded(shard, embedded))
         if copies := [orf for orf in orfs if orf.copy_of is not None]:
-            embeddings = self._copy_to(copies, lost, n_verified)
+            embeddings = self._copy_to(copies, lost_shards, n_verified)
             checksums = self._store.write(shard, embeddings, copies=1)
             files.append(StoredFeatures(self._store.path(shard, copies=1), embeddings, checksums))
         for file in files:
@@ -384,7 +384,7 @@ class FeatureReader:
         return StoredFeatures(path, embeddings, checksums)
 
     def _copy_to(
-        self, copies: Sequence[Orf], lost: Mapping[int, str], n_verified: int
+        self, copies: Sequence[Orf], lost_shards: Mapping[int, str], n_verified: int
     ) -> Embeddings:
         """Collect the rows or failures of copies."""
         rows: dict[int, NDArray[np.float32]] = {}
@@ -394,7 +394,7 @@ class FeatureReader:
             ordinals, key=lambda ordinal: bisect_right(self._firsts, ordinal) - 1
         ):
             first = self._firsts[number]
-            source = self._source(number, lost, n_verified)
+            source = self._source(number, lost_shards, n_verified)
             positions = [ordinal - first for ordinal in group]
             source_rows = source.rows(positions, self._store.encoder)
             rows |= {first + position: row for position, row in source_rows.items()}
@@ -413,12 +413,14 @@ class FeatureReader:
             ),
         )
 
-    def _source(self, number: int, lost: Mapping[int, str], n_verified: int) -> _OriginalRows:
+    def _source(
+        self, number: int, lost_shards: Mapping[int, str], n_verified: int
+    ) -> _OriginalRows:
         """Return the file with a shard's originals, which another process may have verified."""
         shard = self._shards[number]
         path = self._store.path(shard)
         attributes = self._store.expected(shard)
-        if loss := lost.get(shard.index):
+        if loss := lost_shards.get(shard.index):
             return _OriginalRows(path, dict.fromkeys(range(shard.n_embedded), loss))
         if shard.index not in self._sources:
             is_verified = shard.index < n_verified

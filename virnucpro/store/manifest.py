@@ -149,12 +149,12 @@ class Manifest:
         """Map each replaced record to the last generation that has it."""
         replaced = frozenset(self.replaced)
         later = [file for file in self.inputs if file.generation] if replaced else []
-        return {
-            record.id: file.generation
-            for file in sorted(later, key=lambda file: file.generation)
-            for record in self.ids.read(file)
-            if record.id in replaced
-        }
+        latest: dict[str, int] = {}
+        for file in sorted(later, key=lambda file: file.generation):
+            for record in self.ids.read(file):
+                if record.id in replaced:
+                    latest[record.id] = file.generation
+        return latest
 
     def records(self, inputs: Sequence[InputFile]) -> Iterator[FastaRecord]:
         """Yield each record in these inputs once, in table order."""
@@ -286,7 +286,8 @@ def _changed_fields(
     left_out: Collection[str],
     owner: str = "",
 ) -> Iterator[tuple[str, str]]:
-    old, new = asdict(before), asdict(now)
+    old = asdict(before)
+    new = asdict(now)
     for name in new:
         if old[name] != new[name] and name not in left_out:
             change = f"was {_shorten(old[name])}, now {_shorten(new[name])}"

@@ -374,10 +374,12 @@ class Plan:
 
 def count_done(files: Iterable[ShardSpans], missing: Sequence[int]) -> int:
     """Count the inputs without a shard in ``missing``, which is sorted."""
-    return sum(
-        all(bisect_left(missing, first) == bisect_left(missing, end) for first, end in spans)
-        for spans in files
-    )
+    n_done = 0
+    for spans in files:
+        n_done += all(
+            bisect_left(missing, first) == bisect_left(missing, end) for first, end in spans
+        )
+    return n_done
 
 
 def _split_slices(manifest: Manifest) -> tuple[Slice, ...]:

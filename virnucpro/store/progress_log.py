@@ -135,12 +135,13 @@ def read_hosts(logs: Path) -> list[HostProgress]:
 
 def _parse_host(host: str, logs: list[tuple[bool, list[ProgressLog]]]) -> HostProgress:
     n_working = sum(is_working for is_working, _ in logs)
-    ends = {end.shard: end for _, figures in logs for end in figures}  # the latest of each shard
-    rates = [
-        sum(end.n_tokens for end in figures) / max(1e-3, figures[-1].elapsed)
-        for is_working, figures in logs
-        if figures and (is_working or not n_working)
-    ]
+    ends: dict[int, ProgressLog] = {}  # the latest entry of each shard
+    rates = []
+    for is_working, figures in logs:
+        ends.update({end.shard: end for end in figures})
+        if figures and (is_working or not n_working):
+            n_tokens = sum(end.n_tokens for end in figures)
+            rates.append(n_tokens / max(1e-3, figures[-1].elapsed))
     return HostProgress(
         host=host,
         n_working=n_working,
