@@ -102,8 +102,7 @@ class _TerminalFormatter(logging.Formatter):
 
 
 def is_for_console(record: logging.LogRecord, *, with_figures: bool) -> bool:
-    """Return whether the console shows a record: warnings, announcements, and figures on
-    request."""
+    """Return whether the console shows a record: warning, announcement, requested figures."""
     return (
         record.levelno >= logging.WARNING
         or hasattr(record, "is_announced")

@@ -297,12 +297,10 @@ def _virus_rows(results: CalledRecords) -> bytes:
     names = results.records.names
     if not viruses.places:
         return b""
-    rates: list[float | None] = []
-    notes: list[str] = []
-    for index, crosses in zip(viruses.places, viruses.cross_origin, strict=True):
-        is_virus = calls.are_viruses[index]
-        rates.append(calls.rates[index] if is_virus else None)
-        notes.append(calls.notes[index] if is_virus else _OVER_ORIGIN if crosses else "")
+    notes = [
+        _virus_note(calls, index, crosses)
+        for index, crosses in zip(viruses.places, viruses.cross_origin, strict=True)
+    ]
     return format_rows(
         quoted_texts(viruses.names),
         quoted_texts([names[index] for index in viruses.places]),
@@ -312,7 +310,7 @@ def _virus_rows(results: CalledRecords) -> bytes:
         format_integers(viruses.ends),
         format_integers(list(map(len, viruses.letters))),
         format_decimals(viruses.scores, 6),
-        format_decimals(rates, 4),
+        format_decimals(_virus_rates(calls, viruses), 4),
         quoted_texts(notes),
         *_format_identities(viruses.identities),
     )
@@ -337,18 +335,28 @@ def _format_identities(identities: Sequence[Identity]) -> Iterator[Column]:
     yield quoted_texts([identity.completeness_method for identity in identities])
 
 
+def _virus_note(calls: Calls, index: int, crosses_origin: bool) -> str:
+    if calls.are_viruses[index]:
+        return calls.notes[index]
+    return _OVER_ORIGIN if crosses_origin else ""
+
+
+def _virus_rates(calls: Calls, viruses: Viruses) -> list[float | None]:
+    """Return the false discovery rates of viral records, and None for proviruses."""
+    return [calls.rates[i] if calls.are_viruses[i] else None for i in viruses.places]
+
+
 def _virus_fasta(results: CalledRecords) -> bytes:
     """Format all virus sequences. A complete record keeps its header."""
     records = results.records
     calls = results.calls
     viruses = results.viruses
-    rates = [calls.rates[i] if calls.are_viruses[i] else None for i in viruses.places]
     words = zip(
         viruses.places,
         viruses.names,
         viruses.kinds,
         decimal_texts(viruses.scores, 6),
-        decimal_texts(rates, 4),
+        decimal_texts(_virus_rates(calls, viruses), 4),
         strict=True,
     )
     headers = [

@@ -45,8 +45,7 @@ class RecordCounts:
 
     @property
     def virus_line(self) -> str:
-        """The summary line on viruses: records and, if searched for, proviruses in other
-        records."""
+        """The summary line on viruses: records and, if searched for, proviruses elsewhere."""
         see = f"see {VIRUS_TABLE.file}"
         n_within = (self.n_regions or 0) - self.n_whole_regions
         if not n_within:

@@ -114,8 +114,7 @@ def _embedded_sample_lines(
 def _list_input_files(
     output_dir: OutputDir, counts_by_sample: Mapping[str, RecordCounts]
 ) -> list[InputFile]:
-    """List the files that were read, except added ones with every record replaced by later
-    files."""
+    """List the files that were read, except added ones whose records were all replaced."""
     return [file for file in output_dir.inputs if file.sample in counts_by_sample or is_due(file)]
 
 

@@ -111,8 +111,7 @@ class TrainingResults:
     def _join(
         self, training: TrainingRun, odds: Mapping[Split, FloatArray], calibration: Calibration
     ) -> EnsembleWeights | None:
-        """Fit the ensemble with the scorer to the validation groups, and measure its gain by
-        part."""
+        """Fit the ensemble to the validation groups, and measure its gain by part."""
         fragments = {}
         for split, network_odds in odds.items():
             frames = self.parts[split]
@@ -453,8 +452,7 @@ def write_head(
 def find_trained(
     records: Sequence[LabelledRecord], kmers: Sketch, encoder_head: Head | None, is_finetuned: bool
 ) -> _TrainedOn:
-    """Collect what the head and its encoder were trained on: record and group digests, and
-    sketches.
+    """Collect the training data of the head and its encoder: digests and sketches.
 
     Args:
         known: the initial encoder's head.

@@ -472,10 +472,12 @@ class FrameStore:
         """Map the files in a complete folder."""
         rows = read_json(folder / _RECORDS, most_bytes=_MOST_RECORDS)
         records = tuple(LabelledRecord(*facts) for facts in rows)
-        letters, ends, composition, chunk, chunks, kmers = (
-            _memory_map(folder / f"{name}.npy")
-            for name in ("proteins", "protein_ends", "composition", "chunk", "chunks", "kmers")
-        )
+        letters = _memory_map(folder / "proteins.npy")
+        ends = _memory_map(folder / "protein_ends.npy")
+        composition = _memory_map(folder / "composition.npy")
+        chunk = _memory_map(folder / "chunk.npy")
+        chunks = _memory_map(folder / "chunks.npy")
+        kmers = _memory_map(folder / "kmers.npy")
         record = chunks[chunk, 0]
         is_virus = np.array([r.is_virus for r in records], dtype=np.bool_)
         group = np.unique([r.group for r in records], return_inverse=True)[1]

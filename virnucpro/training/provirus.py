@@ -350,6 +350,10 @@ def measure_regions(
         if is_called[start:end].mean() >= 0.5:
             ends += [abs(own[0][0] - start), abs(own[-1][1] - end)]
     counted = [(a, b) for a, b in regions if counts[a:b].any()]
+    n_merged = 0
+    for a, b in regions:
+        n_touched = sum(a < end and b > start for start, end in truth.prophages)
+        n_merged += n_touched > 1
     middles = np.array([(start + end) // 2 for start, end in genes], dtype=np.int64)
     middles = middles[middles < n_bases]
     return RegionScores(
@@ -361,9 +365,7 @@ def measure_regions(
         false=sum(bool(is_virus[a:b][counts[a:b]].mean() < 0.5) for a, b in counted),
         n_bases=n_bases,
         split=sum(len(own) > 1 for own in touching),
-        merged=sum(
-            sum(a < end and b > start for start, end in truth.prophages) > 1 for a, b in regions
-        ),
+        merged=n_merged,
         ends=tuple(ends),
     )
 
@@ -576,20 +578,11 @@ def learn_region_model(
         for chromosome, (_, host_level, _) in zip(chromosomes, own, strict=True)
     ]
     virus, host = _split_by_side(chromosomes, contrasts)
-    distances = [values.mean() for values in virus if len(values)]
-    if not distances:
-        names = ", ".join(printable(chromosome.name) for chromosome in chromosomes[:8])
-        raise InputError(
-            f"no prophage of {names} has a piece of {SIZE:,} bases of its own",
-            hint="add chromosomes with longer prophages to the truth",
-        )
+    distance = _mean_distance(chromosomes, virus)
     host_bases, virus_bases = _mean_lengths(chromosomes)
     try:
         genes = Levels.from_values(gc, gene_level)
-        gene_contrasts = [
-            contrast + chromosome.items.genes - genes.index_at(host_gc)
-            for contrast, chromosome, (host_gc, *_) in zip(contrasts, chromosomes, own, strict=True)
-        ]
+        gene_contrasts = _add_genes(contrasts, chromosomes, own, genes)
         return RegionModel(
             size=SIZE,
             step=STEP,
@@ -606,7 +599,7 @@ def learn_region_model(
             ),
             weight=_WEIGHT,
             deviation=round(float(np.mean([values.std() for values in host])), 4),
-            distance=round(float(np.mean(distances)), 4),
+            distance=round(distance, 4),
             first_share=_FIRST_SHARE,
             host_bases=host_bases,
             virus_bases=virus_bases,
@@ -617,6 +610,36 @@ def learn_region_model(
             f"no region model can be learned from these chromosomes: {error}",
             hint="give chromosomes of several species, with prophages unlike their hosts",
         ) from error
+
+
+def _mean_distance(chromosomes: Sequence[Chromosome], virus: Sequence[FloatArray]) -> float:
+    """Return the mean contrast of prophage pieces, with equal weight for each chromosome.
+
+    Raises:
+        InputError: no prophage has a piece.
+    """
+    distances = [values.mean() for values in virus if len(values)]
+    if not distances:
+        names = ", ".join(printable(chromosome.name) for chromosome in chromosomes[:8])
+        raise InputError(
+            f"no prophage of {names} has a piece of {SIZE:,} bases of its own",
+            hint="add chromosomes with longer prophages to the truth",
+        )
+    return float(np.mean(distances))
+
+
+def _add_genes(
+    contrasts: Sequence[FloatArray],
+    chromosomes: Sequence[Chromosome],
+    host_levels: Sequence[tuple[float, float, float]],
+    genes: Levels,
+) -> list[FloatArray]:
+    """Add the genes of each piece, relative to their usual level at the host's GC."""
+    gene_contrasts: list[FloatArray] = []
+    rows = zip(contrasts, chromosomes, host_levels, strict=True)
+    for contrast, chromosome, (host_gc, _, _) in rows:
+        gene_contrasts.append(contrast + chromosome.items.genes - genes.index_at(host_gc))
+    return gene_contrasts
 
 
 def _split_by_side(

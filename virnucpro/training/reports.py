@@ -76,8 +76,10 @@ def write_training_page(folder: Path) -> None:
         InputError: a table is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
-    names = (EPOCHS, GAIN, HELD_OUT, SPLIT)
-    epochs, gains, held_out, split = (read_table(folder / name) for name in names)
+    epochs = read_table(folder / EPOCHS)
+    gains = read_table(folder / GAIN)
+    held_out = read_table(folder / HELD_OUT)
+    split = read_table(folder / SPLIT)
     charts = list(_learning_curves(epochs))
     rundir = open_run_dir(folder)
     content = {
@@ -430,9 +432,10 @@ def _histogram(name: str, scores: Mapping[str, Any]) -> Chart:
 
 def _evaluation_facts(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     nothing = dict.fromkeys(("path", "sha256", "part", "training"), "")
-    data, split, head, scorer = (
-        figures[name] or nothing for name in ("data", "split", "head", "scorer")
-    )
+    data = figures["data"] or nothing
+    split = figures["split"] or nothing
+    head = figures["head"] or nothing
+    scorer = figures["scorer"] or nothing
     yield "VirNucPro", figures["virnucpro_version"]
     for label, file in (("Labelled data", data), ("Split", split)):
         yield (
@@ -490,11 +493,16 @@ def markdown_table(table: Sequence[Mapping[str, object]]) -> Iterator[str]:
     """Yield a Markdown table and an empty line, or nothing if there are no rows."""
     if table:
         names = [name.replace("_", " ") for name in table[0]]
-        header, *rows = (
-            f"| {' | '.join(escape_markup(cell).replace('|', '&#124;') for cell in cells)} |"
-            for cells in (names, *(row.values() for row in table))
-        )
-        yield from (header, "|---" * len(names) + "|", *rows, "")
+        yield _markdown_row(names)
+        yield "|---" * len(names) + "|"
+        for row in table:
+            yield _markdown_row(row.values())
+        yield ""
+
+
+def _markdown_row(cells: Iterable[object]) -> str:
+    texts = [escape_markup(cell).replace("|", "&#124;") for cell in cells]
+    return f"| {' | '.join(texts)} |"
 
 
 def _summary_rows(training: Path, model: Path, facts: Mapping[str, Any]) -> Iterator[str]:

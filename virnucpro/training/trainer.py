@@ -181,8 +181,7 @@ class Trainer:
                 announce(f"continuing after epoch {self.state.epoch}")
 
     def _snapshot(self) -> dict[str, object]:
-        """Return a checkpoint's content, for the first rank. All ranks must call this
-        together."""
+        """Return a checkpoint's content on the first rank. All ranks must call this."""
         content = {
             "module": _trained_tensors(self.module),
             "optimizer": self._optimizer.state_dict(),
@@ -438,8 +437,7 @@ def lr_factor(step: int, steps_per_epoch: int, settings: TrainOptions) -> float:
 
 
 def training_precision(settings: TrainOptions, device: torch.device) -> torch.autocast:
-    """Return the autocast context for forward passes. It keeps no 16-bit copies of sharded
-    weights."""
+    """Return the autocast context. It keeps no 16-bit copies of sharded weights."""
     is_coarse = settings.precision != "fp32"
     dtype = torch.float16 if settings.precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype, is_coarse, cache_enabled=not settings.fsdp)

@@ -89,13 +89,15 @@ def report_lines(comparisons: list[TableComparison]) -> Iterator[str]:
             texts = [f"{score:.2g}" for score in scores]
         yield _LINE.format(comparison.table, *counts, *texts).rstrip()
     for comparison in comparisons:
-        for kind, ids in comparison.kinds.items():
+        yield from _example_lines(comparison)
+
+
+def _example_lines(comparison: TableComparison) -> Iterator[str]:
+    for kind, ids in comparison.kinds.items():
+        if ids:
+            examples = ", ".join(map(printable, ids[:_N_EXAMPLES]))
             more = ", ..." if len(ids) > _N_EXAMPLES else ""
-            if ids:
-                yield (
-                    f"{comparison.table}, {kind}: "
-                    f"{', '.join(map(printable, ids[:_N_EXAMPLES]))}{more}"
-                )
+            yield f"{comparison.table}, {kind}: {examples}{more}"
 
 
 def _find_tables(path: Path) -> dict[str, Path]:

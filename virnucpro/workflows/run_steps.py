@@ -409,8 +409,7 @@ def find_pending(
     replaced: frozenset[str],
     on_event: EventHandler,
 ) -> list[Shard]:
-    """Find the shards that an encoder still has to embed, ignoring failures of ``replaced``
-    records.
+    """Find shards that still need embedding, ignoring failures in ``replaced`` records.
 
     Nothing is deleted, because other processes may be writing.
     """

@@ -140,8 +140,7 @@ class RowStore:
             return None
 
     def _attributes(self, group: Sequence[Slice]) -> dict[str, str | int]:
-        """Return a row file's attributes, including what differs between builds of one
-        version."""
+        """Return a row file's attributes, including what differs between builds."""
         columns = [(sink.file, sink.columns) for sink in all_outputs()]
         facts = (_FORMAT, SCORE_FORMAT, columns)
         return {"key": self._key(group), "format": _hash(facts)}

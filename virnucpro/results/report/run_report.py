@@ -617,6 +617,13 @@ def _machine(run: _RunFiles, charts: Sequence[Sequence[Chart]]) -> dict[str, obj
     names = {STAGES[2]: "tables", SCORING: "scoring and tables"}
     seconds = facts.seconds
     stages = [(names.get(n, n), seconds[n]) for n in (*STAGES, SCORING) if n in seconds]
+    starts = []
+    for start, start_charts in zip(run.starts[-_MOST_LINES:], charts, strict=True):
+        devices = [
+            (name, device, sum(device.tokens), max(device.memory, default=0) / GIB)
+            for name, device in sorted(start.devices.items())
+        ]
+        starts.append({"start": start, "devices": devices, "charts": start_charts})
     return {
         "stages": stages,
         "longest": max((value for _, value in stages), default=0.0) or 1.0,
@@ -628,17 +635,7 @@ def _machine(run: _RunFiles, charts: Sequence[Sequence[Chart]]) -> dict[str, obj
         "n_losses": sum(start.n_losses for start in run.starts),
         "n_reductions": sum(start.n_reductions for start in run.starts),
         "n_failed_shards": sum(start.n_failed_shards for start in run.starts),
-        "starts": [
-            {
-                "start": start,
-                "devices": [
-                    (name, device, sum(device.tokens), max(device.memory, default=0) / GIB)
-                    for name, device in sorted(start.devices.items())
-                ],
-                "charts": start_charts,
-            }
-            for start, start_charts in zip(run.starts[-_MOST_LINES:], charts, strict=True)
-        ],
+        "starts": starts,
     }
 
 

@@ -51,8 +51,7 @@ class Calibration:
 
     @property
     def is_at_limit(self) -> bool:
-        """True if the best temperature may be out of range: scores separate nothing, or
-        everything."""
+        """True if the best temperature may be out of range: nothing or all is separated."""
         return self.temperature in (_TEMPERATURES[0], _TEMPERATURES[-1])
 
 
@@ -336,10 +335,10 @@ def _folds(fragments: ScoredFragments) -> Rows:
 
 def find_knot(knots: Sequence[EnsembleKnot], n_bases: int) -> EnsembleKnot:
     """Return ensemble weights at a length, interpolated between the knots as for any record."""
-    base, head, offset = (
-        interpolate_lengths(np.array([n_bases]), knots, values).item()
-        for values in zip(*((knot.base, knot.head, knot.offset) for knot in knots), strict=True)
-    )
+    lengths = np.array([n_bases])
+    base = interpolate_lengths(lengths, knots, [knot.base for knot in knots]).item()
+    head = interpolate_lengths(lengths, knots, [knot.head for knot in knots]).item()
+    offset = interpolate_lengths(lengths, knots, [knot.offset for knot in knots]).item()
     return EnsembleKnot(n_bases, base, head, offset)
 
 

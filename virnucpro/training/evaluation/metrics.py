@@ -149,17 +149,23 @@ class Samples:
         return float(np.average(losses, weights=self.weights))
 
     def reliability(self, weights: FloatArray | None = None) -> _Reliability:
-        """Return the reliability curve (Guo et al. 2017, On Calibration of Modern Neural
-        Networks)."""
+        """Return the reliability curve.
+
+        Source: Guo et al. 2017, On Calibration of Modern Neural Networks.
+        """
         order, scores, is_virus = self._ranked
         sample_weights = (self.weights if weights is None else weights)[order]
         even = sample_weights.astype(np.float64)
         for side in (is_virus, ~is_virus):
             even[side] /= max(2 * float(even[side].sum()), np.finfo(float).tiny)
-        total, score, virus, count = (
-            np.bincount(self._bins, weights=values, minlength=_N_BINS).astype(np.float64)
-            for values in (even, even * scores, even * is_virus, sample_weights)
-        )
+
+        def sum_bins(values: FloatArray) -> FloatArray:
+            return np.bincount(self._bins, weights=values, minlength=_N_BINS).astype(np.float64)
+
+        total = sum_bins(even)
+        score = sum_bins(even * scores)
+        virus = sum_bins(even * is_virus)
+        count = sum_bins(sample_weights)
         full = total > 0
         return _Reliability(
             score[full] / total[full], virus[full] / total[full], total[full], count[full]
@@ -219,8 +225,7 @@ class Samples:
         return low, high
 
     def resamples(self, seed: int) -> Iterator[FloatArray]:
-        """Yield the weights of each group resample, or nothing if a label has fewer than two
-        groups."""
+        """Yield weights per group resample, or nothing if a label has fewer than two groups."""
         sides, own = np.unique(self.sides, return_inverse=True)
         members = [np.flatnonzero(sides % 2 == label) for label in (0, 1)]
         if min(map(len, members)) < 2:
