@@ -159,26 +159,26 @@ class ProcessExecutor(Executor):
         """End the workers beyond this number."""
         surplus = self.workers[n_workers:]
         with ExitStack() as ends:  # end every worker even if ending one raises
-            for peer in surplus:
-                ends.callback(peer.kill)
+            for worker in surplus:
+                ends.callback(worker.kill)
             del self.workers[n_workers:]
-            for peer in surplus:
-                peer.request_stop()
+            for worker in surplus:
+                worker.request_stop()
             deadline = time.monotonic() + GRACE_SECONDS
-            for peer in surplus:
-                peer.child.wait(max(0.0, deadline - time.monotonic()))
+            for worker in surplus:
+                worker.child.wait(max(0.0, deadline - time.monotonic()))
 
     def events(self) -> Iterator[WorkerEvent]:
-        for peer in self.workers:  # silence is counted from now on
-            peer.deadline = time.monotonic() + self.start_seconds
-        while self.pending or any(peer.state.attempts for peer in self.workers):
+        for worker in self.workers:  # silence is counted from now on
+            worker.deadline = time.monotonic() + self.start_seconds
+        while self.pending or any(worker.state.attempts for worker in self.workers):
             if not self.workers:
                 raise self.no_worker_left()
             self.dispatch()
-            for peer in self.wait_for_workers():
-                loss = yield from peer.receive_events()
-                if loss is not None:
-                    yield from self.handle_failure(peer, loss)
+            for worker in self.wait_for_workers():
+                failure = yield from worker.receive_events()
+                if failure is not None:
+                    yield from self.handle_failure(worker, failure)
 
     def dispatch(self) -> None:
         """Assign shards round-robin: each ready worker gets a first shard before any gets a second.
@@ -186,12 +186,12 @@ class ProcessExecutor(Executor):
         A second shard is assigned only while enough shards are left for workers that are still
         starting. Idle workers get shards without waiting for them.
         """
-        n_starting = sum(not peer.state.is_ready for peer in self.workers)
+        n_starting = sum(not worker.state.is_ready for worker in self.workers)
         for n_attempts in range(1, MAX_IN_FLIGHT + 1):
             n_reserved = n_starting if n_attempts > 1 else 0
-            for peer in self.workers:
-                if len(self.pending) > n_reserved and peer.state.has_room(n_attempts):
-                    peer.assign(self.pending.popleft())
+            for worker in self.workers:
+                if len(self.pending) > n_reserved and worker.state.has_room(n_attempts):
+                    worker.assign(self.pending.popleft())
 
     def wait_for_workers(self) -> list[WorkerHandle]:
         """Wait until a worker has reported, died, or been silent for too long.
@@ -199,46 +199,50 @@ class ProcessExecutor(Executor):
         Time during which this process was suspended (Ctrl-Z, a scheduler) does not count, because
         the workers were suspended too.
         """
-        children = [peer.child for peer in self.workers]
+        children = [worker.child for worker in self.workers]
         while True:
             wait_start = time.monotonic()
             ready = ChildProcess.wait_any(children, _TICK_SECONDS)
             now = time.monotonic()
             if now - wait_start > 2 * _TICK_SECONDS:
-                for peer in self.workers:
-                    peer.deadline += now - wait_start
-            peers = [peer for peer in self.workers if peer.child in ready or peer.deadline < now]
-            if peers:
-                return peers
+                for worker in self.workers:
+                    worker.deadline += now - wait_start
+            reported = [
+                worker for worker in self.workers if worker.child in ready or worker.deadline < now
+            ]
+            if reported:
+                return reported
 
     def no_worker_left(self) -> VirnucproError:
         """Return the last worker's error if it is ours, or else an error with its reason."""
-        loss = self.last_loss
-        assert loss is not None, "workers end by losses alone"
+        failure = self.last_loss
+        assert failure is not None, "workers end by losses alone"
         remedy = with_options(
             "finished shards are kept: fix the cause, then run again with {resume}"
         )
-        if loss.error is not None:
-            hint = join_texts("; ", filter(None, [loss.error.hint, remedy]))
-            return loss.error.kind(loss.error.message, hint)
+        if failure.error is not None:
+            hint = join_texts("; ", filter(None, [failure.error.hint, remedy]))
+            return failure.error.kind(failure.error.message, hint)
         n_shards = format_count(len(self.pending), "shard")
         return UnavailableError(
-            f"no worker is left for {n_shards}; the last one: {loss.reason}", hint=remedy
+            f"no worker is left for {n_shards}; the last one: {failure.reason}", hint=remedy
         )
 
-    def handle_failure(self, peer: WorkerHandle, loss: WorkerFailure) -> Iterator[WorkerEvent]:
+    def handle_failure(self, worker: WorkerHandle, failure: WorkerFailure) -> Iterator[WorkerEvent]:
         """Take back the worker's attempts, and replace the worker."""
-        peer.kill()
-        decision = peer.state.handle_failure(loss)
+        worker.kill()
+        decision = worker.state.handle_failure(failure)
         yield decision.failure_event
-        self.last_loss = loss
+        self.last_loss = failure
         self.pending.extendleft(reversed(decision.retry_first))
         self.pending.extend(decision.retry_last)
         if decision.failed_shard is not None:
             yield decision.failed_shard
-        self.workers.remove(peer)
+        self.workers.remove(worker)
         if self.pending and not decision.failure_event.is_final:
-            self.start_worker(peer.state.for_replacement(), peer.device, peer.job, peer.resources)
+            self.start_worker(
+                worker.state.for_replacement(), worker.device, worker.job, worker.resources
+            )
 
 
 def _no_device_error(shards: Sequence[Shard], job: WorkerConfig) -> UnavailableError:
