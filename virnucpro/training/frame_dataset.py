@@ -143,7 +143,7 @@ def open_growing(path: Path, dtype: str, width: int | None = None) -> Iterator[_
     A row is one value, or ``width`` values.
 
     Raises:
-        OutputError, StorageError: as ``files.writing``.
+        OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
     row_shape = () if width is None else (width,)
     n_rows = 0
@@ -323,7 +323,7 @@ def write_frames(
         fasta: also write all records to this file.
 
     Raises:
-        OutputError, StorageError: as ``files.writing``.
+        OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
     tree = SafeDir(folder.parent)
     with storage_errors(folder):
@@ -403,7 +403,7 @@ def link_vectors(folder: Path, extracted: Path) -> None:
 
     Raises:
         FeatureFileError: a vector is missing, or a file is damaged.
-        OutputError, StorageError: as ``files.writing``.
+        OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
     ids = read_ids(folder)
     wanted = {*ids}

@@ -361,7 +361,7 @@ def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[obje
     """Write a tab-separated table: a header, and a line for each row.
 
     Raises:
-        OutputError, StorageError: as ``files.writing``.
+        OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
     SafeDir(path.parent).write_bytes(path, "".join(map(tsv_line, (columns, *rows))))
 

@@ -196,7 +196,7 @@ def _mlp(n_inputs: int, hidden: int, dropout: float) -> nn.Sequential:
 
 
 class FrameClassifier(nn.Module):
-    """A residue reader (``encoders.readers``), and a classifier of its vectors.
+    """A residue reader (``FrameNetwork``), and a classifier of its vectors.
 
     Stored vectors, if any, are appended to the reader's vectors.
     """

@@ -74,7 +74,7 @@ def write_training_page(folder: Path) -> None:
 
     Raises:
         InputError: a table is damaged.
-        OutputError, StorageError: as ``files.writing``.
+        OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
     epochs = read_table(folder / EPOCHS)
     gains = read_table(folder / GAIN)
@@ -112,7 +112,7 @@ def write_figures(
     """Write a table, with floats in the format ``form``. A missing value or None is undefined.
 
     Raises:
-        OutputError, StorageError: as ``files.writing``.
+        OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
 
     def cell(value: object) -> str:
@@ -320,7 +320,7 @@ def write_evaluation_page(folder: Path, figures: Mapping[str, Any]) -> None:
     """Write an evaluation page from ``evaluation.json``, into its folder.
 
     Raises:
-        OutputError, StorageError: as ``files.writing``.
+        OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
     rows = [(row["subset"] == "all", _evaluation_row(row)) for row in figures["rows"]]
     content = {
@@ -458,7 +458,7 @@ def write_card(training: Path) -> None:
 
     Raises:
         InputError: a table is damaged.
-        OutputError, StorageError: as ``files.writing``.
+        OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
     model = training / MODEL_FOLDER
     lines = [*_summary_rows(training, model, read_json(training / FACTS)), _NONE_YET]

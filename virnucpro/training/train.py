@@ -342,7 +342,7 @@ def _show_best(
     The x axis of the reliability curve is the mean bin score, in percent, instead of a step.
 
     Raises:
-        OutputError, StorageError: as ``files.writing``.
+        OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
     plain = {
         name: value if isinstance(value, (bool, int, float, str)) else str(value)
@@ -366,7 +366,7 @@ def _writing_below(folder: Path) -> Iterator[None]:
     """Convert errors from writing files below a folder into ours.
 
     Raises:
-        OutputError, StorageError: as ``files.writing``.
+        OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
     try:
         yield
@@ -400,7 +400,7 @@ class _Board:
     that a resumed training has every point once.
 
     Raises:
-        OutputError, StorageError: from any method, as ``files.writing``.
+        OutputError, StorageError: from any method, as ``SafeDir.atomic_write``.
     """
 
     def __init__(self, tree: SafeDir, folder: Path) -> None:

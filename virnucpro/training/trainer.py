@@ -519,7 +519,7 @@ class _Checkpoints:
         """Write a ``_snapshot`` atomically, and once more if this epoch is the best.
 
         Raises:
-            OutputError, StorageError: as ``files.writing``.
+            OutputError, StorageError: as ``SafeDir.atomic_write``.
         """
         best = [_BEST] if state.best_epoch == state.epoch else []
         tree = SafeDir(self.folder.parent)

@@ -278,7 +278,8 @@ def _extend_run(
 
 
 def _refuse_lost(recorded: Manifest, survey: InputScan) -> None:
-    """
+    """Check that every recorded input can still be read.
+
     Raises:
         InputError, InputMissingError: a recorded file can no longer be read.
     """

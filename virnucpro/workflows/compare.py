@@ -128,7 +128,8 @@ def _find_tables(path: Path) -> dict[str, Path]:
 
 
 def _check(path: Path) -> None:
-    """
+    """Verify the tables of a run by their hashes. Other folders are not checked.
+
     Raises:
         InputError: a run table was changed or deleted.
     """

@@ -172,7 +172,7 @@ class TableWriter:
 
         Raises:
             FeatureFileError: a feature file is missing or damaged.
-            OutputError, StorageError: as ``files.writing``.
+            OutputError, StorageError: as ``SafeDir.atomic_write``.
         """
         hashes = write_merged(store, parts, self.context.max_merged_bytes)
         write_parts(store, parts)

@@ -161,7 +161,7 @@ def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
         InputMissingError: the folder has no run.
         ResumeError: ``run.json`` is damaged.
         InputError: a table is damaged.
-        OutputError, StorageError: as ``files.writing``.
+        OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
     run = _read_run(rundir, pool.helpers(None, 1, "figures of the page"))
     works = select_works(run.families)
