@@ -23,6 +23,7 @@ COMMANDS = [
 # the page has the published model on GPUs
 REPLACEMENTS = {
     "esm2_t33_650M_UR50D": "virnucpro-tiny",
+    "esmc-600m": "virnucpro-tiny",
     " --gpus 0,1,2": " --device cpu --workers 1",
     " --gpus 0": " --device cpu",
     "--layer 20": "--layer 4",
