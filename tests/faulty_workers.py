@@ -259,7 +259,7 @@ class FatalWriter(Worker):
         if shard.index == 0:
             time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGKILL)
-        return super()._write(shard, embedded)
+        return super()._write_shard(shard, embedded)
 
 
 class _Mallinfo(ctypes.Structure):
