@@ -25,6 +25,7 @@ from virnucpro.core.events import (
     RunEvent,
     ShardDone,
     ShardFailed,
+    ShardReturned,
     WorkerLost,
     WorkerReady,
 )
@@ -149,6 +150,8 @@ class ProgressState:
                 n_before = self.in_work.get(shard.index, 0)
                 self.in_work = {**self.in_work, shard.index: n_before + n_tokens}
                 self.points = self._update(self.points, self.n_tokens_done)
+            case ShardReturned(shard=shard):
+                self._finish_work(shard)
             case ShardDone(worker=worker, shard=shard, n_failed=n_failed):
                 self.devices[worker].n_shards += 1
                 self._update_rate(shard, n_failed)
@@ -363,6 +366,10 @@ def _log(event: RunEvent) -> None:
             work = f" with shard {shard.name}" if shard else ""
             fate = "it is not replaced" if is_final else "it is replaced"
             LOGGER.warning("%s was lost%s: %s; %s", worker, work, reason, fate)
+        case ShardReturned(worker=worker, shard=shard, reasons=reasons):
+            failed = format_count(len(reasons), "sequence")
+            text = "shard %s: %s failed on %s; another device tries again"
+            LOGGER.warning(text, shard.name, failed, worker)
         case BatchSizeReduced(worker=worker, tokens_per_batch=tokens):
             LOGGER.warning("%s: out of memory; batches now have %s tokens", worker, tokens)
         case ShardDone(worker=worker, shard=shard, seconds=seconds, n_failed=n_failed):

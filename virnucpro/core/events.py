@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from virnucpro.core.atomic_io import disk_error
 from virnucpro.core.errors import VirnucproError
+from virnucpro.core.logging import format_count
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Shard
 
@@ -46,6 +47,19 @@ class WorkerLost(NamedTuple):
     shard: Shard | None = None
     traceback: str = ""
     is_final: bool = False  # it is not replaced
+    device_error: str = ""  # the fault of the device that ended it, such as "misaligned address"
+    n_device_errors: int = 0  # of its device in this run, this one included
+    has_device: bool = True  # False: a part that runs on devices of its own was lost
+
+    @property
+    def lost_device(self) -> str:
+        """The line for people about a device that the run goes on without, or ""."""
+        if not (self.is_final and self.has_device):
+            return ""
+        if not self.device_error:
+            return f"{self.worker} was taken out of the run: {self.reason}"
+        errors = format_count(self.n_device_errors, "device error")
+        return f"{self.worker} was taken out of the run after {errors}: {self.device_error}"
 
 
 class BatchStarted(NamedTuple):
@@ -90,6 +104,7 @@ class ShardDone(NamedTuple):
     n_cached: int = 0  # vectors read from a cache
     n_cached_tokens: int = 0
     cache_fault: str = ""  # why new vectors could not be cached
+    n_recovered: int = 0  # sequences with a vector that had failed on another device
 
 
 class ErrorText(NamedTuple):
@@ -121,6 +136,18 @@ class ShardFailed(NamedTuple):
     refusal: ErrorText | None = None
 
 
+class ShardReturned(NamedTuple):
+    """Rows of a shard failed alone on a device, and another device is to try them.
+
+    Vectors that the device made are in the partial files. The shard ends later.
+    """
+
+    worker: str
+    shard: Shard
+    reasons: dict[int, str]  # row -> reason
+    error: str = ""  # one of the reasons, if it is not that the memory ran out
+
+
 class Progress(NamedTuple):
     """Progress of a stage in the parent. ``total`` is 0 if unknown."""
 
@@ -146,7 +173,14 @@ class EmbeddingStarted(NamedTuple):
 
 
 WorkerEvent = (
-    WorkerReady | WorkerLost | BatchStarted | BatchDone | BatchSizeReduced | ShardDone | ShardFailed
+    WorkerReady
+    | WorkerLost
+    | BatchStarted
+    | BatchDone
+    | BatchSizeReduced
+    | ShardDone
+    | ShardFailed
+    | ShardReturned
 )
 RunEvent = WorkerEvent | Progress | EmbeddingStarted
 EventHandler = Callable[[RunEvent], None]

@@ -20,12 +20,12 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from logging.handlers import BufferingHandler
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from virnucpro.core.child_process import (
     ChildError,
@@ -35,12 +35,28 @@ from virnucpro.core.child_process import (
     start_process,
 )
 from virnucpro.core.errors import UnavailableError, VirnucproError
-from virnucpro.core.events import BatchDone, ErrorText, ShardDone, WorkerEvent, WorkerReady
-from virnucpro.core.logging import LOGGER, format_count, log_to_handler
+from virnucpro.core.events import (
+    BatchDone,
+    ErrorText,
+    ShardDone,
+    ShardReturned,
+    WorkerEvent,
+    WorkerReady,
+)
+from virnucpro.core.logging import LOGGER, format_count, log_to_handler, printable
 from virnucpro.core.option_text import join_texts, with_options
 from virnucpro.core.types import Shard
 from virnucpro.engine.base import Executor, Resources, WorkerConfig
-from virnucpro.engine.retry_policy import MAX_IN_FLIGHT, Attempt, WorkerFailure, WorkerState
+from virnucpro.engine.device_faults import DeviceFault, find_device_fault
+from virnucpro.engine.retry_policy import (
+    MAX_DEVICE_ERRORS,
+    MAX_IN_FLIGHT,
+    Attempt,
+    WorkerFailure,
+    WorkerState,
+    attempt_after_return,
+)
+from virnucpro.store.shard_files import read_shard
 
 if TYPE_CHECKING:
     from virnucpro.engine.worker import Worker
@@ -108,6 +124,9 @@ class ProcessExecutor(Executor):
         self.pending: deque[Attempt] = deque()
         self.workers: list[WorkerHandle] = []
         self.last_loss: WorkerFailure | None = None
+        self.removed: set[str] = set()  # devices that are not used again
+        self.last_removed = ""  # the last of them and why, in a line
+        self.suspect: tuple[Shard, int] | None = None  # alone on the device at its last error
 
     def start(self, job: WorkerConfig, resources: Resources, n_workers: int) -> None:
         """Start workers, as ``Executor.start`` specifies."""
@@ -119,7 +138,7 @@ class ProcessExecutor(Executor):
         """Start workers until there are ``n_workers``, or one per device."""
         named = list(zip(_worker_names(self.devices), self.devices, strict=True))
         for name, device in named[len(self.workers) : n_workers]:
-            self.start_worker(WorkerState(name), device, job, resources)
+            self.start_worker(WorkerState(name, device), device, job, resources)
 
     def close(self) -> None:
         self.shrink_to(0)
@@ -159,26 +178,64 @@ class ProcessExecutor(Executor):
         """End the workers beyond this number."""
         surplus = self.workers[n_workers:]
         with ExitStack() as ends:  # end every worker even if ending one raises
-            for worker in surplus:
-                ends.callback(worker.kill)
+            for peer in surplus:
+                ends.callback(peer.kill)
             del self.workers[n_workers:]
-            for worker in surplus:
-                worker.request_stop()
+            for peer in surplus:
+                peer.request_stop()
             deadline = time.monotonic() + GRACE_SECONDS
-            for worker in surplus:
-                worker.child.wait(max(0.0, deadline - time.monotonic()))
+            for peer in surplus:
+                peer.child.wait(max(0.0, deadline - time.monotonic()))
 
     def events(self) -> Iterator[WorkerEvent]:
-        for worker in self.workers:  # silence is counted from now on
-            worker.deadline = time.monotonic() + self.start_seconds
-        while self.pending or any(worker.state.attempts for worker in self.workers):
+        for peer in self.workers:  # silence is counted from now on
+            peer.deadline = time.monotonic() + self.start_seconds
+        while self.pending or any(peer.state.attempts for peer in self.workers):
             if not self.workers:
                 raise self.no_worker_left()
             self.dispatch()
-            for worker in self.wait_for_workers():
-                failure = yield from worker.receive_events()
-                if failure is not None:
-                    yield from self.handle_failure(worker, failure)
+            for peer in self.wait_for_workers():
+                if peer not in self.workers:  # it was taken out of the run a moment ago
+                    continue
+                loss = yield from self.receive_events(peer)
+                if loss is not None:
+                    yield from self.handle_failure(peer, loss)
+
+    def receive_events(
+        self, peer: WorkerHandle
+    ) -> Generator[WorkerEvent, None, WorkerFailure | None]:
+        """Yield the events of a worker, and act on what they show about devices."""
+        events = peer.receive_events()
+        while True:
+            try:
+                event = next(events)
+            except StopIteration as end:
+                loss: WorkerFailure | None = end.value
+                return loss
+            yield event
+            attempt = peer.state.ended
+            match event:
+                case ShardReturned() if attempt is not None:
+                    others = self.other_devices(peer.device)
+                    again = attempt_after_return(attempt, event, peer.device, others)
+                    self.pending.appendleft(again)
+                    self.start_for_avoiding(again, peer)
+                case ShardDone(n_recovered=n_recovered) if n_recovered and attempt is not None:
+                    yield from self.blame_devices(attempt.returned_by, peer.device)
+
+    def blame_devices(self, errors: Mapping[str, str], healthy: str) -> Iterator[WorkerEvent]:
+        """Count an error of each device that failed on sequences which another one embedded."""
+        for peer in [one for one in self.workers if one.device in errors.keys() - {healthy}]:
+            if peer.state.n_device_errors + 1 < MAX_DEVICE_ERRORS:
+                peer.state.n_device_errors += 1
+                continue
+            reason = errors[peer.device]
+            fault = DeviceFault(reason, may_be_input=False)
+            yield from self.handle_failure(peer, WorkerFailure("device", reason, fault=fault))
+
+    def other_devices(self, device: str) -> set[str]:
+        """The devices besides this one that run shards, or could."""
+        return set(self.devices) - self.removed - {device}
 
     def dispatch(self) -> None:
         """Assign shards round-robin: each ready worker gets a first shard before any gets a second.
@@ -186,12 +243,34 @@ class ProcessExecutor(Executor):
         A second shard is assigned only while enough shards are left for workers that are still
         starting. Idle workers get shards without waiting for them.
         """
-        n_starting = sum(not worker.state.is_ready for worker in self.workers)
+        n_starting = sum(not peer.state.is_ready for peer in self.workers)
         for n_attempts in range(1, MAX_IN_FLIGHT + 1):
             n_reserved = n_starting if n_attempts > 1 else 0
-            for worker in self.workers:
-                if len(self.pending) > n_reserved and worker.state.has_room(n_attempts):
-                    worker.assign(self.pending.popleft())
+            for peer in self.workers:
+                if len(self.pending) > n_reserved and peer.state.has_room(n_attempts):
+                    self.assign_next(peer)
+
+    def assign_next(self, peer: WorkerHandle) -> None:
+        """Give a worker the first attempt that need not wait for another device."""
+        others = self.other_devices(peer.device)
+        for attempt in self.pending:
+            if peer.device not in attempt.avoided or others <= attempt.avoided:
+                self.pending.remove(attempt)
+                peer.assign(attempt, has_other_device=bool(others) and peer.device != "cpu")
+                return
+
+    def start_for_avoiding(self, attempt: Attempt, peer: WorkerHandle) -> None:
+        """Start a worker for an attempt that must avoid the devices of all workers."""
+        with_worker = {one.device for one in self.workers}
+        others = self.other_devices(peer.device)
+        if not attempt.avoided or not others or with_worker - attempt.avoided:
+            return
+        name, device = next(
+            named
+            for named in zip(_worker_names(self.devices), self.devices, strict=True)
+            if named[1] in others
+        )
+        self.start_worker(WorkerState(name, device), device, peer.job, peer.resources)
 
     def wait_for_workers(self) -> list[WorkerHandle]:
         """Wait until a worker has reported, died, or been silent for too long.
@@ -199,50 +278,77 @@ class ProcessExecutor(Executor):
         Time during which this process was suspended (Ctrl-Z, a scheduler) does not count, because
         the workers were suspended too.
         """
-        children = [worker.child for worker in self.workers]
+        children = [peer.child for peer in self.workers]
         while True:
             wait_start = time.monotonic()
             ready = ChildProcess.wait_any(children, _TICK_SECONDS)
             now = time.monotonic()
             if now - wait_start > 2 * _TICK_SECONDS:
-                for worker in self.workers:
-                    worker.deadline += now - wait_start
-            reported = [
-                worker for worker in self.workers if worker.child in ready or worker.deadline < now
-            ]
-            if reported:
-                return reported
+                for peer in self.workers:
+                    peer.deadline += now - wait_start
+            peers = [peer for peer in self.workers if peer.child in ready or peer.deadline < now]
+            if peers:
+                return peers
 
     def no_worker_left(self) -> VirnucproError:
         """Return the last worker's error if it is ours, or else an error with its reason."""
-        failure = self.last_loss
-        assert failure is not None, "workers end by losses alone"
+        loss = self.last_loss
+        assert loss is not None, "workers end by losses alone"
+        if loss.fault is not None:
+            return self.device_error(loss.fault)
         remedy = with_options(
             "finished shards are kept: fix the cause, then run again with {resume}"
         )
-        if failure.error is not None:
-            hint = join_texts("; ", filter(None, [failure.error.hint, remedy]))
-            return failure.error.kind(failure.error.message, hint)
+        if loss.error is not None:
+            hint = join_texts("; ", filter(None, [loss.error.hint, remedy]))
+            return loss.error.kind(loss.error.message, hint)
         n_shards = format_count(len(self.pending), "shard")
         return UnavailableError(
-            f"no worker is left for {n_shards}; the last one: {failure.reason}", hint=remedy
+            f"no worker is left for {n_shards}; the last one: {loss.reason}", hint=remedy
         )
 
-    def handle_failure(self, worker: WorkerHandle, failure: WorkerFailure) -> Iterator[WorkerEvent]:
+    def device_error(self, fault: DeviceFault) -> UnavailableError:
+        """The error of a run whose last device has errors of its own."""
+        n_shards = format_count(len(self.pending), "shard")
+        cause = ""
+        if fault.may_be_input and self.suspect is not None:
+            shard, row = self.suspect
+            orf = [orf for orf in read_shard(shard) if orf.copy_of is None][row]
+            cause = (
+                f"; the sequence {printable(orf.id)} was alone on the device then, so that it may "
+                "be at fault"
+            )
+        return UnavailableError(
+            f"no device is left for {n_shards}: {self.last_removed}{cause}",
+            hint=with_options(
+                "finished shards are kept: look at the GPU with `nvidia-smi -q -d ECC`, then run "
+                "again with {resume}, and leave that GPU out with {gpus}, or add {device:cpu}"
+            ),
+        )
+
+    def handle_failure(self, peer: WorkerHandle, loss: WorkerFailure) -> Iterator[WorkerEvent]:
         """Take back the worker's attempts, and replace the worker."""
-        worker.kill()
-        decision = worker.state.handle_failure(failure)
+        peer.kill()
+        self.suspect = peer.state.lone_suspect
+        decision = peer.state.handle_failure(loss, self.other_devices(peer.device))
+        for other in self.workers:
+            if other is not peer:
+                n_cleared = decision.cleared.count(other.device)
+                other.state.n_device_errors = max(0, other.state.n_device_errors - n_cleared)
+        if decision.failure_event.is_final:
+            self.removed.add(peer.device)
+            self.last_removed = decision.failure_event.lost_device
         yield decision.failure_event
-        self.last_loss = failure
+        self.last_loss = loss
         self.pending.extendleft(reversed(decision.retry_first))
         self.pending.extend(decision.retry_last)
         if decision.failed_shard is not None:
             yield decision.failed_shard
-        self.workers.remove(worker)
+        self.workers.remove(peer)
         if self.pending and not decision.failure_event.is_final:
-            self.start_worker(
-                worker.state.for_replacement(), worker.device, worker.job, worker.resources
-            )
+            self.start_worker(peer.state.for_replacement(), peer.device, peer.job, peer.resources)
+        for attempt in decision.retry_first:
+            self.start_for_avoiding(attempt, peer)
 
 
 def _no_device_error(shards: Sequence[Shard], job: WorkerConfig) -> UnavailableError:
@@ -281,12 +387,12 @@ class WorkerHandle:
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
     error: ErrorText | None = None  # the VirnucproError that ends the worker
 
-    def assign(self, attempt: Attempt) -> None:
+    def assign(self, attempt: Attempt, *, has_other_device: bool = False) -> None:
         LOGGER.info("shard %s given to %s", attempt.shard.name, self.state.worker)
         if not self.state.attempts:
             self.deadline = time.monotonic() + self.resources.silence_seconds
         self.state.attempts.append(attempt)
-        self.send(attempt)
+        self.send(attempt.for_device(self.device, has_other_device=has_other_device))
 
     def send(self, attempt: Attempt | None) -> None:
         """Send an attempt, or None to end the worker. If the worker has died, its pipe shows it."""
@@ -301,7 +407,7 @@ class WorkerHandle:
                     self.error = event
                     continue
                 if isinstance(event, ChildError):
-                    return WorkerFailure("raised", event.reason, event.traceback, self.error)
+                    return self.raised_failure(event)
                 self.on_event(event)
                 yield event
         except (EOFError, OSError):
@@ -311,6 +417,13 @@ class WorkerHandle:
         if self.deadline < time.monotonic():
             return WorkerFailure("silent", "the worker fell silent and was stopped")
         return None
+
+    def raised_failure(self, error: ChildError) -> WorkerFailure:
+        """The end of the worker by an error, which may belong to its GPU."""
+        is_gpu = self.device != "cpu" and self.error is None
+        fault = find_device_fault(error.reason) if is_gpu else None
+        cause: Literal["device", "raised"] = "raised" if fault is None else "device"
+        return WorkerFailure(cause, error.reason, error.traceback, self.error, fault)
 
     def on_event(self, event: WorkerEvent) -> None:
         self.state.on_event(event)

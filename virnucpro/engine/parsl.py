@@ -221,7 +221,7 @@ def _count_remaining(
     reason = f"a part was lost: {type(error).__name__}: {printable(error)}"
     remaining = _ParslTask(tuple(pending), part.n_losses + 1)
     is_final = remaining.n_losses >= MAX_FAILURES_IDLE
-    yield WorkerLost("parsl", reason, is_final=is_final)
+    yield WorkerLost("parsl", reason, is_final=is_final, has_device=False)
     if not is_final:
         return remaining
     for shard in pending:

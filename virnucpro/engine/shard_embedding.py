@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from virnucpro.core.atomic_io import storage_errors
 from virnucpro.core.logging import printable
 from virnucpro.core.types import Embeddings, Failure, Orf
+from virnucpro.engine.device_faults import find_device_fault
 from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.vector_cache import VectorCache
 from virnucpro.models.base import Encoder, Pending
@@ -31,7 +32,7 @@ class BatchError:
     is_too_large: bool = False  # the batch did not fit into device memory
 
 
-_TOO_LARGE = BatchError("out of memory on the device", is_too_large=True)
+TOO_LARGE = BatchError("out of memory on the device", is_too_large=True)
 # cuBLAS and cuDNN have no error classes: torch raises RuntimeError with the name of their status.
 # These names mean that there is no memory for their handle or workspace.
 _LIBRARY_OUT_OF_MEMORY = re.compile(
@@ -43,21 +44,22 @@ _LIBRARY_ERROR = re.compile("CU(BLAS|DNN)_STATUS_")
 def run_catching(work: Callable[[], _T]) -> _T | BatchError:
     """Run the work and return its result, or its error as a value.
 
-    A device that lost its context can do nothing more, so that error ends the worker.
+    A device that lost its context can do nothing more, so that error ends the worker. So does an
+    error that belongs to the device, which must not become the reason why a sequence failed.
 
     Raises:
-        torch.AcceleratorError: the device lost its context.
+        torch.AcceleratorError: the device lost its context, or the error belongs to it.
     """
     try:
         return work()
     except torch.OutOfMemoryError:
-        return _TOO_LARGE
+        return TOO_LARGE
     except torch.AcceleratorError:
         raise
     except RuntimeError as error:
         if _LIBRARY_OUT_OF_MEMORY.search(str(error)):
-            return _TOO_LARGE
-        if _LIBRARY_ERROR.search(str(error)):
+            return TOO_LARGE
+        if _LIBRARY_ERROR.search(str(error)) or find_device_fault(str(error)):
             raise torch.AcceleratorError(str(error)) from error
         return _batch_error(error)
     except Exception as error:  # a worker must survive a bad sequence

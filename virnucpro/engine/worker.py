@@ -31,6 +31,7 @@ from virnucpro.core.events import (
     Memory,
     ShardDone,
     ShardFailed,
+    ShardReturned,
     WorkerEvent,
 )
 from virnucpro.core.logging import printable
@@ -38,7 +39,13 @@ from virnucpro.core.recipe import Alphabet, EncoderSpec
 from virnucpro.core.types import Shard
 from virnucpro.engine.base import Resources, WorkerConfig
 from virnucpro.engine.retry_policy import Attempt
-from virnucpro.engine.shard_embedding import BatchError, ShardEmbedding, collect, run_catching
+from virnucpro.engine.shard_embedding import (
+    TOO_LARGE,
+    BatchError,
+    ShardEmbedding,
+    collect,
+    run_catching,
+)
 from virnucpro.engine.vector_cache import VectorCache
 from virnucpro.models.base import Encoder, Pending, load_encoder
 from virnucpro.models.packing import use_device
@@ -206,8 +213,28 @@ class Worker:
         while self.open and not any(map(self._is_running, self.open[0].embeddings)):
             yield from self._report_written()
             shard = self.open.popleft()
+            if returned := self._return_shard(shard):
+                yield returned
+                continue
             future = self.writer.submit(self._write_shard, shard.attempt.shard, shard.embeddings)
             self.writing = (shard, future)
+
+    def _return_shard(self, shard: _OpenShard) -> ShardReturned | None:
+        """Return a shard with rows that failed for the first time, if another device can try them.
+
+        Its vectors go to the partial files, which the next attempt loads.
+        """
+        attempt = shard.attempt
+        reasons = {row: why for each in shard.embeddings for row, why in each.reasons.items()}
+        new = reasons.keys() - attempt.failed_rows.keys()
+        if not attempt.has_other_device or new <= attempt.failed_on.keys():
+            return None
+        for each in shard.embeddings:
+            if not attempt.n_failures:  # else each batch was saved
+                each.save_partial(list(range(len(each.orfs))), self.job.owner)
+        failed = {row: reasons[row] for row in sorted(new)}
+        errors = [why for why in failed.values() if why != TOO_LARGE.reason]
+        return ShardReturned(self.name, attempt.shard, failed, next(iter(errors), ""))
 
     def _next_batch(
         self, embeddings: Sequence[ShardEmbedding]
@@ -271,7 +298,8 @@ class Worker:
                 return
             case BatchError(reason=reason):
                 embedding.mark_failed(dict.fromkeys(batch, reason))
-                self._count_failure(embedding.encoder.spec, reason)
+                if not embedding.attempt.has_other_device:  # else that device decides
+                    self._count_failure(embedding.encoder.spec, reason)
             case rows:
                 embedding.store_rows(batch, rows)
                 self.first_failures.pop(embedding.encoder.spec, None)
@@ -320,6 +348,7 @@ class Worker:
                 n_cached=sum(len(embedding.cached) for embedding in embeddings),
                 n_cached_tokens=sum(n_cached_tokens),
                 cache_fault=cache_fault,
+                n_recovered=len(shard.attempt.failed_on.keys() - failed_rows),
             )
 
     def _write_shard(self, shard: Shard, embeddings: Sequence[ShardEmbedding]) -> tuple[float, str]:
