@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import resource
 import signal
 import time
@@ -312,3 +313,86 @@ class AllNanWorker(Worker):
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
         pending = super().start(encoder, sequences)
         return Pending(lambda: np.full_like(pending.rows(), np.nan))
+
+
+class FeignedGpu(Worker):
+    """Computes on the CPU under the name of a GPU; the GPU ``cuda:1`` has a fault.
+
+    A ``share`` of its batches have it. Other GPUs begin when it has begun ``n_awaited`` batches.
+    """
+
+    def __init__(
+        self, job, resources, name: str, device: str, *, seed: int, share: float, n_awaited: int
+    ) -> None:
+        super().__init__(job, resources, name, "cpu")
+        self.gpu, self.seed, self.share, self.n_awaited = device, seed, share, n_awaited
+        self.batches = job.root / "features/.batches.00000000.tmp"
+
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        if self.gpu == "cuda:1":
+            with self.batches.open("ab") as batches:
+                batches.write(b".")  # counted in all processes of this GPU
+                n_batches = batches.tell()
+            if random.Random(f"{self.seed} {n_batches}").random() < self.share:
+                return self.suffer(encoder, sequences)
+        else:
+            while not (self.batches.exists() and self.batches.stat().st_size >= self.n_awaited):
+                time.sleep(0.01)
+        return super().start(encoder, sequences)
+
+    def suffer(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        return super().start(encoder, sequences)
+
+
+class EccGpu(FeignedGpu):
+    def suffer(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        raise torch.AcceleratorError(
+            "CUDA error: uncorrectable ECC error encountered\nCompile with `TORCH_USE_CUDA_DSA`"
+        )
+
+
+class IllegalAccessGpu(FeignedGpu):
+    def suffer(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+
+class CrashingGpu(FeignedGpu):
+    def suffer(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.kill(os.getpid(), signal.SIGSEGV)
+        raise AssertionError("a dead process goes on")
+
+
+class HangingGpu(FeignedGpu):
+    def suffer(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        signal.pause()
+        raise AssertionError("a signal came")
+
+
+class SlowGpu(FeignedGpu):
+    def suffer(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        time.sleep(0.1)
+        return super().suffer(encoder, sequences)
+
+
+class NanGpu(FeignedGpu):
+    def suffer(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        pending = super().suffer(encoder, sequences)
+        return Pending(lambda: np.full_like(pending.rows(), np.nan))
+
+
+class RaisingGpu(FeignedGpu):
+    def suffer(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        raise RuntimeError("the size of a tensor is wrong (a test)")
+
+
+class PoisonedGpu(Worker):
+    """Computes on the CPU under the name of a GPU; a kernel has a defect that poison meets."""
+
+    def __init__(self, job, resources, name: str, device: str) -> None:
+        super().__init__(job, resources, name, "cpu")
+
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        if any(POISON in text for text in sequences):
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        return super().start(encoder, sequences)

@@ -1,6 +1,6 @@
 """Record in ``machine.json`` what each device did and when, for each start of a run.
 
-Only the report reads the file. No result depends on it, and a run works without it.
+The report and ``status`` read it. No result depends on it, and a run works without it.
 """
 
 from __future__ import annotations
@@ -74,12 +74,15 @@ class DeviceTimeline:
     n_losses: int = 0  # lost workers, replaced or not
     n_reductions: int = 0  # batches that did not fit into device memory
     n_failed_shards: int = 0
+    lost_devices: list[str] = field(default_factory=list)  # a line for each
     began: float = field(init=False)
 
     def __post_init__(self) -> None:
         check_counts(self.n_losses, self.n_reductions, self.n_failed_shards)
         if not (0 <= self.seconds <= _MAX_SECONDS and 0 < self.seconds_per_bin <= _MAX_SECONDS):
             raise ValueError("JSON holds infinities and NaN too")
+        if not all(isinstance(line, str) for line in self.lost_devices):
+            raise TypeError("a lost device is described in words")
         self.began = self.clock()
 
     def on_event(self, event: WorkerEvent) -> None:
@@ -93,8 +96,9 @@ class DeviceTimeline:
                 self._device(worker).add(self._bin_index(), n_tokens, memory.used)
             case ShardDone(worker=worker):
                 self._device(worker).n_shards += 1
-            case WorkerLost():
+            case WorkerLost(lost_device=line):
                 self.n_losses += 1
+                self.lost_devices += [line] if line else []
             case BatchSizeReduced():
                 self.n_reductions += 1
             case ShardFailed():

@@ -27,6 +27,7 @@ from virnucpro.core.events import (
     Progress,
     ShardDone,
     WorkerEvent,
+    WorkerLost,
     WorkerReady,
 )
 from virnucpro.core.helper_pool import HelperPool
@@ -398,6 +399,8 @@ def _forward_events(
                     summary.n_tokens += n_tokens
                 case ShardDone():
                     summary.count_cached(event)
+                case WorkerLost(lost_device=line) if line:
+                    summary.lost_devices.append(line)
             if tables.done() and not backlog.is_empty:
                 return
     assert backlog.is_empty, "an executor ends each shard in ShardDone or ShardFailed"

@@ -17,6 +17,7 @@ from virnucpro.core.logging import escape_markup, format_count, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.types import Shard
+from virnucpro.engine.device_timeline import DeviceTimeline
 from virnucpro.models.base import estimate_tokens
 from virnucpro.results.outputs import FAILED_FILES, OUTPUTS, open_run_dir
 from virnucpro.sequences.inputs import InputFile, hash_inputs
@@ -253,6 +254,7 @@ def _describe(seen: _RunState) -> list[str]:
     if rules := manifest.embed_rules:
         lines.append(f"embedded  only records that --embed {rules} chooses")
     lines += _describe_shards(seen) if seen.stores else _describe_letters(seen)
+    lines += _folded([f"device    {printable(line)}" for line in _lost_devices(seen)])
     step = seen.state
     if (slices := _count_slices(seen)) and seen.state == "planned":
         text = "{planned:,} of {total:,} planned, {tables:,} with tables"
@@ -318,6 +320,12 @@ def _describe_shards(seen: _RunState) -> list[str]:
     ]
 
 
+def _lost_devices(seen: _RunState) -> list[str]:
+    """A line for each device that the latest start with vectors lost."""
+    starts = DeviceTimeline.read_all(seen.rundir.machine)
+    return starts[-1].lost_devices if starts else []
+
+
 def _count_slices(seen: _RunState) -> dict[str, int]:
     """Count the input slices, the planned ones, and those with written rows.
 
@@ -376,6 +384,7 @@ def measure_run(
             f"{work.unit}_per_second": round(rate * work.per_work, 1),
             "remaining_seconds": 0 if seen.has_all else left,
             "hosts": [asdict(host) for host in seen.hosts],
+            "lost_devices": _lost_devices(seen),
         }
 
 

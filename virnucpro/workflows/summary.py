@@ -89,6 +89,7 @@ class Summary:
     seconds: dict[str, float] = field(default_factory=dict)  # per stage
     # Device, precision, kernels and budget of each worker in this start.
     workers: list[str] = field(default_factory=list)
+    lost_devices: list[str] = field(default_factory=list)  # of this start, a line for each
 
     def announce_calls(self, classifier: Classifier, recorded: Manifest | None) -> None:
         """Record who calls and the threshold. Announce it, and an earlier one if it differs."""
@@ -211,6 +212,7 @@ class Summary:
                 f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second, once the workers "
                 f"were ready after {starting:.1f} s"
             )
+        yield from map(printable, self.lost_devices)
 
     def _repair_lines(self, folder: Path) -> list[str]:
         listing = printable(folder / FAILED_FILES.file)

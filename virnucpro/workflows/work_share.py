@@ -27,6 +27,7 @@ from virnucpro.core.events import (
     ShardDone,
     ShardFailed,
     WorkerEvent,
+    WorkerLost,
     WorkerReady,
 )
 from virnucpro.core.helper_pool import HelperPool
@@ -69,6 +70,7 @@ class WorkShare:
     n_pending: int = 0  # shards that it has to embed
     n_cached: int = 0  # vectors read from a cache
     ended: list[ProgressLog] = field(default_factory=list)
+    lost_devices: list[str] = field(default_factory=list)  # a line for each
     tokens: dict[int, int] = field(default_factory=dict)  # unfinished shards: index -> tokens
     # Time when the first worker was ready.
     ready: float = field(default_factory=time.monotonic, compare=False)
@@ -113,6 +115,7 @@ class WorkShare:
             lines += [f"tokens: {n_tokens:,} embedded at {rate:,.0f} per second"]
         if self.n_cached:
             lines += [f"cache: {format_count(self.n_cached, 'vector')} read"]
+        lines += map(printable, self.lost_devices)
         if self.exit_code:
             n_failed = sum(record.n_failed for record in self.ended)
             n_lost = len(self.ended) - self.n_shards
@@ -140,6 +143,8 @@ class WorkShare:
                 warn_of_cache(event)
                 self.n_cached += n_cached
                 self._finish(event, n_failed=n_failed)
+            case WorkerLost(lost_device=line) if line:
+                self.lost_devices.append(line)
             case ShardFailed():
                 check_stored(event)
                 self._finish(event, is_lost=True)
