@@ -178,34 +178,34 @@ class ProcessExecutor(Executor):
         """End the workers beyond this number."""
         surplus = self.workers[n_workers:]
         with ExitStack() as ends:  # end every worker even if ending one raises
-            for peer in surplus:
-                ends.callback(peer.kill)
+            for worker in surplus:
+                ends.callback(worker.kill)
             del self.workers[n_workers:]
-            for peer in surplus:
-                peer.request_stop()
+            for worker in surplus:
+                worker.request_stop()
             deadline = time.monotonic() + GRACE_SECONDS
-            for peer in surplus:
-                peer.child.wait(max(0.0, deadline - time.monotonic()))
+            for worker in surplus:
+                worker.child.wait(max(0.0, deadline - time.monotonic()))
 
     def events(self) -> Iterator[WorkerEvent]:
-        for peer in self.workers:  # silence is counted from now on
-            peer.deadline = time.monotonic() + self.start_seconds
-        while self.pending or any(peer.state.attempts for peer in self.workers):
+        for worker in self.workers:  # silence is counted from now on
+            worker.deadline = time.monotonic() + self.start_seconds
+        while self.pending or any(worker.state.attempts for worker in self.workers):
             if not self.workers:
                 raise self.no_worker_left()
             self.dispatch()
-            for peer in self.wait_for_workers():
-                if peer not in self.workers:  # it was taken out of the run a moment ago
+            for worker in self.wait_for_workers():
+                if worker not in self.workers:  # it was taken out of the run a moment ago
                     continue
-                loss = yield from self.receive_events(peer)
+                loss = yield from self.receive_events(worker)
                 if loss is not None:
-                    yield from self.handle_failure(peer, loss)
+                    yield from self.handle_failure(worker, loss)
 
     def receive_events(
-        self, peer: WorkerHandle
+        self, worker: WorkerHandle
     ) -> Generator[WorkerEvent, None, WorkerFailure | None]:
         """Yield the events of a worker, and act on what they show about devices."""
-        events = peer.receive_events()
+        events = worker.receive_events()
         while True:
             try:
                 event = next(events)
@@ -213,25 +213,25 @@ class ProcessExecutor(Executor):
                 loss: WorkerFailure | None = end.value
                 return loss
             yield event
-            attempt = peer.state.ended
+            attempt = worker.state.ended
             match event:
                 case ShardReturned() if attempt is not None:
-                    others = self.other_devices(peer.device)
-                    again = attempt_after_return(attempt, event, peer.device, others)
+                    others = self.other_devices(worker.device)
+                    again = attempt_after_return(attempt, event, worker.device, others)
                     self.pending.appendleft(again)
-                    self.start_for_avoiding(again, peer)
+                    self.start_for_avoiding(again, worker)
                 case ShardDone(n_recovered=n_recovered) if n_recovered and attempt is not None:
-                    yield from self.blame_devices(attempt.returned_by, peer.device)
+                    yield from self.blame_devices(attempt.returned_by, worker.device)
 
     def blame_devices(self, errors: Mapping[str, str], healthy: str) -> Iterator[WorkerEvent]:
         """Count an error of each device that failed on sequences which another one embedded."""
-        for peer in [one for one in self.workers if one.device in errors.keys() - {healthy}]:
-            if peer.state.n_device_errors + 1 < MAX_DEVICE_ERRORS:
-                peer.state.n_device_errors += 1
+        for worker in [one for one in self.workers if one.device in errors.keys() - {healthy}]:
+            if worker.state.n_device_errors + 1 < MAX_DEVICE_ERRORS:
+                worker.state.n_device_errors += 1
                 continue
-            reason = errors[peer.device]
+            reason = errors[worker.device]
             fault = DeviceFault(reason, may_be_input=False)
-            yield from self.handle_failure(peer, WorkerFailure("device", reason, fault=fault))
+            yield from self.handle_failure(worker, WorkerFailure("device", reason, fault=fault))
 
     def other_devices(self, device: str) -> set[str]:
         """The devices besides this one that run shards, or could."""
@@ -243,26 +243,26 @@ class ProcessExecutor(Executor):
         A second shard is assigned only while enough shards are left for workers that are still
         starting. Idle workers get shards without waiting for them.
         """
-        n_starting = sum(not peer.state.is_ready for peer in self.workers)
+        n_starting = sum(not worker.state.is_ready for worker in self.workers)
         for n_attempts in range(1, MAX_IN_FLIGHT + 1):
             n_reserved = n_starting if n_attempts > 1 else 0
-            for peer in self.workers:
-                if len(self.pending) > n_reserved and peer.state.has_room(n_attempts):
-                    self.assign_next(peer)
+            for worker in self.workers:
+                if len(self.pending) > n_reserved and worker.state.has_room(n_attempts):
+                    self.assign_next(worker)
 
-    def assign_next(self, peer: WorkerHandle) -> None:
+    def assign_next(self, worker: WorkerHandle) -> None:
         """Give a worker the first attempt that need not wait for another device."""
-        others = self.other_devices(peer.device)
+        others = self.other_devices(worker.device)
         for attempt in self.pending:
-            if peer.device not in attempt.avoided or others <= attempt.avoided:
+            if worker.device not in attempt.avoided or others <= attempt.avoided:
                 self.pending.remove(attempt)
-                peer.assign(attempt, has_other_device=bool(others) and peer.device != "cpu")
+                worker.assign(attempt, has_other_device=bool(others) and worker.device != "cpu")
                 return
 
-    def start_for_avoiding(self, attempt: Attempt, peer: WorkerHandle) -> None:
+    def start_for_avoiding(self, attempt: Attempt, worker: WorkerHandle) -> None:
         """Start a worker for an attempt that must avoid the devices of all workers."""
         with_worker = {one.device for one in self.workers}
-        others = self.other_devices(peer.device)
+        others = self.other_devices(worker.device)
         if not attempt.avoided or not others or with_worker - attempt.avoided:
             return
         name, device = next(
@@ -270,7 +270,7 @@ class ProcessExecutor(Executor):
             for named in zip(_worker_names(self.devices), self.devices, strict=True)
             if named[1] in others
         )
-        self.start_worker(WorkerState(name, device), device, peer.job, peer.resources)
+        self.start_worker(WorkerState(name, device), device, worker.job, worker.resources)
 
     def wait_for_workers(self) -> list[WorkerHandle]:
         """Wait until a worker has reported, died, or been silent for too long.
@@ -278,17 +278,19 @@ class ProcessExecutor(Executor):
         Time during which this process was suspended (Ctrl-Z, a scheduler) does not count, because
         the workers were suspended too.
         """
-        children = [peer.child for peer in self.workers]
+        children = [worker.child for worker in self.workers]
         while True:
             wait_start = time.monotonic()
             ready = ChildProcess.wait_any(children, _TICK_SECONDS)
             now = time.monotonic()
             if now - wait_start > 2 * _TICK_SECONDS:
-                for peer in self.workers:
-                    peer.deadline += now - wait_start
-            peers = [peer for peer in self.workers if peer.child in ready or peer.deadline < now]
-            if peers:
-                return peers
+                for worker in self.workers:
+                    worker.deadline += now - wait_start
+            workers = [
+                worker for worker in self.workers if worker.child in ready or worker.deadline < now
+            ]
+            if workers:
+                return workers
 
     def no_worker_left(self) -> VirnucproError:
         """Return the last worker's error if it is ours, or else an error with its reason."""
@@ -326,17 +328,17 @@ class ProcessExecutor(Executor):
             ),
         )
 
-    def handle_failure(self, peer: WorkerHandle, loss: WorkerFailure) -> Iterator[WorkerEvent]:
+    def handle_failure(self, worker: WorkerHandle, loss: WorkerFailure) -> Iterator[WorkerEvent]:
         """Take back the worker's attempts, and replace the worker."""
-        peer.kill()
-        self.suspect = peer.state.lone_suspect
-        decision = peer.state.handle_failure(loss, self.other_devices(peer.device))
+        worker.kill()
+        self.suspect = worker.state.lone_suspect
+        decision = worker.state.handle_failure(loss, self.other_devices(worker.device))
         for other in self.workers:
-            if other is not peer:
+            if other is not worker:
                 n_cleared = decision.cleared.count(other.device)
                 other.state.n_device_errors = max(0, other.state.n_device_errors - n_cleared)
         if decision.failure_event.is_final:
-            self.removed.add(peer.device)
+            self.removed.add(worker.device)
             self.last_removed = decision.failure_event.lost_device
         yield decision.failure_event
         self.last_loss = loss
@@ -344,11 +346,13 @@ class ProcessExecutor(Executor):
         self.pending.extend(decision.retry_last)
         if decision.failed_shard is not None:
             yield decision.failed_shard
-        self.workers.remove(peer)
+        self.workers.remove(worker)
         if self.pending and not decision.failure_event.is_final:
-            self.start_worker(peer.state.for_replacement(), peer.device, peer.job, peer.resources)
+            self.start_worker(
+                worker.state.for_replacement(), worker.device, worker.job, worker.resources
+            )
         for attempt in decision.retry_first:
-            self.start_for_avoiding(attempt, peer)
+            self.start_for_avoiding(attempt, worker)
 
 
 def _no_device_error(shards: Sequence[Shard], job: WorkerConfig) -> UnavailableError:
