@@ -310,7 +310,7 @@ from virnucpro.core.child_process import ChildProcess, defer_interrupts, start_p
 resource.setrlimit(resource.RLIMIT_CPU, (6, 6))
 with defer_interrupts():
     child = start_process(child_targets.spin)
-print(child.cause_of_end(), "/", child.remedy)
+print(child.exit_reason(), "/", child.remedy)
 ChildProcess.kill_all([child])
 """
 

@@ -436,7 +436,7 @@ from virnucpro.workflows.table_tasks import BlockTask
 tasks._SILENCE_SECONDS = 1.5
 warned = threading.Event()
 tasks.LOGGER.addFilter(lambda record: warned.set())
-with tasks.Pool(1) as pool:
+with tasks.HelperPool(1) as pool:
     helpers = pool.helpers("no maker", 10**9, "tables")
     os.kill(pool.children[0].pid, signal.SIGSTOP)
     helpers.submit(BlockTask(index=0, n_letters=0))

@@ -75,7 +75,7 @@ def test_joined_log_odds_are_weighed_by_length_on_lines_over_its_logarithm():
 )
 def test_a_join_has_finite_weights_and_none_below_zero(wrong):
     knot = {"n_bases": 500, "base": 1.0, "head": 1.0, "offset": 0.0}
-    with pytest.raises(ValueError, match="invalid weights: JoinKnot"):
+    with pytest.raises(ValueError, match="invalid weights: EnsembleKnot"):
         EnsembleKnot(**knot | wrong)
     assert EnsembleKnot(**knot | {"n_bases": 1}).n_bases == 1
 

@@ -75,7 +75,7 @@ def test_path_that_looks_like_an_option_stays(tmp_path, monkeypatch):
 
 def test_error_of_a_helper_keeps_its_options():
     error = UsageError(with_options("{force} is wrong"), with_options("{resume}"), option="force")
-    sent = pickle.loads(pickle.dumps(ErrorText.from_error(error))).error  # noqa: S301 - our own
+    sent = pickle.loads(pickle.dumps(ErrorText.from_error(error))).to_error  # noqa: S301 - our own
     assert (type(sent), sent.option) == (UsageError, "force")
     assert isinstance(sent.message, OptionText) and isinstance(sent.hint, OptionText)
     assert (str(sent), sent.hint) == ("--force is wrong", "--resume")

@@ -110,14 +110,14 @@ class SafeDir:
                 with suppress(OSError):  # a later start removes it
                     os.unlink(temporary.name, dir_fd=folder)
 
-    def write_bytes(self, path: Path, content: bytes | memoryview | str) -> None:
+    def write_file(self, path: Path, content: bytes | memoryview | str) -> None:
         """Write a file atomically, with text encoded in UTF-8."""
         with self.atomic_write(path) as out:
             out.write(content.encode() if isinstance(content, str) else content)
 
     def write_json(self, path: Path, content: object) -> None:
         """Write an indented JSON file atomically."""
-        self.write_bytes(path, json.dumps(content, indent=2) + "\n")
+        self.write_file(path, json.dumps(content, indent=2) + "\n")
 
     @contextmanager
     def scratch_file(self, folder: Path) -> Iterator[BinaryIO]:

@@ -127,7 +127,7 @@ class DeviceTimeline:
             starts = [*self.read_all(path), self][-_MAX_STARTS:]
             try:
                 content = json.dumps({"starts": [start._to_dict for start in starts]})
-                SafeDir(path.parent).write_bytes(path, content + "\n")
+                SafeDir(path.parent).write_file(path, content + "\n")
             except VirnucproError as error:
                 LOGGER.warning("the work of the devices over time is not recorded: %s", error)
 

@@ -154,7 +154,7 @@ class VectorCache:
         content = b"".join([_HEAD.pack(_MAGIC, len(rows)), *digests, *sums, *rows])
         name = f"{self._key[:16]}-{sha256(content).hexdigest()[:32]}.pack"
         try:
-            SafeDir(self.folder.path).write_bytes(self.folder.path / name, content)
+            SafeDir(self.folder.path).write_file(self.folder.path / name, content)
             self.folder.shrink()
         except (OSError, OutputError, StorageError) as error:
             self.is_refused = True

@@ -224,7 +224,7 @@ def save_network(network: CodonNetwork, path: Path) -> None:
         for name, tensor in network.state_dict().items()
     }
     metadata = {_FACTS: json.dumps(network.sizes, sort_keys=True)}
-    SafeDir(path.parent).write_bytes(path, save(tensors, metadata=metadata))
+    SafeDir(path.parent).write_file(path, save(tensors, metadata=metadata))
 
 
 def load_network(path: Path) -> CodonNetwork:

@@ -131,7 +131,7 @@ def save_trained_encoder(path: Path, facts: _TrainedEncoderInfo, weights: Weight
     """Write the file of an encoder; equal weights give equal bytes."""
     content = {name: np.ascontiguousarray(values) for name, values in weights.items()}
     metadata = {_FACTS: json.dumps(asdict(facts), sort_keys=True)}
-    SafeDir(path.parent).write_bytes(path, save(content, metadata=metadata))
+    SafeDir(path.parent).write_file(path, save(content, metadata=metadata))
 
 
 def inspect_trained_encoder(path: Path, on_event: EventHandler = lambda _: None) -> _TrainedModel:

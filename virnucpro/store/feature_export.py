@@ -66,7 +66,7 @@ def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree:
     numbers = "embedding" + ".list.element" * (2 if embeddings.per_residue else 1)
     split = {"use_dictionary": False, "use_byte_stream_split": [numbers]}
     parquet.write_table(table, image, compression="zstd", **split)
-    tree.write_bytes(path, image.getvalue())
+    tree.write_file(path, image.getvalue())
 
 
 def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: SafeDir) -> None:
@@ -89,7 +89,7 @@ def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Safe
         content = {"proteins": ids, "data": tensors}
     image = io.BytesIO()  # given a path, torch would store its name in the archive
     torch.save(content, image)
-    tree.write_bytes(path, image.getvalue())
+    tree.write_file(path, image.getvalue())
 
 
 def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:

@@ -160,7 +160,7 @@ def read_label_digest(path: Path) -> str:
 
 def write_checksummed(tree: SafeDir, path: Path, content: bytes, attributes: Attributes) -> None:
     """Write a file that ends like a feature file. See ``read_checksummed``."""
-    tree.write_bytes(path, content + checksummed_label(content, attributes))
+    tree.write_file(path, content + checksummed_label(content, attributes))
 
 
 def read_checksummed(path: Path, attributes: Attributes) -> tuple[Label, bytes]:

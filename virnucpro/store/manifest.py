@@ -220,7 +220,7 @@ def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[
         "models": manifest.models,
         "embed": list(manifest.embed.items()),
     }
-    SafeDir(path.parent).write_bytes(path, add_checksum(content))
+    SafeDir(path.parent).write_file(path, add_checksum(content))
 
 
 def _encoder_spec(stored: Mapping[str, Any]) -> EncoderSpec:

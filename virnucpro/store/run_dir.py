@@ -458,7 +458,7 @@ class RunDir(SafeDir):
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Replace all of ``run.json``."""
-        self.write_bytes(self.manifest, add_checksum(facts))
+        self.write_file(self.manifest, add_checksum(facts))
 
     @property
     def has_checksum(self) -> bool:

@@ -338,7 +338,7 @@ def write_frames(
             for size in chunk_sizes:
                 columns.add_frames(len(records), record, size, code)
             records.append(labelled)
-    tree.write_bytes(folder / _RECORDS, json.dumps(list(map(astuple, records))))
+    tree.write_file(folder / _RECORDS, json.dumps(list(map(astuple, records))))
 
 
 class _Growing:
@@ -431,7 +431,7 @@ def link_vectors(folder: Path, extracted: Path) -> None:
     tree = SafeDir(folder.parent)
     with open_growing(folder / _VECTOR_ROWS, "<i8") as add:
         add([row_by_id[name] for name in ids])
-    tree.write_bytes(folder / _VECTORS, json.dumps({"dim": dim, "store": numbers, "files": files}))
+    tree.write_file(folder / _VECTORS, json.dumps({"dim": dim, "store": numbers, "files": files}))
 
 
 def _wanted_rows(ids: Iterable[str], wanted: Set[str], first: int) -> dict[str, int]:

@@ -363,7 +363,7 @@ def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[obje
     Raises:
         OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
-    SafeDir(path.parent).write_bytes(path, "".join(map(tsv_line, (columns, *rows))))
+    SafeDir(path.parent).write_file(path, "".join(map(tsv_line, (columns, *rows))))
 
 
 def split_groups(records: Iterable[LabelledRecord], seed: int) -> dict[str, Split]:

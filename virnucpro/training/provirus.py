@@ -156,7 +156,7 @@ def _write_table(path: Path, scores_by_name: dict[str, RegionScores], seed: int)
         (_ALL, *RegionScores.sum(figures).row(), f"{low:.3f}", f"{high:.3f}"),
     ]
     lines = list(map(tsv_line, rows))
-    SafeDir(path.parent).write_bytes(path, "".join(lines))
+    SafeDir(path.parent).write_file(path, "".join(lines))
     return [line.removesuffix("\n") for line in lines]
 
 
@@ -476,7 +476,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: EventHandl
             training += f", and {format_count(len(hosts), 'other host')}"
         announce(f"regions: learned from {training}")
         model = learn_region_model(chromosomes, hosts, training)
-        SafeDir(options.output_dir).write_bytes(options.output_dir / REGIONS_FILE, model.text)
+        SafeDir(options.output_dir).write_file(options.output_dir / REGIONS_FILE, model.text)
     return lines
 
 

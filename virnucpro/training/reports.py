@@ -93,7 +93,7 @@ def write_training_page(folder: Path) -> None:
         "provenance": list(_training_facts(read_json(folder / FACTS))),
     }
     data = {"charts": {chart.name: chart.as_data() for chart in charts}}
-    rundir.write_bytes(rundir.report, render("training.html", content, data))
+    rundir.write_file(rundir.report, render("training.html", content, data))
 
 
 def read_table(path: Path) -> _Table:
@@ -334,7 +334,7 @@ def write_evaluation_page(folder: Path, figures: Mapping[str, Any]) -> None:
         "provenance": list(_evaluation_facts(figures)),
     }
     rundir = open_run_dir(folder)
-    rundir.write_bytes(rundir.report, render("evaluation.html", content, {}))
+    rundir.write_file(rundir.report, render("evaluation.html", content, {}))
 
 
 def _evaluation_row(row: Mapping[str, Any]) -> dict[str, object]:
@@ -462,7 +462,7 @@ def write_card(training: Path) -> None:
     """
     model = training / MODEL_FOLDER
     lines = [*_summary_rows(training, model, read_json(training / FACTS)), _NONE_YET]
-    SafeDir(model).write_bytes(model / CARD_FILE, "\n".join(lines))
+    SafeDir(model).write_file(model / CARD_FILE, "\n".join(lines))
 
 
 def find_card(model: str) -> Path:
@@ -486,7 +486,7 @@ def add_evaluation(card: Path, lines: Sequence[str]) -> None:
     with open_regular_file(card) as stored:
         text = stored.read().decode("utf-8", errors="replace")
     before = text.split(_EVALUATION)[0]
-    SafeDir(card.parent).write_bytes(card, "\n".join([f"{before}{_EVALUATION}\n", *lines, ""]))
+    SafeDir(card.parent).write_file(card, "\n".join([f"{before}{_EVALUATION}\n", *lines, ""]))
 
 
 def markdown_table(table: Sequence[Mapping[str, object]]) -> Iterator[str]:

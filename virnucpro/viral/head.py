@@ -378,7 +378,7 @@ class Head:
         content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
         # several entries would have no fixed order
         metadata = {HEAD_ENTRY: json.dumps(facts, sort_keys=True)}
-        SafeDir(path.parent).write_bytes(path, save(content, metadata=metadata))
+        SafeDir(path.parent).write_file(path, save(content, metadata=metadata))
 
 
 def _encoder_facts(stored: Mapping[str, Any]) -> EncoderInfo:

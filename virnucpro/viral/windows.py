@@ -147,7 +147,7 @@ def comes_first(sequence: str, other: str) -> bool:
 def canonical_rotation(sequence: str) -> int:
     """The base from which a circle comes first, in the order of digits.
 
-    >>> first_of_circle("TTACTTAA"), first_of_circle("GATGATGAT")
+    >>> canonical_rotation("TTACTTAA"), canonical_rotation("GATGATGAT")
     (6, 1)
     """
     first = np.zeros(1, dtype=np.int64)
@@ -168,7 +168,7 @@ def split_windows(
     the middle has one base less where it could not be there otherwise.
 
     >>> starts, lengths = np.array([[0, 1050, 2101], [1050, 1051, 499]])
-    >>> [values.tolist() for values in cut(starts, lengths, 500)]
+    >>> [values.tolist() for values in split_windows(starts, lengths, 500)]
     [[0, 0, 1, 1, 1, 2], [0, 550, 1050, 1326, 1601, 2101], [500, 500, 500, 499, 500, 499]]
     """
     n_pieces = np.maximum(1, -(-(10 * lengths - size) // (10 * size)))

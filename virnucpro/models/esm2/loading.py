@@ -123,7 +123,7 @@ def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> No
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     architecture = "EsmForMaskedLM" if extra else "EsmModel"
     folder.mkdir(exist_ok=True)
-    SafeDir(folder).write_bytes(
+    SafeDir(folder).write_file(
         folder / "model.safetensors", save(content, metadata={"format": "pt"})
     )
     SafeDir(folder).write_json(folder / "config.json", _config(model.shape, architecture))

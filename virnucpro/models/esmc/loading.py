@@ -91,7 +91,7 @@ def save_esmc(folder: Path, model: ESMC) -> None:
     assert len(model.layers) == model.shape.n_layers, "a model up to an earlier layer is incomplete"
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in split_esmc(model)}
     folder.mkdir(exist_ok=True)
-    SafeDir(folder).write_bytes(folder / WEIGHTS, save(content, metadata={"format": "pt"}))
+    SafeDir(folder).write_file(folder / WEIGHTS, save(content, metadata={"format": "pt"}))
     SafeDir(folder).write_json(folder / CONFIG, config_of(model.shape))
 
 

@@ -171,7 +171,7 @@ class _Bench:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         limits, encoder = (list(map(asdict, rows)) for rows in (self.limits, self.rows))
         content = {**self.facts, "limits": limits, "encoder": encoder}
-        SafeDir(self.path.parent).write_bytes(self.path, json.dumps(content, indent=1) + "\n")
+        SafeDir(self.path.parent).write_file(self.path, json.dumps(content, indent=1) + "\n")
 
     def measure(self, models: Sequence[str]) -> None:
         """Measure everything."""

@@ -206,7 +206,7 @@ def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
     packed, rows = _pack_data(run, fixed, MOST_BYTES - len(frame) - _ROOM)
     page = render_packed("run.html", {**content, "rows": rows}, packed)
     with Outputs(rundir).rewriting([RunDir.page]):
-        rundir.write_bytes(rundir.report, page)
+        rundir.write_file(rundir.report, page)
 
 
 def _pack_data(

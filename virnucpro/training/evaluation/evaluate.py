@@ -664,7 +664,7 @@ def write_report(folder: Path, figures: Figures) -> None:
     """Write ``evaluation.tsv`` and ``evaluation.json``."""
     rows = [_columns(row) for row in figures["rows"]]
     write_figures(folder / "evaluation.tsv", list(rows[0]), rows, ".6f")
-    SafeDir(folder).write_bytes(
+    SafeDir(folder).write_file(
         folder / EVALUATION, json.dumps(figures, indent=1, allow_nan=False) + "\n"
     )
 
