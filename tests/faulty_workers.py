@@ -386,6 +386,13 @@ class RaisingGpu(FeignedGpu):
         raise RuntimeError("the size of a tensor is wrong (a test)")
 
 
+class NanEverywhereGpu(AllNanWorker):
+    """Computes on the CPU under the name of a GPU; no GPU makes a finite vector."""
+
+    def __init__(self, job, resources, name: str, device: str) -> None:
+        super().__init__(job, resources, name, "cpu")
+
+
 class PoisonedGpu(Worker):
     """Computes on the CPU under the name of a GPU; a kernel has a defect that poison meets."""
 

@@ -33,7 +33,6 @@ ABOUT = {
     "input_type": "protein",
     "residues_per_shard": 2_000,
     "tokens_per_batch": 256,
-    "silence_seconds": 3.0,
 }
 GPUS = ["cuda:0", "cuda:1"]
 
@@ -75,7 +74,6 @@ def run_on(make_config, tiny, proteins):
         (faulty_workers.IllegalAccessGpu, 1.0, 2, "after 2 device errors: illegal memory access"),
         (faulty_workers.CrashingGpu, 0.04, 1, None),
         (faulty_workers.CrashingGpu, 1.0, 4, None),
-        (faulty_workers.HangingGpu, 0.04, 1, None),
         (faulty_workers.SlowGpu, 0.5, 1, None),
         (faulty_workers.NanGpu, 0.04, 1, None),
         (faulty_workers.NanGpu, 1.0, 300, "after 2 device errors: the vector is not finite"),
@@ -87,17 +85,28 @@ def test_sick_gpu_harms_no_protein(run_on, healthy, gpu, share, n_awaited, end, 
     worker = partial(gpu, seed=chaos_seed, share=share, n_awaited=n_awaited)
     folder, summary, events = run_on(worker)
     assert summary.exit_code == 0
-    assert statuses(folder) == statuses(healthy)
-    assert set(statuses(folder).values()) == {"scored"}
-    assert_same_vectors(vectors(folder), vectors(healthy))
-    assert not leftovers(folder)
-    assert not (folder / "failed_sequences.fa").exists()
+    assert_unharmed(folder, healthy)
     lost = [event for event in events if isinstance(event, WorkerLost) and event.is_final]
     assert summary.lost_devices == [event.lost_device for event in lost]
     assert {event.worker for event in lost} <= {"cuda:1"}
     if end is not None:
         (line,) = summary.lost_devices
         assert line.startswith("cuda:1 was taken out of the run") and end in line
+
+
+def assert_unharmed(folder: Path, healthy: Path) -> None:
+    assert statuses(folder) == statuses(healthy)
+    assert set(statuses(folder).values()) == {"scored"}
+    assert_same_vectors(vectors(folder), vectors(healthy))
+    assert not leftovers(folder)
+    assert not (folder / "failed_sequences.fa").exists()
+
+
+def test_hanging_gpu_harms_no_protein(run_on, healthy, chaos_seed):
+    worker = partial(faulty_workers.HangingGpu, seed=chaos_seed, share=0.04, n_awaited=0)
+    folder, summary, _ = run_on(worker, silence_seconds=4.0)
+    assert summary.exit_code == 0
+    assert_unharmed(folder, healthy)
 
 
 POISON = {"bad": f"{faulty_workers.POISON}MKVLEFPQIL"}
@@ -124,6 +133,11 @@ def test_sequence_that_faults_only_gpu_is_named(run_on, poisoned, tmp_path):
     assert "cuda:0 was taken out of the run after 2 device errors" in str(ended.value)
     assert "the sequence bad was alone on the device" in str(ended.value)
     assert not list((tmp_path / "run").rglob("failed_sequences.fa"))
+
+
+def test_model_that_fails_on_all_gpus_ends_run(run_on):
+    with pytest.raises(UnavailableError, match="the first 100 sequences all failed"):
+        run_on(faulty_workers.NanEverywhereGpu)
 
 
 def test_last_gpu_with_faults_ends_run(run_on, tiny, make_config, proteins, healthy, tmp_path):

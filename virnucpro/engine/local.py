@@ -124,7 +124,7 @@ class ProcessExecutor(Executor):
         self.pending: deque[Attempt] = deque()
         self.workers: list[WorkerHandle] = []
         self.last_loss: WorkerFailure | None = None
-        self.removed: set[str] = set()  # devices that are not used again
+        self.removed: set[str] = set()  # GPUs that are not used again
         self.last_removed = ""  # the last of them and why, in a line
         self.suspect: tuple[Shard, int] | None = None  # alone on the device at its last error
 
@@ -136,7 +136,8 @@ class ProcessExecutor(Executor):
         self, job: WorkerConfig, resources: Resources, n_workers: int
     ) -> None:
         """Start workers until there are ``n_workers``, or one per device."""
-        named = list(zip(_worker_names(self.devices), self.devices, strict=True))
+        names = zip(_worker_names(self.devices), self.devices, strict=True)
+        named = [(name, device) for name, device in names if device not in self.removed]
         for name, device in named[len(self.workers) : n_workers]:
             self.start_worker(WorkerState(name, device), device, job, resources)
 
@@ -338,8 +339,9 @@ class ProcessExecutor(Executor):
                 n_cleared = decision.cleared.count(other.device)
                 other.state.n_device_errors = max(0, other.state.n_device_errors - n_cleared)
         if decision.failure_event.is_final:
-            self.removed.add(worker.device)
             self.last_removed = decision.failure_event.lost_device
+            if worker.device != "cpu":  # one worker out of many on a CPU
+                self.removed.add(worker.device)
         yield decision.failure_event
         self.last_loss = loss
         self.pending.extendleft(reversed(decision.retry_first))

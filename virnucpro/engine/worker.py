@@ -227,7 +227,7 @@ class Worker:
         attempt = shard.attempt
         reasons = {row: why for each in shard.embeddings for row, why in each.reasons.items()}
         new = reasons.keys() - attempt.failed_rows.keys()
-        if not attempt.has_other_device or new <= attempt.failed_on.keys():
+        if not any(map(attempt.is_tried_elsewhere, new)):
             return None
         for each in shard.embeddings:
             if not attempt.n_failures:  # else each batch was saved
@@ -298,7 +298,7 @@ class Worker:
                 return
             case BatchError(reason=reason):
                 embedding.mark_failed(dict.fromkeys(batch, reason))
-                if not embedding.attempt.has_other_device:  # else that device decides
+                if not embedding.attempt.is_tried_elsewhere(batch[0]):
                     self._count_failure(embedding.encoder.spec, reason)
             case rows:
                 embedding.store_rows(batch, rows)
