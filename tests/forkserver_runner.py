@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,7 +40,7 @@ class Forked:
             Connection(os.dup(pipe.fileno())) as copy,  # only this class can be sent
         ):
             self.process = fork_server().Process(
-                target=_begin, args=(copy, parents_end), daemon=True
+                target=_begin, args=(copy, parents_end, _blocked_signals()), daemon=True
             )
             self.process.start()
 
@@ -68,7 +69,13 @@ def fork_server() -> multiprocessing.context.ForkServerContext:
     return multiprocessing.get_context("forkserver")
 
 
-def _begin(pipe: Connection, parents_end: Connection) -> None:
+def _blocked_signals() -> set[int]:
+    """The signal mask of this thread, which a child of the fork server does not inherit."""
+    return {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
+
+
+def _begin(pipe: Connection, parents_end: Connection, blocked: set[int]) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     os.dup2(parents_end.fileno(), 0)
     parents_end.close()
     run_child(os.dup(pipe.fileno()))
@@ -100,7 +107,9 @@ def _start(
     with ExitStack() as stack:
         copies = [stack.enter_context(Connection(os.dup(number))) for number in streams]
         place, variables = cwd or Path.cwd(), dict(os.environ if env is None else env)
-        process = fork_server().Process(target=_begun, args=(run, given, copies, place, variables))
+        process = fork_server().Process(
+            target=_begun, args=(run, given, copies, place, variables, _blocked_signals())
+        )
         process.start()
     return process
 
@@ -164,7 +173,9 @@ def _begun(
     streams: list[Connection],
     place: Path,
     env: dict[str, str],
+    blocked: set[int],
 ) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()

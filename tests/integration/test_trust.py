@@ -35,7 +35,8 @@ from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Embeddings, Failure
 from virnucpro.core.yaml_config import read_config
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.models.esm2.loading import load_esm2, prepare
+from virnucpro.models.converted import prepare
+from virnucpro.models.esm2.loading import load_esm2
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.run_report import report_folder
@@ -179,7 +180,7 @@ def test_a_converted_model_that_carries_code_is_made_again_or_refused(
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     checkpoint = inspect_esm2(tiny.model)
-    facts = checkpoint, checkpoint.shape, "bf16", lambda _: None
+    facts = checkpoint, "bf16", lambda _: None
     converted, _ = prepare(*facts)
     converted.write_bytes(as_pickle(Payload(trap)))
     work = lambda: load_esm2(converted, 2, torch.bfloat16, torch.device("cpu"))  # noqa: E731

@@ -196,7 +196,7 @@ def test_a_full_card_is_asked_for_the_vectors_of_an_empty_one(tmp_path, monkeypa
 
 def test_the_tests_that_the_script_for_a_gpu_names_are_there():
     root = Path(__file__).parents[2]
-    named = re.findall(r"(tests/\w+\.py)(?:::(\w+))?", (root / "benchmarks/gpu.sh").read_text())
+    named = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", (root / "benchmarks/gpu.sh").read_text())
     assert named
     for file, name in named:
         assert f"def {name}" in (root / file).read_text(), name

@@ -230,10 +230,9 @@ def _follow_parent() -> None:
     """End with the parent and ignore Ctrl-C. The parent deferred interrupts at the start."""
     _set_parent_death_signal()  # also ends a suspended process, in which no thread runs
     threading.Thread(target=_wait_for_parent_exit, daemon=True).start()
-    # Schedulers send these to every process of a job, but only the parent acts on them. A mask does
-    # not suffice: a library may have started a thread that does not block them.
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Schedulers send their signals to every process of a job. They stay blocked here, because only
+    # the parent acts on them.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGXCPU})
     ask_before_cpu_limit()
 
