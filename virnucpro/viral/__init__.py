@@ -1,1 +1,1 @@
-"""Call records, by the scorer, a head or both, and find regions in them."""
+"""Classify records with the scorer, a head or both, and find viral regions in them."""

@@ -1,6 +1,6 @@
-"""Call records with the scorer, by their letters alone, without frames or vectors.
+"""Classify records with the scorer, by sequence alone, without frames or vectors.
 
-Records come in blocks. A score does not depend on the other records of its block.
+Records arrive in blocks. A score does not depend on the other records in its block.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from virnucpro.viral.types import CalledRecords, Calls, FoundRegions, FrameScore
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredRecords:
-    """The scorer's results for neighbouring records: all that calls need, except the cut."""
+    """Scorer results for neighbouring records: everything a call needs except the threshold."""
 
     records: Records
-    screened: dict[int, Status]  # by index: the status of each record that was screened out
-    notes: list[str]  # why a record was screened out, or what its sequence shows
+    screened: dict[int, Status]  # by index: status of each record that was screened out
+    notes: list[str]  # why a record was screened out, or a remark on its sequence
     log_odds: FloatArray  # (n,) NaN: no score
     n_pieces: IntArray  # (n,)
-    pieces: WindowScores  # of all records
-    known: WindowHits  # of all records that were not screened out; empty for proteins
-    # by index, for each searched record: its regions if it is called other, and if called virus
+    pieces: WindowScores  # for all records
+    known: WindowHits  # for all records that passed the screen; empty for proteins
+    # by index, for each searched record: its regions if called other, and if called virus
     found: dict[int, tuple[FoundRegions, FoundRegions]] = field(default_factory=dict)
 
 
 def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRecords:
     """Score the sequence of each record.
 
-    A protein is one piece, without the final stop that gene callers write.
+    A protein is a single window, without the final stop that gene callers write.
     """
     is_protein = recipe.input_type == "protein"
     refusals = reject_reasons(records, recipe)
@@ -71,7 +71,7 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
 
 
 def _whole_proteins(proteins: Sequence[str], scorer: Scorer) -> tuple[FloatArray, WindowScores]:
-    """The log-odds of each protein, and the one piece that covers it."""
+    """Return the log-odds of each protein, and the single window that covers it."""
     scores, n = score_proteins(proteins, scorer), len(proteins)
     lengths = np.array(list(map(len, proteins)), dtype=np.int64)
     return scores, WindowScores(np.arange(n), np.zeros(n, dtype=np.int64), lengths, scores)
@@ -80,7 +80,7 @@ def _whole_proteins(proteins: Sequence[str], scorer: Scorer) -> tuple[FloatArray
 def call_scored(
     scored: ScoredRecords, recipe: Recipe, scorer: Scorer, cut: ThresholdOptions
 ) -> CalledRecords:
-    """Call each record, with the scores of its pieces."""
+    """Call each record, with the scores of its windows."""
     is_protein = recipe.input_type == "protein"
     error_rates = scorer.select_error_rates(recipe.input_type)
     records, pieces = scored.records, scored.pieces
@@ -124,7 +124,10 @@ def call_scored(
 
 
 def _frames(scored: ScoredRecords, is_known: BoolArray, *, is_protein: bool) -> FrameScores:
-    """The scores of pieces with a known base. A piece covers both strands and is its own chunk."""
+    """Return the scores of windows with a known base.
+
+    A window covers both strands and is its own chunk.
+    """
     pieces, names = scored.pieces, scored.records.ids
     owners = pieces.record[is_known]
     firsts = np.cumsum(scored.n_pieces) - scored.n_pieces
@@ -140,7 +143,7 @@ def _frames(scored: ScoredRecords, is_known: BoolArray, *, is_protein: bool) -> 
 
 
 def _short_proteins(records: Records, shortest: int) -> dict[int, tuple[Status, str]]:
-    """By index: the status and the note of each protein that is too short for the scorer."""
+    """Return the status and note of each protein that is too short for the scorer, by index."""
     lengths = [len(record.protein) for record in records.iter_records()]
     return {
         place: ("too_short", f"{length} of at least {shortest}")
@@ -156,7 +159,7 @@ def combine_calls(
     cut: ThresholdOptions,
     code: GeneticCode,
 ) -> None:
-    """Join the calls of a head with the scorer, in place.
+    """Combine the calls of a head with the scorer, in place.
 
     A record without a scored frame gets the scorer's score. A record that the scorer cannot read
     keeps the head's score.
@@ -187,13 +190,13 @@ def combine_calls(
 
 
 def _head_log_odds(predictions: Sequence[Prediction], facts: HeadInfo) -> float:
-    """The mean log-odds of a record's scored chunks; NaN without one."""
+    """Return the mean log-odds over a record's scored chunks, or NaN without one."""
     chunks = [scores for _, scores in chunk_scores(predictions)]
     return fmean(facts.chunk_log_odds(chunks)) if chunks else np.nan
 
 
 def _score_columns(values: FloatArray) -> list[float | None]:
-    """The values, with None for NaN."""
+    """Replace NaN by None."""
     return [None if isnan(value) else value for value in values.tolist()]
 
 
@@ -203,9 +206,9 @@ def _apply_threshold(
     error_rates: Sequence[ErrorRates],
     cut: ThresholdOptions,
 ) -> tuple[BoolArray, FloatArray]:
-    """Whether each record is viral, by its calibrated log-odds, and its false discovery rate.
+    """Return whether each record is viral by its calibrated log-odds, and its false discovery rate.
 
-    NaN is not viral. (n,) each
+    NaN is not viral. Both results are (n,).
     """
     is_virus = log_odds >= thresholds(error_rates, lengths, FALSE_POSITIVES[cut.preset])
     if cut.threshold is not None:

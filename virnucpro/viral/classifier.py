@@ -1,12 +1,12 @@
-"""Choose the caller of a run: the scorer, a head, both, or none.
+"""Choose the classifier for a run: the scorer, a head, both, or none.
 
-A run has one caller. All code that needs a call, or depends on who calls, asks the caller and does
-not look inside it. The scorer makes the same calls with vectors and without.
+A run has one classifier. Any code that needs a call, or that depends on the calling method, asks
+the classifier and does not inspect it. The scorer makes the same calls with and without vectors.
 
-A run may embed only some of its records: the scorer reads every record, and the score decides. The
-decision depends only on the score and the length of the record, so it is the same in every run and
-under every cut. The bounds are false positive rates of the scorer, measured by cross-validation
-over groups, so the same share of cellular records is embedded at each length.
+A run may embed only a subset: the scorer reads every record, and the score decides. The decision
+depends only on score and length, so it is the same in every run and at every threshold. The bounds
+are the scorer's false positive rates, measured by cross-validation over groups. Therefore the same
+share of cellular records is embedded at each length.
 """
 
 from __future__ import annotations
@@ -54,36 +54,36 @@ from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
 from virnucpro.viral.options import FALSE_POSITIVES, CallsBy, ThresholdOptions
 from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores, Prediction
 
-# false positive rates, at each length, of the lowest score that is embedded ...
+# false positive rates, at each length, for the lowest embedded score ...
 NEARLY_VIRAL = 0.2
-SURELY_VIRAL = FALSE_POSITIVES["conservative"]  # ... and of the lowest that all presets call virus
+SURELY_VIRAL = FALSE_POSITIVES["conservative"]  # ... and for the lowest that all presets call virus
 _NOTE = "not embedded"
 
-# digests of the training records and of their groups, and a sketch of all sequences
+# digests of training records and their groups, and a sketch of all sequences
 Trained: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.uint64], Sketch]
 
 
-# the rule by which a record is called viral: in words, and as the lowest viral score at each length
+# the rule that calls a record viral: as text, and as the lowest viral score at each length
 ThresholdText: TypeAlias = tuple[str, tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordClassifier:
-    """Calls records by their sequence, by vectors of their frames, or by both.
+    """Calls records by sequence, by the vectors of their frames, or by both.
 
-    The class itself calls nothing: it is the caller of ``extract``, which only embeds. Callers can
-    be sent to other processes.
+    The base class calls nothing: it serves ``extract``, which only embeds. Classifiers can be sent
+    to other processes.
     """
 
-    stages: ClassVar[tuple[str, ...]] = STAGES  # of a run with this caller
-    stores_scores: ClassVar[bool] = False  # True: a later cut needs only the kept scores
+    stages: ClassVar[tuple[str, ...]] = STAGES  # stages of a run with this classifier
+    stores_scores: ClassVar[bool] = False  # True: a later threshold needs only the stored scores
 
     frame_head: Head | None = None  # scores frames by their vectors; None: frames get no score
     scorer: Scorer | None = None  # scores sequences; None: not needed and not loaded
 
     @property
     def announcements(self) -> tuple[str, ...]:
-        """Lines that tell the user who calls."""
+        """Return the lines that tell the user which classifier makes the calls."""
         return ()
 
     @property
@@ -92,7 +92,10 @@ class RecordClassifier:
 
     @property
     def hashes(self) -> Mapping[str, str]:
-        """The hashes for the recipe of a run. With a head, the scorer may still choose records."""
+        """Return the hashes for the recipe of a run.
+
+        With a head, the scorer may still select records.
+        """
         hashes: dict[str, str] = {}
         if self.frame_head is not None:
             hashes["head_sha256"] = self.frame_head.sha256
@@ -105,7 +108,7 @@ class RecordClassifier:
 
     @property
     def to_dict(self) -> Mapping[str, Mapping[str, object]]:
-        """Facts about the scorer and the head for a report, if they call."""
+        """Describe the scorer and the head for a report, if they make calls."""
         facts: dict[str, Mapping[str, object]] = {}
         if (head := self.frame_head) is not None:
             facts["head"] = {"sha256": head.sha256, **asdict(head.facts)}
@@ -115,7 +118,7 @@ class RecordClassifier:
 
     @property
     def trained_on(self) -> Mapping[str, Trained]:
-        """The training data of the scorer and of the head, if they call."""
+        """Return the training data of the scorer and the head, if they make calls."""
         trained: dict[str, Trained] = {}
         if (head := self.frame_head) is not None:
             trained = {
@@ -129,21 +132,21 @@ class RecordClassifier:
 
     @property
     def head_facts(self) -> HeadInfo | None:
-        """The rules of a head that calls alone; None: no head calls alone."""
+        """Return the rules of a head that calls alone, or None if no head calls alone."""
         return None
 
     @property
     def recommended_chunk(self) -> tuple[int, str] | None:
-        """The only size of chunks that is possible, and why; None: any size is."""
+        """Return the only supported chunk size and the reason, or None if any size works."""
         if self.frame_head is None:
             return None
         return self.frame_head.facts.chunk_size, "the head was made for chunks of"
 
     def chunk_size(self, asked: int | None) -> int:
-        """The bases of a chunk: the user's size, or the default.
+        """Return the chunk size in bases: the user's size, or the default.
 
         Raises:
-            UsageError: whoever calls works on chunks of another size.
+            UsageError: the classifier works on chunks of another size.
         """
         only, why = self.recommended_chunk or (asked or USUAL_CHUNK_SIZE, "")
         if asked not in (None, only):
@@ -164,11 +167,11 @@ class RecordClassifier:
     def warnings(
         self, chunk_size: int, n_records: int, n_short: int, n_shards: int
     ) -> Iterator[str]:
-        """Warn about records with weak calls or none; ``n_short``: shorter than half a chunk."""
+        """Warn about records with weak or missing calls; ``n_short``: shorter than half a chunk."""
         if not n_shards:
             yield "no record has a frame to embed: the table has the status of each"
         join = self.frame_head.facts.join if self.frame_head else None
-        # such short records were among those that the join was measured on
+        # the weights of the ensemble were measured on data that included such short records
         is_measured = join is not None and 2 * join.knots[0].n_bases < chunk_size
         if self.frame_head and not is_measured and n_short > n_records / 2:
             yield (
@@ -177,27 +180,27 @@ class RecordClassifier:
             )
 
     def min_length(self, input_type: InputType) -> int:
-        """The length of the shortest record that is called, in bases or residues."""
+        """Return the length of the shortest record that is called, in bases or residues."""
         return 0
 
     def for_input_type(self, input_type: InputType) -> RecordClassifier:
-        """The caller for records of this type.
+        """Return the classifier for records of this type.
 
         Raises:
-            UsageError: an option of the cut is not possible for them.
+            UsageError: a threshold option is not supported for this type.
         """
         return self
 
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
-        """Call each record; ``frames`` has its embedded frames, with or without scores."""
+        """Call each record; ``frames`` contains its embedded frames, with or without scores."""
         return _call_by_frames(recipe, self.head_facts, records, frames)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ScorerClassifier(RecordClassifier):
-    """The scorer calls by the sequence alone; embedded frames do not change calls."""
+    """The scorer calls by sequence alone; embedded frames do not change calls."""
 
     scorer: Scorer
     options: ThresholdOptions
@@ -237,7 +240,7 @@ class _ScorerClassifier(RecordClassifier):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceClassifier(_ScorerClassifier):
-    """The scorer calls and nothing is embedded. The scores are kept for later cuts."""
+    """The scorer calls and nothing is embedded. The scores are stored for later thresholds."""
 
     stages: ClassVar = (STAGES[0], SCORING)
     stores_scores: ClassVar = True
@@ -255,7 +258,7 @@ class _HeadClassifier(RecordClassifier):
     """A head calls by the vectors of frames and, if it reads them, their bases.
 
     Raises:
-        UsageError: the cut needs error rates, which a head alone does not have.
+        UsageError: the threshold needs error rates, which a head alone does not have.
     """
 
     frame_head: Head
@@ -276,7 +279,7 @@ class _HeadClassifier(RecordClassifier):
 
     @property
     def head_facts(self) -> HeadInfo:
-        """The facts of the head, with the user's threshold."""
+        """Return the description of the head, with the user's threshold."""
         threshold, facts = self.options.threshold, self.frame_head.facts
         return facts if threshold is None else replace(facts, threshold=threshold)
 
@@ -291,10 +294,10 @@ class _HeadClassifier(RecordClassifier):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ensemble(RecordClassifier):
-    """A head and the scorer call nucleotides together; proteins are called by the head alone.
+    """A head and the scorer call nucleotides together; the head alone calls proteins.
 
     Raises:
-        UnavailableError: the head was joined with a scorer of another version.
+        UnavailableError: the head was combined with another version of the scorer.
     """
 
     frame_head: Head
@@ -346,7 +349,7 @@ class _Ensemble(RecordClassifier):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cascade(RecordClassifier):
-    """The scorer calls the records without embedded frames, and ``then`` calls all others.
+    """The scorer calls records without embedded frames, and ``then`` calls all others.
 
     ``then`` also calls the records that the scorer cannot read.
     """
@@ -373,7 +376,7 @@ class _Cascade(RecordClassifier):
     def warnings(
         self, chunk_size: int, n_records: int, n_short: int, n_shards: int
     ) -> Iterator[str]:
-        """As usual, but that records may be left out on purpose."""
+        """Return the usual warnings, but allow for records that are excluded on purpose."""
         return self.then.warnings(chunk_size, n_records, n_short, n_shards or 1)
 
     def for_input_type(self, input_type: InputType) -> RecordClassifier:
@@ -411,15 +414,15 @@ def choose_classifier(
     head: Head | None,
     rules: Sequence[EmbeddingRule] = ("all",),
 ) -> RecordClassifier:
-    """Choose the caller of a prediction.
+    """Choose the classifier for a prediction.
 
-    With a head, it is the head, joined with the scorer if both were joined in training and
-    ``calls`` allows it. Otherwise it is the scorer. ``rules`` select the records to embed; without
-    rules, nothing is embedded. The scorer calls the records that the last rule leaves out.
+    If there is a head, it calls. The scorer joins it if both were combined in training and
+    ``calls`` allows it. Without a head, the scorer calls. ``rules`` select the records to embed.
+    Without rules, nothing is embedded. The scorer calls the records that the last rule excludes.
 
     Raises:
-        UnavailableError: the head was joined with another scorer.
-        UsageError: the cut is not possible with a head.
+        UnavailableError: the head was combined with another scorer.
+        UsageError: a head does not support the threshold.
     """
     load_tables()  # a damaged table fails before anything is computed
     if not rules:
@@ -440,7 +443,7 @@ def choose_classifier(
 def select_for_embedding(
     records: Records, recipe: Recipe, rules: Sequence[EmbeddingRule]
 ) -> Iterator[tuple[FastaRecord, int | None]]:
-    """The records that can be embedded, each with the index of the first rule that selects it.
+    """Select the records to embed, each with the index of the first rule that selects it.
 
     None: no rule selects it. Every rule selects the records that the scorer cannot read.
     """
@@ -455,7 +458,7 @@ def select_for_embedding(
 def _first_selecting_rule(
     records: Records, recipe: Recipe, rules: Sequence[EmbeddingRule]
 ) -> list[int | None]:
-    """The index of the first rule that selects each record; None: no rule selects it."""
+    """Return the index of the first rule that selects each record, or None without one."""
     if rules[0] == "all":
         return [0] * len(records.ids)
     scorer = Scorer.load_builtin()
@@ -470,7 +473,7 @@ def _first_selecting_rule(
 
 
 def _kmers_of(scorer: Scorer) -> Sketch:
-    """The sketch of the scorer's training data, stored next to it; empty for other scorers."""
+    """Return the sketch of the training data stored with the scorer; empty for other scorers."""
     with safe_open(EMBEDDED_FOLDER / "trained.safetensors", framework="np") as handle:
         is_of_it = handle.metadata()["scorer_sha256"] == scorer.sha256
         return Sketch.unpack(handle.get_tensor("trained_kmers")) if is_of_it else Sketch()
@@ -479,7 +482,7 @@ def _kmers_of(scorer: Scorer) -> Sketch:
 def _describe_threshold(
     options: ThresholdOptions, error_rates: Sequence[ErrorRates]
 ) -> ThresholdText:
-    """The cut at the user's threshold, or else that of a preset, by error rates."""
+    """Describe the user's threshold, or else the threshold of a preset, by error rates."""
     if options.threshold is not None:
         return _with_evidence(options, _describe_fixed_threshold(options.threshold))
     share = FALSE_POSITIVES[options.preset]
@@ -489,7 +492,7 @@ def _describe_threshold(
 
 
 def _with_evidence(options: ThresholdOptions, cut: ThresholdText) -> ThresholdText:
-    """The rule with the evidence that it uses; scores do not matter if only the index calls."""
+    """Add the evidence to the rule; scores do not matter if only the index calls."""
     words, scores = cut
     if options.evidence == "known":
         return "known viruses only", ()
@@ -508,7 +511,7 @@ def _call_by_frames(
 ) -> CalledRecords:
     """Call records by the scores of their frames; without ``facts`` they are only embedded."""
     screened, calls = reject_reasons(records, recipe), list[Call]()
-    # an encoder of chunks reads all that have a known base
+    # a chunk encoder reads every chunk that has a known base
     without = "no known base" if Alphabet.CHUNK in recipe.alphabets else ""
     for place, (record, predictions) in enumerate(zip(records.iter_records(), frames, strict=True)):
         length = len(record.sequence)
@@ -531,7 +534,7 @@ def call_record(
 ) -> Call:
     """Call one record that passed the screen; without ``facts`` it is only embedded.
 
-    Failed frames do not count in the score; the note counts them. If all frames failed, the record
+    Failed frames do not count in the score. The note counts them. If all frames failed, the record
     failed.
     """
     chunks = chunk_scores(predictions)

@@ -1,6 +1,6 @@
-"""Estimate how much of its genome a viral sequence is, from the usual length in its taxon.
+"""Estimate the completeness of a viral genome from the typical genome length in its taxon.
 
-``scripts/weights/build_lineages.py`` finds the usual lengths, and
+``scripts/weights/build_lineages.py`` finds the typical lengths, and
 ``scripts/weights/measure_completeness.py`` measures the estimates.
 """
 
@@ -11,8 +11,8 @@ from typing import NamedTuple
 from virnucpro.viral.lineage import SEGMENTED, Taxon
 
 CLOSED = ("DTR", "ITR", "circular")  # topologies of a complete molecule
-# percent of the usual length below which terminal repeats do not show a complete genome: they may
-# be those of a transposon or of a repeated part
+# Percent of the typical length. Below it, terminal repeats do not indicate a complete genome: they
+# may belong to a transposon or a repeated segment.
 LEAST_OF_CLOSED = 50.0
 
 
@@ -27,11 +27,11 @@ def estimate_completeness(n_bases: int, topology: str, taxon: Taxon) -> Complete
     Args:
         n_bases: length of the sequence.
         topology: as in ``Identity``.
-        taxon: the lowest taxon that is named.
+        taxon: the lowest named taxon.
 
     Returns:
-        The percentage, at most 100, and how it was found. The genome length of a segmented taxon
-        says nothing about one segment.
+        The percentage, at most 100, and the method. The genome length of a segmented taxon says
+        nothing about one segment.
     """
     percent = None
     if taxon.genome_length:

@@ -21,10 +21,10 @@ from virnucpro.viral.types import CalledRecords, Calls
 def add_evidence(
     calls: Calls, hits: WindowHits, options: ThresholdOptions, index: KnownIndex
 ) -> None:
-    """Call records by the evidence that the options choose, in place.
+    """Call records by the evidence that the options select, in place.
 
-    A record without a score is not called, and its score never changes. A known record has the
-    false discovery rate of its evidence, or that of its score if this is lower and counts.
+    A record without a score is not called, and its score never changes. A known record gets the
+    false discovery rate of its evidence. It gets the rate of its score if that is lower and counts.
     """
     known = index.classify(hits, len(calls.record_ids))
     lengths = np.array(calls.lengths, dtype=np.int64)
@@ -59,7 +59,7 @@ _WORDS = {
 
 
 def _evidence_notes(index: KnownIndex, known: KnownRecords, place: int) -> Iterable[str]:
-    """What the user should know about a known virus: it may be part of a host's genome."""
+    """Yield remarks on a known virus for the user: it may be part of a host genome."""
     n_known, n_windows = int(known.n_known_windows[place]), int(known.n_windows[place])
     if n_known < n_windows:
         yield f"known in {n_known} of {n_windows} parts: may be a provirus"

@@ -1,23 +1,23 @@
-"""Compute the features of pieces: their composition, and the words that they share.
+"""Compute the features of windows: composition, and shared k-mers.
 
-A piece has 1,229 features, in seven blocks:
+A window has 1,229 features, in seven blocks:
 
-- the codons of its longest stop-free stretch, and those of all long stretches;
-- the codon junctions of the long stretches: the four bases around the border of two codons;
-- the pairs of neighbouring residues of the longest stretch;
-- its palindromes;
-- plain figures, such as GC and the lengths of stretches;
-- the shares of its words that viruses and cells of the training data have;
-- the codons again, as log ratios to the counts expected from the GC of the piece.
+- codons in its longest open reading frame (ORF, stop to stop), and in all long ORFs;
+- codon junctions in the long ORFs: the four bases around the border between two codons;
+- pairs of neighbouring residues in the longest ORF;
+- palindromes;
+- plain statistics, such as GC and ORF lengths;
+- shares of k-mers that viruses and cells in the training data have;
+- the codons again, as log ratios to the counts expected from the GC content.
 
-Shares of codons, junctions, pairs and words are given as square roots. A long piece may be read in
-parts: its features are the means over the parts, with 12 more for the layout of its gene-like
-stretches.
+The shares of codons, junctions, pairs and k-mers are square roots. A long window may be read in
+parts. Its features are then the means over the parts, with 12 more for the layout of its gene-like
+ORFs.
 
-A word is nine residues. Composition does not identify a protein; a word of a known protein does.
-Unrelated proteins rarely share a word by chance: there are 5e11 words. The table has all words that
-occur in several groups of the training data, and one in eight, chosen by hash, of the words that
-occur in only one group.
+A k-mer is nine residues. Composition does not identify a protein, but a k-mer from a known protein
+does. Unrelated proteins rarely share a k-mer by chance: there are 5e11 k-mers. The table contains
+all k-mers that occur in several groups in the training data. For k-mers that occur in only one
+group, it contains a sample: one in eight, selected by hash.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from virnucpro.sequences.open_codes import N_CODES, Digits, genetic_code
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.windows import Windows, is_stop
 
-LENGTH = 9  # residues of a word
+LENGTH = 9  # residues in a k-mer
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 NO_RESIDUE = len(AMINO_ACIDS)  # stops, and codons with an unknown base
-# owner of a word; 0: none. ONE_*: one group; else several: all viral, all cellular, or mixed
+# class of a k-mer; 0: none. ONE_*: one group; else several: all viral, all cellular, or mixed
 VIRAL, ONE_VIRAL, CELLULAR, ONE_CELLULAR, RATHER_VIRAL, RATHER_CELLULAR = range(1, 7)
 N_WORD_FIGURES = 6
-RARITY = 8  # one word in this many belongs to the sample; a power of two
+RARITY = 8  # one k-mer in this many belongs to the sample; a power of two
 BUCKET_BITS, REST_BITS, OWNER_BITS = 20, 13, 3
-_HINT_BITS = 2  # bits of the rest that a hint covers
+_HINT_BITS = 2  # bits of the remainder that a hint covers
 _GROUP = 16  # buckets that share an index of their first entry
 N_BUCKETS = 2 << BUCKET_BITS
 
@@ -63,28 +63,28 @@ N_LAYOUT = 12
 N_FEATURES = 4 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES + N_FIGURES + N_WORD_FIGURES
 SHARES = slice(0, -2 * N_CODONS)  # all features except codons as ratios
 RATIOS = slice(2 * N_CODONS, None)  # all features except codons as shares
-GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES  # the column of the first figure
+GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES  # the column of the first statistic
 FIGURES = slice(GC, GC + N_FIGURES)
-GENE_LIKE = 30  # codons of the shortest stretch that may be a gene
-CLIP = 6.0  # deviations from the mean, to which nets limit a feature
+GENE_LIKE = 30  # codons in the shortest ORF that may be a gene
+CLIP = 6.0  # standard deviations from the mean; networks clip a feature to this
 
 Features = NDArray[np.float32]
 
 
-# Words
+# K-mers
 
 
 @dataclass(frozen=True, eq=False)
 class WordTable:
-    """Words and their owners. A word is stored as 33 bits of its hash: a bucket, and the rest.
+    """K-mers and their classes.
 
-    Only words of the sample are in the second half of the buckets, so that searches for other
-    words skip them. About one in 1e3 words of the sample matches by chance, and one in 1e4 of the
-    others.
+    A k-mer is stored as 33 bits of its hash: a bucket, and the remainder.
+    The second half of the buckets contains only k-mers from the sample, so that searches for other
+    k-mers skip it. About one in 1e3 sampled k-mers matches by chance, and one in 1e4 of the others.
     """
 
     n_of_bucket: NDArray[np.uint8]  # (N_BUCKETS,)
-    entries: NDArray[np.uint16]  # (n,) by bucket, ascending; the rest of the hash, then the owner
+    entries: NDArray[np.uint16]  # (n,) by bucket, ascending: hash remainder, then class
 
     def __post_init__(self) -> None:
         if self.n_of_bucket.shape != (N_BUCKETS,) or self.entries.ndim != 1:
@@ -92,21 +92,21 @@ class WordTable:
         if self.n_of_bucket.sum() != len(self):
             raise ValueError(f"{len(self)} words, but {self.n_of_bucket.sum()} in the buckets")
         if len(self):
-            _ = self.arguments  # checks the owners
+            _ = self.arguments  # checks the classes
 
     def __len__(self) -> int:
         return len(self.entries)
 
     @cached_property
     def arguments(self) -> tuple[NDArray[Any] | int, ...]:
-        """Arguments of library functions: hints, the table, and the start of each bucket group.
+        """Return the arguments of library functions: hints, table, and start of each bucket group.
 
-        A hint is one bit per prefix of hashes: it is set if a word outside the sample has this
-        prefix. The hints fit into a processor's cache and save the search for six in seven words
-        without an owner. They do not cover the sample, where nearly all prefixes occur.
+        A hint is one bit per hash prefix. It is set if a k-mer outside the sample has this prefix.
+        The hints fit into a processor's cache and save the search for six in seven k-mers without a
+        class. They do not cover the sample, where nearly all prefixes occur.
 
         Raises:
-            ValueError: a word has an unknown owner.
+            ValueError: a k-mer has an unknown class.
         """
         hints = np.zeros(N_BUCKETS >> 1 << _HINT_BITS >> 3, dtype=np.uint8)
         first, n_strange = np.zeros(N_BUCKETS // _GROUP, dtype=np.int32), np.zeros(1, np.int64)
@@ -127,14 +127,14 @@ NO_WORDS = WordTable(np.zeros(N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.u
 def library_input(
     pieces: Windows, words: WordTable, code: GeneticCode
 ) -> tuple[NDArray[Any] | int, ...]:
-    """Arguments of the library functions that read pieces."""
+    """Return the arguments of the library functions that read windows."""
     owners = pieces.owners(code, words)
     return *pieces.arguments(code), _word_tables(code), *words.arguments, owners
 
 
 @cache
 def _word_tables(code: GeneticCode) -> Digits:
-    """For each codon: whether it is a stop, its standard synonym, and its residue. (3, 125)"""
+    """Return for each codon: whether it is a stop, its standard synonym, its residue. (3, 125)"""
     synonyms = np.arange(N_CODES, dtype=np.uint8)
     for codon, synonym in code.standard_synonyms.items():
         synonyms[genetic_code(codon)] = genetic_code(synonym)
@@ -142,13 +142,16 @@ def _word_tables(code: GeneticCode) -> Digits:
 
 
 def layout_features(pieces: Windows, code: GeneticCode = STANDARD) -> FloatArray:
-    """The layout of the gene-like stretches of each piece. -> (n, 12)
+    """Describe the layout of gene-like ORFs in each window. -> (n, 12)
 
-    In order: their number per kilobase, and the share of bases in them; the logarithms of their
-    median, mean and longest length, and of the root of the mean length over covered bases; number
-    and share again for stretches as long as a gene, how often these change strand, and the share of
-    the more common strand; the share of short gaps between neighbours, and the mean gap in
-    kilobases.
+    In order:
+
+    - their number per kilobase, and the share of bases in them;
+    - logarithms of their median, mean and longest length, and of the root of the mean length over
+      covered bases;
+    - for ORFs as long as a gene: number and share as above, how often they change strand, and the
+      share of the more common strand;
+    - the share of short gaps between neighbours, and the mean gap in kilobases.
     """
     layout = np.empty((len(pieces), N_LAYOUT))
     call("layout_features", *pieces.arguments(code), layout)
