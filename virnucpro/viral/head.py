@@ -1,14 +1,15 @@
-"""The classifier head: small networks that call a frame "virus" or "others".
+"""The classifier head: small networks that classify a frame as "virus" or "others".
 
 A head is a safetensors file. ``protein.layers.0.weight``, ``protein.layers.0.bias``,
 ``protein.layers.1.weight`` … belong to the network that reads embeddings. The same names under
-``nucleotide.`` belong to an optional network that reads the embedding and the composition of the
-frame's bases. The only entry of the metadata holds the facts of the head in JSON. A ReLU separates
-layers; the last layer gives two logits. The file may also hold digests of its training data.
+``nucleotide.`` belong to an optional network that reads the embedding and the base composition of
+the frame. The metadata has a single entry, which describes the head in JSON. A ReLU separates
+layers, and the last layer returns two logits. The file may also contain digests of its training
+data.
 
-A head may be joined with the scorer: a call uses the weighted sum of their log-odds, with weights
-that depend on length. They are fitted to groups that the head was not trained on. At lengths where
-its weight is 0, the head adds nothing.
+A head may be combined with the scorer: a call uses the weighted sum of their log-odds. The weights
+depend on length, and are fitted to groups that the head was not trained on. At lengths where its
+weight is 0, the head adds nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ _NEAR = 1e-6  # in units of the last decimal: thousands of times the spacing of 
 _SURE = 10.0**-DECIMALS  # log-odds are computed from scores clipped to [_SURE, 1 - _SURE]
 CLASSES = "others,virus"
 _LONGEST_CHUNK = 1_000_000_000  # bases
-_HEAVIEST = 1e6  # weight of a join
-HEAD_ENTRY = "virnucpro_head"  # entry of the metadata
+_HEAVIEST = 1e6  # weight in an ensemble
+HEAD_ENTRY = "virnucpro_head"  # metadata key
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _NETWORKS = ("protein", "nucleotide")
 _DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
@@ -63,14 +64,14 @@ def _no_digests() -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderInfo:
-    """The encoder for which a head was made."""
+    """The encoder that a head was trained with."""
 
     family: str
     name: str  # in messages
     encoder_id: str  # hash of the weights, the same in every file format
     layer: int
     pooling: Pooling
-    dim: int  # length of a vector
+    dim: int  # vector length
 
     def __post_init__(self) -> None:
         check_counts(self.layer, self.dim)
@@ -80,7 +81,7 @@ class EncoderInfo:
 
     @classmethod
     def from_spec(cls, model: Model) -> EncoderInfo:
-        """The last layer of a model, with mean pooling."""
+        """Describe the last layer of a model, with mean pooling."""
         return cls(
             family=model.family,
             name=model.name,
@@ -102,14 +103,14 @@ class EnsembleKnot:
 
     def __post_init__(self) -> None:
         weights = (self.base, self.head, self.offset)
-        is_usual = all(abs(weight) <= _HEAVIEST for weight in weights)  # nor NaN
+        is_usual = all(abs(weight) <= _HEAVIEST for weight in weights)  # not NaN
         if self.n_bases < 1 or not is_usual or min(self.base, self.head) < 0:
             raise ValueError(f"invalid weights: {self}")
 
 
 @dataclass(frozen=True, slots=True)
 class EnsembleWeights:
-    """Weights and error rates, sorted by length, and the scorer they were fitted with."""
+    """Weights and error rates, sorted by length, and the scorer that they were fitted with."""
 
     scorer_sha256: str
     knots: tuple[EnsembleKnot, ...]
@@ -125,16 +126,17 @@ class EnsembleWeights:
 
     @property
     def weights(self) -> str:
-        """Both weights at the shortest and at the longest length, for messages."""
+        """Return both weights at the shortest and at the longest length, for messages."""
         ends = self.knots[:1] + self.knots[1:][-1:]
         each = (f"{knot.base:.2f} and {knot.head:.2f} at {knot.n_bases:,} bases" for knot in ends)
         return f"weights of scorer and head: {', '.join(each)}"
 
     @classmethod
     def from_knots(cls, facts: Mapping[str, Any]) -> EnsembleWeights:
-        """
+        """Read the ensemble weights from a head's metadata.
+
         Raises:
-            LookupError, TypeError, ValueError: these are not the facts of a join.
+            LookupError, TypeError, ValueError: the metadata does not describe an ensemble.
         """
         return cls(
             facts["scorer_sha256"],
@@ -145,14 +147,14 @@ class EnsembleWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadInfo:
-    """The facts of a head, stored in its file: encoders, rules and training."""
+    """Description of a head, stored in its file: encoders, rules and training."""
 
     encoders: tuple[EncoderInfo, ...]  # their vectors are concatenated in this order
     chunk_size: int  # bases; the default of --chunk-size
-    threshold: float  # the lowest score of a record that is called virus
-    frame_rule: FrameRule  # log-odds of a chunk: the largest of its frames, or their mean
+    threshold: float  # the lowest score at which a record is called virus
+    frame_rule: FrameRule  # log-odds of a chunk: the maximum over its frames, or their mean
     exponent: float  # log-odds of a record: the sum over its n chunks, divided by n ** exponent
-    training: str  # how it was trained, in a sentence
+    training: str  # training data and method, in a sentence
     classes: str = CLASSES
     join: EnsembleWeights | None = None  # with the scorer; None: the head calls nucleotides alone
 
@@ -172,11 +174,11 @@ class HeadInfo:
 
     @property
     def description(self) -> str:
-        """The head by the names of its encoders."""
+        """Describe the head by the names of its encoders."""
         return f"the head of {' and '.join(printable(one.name) for one in self.encoders)}"
 
     def score(self, chunks: Iterable[Sequence[float]]) -> float:
-        """The score of a record, with 6 decimals, from the frame scores of its chunks.
+        """Return the score of a record, with 6 decimals, from the frame scores of its chunks.
 
         There is at least one chunk. The log-odds of n chunks are added and divided by
         ``n ** exponent``.
@@ -185,18 +187,19 @@ class HeadInfo:
         return probability(fsum(odds) / len(odds) ** self.exponent)
 
     def score_chunks(self, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """The score of each scored chunk, by id, as if it were a record."""
+        """Return the score of each scored chunk, by id, as if it were a record."""
         return {chunk_id: self.score([scores]) for chunk_id, scores in chunk_scores(predictions)}
 
     def chunk_log_odds(self, chunks: Iterable[Sequence[float]]) -> list[float]:
-        """The log-odds of each chunk: the largest of its frames, or their mean."""
+        """Return the log-odds of each chunk: the maximum over its frames, or their mean."""
         pick = max if self.frame_rule == "max" else fmean
         return [pick([log_odds(score) for score in scores]) for scores in chunks]
 
     def check_compatible(self, models: Sequence[Model]) -> None:
-        """
+        """Check that the head was trained with these models.
+
         Raises:
-            UnavailableError: the head was made for other models.
+            UnavailableError: the head was trained with other models.
         """
         are_these = len(models) == len(self.encoders) and all(
             (one.encoder_id, one.dim) == (model.encoder_id, model.dim)
@@ -214,7 +217,7 @@ class HeadInfo:
 
     @property
     def dim(self) -> int:
-        """The length of the vector of a frame."""
+        """Return the length of a frame's vector."""
         return sum(encoder.dim for encoder in self.encoders)
 
 
@@ -249,7 +252,7 @@ class Network:
 
     @property
     def _largest_logit(self) -> float:
-        """An upper bound of the logits that ``classify`` computes for any float32 input."""
+        """Return an upper bound for the logits that ``classify`` can compute from float32 input."""
         largest = float(np.finfo(np.float32).max)
         with np.errstate(over="ignore", invalid="ignore"):
             for weight, bias in self.layers:
@@ -262,9 +265,9 @@ class Network:
         return int(self.layers[0][0].shape[-1])
 
     def classify(self, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The probability that each row is viral, with 6 decimals. (n, n_inputs) -> (n,)
+        """Return the probability that each row is viral, with 6 decimals. (n, n_inputs) -> (n,)
 
-        It is computed in float64, so that it does not depend on the other rows.
+        The computation uses float64, so that a result does not depend on the other rows.
         """
         x = inputs
         for i, (weight, bias) in enumerate(self.layers):
@@ -276,10 +279,10 @@ class Network:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """A classifier of frames: facts, and a network for proteins, for nucleotides, or for both.
+    """A frame classifier: description, and a network for proteins, for nucleotides, or for both.
 
     The sorted digests identify the records, and their groups, on which the head and its encoder
-    were trained and tuned. The sketches cover all sequences of these records.
+    were trained and tuned. The sketches cover all sequences in these records.
     """
 
     facts: HeadInfo
@@ -309,16 +312,16 @@ class Head:
                 raise ValueError("digests are not a rising row of uint64")
 
     def classify(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The probability that each protein is viral, with 6 decimals. (n, dim) -> (n,)"""
+        """Return the probability that each protein is viral, with 6 decimals. (n, dim) -> (n,)"""
         assert self.protein is not None, "an encoder of empty vectors reads no proteins"
         return self.protein.classify(vectors.astype(np.float64))
 
     def classify_frames(
         self, vectors: NDArray[np.float32], frames: Sequence[str]
     ) -> NDArray[np.float64]:
-        """The probability that each frame is viral, with 6 decimals.
+        """Return the probability that each frame is viral, with 6 decimals.
 
-        It is computed from vectors and from coding strands, as ``Orf.coding_sequence`` gives them.
+        The inputs are vectors and coding strands, as returned by ``Orf.coding_sequence``.
         (n, dim), n strings -> (n,)
         """
         if self.nucleotide is None:
@@ -328,15 +331,16 @@ class Head:
 
     @staticmethod
     def load(path: Path) -> Head:
-        """
+        """Read a head from its file.
+
         Raises:
-            UnavailableError: the file is missing, damaged, or not a head of this version.
+            UnavailableError: the file is missing, damaged, or not a head in this version's format.
         """
         try:
             facts, tensors = read_tensors(path, HEAD_ENTRY, "np")
             temperatures = facts.pop("temperatures")
             encoders = tuple(map(_encoder_facts, facts.pop("encoders")))
-            join = facts.pop("join", None)  # a head without one calls alone
+            join = facts.pop("join", None)  # a head without an ensemble calls alone
             networks = {
                 name: _network(name, tensors, temperatures)
                 for name in _NETWORKS
@@ -362,7 +366,7 @@ class Head:
             ) from error
 
     def save(self, path: Path) -> None:
-        """Write the head. The same head gives the same bytes."""
+        """Write the head. The same head always gives the same bytes."""
         both = {name: getattr(self, name) for name in _NETWORKS}
         networks: dict[str, Network] = {name: network for name, network in both.items() if network}
         temperatures = {name: network.temperature for name, network in networks.items()}
@@ -376,13 +380,13 @@ class Head:
         tensors |= {name: getattr(self, name) for name in _DIGESTS}
         tensors |= {name: getattr(self, name).pack() for name in _SKETCHES}
         content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
-        # several entries would have no fixed order
+        # the order of several entries would not be fixed
         metadata = {HEAD_ENTRY: json.dumps(facts, sort_keys=True)}
         SafeDir(path.parent).write_file(path, save(content, metadata=metadata))
 
 
 def _encoder_facts(stored: Mapping[str, Any]) -> EncoderInfo:
-    """Read the facts of an encoder; a name of an earlier version becomes the present one."""
+    """Read the description of an encoder, and replace a name from an earlier version."""
     facts = EncoderInfo(**stored)
     return replace(facts, name=current_name(facts.name))
 
@@ -401,11 +405,11 @@ def _network(
 def combine_log_odds(
     knots: Sequence[EnsembleKnot], base: FloatArray, head: FloatArray, lengths: IntArray
 ) -> FloatArray:
-    """The joined log-odds of records. (n,) each -> (n,)
+    """Combine the log-odds of records. (n,) each -> (n,)
 
-    ``base`` has the scorer's calibrated log-odds, and ``head`` the means over the chunks of a
-    record. The result is NaN where either is NaN. Weights and offset are interpolated linearly
-    between the knots, over the logarithm of the length.
+    ``base`` contains the scorer's calibrated log-odds, and ``head`` the means over the chunks in a
+    record. The result is NaN where either input is NaN. Weights and offset are interpolated
+    linearly between the knots, over the logarithm of the length.
     """
     of_base, of_head, offset = (
         interpolate_lengths(lengths, knots, [getattr(knot, name) for knot in knots])
@@ -418,9 +422,9 @@ def combine_log_odds(
 
 
 def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[float]]]:
-    """The id of each scored chunk, and the scores of its frames.
+    """Return the id of each scored chunk, and the scores of its frames.
 
-    Frames of one chunk are neighbours, as ``translate_six_frames`` makes them.
+    Frames in a chunk are neighbours, in the order of ``translate_six_frames``.
     """
     frames = [
         (frame.orf.chunk_id, frame.virus_score)
@@ -434,12 +438,12 @@ def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[floa
 
 
 def probability(log_odds: float) -> float:
-    """The score for these log-odds, rounded to 6 decimals."""
+    """Convert log-odds to a score, rounded to 6 decimals."""
     return round(0.5 * (1 + tanh(log_odds / 2)), DECIMALS)
 
 
 def probabilities(log_odds: FloatArray) -> FloatArray:
-    """``probability`` of each, equal to the last bit; NaN for NaN. (n,) -> (n,)"""
+    """Apply ``probability`` to each value, equal to the last bit; NaN stays NaN. (n,) -> (n,)"""
     scaled = sigmoid(log_odds) * 10**DECIMALS
     whole = np.rint(scaled)
     scores = whole / 10**DECIMALS  # the double that is nearest to these decimals
@@ -450,7 +454,7 @@ def probabilities(log_odds: FloatArray) -> FloatArray:
 
 
 def log_odds(score: float) -> float:
-    """The log-odds of a score, clipped to what scores with 6 decimals can express."""
+    """Convert a score to log-odds, clipped to the range of scores with 6 decimals."""
     score = min(max(score, _SURE), 1 - _SURE)
     return log(score / (1 - score))
 
@@ -459,7 +463,7 @@ SUREST = log_odds(1 - _SURE)  # the largest log-odds that a score with 6 decimal
 
 
 def failure_note(frames: Sequence[Prediction]) -> str:
-    """A note on frames without a vector: how many, and the first reason; "" if there are none."""
+    """Report how many frames have no vector, and the first reason; "" if all have one."""
     failures = [frame.failure for frame in frames if frame.failure]
     if not failures:
         return ""

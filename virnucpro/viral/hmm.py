@@ -1,15 +1,15 @@
-"""A hidden Markov model with two states, host and virus, finds virus-like regions.
+"""Find virus-like regions with a hidden Markov model with two states, host and virus.
 
-Items lie along a record, each with its evidence: the log-ratio of virus over host. Rates are per
-base, so items may be missing or lie at any distance. ``viral_path`` gives the most probable path
-and the probability that each item is viral (Durbin et al. 1998, Biological sequence analysis,
+The items are windows along a record. Each has its evidence: the log-ratio of virus over host. Rates
+are per base, so items may be missing or at any distance. ``viral_path`` returns the most probable
+path and the probability that each item is viral (Durbin et al. 1998, Biological sequence analysis,
 chapter 3).
 
-How far an item stands out depends on the level of its host, which is unknown. Each departure from
-the usual level at the GC of the record has a prior, and a likelihood over all paths
-(``log_likelihoods``); the most probable departure is used. So a short record that stands out as a
-whole is taken for a host with an unusual level. A record with parts that differ shows the level of
-its host.
+The contrast between an item and its host depends on the host's level, which is unknown. Each
+departure from the usual level at the record's GC has a prior, and a likelihood over all paths
+(``log_likelihoods``). The most probable departure is used. Thus a short record with a uniformly
+high signal is assigned to a host with an unusual level. In a record with different parts, the host
+level is visible.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from virnucpro.viral.provirus_features import N_SHAPE, HostBackground, Levels, W
 
 OWN_REGION_MODEL = EMBEDDED_FOLDER / "regions.json"
 FORMAT = 4
-_DEPARTURES = np.arange(-5.0, 5.25, 0.25)  # of a host, in spreads of hosts
+_DEPARTURES = np.arange(-5.0, 5.25, 0.25)  # of a host, in standard deviations between hosts
 _LARGEST = 1e12  # squares and products of larger values may overflow
 
 
 @dataclass(frozen=True, slots=True)
 class RegionModel:
-    """Parameters of the search for regions, learned from chromosomes with known prophages."""
+    """Parameters of the region search, learned from chromosomes with known prophages."""
 
-    size: int  # bases of a piece
-    step: int  # bases from one piece to the next
-    host: HostBackground  # usual medians and slopes of hosts
-    levels: Levels  # of the signal in hosts
+    size: int  # bases in a window
+    step: int  # bases from one window to the next
+    host: HostBackground  # usual medians and slopes in hosts
+    levels: Levels  # of the signal, in hosts
     gc_weight: float  # share of the slope over GC that is subtracted from log-odds
-    shape_weight: float  # log-odds per standard deviation of the shape of genes
-    shape_bases: int  # window around a piece over which its shape is averaged
-    edges: tuple[float, ...]  # between bins of the contrast to the host's level
-    log_ratios: tuple[float, ...]  # virus over host, per bin, scaled for dependent pieces
-    genes: Levels  # of proteins in hosts
-    gene_log_ratios: tuple[float, ...]  # as log_ratios, for pieces with scored genes
-    weight: float  # of one piece, as neighbouring pieces are dependent
-    deviation: float  # standard deviation of contrasts between pieces of a host
+    shape_weight: float  # log-odds per standard deviation of gene shape
+    shape_bases: int  # bases around a window over which its shape is averaged
+    edges: tuple[float, ...]  # between bins for the contrast to the host level
+    log_ratios: tuple[float, ...]  # virus over host, per bin, scaled for dependent windows
+    genes: Levels  # of proteins, in hosts
+    gene_log_ratios: tuple[float, ...]  # as log_ratios, for windows with scored genes
+    weight: float  # of one window, as neighbouring windows are dependent
+    deviation: float  # standard deviation of contrasts between windows in a host
     distance: float  # mean contrast between a virus and its host
     first_share: float  # probability that a record begins in a virus
-    host_bases: float  # between two regions, on average
-    virus_bases: float  # of a region, on average
-    training: str  # what it was learned from, in a sentence
+    host_bases: float  # mean distance between two regions
+    virus_bases: float  # mean length of a region
+    training: str  # training data, in a sentence
 
     def __post_init__(self) -> None:
         check_counts(self.size, self.step, self.shape_bases)
@@ -68,7 +68,7 @@ class RegionModel:
         hosts = (host.gc, host.slope, *host.shape, *host.deviation, *rates)
         is_model = (
             1 <= self.step <= self.size
-            and all(abs(value) < _LARGEST for value in (*numbers, *others, *hosts))  # nor NaN
+            and all(abs(value) < _LARGEST for value in (*numbers, *others, *hosts))  # not NaN
             and min(rates) >= 1
             and len(host.shape) == len(host.deviation) == N_SHAPE
             and min(host.deviation) > 0
@@ -83,13 +83,13 @@ class RegionModel:
 
     @property
     def text(self) -> str:
-        """The content of the file that ``load`` reads."""
+        """Return the content of the file that ``load`` reads."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
     def contrast(self, items: WindowTable, *, is_virus: bool) -> FloatArray:
-        """How far each piece stands out from the host of its record. (n,)
+        """Return the contrast between each window and the host of its record. (n,)
 
-        A record that is a virus itself stands out from what is usual in hosts of its GC.
+        A record that is itself a virus is compared with the usual level in hosts with its GC.
         """
         host = self.host.value_at(items, is_virus=is_virus)
         n_items = self.shape_bases // self.step
@@ -98,18 +98,18 @@ class RegionModel:
         return contrasts if is_virus else contrasts - self.departure(items.start, contrasts)
 
     def departure(self, starts: IntArray, contrasts: FloatArray) -> float:
-        """The most probable departure of the host's level from the usual one at its GC."""
+        """Return the most probable departure of the host level from the usual level at its GC."""
         is_known = ~np.isnan(contrasts)
         departures = self.levels.spread * _DEPARTURES
         likely = log_likelihoods(starts[is_known], contrasts[is_known], departures, self)
         return float(departures[np.argmax(likely - 0.5 * _DEPARTURES**2)])
 
     def evidence(self, contrasts: FloatArray) -> FloatArray:
-        """Log-ratio of virus over host of each piece; 0 without log-odds. (n,) -> (n,)"""
+        """Return the log-ratio virus over host per window; 0 without log-odds. (n,) -> (n,)"""
         return self._binned(contrasts, self.log_ratios)
 
     def evidence_by_genes(self, items: WindowTable, contrasts: FloatArray) -> FloatArray:
-        """As ``evidence``; where genes of a piece are scored, by both signals. (n,) -> (n,)"""
+        """Return ``evidence``, from both signals where a window has scored genes. (n,) -> (n,)"""
         above = items.genes - self.genes.index_at(items.median_gc)
         both = self._binned(contrasts + above, self.gene_log_ratios)
         return np.where(np.isnan(above), self.evidence(contrasts), both)
@@ -120,22 +120,22 @@ class RegionModel:
 
     @property
     def rates(self) -> tuple[float, float, float]:
-        """The arguments of library functions."""
+        """Return the arguments of library functions."""
         return self.host_bases, self.virus_bases, self.first_share
 
     def transition(self, n_bases: int) -> FloatArray:
-        """Log-probabilities of each change of state over ``n_bases``, from and to. (2, 2)"""
+        """Return the log-probabilities of state changes over ``n_bases``, from and to. (2, 2)"""
         step = np.empty((2, 2))
         call("chain_step", n_bases, self.host_bases, self.virus_bases, step)
         return step
 
     @staticmethod
     def load(path: Path | None = None) -> RegionModel:
-        """Read a model from a file; without a path, the model of VirNucPro.
+        """Read a model from a file; without a path, the built-in model.
 
         Raises:
-            InputMissingError: there is no such file.
-            UnavailableError: it is damaged, or of another format.
+            InputMissingError: the file does not exist.
+            UnavailableError: it is damaged, or in another format.
         """
         path = path or OWN_REGION_MODEL
         if not path.is_file():
@@ -157,7 +157,7 @@ class RegionModel:
 
 
 def _with_tuples(facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts from JSON, with lists turned into tuples."""
+    """Convert the lists in JSON data to tuples."""
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
     }
@@ -173,7 +173,7 @@ def corrupt_model_error(path: Path, reason: object) -> UnavailableError:
 def viral_path(
     starts: IntArray, evidence: FloatArray, model: RegionModel
 ) -> tuple[BoolArray, FloatArray]:
-    """Whether each item is viral on the most probable path, and the probability that it is viral.
+    """Return whether each item is viral on the most probable path, and its probability to be viral.
 
     ``starts`` are the positions of the items in bases, ascending. A tie goes to the host.
     (n,), (n,) -> (n,), (n,)
@@ -186,11 +186,11 @@ def viral_path(
 def log_likelihoods(
     starts: IntArray, contrasts: FloatArray, departures: FloatArray, model: RegionModel
 ) -> FloatArray:
-    """The log-probability of a record over all paths, for each departure of its host's level.
+    """Return the log-probability of a record over all paths, for each departure of the host level.
 
-    (n,), (n,), (k,) -> (k,), up to a constant. Contrasts of hosts and of viruses have normal
-    distributions of the same width here. So their prior probabilities, not their widths, tell a
-    record that is all virus from a host that departs as far.
+    (n,), (n,), (k,) -> (k,), up to a constant. Contrasts in hosts and in viruses have normal
+    distributions with the same width here. So their prior probabilities, not their widths,
+    distinguish a record that is entirely viral from a host with the same departure.
     """
     likelihoods = np.empty(len(departures))
     numbers = model.weight / model.deviation**2, model.distance

@@ -1,4 +1,4 @@
-"""Find landmarks in a sequence: genes, host genes, tRNA ends, edges of stretches, repeats."""
+"""Find markers in a sequence: genes, host genes, tRNA ends, edges of reading frames, repeats."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ RIBOSOMAL_RNA = (
 # Acids Res. 26:148); it ends eight bases before the end of the tRNA
 _T_ARM = re.compile(r"(?=([ACGT]{4})GTTC[AG]A.[CT]C([ACGT]{4}))")
 _PAIRS = {"AT", "TA", "CG", "GC", "GT", "TG"}
-_FEWEST_PAIRS, _BEHIND_ARM = 4, 25  # bases from the first one of the arm to the end of the tRNA
-_REACH = 1_000  # largest distance of an edge of an open stretch, in bases
-SHORTEST_GENE = 60  # codons of the shortest stretch that counts as a gene
+_FEWEST_PAIRS, _BEHIND_ARM = 4, 25  # bases from the first base of the arm to the end of the tRNA
+_REACH = 1_000  # largest distance to the edge of an open reading frame, in bases
+SHORTEST_GENE = 60  # codons in the shortest open reading frame that counts as a gene
 NEAR = 3_000  # bases from an end; beyond, chance counts in proportion to the distance
 SHORTEST_REPEAT, LONGEST_REPEAT = 12, 300  # bases
 MOST_BY_CHANCE = 0.01  # largest expected number of equally good repeats that is accepted
-_WORD = 6  # letters; codons and composition make some words common
-_SHORTEST = 8  # residues of the shortest host peptide
+_WORD = 6  # bases; codons and composition make some k-mers common
+_SHORTEST = 8  # residues in the shortest host peptide
 _PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases on either side of a match are host
 _BASES_AT_ONCE = 1_000_000  # read at once
-_ELSEWHERE = 2**24  # bases around a region in which its repeats are counted: whole genomes, mostly
-_HAIRPIN = 2 / 3  # share of bases of a repeat that pair with each other in a terminator
+_ELSEWHERE = 2**24  # bases in which repeats of a region are counted: usually the genome
+_HAIRPIN = 2 / 3  # share of bases in a repeat that pair with each other in a terminator
 
 
 def find_host_genes(
@@ -55,14 +55,15 @@ def find_host_genes(
     code: GeneticCode = STANDARD,
     known: dict[str, float] | None = None,
 ) -> tuple[IntArray, IntArray, FloatArray, IntArray]:
-    """Score the proteins of the longest open stretches, which hardly overlap. Takes upper case.
+    """Score the proteins of the longest open reading frames, which hardly overlap.
 
-    Returns the start and end of each stretch on the forward strand, the log-odds of its protein
-    (NaN without a known residue), and its strand, 0 or 1. (n,), (n,), (n,), (n,). Proteins in
-    ``known`` are not scored again; the scores of new ones are added to it.
+    Expects upper case. Returns the start and end of each reading frame on the forward strand, the
+    log-odds of its protein (NaN without a known residue), and its strand, 0 or 1.
+    (n,), (n,), (n,), (n,). Proteins in ``known`` are not scored again. The scores of new proteins
+    are added to it.
 
     Raises:
-        ValueError: the scorer has no nets for proteins.
+        ValueError: the scorer has no networks for proteins.
     """
     known = {} if known is None else known
     whole = Windows.from_sequences([sequence])
@@ -82,7 +83,7 @@ def find_host_genes(
 
 
 def find_trna_ends(sequence: str) -> list[int]:
-    """The 3' ends of tRNA genes in an upper-case sequence, as positions between bases."""
+    """Return the 3' ends of tRNA genes in an upper-case sequence, as positions between bases."""
     places = []
     for strand, bases in enumerate((sequence, reverse_complement(sequence))):
         for match in _T_ARM.finditer(bases):
@@ -94,14 +95,14 @@ def find_trna_ends(sequence: str) -> list[int]:
 
 
 def host_genes(sequence: str, code: GeneticCode = STANDARD) -> list[tuple[int, int]]:
-    """The intervals around host genes of an upper-case sequence; they belong to the host."""
+    """Return the intervals around host genes in an upper-case sequence; they belong to the host."""
     found = [(place, _PEPTIDE_REACH) for place in host_peptides(sequence, code)]
     found += [(place, _RNA_REACH) for place in ribosomal_rna(sequence)]
     return [(place - reach, place + reach) for place, reach in found]
 
 
 def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
-    """Positions, in bases, of host peptides in translations of the six frames."""
+    """Return the positions, in bases, of host peptides in the translations of the six frames."""
     table = _peptides(code)
     longest = len(table)
     places = set[int]()
@@ -117,7 +118,7 @@ def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
 
 @cache
 def _peptides(code: GeneticCode) -> Digits:
-    """By position and codon: a bit for each peptide that allows this codon there, or has ended.
+    """Return, by position and codon, a bit for each peptide that allows this codon or has ended.
 
     (longest, 125)
     """
@@ -132,7 +133,7 @@ def _peptides(code: GeneticCode) -> Digits:
 
 
 def ribosomal_rna(sequence: str) -> list[int]:
-    """Positions, in bases, of conserved 16S and 23S rRNA words in an upper-case sequence."""
+    """Return the positions, in bases, of conserved 16S and 23S rRNA k-mers. Takes upper case."""
     words = [*RIBOSOMAL_RNA, *map(reverse_complement, RIBOSOMAL_RNA)]
     found = [word for word, n in zip(words, _count(words, sequence).tolist(), strict=True) if n]
     matches = (re.finditer(f"(?={word})", sequence) for word in found)
@@ -141,7 +142,7 @@ def ribosomal_rna(sequence: str) -> list[int]:
 
 @cache
 def _letters(code: GeneticCode) -> bytes:
-    """The residue letter of each codon code; X if it has none. (256,)"""
+    """Return the residue letter of each codon code; X if it has none. (256,)"""
     letters = bytearray(b"X" * 256)
     for codon, letter in code.meanings.items():
         letters[genetic_code(codon)] = ord(letter)
@@ -149,7 +150,7 @@ def _letters(code: GeneticCode) -> bytes:
 
 
 def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
-    """Edges of complete gene-like open stretches at most 1,000 bases from ``place``."""
+    """Return the edges of complete gene-like reading frames at most 1,000 bases from ``place``."""
     first = max(0, place - 2 * _REACH)
     part = sequence[first : place + 2 * _REACH]
     _, strand, start, n_codons = find_stretches(Windows.from_sequences([part]), code, GENE_LIKE)
@@ -161,7 +162,7 @@ def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
 
 
 class Repeat(NamedTuple):
-    """The same bases at two places, as often flank an integrated element."""
+    """The same bases at two positions, as often found around an integrated element."""
 
     n_by_chance: float  # expected number of repeats that are as good and as near to both ends
     start: int  # of the left copy
@@ -172,16 +173,16 @@ class Repeat(NamedTuple):
     def from_ends(
         sequence: str, ends: tuple[int, int], bounds: tuple[int, int], reach: int
     ) -> list[Repeat]:
-        """The direct repeats around a region that are unlikely by chance, best first.
+        """Return the direct repeats around a region that are unlikely by chance, best first.
 
         The left copy begins at most ``reach`` bases from the start, and the right copy ends at most
         ``reach`` bases from the end. Both are within the bounds, and neither is beyond the other
-        end. Let p be the probability that two bases of these windows are equal. A repeat of n bases
-        that lies a and b bases from the ends is expected w(a) w(b) p^n times; w(a) is 2 a + 1, and
-        more beyond ``NEAR``. If it occurs c more times in the N bases around the region, usually
-        the whole record, it is expected w(max(a, b)) c / N times, if that is more. Hairpins are
-        left out, because transcription terminators resemble each other. So are parts of copies
-        longer than ``LONGEST_REPEAT``, such as genes and mobile elements.
+        end. Let p be the probability that two bases in these windows are equal. A repeat with n
+        bases, a and b bases from the ends, is expected w(a) w(b) p^n times. Here w(a) is 2 a + 1,
+        and more beyond ``NEAR``. If it occurs c more times in the N bases around the region,
+        usually the complete record, it is expected w(max(a, b)) c / N times, if that is more. The
+        search excludes hairpins, because transcription terminators resemble each other. It also
+        excludes parts of copies longer than ``LONGEST_REPEAT``, such as genes and mobile elements.
         """
         start, end = ends
         left = max(bounds[0], start - reach), min(end, start + reach)
@@ -193,10 +194,11 @@ class Repeat(NamedTuple):
 
     @staticmethod
     def at_one_end(sequence: str, ends: tuple[int, int], shortest: int, reach: int) -> list[Repeat]:
-        """The repeats between an end and the inside of a region, where a neighbouring virus ends.
+        """Return repeats between an end and the inside of a region, where a neighbour ends.
 
-        The inner copy may lie anywhere at least ``shortest`` bases from both ends. Repeats are
-        returned if fewer than one is expected by chance; the other rules are those of ``around``.
+        The inner copy may be anywhere at least ``shortest`` bases from both ends. A repeat is
+        returned if fewer than one is expected by chance. The other rules are those of
+        ``from_ends``.
         """
         start, end = ends
         inside = start + shortest, end - shortest
@@ -221,10 +223,10 @@ def _repeats(
     places: Callable[[IntArray, IntArray], tuple[FloatArray, FloatArray]],
     most_by_chance: float,
 ) -> list[tuple[Repeat, float]]:
-    """The repeats between two parts of a sequence, if fewer than ``most_by_chance`` are expected.
+    """Return the repeats between two parts, if fewer than ``most_by_chance`` are expected.
 
-    ``places`` gives, from the outer ends of both copies, the number of places where each copy could
-    lie as well. Each repeat is returned with the larger of the two.
+    ``places`` gives, from the outer ends of both copies, the number of alternative positions for
+    each copy. Each repeat is returned with the larger number.
     """
     first, second = of_left[0], of_right[0]
     left, right = encode(sequence[slice(*of_left)]), encode(sequence[slice(*of_right)])
@@ -255,7 +257,7 @@ def _is_unique_repeat(
     repeats: Sequence[tuple[Repeat, float]],
     most_by_chance: float,
 ) -> list[Repeat]:
-    """The repeats that stay unlikely, given how often their bases occur nearby; best first."""
+    """Return the repeats that stay unlikely given their nearby occurrences, best first."""
     if not repeats:
         return []
     first = max(0, min(sum(ends) - _ELSEWHERE, 2 * len(sequence) - 2 * _ELSEWHERE) // 2)
@@ -284,13 +286,13 @@ def _encode_bases(text: str) -> Digits:
 
 
 def _find_kmers(n_bases: IntArray) -> FloatArray:
-    """The number of positions at most this far from an end; more beyond ``NEAR``."""
+    """Return the number of positions at most this far from an end; more beyond ``NEAR``."""
     n_bases = abs(n_bases)
     return np.asarray((2 * n_bases + 1) * np.maximum(1.0, n_bases / NEAR))
 
 
 def _random_match_probability(left: Digits, right: Digits) -> float:
-    """The probability that two bases are equal, estimated from words of ``_WORD`` letters."""
+    """Estimate the probability that two bases are equal, from k-mers with ``_WORD`` bases."""
     counts = np.empty(2, dtype=np.int64)
     call("equal_words", left, len(left), right, len(right), _WORD, counts)
     n_words, n_equal = map(float, counts)
@@ -298,9 +300,9 @@ def _random_match_probability(left: Digits, right: Digits) -> float:
 
 
 def _common_words(left: Digits, right: Digits) -> IntArray:
-    """Maximal common words: start in left, start in right, and length. -> (n, 3)
+    """Return maximal common substrings: start in left, start in right, and length. -> (n, 3)
 
-    Each begins with a word that occurs once or twice in ``left``, which excludes tandem repeats.
+    Each begins with a k-mer that occurs once or twice in ``left``, which excludes tandem repeats.
     The length is at most ``LONGEST_REPEAT`` + 1.
     """
     rows = np.empty((2 * len(right), 3), dtype=np.int64)
@@ -311,14 +313,14 @@ def _common_words(left: Digits, right: Digits) -> IntArray:
 
 
 def _count_matches(words: IntArray, i: int, j: int) -> int:
-    """Bases in common words near one word and near its diagonal, the word itself included."""
+    """Count bases in common substrings near this one and near its diagonal, itself included."""
     is_near = abs(words[:, 0] - i) <= NEAR
     is_beside = abs(words[:, 1] - words[:, 0] - (j - i)) <= LONGEST_REPEAT
     return int(words[is_near & is_beside, 2].sum())
 
 
 def _is_hairpin(digits: Digits) -> bool:
-    """Whether most bases pair with each other around one axis."""
+    """Return whether most bases pair with each other around one axis."""
     left, right = np.nonzero(np.equal.outer(digits, 3 - digits))  # known digits
     n_paired = np.bincount(left + right, minlength=1)  # by axis
     return bool(n_paired.max() >= _HAIRPIN * len(digits))

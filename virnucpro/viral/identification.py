@@ -12,14 +12,14 @@ from virnucpro.viral.types import Identity
 from virnucpro.viral.windows import Windows
 
 # A virus without a named taxon is a tailed phage if it has the kind "phage", with at least this
-# probability, and at least so many bases. ``measure_tailed_phages.py`` measures it.
+# probability, and at least this many bases. ``measure_tailed_phages.py`` measures both.
 TAILED_PROBABILITY = 0.95
 TAILED_BASES = 15_000
 TAILED_CLASS = "Caudoviricetes"
 
 
 def load_tables() -> None:
-    """Read the built-in tables that identify viruses, so that damage is found early.
+    """Read the built-in tables that identify viruses, to detect damage early.
 
     Raises:
         UnavailableError: a table is missing or damaged.
@@ -35,7 +35,7 @@ def identify_viruses(
 ) -> list[Identity]:
     """Identify each viral sequence. Without a known base, its identity is empty.
 
-    In ``are_circles``, None marks a part of a record, which has no topology.
+    In ``are_circles``, None marks a region, which has no topology.
     """
     return list(_identities(viruses, are_circles, code))
 
@@ -62,7 +62,7 @@ def _identities(
 
 
 def tailed_phage_class(identity: Identity, n_bases: int) -> Taxon:
-    """The class of a virus without a named taxon, if its kind and length are those of the class."""
+    """Return the class of a virus without a named taxon, if its kind and length match it."""
     is_tailed = (
         identity.virus_kind == "phage"
         and (identity.kind_probability or 0) >= TAILED_PROBABILITY

@@ -1,16 +1,19 @@
-"""Find evidence that a record is a known virus: k-mers that it shares with the index of viruses.
+"""Find evidence that a record is a known virus: k-mers shared with the index of viruses.
 
-A k-mer is nine residues of any of the six frames. The index, ``embedded/known.safetensors``, has a
-sample of the k-mers of known viruses. Each has a node: the lowest common taxon of all viruses with
-this k-mer, and their family, or the cluster of related genomes if they have no family. Entries that
-cells have, too, are evidence of a cell. The lookup is ``native/known.c``;
+A k-mer is nine residues from any of the six frames. The index, ``embedded/known.safetensors``,
+contains a sample of the k-mers in known viruses. Each has a node: the lowest common taxon of all
+viruses with this k-mer, and their family, or the cluster of related genomes if they have no family.
+Entries that also occur in cells are evidence for a cell. The lookup is ``native/known.c``.
 ``scripts/weights/build_known_index.py`` builds and measures the index.
 
-A record is judged in windows of at most 15,000 bases. A window is known if it shares enough k-mers
-with viruses of one family for the number that was looked up, or 1.5 times as many with viruses of
-several, and more than twice as many with viruses as with cells. A record is known if more than half
-of its windows are. So a chromosome with a prophage is not known, but a
-virus with an unknown part is.
+A record is judged in windows of at most 15,000 bases. A window is known if both are true:
+
+- It shares enough k-mers with viruses from one family, for the number of k-mers that were looked
+  up. For viruses from several families, it needs 1.5 times as many.
+- It shares more than twice as many k-mers with viruses as with cells.
+
+A record is known if more than half of its windows are. So a chromosome with a prophage is not
+known, but a virus with an unknown part is.
 """
 
 from __future__ import annotations
@@ -41,22 +44,22 @@ REST_BITS = 12
 NODE_BITS = 12
 BUCKETS_PER_GROUP = 32  # buckets that share the index of their first entry
 MOST_OF_BUCKET = 15  # entries
-PADDING = 12  # zero bytes after the last entry, since four entries are read at once
-CELLULAR = (1 << NODE_BITS) - 1  # node of the k-mers that cells have, too
+PADDING = 12  # zero bytes after the last entry, since four entries are read together
+CELLULAR = (1 << NODE_BITS) - 1  # node of k-mers that cells have, too
 LONGEST_WINDOW = 15_000  # bases
-NEEDED_PER_FAMILY_HIT = 1.5  # hits of several families that count as one of a single family
-MOST_CELLULAR = 0.5  # cellular hits per viral hit of a known window are fewer than this
+NEEDED_PER_FAMILY_HIT = 1.5  # hits in several families that count as one hit in a single family
+MOST_CELLULAR = 0.5  # the ratio of cellular to viral hits in a known window is below this
 _BASES_AT_ONCE = 1_000_000  # for counting hits by node
-LEAST_SHARE = 0.5  # of the viral hits of the known windows, for a family to be named
-FEWEST_OF_FAMILY = 2  # hits, for a family to be named
-ENDOGENOUS = ("Retroviridae", "Caulimoviridae")  # families with copies in genomes of their hosts
+LEAST_SHARE = 0.5  # share of the viral hits in known windows that a family needs to be named
+FEWEST_OF_FAMILY = 2  # hits that a family needs to be named
+ENDOGENOUS = ("Retroviridae", "Caulimoviridae")  # families with copies in host genomes
 MAY_BE_ENDOGENOUS = "may be an endogenous copy in a host genome"
 
 
 class WindowHits(NamedTuple):
-    """The hits of each window of some records, in order, in columns, (n_windows,).
+    """The hits in each window of some records, in order, in columns, (n_windows,).
 
-    Equal k-mers of a window count as one hit, but as several k-mers.
+    Equal k-mers in a window count as one hit, but as several k-mers.
     """
 
     record: IntArray  # index of the record
@@ -64,11 +67,11 @@ class WindowHits(NamedTuple):
     n_viral: IntArray
     n_cellular: IntArray
     owner: IntArray  # family or cluster with the most hits; 0: none
-    n_owner: IntArray  # its hits
+    n_owner: IntArray  # hits for this owner
 
     @classmethod
     def from_rows(cls, n_windows: IntArray, rows: IntArray) -> WindowHits:
-        """(n_records,), (n_windows, 5)"""
+        """Split the rows into columns. (n_records,), (n_windows, 5)"""
         return cls(np.repeat(np.arange(len(n_windows)), n_windows), *rows.T.copy())
 
     @classmethod
@@ -77,7 +80,7 @@ class WindowHits(NamedTuple):
 
 
 class NodeHits(NamedTuple):
-    """The hits of some records by node, in order of records, in columns, (n,)."""
+    """The hits of some records by node, in record order, in columns, (n,)."""
 
     record: IntArray  # index of the record
     node: IntArray
@@ -85,12 +88,12 @@ class NodeHits(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """What the viruses with a k-mer have in common, by node, in columns, (n_nodes,)."""
+    """The common properties of all viruses with a k-mer, by node, in columns, (n_nodes,)."""
 
     owners: NDArray[np.uint16]  # family or cluster: an index of ``KnownIndex.owners``; 0: several
     taxa: NDArray[np.uint16]  # index of the lowest common taxon in ``Lineages.taxa``; 0: none
-    # ranks, from realm down, of which the k-mer says what the virus belongs to; it may be a taxon
-    # that nobody has named
+    # number of ranks, from realm down, at which the k-mer determines the taxon, which may be
+    # unnamed
     depths: NDArray[np.uint8]
 
 
@@ -99,21 +102,21 @@ class KnownRecords(NamedTuple):
 
     is_known: BoolArray
     n_viral: IntArray  # hits in all windows
-    owner: IntArray  # family or cluster that is named; 0: none
+    owner: IntArray  # named family or cluster; 0: none
     n_known_windows: IntArray
     n_windows: IntArray
-    strength: FloatArray  # hits per hit that is needed, the median over windows
+    strength: FloatArray  # hits divided by the required hits, the median over windows
 
 
 @dataclass(frozen=True, slots=True)
 class FalseCalls:
-    """How often the index calls records of a length, counted when it was built.
+    """How often the index calls records with this length, counted when it was built.
 
     Index i counts records with a strength of at least ``KnownIndex.strengths[i]``.
     """
 
     n_bases: int
-    false_per_true: tuple[float, ...]  # share of cells, per share of viruses of unknown species
+    false_per_true: tuple[float, ...]  # share of cells, per share of viruses from unknown species
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,13 +127,13 @@ class KnownIndex:
     sizes: NDArray[np.uint8]  # (2**22 / 2,) entries of two buckets, four bits each
     entries: NDArray[np.uint8]  # (3 n + PADDING,) bits of the hash, and the node
     nodes: Nodes
-    limit: int  # highest hash of the sample
+    limit: int  # highest hash in the sample
     owners: tuple[str, ...]  # names of families, then of clusters; index 0 is empty
-    # hits of one family in a known window: the fewest; and an offset, and k-mers per further hit
+    # for a known window, hits in one family: the minimum; and an offset, and k-mers per further hit
     needed: tuple[int, float, float]
     strengths: tuple[float, ...]
     false_calls: tuple[FalseCalls, ...]  # by length
-    lineages_sha256: str = ""  # of the file with the taxa of the nodes
+    lineages_sha256: str = ""  # of the file with the taxa for the nodes
     sha256: str = ""
 
     _columns: ClassVar = len(WindowHits._fields) - 1
@@ -148,7 +151,7 @@ class KnownIndex:
             raise ValueError(f"{n_nodes} nodes")
 
     def __reduce__(self) -> tuple[Callable[..., KnownIndex], tuple[str]]:
-        """Pickle the built-in index by its hash: each process maps the same file."""
+        """Pickle the built-in index by its hash, so that each process maps the same file."""
         if self is not KnownIndex.load_builtin():
             raise TypeError("only the built-in index can be sent to another process")
         return KnownIndex.load_builtin_with, (self.sha256,)
@@ -156,7 +159,7 @@ class KnownIndex:
     @staticmethod
     @cache
     def load_builtin() -> KnownIndex:
-        """The built-in index; each process reads it once.
+        """Return the built-in index; each process reads it once.
 
         Raises:
             UnavailableError: as ``load_known_index``.
@@ -165,7 +168,7 @@ class KnownIndex:
 
     @staticmethod
     def load_builtin_with(sha256: str) -> KnownIndex:
-        """The built-in index, as another process has read it.
+        """Return the built-in index, as another process has read it.
 
         Raises:
             UnavailableError: the file was replaced since then; or as ``load_known_index``.
@@ -179,14 +182,14 @@ class KnownIndex:
 
     @cached_property
     def _table(self) -> tuple[Any, ...]:
-        """The arguments of library functions."""
+        """Return the arguments of library functions."""
         hints = np.zeros(len(self.sizes), dtype=np.uint8)
         call("known_hints", self.sizes, self.entries, hints)
         return self.limit, self.firsts, self.sizes, self.entries, hints
 
     @cached_property
     def _owner_of_node(self) -> NDArray[np.uint16]:
-        """The owner of every number of a node, also of those without a node."""
+        """Return the owner for every node number, including numbers without a node."""
         owners = np.zeros(1 << NODE_BITS, dtype=np.uint16)
         owners[: len(self.nodes.owners)] = self.nodes.owners
         return owners
@@ -219,7 +222,10 @@ class KnownIndex:
         return NodeHits(keys >> NODE_BITS, keys & CELLULAR, n_hits), n_kmers
 
     def _node_rows(self, pieces: Windows, n_kmers: IntArray) -> IntArray:
-        """The hits of each window by node; fill in the k-mers. -> (n_rows, 3): piece, node, hits"""
+        """Return the hits of each window by node, and fill in the k-mers.
+
+        -> (n_rows, 3): window, node, hits
+        """
         n_windows = count_windows(pieces.lengths)
         most_rows = np.minimum(n_windows << NODE_BITS, 2 * pieces.lengths)
         rows = np.empty((int(most_rows.sum()), 3), dtype=np.int32)
@@ -248,11 +254,11 @@ class KnownIndex:
     def false_discovery_rates(
         self, strength: FloatArray, lengths: IntArray, prevalence: float
     ) -> FloatArray:
-        """The share of cells among records of this length and at least this strength.
+        """Return the share of cells among records with this length and at least this strength.
 
         P is the ``prevalence``, the share of viral records in the sample, and R the ratio of false
-        to true calls: (1 - P) R / ((1 - P) R + P). The nearest length on the logarithmic scale
-        counts. (n,), (n,) -> (n,)
+        to true calls: (1 - P) R / ((1 - P) R + P). R comes from the nearest length on the
+        logarithmic scale. (n,), (n,) -> (n,)
         """
         knots = np.log([one.n_bases for one in self.false_calls])
         row = np.searchsorted((knots[1:] + knots[:-1]) / 2, np.log(np.maximum(1, lengths)))
@@ -263,7 +269,7 @@ class KnownIndex:
 
 
 def count_windows(lengths: IntArray) -> IntArray:
-    """The number of windows of each record: odd, so that windows are the same on both strands.
+    """Return the number of windows in each record: odd, so that both strands have the same windows.
 
     >>> count_windows(np.array([0, 14_999, 15_000, 30_000, 30_001, 4_641_652])).tolist()
     [1, 1, 3, 3, 5, 465]
@@ -273,7 +279,7 @@ def count_windows(lengths: IntArray) -> IntArray:
 
 
 def _blocks_of(lengths: IntArray) -> Iterator[tuple[int, int]]:
-    """Yield the first and one after the last of neighbouring pieces that are looked up together."""
+    """Yield the first and one past the last index of neighbouring windows to look up together."""
     ends = np.cumsum(lengths)
     first = 0
     while first < len(lengths):
@@ -288,7 +294,7 @@ def _sums(record: IntArray, values: IntArray, n_records: int) -> IntArray:
 
 
 def _medians(record: IntArray, values: FloatArray, n_records: int) -> FloatArray:
-    """The median of the values of each record, which has an odd number of them; or 0."""
+    """Return the median value of each record, which has an odd number of values; or 0."""
     order = np.lexsort((values, record))
     n_values = np.bincount(record, minlength=n_records)
     middle = np.cumsum(n_values) - n_values + n_values // 2
@@ -299,7 +305,7 @@ def _medians(record: IntArray, values: FloatArray, n_records: int) -> FloatArray
 
 
 def _assign_species(hits: WindowHits, is_window: BoolArray, n_records: int) -> IntArray:
-    """The family or cluster with enough of the viral hits of the known windows; 0: none."""
+    """Return the family or cluster with enough viral hits in the known windows; 0: none."""
     chosen = is_window & (hits.owner > 0)
     key = hits.record[chosen] << NODE_BITS | hits.owner[chosen]
     pairs, place = np.unique(key, return_inverse=True)

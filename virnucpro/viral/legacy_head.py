@@ -32,22 +32,22 @@ _TRAINING = (
 
 
 class _Module(nn.Module):
-    """An empty stand-in for the original class: a pickle can only put data into it."""
+    """An empty substitute for the original class: a pickle can only put data into it."""
 
 
 _ALLOWED = ((_Module, "__main__.MLPClassifier"), nn.Linear, nn.BatchNorm1d, nn.Dropout, set)
 
 
 def find_head(bundle: str, models: tuple[Model, ...], on_event: EventHandler) -> Path:
-    """The head of a bundle for these encoders, fetched if needed and converted once.
+    """Return the bundled head for these encoders; download it if needed, and convert it once.
 
     Raises:
-        UnavailableError: it cannot be fetched, or another file is there.
+        UnavailableError: the download fails, or the path contains a different file.
     """
     source, chunk_size = fetch_head(bundle, on_event)
     encoders = tuple(map(EncoderInfo.from_spec, models))
     converted = source.with_name(_CONVERTED)
-    with suppress(UnavailableError):  # it was never made, or is damaged
+    with suppress(UnavailableError):  # it does not exist yet, or is damaged
         if Head.load(converted).facts.encoders == encoders:
             return converted
     load_legacy_head(source, encoders, chunk_size).save(converted)
@@ -58,7 +58,8 @@ def load_legacy_head(path: Path, encoders: tuple[EncoderInfo, ...], chunk_size: 
     """Read the head in a ``.pth`` file, for the concatenated vectors of these encoders.
 
     Raises:
-        UnavailableError: the file has no such head, is damaged, or holds code, which is not run.
+        UnavailableError: the file does not contain such a head, is damaged, or contains code, which
+            is never run.
     """
     module = read_pt(path, _KIND, _ALLOWED)
     facts = HeadInfo(
@@ -98,7 +99,7 @@ def _tensor_part(module: object, layer: str) -> nn.Module:
 
 
 def _to_array(module: object, layer: str, name: str) -> NDArray[np.float64]:
-    """A tensor of a layer, in float64."""
+    """Return a tensor of a layer, in float64."""
     part = _tensor_part(module, layer)
     tensor = (part._parameters | part._buffers).get(name)
     if not isinstance(tensor, torch.Tensor):

@@ -1,10 +1,10 @@
 """Name the lineage of a virus by the k-mers that it shares with known viruses.
 
-A k-mer of the index of known viruses (``known``) has the lowest common taxon of all viruses with
-this k-mer. A virus gets the lowest taxon that has enough of its k-mers, and enough of those that
-distinguish taxa of this rank. The latter include k-mers of viruses that nobody has classified.
+Each k-mer in the index of known viruses (``known``) has the lowest common taxon of all viruses with
+this k-mer. A virus gets the lowest taxon with enough k-mers, both in number and as a share of those
+that distinguish taxa at this rank. The latter include k-mers from unclassified viruses.
 
-The names, genome types and host sources are those of ICTV's Virus Metadata Resource, in
+The names, genome types and host sources come from ICTV's Virus Metadata Resource, in
 ``embedded/lineage.json``. ``scripts/weights/build_lineages.py`` writes this file, and
 ``scripts/weights/measure_lineages.py`` measures the names and their thresholds.
 """
@@ -30,16 +30,16 @@ from virnucpro.viral.windows import Windows
 
 FORMAT = 1
 RANKS = ("realm", "kingdom", "phylum", "class", "order", "family", "genus")
-SEGMENTED = "segmented"  # instead of a rank: genomes of the taxon have several molecules
+SEGMENTED = "segmented"  # instead of a rank: genomes in the taxon have several molecules
 ROOT = "Viruses"  # before the realm, as geNomad writes it
-KMERS_PER_HIT = 1_200  # a long sequence needs a k-mer of the taxon for this many that it has
+KMERS_PER_HIT = 1_200  # a long sequence needs one k-mer from the taxon for this many k-mers
 
 
 class Limits(NamedTuple):
-    """What a taxon needs to be named."""
+    """The evidence that a taxon needs to be named."""
 
-    fewest: int  # k-mers of the taxon
-    least_share: float  # of the k-mers that distinguish taxa of the rank
+    fewest: int  # k-mers from the taxon
+    least_share: float  # share of the k-mers that distinguish taxa at the rank
 
 
 # chosen on validation species by ``measure_lineages.py``
@@ -47,17 +47,17 @@ LIMITS = Limits(fewest=3, least_share=0.8)
 
 
 class Taxon(NamedTuple):
-    """A taxon of ICTV."""
+    """A taxon from ICTV."""
 
     lineage: tuple[str, ...]  # names from the realm down; a rank that ICTV leaves out is empty
-    genome_type: str  # of nearly all isolates, such as "ssRNA(+)"; else empty
-    host_source: str  # such as "plants", or "soil (S)" for a place; else empty
-    genome_length: int = 0  # bases, the median of species; 0: unknown, or species differ too much
+    genome_type: str  # for nearly all isolates, such as "ssRNA(+)"; else empty
+    host_source: str  # such as "plants", or "soil (S)" for an environment; else empty
+    genome_length: int = 0  # bases, the median over species; 0: unknown, or species differ too much
     length_basis: str = ""  # rank of the taxon with this length, or SEGMENTED
 
     @property
     def taxonomy(self) -> str:
-        """The names from the root to the family, with empty fields for ranks without a name.
+        """Return the names from the root to the family, with empty fields for unnamed ranks.
 
         >>> Taxon(("Ribozyviria", "", "", "", "", "Kolmioviridae", "Deltavirus"), "", "").taxonomy
         'Viruses;Ribozyviria;;;;;Kolmioviridae'
@@ -77,12 +77,12 @@ class Lineages:
 
     release: str  # of ICTV's taxonomy
     taxa: tuple[Taxon, ...]  # the first one has no name
-    # the taxon of each taxon at each rank, (n_taxa, n_ranks); 0: none
+    # the ancestor of each taxon at each rank, (n_taxa, n_ranks); 0: none
     of_rank: NDArray[np.int64]
     sha256: str = ""
 
     def named(self, name: str) -> Taxon:
-        """The taxon with this name.
+        """Return the taxon with this name.
 
         Raises:
             LookupError: there is none.
@@ -96,13 +96,13 @@ class Lineages:
     def name(
         self, hits: NodeHits, n_kmers: IntArray, nodes: Nodes, limits: Limits = LIMITS
     ) -> IntArray:
-        """The lowest taxon that the k-mers of each record support; 0: none.
+        """Return the lowest taxon that the k-mers of each record support; 0: none.
 
         Args:
             hits: of the records, by node.
-            n_kmers: (n_records,) that were looked up.
-            nodes: what the nodes stand for.
-            limits: what a name needs.
+            n_kmers: (n_records,) k-mers that were looked up.
+            nodes: the taxa and depths behind the node numbers.
+            limits: the evidence that a name needs.
         """
         named = np.zeros(len(n_kmers), dtype=np.int64)
         taxon = nodes.taxa[hits.node].astype(np.int64)
@@ -124,10 +124,10 @@ class Lineages:
 
 
 def name_taxa(pieces: Windows) -> list[Taxon]:
-    """The taxon of each sequence by the built-in index.
+    """Return the taxon of each sequence, from the built-in index.
 
     Raises:
-        UnavailableError: a file of the package is missing, damaged, or belongs to another one.
+        UnavailableError: a package file is missing, damaged, or does not match the others.
     """
     index = KnownIndex.load_builtin()
     lineages = own_lineages()
@@ -138,10 +138,10 @@ def name_taxa(pieces: Windows) -> list[Taxon]:
 
 @cache
 def own_lineages() -> Lineages:
-    """The built-in lineages; each process reads them once.
+    """Return the built-in lineages; each process reads them once.
 
     Raises:
-        UnavailableError: as ``load_lineages``, or they are not those of the index.
+        UnavailableError: as ``load_lineages``, or they do not match the index.
     """
     path = EMBEDDED_FOLDER / "lineage.json"
     lineages = load_lineages(path)
@@ -175,10 +175,10 @@ def load_lineages(path: Path) -> Lineages:
 
 
 def _expand(rows: Sequence[Sequence[Any]]) -> tuple[tuple[Taxon, ...], NDArray[np.int64]]:
-    """The taxa, and the taxon of each at each rank, from rows that name their parents.
+    """Return the taxa, and the ancestor of each at each rank, from rows that name their parents.
 
-    A row has the index of the parent, which precedes it, the rank, the name, and the other fields
-    of ``Taxon``.
+    A row contains the index of the parent, which precedes it, the rank, the name, and the other
+    fields of ``Taxon``.
     """
     taxa = [Taxon((), "", "")]
     of_rank = np.zeros((len(rows) + 1, len(RANKS)), dtype=np.int64)
