@@ -1,15 +1,16 @@
-"""The nets of the scorer turn the features of a piece into its log-odds of being viral.
+"""The scorer's networks: from the features of a window to its log-odds of being viral.
 
-A net has an output for each kind of sequence, such as phages, bacteria and transposable elements.
-The log-odds compare all kinds of viruses together with all kinds of cells.
+A network has an output for each kind of sequence, such as phages, bacteria and transposable
+elements. The log-odds compare all kinds of viruses together with all kinds of cells.
 
-One safetensors file holds all nets and the table of words. Each piece size has the centre and
-scale of the features, and nets of three layers. A net reads one of two views of the features;
-nets with the same view are stacked: ``500.shares.0.weight`` is (n_nets, out, in), with ``.start``
-and ``.worth`` of (n_nets, out). Pieces that are read whole also have a net that knows prokaryotes
-alone (``500.prokaryotic.0.weight``). Nets for windows along a record read no words
-(``windows.shares.0.weight``). Nets for proteins read all features of residues and log ratios of
-patterns (``proteins.0.weight``, ``proteins.patterns.0``). The facts are JSON in the metadata.
+One safetensors file contains all networks and the k-mer table. Each window size has the centre and
+scale of the features, and networks with three layers. A network reads one of two views of the
+features. Networks with the same view are stacked: ``500.shares.0.weight`` is (n_nets, out, in),
+with ``.start`` and ``.worth`` of shape (n_nets, out). Windows that are read in one go also have a
+network trained on prokaryotes alone (``500.prokaryotic.0.weight``). Networks for sliding windows
+along a record read no k-mers (``windows.shares.0.weight``). Networks for proteins read all residue
+features and log ratios of patterns (``proteins.0.weight``, ``proteins.patterns.0``). The metadata
+describes the scorer in JSON.
 """
 
 from __future__ import annotations
@@ -37,47 +38,47 @@ from virnucpro.viral.features import NO_WORDS, RATIOS, SHARES, Features, WordTab
 from virnucpro.viral.proteins import PATTERNS, SHORTEST, Proteins, Ratios, protein_features
 
 FORMAT = 12
-ALL = ""  # the view of nets that read all features
+ALL = ""  # the view for networks that read all features
 VIEWS = {"shares": SHARES, "ratios": RATIOS, ALL: slice(None)}
-PROKARYOTIC = "prokaryotic"  # the net that knows prokaryotes and their viruses alone
-WINDOWS, PROTEINS = "windows", "proteins"  # prefixes of the tensors of these nets
+PROKARYOTIC = "prokaryotic"  # the network trained on prokaryotes and their viruses alone
+WINDOWS, PROTEINS = "windows", "proteins"  # tensor prefixes of these networks
 N_LAYERS = 3
-_OUTPUTS, _INPUTS = 32, 4  # of a layer, which the library computes at once
-_LINE = 64  # bytes of a cache line
+_OUTPUTS, _INPUTS = 32, 4  # of a layer, which the library computes together
+_LINE = 64  # bytes in a cache line
 
 OWN_SCORER = EMBEDDED_FOLDER / "scorer.safetensors"
 DIGESTS = ("trained_records", "trained_groups")
-_KINDS = {  # of safetensors
+_KINDS = {  # types in safetensors
     **{"U8": "u1", "I8": "i1", "U16": "<u2", "I32": "<i4", "F32": "<f4", "U64": "<u8"}
 }
 
 Digests = NDArray[np.uint64]
 Weights = NDArray[np.float32]
-# weights (n_nets, out, in); starts of sums (n_nets, out): the bias, less what a level of 0 for each
-# input adds; worths (n_nets, out) of 1 in a sum: in steps of GELU inputs, or in logits
+# weights (n_nets, out, in); starts of sums (n_nets, out): the bias, minus the contribution of level
+# 0 for each input; worths (n_nets, out) of 1 in a sum: in steps of GELU inputs, or in logits
 Layer = tuple[NDArray[np.int8], NDArray[np.int32], Weights]
-# nets that read the same view, layer by layer, with a GELU between layers, and the number of viral
-# kinds: the last layer gives logits of kinds, viral ones first, then cellular ones
+# networks with the same view, layer by layer, with a GELU between layers, and the number of viral
+# kinds: the last layer returns logits of kinds, first viral, then cellular
 Stack = tuple[tuple[Layer, ...], int]
 
 
 @dataclass(frozen=True, eq=False)
 class NetworkStack:
-    """Nets that read views of the same features, which are standardised once for all of them.
+    """Networks that read views of the same features, standardised once for all networks.
 
-    A view has the features from one column on. Features, GELUs and weights are 8-bit whole
-    numbers: their sums are fast and do not depend on the other records of a block, as float32
-    sums would. A feature of 0, the most common value in a short piece, is represented exactly.
+    A view contains the features from one column on. Features, GELUs and weights are 8-bit
+    integers. Their sums are fast and, unlike float32 sums, do not depend on the other records in a
+    block. A feature of 0, the most common value in a short window, is represented exactly.
     """
 
     centre: Weights  # (n_features,), near the mean
     scale: Weights  # (n_features,): levels for 1
-    stacks: Mapping[int, Stack]  # by the first column that they read
-    prokaryotic: Stack | None = None  # it reads ratios, and is asked where prokaryotes are likely
+    stacks: Mapping[int, Stack]  # by their first feature column
+    prokaryotic: Stack | None = None  # reads ratios; used where prokaryotes are likely
 
     @cached_property
     def arguments(self) -> tuple[NDArray[Any] | int, ...]:
-        """The arguments of library functions."""
+        """Return the arguments of library functions."""
         each = [(column, stack, False) for column, stack in self.stacks.items()]
         if self.prokaryotic is not None:
             each.append((RATIOS.start, self.prokaryotic, True))
@@ -92,7 +93,7 @@ class NetworkStack:
         return self.centre, self.scale, *n, np.array(sizes, dtype=np.int64), *_in_blocks(layers)
 
     def log_odds(self, features: Features) -> FloatArray:
-        """The log-odds, by ``write_log_odds`` of ``networks.c``. (n, n_features) -> (n,)"""
+        """Compute log-odds with ``write_log_odds`` in ``networks.c``. (n, n_features) -> (n,)"""
         log_odds = np.empty(len(features))
         call("net_log_odds", features, len(features), *self.arguments, log_odds)
         return log_odds
@@ -100,26 +101,26 @@ class NetworkStack:
 
 @dataclass(frozen=True, eq=False)
 class PieceNetworks:
-    """The nets for pieces of one size, in records of ``shortest`` to below ``longest`` bases."""
+    """The networks for one window size, in records of ``shortest`` to below ``longest`` bases."""
 
     size: int
     shortest: int
     longest: int | None
-    part: int | None  # bases of the parts in which a piece is read; None: it is read whole
+    part: int | None  # bases in each part of a window; None: the window is read in one go
     words: WordTable  # for their features
     nets: NetworkStack
 
     def reads(self, lengths: IntArray) -> BoolArray:
-        """Whether the nets read records of these lengths. (n,) -> (n,)"""
+        """Return whether the networks read records of these lengths. (n,) -> (n,)"""
         longest = np.inf if self.longest is None else self.longest
         return (lengths >= self.shortest) & (lengths < longest)
 
 
 def _in_blocks(layers: Iterable[Layer]) -> Layer:
-    """Concatenate layers, padded with zeros to blocks of outputs: see ``NetworkStack`` in
-    ``networks.c``.
+    """Concatenate layers, padded with zeros to blocks of outputs.
 
-    The weights are aligned to cache lines, so that no read spans two of them.
+    See ``NetworkStack`` in ``networks.c``. The weights are aligned to cache lines, so that no read
+    spans two of them.
     """
     blocks, starts, worths = list[NDArray[np.int8]](), list[NDArray[np.int32]](), list[Weights]()
     for weight, start, worth in layers:
@@ -147,7 +148,7 @@ class Knot:
     offset: float
 
     def calibrated(self, log_odds: FloatArray) -> FloatArray:
-        """The calibrated log-odds. (n,) -> (n,)"""
+        """Return the calibrated log-odds. (n,) -> (n,)"""
         return self.slope * log_odds + self.offset
 
 
@@ -155,9 +156,9 @@ class Knot:
 class ErrorRates:
     """Error rates at one length: shares of cellular and viral records at or above some log-odds.
 
-    The log-odds are calibrated and rise, so the shares fall. A cut is at the log-odds of its share,
-    or higher, to cover the kinds of hosts with the most false positives. True positives may be
-    lower than measured, so that false discovery rates hold for other groups.
+    The log-odds are calibrated and increase, so the shares decrease. A threshold is at the log-odds
+    for its share, or higher, to cover the kinds of hosts with the most false positives. True
+    positives may be lower than measured, so that false discovery rates are valid for other groups.
     """
 
     n_bases: int
@@ -182,22 +183,23 @@ class ErrorRates:
 
     @classmethod
     def from_scores(cls, facts: Mapping[str, Any]) -> ErrorRates:
-        """
+        """Read error rates from metadata.
+
         Raises:
-            LookupError, TypeError, ValueError: these are not the facts of error rates.
+            LookupError, TypeError, ValueError: the metadata does not describe error rates.
         """
         names = ("log_odds", "false_positives", "true_positives", "cuts")
         return cls(facts["n_bases"], *(tuple(facts[name]) for name in names))
 
     def threshold_at(self, false_positives: float) -> float:
-        """The log-odds that at most this share of cellular records reaches."""
+        """Return the log-odds that at most this share of cellular records reaches."""
         shares = np.array(self.false_positives)
         return float(np.interp(-np.log(false_positives), -np.log(shares), self.cuts))
 
     def false_per_true(self, log_odds: FloatArray) -> FloatArray:
-        """The ratio of false to true positives at or above these log-odds. (n,) -> (n,)
+        """Return the ratio of false to true positives at or above these log-odds. (n,) -> (n,)
 
-        It never rises, and is constant beyond the last rates.
+        The ratio never increases, and is constant beyond the last rates.
         """
         ratios = np.array(self.false_positives) / np.array(self.true_positives)
         falling = np.minimum.accumulate(ratios)
@@ -206,32 +208,32 @@ class ErrorRates:
 
 @dataclass(frozen=True, eq=False)
 class ProteinNetworks:
-    """The nets for proteins. Knots and error rates are sorted by length, in residues."""
+    """The networks for proteins. Knots and error rates are sorted by length, in residues."""
 
     words: WordTable
     ratios: tuple[Ratios, ...]  # per pattern: log ratio of its frequency in viruses over cells
     nets: NetworkStack
     knots: tuple[Knot, ...]
     error_rates: tuple[ErrorRates, ...]
-    training: str  # how they were trained, in a sentence
+    training: str  # training data and method, in a sentence
 
     def log_odds(self, proteins: Proteins) -> FloatArray:
-        """The log-odds of each protein, before calibration. n -> (n,)"""
+        """Return the log-odds of each protein, before calibration. n -> (n,)"""
         return self.nets.log_odds(protein_features(proteins, self.words, self.ratios))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scorer:
-    """All that scoring needs. Piece nets are sorted by size, knots and error rates by length.
+    """All data for scoring. Networks are sorted by window size, knots and error rates by length.
 
-    The digests identify the records of the training and their groups.
+    The digests identify the training records and their groups.
     """
 
     pieces: tuple[PieceNetworks, ...]
-    windows: PieceNetworks  # for windows along a record, without words
-    windows_knot: Knot  # the calibration of windows
+    windows: PieceNetworks  # for sliding windows along a record, without k-mers
+    windows_knot: Knot  # the calibration of sliding windows
     knots: tuple[Knot, ...]
-    training: str  # how it was trained, in a sentence
+    training: str  # training data and method, in a sentence
     error_rates: tuple[ErrorRates, ...]
     proteins: ProteinNetworks | None = None  # None: it scores nucleotides only
     sha256: str = ""
@@ -239,19 +241,19 @@ class Scorer:
     trained_groups: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
 
     def __reduce__(self) -> tuple[Callable[..., Scorer], tuple[Any, ...]]:
-        """Pickle VirNucPro's own scorer by its hash: each process maps the same file."""
+        """Pickle the built-in scorer by its hash, so that each process maps the same file."""
         if self is Scorer.load_builtin():
             return Scorer.load_builtin_with, (self.sha256,)
         return Scorer, tuple(getattr(self, one.name) for one in fields(self))
 
     def min_length(self, input_type: InputType) -> int:
-        """The length of the shortest record that gets a score, in bases or residues."""
+        """Return the length of the shortest record that gets a score, in bases or residues."""
         if input_type == "protein":
             return SHORTEST
         return min(nets.shortest for nets in self.pieces)
 
     def select_error_rates(self, input_type: InputType) -> tuple[ErrorRates, ...]:
-        """The error rates for records of this type."""
+        """Return the error rates for records of this type."""
         if input_type == "nucleotide":
             return self.error_rates
         assert self.proteins is not None, "a scorer without nets for proteins calls none"
@@ -260,7 +262,7 @@ class Scorer:
     @staticmethod
     @cache
     def load_builtin() -> Scorer:
-        """VirNucPro's own scorer; each process reads it once.
+        """Return the built-in scorer; each process reads it once.
 
         Raises:
             UnavailableError: as ``load_scorer``.
@@ -269,7 +271,7 @@ class Scorer:
 
     @staticmethod
     def load_builtin_with(sha256: str) -> Scorer:
-        """VirNucPro's own scorer, as another process has read it.
+        """Return the built-in scorer, as another process has read it.
 
         Raises:
             UnavailableError: the file was replaced since then; or as ``load_scorer``.
@@ -285,14 +287,14 @@ class Scorer:
 
 
 class _LengthCurve(Protocol):
-    """Something measured at one length, in bases or in residues."""
+    """A measurement at one length, in bases or in residues."""
 
     @property
     def n_bases(self) -> int: ...
 
 
 def calibrate(knots: Sequence[Knot], log_odds: FloatArray, lengths: IntArray) -> FloatArray:
-    """The calibrated log-odds, for samples that are half viral. (n,), (n,) -> (n,)
+    """Return the calibrated log-odds, for samples that are half viral. (n,), (n,) -> (n,)
 
     Slope and offset are interpolated between the knots: see ``interpolate_lengths``.
     """
@@ -312,9 +314,9 @@ def interpolate_lengths(
 def thresholds(
     error_rates: Sequence[ErrorRates], lengths: IntArray, false_positives: float
 ) -> FloatArray:
-    """For each length: the log-odds that at most this share of cellular records reaches.
+    """Return, for each length, the log-odds that at most this share of cellular records reaches.
 
-    Cuts are interpolated linearly over the logarithm of the length. (n,) -> (n,)
+    Thresholds are interpolated linearly over the logarithm of the length. (n,) -> (n,)
     """
     cuts = [rates.threshold_at(false_positives) for rates in error_rates]
     return interpolate_lengths(lengths, error_rates, cuts)
@@ -326,10 +328,10 @@ def false_discovery_rates(
     lengths: IntArray,
     prevalence: float,
 ) -> FloatArray:
-    """The share of cellular records among all records of this length at or above these log-odds.
+    """Return the share of cellular records among records of this length at or above these log-odds.
 
-    It is (1 - P) F / ((1 - P) F + P T): P is the ``prevalence``, the share of viral records in the
-    sample; F and T are the shares of cellular and of viral records at or above the log-odds.
+    It is (1 - P) F / ((1 - P) F + P T), where P is the ``prevalence``, the share of viral records
+    in the sample. F and T are the shares of cellular and viral records at or above the log-odds.
     log(F / T) is interpolated linearly over the logarithm of the length. (n,), (n,) -> (n,)
     """
     place = interpolate_lengths(lengths, error_rates, range(len(error_rates)))
@@ -342,11 +344,11 @@ def false_discovery_rates(
 
 
 def load_scorer(path: Path) -> Scorer:
-    """Read a scorer from its safetensors file. The shapes of its nets are not checked.
+    """Read a scorer from its safetensors file. Network shapes are not checked.
 
     Raises:
         UnavailableError: the file is missing, damaged, or not a scorer.
-        OSError: it cannot be read now.
+        OSError: the file cannot be read now.
     """
     try:
         content, facts, tensors = load_tensors(path)
@@ -375,13 +377,13 @@ def load_scorer(path: Path) -> Scorer:
 
 
 def load_tensors(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[Any]]]:
-    """Map a safetensors file. -> its content, facts and arrays; nothing is copied
+    """Map a safetensors file without copying. -> its content, metadata and arrays
 
-    The file begins with the size of a JSON header, which has the type, shape and offsets of each
-    array.
+    The file begins with the size of a JSON header, which contains the type, shape and offsets of
+    each array.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
         LookupError, ValueError, TypeError, AttributeError: it is damaged.
     """
     with open_regular_file(path) as handle:
@@ -408,7 +410,7 @@ def _piece_nets(
 
 
 def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> NetworkStack:
-    """The nets with this name; ``views`` gives the number of viral kinds for each view."""
+    """Return the networks with this name; ``views`` maps each view to its number of viral kinds."""
     stacks = {}
     for view, n_viral in views.items():
         each = [".".join(filter(None, (name, view, str(i)))) for i in range(N_LAYERS)]

@@ -1,4 +1,4 @@
-"""The options of calls: who calls, and the cut between viral and other records."""
+"""Options for calls: the classifier, and the threshold between viral and other records."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FALSE_POSITIVES: Mapping[_Preset, float] = {
 }
 
 
-# the lowest posterior of a provirus that counts as a virus; see docs/REGIONS.md
+# the lowest posterior at which a provirus counts as a virus; see docs/REGIONS.md
 LEAST_POSTERIORS: Mapping[_Preset, float] = {
     "sensitive": 0.0,
     "default": 0.5,
@@ -69,7 +69,7 @@ LEAST_POSTERIORS: Mapping[_Preset, float] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdOptions:
-    """The cut between viral and other records, and regions. Scores do not depend on it."""
+    """Thresholds between viral and other records, and for regions. Scores do not depend on them."""
 
     threshold: Annotated[
         float | None,
@@ -119,7 +119,7 @@ class ThresholdOptions:
 
     @property
     def min_posterior(self) -> float:
-        """The lowest posterior of a provirus that counts as a virus."""
+        """Return the lowest posterior at which a provirus counts as a virus."""
         if self.threshold is not None:
             return self.threshold
         return LEAST_POSTERIORS.get(self.preset, 0.0)

@@ -1,7 +1,7 @@
-"""Compute the features of proteins: composition, words, and patterns that viruses have more often.
+"""Compute the features of proteins: composition, k-mers, and patterns enriched in viruses.
 
-A protein is a row of residue numbers; proteins are concatenated. U counts as C, and O as K. A stop,
-or any other letter without a residue, is ``NO_RESIDUE``; no pair, word or pattern includes it.
+A protein is a row of residue numbers. Proteins are concatenated. U counts as C, and O as K. A stop,
+or any other letter without a residue, is ``NO_RESIDUE``. No pair, k-mer or pattern includes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from virnucpro.core.native import call
 from virnucpro.core.numeric import IntArray
 from virnucpro.viral.features import AMINO_ACIDS, N_WORD_FIGURES, NO_RESIDUE, Residues, WordTable
 
-SHORTEST = 50  # residues of the shortest protein that is scored
+SHORTEST = 50  # residues in the shortest protein that is scored
 N_RESIDUES, N_PAIRS = len(AMINO_ACIDS), len(AMINO_ACIDS) ** 2
 # similar residues count as one in pairs with a gap
 CLASSES = ("AG", "C", "DE", "FWY", "H", "ILMV", "KR", "NQ", "P", "ST")
@@ -27,7 +27,7 @@ N_FIGURES = 12
 N_PATTERN_FIGURES = 3
 N_COMPOSITION = N_RESIDUES + N_PAIRS + len(GAPS) * N_CLASSES**2
 N_FEATURES = N_COMPOSITION + N_FIGURES + N_WORD_FIGURES + N_PATTERN_FIGURES * len(PATTERNS)
-RATIO_STEP = 1 / 32  # log ratios are whole numbers of steps
+RATIO_STEP = 1 / 32  # log ratios are integer multiples of this step
 
 _NUMBERS = bytearray([NO_RESIDUE]) * 256
 for _number, _letter in enumerate(AMINO_ACIDS):
@@ -43,8 +43,8 @@ _HYDROPATHY = np.array(
 )
 _CHARGE = np.array([(letter in "KR") - (letter in "DE") for letter in AMINO_ACIDS] + [0])
 _VALUES = np.stack([_HYDROPATHY, _CHARGE], axis=1)
-_WINDOW, _IN_MEMBRANE = 19, 15  # residues of a transmembrane helix; its hydropathy, in tenths
-_SIMPLE, _FEW = 12, 5  # residues of a simple window, and the most kinds of residues in it
+_WINDOW, _IN_MEMBRANE = 19, 15  # residues in a transmembrane helix; its hydropathy, in tenths
+_SIMPLE, _FEW = 12, 5  # residues in a low-complexity window, and the most kinds of residues in it
 
 Features = NDArray[np.float32]
 Ratios = NDArray[np.int8]
@@ -62,12 +62,12 @@ class Proteins:
 
     @property
     def owner(self) -> IntArray:
-        """The protein of each residue. (n_residues,)"""
+        """Return the protein index of each residue. (n_residues,)"""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
     def count_known_residues(self) -> IntArray:
-        """The number of known residues in each protein. (n,)"""
+        """Count the known residues in each protein. (n,)"""
         return np.bincount(self.owner[self.residues < NO_RESIDUE], minlength=len(self))
 
     @classmethod
@@ -79,25 +79,25 @@ class Proteins:
 
 
 def encode_protein(sequence: str) -> Residues:
-    """A sequence as residue numbers. (n_residues,)"""
+    """Convert a sequence to residue numbers. (n_residues,)"""
     return np.frombuffer(sequence.encode("ascii", "replace").translate(bytes(_NUMBERS)), np.uint8)
 
 
 def protein_features(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
-    """The features of each protein. n -> (n, 750)"""
+    """Return the features of each protein. n -> (n, 750)"""
     return np.hstack([spelling(proteins), kmer_features(proteins, words, ratios)])
 
 
 def spelling(proteins: Proteins) -> Features:
-    """The features of each protein that need no table. n -> (n, 732)"""
+    """Return the features of each protein that need no table. n -> (n, 732)"""
     return np.hstack([composition(proteins), protein_statistics(proteins)])
 
 
 def kmer_features(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
-    """Words that each protein shares with viruses and cells, and log ratios of patterns. (n, 18)
+    """Return the k-mers shared with viruses and cells, and log ratios of patterns. n -> (n, 18)
 
-    In order: square roots of the shares of words, by owner; then three figures of the log ratios
-    of each pattern: the mean, the mean of the positive parts, and the root mean square.
+    In order: square roots of the shares of k-mers, by class; then three statistics for the log
+    ratios of each pattern: the mean, the mean of the positive parts, and the root mean square.
     """
     figures = np.empty((len(proteins), N_FEATURES - N_COMPOSITION - N_FIGURES), dtype=np.float32)
     rows = proteins.residues, proteins.lengths, len(proteins)
@@ -106,7 +106,7 @@ def kmer_features(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]
 
 
 def composition(proteins: Proteins) -> Features:
-    """Square roots of the shares of residues, pairs, and pairs of classes. -> (n, 720)"""
+    """Return square roots of the shares of residues, pairs, and pairs of classes. -> (n, 720)"""
     shares = np.empty((len(proteins), N_COMPOSITION), dtype=np.float32)
     rows = proteins.residues, proteins.lengths, len(proteins)
     call("protein_composition", *rows, _CLASS_OF, shares)
@@ -114,7 +114,7 @@ def composition(proteins: Proteins) -> Features:
 
 
 def protein_statistics(proteins: Proteins) -> Features:
-    """Plain figures of each protein. -> (n, 12)"""
+    """Return plain statistics of each protein. -> (n, 12)"""
     n, residues, lengths = len(proteins), proteins.residues, proteins.lengths
     cells = proteins.owner * N_RESIDUES + residues
     counts = np.bincount(cells[residues < NO_RESIDUE], minlength=n * N_RESIDUES)

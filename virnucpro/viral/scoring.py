@@ -1,8 +1,8 @@
-"""Score records and proteins. Log-odds of a record's pieces are averaged and calibrated by length.
+"""Score records and proteins. Window log-odds are averaged per record and calibrated by length.
 
-Long pieces are read in parts, which are the pieces of a smaller size, so that features are computed
-once. A score is the probability that a record is viral in a sample where half of the records are.
-It depends on the record and the scorer, not on other records.
+Long windows are read in parts, which are the windows of a smaller size, so that features are
+computed once. A score is the probability that a record is viral in a sample where half the records
+are. It depends on the record and the scorer, not on other records.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from virnucpro.viral.proteins import Proteins
 from virnucpro.viral.windows import Windows, split_windows
 
 BASES_AT_ONCE = 2_000_000  # in the records that are scored together
-_PIECE_BASES_AT_ONCE = 500_000  # read for all piece sizes before the next ones
+_PIECE_BASES_AT_ONCE = 500_000  # bases read for all window sizes before the next bases
 _NOTHING = np.zeros(0, dtype=np.int64)
-_WEIGHTS = np.array([2.0, 1.0])  # of pieces that are read whole, and in parts
-_RESIDUES_AT_ONCE = 100_000  # a protein takes 3 kB of features, however short it is
+_WEIGHTS = np.array([2.0, 1.0])  # weights of windows that are read in one go, and in parts
+_RESIDUES_AT_ONCE = 100_000  # a protein takes 3 kB for its features, however short it is
 
 
 class WindowScores(NamedTuple):
-    """Pieces of records, in order, with their log-odds."""
+    """Windows of records, in order, with their log-odds."""
 
     record: IntArray  # (n,) index of the record
     start: IntArray  # (n,) first base
@@ -49,7 +49,7 @@ class WindowScores(NamedTuple):
 
     @classmethod
     def from_arrays(cls, lengths: IntArray, records: IntArray, size: int) -> WindowScores:
-        """The unread pieces of this size of some of the concatenated records.
+        """Return the unread windows of this size for some of the concatenated records.
 
         Starts count from the first base of all records.
         """
@@ -63,9 +63,9 @@ class WindowScores(NamedTuple):
         return cls(*map(np.concatenate, zip(nothing, *each, strict=True)))
 
     def means(self, n_records: int) -> FloatArray:
-        """The mean log-odds of each record's pieces; NaN without a known base. (n_records,)
+        """Return each record's mean log-odds over windows; NaN without a known base. (n_records,)
 
-        They are added up in both orders, so that the sum is the same for the reverse complement.
+        The values are added in both orders, so that the reverse complement has the same sum.
         """
         is_known = ~np.isnan(self.log_odds)
         owner, values = self.record[is_known], self.log_odds[is_known]
@@ -81,7 +81,7 @@ class WindowScores(NamedTuple):
 def score_sequences(
     sequences: Iterable[str], scorer: Scorer, code: GeneticCode = STANDARD
 ) -> Iterator[float | None]:
-    """The calibrated log-odds of each sequence, in order; None if it cannot be scored.
+    """Return the calibrated log-odds of each sequence, in order; None if it cannot be scored.
 
     A sequence needs a known base, and at least ``scorer.shortest`` bases.
     """
@@ -91,7 +91,7 @@ def score_sequences(
 
 
 def _batches(sequences: Iterable[str], most_letters: int) -> Iterator[list[str]]:
-    """Some of the sequences at a time, in order."""
+    """Yield batches of sequences, in order."""
     waiting: list[str] = []
     n_letters = 0
     for sequence in sequences:
@@ -107,10 +107,10 @@ def _batches(sequences: Iterable[str], most_letters: int) -> Iterator[list[str]]
 def score_block(
     sequences: Sequence[str], scorer: Scorer, code: GeneticCode = STANDARD
 ) -> tuple[FloatArray, WindowScores]:
-    """The calibrated log-odds of each sequence of a block, and its pieces.
+    """Return the calibrated log-odds of each sequence in a block, and its windows.
 
-    NaN if it cannot be scored. The pieces are those of the smallest size for the record, and each
-    is calibrated by its own length. (n,)
+    NaN if it cannot be scored. The windows have the smallest size for the record. Each is
+    calibrated by its own length. (n,)
     """
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
@@ -129,16 +129,16 @@ def score_block(
 
 
 def record_log_odds(bases: str, lengths: IntArray, pieces: Sequence[PieceNetworks]) -> FloatArray:
-    """The log-odds of concatenated records, before calibration; NaN: no score. n -> (n,)"""
+    """Return the log-odds of concatenated records, before calibration; NaN: no score. n -> (n,)"""
     return _mean_score(_by_size([bases], lengths, pieces, STANDARD), len(lengths))
 
 
 def _mean_score(sizes: Iterable[tuple[PieceNetworks, WindowScores]], n_records: int) -> FloatArray:
-    """The mean over piece sizes of the mean over pieces; NaN: no score. (n_records,)
+    """Return the mean over window sizes of the mean over windows; NaN: no score. (n_records,)
 
     All sizes that are read in parts weigh half as much together as all others together.
     """
-    total, n_sizes = np.zeros((2, 2, n_records))  # of pieces read whole, and in parts
+    total, n_sizes = np.zeros((2, 2, n_records))  # for windows read in one go, and in parts
     for nets, scores in sizes:
         means = scores.means(n_records)
         has_mean = ~np.isnan(means)
@@ -153,14 +153,14 @@ def _mean_score(sizes: Iterable[tuple[PieceNetworks, WindowScores]], n_records: 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """A block of bases, and the bases after it that pieces from this block extend into."""
+    """A block of bases, and the bases after it that windows from this block extend into."""
 
     first: int
     end: int  # of the block; the row extends further
-    row: Windows  # only the digits, without pieces
+    row: Windows  # only the digits, without windows
 
     def rows(self, pieces: WindowScores) -> slice:
-        """The rows of the pieces that begin in this block."""
+        """Return the rows of the windows that begin in this block."""
         low, high = np.searchsorted(pieces.start, (self.first, self.end)).tolist()
         return slice(low, high)
 
@@ -169,7 +169,7 @@ class _Block:
 
 
 def _blocks(sequences: Sequence[str], longest: int) -> Iterator[_Block]:
-    """Yield the bases of all sequences, block by block, for pieces of at most ``longest`` bases."""
+    """Yield the bases of all sequences in blocks, for windows of at most ``longest`` bases."""
     starts = [0, *accumulate(map(len, sequences))]
     n_bases = starts[-1]
     for first in range(0, n_bases, _PIECE_BASES_AT_ONCE):
@@ -188,7 +188,7 @@ def _blocks(sequences: Sequence[str], longest: int) -> Iterator[_Block]:
 def _by_size(
     sequences: Sequence[str], lengths: IntArray, pieces: Sequence[PieceNetworks], code: GeneticCode
 ) -> Iterator[tuple[PieceNetworks, WindowScores]]:
-    """Yield the nets of each size, and the scored pieces of the records that they read."""
+    """Yield the networks for each size, and the scored windows of the records that they read."""
     readings = [
         _RecordWindows.from_record(
             nets,
@@ -210,9 +210,9 @@ def _by_size(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RecordWindows:
-    """Pieces of one size, read in order, and the larger pieces that contain them.
+    """Windows of one size, read in order, and the larger windows that contain them.
 
-    Log-odds are not calibrated. Pieces without a known base do not count as parts.
+    Log-odds are not calibrated. Windows without a known base do not count as parts.
     """
 
     nets: PieceNetworks
@@ -233,7 +233,7 @@ class _RecordWindows:
         return cls(nets, pieces, wholes, chosen, room)
 
     def iter_blocks(self, block: _Block, code: GeneticCode) -> None:
-        """Read the pieces that begin in the block, and score the larger ones that are complete."""
+        """Read the windows that begin in the block, and score complete larger windows."""
         rows = block.rows(self.pieces)
         some = self.pieces.take(rows)
         of_wholes = self.wholes.rows(some)
@@ -250,15 +250,15 @@ class _RecordWindows:
 
 @dataclass(slots=True, eq=False)
 class _CompleteSequences:
-    """Pieces that are read in parts. Features are added up until a piece is complete."""
+    """Windows that are read in parts. Features are added up until a window is complete."""
 
     nets: Sequence[PieceNetworks]
-    pieces: WindowScores  # for all nets; each record is read by one of them
-    reader: IntArray  # (n,) index of the nets that read each piece
+    pieces: WindowScores  # for all networks; one network reads each record
+    reader: IntArray  # (n,) index of the networks that read each window
     layout: FloatArray  # (n, 12)
-    total: FloatArray  # (n_open, 1229) sums of features of parts, in steps, for incomplete pieces
+    total: FloatArray  # (n_open, 1229) sums of part features, in steps, for incomplete windows
     n_parts: IntArray  # (n_open,)
-    n_done: int = 0  # number of first pieces that have log-odds already
+    n_done: int = 0  # number of leading windows that already have log-odds
 
     @classmethod
     def from_sequences(cls, lengths: IntArray, nets: Sequence[PieceNetworks]) -> _CompleteSequences:
@@ -274,41 +274,41 @@ class _CompleteSequences:
         return cls(nets, pieces.take(order), reader[order], layout, *nothing)
 
     def rows(self, parts: WindowScores) -> IntArray:
-        """The rows of ``total`` for the pieces that each part lies in; -1: none. -> (n, 2)
+        """Return the rows of ``total`` for the windows that contain each part; -1: none. -> (n, 2)
 
-        The parts are in order. A part lies in the pieces, at most two, that have its middle.
+        The parts are in order. A part is in the windows, at most two, that contain its middle.
         """
         middle = 2 * parts.start + parts.n_bases  # in half bases
         start, end = 2 * self.pieces.start, 2 * (self.pieces.start + self.pieces.n_bases)
         latest = np.searchsorted(start, middle, side="right") - 1
         self._open(int(latest.max(initial=-1)) + 1)
-        end = np.append(end, 0)  # index -1: ends before all
+        end = np.append(end, 0)  # index -1: ends before all others
         piece = np.stack([latest, np.maximum(-1, latest - 1)], axis=1)
         return np.where(middle[:, None] <= end[piece], piece - self.n_done, -1)
 
     def score(self, block: _Block, code: GeneticCode) -> None:
-        """Read the layout of the pieces that begin in the block; score the complete pieces."""
+        """Read the layout of windows that begin in the block, and score complete windows."""
         rows = block.rows(self.pieces)
         if rows.start < rows.stop:
             self.layout[rows] = layout_features(block.pieces(self.pieces.take(rows)), code)
         self._score(int(np.searchsorted(self.pieces.start, block.end, side="right")) - 2)
 
     def scores(self) -> Iterator[tuple[PieceNetworks, WindowScores]]:
-        """Score the remaining pieces; yield the nets of each size and the pieces they read."""
+        """Score the remaining windows; yield the networks for each size, with their windows."""
         self._open(len(self.pieces.start))
         self._score(len(self.pieces.start))
         for number, nets in enumerate(self.nets):
             yield nets, self.pieces.take(self.reader == number)
 
     def _open(self, end: int) -> None:
-        """Make room for the features of all pieces before ``end``."""
+        """Allocate the features of all windows before ``end``."""
         n_more = end - self.n_done - len(self.total)
         if n_more > 0:
             self.total = np.concatenate([self.total, np.zeros((n_more, N_FEATURES))])
             self.n_parts = np.concatenate([self.n_parts, np.zeros(n_more, dtype=np.int64)])
 
     def _score(self, end: int) -> None:
-        """Score the pieces before ``end``, which are complete."""
+        """Score the windows before ``end``, which are complete."""
         n, done = end - self.n_done, slice(self.n_done, end)
         if n <= 0:
             return
@@ -323,7 +323,7 @@ class _CompleteSequences:
 
 
 def score_proteins(sequences: Iterable[str], scorer: Scorer) -> FloatArray:
-    """The calibrated log-odds of each protein, in order; NaN without a known residue. (n,)"""
+    """Return each protein's calibrated log-odds, in order; NaN without a known residue. (n,)"""
     nets = scorer.proteins
     assert nets is not None, "a scorer without nets for proteins scores none"
     scores = [np.empty(0)]
@@ -342,11 +342,12 @@ def score_windows(
     code: GeneticCode = STANDARD,
     chosen: Sequence[int] = (),
 ) -> tuple[WindowScores, Features]:
-    """Score overlapping pieces of each sequence, one every ``step`` bases.
+    """Score overlapping windows of each sequence, one every ``step`` bases.
 
-    The pieces have the length that the scorer's window nets read, and calibrated log-odds. The
-    second result has the ``chosen`` ones of the 36 plain figures of each piece, (n, n_chosen): see
-    ``features``. Words are not used, because words of prophages in related hosts count as cellular.
+    The windows have the size of the scorer's sliding windows, and calibrated log-odds. The second
+    result contains the ``chosen`` columns of the 36 plain statistics of each window, (n, n_chosen):
+    see ``features``. K-mers are not used, because k-mers from prophages in related hosts count as
+    cellular.
     """
     size = scorer.windows.size
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)

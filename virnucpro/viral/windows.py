@@ -1,8 +1,8 @@
-"""Find the open stretches of pieces of sequences, which the scorer reads as digits.
+"""Find the open reading frames in windows of sequences, which the scorer reads as digits.
 
-A stretch lies between two stop codons of a frame, or between a stop and an end of the piece. A
-codon with an unknown base is not a stop. Genes are among the longest stretches, so a stretch is
-kept if longer ones hardly cover it.
+An open reading frame (ORF) is here the interval between two stop codons in a frame, or between a
+stop and an end of the window. A codon with an unknown base is not a stop. Genes are among the
+longest ORFs, so an ORF is kept if longer ones hardly cover it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.open_codes import N_CODES, UNKNOWN, Digits, encode, genetic_code
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
-NOT_YET = 255  # in place of an owner: the word has not been looked up yet
-SHORTEST = 5  # codons of a stretch
+NOT_YET = 255  # instead of a class: the k-mer has not been looked up yet
+SHORTEST = 5  # codons in an open reading frame
 _BASES_OF_ENDS = 1_000  # strands nearly always differ in them
 Read: TypeAlias = tuple[Digits, Digits, NDArray[np.int32], IntArray]  # see `read_bases`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
-    """Pieces of one row of digits, which may be many concatenated records.
+    """Windows in one row of digits, which may contain many concatenated records.
 
-    What is looked up along the row is kept, and ``at`` passes it on to other pieces.
+    Lookups along the row are cached, and ``select`` passes them on to other windows.
     """
 
     digits: Digits  # (n_bases,)
@@ -42,33 +42,33 @@ class Windows:
 
     @classmethod
     def from_sequences(cls, sequences: Sequence[str]) -> Windows:
-        """Each sequence as one piece."""
+        """Return each sequence as one window."""
         lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
         return cls.concatenate(encode("".join(sequences)), lengths)
 
     @classmethod
     def concatenate(cls, digits: Digits, lengths: IntArray) -> Windows:
-        """Each of the concatenated sequences in a row as one piece."""
+        """Return each of the concatenated sequences in a row as one window."""
         return cls(digits, np.cumsum(lengths) - lengths, lengths)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def select(self, starts: IntArray, lengths: IntArray) -> Windows:
-        """Other pieces of the same row. (n,), (n,)"""
+        """Return other windows of the same row. (n,), (n,)"""
         return replace(self, starts=starts, lengths=lengths)
 
     def arguments(self, code: GeneticCode) -> tuple[NDArray[Any] | int, ...]:
-        """The arguments of library functions."""
+        """Return the arguments of library functions."""
         if code not in self._read:
             self._read[code] = _read(self.digits, code)
         row = self.digits, len(self.digits), *self._read[code]
         return *row, self.starts, self.lengths, len(self)
 
     def owners(self, code: GeneticCode, words: Sized) -> Digits:
-        """The owner of the word that ends with the codon at each base, on each strand. (n_bases, 2)
+        """Return the class of the k-mer that ends at each base's codon, by strand. (n_bases, 2)
 
-        ``NOT_YET`` where no piece has needed it; empty without words.
+        ``NOT_YET`` where no window has needed it; empty without k-mers.
         """
         if not len(words):
             return np.empty((0, 2), dtype=np.uint8)
@@ -88,15 +88,16 @@ def _read(digits: Digits, code: GeneticCode) -> Read:
 def find_stretches(
     pieces: Windows, code: GeneticCode = STANDARD, shortest: int = SHORTEST
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Find the stretches of all frames that longer ones hardly cover.
+    """Find the open reading frames (ORFs) in all frames that longer ones hardly cover.
 
-    Returns the piece, the strand (0 forward, 1 reverse), the first base on that strand, and the
-    number of codons of each, by piece, the longest first. (n,), (n,), (n,), (n,)
+    Returns the window, the strand (0 forward, 1 reverse), the first base on that strand, and the
+    number of codons of each ORF, by window, the longest first. (n,), (n,), (n,), (n,)
 
-    Stretches of fewer than ``shortest`` codons are left out, which hardly changes the others: one
-    that is a codon shorter than the longest may be kept instead of it, if its codons are more like
-    those of genes. Ties are in the order of strand, frame and position; the strand whose bases come
-    first in lexical order is first. So the reverse complement of a piece has the same stretches.
+    ORFs with fewer than ``shortest`` codons are excluded, which hardly changes the others. An ORF
+    that is one codon shorter than the longest may be kept instead of it, if its codons are more
+    like those in genes, and the limit can affect this choice. Ties are in the order of strand,
+    frame and position. The strand that comes first in lexical order is first. So the reverse
+    complement of a window has the same ORFs.
     """
     n_kept = np.empty(len(pieces), dtype=np.int64)
     # an upper bound for six frames, because a stop follows each stretch
@@ -110,25 +111,25 @@ def find_stretches(
 
 @cache
 def is_stop(code: GeneticCode) -> Digits:
-    """Whether each codon code is a stop. (125,)"""
+    """Return whether each codon code is a stop. (125,)"""
     table = np.zeros(N_CODES, dtype=np.uint8)
     table[[genetic_code(codon) for codon in code.stops]] = 1
     return table
 
 
 def codon_codes(digits: Digits) -> Digits:
-    """The code of the codon that starts at each base. (n_bases,) -> (n_bases - 2,)"""
+    """Return the code of the codon that starts at each base. (n_bases,) -> (n_bases - 2,)"""
     codes: Digits = 25 * digits[:-2] + 5 * digits[1:-1] + digits[2:]
     return codes
 
 
 def opposite_strand(digits: Digits) -> Digits:
-    """Each row read on the other strand. (..., n_bases) -> (..., n_bases)"""
+    """Return each row read on the other strand. (..., n_bases) -> (..., n_bases)"""
     return np.minimum(3 - digits[..., ::-1], UNKNOWN)  # 3 - 4 is 255
 
 
 def is_reverse_first(sequence: str) -> bool:
-    """Whether the reverse complement of a sequence comes before it, in the order of digits.
+    """Return whether the reverse complement of a sequence comes first, in the order of digits.
 
     >>> is_reverse_first("GATTACA"), is_reverse_first("UGUAAUC"), is_reverse_first("ACGT")
     (False, True, False)
@@ -140,12 +141,12 @@ def is_reverse_first(sequence: str) -> bool:
 
 
 def comes_first(sequence: str, other: str) -> bool:
-    """Whether a sequence comes before another one, in the order of digits."""
+    """Return whether a sequence comes before another one, in the order of digits."""
     return encode(sequence).tobytes() < encode(other).tobytes()
 
 
 def canonical_rotation(sequence: str) -> int:
-    """The base from which a circle comes first, in the order of digits.
+    """Return the start base that makes a circle first, in the order of digits.
 
     >>> canonical_rotation("TTACTTAA"), canonical_rotation("GATGATGAT")
     (6, 1)
@@ -158,14 +159,14 @@ def canonical_rotation(sequence: str) -> int:
 def split_windows(
     starts: IntArray, lengths: IntArray, size: int
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Cut records of one row into pieces: the record, start and length of each.
+    """Split records in one row into windows; return the record, start and length of each.
 
-    A record gets the fewest pieces that leave out at most a tenth of a piece. They are spread
-    evenly from its first base to its last; a single piece is in its middle. If they are longer
+    A record gets the fewest windows that leave out at most a tenth of a window. They are spread
+    evenly from its first base to its last. A single window is in its middle. If they are longer
     together than the record, they overlap.
 
-    The reverse complement of a record has the same pieces: rounding is symmetric, and a piece in
-    the middle has one base less where it could not be there otherwise.
+    The reverse complement of a record has the same windows: rounding is symmetric, and a window in
+    the middle has one base less where it could not be centred otherwise.
 
     >>> starts, lengths = np.array([[0, 1050, 2101], [1050, 1051, 499]])
     >>> [values.tolist() for values in split_windows(starts, lengths, 500)]
@@ -175,10 +176,10 @@ def split_windows(
     owner = np.repeat(np.arange(len(lengths)), n_pieces)
     number = np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner]
     n_bases = np.minimum(size, lengths)[owner]
-    last = lengths[owner] - n_bases  # place of the last piece
+    last = lengths[owner] - n_bases  # start of the last window
     n_before, n_behind = number, n_pieces[owner] - 1 - number
     n_steps = np.maximum(1, n_pieces - 1)[owner]
-    # rounded towards the middle, so that no base is left between pieces that overlap
+    # rounded towards the middle, so that overlapping windows leave no base uncovered
     from_start, from_end = (-(-n * last // n_steps) for n in (n_before, n_behind))
     is_middle = n_before == n_behind
     place = np.where(n_before < n_behind, from_start, last - from_end)
