@@ -1,13 +1,13 @@
-"""Find virus-like regions of a record from the log-odds of pieces along it.
+"""Find virus-like regions in a record from the log-odds of windows along it.
 
-The contrast between the signal of a piece and its host (``contrast``) has a learned log-ratio of
-virus over host. A two-state chain gives the most probable path through these (``chain``). Where the
-result is virus or in doubt, the proteins of the genes there are scored, and the path is computed
-again.
+The contrast between a window's signal and its host (``provirus_features``) has a learned log-ratio
+of virus over host. A two-state hidden Markov model gives the most probable path through these
+(``hmm``). Where the result is virus or ambiguous, the proteins of the genes are scored, and the
+path is computed again.
 
-Genes of ribosomal proteins and RNA polymerase have a viral composition, and genes of ribosomal RNA
-have viral open stretches. They are recognised by peptides and words that all bacteria have in
-them, and no phage.
+Genes for ribosomal proteins and RNA polymerase have a viral composition, and genes for ribosomal
+RNA have viral open reading frames. They are recognised by peptides and k-mers that occur in these
+genes in all bacteria, and in no phage.
 """
 
 from __future__ import annotations
@@ -42,37 +42,37 @@ from virnucpro.viral.types import CalledRecords, FoundRegions, Region, Track
 from virnucpro.viral.windows import canonical_rotation, comes_first, is_reverse_first
 
 SHORTEST_RECORD = 10_000  # bases; shorter records are not searched
-# repeats between an end of a region and its inside split it if fewer than this many are expected
-# by chance: for each repeat, and for the product of two
+# Repeats between an end of a region and its inside split it if fewer than this many are expected by
+# chance: for each repeat, and for the product of two.
 _MOST_OF_EACH, _MOST_OF_TWO = 0.01, 1e-6
-MOST_BY_CHANCE_ALONE = 1e-4  # for a repeat that decides alone; one in 20 places of a host has one
-LEAST_READ = 0.02  # lowest posterior of a piece whose genes are scored
+MOST_BY_CHANCE_ALONE = 1e-4  # for a repeat that decides alone; one in 20 host positions has one
+LEAST_READ = 0.02  # lowest posterior of a window whose genes are scored
 LONGEST_THROUGHOUT = 50_000  # bases of a record that may be a provirus without flanks
-_LEAST_RISE = 1.0  # of its mean log-odds above the usual level of hosts with its GC
-# log-odds of its proteins above those of hosts: first for some bases in its middle, then for all;
+_LEAST_RISE = 1.0  # mean log-odds above the usual level in hosts with its GC
+# log-odds of its proteins above those in hosts: first for some bases in its middle, then for all;
 # the latter vary more in records of fewer than 20,000 bases
 _FIRST_READ, _LEAST_RISE_OF_FIRST = 5_000, 1.0
 _LEAST_RISE_OF_GENES, _USUAL_RECORD = 2.3, 20_000
-_ITEMS_AROUND = 4  # pieces on either side whose genes are scored, too
-# the least for the class prophage: bases, share of viral genes, and bases of viral genes in a
-# block on one strand
+_ITEMS_AROUND = 4  # windows on either side whose genes are scored, too
+# minimum for the class prophage: bases, share of viral genes, and bases of viral genes in a block
+# on one strand
 _SHORTEST_PROPHAGE, _LEAST_SHARE_OF_GENES, _LEAST_BLOCK = 18_000, 0.4, 6_000
-_TRNA_REACH = 125  # bases between an end of a region and the end of a tRNA
-_LONGEST_GAP = 10_000  # bases of host between two neighbouring viruses
-SHORTEST_NEIGHBOUR = 15_000  # bases of a virus next to another
-_NOTE = re.compile(r"(^|; )\d+ virus-like regions?$")  # as ``add_found`` writes it
+_TRNA_REACH = 125  # bases between a region's end and the end of a tRNA
+_LONGEST_GAP = 10_000  # host bases between two neighbouring viruses
+SHORTEST_NEIGHBOUR = 15_000  # bases in a virus next to another
+_NOTE = re.compile(r"(^|; )\d+ virus-like regions?$")  # as ``add_detected`` writes it
 
 
 class ViralRun(NamedTuple):
     """Neighbouring viral items, and the bases between the midpoints to the items around them."""
 
     first: int
-    end: int  # one after the last item
+    end: int  # one past the last item
     start_base: int
     end_base: int
 
     def overlaps(self, others: Sequence[ViralRun]) -> bool:
-        """Whether it shares a base with any of the others."""
+        """Return whether it shares a base with any of the others."""
         return any(
             self.start_base < one.end_base and one.start_base < self.end_base for one in others
         )
@@ -80,15 +80,15 @@ class ViralRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RecordView:
-    """A record as it is searched: on the strand whose bases come first in lexical order.
+    """The searched view of a record: the strand that comes first in lexical order.
 
-    A circle begins with the base from which they come first on any strand.
+    A circle starts at the base that makes its sequence first in lexical order, on either strand.
     """
 
     sequence: str  # upper case, without U
     is_reverse: bool
     is_circle: bool
-    first: int = 0  # base of this strand of the record with which the sequence begins
+    first: int = 0  # base on this strand of the record at which the sequence begins
 
     @classmethod
     def from_record(cls, sequence: str, *, is_circle: bool) -> _RecordView:
@@ -105,34 +105,34 @@ class _RecordView:
         return cls(reverse if is_reverse else forward, is_reverse, True, firsts[is_reverse])
 
     def text(self, size: int) -> str:
-        """The bases for pieces of ``size`` bases: those of a circle cross its origin."""
+        """Return the bases for windows of ``size`` bases. In a circle, windows cross the origin."""
         return self.sequence + self.sequence[: size - 1] if self.is_circle else self.sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProvirusFinder:
-    """Finds the regions of records, one record at a time."""
+    """Find the regions of records, one record at a time."""
 
     scorer: Scorer
     model: RegionModel
     code: GeneticCode = STANDARD
-    least_posterior: float = 0.0  # lowest posterior of a provirus that counts as a virus
+    least_posterior: float = 0.0  # lowest posterior at which a provirus counts as a virus
 
     @property
     def digest(self) -> str:
-        """A hash of all that determines the regions."""
+        """Return a hash of everything that determines the regions."""
         parts = (self.scorer.sha256, self.model, self.code)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def add_regions(self, results: CalledRecords, place: int) -> None:
-        """Find the regions of a record that is long and has a score; the note counts them."""
+        """Find the regions in a record that is long and has a score; the note counts them."""
         record, calls = results.records.record_at(place), results.calls
         if calls.statuses[place] == "scored" and len(record.sequence) >= SHORTEST_RECORD:
             [[found]] = self.find([record], [[calls.are_viruses[place]]])
             self.add_detected(results, place, found)
 
     def add_detected(self, results: CalledRecords, place: int, found: FoundRegions) -> None:
-        """Store the regions of a record, each judged by the cut; the note counts them."""
+        """Store the regions of a record, each judged by the threshold; the note counts them."""
         regions = tuple(
             region._replace(
                 is_virus=region.kind == "whole" or region.posterior >= self.least_posterior
@@ -148,11 +148,11 @@ class ProvirusFinder:
     def find(
         self, records: Sequence[FastaRecord], are_viruses: Sequence[Sequence[bool]]
     ) -> list[list[FoundRegions]]:
-        """The virus-like regions and the track of evidence of each record, for each possible call.
+        """Return the virus-like regions and evidence track of each record, for each possible call.
 
         A record that is called virus is one region without host flanks. Any other circular record
         is read across its origin. The regions depend neither on the strand of a record nor on the
-        place where a circle was cut open.
+        position where a circle was cut open.
         """
         pairs = list(enumerate(zip(records, are_viruses, strict=True)))
         keys = dict.fromkeys(
@@ -178,7 +178,7 @@ class ProvirusFinder:
     def _score_windows(
         self, reading: _RecordView, items: WindowTable, is_virus: bool
     ) -> FoundRegions:
-        """The regions and the track of a record, as they are on its own strand."""
+        """Return the regions and the track of a record, in coordinates on its own strand."""
         if reading.is_circle:
             found = self._extend_circular(reading, items)
         else:
@@ -186,16 +186,16 @@ class ProvirusFinder:
         return _mirror(found, len(reading.sequence)) if reading.is_reverse else found
 
     def _decode_path(self, sequence: str, items: WindowTable, is_virus: bool) -> FoundRegions:
-        """The regions of an upper-case sequence."""
-        known = dict[str, float]()  # each protein of a record is scored once
+        """Return the regions in an upper-case sequence."""
+        known = dict[str, float]()  # each protein in a record is scored once
         read_genes = partial(find_host_genes, scorer=self.scorer, code=self.code, known=known)
         of_items = sequence, items, self.model, read_genes, self.code
         return regions_from_windows(*of_items, is_virus=is_virus)
 
     def _extend_circular(self, reading: _RecordView, items: WindowTable) -> FoundRegions:
-        """The regions of a circle, cut open where it looks least viral.
+        """Return the regions in a circle, cut open where it looks least viral.
 
-        Its pieces may cross the origin.
+        Its windows may cross the origin.
         """
         circle, n_bases = reading.sequence, len(reading.sequence)
         turn = least_viral(items.log_odds, self.model)
@@ -219,13 +219,13 @@ class ProvirusFinder:
         model: Path | None = None,
         least_posterior: float = 0.0,
     ) -> ProvirusFinder:
-        """The finder with VirNucPro's model or another one, for the genetic code of this number.
+        """Return the finder with the built-in or another model, for this number's genetic code.
 
         Raises:
-            InputMissingError: there is no such model.
-            UnavailableError: the model is damaged, or has another format or piece size.
+            InputMissingError: the model file does not exist.
+            UnavailableError: the model is damaged, or has another format or window size.
         """
-        load_tables()  # they identify viruses in regions later; finds damage now
+        load_tables()  # they identify viruses in regions later; loading them now detects damage
         scorer, path = scorer or Scorer.load_builtin(), model or OWN_REGION_MODEL
         region_model, size = RegionModel.load(path), scorer.windows.size
         if region_model.size != size:
@@ -236,7 +236,7 @@ class ProvirusFinder:
 
 
 def _mirror(found: FoundRegions, n_bases: int) -> FoundRegions:
-    """What was found on the other strand of a record, as it is on its own strand."""
+    """Convert results from the other strand of a record to its own strand."""
     regions, track = found
     placed = [
         region._replace(
@@ -253,7 +253,7 @@ def _mirror(found: FoundRegions, n_bases: int) -> FoundRegions:
 
 
 def least_viral(log_odds: FloatArray, model: RegionModel) -> int:
-    """The item of a circle with the least viral surroundings, ``virus_bases`` on either side."""
+    """Return the circle item with the least viral surroundings, ``virus_bases`` on either side."""
     reach = min(len(log_odds) // 2, round(model.virus_bases / model.step))
     is_known = ~np.isnan(log_odds)
     values = np.where(is_known, log_odds, median(log_odds[is_known]) if is_known.any() else 0.0)
@@ -263,7 +263,7 @@ def least_viral(log_odds: FloatArray, model: RegionModel) -> int:
 
 
 def _rotate(region: Region, first: int, n_bases: int) -> list[Region]:
-    """A region of a circle that was cut open at ``first``; two parts if it crosses the origin."""
+    """Rotate a region in a circle cut open at ``first``; two parts if it crosses the origin."""
     start, end = region.start + first, region.end + first
     if start >= n_bases:
         start, end = start - n_bases, end - n_bases
@@ -282,10 +282,10 @@ def regions_from_windows(
     *,
     is_virus: bool,
 ) -> FoundRegions:
-    """The regions of an upper-case record, from its overlapping pieces.
+    """Return the regions in an upper-case record, from its overlapping windows.
 
-    A region may cover the whole record only if the record is called virus, or is short and its
-    proteins are far more viral than the proteins of any host.
+    A region may cover the complete record in two cases: the record is called virus, or it is short
+    and its proteins are far more viral than the proteins in any host.
     """
     starts, n_bases = items.start, len(sequence)
     is_throughout = not is_virus and is_provirus_throughout(sequence, items, model, read_genes)
@@ -308,7 +308,7 @@ def regions_from_windows(
         return (), track
     repeats = Repeats.from_sequence(
         sequence, starts, evidence, model
-    )  # genes lie on both sides of an end
+    )  # genes are on both sides of an end
     if is_virus:
         whole = ViralRun(0, len(posterior), 0, n_bases)
         runs = [runs[0]._replace(end=runs[-1].end, end_base=runs[-1].end_base) if runs else whole]
@@ -335,9 +335,10 @@ def regions_from_windows(
 def is_provirus_throughout(
     sequence: str, items: WindowTable, model: RegionModel, read_genes: ReadGenes
 ) -> bool:
-    """Whether a short record is part of a provirus, by its proteins: it has no host to compare.
+    """Return whether the proteins in a short record show that it is part of a provirus.
 
-    Among hosts with the same GC, proteins vary far less than the composition of pieces.
+    Such a record contains no host sequence to compare with. Among hosts with the same GC, proteins
+    vary far less than the composition of windows.
     """
     n_bases, is_known = len(sequence), items.is_known
     if n_bases > LONGEST_THROUGHOUT or not is_known.any():
@@ -358,7 +359,7 @@ def is_provirus_throughout(
 
 
 def _is_read(posterior: FloatArray) -> BoolArray:
-    """A mask of the pieces whose genes are scored: near possible viruses; none if all are viral."""
+    """Mask the windows whose genes are scored: near possible viruses; none if all are viral."""
     is_read = np.zeros(len(posterior), dtype=np.bool_)
     if (posterior > 0.5).all():
         return is_read
@@ -368,10 +369,10 @@ def _is_read(posterior: FloatArray) -> BoolArray:
 
 
 def describe_evidence(sequence: str, ends: tuple[int, int], att: str, log_odds: FloatArray) -> str:
-    """Further evidence for a provirus, as attributes of GFF3.
+    """Describe further evidence for a provirus, as attributes of GFF3.
 
-    The length of its direct repeat, a tRNA that ends at one of its ends, and how many of its genes
-    have a protein that is more likely viral than not.
+    The attributes are the length of its direct repeat, a tRNA that ends at one of its ends, and the
+    number of genes with a protein that is more likely viral than not.
     """
     words = [f"att_length={len(att)}"] if att else []
     near = (sequence[max(0, place - _TRNA_REACH) : place + _TRNA_REACH] for place in ends)
@@ -381,10 +382,10 @@ def describe_evidence(sequence: str, ends: tuple[int, int], att: str, log_odds: 
 
 
 def classify_region(n_bases: int, genes: Genes) -> Literal["prophage", "uncertain"]:
-    """The class of a provirus: prophage if it looks like a whole tailed phage, else uncertain.
+    """Classify a provirus: prophage if it looks like a complete tailed phage, else uncertain.
 
-    A prophage is long enough, many of its genes are viral, and a block of these on one strand is as
-    long as the genes for head and tail, which are neighbours in phages.
+    A prophage is long enough, and many genes are viral. A block of these on one strand is as long
+    as the genes for head and tail, which are neighbours in phages.
     """
     log_odds = genes[2]
     is_long = n_bases >= _SHORTEST_PROPHAGE
@@ -393,9 +394,9 @@ def classify_region(n_bases: int, genes: Genes) -> Literal["prophage", "uncertai
 
 
 def _block(genes: Genes) -> float:
-    """The bases of viral genes in the best block of a strand.
+    """Return the number of bases of viral genes in the best block on one strand.
 
-    Other genes on that strand subtract half of their bases, genes on the other strand all.
+    Other genes on that strand subtract half their bases. Genes on the other strand subtract all.
     """
     order = np.argsort(genes[0])
     start, end, log_odds, strand = (column[order] for column in genes)
@@ -433,7 +434,7 @@ class _ViralRuns(NamedTuple):
         return cls(runs(is_viral), likely, posterior)
 
     def parts(self, starts: IntArray, model: RegionModel) -> list[ViralRun]:
-        """The viral runs, each split as ``split_tensors`` does."""
+        """Return the viral runs, each split by ``split_runs``."""
         return [
             part for run in self.viral for part in split_runs(run, starts, self.posterior, model)
         ]
@@ -462,14 +463,14 @@ def split_runs(
 
 
 def _middles(starts: IntArray, model: RegionModel) -> IntArray:
-    """The base midway between each two neighbouring items. (n,) -> (n - 1,)"""
+    """Return the base midway between each two neighbouring items. (n,) -> (n - 1,)"""
     return np.asarray((starts[1:] + starts[:-1] + model.size) // 2)
 
 
 def near_host_genes(
     sequence: str, middles: IntArray, runs: Sequence[ViralRun], code: GeneticCode
 ) -> BoolArray:
-    """A mask of the items with their middle near a host gene in one of the runs."""
+    """Mask the items whose middle is near a host gene in one of the runs."""
     is_near = np.zeros(len(middles), dtype=np.bool_)
     for run in runs:
         for start, end in host_genes(sequence[run.start_base : run.end_base], code):
@@ -479,29 +480,29 @@ def near_host_genes(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeats:
-    """The direct repeats of a record, and the evidence between them."""
+    """The direct repeats in a record, and the evidence between them."""
 
     bases: str  # upper case
     middles: IntArray  # of items
-    sums: FloatArray  # cumulative evidence before each item, and of all items
-    reach: int  # most bases between the end of a repeat and the end of a run
-    cost: float  # least evidence of a virus on the most probable path: the cost of two changes
+    sums: FloatArray  # cumulative evidence before each item, and the total
+    reach: int  # maximum bases between a repeat's end and a run's end
+    cost: float  # minimum evidence for a virus on the most probable path: the cost of two changes
     _known: dict[tuple[ViralRun, tuple[int, int]], Repeat | None] = field(default_factory=dict)
 
     @classmethod
     def from_sequence(
         cls, sequence: str, starts: IntArray, evidence: FloatArray, model: RegionModel
     ) -> Repeats:
-        """The repeats of a record; the search reaches one usual region's length from each end."""
+        """Search a record for repeats, up to one usual region length from each end."""
         sums = np.concatenate([[0.0], np.cumsum(evidence)])
         (_, enter), (leave, _) = model.transition(model.step)
         reach, cost = round(model.virus_bases), -enter - leave
         return cls(sequence, starts + model.size // 2, sums, reach, cost)
 
     def from_window(self, run: ViralRun, bounds: tuple[int, int] | None = None) -> Repeat | None:
-        """The best repeat around a run that encloses more than half of its evidence.
+        """Return the best repeat around a run that encloses more than half its evidence.
 
-        Without bounds it may lie anywhere. A run at an end of the record has none.
+        Without bounds, it may be anywhere. A run at an end of the record has none.
         """
         start, end = ends = run.start_base, run.end_base
         bounds = bounds or (0, len(self.bases))
@@ -515,7 +516,7 @@ class Repeats:
         return self._known[run, bounds]
 
     def parts_of(self, run: ViralRun) -> list[ViralRun]:
-        """Split a long run into neighbouring viruses by their repeats; else the run itself."""
+        """Split a long run into neighbouring viruses by their repeats; else return the run."""
         if run.end_base - run.start_base < 2 * SHORTEST_NEIGHBOUR:
             return [run]
         ends = run.start_base, run.end_base
@@ -528,9 +529,9 @@ class Repeats:
         return list(chain.from_iterable(map(self.parts_of, sorted(parts))))
 
     def _pair_ends(self, run: ViralRun, inner: Sequence[Repeat]) -> list[ViralRun]:
-        """Two neighbours with one repeat each, if the pair is less likely than one around the run.
+        """Return two neighbours with a repeat each, if less likely than one repeat around the run.
 
-        The second begins near the end of the first, so it has fewer possible places. Neither
+        The second begins near the end of the first, so it has fewer possible positions. Neither
         repeat may be expected by chance.
         """
         start, end = run.start_base, run.end_base
@@ -547,10 +548,10 @@ class Repeats:
         return parts
 
     def _single_ends(self, run: ViralRun, inner: Sequence[Repeat]) -> list[ViralRun]:
-        """The part of a run within a repeat, and the rests that are viral by themselves.
+        """Return the part of a run within a repeat, and any remainder that is viral by itself.
 
-        A repeat between one end and the inside must enclose most of the evidence and be unlikely
-        by chance, or one of the rests must have a repeat, too.
+        A repeat between one end and the inside counts in two cases: it encloses most of the
+        evidence and is unlikely by chance, or a remainder has a repeat, too.
         """
         around = self.from_window(run)
         rare = [one for one in inner if one.n_by_chance < _MOST_OF_EACH]
@@ -567,7 +568,7 @@ class Repeats:
         return []
 
     def _part(self, run: ViralRun, start: int, end: int) -> ViralRun:
-        """A part of a run, with the items that have their middle in it."""
+        """Return a part of a run, with the items whose middle is in it."""
         first, last = np.searchsorted(self.middles, (start, end)).tolist()
         return ViralRun(
             run.first if start == run.start_base else first,
@@ -576,7 +577,7 @@ class Repeats:
         )
 
     def _remaining_kmers(self, run: ViralRun, others: Sequence[ViralRun]) -> list[ViralRun]:
-        """The rests of a run outside the others (in order) that are viral by themselves."""
+        """Return the parts of a run outside the others (in order) that are viral by themselves."""
         starts = [run.start_base, *(one.end_base for one in others)]
         ends = [*(one.start_base for one in others), run.end_base]
         return [
@@ -586,7 +587,7 @@ class Repeats:
         ]
 
     def confirmed(self, runs: Sequence[ViralRun], others: Sequence[ViralRun]) -> list[ViralRun]:
-        """The runs; one of ``others`` replaces those that it overlaps if its repeat is better."""
+        """Replace runs by those in ``others`` that overlap them and have a better repeat."""
         bounded = [
             one
             for one in others
@@ -603,12 +604,12 @@ class Repeats:
         return sorted([*chain.from_iterable(kept), *bounded])
 
     def _expected_by_chance(self, run: ViralRun) -> float:
-        """The expected number of repeats as good as the one around a run; infinite without one."""
+        """Return the expected number of repeats as good as the run's; infinite without one."""
         repeat = self.from_window(run)
         return np.inf if repeat is None else repeat.n_by_chance
 
     def test_repeat(self, run: ViralRun) -> bool:
-        """Whether a weak run is as long as a usual region, or has a repeat unlikely by chance."""
+        """Return whether a weak run has the usual length, or a repeat unlikely by chance."""
         is_long = run.end_base - run.start_base >= self.reach
         return is_long or self._expected_by_chance(run) < MOST_BY_CHANCE_ALONE
 
@@ -620,17 +621,17 @@ class Repeats:
 def refine_ends(
     runs: Sequence[ViralRun], repeats: Repeats, code: GeneticCode = STANDARD
 ) -> list[tuple[int, int, str]]:
-    """Move the ends of each run within the record to landmarks near them: (start, end, repeat).
+    """Move the ends of each run within the record to markers near them: (start, end, repeat).
 
-    The landmarks are a direct repeat around both ends, or for each end the nearest edge of an open
-    stretch. No end passes the midpoint to the next end, so separate runs stay separate.
+    The markers are a direct repeat around both ends, or the nearest edge of an open reading frame
+    for each end. No end passes the midpoint to the next end, so separate runs stay separate.
     """
     sequence = repeats.bases
     moved: list[tuple[int, int, str]] = []
     for i, run in enumerate(runs):
         start, end = run.start_base, run.end_base
         low = min(start, (runs[i - 1].end_base + start) // 2 + 1) if i else 0
-        if moved and moved[-1][2]:  # a repeat fixes the end of the run before
+        if moved and moved[-1][2]:  # a repeat fixes the end of the previous run
             low = moved[-1][1] + 1
         middle = (start + end) // 2
         high = (end + runs[i + 1].start_base) // 2 if i + 1 < len(runs) else len(sequence)
@@ -645,7 +646,7 @@ def refine_ends(
 
 
 def _to_edge(place: int, low: int, high: int, sequence: str, code: GeneticCode) -> int:
-    """The nearest edge of an open stretch within these bounds, or the place itself."""
+    """Return the nearest edge of an open reading frame within these bounds, or ``place`` itself."""
     if not 0 < place < len(sequence):
         return place
     edges = [edge for edge in open_edges(sequence, place, code) if low <= edge <= high]

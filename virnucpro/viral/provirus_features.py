@@ -1,14 +1,14 @@
-"""The signal of each piece of a record: its log-odds, corrected for GC, and its genes.
+"""Compute the signal of each window in a record: its log-odds, corrected for GC, and its genes.
 
-The scorer's protein nets tell phages from hosts far better than its nets for pieces, at about four
-times the cost. So they read only the genes of pieces that may be viral.
+The scorer's protein networks separate phages from hosts far better than its window networks, at
+about four times the cost. So they read only the genes in windows that may be viral.
 
-Genes of phages are shorter and closer together than genes of their hosts, as PhiSpy uses (Akhter
-et al. 2012, Nucleic Acids Res. 40:e126); here stop-free stretches stand for genes.
+Phage genes are shorter and closer together than host genes, a property that PhiSpy uses (Akhter
+et al. 2012, Nucleic Acids Res. 40:e126). Here, open reading frames stand in for genes.
 
 The usual values of a host are medians over the record itself, shrunk towards the medians over all
-hosts if the record is short. The level of a host depends on its GC, and differs between hosts with
-the same GC: ``Levels``.
+hosts if the record is short. A host's level depends on its GC, and differs between hosts with the
+same GC: see ``Levels``.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_windows
 
-# columns among the 36 plain figures of a piece: its longest stretch, the same beyond chance, and
-# gene-like stretches per kb
+# columns among the 36 plain statistics of a window: its longest open reading frame, the same beyond
+# chance, and gene-like open reading frames per kb
 _SHAPE = (3, 24, 7)
 N_SHAPE = len(_SHAPE)
-_PRIOR_ITEMS = 100  # pieces of a record that weigh as much as all other hosts
-_KNOTS = np.linspace(0.2, 0.8, 25)  # shares of GC
+_PRIOR_ITEMS = 100  # windows in a record that weigh as much as all other hosts
+_KNOTS = np.linspace(0.2, 0.8, 25)  # GC as a share
 _NEAR = 0.03  # of GC: standard deviation of the kernel that averages levels of similar hosts
-_FAR = 1e-4  # least weight of a host
+_FAR = 1e-4  # minimum weight of a host
 
-# starts, ends, log-odds and strands of the genes of an upper-case sequence: see
-# ``landmarks.genes_of``
+# starts, ends, log-odds and strands of the genes in an upper-case sequence: see
+# ``host_markers.find_host_genes``
 Genes: TypeAlias = tuple[IntArray, IntArray, FloatArray, IntArray]
 ReadGenes: TypeAlias = Callable[[str], Genes]
 
 
 class WindowTable(NamedTuple):
-    """Pieces along a record and their figures, in parallel columns."""
+    """Windows along a record and their statistics, in parallel columns."""
 
     start: IntArray  # (n,)
-    log_odds: FloatArray  # (n,), NaN for a piece without a known base
+    log_odds: FloatArray  # (n,), NaN for a window without a known base
     gc: FloatArray  # (n,)
     shape: FloatArray  # (n, 3)
-    genes: FloatArray  # (n,) mean log-odds of the proteins on it; NaN: none, or not scored
+    genes: FloatArray  # (n,) mean log-odds of the proteins in it; NaN: none, or not scored
 
     @classmethod
     def from_scores(
         cls, sequences: Sequence[str], scorer: Scorer, step: int, code: GeneticCode = STANDARD
     ) -> list[WindowTable]:
-        """One piece every ``step`` bases of each sequence, as long as the window nets read."""
+        """Score one sliding window every ``step`` bases of each sequence."""
         pieces, figures = score_windows(sequences, scorer, step, code, (0, *_SHAPE))
         gc, shape = figures[:, 0].astype(np.float64), figures[:, 1:].astype(np.float64)
         everything = cls(pieces.start, pieces.log_odds, gc, shape, np.full(len(gc), np.nan))
@@ -63,14 +63,14 @@ class WindowTable(NamedTuple):
 
     @classmethod
     def concatenate(cls, each: Sequence[WindowTable]) -> WindowTable:
-        """Concatenate the pieces of several records."""
+        """Concatenate the windows of several records."""
         nothing = np.zeros(0)
         empty = cls(np.zeros(0, np.int64), nothing, nothing, np.zeros((0, N_SHAPE)), nothing)
         return cls(*map(np.concatenate, zip(empty, *each, strict=True)))
 
     @property
     def median_gc(self) -> float:
-        """The median GC of the pieces with log-odds; NaN without one."""
+        """Return the median GC of the windows with log-odds; NaN without one."""
         is_known = self.is_known
         return float(median(self.gc[is_known])) if is_known.any() else np.nan
 
@@ -79,13 +79,13 @@ class WindowTable(NamedTuple):
         return ~np.isnan(self.log_odds)
 
     def select(self, chosen: IntArray | BoolArray | slice) -> WindowTable:
-        """The chosen pieces, in this order."""
+        """Return the chosen windows, in this order."""
         return WindowTable._make(column[chosen] for column in self)
 
     def with_genes(
         self, sequence: str, chosen: BoolArray, size: int, read_genes: ReadGenes
     ) -> WindowTable:
-        """The same pieces, with gene scores for the chosen ones. The sequence is upper case."""
+        """Add gene scores to the chosen windows. The sequence is upper case."""
         genes = np.full(len(self.genes), np.nan)
         for first, end in find_runs(chosen):
             start, stop = int(self.start[first]), int(self.start[end - 1]) + size
@@ -97,10 +97,10 @@ class WindowTable(NamedTuple):
     def signal(
         self, host: HostBackground, gc_weight: float, shape_weight: float, n_items: int
     ) -> FloatArray:
-        """Log-odds at the median GC of the host, plus a term for the shape of genes nearby. (n,)
+        """Return log-odds at the median GC of the host, plus a term for nearby gene shape. (n,)
 
         ``gc_weight`` is the share of the slope over GC that is subtracted. The shape is averaged
-        over ``n_items`` neighbouring pieces, in standard deviations of a host's pieces, and
+        over ``n_items`` neighbouring windows, in standard deviations between windows in a host, and
         multiplied by ``shape_weight``.
         """
         numbers = np.array([host.gc, gc_weight * host.slope, *host.shape, *host.deviation])
@@ -110,14 +110,14 @@ class WindowTable(NamedTuple):
 
     @property
     def _figures(self) -> tuple[FloatArray, FloatArray, FloatArray, int]:
-        """The arguments of library functions."""
+        """Return the arguments of library functions."""
         return self.log_odds, self.gc, self.shape, len(self.start)
 
     def own_figures(self) -> tuple[float, float, tuple[float, ...]]:
-        """Median GC, slope of log-odds over GC, and median shape, of pieces with log-odds.
+        """Return median GC, slope of log-odds over GC, and median shape, for windows with log-odds.
 
-        The slope is fitted to the medians of 20 parts of the pieces by GC; 0 if GC does not vary.
-        At least one piece has log-odds.
+        The slope is fitted to the medians of 20 groups of windows by GC. It is 0 if GC does not
+        vary. At least one window has log-odds.
         """
         figures = np.empty(2 + N_SHAPE)
         call("host_figures", *self._figures, figures)
@@ -127,12 +127,12 @@ class WindowTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostBackground:
-    """The usual medians and slopes of hosts: means over many hosts, or those of one record."""
+    """The usual medians and slopes in hosts: means over many hosts, or those of one record."""
 
     gc: float
-    slope: float  # of log-odds over GC, within a host
+    slope: float  # log-odds over GC, within a host
     shape: tuple[float, ...]
-    deviation: tuple[float, ...]  # of each figure of the shape, between pieces of a host
+    deviation: tuple[float, ...]  # for each shape statistic, between windows in a host
 
     @classmethod
     def mean(cls, each: Sequence[HostBackground]) -> HostBackground:
@@ -148,12 +148,12 @@ class HostBackground:
 
     @classmethod
     def from_items(cls, items: WindowTable) -> HostBackground:
-        """The medians of one record that is mostly host."""
+        """Return the medians of one record that is mostly host."""
         deviation = items.shape[items.is_known].std(axis=0) + 1e-6
         return cls(*items.own_figures(), tuple(deviation.tolist()))
 
     def value_at(self, items: WindowTable, *, is_virus: bool) -> HostBackground:
-        """The medians of this record's host; for a virus, the usual ones of hosts."""
+        """Return the medians of this record's host; for a virus, the usual medians of hosts."""
         n = int(np.count_nonzero(items.is_known))
         if not n:
             return self
@@ -176,9 +176,9 @@ class HostBackground:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The level of the signal in hosts: the usual one at each GC, and the spread of hosts."""
+    """The signal level in hosts: the usual level at each GC, and the spread between hosts."""
 
-    usual: tuple[float, ...]  # at each GC of 0.2 to 0.8, in steps of 0.025
+    usual: tuple[float, ...]  # at each GC from 0.2 to 0.8, in steps of 0.025
     spread: float  # standard deviation between hosts with the same GC
 
     def __post_init__(self) -> None:
@@ -189,7 +189,7 @@ class Levels:
 
     @classmethod
     def from_values(cls, gc: FloatArray, level: FloatArray) -> Levels:
-        """Means over two or more hosts, weighted by how near their GC is. (n,), (n,)
+        """Average two or more hosts, weighted by the similarity of their GC. (n,), (n,)
 
         The spread measures each host against the mean over the others.
         """
@@ -207,14 +207,14 @@ class Levels:
 
 
 def median(values: FloatArray) -> FloatArray:
-    """The median of each column; numpy's own imports masked arrays. (n, ...), n > 0 -> ..."""
+    """Return column medians; numpy's own imports masked arrays. (n, ...), n > 0 -> ..."""
     middles = (len(values) - 1) // 2, len(values) // 2
     low, high = np.partition(values, middles, axis=0)[middles, ...]
     return np.asarray((low + high) / 2)
 
 
 def _means_on(genes: Genes, places: IntArray, size: int) -> FloatArray:
-    """The mean log-odds over the bases of each piece that lie on genes; NaN for none. (n,)"""
+    """Return the mean log-odds over each window's bases in genes; NaN for none. (n,)"""
     is_known = ~np.isnan(genes[2])
     starts, ends, log_odds = genes[0][is_known], genes[1][is_known], genes[2][is_known]
 
@@ -222,7 +222,7 @@ def _means_on(genes: Genes, places: IntArray, size: int) -> FloatArray:
     bases = np.concatenate([places, places + size])
 
     def before(bounds: IntArray) -> FloatArray:
-        """For each of ``bases``: the sum of each value times the bases since its bound."""
+        """For each position in ``bases``, sum each value times the bases since its bound."""
         order = np.argsort(bounds, kind="stable")
         rows = np.stack([values, values * bounds])[:, :, order]
         sums = np.zeros((2, 2, len(bounds) + 1))
@@ -236,6 +236,6 @@ def _means_on(genes: Genes, places: IntArray, size: int) -> FloatArray:
 
 
 def _means(gc: FloatArray, level: FloatArray, places: FloatArray) -> FloatArray:
-    """Mean levels of hosts, weighted by how near their GC is. (n,), (n,), (k,) -> (k,)"""
+    """Return mean host levels, weighted by similarity of GC. (n,), (n,), (k,) -> (k,)"""
     weights = np.exp(-0.5 * ((places[:, None] - gc) / _NEAR) ** 2) + _FAR
     return np.asarray((weights * level).sum(axis=1) / weights.sum(axis=1))
