@@ -1,11 +1,11 @@
 """Identify a viral sequence: its kind, its family or cluster, and its topology.
 
-A word is nine residues of an open stretch. The table has words that occur in only one family: all
-words that several genera of the family have, and one in 16 of the others, chosen by hash. A word of
-viruses without a family belongs to the only cluster of related genomes that has it, or has no owner
-(0). A sequence gets a family that owns enough of its known words, and the kind of that family.
-Otherwise it may get a cluster that owns enough of them, and a net predicts the kind from the
-scorer's features, except those of words.
+A k-mer is nine residues in an open reading frame. The table contains k-mers that occur in only one
+family: all k-mers that several genera in the family have, and one in 16 of the others, selected by
+hash. A k-mer from viruses without a family belongs to the only cluster of related genomes that has
+it, or has no taxon (0). A sequence gets a family if enough of its known k-mers belong to it, and
+the kind of that family. Otherwise it may get a cluster by the same rule, and a network predicts the
+kind from the scorer's features, except k-mers.
 
 ``scripts/weights/train_kin.py`` writes ``embedded/kin.safetensors``, which contains the table, the
 network and their metadata.
@@ -14,9 +14,10 @@ The topology comes from terminal repeats, direct or inverted, or from a header t
 Assemblers leave a direct repeat where they cut a circle, and many linear genomes end in one: the
 sequence alone cannot distinguish them. CheckV and geNomad require more than 20 identical bases
 (Nayfach et al. 2021, doi:10.1038/s41587-020-00774-7; Camargo et al. 2024,
-doi:10.1038/s41587-023-01953-y), and so does this module; of further bases, one in fifty may differ.
-Repeats of low complexity do not count, by CheckV's limits: a fifth of unknown bases, three quarters
-of one base, eight places in the sequence. Tandem repeats of short units do not count either.
+doi:10.1038/s41587-023-01953-y), and so does this module. Among further bases, one in fifty may
+differ. Repeats with low complexity do not count, by CheckV's limits: a fifth unknown bases, three
+quarters the same base, eight occurrences in the sequence. Tandem repeats with short units do not
+count either.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ from virnucpro.viral.types import Identity
 from virnucpro.viral.windows import Windows, split_windows
 
 FORMAT = 2
-MIN_KMERS = 2  # needed to name a family
-BASES_PER_KMER = 3_000  # a long sequence needs more words: one per this many bases
+MIN_KMERS = 2  # minimum number to name a family
+BASES_PER_KMER = 3_000  # a long sequence needs more k-mers: one per this many bases
 # the same for a cluster; stricter, as most viruses without a family belong to no known cluster
 _MIN_CLUSTER_KMERS, _BASES_PER_CLUSTER_KMER = 3, 300
-CLUSTER = "cluster:"  # prefix of the name of a cluster
-MIN_KMER_SHARE = 0.7  # of the known words of a sequence, for the owner to be named
+CLUSTER = "cluster:"  # prefix of a cluster name
+MIN_KMER_SHARE = 0.7  # minimum share among the known k-mers in a sequence, to name their taxon
 KINDS = (
     "phage",
     "archaeal virus",
@@ -65,15 +66,15 @@ KINDS = (
     "dsDNA",
     "reverse-transcribing",
 )
-GROUP_FEATURES = slice(0, FIGURES.stop)  # all but words and ratios
+GROUP_FEATURES = slice(0, FIGURES.stop)  # all but k-mers and ratios
 GROUP_PIECE_BASES = 1000  # bases
-UNKNOWN = -1  # in place of an owner: the table does not have the word
-_OUTPUTS = 16  # outputs of a layer that the library computes at once
-_KMER_PIECE = 10_000  # bases searched for stretches at once
-_SEQUENCES_AT_ONCE = 128  # read by the net at once: they fit into the processor's cache
-_PIECES_AT_ONCE, _BASES_AT_ONCE = 10_000, 1_000_000  # for looking up words
+UNKNOWN = -1  # instead of a taxon: the table does not contain the k-mer
+_OUTPUTS = 16  # outputs of a layer that the library computes together
+_KMER_PIECE = 10_000  # bases searched for open reading frames in one go
+_SEQUENCES_AT_ONCE = 128  # read by the network together: they fit into the processor's cache
+_PIECES_AT_ONCE, _BASES_AT_ONCE = 10_000, 1_000_000  # for looking up k-mers
 _MIN_STRETCH_CODONS = 30  # codons
-_KMER_BITS = 39  # hold the number of a word: there are 20**9
+_KMER_BITS = 39  # enough for the number of a k-mer: there are 20**9
 
 Topology: TypeAlias = Literal["linear", "DTR", "ITR", "circular"]
 Taxa = NDArray[np.uint16]
@@ -82,9 +83,10 @@ Weights = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class KmerTable:
-    """Words and their owners. A word is stored as 36 bits of its hash: a bucket, and the rest.
+    """K-mers and their taxa.
 
-    With two million words in the table, one word in 3e4 matches by chance.
+    A k-mer is stored as 36 bits of its hash: a bucket, and the remainder. With two million k-mers
+    in the table, one k-mer in 3e4 matches by chance.
     """
 
     n_of_bucket: NDArray[np.uint8]  # (2**20,)
@@ -97,13 +99,13 @@ class KmerTable:
 
     @cached_property
     def _first(self) -> NDArray[np.int32]:
-        """The index of the first word of each bucket, and of the end. (2**20 + 1,)"""
+        """Return the index of the first k-mer in each bucket, and of the end. (2**20 + 1,)"""
         first = np.zeros(len(self.n_of_bucket) + 1, dtype=np.int32)
         np.cumsum(self.n_of_bucket, out=first[1:])
         return first
 
     def find_taxa(self, numbers: Numbers) -> NDArray[np.int32]:
-        """The owner of each word; ``UNKNOWN`` if the table does not have it. (n,) -> (n,)"""
+        """Return the taxon of each k-mer; ``UNKNOWN`` if it is not in the table. (n,) -> (n,)"""
         owners = np.empty(len(numbers), dtype=np.int32)
         call("families_of", numbers, len(numbers), self._first, self.rests, self.taxa, owners)
         return owners
@@ -112,9 +114,9 @@ class KmerTable:
 def iter_kmers(
     sequences: Windows, code: GeneticCode = STANDARD
 ) -> Iterator[tuple[IntArray, Numbers]]:
-    """Yield the words of some sequences at a time: the sequence and the number of each. (n,), (n,)
+    """Yield the k-mers of some sequences at a time: sequence index and k-mer number. (n,), (n,)
 
-    A word may occur several times in a sequence.
+    A k-mer may occur several times in a sequence.
     """
     owner, places, lengths = _word_pieces(sequences)
     first = 0
@@ -131,10 +133,10 @@ def iter_kmers(
 
 
 def _word_pieces(sequences: Windows) -> tuple[IntArray, IntArray, IntArray]:
-    """The sequence, start and length of each piece that is searched for words at once.
+    """Return the sequence, start and length of each window that is searched for k-mers.
 
-    Pieces of a sequence are equally long and share at most a base, which the rounding of their ends
-    leaves to both. So the reverse complement has the same pieces.
+    Windows in a sequence are equally long and share at most one base, if the rounding of their ends
+    assigns it to both. So the reverse complement has the same windows.
     """
     n_pieces = -(-sequences.lengths // _KMER_PIECE)
     owner = np.repeat(np.arange(len(sequences)), n_pieces)
@@ -147,10 +149,10 @@ def _word_pieces(sequences: Windows) -> tuple[IntArray, IntArray, IntArray]:
 def assign_taxa(
     sequences: Windows, table: KmerTable, n_families: int, code: GeneticCode = STANDARD
 ) -> tuple[IntArray, IntArray, FloatArray]:
-    """The family or cluster of each sequence, the number of its words, and their share.
+    """Return the family or cluster of each sequence, the number of its k-mers, and their share.
 
-    It is the owner of enough of the known words, or 0. Each word counts once. The share is among
-    the words that the table has.
+    The taxon owns enough of the known k-mers, or is 0. Each k-mer counts once. The share is among
+    the k-mers in the table.
     n -> (n,), (n,), (n,)
     """
     pairs, counts = np.unique(_taxa_of_kmers(sequences, table, code), return_counts=True)
@@ -162,13 +164,13 @@ def assign_taxa(
     fewest = np.where(is_family, MIN_KMERS, _MIN_CLUSTER_KMERS)
     bases_per_word = np.where(is_family, BASES_PER_KMER, _BASES_PER_CLUSTER_KMER)
     is_enough = counts >= np.maximum(fewest, sequences.lengths[sequence] / bases_per_word)
-    is_enough &= counts / total[sequence] >= MIN_KMER_SHARE  # at most one owner has this share
+    is_enough &= counts / total[sequence] >= MIN_KMER_SHARE  # at most one taxon has this share
     named[sequence[is_enough]], n_words[sequence[is_enough]] = owner[is_enough], counts[is_enough]
     return named, n_words, n_words / np.maximum(1, total)
 
 
 def _taxa_of_kmers(sequences: Windows, table: KmerTable, code: GeneticCode) -> IntArray:
-    """For each known word of a sequence: the sequence, and its owner in the lowest 16 bits."""
+    """Return, for each known k-mer, its sequence, and its taxon in the lowest 16 bits."""
     each = [np.empty((3, 0), dtype=np.int64)]
     for of_words, of_numbers in iter_kmers(sequences, code):
         of_owners = table.find_taxa(of_numbers)
@@ -177,13 +179,13 @@ def _taxa_of_kmers(sequences: Windows, table: KmerTable, code: GeneticCode) -> I
     whose, numbers, owners = np.concatenate(each, axis=1)
     assert len(sequences) < 1 << 63 - _KMER_BITS, "a block of records has fewer"
     words = whose << _KMER_BITS | numbers
-    order = np.argsort(words)  # equal words of a sequence become neighbours
+    order = np.argsort(words)  # equal k-mers in a sequence become neighbours
     is_new = np.diff(words[order], prepend=-1) != 0
     return np.asarray(whose[order[is_new]] << 16 | owners[order[is_new]])
 
 
 def group_features(sequences: Windows, code: GeneticCode = STANDARD) -> FloatArray:
-    """The mean features of the pieces of each sequence; NaN without a known base. n -> (n, 1095)"""
+    """Return the mean window features of each sequence; NaN without a known base. n -> (n, 1095)"""
     owner, places, n_bases = split_windows(sequences.starts, sequences.lengths, GROUP_PIECE_BASES)
     n_pieces = np.bincount(owner, minlength=len(sequences))
     means = np.empty((len(sequences), GROUP_FEATURES.stop))
@@ -194,7 +196,7 @@ def group_features(sequences: Windows, code: GeneticCode = STANDARD) -> FloatArr
 
 @dataclass(frozen=True, eq=False)
 class GroupNetwork:
-    """Predict the kind of a virus from the mean features of its pieces: two layers and a GELU."""
+    """Predict the kind of a virus from mean window features: two layers and a GELU."""
 
     mean: Weights  # (n_features,)
     deviation: Weights  # (n_features,)
@@ -203,7 +205,7 @@ class GroupNetwork:
     slopes: tuple[tuple[int, float], ...]  # (bases, factor of the logits at this length)
 
     def logits(self, features: FloatArray) -> FloatArray:
-        """The logits before calibration. (n, n_features) -> (n, n_kinds)"""
+        """Return the logits before calibration. (n, n_features) -> (n, n_kinds)"""
         x = features - self._standards[0]
         x /= self._standards[1]
         x = _product(np.clip(x, -CLIP, CLIP, out=x), *self._layers[0])
@@ -213,17 +215,17 @@ class GroupNetwork:
 
     @cached_property
     def _standards(self) -> tuple[FloatArray, FloatArray]:
-        """Mean and deviation in float64, converted once."""
+        """Convert mean and deviation to float64, once."""
         return self.mean.astype(np.float64), self.deviation.astype(np.float64)
 
     @cached_property
     def _layers(self) -> list[tuple[FloatArray, FloatArray]]:
-        """Weights as the library reads them, and biases."""
+        """Return the weights in the library's layout, and the biases."""
         layers = self.hidden, self.output
         return [(_split_blocks(weight), bias.astype(np.float64)) for weight, bias in layers]
 
     def probabilities(self, features: FloatArray, n_bases: IntArray) -> FloatArray:
-        """The probability of each kind, calibrated for sequences of these lengths.
+        """Return the probability of each kind, calibrated for sequences of these lengths.
 
         The slope is interpolated linearly over the logarithm of the length.
         (n, n_features), (n,) -> (n, n_kinds)
@@ -236,7 +238,7 @@ class GroupNetwork:
 
 
 def _split_blocks(weight: Weights) -> FloatArray:
-    """Weights of a layer as the library reads them, flat.
+    """Arrange the weights of a layer in the library's layout, flat.
 
     Blocks of outputs, padded with zeros: (n_outputs, n_inputs) -> (n_blocks, n_inputs, 16).
     """
@@ -256,14 +258,14 @@ def _product(values: FloatArray, weights: FloatArray, bias: FloatArray) -> Float
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaxonAssigner:
-    """The words and the net that identify viruses."""
+    """The k-mer table and the network that identify viruses."""
 
     kmers: KmerTable
-    families: tuple[str, ...]  # by owner; owner 0 has no name
+    families: tuple[str, ...]  # by taxon index; taxon 0 has no name
     kind_of_family: tuple[str, ...]  # parallel to families; empty for 0
-    clusters: tuple[str, ...]  # by owner, after the families
+    clusters: tuple[str, ...]  # by taxon index, after the families
     net: GroupNetwork
-    # (n words of the family, share of sequences with n or more that get the right kind)
+    # (n k-mers from the family, share of sequences with n or more that get the right kind)
     certainties: tuple[tuple[int, float], ...]
 
     def assign(
@@ -274,7 +276,7 @@ class TaxonAssigner:
     ) -> list[Identity]:
         """Identify each viral sequence. Without a known base, its identity is empty.
 
-        In ``are_circles``, None marks a part of a record, which has no topology.
+        In ``are_circles``, None marks a region, which has no topology.
         """
         sequences = Windows.from_sequences(viruses)
         ends = topologies(sequences, are_circles or [None] * len(viruses))
@@ -284,7 +286,7 @@ class TaxonAssigner:
     def _assign_taxa(
         self, sequences: Windows, code: GeneticCode
     ) -> Iterator[tuple[str, float, str, int, float | None]]:
-        """Yield the kind, its probability, the family or cluster, and its words: number, share."""
+        """Yield the kind, its probability, the family or cluster, and its k-mers: number, share."""
         n, n_families = len(sequences), len(self.families)
         owner, n_words, shares = assign_taxa(sequences, self.kmers, n_families, code)
         has_family = (owner > 0) & (owner < n_families)
@@ -305,7 +307,7 @@ class TaxonAssigner:
     def _predict_groups(
         self, sequences: Windows, chosen: IntArray, code: GeneticCode
     ) -> tuple[IntArray, FloatArray]:
-        """The most probable kind of the chosen sequences, and its probability.
+        """Return the most probable kind of the chosen sequences, and its probability.
 
         Without a known base, the kind is ``len(KINDS)``.
         """
@@ -323,9 +325,9 @@ class TaxonAssigner:
 def topologies(
     sequences: Windows, are_circles: Sequence[bool | None]
 ) -> list[tuple[Topology | Literal[""], int]]:
-    """The topology of each whole record, and the length of its terminal repeat; 0: none.
+    """Return the topology of each complete record, and its terminal repeat length; 0: none.
 
-    A record is circular if its header says so. A part of a record (None) has no topology.
+    A record is circular if its header says so. A region (None) has no topology.
     """
     chosen = [place for place, is_circle in enumerate(are_circles) if is_circle is not None]
     starts, lengths = sequences.starts[chosen], sequences.lengths[chosen]
@@ -344,7 +346,7 @@ def topologies(
 
 @cache
 def load_builtin_taxonomy() -> TaxonAssigner:
-    """The package's own words and net; each process reads them once.
+    """Return the built-in k-mer table and network; each process reads them once.
 
     Raises:
         UnavailableError: as ``load_taxonomy``.
@@ -353,7 +355,7 @@ def load_builtin_taxonomy() -> TaxonAssigner:
 
 
 def load_taxonomy(path: Path) -> TaxonAssigner:
-    """Read words and net from their safetensors file.
+    """Read the k-mer table and the network from their safetensors file.
 
     Raises:
         UnavailableError: the file is missing, damaged, or in another format.

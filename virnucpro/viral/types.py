@@ -1,7 +1,7 @@
 """Scores, calls, regions and viruses of records.
 
-Each object is immutable and checks itself once, when it is constructed. High-volume types are
-NamedTuples, which are three times faster to construct.
+Objects are immutable and checked once, at construction. High-volume types are NamedTuples, which
+are three times faster to construct.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The answer for one record."""
+    """The call for one record."""
 
     record_id: str  # id in its file
-    length: int  # bases, or residues of a protein
+    length: int  # bases, or residues in a protein
     status: Status
     sample: str = ""
     virus_score: float | None = None
@@ -45,8 +45,8 @@ class Call:
     n_chunks_scored: int = 0
     n_frames_scored: int = 0
     note: str = ""
-    evidence: Literal["score", "known", "both", ""] = ""  # why it is called a virus
-    known_family: str = ""  # of the known viruses that it resembles, or their cluster
+    evidence: Literal["score", "known", "both", ""] = ""  # the reason to call it a virus
+    known_family: str = ""  # family, or cluster, of the known viruses that it resembles
     n_known_kmers: int | None = None  # shared with known viruses; None: not looked up
     regions: tuple[Region, ...] = ()  # filled when read from the tables of a finished run
     identities: tuple[Identity, ...] = ()  # of its rows in the table of viruses, in order
@@ -59,20 +59,20 @@ class Call:
 
     @property
     def is_mendable(self) -> bool:
-        """True if a new copy of the record may replace it: it is invalid, or a frame failed."""
+        """Return whether a new copy may replace the record: it is invalid, or a frame failed."""
         return self.status == "invalid" or FRAMES_FAILED in self.note
 
 
 class Identity(NamedTuple):
-    """What one virus is, by its sequence; empty if unknown."""
+    """The identity of one virus, by its sequence; empty if unknown."""
 
-    virus_kind: str = ""  # one of the kinds of ``scorer.kin``
+    virus_kind: str = ""  # one of ``taxonomy.KINDS``
     kind_probability: float | None = None
-    kin: str = ""  # family, or else cluster, that it shares most words with; empty: thin evidence
+    kin: str = ""  # family, or else cluster, with the most shared k-mers; empty: too few
     kin_words: int = 0
-    kin_share: float | None = None  # of its words with a known owner
-    topology: str = ""  # of a whole record
-    repeat_length: int = 0  # bases of its terminal repeat
+    kin_share: float | None = None  # share of its k-mers with a known taxon
+    topology: str = ""  # of a complete record
+    repeat_length: int = 0  # bases in its terminal repeat
     taxonomy: str = ""  # names from the root to the family, as geNomad writes them
     genus: str = ""
     genome_type: str = ""  # of the lowest named taxon, as ICTV writes it
@@ -82,38 +82,38 @@ class Identity(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A viral interval of a record: a provirus, or a viral record without the host's flanks.
+    """A viral interval in a record: a provirus, or a viral record without the host flanks.
 
     Its bases are ``sequence[start:end]``.
     """
 
     start: int
     end: int
-    kind: Literal["provirus", "whole"]  # whole: of a record that is called a virus
-    posterior: float  # probability of being viral, the mean over its pieces
-    att: str = ""  # bases of the direct repeat at both ends
+    kind: Literal["provirus", "whole"]  # whole: the record itself is called a virus
+    posterior: float  # probability of being viral, the mean over its windows
+    att: str = ""  # bases in the direct repeat at both ends
     over_origin: bool = False  # one of two parts: it crosses the origin of a circular record
-    is_virus: bool = False  # by the cut, of the record or of proviruses
-    evidence: str = ""  # for a provirus, beside its posterior: attributes of GFF3
-    # of a provirus: whether it has the genes of a whole tailed phage; "" for others
+    is_virus: bool = False  # by the threshold for the record or for proviruses
+    evidence: str = ""  # for a provirus, in addition to its posterior: attributes of GFF3
+    # for a provirus: whether it has the genes of a complete tailed phage; "" for others
     region_class: Literal["prophage", "uncertain", ""] = ""
 
 
 class Track(NamedTuple):
-    """The evidence for the regions of a record: one value per piece in each column, (n_pieces,)."""
+    """The evidence for a record's regions, one value per window in each column, (n_windows,)."""
 
     start: NDArray[np.int64]
-    end: NDArray[np.int64]  # before the start if a piece crosses the origin of a circle
-    log_odds: NDArray[np.float64]  # NaN: no base of the piece is known
-    posterior: NDArray[np.float64]  # probability of being viral, by all pieces of the record
+    end: NDArray[np.int64]  # before the start if a window crosses the origin of a circle
+    log_odds: NDArray[np.float64]  # NaN: no base in the window is known
+    posterior: NDArray[np.float64]  # probability of being viral, given all windows in the record
 
 
-# the regions of a record, in order and without overlap, and the evidence for them
+# the regions of a record, in order and without overlap, and their evidence
 FoundRegions: TypeAlias = tuple[tuple[Region, ...], Track]
 
 
 class Calls(NamedTuple):
-    """The calls of neighbouring records in columns, in step: fields of ``Call``, in its order."""
+    """The calls of neighbouring records in parallel columns: the fields of ``Call``, in order."""
 
     record_ids: list[str]
     lengths: list[int]
@@ -142,16 +142,16 @@ class Calls(NamedTuple):
 
 
 class FrameScores(NamedTuple):
-    """The scored frames, or pieces, of neighbouring records, in columns in step."""
+    """The scored frames, or windows, of neighbouring records, in parallel columns."""
 
-    n_of_records: list[int]  # of each record
+    n_of_records: list[int]  # number for each record
     ids: list[str]
     chunk_ids: list[str]
     scores: list[float]
 
     @classmethod
     def from_predictions(cls, predictions: Iterable[Sequence[Prediction]]) -> FrameScores:
-        """Make columns from the predictions of each record."""
+        """Build columns from the predictions for each record."""
         of_records = [[one for one in each if one.virus_score is not None] for each in predictions]
         frames = list(chain.from_iterable(of_records))
         return cls(
@@ -180,14 +180,14 @@ class FrameScores(NamedTuple):
 
 
 class Viruses(NamedTuple):
-    """The viruses in neighbouring records, in columns in step; each is a row of the table."""
+    """The viruses in neighbouring records, in parallel columns; each is a table row."""
 
-    places: list[int]  # indices of their records, in order; a record may have several
+    places: list[int]  # indices of their records, in order; a record may have several viruses
     names: list[str]  # of their sequences
     kinds: list[str]  # of regions
     starts: list[int]
     ends: list[int]
-    cross_origin: list[bool]  # the end lies before the start
+    cross_origin: list[bool]  # the end comes before the start
     letters: list[str]
     scores: list[float]
     identities: list[Identity]
@@ -198,7 +198,7 @@ class Viruses(NamedTuple):
         return cls._make(map(list, columns))
 
     def slice_rows(self, first: int, end: int) -> Viruses:
-        """The viruses of records ``first:end``; their places count from ``first``."""
+        """Return the viruses in records ``first:end``; record indices count from ``first``."""
         rows = slice(bisect_left(self.places, first), bisect_left(self.places, end))
         some = Viruses._make(column[rows] for column in self)
         return some._replace(places=[place - first for place in some.places])
@@ -211,18 +211,18 @@ class Viruses(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class CalledRecords:
-    """Neighbouring records, their calls, and the evidence for these, in columns in step."""
+    """Neighbouring records, their calls and the evidence for them, in parallel columns."""
 
     records: Records
     calls: Calls
     frames: FrameScores
-    # by index of the record: if it was searched for regions; if it has frames to embed
+    # by record index: if it was searched for regions; if it has frames to embed
     regions: dict[int, FoundRegions] = field(default_factory=dict)
     embedded: dict[int, Sequence[Prediction]] = field(default_factory=dict)
     viruses: Viruses = field(
         default_factory=lambda: Viruses.from_rows(())
     )  # empty before the search
-    # by index of the record, and suffix of a region's name: the suffix that is used instead
+    # by record index, and suffix of a region's name: the replacement for that suffix
     region_suffixes: dict[tuple[int, str], str] = field(default_factory=dict)
 
     @classmethod
@@ -240,12 +240,12 @@ class CalledRecords:
 
     @property
     def failures(self) -> dict[int, list[Prediction]]:
-        """The frames without a vector, by the index of their record."""
+        """Return the frames without a vector, by the index of their record."""
         each = {i: [one for one in of if one.failure] for i, of in self.embedded.items()}
         return {i: failed for i, failed in each.items() if failed}
 
     def region_kinds(self, place: int) -> Counter[str]:
-        """Count regions by kind; the two parts of one that crosses the origin count once."""
+        """Count regions by kind; the two parts of a region that crosses the origin count once."""
         return Counter(
             region.kind
             for region in self.regions[place][0]
@@ -281,7 +281,7 @@ class CalledRecords:
         return CalledRecords(*columns, regions, embedded, viruses, suffixes)
 
     def with_file_ids(self) -> CalledRecords:
-        """The results with the ids of records and frames in their file."""
+        """Return the results with the original file ids of records and frames."""
         ids, names = self.records.ids, self.records.names
         return replace(
             self,
