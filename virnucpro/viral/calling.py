@@ -35,7 +35,7 @@ class ScoredRecords:
     log_odds: FloatArray  # (n,) NaN: no score
     n_pieces: IntArray  # (n,)
     pieces: WindowScores  # for all records
-    known: WindowHits  # for all records that passed the screen; empty for proteins
+    known: WindowHits  # for all records that passed the screen, none for proteins
     # by index, for each searched record: its regions if called other, and if called virus
     found: dict[int, tuple[FoundRegions, FoundRegions]] = field(default_factory=dict)
 

@@ -78,8 +78,8 @@ class RecordClassifier:
     stages: ClassVar[tuple[str, ...]] = STAGES  # stages of a run with this classifier
     stores_scores: ClassVar[bool] = False  # True: a later threshold needs only the stored scores
 
-    frame_head: Head | None = None  # scores frames by their vectors; None: frames get no score
-    scorer: Scorer | None = None  # scores sequences; None: not needed and not loaded
+    frame_head: Head | None = None  # scores frames by their vectors. None: frames get no score
+    scorer: Scorer | None = None  # scores sequences. None: not needed and not loaded
 
     @property
     def announcements(self) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ class RecordClassifier:
     def warnings(
         self, chunk_size: int, n_records: int, n_short: int, n_shards: int
     ) -> Iterator[str]:
-        """Warn about records with weak or missing calls; ``n_short``: shorter than half a chunk."""
+        """Warn about records with weak or missing calls. ``n_short``: below half a chunk."""
         if not n_shards:
             yield "no record has a frame to embed: the table has the status of each"
         join = self.frame_head.facts.join if self.frame_head else None
@@ -194,13 +194,13 @@ class RecordClassifier:
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
-        """Call each record; ``frames`` contains its embedded frames, with or without scores."""
+        """Call each record. ``frames`` contains its embedded frames, with or without scores."""
         return _call_by_frames(recipe, self.head_facts, records, frames)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ScorerClassifier(RecordClassifier):
-    """The scorer calls by sequence alone; embedded frames do not change calls."""
+    """The scorer calls by sequence alone. Embedded frames do not change calls."""
 
     scorer: Scorer
     options: ThresholdOptions
@@ -294,7 +294,7 @@ class _HeadClassifier(RecordClassifier):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ensemble(RecordClassifier):
-    """A head and the scorer call nucleotides together; the head alone calls proteins.
+    """A head and the scorer call nucleotides together. The head alone calls proteins.
 
     Raises:
         UnavailableError: the head was combined with another version of the scorer.
@@ -473,7 +473,7 @@ def _first_selecting_rule(
 
 
 def _kmers_of(scorer: Scorer) -> Sketch:
-    """Return the sketch of the training data stored with the scorer; empty for other scorers."""
+    """Return the sketch of the training data stored with the scorer, or an empty one."""
     with safe_open(EMBEDDED_FOLDER / "trained.safetensors", framework="np") as handle:
         is_of_it = handle.metadata()["scorer_sha256"] == scorer.sha256
         return Sketch.unpack(handle.get_tensor("trained_kmers")) if is_of_it else Sketch()
@@ -492,7 +492,7 @@ def _describe_threshold(
 
 
 def _with_evidence(options: ThresholdOptions, cut: ThresholdText) -> ThresholdText:
-    """Add the evidence to the rule; scores do not matter if only the index calls."""
+    """Add the evidence to the rule. Scores do not matter if only the index calls."""
     words, scores = cut
     if options.evidence == "known":
         return "known viruses only", ()
@@ -509,7 +509,7 @@ def _call_by_frames(
     records: Records,
     frames: Sequence[list[Prediction]],
 ) -> CalledRecords:
-    """Call records by the scores of their frames; without ``facts`` they are only embedded."""
+    """Call records by their frame scores. Without ``facts`` they are only embedded."""
     screened, calls = reject_reasons(records, recipe), list[Call]()
     # a chunk encoder reads every chunk that has a known base
     without = "no known base" if Alphabet.CHUNK in recipe.alphabets else ""
@@ -532,7 +532,7 @@ def call_record(
     predictions: Sequence[Prediction],
     facts: HeadInfo | None,
 ) -> Call:
-    """Call one record that passed the screen; without ``facts`` it is only embedded.
+    """Call one record that passed the screen. Without ``facts`` it is only embedded.
 
     Failed frames do not count in the score. The note counts them. If all frames failed, the record
     failed.

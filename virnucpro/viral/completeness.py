@@ -18,7 +18,7 @@ LEAST_OF_CLOSED = 50.0
 
 class Completeness(NamedTuple):
     percent: float | None  # None: unknown
-    method: str  # the topology; "genus length" or "family length"; "segmented"; or empty
+    method: str  # topology, "genus length", "family length", "segmented", or empty
 
 
 def estimate_completeness(n_bases: int, topology: str, taxon: Taxon) -> Completeness:

@@ -2,13 +2,13 @@
 
 A window has 1,229 features, in seven blocks:
 
-- codons in its longest open reading frame (ORF, stop to stop), and in all long ORFs;
-- codon junctions in the long ORFs: the four bases around the border between two codons;
-- pairs of neighbouring residues in the longest ORF;
-- palindromes;
-- plain statistics, such as GC and ORF lengths;
-- shares of k-mers that viruses and cells in the training data have;
-- the codons again, as log ratios to the counts expected from the GC content.
+- codons in its longest open reading frame (ORF, stop to stop), and in all long ORFs
+- codon junctions in the long ORFs: the four bases around the border between two codons
+- pairs of neighbouring residues in the longest ORF
+- palindromes
+- plain statistics, such as GC and ORF lengths
+- shares of k-mers that viruses and cells in the training data have
+- the codons again, as log ratios to the counts expected from the GC content
 
 The shares of codons, junctions, pairs and k-mers are square roots. A long window may be read in
 parts. Its features are then the means over the parts, with 12 more for the layout of its gene-like
@@ -38,10 +38,10 @@ from virnucpro.viral.windows import Windows, is_stop
 LENGTH = 9  # residues in a k-mer
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 NO_RESIDUE = len(AMINO_ACIDS)  # stops, and codons with an unknown base
-# class of a k-mer; 0: none. ONE_*: one group; else several: all viral, all cellular, or mixed
+# k-mer classes, 0: none. ONE_*: one group, else several: all viral, all cellular, or mixed
 VIRAL, ONE_VIRAL, CELLULAR, ONE_CELLULAR, RATHER_VIRAL, RATHER_CELLULAR = range(1, 7)
 N_WORD_FIGURES = 6
-RARITY = 8  # one k-mer in this many belongs to the sample; a power of two
+RARITY = 8  # one k-mer in this many belongs to the sample, a power of two
 BUCKET_BITS, REST_BITS, OWNER_BITS = 20, 13, 3
 _HINT_BITS = 2  # bits of the remainder that a hint covers
 _GROUP = 16  # buckets that share an index of their first entry
@@ -66,7 +66,7 @@ RATIOS = slice(2 * N_CODONS, None)  # all features except codons as shares
 GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES  # the column of the first statistic
 FIGURES = slice(GC, GC + N_FIGURES)
 GENE_LIKE = 30  # codons in the shortest ORF that may be a gene
-CLIP = 6.0  # standard deviations from the mean; networks clip a feature to this
+CLIP = 6.0  # standard deviations from the mean, where networks clip a feature
 
 Features = NDArray[np.float32]
 
@@ -146,12 +146,12 @@ def layout_features(pieces: Windows, code: GeneticCode = STANDARD) -> FloatArray
 
     In order:
 
-    - their number per kilobase, and the share of bases in them;
+    - their number per kilobase, and the share of bases in them
     - logarithms of their median, mean and longest length, and of the root of the mean length over
-      covered bases;
+      covered bases
     - for ORFs as long as a gene: number and share as above, how often they change strand, and the
-      share of the more common strand;
-    - the share of short gaps between neighbours, and the mean gap in kilobases.
+      share of the more common strand
+    - the share of short gaps between neighbours, and the mean gap in kilobases
     """
     layout = np.empty((len(pieces), N_LAYOUT))
     call("layout_features", *pieces.arguments(code), layout)

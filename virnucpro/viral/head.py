@@ -150,13 +150,13 @@ class HeadInfo:
     """Description of a head, stored in its file: encoders, rules and training."""
 
     encoders: tuple[EncoderInfo, ...]  # their vectors are concatenated in this order
-    chunk_size: int  # bases; the default of --chunk-size
+    chunk_size: int  # bases, the default of --chunk-size
     threshold: float  # the lowest score at which a record is called virus
     frame_rule: FrameRule  # log-odds of a chunk: the maximum over its frames, or their mean
     exponent: float  # log-odds of a record: the sum over its n chunks, divided by n ** exponent
     training: str  # training data and method, in a sentence
     classes: str = CLASSES
-    join: EnsembleWeights | None = None  # with the scorer; None: the head calls nucleotides alone
+    join: EnsembleWeights | None = None  # with the scorer. None: the head calls nucleotides alone
 
     def __post_init__(self) -> None:
         check_counts(self.chunk_size)
@@ -443,7 +443,7 @@ def probability(log_odds: float) -> float:
 
 
 def probabilities(log_odds: FloatArray) -> FloatArray:
-    """Apply ``probability`` to each value, equal to the last bit; NaN stays NaN. (n,) -> (n,)"""
+    """Apply ``probability`` to each value, equal to the last bit. NaN stays NaN. (n,) -> (n,)"""
     scaled = sigmoid(log_odds) * 10**DECIMALS
     whole = np.rint(scaled)
     scores = whole / 10**DECIMALS  # the double that is nearest to these decimals
@@ -463,7 +463,7 @@ SUREST = log_odds(1 - _SURE)  # the largest log-odds that a score with 6 decimal
 
 
 def failure_note(frames: Sequence[Prediction]) -> str:
-    """Report how many frames have no vector, and the first reason; "" if all have one."""
+    """Report how many frames have no vector, and the first reason, or return ""."""
     failures = [frame.failure for frame in frames if frame.failure]
     if not failures:
         return ""

@@ -105,7 +105,7 @@ class RegionModel:
         return float(departures[np.argmax(likely - 0.5 * _DEPARTURES**2)])
 
     def evidence(self, contrasts: FloatArray) -> FloatArray:
-        """Return the log-ratio virus over host per window; 0 without log-odds. (n,) -> (n,)"""
+        """Return the log-ratio virus over host per window, 0 without log-odds. (n,) -> (n,)"""
         return self._binned(contrasts, self.log_ratios)
 
     def evidence_by_genes(self, items: WindowTable, contrasts: FloatArray) -> FloatArray:
@@ -131,7 +131,7 @@ class RegionModel:
 
     @staticmethod
     def load(path: Path | None = None) -> RegionModel:
-        """Read a model from a file; without a path, the built-in model.
+        """Read a model from a file, by default the built-in model.
 
         Raises:
             InputMissingError: the file does not exist.

@@ -32,16 +32,16 @@ RIBOSOMAL_RNA = (
     *("AACTATAACGGTCCTAAGGTAGCGA", "TTTGGCACCTCGATGTCG", "TACGAGAGGACC"),
 )
 # the T arm of a tRNA: a stem of five pairs and a loop of seven bases (Sprinzl et al. 1998, Nucleic
-# Acids Res. 26:148); it ends eight bases before the end of the tRNA
+# Acids Res. 26:148). It ends eight bases before the end of the tRNA
 _T_ARM = re.compile(r"(?=([ACGT]{4})GTTC[AG]A.[CT]C([ACGT]{4}))")
 _PAIRS = {"AT", "TA", "CG", "GC", "GT", "TG"}
 _FEWEST_PAIRS, _BEHIND_ARM = 4, 25  # bases from the first base of the arm to the end of the tRNA
 _REACH = 1_000  # largest distance to the edge of an open reading frame, in bases
 SHORTEST_GENE = 60  # codons in the shortest open reading frame that counts as a gene
-NEAR = 3_000  # bases from an end; beyond, chance counts in proportion to the distance
+NEAR = 3_000  # bases from an end. Beyond, chance counts in proportion to the distance
 SHORTEST_REPEAT, LONGEST_REPEAT = 12, 300  # bases
 MOST_BY_CHANCE = 0.01  # largest expected number of equally good repeats that is accepted
-_WORD = 6  # bases; codons and composition make some k-mers common
+_WORD = 6  # bases. Codons and composition make some k-mers common
 _SHORTEST = 8  # residues in the shortest host peptide
 _PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases on either side of a match are host
 _BASES_AT_ONCE = 1_000_000  # read at once
@@ -95,7 +95,7 @@ def find_trna_ends(sequence: str) -> list[int]:
 
 
 def host_genes(sequence: str, code: GeneticCode = STANDARD) -> list[tuple[int, int]]:
-    """Return the intervals around host genes in an upper-case sequence; they belong to the host."""
+    """Return the intervals around host genes in an upper-case sequence. They belong to the host."""
     found = [(place, _PEPTIDE_REACH) for place in host_peptides(sequence, code)]
     found += [(place, _RNA_REACH) for place in ribosomal_rna(sequence)]
     return [(place - reach, place + reach) for place, reach in found]
@@ -142,7 +142,7 @@ def ribosomal_rna(sequence: str) -> list[int]:
 
 @cache
 def _letters(code: GeneticCode) -> bytes:
-    """Return the residue letter of each codon code; X if it has none. (256,)"""
+    """Return the residue letter of each codon code, or X without one. (256,)"""
     letters = bytearray(b"X" * 256)
     for codon, letter in code.meanings.items():
         letters[genetic_code(codon)] = ord(letter)
@@ -286,7 +286,7 @@ def _encode_bases(text: str) -> Digits:
 
 
 def _find_kmers(n_bases: IntArray) -> FloatArray:
-    """Return the number of positions at most this far from an end; more beyond ``NEAR``."""
+    """Return the number of positions at most this far from an end, and more beyond ``NEAR``."""
     n_bases = abs(n_bases)
     return np.asarray((2 * n_bases + 1) * np.maximum(1.0, n_bases / NEAR))
 

@@ -66,7 +66,7 @@ class WindowHits(NamedTuple):
     n_kmers: IntArray  # k-mers that were looked up
     n_viral: IntArray
     n_cellular: IntArray
-    owner: IntArray  # family or cluster with the most hits; 0: none
+    owner: IntArray  # family or cluster with the most hits, or 0
     n_owner: IntArray  # hits for this owner
 
     @classmethod
@@ -90,8 +90,8 @@ class NodeHits(NamedTuple):
 class Nodes(NamedTuple):
     """The common properties of all viruses with a k-mer, by node, in columns, (n_nodes,)."""
 
-    owners: NDArray[np.uint16]  # family or cluster: an index of ``KnownIndex.owners``; 0: several
-    taxa: NDArray[np.uint16]  # index of the lowest common taxon in ``Lineages.taxa``; 0: none
+    owners: NDArray[np.uint16]  # family or cluster: an index in ``KnownIndex.owners``. 0: several
+    taxa: NDArray[np.uint16]  # index of the lowest common taxon in ``Lineages.taxa``, or 0
     # number of ranks, from realm down, at which the k-mer determines the taxon, which may be
     # unnamed
     depths: NDArray[np.uint8]
@@ -102,7 +102,7 @@ class KnownRecords(NamedTuple):
 
     is_known: BoolArray
     n_viral: IntArray  # hits in all windows
-    owner: IntArray  # named family or cluster; 0: none
+    owner: IntArray  # named family or cluster, or 0
     n_known_windows: IntArray
     n_windows: IntArray
     strength: FloatArray  # hits divided by the required hits, the median over windows
@@ -128,8 +128,8 @@ class KnownIndex:
     entries: NDArray[np.uint8]  # (3 n + PADDING,) bits of the hash, and the node
     nodes: Nodes
     limit: int  # highest hash in the sample
-    owners: tuple[str, ...]  # names of families, then of clusters; index 0 is empty
-    # for a known window, hits in one family: the minimum; and an offset, and k-mers per further hit
+    owners: tuple[str, ...]  # names of families, then clusters. Index 0 is empty
+    # for a known window, hits in one family: the minimum, an offset, and k-mers per further hit
     needed: tuple[int, float, float]
     strengths: tuple[float, ...]
     false_calls: tuple[FalseCalls, ...]  # by length
@@ -159,7 +159,7 @@ class KnownIndex:
     @staticmethod
     @cache
     def load_builtin() -> KnownIndex:
-        """Return the built-in index; each process reads it once.
+        """Return the built-in index, which each process reads once.
 
         Raises:
             UnavailableError: as ``load_known_index``.
@@ -171,7 +171,7 @@ class KnownIndex:
         """Return the built-in index, as another process has read it.
 
         Raises:
-            UnavailableError: the file was replaced since then; or as ``load_known_index``.
+            UnavailableError: the file was replaced since then, or as ``load_known_index``.
         """
         if (index := KnownIndex.load_builtin()).sha256 != sha256:
             raise UnavailableError(
@@ -294,7 +294,7 @@ def _sums(record: IntArray, values: IntArray, n_records: int) -> IntArray:
 
 
 def _medians(record: IntArray, values: FloatArray, n_records: int) -> FloatArray:
-    """Return the median value of each record, which has an odd number of values; or 0."""
+    """Return the median value of each record, which has an odd number of values, or 0."""
     order = np.lexsort((values, record))
     n_values = np.bincount(record, minlength=n_records)
     middle = np.cumsum(n_values) - n_values + n_values // 2
@@ -305,7 +305,7 @@ def _medians(record: IntArray, values: FloatArray, n_records: int) -> FloatArray
 
 
 def _assign_species(hits: WindowHits, is_window: BoolArray, n_records: int) -> IntArray:
-    """Return the family or cluster with enough viral hits in the known windows; 0: none."""
+    """Return the family or cluster with enough viral hits in the known windows, or 0."""
     chosen = is_window & (hits.owner > 0)
     key = hits.record[chosen] << NODE_BITS | hits.owner[chosen]
     pairs, place = np.unique(key, return_inverse=True)

@@ -39,7 +39,7 @@ _ALLOWED = ((_Module, "__main__.MLPClassifier"), nn.Linear, nn.BatchNorm1d, nn.D
 
 
 def find_head(bundle: str, models: tuple[Model, ...], on_event: EventHandler) -> Path:
-    """Return the bundled head for these encoders; download it if needed, and convert it once.
+    """Return the bundled head for these encoders. Download it if needed, and convert it once.
 
     Raises:
         UnavailableError: the download fails, or the path contains a different file.

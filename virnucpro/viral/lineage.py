@@ -49,10 +49,10 @@ LIMITS = Limits(fewest=3, least_share=0.8)
 class Taxon(NamedTuple):
     """A taxon from ICTV."""
 
-    lineage: tuple[str, ...]  # names from the realm down; a rank that ICTV leaves out is empty
-    genome_type: str  # for nearly all isolates, such as "ssRNA(+)"; else empty
-    host_source: str  # such as "plants", or "soil (S)" for an environment; else empty
-    genome_length: int = 0  # bases, the median over species; 0: unknown, or species differ too much
+    lineage: tuple[str, ...]  # names from the realm down. A rank without a name in ICTV is empty
+    genome_type: str  # for nearly all isolates, such as "ssRNA(+)", else empty
+    host_source: str  # such as "plants", or "soil (S)" for an environment, else empty
+    genome_length: int = 0  # bases, the median over species. 0: unknown, or species differ too much
     length_basis: str = ""  # rank of the taxon with this length, or SEGMENTED
 
     @property
@@ -77,7 +77,7 @@ class Lineages:
 
     release: str  # of ICTV's taxonomy
     taxa: tuple[Taxon, ...]  # the first one has no name
-    # the ancestor of each taxon at each rank, (n_taxa, n_ranks); 0: none
+    # the ancestor of each taxon at each rank, (n_taxa, n_ranks), or 0
     of_rank: NDArray[np.int64]
     sha256: str = ""
 
@@ -96,7 +96,7 @@ class Lineages:
     def name(
         self, hits: NodeHits, n_kmers: IntArray, nodes: Nodes, limits: Limits = LIMITS
     ) -> IntArray:
-        """Return the lowest taxon that the k-mers of each record support; 0: none.
+        """Return the lowest taxon that the k-mers of each record support, or 0.
 
         Args:
             hits: of the records, by node.
@@ -138,7 +138,7 @@ def name_taxa(pieces: Windows) -> list[Taxon]:
 
 @cache
 def own_lineages() -> Lineages:
-    """Return the built-in lineages; each process reads them once.
+    """Return the built-in lineages, which each process reads once.
 
     Raises:
         UnavailableError: as ``load_lineages``, or they do not match the index.

@@ -74,7 +74,7 @@ class NetworkStack:
     centre: Weights  # (n_features,), near the mean
     scale: Weights  # (n_features,): levels for 1
     stacks: Mapping[int, Stack]  # by their first feature column
-    prokaryotic: Stack | None = None  # reads ratios; used where prokaryotes are likely
+    prokaryotic: Stack | None = None  # reads ratios, where prokaryotes are likely
 
     @cached_property
     def arguments(self) -> tuple[NDArray[Any] | int, ...]:
@@ -106,7 +106,7 @@ class PieceNetworks:
     size: int
     shortest: int
     longest: int | None
-    part: int | None  # bases in each part of a window; None: the window is read in one go
+    part: int | None  # bases in each part of a window. None: the window is read in one go
     words: WordTable  # for their features
     nets: NetworkStack
 
@@ -262,7 +262,7 @@ class Scorer:
     @staticmethod
     @cache
     def load_builtin() -> Scorer:
-        """Return the built-in scorer; each process reads it once.
+        """Return the built-in scorer, which each process reads once.
 
         Raises:
             UnavailableError: as ``load_scorer``.
@@ -274,7 +274,7 @@ class Scorer:
         """Return the built-in scorer, as another process has read it.
 
         Raises:
-            UnavailableError: the file was replaced since then; or as ``load_scorer``.
+            UnavailableError: the file was replaced since then, or as ``load_scorer``.
         """
         if (scorer := Scorer.load_builtin()).sha256 != sha256:
             raise UnavailableError(
@@ -410,7 +410,7 @@ def _piece_nets(
 
 
 def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> NetworkStack:
-    """Return the networks with this name; ``views`` maps each view to its number of viral kinds."""
+    """Return the networks with this name. ``views`` maps each view to its number of viral kinds."""
     stacks = {}
     for view, n_viral in views.items():
         each = [".".join(filter(None, (name, view, str(i)))) for i in range(N_LAYERS)]

@@ -59,7 +59,7 @@ FALSE_POSITIVES: Mapping[_Preset, float] = {
 }
 
 
-# the lowest posterior at which a provirus counts as a virus; see docs/REGIONS.md
+# the lowest posterior at which a provirus counts as a virus, see docs/REGIONS.md
 LEAST_POSTERIORS: Mapping[_Preset, float] = {
     "sensitive": 0.0,
     "default": 0.5,

@@ -43,7 +43,7 @@ _HYDROPATHY = np.array(
 )
 _CHARGE = np.array([(letter in "KR") - (letter in "DE") for letter in AMINO_ACIDS] + [0])
 _VALUES = np.stack([_HYDROPATHY, _CHARGE], axis=1)
-_WINDOW, _IN_MEMBRANE = 19, 15  # residues in a transmembrane helix; its hydropathy, in tenths
+_WINDOW, _IN_MEMBRANE = 19, 15  # residues in a transmembrane helix, and its hydropathy, in tenths
 _SIMPLE, _FEW = 12, 5  # residues in a low-complexity window, and the most kinds of residues in it
 
 Features = NDArray[np.float32]
@@ -52,7 +52,7 @@ Ratios = NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proteins:
-    """Concatenated proteins; none is empty."""
+    """Concatenated proteins. None is empty."""
 
     residues: Residues  # (n_residues,)
     lengths: IntArray  # (n,)

@@ -41,11 +41,11 @@ from virnucpro.viral.provirus_features import Genes, ReadGenes, WindowTable, med
 from virnucpro.viral.types import CalledRecords, FoundRegions, Region, Track
 from virnucpro.viral.windows import canonical_rotation, comes_first, is_reverse_first
 
-SHORTEST_RECORD = 10_000  # bases; shorter records are not searched
+SHORTEST_RECORD = 10_000  # bases. Shorter records are not searched
 # Repeats between an end of a region and its inside split it if fewer than this many are expected by
 # chance: for each repeat, and for the product of two.
 _MOST_OF_EACH, _MOST_OF_TWO = 0.01, 1e-6
-MOST_BY_CHANCE_ALONE = 1e-4  # for a repeat that decides alone; one in 20 host positions has one
+MOST_BY_CHANCE_ALONE = 1e-4  # for a repeat that decides alone. One in 20 host positions has one
 LEAST_READ = 0.02  # lowest posterior of a window whose genes are scored
 LONGEST_THROUGHOUT = 50_000  # bases of a record that may be a provirus without flanks
 _LEAST_RISE = 1.0  # mean log-odds above the usual level in hosts with its GC
@@ -125,14 +125,14 @@ class ProvirusFinder:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def add_regions(self, results: CalledRecords, place: int) -> None:
-        """Find the regions in a record that is long and has a score; the note counts them."""
+        """Find the regions in a record that is long and has a score. The note counts them."""
         record, calls = results.records.record_at(place), results.calls
         if calls.statuses[place] == "scored" and len(record.sequence) >= SHORTEST_RECORD:
             [[found]] = self.find([record], [[calls.are_viruses[place]]])
             self.add_detected(results, place, found)
 
     def add_detected(self, results: CalledRecords, place: int, found: FoundRegions) -> None:
-        """Store the regions of a record, each judged by the threshold; the note counts them."""
+        """Store the regions of a record, each judged by the threshold. The note counts them."""
         regions = tuple(
             region._replace(
                 is_virus=region.kind == "whole" or region.posterior >= self.least_posterior
@@ -225,7 +225,7 @@ class ProvirusFinder:
             InputMissingError: the model file does not exist.
             UnavailableError: the model is damaged, or has another format or window size.
         """
-        load_tables()  # they identify viruses in regions later; loading them now detects damage
+        load_tables()  # they identify viruses in regions later, loading them now detects damage
         scorer, path = scorer or Scorer.load_builtin(), model or OWN_REGION_MODEL
         region_model, size = RegionModel.load(path), scorer.windows.size
         if region_model.size != size:
@@ -263,7 +263,7 @@ def least_viral(log_odds: FloatArray, model: RegionModel) -> int:
 
 
 def _rotate(region: Region, first: int, n_bases: int) -> list[Region]:
-    """Rotate a region in a circle cut open at ``first``; two parts if it crosses the origin."""
+    """Rotate a region in a circle cut open at ``first``, in two parts if it crosses the origin."""
     start, end = region.start + first, region.end + first
     if start >= n_bases:
         start, end = start - n_bases, end - n_bases
@@ -359,7 +359,7 @@ def is_provirus_throughout(
 
 
 def _is_read(posterior: FloatArray) -> BoolArray:
-    """Mask the windows whose genes are scored: near possible viruses; none if all are viral."""
+    """Mask the windows whose genes are scored: near possible viruses, none if all are viral."""
     is_read = np.zeros(len(posterior), dtype=np.bool_)
     if (posterior > 0.5).all():
         return is_read
@@ -516,7 +516,7 @@ class Repeats:
         return self._known[run, bounds]
 
     def parts_of(self, run: ViralRun) -> list[ViralRun]:
-        """Split a long run into neighbouring viruses by their repeats; else return the run."""
+        """Split a long run into neighbouring viruses by their repeats, or return the run."""
         if run.end_base - run.start_base < 2 * SHORTEST_NEIGHBOUR:
             return [run]
         ends = run.start_base, run.end_base
@@ -604,7 +604,7 @@ class Repeats:
         return sorted([*chain.from_iterable(kept), *bounded])
 
     def _expected_by_chance(self, run: ViralRun) -> float:
-        """Return the expected number of repeats as good as the run's; infinite without one."""
+        """Return the expected number of repeats as good as the run's, infinite without one."""
         repeat = self.from_window(run)
         return np.inf if repeat is None else repeat.n_by_chance
 

@@ -48,7 +48,7 @@ class WindowTable(NamedTuple):
     log_odds: FloatArray  # (n,), NaN for a window without a known base
     gc: FloatArray  # (n,)
     shape: FloatArray  # (n, 3)
-    genes: FloatArray  # (n,) mean log-odds of the proteins in it; NaN: none, or not scored
+    genes: FloatArray  # (n,) mean log-odds of the proteins in it. NaN: none, or not scored
 
     @classmethod
     def from_scores(
@@ -70,7 +70,7 @@ class WindowTable(NamedTuple):
 
     @property
     def median_gc(self) -> float:
-        """Return the median GC of the windows with log-odds; NaN without one."""
+        """Return the median GC of the windows with log-odds, NaN without one."""
         is_known = self.is_known
         return float(median(self.gc[is_known])) if is_known.any() else np.nan
 
@@ -153,7 +153,7 @@ class HostBackground:
         return cls(*items.own_figures(), tuple(deviation.tolist()))
 
     def value_at(self, items: WindowTable, *, is_virus: bool) -> HostBackground:
-        """Return the medians of this record's host; for a virus, the usual medians of hosts."""
+        """Return the medians of this record's host, or the usual host medians for a virus."""
         n = int(np.count_nonzero(items.is_known))
         if not n:
             return self
@@ -207,14 +207,14 @@ class Levels:
 
 
 def median(values: FloatArray) -> FloatArray:
-    """Return column medians; numpy's own imports masked arrays. (n, ...), n > 0 -> ..."""
+    """Return column medians (numpy's own imports masked arrays). (n, ...), n > 0 -> ..."""
     middles = (len(values) - 1) // 2, len(values) // 2
     low, high = np.partition(values, middles, axis=0)[middles, ...]
     return np.asarray((low + high) / 2)
 
 
 def _means_on(genes: Genes, places: IntArray, size: int) -> FloatArray:
-    """Return the mean log-odds over each window's bases in genes; NaN for none. (n,)"""
+    """Return the mean log-odds over each window's bases in genes, NaN for none. (n,)"""
     is_known = ~np.isnan(genes[2])
     starts, ends, log_odds = genes[0][is_known], genes[1][is_known], genes[2][is_known]
 

@@ -63,7 +63,7 @@ class WindowScores(NamedTuple):
         return cls(*map(np.concatenate, zip(nothing, *each, strict=True)))
 
     def means(self, n_records: int) -> FloatArray:
-        """Return each record's mean log-odds over windows; NaN without a known base. (n_records,)
+        """Return each record's mean log-odds over windows, NaN without a known base. (n_records,)
 
         The values are added in both orders, so that the reverse complement has the same sum.
         """
@@ -81,7 +81,7 @@ class WindowScores(NamedTuple):
 def score_sequences(
     sequences: Iterable[str], scorer: Scorer, code: GeneticCode = STANDARD
 ) -> Iterator[float | None]:
-    """Return the calibrated log-odds of each sequence, in order; None if it cannot be scored.
+    """Return the calibrated log-odds of each sequence, in order, None if it cannot be scored.
 
     A sequence needs a known base, and at least ``scorer.shortest`` bases.
     """
@@ -129,12 +129,12 @@ def score_block(
 
 
 def record_log_odds(bases: str, lengths: IntArray, pieces: Sequence[PieceNetworks]) -> FloatArray:
-    """Return the log-odds of concatenated records, before calibration; NaN: no score. n -> (n,)"""
+    """Return the log-odds of concatenated records, before calibration. NaN: no score. n -> (n,)"""
     return _mean_score(_by_size([bases], lengths, pieces, STANDARD), len(lengths))
 
 
 def _mean_score(sizes: Iterable[tuple[PieceNetworks, WindowScores]], n_records: int) -> FloatArray:
-    """Return the mean over window sizes of the mean over windows; NaN: no score. (n_records,)
+    """Return the mean over window sizes of the mean over windows. NaN: no score. (n_records,)
 
     All sizes that are read in parts weigh half as much together as all others together.
     """
@@ -156,7 +156,7 @@ class _Block:
     """A block of bases, and the bases after it that windows from this block extend into."""
 
     first: int
-    end: int  # of the block; the row extends further
+    end: int  # of the block, the row extends further
     row: Windows  # only the digits, without windows
 
     def rows(self, pieces: WindowScores) -> slice:
@@ -253,7 +253,7 @@ class _CompleteSequences:
     """Windows that are read in parts. Features are added up until a window is complete."""
 
     nets: Sequence[PieceNetworks]
-    pieces: WindowScores  # for all networks; one network reads each record
+    pieces: WindowScores  # for all networks. One network reads each record
     reader: IntArray  # (n,) index of the networks that read each window
     layout: FloatArray  # (n, 12)
     total: FloatArray  # (n_open, 1229) sums of part features, in steps, for incomplete windows
@@ -274,7 +274,7 @@ class _CompleteSequences:
         return cls(nets, pieces.take(order), reader[order], layout, *nothing)
 
     def rows(self, parts: WindowScores) -> IntArray:
-        """Return the rows of ``total`` for the windows that contain each part; -1: none. -> (n, 2)
+        """Return the rows of ``total`` for the windows that contain each part, or -1. -> (n, 2)
 
         The parts are in order. A part is in the windows, at most two, that contain its middle.
         """
@@ -294,7 +294,7 @@ class _CompleteSequences:
         self._score(int(np.searchsorted(self.pieces.start, block.end, side="right")) - 2)
 
     def scores(self) -> Iterator[tuple[PieceNetworks, WindowScores]]:
-        """Score the remaining windows; yield the networks for each size, with their windows."""
+        """Score the remaining windows. Yield the networks for each size, with their windows."""
         self._open(len(self.pieces.start))
         self._score(len(self.pieces.start))
         for number, nets in enumerate(self.nets):
@@ -323,7 +323,7 @@ class _CompleteSequences:
 
 
 def score_proteins(sequences: Iterable[str], scorer: Scorer) -> FloatArray:
-    """Return each protein's calibrated log-odds, in order; NaN without a known residue. (n,)"""
+    """Return each protein's calibrated log-odds, in order, NaN without a known residue. (n,)"""
     nets = scorer.proteins
     assert nets is not None, "a scorer without nets for proteins scores none"
     scores = [np.empty(0)]

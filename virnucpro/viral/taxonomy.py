@@ -52,7 +52,7 @@ from virnucpro.viral.windows import Windows, split_windows
 FORMAT = 2
 MIN_KMERS = 2  # minimum number to name a family
 BASES_PER_KMER = 3_000  # a long sequence needs more k-mers: one per this many bases
-# the same for a cluster; stricter, as most viruses without a family belong to no known cluster
+# the same for a cluster, stricter because most viruses without a family belong to no known cluster
 _MIN_CLUSTER_KMERS, _BASES_PER_CLUSTER_KMER = 3, 300
 CLUSTER = "cluster:"  # prefix of a cluster name
 MIN_KMER_SHARE = 0.7  # minimum share among the known k-mers in a sequence, to name their taxon
@@ -91,7 +91,7 @@ class KmerTable:
 
     n_of_bucket: NDArray[np.uint8]  # (2**20,)
     rests: NDArray[np.uint16]  # (n_words,) by bucket, ascending
-    taxa: Taxa  # (n_words,) index of the family or cluster; 0: neither
+    taxa: Taxa  # (n_words,) index of the family or cluster, or 0
 
     def __post_init__(self) -> None:
         if not self.n_of_bucket.sum() == len(self.rests) == len(self.taxa):
@@ -105,7 +105,7 @@ class KmerTable:
         return first
 
     def find_taxa(self, numbers: Numbers) -> NDArray[np.int32]:
-        """Return the taxon of each k-mer; ``UNKNOWN`` if it is not in the table. (n,) -> (n,)"""
+        """Return the taxon of each k-mer, or ``UNKNOWN`` if it is not in the table. (n,) -> (n,)"""
         owners = np.empty(len(numbers), dtype=np.int32)
         call("families_of", numbers, len(numbers), self._first, self.rests, self.taxa, owners)
         return owners
@@ -185,7 +185,7 @@ def _taxa_of_kmers(sequences: Windows, table: KmerTable, code: GeneticCode) -> I
 
 
 def group_features(sequences: Windows, code: GeneticCode = STANDARD) -> FloatArray:
-    """Return the mean window features of each sequence; NaN without a known base. n -> (n, 1095)"""
+    """Return the mean window features of each sequence, NaN without a known base. n -> (n, 1095)"""
     owner, places, n_bases = split_windows(sequences.starts, sequences.lengths, GROUP_PIECE_BASES)
     n_pieces = np.bincount(owner, minlength=len(sequences))
     means = np.empty((len(sequences), GROUP_FEATURES.stop))
@@ -249,7 +249,7 @@ def _split_blocks(weight: Weights) -> FloatArray:
 
 
 def _product(values: FloatArray, weights: FloatArray, bias: FloatArray) -> FloatArray:
-    """Compute a layer; a row does not depend on the other rows. (n, in) -> (n, out)"""
+    """Compute a layer. A row does not depend on the other rows. (n, in) -> (n, out)"""
     out = np.empty((len(values), len(bias)))
     sizes = len(values), values.shape[1], len(bias)
     call("linear_layer", np.ascontiguousarray(values), *sizes, weights, bias, out)
@@ -261,8 +261,8 @@ class TaxonAssigner:
     """The k-mer table and the network that identify viruses."""
 
     kmers: KmerTable
-    families: tuple[str, ...]  # by taxon index; taxon 0 has no name
-    kind_of_family: tuple[str, ...]  # parallel to families; empty for 0
+    families: tuple[str, ...]  # by taxon index. Taxon 0 has no name
+    kind_of_family: tuple[str, ...]  # parallel to families, empty for 0
     clusters: tuple[str, ...]  # by taxon index, after the families
     net: GroupNetwork
     # (n k-mers from the family, share of sequences with n or more that get the right kind)
@@ -325,7 +325,7 @@ class TaxonAssigner:
 def topologies(
     sequences: Windows, are_circles: Sequence[bool | None]
 ) -> list[tuple[Topology | Literal[""], int]]:
-    """Return the topology of each complete record, and its terminal repeat length; 0: none.
+    """Return the topology of each complete record, and its terminal repeat length, or 0.
 
     A record is circular if its header says so. A region (None) has no topology.
     """
@@ -346,7 +346,7 @@ def topologies(
 
 @cache
 def load_builtin_taxonomy() -> TaxonAssigner:
-    """Return the built-in k-mer table and network; each process reads them once.
+    """Return the built-in k-mer table and network, which each process reads once.
 
     Raises:
         UnavailableError: as ``load_taxonomy``.

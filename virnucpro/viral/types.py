@@ -38,7 +38,7 @@ class Call:
     status: Status
     sample: str = ""
     virus_score: float | None = None
-    base_score: float | None = None  # the scorer's; equals virus_score unless a head changes that
+    base_score: float | None = None  # the scorer's, equals virus_score unless a head changes that
     is_virus: bool = False
     false_discovery_rate: float | None = None  # share of false calls at this score and above
     n_chunks: int = 0
@@ -47,7 +47,7 @@ class Call:
     note: str = ""
     evidence: Literal["score", "known", "both", ""] = ""  # the reason to call it a virus
     known_family: str = ""  # family, or cluster, of the known viruses that it resembles
-    n_known_kmers: int | None = None  # shared with known viruses; None: not looked up
+    n_known_kmers: int | None = None  # shared with known viruses. None: not looked up
     regions: tuple[Region, ...] = ()  # filled when read from the tables of a finished run
     identities: tuple[Identity, ...] = ()  # of its rows in the table of viruses, in order
 
@@ -64,11 +64,11 @@ class Call:
 
 
 class Identity(NamedTuple):
-    """The identity of one virus, by its sequence; empty if unknown."""
+    """The identity of one virus, by its sequence, empty if unknown."""
 
     virus_kind: str = ""  # one of ``taxonomy.KINDS``
     kind_probability: float | None = None
-    kin: str = ""  # family, or else cluster, with the most shared k-mers; empty: too few
+    kin: str = ""  # family, or else cluster, with the most shared k-mers. Empty: too few
     kin_words: int = 0
     kin_share: float | None = None  # share of its k-mers with a known taxon
     topology: str = ""  # of a complete record
@@ -95,7 +95,7 @@ class Region(NamedTuple):
     over_origin: bool = False  # one of two parts: it crosses the origin of a circular record
     is_virus: bool = False  # by the threshold for the record or for proviruses
     evidence: str = ""  # for a provirus, in addition to its posterior: attributes of GFF3
-    # for a provirus: whether it has the genes of a complete tailed phage; "" for others
+    # for a provirus: whether it has the genes of a complete tailed phage, else ""
     region_class: Literal["prophage", "uncertain", ""] = ""
 
 
@@ -169,7 +169,7 @@ class FrameScores(NamedTuple):
         return FrameScores(n_of_records, ids, chunk_ids, scores)
 
     def with_ids(self, before: Sequence[str], now: Sequence[str]) -> FrameScores:
-        """Rename the records; the ids of frames and chunks begin with the id of the record."""
+        """Rename the records. The ids of frames and chunks begin with the record id."""
         pairs = zip(before, now, self.n_of_records, strict=True)
         names = [(len(old), new) for old, new, n in pairs for _ in range(n)]
         ids, chunk_ids = (
@@ -180,9 +180,9 @@ class FrameScores(NamedTuple):
 
 
 class Viruses(NamedTuple):
-    """The viruses in neighbouring records, in parallel columns; each is a table row."""
+    """The viruses in neighbouring records, in parallel columns. Each is a table row."""
 
-    places: list[int]  # indices of their records, in order; a record may have several viruses
+    places: list[int]  # indices of their records, in order. A record may have several viruses
     names: list[str]  # of their sequences
     kinds: list[str]  # of regions
     starts: list[int]
@@ -198,13 +198,13 @@ class Viruses(NamedTuple):
         return cls._make(map(list, columns))
 
     def slice_rows(self, first: int, end: int) -> Viruses:
-        """Return the viruses in records ``first:end``; record indices count from ``first``."""
+        """Return the viruses in records ``first:end``. Record indices count from ``first``."""
         rows = slice(bisect_left(self.places, first), bisect_left(self.places, end))
         some = Viruses._make(column[rows] for column in self)
         return some._replace(places=[place - first for place in some.places])
 
     def with_ids(self, before: Sequence[str], now: Sequence[str]) -> Viruses:
-        """Rename the records; names of viruses begin with the id of the record."""
+        """Rename the records. Virus names begin with the record id."""
         pairs = zip(self.places, self.names, strict=True)
         return self._replace(names=[now[i] + name[len(before[i]) :] for i, name in pairs])
 
@@ -216,7 +216,7 @@ class CalledRecords:
     records: Records
     calls: Calls
     frames: FrameScores
-    # by record index: if it was searched for regions; if it has frames to embed
+    # by record index: if it was searched for regions, or if it has frames to embed
     regions: dict[int, FoundRegions] = field(default_factory=dict)
     embedded: dict[int, Sequence[Prediction]] = field(default_factory=dict)
     viruses: Viruses = field(
@@ -245,7 +245,7 @@ class CalledRecords:
         return {i: failed for i, failed in each.items() if failed}
 
     def region_kinds(self, place: int) -> Counter[str]:
-        """Count regions by kind; the two parts of a region that crosses the origin count once."""
+        """Count regions by kind. The two parts of a region that crosses the origin count once."""
         return Counter(
             region.kind
             for region in self.regions[place][0]

@@ -68,7 +68,7 @@ class Windows:
     def owners(self, code: GeneticCode, words: Sized) -> Digits:
         """Return the class of the k-mer that ends at each base's codon, by strand. (n_bases, 2)
 
-        ``NOT_YET`` where no window has needed it; empty without k-mers.
+        ``NOT_YET`` where no window has needed it. Empty without k-mers.
         """
         if not len(words):
             return np.empty((0, 2), dtype=np.uint8)
@@ -159,7 +159,7 @@ def canonical_rotation(sequence: str) -> int:
 def split_windows(
     starts: IntArray, lengths: IntArray, size: int
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Split records in one row into windows; return the record, start and length of each.
+    """Split records in one row into windows. Return record, start and length of each.
 
     A record gets the fewest windows that leave out at most a tenth of a window. They are spread
     evenly from its first base to its last. A single window is in its middle. If they are longer
