@@ -41,7 +41,7 @@ class ScoredRecords:
 
 
 def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRecords:
-    """Score the sequence of each record.
+    """Score each record's sequence.
 
     A protein is a single window, without the final stop that gene callers write.
     """
@@ -71,7 +71,7 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
 
 
 def _whole_proteins(proteins: Sequence[str], scorer: Scorer) -> tuple[FloatArray, WindowScores]:
-    """Return the log-odds of each protein, and the single window that covers it."""
+    """Return each protein's log-odds, and the single window that covers it."""
     scores, n = score_proteins(proteins, scorer), len(proteins)
     lengths = np.array(list(map(len, proteins)), dtype=np.int64)
     return scores, WindowScores(np.arange(n), np.zeros(n, dtype=np.int64), lengths, scores)
@@ -159,7 +159,7 @@ def combine_calls(
     cut: ThresholdOptions,
     code: GeneticCode,
 ) -> None:
-    """Combine the calls of a head with the scorer, in place.
+    """Combine a head's calls with the scorer, in place.
 
     A record without a scored frame gets the scorer's score. A record that the scorer cannot read
     keeps the head's score.

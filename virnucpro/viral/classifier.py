@@ -69,13 +69,13 @@ ThresholdText: TypeAlias = tuple[str, tuple[tuple[int, float], ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordClassifier:
-    """Calls records by sequence, by the vectors of their frames, or by both.
+    """Calls records by sequence, by their frame vectors, or by both.
 
     The base class calls nothing: it serves ``extract``, which only embeds. Classifiers can be sent
     to other processes.
     """
 
-    stages: ClassVar[tuple[str, ...]] = STAGES  # stages of a run with this classifier
+    stages: ClassVar[tuple[str, ...]] = STAGES  # run stages with this classifier
     stores_scores: ClassVar[bool] = False  # True: a later threshold needs only the stored scores
 
     frame_head: Head | None = None  # scores frames by their vectors. None: frames get no score
@@ -92,7 +92,7 @@ class RecordClassifier:
 
     @property
     def hashes(self) -> Mapping[str, str]:
-        """Return the hashes for the recipe of a run.
+        """Return the hashes for a run recipe.
 
         With a head, the scorer may still select records.
         """
@@ -146,7 +146,7 @@ class RecordClassifier:
         """Return the chunk size in bases: the user's size, or the default.
 
         Raises:
-            UsageError: the classifier works on chunks of another size.
+            UsageError: the classifier works on another chunk size.
         """
         only, why = self.recommended_chunk or (asked or USUAL_CHUNK_SIZE, "")
         if asked not in (None, only):
@@ -171,7 +171,7 @@ class RecordClassifier:
         if not n_shards:
             yield "no record has a frame to embed: the table has the status of each"
         join = self.frame_head.facts.join if self.frame_head else None
-        # the weights of the ensemble were measured on data that included such short records
+        # the ensemble weights were measured on data that included such short records
         is_measured = join is not None and 2 * join.knots[0].n_bases < chunk_size
         if self.frame_head and not is_measured and n_short > n_records / 2:
             yield (
@@ -180,11 +180,11 @@ class RecordClassifier:
             )
 
     def min_length(self, input_type: InputType) -> int:
-        """Return the length of the shortest record that is called, in bases or residues."""
+        """Return the minimum record length for a call, in bases or residues."""
         return 0
 
     def for_input_type(self, input_type: InputType) -> RecordClassifier:
-        """Return the classifier for records of this type.
+        """Return the classifier for this record type.
 
         Raises:
             UsageError: a threshold option is not supported for this type.
@@ -255,7 +255,7 @@ class SequenceClassifier(_ScorerClassifier):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HeadClassifier(RecordClassifier):
-    """A head calls by the vectors of frames and, if it reads them, their bases.
+    """A head calls by frame vectors and, if it reads them, their bases.
 
     Raises:
         UsageError: the threshold needs error rates, which a head alone does not have.
@@ -279,7 +279,7 @@ class _HeadClassifier(RecordClassifier):
 
     @property
     def head_facts(self) -> HeadInfo:
-        """Return the description of the head, with the user's threshold."""
+        """Describe the head, with the user's threshold."""
         threshold, facts = self.options.threshold, self.frame_head.facts
         return facts if threshold is None else replace(facts, threshold=threshold)
 
@@ -297,7 +297,7 @@ class _Ensemble(RecordClassifier):
     """A head and the scorer call nucleotides together. The head alone calls proteins.
 
     Raises:
-        UnavailableError: the head was combined with another version of the scorer.
+        UnavailableError: the head was combined with another scorer version.
     """
 
     frame_head: Head
@@ -482,7 +482,7 @@ def _kmers_of(scorer: Scorer) -> Sketch:
 def _describe_threshold(
     options: ThresholdOptions, error_rates: Sequence[ErrorRates]
 ) -> ThresholdText:
-    """Describe the user's threshold, or else the threshold of a preset, by error rates."""
+    """Describe the user's threshold, or else that from a preset, by error rates."""
     if options.threshold is not None:
         return _with_evidence(options, _describe_fixed_threshold(options.threshold))
     share = FALSE_POSITIVES[options.preset]

@@ -1,4 +1,4 @@
-"""Estimate the completeness of a viral genome from the typical genome length in its taxon.
+"""Estimate how complete a viral genome is from the typical genome length in its taxon.
 
 ``scripts/weights/build_lineages.py`` finds the typical lengths, and
 ``scripts/weights/measure_completeness.py`` measures the estimates.
@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from virnucpro.viral.lineage import SEGMENTED, Taxon
 
-CLOSED = ("DTR", "ITR", "circular")  # topologies of a complete molecule
-# Percent of the typical length. Below it, terminal repeats do not indicate a complete genome: they
+CLOSED = ("DTR", "ITR", "circular")  # topologies that complete molecules have
+# Percent of typical length. Below it, terminal repeats do not indicate a complete genome: they
 # may belong to a transposon or a repeated segment.
 LEAST_OF_CLOSED = 50.0
 
@@ -22,7 +22,7 @@ class Completeness(NamedTuple):
 
 
 def estimate_completeness(n_bases: int, topology: str, taxon: Taxon) -> Completeness:
-    """Estimate the completeness of a viral sequence.
+    """Estimate how complete a viral sequence is.
 
     Args:
         n_bases: length of the sequence.
@@ -30,7 +30,7 @@ def estimate_completeness(n_bases: int, topology: str, taxon: Taxon) -> Complete
         taxon: the lowest named taxon.
 
     Returns:
-        The percentage, at most 100, and the method. The genome length of a segmented taxon says
+        The percentage, at most 100, and the method. A segmented taxon's genome length says
         nothing about one segment.
     """
     percent = None

@@ -1,4 +1,4 @@
-"""Combine the score of a record with the evidence that it is a known virus."""
+"""Combine a record's score with the evidence that it is a known virus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_evidence(
     """Call records by the evidence that the options select, in place.
 
     A record without a score is not called, and its score never changes. A known record gets the
-    false discovery rate of its evidence. It gets the rate of its score if that is lower and counts.
+    false discovery rate for its evidence, or the rate for its score if that is lower and counts.
     """
     known = index.classify(hits, len(calls.record_ids))
     lengths = np.array(calls.lengths, dtype=np.int64)

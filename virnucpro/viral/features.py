@@ -1,4 +1,4 @@
-"""Compute the features of windows: composition, and shared k-mers.
+"""Compute window features: composition, and shared k-mers.
 
 A window has 1,229 features, in seven blocks:
 
@@ -10,7 +10,7 @@ A window has 1,229 features, in seven blocks:
 - shares of k-mers that viruses and cells in the training data have
 - the codons again, as log ratios to the counts expected from the GC content
 
-The shares of codons, junctions, pairs and k-mers are square roots. A long window may be read in
+Codon, junction, pair and k-mer shares are square roots. A long window may be read in
 parts. Its features are then the means over the parts, with 12 more for the layout of its gene-like
 ORFs.
 
@@ -43,7 +43,7 @@ VIRAL, ONE_VIRAL, CELLULAR, ONE_CELLULAR, RATHER_VIRAL, RATHER_CELLULAR = range(
 N_WORD_FIGURES = 6
 RARITY = 8  # one k-mer in this many belongs to the sample, a power of two
 BUCKET_BITS, REST_BITS, OWNER_BITS = 20, 13, 3
-_HINT_BITS = 2  # bits of the remainder that a hint covers
+_HINT_BITS = 2  # remainder bits that a hint covers
 _GROUP = 16  # buckets that share an index of their first entry
 N_BUCKETS = 2 << BUCKET_BITS
 
@@ -63,7 +63,7 @@ N_LAYOUT = 12
 N_FEATURES = 4 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES + N_FIGURES + N_WORD_FIGURES
 SHARES = slice(0, -2 * N_CODONS)  # all features except codons as ratios
 RATIOS = slice(2 * N_CODONS, None)  # all features except codons as shares
-GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES  # the column of the first statistic
+GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES  # column with the first statistic
 FIGURES = slice(GC, GC + N_FIGURES)
 GENE_LIKE = 30  # codons in the shortest ORF that may be a gene
 CLIP = 6.0  # standard deviations from the mean, where networks clip a feature
@@ -99,7 +99,7 @@ class WordTable:
 
     @cached_property
     def arguments(self) -> tuple[NDArray[Any] | int, ...]:
-        """Return the arguments of library functions: hints, table, and start of each bucket group.
+        """Return the arguments for library functions: hints, table, and bucket group starts.
 
         A hint is one bit per hash prefix. It is set if a k-mer outside the sample has this prefix.
         The hints fit into a processor's cache and save the search for six in seven k-mers without a
@@ -127,7 +127,7 @@ NO_WORDS = WordTable(np.zeros(N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.u
 def library_input(
     pieces: Windows, words: WordTable, code: GeneticCode
 ) -> tuple[NDArray[Any] | int, ...]:
-    """Return the arguments of the library functions that read windows."""
+    """Return the arguments for library functions that read windows."""
     owners = pieces.owners(code, words)
     return *pieces.arguments(code), _word_tables(code), *words.arguments, owners
 
@@ -142,7 +142,7 @@ def _word_tables(code: GeneticCode) -> Digits:
 
 
 def layout_features(pieces: Windows, code: GeneticCode = STANDARD) -> FloatArray:
-    """Describe the layout of gene-like ORFs in each window. -> (n, 12)
+    """Describe how gene-like ORFs are arranged in each window. -> (n, 12)
 
     In order:
 

@@ -4,10 +4,10 @@ A head is a safetensors file. ``protein.layers.0.weight``, ``protein.layers.0.bi
 ``protein.layers.1.weight`` … belong to the network that reads embeddings. The same names under
 ``nucleotide.`` belong to an optional network that reads the embedding and the base composition of
 the frame. The metadata has a single entry, which describes the head in JSON. A ReLU separates
-layers, and the last layer returns two logits. The file may also contain digests of its training
+layers, and the last layer returns two logits. The file may also contain digests for its training
 data.
 
-A head may be combined with the scorer: a call uses the weighted sum of their log-odds. The weights
+A head may be combined with the scorer: a call uses a weighted sum over their log-odds. The weights
 depend on length, and are fitted to groups that the head was not trained on. At lengths where its
 weight is 0, the head adds nothing.
 """
@@ -81,7 +81,7 @@ class EncoderInfo:
 
     @classmethod
     def from_spec(cls, model: Model) -> EncoderInfo:
-        """Describe the last layer of a model, with mean pooling."""
+        """Describe a model's last layer, with mean pooling."""
         return cls(
             family=model.family,
             name=model.name,
@@ -147,7 +147,7 @@ class EnsembleWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadInfo:
-    """Description of a head, stored in its file: encoders, rules and training."""
+    """Head description, stored in its file: encoders, rules and training."""
 
     encoders: tuple[EncoderInfo, ...]  # their vectors are concatenated in this order
     chunk_size: int  # bases, the default of --chunk-size
@@ -174,24 +174,24 @@ class HeadInfo:
 
     @property
     def description(self) -> str:
-        """Describe the head by the names of its encoders."""
+        """Describe the head by its encoder names."""
         return f"the head of {' and '.join(printable(one.name) for one in self.encoders)}"
 
     def score(self, chunks: Iterable[Sequence[float]]) -> float:
-        """Return the score of a record, with 6 decimals, from the frame scores of its chunks.
+        """Return a record's score, with 6 decimals, from the frame scores in its chunks.
 
-        There is at least one chunk. The log-odds of n chunks are added and divided by
+        There is at least one chunk. The log-odds for n chunks are added and divided by
         ``n ** exponent``.
         """
         odds = self.chunk_log_odds(chunks)
         return probability(fsum(odds) / len(odds) ** self.exponent)
 
     def score_chunks(self, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """Return the score of each scored chunk, by id, as if it were a record."""
+        """Return each scored chunk's score, by id, as if it were a record."""
         return {chunk_id: self.score([scores]) for chunk_id, scores in chunk_scores(predictions)}
 
     def chunk_log_odds(self, chunks: Iterable[Sequence[float]]) -> list[float]:
-        """Return the log-odds of each chunk: the maximum over its frames, or their mean."""
+        """Return each chunk's log-odds: the maximum over its frames, or their mean."""
         pick = max if self.frame_rule == "max" else fmean
         return [pick([log_odds(score) for score in scores]) for scores in chunks]
 
@@ -380,13 +380,13 @@ class Head:
         tensors |= {name: getattr(self, name) for name in _DIGESTS}
         tensors |= {name: getattr(self, name).pack() for name in _SKETCHES}
         content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
-        # the order of several entries would not be fixed
+        # several entries would have no fixed order
         metadata = {HEAD_ENTRY: json.dumps(facts, sort_keys=True)}
         SafeDir(path.parent).write_file(path, save(content, metadata=metadata))
 
 
 def _encoder_facts(stored: Mapping[str, Any]) -> EncoderInfo:
-    """Read the description of an encoder, and replace a name from an earlier version."""
+    """Read an encoder's description, and replace a name from an earlier version."""
     facts = EncoderInfo(**stored)
     return replace(facts, name=current_name(facts.name))
 
@@ -405,11 +405,11 @@ def _network(
 def combine_log_odds(
     knots: Sequence[EnsembleKnot], base: FloatArray, head: FloatArray, lengths: IntArray
 ) -> FloatArray:
-    """Combine the log-odds of records. (n,) each -> (n,)
+    """Combine log-odds by record. (n,) each -> (n,)
 
     ``base`` contains the scorer's calibrated log-odds, and ``head`` the means over the chunks in a
     record. The result is NaN where either input is NaN. Weights and offset are interpolated
-    linearly between the knots, over the logarithm of the length.
+    linearly between the knots, over log(length).
     """
     of_base, of_head, offset = (
         interpolate_lengths(lengths, knots, [getattr(knot, name) for knot in knots])
@@ -422,9 +422,9 @@ def combine_log_odds(
 
 
 def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[float]]]:
-    """Return the id of each scored chunk, and the scores of its frames.
+    """Return each scored chunk's id and frame scores.
 
-    Frames in a chunk are neighbours, in the order of ``translate_six_frames``.
+    Frames in a chunk are neighbours, ordered as in ``translate_six_frames``.
     """
     frames = [
         (frame.orf.chunk_id, frame.virus_score)
@@ -454,7 +454,7 @@ def probabilities(log_odds: FloatArray) -> FloatArray:
 
 
 def log_odds(score: float) -> float:
-    """Convert a score to log-odds, clipped to the range of scores with 6 decimals."""
+    """Convert a score to log-odds, clipped to what 6 decimals can express."""
     score = min(max(score, _SURE), 1 - _SURE)
     return log(score / (1 - score))
 

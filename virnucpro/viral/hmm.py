@@ -1,6 +1,6 @@
 """Find virus-like regions with a hidden Markov model with two states, host and virus.
 
-The items are windows along a record. Each has its evidence: the log-ratio of virus over host. Rates
+The items are windows along a record. Each has its evidence: the log-ratio virus over host. Rates
 are per base, so items may be missing or at any distance. ``viral_path`` returns the most probable
 path and the probability that each item is viral (Durbin et al. 1998, Biological sequence analysis,
 chapter 3).
@@ -37,7 +37,7 @@ _LARGEST = 1e12  # squares and products of larger values may overflow
 
 @dataclass(frozen=True, slots=True)
 class RegionModel:
-    """Parameters of the region search, learned from chromosomes with known prophages."""
+    """Region search parameters, learned from chromosomes with known prophages."""
 
     size: int  # bases in a window
     step: int  # bases from one window to the next
@@ -51,11 +51,11 @@ class RegionModel:
     genes: Levels  # of proteins, in hosts
     gene_log_ratios: tuple[float, ...]  # as log_ratios, for windows with scored genes
     weight: float  # of one window, as neighbouring windows are dependent
-    deviation: float  # standard deviation of contrasts between windows in a host
+    deviation: float  # standard deviation between windows in a host, for contrasts
     distance: float  # mean contrast between a virus and its host
     first_share: float  # probability that a record begins in a virus
     host_bases: float  # mean distance between two regions
-    virus_bases: float  # mean length of a region
+    virus_bases: float  # mean region length
     training: str  # training data, in a sentence
 
     def __post_init__(self) -> None:
@@ -83,11 +83,11 @@ class RegionModel:
 
     @property
     def text(self) -> str:
-        """Return the content of the file that ``load`` reads."""
+        """Return the file content that ``load`` reads."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
     def contrast(self, items: WindowTable, *, is_virus: bool) -> FloatArray:
-        """Return the contrast between each window and the host of its record. (n,)
+        """Return the contrast between each window and its record's host. (n,)
 
         A record that is itself a virus is compared with the usual level in hosts with its GC.
         """
@@ -98,7 +98,7 @@ class RegionModel:
         return contrasts if is_virus else contrasts - self.departure(items.start, contrasts)
 
     def departure(self, starts: IntArray, contrasts: FloatArray) -> float:
-        """Return the most probable departure of the host level from the usual level at its GC."""
+        """Return the host level's most probable departure from the usual level at its GC."""
         is_known = ~np.isnan(contrasts)
         departures = self.levels.spread * _DEPARTURES
         likely = log_likelihoods(starts[is_known], contrasts[is_known], departures, self)
@@ -120,11 +120,11 @@ class RegionModel:
 
     @property
     def rates(self) -> tuple[float, float, float]:
-        """Return the arguments of library functions."""
+        """Return the arguments for library functions."""
         return self.host_bases, self.virus_bases, self.first_share
 
     def transition(self, n_bases: int) -> FloatArray:
-        """Return the log-probabilities of state changes over ``n_bases``, from and to. (2, 2)"""
+        """Return state-change log-probabilities over ``n_bases``, from and to. (2, 2)"""
         step = np.empty((2, 2))
         call("chain_step", n_bases, self.host_bases, self.virus_bases, step)
         return step
@@ -175,7 +175,7 @@ def viral_path(
 ) -> tuple[BoolArray, FloatArray]:
     """Return whether each item is viral on the most probable path, and its probability to be viral.
 
-    ``starts`` are the positions of the items in bases, ascending. A tie goes to the host.
+    ``starts`` are item positions in bases, ascending. A tie goes to the host.
     (n,), (n,) -> (n,), (n,)
     """
     path, odds = np.empty(len(starts), dtype=np.bool_), np.empty(len(starts))
@@ -186,7 +186,7 @@ def viral_path(
 def log_likelihoods(
     starts: IntArray, contrasts: FloatArray, departures: FloatArray, model: RegionModel
 ) -> FloatArray:
-    """Return the log-probability of a record over all paths, for each departure of the host level.
+    """Return a record's log-probability over all paths, for each departure of the host level.
 
     (n,), (n,), (k,) -> (k,), up to a constant. Contrasts in hosts and in viruses have normal
     distributions with the same width here. So their prior probabilities, not their widths,

@@ -35,12 +35,12 @@ RIBOSOMAL_RNA = (
 # Acids Res. 26:148). It ends eight bases before the end of the tRNA
 _T_ARM = re.compile(r"(?=([ACGT]{4})GTTC[AG]A.[CT]C([ACGT]{4}))")
 _PAIRS = {"AT", "TA", "CG", "GC", "GT", "TG"}
-_FEWEST_PAIRS, _BEHIND_ARM = 4, 25  # bases from the first base of the arm to the end of the tRNA
+_FEWEST_PAIRS, _BEHIND_ARM = 4, 25  # bases from the arm's first base to the tRNA's end
 _REACH = 1_000  # largest distance to the edge of an open reading frame, in bases
 SHORTEST_GENE = 60  # codons in the shortest open reading frame that counts as a gene
 NEAR = 3_000  # bases from an end. Beyond, chance counts in proportion to the distance
 SHORTEST_REPEAT, LONGEST_REPEAT = 12, 300  # bases
-MOST_BY_CHANCE = 0.01  # largest expected number of equally good repeats that is accepted
+MOST_BY_CHANCE = 0.01  # accept at most this many equally good repeats by chance
 _WORD = 6  # bases. Codons and composition make some k-mers common
 _SHORTEST = 8  # residues in the shortest host peptide
 _PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases on either side of a match are host
@@ -55,9 +55,9 @@ def find_host_genes(
     code: GeneticCode = STANDARD,
     known: dict[str, float] | None = None,
 ) -> tuple[IntArray, IntArray, FloatArray, IntArray]:
-    """Score the proteins of the longest open reading frames, which hardly overlap.
+    """Score proteins from the longest open reading frames, which hardly overlap.
 
-    Expects upper case. Returns the start and end of each reading frame on the forward strand, the
+    Expects upper case. Returns each reading frame's start and end on the forward strand, the
     log-odds of its protein (NaN without a known residue), and its strand, 0 or 1.
     (n,), (n,), (n,), (n,). Proteins in ``known`` are not scored again. The scores of new proteins
     are added to it.
@@ -83,7 +83,7 @@ def find_host_genes(
 
 
 def find_trna_ends(sequence: str) -> list[int]:
-    """Return the 3' ends of tRNA genes in an upper-case sequence, as positions between bases."""
+    """Return tRNA genes' 3' ends in an upper-case sequence, as positions between bases."""
     places = []
     for strand, bases in enumerate((sequence, reverse_complement(sequence))):
         for match in _T_ARM.finditer(bases):
@@ -102,7 +102,7 @@ def host_genes(sequence: str, code: GeneticCode = STANDARD) -> list[tuple[int, i
 
 
 def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
-    """Return the positions, in bases, of host peptides in the translations of the six frames."""
+    """Return host peptide positions, in bases, from the six-frame translation."""
     table = _peptides(code)
     longest = len(table)
     places = set[int]()
@@ -133,7 +133,7 @@ def _peptides(code: GeneticCode) -> Digits:
 
 
 def ribosomal_rna(sequence: str) -> list[int]:
-    """Return the positions, in bases, of conserved 16S and 23S rRNA k-mers. Takes upper case."""
+    """Return positions, in bases, of conserved 16S and 23S rRNA k-mers. Takes upper case."""
     words = [*RIBOSOMAL_RNA, *map(reverse_complement, RIBOSOMAL_RNA)]
     found = [word for word, n in zip(words, _count(words, sequence).tolist(), strict=True) if n]
     matches = (re.finditer(f"(?={word})", sequence) for word in found)
@@ -142,7 +142,7 @@ def ribosomal_rna(sequence: str) -> list[int]:
 
 @cache
 def _letters(code: GeneticCode) -> bytes:
-    """Return the residue letter of each codon code, or X without one. (256,)"""
+    """Return each codon code's residue letter, or X without one. (256,)"""
     letters = bytearray(b"X" * 256)
     for codon, letter in code.meanings.items():
         letters[genetic_code(codon)] = ord(letter)
@@ -164,7 +164,7 @@ def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
 class Repeat(NamedTuple):
     """The same bases at two positions, as often found around an integrated element."""
 
-    n_by_chance: float  # expected number of repeats that are as good and as near to both ends
+    n_by_chance: float  # expected repeats that are as good and as near to both ends
     start: int  # of the left copy
     end: int  # of the right copy
     bases: str
@@ -197,7 +197,7 @@ class Repeat(NamedTuple):
         """Return repeats between an end and the inside of a region, where a neighbour ends.
 
         The inner copy may be anywhere at least ``shortest`` bases from both ends. A repeat is
-        returned if fewer than one is expected by chance. The other rules are those of
+        returned if fewer than one is expected by chance. The other rules are as in
         ``from_ends``.
         """
         start, end = ends
@@ -286,7 +286,7 @@ def _encode_bases(text: str) -> Digits:
 
 
 def _find_kmers(n_bases: IntArray) -> FloatArray:
-    """Return the number of positions at most this far from an end, and more beyond ``NEAR``."""
+    """Count the positions at most this far from an end, and more beyond ``NEAR``."""
     n_bases = abs(n_bases)
     return np.asarray((2 * n_bases + 1) * np.maximum(1.0, n_bases / NEAR))
 

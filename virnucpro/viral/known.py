@@ -1,14 +1,14 @@
-"""Find evidence that a record is a known virus: k-mers shared with the index of viruses.
+"""Find evidence that a record is a known virus: k-mers shared with the virus index.
 
 A k-mer is nine residues from any of the six frames. The index, ``embedded/known.safetensors``,
-contains a sample of the k-mers in known viruses. Each has a node: the lowest common taxon of all
+contains a k-mer sample from known viruses. Each has a node: the lowest common taxon of all
 viruses with this k-mer, and their family, or the cluster of related genomes if they have no family.
 Entries that also occur in cells are evidence for a cell. The lookup is ``native/known.c``.
 ``scripts/weights/build_known_index.py`` builds and measures the index.
 
 A record is judged in windows of at most 15,000 bases. A window is known if both are true:
 
-- It shares enough k-mers with viruses from one family, for the number of k-mers that were looked
+- It shares enough k-mers with viruses from one family, given how many k-mers were looked
   up. For viruses from several families, it needs 1.5 times as many.
 - It shares more than twice as many k-mers with viruses as with cells.
 
@@ -48,21 +48,21 @@ PADDING = 12  # zero bytes after the last entry, since four entries are read tog
 CELLULAR = (1 << NODE_BITS) - 1  # node of k-mers that cells have, too
 LONGEST_WINDOW = 15_000  # bases
 NEEDED_PER_FAMILY_HIT = 1.5  # hits in several families that count as one hit in a single family
-MOST_CELLULAR = 0.5  # the ratio of cellular to viral hits in a known window is below this
+MOST_CELLULAR = 0.5  # cellular hits per viral hit in a known window are below this
 _BASES_AT_ONCE = 1_000_000  # for counting hits by node
-LEAST_SHARE = 0.5  # share of the viral hits in known windows that a family needs to be named
+LEAST_SHARE = 0.5  # viral hit share in known windows that a family needs to be named
 FEWEST_OF_FAMILY = 2  # hits that a family needs to be named
 ENDOGENOUS = ("Retroviridae", "Caulimoviridae")  # families with copies in host genomes
 MAY_BE_ENDOGENOUS = "may be an endogenous copy in a host genome"
 
 
 class WindowHits(NamedTuple):
-    """The hits in each window of some records, in order, in columns, (n_windows,).
+    """The hits in each window, in record order, in columns, (n_windows,).
 
     Equal k-mers in a window count as one hit, but as several k-mers.
     """
 
-    record: IntArray  # index of the record
+    record: IntArray  # record index
     n_kmers: IntArray  # k-mers that were looked up
     n_viral: IntArray
     n_cellular: IntArray
@@ -80,15 +80,15 @@ class WindowHits(NamedTuple):
 
 
 class NodeHits(NamedTuple):
-    """The hits of some records by node, in record order, in columns, (n,)."""
+    """The hits by record and node, in record order, in columns, (n,)."""
 
-    record: IntArray  # index of the record
+    record: IntArray  # record index
     node: IntArray
     n_hits: IntArray
 
 
 class Nodes(NamedTuple):
-    """The common properties of all viruses with a k-mer, by node, in columns, (n_nodes,)."""
+    """The common properties by node, for all viruses with a k-mer, in columns, (n_nodes,)."""
 
     owners: NDArray[np.uint16]  # family or cluster: an index in ``KnownIndex.owners``. 0: several
     taxa: NDArray[np.uint16]  # index of the lowest common taxon in ``Lineages.taxa``, or 0
@@ -112,7 +112,7 @@ class KnownRecords(NamedTuple):
 class FalseCalls:
     """How often the index calls records with this length, counted when it was built.
 
-    Index i counts records with a strength of at least ``KnownIndex.strengths[i]``.
+    Index i counts records whose strength is at least ``KnownIndex.strengths[i]``.
     """
 
     n_bases: int
@@ -121,7 +121,7 @@ class FalseCalls:
 
 @dataclass(frozen=True, eq=False)
 class KnownIndex:
-    """The index of known viruses."""
+    """The known virus index."""
 
     firsts: NDArray[np.int32]  # (2**22 / 32,) first entry of each group of buckets
     sizes: NDArray[np.uint8]  # (2**22 / 2,) entries of two buckets, four bits each
@@ -182,7 +182,7 @@ class KnownIndex:
 
     @cached_property
     def _table(self) -> tuple[Any, ...]:
-        """Return the arguments of library functions."""
+        """Return the arguments for library functions."""
         hints = np.zeros(len(self.sizes), dtype=np.uint8)
         call("known_hints", self.sizes, self.entries, hints)
         return self.limit, self.firsts, self.sizes, self.entries, hints
@@ -195,7 +195,7 @@ class KnownIndex:
         return owners
 
     def look_up(self, sequences: Sequence[str]) -> WindowHits:
-        """Look up the k-mers of each nucleotide sequence."""
+        """Look up the k-mers in each nucleotide sequence."""
         pieces = Windows.from_sequences(sequences)
         n_windows = count_windows(pieces.lengths)
         rows = np.empty((int(n_windows.sum()), self._columns), dtype=np.int64)
@@ -204,7 +204,7 @@ class KnownIndex:
         return WindowHits.from_rows(n_windows, rows)
 
     def count_nodes(self, pieces: Windows) -> tuple[NodeHits, IntArray]:
-        """Count the hits of each sequence by node, and the k-mers that were looked up.
+        """Count each sequence's hits by node, and the k-mers that were looked up.
 
         Equal k-mers count once in a window.
         n -> hits, (n,)
@@ -222,7 +222,7 @@ class KnownIndex:
         return NodeHits(keys >> NODE_BITS, keys & CELLULAR, n_hits), n_kmers
 
     def _node_rows(self, pieces: Windows, n_kmers: IntArray) -> IntArray:
-        """Return the hits of each window by node, and fill in the k-mers.
+        """Return each window's hits by node, and fill in the k-mers.
 
         -> (n_rows, 3): window, node, hits
         """
@@ -269,7 +269,7 @@ class KnownIndex:
 
 
 def count_windows(lengths: IntArray) -> IntArray:
-    """Return the number of windows in each record: odd, so that both strands have the same windows.
+    """Count the windows in each record: odd, so that both strands have the same windows.
 
     >>> count_windows(np.array([0, 14_999, 15_000, 30_000, 30_001, 4_641_652])).tolist()
     [1, 1, 3, 3, 5, 465]
@@ -279,7 +279,7 @@ def count_windows(lengths: IntArray) -> IntArray:
 
 
 def _blocks_of(lengths: IntArray) -> Iterator[tuple[int, int]]:
-    """Yield the first and one past the last index of neighbouring windows to look up together."""
+    """Yield the first and one past the last index for neighbouring windows to look up together."""
     ends = np.cumsum(lengths)
     first = 0
     while first < len(lengths):
@@ -294,7 +294,7 @@ def _sums(record: IntArray, values: IntArray, n_records: int) -> IntArray:
 
 
 def _medians(record: IntArray, values: FloatArray, n_records: int) -> FloatArray:
-    """Return the median value of each record, which has an odd number of values, or 0."""
+    """Return each record's median value, which has an odd number of values, or 0."""
     order = np.lexsort((values, record))
     n_values = np.bincount(record, minlength=n_records)
     middle = np.cumsum(n_values) - n_values + n_values // 2

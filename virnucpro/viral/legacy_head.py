@@ -24,7 +24,7 @@ from virnucpro.models.safe_pickle import check_plain, read_pt
 from virnucpro.viral.head import EncoderInfo, Head, HeadInfo, Network
 
 _KIND = "a head of VirNucPro"
-_CONVERTED = "head.safetensors"  # in the folder of the published file
+_CONVERTED = "head.safetensors"  # in the published file's folder
 _TRAINING = (
     "published by the authors of VirNucPro; frames and chunks are called as they call them; the "
     "call of a record is ours: the mean of its chunks' log-odds"
@@ -99,7 +99,7 @@ def _tensor_part(module: object, layer: str) -> nn.Module:
 
 
 def _to_array(module: object, layer: str, name: str) -> NDArray[np.float64]:
-    """Return a tensor of a layer, in float64."""
+    """Return a layer's tensor, in float64."""
     part = _tensor_part(module, layer)
     tensor = (part._parameters | part._buffers).get(name)
     if not isinstance(tensor, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Name the lineage of a virus by the k-mers that it shares with known viruses.
+"""Name a virus lineage by the k-mers that it shares with known viruses.
 
 Each k-mer in the index of known viruses (``known``) has the lowest common taxon of all viruses with
 this k-mer. A virus gets the lowest taxon with enough k-mers, both in number and as a share of those
@@ -75,7 +75,7 @@ class Taxon(NamedTuple):
 class Lineages:
     """The taxa that VirNucPro can name."""
 
-    release: str  # of ICTV's taxonomy
+    release: str  # ICTV taxonomy
     taxa: tuple[Taxon, ...]  # the first one has no name
     # the ancestor of each taxon at each rank, (n_taxa, n_ranks), or 0
     of_rank: NDArray[np.int64]
@@ -96,7 +96,7 @@ class Lineages:
     def name(
         self, hits: NodeHits, n_kmers: IntArray, nodes: Nodes, limits: Limits = LIMITS
     ) -> IntArray:
-        """Return the lowest taxon that the k-mers of each record support, or 0.
+        """Return the lowest taxon that each record's k-mers support, or 0.
 
         Args:
             hits: of the records, by node.
@@ -124,7 +124,7 @@ class Lineages:
 
 
 def name_taxa(pieces: Windows) -> list[Taxon]:
-    """Return the taxon of each sequence, from the built-in index.
+    """Return each sequence's taxon, from the built-in index.
 
     Raises:
         UnavailableError: a package file is missing, damaged, or does not match the others.
@@ -177,7 +177,7 @@ def load_lineages(path: Path) -> Lineages:
 def _expand(rows: Sequence[Sequence[Any]]) -> tuple[tuple[Taxon, ...], NDArray[np.int64]]:
     """Return the taxa, and the ancestor of each at each rank, from rows that name their parents.
 
-    A row contains the index of the parent, which precedes it, the rank, the name, and the other
+    A row contains the parent's index, which precedes it, the rank, the name, and the other
     fields of ``Taxon``.
     """
     taxa = [Taxon((), "", "")]

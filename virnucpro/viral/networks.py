@@ -1,4 +1,4 @@
-"""The scorer's networks: from the features of a window to its log-odds of being viral.
+"""The scorer's networks: from window features to log-odds of being viral.
 
 A network has an output for each kind of sequence, such as phages, bacteria and transposable
 elements. The log-odds compare all kinds of viruses together with all kinds of cells.
@@ -78,7 +78,7 @@ class NetworkStack:
 
     @cached_property
     def arguments(self) -> tuple[NDArray[Any] | int, ...]:
-        """Return the arguments of library functions."""
+        """Return the arguments for library functions."""
         each = [(column, stack, False) for column, stack in self.stacks.items()]
         if self.prokaryotic is not None:
             each.append((RATIOS.start, self.prokaryotic, True))
@@ -111,13 +111,13 @@ class PieceNetworks:
     nets: NetworkStack
 
     def reads(self, lengths: IntArray) -> BoolArray:
-        """Return whether the networks read records of these lengths. (n,) -> (n,)"""
+        """Return whether the networks read records with these lengths. (n,) -> (n,)"""
         longest = np.inf if self.longest is None else self.longest
         return (lengths >= self.shortest) & (lengths < longest)
 
 
 def _in_blocks(layers: Iterable[Layer]) -> Layer:
-    """Concatenate layers, padded with zeros to blocks of outputs.
+    """Concatenate layers, padded with zeros to output blocks.
 
     See ``NetworkStack`` in ``networks.c``. The weights are aligned to cache lines, so that no read
     spans two of them.
@@ -218,7 +218,7 @@ class ProteinNetworks:
     training: str  # training data and method, in a sentence
 
     def log_odds(self, proteins: Proteins) -> FloatArray:
-        """Return the log-odds of each protein, before calibration. n -> (n,)"""
+        """Return each protein's log-odds, before calibration. n -> (n,)"""
         return self.nets.log_odds(protein_features(proteins, self.words, self.ratios))
 
 
@@ -231,7 +231,7 @@ class Scorer:
 
     pieces: tuple[PieceNetworks, ...]
     windows: PieceNetworks  # for sliding windows along a record, without k-mers
-    windows_knot: Knot  # the calibration of sliding windows
+    windows_knot: Knot  # calibration for sliding windows
     knots: tuple[Knot, ...]
     training: str  # training data and method, in a sentence
     error_rates: tuple[ErrorRates, ...]
@@ -247,13 +247,13 @@ class Scorer:
         return Scorer, tuple(getattr(self, one.name) for one in fields(self))
 
     def min_length(self, input_type: InputType) -> int:
-        """Return the length of the shortest record that gets a score, in bases or residues."""
+        """Return the minimum record length for a score, in bases or residues."""
         if input_type == "protein":
             return SHORTEST
         return min(nets.shortest for nets in self.pieces)
 
     def select_error_rates(self, input_type: InputType) -> tuple[ErrorRates, ...]:
-        """Return the error rates for records of this type."""
+        """Return the error rates for this record type."""
         if input_type == "nucleotide":
             return self.error_rates
         assert self.proteins is not None, "a scorer without nets for proteins calls none"
@@ -306,7 +306,7 @@ def calibrate(knots: Sequence[Knot], log_odds: FloatArray, lengths: IntArray) ->
 def interpolate_lengths(
     lengths: IntArray, known: Sequence[_LengthCurve], values: Sequence[float]
 ) -> FloatArray:
-    """Interpolate values linearly over the logarithm of the length. (n,) -> (n,)"""
+    """Interpolate values linearly over log(length). (n,) -> (n,)"""
     places = np.log([one.n_bases for one in known])
     return np.interp(np.log(np.maximum(1, lengths)), places, values)
 
@@ -316,7 +316,7 @@ def thresholds(
 ) -> FloatArray:
     """Return, for each length, the log-odds that at most this share of cellular records reaches.
 
-    Thresholds are interpolated linearly over the logarithm of the length. (n,) -> (n,)
+    Thresholds are interpolated linearly over log(length). (n,) -> (n,)
     """
     cuts = [rates.threshold_at(false_positives) for rates in error_rates]
     return interpolate_lengths(lengths, error_rates, cuts)
@@ -328,11 +328,11 @@ def false_discovery_rates(
     lengths: IntArray,
     prevalence: float,
 ) -> FloatArray:
-    """Return the share of cellular records among records of this length at or above these log-odds.
+    """Return the cellular share among records with this length at or above these log-odds.
 
     It is (1 - P) F / ((1 - P) F + P T), where P is the ``prevalence``, the share of viral records
     in the sample. F and T are the shares of cellular and viral records at or above the log-odds.
-    log(F / T) is interpolated linearly over the logarithm of the length. (n,), (n,) -> (n,)
+    log(F / T) is interpolated linearly over log(length). (n,), (n,) -> (n,)
     """
     place = interpolate_lengths(lengths, error_rates, range(len(error_rates)))
     left, right = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
@@ -379,7 +379,7 @@ def load_scorer(path: Path) -> Scorer:
 def load_tensors(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[Any]]]:
     """Map a safetensors file without copying. -> its content, metadata and arrays
 
-    The file begins with the size of a JSON header, which contains the type, shape and offsets of
+    The file begins with a JSON header's size. The header contains type, shape and offsets for
     each array.
 
     Raises:
@@ -410,7 +410,7 @@ def _piece_nets(
 
 
 def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> NetworkStack:
-    """Return the networks with this name. ``views`` maps each view to its number of viral kinds."""
+    """Return the networks with this name. ``views`` gives the number of viral kinds per view."""
     stacks = {}
     for view, n_viral in views.items():
         each = [".".join(filter(None, (name, view, str(i)))) for i in range(N_LAYERS)]

@@ -1,4 +1,4 @@
-"""Compute the features of proteins: composition, k-mers, and patterns enriched in viruses.
+"""Compute protein features: composition, k-mers, and patterns enriched in viruses.
 
 A protein is a row of residue numbers. Proteins are concatenated. U counts as C, and O as K. A stop,
 or any other letter without a residue, is ``NO_RESIDUE``. No pair, k-mer or pattern includes it.
@@ -27,7 +27,7 @@ N_FIGURES = 12
 N_PATTERN_FIGURES = 3
 N_COMPOSITION = N_RESIDUES + N_PAIRS + len(GAPS) * N_CLASSES**2
 N_FEATURES = N_COMPOSITION + N_FIGURES + N_WORD_FIGURES + N_PATTERN_FIGURES * len(PATTERNS)
-RATIO_STEP = 1 / 32  # log ratios are integer multiples of this step
+RATIO_STEP = 1 / 32  # log ratios are integer multiples of it
 
 _NUMBERS = bytearray([NO_RESIDUE]) * 256
 for _number, _letter in enumerate(AMINO_ACIDS):
@@ -44,7 +44,7 @@ _HYDROPATHY = np.array(
 _CHARGE = np.array([(letter in "KR") - (letter in "DE") for letter in AMINO_ACIDS] + [0])
 _VALUES = np.stack([_HYDROPATHY, _CHARGE], axis=1)
 _WINDOW, _IN_MEMBRANE = 19, 15  # residues in a transmembrane helix, and its hydropathy, in tenths
-_SIMPLE, _FEW = 12, 5  # residues in a low-complexity window, and the most kinds of residues in it
+_SIMPLE, _FEW = 12, 5  # residues in a low-complexity window, and the most residue kinds in it
 
 Features = NDArray[np.float32]
 Ratios = NDArray[np.int8]
@@ -62,7 +62,7 @@ class Proteins:
 
     @property
     def owner(self) -> IntArray:
-        """Return the protein index of each residue. (n_residues,)"""
+        """Return each residue's protein index. (n_residues,)"""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
@@ -84,19 +84,19 @@ def encode_protein(sequence: str) -> Residues:
 
 
 def protein_features(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
-    """Return the features of each protein. n -> (n, 750)"""
+    """Return each protein's features. n -> (n, 750)"""
     return np.hstack([spelling(proteins), kmer_features(proteins, words, ratios)])
 
 
 def spelling(proteins: Proteins) -> Features:
-    """Return the features of each protein that need no table. n -> (n, 732)"""
+    """Return each protein's features that need no table. n -> (n, 732)"""
     return np.hstack([composition(proteins), protein_statistics(proteins)])
 
 
 def kmer_features(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
     """Return the k-mers shared with viruses and cells, and log ratios of patterns. n -> (n, 18)
 
-    In order: square roots of the shares of k-mers, by class; then three statistics for the log
+    In order: square roots of k-mer shares, by class; then three statistics for the log
     ratios of each pattern: the mean, the mean of the positive parts, and the root mean square.
     """
     figures = np.empty((len(proteins), N_FEATURES - N_COMPOSITION - N_FIGURES), dtype=np.float32)
@@ -106,7 +106,7 @@ def kmer_features(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]
 
 
 def composition(proteins: Proteins) -> Features:
-    """Return square roots of the shares of residues, pairs, and pairs of classes. -> (n, 720)"""
+    """Return square roots of shares: residues, pairs, and class pairs. -> (n, 720)"""
     shares = np.empty((len(proteins), N_COMPOSITION), dtype=np.float32)
     rows = proteins.residues, proteins.lengths, len(proteins)
     call("protein_composition", *rows, _CLASS_OF, shares)
@@ -114,7 +114,7 @@ def composition(proteins: Proteins) -> Features:
 
 
 def protein_statistics(proteins: Proteins) -> Features:
-    """Return plain statistics of each protein. -> (n, 12)"""
+    """Return each protein's plain statistics. -> (n, 12)"""
     n, residues, lengths = len(proteins), proteins.residues, proteins.lengths
     cells = proteins.owner * N_RESIDUES + residues
     counts = np.bincount(cells[residues < NO_RESIDUE], minlength=n * N_RESIDUES)

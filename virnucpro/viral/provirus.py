@@ -111,7 +111,7 @@ class _RecordView:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProvirusFinder:
-    """Find the regions of records, one record at a time."""
+    """Find regions, one record at a time."""
 
     scorer: Scorer
     model: RegionModel
@@ -120,7 +120,7 @@ class ProvirusFinder:
 
     @property
     def digest(self) -> str:
-        """Return a hash of everything that determines the regions."""
+        """Hash everything that determines the regions."""
         parts = (self.scorer.sha256, self.model, self.code)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -148,10 +148,10 @@ class ProvirusFinder:
     def find(
         self, records: Sequence[FastaRecord], are_viruses: Sequence[Sequence[bool]]
     ) -> list[list[FoundRegions]]:
-        """Return the virus-like regions and evidence track of each record, for each possible call.
+        """Return each record's virus-like regions and evidence track, for each possible call.
 
         A record that is called virus is one region without host flanks. Any other circular record
-        is read across its origin. The regions depend neither on the strand of a record nor on the
+        is read across its origin. The regions depend neither on the record's strand nor on the
         position where a circle was cut open.
         """
         pairs = list(enumerate(zip(records, are_viruses, strict=True)))
@@ -178,7 +178,7 @@ class ProvirusFinder:
     def _score_windows(
         self, reading: _RecordView, items: WindowTable, is_virus: bool
     ) -> FoundRegions:
-        """Return the regions and the track of a record, in coordinates on its own strand."""
+        """Return a record's regions and track, in coordinates on its own strand."""
         if reading.is_circle:
             found = self._extend_circular(reading, items)
         else:
@@ -225,7 +225,7 @@ class ProvirusFinder:
             InputMissingError: the model file does not exist.
             UnavailableError: the model is damaged, or has another format or window size.
         """
-        load_tables()  # they identify viruses in regions later, loading them now detects damage
+        load_tables()  # identify viruses in regions later. Loading them now detects damage
         scorer, path = scorer or Scorer.load_builtin(), model or OWN_REGION_MODEL
         region_model, size = RegionModel.load(path), scorer.windows.size
         if region_model.size != size:
@@ -338,7 +338,7 @@ def is_provirus_throughout(
     """Return whether the proteins in a short record show that it is part of a provirus.
 
     Such a record contains no host sequence to compare with. Among hosts with the same GC, proteins
-    vary far less than the composition of windows.
+    vary far less than window composition.
     """
     n_bases, is_known = len(sequence), items.is_known
     if n_bases > LONGEST_THROUGHOUT or not is_known.any():
@@ -372,7 +372,7 @@ def describe_evidence(sequence: str, ends: tuple[int, int], att: str, log_odds: 
     """Describe further evidence for a provirus, as attributes of GFF3.
 
     The attributes are the length of its direct repeat, a tRNA that ends at one of its ends, and the
-    number of genes with a protein that is more likely viral than not.
+    number with a protein that is more likely viral than not.
     """
     words = [f"att_length={len(att)}"] if att else []
     near = (sequence[max(0, place - _TRNA_REACH) : place + _TRNA_REACH] for place in ends)
@@ -394,7 +394,7 @@ def classify_region(n_bases: int, genes: Genes) -> Literal["prophage", "uncertai
 
 
 def _block(genes: Genes) -> float:
-    """Return the number of bases of viral genes in the best block on one strand.
+    """Count the viral gene bases in the best block on one strand.
 
     Other genes on that strand subtract half their bases. Genes on the other strand subtract all.
     """
@@ -409,7 +409,7 @@ def _block(genes: Genes) -> float:
 
 
 class _ViralRuns(NamedTuple):
-    """The runs of viral items, and the posterior of each item."""
+    """The runs with viral items, and each item's posterior."""
 
     viral: list[ViralRun]  # on the most probable path
     weak: list[ViralRun]  # posteriors above 0.5, but not on this path
@@ -445,7 +445,7 @@ def split_runs(
 ) -> list[ViralRun]:
     """Split a run at inner items with posteriors below 0.5.
 
-    Changes of state are rare, so the most probable path alone bridges gaps of 10,000 bases between
+    State changes are rare, so the most probable path alone bridges 10,000-base gaps between
     neighbouring viruses.
     """
     is_host = posterior[run.first : run.end] < 0.5
@@ -502,7 +502,7 @@ class Repeats:
     def from_window(self, run: ViralRun, bounds: tuple[int, int] | None = None) -> Repeat | None:
         """Return the best repeat around a run that encloses more than half its evidence.
 
-        Without bounds, it may be anywhere. A run at an end of the record has none.
+        Without bounds, it may be anywhere. A run at a record's end has none.
         """
         start, end = ends = run.start_base, run.end_base
         bounds = bounds or (0, len(self.bases))
@@ -531,7 +531,7 @@ class Repeats:
     def _pair_ends(self, run: ViralRun, inner: Sequence[Repeat]) -> list[ViralRun]:
         """Return two neighbours with a repeat each, if less likely than one repeat around the run.
 
-        The second begins near the end of the first, so it has fewer possible positions. Neither
+        The second begins near the first one's end, so it has fewer possible positions. Neither
         repeat may be expected by chance.
         """
         start, end = run.start_base, run.end_base
@@ -548,9 +548,9 @@ class Repeats:
         return parts
 
     def _single_ends(self, run: ViralRun, inner: Sequence[Repeat]) -> list[ViralRun]:
-        """Return the part of a run within a repeat, and any remainder that is viral by itself.
+        """Return the run's part within a repeat, and any remainder that is viral by itself.
 
-        A repeat between one end and the inside counts in two cases: it encloses most of the
+        A repeat between one end and the inside counts in two cases: it encloses most
         evidence and is unlikely by chance, or a remainder has a repeat, too.
         """
         around = self.from_window(run)
@@ -568,7 +568,7 @@ class Repeats:
         return []
 
     def _part(self, run: ViralRun, start: int, end: int) -> ViralRun:
-        """Return a part of a run, with the items whose middle is in it."""
+        """Return a run's part, with the items whose middle is in it."""
         first, last = np.searchsorted(self.middles, (start, end)).tolist()
         return ViralRun(
             run.first if start == run.start_base else first,
@@ -577,7 +577,7 @@ class Repeats:
         )
 
     def _remaining_kmers(self, run: ViralRun, others: Sequence[ViralRun]) -> list[ViralRun]:
-        """Return the parts of a run outside the others (in order) that are viral by themselves."""
+        """Return a run's parts outside the others (in order) that are viral by themselves."""
         starts = [run.start_base, *(one.end_base for one in others)]
         ends = [*(one.start_base for one in others), run.end_base]
         return [
@@ -621,9 +621,9 @@ class Repeats:
 def refine_ends(
     runs: Sequence[ViralRun], repeats: Repeats, code: GeneticCode = STANDARD
 ) -> list[tuple[int, int, str]]:
-    """Move the ends of each run within the record to markers near them: (start, end, repeat).
+    """Move each run's ends within the record to markers near them: (start, end, repeat).
 
-    The markers are a direct repeat around both ends, or the nearest edge of an open reading frame
+    The markers are a direct repeat around both ends, or the nearest open reading frame edge
     for each end. No end passes the midpoint to the next end, so separate runs stay separate.
     """
     sequence = repeats.bases
@@ -646,7 +646,7 @@ def refine_ends(
 
 
 def _to_edge(place: int, low: int, high: int, sequence: str, code: GeneticCode) -> int:
-    """Return the nearest edge of an open reading frame within these bounds, or ``place`` itself."""
+    """Return the nearest open reading frame edge within these bounds, or ``place`` itself."""
     if not 0 < place < len(sequence):
         return place
     edges = [edge for edge in open_edges(sequence, place, code) if low <= edge <= high]

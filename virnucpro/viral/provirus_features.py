@@ -6,7 +6,7 @@ about four times the cost. So they read only the genes in windows that may be vi
 Phage genes are shorter and closer together than host genes, a property that PhiSpy uses (Akhter
 et al. 2012, Nucleic Acids Res. 40:e126). Here, open reading frames stand in for genes.
 
-The usual values of a host are medians over the record itself, shrunk towards the medians over all
+A host's usual values are medians over the record itself, shrunk towards the medians over all
 hosts if the record is short. A host's level depends on its GC, and differs between hosts with the
 same GC: see ``Levels``.
 """
@@ -54,7 +54,7 @@ class WindowTable(NamedTuple):
     def from_scores(
         cls, sequences: Sequence[str], scorer: Scorer, step: int, code: GeneticCode = STANDARD
     ) -> list[WindowTable]:
-        """Score one sliding window every ``step`` bases of each sequence."""
+        """Score each sequence in sliding windows, one every ``step`` bases."""
         pieces, figures = score_windows(sequences, scorer, step, code, (0, *_SHAPE))
         gc, shape = figures[:, 0].astype(np.float64), figures[:, 1:].astype(np.float64)
         everything = cls(pieces.start, pieces.log_odds, gc, shape, np.full(len(gc), np.nan))
@@ -63,7 +63,7 @@ class WindowTable(NamedTuple):
 
     @classmethod
     def concatenate(cls, each: Sequence[WindowTable]) -> WindowTable:
-        """Concatenate the windows of several records."""
+        """Concatenate the windows from several records."""
         nothing = np.zeros(0)
         empty = cls(np.zeros(0, np.int64), nothing, nothing, np.zeros((0, N_SHAPE)), nothing)
         return cls(*map(np.concatenate, zip(empty, *each, strict=True)))
@@ -110,13 +110,13 @@ class WindowTable(NamedTuple):
 
     @property
     def _figures(self) -> tuple[FloatArray, FloatArray, FloatArray, int]:
-        """Return the arguments of library functions."""
+        """Return the arguments for library functions."""
         return self.log_odds, self.gc, self.shape, len(self.start)
 
     def own_figures(self) -> tuple[float, float, tuple[float, ...]]:
-        """Return median GC, slope of log-odds over GC, and median shape, for windows with log-odds.
+        """Return median GC, log-odds slope over GC, and median shape, over windows with log-odds.
 
-        The slope is fitted to the medians of 20 groups of windows by GC. It is 0 if GC does not
+        The slope is fitted to medians over 20 window groups by GC. It is 0 if GC does not
         vary. At least one window has log-odds.
         """
         figures = np.empty(2 + N_SHAPE)
@@ -127,7 +127,7 @@ class WindowTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostBackground:
-    """The usual medians and slopes in hosts: means over many hosts, or those of one record."""
+    """The usual medians and slopes in hosts: means over many hosts, or from one record."""
 
     gc: float
     slope: float  # log-odds over GC, within a host
@@ -148,7 +148,7 @@ class HostBackground:
 
     @classmethod
     def from_items(cls, items: WindowTable) -> HostBackground:
-        """Return the medians of one record that is mostly host."""
+        """Return the medians for one record that is mostly host."""
         deviation = items.shape[items.is_known].std(axis=0) + 1e-6
         return cls(*items.own_figures(), tuple(deviation.tolist()))
 
@@ -189,7 +189,7 @@ class Levels:
 
     @classmethod
     def from_values(cls, gc: FloatArray, level: FloatArray) -> Levels:
-        """Average two or more hosts, weighted by the similarity of their GC. (n,), (n,)
+        """Average two or more hosts, weighted by GC similarity. (n,), (n,)
 
         The spread measures each host against the mean over the others.
         """
@@ -236,6 +236,6 @@ def _means_on(genes: Genes, places: IntArray, size: int) -> FloatArray:
 
 
 def _means(gc: FloatArray, level: FloatArray, places: FloatArray) -> FloatArray:
-    """Return mean host levels, weighted by similarity of GC. (n,), (n,), (k,) -> (k,)"""
+    """Return mean host levels, weighted by GC similarity. (n,), (n,), (k,) -> (k,)"""
     weights = np.exp(-0.5 * ((places[:, None] - gc) / _NEAR) ** 2) + _FAR
     return np.asarray((weights * level).sum(axis=1) / weights.sum(axis=1))

@@ -1,6 +1,6 @@
 """Score records and proteins. Window log-odds are averaged per record and calibrated by length.
 
-Long windows are read in parts, which are the windows of a smaller size, so that features are
+Long windows are read in parts, which are smaller windows, so that features are
 computed once. A score is the probability that a record is viral in a sample where half the records
 are. It depends on the record and the scorer, not on other records.
 """
@@ -35,23 +35,23 @@ from virnucpro.viral.windows import Windows, split_windows
 BASES_AT_ONCE = 2_000_000  # in the records that are scored together
 _PIECE_BASES_AT_ONCE = 500_000  # bases read for all window sizes before the next bases
 _NOTHING = np.zeros(0, dtype=np.int64)
-_WEIGHTS = np.array([2.0, 1.0])  # weights of windows that are read in one go, and in parts
+_WEIGHTS = np.array([2.0, 1.0])  # for windows that are read in one go, and in parts
 _RESIDUES_AT_ONCE = 100_000  # a protein takes 3 kB for its features, however short it is
 
 
 class WindowScores(NamedTuple):
-    """Windows of records, in order, with their log-odds."""
+    """Record windows, in order, with their log-odds."""
 
-    record: IntArray  # (n,) index of the record
+    record: IntArray  # (n,) record index
     start: IntArray  # (n,) first base
     n_bases: IntArray  # (n,)
     log_odds: FloatArray  # (n,) NaN: no known base, or not read yet
 
     @classmethod
     def from_arrays(cls, lengths: IntArray, records: IntArray, size: int) -> WindowScores:
-        """Return the unread windows of this size for some of the concatenated records.
+        """Return unread windows with this size for some concatenated records.
 
-        Starts count from the first base of all records.
+        Starts count from the very first base.
         """
         starts = np.cumsum(lengths) - lengths
         owner, start, n_bases = split_windows(starts[records], lengths[records], size)
@@ -81,7 +81,7 @@ class WindowScores(NamedTuple):
 def score_sequences(
     sequences: Iterable[str], scorer: Scorer, code: GeneticCode = STANDARD
 ) -> Iterator[float | None]:
-    """Return the calibrated log-odds of each sequence, in order, None if it cannot be scored.
+    """Return each sequence's calibrated log-odds, in order, None if it cannot be scored.
 
     A sequence needs a known base, and at least ``scorer.shortest`` bases.
     """
@@ -91,7 +91,7 @@ def score_sequences(
 
 
 def _batches(sequences: Iterable[str], most_letters: int) -> Iterator[list[str]]:
-    """Yield batches of sequences, in order."""
+    """Yield sequence batches, in order."""
     waiting: list[str] = []
     n_letters = 0
     for sequence in sequences:
@@ -107,7 +107,7 @@ def _batches(sequences: Iterable[str], most_letters: int) -> Iterator[list[str]]
 def score_block(
     sequences: Sequence[str], scorer: Scorer, code: GeneticCode = STANDARD
 ) -> tuple[FloatArray, WindowScores]:
-    """Return the calibrated log-odds of each sequence in a block, and its windows.
+    """Return each sequence's calibrated log-odds in a block, and its windows.
 
     NaN if it cannot be scored. The windows have the smallest size for the record. Each is
     calibrated by its own length. (n,)
@@ -156,11 +156,11 @@ class _Block:
     """A block of bases, and the bases after it that windows from this block extend into."""
 
     first: int
-    end: int  # of the block, the row extends further
+    end: int  # end of the block. The row extends further
     row: Windows  # only the digits, without windows
 
     def rows(self, pieces: WindowScores) -> slice:
-        """Return the rows of the windows that begin in this block."""
+        """Return the rows for windows that begin in this block."""
         low, high = np.searchsorted(pieces.start, (self.first, self.end)).tolist()
         return slice(low, high)
 
@@ -169,7 +169,7 @@ class _Block:
 
 
 def _blocks(sequences: Sequence[str], longest: int) -> Iterator[_Block]:
-    """Yield the bases of all sequences in blocks, for windows of at most ``longest`` bases."""
+    """Yield all sequences' bases in blocks, for windows of at most ``longest`` bases."""
     starts = [0, *accumulate(map(len, sequences))]
     n_bases = starts[-1]
     for first in range(0, n_bases, _PIECE_BASES_AT_ONCE):
@@ -188,7 +188,7 @@ def _blocks(sequences: Sequence[str], longest: int) -> Iterator[_Block]:
 def _by_size(
     sequences: Sequence[str], lengths: IntArray, pieces: Sequence[PieceNetworks], code: GeneticCode
 ) -> Iterator[tuple[PieceNetworks, WindowScores]]:
-    """Yield the networks for each size, and the scored windows of the records that they read."""
+    """Yield the networks for each size, and the scored windows in the records that they read."""
     readings = [
         _RecordWindows.from_record(
             nets,
@@ -210,7 +210,7 @@ def _by_size(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RecordWindows:
-    """Windows of one size, read in order, and the larger windows that contain them.
+    """Windows with one size, read in order, and the larger windows that contain them.
 
     Log-odds are not calibrated. Windows without a known base do not count as parts.
     """
@@ -218,7 +218,7 @@ class _RecordWindows:
     nets: PieceNetworks
     pieces: WindowScores
     wholes: _CompleteSequences
-    chosen: IntArray  # columns of the features to keep
+    chosen: IntArray  # feature columns to keep
     features: Features  # (n, n_chosen)
 
     @classmethod
@@ -254,7 +254,7 @@ class _CompleteSequences:
 
     nets: Sequence[PieceNetworks]
     pieces: WindowScores  # for all networks. One network reads each record
-    reader: IntArray  # (n,) index of the networks that read each window
+    reader: IntArray  # (n,) index: the networks that read each window
     layout: FloatArray  # (n, 12)
     total: FloatArray  # (n_open, 1229) sums of part features, in steps, for incomplete windows
     n_parts: IntArray  # (n_open,)
@@ -287,7 +287,7 @@ class _CompleteSequences:
         return np.where(middle[:, None] <= end[piece], piece - self.n_done, -1)
 
     def score(self, block: _Block, code: GeneticCode) -> None:
-        """Read the layout of windows that begin in the block, and score complete windows."""
+        """Read the layout for windows that begin in the block, and score complete windows."""
         rows = block.rows(self.pieces)
         if rows.start < rows.stop:
             self.layout[rows] = layout_features(block.pieces(self.pieces.take(rows)), code)
@@ -301,7 +301,7 @@ class _CompleteSequences:
             yield nets, self.pieces.take(self.reader == number)
 
     def _open(self, end: int) -> None:
-        """Allocate the features of all windows before ``end``."""
+        """Allocate features for all windows before ``end``."""
         n_more = end - self.n_done - len(self.total)
         if n_more > 0:
             self.total = np.concatenate([self.total, np.zeros((n_more, N_FEATURES))])
@@ -345,7 +345,7 @@ def score_windows(
     """Score overlapping windows of each sequence, one every ``step`` bases.
 
     The windows have the size of the scorer's sliding windows, and calibrated log-odds. The second
-    result contains the ``chosen`` columns of the 36 plain statistics of each window, (n, n_chosen):
+    result contains the ``chosen`` columns of each window's 36 plain statistics, (n, n_chosen):
     see ``features``. K-mers are not used, because k-mers from prophages in related hosts count as
     cellular.
     """

@@ -3,7 +3,7 @@
 A k-mer is nine residues in an open reading frame. The table contains k-mers that occur in only one
 family: all k-mers that several genera in the family have, and one in 16 of the others, selected by
 hash. A k-mer from viruses without a family belongs to the only cluster of related genomes that has
-it, or has no taxon (0). A sequence gets a family if enough of its known k-mers belong to it, and
+it, or has no taxon (0). A sequence gets a family if enough known k-mers belong to it, and
 the kind of that family. Otherwise it may get a cluster by the same rule, and a network predicts the
 kind from the scorer's features, except k-mers.
 
@@ -54,7 +54,7 @@ MIN_KMERS = 2  # minimum number to name a family
 BASES_PER_KMER = 3_000  # a long sequence needs more k-mers: one per this many bases
 # the same for a cluster, stricter because most viruses without a family belong to no known cluster
 _MIN_CLUSTER_KMERS, _BASES_PER_CLUSTER_KMER = 3, 300
-CLUSTER = "cluster:"  # prefix of a cluster name
+CLUSTER = "cluster:"  # cluster name prefix
 MIN_KMER_SHARE = 0.7  # minimum share among the known k-mers in a sequence, to name their taxon
 KINDS = (
     "phage",
@@ -69,12 +69,12 @@ KINDS = (
 GROUP_FEATURES = slice(0, FIGURES.stop)  # all but k-mers and ratios
 GROUP_PIECE_BASES = 1000  # bases
 UNKNOWN = -1  # instead of a taxon: the table does not contain the k-mer
-_OUTPUTS = 16  # outputs of a layer that the library computes together
+_OUTPUTS = 16  # layer outputs that the library computes together
 _KMER_PIECE = 10_000  # bases searched for open reading frames in one go
 _SEQUENCES_AT_ONCE = 128  # read by the network together: they fit into the processor's cache
 _PIECES_AT_ONCE, _BASES_AT_ONCE = 10_000, 1_000_000  # for looking up k-mers
 _MIN_STRETCH_CODONS = 30  # codons
-_KMER_BITS = 39  # enough for the number of a k-mer: there are 20**9
+_KMER_BITS = 39  # enough for a k-mer number: there are 20**9
 
 Topology: TypeAlias = Literal["linear", "DTR", "ITR", "circular"]
 Taxa = NDArray[np.uint16]
@@ -99,7 +99,7 @@ class KmerTable:
 
     @cached_property
     def _first(self) -> NDArray[np.int32]:
-        """Return the index of the first k-mer in each bucket, and of the end. (2**20 + 1,)"""
+        """Return the first k-mer's index in each bucket, and the end. (2**20 + 1,)"""
         first = np.zeros(len(self.n_of_bucket) + 1, dtype=np.int32)
         np.cumsum(self.n_of_bucket, out=first[1:])
         return first
@@ -114,7 +114,7 @@ class KmerTable:
 def iter_kmers(
     sequences: Windows, code: GeneticCode = STANDARD
 ) -> Iterator[tuple[IntArray, Numbers]]:
-    """Yield the k-mers of some sequences at a time: sequence index and k-mer number. (n,), (n,)
+    """Yield k-mers from some sequences at a time: sequence index and k-mer number. (n,), (n,)
 
     A k-mer may occur several times in a sequence.
     """
@@ -133,7 +133,7 @@ def iter_kmers(
 
 
 def _word_pieces(sequences: Windows) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the sequence, start and length of each window that is searched for k-mers.
+    """Return sequence, start and length for each window that is searched for k-mers.
 
     Windows in a sequence are equally long and share at most one base, if the rounding of their ends
     assigns it to both. So the reverse complement has the same windows.
@@ -149,9 +149,9 @@ def _word_pieces(sequences: Windows) -> tuple[IntArray, IntArray, IntArray]:
 def assign_taxa(
     sequences: Windows, table: KmerTable, n_families: int, code: GeneticCode = STANDARD
 ) -> tuple[IntArray, IntArray, FloatArray]:
-    """Return the family or cluster of each sequence, the number of its k-mers, and their share.
+    """Return each sequence's family or cluster, the number of its k-mers, and their share.
 
-    The taxon owns enough of the known k-mers, or is 0. Each k-mer counts once. The share is among
+    The taxon owns enough known k-mers, or is 0. Each k-mer counts once. The share is among
     the k-mers in the table.
     n -> (n,), (n,), (n,)
     """
@@ -225,9 +225,9 @@ class GroupNetwork:
         return [(_split_blocks(weight), bias.astype(np.float64)) for weight, bias in layers]
 
     def probabilities(self, features: FloatArray, n_bases: IntArray) -> FloatArray:
-        """Return the probability of each kind, calibrated for sequences of these lengths.
+        """Return each kind's probability, calibrated for these sequence lengths.
 
-        The slope is interpolated linearly over the logarithm of the length.
+        The slope is interpolated linearly over log(length).
         (n, n_features), (n,) -> (n, n_kinds)
         """
         lengths, slopes = zip(*self.slopes, strict=True)
@@ -238,9 +238,9 @@ class GroupNetwork:
 
 
 def _split_blocks(weight: Weights) -> FloatArray:
-    """Arrange the weights of a layer in the library's layout, flat.
+    """Arrange a layer's weights in the library's layout, flat.
 
-    Blocks of outputs, padded with zeros: (n_outputs, n_inputs) -> (n_blocks, n_inputs, 16).
+    Output blocks, padded with zeros: (n_outputs, n_inputs) -> (n_blocks, n_inputs, 16).
     """
     n_outputs, n_inputs = weight.shape
     filled = np.zeros((-(-n_outputs // _OUTPUTS) * _OUTPUTS, n_inputs))
@@ -307,7 +307,7 @@ class TaxonAssigner:
     def _predict_groups(
         self, sequences: Windows, chosen: IntArray, code: GeneticCode
     ) -> tuple[IntArray, FloatArray]:
-        """Return the most probable kind of the chosen sequences, and its probability.
+        """Return the chosen sequences' most probable kind, and its probability.
 
         Without a known base, the kind is ``len(KINDS)``.
         """
@@ -325,7 +325,7 @@ class TaxonAssigner:
 def topologies(
     sequences: Windows, are_circles: Sequence[bool | None]
 ) -> list[tuple[Topology | Literal[""], int]]:
-    """Return the topology of each complete record, and its terminal repeat length, or 0.
+    """Return each complete record's topology, and its terminal repeat length, or 0.
 
     A record is circular if its header says so. A region (None) has no topology.
     """

@@ -1,4 +1,4 @@
-"""Scores, calls, regions and viruses of records.
+"""Scores, calls, regions and viruses in records.
 
 Objects are immutable and checked once, at construction. High-volume types are NamedTuples, which
 are three times faster to construct.
@@ -22,7 +22,7 @@ from virnucpro.core.types import FRAMES_FAILED, Orf, Records, concatenate_column
 
 
 class Prediction(NamedTuple):
-    """The score of one ORF, or the reason why it has none."""
+    """The score for one ORF, or the reason why it has none."""
 
     orf: Orf
     virus_score: float | None  # in [0, 1], 6 decimals
@@ -38,18 +38,18 @@ class Call:
     status: Status
     sample: str = ""
     virus_score: float | None = None
-    base_score: float | None = None  # the scorer's, equals virus_score unless a head changes that
+    base_score: float | None = None  # by the scorer. Equals virus_score unless a head changes it
     is_virus: bool = False
-    false_discovery_rate: float | None = None  # share of false calls at this score and above
+    false_discovery_rate: float | None = None  # share that is false at this score and above
     n_chunks: int = 0
     n_chunks_scored: int = 0
     n_frames_scored: int = 0
     note: str = ""
     evidence: Literal["score", "known", "both", ""] = ""  # the reason to call it a virus
-    known_family: str = ""  # family, or cluster, of the known viruses that it resembles
+    known_family: str = ""  # family, or cluster: the known viruses that it resembles
     n_known_kmers: int | None = None  # shared with known viruses. None: not looked up
-    regions: tuple[Region, ...] = ()  # filled when read from the tables of a finished run
-    identities: tuple[Identity, ...] = ()  # of its rows in the table of viruses, in order
+    regions: tuple[Region, ...] = ()  # filled when read from a finished run's tables
+    identities: tuple[Identity, ...] = ()  # from its rows in the virus table, in order
 
     def __post_init__(self) -> None:
         if (self.status == "scored") != (self.virus_score is not None):
@@ -70,8 +70,8 @@ class Identity(NamedTuple):
     kind_probability: float | None = None
     kin: str = ""  # family, or else cluster, with the most shared k-mers. Empty: too few
     kin_words: int = 0
-    kin_share: float | None = None  # share of its k-mers with a known taxon
-    topology: str = ""  # of a complete record
+    kin_share: float | None = None  # its k-mer share with a known taxon
+    topology: str = ""  # for a complete record
     repeat_length: int = 0  # bases in its terminal repeat
     taxonomy: str = ""  # names from the root to the family, as geNomad writes them
     genus: str = ""
@@ -92,7 +92,7 @@ class Region(NamedTuple):
     kind: Literal["provirus", "whole"]  # whole: the record itself is called a virus
     posterior: float  # probability of being viral, the mean over its windows
     att: str = ""  # bases in the direct repeat at both ends
-    over_origin: bool = False  # one of two parts: it crosses the origin of a circular record
+    over_origin: bool = False  # one of two parts: it crosses a circular record's origin
     is_virus: bool = False  # by the threshold for the record or for proviruses
     evidence: str = ""  # for a provirus, in addition to its posterior: attributes of GFF3
     # for a provirus: whether it has the genes of a complete tailed phage, else ""
@@ -103,17 +103,17 @@ class Track(NamedTuple):
     """The evidence for a record's regions, one value per window in each column, (n_windows,)."""
 
     start: NDArray[np.int64]
-    end: NDArray[np.int64]  # before the start if a window crosses the origin of a circle
+    end: NDArray[np.int64]  # before the start if a window crosses a circle's origin
     log_odds: NDArray[np.float64]  # NaN: no base in the window is known
     posterior: NDArray[np.float64]  # probability of being viral, given all windows in the record
 
 
-# the regions of a record, in order and without overlap, and their evidence
+# a record's regions, in order and without overlap, and their evidence
 FoundRegions: TypeAlias = tuple[tuple[Region, ...], Track]
 
 
 class Calls(NamedTuple):
-    """The calls of neighbouring records in parallel columns: the fields of ``Call``, in order."""
+    """The calls for neighbouring records in parallel columns: ``Call`` fields, in order."""
 
     record_ids: list[str]
     lengths: list[int]
@@ -142,7 +142,7 @@ class Calls(NamedTuple):
 
 
 class FrameScores(NamedTuple):
-    """The scored frames, or windows, of neighbouring records, in parallel columns."""
+    """The scored frames, or windows, in neighbouring records, in parallel columns."""
 
     n_of_records: list[int]  # number for each record
     ids: list[str]
@@ -227,7 +227,7 @@ class CalledRecords:
 
     @classmethod
     def concatenate(cls, each: Sequence[CalledRecords]) -> CalledRecords:
-        """Concatenate the results of neighbouring records."""
+        """Concatenate the results for neighbouring records."""
         firsts = accumulate((len(one.records.ids) for one in each), initial=0)
         placed = list(zip(firsts, each, strict=False))
         return cls(
@@ -240,7 +240,7 @@ class CalledRecords:
 
     @property
     def failures(self) -> dict[int, list[Prediction]]:
-        """Return the frames without a vector, by the index of their record."""
+        """Return the frames without a vector, by record index."""
         each = {i: [one for one in of if one.failure] for i, of in self.embedded.items()}
         return {i: failed for i, failed in each.items() if failed}
 
@@ -281,7 +281,7 @@ class CalledRecords:
         return CalledRecords(*columns, regions, embedded, viruses, suffixes)
 
     def with_file_ids(self) -> CalledRecords:
-        """Return the results with the original file ids of records and frames."""
+        """Return the results with original file ids for records and frames."""
         ids, names = self.records.ids, self.records.names
         return replace(
             self,

@@ -1,7 +1,7 @@
-"""Find the open reading frames in windows of sequences, which the scorer reads as digits.
+"""Find the open reading frames in sequence windows, which the scorer reads as digits.
 
 An open reading frame (ORF) is here the interval between two stop codons in a frame, or between a
-stop and an end of the window. A codon with an unknown base is not a stop. Genes are among the
+stop and a window end. A codon with an unknown base is not a stop. Genes are among the
 longest ORFs, so an ORF is kept if longer ones hardly cover it.
 """
 
@@ -48,18 +48,18 @@ class Windows:
 
     @classmethod
     def concatenate(cls, digits: Digits, lengths: IntArray) -> Windows:
-        """Return each of the concatenated sequences in a row as one window."""
+        """Return each concatenated sequence in a row as one window."""
         return cls(digits, np.cumsum(lengths) - lengths, lengths)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def select(self, starts: IntArray, lengths: IntArray) -> Windows:
-        """Return other windows of the same row. (n,), (n,)"""
+        """Return other windows in the same row. (n,), (n,)"""
         return replace(self, starts=starts, lengths=lengths)
 
     def arguments(self, code: GeneticCode) -> tuple[NDArray[Any] | int, ...]:
-        """Return the arguments of library functions."""
+        """Return the arguments for library functions."""
         if code not in self._read:
             self._read[code] = _read(self.digits, code)
         row = self.digits, len(self.digits), *self._read[code]
@@ -91,7 +91,7 @@ def find_stretches(
     """Find the open reading frames (ORFs) in all frames that longer ones hardly cover.
 
     Returns the window, the strand (0 forward, 1 reverse), the first base on that strand, and the
-    number of codons of each ORF, by window, the longest first. (n,), (n,), (n,), (n,)
+    number of codons for each ORF, by window, the longest first. (n,), (n,), (n,), (n,)
 
     ORFs with fewer than ``shortest`` codons are excluded, which hardly changes the others. An ORF
     that is one codon shorter than the longest may be kept instead of it, if its codons are more
@@ -118,7 +118,7 @@ def is_stop(code: GeneticCode) -> Digits:
 
 
 def codon_codes(digits: Digits) -> Digits:
-    """Return the code of the codon that starts at each base. (n_bases,) -> (n_bases - 2,)"""
+    """Return the code for the codon that starts at each base. (n_bases,) -> (n_bases - 2,)"""
     codes: Digits = 25 * digits[:-2] + 5 * digits[1:-1] + digits[2:]
     return codes
 
@@ -176,7 +176,7 @@ def split_windows(
     owner = np.repeat(np.arange(len(lengths)), n_pieces)
     number = np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner]
     n_bases = np.minimum(size, lengths)[owner]
-    last = lengths[owner] - n_bases  # start of the last window
+    last = lengths[owner] - n_bases  # last window start
     n_before, n_behind = number, n_pieces[owner] - 1 - number
     n_steps = np.maximum(1, n_pieces - 1)[owner]
     # rounded towards the middle, so that overlapping windows leave no base uncovered
