@@ -1,1 +1,1 @@
-"""DNABERT-S: tokenizer, network, weights, and the encoder that joins them."""
+"""DNABERT-S: tokenizer, network, weights, and the encoder that combines them."""

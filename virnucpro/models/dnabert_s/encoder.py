@@ -1,8 +1,8 @@
-"""DNABERT-S as a family of encoders of nucleotides: folders, models, packed batches.
+"""DNABERT-S encoders for nucleotides: model folders, models, packed batches.
 
-A folder from the Hub holds ``config.json``, ``tokenizer.json``, and the weights as
+A folder from the Hub contains ``config.json``, ``tokenizer.json``, and the weights as
 ``model.safetensors`` or ``pytorch_model.bin``. It is recognised by its content. Its Python files
-are not needed, and no code in it is ever run.
+are not needed, and VirNucPro never runs any code in it.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from virnucpro.models.registry import FAMILIES, Published
 from virnucpro.models.safe_pickle import check_plain, read_pt
 
 _FAMILY = FAMILIES["dnabert-s"]
-_BYTES_PER_TOKEN_AND_DIM = 128  # peak of all activations of a layer, with room to spare
-_BYTES_PER_PARAMETER = 6  # two bf16 parts, one of them stored twice; float32 takes 4
-_FILLING = 65_536 * 768  # tokens times dimensions of a batch for a GPU
+_BYTES_PER_TOKEN_AND_DIM = 128  # peak for all activations in a layer, with a margin
+_BYTES_PER_PARAMETER = 6  # two bf16 parts, one stored twice. float32 takes 4
+_FILLING = 65_536 * 768  # tokens times dimensions in a GPU batch
 
 
 class _DNABERTModel(Model):
-    """A DNABERT-S on disk; its path is a folder."""
+    """A DNABERT-S model on disk. Its path is a folder."""
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
-        """float32; on tensor cores two bf16 parts, unless the user asks for float32.
+        """Return float32, or two bf16 parts on tensor cores unless the user asks for float32.
 
         bf16 alone would change the published calls.
         """
         return "bf16x2" if kind == "cuda" and precision in ("bf16", "fp8") else "fp32"
 
     def prepare(self, precision: Precision, on_event: EventHandler) -> tuple[Path, str]:
-        """Return the folder, which the workers map, and the hash of weights and tokenizer."""
+        """Return the folder, which workers map, and the hash over weights and tokenizer."""
         weights, tokenizer, _ = self.files
         hashing = progress_of("hashing the model", self.footprint.file_bytes, on_event)
         both = hash_file(weights, hashing) + hash_file(tokenizer)
@@ -83,7 +83,8 @@ def open_published(name: str, published: Published, path: Path) -> _DNABERTModel
 
 
 def inspect(path: Path, on_event: EventHandler) -> _DNABERTModel | None:
-    """
+    """Return the model in a folder, or None if it is no BERT.
+
     Raises:
         UnavailableError: it is another kind of BERT, or damaged.
     """
@@ -94,7 +95,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _DNABERTEnco
     """Load the first ``spec.layer`` layers of a model.
 
     Raises:
-        UnavailableError: it cannot be used.
+        UnavailableError: the model cannot be used.
     """
     model, tokenizer = load_dnabert(weights, spec.layer)
     model = model.to(device)
@@ -105,7 +106,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _DNABERTEnco
 
 
 class _DNABERTEncoder(PackedEncoder):
-    """Our DNABERT-S on packed batches."""
+    """DNABERT-S on packed batches."""
 
     def __init__(
         self, spec: EncoderSpec, model: DNABERT, tokenizer: Tokenizer, device: torch.device
@@ -118,7 +119,7 @@ class _DNABERTEncoder(PackedEncoder):
         return self.model.kernel.__name__
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
-        """Estimate the number of tokens; the exact number depends on the words that fit."""
+        """Estimate the number of tokens. The exact number depends on the tokens that fit."""
         return super().count_tokens(list(map(_read_tokenizer, lengths)))
 
     def count_flop(self, lengths: Sequence[int]) -> float:
@@ -133,25 +134,25 @@ class _DNABERTEncoder(PackedEncoder):
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """Embed a batch; the rows stay on the device."""
+        """Embed a batch. The rows stay on the device."""
         batch, places = pack(self.tokenizer.encode(sequences))
         means = mean_pool(self.model(to_device(batch.tokens, self.device), batch), batch)
         return means[to_device(places, self.device)]
 
 
 def _read_tokenizer(n_letters: int) -> int:
-    """An upper estimate for an average text; an unknown letter is a token of its own."""
+    """Return an upper estimate for an average text. An unknown letter is a separate token."""
     return int(-(-n_letters // _FAMILY.letters_per_token))
 
 
-# The folder of a model
+# Model folder
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that exists is read
 _KIND = "a DNABERT-S"
 _HINT = "`virnucpro models download dnabert-s` fetches the published one"
-_POOLER = {"pooler.dense.weight", "pooler.dense.bias"}  # not needed for the vector of a text
-_OUR_NAMES = {  # of modules, by their names in the Hub
+_POOLER = {"pooler.dense.weight", "pooler.dense.bias"}  # not needed for a text's vector
+_OUR_NAMES = {  # module names, by their names in the Hub
     "embeddings.word_embeddings": "embedding",
     "embeddings.token_type_embeddings": "token_types",
     "embeddings.LayerNorm": "embedding_norm",
@@ -166,7 +167,7 @@ _OUR_NAMES = {  # of modules, by their names in the Hub
 
 
 def _is_bert(path: Path) -> bool:
-    """True for a folder with a ``config.json`` that describes any kind of BERT."""
+    """Return whether a folder has a ``config.json`` that describes any kind of BERT."""
     try:
         config = read_json(path / CONFIG)
         return bool(config["model_type"] == "bert")
@@ -175,7 +176,7 @@ def _is_bert(path: Path) -> bool:
 
 
 def _weights_file(path: Path) -> Path:
-    """The file of the weights in a folder.
+    """Return the weights file in a folder.
 
     Raises:
         UnavailableError: the folder has none.
@@ -192,8 +193,8 @@ def _weights_file(path: Path) -> Path:
 def inspect_folder(path: Path) -> _DNABERTModel:
     """Inspect the model in a folder.
 
-    Its id is a hash of the words, their embedding, and the first row of every other tensor, so it
-    does not depend on the format.
+    Its id is a hash over the vocabulary, the embedding, and the first row of every other tensor, so
+    it does not depend on the format.
 
     Raises:
         UnavailableError: it is another kind of BERT, or damaged.
@@ -218,12 +219,12 @@ def inspect_folder(path: Path) -> _DNABERTModel:
 
 
 def load_dnabert(path: Path, n_layers: int) -> tuple[DNABERT, Tokenizer]:
-    """Load the first ``n_layers`` layers of a model on the CPU, in float32, and its tokenizer.
+    """Load a model's first ``n_layers`` layers on the CPU, in float32, and its tokenizer.
 
     The weights are mapped if the file allows it, so that processes share them.
 
     Raises:
-        UnavailableError: it cannot be used.
+        UnavailableError: the model cannot be used.
     """
     model, tokenizer = _open_folder(path)
     model.layers = model.layers[:n_layers]
@@ -235,7 +236,7 @@ def load_dnabert(path: Path, n_layers: int) -> tuple[DNABERT, Tokenizer]:
 
 
 def _open_folder(path: Path) -> tuple[DNABERT, Tokenizer]:
-    """The whole model, in the type of its file, and its tokenizer.
+    """Load the complete model, in its file's type, and its tokenizer.
 
     Raises:
         UnavailableError: it is another kind of BERT, or damaged.
@@ -256,7 +257,8 @@ def _open_folder(path: Path) -> tuple[DNABERT, Tokenizer]:
 
 
 def _read_shape(file: Path, tokenizer: Tokenizer) -> DNABERTShape:
-    """
+    """Read the model dimensions from ``config.json``.
+
     Raises:
         UnavailableError: ``config.json`` is damaged, or describes another kind of BERT.
     """

@@ -1,9 +1,10 @@
 """DNABERT-S's forward pass on packed texts (Zhou et al. 2025, doi:10.1093/bioinformatics/btaf188).
 
-A MosaicBERT (Portes et al. 2023, arXiv:2312.17482): a norm after each sub-layer, a gated MLP, and
-instead of positions a penalty on scores that grows with the distance of two tokens (ALiBi, Press et
-al. 2022, arXiv:2108.12409). All numbers are float32; on tensor cores a product may split its
-factors into two bf16 parts each, which keep 16 of their 24 bits.
+The model is a MosaicBERT (Portes et al. 2023, arXiv:2312.17482). It has a norm after each sub-layer
+and a gated MLP. Instead of position embeddings, it subtracts a penalty from attention scores that
+grows with the distance between two tokens (ALiBi, Press et al. 2022, arXiv:2108.12409). All numbers
+are float32. On tensor cores a product may split its factors into two bf16 parts each, which keep 16
+of their 24 bits.
 """
 
 from __future__ import annotations
@@ -27,43 +28,43 @@ _GELU = "none"  # exact, by erf
 
 @dataclass(frozen=True, slots=True)
 class DNABERTShape:
-    """The dimensions of a DNABERT-S."""
+    """The dimensions of a DNABERT-S model."""
 
     n_layers: int
     dim: int
     n_heads: int
-    inner: int  # width of the MLP, after its gate
-    n_words: int  # words of the tokenizer
+    inner: int  # MLP width, after its gate
+    n_words: int  # vocabulary size
 
     @property
     def layer_products(self) -> int:
-        """Number of weights in the matrix products of a layer."""
+        """Count the weights in a layer's matrix products."""
         return 4 * self.dim**2 + 3 * self.inner * self.dim
 
     @property
     def n_parameters(self) -> int:
-        """Number of parameters, without the pooler."""
+        """Count the parameters, without the pooler."""
         per_layer = self.layer_products + 9 * self.dim
         return self.n_layers * per_layer + (self.n_words + 4) * self.dim
 
 
 def pack(rows: Sequence[Sequence[int]]) -> tuple[PackedBatch, NDArray[np.int64]]:
-    """Pack the tokens of texts, sorted by number of tokens. -> batch, and the place of each text"""
+    """Pack tokenized texts, sorted by number of tokens. -> batch, and the index of each text"""
     seqlens = np.array(list(map(len, rows)))
     order = np.argsort(seqlens, kind="stable")
     tokens = np.concatenate([rows[i] for i in order])
     return PackedBatch.from_tokens(tokens, seqlens[order]), np.argsort(order)
 
 
-# Attention within each text of a batch: queries, keys and values of a layer, (n_tokens, 3, n_heads,
-# head_dim) -> (n_tokens, n_heads, head_dim). Made once for a batch, a number of heads and a device;
-# all layers share it.
+# Attention within each text in a batch: a layer's queries, keys and values, (n_tokens, 3, n_heads,
+# head_dim) -> (n_tokens, n_heads, head_dim). Created once per batch, number of heads and device.
+# All layers share it.
 Attend = Callable[[Tensor], Tensor]
 Kernel = Callable[[PackedBatch, int, torch.device], Attend]
 
 
 def attend_runs(batch: PackedBatch, n_heads: int, device: torch.device) -> Attend:
-    """SDPA on each run of texts of equal length, on any device."""
+    """Apply SDPA to each run of texts with equal length, on any device."""
     penalties = distance_penalties(n_heads, batch.max_seqlen, device)
 
     def attend(qkv: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ def attend_runs(batch: PackedBatch, n_heads: int, device: torch.device) -> Atten
 
 
 def attend_texts_triton(batch: PackedBatch, n_heads: int, device: torch.device) -> Attend:
-    """Our kernel, in one launch for all texts (CUDA)."""
+    """Apply our kernel, in one launch for all texts (CUDA)."""
     offsets, slopes = to_device(batch.cu_seqlens, device), send_slopes(n_heads, device)
     attend_texts = triton_kernels().attend_sequences
 
@@ -92,7 +93,7 @@ def attend_texts_triton(batch: PackedBatch, n_heads: int, device: torch.device) 
 
 
 def choose_kernel(device: torch.device) -> Kernel:
-    """Choose our kernel on an NVIDIA GPU; if Triton refuses it, a warning says why."""
+    """Choose our kernel on an NVIDIA GPU. If Triton rejects it, a warning says why."""
     if device.type != "cuda":
         return attend_runs
     (refusal,) = triton_kernels().unavailable_kernels(device, torch.float32).values()
@@ -103,10 +104,10 @@ def choose_kernel(device: torch.device) -> Kernel:
 
 
 class _SplitLinear(nn.Module):
-    """A linear layer in float32, computed as a product of bf16 numbers three times as long.
+    """A float32 linear layer, computed as a bf16 product that is three times as long.
 
-    Each factor is the sum of two bf16 numbers, high and low. Of the four products of their parts,
-    the smallest, low by low, is left out. Sums are float32.
+    Each factor is the sum of two bf16 numbers, high and low. Among the four products of their
+    parts, the smallest, low by low, is omitted. Sums are float32.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -127,7 +128,7 @@ def _in_two_parts(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply bf16 matrices in float32, which holds the product of two bf16 numbers exactly."""
+    """Multiply bf16 matrices in float32, which represents a product of two bf16 numbers exactly."""
     if a.is_cuda:
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
@@ -167,7 +168,7 @@ class DNABERT(nn.Module):
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(n_layers))
 
     def forward(self, tokens: Tensor, batch: PackedBatch) -> Tensor:
-        """The representation after the last layer of this model. (n_tokens,) -> (n_tokens, dim)"""
+        """Return the hidden state after this model's last layer. (n_tokens,) -> (n_tokens, dim)"""
         x: Tensor = self.embedding_norm(self.embedding(tokens) + self.token_types.weight[0])
         attend = self.kernel(batch, self.shape.n_heads, x.device)
         for layer in self.layers:
@@ -175,7 +176,7 @@ class DNABERT(nn.Module):
         return x
 
     def split_products(self) -> None:
-        """Switch to matrix products of two bf16 parts; the weights are loaded."""
+        """Switch to matrix products with two bf16 parts. The weights must be loaded."""
         for layer in self.layers:
             for name, linear in list(layer.named_children()):
                 if isinstance(linear, nn.Linear):
@@ -183,22 +184,22 @@ class DNABERT(nn.Module):
 
 
 def distance_penalties(n_heads: int, seqlen: int, device: torch.device) -> Tensor:
-    """The numbers added to the scores of two tokens, (n_heads, seqlen, seqlen) float32."""
+    """Return the values added to token pair scores, (n_heads, seqlen, seqlen) float32."""
     place = torch.arange(seqlen, dtype=torch.float32, device=device)
     slopes = send_slopes(n_heads, device)
     return -slopes[:, None, None] * (place[:, None] - place).abs()
 
 
 def send_slopes(n_heads: int, device: torch.device) -> Tensor:
-    """The slopes of ``alibi_slopes`` on a device, (n_heads,) float32."""
+    """Copy the slopes from ``alibi_slopes`` to a device, (n_heads,) float32."""
     return to_device(np.array(alibi_slopes(n_heads), dtype=np.float32), device)
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
-    """The penalty of each head for a distance of one token, in the order of the heads.
+    """Return each head's penalty for a distance of one token, in head order.
 
-    A geometric series down to 2^-8 for a power of two; for other numbers, the series of the power
-    of two below, then every second of the series of the one above.
+    For a power of two, the penalties are a geometric series down to 2^-8. For other numbers, they
+    are the series for the next lower power of two, then every second value for the next higher one.
     """
     below = 1 << (n_heads.bit_length() - 1)
     slopes = [2 ** (-8 * i / below) for i in range(1, below + 1)]
@@ -206,7 +207,7 @@ def alibi_slopes(n_heads: int) -> list[float]:
 
 
 def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
-    """Average all tokens of each text of a batch, [CLS] and [SEP] among them.
+    """Average all tokens in each text in a batch, including [CLS] and [SEP].
 
     (n_tokens, dim) -> (n_texts, dim)
     """

@@ -1,10 +1,10 @@
 """DNABERT-S's tokenizer: byte-pair encoding over A, C, G and T, read from ``tokenizer.json``.
 
-A word is the merge of two others, and its id is the rank of that merge. By definition, encoding
-repeatedly merges the two neighbours that make the word with the smallest id, the leftmost first.
-The result is the only sequence of words in which no two neighbours would have merged. So texts are
-read from left to right: the next word is the longest one that stays apart from the previous word;
-if there is none, the previous word was wrong.
+A word merges two others, and its id is the rank of that merge. By definition, encoding repeatedly
+merges the two neighbours that form the word with the smallest id, the leftmost first. The result is
+the only sequence of words in which no two neighbours would have merged. So texts are read from left
+to right. The next word is the longest one that stays separate from the previous word. If there is
+none, the previous word was wrong.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ UNKNOWN, FIRST, LAST = 0, 1, 2  # ids of [UNK], [CLS], [SEP]
 _SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
 _BASES = "ACGT"
 _PIECES = re.compile(r"[ACGT]+|\S")  # each other letter is an unknown token
-_OTHER = len(_BASES)  # code of such a letter
+_OTHER = len(_BASES)  # code for such a letter
 _UNASKED, _APART, _MERGED = 0, 1, 2
 
 
 class Tokenizer:
-    """Words by id, and the encoding of texts."""
+    """The words by id, and the encoding of texts."""
 
     def __init__(self, words: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
-        """Take ``words`` in the order of their ids: special ones, bases, and a word for each merge.
+        """Take ``words`` in id order: special ones, bases, and a word for each merge.
 
         Raises:
             ValueError: they are in another order.
@@ -53,12 +53,13 @@ class Tokenizer:
         self._child, self._word_at = _make_trie(used)
         self._codes = np.full(256, _OTHER, dtype=np.uint8)
         self._codes[list(_BASES.encode())] = range(len(_BASES))
-        self._relations = bytearray(self.n_words**2)  # of two neighbours; filled on demand
+        self._relations = bytearray(self.n_words**2)  # for two neighbours, filled on demand
 
     def _used_words(self, words: Sequence[str]) -> dict[str, int]:
-        """The ids of the bases, and of the words that encoding can make.
+        """Return the ids for the bases, and for the words that encoding can produce.
 
-        A word is never made if an earlier merge joins letters across the border of its two parts.
+        A word never occurs if an earlier merge joins letters across the border between its two
+        parts.
         """
         used = dict.fromkeys(range(len(_SPECIAL), self._n_letters))
         for word in range(self._n_letters, self.n_words):
@@ -68,7 +69,7 @@ class Tokenizer:
         return {words[number]: number for number in used}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, between [CLS] and [SEP]; white space is dropped."""
+        """Return each text's ids, between [CLS] and [SEP]. White space is dropped."""
         longest = self._longest_words("\0".join(texts))
         rows, first = [], 0
         for text in texts:
@@ -84,7 +85,7 @@ class Tokenizer:
         return rows
 
     def _longest_words(self, text: str) -> list[int]:
-        """The longest word that begins at each letter; 0 if there is none."""
+        """Return the longest word that begins at each letter, or 0."""
         codes = self._codes[np.frombuffer(text.encode("latin-1", "replace"), dtype=np.uint8)]
         codes = np.append(codes, np.uint8(_OTHER))
         longest = np.zeros(len(codes), dtype=np.int64)
@@ -101,11 +102,11 @@ class Tokenizer:
         return ids
 
     def _read(self, longest: Sequence[int]) -> list[int]:
-        """The words of a text of bases, from the longest word at each place."""
+        """Return the words in a text of bases, from the longest word at each position."""
         lengths, shorter, n_words = self._lengths, self._shorter, self.n_words
         relations, end = self._relations, len(longest)
         ids: list[int] = []
-        dead: set[int] = set()  # places from which no sequence of words fits
+        dead: set[int] = set()  # positions from which no sequence of words fits
         place, before, word = 0, FIRST, longest[0]
         while place < end:
             while word:
@@ -136,11 +137,11 @@ class Tokenizer:
         return relation
 
     def _keep_apart(self, left: int, right: int, until: int) -> bool:
-        """True if no merge below ``until`` joins two words across the border between them.
+        """Return whether no merge below ``until`` joins two words across the border between them.
 
-        The merges that made the words at the border are undone, the last one first. Two words that
-        were neighbours there would have merged, if that merge came before either of them became
-        part of a longer word; of equal merges, the left one comes first.
+        The merges that formed the words at the border are undone, the last one first. Two words
+        that were neighbours there would have merged if that merge came before either became part of
+        a longer word. Among equal merges, the left one comes first.
         """
         ends = [until, until - 1]  # merges that use up the words at the border
         while True:
@@ -156,10 +157,10 @@ class Tokenizer:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Read a ``tokenizer.json``; its padding and truncation are ignored.
+    """Read a ``tokenizer.json``. Its padding and truncation are ignored.
 
     Raises:
-        UnavailableError: it is missing, damaged, or of another kind.
+        UnavailableError: the file is missing, damaged, or describes another kind of tokenizer.
     """
     hint = "fetch it again: `virnucpro models download dnabert-s`"
     with check_intact(path, "the tokenizer of DNABERT-S", hint):
@@ -173,9 +174,10 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _check_settings(content: Mapping[str, Any]) -> None:
-    """
+    """Check that the tokenizer splits texts as expected.
+
     Raises:
-        ValueError, LookupError: it describes another way of splitting texts.
+        ValueError, LookupError: it describes another way to split texts.
     """
     model = content["model"]
     expected = {"type": "BPE", "dropout": None, "unk_token": _SPECIAL[UNKNOWN]}
@@ -190,21 +192,21 @@ def _check_settings(content: Mapping[str, Any]) -> None:
 
 
 def _parts(merge: str | Sequence[str]) -> tuple[str, str]:
-    """The two words of a merge, in either version of the format."""
+    """Return the two words in a merge, in either version of the format."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right
 
 
 def _longest_prefix(word: str, used: Mapping[str, int]) -> int:
-    """The id of the longest used word at the start of ``word``; 0 if there is none."""
+    """Return the id of the longest used word at the start of ``word``, or 0."""
     prefixes = (word[:n] for n in range(len(word) - 1, 0, -1))
     return next((used[prefix] for prefix in prefixes if prefix in used), 0)
 
 
 def _make_trie(used: Mapping[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The prefix tree of all words: the next nodes of each node, and the id of the word there.
+    """Build the prefix tree over all words: each node's next nodes, and its word id.
 
-    Node 0 is the root, and as a next node means none; id 0 means no word.
+    Node 0 is the root, and as a next node means none. Id 0 means no word.
     """
     child, word_at = [[0] * (_OTHER + 1)], [0]
     for word, number in used.items():
