@@ -1,1 +1,1 @@
-"""Test an encoder against fair-esm: the check of its vectors, and the benchmark of its speed."""
+"""Test an encoder against fair-esm: check its vectors, and benchmark its speed."""

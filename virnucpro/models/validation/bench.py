@@ -1,12 +1,14 @@
-"""``virnucpro bench``: how fast is this device?
+"""``virnucpro bench``: measure this device's speed.
 
-For each size of ESM-2, with random weights, on frames of 500 bases, it measures fair-esm's model in
-float32, in batches as large as in its own script; then our encoder, loaded and fed as in a worker,
-in each precision with the batches of a run. The limits of the device are measured too: a large
-matrix product and a copy of memory. On a CPU it measures one core, since a run has a worker of one
-thread on each.
+For each ESM-2 size, with random weights, on 500-base frames, it measures two programs:
 
-The report is JSON, complete after every row, and lines of plain text.
+- fair-esm's model in float32, in batches as large as in its own script
+- our encoder, loaded and fed as in a worker, in each precision with a run's batches
+
+It also measures the device limits: a large matrix product and a memory copy. On a CPU it measures
+one core, since a run has a single-thread worker on each.
+
+The report is JSON, complete after every row, and plain text lines.
 """
 
 from __future__ import annotations
@@ -56,10 +58,10 @@ _GPU_MODELS = ("650M", "3B", "150M", "35M", "8M")  # most informative first: tim
 _CPU_MODELS = ("8M", "35M")
 _QUICK_MODELS = ("8M",)
 _FAIR_ESM_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
-_N_BATCHES = 3  # different batches of the largest budget
+_N_BATCHES = 3  # different batches with the largest budget
 _N_REPEATS = 3
-_SECONDS, _QUICK_SECONDS = 2.0, 0.1  # least duration of a repeat
-_SIDE = {"cuda": 8192, "mps": 4096, "cpu": 1024}  # rows and columns of the matrices
+_SECONDS, _QUICK_SECONDS = 2.0, 0.1  # minimum duration of a repeat
+_SIDE = {"cuda": 8192, "mps": 4096, "cpu": 1024}  # matrix rows and columns
 _COPIED = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}  # bytes, larger than any cache
 _SEED = 1
 _PACKAGES = ("torch", "fair-esm", "transformers", "openvino", "numpy")
@@ -70,34 +72,34 @@ Show = Callable[[Iterable[str]], None]
 
 @dataclass(slots=True, kw_only=True)
 class _HardwareLimit:
-    """The best rate of the device, from the quickest repeat."""
+    """The device's best rate, from the fastest repeat."""
 
     what: str
     precision: Precision | None
-    unit: str  # of the rate
+    unit: str  # unit for the rate
     rate: float | None = None
     reason: str = ""  # why there is no rate
 
 
 @dataclass(slots=True, kw_only=True)
 class _Row:
-    """The figures of a program with its settings; None if ``reason`` says why there are none."""
+    """The measurements for a program with its settings, or None if ``reason`` explains why."""
 
     model: str
     program: str
     precision: Precision
     tokens_per_batch: int
     kernel: str = ""
-    tokens_per_second: float | None = None  # the median of the repeats
+    tokens_per_second: float | None = None  # median over the repeats
     ratio: float | None = None  # to fair-esm
-    limit_share: float | None = None  # of the matrix product in this precision
+    limit_share: float | None = None  # relative to the matrix product in this precision
     peak_bytes: int | None = None  # on a GPU
-    rates: tuple[float, ...] = ()  # tokens/s of each repeat
+    rates: tuple[float, ...] = ()  # tokens/s in each repeat
     reason: str = ""
 
 
 def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> None:
-    """Measure this machine; ``show`` gets the lines of the report, even after an interrupt.
+    """Measure this machine. ``show`` gets the report lines, even after an interrupt.
 
     Raises:
         UsageError: a name is unknown.
@@ -130,7 +132,7 @@ def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> N
 
 
 def _precisions(listed: str | None, choice: DeviceChoice) -> tuple[Precision, ...]:
-    """The precision of ``auto`` and one more; float32 on a GPU with 16 bits only on request."""
+    """Return the ``auto`` precision and one more. A 16-bit GPU gets float32 only on request."""
     other = "fp32" if choice.kind == "cpu" else "fp16"
     usual = tuple(dict.fromkeys((choose_precision("auto", choice), other)))
     names = _model_names("--precisions", listed, usual, ("bf16", "fp16", "fp32", "fp8"))
@@ -149,13 +151,13 @@ def _model_names(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bench:
-    """The measurement of one device, and its figures so far."""
+    """The measurement on one device, with its results so far."""
 
     choice: DeviceChoice
     precisions: tuple[Precision, ...]
-    seconds: float  # least duration of a repeat
+    seconds: float  # minimum duration of a repeat
     say: Say
-    path: Path | None  # of the JSON
+    path: Path | None  # JSON path
     facts: Mapping[str, object]
     limits: list[_HardwareLimit] = field(default_factory=list)
     rows: list[_Row] = field(default_factory=list)
@@ -165,7 +167,7 @@ class _Bench:
         return torch.device(self.choice.devices[0])
 
     def write(self) -> None:
-        """Write all figures to the file of ``--json``, if any."""
+        """Write all results to the ``--json`` file, if any."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,7 +189,7 @@ class _Bench:
                 self._measure_model(model, Path(folder) / f"{model}.pt")
 
     def _measure_model(self, model: str, checkpoint: Path) -> None:
-        """Measure fair-esm, and each precision with the batches of a run."""
+        """Measure fair-esm, and each precision with a run's batches."""
         theirs = _Row(
             model=model, program="fair-esm", precision="fp32", tokens_per_batch=_FAIR_ESM_TOKENS
         )
@@ -217,7 +219,7 @@ class _Bench:
             self.write()
 
     def _measure_row(self, row: _Row, checkpoint: Path, proteins: Sequence[str]) -> None:
-        """Fill in the figures of a row."""
+        """Fill in the results in a row."""
         device, shape = self.device, MODELS[row.model]
         lengths = [len(protein) for protein in proteins]
         spec = EncoderSpec(
@@ -245,7 +247,7 @@ class _Bench:
 
 
 def _rates(encoder: Encoder, batches: Sequence[Sequence[str]], seconds: float) -> tuple[float, ...]:
-    """Tokens per second of each repeat, after a warm-up; a GPU gets two batches at a time."""
+    """Return each repeat's tokens per second, after a warm-up. A GPU gets two batches at a time."""
     for batch in batches[:2]:
         encoder.start(batch).rows()
     rates, endless = [], cycle(batches)
@@ -265,7 +267,7 @@ def _rates(encoder: Encoder, batches: Sequence[Sequence[str]], seconds: float) -
 
 
 def _count_tokens(proteins: Sequence[str]) -> int:
-    """Padding does not count."""
+    """Count tokens without padding."""
     return sum(len(protein) + 2 for protein in proteins)
 
 
@@ -290,7 +292,7 @@ def _best_rate(
     device: torch.device,
     make: Callable[[], Callable[[], object]],
 ) -> _HardwareLimit:
-    """Measure a limit: ``amount`` by the time of the quickest repeat. -> the limit"""
+    """Measure a limit: ``amount`` divided by the fastest repeat's time. -> the limit"""
     try:
         with report_unavailable(limit.what, str(device)):
             # by default, torch's timer has one thread
@@ -319,7 +321,7 @@ def _copy(device: torch.device, n_bytes: int) -> Callable[[], object]:
 
 
 def _lines(limits: Sequence[_HardwareLimit], rows: Sequence[_Row]) -> Iterator[str]:
-    """The lines of the report: limits and speeds."""
+    """Yield the report lines: limits and speeds."""
     for limit in limits:
         rate = f"{limit.rate / 1e9:,.0f} x 10^9 {limit.unit}" if limit.rate else limit.reason
         yield f"{limit.what:<30}{limit.precision or '':<6}{rate}"
@@ -344,7 +346,7 @@ def _line(row: _Row) -> str:
 
 
 def machine_facts() -> dict[str, object]:
-    """Processor, memory in bytes, GPUs, and the load before the measurement."""
+    """Describe processor, memory in bytes, GPUs, and the load before the measurement."""
     gpus, _ = list_gpus()
     machine = read_machine({})
     return {
@@ -352,7 +354,7 @@ def machine_facts() -> dict[str, object]:
         "cores": machine.cores,
         "memory": machine.memory_total,
         "gpus": [gpu.name for gpu in gpus],
-        "driver": [gpu.driver for gpu in gpus[:1]],  # the newest version of CUDA that it knows
+        "driver": [gpu.driver for gpu in gpus[:1]],  # the newest CUDA version that it supports
         "load": psutil.getloadavg(),
         "platform": f"{platform.system()} {platform.machine()}",
     }

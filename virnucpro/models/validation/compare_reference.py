@@ -1,15 +1,14 @@
-"""``models check``, and the trials of ``virnucpro devices``: what works on a device?
+"""``models check``, and the trials in ``virnucpro devices``: find what works on a device.
 
-``models check`` compares our encoder with the reference of its family, with the same weights:
-fair-esm for ESM-2, transformers for ESM C. Ours embeds a panel of proteins in the run's precision
-and in batches, as a run does. The reference embeds it in float32, one protein at a time. The
-distance between two vectors may be as large as the roundings of the precision explain
-(``roundings``). Both the mean over the residues, which a run uses, and every
-residue are compared: an error far from the start of a protein, such as rotary angles in bf16,
-nearly vanishes in a mean.
+``models check`` compares our encoder with its family's reference, with the same weights: fair-esm
+for ESM-2, transformers for ESM C. Ours embeds a protein panel in the run's precision and in
+batches, as a run does. The reference embeds it in float32, one protein at a time. The distance
+between two vectors may be as large as the precision's roundings explain (``roundings``). The check
+compares both the mean over the residues, which a run uses, and every residue: an error far from the
+start of a protein, such as rotary angles in bf16, nearly vanishes in a mean.
 
-Nobody else has the network on codons. Its oracle is the network itself, in float32 on a CPU and one
-chunk at a time, so the check finds what a device, a precision or a batch changes.
+The codon network has no independent implementation. Its reference is the network itself, in float32
+on a CPU and one chunk at a time, so the check finds what a device, a precision or a batch changes.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ from virnucpro.models.registry import find_family
 from virnucpro.models.validation.roundings import Reference, largest_distance
 
 # Our roundings differ from those behind the tolerance, but have the same size: the worst of thirty
-# proteins is about as far off. In bf16, with 2, 6 and 12 layers, it was 0.8 to 1.1 times as far;
-# twice as far is allowed.
+# proteins is about as far off. In bf16, with 2, 6 and 12 layers, it was 0.8 to 1.1 times as far.
+# Twice as far is allowed.
 MARGIN = 2.0
 
 Vectors = Mapping[str, Rows]  # by id: (n_residues, dim), or (1, dim) if pooled
@@ -65,16 +64,16 @@ Vectors = Mapping[str, Rows]  # by id: (n_residues, dim), or (1, dim) if pooled
 
 @dataclass(frozen=True, slots=True)
 class _Deviation:
-    """Distances of the vectors of a sequence from the oracle's, relative to their length."""
+    """A sequence's vector distances from the reference, relative to the vector length."""
 
     sequence: str  # id
-    mean: float  # of the mean over its rows, L2
-    row: float  # the largest of a row, L2
+    mean: float  # for the mean over its rows, L2
+    row: float  # the largest over its rows, L2
 
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """Vectors of the reference, and the largest distances that roundings explain."""
+    """The reference's vectors, and the largest distances that roundings explain."""
 
     name: str
     rows: Vectors
@@ -85,7 +84,7 @@ class _Reference:
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """Our encoder on one device compared with the oracle; worst sequence first."""
+    """Our encoder on one device compared with the reference, worst sequence first."""
 
     spec: EncoderSpec
     oracle: _Reference
@@ -95,7 +94,7 @@ class _Check:
     tokens_per_second: float
 
     def share(self, deviation: _Deviation) -> float:
-        """The share of the explained distance that a sequence takes; above 1 is a failure."""
+        """Return a sequence's share of the explained distance. Above 1 is a failure."""
         oracle = self.oracle
         return max(deviation.mean / oracle.mean, deviation.row / oracle.row)
 
@@ -104,7 +103,7 @@ class _Check:
         return [one for one in self.deviations if self.share(one) > 1]
 
     def report_lines(self) -> list[str]:
-        """Distances, speeds and verdict as text."""
+        """Report distances, speeds and verdict as text."""
         spec, panel = self.spec, make_panel(self.spec.reads)
         table = [
             f"{one.sequence:<14}{len(panel[one.sequence]):>7,}{one.mean:>10.1e}{one.row:>15.1e}"
@@ -141,7 +140,7 @@ def check(model: str, options: ComputeOptions, on_event: EventHandler) -> list[_
 
     Raises:
         UsageError, UnavailableError: the model, the device or the precision is missing, the model
-            is of another family, or a program does not run.
+            belongs to another family, or a program does not run.
     """
     choice = choose_devices(options)
     is_emulated = options.precision == "fp8" and choice.kind == "cpu"
@@ -165,7 +164,7 @@ def check_on(
     spec = model.spec(sha256=digest, precision=precision)
     for description in choice.descriptions:
         announce(description)
-    devices = tuple(dict.fromkeys(choice.devices))  # all workers of a CPU are one device
+    devices = tuple(dict.fromkeys(choice.devices))  # all CPU workers are one device
     n_tokens = choose_tokens(choice, model.footprint, precision)
     oracle = _run_reference(spec, model, devices[0], on_event)
     checks = []
@@ -189,7 +188,8 @@ def check_on(
 def _run_reference(
     spec: EncoderSpec, model: Model, device: str, on_event: EventHandler
 ) -> _Reference:
-    """
+    """Embed the panel with the reference.
+
     Raises:
         UnavailableError: the reference is missing, does not run here, or its numbers overflow the
             precision.
@@ -214,7 +214,7 @@ def _run_reference(
 
 
 def _load_reference(spec: EncoderSpec, path: Path, device: str) -> Reference:
-    """Load the reference of a family."""
+    """Load a family's reference."""
     use_device(torch.device(device))
     module = import_module(find_family(spec.family).reference)
     reference: Reference = module.load_reference(spec, path, torch.device(device))
@@ -238,7 +238,7 @@ def _embed(
     counts = [encoder.count_tokens([length]) for length in lengths]
     vectors: dict[str, Rows] = {}
     n_done = 0
-    encoder.start([min(proteins, key=len)]).rows()  # loads whatever is loaded at first use
+    encoder.start([min(proteins, key=len)]).rows()  # loads everything that is loaded at first use
     started = time.perf_counter()
     for rows in encoder.plan(lengths, tokens_per_batch):
         batch = encoder.start([proteins[i] for i in rows]).rows()
@@ -251,7 +251,7 @@ def _embed(
 
 
 def find_deviations(means: Vectors, rows: Vectors, oracle: Vectors) -> list[_Deviation]:
-    """Distances of means and rows from the oracle's, by id."""
+    """Return distances of means and rows from the reference, by id."""
     deviations = []
     exact = _mean_vectors(oracle)
     for name in oracle:
@@ -283,16 +283,16 @@ def report_unavailable(program: str, device: str) -> Iterator[None]:
         ) from error
 
 
-# The trials of ``virnucpro devices``: fp8 and our kernels. Each GPU is tried in a process of its
-# own, so that this one never starts CUDA.
+# Trials in ``virnucpro devices``: fp8 and our kernels. Each GPU is tried in a separate process, so
+# that this one never starts CUDA.
 
 _MOST_SECONDS = 60.0  # for all trials: kernels may have to be compiled
 
 
 def try_gpus(devices: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Try GPUs, by their names in torch. -> why each has no fp8 or does not run a kernel of ours
+    """Try GPUs, by their torch names. -> why each has no fp8 or does not run one of our kernels
 
-    The keys are "fp8" and the names of the kernels; the reason is empty if it works.
+    The keys are "fp8" and the kernel names. The reason is empty if it works.
     """
     with defer_interrupts():
         children = {device: start_process(_try, device) for device in devices}
@@ -336,7 +336,7 @@ def _try(pipe: Pipe, name: str) -> None:
 
 
 # The panel: the same proteins on every machine, with 1 to 1,022 residues, the longest in ESM-2's
-# training. Only ``random.Random.random`` promises the same numbers in every version of Python.
+# training. Only ``random.Random.random`` promises the same numbers in every Python version.
 
 AMINO_ACIDS, BASES = "ACDEFGHIKLMNPQRSTVWY", "ACGT"
 ODD_LETTERS = "XBZUOJ.-*"  # J and * have no token: they become <unk>
@@ -355,11 +355,11 @@ _KNOWN = {
         "IKVNFKIRHNIEDGSVQLADHYQQNTPIGDGPVLLPDNHYLSTQSALSKDPNEKRDHMVLLEFVTAAGITHGMDELYK"
     ),
 }
-_EVERY = 5  # every fifth letter of a usual sequence becomes an odd one
+_EVERY = 5  # every fifth letter in a usual sequence becomes an odd one
 
 
 def make_panel(reads: Alphabet = Alphabet.PROTEIN) -> dict[str, str]:
-    """Proteins or bases by id: known, random, with odd letters, and in lower case."""
+    """Build proteins or bases by id: known, random, with odd letters, and in lower case."""
     rng, panel, usual, odd = Random(_SEED), dict(_KNOWN), AMINO_ACIDS, ODD_LETTERS
     if reads is not Alphabet.PROTEIN:
         panel, usual, odd = {}, BASES, ODD_BASES

@@ -1,9 +1,9 @@
-"""Load the ESM-2 of fair-esm by the files of its distribution.
+"""Load the ESM-2 of fair-esm by the files in its distribution.
 
 Two distributions install a package ``esm``: ``fair-esm`` with Meta's ESM-2, and ``esm`` with later
-models. They write into the same folder. If both are installed, ``import esm`` finds one of them, or
-a mixture. The modules of ESM-2 have no counterparts of the same name. So they are imported here one
-by one, from the files that pip recorded for fair-esm, if these have the recorded hashes.
+models. They write into the same folder. If both are installed, ``import esm`` finds one, or a
+mixture. The modules for ESM-2 have no counterparts with the same name. So they are imported here
+one by one, from the files that pip recorded for fair-esm, if these have the recorded hashes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 
 _PACKAGE = "esm"
-# the modules of ESM-2; each one after those that it imports
+# the ESM-2 modules, each after those that it imports
 _MODULES = (
     "constants",
     "rotary_embedding",
@@ -39,7 +39,7 @@ _INSTALL = "pip install --force-reinstall --no-deps fair-esm==2.0.0"
 
 
 class FairESM(NamedTuple):
-    """The parts of fair-esm that its ESM-2 consists of."""
+    """The parts of fair-esm that implement its ESM-2."""
 
     esm2: Any  # the class ``ESM2``
     data: Any  # the module with alphabets and batches
@@ -56,10 +56,10 @@ def load_fair_esm() -> FairESM:
 
 
 def find_distribution(folders: Sequence[str]) -> Distribution:
-    """Find fair-esm in the first of these folders that has it.
+    """Find fair-esm in the first folder that has it.
 
     Raises:
-        UnavailableError: none has it.
+        UnavailableError: no folder has it.
     """
     for found in Distribution.discover(name="fair-esm", path=list(folders)):
         return found
@@ -69,7 +69,7 @@ def find_distribution(folders: Sequence[str]) -> Distribution:
 
 
 def find_modules(found: Distribution) -> dict[str, Path]:
-    """The file of each module of ESM-2 in a distribution.
+    """Return the file for each ESM-2 module in a distribution.
 
     Raises:
         UnavailableError: a file is missing, or its content differs from the recorded hash.
@@ -127,7 +127,7 @@ def load_modules(paths: dict[str, Path]) -> FairESM:
 
 @contextmanager
 def _isolate_modules() -> Iterator[ModuleType]:
-    """An empty package ``esm``, until the block ends; then modules are as they were before."""
+    """Yield an empty package ``esm``, and restore the modules when the block ends."""
     before = {name: module for name, module in sys.modules.items() if _belongs_to_package(name)}
     for name in before:
         del sys.modules[name]

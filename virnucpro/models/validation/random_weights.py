@@ -1,6 +1,6 @@
 """Synthetic data: proteins and ESM-2 weights from a seed.
 
-A seed gives the same letters everywhere, and the same weights on all devices of a kind.
+A seed gives the same sequences everywhere, and the same weights on all devices of one kind.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ BLOCK = 4096  # lengths drawn together
 _LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
 _CPU = torch.device("cpu")
 _LARGE = 2e9  # parameters
-# gains of linear layers; all others: 1. Larger queries and keys make attention prefer some keys
+# gains of linear layers. All others: 1. Larger queries and keys make attention prefer some keys
 _GAINS = {"q_proj": 1.5**0.5, "k_proj": 1.5**0.5, "out_proj": 0.5}
 
 Lengths = NDArray[np.int64]
 
 
 def six_frame_500(rng: np.random.Generator) -> Lengths:
-    """Stop-free frames of 500-base chunks; one in ten comes from a shorter last chunk."""
+    """Draw stop-free frames from 500-base chunks. One in ten comes from a shorter last chunk."""
     bases = np.where(rng.random(BLOCK) < 0.9, 500, rng.integers(100, 500, BLOCK))
     return (bases - rng.integers(0, 3, BLOCK)) // 3
 
@@ -44,7 +44,7 @@ def six_frame_500(rng: np.random.Generator) -> Lengths:
 def make_proteins(
     n_tokens: int, seed: int, draw: Callable[[np.random.Generator], Lengths] = six_frame_500
 ) -> list[str]:
-    """Proteins of random lengths: as many as fit into ``n_tokens``, and at least one."""
+    """Generate proteins with random lengths: as many as fit into ``n_tokens``, and at least one."""
     rng = np.random.default_rng(seed)
     blocks, total = [], 0
     while total < n_tokens:
@@ -59,10 +59,10 @@ def make_proteins(
 
 
 def write_checkpoint(path: Path, shape: ESM2Shape, seed: int, device: torch.device = _CPU) -> None:
-    """Write a random ESM-2 as a fair-esm ``.pt``; in 16 bits if large, like published ones.
+    """Write a random ESM-2 as a fair-esm ``.pt``, in 16 bits if large, like published ones.
 
-    Every part affects the result. Linear layers keep the length of a vector, except the last one of
-    attention, which halves it: so numbers stay small in any number of layers.
+    Every part affects the result. Linear layers preserve a vector's length, except the last one in
+    attention, which halves it. So numbers stay small with any number of layers.
     """
     number = torch.float16 if shape.n_parameters > _LARGE else torch.float32
     parts = dict(split_tensors(empty_model(shape, shape.n_layers), FAIR_ESM))
@@ -77,7 +77,7 @@ def write_checkpoint(path: Path, shape: ESM2Shape, seed: int, device: torch.devi
 
 
 def random_numbers(name: str, size: torch.Size, seed: int, device: torch.device) -> Tensor:
-    """The numbers of a tensor in float32, drawn on a device."""
+    """Draw the numbers in a tensor in float32, on a device."""
     module = name.split(".")[-2]
     scale, offset = 0.1, 0.0  # of a bias
     if module == "embed_tokens":

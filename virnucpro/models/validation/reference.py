@@ -1,4 +1,4 @@
-"""fair-esm's own ESM-2 as an encoder: the reference for ours, on the same weights.
+"""Run fair-esm's own ESM-2 as an encoder: the reference for ours, on the same weights.
 
 Its model, alphabet and forward pass are used as published (fair-esm 2.0.0). At lower precisions,
 the rotary frequencies stay float32: with 8 significant bits the angles are wrong, and vectors are
@@ -27,7 +27,7 @@ from virnucpro.models.validation.roundings import Reference, add_roundings
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _FairESMEncoder:
-    """fair-esm's model with the weights of a checkpoint.
+    """Load fair-esm's model with the weights from a checkpoint.
 
     Raises:
         UnavailableError: the checkpoint or fair-esm cannot be used.
@@ -38,10 +38,10 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _FairESMEnco
 
 
 def load_reference(spec: EncoderSpec, weights: Path, device: torch.device) -> Reference:
-    """fair-esm, for ``models check``. Raises as ``load``."""
+    """Load fair-esm, for ``models check``. Raises as ``load``."""
     encoder = load(replace(spec, family="fair-esm"), weights, device)
     layers: nn.Module = encoder.model.layers
-    # rotated queries and keys are the factors of the scores
+    # rotated queries and keys are the factors in the scores
     rotations = [each for each in layers.modules() if type(each).__name__ == "RotaryEmbedding"]
 
     def round_off(precision: Precision, n_tokens: int) -> None:
@@ -53,7 +53,7 @@ def load_reference(spec: EncoderSpec, weights: Path, device: torch.device) -> Re
 
 
 def load_model(weights: Path, shape: ESM2Shape, dtype: torch.dtype, device: torch.device) -> Any:  # noqa: ANN401 - an ``ESM2`` of fair-esm
-    """Load fair-esm's module in ``dtype``, with the rotary frequencies of the file, or ours."""
+    """Load fair-esm's module in ``dtype``, with rotary frequencies from the file, or ours."""
     fair_esm = load_fair_esm()
     with torch.device(device):  # initial random weights are slow on a CPU
         model = fair_esm.esm2(
@@ -88,7 +88,7 @@ class _FairESMEncoder(PackedEncoder):
         self.model, self.shape = model, shape
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
-        """The number of tokens, padding included, because the model computes it as well."""
+        """Count the tokens, including padding, because the model computes it as well."""
         return len(lengths) * (max(lengths) + EXTRA_TOKENS)
 
     def count_flop(self, lengths: Sequence[int]) -> float:
@@ -101,7 +101,7 @@ class _FairESMEncoder(PackedEncoder):
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """Compute the rows of a batch, on the device."""
+        """Compute a batch's rows, on the device."""
         tokens = to_device(tokenize_proteins(self.model, sequences).numpy(), self.device)
         layer = self.spec.layer
         hidden: Tensor = self.model(tokens, repr_layers=[layer])["representations"][layer].float()
@@ -123,7 +123,7 @@ def plan_padded(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]
 
 
 def tokenize_proteins(model: Any, sequences: Sequence[str]) -> Tensor:  # noqa: ANN401 - an ``ESM2``
-    """The tokens of the sequences, padded at the end. -> (n, longest + 2)"""
+    """Tokenize the sequences, padded at the end. -> (n, longest + 2)"""
     longest = max(map(len, sequences)) + EXTRA_TOKENS
     tokens = torch.full((len(sequences), longest), model.padding_idx)
     for row, sequence in zip(tokens, sequences, strict=True):

@@ -1,23 +1,23 @@
-"""The distances that the roundings of a precision explain, with given weights.
+"""Compute the distances that a precision's roundings explain, with given weights.
 
-``add_roundings`` measures what the roundings of a precision do to a vector, with given weights. The
-model rounds its products as that precision does; all else stays float32. So errors grow from layer
-to layer as these weights make them grow, and nothing is assumed about the weights.
+``add_roundings`` measures how a precision's roundings change a vector, with given weights. The
+model rounds its products as that precision does, and everything else stays float32. So errors grow
+from layer to layer as these weights make them grow, without assumptions about the weights.
 
 One rounding: the error is uniform in half a spacing to either side. The spacing is 2u for
 significands in [1, 2), and significands are log-uniform. Relative to the number, the root mean
 square error is therefore 2u sqrt(1/12 * 3 / (8 ln 2)) = 0.42 u, where u = 2^-8 for bf16, 2^-11 for
 fp16, and 2^-24 for float32.
 
-bf16, fp16: weights, factors and results of products are rounded to the precision. Sums are float32,
+bf16, fp16: weights, factors and product results are rounded to the precision. Sums are float32,
 which adds no notable error. fp8: weights and the factors multiplied by them are rounded row by row,
 as in ``fp8``, and the rest as in bf16.
 
-float32: a sum of n terms of random sign is rounded at each step, on average at 1 / sqrt(2) of its
-final size. Its relative error is 0.42 u sqrt(n / 2), as if each term had this error. Both programs
-make such errors, independently: together 0.42 u sqrt(n). n is the number of terms of the longest
-sum, over the wider layer or over the keys; libraries sum in blocks, with smaller errors. The
-factors and results of products get normal noise of this size.
+float32: a sum over n terms with random signs is rounded at each step, on average at 1 / sqrt(2) of
+its final size. Its relative error is 0.42 u sqrt(n / 2), as if each term had this error. Both
+programs make such errors, independently: together 0.42 u sqrt(n). n is the number of terms in the
+longest sum, over the wider layer or over the keys. Libraries sum in blocks, with smaller errors.
+The factors and results of products get normal noise of this size.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _ONE_ROUNDING = 0.42  # u, in the root mean square
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Another program that computes the vectors of a model in float32."""
+    """Another program that computes a model's vectors in float32."""
 
     name: str
-    encoder: Encoder  # with a vector for each residue, if the model has those
-    # make it as inexact as in a precision, for sequences of at most this number of tokens
+    encoder: Encoder  # with a vector for each residue, if the model has them
+    # make it as inexact as in a precision, for sequences with at most this number of tokens
     add_roundings: Callable[[Precision, int], None]
 
 
 def add_roundings(layers: nn.Module, precision: Precision, n_tokens: int) -> Loss:
-    """Make the linear layers of a float32 model as inexact as in ``precision``.
+    """Make a float32 model's linear layers as inexact as in ``precision``.
 
-    ``n_tokens`` is the number of tokens of the longest sequence to embed. Other factors and results
-    of products are for the caller to round. -> what a rounding does to them
+    ``n_tokens`` is the number of tokens in the longest sequence to embed. The caller rounds other
+    factors and product results. -> what a rounding does to them
     """
     linears = [module for module in layers.modules() if isinstance(module, nn.Linear)]
     if precision == "fp32":
@@ -81,7 +81,7 @@ def _round_to_8_bits(exact: Tensor) -> Tensor:
 
 
 def _noise(device: torch.device, n_terms: int) -> Loss:
-    """Noise that is the same in every check on one kind of device."""
+    """Return noise that is the same in every check on one kind of device."""
     generator = torch.Generator(device).manual_seed(0)
     size = _ONE_ROUNDING * torch.finfo(torch.float32).eps / 2 * math.sqrt(n_terms)
 
@@ -93,7 +93,7 @@ def _noise(device: torch.device, n_terms: int) -> Loss:
 
 
 def largest_distance(vectors: Rows, exact: Rows) -> float:
-    """The largest relative L2 distance between a row and the exact one; infinite if it is NaN."""
+    """Return the largest relative L2 distance between a row and the exact one, infinite if NaN."""
     a, b = vectors.astype(np.float64), exact.astype(np.float64)
     largest = float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max())
     return largest if math.isfinite(largest) else math.inf
