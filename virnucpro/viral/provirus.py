@@ -550,8 +550,8 @@ class Repeats:
     def _single_ends(self, run: ViralRun, inner: Sequence[Repeat]) -> list[ViralRun]:
         """Return the run's part within a repeat, and any remainder that is viral by itself.
 
-        A repeat between one end and the inside counts in two cases: it encloses most
-        evidence and is unlikely by chance, or a remainder has a repeat, too.
+        A repeat between one end and the inside counts in two cases: it encloses most of
+        the evidence and is unlikely by chance, or a remainder has a repeat, too.
         """
         around = self.from_window(run)
         rare = [one for one in inner if one.n_by_chance < _MOST_OF_EACH]
