@@ -294,7 +294,7 @@ def _sums(record: IntArray, values: IntArray, n_records: int) -> IntArray:
 
 
 def _medians(record: IntArray, values: FloatArray, n_records: int) -> FloatArray:
-    """Return each record's median value, which has an odd number of values, or 0."""
+    """Return each record's median, or 0. A record has an odd number of values."""
     order = np.lexsort((values, record))
     n_values = np.bincount(record, minlength=n_records)
     middle = np.cumsum(n_values) - n_values + n_values // 2

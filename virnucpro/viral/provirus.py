@@ -372,7 +372,7 @@ def describe_evidence(sequence: str, ends: tuple[int, int], att: str, log_odds: 
     """Describe further evidence for a provirus, as attributes of GFF3.
 
     The attributes are the length of its direct repeat, a tRNA that ends at one of its ends, and the
-    number with a protein that is more likely viral than not.
+    number of genes with a protein that is more likely viral than not.
     """
     words = [f"att_length={len(att)}"] if att else []
     near = (sequence[max(0, place - _TRNA_REACH) : place + _TRNA_REACH] for place in ends)

@@ -254,7 +254,7 @@ class _CompleteSequences:
 
     nets: Sequence[PieceNetworks]
     pieces: WindowScores  # for all networks. One network reads each record
-    reader: IntArray  # (n,) index: the networks that read each window
+    reader: IntArray  # (n,) index of the networks that read each window
     layout: FloatArray  # (n, 12)
     total: FloatArray  # (n_open, 1229) sums of part features, in steps, for incomplete windows
     n_parts: IntArray  # (n_open,)

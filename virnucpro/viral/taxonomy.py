@@ -99,7 +99,7 @@ class KmerTable:
 
     @cached_property
     def _first(self) -> NDArray[np.int32]:
-        """Return the first k-mer's index in each bucket, and the end. (2**20 + 1,)"""
+        """Return the index of each bucket's first k-mer, and of the end. (2**20 + 1,)"""
         first = np.zeros(len(self.n_of_bucket) + 1, dtype=np.int32)
         np.cumsum(self.n_of_bucket, out=first[1:])
         return first

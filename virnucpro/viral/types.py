@@ -46,7 +46,7 @@ class Call:
     n_frames_scored: int = 0
     note: str = ""
     evidence: Literal["score", "known", "both", ""] = ""  # the reason to call it a virus
-    known_family: str = ""  # family, or cluster: the known viruses that it resembles
+    known_family: str = ""  # family of the known viruses that it resembles, or their cluster
     n_known_kmers: int | None = None  # shared with known viruses. None: not looked up
     regions: tuple[Region, ...] = ()  # filled when read from a finished run's tables
     identities: tuple[Identity, ...] = ()  # from its rows in the virus table, in order
@@ -68,9 +68,9 @@ class Identity(NamedTuple):
 
     virus_kind: str = ""  # one of ``taxonomy.KINDS``
     kind_probability: float | None = None
-    kin: str = ""  # family, or else cluster, with the most shared k-mers. Empty: too few
+    kin: str = ""  # family, or else cluster, that shares most k-mers. Empty: too few
     kin_words: int = 0
-    kin_share: float | None = None  # its k-mer share with a known taxon
+    kin_share: float | None = None  # their share among its k-mers with a known taxon
     topology: str = ""  # for a complete record
     repeat_length: int = 0  # bases in its terminal repeat
     taxonomy: str = ""  # names from the root to the family, as geNomad writes them
