@@ -1,8 +1,9 @@
-"""Attention within each protein of a packed batch: several kernels with one signature.
+"""Attention kernels for a packed batch. Tokens attend only within their own protein.
 
-A kernel takes the projected queries, keys and values, (n_tokens, 3, n_heads, head_dim), rotates
-queries and keys by their positions in float32, and returns (n_tokens, n_heads, head_dim) of the
-same type. It is chosen once, when the model is loaded.
+All kernels share one signature. A kernel takes the projected queries, keys and values as (n_tokens,
+3, n_heads, head_dim), rotates queries and keys by their positions in float32, and returns
+(n_tokens, n_heads, head_dim) in the input dtype. The kernel is chosen once, when the model is
+loaded.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class RunLayout:
 
     @classmethod
     def from_batch(cls, batch: PackedBatch, inv_freq: Tensor) -> RunLayout:
-        """Send the batch to the device of ``inv_freq``: radians per position, (head_dim / 2,)."""
+        """Copy the batch to the device of ``inv_freq``, radians per position, (head_dim / 2,)."""
         device = inv_freq.device
         angles = to_device(batch.positions, device)[:, None].float() * inv_freq
         return cls(
@@ -50,11 +51,11 @@ class RunLayout:
 Kernel = Callable[[Tensor, RunLayout], Tensor]
 
 E4M3 = torch.float8_e4m3fn
-_WIDEST_HEAD = 256  # dimensions of a head, for FlashAttention
+_WIDEST_HEAD = 256  # dimensions per head, a limit in FlashAttention
 
 
 def attend_runs(qkv: Tensor, batch: RunLayout) -> Tensor:
-    """SDPA on each run of proteins of equal length: no mask, no padding, any device."""
+    """Apply SDPA to each run of equally long proteins: no mask, no padding, any device."""
     out = torch.empty_like(qkv[:, 0])
     for first, n, seqlen in batch.runs:
         q, k = _rotated(qkv, batch, (first, n, seqlen)).to(qkv.dtype)
@@ -65,7 +66,7 @@ def attend_runs(qkv: Tensor, batch: RunLayout) -> Tensor:
 
 
 def attend_compiled(qkv: Tensor, batch: RunLayout) -> Tensor:
-    """Our kernel in C for CPUs: one thread, head by head, in float32 for every type."""
+    """Apply our C kernel for CPUs: one thread, one head at a time, float32 for every dtype."""
     assert qkv.is_contiguous() and not qkv.requires_grad, "no gradient flows through C"
     out = torch.empty_like(qkv[:, 0])
     tables = batch.cos.data_ptr(), batch.sin.data_ptr()
@@ -77,10 +78,10 @@ def attend_compiled(qkv: Tensor, batch: RunLayout) -> Tensor:
 
 
 def attend_to_train(qkv: Tensor, batch: RunLayout) -> Tensor:
-    """Attention with gradients, for training.
+    """Compute attention with gradients, for training.
 
-    SDPA on a GPU. On a CPU the scores are written out: SDPA's backward pass would take three times
-    as long.
+    GPUs use SDPA. CPUs compute the attention scores explicitly, because the backward pass through
+    SDPA would take three times as long.
     """
     attended = []
     with torch.autocast(qkv.device.type, enabled=False):
@@ -103,22 +104,22 @@ def attend_to_train(qkv: Tensor, batch: RunLayout) -> Tensor:
 
 
 def attend_varlen(qkv: Tensor, batch: RunLayout) -> Tensor:
-    """FlashAttention over the packed row in one launch (CUDA, fp16 or bf16)."""
+    """Apply FlashAttention to the packed row in one launch (CUDA, fp16 or bf16)."""
     return flash_attention(*_rotate_pytorch(qkv, batch), batch)
 
 
 def attend_varlen_triton(qkv: Tensor, batch: RunLayout) -> Tensor:
-    """``attend_varlen`` with our kernel for the rotation, which overwrites queries and keys."""
+    """Run ``attend_varlen`` with our Triton rotation, which overwrites queries and keys."""
     return flash_attention(*_rotate_triton(qkv, batch), batch)
 
 
 def attend_efficient(qkv: Tensor, batch: RunLayout) -> Tensor:
-    """Memory-efficient attention over the packed row in one launch (CUDA, fp32 or fp16)."""
+    """Apply memory-efficient attention to the packed row in one launch (CUDA, fp32 or fp16)."""
     return efficient_attention(*_rotate_pytorch(qkv, batch), batch)
 
 
 def attend_efficient_triton(qkv: Tensor, batch: RunLayout) -> Tensor:
-    """``attend_efficient`` with our kernel for the rotation (fp16 on GPUs before 8.0)."""
+    """Run ``attend_efficient`` with our Triton rotation (fp16 on GPUs before 8.0)."""
     return efficient_attention(*_rotate_triton(qkv, batch), batch)
 
 
@@ -135,9 +136,10 @@ def _rotate_triton(qkv: Tensor, batch: RunLayout) -> tuple[Tensor, Tensor, Tenso
 
 
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor:
-    """Memory-efficient attention on rotated queries and keys; shapes as in ``flash_attention``.
+    """Apply memory-efficient attention to rotated queries and keys.
 
-    SDPA uses the same kernel for float32. The host does not wait for the device.
+    Shapes are those of ``flash_attention``. SDPA uses the same kernel for float32. The host does
+    not wait for the device.
     """
     offsets, longest = batch.cu_seqlens, batch.max_seqlen
     forward = torch.ops.aten._efficient_attention_forward
@@ -147,10 +149,10 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Te
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor:
-    """FlashAttention on rotated queries and keys. (n_tokens, n_heads, head_dim) -> the same
+    """Apply FlashAttention to rotated queries and keys. (n_tokens, n_heads, head_dim) -> the same
 
-    The operator is called directly: from torch 2.14 on, its wrapper ``varlen_attn`` uses cuDNN on
-    some GPUs, which takes about 50 ms to plan for every new batch shape.
+    The operator is called directly. From torch 2.14 on, its wrapper ``varlen_attn`` uses cuDNN on
+    some GPUs, and cuDNN takes about 50 ms to plan for every new batch shape.
     """
     offsets, longest = batch.cu_seqlens, batch.max_seqlen
     forward = torch.ops.aten._flash_attention_forward
@@ -158,19 +160,19 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor
     return out
 
 
-# with these, our Triton kernels do the rotation and the border of two sub-layers
+# With these kernels, our Triton code also does the rotation and the boundary of two sub-layers.
 OF_TRITON: tuple[Kernel, ...] = (attend_varlen_triton, attend_efficient_triton)
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:
-    """Choose the fastest kernel for a device, a precision and a number of dimensions per head.
+    """Choose the fastest kernel for a device, a precision and a head dimension.
 
-    CPUs with AVX-512 use C, except in fp16. CUDA devices of compute capability 8.0 and newer use
-    FlashAttention in fp16 and bf16. FlashAttention and memory-efficient attention do not take heads
-    of every size; SDPA does, by padding. In 16 bits Triton does the rotation and the borders of
-    sub-layers; if it cannot, PyTorch does, after a warning with the reason.
+    CPUs with AVX-512 use C, except in fp16. CUDA devices with compute capability 8.0 or newer use
+    FlashAttention in fp16 and bf16. FlashAttention and memory-efficient attention do not support
+    every head dimension. SDPA does, by padding. In 16 bits Triton does the rotation and the
+    sub-layer boundaries. If Triton cannot run, PyTorch does them, after a warning with the reason.
     """
-    # 32 registers of 16 numbers
+    # AVX-512 has 32 registers with 16 numbers each.
     has_registers = torch.backends.cpu.get_cpu_capability() == "AVX512"
     if device.type == "cpu" and dtype != torch.float16 and has_registers:
         return attend_compiled
@@ -188,7 +190,7 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Ke
 
 
 def describe(kernel: Kernel) -> str:
-    """The name of a kernel for messages, and who does rotation and LayerNorm where that varies."""
+    """Name a kernel for messages, with the code for rotation and LayerNorm where that varies."""
     if kernel in OF_TRITON:
         return f"{kernel.__name__}, rotation and LayerNorm: Triton"
     if kernel is attend_varlen:
@@ -197,16 +199,22 @@ def describe(kernel: Kernel) -> str:
 
 
 def triton_kernels() -> ModuleType:
-    """Import our Triton kernels, which import Triton; called for a GPU only."""
+    """Import our Triton kernels, and Triton with them. Called only for a GPU."""
     from virnucpro.models import triton_kernels
 
     return triton_kernels
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al. 2021, eq. 34).
+    """Apply rotary position embedding (Su et al. 2021, eq. 34).
 
-    x and cosines (..., head_dim), sines (..., head_dim / 2), all float32 -> as x
+    Args:
+        x: (..., head_dim) float32.
+        cos: (..., head_dim) float32.
+        sin: (..., head_dim / 2) float32.
+
+    Returns:
+        The shape and dtype of ``x``.
     """
     half = x.shape[-1] // 2
     turned = x * cos
