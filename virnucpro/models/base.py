@@ -1,6 +1,6 @@
-"""What a model that makes vectors is, on disk and loaded; the functions that find and load one.
+"""The interface of embedding models, on disk and loaded, and the functions that load them.
 
-``families`` lists the kinds. This module does not import torch; the code of a family does.
+``families`` lists the model families. This module does not import torch; the family code does.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     import torch
 
 Rows = NDArray[np.float32]
-_HEAD_BYTES = 256  # at the start of a file, with the first entry of its metadata
-_LONGEST_HEADER = 1 << 22  # bytes, of 30,000 tensors
+_HEAD_BYTES = 256  # at the start of a file, enough for the first metadata entry
+_LONGEST_HEADER = 1 << 22  # bytes, enough for 30,000 tensors
 _NONSENSE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError)
-DAMAGE = (OSError, SafetensorError, *_NONSENSE)  # errors of reading a damaged file
+DAMAGE = (OSError, SafetensorError, *_NONSENSE)  # errors raised by reading a damaged file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,28 +39,28 @@ class Model:
 
     path: Path
     name: str  # for messages
-    family: str  # key of ``FAMILIES``, or name of an entry point
+    family: str  # key of ``FAMILIES``, or entry point name
     reads: Alphabet
-    encoder_id: str  # hash of the weights; a head names its encoder by it
-    n_layers: int = 1  # the largest value of ``--layer``
-    dim: int  # length of a vector
-    poolings: tuple[Pooling, ...] = ("mean",)  # supported values of ``--pooling``
+    encoder_id: str  # hash of the weights, by which a head names its encoder
+    n_layers: int = 1  # largest value of ``--layer``
+    dim: int  # vector length
+    poolings: tuple[Pooling, ...] = ("mean",)  # supported ``--pooling`` values
     footprint: Footprint
-    # that `models import` copies, weights first; empty: it stays in place
+    # copied by `models import`, weights first; empty: the model is used in its original path
     files: Sequence[Path] = ()
-    head: Path | None = None  # that comes with the model
-    shortest: int = 0  # bases or residues of the shortest record that it reads
-    notice: str = ""  # what every user of the model is told
+    head: Path | None = None  # shipped with the model
+    shortest: int = 0  # minimum record length, in bases or residues
+    notice: str = ""  # shown to every user of the model
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reads", Alphabet(self.reads))  # another package may give the text
+        object.__setattr__(self, "reads", Alphabet(self.reads))  # another package may pass a string
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
-        """Precision of this model in a run in ``precision``; ``kind`` is "cuda" or "cpu"."""
+        """Return this model's precision in a run in ``precision``. ``kind``: "cuda" or "cpu"."""
         return precision
 
     def describe(self, spec: EncoderSpec) -> str:
-        """Describe the model and the choices for its vectors, for the announcement."""
+        """Describe the model and its vector settings for the announcement."""
         of_what = " of bases" if self.reads is Alphabet.DNA else ""
         text = (
             f"{self.n_layers} layers, {self.dim} dimensions, "
@@ -72,22 +72,22 @@ class Model:
         return text
 
     def spec(self, **chosen: Any) -> EncoderSpec:  # noqa: ANN401 - fields of EncoderSpec
-        """The encoder of a run; by default its first pooling, of its last layer."""
+        """Make the encoder spec of a run. The default is the first pooling of the last layer."""
         usual: Any = {"layer": self.n_layers, "pooling": self.poolings[0], "dim": self.dim}
         return EncoderSpec(family=self.family, reads=self.reads, model=self.name, **usual | chosen)
 
     def prepare(self, precision: Precision, on_event: EventHandler) -> tuple[Path, str]:
         """Return the file or folder for ``load``, and the SHA-256 of the weights.
 
-        By default the file is small, is not converted, and its id is its SHA-256.
+        The default suits a small file: it is not converted, and its id is its SHA-256.
 
         Raises:
-            UnavailableError: the model is not the one that its name says.
+            UnavailableError: the weights differ from the published model of that name.
         """
         return self.path, self.encoder_id
 
     def verify(self) -> str:
-        """Read every weight; by default inspection has done so. -> the SHA-256 of the weights
+        """Read every weight and return the SHA-256; by default, inspection has already read them.
 
         Raises:
             UnavailableError: the model is damaged.
@@ -97,34 +97,34 @@ class Model:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """A batch that the device is computing."""
+    """A batch in progress on the device."""
 
-    rows: Callable[[], Rows]  # waits: (n, dim), or (sum of lengths, dim) without pooling
+    rows: Callable[[], Rows]  # blocks: (n, dim), or (sum of lengths, dim) without pooling
 
 
 class Encoder(Protocol):
-    """A loaded model that turns sequences into vectors, on one device."""
+    """A loaded model that embeds sequences on one device."""
 
     spec: EncoderSpec
 
     @property
     def kernel(self) -> str:
-        """Name of the attention kernel, for messages."""
+        """Name the attention kernel, for messages."""
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
-        """Number of tokens in a batch of sequences of these lengths."""
+        """Count the tokens in a batch of sequences of these lengths."""
 
     def count_flop(self, lengths: Sequence[int]) -> float:
-        """Number of floating point operations for a batch of sequences of these lengths."""
+        """Count the floating-point operations for a batch of sequences of these lengths."""
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
         """Group the indices of ``lengths`` into batches. Every index occurs once.
 
-        A sequence longer than ``tokens_per_batch`` gets a batch of its own.
+        A sequence longer than ``tokens_per_batch`` gets its own batch.
         """
 
     def start(self, sequences: Sequence[str]) -> Pending:
-        """Start a batch; a GPU may still be computing the previous one.
+        """Start a batch. A GPU may still be computing the previous one.
 
         Raises:
             torch.OutOfMemoryError: the batch is too large for the device.
@@ -132,10 +132,10 @@ class Encoder(Protocol):
 
 
 def identify_model(path: Path, on_event: EventHandler) -> Model:
-    """Inspect a model file or folder; families of other packages are tried last.
+    """Inspect a model file or folder. Families from other packages are tried last.
 
     Raises:
-        UnavailableError: no family recognises it, or it is damaged.
+        UnavailableError: no family recognises the model, or it is damaged.
     """
     try:
         for family in reversed(FAMILIES.values()):
@@ -157,8 +157,8 @@ def _inspect(family: Family, path: Path, on_event: EventHandler) -> Model | None
 
 
 def has_prefix(path: Path, entry: str) -> bool:
-    """True for a safetensors file with this entry first in its metadata, even if it is damaged."""
-    if not path.is_file():  # a pipe would be waited for
+    """Return True if this is the first metadata entry of a safetensors file, even a damaged one."""
+    if not path.is_file():  # reading a pipe would block
         return False
     with suppress(OSError), path.open("rb") as handle:
         return entry.encode() in handle.read(_HEAD_BYTES)
@@ -166,24 +166,24 @@ def has_prefix(path: Path, entry: str) -> bool:
 
 
 def check_header(path: Path) -> None:
-    """Refuse a safetensors file that claims a header too long to be read.
+    """Reject a safetensors file that claims an implausibly long header.
 
     Raises:
-        OSError: it is not a plain file.
-        ValueError: no model has such a header.
+        OSError: the path is not a regular file.
+        ValueError: the header is longer than that of any model.
     """
     with open_regular_file(path) as handle:
         n_bytes = int.from_bytes(handle.read(8), "little")
-    # safetensors itself refuses a header that is longer than the file
+    # safetensors itself rejects a header longer than the file.
     if _LONGEST_HEADER < n_bytes < path.stat().st_size:
         raise ValueError(f"it claims a header of {n_bytes:,} bytes")
 
 
 def read_tensors(path: Path, entry: str, framework: str) -> tuple[Any, dict[str, Any]]:
-    """The facts in an entry of the metadata of a safetensors file, in JSON, and its tensors.
+    """Read a JSON metadata entry and the tensors of a safetensors file.
 
     Raises:
-        one of DAMAGE: it is damaged, or holds anything else.
+        one of DAMAGE: the file is damaged or contains anything else.
     """
     check_header(path)
     with safe_open(path, framework=framework) as handle:
@@ -193,9 +193,10 @@ def read_tensors(path: Path, entry: str, framework: str) -> tuple[Any, dict[str,
 
 @contextmanager
 def check_intact(path: Path, kind: str, hint: str) -> Iterator[None]:
-    """
+    """Convert reading errors in the block into an error that names the file.
+
     Raises:
-        UnavailableError: the block finds a damaged file, or one of another kind.
+        UnavailableError: the block finds a damaged file, or a file of another kind.
     """
     try:
         yield
@@ -215,7 +216,7 @@ def not_published(path: Path, name: str, why: object) -> UnavailableError:
 
 
 def progress_of(stage: str, n_bytes: int, on_event: EventHandler) -> Callable[[int], None]:
-    """Make a callback that reports the number of bytes done as progress."""
+    """Make a callback that reports the number of processed bytes as progress."""
     return lambda done: on_event(Progress(stage, done, n_bytes, "bytes"))
 
 
@@ -223,19 +224,19 @@ def load_encoder(spec: EncoderSpec, weights: Path, device: torch.device) -> Enco
     """Load the encoder of a recipe on a device.
 
     Raises:
-        UnavailableError: the weights are unusable, or the package of the family is missing.
+        UnavailableError: the weights are unusable, or the family's package is missing.
     """
     encoder: Encoder = find_family(spec.family).implementation.load(spec, weights, device)
     return encoder
 
 
 def check_unchanged(spec: EncoderSpec, weights: Path, digest: str) -> None:
-    """Refuse weights that were replaced since the run began, as by an update of the package.
+    """Reject weights that were replaced after the run began, for example by a package update.
 
-    A worker that takes the place of another would go on with them.
+    Without this check, a replacement worker would continue with the new weights.
 
     Raises:
-        UnavailableError: the weights are not those of the recipe, if it has their hash.
+        UnavailableError: the recipe has a hash, and the weights do not match it.
     """
     if spec.sha256 not in ("", digest):
         raise UnavailableError(
@@ -249,7 +250,7 @@ def check_unchanged(spec: EncoderSpec, weights: Path, digest: str) -> None:
 
 
 def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residues: int) -> int:
-    """Estimate the number of tokens that these encoders read, all together."""
+    """Estimate the total number of tokens that these encoders read."""
     total = 0.0
     for spec in encoders:
         family = find_family(spec.family)

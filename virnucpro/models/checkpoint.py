@@ -1,6 +1,6 @@
-"""Checkpoints of transformers: their files, their tensors read on demand, and their checks.
+"""Read transformer checkpoints: find their files, read tensors on demand, check the numbers.
 
-Nothing here imports torch, unless numbers are stored in a type that numpy lacks (bf16).
+This module imports torch only for a number type that numpy lacks (bf16).
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from virnucpro.core.recipe import Precision
 from virnucpro.models.base import DAMAGE, check_header
 from virnucpro.models.family import CONFIG, INDEX, join_digests
 
-LAYER_NORM_EPS = 1e-5  # of ESM-2 and ESM C
-ROPE_THETA = 10000.0  # the same
-FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # types of numbers in safetensors
+LAYER_NORM_EPS = 1e-5  # in ESM-2 and ESM C
+ROPE_THETA = 10000.0  # in ESM-2 and ESM C
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # number types in safetensors
 _BESIDE = {HEAD_FILE, LEARNED_FILE}
-# errors from tensors and figures that fit no model
+# Errors raised for tensors and sizes that fit no model.
 INVALID_CONTENT = (
     *(TypeError, ValueError, IndexError, ArithmeticError, RuntimeError),
     SafetensorError,
 )
-# largest finite number of the type that matrix products are computed in, by precision
+# Largest finite number in the type that matrix products use, by precision.
 _LARGEST: Mapping[str, float] = {
     "fp32": float(np.finfo(np.float32).max),
     "fp16": float(np.finfo(np.float16).max),
     "bf16": (2 - 2**-7) * 2.0**127,
-    "fp8": (2 - 2**-7) * 2.0**127,  # weights are scaled to 8 bits from bf16
+    "fp8": (2 - 2**-7) * 2.0**127,  # weights are scaled from bf16 to 8 bits
 }
-_NUMPY_HAS = {"F64", "F32", "F16", "I64"}  # a folder may also have positions, as whole numbers
+_NUMPY_HAS = {"F64", "F32", "F16", "I64"}  # a folder may also contain integer positions
 
 
 # Files
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files with weights: those of the index, or all but the files of a trained model.
+    """List the weight files: those in the index, or all except the files of a trained model.
 
     Raises:
-        UnavailableError: the folder has none, or lacks one of the index.
+        UnavailableError: the folder has no weight files, or lacks one that the index names.
     """
     if path.is_file():
         return [path]
@@ -70,7 +70,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def _indexed_files(path: Path) -> list[Path]:
-    """The files that the index names, in alphabetical order."""
+    """List the files that the index names, in alphabetical order."""
     try:
         names = sorted(set(read_json(path / INDEX)["weight_map"].values()))
         if not names or any(Path(name).name != name for name in names):
@@ -91,7 +91,7 @@ def _indexed_files(path: Path) -> list[Path]:
 
 
 def hash_weights(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-    """The SHA-256 of the file, or of the hashes of a folder's weight files in order."""
+    """Return a file's SHA-256. For a folder, hash the hashes of its weight files in order."""
     files = weight_files(path)
     digests, before = list[str](), 0
     for file in files:
@@ -101,13 +101,13 @@ def hash_weights(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -
 
 
 def count_bytes(path: Path) -> int:
-    """Size of the weights."""
+    """Return the size of the weights in bytes."""
     return sum(file.stat().st_size for file in weight_files(path))
 
 
 def is_safetensors(path: Path) -> bool:
-    """True for a file with a header of safetensors, or with their suffix even if it is damaged."""
-    if not path.is_file():  # a pipe would be waited for
+    """Return True for a safetensors header, or for the suffix even if the file is damaged."""
+    if not path.is_file():  # reading a pipe would block
         return False
     if path.suffix == ".safetensors":
         return True
@@ -120,9 +120,9 @@ def is_safetensors(path: Path) -> bool:
 
 
 def open_slices(path: Path, framework: Literal["np", "pt"]) -> dict[str, Any]:
-    """The tensors of a safetensors file, or of a folder of them, as slices read on demand.
+    """Open the tensors of a safetensors file or folder as slices that are read on demand.
 
-    With ``np``, torch reads them nevertheless if numpy lacks a type of number.
+    Even with ``np``, torch reads the tensors if numpy lacks one of the number types.
 
     Raises:
         UnavailableError: a file is missing or damaged.
@@ -151,10 +151,10 @@ def unreadable_error(path: Path, why: object) -> UnavailableError:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration in a folder; empty if there is none.
+    """Read the configuration in a folder. Return an empty dict if there is none.
 
     Raises:
-        UnavailableError: it is damaged.
+        UnavailableError: the configuration is damaged.
     """
     file = folder / CONFIG
     if not file.is_file():
@@ -176,15 +176,15 @@ class Tensors:
     """The tensors of a checkpoint, read on demand."""
 
     path: Path
-    kind: str  # what it is expected to be, for messages: "an ESM-2 checkpoint"
+    kind: str  # the expected kind, for messages: "an ESM-2 checkpoint"
     names: frozenset[str]
-    read: Callable[[str, int | None], Any]  # as ``get``
+    read: Callable[[str, int | None], Any]  # same signature as ``get``
 
     def get(self, name: str, n_rows: int | None = None) -> Any:  # noqa: ANN401 - of numpy or torch
-        """Read the first rows, or all, of a tensor, by its name in the checkpoint.
+        """Read a tensor by its name in the checkpoint: the first ``n_rows`` rows, or all.
 
         Raises:
-            UnavailableError: the tensor is missing, or does not hold numbers.
+            UnavailableError: the tensor is missing, or is not numeric.
         """
         if name not in self.names:
             raise self.error(f"no tensor {name}")
@@ -202,10 +202,10 @@ class Tensors:
 
 
 def read_slice(part: Any, first: int, n_rows: int | None) -> Any:  # noqa: ANN401 - of safetensors
-    """Read rows of a slice of safetensors.
+    """Read rows from a safetensors slice.
 
     Raises:
-        ValueError: it holds no floats.
+        ValueError: the slice does not contain floats.
     """
     if part.get_dtype() not in FLOATS:
         raise ValueError(f"a tensor of {part.get_dtype()}")
@@ -215,25 +215,28 @@ def read_slice(part: Any, first: int, n_rows: int | None) -> Any:  # noqa: ANN40
 def check_numbers(
     name: str, tensors: Tensors, precision: Precision, parts: Iterable[tuple[str, bool]]
 ) -> None:
-    """Read every number of a model, and refuse it if one is not finite in a run.
+    """Read every number of a model and reject the model if one would not be finite in a run.
 
-    ``parts`` are the names of its tensors, and whether their numbers become those of the
-    precision. All others stay in float32.
+    Args:
+        name: the model's name, for messages.
+        tensors: the checkpoint's tensors.
+        precision: the run's precision.
+        parts: (tensor name, whether it is cast to the precision). All others stay in float32.
 
     Raises:
-        UnavailableError: a number is NaN or infinite, or too large for the precision.
+        UnavailableError: a number is NaN, infinite, or too large for the precision.
     """
     for tensor, is_converted in parts:
         number_type: Precision = precision if is_converted else "fp32"
         peak = float(abs(tensors.get(tensor)).max())
-        if not peak <= _LARGEST[number_type]:  # also if it is NaN
+        if not peak <= _LARGEST[number_type]:  # also true for NaN
             raise _unusable_number(name, tensors.path, tensor, peak, number_type)
 
 
 def _unusable_number(
     name: str, path: Path, tensor: str, peak: float, precision: str
 ) -> UnavailableError:
-    """The error for a tensor whose largest number is NaN, infinite, or too large."""
+    """Make the error for a tensor whose largest number is NaN, infinite or too large."""
     if peak <= _LARGEST["fp32"]:
         possible = "bf16 or fp32" if peak <= _LARGEST["bf16"] else "fp32"
         return UnavailableError(
@@ -253,7 +256,7 @@ def check_finite(path: Path, network: Any) -> None:  # noqa: ANN401 - a module o
     """Check every number of a loaded model.
 
     Raises:
-        UnavailableError: one is NaN or infinite.
+        UnavailableError: a number is NaN or infinite.
     """
     for name, tensor in network.state_dict().items():
         if not tensor.isfinite().all():
@@ -266,7 +269,7 @@ def check_finite(path: Path, network: Any) -> None:  # noqa: ANN401 - a module o
 def identify(
     shape: object, tensors: Tensors, complete: Iterable[str], first_rows: Iterable[str]
 ) -> str:
-    """Hash the dimensions, some complete tensors, and the first row of others, by their names.
+    """Hash the dimensions, some complete tensors, and the first row of others, by tensor name.
 
     This distinguishes a fine-tuned model from its original without reading gigabytes.
     """

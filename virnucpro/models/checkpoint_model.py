@@ -1,6 +1,6 @@
-"""A transformer on disk: its memory, its conversion, and the checks of its weights.
+"""A transformer checkpoint on disk: its memory estimate, conversion and weight checks.
 
-Only the methods that load it import torch.
+Only the methods that load the model import torch.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from virnucpro.models.base import Model, not_published, progress_of
 from virnucpro.models.checkpoint import check_finite, hash_weights
 
 WORTH_CONVERTING = 256 << 20  # bytes; smaller files load within a second
-_BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room to spare
-_FILLING = 32_768 * 1280  # tokens times dimensions: 32k tokens of 650M, 16k of 3B, 131k of 8M
+_BYTES_PER_TOKEN_AND_DIM = 64  # peak activations in one layer, with a margin
+_FILLING = 32_768 * 1280  # saturating tokens * dim: 32k tokens of 650M, 16k of 3B, 131k of 8M
 
 
 def estimate_footprint(n_parameters: int, dim: int, file_bytes: int = 0) -> Footprint:
-    """The memory and disk space of a transformer; a large file is converted."""
+    """Estimate the memory and disk space of a transformer. A large file is converted."""
     converted = 2 * n_parameters if file_bytes >= WORTH_CONVERTING else 0
     return Footprint(
         n_parameters=n_parameters,
@@ -35,18 +35,18 @@ def estimate_footprint(n_parameters: int, dim: int, file_bytes: int = 0) -> Foot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointModel(Model, ABC):
-    """A transformer on disk; its id depends on the weights, not on the format."""
+    """A transformer on disk. Its id depends on the weights, not on the file format."""
 
-    shape: Any  # a frozen dataclass of the family
-    published: str = ""  # the published model that it must be
-    accepted: frozenset[str] = frozenset()  # its possible SHA-256; empty if unknown
+    shape: Any  # a frozen dataclass from the family
+    published: str = ""  # name of the published model to match
+    accepted: frozenset[str] = frozenset()  # valid SHA-256 values; empty if unknown
 
     @abstractmethod
     def check_numbers(self, precision: Precision) -> None:
         """Read every weight.
 
         Raises:
-            UnavailableError: one is not finite in this precision.
+            UnavailableError: a weight is not finite in this precision.
         """
 
     @abstractmethod
@@ -54,7 +54,7 @@ class CheckpointModel(Model, ABC):
         """Load the complete model on the CPU.
 
         Raises:
-            UnavailableError: it cannot be used.
+            UnavailableError: the model cannot be used.
         """
 
     def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
@@ -63,8 +63,8 @@ class CheckpointModel(Model, ABC):
     def prepare(self, precision: Precision, on_event: EventHandler) -> tuple[Path, str]:
         """Convert a large checkpoint once, so that all workers map the same copy.
 
-        Weights that are not finite in this precision are refused, before anything else is done.
-        Those of a published model are known to be finite: its hash is compared instead.
+        Weights that are not finite in this precision are rejected before anything else is done. The
+        weights of a published model are known to be finite, so only the hash is compared.
         """
         weights, n_bytes = self.path, self.footprint.file_bytes
         if n_bytes < WORTH_CONVERTING:
@@ -79,7 +79,7 @@ class CheckpointModel(Model, ABC):
         return weights, digest
 
     def check(self, digest: str) -> None:
-        """Refuse other weights under the name of a published model.
+        """Reject other weights under the name of a published model.
 
         Raises:
             UnavailableError: the weights differ.

@@ -1,10 +1,10 @@
-"""Converted copies of large checkpoints, which all workers of a machine share.
+"""Converted copies of large checkpoints, shared by all workers on a machine.
 
-A large checkpoint is converted once, to our names and the run's precision. The folder of converted
-copies has, for each content and precision, the copy and a JSON with its hash; and for each path of
-a checkpoint a note with the checkpoint's hash, so that it need not be read again. The parent
-verifies the copy once per run. Every worker then maps it, so all share one copy of the weights in
-the machine's page cache.
+A large checkpoint is converted once, to our tensor names and the run's precision. For each content
+and precision, the cache folder contains the copy and a JSON file with its hash. For each checkpoint
+path, it contains a note with the checkpoint's hash, so the checkpoint is not read again. The parent
+verifies the copy once per run. Every worker then maps it, so all workers share one copy of the
+weights in the machine's page cache.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from virnucpro.models.base import DAMAGE, progress_of
 from virnucpro.models.checkpoint import hash_weights, weight_files
 from virnucpro.models.transformer import DTYPES, PackedTransformer
 
-_FORMAT = "2"  # copies of format 1 may hold numbers that are not finite
+_FORMAT = "2"  # format 1 copies may contain non-finite numbers
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SUFFIX = ".virnucpro.safetensors"
-_STALE_SECONDS = 86_400  # older unfinished files have no writer any more
+_STALE_SECONDS = 86_400  # older unfinished files no longer have a writer
 
 Network = TypeVar("Network", bound=PackedTransformer)
 
@@ -65,10 +65,10 @@ class Convertible(Protocol):
 
 
 def prepare(model: Convertible, precision: Precision, on_event: EventHandler) -> tuple[Path, str]:
-    """The file that workers map, converted if necessary, and the checkpoint's SHA-256.
+    """Return the file that workers map, and the checkpoint's SHA-256. Convert if necessary.
 
-    Path, size and times identify a checkpoint that was read before. If the converted file cannot
-    be written, workers map the checkpoint itself.
+    A known checkpoint is recognised by its path, size and times. If the converted file cannot be
+    written, workers map the checkpoint itself.
     """
     n_bytes, dtype = model.footprint.file_bytes, DTYPES[precision]
     folder = Path(torch.hub.get_dir()) / "virnucpro"  # users may delete it at any time
@@ -106,7 +106,7 @@ def prepare(model: Convertible, precision: Precision, on_event: EventHandler) ->
 
 
 def _note_conversion(path: Path, name: str) -> str:
-    """The hash in a file of ours; empty if the file is missing or damaged."""
+    """Read the hash from one of our files. Return "" if the file is missing or damaged."""
     try:
         digest = str(read_json(path)[name])
     except DAMAGE:
@@ -117,7 +117,7 @@ def _note_conversion(path: Path, name: str) -> str:
 def _convert(
     model: Convertible, metadata: dict[str, str], precision: Precision, copy: Path
 ) -> None:
-    """Write the converted copy of a checkpoint, and its hash next to it.
+    """Write the converted copy of a checkpoint, with its hash next to it.
 
     Raises:
         UnavailableError: the checkpoint cannot be used.
@@ -125,14 +125,14 @@ def _convert(
     """
     folder = copy.parent
     folder.mkdir(parents=True, exist_ok=True)
-    # files of killed conversions, ours and safetensors' own
+    # Leftovers of killed conversions, ours and those of safetensors.
     for leftover in folder.glob(".*"):
         if leftover.is_file() and leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
             leftover.unlink(missing_ok=True)
     state = model.load_network(precision).state_dict()
     with atomic_path(copy) as temporary:
         temporary.touch()
-        mode = temporary.stat().st_mode  # others may read it if they may read other files
+        mode = temporary.stat().st_mode  # other users may read it if they may read other files
         try:
             save_file(state, temporary, metadata)
         except SafetensorError as error:
@@ -155,10 +155,15 @@ def load_converted(
 ) -> Network:
     """Map a converted copy.
 
-    ``make_empty`` makes a model on "meta" of the dimensions in the copy, for products of ``dtype``.
+    Args:
+        path: the copy.
+        dtype: the type for matrix products.
+        device: the device to load the weights on.
+        make_empty: creates a model on "meta" from the dimensions in the copy, for ``dtype``
+            products.
 
     Raises:
-        UnavailableError: it is damaged, or of another model.
+        UnavailableError: the copy is damaged, or belongs to another model.
     """
     try:
         with safe_open(path, framework="pt") as handle:
@@ -178,7 +183,7 @@ def load_converted(
 
 
 def _is_complete(path: Path, metadata: object, on_bytes: Callable[[int], None]) -> bool:
-    """True if a converted copy has these facts and its recorded hash."""
+    """Return True if a converted copy has this metadata and its recorded hash."""
     try:
         with safe_open(path, framework="pt") as handle:
             if handle.metadata() != metadata:
@@ -189,7 +194,7 @@ def _is_complete(path: Path, metadata: object, on_bytes: Callable[[int], None]) 
 
 
 def _write_note(model: Convertible, folder: Path) -> Path:
-    """The path of the note for a checkpoint at this path, with this size and these times."""
+    """Return the note path for the checkpoint at this path, with this size and these times."""
     digest = hashlib.sha256()
     for file in weight_files(model.path):
         stat = file.stat()
