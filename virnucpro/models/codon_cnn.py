@@ -1,14 +1,14 @@
-"""A convolutional network on the codons of both strands of a chunk; its file.
+"""A convolutional network on the codons of both strands of a chunk, and its file format.
 
 A token is three bases, with the three codons that begin at them. Each strand of a chunk is a
-sequence of tokens. Blocks of dilated convolutions let a token see 400 bases to each side. Pooled
-sums and differences of the two strands, so that their order does not matter, become one vector. Its
-last number is the log-odds that the chunk is viral, as the network learned it; the others are what
-the log-odds are computed from.
+sequence of tokens. Blocks of dilated convolutions give each token a receptive field of 400 bases to
+each side. Sums and differences of the two strands are pooled into one vector, so the order of the
+strands does not matter. The last number of the vector is the network's log-odds that the chunk is
+viral. The other numbers are the features from which the log-odds are computed.
 
-The network was trained to tell kinds of viruses and of cells apart, and to fill in codons that were
-hidden (``scripts/weights/train_embedded_network.py``). The file, in safetensors, is that of
-``save_network``; normalisation is part of its weights.
+The network was trained to distinguish kinds of viruses and cells, and to predict masked codons
+(``scripts/weights/train_embedded_network.py``). ``save_network`` writes the file, in safetensors.
+Normalisation is folded into the weights.
 """
 
 from __future__ import annotations
@@ -38,26 +38,30 @@ from virnucpro.models.validation.roundings import Reference, add_roundings
 
 FAMILY = "codons"
 N_CODONS = 64
-UNKNOWN = N_CODONS  # the codon of an unknown base, and a hidden one in training
+UNKNOWN = N_CODONS  # the codon of an unknown base, and a masked codon in training
 N_FRAMES, N_TAPS = 3, 5
 _N_QUERIES = 4
 WEIGHTS = "model.safetensors"
-_DIGITS = np.full(256, 4)  # of the letters of bases in ASCII; 4: unknown
+_DIGITS = np.full(256, 4)  # for ASCII bases; 4: unknown
 _DIGITS[list(b"ACGTUacgtu")] = [0, 1, 2, 3, 3] * 2
-_FACTS = "virnucpro_codons"  # entry of the metadata
+_FACTS = "virnucpro_codons"  # metadata entry
 _MOST_BLOCKS = 64
-_SHORTEST = 2 * N_FRAMES  # bases of the shortest sequence with a token
-_SHORTEST_RECORD = 150  # bases; it has learned from 500 on, and was measured from 150 on
-_BYTES_PER_CHANNEL = 48  # peak of a token: the stream in float32, and the rows of a convolution
-_FILLING_TOKENS = 262_144  # in a batch for a GPU
+_SHORTEST = 2 * N_FRAMES  # length in bases of the shortest sequence with a token
+_SHORTEST_RECORD = 150  # bases; trained from 500 on, measured from 150 on
+_BYTES_PER_CHANNEL = 48  # peak per token: float32 residual stream and convolution rows
+_FILLING_TOKENS = 262_144  # per batch on a GPU
 
 
 class CodonNetwork(nn.Module):
-    """The network. Sums are float32; products have the type of the weights.
+    """The network. Sums are float32; products use the weights' dtype.
 
-    ``of_codon`` numbers stand for a codon, and ``channels`` for a token. Each block has its
-    dilation, in tokens. The log-odds are computed from ``hidden`` numbers, by way of logits for
-    ``n_kinds`` kinds, of which the first ``n_viral`` are viruses.
+    Args:
+        of_codon: embedding size of a codon.
+        channels: width of a token.
+        dilations: one dilation per block, in tokens.
+        hidden: number of features from which the log-odds are computed, through kind logits.
+        n_kinds: number of kinds with a logit.
+        n_viral: the first ``n_viral`` kinds are viruses.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class CodonNetwork(nn.Module):
 
     @property
     def sizes(self) -> dict[str, int | list[int]]:
-        """The arguments that make a network of this shape."""
+        """Return the constructor arguments for a network of this shape."""
         return {
             "of_codon": self.codons.embedding_dim,
             "channels": self.stem.out_features,
@@ -99,11 +103,11 @@ class CodonNetwork(nn.Module):
 
     @property
     def dim(self) -> int:
-        """The length of a vector."""
+        """Return the vector length."""
         return self.inner.out_features + 1
 
     def forward(self, chunks: Sequence[str]) -> Tensor:
-        """Read chunks of bases. n strings -> (n, dim) float32"""
+        """Embed chunks of bases. n strings -> (n, dim) float32"""
         device = self.stem.weight.device
         batch, codons = _to_tokens(chunks)
         taps = _TapGatherer(batch, device)
@@ -119,7 +123,7 @@ class CodonNetwork(nn.Module):
         return torch.cat([inner, log_odds[:, None]], dim=1).float()
 
     def _pooled(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        """The means of each sequence by several weights, its mean and its maximum.
+        """Pool each sequence: several weighted means, the mean and the maximum.
 
         (n_tokens, channels) -> (n, 6 channels)
         """
@@ -145,7 +149,7 @@ class _Scaling(nn.Module):
 
 
 class _Block(nn.Module):
-    """A convolution of five taps and a mixing of channels, added to the stream."""
+    """A five-tap convolution and a channel mixing, added to the residual stream."""
 
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__()
@@ -166,17 +170,17 @@ def _product(linear: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _in_float32(linear: nn.Linear, x: Tensor) -> Tensor:
-    """Apply a layer in float64, where there is one.
+    """Apply a layer in float64, or in float32 on a device without float64.
 
-    Sums of a few rows may be rounded otherwise than those of many: so a vector does not depend on
-    its batch.
+    Sums over a few rows may be rounded differently from sums over many. With float64, a vector does
+    not depend on its batch.
     """
     number = torch.float32 if x.device.type == "mps" else torch.float64
     return F.linear(x.to(number), linear.weight.to(number), linear.bias.to(number))
 
 
 class _TapGatherer:
-    """Where the taps of a convolution are, for all tokens of a batch."""
+    """Row indices of the convolution taps, for all tokens in a batch."""
 
     def __init__(self, batch: PackedBatch, device: torch.device) -> None:
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
@@ -185,7 +189,7 @@ class _TapGatherer:
         self._step = torch.arange(N_TAPS, device=device) - N_TAPS // 2
 
     def gather(self, x: Tensor, dilation: int) -> Tensor:
-        """The rows around each token, side by side; 0 beyond its sequence. -> (n, 5 channels)"""
+        """Concatenate the rows around each token, with 0 beyond its sequence. -> (n, 5 channels)"""
         places = self._position + dilation * self._step
         is_inside = (places >= 0) & (places < self._length)
         rows = torch.arange(len(x), device=x.device)[:, None] + dilation * self._step
@@ -194,7 +198,7 @@ class _TapGatherer:
 
 
 def _to_tokens(chunks: Sequence[str]) -> tuple[PackedBatch, NDArray[np.int64]]:
-    """The tokens of all forward strands, then of all reverse strands. -> (n_tokens, 3) codons"""
+    """Tokenize all forward strands, then all reverse strands. -> (n_tokens, 3) codons"""
     parts, reverse = [], []
     for chunk in chunks:
         text = chunk.ljust(_SHORTEST, "N").encode("ascii", "replace")
@@ -207,7 +211,7 @@ def _to_tokens(chunks: Sequence[str]) -> tuple[PackedBatch, NDArray[np.int64]]:
 
 
 def _to_codons(digits: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n_bases,) from 0 to 4 -> (n_bases // 3 - 1, 3)"""
+    """Convert digits to codons. (n_bases,) from 0 to 4 -> (n_bases // 3 - 1, 3)"""
     n_tokens = len(digits) // N_FRAMES - 1
     a, b, c = digits[:-2], digits[1:-1], digits[2:]
     codons = np.where(np.maximum(np.maximum(a, b), c) < 4, 16 * a + 4 * b + c, UNKNOWN)
@@ -218,7 +222,7 @@ def _to_codons(digits: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def save_network(network: CodonNetwork, path: Path) -> None:
-    """Write a network; equal weights give equal bytes. Factors of products are float16."""
+    """Write a network. Equal weights give equal bytes. Product weights are stored in float16."""
     tensors = {
         name: (tensor.half() if tensor.ndim > 1 else tensor.float()).cpu().contiguous()
         for name, tensor in network.state_dict().items()
@@ -231,7 +235,7 @@ def load_network(path: Path) -> CodonNetwork:
     """Load a network in float32, on the CPU.
 
     Raises:
-        UnavailableError: the file is damaged, or holds anything else.
+        UnavailableError: the file is damaged or contains anything else.
     """
     hint = "if it is the one of VirNucPro, install the package again"
     with check_intact(path, "a network on codons", hint):
@@ -247,10 +251,13 @@ def load_network(path: Path) -> CodonNetwork:
 
 
 def inspect(path: Path, on_event: EventHandler) -> Model | None:
-    """The network in a file, or in a folder next to its head; None: the path is something else.
+    """Inspect a network file, or a folder with a network and its head.
+
+    Returns:
+        The model, or None if the path is something else.
 
     Raises:
-        UnavailableError: it is damaged.
+        UnavailableError: the network is damaged.
     """
     if path.is_dir():
         path /= WEIGHTS
@@ -258,7 +265,8 @@ def inspect(path: Path, on_event: EventHandler) -> Model | None:
 
 
 def inspect_file(path: Path) -> _CodonModel:
-    """
+    """Inspect a network file.
+
     Raises:
         UnavailableError: the file is damaged.
     """
@@ -284,10 +292,10 @@ def inspect_file(path: Path) -> _CodonModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CodonModel(Model):
-    """A network on disk; its id is the hash of the file."""
+    """A network on disk. Its id is the file's hash."""
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
-        """float32 where a GPU has no bf16: activations might overflow in fp16."""
+        """Use float32 on a GPU without bf16, because activations might overflow in fp16."""
         if precision == "fp16":
             return "fp32"
         return "bf16" if precision == "fp8" else precision
@@ -301,9 +309,10 @@ class _CodonModel(Model):
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _CodonEncoder:
-    """
+    """Load the encoder of a recipe.
+
     Raises:
-        UnavailableError: the file cannot be used, or is not that of the recipe.
+        UnavailableError: the file cannot be used, or does not match the recipe.
     """
     network = load_network(weights)
     check_unchanged(spec, weights, hash_file(weights))
@@ -315,7 +324,10 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _CodonEncode
 
 
 def load_reference(spec: EncoderSpec, weights: Path, device: torch.device) -> Reference:
-    """The network itself, in float32 on a CPU: nobody else has it. Raises as ``load``."""
+    """Load the network itself as its reference, in float32 on a CPU. Raises as ``load``.
+
+    No independent implementation of this network exists.
+    """
     cpu = torch.device("cpu")
     use_device(cpu)
     encoder = load(spec, weights, cpu)
@@ -349,11 +361,11 @@ class _CodonEncoder(PackedEncoder):
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """Read a batch; the rows stay on the device."""
+        """Embed a batch. The rows stay on the device."""
         rows: Tensor = self.network(sequences)
         return rows
 
 
 def _count_tokens(n_bases: int) -> int:
-    """The tokens of both strands."""
+    """Count the tokens of both strands."""
     return 2 * max(1, n_bases // N_FRAMES - 1)
