@@ -1,8 +1,8 @@
 """Find the devices of a machine, and choose devices, precision and batch size for a run.
 
-GPUs are listed through NVML, so the parent never starts CUDA. A GPU is chosen by its place among
-the visible ones (``CUDA_VISIBLE_DEVICES``) or by UUID, as everywhere in CUDA, and checked before
-any process starts. Importing torch takes seconds, so it is imported only on a Mac.
+GPUs are listed through NVML, so the parent never starts CUDA. As everywhere in CUDA, a GPU is
+selected by UUID or by its index among the visible ones (``CUDA_VISIBLE_DEVICES``). GPUs are checked
+before any process starts. Importing torch takes seconds, so it is imported only on a Mac.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from virnucpro.core.option_schema import ComputeOptions
 
 _GIB = 1 << 30
-_CPU_TOKENS = 2048  # tokens that fit into the caches; twice as many for a narrow model
-_CPU_SHARE = 80  # a GPU needs this many times more tokens than a core to be busy
+_CPU_TOKENS = 2048  # tokens that fit into the CPU caches; twice as many for a narrow model
+_CPU_SHARE = 80  # to be busy, a GPU needs this many times more tokens than a core
 _MPS_TOKENS = 8192
-_WORKER_BYTES = _GIB // 2  # of a worker on a CPU, besides its model: PyTorch and a batch
+_WORKER_BYTES = _GIB // 2  # PyTorch and a batch in a CPU worker, without the model
 _MAX_WORKERS = 1024
 _CPU_FACTS = Path("/proc/cpuinfo")
-_OLDEST_FOR_CUDA_13 = (7, 5)  # compute capability; CUDA 13 compiles for no older cards
-# compute capabilities of the builds of PyTorch 2.10 to 2.14 for CUDA 12.6
+_OLDEST_FOR_CUDA_13 = (7, 5)  # compute capability; CUDA 13 drops older cards
+# Compute capabilities supported by PyTorch 2.10 to 2.14 for CUDA 12.6.
 _OLDEST_FOR_CUDA_12, _NEWEST_FOR_CUDA_12 = (5, 0), (9, 0)
 _INSTALL_FOR_CUDA_12 = (
     "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
@@ -44,23 +44,23 @@ _INSTALL_FOR_CUDA_12 = (
 _OLDEST_FOR_FP8 = (8, 9)
 _ELSE_CPU = with_options("see `virnucpro devices`, or run on the CPU with {device:cpu}")
 _IDLE_FREE_SHARE = 0.9  # a GPU with this share of its memory free counts as unused
-_COLUMNS, _INDENT = 80, 8 * " "  # of lines that describe a machine
+_COLUMNS, _INDENT = 80, 8 * " "  # for the lines that describe a machine
 _UNBROKEN = "\N{NO-BREAK SPACE}"
-_SMALL_BUDGET_SHARE = 0.75  # share of another GPU's tokens below which a warning is due
+_SMALL_BUDGET_SHARE = 0.75  # warn if a GPU has less than this share of another GPU's tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU, or a MIG slice of one, as NVML describes it."""
+    """A GPU, or a MIG slice, as NVML describes it."""
 
-    index: int  # of the card in the machine, by PCI bus
+    index: int  # card index in the machine, by PCI bus
     uuid: str
     name: str
     memory_total: int  # bytes
     memory_free: int
     capability: tuple[int, int]
     driver: tuple[int, int]  # newest CUDA version that the driver supports
-    card: str = ""  # of a MIG slice: the UUID of its card
+    card: str = ""  # for a MIG slice, the UUID of its card
 
     @property
     def has_bf16(self) -> bool:
@@ -68,7 +68,7 @@ class Gpu:
 
     @property
     def has_fast_fp16(self) -> bool:
-        """True for cards with tensor cores, from Volta on."""
+        """Return True for cards with tensor cores, from Volta on."""
         return self.capability >= (7, 0)
 
     @property
@@ -78,13 +78,13 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """The devices of a run and their abilities."""
+    """The devices of a run and their capabilities."""
 
-    devices: tuple[str, ...]  # by their names in torch, one per worker
+    devices: tuple[str, ...]  # torch device names, one per worker
     descriptions: tuple[str, ...]
     has_bf16: bool
-    memory: int  # free bytes of the smallest GPU, or for each CPU worker
-    gpus: tuple[Gpu, ...] = ()  # NVIDIA GPUs, in the order of ``devices``
+    memory: int  # free bytes on the smallest GPU, or for each CPU worker
+    gpus: tuple[Gpu, ...] = ()  # NVIDIA GPUs, in ``devices`` order
 
     @property
     def kind(self) -> str:
@@ -96,7 +96,7 @@ class DeviceChoice:
 
     @property
     def first_device(self) -> DeviceChoice:
-        """The first device alone."""
+        """Return a choice with only the first device."""
         gpus = self.gpus[:1]
         return replace(
             self,
@@ -108,9 +108,9 @@ class DeviceChoice:
         )
 
     def count_helpers(self, n_cores: int) -> int:
-        """The largest useful number of helpers, which make shards and tables during embedding.
+        """Return the largest useful number of helpers, which build shards and tables.
 
-        A GPU keeps one or two of them busy (benchmarks/measure.py simulated). On a CPU the tables
+        A GPU keeps one or two helpers busy (benchmarks/measure.py simulated). On a CPU the tables
         take a sixth of the time of the smallest model.
         """
         if any(device.startswith("cuda") for device in self.devices):
@@ -120,9 +120,12 @@ class DeviceChoice:
     def mixed_gpu_warnings(
         self, footprint: Footprint, precision: Precision, is_auto: tuple[bool, bool]
     ) -> list[str]:
-        """Warnings where one GPU slows the others down, with the option that leaves it out.
+        """List warnings for GPUs that slow the others down, with the option that excludes them.
 
-        ``is_auto``: whether the precision, and the tokens of a batch, are chosen by the devices.
+        Args:
+            footprint: the model's memory.
+            precision: the run's precision.
+            is_auto: whether the devices determine the precision, and the tokens per batch.
         """
         auto_precision, auto_tokens = is_auto
         lines: list[str] = []
@@ -158,11 +161,11 @@ class TorchBuild(NamedTuple):
     """The installed torch."""
 
     version: str
-    cuda: str | None  # None: built without
+    cuda: str | None  # None: built without CUDA
 
 
 class _Unusable(NamedTuple):
-    """Why a GPU cannot be used, and what the user can do."""
+    """The reason why a GPU cannot be used, and the remedy."""
 
     reason: str
     remedy: str
@@ -176,11 +179,11 @@ class _Unusable(NamedTuple):
 
 
 def _why_unusable(gpu: Gpu, torch: TorchBuild) -> _Unusable | None:
-    """Why this build of torch cannot use a GPU, as far as it is known without starting CUDA.
+    """Explain why this torch build cannot use a GPU, as far as NVML can show without CUDA.
 
-    A driver runs programs of its own major version of CUDA, whatever the minor one, and of older
-    ones (NVIDIA, "CUDA Compatibility"). Builds for CUDA 12 have kernels for different cards: torch
-    says so when a worker starts.
+    A driver supports its own CUDA major version, in any minor version, and older major versions
+    (NVIDIA, "CUDA Compatibility"). Builds for CUDA 12 differ in the cards that they have kernels
+    for. In that case torch reports the mismatch when a worker starts.
     """
     build = f"this build of torch ({torch.version})"
     if torch.cuda is None:
@@ -212,7 +215,7 @@ def _format_version(version: tuple[int, int]) -> str:
 
 
 def torch_is_missing() -> UnavailableError:
-    """The error for a command that needs PyTorch where there is none."""
+    """Make the error for a command that needs PyTorch, which is not installed."""
     return UnavailableError(
         "PyTorch is not installed, and models need it",
         hint=with_options(
@@ -222,7 +225,8 @@ def torch_is_missing() -> UnavailableError:
 
 
 def require_torch() -> TorchBuild:
-    """
+    """Read the installed torch, which is required.
+
     Raises:
         UnavailableError: PyTorch is not installed.
     """
@@ -233,19 +237,20 @@ def require_torch() -> TorchBuild:
 
 
 def torch_build() -> TorchBuild | None:
-    """Read the installed torch from its ``version.py``, without importing it.
+    """Read the installed torch version from ``version.py``, without importing torch.
 
-    None: it is not installed.
+    Returns:
+        The build, or None if torch is not installed.
     """
     torch = find_spec("torch")
-    if torch is None or torch.origin is None:  # no origin: a folder of this name
+    if torch is None or torch.origin is None:  # no origin: a folder with this name
         return None
     facts = run_path(str(Path(torch.origin).with_name("version.py")))
     return TorchBuild(facts["__version__"], facts["cuda"])
 
 
 def has_mps() -> bool:
-    """True if torch can use an Apple GPU."""
+    """Return True if torch can use an Apple GPU."""
     if sys.platform != "darwin":
         return False
     import torch
@@ -254,7 +259,7 @@ def has_mps() -> bool:
 
 
 def has_nvml() -> bool:
-    """True if an NVIDIA driver is installed. Cheaper than importing pynvml."""
+    """Return True if an NVIDIA driver is installed. This is cheaper than importing pynvml."""
     try:
         CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -263,7 +268,7 @@ def has_nvml() -> bool:
 
 
 def list_gpus() -> tuple[list[Gpu], str]:
-    """The NVIDIA GPUs of the machine, or an empty list and the reason."""
+    """List the machine's NVIDIA GPUs, or return an empty list and the reason."""
     if not has_nvml():
         return [], "no NVIDIA driver found"
     import pynvml
@@ -285,7 +290,7 @@ def list_gpus() -> tuple[list[Gpu], str]:
 
 
 def _describe(index: int, driver: tuple[int, int]) -> list[Gpu]:
-    """The card, or its MIG slices."""
+    """Describe a card, or its MIG slices."""
     import pynvml
 
     card = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -309,7 +314,7 @@ def _describe(index: int, driver: tuple[int, int]) -> list[Gpu]:
 
 
 def _list_mig_slices(card: object) -> list[object] | None:
-    """NVML's handles of the MIG instances of a card; None if it is not in MIG mode."""
+    """List the NVML handles of a card's MIG instances. Return None if it is not in MIG mode."""
     import pynvml
 
     try:
@@ -320,15 +325,15 @@ def _list_mig_slices(card: object) -> list[object] | None:
         return None
     handles = []
     for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card)):
-        with suppress(pynvml.NVMLError):  # an empty place, or one without permission
+        with suppress(pynvml.NVMLError):  # an empty slot, or no permission
             handles.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place))
     return handles
 
 
 def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> list[Gpu]:
-    """The GPUs that CUDA shows, in its order. A wrong entry hides itself and all that follow.
+    """List the GPUs visible to CUDA, in its order. An invalid entry hides itself and the rest.
 
-    CUDA shows a process one MIG slice, or none if it also shows a whole card.
+    CUDA shows a process only one MIG slice, and no slice if a complete card is also visible.
     """
     if cuda_visible_devices is None:
         return [gpu for gpu in gpus if not gpu.card] or list(gpus[:1])
@@ -344,7 +349,7 @@ def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> list[
 
 
 def _named_to_cuda(gpus: Sequence[Gpu], entry: str) -> list[Gpu]:
-    """The GPUs that match an entry; the number or UUID of a sliced card means its first slice."""
+    """List the GPUs that match an entry; a sliced card's index or UUID selects its first slice."""
     if entry.isdigit():
         return [gpu for gpu in gpus if gpu.index == int(entry)][:1]
     cards = {gpu.card: gpu for gpu in reversed(gpus) if entry and gpu.card.startswith(entry)}
@@ -358,10 +363,10 @@ def _find_gpu(visible: Sequence[Gpu], entry: str) -> list[Gpu]:
 
 
 def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
-    """The indices of the requested GPUs (``all``, ``0,2`` or UUIDs) among the visible ones.
+    """Return the indices of the requested GPUs (``all``, ``0,2`` or UUIDs) among the visible ones.
 
     Raises:
-        UsageError: one is out of range, ambiguous or named twice.
+        UsageError: a GPU is out of range, ambiguous or named twice.
     """
     if request == "all":
         return list(range(len(visible)))
@@ -397,7 +402,7 @@ def choose_devices(
 ) -> DeviceChoice:
     """Choose the devices for ``--device``, ``--gpus`` and ``--workers``.
 
-    ``auto`` is the first kind that can be used here.
+    ``auto`` is the first kind that is available here.
 
     Raises:
         UsageError: the options contradict each other.
@@ -431,7 +436,7 @@ def choose_devices(
 
 
 def _first_available(kinds: Iterable[Callable[[], DeviceChoice]]) -> DeviceChoice:
-    """The first available choice. The last one is the CPU, with the reason for it."""
+    """Return the first available choice. The last resort is the CPU, with the reason."""
     *gpus, cpu = kinds
     lacks = []
     for choose in gpus:
@@ -445,7 +450,7 @@ def _first_available(kinds: Iterable[Callable[[], DeviceChoice]]) -> DeviceChoic
 
 
 def _choose_cuda(request: str, cuda_visible_devices: str | None) -> DeviceChoice:
-    """The requested GPUs; for ``all``, those that this build of torch can use.
+    """Choose the requested GPUs. ``all`` means those that this torch build can use.
 
     Raises:
         UsageError: a named GPU is not visible.
@@ -486,7 +491,7 @@ def _choose_cuda(request: str, cuda_visible_devices: str | None) -> DeviceChoice
 
 
 def free_gpus(cuda_visible_devices: str | None) -> list[int]:
-    """The indices of the usable GPUs that nobody uses."""
+    """Return the indices of the usable GPUs that are idle."""
     with suppress(UnavailableError):
         choice = _choose_cuda("all", cuda_visible_devices)
         places = (int(device.partition(":")[2]) for device in choice.devices)
@@ -507,9 +512,10 @@ def _choose_mps(machine: Machine) -> DeviceChoice:
 
 
 def count_workers(workers: int | None, model_bytes: int, machine: Machine) -> int:
-    """The number of CPU workers for ``--workers``; each has a core, and a model of these bytes.
+    """Choose the number of CPU workers for ``--workers``.
 
-    None: as many as fit into the cores and the memory that this process may use.
+    Each worker needs a core and ``model_bytes`` for its model. None means as many workers as fit
+    into the cores and the memory that this process may use.
 
     Raises:
         UsageError: the number is out of range.
@@ -541,9 +547,10 @@ def _choose_cpu(workers: int | None, model_bytes: int, machine: Machine) -> Devi
 
 
 def cpu_has_bf16() -> bool:
-    """True if the CPU multiplies bf16 faster than fp32: with AMX, or from AMD with AVX512-BF16.
+    """Return True if the CPU multiplies bf16 faster than fp32.
 
-    Intel CPUs with AVX512-BF16 but without AMX multiply bf16 at half the rate of fp32.
+    This needs AMX, or an AMD CPU with AVX512-BF16. Intel CPUs with AVX512-BF16 but without AMX
+    multiply bf16 at half the fp32 rate.
     """
     if not _CPU_FACTS.exists():
         return False
@@ -558,7 +565,7 @@ def choose_precision(request: str, choice: DeviceChoice) -> Precision:
     """Choose the precision for ``--precision``.
 
     Raises:
-        UnavailableError: the device does not have this precision.
+        UnavailableError: the device does not support this precision.
     """
     match request:
         case "auto":
@@ -587,7 +594,10 @@ def choose_precision(request: str, choice: DeviceChoice) -> Precision:
 
 
 def _why_no_fp8(choice: DeviceChoice) -> UnavailableError:
-    """The error for ``--precision fp8`` without it; a CPU could only emulate it, slowly."""
+    """Make the error for ``--precision fp8`` without hardware support.
+
+    A CPU could only emulate fp8, slowly.
+    """
     old = [place for place, gpu in enumerate(choice.gpus) if not gpu.has_fp8]
     needs = with_options(
         "{precision:fp8} needs GPUs of compute capability {oldest} and newer",
@@ -616,7 +626,7 @@ def _why_no_fp8(choice: DeviceChoice) -> UnavailableError:
 
 
 def choose_tokens(choice: DeviceChoice, footprint: Footprint, precision: Precision) -> int:
-    """The tokens of a batch: enough to keep the device busy, and well within its memory."""
+    """Choose the tokens per batch: enough to saturate the device, and well within its memory."""
     if choice.kind == "cpu":
         return min(max(_CPU_TOKENS, footprint.filling_tokens // _CPU_SHARE), 2 * _CPU_TOKENS)
     if choice.kind == "mps":
@@ -626,7 +636,7 @@ def choose_tokens(choice: DeviceChoice, footprint: Footprint, precision: Precisi
 
 
 def format_bytes(n_bytes: int) -> str:
-    """Format a number of bytes for people."""
+    """Format a byte count for people."""
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
 
 
@@ -636,15 +646,15 @@ _WITHOUT_TRITON = {
     "no_fp8": "only `virnucpro models check` emulates it here",
     "kernels": dict.fromkeys(_KERNELS, "they are for NVIDIA GPUs"),
 }
-# devices by their names in torch -> for each device, why it has no fp8 (key "fp8") and why each
-# kernel does not run (key: its name); "" if it has fp8, or the kernel runs
+# Takes torch device names. For each device, returns why it has no fp8 (key "fp8") and why each
+# kernel does not run (key: kernel name). A reason is "" if the device has fp8, or the kernel runs.
 TryGpus = Callable[[Sequence[str]], Mapping[str, Mapping[str, str]]]
 
 
 def format_machine(
     cuda_visible_devices: str | None, machine: Machine, try_gpus: TryGpus, *, as_json: bool
 ) -> list[str]:
-    """The output of ``virnucpro devices``, as text or as JSON."""
+    """Format the output of ``virnucpro devices``, as text or as JSON."""
     facts = measure_machine(cuda_visible_devices, machine, try_gpus)
     return [json.dumps(facts, indent=2)] if as_json else describe_machine(facts)
 
@@ -652,7 +662,7 @@ def format_machine(
 def measure_machine(
     cuda_visible_devices: str | None, machine: Machine, try_gpus: TryGpus
 ) -> dict[str, Any]:
-    """The facts that ``virnucpro devices --json`` prints; memory in bytes."""
+    """Measure what ``virnucpro devices --json`` prints. Memory is in bytes."""
     gpus, reason = list_gpus()
     visible = visible_gpus(gpus, cuda_visible_devices)
     torch = torch_build()
@@ -706,7 +716,7 @@ def _gpu_facts(
 
 
 def describe_machine(facts: Mapping[str, Any]) -> list[str]:
-    """The lines of ``virnucpro devices``: which devices a run would use here, and why no others."""
+    """Describe which devices a run would use here, and why no others, for ``virnucpro devices``."""
     torch, cpu = facts["torch"], facts["cpu"]
     lines = ["torch is not installed: models need it (pip install torch), the scorer does not"]
     if torch:
@@ -737,10 +747,10 @@ def _format_memory(facts: Mapping[str, Any]) -> str:
 
 
 def _format_usage(gpu: Mapping[str, Any]) -> list[str]:
-    """How a run would use a GPU, or why it cannot."""
+    """Describe how a run would use a GPU, or why it cannot."""
     if gpu["cannot_be_used"]:
         remedy, _, command = gpu["remedy"].partition(": ")
-        # a command is not wrapped, so that it can be copied
+        # A command is not wrapped, so that it can be copied.
         commands = [command.replace(" ", _UNBROKEN)] if command else []
         return [f"cannot be used: {gpu['cannot_be_used']}", f"remedy: {remedy}", *commands]
     attention = "FlashAttention" if gpu["precision"] == "bf16" else "SDPA"
@@ -762,7 +772,7 @@ def _describe_kernels(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _wrap_lines(head: str, *rest: str) -> list[str]:
-    """Wrap the facts of a device for a narrow terminal; no word is cut."""
+    """Wrap the description of a device for a narrow terminal without splitting words."""
     indents = ("", *[_INDENT] * len(rest))
     return [
         line.replace(_UNBROKEN, " ")
