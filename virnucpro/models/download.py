@@ -1,8 +1,8 @@
-"""Download a file: resumable, bounded in size, verified, and in place only when complete.
+"""Download a file: resumable, bounded in size, verified, and visible only when complete.
 
-The bytes received so far are in ``.NAME.part``, next to it, and the next attempt continues there.
-That file is opened once, never through a link, and stays open until it is verified and renamed.
-So nobody who may write to the folder can direct the download to another file, or exchange it.
+Received bytes go to ``.NAME.part`` in the same folder, and the next attempt continues that file. It
+is opened once, never through a link, and stays open until it is verified and renamed. So nobody
+with write access to the folder can redirect the download to another file, or swap it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from virnucpro.models.family import RemoteFile
 
 _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte
-_SLOWEST = 50_000  # least bytes per second, on average
+_SLOWEST = 50_000  # minimum average bytes per second
 
 
 _OnBytes = Callable[[int, int], None]  # bytes so far, total bytes (0: unknown)
 
 
 def _fetch(file: RemoteFile, path: Path, out: BinaryIO, on_bytes: _OnBytes) -> None:
-    """Download to the open file at ``path``; if it has the first bytes already, only the rest.
+    """Download to the open file at ``path``. If it has the first bytes already, fetch the rest.
 
     Raises:
-        UnavailableError: the file is longer than it may be.
-        StorageError: the disk has no space for it.
+        UnavailableError: the file exceeds its size limit.
+        StorageError: the disk has too little space.
         OSError, HTTPException: the server sends another file, or the connection ended early or is
             too slow.
     """
@@ -59,16 +59,16 @@ def _fetch(file: RemoteFile, path: Path, out: BinaryIO, on_bytes: _OnBytes) -> N
         place = answer.headers.get("Content-Range") or ""
         is_part = answer.status == http.client.PARTIAL_CONTENT
         if not is_part or not place.startswith(f"bytes {start}-"):
-            start = 0  # the answer has the whole file
+            start = 0  # the response contains the complete file
         _receive(answer, out, start, file, on_bytes)
 
 
 @contextmanager
 def _open_for_append(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to append to, for one process at a time.
+    """Open a file for appending, by one process at a time.
 
     Raises:
-        OutputError: another process downloads to it; or it is a link, or no plain file.
+        OutputError: another process downloads to this file, or it is a link or not a regular file.
     """
     with storage_errors(path), open(path, "ab+", opener=_open_plain) as out:
         try:
@@ -85,10 +85,10 @@ def _open_for_append(path: Path) -> Iterator[BinaryIO]:
 
 
 def _open_plain(path: str, flags: int) -> int:
-    """Open or create a plain file that has no other name.
+    """Open or create a regular file that has no other name.
 
     Raises:
-        OutputError: it is a link, or no plain file.
+        OutputError: the path is a link, or not a regular file.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -111,10 +111,10 @@ def _foreign_file_error(path: Path) -> OutputError:
 
 
 def _put_in_place(out: BinaryIO, partial: Path, path: Path) -> None:
-    """Rename an open file, synced to disk.
+    """Rename an open file after syncing it to disk.
 
     Raises:
-        OutputError: another file was put in its place.
+        OutputError: another file has replaced it.
     """
     os.fsync(out.fileno())
     partial.replace(path)
@@ -135,18 +135,18 @@ def _receive(
     file: RemoteFile,
     on_bytes: _OnBytes,
 ) -> None:
-    """Write the answer of a server after the first ``start`` bytes of the file.
+    """Write a server's response after the first ``start`` bytes of the file.
 
     Raises:
-        UnavailableError: the file is longer than it may be.
-        OSError: the server sends another file, such as a login page; or see ``_fetch``.
+        UnavailableError: the file exceeds its size limit.
+        OSError: the server sends another file, such as a login page. See also ``_fetch``.
     """
     announced = start + answer.length if answer.length else 0  # 0: unknown
     total = file.n_bytes or announced
     if announced not in (0, total):
         raise OSError(f"it has {announced} bytes, not {total}")
     out.seek(start)
-    out.truncate()  # old bytes are dropped only for a file of the right length
+    out.truncate()  # existing bytes are dropped only for a file with the right length
     most = total or file.most_bytes
     began, n_bytes = time.monotonic(), start
     while block := answer.read1(_BLOCK):
@@ -165,7 +165,8 @@ def _receive(
 
 
 def _check_free_space(path: Path, n_bytes: int) -> None:
-    """
+    """Check the free disk space for a download.
+
     Raises:
         StorageError: the disk has fewer free bytes.
     """
@@ -179,10 +180,10 @@ def _check_free_space(path: Path, n_bytes: int) -> None:
 
 
 def fetch_file(file: RemoteFile, path: Path, on_event: EventHandler) -> None:
-    """Download a published file; ``path`` appears only when it is complete.
+    """Download a published file. ``path`` appears only when it is complete.
 
     Raises:
-        DownloadError: it cannot be downloaded, or is another file.
+        DownloadError: the file cannot be downloaded, or has other content.
         OutputError, StorageError: it cannot be written, or another process downloads it.
     """
 
@@ -212,28 +213,28 @@ def fetch_file(file: RemoteFile, path: Path, on_event: EventHandler) -> None:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
             if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-                partial.unlink(missing_ok=True)  # it is too long, so no download could complete it
+                partial.unlink(missing_ok=True)  # too long: no download could complete it
         reason = getattr(error, "reason", None) or error
         raise DownloadError(f"cannot fetch {file.url}: {printable(reason)}", hint=hint) from error
 
 
 def check_file(file: RemoteFile, path: Path) -> None:
-    """Read a complete file, and refuse it if it is not the published one.
+    """Read a complete file and reject it if it differs from the published one.
 
     Raises:
-        UnavailableError: it is another file.
+        UnavailableError: the file differs.
     """
     with open_regular_file(path) as handle:
         check_content(file, handle)
 
 
 def check_content(file: RemoteFile, handle: BinaryIO) -> None:
-    """Read an open file from its start, and refuse it if it is not the published one.
+    """Read an open file from its start and reject it if it differs from the published one.
 
-    Git's id of a file is the SHA-1 of its kind, its size and its content.
+    A git file id is the SHA-1 of the object type, the size and the content.
 
     Raises:
-        UnavailableError: it is another file.
+        UnavailableError: the file differs.
     """
     n_bytes = os.fstat(handle.fileno()).st_size
     if file.n_bytes not in (None, n_bytes):

@@ -1,4 +1,4 @@
-"""Find models that the libraries of Hugging Face downloaded. Nothing is downloaded or written."""
+"""Find models that the Hugging Face libraries downloaded. Nothing is downloaded or written."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path | None:
-    """The folder of downloaded models, by the variables that huggingface_hub reads.
+    """Return the folder of downloaded models, from the variables that huggingface_hub reads.
 
-    None: no variable says where it is, not even HOME.
+    None: no variable gives the folder, not even HOME.
 
     >>> cache_folder({"HOME": "/home/ann"}), cache_folder({"HOME": "/home/ann", "HF_HOME": "/hf"})
     (PosixPath('/home/ann/.cache/huggingface/hub'), PosixPath('/hf/hub'))
@@ -27,14 +27,13 @@ def cache_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def find_snapshot(cache: Path, repository: str, files: Mapping[str, str]) -> Path | None:
-    """The folder with a complete copy of a model, or None.
+    """Return the folder with a complete copy of a model, or None.
 
     Args:
-        cache: the folder of ``cache_folder``.
+        cache: the folder from ``cache_folder``.
         repository: the name on the Hub, such as ``facebook/esm2_t33_650M_UR50D``.
-        files: names of the files of the model, with the SHA-256 of those with weights, else empty.
-            The cache names large files by it, so that other revisions are passed over without being
-            read.
+        files: the model's file names, with the SHA-256 of weight files and "" for the others. The
+            cache names large files by SHA-256, so other revisions are skipped without being read.
     """
     snapshots = cache / f"models--{repository.replace('/', '--')}" / "snapshots"
     for folder in sorted(snapshots.glob("*")):
@@ -46,5 +45,5 @@ def find_snapshot(cache: Path, repository: str, files: Mapping[str, str]) -> Pat
 def _is_cached(file: Path, sha256: str) -> bool:
     if not file.is_file():
         return False
-    # a cache without links has the file itself; its hash is checked when it is read
+    # A cache without links contains the file itself. Its hash is checked when it is read.
     return not sha256 or file.resolve().name in (sha256, file.name)

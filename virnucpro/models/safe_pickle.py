@@ -1,7 +1,7 @@
-"""Read files of ``torch.save`` without running code from them.
+"""Read ``torch.save`` files without running code from them.
 
-A pickle may name any code. This reader allows tensors and the classes that the caller lists; it
-refuses all else before it runs.
+A pickle may name any code. This reader allows only tensors and the classes that the caller lists.
+It rejects all else before anything runs.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.models.base import DAMAGE
 
-_MAGIC = (b"PK", b"\x80")  # a zip archive, or a bare pickle as older versions wrote
-# errors of torch.load on a damaged file
+_MAGIC = (b"PK", b"\x80")  # a zip archive, or a bare pickle from older versions
+# Errors raised by torch.load for a damaged file.
 _DAMAGE = (*DAMAGE, EOFError, AssertionError, struct.error, zipfile.BadZipFile)
 
 _Allowed = Callable[..., object] | tuple[Callable[..., object], str]
 
 
 def read_pt(path: Path, kind: str, allowed: Sequence[_Allowed] = ()) -> object:
-    """Load a file of ``torch.save``, mapped into memory where possible.
+    """Load a ``torch.save`` file, mapped into memory where possible.
 
-    ``kind`` is the expected content, for messages: "an ESM-2 checkpoint". ``allowed`` are classes
-    that it may name besides tensors, or pairs of our class and the name in the file.
+    Args:
+        path: the file.
+        kind: the expected content, for messages: "an ESM-2 checkpoint".
+        allowed: classes that the file may name besides tensors, or pairs with our class and the
+            name in the file.
 
     Raises:
         UnavailableError: the file is of another kind, is damaged, or names anything else.
@@ -45,7 +48,7 @@ def read_pt(path: Path, kind: str, allowed: Sequence[_Allowed] = ()) -> object:
         if is_archive and _is_compressed(path):
             raise _unknown_format_error(path, kind, "it is compressed")
         with torch.serialization.safe_globals(list(allowed)), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickles, which are refused here
+            warnings.simplefilter("ignore")  # warnings about pickles, which are rejected here
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except pickle.UnpicklingError as error:
         raise UnavailableError(
@@ -60,7 +63,7 @@ def read_pt(path: Path, kind: str, allowed: Sequence[_Allowed] = ()) -> object:
 
 
 def _is_compressed(path: Path) -> bool:
-    """True if a member is compressed, and could unpack to any size; torch compresses none."""
+    """Return True for a compressed member, which could unpack to any size; torch uses none."""
     with zipfile.ZipFile(path) as archive:
         return any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
 
@@ -72,7 +75,7 @@ def _unknown_format_error(path: Path, kind: str, why: str) -> UnavailableError:
 
 
 def check_plain(tensor: Tensor) -> None:
-    """Refuse a tensor that is not plain floats: with strides, a few bytes can claim any size.
+    """Reject a tensor that is not plain floats. With strides, a few bytes can claim any size.
 
     Raises:
         ValueError: the tensor is not dense floats on the CPU, or repeats stored numbers.
