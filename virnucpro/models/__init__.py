@@ -1,1 +1,1 @@
-"""Models."""
+"""Embedding models, their families and their devices."""

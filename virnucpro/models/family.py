@@ -1,4 +1,4 @@
-"""What is known about a family of models and its published files without importing its code."""
+"""Metadata for model families and their published files, available without importing their code."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"  # of weights in several files
+INDEX = "model.safetensors.index.json"  # index of weights in several files
 
 
 def join_digests(digests: Sequence[str]) -> str:
-    """The SHA-256 of a model by those of its weight files, in alphabetical order of their names."""
+    """Combine the SHA-256 of weight files, in alphabetical order of their names, into one."""
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("".join(digests).encode()).hexdigest()
@@ -24,14 +24,14 @@ def join_digests(digests: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
-    """A file that others publish: its address, size and hash."""
+    """A published file: its address, size and hash."""
 
     url: str
     n_bytes: int | None = None  # None: not recorded
     most_bytes: int = 1 << 28  # limit if n_bytes is None
     sha256: str = ""
-    md5: str = ""  # where no SHA-256 is recorded
-    git_blob: str = ""  # where no SHA-256 is recorded: its id in git
+    md5: str = ""  # used where no SHA-256 is recorded
+    git_blob: str = ""  # git id, used where no SHA-256 is recorded
 
     @property
     def name(self) -> str:
@@ -40,15 +40,15 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A model that others publish: its dimensions, and its files, the weights first."""
+    """A published model: its dimensions, and its files with the weights first."""
 
     n_layers: int
     dim: int
     n_heads: int
-    n_parameters: int = 0  # 0: by the dimensions
-    files: tuple[RemoteFile, ...]  # several lie in a folder of that name
-    folder_sha256: str = ""  # of model.safetensors, if one file is published as a folder too
-    repository: str = ""  # of the folder on the Hub of Hugging Face
+    n_parameters: int = 0  # 0: computed from the dimensions
+    files: tuple[RemoteFile, ...]  # several files share a folder with the model's name
+    folder_sha256: str = ""  # for model.safetensors, if a single file is also published as a folder
+    repository: str = ""  # folder name on the Hugging Face Hub
 
     @property
     def is_file(self) -> bool:
@@ -56,7 +56,7 @@ class Published:
 
     @property
     def digests(self) -> frozenset[str]:
-        """The possible SHA-256 of the weights; empty if none is recorded."""
+        """Return the valid SHA-256 values for the weights. Empty if none is recorded."""
         if self.is_file:
             recorded = self.files[0].sha256
             return frozenset({recorded, self.folder_sha256} - {""} if recorded else ())
@@ -67,7 +67,7 @@ class Published:
 
     @property
     def hub_files(self) -> dict[str, str]:
-        """The files of its folder on the Hub by name, with the SHA-256 of those with weights."""
+        """Map the file names of its Hub folder to the SHA-256, which only weight files have."""
         if self.is_file:
             return {WEIGHTS: self.folder_sha256, CONFIG: ""}
         digests = {file.name: file.sha256 for file in self._weights}
@@ -80,30 +80,35 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A kind of encoder: what is known without importing its code.
+    """An encoder family: its metadata, available without importing its code.
 
-    Its module has ``load(spec, weights, device) -> Encoder``. If models are named by their files,
-    it has ``inspect(path, on_event) -> Model | None``: None if the path is of another family. If
-    it publishes models, it has ``footprint_of(published) -> Footprint``, which needs no
-    download, and ``open_published(name, published, path) -> Model``, which refuses any other model.
+    The family's module has ``load(spec, weights, device) -> Encoder``. Two kinds of family need
+    more:
 
-    ``reference`` is a module for ``models check`` with ``load_reference(spec, weights, device) ->
-    Reference`` (``validation.roundings``): another program that computes the same vectors.
-    ``works.json`` next to the module has the works to cite for a result, as in ``results.report``.
+    - If models are named by their files, the module has ``inspect(path, on_event) -> Model |
+      None``, which returns None for a path from another family.
+    - If the family publishes models, the module has ``footprint_of(published) -> Footprint``, which
+      needs no download, and ``open_published(name, published, path) -> Model``, which rejects any
+      other model.
+
+    ``reference`` names a module for ``models check`` with ``load_reference(spec, weights, device)
+    -> Reference`` (``validation.roundings``): an independent program that computes the same
+    vectors. ``works.json`` next to the module lists the works to cite for a result, as in
+    ``results.report``.
     """
 
     module: str
     letters_per_token: float = 1.0
     extra_tokens: int = 2  # tokens added to each sequence
-    has_files: bool = False  # True if its module has ``inspect``
+    has_files: bool = False  # True if the module has ``inspect``
     published: dict[str, Published] = field(default_factory=dict)
-    reference: str = ""  # none: its vectors cannot be checked
+    reference: str = ""  # empty: the vectors cannot be checked
 
     @property
     def works(self) -> Path | None:
-        """The file of the works to cite for a result by this family, if it has one."""
+        """Return the file with the works to cite for this family, if it has one."""
         package = self.module.rpartition(".")[0]
-        spec = find_spec(package) if package else None  # imports only the packages around it
+        spec = find_spec(package) if package else None  # imports only the parent packages
         file = Path(spec.origin).with_name("works.json") if spec and spec.origin else None
         return file if file and file.is_file() else None
 

@@ -1,11 +1,13 @@
-"""Named models and bundles: their paths, their download, and the family of a path.
+"""Look up named models and bundles: their paths, their download, and the family of a path.
 
-Two models are built in, with their heads. A published model that is one file is kept in
-torch hub's folder, so that one download serves every program. Published models of several files,
-and imported models, have folders of ours next to it. A model that the libraries of Hugging Face
-downloaded is used in their cache. A published model is downloaded only if none of these has it.
+Two models are built in, with their heads. Other models are in one of these folders:
 
-``hugging_face`` is the folder of that cache, or None to leave it out: see ``hugging_face.py``.
+- torch hub's folder, for a published model in one file, so that one download serves every program
+- our own folders next to it, for imported models and published models in several files
+- the Hugging Face cache, for a model that those libraries downloaded
+
+A published model is downloaded only if none of these folders has it. ``hugging_face`` is the
+Hugging Face cache folder, or None to ignore it: see ``hugging_face.py``.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ _WITHOUT_DOWNLOAD = with_options(
     tiny=TINY_MODEL,
     notice=TINY_NOTICE,
 )
-_HEAD_BYTES = 6_800_000  # of a published head, approximately
+_HEAD_BYTES = 6_800_000  # approximate size of a published head
 
 
 def _torch_hub() -> Path:
@@ -69,27 +71,27 @@ def imported_folder() -> Path:
 
 
 def published_folder() -> Path:
-    """The folder of bundles and of published models with several files."""
+    """Return the folder for bundles and for published models with several files."""
     return _torch_hub() / "virnucpro_published"
 
 
 def embedded_model() -> Path:
-    """The built-in ESM-2."""
+    """Return the path of the built-in ESM-2."""
     return EMBEDDED_FOLDER / TINY_MODEL
 
 
 def embedded_head() -> Path:
-    """The head for the built-in ESM-2."""
+    """Return the path of the head for the built-in ESM-2."""
     return EMBEDDED_FOLDER / "head.safetensors"
 
 
 def bundled_head(bundle: str) -> Path:
-    """The path of the published head of a bundle."""
+    """Return the path of the published head of a bundle."""
     return published_folder() / bundle / BUNDLES[bundle].head.name
 
 
 def model_names(name: str) -> tuple[str, ...]:
-    """The models that ``--model`` means by a name or path, in the order of their vectors."""
+    """Return the models that ``--model`` selects by a name or path, in vector order."""
     return BUNDLES[name].encoders if name in BUNDLES else (current_name(name),)
 
 
@@ -103,31 +105,31 @@ class NamedModel:
     name: str
     family: Family
     published: Published
-    snapshot: Path | None = None  # its folder in the cache of Hugging Face
+    snapshot: Path | None = None  # its folder in the Hugging Face cache
 
     @property
     def home(self) -> Path:
-        """The file or folder of the download."""
+        """Return the file or folder for the download."""
         if self.published.is_file:
             return hub_folder() / self.published.files[0].name
         return published_folder() / self.name
 
     @property
     def footprint(self) -> Footprint:
-        """Its memory and disk space, even before the download."""
+        """Return the memory and disk space of the model. No download is needed."""
         footprint: Footprint = self.family.implementation.footprint_of(self.published)
         return footprint
 
     @property
     def files(self) -> list[tuple[RemoteFile, Path]]:
-        """Its files and their paths."""
+        """List the model's files and their paths."""
         if self.published.is_file:
             return [(self.published.files[0], self.home)]
         return [(file, self.home / file.name) for file in self.published.files]
 
     @property
     def missing(self) -> list[tuple[RemoteFile, Path]]:
-        """Its missing files and their paths; none if it was imported, or is in another cache."""
+        """List the missing files and their paths. Empty if imported, or found in another cache."""
         if self.snapshot is not None or _imported(self.name):
             return []
         return [(file, path) for file, path in self.files if not path.exists()]
@@ -138,13 +140,13 @@ class NamedModel:
         return sum(file.n_bytes or min(limit, file.most_bytes) for file, _ in self.missing)
 
     def open(self, path: Path) -> Model:
-        """Inspect a path, and compare it with the published model.
+        """Inspect a path and compare it with the published model.
 
-        The SHA-256 of the weights is compared when they are read. If none is recorded for the
-        weights of a folder as a whole, each of its files is compared now.
+        The SHA-256 of the weights is compared when they are read. If no SHA-256 is recorded for the
+        folder's combined weights, each file is compared now.
 
         Raises:
-            UnavailableError: it is another model, or damaged.
+            UnavailableError: the path contains another model, or is damaged.
         """
         if not self.published.is_file and not self.published.digests:
             for file, place in self.files:
@@ -153,12 +155,12 @@ class NamedModel:
         return model
 
     def verify(self, model: Model) -> str:
-        """Read every weight of this model. -> the SHA-256 of the weights
+        """Read every weight of this model and return the SHA-256 of the weights.
 
-        Without a recorded SHA-256, the other recorded facts are compared.
+        Without a recorded SHA-256, the other recorded properties are compared.
 
         Raises:
-            UnavailableError: it is damaged, or the weights differ.
+            UnavailableError: the model is damaged, or the weights differ.
         """
         digest = model.verify()
         if self.published.is_file and not self.published.digests:
@@ -167,9 +169,10 @@ class NamedModel:
 
 
 def _check_published(file: RemoteFile, path: Path, name: str) -> None:
-    """
+    """Compare a file with the published one.
+
     Raises:
-        UnavailableError: it is not the published file.
+        UnavailableError: the file differs from the published one.
     """
     try:
         check_file(file, path)
@@ -181,12 +184,12 @@ def _check_published(file: RemoteFile, path: Path, name: str) -> None:
 
 
 def is_name(text: str) -> bool:
-    """True if the text is a possible name of a model."""
+    """Return True if the text is a possible model name."""
     return _NAME.fullmatch(text) is not None
 
 
 def find_published(name: str, hugging_face: Path | None = None) -> NamedModel | None:
-    """The published model of a name, from this program or else from other packages."""
+    """Find the published model with a name, first in this program and then in other packages."""
     families = list(FAMILIES.values())
     if is_name(name) and name not in NAMES and not _imported(name):
         families += installed_families().values()
@@ -202,7 +205,7 @@ def find_published(name: str, hugging_face: Path | None = None) -> NamedModel | 
 
 
 def published_files(name: str) -> list[tuple[RemoteFile, Path]]:
-    """The files of a published model or bundle and their paths; none for other models."""
+    """List the files and paths of a published model or bundle. Empty for other models."""
     models = map(find_published, model_names(name))
     files = [part for model in models if model for part in model.files]
     if name in BUNDLES:
@@ -211,7 +214,7 @@ def published_files(name: str) -> list[tuple[RemoteFile, Path]]:
 
 
 def model_paths(name: str, hugging_face: Path | None = None) -> list[Path]:
-    """The existing paths of a model of this name: downloaded, imported, or in another cache."""
+    """List the existing paths for a model name: downloaded, imported, or in another cache."""
     found = find_published(name, hugging_face)
     homes = [found.home] if found and found.home.exists() else []
     elsewhere = [found.snapshot] if found and found.snapshot else []
@@ -225,7 +228,7 @@ def _imported(name: str) -> list[Path]:
 
 
 def imported_names() -> list[str]:
-    """The names of imported models that are not published."""
+    """List the names of imported models that are not published."""
     files = [path for path in imported_folder().glob("*") if not path.name.startswith(".")]
     models = [path for path in files if path.is_dir() or path.suffix == ".pt"]
     names = {path.name if path.is_dir() else path.stem for path in models}
@@ -233,9 +236,9 @@ def imported_names() -> list[str]:
 
 
 def all_model_names() -> list[str]:
-    """The names of all models: published, of bundles, built-in, and imported.
+    """List the names of all models: published, bundles, built-in and imported.
 
-    Published models of this program come before those of other packages.
+    This program's published models come before those of other packages.
     """
     families = (*FAMILIES.values(), *installed_families().values())
     published = [name for family in families for name in family.published if is_name(name)]
@@ -243,15 +246,15 @@ def all_model_names() -> list[str]:
 
 
 def has_model_name(model: str) -> bool:
-    """True if later commands find this model by its name, without the cache of Hugging Face."""
+    """Return True if later commands find this model by name, without the Hugging Face cache."""
     return find_model(model).exists()
 
 
 def find_model(model: str, hugging_face: Path | None = None) -> Path:
-    """The path of the model that ``--model`` names, even before its download.
+    """Return the path of the model that ``--model`` names. It need not be downloaded.
 
     ``model`` is a name, or a path with a separator. A file ``esm2_t6_8M_UR50D`` in the current
-    folder is never taken for the model of that name.
+    folder is never mistaken for the model with that name.
 
     Raises:
         UnavailableError: the path or the name does not exist.
@@ -263,7 +266,7 @@ def find_model(model: str, hugging_face: Path | None = None) -> Path:
             raise UnavailableError(
                 f"{printable(path)}: no such file or folder", hint=_suggest_name(path.name)
             )
-        return path.absolute()  # so that it is never read as a name
+        return path.absolute()  # an absolute path is never read as a name
     if current_name(model) in BUILT_IN:
         return EMBEDDED_FOLDER / current_name(model)
     if model in BUNDLES:
@@ -284,7 +287,7 @@ def find_model(model: str, hugging_face: Path | None = None) -> Path:
 
 
 def _suggest_name(word: str) -> str:
-    """Names similar to this one, or all names."""
+    """Suggest names similar to this one, or all names."""
     names = {name.lower(): name for name in all_model_names()} | EARLIER_NAMES
     word = word.lower().removesuffix(".pt")
     close = [name for name in names if word in name] if word else []
@@ -299,7 +302,7 @@ def _suggest_name(word: str) -> str:
 
 
 def open_model(model: str, on_event: EventHandler, hugging_face: Path | None = None) -> Model:
-    """Find the model for ``--model``, by its path or published name, in any family.
+    """Find the model for ``--model``, by path or published name, in any family.
 
     Raises:
         DownloadError: the model is not on this machine and cannot be downloaded.
@@ -318,10 +321,11 @@ def open_model(model: str, on_event: EventHandler, hugging_face: Path | None = N
 
 
 def open_default(on_event: EventHandler, hugging_face: Path | None = None) -> Model:
-    """Find the model of runs that need one and name none.
+    """Find the model for runs that need one but name none.
 
     Raises:
-        UnavailableError: it is not on this machine and cannot be downloaded, or fails its check.
+        UnavailableError: the model is not on this machine and cannot be downloaded, or fails its
+            check.
     """
     try:
         return open_model(DEFAULT_MODEL, on_event, hugging_face)
@@ -338,7 +342,7 @@ def open_default(on_event: EventHandler, hugging_face: Path | None = None) -> Mo
 
 
 def bytes_to_fetch(model: str, hugging_face: Path | None = None) -> int:
-    """The bytes to download before a named model or bundle can be used."""
+    """Count the bytes to download before a named model or bundle can be used."""
     models = [find_published(name, hugging_face) for name in model_names(model)]
     n_bytes = sum(found.bytes_to_fetch for found in models if found)
     if model in BUNDLES and not bundled_head(model).exists():
@@ -347,10 +351,10 @@ def bytes_to_fetch(model: str, hugging_face: Path | None = None) -> int:
 
 
 def fetch_head(bundle: str, on_event: EventHandler) -> tuple[Path, int]:
-    """The published head of a bundle, downloaded if missing, and the length of its chunks.
+    """Return the published head of a bundle and its chunk length. Download it if missing.
 
     Raises:
-        UnavailableError: it cannot be downloaded, or is another file.
+        UnavailableError: the head cannot be downloaded, or is another file.
     """
     head, path = BUNDLES[bundle].head, bundled_head(bundle)
     if not path.exists():

@@ -1,18 +1,18 @@
-"""The families of encoders: what each publishes, and where its code is.
+"""The registry of encoder families: their published models and the modules with their code.
 
-A family lists published models by name; a bundle joins some of them with a head. This module holds
-names and figures only, so that shell completion does not import torch.
+A family lists published models by name. A bundle combines some of them with a head. This module
+contains only names and figures, so that shell completion does not import torch.
 
-fair-esm publishes no sizes and no hashes of its files; others recorded them. Sizes and SHA-256 come
-from github.com/Synthyra/FastPLMs @ 077c176 (``src/fastplms/models.toml``); for each ``.pt`` a
-second project records the same SHA-256 (650M: github.com/haddocking/DeepRank-Ab). For 15B only an
-MD5 is recorded, in a list that several projects share; the MD5 of 8M in that list is also in
+fair-esm publishes no file sizes or hashes, but others recorded them. Sizes and SHA-256 come from
+github.com/Synthyra/FastPLMs @ 077c176 (``src/fastplms/models.toml``). For each ``.pt`` a second
+project records the same SHA-256 (650M: github.com/haddocking/DeepRank-Ab). For 15B only an MD5 is
+recorded, in a list that several projects share. The MD5 for 8M in that list is also in
 github.com/uci-cbcl/esm-efficient (``tests/conftest.py``).
 
-Three public projects record the same hash and size of DNABERT-S's weights. Hashes and sizes of its
-other files were taken from the files (zhihan1996/DNABERT-S of the Hugging Face Hub @ 00e47f9,
-Apache-2.0). The heads are identified by their ids in git (github.com/Li-Jing-1997/VirNucPro
-@ 0f93f27, MIT).
+Three public projects record the same hash and size for the DNABERT-S weights. Hashes and sizes of
+the other DNABERT-S files were computed from the files (zhihan1996/DNABERT-S on the Hugging Face Hub
+@ 00e47f9, Apache-2.0). Heads are identified by their git ids (github.com/Li-Jing-1997/VirNucPro @
+0f93f27, MIT).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from virnucpro.core.logging import printable
 from virnucpro.core.plugins import find_plugins
 from virnucpro.models.esmc.published import FAMILY as ESMC
 
-# other packages import these three from here
+# Other packages import these three names from this module.
 from virnucpro.models.family import Family as Family
 from virnucpro.models.family import Published as Published
 from virnucpro.models.family import RemoteFile as RemoteFile
 
-DEFAULT_MODEL = "esm2_t33_650M_UR50D"  # where a model is needed and none is named
+DEFAULT_MODEL = "esm2_t33_650M_UR50D"  # used where a model is needed and none is named
 TINY_MODEL = "virnucpro-tiny"  # built in, with a head; trained by this project
 TINY_NOTICE = "built-in demonstration model, not Meta's ESM-2 weights"
-NETWORK = "cnn_virnucpro"  # built in too; calls together with the scorer
+NETWORK = "cnn_virnucpro"  # also built in; its score is combined with the scorer's
 BUILT_IN = (NETWORK, TINY_MODEL)
-# Earlier names of models. Options, heads and run.json of older versions may contain them.
+# Former model names. Options, heads and run.json from older versions may contain them.
 EARLIER_NAMES = {"esm2_virnucpro": TINY_MODEL}
-PLUGINS = "virnucpro.encoders"  # group of entry points; the value of each is a Family
+PLUGINS = "virnucpro.encoders"  # entry point group; each value is a Family
 
 
 def _fair_esm(
@@ -108,7 +108,7 @@ _ESM2 = dict(
 _DNABERT_S = (
     "https://huggingface.co/zhihan1996/DNABERT-S/resolve/00e47f96cdea35e4b6f5df89e5419cbe47d490c6"
 )
-FAMILIES: dict[str, Family] = {  # the first one gets, and may refuse, what no other recognises
+FAMILIES: dict[str, Family] = {  # the first one gets, and may reject, unrecognised paths
     "esm2": Family(
         "virnucpro.models.esm2.model_files",
         has_files=True,
@@ -152,7 +152,7 @@ FAMILIES: dict[str, Family] = {  # the first one gets, and may refuse, what no o
     "codons": Family(
         "virnucpro.models.codon_cnn",
         letters_per_token=1.5,  # a token is three bases of one strand
-        extra_tokens=-2,  # of the last bases none begins
+        extra_tokens=-2,  # no token begins at the last two bases
         has_files=True,
         reference="virnucpro.models.codon_cnn",
     ),
@@ -160,14 +160,15 @@ FAMILIES: dict[str, Family] = {  # the first one gets, and may refuse, what no o
 
 
 def installed_families() -> dict[str, Family]:
-    """The families of other packages, by name."""
+    """Return the families of other packages, by name."""
     return {name: load() for name, load in find_plugins(PLUGINS, Family).items()}
 
 
 def find_family(name: str) -> Family:
-    """
+    """Find a family by name.
+
     Raises:
-        UnavailableError: neither this program nor an installed package has a family of this name.
+        UnavailableError: neither this program nor an installed package has this family.
     """
     if name in FAMILIES:
         return FAMILIES[name]
@@ -181,9 +182,9 @@ def find_family(name: str) -> Family:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bundle:
-    """Encoders, and the head that reads their concatenated vectors of a frame."""
+    """Encoders, and the head that reads their concatenated vectors for a frame."""
 
-    encoders: tuple[str, ...]  # names, in the order of the vectors
+    encoders: tuple[str, ...]  # names, in vector order
     head: RemoteFile
     chunk_size: int  # bases
 
@@ -208,7 +209,7 @@ NAMES = (*_PUBLISHED, *BUNDLES, *BUILT_IN)
 
 
 def current_name(model: str) -> str:
-    """The present name of a model; other names and paths stay as they are.
+    """Return the current name of a model. Other names and paths are returned unchanged.
 
     >>> current_name("esm2_virnucpro"), current_name("./esm2_virnucpro")
     ('virnucpro-tiny', './esm2_virnucpro')
