@@ -1,6 +1,6 @@
-"""``virnucpro models``: describe, verify and import models.
+"""Implement ``virnucpro models``: describe, verify and import models.
 
-Imported files are verified, then copied to the place of their name.
+Imported files are verified, then copied to the path for their name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from virnucpro.models.registry import BUILT_IN, BUNDLES, DEFAULT_MODEL, RemoteFi
 
 
 def describe_models(*, as_json: bool, hugging_face: Path | None = None) -> Iterator[str]:
-    """A line for each named model: what it needs, and its path, if it is installed."""
+    """Yield a line for each named model: its requirements, and its path if it is installed."""
     models = (_model_details(name, hugging_face) for name in all_model_names())
     if as_json:
         yield json.dumps(list(models), indent=2)
@@ -83,24 +83,24 @@ def _yes_or_no(value: bool) -> str:
 
 
 def _model_details(name: str, hugging_face: Path | None) -> dict[str, Any]:
-    """The facts of a named model, as in ``models list --json``; sizes are in bytes."""
+    """Collect the details of a named model, as in ``models list --json``. Sizes are in bytes."""
     encoders = BUNDLES[name].encoders if name in BUNDLES else ()
     sizes = [_measure_size(each) for each in encoders or (name,)]
     footprint = join_footprints([size.footprint for size in sizes])
-    least = footprint.gpu_memory(footprint.fewest_tokens)  # computed, without CUDA's own
+    least = footprint.gpu_memory(footprint.fewest_tokens)  # computed, without CUDA's own memory
     to_fetch = bytes_to_fetch(name, hugging_face)
     return {
         "name": name,
         "kind": _model_kind(name),
         "notice": " ".join(size.notice for size in sizes).strip(),
         "parameters": footprint.n_parameters,
-        "dim": sum(size.dim for size in sizes),  # of a bundle: of the joined vector
-        "is_default": name == DEFAULT_MODEL,  # where a model is needed and none is named
+        "dim": sum(size.dim for size in sizes),  # for a bundle, of the concatenated vector
+        "is_default": name == DEFAULT_MODEL,  # used where a model is needed and none is named
         "installed": not to_fetch,
         "least_gpu_memory": least,
         "gpu_memory": footprint.gpu_memory(),  # with less free memory, batches are smaller
         "to_fetch": to_fetch,
-        # of the file or folder, even before a download; of a bundle, of its head
+        # The file or folder, even before a download. For a bundle, its head.
         "path": str(bundled_head(name) if encoders else find_model(name, hugging_face)),
         "encoders": encoders,
     }
@@ -117,7 +117,8 @@ def _model_kind(name: str) -> str:
 def describe_model(model: str, hugging_face: Path | None = None) -> tuple[list[str], Path | None]:
     """Describe a model by its content, or by its name before a download.
 
-    -> the lines, and the head next to the model, if any
+    Returns:
+        The lines, and the head next to the model, if any.
 
     Raises:
         UnavailableError: the model does not exist, or is damaged.
@@ -171,7 +172,7 @@ class _Size(NamedTuple):
 
 
 def _measure_size(name: str) -> _Size:
-    """The size of a model; a published one need not be downloaded."""
+    """Measure a model. A published model need not be downloaded."""
     if found := find_published(name):
         return _Size(found.footprint, found.published.dim)
     model = open_model(name, lambda _: None)
@@ -179,12 +180,13 @@ def _measure_size(name: str) -> _Size:
 
 
 def verify_model(model: str, hugging_face: Path | None = None) -> tuple[Model, str]:
-    """Read every number of a model, and compare it with the published one.
+    """Read every number of a model and compare it with the published one.
 
-    -> the model, its SHA-256
+    Returns:
+        The model, and its SHA-256.
 
     Raises:
-        UnavailableError: it is damaged, or not the model of its name.
+        UnavailableError: the model is damaged, or differs from the published one.
     """
     found = find_published(model, hugging_face)
     if found and (missing := found.missing):
@@ -200,7 +202,7 @@ def verify_model(model: str, hugging_face: Path | None = None) -> tuple[Model, s
 
 
 def _describe_needs(footprint: Footprint) -> list[str]:
-    """Lines about the disk space and memory of a model, computed for half precision."""
+    """Describe the disk space and memory of a model, computed for half precision."""
     most, least = footprint.gpu_memory(), footprint.gpu_memory(footprint.fewest_tokens)
     converted = footprint.converted_bytes
     return [
@@ -214,10 +216,11 @@ def _describe_needs(footprint: Footprint) -> list[str]:
 def download_models(source: str, name: str | None, folder: Path | None) -> tuple[str, list[str]]:
     """Import a model, or, from a folder, the files of the published model called ``source``.
 
-    Without ``name``, the name is that of the file or folder.
-
-    -> the name for ``--model``, and lines with the paths. Raises as ``import_model`` and
+    Without ``name``, the model is named after its file or folder. Raises as ``import_model`` and
     ``import_files``.
+
+    Returns:
+        The name for ``--model``, and lines with the paths.
     """
     if folder is not None:
         paths = import_files(source, folder)
@@ -230,13 +233,15 @@ def download_models(source: str, name: str | None, folder: Path | None) -> tuple
 
 
 def import_model(source: Path, name: str) -> tuple[Model, str]:
-    """Verify a model, and copy it to the place of a name. -> the model, its SHA-256
+    """Verify a model and copy it to the path for its name. From a folder, copy only model files.
 
-    Of a folder, only the files of the model are copied.
+    Returns:
+        The model, and its SHA-256.
 
     Raises:
-        UsageError: the name is not possible.
-        UnavailableError: it is not a model, damaged, holds code, or is another published model.
+        UsageError: the name is invalid.
+        UnavailableError: the source is not a model, is damaged, contains code, or is another
+            published model.
         OutputError: another model has the name.
     """
     found = _publication(name)
@@ -259,7 +264,8 @@ def import_model(source: Path, name: str) -> tuple[Model, str]:
 
 
 def _is_same_file(name: str, path: Path, hashes: Sequence[str]) -> Model:
-    """
+    """Compare the existing model of this name with the files to import.
+
     Raises:
         OutputError: a model with other files has this name.
     """
@@ -277,7 +283,7 @@ def _hashes(files: Sequence[Path]) -> list[str]:
 
 
 def _publication(name: str) -> NamedModel | None:
-    """The published model of this name, if any.
+    """Return the published model with this name, if any.
 
     Raises:
         UsageError: an imported model cannot have this name.
@@ -294,12 +300,12 @@ def _publication(name: str) -> NamedModel | None:
 def import_files(name: str, folder: Path) -> list[Path]:
     """Copy the files of a published model or bundle from a folder, by name, and verify them.
 
-    A file that was imported before need not be in the folder. Nothing is downloaded.
+    The folder may lack files that were imported before. Nothing is downloaded.
 
     Raises:
-        UsageError: there is no such model with several files.
+        UsageError: no published model with several files has this name.
         InputMissingError: files are missing.
-        UnavailableError: a file is not the published one.
+        UnavailableError: a file differs from the published one.
     """
     files = published_files(name)
     if len(files) < 2:
@@ -321,11 +327,11 @@ def import_files(name: str, folder: Path) -> list[Path]:
 
 
 def _import_file(file: RemoteFile, source: Path, target: Path) -> None:
-    """Copy a published file from the user to its place.
+    """Copy a published file from the user's folder to its path.
 
     Raises:
-        UnavailableError: it is another file.
-        OutputError, StorageError: it cannot be written.
+        UnavailableError: the file differs from the published one.
+        OutputError, StorageError: the copy cannot be written.
     """
     with storage_errors(target, target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -341,10 +347,10 @@ def _import_file(file: RemoteFile, source: Path, target: Path) -> None:
 
 
 def _copy(model: Model, target: Path, hashes: Sequence[str]) -> None:
-    """Copy the file or folder of a model; ``target`` appears when the copy is complete.
+    """Copy a model file or folder. ``target`` appears when the copy is complete.
 
     Raises:
-        StorageError: the copy is not what was read before.
+        StorageError: the copy differs from the content that was read before.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     is_folder = model.path.is_dir()
@@ -363,7 +369,7 @@ def _copy(model: Model, target: Path, hashes: Sequence[str]) -> None:
 def _new_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes ``target`` if the block succeeds."""
     for leftover in target.parent.glob(f".{target.name}.*{TEMPORARY}"):
-        shutil.rmtree(leftover)  # of a killed import
+        shutil.rmtree(leftover)  # left by a killed import
     copy = temporary_path(target)
     copy.mkdir()
     try:

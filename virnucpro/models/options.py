@@ -1,4 +1,4 @@
-"""The options of a model, and of the commands about models."""
+"""Options for a model, and for the commands about models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Architecture = Literal["mlp", "cnn", "lstm", "unet"]
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """The names of models that begin with these letters."""
+    """List the model names that begin with these letters."""
     return [name for name in NAMES if name.startswith(incomplete)]
 
 
@@ -80,4 +80,4 @@ class BenchOptions:
     ] = None
     quick: Annotated[bool, option("Measure only 8M, in less than a minute.")] = False
     quiet: Annotated[bool, option("Show only results, no progress.", None, "--quiet", "-q")] = False
-    cuda_visible_devices: str | None = None  # the variable of the environment
+    cuda_visible_devices: str | None = None  # from the environment
