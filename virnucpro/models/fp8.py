@@ -1,12 +1,17 @@
-"""Matrix products of 8-bit numbers (e4m3), for GPUs that multiply them twice as fast as bf16.
+"""8-bit (e4m3) matrix products, for GPUs that run them twice as fast as bf16.
 
-Each row of a factor has its own scale, which makes its largest number the largest of e4m3: rows
-of weights are scaled once, activations token by token. Products are summed in float32 (tensor
-cores keep about 14 bits within an instruction: DeepSeek-AI 2024, arXiv:2412.19437, 3.3.2) and
-leave as bf16, with the bias. A GPU needs compute capability 8.9 (``_scaled_mm_allowed_device`` of
-PyTorch's ScaledBlas.cpp), contiguous rows of the first factor and columns of the second, and
-weights with multiples of 16 in both dimensions; the number of tokens is free. Other devices
-compute the same product of the same 8-bit numbers in float32, slowly.
+Each row of a factor has its own scale, which maps its largest number to the largest e4m3 number.
+Weight rows are scaled once, activations token by token. Products are summed in float32 and returned
+as bf16, with the bias. Within an instruction, tensor cores keep about 14 bits (DeepSeek-AI 2024,
+arXiv:2412.19437, 3.3.2).
+
+Requirements on a GPU:
+
+- compute capability 8.9 (``_scaled_mm_allowed_device`` in PyTorch's ScaledBlas.cpp)
+- contiguous rows in the first factor, contiguous columns in the second
+- weights with multiples of 16 in both dimensions; the number of tokens is free
+
+Other devices compute the same product of the same 8-bit numbers in float32, slowly.
 """
 
 from __future__ import annotations
@@ -21,32 +26,32 @@ from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
 from virnucpro.models.attention import E4M3
 
-LARGEST = 448.0  # of e4m3
-LEAST = 1e-12  # stands for the largest number of a row of zeros
-FP8_WIDTH = 16  # both dimensions of an 8-bit weight matrix are multiples of it
+LARGEST = 448.0  # largest e4m3 number
+LEAST = 1e-12  # replaces the maximum of an all-zero row
+FP8_WIDTH = 16  # both dimensions of an 8-bit weight matrix are multiples of this
 
 
 class Rows8(NamedTuple):
-    """Rows in e4m3, each with a scale by which its numbers are multiplied."""
+    """Rows in e4m3. Each row has a scale that multiplies its numbers."""
 
     values: Tensor  # (n_rows, dim) e4m3
     scales: Tensor  # (n_rows, 1) float32
 
 
 def quantise(rows: Tensor) -> Rows8:
-    """Scale the rows, (n_rows, dim), and round them to e4m3."""
+    """Scale rows, (n_rows, dim), and round them to e4m3."""
     rows = rows.float()
     largest = rows.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST)
     return Rows8((rows * (LARGEST / largest)).to(E4M3), largest / LARGEST)
 
 
 def restore(rows: Rows8) -> Tensor:
-    """The numbers of the rows, in float32."""
+    """Return the rows in float32. (n_rows, dim)"""
     return rows.values.float() * rows.scales
 
 
 class Linear8(nn.Module):
-    """A linear layer with its weights quantised: ``Rows8`` -> (n_rows, n_out) bf16."""
+    """A linear layer with quantised weights: ``Rows8`` -> (n_rows, n_out) bf16."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -69,12 +74,12 @@ class Linear8(nn.Module):
             scale_b=self.scales,
             bias=self.bias,
             out_dtype=torch.bfloat16,
-            use_fast_accum=False,  # that would sum in fewer bits than float32
+            use_fast_accum=False,  # fast accumulation would sum in fewer bits than float32
         )
 
 
 def check_device(device: torch.device) -> None:
-    """Try a product on a GPU, since a build of PyTorch may lack it even for a new GPU.
+    """Try a product on a GPU, because a PyTorch build may lack it even for a new GPU.
 
     Raises:
         UnavailableError: the product does not run.

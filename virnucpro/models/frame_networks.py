@@ -1,8 +1,9 @@
-"""Readers turn the residues of a frame into one vector for a classifier.
+"""Readers, which turn the residues of a frame into one vector for a classifier.
 
 A reader maps a ``PackedBatch`` to (n_frames, ``width``) float32. Its encoder gives each token a
-vector: ESM-2, or a table of fixed rows, as a baseline for the language model. The architecture
-joins the vectors of a frame into one. The vector of a frame does not depend on its batch.
+vector. The encoder is ESM-2, or a table of fixed rows as a baseline for the language model. The
+architecture combines the vectors of a frame into one. The result for a frame does not depend on its
+batch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ AMINO_ACIDS = RESIDUES[:20]
 
 
 class _ResidueTable(nn.Module):
-    """An encoder without context: one fixed row for each token."""
+    """An encoder without context: one fixed row per token."""
 
     def __init__(self, rows: Tensor) -> None:
         super().__init__()
@@ -34,12 +35,12 @@ class _ResidueTable(nn.Module):
         self.register_buffer("rows", rows.float())
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """-> (n_tokens, n_channels)"""
+        """Look up the row of each token. -> (n_tokens, n_channels)"""
         return self.rows[to_device(batch.tokens, self.rows.device)]
 
 
 def _one_hot() -> Tensor:
-    """Encode each of the 20 amino acids in its channel, all else in one. (N_TOKENS, 21)"""
+    """Encode each of the 20 amino acids in its own channel, and all else in one. (N_TOKENS, 21)"""
     rows = torch.zeros(N_TOKENS, len(AMINO_ACIDS) + 1)
     rows[:, -1] = 1
     rows[AMINO_ACID_TOKENS] = torch.eye(*rows[AMINO_ACID_TOKENS].shape)
@@ -49,7 +50,8 @@ def _one_hot() -> Tensor:
 def _blosum62() -> Tensor:
     """Score each residue against the 20 amino acids (Henikoff and Henikoff 1992).
 
-    Scores are divided by their root mean square. Letters without a row read as X. (N_TOKENS, 20)
+    Scores are divided by their root mean square. Letters without a row are scored as X. (N_TOKENS,
+    20)
     """
     matrix = substitution_matrices.load("BLOSUM62")  # type: ignore[no-untyped-call]
     columns = [matrix.alphabet.index(letter) for letter in AMINO_ACIDS]
@@ -64,7 +66,7 @@ def _blosum62() -> Tensor:
 class FrameNetwork(nn.Module):
     """Average the residues of each frame, or run a network over them in order.
 
-    Without an encoder the width is 0: the classifier gets composition alone.
+    Without an encoder the width is 0, and the classifier sees only the composition.
     """
 
     def __init__(
@@ -89,10 +91,7 @@ class FrameNetwork(nn.Module):
     def create(
         encoding: Encoding, architecture: Architecture, esm2: ESM2 | None = None
     ) -> FrameNetwork:
-        """Make a reader with random weights.
-
-        ``esm2`` is the model for the encoding "esm2".
-        """
+        """Make a reader with random weights. ``esm2`` is the model for the encoding "esm2"."""
         encoder: ESM2 | _ResidueTable
         match encoding:
             case "composition":
@@ -110,7 +109,7 @@ class FrameNetwork(nn.Module):
 
 
 def _pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Lay out each protein in its own row, padded with zeros at the end.
+    """Copy each protein into its own row, zero-padded at the end.
 
     (n_tokens, n_channels) -> (n, longest, n_channels), and lengths in residues, (n,)
     """
@@ -127,7 +126,7 @@ def _pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
 
 
 class _ConvNet(nn.Module):
-    """Residual convolutions of growing dilation."""
+    """Residual convolutions with increasing dilation."""
 
     def __init__(self, n_channels: int, hidden: int = 64) -> None:
         super().__init__()
@@ -136,7 +135,7 @@ class _ConvNet(nn.Module):
         self.blocks = nn.ModuleList(_ConvBlock(hidden, 9, dilation) for dilation in (1, 2, 4))
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(n, longest, n_channels), (n,) -> (n, width)"""
+        """Run the convolutions and pool. (n, longest, n_channels), (n,) -> (n, width)"""
         mask = _mask(x, lengths)
         x = self.stem(x.mT) * mask
         for block in self.blocks:
@@ -145,10 +144,10 @@ class _ConvNet(nn.Module):
 
 
 class _LSTM(nn.Module):
-    """One layer for each direction (Hochreiter and Schmidhuber 1997).
+    """A bidirectional LSTM with one layer per direction (Hochreiter and Schmidhuber 1997).
 
-    Both directions read the padding after a protein, never before it. On a CPU this is six times
-    as fast as packed sequences.
+    Both directions read the padding after a protein, never before it. On a CPU this is six times as
+    fast as packed sequences.
     """
 
     def __init__(self, n_channels: int, hidden: int = 128) -> None:
@@ -158,17 +157,17 @@ class _LSTM(nn.Module):
         self.homeward = nn.LSTM(n_channels, hidden, batch_first=True)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(n, longest, n_channels), (n,) -> (n, width)"""
+        """Run both directions and pool. (n, longest, n_channels), (n,) -> (n, width)"""
         rows = torch.arange(len(x), device=x.device)[:, None]
         places = torch.arange(x.shape[1], device=x.device)
-        mirrored = (lengths[:, None] - 1 - places) % x.shape[1]  # padding stays behind
+        mirrored = (lengths[:, None] - 1 - places) % x.shape[1]  # padding stays at the end
         homeward = self.homeward(x[rows, mirrored])[0][rows, mirrored]
         out = torch.cat([self.onward(x)[0], homeward], dim=2)
         return _pool(out.mT, _mask(x, lengths))
 
 
 class _UNet(nn.Module):
-    """Down to a quarter of the length and up again, with a skip connection at each level.
+    """A U-Net down to a quarter of the length, with a skip connection at each level.
 
     After Ronneberger et al. 2015 (doi:10.1007/978-3-319-24574-4_28), in one dimension.
     """
@@ -185,7 +184,7 @@ class _UNet(nn.Module):
         self.on_the_way_up = nn.ModuleList(_ConvBlock(upper, 5) for upper, _ in levels)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(n, longest, n_channels), (n,) -> (n, width)"""
+        """Run the U-Net and pool. (n, longest, n_channels), (n,) -> (n, width)"""
         x = F.pad(x, (0, 0, 0, -x.shape[1] % 2 ** len(self.downs)))  # so that it halves evenly
         mask = _mask(x, lengths)
         x = self.stem(x.mT) * mask
@@ -222,7 +221,7 @@ class _ConvBlock(nn.Module):
 
 
 def _pool(x: Tensor, mask: Tensor) -> Tensor:
-    """Join the mean and the maximum over the residues.
+    """Concatenate the mean and the maximum over the residues.
 
     (n, channels, length), (n, 1, length) -> (n, 2 * channels)
     """
@@ -232,6 +231,6 @@ def _pool(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _mask(x: Tensor, lengths: Tensor) -> Tensor:
-    """1 for residues, 0 for padding. (n, longest, n_channels), (n,) -> (n, 1, longest)"""
+    """Return 1 for residues, 0 for padding. (n, longest, n_channels), (n,) -> (n, 1, longest)"""
     places = torch.arange(x.shape[1], device=x.device)
     return (places < lengths[:, None])[:, None].to(x.dtype)

@@ -1,4 +1,4 @@
-"""Set up a device, send batches to it, and copy results back.
+"""Set up a device, copy batches to it, and copy results back.
 
 Sequences are packed into one row of tokens, without padding. The host computes everything that
 depends on their lengths and sends it in one copy.
@@ -23,18 +23,23 @@ from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.base import Pending, Rows
 from virnucpro.models.protein_tokens import EXTRA_TOKENS, tokenize
 
-_SHAPES_KEPT = "32"  # a batch has some ten, in training some twenty
+_SHAPES_KEPT = "32"  # a batch has about ten shapes, a training batch about twenty
 
 
 def use_device(device: torch.device) -> None:
-    """Set this process up to compute in true float32; a GPU becomes the current device.
+    """Set this process up to compute in true float32. A GPU becomes the current device.
 
-    Products in 16 bits are summed in float32: by default cuBLAS may sum parts of them in 16 bits.
-    cuDNN would round to TF32 in convolutions and LSTMs, and as a backend of SDPA it plans anew for
-    each batch shape. On a CPU, MKL is set to sums that do not depend on the position of a row in
-    its batch; by default they do in AVX2 kernels, and in AVX-512 kernels for batches of a few rows.
-    oneDNN, and PyTorch's layer above it, keep what they prepared for the last shapes of products in
-    bf16. By default these are 1,024 each: a gigabyte, as nearly every batch has other shapes.
+    These defaults are changed:
+
+    - By default cuBLAS may sum parts of 16-bit products in 16 bits. They are summed in float32.
+    - cuDNN would round to TF32 in convolutions and LSTMs. As an SDPA backend it plans again for
+      each batch shape.
+    - On a CPU, MKL is set to sums that do not depend on a row's position in its batch. By default
+      they do in AVX2 kernels, and in AVX-512 kernels for batches with a few rows.
+    - oneDNN, and PyTorch's layer above it, cache their preparation for the last shapes of bf16
+      products. By default each caches 1,024 shapes. That takes a gigabyte, because nearly every
+      batch has other shapes.
+
     All of these settings are read only before the first product.
     """
     if device.type == "cpu":
@@ -42,7 +47,7 @@ def use_device(device: torch.device) -> None:
         for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
             os.environ.setdefault(cache, _SHAPES_KEPT)
     if device.type == "cuda":
-        if device.index is not None:  # else it is the current one
+        if device.index is not None:  # otherwise it is the current device
             torch.cuda.set_device(device)
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -51,21 +56,22 @@ def use_device(device: torch.device) -> None:
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """Send an array to a device; a GPU takes pinned memory without making the host wait."""
+    """Send an array to a device. Pinned memory lets a GPU receive it without blocking the host."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-Runs = tuple[tuple[int, int, int], ...]  # first token, number of sequences, tokens of each
+Runs = tuple[tuple[int, int, int], ...]  # (first token, number of sequences, tokens per sequence)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedBatch:
-    """Sequences of tokens laid end to end; proteins each as ``<cls> residues <eos>``.
+    """Token sequences packed end to end, proteins as ``<cls> residues <eos>``.
 
-    Neighbours of equal length form a run: a rectangle without a mask. Sorting makes few runs.
+    Consecutive sequences with equal lengths form a run: a rectangle without a mask. Sorting by
+    length gives few runs.
     """
 
     tokens: NDArray[np.int64]  # (n_tokens,)
@@ -79,7 +85,7 @@ class PackedBatch:
 
     @classmethod
     def from_tokens(cls, tokens: NDArray[np.int64], seqlens: NDArray[np.int64]) -> PackedBatch:
-        """Pack tokens; ``seqlens`` counts those of each sequence. (n_tokens,), (n_sequences,)"""
+        """Pack tokens. (n_tokens,) and ``seqlens``, the tokens per sequence, (n_sequences,)"""
         starts = np.concatenate([[0], np.cumsum(seqlens)])
         assert len(tokens) == starts[-1], "one byte of text is one token"
         bounds = np.flatnonzero(np.diff(seqlens, prepend=0, append=0))
@@ -88,13 +94,13 @@ class PackedBatch:
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Position of each token in its sequence, from 0. (n_tokens,)"""
+        """Return each token's position in its sequence, from 0. (n_tokens,)"""
         starts = np.repeat(self.cu_seqlens[:-1], np.diff(self.cu_seqlens))
         return np.arange(len(self.tokens)) - starts
 
     @property
     def residues(self) -> NDArray[np.int64]:
-        """Indices of the residues: all tokens but ``<cls>`` and ``<eos>``. (n_residues,)"""
+        """Return the residue indices: all tokens but ``<cls>`` and ``<eos>``. (n_residues,)"""
         is_residue = np.ones(len(self.tokens), dtype=np.bool_)
         is_residue[self.cu_seqlens[:-1]] = False
         is_residue[self.cu_seqlens[1:] - 1] = False
@@ -102,7 +108,7 @@ class PackedBatch:
 
     @property
     def residues_before(self) -> NDArray[np.int64]:
-        """Number of residues before each protein. (n_proteins,)"""
+        """Return the number of residues before each protein. (n_proteins,)"""
         before = self.cu_seqlens[:-1].astype(np.int64)
         return before - EXTRA_TOKENS * np.arange(len(before))
 
@@ -116,8 +122,8 @@ def plan_batches(
 ) -> list[list[int]]:
     """Group the indices of ``lengths`` (residues) into batches of at most ``tokens_per_batch``.
 
-    Longest first, so that the first batch shows the peak memory. Every index occurs once; a
-    protein longer than the budget gets a batch of its own.
+    The longest proteins come first, so that the first batch shows the peak memory. Every index
+    occurs once. A protein longer than the budget gets its own batch.
     """
     seqlens = np.asarray(lengths, dtype=np.int64) + EXTRA_TOKENS
     order = np.argsort(-seqlens, kind="stable")
@@ -136,21 +142,26 @@ def plan_batches(
 def bag_mean(hidden: Tensor, places: NDArray[np.int64], starts: NDArray[np.int64]) -> Tensor:
     """Average bags of rows, with one kernel for all sizes.
 
-    ``places`` are indices of rows, bag by bag; ``starts`` is where each bag begins in ``places``.
-    (n, dim), (n_places,), (n_bags,) -> (n_bags, dim)
+    Args:
+        hidden: (n, dim).
+        places: (n_places,) row indices, bag by bag.
+        starts: (n_bags,) start of each bag in ``places``.
+
+    Returns:
+        (n_bags, dim).
     """
     rows, offsets = to_device(places, hidden.device), to_device(starts, hidden.device)
     return F.embedding_bag(rows, hidden, offsets, mode="mean")
 
 
 def segment_mean(hidden: Tensor, runs: Runs, n_ends: int = 0) -> Tensor:
-    """Average the rows of each sequence, without ``n_ends`` at either end, run by run."""
+    """Average the rows of each sequence, run by run, excluding ``n_ends`` rows at either end."""
     parts = (hidden[first : first + n * seqlen].view(n, seqlen, -1) for first, n, seqlen in runs)
     return torch.cat([part[:, n_ends : part.shape[1] - n_ends].mean(dim=1) for part in parts])
 
 
 def copy_to_host(results: Tensor) -> Pending:
-    """Start to copy float32 rows to the host; a GPU computes the next batch meanwhile."""
+    """Start copying float32 rows to the host. A GPU computes the next batch at the same time."""
     if not results.is_cuda:
         array: Rows = results.cpu().numpy()
         return Pending(lambda: array)
@@ -171,9 +182,9 @@ def copy_to_host(results: Tensor) -> Pending:
 
 
 class PackedEncoder(ABC):
-    """Base of encoders of packed batches on one device; subclasses compute ``embed``.
+    """Base class for encoders of packed batches on one device. Subclasses implement ``embed``.
 
-    In fp16, a protein that overflows is embedded again within ``in_float32``.
+    In fp16, a protein that overflows is recomputed within ``in_float32``.
     """
 
     def __init__(
@@ -186,7 +197,7 @@ class PackedEncoder(ABC):
 
     @abstractmethod
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """The rows of a batch, on the device."""
+        """Compute the rows of a batch, on the device."""
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
         return sum(lengths) + EXTRA_TOKENS * len(lengths)
@@ -201,12 +212,12 @@ class PackedEncoder(ABC):
         return Pending(lambda: self._without_overflows(sequences, pending.rows()))
 
     def _without_overflows(self, sequences: Sequence[str], rows: Rows) -> Rows:
-        """Embed proteins again that overflowed in fp16, in float32.
+        """Recompute in float32 the proteins that overflowed in fp16.
 
         Each is embedded alone, so that its vector does not depend on the batch.
         """
         assert self.in_float32 is not None, "for fp16"
-        is_pooled = len(rows) == len(sequences)  # else one row for each residue
+        is_pooled = len(rows) == len(sequences)  # otherwise one row per residue
         n_rows = [1 if is_pooled else len(sequence) for sequence in sequences]
         parts = np.split(rows, np.cumsum(n_rows)[:-1])  # views
         for sequence, part in zip(sequences, parts, strict=True):

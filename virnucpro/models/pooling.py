@@ -1,4 +1,4 @@
-"""Vectors of proteins from the hidden states of their tokens, ``<cls> residues <eos>``."""
+"""Pool the hidden states of protein tokens, ``<cls> residues <eos>``, into vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Pool = Callable[[Tensor, PackedBatch], Tensor]
 
 
 def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
-    """Average the residues of each protein, without ``<cls>`` and ``<eos>``.
+    """Average the residues of each protein, excluding ``<cls>`` and ``<eos>``.
 
     (n_tokens, dim) -> (n_proteins, dim) float32
     """
@@ -22,7 +22,7 @@ def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
 
 
 def bos_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
-    """The vector of each ``<cls>``. (n_tokens, dim) -> (n_proteins, dim)"""
+    """Return the vector of each ``<cls>``. (n_tokens, dim) -> (n_proteins, dim)"""
     return hidden[to_device(batch.cu_seqlens[:-1].astype("int64"), hidden.device)]
 
 

@@ -1,4 +1,4 @@
-"""The tokens of proteins in ESM-2 and ESM C: fair-esm's alphabet "ESM-1b"."""
+"""Protein tokens in ESM-2 and ESM C: fair-esm's alphabet "ESM-1b"."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 CLS, PAD, EOS, UNK, MASK = 0, 1, 2, 3, 32
-EXTRA_TOKENS = 2  # <cls> and <eos> of each protein
-RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO.-"  # tokens 4 to 30; 31 stands for no residue
+EXTRA_TOKENS = 2  # <cls> and <eos> per protein
+RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO.-"  # tokens 4 to 30; token 31 is not a residue
 _FIRST_RESIDUE = 4
-AMINO_ACID_TOKENS = np.arange(_FIRST_RESIDUE, _FIRST_RESIDUE + 20)  # of the 20 usual amino acids
+AMINO_ACID_TOKENS = np.arange(_FIRST_RESIDUE, _FIRST_RESIDUE + 20)  # the 20 standard amino acids
 
 _TOKEN_OF_BYTE = np.full(256, UNK, dtype=np.int64)
 for _token, _letter in enumerate(RESIDUES, start=_FIRST_RESIDUE):
@@ -18,7 +18,7 @@ _TOKEN_OF_BYTE[[ord("<"), ord(">")]] = CLS, EOS
 
 
 def tokenize(proteins: list[str]) -> NDArray[np.int64]:
-    """Lay the proteins end to end, each as ``<cls> residues <eos>``.
+    """Tokenize proteins end to end, each as ``<cls> residues <eos>``.
 
     Lower case counts as upper case. A letter without a token (``J``, an inner ``*``) becomes
     ``<unk>``. n proteins -> (n_residues + 2 n,)
