@@ -1,11 +1,11 @@
-"""Pre-norm transformers with rotary positions on packed proteins: the base of ESM-2 and ESM C.
+"""The base of ESM-2 and ESM C: pre-norm transformers with rotary positions on packed proteins.
 
 Matrix products use the chosen precision. The residual stream, norms, rotary tables and pooling are
-always float32, since a rotary table in bf16 gives wrong angles. In fp8 the products within the
-layers take 8-bit numbers, and all else is as in bf16.
+always float32, because a rotary table in bf16 gives wrong angles. In fp8, products within the
+layers take 8-bit numbers, and everything else is as in bf16.
 
 A family subclasses ``TransformerLayer`` and ``PackedTransformer``. Its layers have the modules
-``attention_norm``, ``qkv``, ``attention_out`` and ``mlp_norm``; its MLP is its own.
+``attention_norm``, ``qkv``, ``attention_out`` and ``mlp_norm``, and an MLP specific to the family.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from virnucpro.models.checkpoint import ROPE_THETA, Tensors
 from virnucpro.models.fp8 import Linear8, Rows8, quantise
 from virnucpro.models.packing import PackedBatch
 
-# the type of weights in memory and of results of products, by precision
+# The dtype of weights in memory and of product results, by precision.
 DTYPES: Mapping[str, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp8": torch.bfloat16,  # before ``PackedTransformer.quantise``
 }
-_USUAL_TOKENS = 2048  # of a batch on a CPU
-_MOST_WAITING = 2  # sums that a kernel adds at once
+_USUAL_TOKENS = 2048  # in a batch on a CPU
+_MOST_WAITING = 2  # branches that one kernel adds at once
 
-Factor = Tensor | Rows8  # the first factor of a product with weights
+Factor = Tensor | Rows8  # the first factor in a product with weights
 
 
 class TransformerShape(Protocol):
@@ -64,32 +64,32 @@ class TransformerShape(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ResidualStream:
-    """The residual stream, (n_tokens, dim) float32, and the results still to be added to it.
+    """The residual stream, (n_tokens, dim) float32, with the branches not yet added to it.
 
-    With Triton, an addition waits for the next LayerNorm: one kernel adds, norms and rounds, and
-    writes the sum only at every second LayerNorm. The sums are the same.
+    With Triton, an addition is deferred to the next LayerNorm. One kernel adds, norms and rounds,
+    and writes the sum only at every second LayerNorm. The sums are the same.
     """
 
     x: Tensor
     has_triton: bool
-    branch_scale: float = 1.0  # factor of each result
+    branch_scale: float = 1.0  # factor of each branch
     waiting: list[Tensor] = field(default_factory=list)  # at most two
 
     def add(self, branch: Tensor) -> None:
-        """Add the result of a sub-layer; any type."""
+        """Add the result of a sub-layer, (n_tokens, dim), in any dtype."""
         if self.has_triton:
             self.waiting.append(branch)
         else:
             self.x = self._sum(self.x, branch)
 
     def _sum(self, x: Tensor, branch: Tensor) -> Tensor:
-        # `alpha` of 1 would need no special case, were it not for the gradients of training
+        # The gradients in training need this special case, although `alpha` could be 1.
         if self.branch_scale == 1:
             return x + branch
         return torch.add(x, branch, alpha=self.branch_scale)
 
     def normed(self, norm: nn.LayerNorm, dtype: torch.dtype) -> Factor:
-        """Norm the stream for a sub-layer. -> (n_tokens, dim) of ``dtype``"""
+        """Norm the stream for a sub-layer. -> (n_tokens, dim) in ``dtype``"""
         if not self.has_triton:
             rows: Tensor = norm(self.x)
             return quantise(rows) if dtype == E4M3 else rows.to(dtype)
@@ -109,7 +109,7 @@ class ResidualStream:
         )
 
     def as_factor(self, rows: Tensor, dtype: torch.dtype) -> Factor:
-        """Rows within a sub-layer as a factor of ``dtype``; only e4m3 differs from theirs."""
+        """Convert rows within a sub-layer to a ``dtype`` factor. Only e4m3 changes their dtype."""
         return self.quantised(rows) if dtype == E4M3 else rows
 
     def quantised(self, rows: Tensor, *, has_gelu: bool = False) -> Rows8:
@@ -121,7 +121,7 @@ class ResidualStream:
         return out
 
     def final(self, norm: nn.Module) -> Tensor:
-        """The stream after the last layer, normed if that is the model's last. -> float32"""
+        """Return the stream after the last layer, normed if that is the model's last. -> float32"""
         if self.has_triton and isinstance(norm, nn.LayerNorm):
             out = torch.empty_like(self.x)
             self._add_and_norm(norm, out, None, None)
@@ -136,7 +136,7 @@ class ResidualStream:
 class TransformerLayer(nn.Module):
     """A transformer layer, which adds attention and MLP to the residual stream."""
 
-    products: ClassVar[tuple[str, ...]]  # names of its linear layers
+    products: ClassVar[tuple[str, ...]]  # names of the linear layers
     attention_norm: nn.LayerNorm
     qkv: nn.Linear
     attention_out: nn.Linear
@@ -144,19 +144,19 @@ class TransformerLayer(nn.Module):
     def __init__(self, n_heads: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.n_heads = n_heads
-        self.dtype = dtype  # of the first factor of products
+        self.dtype = dtype  # dtype of the first factor in products
         self.is_fused = dtype == torch.bfloat16 and cpu_fuses_linear()
 
     @abstractmethod
     def add_mlp(self, stream: ResidualStream) -> None:
-        """Add the result of the MLP to the stream."""
+        """Add the MLP result to the stream."""
 
     def add_to(self, stream: ResidualStream, batch: RunLayout, attend: Kernel) -> None:
         normed = stream.normed(self.attention_norm, self.dtype)
         self.finish(stream, attend(self.project(normed), batch))
 
     def project(self, normed: Factor) -> Tensor:
-        """Queries, keys and values. (n_tokens, dim) -> (n_tokens, 3, n_heads, head_dim)"""
+        """Project queries, keys and values. (n_tokens, dim) -> (n_tokens, 3, n_heads, head_dim)"""
         projected = self.linear(self.qkv, normed)
         return projected.view(len(projected), 3, self.n_heads, -1)
 
@@ -167,15 +167,15 @@ class TransformerLayer(nn.Module):
         self.add_mlp(stream)
 
     def in_float32(self) -> Self:
-        """A copy of the layer with products in float32, of the same weights in fp16."""
+        """Copy the layer with float32 products and the same fp16 weights."""
         layer = copy.deepcopy(self).float()
         layer.dtype = torch.float32
         return layer
 
     def reorder_weights(self) -> None:
-        """Lay the weights out for oneDNN once, instead of in each batch.
+        """Convert the weights to oneDNN's layout once, instead of in each batch.
 
-        The copy in this layout works only in ``linear``. It has no gradients.
+        The converted copy works only in ``linear`` and has no gradients.
         """
         self.is_fused = True
         for name in self.products:
@@ -184,13 +184,13 @@ class TransformerLayer(nn.Module):
             part.weight = nn.Parameter(ordered, requires_grad=False)
 
     def quantise(self) -> None:
-        """Switch to products of 8-bit numbers; the loaded weights are bf16."""
+        """Switch to 8-bit products. The loaded weights are bf16."""
         for name in self.products:
             setattr(self, name, Linear8(getattr(self, name)))
         self.dtype, self.is_fused = E4M3, False
 
     def linear(self, part: nn.Linear, x: Factor, *, has_gelu: bool = False) -> Tensor:
-        """Apply a linear layer, with ``has_gelu`` and exact GELU (not by tanh).
+        """Apply a linear layer, with ``has_gelu`` and exact GELU (not the tanh approximation).
 
         oneDNN fuses bias and GELU with the product.
         """
@@ -204,7 +204,7 @@ class TransformerLayer(nn.Module):
 
 
 class PackedTransformer(nn.Module):
-    """A transformer up to some layer, without heads."""
+    """A transformer up to a chosen layer, without heads."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class PackedTransformer(nn.Module):
         super().__init__()
         self.shape, self.attend, self.branch_scale = shape, attend, branch_scale
         self.is_exact = False
-        # random weights on "meta" would import torch's compiler, which takes a second
+        # Random weights on "meta" would import torch's compiler, which takes a second.
         self.embedding = nn.Embedding(n_tokens, shape.dim, _weight=torch.empty(n_tokens, shape.dim))
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
@@ -227,18 +227,18 @@ class PackedTransformer(nn.Module):
         self.register_buffer("inv_freq", rotary_frequencies(shape.head_dim))
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """The representation after the last layer of this model, (n_tokens, dim) float32.
+        """Compute the hidden states after the last layer of this model, (n_tokens, dim) float32.
 
-        Only the last layer of the family's model is normed. It has gradients if the weights require
-        them and the kernel is ``attend_to_train`` or ``attend_runs``; ``torch.inference_mode``
-        switches them off.
+        Only the last layer of the family's full model is normed. The result has gradients if the
+        weights require them and the kernel is ``attend_to_train`` or ``attend_runs``.
+        ``torch.inference_mode`` disables gradients.
         """
         return self.encode(RunLayout.from_batch(batch, self.inv_freq))
 
     def encode(self, batch: RunLayout) -> Tensor:
-        """As ``forward``, for a batch on the device.
+        """Compute ``forward`` for a batch on the device.
 
-        The first layer projects each token of the alphabet once, not each position of the batch.
+        The first layer projects each token in the alphabet once, not each position in the batch.
         """
         rows, layers = self.token_rows(), self.layers_in_use()
         stream, first = self.stream_of(F.embedding(batch.tokens, rows)), next(layers)
@@ -253,7 +253,7 @@ class PackedTransformer(nn.Module):
         return ResidualStream(x, has_triton=has_triton, branch_scale=self.branch_scale)
 
     def token_rows(self) -> Tensor:
-        """The input of the first layer for each token, (n_tokens, dim)."""
+        """Return the first layer's input for each token in the alphabet, (n_tokens, dim)."""
         return self.embedding.weight
 
     @contextmanager
@@ -272,16 +272,16 @@ class PackedTransformer(nn.Module):
             self.attend, self.is_exact = attend, False
 
     def quantise(self, device: torch.device) -> Self:
-        """Move a model in bf16 to a device, with 8-bit products within its layers.
+        """Move a bf16 model to a device, with 8-bit products within its layers.
 
-        It moves layer by layer, so the device never holds all weights in 16 bits.
+        The model moves layer by layer, so the device never has all weights in 16 bits.
         """
         for layer in self.each_layer():
             layer.to(device).quantise()
         return self.to(device)
 
     def reorder_weights(self) -> None:
-        """Lay the weights out for this CPU, if oneDNN computes its products in bf16 or fp32."""
+        """Convert the weights to oneDNN's layout, if it runs their bf16 or fp32 products here."""
         for layer in self.each_layer() if cpu_fuses_linear() else ():
             if layer.dtype in (torch.bfloat16, torch.float32):
                 layer.reorder_weights()
@@ -306,13 +306,13 @@ class PackedTransformer(nn.Module):
 
 
 def rotary_frequencies(head_dim: int) -> Tensor:
-    """Radians per position of each pair of dimensions, (head_dim / 2,) float32."""
+    """Compute radians per position for each pair of dimensions, (head_dim / 2,) float32."""
     places = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu")
     return 1.0 / (ROPE_THETA ** (places / head_dim))
 
 
 def cpu_fuses_linear() -> bool:
-    """True if oneDNN multiplies bf16 on this CPU (AVX-512 and newer), with bias and GELU."""
+    """Return True if oneDNN multiplies bf16 on this CPU (AVX-512 and newer), with bias and GELU."""
     ops = torch.ops.mkldnn
     return hasattr(ops, "_linear_pointwise") and bool(ops._is_mkldnn_bf16_supported())
 
@@ -323,10 +323,13 @@ def cpu_fuses_linear() -> bool:
 def iter_tensors(
     model: PackedTransformer, scheme: Mapping[str, str], joined: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a model by their names in a checkpoint.
+    """Yield a model's tensors with their names in a checkpoint.
 
-    ``scheme`` has the name there of each module of ours; {} is the number of the layer. ``joined``
-    names the modules there that one of ours consists of: their tensors are views of it.
+    Args:
+        model: the model.
+        scheme: our module name -> its name in the checkpoint; {} is the layer number.
+        joined: our module name -> the checkpoint modules that it concatenates. Their tensors are
+            views of ours.
     """
     if "inv_freq" in scheme:
         yield scheme["inv_freq"], model.inv_freq
@@ -341,8 +344,8 @@ def iter_tensors(
 
 
 def allocate(stub: PackedTransformer, dtype: torch.dtype, device: torch.device) -> None:
-    """Give a model on "meta" memory on a device, and its kernel for products of ``dtype``."""
-    # ``to_empty``, and ``empty_like`` of what is on "meta", import sympy: half a second
+    """Allocate a "meta" model on a device, with its kernel for ``dtype`` products."""
+    # ``to_empty``, and ``empty_like`` on "meta" tensors, import sympy, which takes half a second.
     memory = {
         name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         for name, tensor in stub.state_dict().items()
@@ -354,7 +357,7 @@ def allocate(stub: PackedTransformer, dtype: torch.dtype, device: torch.device) 
 
 
 def copy_tensors(parts: Iterable[tuple[str, Tensor]], tensors: Tensors) -> None:
-    """Copy the tensors of a checkpoint, read one by one, to parts of a model with these names.
+    """Copy checkpoint tensors, read one by one, to the parts of a model with these names.
 
     Raises:
         UnavailableError: a tensor is missing, or has another shape.

@@ -1,4 +1,4 @@
-"""A packed transformer as an encoder of proteins: packed batches, pooling on the device."""
+"""A packed transformer as a protein encoder: packed batches, pooling on the device."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from virnucpro.models.packing import PackedBatch, PackedEncoder
 from virnucpro.models.pooling import POOLS
 from virnucpro.models.transformer import DTYPES, PackedTransformer
 
-# path, layers, type of products, device -> the first layers of a model
+# (path, layers, product dtype, device) -> the first layers of a model
 LoadTransformer = Callable[[Path, int, torch.dtype, torch.device], PackedTransformer]
 
 
 def load_encoder(
     spec: EncoderSpec, weights: Path, device: torch.device, load: LoadTransformer
 ) -> TransformerEncoder:
-    """Load the first ``spec.layer`` layers of a checkpoint or of its converted copy.
+    """Load the first ``spec.layer`` layers of a checkpoint or its converted copy.
 
     Raises:
-        UnavailableError: it cannot be used.
+        UnavailableError: the checkpoint cannot be used.
     """
     dtype = DTYPES[spec.precision]
     if spec.precision == "fp8":
@@ -35,7 +35,7 @@ def load_encoder(
         model.attend = choose_kernel(device, E4M3, model.shape.head_dim)
         return TransformerEncoder(spec, model, device)
     model = load(weights, spec.layer, dtype, device)
-    # workers share a converted copy, so its weights stay in place
+    # Workers share the pages of a converted copy, so its weights keep their layout.
     if device.type == "cpu" and not is_converted(weights):
         model.reorder_weights()
     return TransformerEncoder(spec, model, device)
@@ -63,6 +63,6 @@ class TransformerEncoder(PackedEncoder):
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """Embed a batch; the rows stay on the device."""
+        """Embed a batch. The rows stay on the device."""
         batch = PackedBatch.from_sequences(sequences)
         return self.pool(self.model(batch), batch)
