@@ -1,9 +1,9 @@
 """Our Triton kernels for NVIDIA GPUs. Each reads and writes every number once.
 
-For ESM-2: rotation of queries and keys, the border of two sub-layers, and rounding to 8 bits. For
-DNABERT-S: attention with a penalty on distance. Each kernel is a plain function, which the tests
-compile for any GPU and run in Triton's interpreter; a second function launches it on tensors.
-Triton comes with PyTorch's builds for CUDA. This module is imported only for a GPU.
+ESM-2 has kernels for the rotation of queries and keys, the boundary of two sub-layers, and rounding
+to 8 bits. DNABERT-S has attention with a distance penalty. Each kernel is a plain function, which
+the tests compile for any GPU and run in Triton's interpreter. A second function launches it on
+tensors. Triton comes with PyTorch's CUDA builds. This module is imported only for a GPU.
 """
 
 from __future__ import annotations
@@ -25,27 +25,31 @@ try:
 except ImportError:
     triton = None
 
-# products are added without rounding; Triton's default varies
+# Products are added without rounding. Triton's default varies.
 OPTIONS: Mapping[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": True}
-_PER_WARP = 512  # numbers of a row per warp: each thread keeps 16 in registers
+_PER_WARP = 512  # row elements per warp: each thread has 16 in registers
 _MOST_WARPS = 16
-TEXT_BLOCK = 32  # queries of a program of ``attend_text``, and keys in each of its steps
+TEXT_BLOCK = 32  # queries per ``attend_text`` program, and keys per step
 OPTIONS_TO_ATTEND: Mapping[str, int | bool] = {**OPTIONS, "num_stages": 2}
-_LEAST_WIDTH = 16  # least width of a factor of a product in Triton
-# the names of the kernels for people
+_LEAST_WIDTH = 16  # minimum width of a product factor in Triton
+# Kernel names for messages.
 ROTATION, BORDER = "rotation", "residual + LayerNorm"
 EIGHT_BITS, TEXTS = "fp8 quantise", "DNABERT-S attention"
 NAMES = (ROTATION, BORDER, EIGHT_BITS, TEXTS)
-# errors of compiling (no compiler, no writable folder), loading or launching
+# Errors from compiling (no compiler, no writable folder), loading or launching.
 _SYSTEM_FAILURES = (ImportError, OSError, RuntimeError, SubprocessError)
 _FAILURES = _SYSTEM_FAILURES if triton is None else (*_SYSTEM_FAILURES, triton.TritonError)
 
 
 def unavailable_kernels(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-    """Try each kernel for products of this type. -> why it does not run, by name; empty: it runs
+    """Try each kernel for products in this dtype.
 
-    For e4m3 these are ``quantise`` and the kernels for bf16; for float32, DNABERT-S's attention.
-    The first call on a machine compiles, which needs a C compiler and a folder for Triton's cache.
+    The kernels for e4m3 are ``quantise`` and those for bf16. The kernel for float32 is DNABERT-S
+    attention. The first call on a machine compiles the kernels, which needs a C compiler and a
+    folder for Triton's cache.
+
+    Returns:
+        For each kernel name, the reason why it does not run. The reason is empty if it runs.
     """
     if dtype == torch.float32:
         trials = {TEXTS: lambda: _try_texts(device)}
@@ -92,20 +96,20 @@ def _try_8_bits(device: torch.device) -> None:
 
 
 def _try_texts(device: torch.device) -> None:
-    qkv = torch.zeros(1, 3, 12, 64, device=device)  # heads of the published model
+    qkv = torch.zeros(1, 3, 12, 64, device=device)  # heads in the published model
     offsets = torch.tensor([0, 1], dtype=torch.int32, device=device)
     attend_sequences(qkv, offsets, torch.ones(12, device=device), 1)
 
 
 def unavailable_reason(error: Exception) -> str:
-    """The first line of an error, without the kernel's source, which Triton prints first."""
+    """Return the first line of an error, without the kernel's source, which Triton prints first."""
     text = str(getattr(error, "error_message", None) or error).strip()
     first, _, _ = text.partition("\n")
     return printable(f"{type(error).__name__}: {first}")
 
 
 def row_options(dim: int) -> dict[str, int | bool]:
-    """The options of a kernel that holds a row of ``dim`` numbers in registers."""
+    """Return the launch options for a kernel with a row of ``dim`` numbers in registers."""
     n_warps = max(1, min(_MOST_WARPS, triton.next_power_of_2(dim) // _PER_WARP))
     return {**OPTIONS, "num_warps": n_warps}
 
@@ -117,7 +121,7 @@ def _launch(
     sizes: Mapping[str, object],
     options: Mapping[str, int | bool],
 ) -> None:
-    """Run a kernel on the device of its tensors; Triton launches on the current one."""
+    """Run a kernel on its tensors' device. Triton itself launches on the current device."""
     if all(grid):
         with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
             _wrap_kernel(kernel)[grid](*tensors, **sizes, **options)
@@ -132,10 +136,14 @@ def _wrap_kernel(function: Callable[..., None]) -> Any:  # noqa: ANN401 - Triton
 
 
 def rotate_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate queries and keys in place; values stay the same.
+    """Rotate queries and keys in place. Values stay the same.
 
-    (n_tokens, 3, n_heads, head_dim) contiguous; cosines (n_tokens, head_dim) and sines
-    (n_tokens, head_dim / 2), float32. Computed in float32, like ``attention.rotate``.
+    The rotation is computed in float32, like ``attention.rotate``.
+
+    Args:
+        qkv: (n_tokens, 3, n_heads, head_dim), contiguous.
+        cos: (n_tokens, head_dim) float32.
+        sin: (n_tokens, head_dim / 2) float32.
     """
     assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
     assert cos.dtype == sin.dtype == torch.float32
@@ -145,7 +153,7 @@ def rotate_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def sizes_to_rotate(n_heads: int, head_dim: int) -> dict[str, int]:
-    """The constants that ``rotate_token`` is compiled for."""
+    """Return the compile-time constants for ``rotate_token``."""
     n_pairs = n_heads * head_dim  # pairs of numbers that rotate together, in queries and keys
     return {
         "n_pairs": n_pairs,
@@ -164,7 +172,7 @@ def rotate_token(  # type: ignore[no-untyped-def]  # Triton refuses any other an
     row: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Rotate one token: all pairs of all heads, of the queries and of the keys after them."""
+    """Rotate one token: all pairs in all heads, first its queries, then its keys."""
     token = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, block)
     mask = pair < n_pairs
@@ -193,12 +201,19 @@ def add_and_norm(
 ) -> None:
     """Add ``added`` to ``x``, and write the LayerNorm and, if ``total`` is given, the sum.
 
-    Each of ``added`` is multiplied by ``branch_scale``. A norm without a bias is not shifted.
+    Each addend is multiplied by ``branch_scale``. A norm without a bias is not shifted. Sums (in
+    the order of ``added``), mean and variance are float32, as in PyTorch. ``normed`` is rounded
+    once.
 
-    ``x`` and ``total`` are (n_tokens, dim) float32; ``added`` (at most two) and ``normed`` have the
-    same shape and any type. Sums (in the order of ``added``), mean and variance are float32, as in
-    PyTorch; ``normed`` is rounded once. With ``scales``, (n_tokens, 1) float32, ``normed`` is e4m3
-    as in ``esm2.model``.
+    Args:
+        x: (n_tokens, dim) float32.
+        added: at most two tensors, (n_tokens, dim), any dtype.
+        norm: the LayerNorm.
+        normed: output, (n_tokens, dim), any dtype. With ``scales`` it is e4m3, as in
+            ``esm2.model``.
+        total: output, (n_tokens, dim) float32.
+        scales: output, (n_tokens, 1) float32.
+        branch_scale: the factor of each addend.
     """
     first, second = (*added, x, x)[:2]
     assert all(each.is_contiguous() for each in (x, first, second, normed))
@@ -213,7 +228,7 @@ def add_and_norm(
         branch_scale=branch_scale,
         has_bias=norm.bias is not None,
     )
-    bias = norm.weight if norm.bias is None else norm.bias  # a pointer that is not read
+    bias = norm.weight if norm.bias is None else norm.bias  # an unread pointer
     targets = (normed, x if total is None else total, x if scales is None else scales)
     tensors = (x, first, second, norm.weight, bias, *targets)
     _launch(add_and_norm_token, (n_tokens,), tensors, sizes, row_options(dim))
@@ -229,7 +244,7 @@ def sizes_to_norm(
     branch_scale: float = 1.0,
     has_bias: bool = True,
 ) -> dict[str, int | float | bool]:
-    """The constants that ``add_and_norm_token`` is compiled for."""
+    """Return the compile-time constants for ``add_and_norm_token``."""
     block = triton.next_power_of_2(dim)
     return {
         "dim": dim,
@@ -261,7 +276,7 @@ def add_and_norm_token(  # type: ignore[no-untyped-def]
     has_bias: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Add and norm one token: a row of the stream. The variance is taken after centring."""
+    """Add and norm one token, a row in the stream. The variance is computed after centring."""
     place = tl.arange(0, block)
     mask = place < dim
     at = tl.program_id(0).to(tl.int64) * dim + place
@@ -285,13 +300,13 @@ def add_and_norm_token(  # type: ignore[no-untyped-def]
     tl.store(normed + at, row.to(normed.dtype.element_ty), mask=mask)
 
 
-# Rows of 8-bit numbers with a scale each: see ``esm2.model``
+# 8-bit rows with one scale each: see ``esm2.model``
 
 
 def quantise(x: Tensor, values: Tensor, scales: Tensor, *, has_gelu: bool) -> None:
     """Round rows to e4m3, with ``has_gelu`` after exact GELU in float32.
 
-    (n_tokens, dim) of any type -> (n_tokens, dim) e4m3, (n_tokens, 1) float32
+    (n_tokens, dim) in any dtype -> (n_tokens, dim) e4m3, (n_tokens, 1) float32
     """
     assert x.is_contiguous() and values.is_contiguous()
     n_tokens, dim = x.shape
@@ -301,15 +316,15 @@ def quantise(x: Tensor, values: Tensor, scales: Tensor, *, has_gelu: bool) -> No
 
 
 def warps_to_quantise(dim: int) -> int:
-    """The warps of ``quantise_token``: fewer than of other rows, as an H200 has measured."""
+    """Return the warps for ``quantise_token``, fewer than for other rows: measured on an H200."""
     n_warps: int = triton.next_power_of_2(dim) // _PER_WARP // 4
     return max(1, min(_MOST_WARPS, n_warps))
 
 
 def sizes_to_quantise(dim: int, *, has_gelu: bool) -> dict[str, int]:
-    """The constants that ``quantise_token`` is compiled for.
+    """Return the compile-time constants for ``quantise_token``.
 
-    Rows of ESM-2 have 5 or 15 times a power of two numbers: of one block, 3 in 8 would be masked.
+    An ESM-2 row has 5 or 15 times a power of two elements. A single block would mask 3 in 8.
     """
     block = 2 ** (dim.bit_length() - 1)
     rest = triton.next_power_of_2(max(1, dim - block))
@@ -327,8 +342,8 @@ def quantise_token(  # type: ignore[no-untyped-def]
 ):
     """Round one token: its row, in two parts.
 
-    The normal distribution within GELU is formula 7.1.26 of Abramowitz and Stegun (1964), for erf
-    of x / sqrt(2): GELU is off by 4e-7 at most, for half of the instructions of ``tl.erf``.
+    The normal distribution in GELU uses formula 7.1.26 in Abramowitz and Stegun (1964), for erf of
+    x / sqrt(2). The error of GELU is at most 4e-7, with half the instructions of ``tl.erf``.
     """
     start = tl.program_id(0).to(tl.int64) * dim
     first, second, largest = 0.0, 0.0, 1e-12
@@ -355,15 +370,20 @@ def quantise_token(  # type: ignore[no-untyped-def]
         tl.store(values + start + place, row.to(values.dtype.element_ty), mask=place < dim)
 
 
-# Attention with a penalty on distance (ALiBi) within each text of a packed batch
+# Attention with a distance penalty (ALiBi) within each text of a packed batch
 
 
 def attend_sequences(qkv: Tensor, offsets: Tensor, slopes: Tensor, longest: int) -> Tensor:
-    """Attention within each text, in one launch. (n_tokens, 3, n_heads, head_dim) float32
+    """Compute attention within each text, in one launch.
 
-    ``offsets``, (n_texts + 1,) int32, are where texts begin, and last the number of tokens; a text
-    has at most ``longest`` tokens. ``slopes``, (n_heads,), are the penalties for a distance of one.
-    -> (n_tokens, n_heads, head_dim)
+    Args:
+        qkv: (n_tokens, 3, n_heads, head_dim) float32.
+        offsets: (n_texts + 1,) int32, the start of each text, then the number of tokens.
+        slopes: (n_heads,), the penalty per unit distance.
+        longest: the maximum number of tokens in a text.
+
+    Returns:
+        (n_tokens, n_heads, head_dim).
     """
     assert qkv.is_contiguous() and qkv.dtype == torch.float32
     n_tokens, _, n_heads, head_dim = qkv.shape
@@ -375,15 +395,15 @@ def attend_sequences(qkv: Tensor, offsets: Tensor, slopes: Tensor, longest: int)
 
 
 def has_tf32(device: torch.device) -> bool:
-    """True if the GPU's tensor cores multiply TF32."""
+    """Return True if the GPU's tensor cores multiply TF32."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def sizes_to_attend(n_heads: int, head_dim: int, *, has_tf32: bool) -> dict[str, int | float | str]:
-    """The constants that ``attend_text`` is compiled for.
+    """Return the compile-time constants for ``attend_text``.
 
-    On tensor cores a product is three products of TF32 parts, as in PyTorch's own attention in
-    float32: they cover 22 of the 24 bits of each factor.
+    On tensor cores a product is computed as three products of TF32 parts, as in PyTorch's own
+    float32 attention. They cover 22 of each factor's 24 bits.
     """
     return {
         "n_heads": n_heads,
@@ -407,10 +427,10 @@ def attend_text(  # type: ignore[no-untyped-def]
     precision: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Attend with a block of queries of one text and one head to all keys of the text.
+    """Attend with a block of queries in one text and head to all keys in the text.
 
     The softmax is computed online, with powers of two (Milakov and Gimelshein 2018,
-    arXiv:1805.02867): ``scale`` and ``slope`` convert scores to base-2 logarithms.
+    arXiv:1805.02867). ``scale`` and ``slope`` convert scores to base-2 logarithms.
     """
     head = tl.program_id(1)
     begin = tl.load(offsets + tl.program_id(0)).to(tl.int64)
@@ -422,7 +442,7 @@ def attend_text(  # type: ignore[no-untyped-def]
     dim = tl.arange(0, width)
     is_dim = dim[None, :] < head_dim
     start = qkv + begin * 3 * row + head * head_dim + dim[None, :]
-    slope = tl.load(slopes + head) * 1.4426950408889634  # to base 2, as the scale
+    slope = tl.load(slopes + head) * 1.4426950408889634  # to base 2, like the scale
     q = tl.load(
         start + query[:, None] * 3 * row, mask=(query[:, None] < seqlen) & is_dim, other=0.0
     )
