@@ -1,10 +1,10 @@
-"""Encoders that ``train`` made: a CNN, LSTM or U-Net over residues, a mean, or nothing; their file.
+"""Encoders made by ``train``, and their file: a CNN, LSTM or U-Net over residues, a mean, or none.
 
-``train`` writes the file, in safetensors, next to the head of a trained model. It holds the weights
-of the network over the residues; the only entry of its metadata has its facts in JSON. The ESM-2
-below the network is not in the file: the facts name its checkpoint, next to the file or at its path
-during training. If the vectors are the means of an unchanged ESM-2, the file has only this name,
-and the model is that ESM-2.
+``train`` writes the file, in safetensors, next to the head of a trained model. It contains the
+weights of the network over the residues. Its only metadata entry describes the encoder in JSON. The
+ESM-2 below the network is not in the file. The metadata names its checkpoint, which is next to the
+file or at its path during training. If the vectors are the means of an unchanged ESM-2, the file
+contains only this name, and the model is that ESM-2.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from virnucpro.models.options import Architecture, Encoding
 from virnucpro.models.packing import PackedBatch, PackedEncoder
 from virnucpro.models.transformer import DTYPES
 
-LEARNED, COMPOSITION = "learned", "composition"  # families
-_HERE = "."  # means the ESM-2 in the folder of the file
-_FACTS = "virnucpro_encoder"  # entry of the metadata
+LEARNED, COMPOSITION = "learned", "composition"  # family names
+_HERE = "."  # the ESM-2 in the same folder as the file
+_FACTS = "virnucpro_encoder"  # metadata entry
 _OF_A_TRAINING = "training.json"
-_NETWORK = "network."  # prefix of the names of weights: their module in a reader
-_BYTES_PER_TOKEN = 8192  # of an LSTM, which needs most: gates, states and copies in float32
-_FILLING_TOKENS = 327_680  # in a batch for a GPU
+_NETWORK = "network."  # prefix of weight names: the network's module in a reader
+_BYTES_PER_TOKEN = 8192  # for an LSTM, which needs most: gates, states and copies in float32
+_FILLING_TOKENS = 327_680  # per batch on a GPU
 
 Weights = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BaseModel:
-    """The ESM-2 that a network reads residues through."""
+    """The ESM-2 below the network, which embeds its residues."""
 
     model: str  # a name, a path, or ``_HERE``
     encoder_id: str
@@ -66,11 +66,11 @@ class _BaseModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TrainedEncoderInfo:
-    """The facts of a learned encoder, in the file of its weights."""
+    """Metadata for a trained encoder, stored in its weight file."""
 
     encoding: Encoding
     architecture: Architecture
-    dim: int  # length of a vector; 0 if the file has only a name
+    dim: int  # vector length; 0 if the file has only a name
     base: _BaseModel | None = None
 
     def __post_init__(self) -> None:
@@ -85,11 +85,11 @@ class _TrainedEncoderInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TrainedModel(Model):
-    """A learned encoder on disk; its id is the hash of the file."""
+    """A trained encoder on disk. Its id is the file's hash."""
 
     facts: _TrainedEncoderInfo
     base: ESM2Model | None
-    weights: Weights = field(compare=False, repr=False)  # of the network over the residues
+    weights: Weights = field(compare=False, repr=False)  # weights of the network over the residues
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
         return "bf16" if precision == "fp8" else precision
@@ -108,9 +108,16 @@ def save_frame_network(
 ) -> Model:
     """Write a reader as an encoder.
 
-    ``base`` is the ESM-2 below it, with its name or path; None: next to the file.
+    Args:
+        path: the file to write.
+        reader: the network.
+        encoding: the input of the network.
+        architecture: the architecture of the network.
+        base: the ESM-2 below the network, with its name or path, or None without one. A name of
+            None means that the ESM-2 is next to the file.
 
-    -> the encoder, as from ``inspect``
+    Returns:
+        The encoder, as from ``inspect``.
 
     Raises:
         UnavailableError: the base is missing.
@@ -128,17 +135,18 @@ def save_frame_network(
 
 
 def save_trained_encoder(path: Path, facts: _TrainedEncoderInfo, weights: Weights) -> None:
-    """Write the file of an encoder; equal weights give equal bytes."""
+    """Write the file of an encoder. Equal weights give equal bytes."""
     content = {name: np.ascontiguousarray(values) for name, values in weights.items()}
     metadata = {_FACTS: json.dumps(asdict(facts), sort_keys=True)}
     SafeDir(path.parent).write_file(path, save(content, metadata=metadata))
 
 
 def inspect_trained_encoder(path: Path, on_event: EventHandler = lambda _: None) -> _TrainedModel:
-    """
+    """Inspect the file of a trained encoder.
+
     Raises:
-        UnavailableError: the file is damaged, holds more than facts and weights, or its base is
-            missing.
+        UnavailableError: the file is damaged, contains more than metadata and weights, or its base
+            is missing.
     """
     hint = "`virnucpro train` writes an encoder next to its head: name that file"
     with check_intact(path, "an encoder of VirNucPro", hint):
@@ -168,7 +176,7 @@ def inspect_trained_encoder(path: Path, on_event: EventHandler = lambda _: None)
 
 
 def _footprint(path: Path, weights: Weights, base: ESM2Model | None) -> Footprint:
-    """An ESM-2 needs more memory for a token than a network over its residues."""
+    """Estimate the memory. An ESM-2 needs more per token than a network over its residues."""
     n_parameters = sum(values.size for values in weights.values())
     file_bytes = path.stat().st_size
     if base is None:
@@ -190,7 +198,7 @@ def _find_base(path: Path, base: _BaseModel, on_event: EventHandler) -> ESM2Mode
     """Find the checkpoint of this name next to the file, or at its path during training.
 
     Raises:
-        UnavailableError: it is missing, or has other weights.
+        UnavailableError: the checkpoint is missing, or has other weights.
     """
     beside = path.parent / Path(base.model).name
     if beside.exists():
@@ -207,10 +215,14 @@ def _find_base(path: Path, base: _BaseModel, on_event: EventHandler) -> ESM2Mode
 
 
 def inspect(path: Path, on_event: EventHandler) -> Model | None:
-    """The encoder of a file, or of a trained model's folder; None: the path is something else.
+    """Inspect an encoder file, or the folder of a trained model.
+
+    Returns:
+        The encoder, or None if the path is something else.
 
     Raises:
-        UnavailableError: it is damaged, its ESM-2 is missing, or the folder belongs to a training.
+        UnavailableError: the encoder is damaged, its ESM-2 is missing, or the folder belongs to a
+            training, not to a model.
     """
     if (path / _OF_A_TRAINING).is_file():
         raise UnavailableError(
@@ -223,7 +235,7 @@ def inspect(path: Path, on_event: EventHandler) -> Model | None:
 
 
 def _inspect_file(path: Path, on_event: EventHandler = lambda _: None) -> Model:
-    """The encoder in a file, or the ESM-2 that the file names."""
+    """Return the encoder in a file, or the ESM-2 that the file names."""
     learned = inspect_trained_encoder(path, on_event)
     if learned.base is not None and learned.facts.architecture == "mlp":
         return replace(learned.base, head=learned.head)
@@ -231,7 +243,8 @@ def _inspect_file(path: Path, on_event: EventHandler = lambda _: None) -> Model:
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
-    """
+    """Load a trained encoder on a device.
+
     Raises:
         UnavailableError: the file or its ESM-2 cannot be used.
     """
@@ -255,15 +268,15 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
             f"{printable(weights)} does not hold the network that it names: {printable(error)}",
             hint="the file is damaged: get it again, or train again",
         ) from error
-    if spec.family == COMPOSITION:  # its vectors are empty
+    if spec.family == COMPOSITION:  # this family has empty vectors
         device = torch.device("cpu")
     return _TrainedEncoder(spec, reader.to(device).eval(), device)
 
 
 class _TrainedEncoder(PackedEncoder):
-    """A learned encoder; its network is in float32.
+    """A trained encoder. Its network is in float32.
 
-    The family ``composition`` makes empty vectors: the head reads the composition of the bases from
+    The family ``composition`` returns empty vectors: the head computes the base composition from
     the record.
     """
 
@@ -285,6 +298,6 @@ class _TrainedEncoder(PackedEncoder):
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """Embed a batch; the vectors stay on the device."""
+        """Embed a batch. The vectors stay on the device."""
         vectors: Tensor = self.reader(PackedBatch.from_sequences(sequences))
         return vectors
