@@ -1,1 +1,1 @@
-"""The ESM-2 encoder. Knows tensors; knows nothing of FASTA, run folders or processes."""
+"""The ESM-2 encoder. It works on tensors, independent of FASTA, run folders and processes."""

@@ -1,6 +1,6 @@
-"""ESM-2 checkpoints, recognised by names, shapes and first rows of tensors.
+"""Recognise ESM-2 checkpoints by the names, shapes and first rows of their tensors.
 
-Folders need torch only for number types that numpy lacks (bf16).
+Reading a folder needs torch only for number types that numpy lacks (bf16).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from virnucpro.models.family import CONFIG
 N_TOKENS = 33
 KIND = "an ESM-2 checkpoint"
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
-# our name of a module -> Hugging Face's; {} is the number of the layer
+# our module name -> Hugging Face's; {} is the layer number
 HUGGING_FACE = {
     "embedding": "embeddings.word_embeddings",
     "final_norm": "encoder.emb_layer_norm_after",
@@ -63,26 +63,26 @@ class ESM2Shape:
 
     @property
     def n_parameters(self) -> int:
-        """Number of parameters of the encoder, without LM and contact heads."""
+        """Count the encoder's parameters, without LM and contact heads."""
         per_layer = 12 * self.dim**2 + 13 * self.dim
         return self.n_layers * per_layer + (N_TOKENS + 2) * self.dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ESM2Tensors(Tensors):
-    """The tensors of an ESM-2, and what its configuration says."""
+    """The tensors of an ESM-2 checkpoint, with the values in its configuration."""
 
     kind: str = KIND
-    scheme: Mapping[str, str]  # our name of a module -> its name in the checkpoint
-    n_heads: Any  # from its configuration, if that has it
+    scheme: Mapping[str, str]  # our module name -> its name in the checkpoint
+    n_heads: Any  # from the configuration, if it has the number
     token_dropout: bool
 
 
 def infer_shape(tensors: ESM2Tensors) -> ESM2Shape:
-    """The dimensions of the ESM-2 with these tensors.
+    """Infer the dimensions of the ESM-2 with these tensors.
 
     Raises:
-        UnavailableError: it is not an ESM-2, or damaged.
+        UnavailableError: the checkpoint is not an ESM-2, or is damaged.
     """
     path, scheme = tensors.path, tensors.scheme
     try:
@@ -103,9 +103,10 @@ def infer_shape(tensors: ESM2Tensors) -> ESM2Shape:
 
 
 def tensor_names(tensors: ESM2Tensors, n_layers: int) -> Iterator[tuple[str, bool]]:
-    """The names of all tensors, and whether they are matrices of a layer.
+    """Yield the names of all tensors, and whether they are matrices in a layer.
 
-    Matrices of layers are converted to the type of the precision. Everything else stays in float32.
+    Matrices in layers are converted to the dtype of the precision. Everything else stays in
+    float32.
     """
     scheme = tensors.scheme
     yield f"{scheme['embedding']}.weight", False
@@ -132,10 +133,10 @@ def identify_esm2(shape: ESM2Shape, tensors: ESM2Tensors) -> str:
 
 
 def open_folder(path: Path, framework: Literal["np", "pt"]) -> ESM2Tensors:
-    """The tensors of a Hugging Face folder; torch reads the types that numpy lacks.
+    """Open the tensors in a Hugging Face folder. torch reads the types that numpy lacks.
 
     Raises:
-        UnavailableError: it is not an ESM-2, or damaged.
+        UnavailableError: the folder is not an ESM-2, or is damaged.
     """
     try:
         settings = read_json(path / CONFIG)
@@ -161,7 +162,7 @@ def open_folder(path: Path, framework: Literal["np", "pt"]) -> ESM2Tensors:
 
 
 def _published_name(stored_name: str) -> str:
-    """The usual name of a tensor; versions of transformers differ."""
+    """Return the usual name of a tensor, because versions of transformers differ."""
     name = stored_name.removeprefix("esm.")
     if name.endswith("rotary_embeddings.inv_freq"):  # in each layer, in "*", or in the model
         return HUGGING_FACE["inv_freq"]

@@ -1,7 +1,7 @@
-"""The weights of an ESM-2: fair-esm's ``.pt``, a Hugging Face folder, or our converted copy.
+"""Load ESM-2 weights from fair-esm's ``.pt``, a Hugging Face folder, or our converted copy.
 
 Checkpoints are recognised by their content, not by file names. No code in them is ever run: ``.pt``
-files are read with ``weights_only=True``, and safetensors hold only tensors.
+files are read with ``weights_only=True``, and safetensors contain only tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from virnucpro.models.transformer import allocate, copy_tensors, iter_tensors
 
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
 ROTARY = "layers.0.self_attn.rot_emb.inv_freq"  # in fair-esm; the same in every layer
-# our name of a module -> fair-esm's; {} is the number of the layer
+# our module name -> fair-esm's; {} is the layer number
 FAIR_ESM = {
     "embedding": "embed_tokens",
     "final_norm": "emb_layer_norm_after",
@@ -52,12 +52,12 @@ FAIR_ESM = {
 
 
 def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) -> ESM2:
-    """Load the first ``layer`` layers of a checkpoint or of its converted copy onto ``device``.
+    """Load the first ``layer`` layers of a checkpoint or its converted copy onto ``device``.
 
-    Matrix products are in ``dtype``.
+    Matrix products use ``dtype``.
 
     Raises:
-        UnavailableError: it cannot be used.
+        UnavailableError: the checkpoint cannot be used.
     """
     if is_converted(path):
         return load_converted(
@@ -70,32 +70,32 @@ def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
 def create_esm2(
     shape: ESM2Shape, tensors: ESM2Tensors, layer: int, dtype: torch.dtype, device: torch.device
 ) -> ESM2:
-    """Make the first ``layer`` layers from tensors, read one by one. As ``load_esm2``."""
+    """Make the first ``layer`` layers from tensors, read one by one. Raises as ``load_esm2``."""
     model = empty_model(shape, layer, dtype)
     allocate(model, dtype, device)
     rotary = tensors.scheme["inv_freq"]
-    has_rotary = rotary in tensors.names  # else it is computed
+    has_rotary = rotary in tensors.names  # otherwise it is computed
     parts = split_tensors(model, tensors.scheme)
     copy_tensors((each for each in parts if each[0] != rotary or has_rotary), tensors)
     return model
 
 
 def empty_model(shape: ESM2Shape, layer: int, dtype: torch.dtype = torch.float32) -> ESM2:
-    """Make the first ``layer`` layers without their weights."""
+    """Make the first ``layer`` layers without weights."""
     with torch.device("meta"):
         return ESM2(shape, layer, dtype)
 
 
 def split_tensors(model: ESM2, scheme: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a model by their names in a checkpoint with this naming scheme.
+    """Yield a model's tensors by their names in a checkpoint with this naming scheme.
 
-    Queries, keys and values are three tensors there, and views of one here.
+    Queries, keys and values are three tensors in the checkpoint, and views of one tensor here.
     """
     return iter_tensors(model, scheme, {"qkv": ("q", "k", "v")})
 
 
 def fair_esm_state_dict(path: Path) -> dict[str, Tensor]:
-    """The encoder's tensors by fair-esm's names, from any format.
+    """Load the encoder's tensors with fair-esm's names, from any format.
 
     Raises:
         UnavailableError: the checkpoint cannot be used.
@@ -112,10 +112,14 @@ def fair_esm_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> None:
-    """Write a whole model as a Hugging Face folder, which ``load_esm2`` reads back bit for bit.
+    """Write a complete model as a Hugging Face folder, which ``load_esm2`` reads back bit for bit.
 
-    ``extra`` holds tensors in addition to the encoder, by their names in transformers, for example
-    ``lm_head.dense.weight``: with them the folder is an ``EsmForMaskedLM``, else an ``EsmModel``.
+    Args:
+        folder: the folder to write.
+        model: the model, with all layers.
+        extra: tensors in addition to the encoder, by their names in transformers, for example
+            ``lm_head.dense.weight``. With them the folder is an ``EsmForMaskedLM``, otherwise an
+            ``EsmModel``.
     """
     assert len(model.layers) == model.shape.n_layers, "a model up to an earlier layer is not whole"
     tensors = {f"esm.{name}": tensor for name, tensor in split_tensors(model, HUGGING_FACE)}
@@ -130,7 +134,7 @@ def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> No
 
 
 def _config(shape: ESM2Shape, architecture: str) -> dict[str, object]:
-    """The content of ``config.json``, for transformers."""
+    """Make the content of ``config.json``, for transformers."""
     return {
         "architectures": [architecture],
         "model_type": "esm",
@@ -151,10 +155,10 @@ def _config(shape: ESM2Shape, architecture: str) -> dict[str, object]:
 
 
 def verify_weights(path: Path) -> None:
-    """Load a whole checkpoint in float32 and check every number.
+    """Load a complete checkpoint in float32 and check every number.
 
     Raises:
-        UnavailableError: a tensor is missing, of another shape, or not finite.
+        UnavailableError: a tensor is missing, has another shape, or is not finite.
     """
     check_finite(path, load_complete(path, torch.float32))
 
@@ -167,7 +171,7 @@ def load_complete(path: Path, dtype: torch.dtype) -> ESM2:
 
 
 def open_tensors(path: Path) -> ESM2Tensors:
-    """The tensors of a checkpoint. Raises as ``inspect_esm2``."""
+    """Open the tensors of a checkpoint. Raises as ``inspect_esm2``."""
     return open_folder(path, "pt") if path.is_dir() else _open_pt(path)
 
 

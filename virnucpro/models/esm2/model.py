@@ -1,7 +1,7 @@
-"""ESM-2's forward pass on packed proteins (Lin et al. 2023, doi:10.1126/science.ade2574).
+"""The ESM-2 forward pass on packed proteins (Lin et al. 2023, doi:10.1126/science.ade2574).
 
-The numbers are those of fair-esm 2.0.0: pre-norm layers, rotary positions, exact GELU, embeddings
-scaled for token dropout.
+Results match fair-esm 2.0.0: pre-norm layers, rotary positions, exact GELU, embeddings scaled for
+token dropout.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from virnucpro.models.transformer import (
     TransformerLayer,
 )
 
-# share of the residues chosen in training, and of these masked or replaced; the rest stay
+# share of residues chosen in training; shares of these masked or replaced; the rest stay
 _CHOSEN, _OF_MASKED, _OF_RANDOM = 0.15, 0.8, 0.1
 TOKEN_DROPOUT_SCALE = 1 - _CHOSEN * _OF_MASKED  # token dropout zeroes masked tokens
 
 
 class Layer(TransformerLayer):
-    """A layer of ESM-2, whose MLP has exact GELU."""
+    """An ESM-2 layer. Its MLP uses exact GELU."""
 
     products = ("qkv", "attention_out", "up", "down")
 
@@ -51,7 +51,8 @@ class Layer(TransformerLayer):
     def forward(self, x: Tensor, batch: RunLayout, attend: Kernel) -> Tensor:
         """Apply the layer, and keep only its input for the gradient (checkpointing).
 
-        Takes and returns tensors, so that FSDP knows when the layer needs its weights.
+        The arguments and the result are tensors, so that FSDP knows when the layer needs its
+        weights.
         """
 
         def added(x: Tensor) -> Tensor:
@@ -73,22 +74,22 @@ class Layer(TransformerLayer):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedBatch:
-    """Proteins with some residues hidden: the masked-language task of ESM-2.
+    """Proteins with some residues masked: the masked-language task of ESM-2.
 
-    15 % of the residues are chosen; of these 80 % are masked and 10 % replaced at random (Lin et
-    al. 2023, after Devlin et al. 2018).
+    15 % of the residues are chosen. 80 % of these are masked and 10 % are replaced at random (Lin
+    et al. 2023, after Devlin et al. 2018).
     """
 
-    packed: PackedBatch  # with <mask> in it
-    scale: NDArray[np.float32]  # (n_tokens,), of each token's embedding: 0 where masked
-    places: NDArray[np.int64]  # (n_chosen,) in the row of tokens
-    targets: NDArray[np.int64]  # (n_chosen,) tokens that were there
+    packed: PackedBatch  # contains <mask>
+    scale: NDArray[np.float32]  # (n_tokens,), factor of each token's embedding: 0 where masked
+    places: NDArray[np.int64]  # (n_chosen,) indices into the packed tokens
+    targets: NDArray[np.int64]  # (n_chosen,) original tokens
 
     @classmethod
     def from_batch(cls, proteins: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> MaskedBatch:
-        """Mask each protein by its own seed, so that its mask does not depend on the batch.
+        """Mask each protein with its own seed, so that its mask does not depend on the batch.
 
-        As in ESM-2, the remaining embeddings are scaled up for the masked ones.
+        As in ESM-2, the remaining embeddings are scaled up to compensate for the masked ones.
         """
         packed = PackedBatch.from_sequences(proteins)
         tokens, places = packed.tokens.copy(), []
@@ -110,7 +111,7 @@ class MaskedBatch:
 
     @staticmethod
     def n_chosen(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The number of chosen residues of proteins of these lengths, at least one each."""
+        """Count the chosen residues in proteins of these lengths, at least one each."""
         return np.maximum(1, np.round(_CHOSEN * lengths))
 
 
@@ -137,8 +138,9 @@ class ESM2(PackedTransformer):
     def create(shape: ESM2Shape) -> ESM2:
         """Make an ESM-2 with random weights, ready for training.
 
-        Normal with a standard deviation of 0.02; smaller where a layer adds to the residual stream,
-        which then does not grow with depth (Radford et al. 2019).
+        Weights are normal with a standard deviation of 0.02. The deviation is smaller where a layer
+        adds to the residual stream, so that the stream does not grow with depth (Radford et al.
+        2019).
         """
         encoder = ESM2(shape, shape.n_layers, torch.float32).to_train()
         for name, parameter in encoder.named_parameters():
@@ -150,7 +152,7 @@ class ESM2(PackedTransformer):
         return encoder
 
     def token_rows(self) -> Tensor:
-        """The input of the first layer for each token, scaled for token dropout."""
+        """Return the first layer's input for each token, scaled for token dropout."""
         rows = self.embedding.weight
         return rows * TOKEN_DROPOUT_SCALE if self.shape.token_dropout else rows
 
@@ -159,7 +161,7 @@ class ESM2(PackedTransformer):
         return self.apply_layers(self.layers_in_use(), self.stream_of(x), batch)
 
     def read_masked(self, batch: MaskedBatch) -> Tensor:
-        """The representation of each chosen residue, as ``forward`` has it. -> (n_chosen, dim)"""
+        """Compute the hidden state of each chosen residue, as in ``forward``. -> (n_chosen, dim)"""
         staged = RunLayout.from_batch(batch.packed, self.inv_freq)
         scale, places = (
             to_device(one, self.inv_freq.device) for one in (batch.scale, batch.places)
@@ -172,7 +174,7 @@ class ESM2(PackedTransformer):
         self.is_checkpointed = True
 
     def to_train(self) -> ESM2:
-        """Switch to attention with gradients. -> this model"""
+        """Switch to attention with gradients, and return this model."""
         self.attend = attend_to_train
         return self
 

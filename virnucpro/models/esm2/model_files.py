@@ -1,4 +1,4 @@
-"""ESM-2 as a family of models on disk. Only ``.pt`` files and conversion import torch."""
+"""The ESM-2 family on disk. Only ``.pt`` files and conversion import torch."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def read_shape(published: Published) -> ESM2Shape:
 
 
 def footprint_of(published: Published) -> Footprint:
-    """The memory and disk space of a published model; without a known size, in half precision."""
+    """Estimate the footprint of a published model, in half precision if its size is unknown."""
     shape = read_shape(published)
     return estimate_memory(shape, published.files[0].n_bytes or 2 * shape.n_parameters)
 
 
 def estimate_memory(shape: ESM2Shape, file_bytes: int = 0) -> Footprint:
-    """The memory and disk space of an ESM-2; a large file is converted."""
+    """Estimate the memory and disk space of an ESM-2. A large file is converted."""
     return estimate_footprint(shape.n_parameters, shape.dim, file_bytes)
 
 
@@ -64,10 +64,10 @@ class ESM2Model(CheckpointModel):
 
 
 def open_checkpoint(path: Path) -> ESM2Tensors:
-    """The tensors of a checkpoint; those of a folder are read without torch.
+    """Open the tensors of a checkpoint. A folder is read without torch.
 
     Raises:
-        UnavailableError: it is not an ESM-2, damaged, or holds more than tensors.
+        UnavailableError: it is not an ESM-2, is damaged, or contains more than tensors.
     """
     if path.is_dir():
         return open_folder(path, "np")
@@ -77,9 +77,10 @@ def open_checkpoint(path: Path) -> ESM2Tensors:
 
 
 def inspect_esm2(path: Path) -> ESM2Model:
-    """
+    """Inspect an ESM-2 checkpoint.
+
     Raises:
-        UnavailableError: it is not an ESM-2, damaged, or holds more than tensors.
+        UnavailableError: it is not an ESM-2, is damaged, or contains more than tensors.
     """
     if not path.exists():
         raise UnavailableError(
@@ -88,7 +89,7 @@ def inspect_esm2(path: Path) -> ESM2Model:
         )
     tensors = open_checkpoint(path)
     shape, files = infer_shape(tensors), weight_files(path)
-    if path.is_dir():  # a trained model has more
+    if path.is_dir():  # a trained model has more files
         beside = [path / name for name in (HEAD_FILE, "README.md", REGIONS_FILE)]
         files += [path / CONFIG, *(file for file in beside if file.is_file())]
     return ESM2Model(
@@ -108,12 +109,13 @@ def inspect_esm2(path: Path) -> ESM2Model:
 
 
 def inspect(path: Path, on_event: EventHandler) -> ESM2Model:
-    """Inspect any path; the error says why it is not an ESM-2. Raises as ``inspect_esm2``."""
+    """Inspect any path. The error says why it is not an ESM-2. Raises as ``inspect_esm2``."""
     return inspect_esm2(path)
 
 
 def require_esm2(model: Model) -> ESM2Model:
-    """
+    """Return the model if it is an ESM-2.
+
     Raises:
         UnavailableError: the model is of another family.
     """
@@ -128,12 +130,12 @@ def require_esm2(model: Model) -> ESM2Model:
 
 
 def open_published(name: str, published: Published, path: Path) -> ESM2Model:
-    """Inspect a published model: compare shape and size now, and the hash when it is read.
+    """Inspect a published model. Compare shape and size now, and the hash when it is read.
 
     Raises:
-        UnavailableError: it is another model, or damaged.
+        UnavailableError: the path contains another model, or is damaged.
     """
-    found = inspect_esm2(path)  # its folder may have any name, such as that of a revision
+    found = inspect_esm2(path)  # the folder may have any name, for example that of a revision
     model = replace(found, name=name, published=name, accepted=published.digests)
     if model.shape != read_shape(published):
         raise not_published(path, name, f"it has {model.n_layers} layers, {model.dim} dimensions")
@@ -144,10 +146,10 @@ def open_published(name: str, published: Published, path: Path) -> ESM2Model:
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
-    """Load the first ``spec.layer`` layers of a checkpoint or of its converted copy.
+    """Load the first ``spec.layer`` layers of a checkpoint or its converted copy.
 
     Raises:
-        UnavailableError: it cannot be used, or is small and not that of the recipe.
+        UnavailableError: the checkpoint cannot be used, or is small and does not match the recipe.
     """
     from virnucpro.models.converted import is_converted
     from virnucpro.models.esm2.loading import load_esm2
