@@ -1,10 +1,10 @@
-"""ESM C checkpoints, recognised by their configuration and by the names of tensors.
+"""Recognise ESM C checkpoints by their configuration and tensor names.
 
-Two layouts are in use. ``transformers`` 5.23 and newer writes a tensor for each matrix. The
-published files (``biohub/ESMC-*``) join queries, keys and values, and the gate of the MLP with its
-projection. Both are read by the names of ``transformers``; a joined tensor is read part by part.
+Two layouts are in use. ``transformers`` 5.23 and newer writes one tensor per matrix. The published
+files (``biohub/ESMC-*``) concatenate queries, keys and values, and the MLP's gate and projection.
+Both layouts are read by the names in ``transformers``. A concatenated tensor is read part by part.
 
-Folders need torch only for number types that numpy lacks (bf16).
+Reading a folder needs torch only for number types that numpy lacks (bf16).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from virnucpro.models.family import CONFIG
 
 KIND = "an ESM C checkpoint"
 MODEL_TYPE = "esmc"  # in config.json
-N_TOKENS = 64  # rows of the embedding; the last 31 belong to no token
-HEAD_DIM = 64  # of every published model
-_SCALED_LAYERS = 36  # of the model whose branches are added without a scale
-_PREFIX = "esmc."  # of a model with a head
+N_TOKENS = 64  # rows in the embedding; the last 31 have no token
+HEAD_DIM = 64  # in every published model
+_SCALED_LAYERS = 36  # layers of the model whose branches are added without a scale
+_PREFIX = "esmc."  # in a model with a head
 _LAYER = re.compile(r"(?:layers|transformer\.blocks)\.(\d+)\.(.+)")
-# our name of a module -> transformers' name; {} is the number of the layer
+# our module name -> transformers' name; {} is the layer number
 TRANSFORMERS = {
     "embedding": "embed_tokens",
     "final_norm": "norm",
@@ -53,7 +53,7 @@ TRANSFORMERS = {
 MATRICES = ("q", "k", "v", "attention_out", "gate", "up", "down")
 NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
 WITH_BIAS = ("attention_norm", "mlp_norm")
-# joined tensors of a layer on the Hub -> the tensors in transformers that they consist of
+# concatenated tensors in a layer on the Hub -> their parts in transformers
 _JOINED = {
     "attn.layernorm_qkv.layer_norm_weight": ("input_layernorm.weight",),
     "attn.layernorm_qkv.layer_norm_bias": ("input_layernorm.bias",),
@@ -74,14 +74,14 @@ _OUTSIDE_LAYERS = {
     "embed.weight": "embed_tokens.weight",
     "transformer.norm.weight": "norm.weight",
 }
-# keys of config.json: in transformers, on the Hub
+# config.json keys: in transformers, on the Hub
 _SIZES = {
     "n_layers": ("num_hidden_layers", "n_layers"),
     "dim": ("hidden_size", "d_model"),
     "n_heads": ("num_attention_heads", "n_heads"),
     "inner": ("intermediate_size",),
 }
-_EXPECTED = {  # keys that other values would make another architecture
+_EXPECTED = {  # other values of these keys would mean another architecture
     "vocab_size": N_TOKENS,
     "hidden_act": "silu",
     "attention_bias": False,
@@ -96,7 +96,7 @@ class ESMCShape:
     n_layers: int
     dim: int
     n_heads: int
-    inner: int  # of the MLP
+    inner: int  # MLP width
 
     @property
     def head_dim(self) -> int:
@@ -104,21 +104,22 @@ class ESMCShape:
 
     @property
     def n_parameters(self) -> int:
-        """Number of parameters of the encoder, without its language-model head."""
+        """Count the encoder's parameters, without the language-model head."""
         per_layer = 4 * self.dim**2 + 3 * self.dim * self.inner + 6 * self.dim
         return self.n_layers * per_layer + (N_TOKENS + 1) * self.dim
 
     @property
     def branch_scale(self) -> float:
-        """The factor of each branch where it joins the residual stream.
+        """Return the factor of each branch where it joins the residual stream.
 
-        Deep models would otherwise grow the stream: 1 / sqrt(layers / 36), as published.
+        The published factor is 1 / sqrt(layers / 36). Without it, the stream would grow in deep
+        models.
         """
         return float((_SCALED_LAYERS / self.n_layers) ** 0.5)
 
 
 def inner_of(dim: int) -> int:
-    """The width of the MLP of a published model: 8/3 of ``dim``, in multiples of 256.
+    """Return the MLP width of a published model: 8/3 of ``dim``, in multiples of 256.
 
     >>> inner_of(960), inner_of(1152), inner_of(2560)
     (2560, 3072, 6912)
@@ -129,15 +130,15 @@ def inner_of(dim: int) -> int:
 class _Part(NamedTuple):
     """A tensor within a stored tensor: one of ``n_parts`` equal blocks of rows."""
 
-    stored: Any  # a slice of safetensors, read on demand
+    stored: Any  # a safetensors slice, read on demand
     position: int
     n_parts: int
 
     def read(self, n_rows: int | None) -> Any:  # noqa: ANN401 - of numpy or torch
-        """Read the first rows, or all.
+        """Read the first ``n_rows`` rows, or all.
 
         Raises:
-            ValueError: it does not hold floats, or has no equal parts.
+            ValueError: the tensor does not contain floats, or cannot be split equally.
         """
         n_stored = self.stored.get_shape()[0]
         size, rest = divmod(n_stored, self.n_parts)
@@ -151,13 +152,13 @@ class ESMCTensors(Tensors):
     """The tensors of an ESM C by their names in transformers, and its configuration."""
 
     kind: str = KIND
-    config: Mapping[str, Any]  # empty: a file without one
+    config: Mapping[str, Any]  # empty: a file without a configuration
 
 
 def is_esmc(path: Path) -> bool:
-    """True for a folder with the configuration of an ESM C, and for any safetensors file.
+    """Return True for a folder with an ESM C configuration, and for any safetensors file.
 
-    A file that is not an ESM C has no other family: the error says what it lacks.
+    No other family reads a file that is not an ESM C, so this family's error says what it lacks.
     """
     if path.is_dir():
         return read_config(path).get("model_type") == MODEL_TYPE
@@ -165,12 +166,12 @@ def is_esmc(path: Path) -> bool:
 
 
 def open_tensors(path: Path, framework: Literal["np", "pt"]) -> ESMCTensors:
-    """Open a folder or a file; torch reads the number types that numpy lacks.
+    """Open a folder or a file. torch reads the number types that numpy lacks.
 
-    The configuration of a file is ``config.json`` next to it, if that describes an ESM C.
+    The configuration for a file is ``config.json`` next to it, if that describes an ESM C.
 
     Raises:
-        UnavailableError: it is another model, or damaged.
+        UnavailableError: the path contains another model, or is damaged.
     """
     parts = dict(_find_parts(open_slices(path, framework)))
     config = read_config(path if path.is_dir() else path.parent)
@@ -185,7 +186,7 @@ def open_tensors(path: Path, framework: Literal["np", "pt"]) -> ESMCTensors:
 
 
 def _find_parts(slices: Mapping[str, Any]) -> Iterator[tuple[str, _Part]]:
-    """The tensors by their names in transformers, in either layout."""
+    """Yield the tensors with their names in transformers, from either layout."""
     for stored_name, stored in slices.items():
         name = stored_name.removeprefix(_PREFIX)
         if not (match := _LAYER.fullmatch(name)):
@@ -198,13 +199,13 @@ def _find_parts(slices: Mapping[str, Any]) -> Iterator[tuple[str, _Part]]:
 
 
 def infer_shape(tensors: ESMCTensors) -> ESMCShape:
-    """The dimensions of the ESM C with these tensors.
+    """Infer the dimensions of the ESM C with these tensors.
 
     Only the configuration has the number of heads. Without one, each head has 64 dimensions, as in
     every published model.
 
     Raises:
-        UnavailableError: it is not an ESM C, or damaged.
+        UnavailableError: the tensors are not an ESM C, or are damaged.
     """
     matches = [match for name in tensors.names if (match := _LAYER.fullmatch(name))]
     numbers = {int(match[1]) for match in matches}
@@ -231,10 +232,10 @@ def infer_shape(tensors: ESMCTensors) -> ESMCShape:
 
 
 def _read_size(tensors: ESMCTensors, name: str) -> int | None:
-    """A size in the configuration; None if it has none.
+    """Read a size from the configuration. Return None if it is absent.
 
     Raises:
-        UnavailableError: it is not a count.
+        UnavailableError: the value is not a count.
     """
     for key in _SIZES[name]:
         if (value := tensors.config.get(key)) is None:
@@ -246,7 +247,8 @@ def _read_size(tensors: ESMCTensors, name: str) -> int | None:
 
 
 def _check_config(tensors: ESMCTensors, shape: ESMCShape) -> None:
-    """
+    """Compare the configuration with the shape of the tensors.
+
     Raises:
         UnavailableError: the configuration describes another model than the tensors.
     """
@@ -272,9 +274,10 @@ def _check_config(tensors: ESMCTensors, shape: ESMCShape) -> None:
 
 
 def tensor_names(n_layers: int) -> Iterator[tuple[str, bool]]:
-    """The names of all tensors, and whether they are matrices of a layer.
+    """Yield the names of all tensors, and whether they are matrices in a layer.
 
-    Matrices of layers are converted to the type of the precision. Everything else stays in float32.
+    Matrices in layers are converted to the dtype of the precision. Everything else stays in
+    float32.
     """
     yield f"{TRANSFORMERS['embedding']}.weight", False
     yield f"{TRANSFORMERS['final_norm']}.weight", False

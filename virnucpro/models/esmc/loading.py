@@ -1,4 +1,4 @@
-"""The weights of an ESM C: from a checkpoint, from our converted copy of it, or random ones."""
+"""Load ESM C weights from a checkpoint or our converted copy, or make random ones."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from virnucpro.models.esmc.model import ESMC
 from virnucpro.models.family import CONFIG, WEIGHTS
 from virnucpro.models.transformer import allocate, copy_tensors, iter_tensors
 
-# modules of ours -> the modules in transformers that they join
+# our modules -> the modules in transformers that they concatenate
 _JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 _CPU = torch.device("cpu")
 
 
 def load_esmc(path: Path, layer: int, dtype: torch.dtype, device: torch.device) -> ESMC:
-    """Load the first ``layer`` layers of a checkpoint or of its converted copy onto ``device``.
+    """Load the first ``layer`` layers of a checkpoint or its converted copy onto ``device``.
 
-    Matrix products are in ``dtype``.
+    Matrix products use ``dtype``.
 
     Raises:
-        UnavailableError: it cannot be used.
+        UnavailableError: the checkpoint cannot be used.
     """
     if is_converted(path):
         return load_converted(
@@ -54,21 +54,21 @@ def load_complete(path: Path, dtype: torch.dtype) -> ESMC:
 
 
 def empty_esmc(shape: ESMCShape, layer: int, dtype: torch.dtype = torch.float32) -> ESMC:
-    """Make the first ``layer`` layers without their weights."""
+    """Make the first ``layer`` layers without weights."""
     with torch.device("meta"):
         return ESMC(shape, layer, dtype)
 
 
 def split_esmc(model: ESMC) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a model by their names in transformers, as views."""
+    """Yield the tensors of a model by their names in transformers, as views."""
     return iter_tensors(model, TRANSFORMERS, _JOINED)
 
 
 def random_esmc(shape: ESMCShape, seed: int) -> ESMC:
-    """Make an ESM C with random weights, of which every part affects the result.
+    """Make an ESM C with random weights, in which every part affects the result.
 
-    Matrices keep the length of a vector, and norms scale each number a little differently. Numbers
-    stay small in any number of layers.
+    Matrices preserve vector length, and norms scale each number slightly differently. Numbers stay
+    small for any number of layers.
     """
     model = ESMC(shape, shape.n_layers, torch.float32).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
@@ -96,7 +96,7 @@ def save_esmc(folder: Path, model: ESMC) -> None:
 
 
 def config_of(shape: ESMCShape) -> dict[str, object]:
-    """The content of ``config.json``, for transformers."""
+    """Make the content of ``config.json``, for transformers."""
     sizes = asdict(shape)
     return {
         "architectures": ["EsmcModel"],

@@ -1,9 +1,13 @@
-"""ESM C's forward pass on packed proteins (EvolutionaryScale 2024, "ESM Cambrian").
+"""The ESM C forward pass on packed proteins (EvolutionaryScale 2024, "ESM Cambrian").
 
-The numbers are those of ``EsmcModel`` in transformers. The layers differ from ESM-2's in four ways:
-queries and keys are normed before the rotation, over all heads at once; the MLP is a SwiGLU
-(Shazeer 2020, arXiv:2002.05202); linear layers have no bias; and branches are scaled where they
-join the residual stream. Embeddings are used as they are. Norms are float32, as in ESM-2.
+Results match ``EsmcModel`` in transformers. The layers differ from ESM-2's in four ways:
+
+- Queries and keys are normed before the rotation, over all heads at once.
+- The MLP is a SwiGLU (Shazeer 2020, arXiv:2002.05202).
+- Linear layers have no bias.
+- Branches are scaled where they join the residual stream.
+
+Embeddings are used unscaled. Norms are float32, as in ESM-2.
 """
 
 from __future__ import annotations
@@ -41,7 +45,10 @@ class ESMCLayer(TransformerLayer):
         self.down = nn.Linear(shape.inner, dim, bias=False, dtype=dtype)
 
     def project(self, normed: Factor) -> Tensor:
-        """Queries, keys and values; queries and keys are normed in place, in float32."""
+        """Project queries, keys and values. Norm queries and keys in place, in float32.
+
+        (n_tokens, dim) -> (n_tokens, 3, n_heads, head_dim)
+        """
         qkv = super().project(normed)
         for index, norm in enumerate((self.q_norm, self.k_norm)):
             rows = qkv[:, index].view(len(qkv), -1)
@@ -56,7 +63,7 @@ class ESMCLayer(TransformerLayer):
 
 
 class ESMC(PackedTransformer):
-    """ESM C up to ``n_layers``, without its language-model head."""
+    """ESM C up to ``n_layers``, without the language-model head."""
 
     shape: ESMCShape
 

@@ -1,4 +1,4 @@
-"""ESM C as a family of models on disk. Only loading and conversion import torch."""
+"""The ESM C family on disk. Only loading and conversion import torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from virnucpro.models.esmc.model import ESMC
 
-_BYTES_PER_NUMBER = 4  # of the published files, which hold float32
+_BYTES_PER_NUMBER = 4  # in the published files, which are float32
 
 
 def read_shape(published: Published) -> ESMCShape:
@@ -40,7 +40,7 @@ def read_shape(published: Published) -> ESMCShape:
 
 
 def footprint_of(published: Published) -> Footprint:
-    """The memory and disk space of a published model; sizes that are not recorded are estimated."""
+    """Return a published model's memory and disk space. Unrecorded sizes are estimated."""
     shape = read_shape(published)
     recorded = [file.n_bytes for file in published.files]
     n_bytes = sum(each for each in recorded if each is not None)
@@ -51,7 +51,7 @@ def footprint_of(published: Published) -> Footprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ESMCModel(CheckpointModel):
-    """An ESM C on disk: a folder, or a file of weights."""
+    """An ESM C on disk: a folder, or a weight file."""
 
     shape: ESMCShape
 
@@ -67,18 +67,22 @@ class ESMCModel(CheckpointModel):
 
 
 def inspect(path: Path, on_event: EventHandler) -> ESMCModel | None:
-    """The model in a folder or a safetensors file; None: the path is something else.
+    """Inspect a folder or a safetensors file.
+
+    Returns:
+        The model, or None if the path is something else.
 
     Raises:
-        UnavailableError: it is another model, or damaged.
+        UnavailableError: the path contains another model, or is damaged.
     """
     return inspect_esmc(path) if is_esmc(path) else None
 
 
 def inspect_esmc(path: Path) -> ESMCModel:
-    """
+    """Inspect an ESM C checkpoint.
+
     Raises:
-        UnavailableError: it is not an ESM C, or damaged.
+        UnavailableError: the checkpoint is not an ESM C, or is damaged.
     """
     tensors = open_tensors(path, "np")
     shape = infer_shape(tensors)
@@ -101,12 +105,12 @@ def inspect_esmc(path: Path) -> ESMCModel:
 
 
 def open_published(name: str, published: Published, path: Path) -> ESMCModel:
-    """Inspect a published model: compare shape and sizes now, and the hash when it is read.
+    """Inspect a published model. Compare shape and sizes now, and the hash when it is read.
 
     Raises:
-        UnavailableError: it is another model, or damaged.
+        UnavailableError: the path contains another model, or is damaged.
     """
-    found = inspect_esmc(path)  # its folder may have any name, such as that of a revision
+    found = inspect_esmc(path)  # the folder may have any name, for example that of a revision
     model = replace(found, name=name, published=name, accepted=published.digests)
     if model.shape != read_shape(published):
         raise not_published(path, name, f"it has {model.n_layers} layers, {model.dim} dimensions")
@@ -120,10 +124,10 @@ def open_published(name: str, published: Published, path: Path) -> ESMCModel:
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
-    """Load the first ``spec.layer`` layers of a checkpoint or of its converted copy.
+    """Load the first ``spec.layer`` layers of a checkpoint or its converted copy.
 
     Raises:
-        UnavailableError: it cannot be used, or is small and not that of the recipe.
+        UnavailableError: the checkpoint cannot be used, or is small and does not match the recipe.
     """
     from virnucpro.models.converted import is_converted
     from virnucpro.models.esmc.loading import load_esmc

@@ -1,10 +1,9 @@
-"""The published ESM C models (MIT license): their dimensions and files on the Hub of Hugging Face.
+"""The published ESM C models (MIT license): their dimensions and files on the Hugging Face Hub.
 
-The revisions are those of May 2026, in the layout of Biohub's own programs. The SHA-256 of all
-weights and the ids in git of all configurations are recorded by github.com/Synthyra/FastPLMs @
-1f78282 (``src/fastplms/models.toml``). For 6B three more public projects record the same SHA-256,
-and with them the sizes of its files and the hashes of its configuration and index. The sizes of
-300M and 600M are not recorded.
+Revisions are from May 2026, in the layout of Biohub's own programs. github.com/Synthyra/FastPLMs @
+1f78282 (``src/fastplms/models.toml``) records the SHA-256 of all weights and the git ids of all
+configurations. For 6B three more public projects record the same SHA-256, with the file sizes and
+the hashes of configuration and index. No project records the sizes of 300M and 600M.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _HUB = "https://huggingface.co"
 def _single_file(
     repository: str, revision: str, sizes: tuple[int, int, int], sha256: str, config: str
 ) -> Published:
-    """A model with its weights in one file; ``sizes``: layers, dimensions, heads."""
+    """Describe a model with one weight file. ``sizes``: layers, dimensions, heads."""
     n_layers, dim, n_heads = sizes
     folder = f"{_HUB}/{repository}/resolve/{revision}"
     return Published(

@@ -1,6 +1,6 @@
-"""``EsmcModel`` of transformers as an encoder: the reference for our ESM C, on the same weights.
+"""``EsmcModel`` from transformers as an encoder: the reference for our ESM C, on the same weights.
 
-The weights are read by us and given to the module, so that both programs have the same numbers in
+We read the weights and pass them to the module, so that both programs have the same numbers in
 either layout, and nothing is downloaded. Each protein is embedded alone, without padding.
 """
 
@@ -22,21 +22,21 @@ from virnucpro.models.packing import PackedEncoder
 from virnucpro.models.protein_tokens import tokenize
 from virnucpro.models.validation.roundings import Loss, Reference, add_roundings
 
-_OLDEST = "5.23"  # the first transformers that has been compared
+_OLDEST = "5.23"  # the oldest version of transformers that was compared
 _ATTENTION = "virnucpro_reference"  # name of our attention function in transformers
 
 
 class _EsmcParts(NamedTuple):
-    """The parts of transformers that the reference consists of."""
+    """The parts of transformers that the reference uses."""
 
     config: Any  # the class ``EsmcConfig``
     model: Any  # the class ``EsmcModel``
     attention: Any  # the class ``AttentionInterface``
-    sdpa: Any  # the function that attends with PyTorch's SDPA
+    sdpa: Any  # the function that computes attention with PyTorch's SDPA
 
 
 def load_reference(spec: EncoderSpec, weights: Path, device: torch.device) -> Reference:
-    """transformers, for ``models check``.
+    """Load transformers' ESM C, for ``models check``.
 
     Raises:
         UnavailableError: transformers is missing or too old, or the checkpoint cannot be used.
@@ -62,7 +62,8 @@ def load_module(weights: Path, device: torch.device) -> Any:  # noqa: ANN401 - a
 
 
 def _import_esmc() -> _EsmcParts:
-    """
+    """Import the parts of transformers that the reference uses.
+
     Raises:
         UnavailableError: transformers is missing or too old.
     """
@@ -82,7 +83,7 @@ def _import_esmc() -> _EsmcParts:
 
 
 class _ReferenceEncoder(PackedEncoder):
-    """transformers' ESM C, one protein at a time."""
+    """ESM C in transformers, one protein at a time."""
 
     kernel = "transformers"
 
@@ -96,7 +97,7 @@ class _ReferenceEncoder(PackedEncoder):
         self.module = module
 
     def count_flop(self, lengths: Sequence[int]) -> float:
-        """Of the matrix products of the linear layers, which dominate."""
+        """Count the operations in the linear layers' matrix products, which dominate."""
         n_parameters = sum(each.numel() for each in self.module.layers.parameters())
         return 2.0 * float(n_parameters) * self.count_tokens(lengths)
 
@@ -109,7 +110,7 @@ class _ReferenceEncoder(PackedEncoder):
         return torch.stack([rows.mean(dim=0) for rows in hidden])
 
     def _embed_alone(self, sequence: str) -> Tensor:
-        """(n_residues, dim) float32"""
+        """Embed one protein. -> (n_residues, dim) float32"""
         tokens = torch.from_numpy(tokenize([sequence]))[None].to(self.device)
         if self.spec.layer == len(self.module.layers):
             hidden: Tensor = self.module(tokens).last_hidden_state[0]
@@ -121,8 +122,9 @@ class _ReferenceEncoder(PackedEncoder):
     def add_roundings(self, precision: Precision, n_tokens: int) -> None:
         """Make the module as inexact as our encoder in a precision.
 
-        Besides linear layers, ours rounds in 16 bits what the norms of queries and keys give, and
-        the gate. Rotated queries and keys are the factors of the scores in any precision.
+        Besides the roundings in linear layers, our encoder rounds the normed queries and keys and
+        the gate in 16 bits. Rotated queries and keys are the factors of the attention scores in any
+        precision.
         """
         lose = add_roundings(self.module.layers, precision, n_tokens)
         self._round_scores(lose)
