@@ -82,8 +82,7 @@ class Published:
 class Family:
     """An encoder family: its metadata, available without importing its code.
 
-    The family's module has ``load(spec, weights, device) -> Encoder``. Two kinds of family need
-    more:
+    The family's module has ``load(spec, weights, device) -> Encoder``. Some families need more:
 
     - If models are named by their files, the module has ``inspect(path, on_event) -> Model |
       None``, which returns None for a path from another family.

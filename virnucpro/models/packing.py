@@ -34,8 +34,8 @@ def use_device(device: torch.device) -> None:
     - By default cuBLAS may sum parts of 16-bit products in 16 bits. They are summed in float32.
     - cuDNN would round to TF32 in convolutions and LSTMs. As an SDPA backend it plans again for
       each batch shape.
-    - On a CPU, MKL is set to sums that do not depend on a row's position in its batch. By default
-      they do in AVX2 kernels, and in AVX-512 kernels for batches with a few rows.
+    - On a CPU, MKL is set to sums that do not depend on a row's position in its batch. The default
+      sums do depend on it in AVX2 kernels, and in AVX-512 kernels for batches with a few rows.
     - oneDNN, and PyTorch's layer above it, cache their preparation for the last shapes of bf16
       products. By default each caches 1,024 shapes. That takes a gigabyte, because nearly every
       batch has other shapes.
