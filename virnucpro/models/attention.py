@@ -35,7 +35,7 @@ class RunLayout:
 
     @classmethod
     def from_batch(cls, batch: PackedBatch, inv_freq: Tensor) -> RunLayout:
-        """Copy the batch to the device of ``inv_freq``, radians per position, (head_dim / 2,)."""
+        """Copy the batch to the device with ``inv_freq``, radians per position, (head_dim / 2,)."""
         device = inv_freq.device
         angles = to_device(batch.positions, device)[:, None].float() * inv_freq
         return cls(
@@ -138,7 +138,7 @@ def _rotate_triton(qkv: Tensor, batch: RunLayout) -> tuple[Tensor, Tensor, Tenso
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor:
     """Apply memory-efficient attention to rotated queries and keys.
 
-    Shapes are those of ``flash_attention``. SDPA uses the same kernel for float32. The host does
+    Shapes are as in ``flash_attention``. SDPA uses the same kernel for float32. The host does
     not wait for the device.
     """
     offsets, longest = batch.cu_seqlens, batch.max_seqlen
@@ -160,7 +160,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor
     return out
 
 
-# With these kernels, our Triton code also does the rotation and the boundary of two sub-layers.
+# With these kernels, our Triton code also does the rotation and the sub-layer boundary.
 OF_TRITON: tuple[Kernel, ...] = (attend_varlen_triton, attend_efficient_triton)
 
 

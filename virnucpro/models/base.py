@@ -1,6 +1,6 @@
 """The interface of embedding models, on disk and loaded, and the functions that load them.
 
-``families`` lists the model families. This module does not import torch; the family code does.
+``families`` lists the model families. The family code imports torch. This module does not.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Model:
     name: str  # for messages
     family: str  # key of ``FAMILIES``, or entry point name
     reads: Alphabet
-    encoder_id: str  # hash of the weights, by which a head names its encoder
+    encoder_id: str  # weight hash, by which a head names its encoder
     n_layers: int = 1  # largest value of ``--layer``
     dim: int  # vector length
     poolings: tuple[Pooling, ...] = ("mean",)  # supported ``--pooling`` values
     footprint: Footprint
-    # copied by `models import`, weights first; empty: the model is used in its original path
+    # copied by `models import`, weights first; empty: the model is used from its original path
     files: Sequence[Path] = ()
     head: Path | None = None  # shipped with the model
     shortest: int = 0  # minimum record length, in bases or residues
@@ -72,7 +72,7 @@ class Model:
         return text
 
     def spec(self, **chosen: Any) -> EncoderSpec:  # noqa: ANN401 - fields of EncoderSpec
-        """Make the encoder spec of a run. The default is the first pooling of the last layer."""
+        """Make the encoder spec for a run, by default with the first pooling on the last layer."""
         usual: Any = {"layer": self.n_layers, "pooling": self.poolings[0], "dim": self.dim}
         return EncoderSpec(family=self.family, reads=self.reads, model=self.name, **usual | chosen)
 
@@ -82,12 +82,14 @@ class Model:
         The default suits a small file: it is not converted, and its id is its SHA-256.
 
         Raises:
-            UnavailableError: the weights differ from the published model of that name.
+            UnavailableError: the weights differ from the published model with that name.
         """
         return self.path, self.encoder_id
 
     def verify(self) -> str:
-        """Read every weight and return the SHA-256; by default, inspection has already read them.
+        """Read every weight and return their SHA-256.
+
+        By default, inspection has already read them.
 
         Raises:
             UnavailableError: the model is damaged.
@@ -112,10 +114,10 @@ class Encoder(Protocol):
         """Name the attention kernel, for messages."""
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
-        """Count the tokens in a batch of sequences of these lengths."""
+        """Count the tokens in a batch of sequences with these lengths."""
 
     def count_flop(self, lengths: Sequence[int]) -> float:
-        """Count the floating-point operations for a batch of sequences of these lengths."""
+        """Count the floating-point operations for sequences with these lengths in one batch."""
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
         """Group the indices of ``lengths`` into batches. Every index occurs once.
@@ -157,7 +159,7 @@ def _inspect(family: Family, path: Path, on_event: EventHandler) -> Model | None
 
 
 def has_prefix(path: Path, entry: str) -> bool:
-    """Return True if this is the first metadata entry of a safetensors file, even a damaged one."""
+    """Return True for a safetensors file whose first metadata entry is this, even if damaged."""
     if not path.is_file():  # reading a pipe would block
         return False
     with suppress(OSError), path.open("rb") as handle:
@@ -207,7 +209,7 @@ def check_intact(path: Path, kind: str, hint: str) -> Iterator[None]:
 
 
 def not_published(path: Path, name: str, why: object) -> UnavailableError:
-    """Make the error for weights that differ from the published model of that name."""
+    """Make the error for weights that differ from the published model with that name."""
     return UnavailableError(
         f"{printable(path)} is not the published {name}: {why}",
         hint="delete it to fetch it again; name a model of your own by its path, "
@@ -221,7 +223,7 @@ def progress_of(stage: str, n_bytes: int, on_event: EventHandler) -> Callable[[i
 
 
 def load_encoder(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
-    """Load the encoder of a recipe on a device.
+    """Load a recipe's encoder on a device.
 
     Raises:
         UnavailableError: the weights are unusable, or the family's package is missing.
@@ -250,7 +252,7 @@ def check_unchanged(spec: EncoderSpec, weights: Path, digest: str) -> None:
 
 
 def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residues: int) -> int:
-    """Estimate the total number of tokens that these encoders read."""
+    """Estimate the total tokens that these encoders read."""
     total = 0.0
     for spec in encoders:
         family = find_family(spec.family)

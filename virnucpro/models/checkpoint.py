@@ -51,7 +51,7 @@ _NUMPY_HAS = {"F64", "F32", "F16", "I64"}  # a folder may also contain integer p
 
 
 def weight_files(path: Path) -> list[Path]:
-    """List the weight files: those in the index, or all except the files of a trained model.
+    """List the weight files: those in the index, or all except a trained model's files.
 
     Raises:
         UnavailableError: the folder has no weight files, or lacks one that the index names.
@@ -101,7 +101,7 @@ def hash_weights(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -
 
 
 def count_bytes(path: Path) -> int:
-    """Return the size of the weights in bytes."""
+    """Return the weight size in bytes."""
     return sum(file.stat().st_size for file in weight_files(path))
 
 
@@ -215,7 +215,7 @@ def read_slice(part: Any, first: int, n_rows: int | None) -> Any:  # noqa: ANN40
 def check_numbers(
     name: str, tensors: Tensors, precision: Precision, parts: Iterable[tuple[str, bool]]
 ) -> None:
-    """Read every number of a model and reject the model if one would not be finite in a run.
+    """Read every number in a model and reject the model if one would not be finite in a run.
 
     Args:
         name: the model's name, for messages.
@@ -253,7 +253,7 @@ def _unusable_number(
 
 
 def check_finite(path: Path, network: Any) -> None:  # noqa: ANN401 - a module of torch
-    """Check every number of a loaded model.
+    """Check every number in a loaded model.
 
     Raises:
         UnavailableError: a number is NaN or infinite.

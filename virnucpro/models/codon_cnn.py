@@ -1,7 +1,7 @@
 """A convolutional network on the codons of both strands of a chunk, and its file format.
 
 A token is three bases, with the three codons that begin at them. Each strand of a chunk is a
-sequence of tokens. Blocks of dilated convolutions give each token a receptive field of 400 bases to
+sequence of tokens. Blocks of dilated convolutions give each token a receptive field 400 bases to
 each side. Sums and differences of the two strands are pooled into one vector, so the order of the
 strands does not matter. The last number of the vector is the network's log-odds that the chunk is
 viral. The other numbers are the features from which the log-odds are computed.
@@ -38,26 +38,26 @@ from virnucpro.models.validation.roundings import Reference, add_roundings
 
 FAMILY = "codons"
 N_CODONS = 64
-UNKNOWN = N_CODONS  # the codon of an unknown base, and a masked codon in training
+UNKNOWN = N_CODONS  # a codon with an unknown base, or a masked codon in training
 N_FRAMES, N_TAPS = 3, 5
 _N_QUERIES = 4
 WEIGHTS = "model.safetensors"
-_DIGITS = np.full(256, 4)  # for ASCII bases; 4: unknown
+_DIGITS = np.full(256, 4)  # digit per ASCII base, 4 if unknown
 _DIGITS[list(b"ACGTUacgtu")] = [0, 1, 2, 3, 3] * 2
 _FACTS = "virnucpro_codons"  # metadata entry
 _MOST_BLOCKS = 64
 _SHORTEST = 2 * N_FRAMES  # length in bases of the shortest sequence with a token
-_SHORTEST_RECORD = 150  # bases; trained from 500 on, measured from 150 on
+_SHORTEST_RECORD = 150  # bases: trained from 500 on, measured from 150 on
 _BYTES_PER_CHANNEL = 48  # peak per token: float32 residual stream and convolution rows
 _FILLING_TOKENS = 262_144  # per batch on a GPU
 
 
 class CodonNetwork(nn.Module):
-    """The network. Sums are float32; products use the weights' dtype.
+    """The network. Sums are float32. Products use the weights' dtype.
 
     Args:
-        of_codon: embedding size of a codon.
-        channels: width of a token.
+        of_codon: embedding size per codon.
+        channels: width per token.
         dilations: one dilation per block, in tokens.
         hidden: number of features from which the log-odds are computed, through kind logits.
         n_kinds: number of kinds with a logit.
@@ -309,7 +309,7 @@ class _CodonModel(Model):
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _CodonEncoder:
-    """Load the encoder of a recipe.
+    """Load a recipe's encoder.
 
     Raises:
         UnavailableError: the file cannot be used, or does not match the recipe.
@@ -367,5 +367,5 @@ class _CodonEncoder(PackedEncoder):
 
 
 def _count_tokens(n_bases: int) -> int:
-    """Count the tokens of both strands."""
+    """Count the tokens on both strands."""
     return 2 * max(1, n_bases // N_FRAMES - 1)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from virnucpro.core.option_schema import ComputeOptions
 
 _GIB = 1 << 30
-_CPU_TOKENS = 2048  # tokens that fit into the CPU caches; twice as many for a narrow model
+_CPU_TOKENS = 2048  # tokens that fit into the CPU caches, doubled for a narrow model
 _CPU_SHARE = 80  # to be busy, a GPU needs this many times more tokens than a core
 _MPS_TOKENS = 8192
 _WORKER_BYTES = _GIB // 2  # PyTorch and a batch in a CPU worker, without the model
@@ -108,10 +108,11 @@ class DeviceChoice:
         )
 
     def count_helpers(self, n_cores: int) -> int:
-        """Return the largest useful number of helpers, which build shards and tables.
+        """Return the largest useful number of helpers.
 
-        A GPU keeps one or two helpers busy (benchmarks/measure.py simulated). On a CPU the tables
-        take a sixth of the time of the smallest model.
+        Helpers make shards and tables during embedding. A GPU keeps one or two helpers busy
+        (benchmarks/measure.py simulated). On a CPU the tables take a sixth of the smallest model's
+        time.
         """
         if any(device.startswith("cuda") for device in self.devices):
             return max(0, min(2 * len(self.devices), n_cores - len(self.devices) - 1))
@@ -179,7 +180,7 @@ class _Unusable(NamedTuple):
 
 
 def _why_unusable(gpu: Gpu, torch: TorchBuild) -> _Unusable | None:
-    """Explain why this torch build cannot use a GPU, as far as NVML can show without CUDA.
+    """Explain why this torch build cannot use a GPU, as far as is known before CUDA starts.
 
     A driver supports its own CUDA major version, in any minor version, and older major versions
     (NVIDIA, "CUDA Compatibility"). Builds for CUDA 12 differ in the cards that they have kernels
@@ -349,7 +350,10 @@ def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> list[
 
 
 def _named_to_cuda(gpus: Sequence[Gpu], entry: str) -> list[Gpu]:
-    """List the GPUs that match an entry; a sliced card's index or UUID selects its first slice."""
+    """List the GPUs that match an entry.
+
+    The index or UUID of a sliced card selects its first slice.
+    """
     if entry.isdigit():
         return [gpu for gpu in gpus if gpu.index == int(entry)][:1]
     cards = {gpu.card: gpu for gpu in reversed(gpus) if entry and gpu.card.startswith(entry)}

@@ -9,7 +9,7 @@ Requirements on a GPU:
 
 - compute capability 8.9 (``_scaled_mm_allowed_device`` in PyTorch's ScaledBlas.cpp)
 - contiguous rows in the first factor, contiguous columns in the second
-- weights with multiples of 16 in both dimensions; the number of tokens is free
+- weights with multiples of 16 in both dimensions (any number of tokens)
 
 Other devices compute the same product of the same 8-bit numbers in float32, slowly.
 """

@@ -76,17 +76,17 @@ def published_folder() -> Path:
 
 
 def embedded_model() -> Path:
-    """Return the path of the built-in ESM-2."""
+    """Return the path to the built-in ESM-2."""
     return EMBEDDED_FOLDER / TINY_MODEL
 
 
 def embedded_head() -> Path:
-    """Return the path of the head for the built-in ESM-2."""
+    """Return the path to the head for the built-in ESM-2."""
     return EMBEDDED_FOLDER / "head.safetensors"
 
 
 def bundled_head(bundle: str) -> Path:
-    """Return the path of the published head of a bundle."""
+    """Return the path to a bundle's published head."""
     return published_folder() / bundle / BUNDLES[bundle].head.name
 
 
@@ -116,7 +116,7 @@ class NamedModel:
 
     @property
     def footprint(self) -> Footprint:
-        """Return the memory and disk space of the model. No download is needed."""
+        """Return the model's memory and disk space. No download is needed."""
         footprint: Footprint = self.family.implementation.footprint_of(self.published)
         return footprint
 
@@ -155,7 +155,7 @@ class NamedModel:
         return model
 
     def verify(self, model: Model) -> str:
-        """Read every weight of this model and return the SHA-256 of the weights.
+        """Read every weight in this model and return their SHA-256.
 
         Without a recorded SHA-256, the other recorded properties are compared.
 
@@ -205,7 +205,7 @@ def find_published(name: str, hugging_face: Path | None = None) -> NamedModel | 
 
 
 def published_files(name: str) -> list[tuple[RemoteFile, Path]]:
-    """List the files and paths of a published model or bundle. Empty for other models."""
+    """List the files and paths for a published model or bundle. Empty for other models."""
     models = map(find_published, model_names(name))
     files = [part for model in models if model for part in model.files]
     if name in BUNDLES:
@@ -228,7 +228,7 @@ def _imported(name: str) -> list[Path]:
 
 
 def imported_names() -> list[str]:
-    """List the names of imported models that are not published."""
+    """Name the imported models that are not published."""
     files = [path for path in imported_folder().glob("*") if not path.name.startswith(".")]
     models = [path for path in files if path.is_dir() or path.suffix == ".pt"]
     names = {path.name if path.is_dir() else path.stem for path in models}
@@ -236,7 +236,7 @@ def imported_names() -> list[str]:
 
 
 def all_model_names() -> list[str]:
-    """List the names of all models: published, bundles, built-in and imported.
+    """Name all models: published, bundles, built-in and imported.
 
     This program's published models come before those of other packages.
     """
@@ -251,7 +251,7 @@ def has_model_name(model: str) -> bool:
 
 
 def find_model(model: str, hugging_face: Path | None = None) -> Path:
-    """Return the path of the model that ``--model`` names. It need not be downloaded.
+    """Return the path to the model that ``--model`` names. It need not be downloaded.
 
     ``model`` is a name, or a path with a separator. A file ``esm2_t6_8M_UR50D`` in the current
     folder is never mistaken for the model with that name.
@@ -351,7 +351,7 @@ def bytes_to_fetch(model: str, hugging_face: Path | None = None) -> int:
 
 
 def fetch_head(bundle: str, on_event: EventHandler) -> tuple[Path, int]:
-    """Return the published head of a bundle and its chunk length. Download it if missing.
+    """Return a bundle's published head and its chunk length. Download it if missing.
 
     Raises:
         UnavailableError: the head cannot be downloaded, or is another file.

@@ -164,7 +164,7 @@ def _addresses(name: str) -> list[str]:
 
 
 class _Size(NamedTuple):
-    """The size of a model and of its vectors."""
+    """The size of a model and its vectors."""
 
     footprint: Footprint
     dim: int
@@ -180,7 +180,7 @@ def _measure_size(name: str) -> _Size:
 
 
 def verify_model(model: str, hugging_face: Path | None = None) -> tuple[Model, str]:
-    """Read every number of a model and compare it with the published one.
+    """Read every number in a model and compare it with the published one.
 
     Returns:
         The model, and its SHA-256.
@@ -202,7 +202,7 @@ def verify_model(model: str, hugging_face: Path | None = None) -> tuple[Model, s
 
 
 def _describe_needs(footprint: Footprint) -> list[str]:
-    """Describe the disk space and memory of a model, computed for half precision."""
+    """Describe the disk space and memory for a model, computed for half precision."""
     most, least = footprint.gpu_memory(), footprint.gpu_memory(footprint.fewest_tokens)
     converted = footprint.converted_bytes
     return [
@@ -264,7 +264,7 @@ def import_model(source: Path, name: str) -> tuple[Model, str]:
 
 
 def _is_same_file(name: str, path: Path, hashes: Sequence[str]) -> Model:
-    """Compare the existing model of this name with the files to import.
+    """Compare the existing model with this name with the files to import.
 
     Raises:
         OutputError: a model with other files has this name.

@@ -108,7 +108,7 @@ class PackedBatch:
 
     @property
     def residues_before(self) -> NDArray[np.int64]:
-        """Return the number of residues before each protein. (n_proteins,)"""
+        """Count the residues before each protein. (n_proteins,)"""
         before = self.cu_seqlens[:-1].astype(np.int64)
         return before - EXTRA_TOKENS * np.arange(len(before))
 
@@ -140,7 +140,7 @@ def plan_batches(
 
 
 def bag_mean(hidden: Tensor, places: NDArray[np.int64], starts: NDArray[np.int64]) -> Tensor:
-    """Average bags of rows, with one kernel for all sizes.
+    """Average row bags, with one kernel for all sizes.
 
     Args:
         hidden: (n, dim).
@@ -197,7 +197,7 @@ class PackedEncoder(ABC):
 
     @abstractmethod
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """Compute the rows of a batch, on the device."""
+        """Compute a batch's rows, on the device."""
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
         return sum(lengths) + EXTRA_TOKENS * len(lengths)

@@ -32,13 +32,13 @@ from virnucpro.models.family import Published as Published
 from virnucpro.models.family import RemoteFile as RemoteFile
 
 DEFAULT_MODEL = "esm2_t33_650M_UR50D"  # used where a model is needed and none is named
-TINY_MODEL = "virnucpro-tiny"  # built in, with a head; trained by this project
+TINY_MODEL = "virnucpro-tiny"  # built in, with a head, trained by this project
 TINY_NOTICE = "built-in demonstration model, not Meta's ESM-2 weights"
-NETWORK = "cnn_virnucpro"  # also built in; its score is combined with the scorer's
+NETWORK = "cnn_virnucpro"  # also built in, makes calls together with the scorer
 BUILT_IN = (NETWORK, TINY_MODEL)
 # Former model names. Options, heads and run.json from older versions may contain them.
 EARLIER_NAMES = {"esm2_virnucpro": TINY_MODEL}
-PLUGINS = "virnucpro.encoders"  # entry point group; each value is a Family
+PLUGINS = "virnucpro.encoders"  # entry point group: each value is a Family
 
 
 def _fair_esm(

@@ -63,7 +63,10 @@ def read_pt(path: Path, kind: str, allowed: Sequence[_Allowed] = ()) -> object:
 
 
 def _is_compressed(path: Path) -> bool:
-    """Return True for a compressed member, which could unpack to any size; torch uses none."""
+    """Return True if a member is compressed, because it could unpack to any size.
+
+    torch itself compresses none.
+    """
     with zipfile.ZipFile(path) as archive:
         return any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
 

@@ -70,7 +70,7 @@ class _TrainedEncoderInfo:
 
     encoding: Encoding
     architecture: Architecture
-    dim: int  # vector length; 0 if the file has only a name
+    dim: int  # vector length, 0 if the file has only a name
     base: _BaseModel | None = None
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class _TrainedModel(Model):
 
     facts: _TrainedEncoderInfo
     base: ESM2Model | None
-    weights: Weights = field(compare=False, repr=False)  # weights of the network over the residues
+    weights: Weights = field(compare=False, repr=False)  # of the network over the residues
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
         return "bf16" if precision == "fp8" else precision
@@ -111,8 +111,8 @@ def save_frame_network(
     Args:
         path: the file to write.
         reader: the network.
-        encoding: the input of the network.
-        architecture: the architecture of the network.
+        encoding: the network's input.
+        architecture: the network's architecture.
         base: the ESM-2 below the network, with its name or path, or None without one. A name of
             None means that the ESM-2 is next to the file.
 
@@ -135,14 +135,14 @@ def save_frame_network(
 
 
 def save_trained_encoder(path: Path, facts: _TrainedEncoderInfo, weights: Weights) -> None:
-    """Write the file of an encoder. Equal weights give equal bytes."""
+    """Write an encoder file. Equal weights give equal bytes."""
     content = {name: np.ascontiguousarray(values) for name, values in weights.items()}
     metadata = {_FACTS: json.dumps(asdict(facts), sort_keys=True)}
     SafeDir(path.parent).write_file(path, save(content, metadata=metadata))
 
 
 def inspect_trained_encoder(path: Path, on_event: EventHandler = lambda _: None) -> _TrainedModel:
-    """Inspect the file of a trained encoder.
+    """Inspect the file with a trained encoder.
 
     Raises:
         UnavailableError: the file is damaged, contains more than metadata and weights, or its base

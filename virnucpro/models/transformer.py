@@ -1,4 +1,4 @@
-"""The base of ESM-2 and ESM C: pre-norm transformers with rotary positions on packed proteins.
+"""The base for ESM-2 and ESM C: pre-norm transformers with rotary positions on packed proteins.
 
 Matrix products use the chosen precision. The residual stream, norms, rotary tables and pooling are
 always float32, because a rotary table in bf16 gives wrong angles. In fp8, products within the
@@ -72,7 +72,7 @@ class ResidualStream:
 
     x: Tensor
     has_triton: bool
-    branch_scale: float = 1.0  # factor of each branch
+    branch_scale: float = 1.0  # factor for each branch
     waiting: list[Tensor] = field(default_factory=list)  # at most two
 
     def add(self, branch: Tensor) -> None:
@@ -83,7 +83,7 @@ class ResidualStream:
             self.x = self._sum(self.x, branch)
 
     def _sum(self, x: Tensor, branch: Tensor) -> Tensor:
-        # The gradients in training need this special case, although `alpha` could be 1.
+        # Only gradients in training need this special case. Without them, `alpha=1` would do.
         if self.branch_scale == 1:
             return x + branch
         return torch.add(x, branch, alpha=self.branch_scale)

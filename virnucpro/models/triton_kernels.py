@@ -1,7 +1,7 @@
 """Our Triton kernels for NVIDIA GPUs. Each reads and writes every number once.
 
-ESM-2 has kernels for the rotation of queries and keys, the boundary of two sub-layers, and rounding
-to 8 bits. DNABERT-S has attention with a distance penalty. Each kernel is a plain function, which
+ESM-2 has kernels for the rotation of queries and keys, the sub-layer boundary, and rounding to 8
+bits. DNABERT-S has attention with a distance penalty. Each kernel is a plain function, which
 the tests compile for any GPU and run in Triton's interpreter. A second function launches it on
 tensors. Triton comes with PyTorch's CUDA builds. This module is imported only for a GPU.
 """
@@ -186,7 +186,7 @@ def rotate_token(  # type: ignore[no-untyped-def]  # Triton refuses any other an
     tl.store(at + half, (b * c + a * s).to(qkv.dtype.element_ty), mask=mask)
 
 
-# The border of two sub-layers: residual, LayerNorm and cast
+# The boundary between two sub-layers: residual, LayerNorm and cast
 
 
 def add_and_norm(
@@ -213,7 +213,7 @@ def add_and_norm(
             ``esm2.model``.
         total: output, (n_tokens, dim) float32.
         scales: output, (n_tokens, 1) float32.
-        branch_scale: the factor of each addend.
+        branch_scale: the factor for each addend.
     """
     first, second = (*added, x, x)[:2]
     assert all(each.is_contiguous() for each in (x, first, second, normed))
@@ -343,7 +343,7 @@ def quantise_token(  # type: ignore[no-untyped-def]
     """Round one token: its row, in two parts.
 
     The normal distribution in GELU uses formula 7.1.26 in Abramowitz and Stegun (1964), for erf of
-    x / sqrt(2). The error of GELU is at most 4e-7, with half the instructions of ``tl.erf``.
+    x / sqrt(2). The error in GELU is at most 4e-7, with half the instructions of ``tl.erf``.
     """
     start = tl.program_id(0).to(tl.int64) * dim
     first, second, largest = 0.0, 0.0, 1e-12

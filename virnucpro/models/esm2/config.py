@@ -70,7 +70,7 @@ class ESM2Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ESM2Tensors(Tensors):
-    """The tensors of an ESM-2 checkpoint, with the values in its configuration."""
+    """The tensors in an ESM-2 checkpoint, with the values in its configuration."""
 
     kind: str = KIND
     scheme: Mapping[str, str]  # our module name -> its name in the checkpoint

@@ -28,7 +28,7 @@ from virnucpro.models.transformer import (
     TransformerLayer,
 )
 
-# share of residues chosen in training; shares of these masked or replaced; the rest stay
+# share of residues chosen in training, and shares of these masked or replaced (the rest stay)
 _CHOSEN, _OF_MASKED, _OF_RANDOM = 0.15, 0.8, 0.1
 TOKEN_DROPOUT_SCALE = 1 - _CHOSEN * _OF_MASKED  # token dropout zeroes masked tokens
 

@@ -110,7 +110,7 @@ class ESMCShape:
 
     @property
     def branch_scale(self) -> float:
-        """Return the factor of each branch where it joins the residual stream.
+        """Return the factor for each branch where it joins the residual stream.
 
         The published factor is 1 / sqrt(layers / 36). Without it, the stream would grow in deep
         models.
@@ -247,7 +247,7 @@ def _read_size(tensors: ESMCTensors, name: str) -> int | None:
 
 
 def _check_config(tensors: ESMCTensors, shape: ESMCShape) -> None:
-    """Compare the configuration with the shape of the tensors.
+    """Compare the configuration with the tensors' shape.
 
     Raises:
         UnavailableError: the configuration describes another model than the tensors.

@@ -22,7 +22,7 @@ from virnucpro.models.packing import PackedEncoder
 from virnucpro.models.protein_tokens import tokenize
 from virnucpro.models.validation.roundings import Loss, Reference, add_roundings
 
-_OLDEST = "5.23"  # the oldest version of transformers that was compared
+_OLDEST = "5.23"  # the oldest compared version of transformers
 _ATTENTION = "virnucpro_reference"  # name of our attention function in transformers
 
 
@@ -103,7 +103,7 @@ class _ReferenceEncoder(PackedEncoder):
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """Compute the rows of a batch, on the device."""
+        """Compute a batch's rows, on the device."""
         hidden = [self._embed_alone(sequence) for sequence in sequences]
         if self.spec.per_residue:
             return torch.cat(hidden)
