@@ -32,7 +32,7 @@ def model_option(default: str) -> OptionInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """A language model, and the chunks that it reads."""
+    """Options for a language model and its input chunks."""
 
     chunk_size: Annotated[
         int | None,
@@ -48,7 +48,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What ``bench`` measures, and on what."""
+    """Options for ``bench``: the work to measure, and the devices."""
 
     models: Annotated[
         str | None,
