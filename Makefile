@@ -3,6 +3,7 @@
 # make lint      format, lint and import contracts alone
 # make docs      the documentation as a site, in site/html
 # make release   build and check the archives of a release, in dist/
+# make sanitize  the tests of the C library with the address and undefined behaviour sanitizers
 # make pythons   the installed program on every Python from 3.11 on that this machine has or can get
 #
 # TORCH=cpu      PyTorch without CUDA, from PyTorch's own index; TORCH=default: that of the package index.
@@ -19,7 +20,7 @@ TORCH ?= $(if $(filter Linux,$(shell uname -s)),$(if $(NVIDIA),default,cpu),defa
 # Tests wait for processes that they start: one tester more than there are cores, four at most.
 TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
 
-.PHONY: example test lint types tests pythons docs release clean
+.PHONY: example test lint types tests sanitize pythons docs release clean
 
 # What this first run imports is compiled and kept, so that later ones start in half the time, even
 # where Python is told to write no bytecode.
@@ -43,6 +44,9 @@ types: $(VENV)/installed-dev
 
 tests: $(VENV)/compiled
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(TESTERS) --dist worksteal
+
+sanitize: $(VENV)/installed-dev
+	$(BIN)/python scripts/sanitize.py
 
 # Environments are kept in .pythons/, and made again when the dependencies change.
 pythons: $(VENV)/installed-dev
