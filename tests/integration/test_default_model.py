@@ -8,6 +8,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -286,6 +287,9 @@ THREE_WAYS = (
 )
 
 
+NEEDS_PARSL = pytest.mark.skipif(not find_spec("parsl"), reason="needs the extra cluster")
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -294,7 +298,7 @@ THREE_WAYS = (
         "predict --precision fp32",
         "predict --esm-batch-size 512",
         "predict --worker-timeout 60",
-        "predict --precision fp32 --executor parsl",
+        pytest.param("predict --precision fp32 --executor parsl", marks=NEEDS_PARSL),
         "predict --cache vectors",
         "predict --embed viral",
         "predict --precision fp32 --plan-only",
