@@ -302,7 +302,8 @@ def fail_rows(
 
     A row fails on a CPU, on the second device, and if there is no other device to try it on.
     """
-    failed_rows, failed_on = dict(attempt.failed_rows), dict(attempt.failed_on)
+    failed_rows = dict(attempt.failed_rows)
+    failed_on = dict(attempt.failed_on)
     for row, reason in reasons.items():
         before = failed_on.get(row, frozenset())
         if device == "cpu" or not other_devices or before - {device}:

@@ -141,7 +141,8 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Te
     Shapes are as in ``flash_attention``. SDPA uses the same kernel for float32. The host does
     not wait for the device.
     """
-    offsets, longest = batch.cu_seqlens, batch.max_seqlen
+    offsets = batch.cu_seqlens
+    longest = batch.max_seqlen
     forward = torch.ops.aten._efficient_attention_forward
     rows = (x[None] for x in (q, k, v))
     out: Tensor = forward(*rows, None, offsets, offsets, longest, longest, 0.0, 0)[0]
@@ -154,7 +155,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor
     The operator is called directly. From torch 2.14 on, its wrapper ``varlen_attn`` uses cuDNN on
     some GPUs, and cuDNN takes about 50 ms to plan for every new batch shape.
     """
-    offsets, longest = batch.cu_seqlens, batch.max_seqlen
+    offsets = batch.cu_seqlens
+    longest = batch.max_seqlen
     forward = torch.ops.aten._flash_attention_forward
     out: Tensor = forward(q, k, v, offsets, offsets, longest, longest, 0.0, False, False)[0]
     return out

@@ -93,7 +93,8 @@ def _indexed_files(path: Path) -> list[Path]:
 def hash_weights(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
     """Return a file's SHA-256. For a folder, hash the hashes of its weight files in order."""
     files = weight_files(path)
-    digests, before = list[str](), 0
+    digests = list[str]()
+    before = 0
     for file in files:
         digests.append(hash_file(file, lambda n, before=before: on_bytes(before + n)))  # type: ignore[misc]
         before += file.stat().st_size

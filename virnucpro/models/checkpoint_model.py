@@ -66,7 +66,8 @@ class CheckpointModel(Model, ABC):
         Weights that are not finite in this precision are rejected before anything else is done. The
         weights of a published model are known to be finite, so only the hash is compared.
         """
-        weights, n_bytes = self.path, self.footprint.file_bytes
+        weights = self.path
+        n_bytes = self.footprint.file_bytes
         if n_bytes < WORTH_CONVERTING:
             digest = self.sha256(progress_of("hashing the model", n_bytes, on_event))
             if not self.accepted:

@@ -39,7 +39,8 @@ from virnucpro.models.validation.roundings import Reference, add_roundings
 FAMILY = "codons"
 N_CODONS = 64
 UNKNOWN = N_CODONS  # a codon with an unknown base, or a masked codon in training
-N_FRAMES, N_TAPS = 3, 5
+N_FRAMES = 3
+N_TAPS = 5
 _N_QUERIES = 4
 WEIGHTS = "model.safetensors"
 _DIGITS = np.full(256, 4)  # digit per ASCII base, 4 if unknown
@@ -118,7 +119,8 @@ class CodonNetwork(nn.Module):
         both = torch.cat([forward + reverse, (forward - reverse).abs()], dim=1)
         inner = F.gelu(_in_float32(self.inner, both))
         kinds = _in_float32(self.kinds, inner)
-        viral, cellular = kinds[:, : self.n_viral], kinds[:, self.n_viral :]
+        viral = kinds[:, : self.n_viral]
+        cellular = kinds[:, self.n_viral :]
         log_odds = viral.logsumexp(1) - cellular.logsumexp(1)
         return torch.cat([inner, log_odds[:, None]], dim=1).float()
 
@@ -127,7 +129,8 @@ class CodonNetwork(nn.Module):
 
         (n_tokens, channels) -> (n, 6 channels)
         """
-        weights, parts = _product(self.query, x).float(), []
+        weights = _product(self.query, x).float()
+        parts = []
         for first, n, length in batch.runs:
             rows = slice(first, first + n * length)
             of_run = x[rows].reshape(n, length, -1)
@@ -199,7 +202,8 @@ class _TapGatherer:
 
 def _to_tokens(chunks: Sequence[str]) -> tuple[PackedBatch, NDArray[np.int64]]:
     """Tokenize all forward strands, then all reverse strands. -> (n_tokens, 3) codons"""
-    parts, reverse = [], []
+    parts = []
+    reverse = []
     for chunk in chunks:
         text = chunk.ljust(_SHORTEST, "N").encode("ascii", "replace")
         digits = _DIGITS[np.frombuffer(text, np.uint8)]
@@ -213,7 +217,9 @@ def _to_tokens(chunks: Sequence[str]) -> tuple[PackedBatch, NDArray[np.int64]]:
 def _to_codons(digits: NDArray[np.int64]) -> NDArray[np.int64]:
     """Convert digits to codons. (n_bases,) from 0 to 4 -> (n_bases // 3 - 1, 3)"""
     n_tokens = len(digits) // N_FRAMES - 1
-    a, b, c = digits[:-2], digits[1:-1], digits[2:]
+    a = digits[:-2]
+    b = digits[1:-1]
+    c = digits[2:]
     codons = np.where(np.maximum(np.maximum(a, b), c) < 4, 16 * a + 4 * b + c, UNKNOWN)
     return codons[: N_FRAMES * n_tokens].reshape(n_tokens, N_FRAMES)
 
@@ -270,7 +276,8 @@ def inspect_file(path: Path) -> _CodonModel:
     Raises:
         UnavailableError: the file is damaged.
     """
-    network, head = load_network(path), path.with_name(HEAD_FILE)
+    network = load_network(path)
+    head = path.with_name(HEAD_FILE)
     n_bytes = path.stat().st_size
     return _CodonModel(
         path=path,

@@ -70,7 +70,8 @@ def prepare(model: Convertible, precision: Precision, on_event: EventHandler) ->
     A known checkpoint is recognised by its path, size and times. If the converted file cannot be
     written, workers map the checkpoint itself.
     """
-    n_bytes, dtype = model.footprint.file_bytes, DTYPES[precision]
+    n_bytes = model.footprint.file_bytes
+    dtype = DTYPES[precision]
     folder = Path(torch.hub.get_dir()) / "virnucpro"  # users may delete it at any time
     note = _write_note(model, folder)
     noted = _note_conversion(note, "source_sha256")

@@ -37,7 +37,8 @@ _MAX_WORKERS = 1024
 _CPU_FACTS = Path("/proc/cpuinfo")
 _OLDEST_FOR_CUDA_13 = (7, 5)  # compute capability; CUDA 13 drops older cards
 # Compute capabilities supported by PyTorch 2.10 to 2.14 for CUDA 12.6.
-_OLDEST_FOR_CUDA_12, _NEWEST_FOR_CUDA_12 = (5, 0), (9, 0)
+_OLDEST_FOR_CUDA_12 = (5, 0)
+_NEWEST_FOR_CUDA_12 = (9, 0)
 _INSTALL_FOR_CUDA_12 = (
     "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
 )
@@ -412,7 +413,8 @@ def choose_devices(
         UsageError: the options contradict each other.
         UnavailableError: the requested device does not exist.
     """
-    device, gpus = options.device, options.gpus
+    device = options.device
+    gpus = options.gpus
     if gpus is not None and device in ("cpu", "mps"):
         raise UsageError(
             with_options("{gpus} does not go with {device:{kind}}", kind=device),
@@ -561,7 +563,8 @@ def cpu_has_bf16() -> bool:
     with _CPU_FACTS.open(errors="replace") as lines:
         facts = dict(reversed([line.split(":", 1) for line in lines if ":" in line]))
     words = {name.strip(): fact.split() for name, fact in facts.items()}
-    flags, vendor = words.get("flags", []), words.get("vendor_id", [])
+    flags = words.get("flags", [])
+    vendor = words.get("vendor_id", [])
     return "amx_tile" in flags or ("avx512_bf16" in flags and vendor != ["GenuineIntel"])
 
 
@@ -721,7 +724,8 @@ def _gpu_facts(
 
 def describe_machine(facts: Mapping[str, Any]) -> list[str]:
     """Describe which devices a run would use here, and why no others, for ``virnucpro devices``."""
-    torch, cpu = facts["torch"], facts["cpu"]
+    torch = facts["torch"]
+    cpu = facts["cpu"]
     lines = ["torch is not installed: models need it (pip install torch), the scorer does not"]
     if torch:
         lines = [f"torch {torch['version']}, CUDA {torch['cuda'] or 'not built in'}"]
@@ -746,7 +750,8 @@ def describe_machine(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _format_memory(facts: Mapping[str, Any]) -> str:
-    free, total = facts["memory_free"] / _GIB, facts["memory_total"] / _GIB
+    free = facts["memory_free"] / _GIB
+    total = facts["memory_total"] / _GIB
     return f"{free:.1f} of {total:.1f} GiB free"
 
 

@@ -148,7 +148,8 @@ def _receive(
     out.seek(start)
     out.truncate()  # existing bytes are dropped only for a file with the right length
     most = total or file.most_bytes
-    began, n_bytes = time.monotonic(), start
+    began = time.monotonic()
+    n_bytes = start
     while block := answer.read1(_BLOCK):
         out.write(block)
         n_bytes += len(block)

@@ -76,7 +76,9 @@ class FrameNetwork(nn.Module):
         network: _ConvNet | _LSTM | _UNet | None = None,
     ) -> None:
         super().__init__()
-        self.encoder, self.width, self.network = encoder, width, network
+        self.encoder = encoder
+        self.width = width
+        self.network = network
 
     def forward(self, batch: PackedBatch) -> Tensor:
         if self.encoder is None:
@@ -98,10 +100,12 @@ class FrameNetwork(nn.Module):
                 return FrameNetwork(None, 0)
             case "esm2":
                 assert esm2 is not None, "an encoding by a model"
-                encoder, n_channels = esm2, esm2.shape.dim
+                encoder = esm2
+                n_channels = esm2.shape.dim
             case "onehot" | "blosum62":
                 rows = _one_hot() if encoding == "onehot" else _blosum62()
-                encoder, n_channels = _ResidueTable(rows), rows.shape[1]
+                encoder = _ResidueTable(rows)
+                n_channels = rows.shape[1]
         if architecture == "mlp":
             return FrameNetwork(encoder, n_channels)
         network = {"cnn": _ConvNet, "lstm": _LSTM, "unet": _UNet}[architecture](n_channels)

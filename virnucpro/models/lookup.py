@@ -356,7 +356,8 @@ def fetch_head(bundle: str, on_event: EventHandler) -> tuple[Path, int]:
     Raises:
         UnavailableError: the head cannot be downloaded, or is another file.
     """
-    head, path = BUNDLES[bundle].head, bundled_head(bundle)
+    head = BUNDLES[bundle].head
+    path = bundled_head(bundle)
     if not path.exists():
         fetch_file(head, path, on_event)
     _check_published(head, path, f"head of {bundle}")

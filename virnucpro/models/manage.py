@@ -125,9 +125,11 @@ def describe_model(model: str, hugging_face: Path | None = None) -> tuple[list[s
     """
     if model in BUNDLES:
         return list(_describe_bundle(model)), None
-    path, found = find_model(model, hugging_face), find_published(model, hugging_face)
+    path = find_model(model, hugging_face)
+    found = find_published(model, hugging_face)
     if found and found.missing:
-        published, head = found.published, None
+        published = found.published
+        head = None
         facts = (published.n_layers, published.dim, found.footprint, "known once fetched")
         lines = [f"path        {printable(path)}, once fetched"]
         lines += _addresses(model)
@@ -203,7 +205,8 @@ def verify_model(model: str, hugging_face: Path | None = None) -> tuple[Model, s
 
 def _describe_needs(footprint: Footprint) -> list[str]:
     """Describe the disk space and memory for a model, computed for half precision."""
-    most, least = footprint.gpu_memory(), footprint.gpu_memory(footprint.fewest_tokens)
+    most = footprint.gpu_memory()
+    least = footprint.gpu_memory(footprint.fewest_tokens)
     converted = footprint.converted_bytes
     return [
         f"disk        {format_bytes(footprint.file_bytes + converted)}"

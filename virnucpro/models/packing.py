@@ -150,7 +150,8 @@ def bag_mean(hidden: Tensor, places: NDArray[np.int64], starts: NDArray[np.int64
     Returns:
         (n_bags, dim).
     """
-    rows, offsets = to_device(places, hidden.device), to_device(starts, hidden.device)
+    rows = to_device(places, hidden.device)
+    offsets = to_device(starts, hidden.device)
     return F.embedding_bag(rows, hidden, offsets, mode="mean")
 
 
@@ -193,7 +194,9 @@ class PackedEncoder(ABC):
         device: torch.device,
         in_float32: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
-        self.spec, self.device, self.in_float32 = spec, device, in_float32
+        self.spec = spec
+        self.device = device
+        self.in_float32 = in_float32
 
     @abstractmethod
     def embed(self, sequences: Sequence[str]) -> Tensor:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-CLS, PAD, EOS, UNK, MASK = 0, 1, 2, 3, 32
+CLS = 0
+PAD = 1
+EOS = 2
+UNK = 3
+MASK = 32
 EXTRA_TOKENS = 2  # <cls> and <eos> per protein
 RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO.-"  # tokens 4 to 30; token 31 is not a residue
 _FIRST_RESIDUE = 4

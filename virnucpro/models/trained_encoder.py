@@ -159,7 +159,8 @@ def inspect_trained_encoder(path: Path, on_event: EventHandler = lambda _: None)
             if values.dtype != np.float32 or not np.isfinite(values).all():
                 raise ValueError(f"{name} is not of finite float32")
     base = _find_base(path, facts.base, on_event) if facts.base is not None else None
-    head, is_composition = path.with_name(HEAD_FILE), facts.encoding == "composition"
+    head = path.with_name(HEAD_FILE)
+    is_composition = facts.encoding == "composition"
     return _TrainedModel(
         path=path,
         name=f"{facts.encoding}-{facts.architecture}",
@@ -250,7 +251,9 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
     """
     checkpoint = inspect_trained_encoder(weights)
     check_unchanged(spec, weights, checkpoint.encoder_id)
-    base, facts, esm2 = checkpoint.base, checkpoint.facts, None
+    base = checkpoint.base
+    facts = checkpoint.facts
+    esm2 = None
     if base is not None:
         esm2 = load_esm2(base.path, base.shape.n_layers, DTYPES[spec.precision], device)
     reader = FrameNetwork.create(facts.encoding, facts.architecture, esm2)

@@ -98,7 +98,8 @@ class ResidualStream:
         total = torch.empty_like(self.x) if len(self.waiting) == _MOST_WAITING else None
         self._add_and_norm(norm, out, total, scales)
         if total is not None:
-            self.x, self.waiting = total, []
+            self.x = total
+            self.waiting = []
         return out if scales is None else Rows8(out, scales)
 
     def _add_and_norm(
@@ -187,7 +188,8 @@ class TransformerLayer(nn.Module):
         """Switch to 8-bit products. The loaded weights are bf16."""
         for name in self.products:
             setattr(self, name, Linear8(getattr(self, name)))
-        self.dtype, self.is_fused = E4M3, False
+        self.dtype = E4M3
+        self.is_fused = False
 
     def linear(self, part: nn.Linear, x: Factor, *, has_gelu: bool = False) -> Tensor:
         """Apply a linear layer, with ``has_gelu`` and exact GELU (not the tanh approximation).
@@ -217,7 +219,9 @@ class PackedTransformer(nn.Module):
         branch_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.shape, self.attend, self.branch_scale = shape, attend, branch_scale
+        self.shape = shape
+        self.attend = attend
+        self.branch_scale = branch_scale
         self.is_exact = False
         # Random weights on "meta" would import torch's compiler, which takes a second.
         self.embedding = nn.Embedding(n_tokens, shape.dim, _weight=torch.empty(n_tokens, shape.dim))
@@ -240,8 +244,10 @@ class PackedTransformer(nn.Module):
 
         The first layer projects each token in the alphabet once, not each position in the batch.
         """
-        rows, layers = self.token_rows(), self.layers_in_use()
-        stream, first = self.stream_of(F.embedding(batch.tokens, rows)), next(layers)
+        rows = self.token_rows()
+        layers = self.layers_in_use()
+        stream = self.stream_of(F.embedding(batch.tokens, rows))
+        first = next(layers)
         normed = ResidualStream(rows, has_triton=False).normed(first.attention_norm, first.dtype)
         projected = first.project(normed)
         qkv = F.embedding(batch.tokens, projected.flatten(1)).view(-1, *projected.shape[1:])
@@ -269,7 +275,8 @@ class PackedTransformer(nn.Module):
         try:
             yield
         finally:
-            self.attend, self.is_exact = attend, False
+            self.attend = attend
+            self.is_exact = False
 
     def quantise(self, device: torch.device) -> Self:
         """Move a bf16 model to a device, with 8-bit products within its layers.

@@ -46,7 +46,8 @@ class TransformerEncoder(PackedEncoder):
 
     def __init__(self, spec: EncoderSpec, model: PackedTransformer, device: torch.device) -> None:
         super().__init__(spec, device, model.in_float32)
-        self.model, self.pool = model, POOLS[spec.pooling]
+        self.model = model
+        self.pool = POOLS[spec.pooling]
 
     @property
     def kernel(self) -> str:

@@ -33,8 +33,10 @@ TEXT_BLOCK = 32  # queries per ``attend_text`` program, and keys per step
 OPTIONS_TO_ATTEND: Mapping[str, int | bool] = {**OPTIONS, "num_stages": 2}
 _LEAST_WIDTH = 16  # minimum width of a product factor in Triton
 # Kernel names for messages.
-ROTATION, BORDER = "rotation", "residual + LayerNorm"
-EIGHT_BITS, TEXTS = "fp8 quantise", "DNABERT-S attention"
+ROTATION = "rotation"
+BORDER = "residual + LayerNorm"
+EIGHT_BITS = "fp8 quantise"
+TEXTS = "DNABERT-S attention"
 NAMES = (ROTATION, BORDER, EIGHT_BITS, TEXTS)
 # Errors from compiling (no compiler, no writable folder), loading or launching.
 _SYSTEM_FAILURES = (ImportError, OSError, RuntimeError, SubprocessError)
@@ -82,13 +84,15 @@ def _try_rotation(device: torch.device, number: torch.dtype) -> None:
 
 
 def _try_border(device: torch.device, number: torch.dtype) -> None:
-    x, norm = torch.zeros(1, 8, device=device), nn.LayerNorm(8, device=device)
+    x = torch.zeros(1, 8, device=device)
+    norm = nn.LayerNorm(8, device=device)
     rows = [torch.zeros(1, 8, dtype=number, device=device) for _ in range(3)]
     add_and_norm(x, rows[:2], norm, rows[2], x)
 
 
 def _try_8_bits(device: torch.device) -> None:
-    x, norm = torch.zeros(1, 8, device=device), nn.LayerNorm(8, device=device)
+    x = torch.zeros(1, 8, device=device)
+    norm = nn.LayerNorm(8, device=device)
     values = torch.zeros(1, 8, dtype=torch.float8_e4m3fn, device=device)
     scales = torch.zeros(1, 1, device=device)
     quantise(x.bfloat16(), values, scales, has_gelu=True)
@@ -148,7 +152,8 @@ def rotate_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
     assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
     assert cos.dtype == sin.dtype == torch.float32
     n_tokens, _, n_heads, head_dim = qkv.shape
-    sizes, options = sizes_to_rotate(n_heads, head_dim), row_options(n_heads * head_dim)
+    sizes = sizes_to_rotate(n_heads, head_dim)
+    options = row_options(n_heads * head_dim)
     _launch(rotate_token, (n_tokens,), (qkv, cos, sin), sizes, options)
 
 
@@ -176,7 +181,8 @@ def rotate_token(  # type: ignore[no-untyped-def]  # Triton refuses any other an
     token = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, block)
     mask = pair < n_pairs
-    head, place = pair // half, pair % half
+    head = pair // half
+    place = pair % half
     c = tl.load(cos + token * 2 * half + place, mask=mask, other=0.0)
     s = tl.load(sin + token * half + place, mask=mask, other=0.0)
     at = qkv + token * row + head * 2 * half + place
@@ -346,7 +352,9 @@ def quantise_token(  # type: ignore[no-untyped-def]
     x / sqrt(2). The error in GELU is at most 4e-7, with half the instructions of ``tl.erf``.
     """
     start = tl.program_id(0).to(tl.int64) * dim
-    first, second, largest = 0.0, 0.0, 1e-12
+    first = 0.0
+    second = 0.0
+    largest = 1e-12
     for part in tl.static_range(2):
         place = part * block + tl.arange(0, rest if part else block)
         row = tl.load(x + start + place, mask=place < dim, other=0.0).to(tl.float32)

@@ -72,7 +72,8 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
 
 def _whole_proteins(proteins: Sequence[str], scorer: Scorer) -> tuple[FloatArray, WindowScores]:
     """Return each protein's log-odds, and the single window that covers it."""
-    scores, n = score_proteins(proteins, scorer), len(proteins)
+    scores = score_proteins(proteins, scorer)
+    n = len(proteins)
     lengths = np.array(list(map(len, proteins)), dtype=np.int64)
     return scores, WindowScores(np.arange(n), np.zeros(n, dtype=np.int64), lengths, scores)
 
@@ -83,8 +84,10 @@ def call_scored(
     """Call each record, with the scores of its windows."""
     is_protein = recipe.input_type == "protein"
     error_rates = scorer.select_error_rates(recipe.input_type)
-    records, pieces = scored.records, scored.pieces
-    n, lengths = len(records.ids), records.lengths
+    records = scored.records
+    pieces = scored.pieces
+    n = len(records.ids)
+    lengths = records.lengths
     if is_protein:
         of_pieces = np.ones(n, dtype=np.int64)
         of_pieces[pieces.record] = pieces.n_bases
@@ -128,7 +131,8 @@ def _frames(scored: ScoredRecords, is_known: BoolArray, *, is_protein: bool) -> 
 
     A window covers both strands and is its own chunk.
     """
-    pieces, names = scored.pieces, scored.records.ids
+    pieces = scored.pieces
+    names = scored.records.ids
     owners = pieces.record[is_known]
     firsts = np.cumsum(scored.n_pieces) - scored.n_pieces
     numbers = np.arange(1, 1 + len(pieces.record)) - firsts[pieces.record]
@@ -165,7 +169,8 @@ def combine_calls(
     keeps the head's score.
     """
     assert facts.join is not None, "a head that is not joined calls by itself"
-    calls, statuses = results.calls, enumerate(results.calls.statuses)
+    calls = results.calls
+    statuses = enumerate(results.calls.statuses)
     places = np.array([i for i, status in statuses if status in ("scored", "no_orf")], dtype=int)
     lengths = results.records.lengths[places]
     base, _ = score_block([results.records.sequences[i] for i in places], scorer, code)

@@ -280,7 +280,8 @@ class _HeadClassifier(RecordClassifier):
     @property
     def head_facts(self) -> HeadInfo:
         """Describe the head, with the user's threshold."""
-        threshold, facts = self.options.threshold, self.frame_head.facts
+        threshold = self.options.threshold
+        facts = self.frame_head.facts
         return facts if threshold is None else replace(facts, threshold=threshold)
 
     def call(
@@ -340,7 +341,8 @@ class _Ensemble(RecordClassifier):
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
-        facts, code = self.frame_head.facts, GeneticCode.from_number(recipe.genetic_code)
+        facts = self.frame_head.facts
+        code = GeneticCode.from_number(recipe.genetic_code)
         results = _call_by_frames(recipe, facts, records, frames)
         combine_calls(results, facts, self.scorer, self.options, code)
         look_up_and_add(results, self.options)
@@ -449,7 +451,8 @@ def select_for_embedding(
     """
     if not recipe.encoders:
         return
-    screened, first = reject_reasons(records, recipe), _first_selecting_rule(records, recipe, rules)
+    screened = reject_reasons(records, recipe)
+    first = _first_selecting_rule(records, recipe, rules)
     for place, (record, rule) in enumerate(zip(records.iter_records(), first, strict=True)):
         if place not in screened:
             yield record, rule
@@ -462,7 +465,8 @@ def _first_selecting_rule(
     if rules[0] == "all":
         return [0] * len(records.ids)
     scorer = Scorer.load_builtin()
-    log_odds, lengths = score_records(records, recipe, scorer).log_odds, records.lengths
+    log_odds = score_records(records, recipe, scorer).log_odds
+    lengths = records.lengths
     rates = scorer.select_error_rates(recipe.input_type)
     is_low = log_odds < thresholds(rates, lengths, NEARLY_VIRAL)  # False for NaN, no score
     is_sure = log_odds >= thresholds(rates, lengths, SURELY_VIRAL)
@@ -510,7 +514,8 @@ def _call_by_frames(
     frames: Sequence[list[Prediction]],
 ) -> CalledRecords:
     """Call records by their frame scores. Without ``facts`` they are only embedded."""
-    screened, calls = reject_reasons(records, recipe), list[Call]()
+    screened = reject_reasons(records, recipe)
+    calls = list[Call]()
     # a chunk encoder reads every chunk that has a known base
     without = "no known base" if Alphabet.CHUNK in recipe.alphabets else ""
     for place, (record, predictions) in enumerate(zip(records.iter_records(), frames, strict=True)):
@@ -540,7 +545,8 @@ def call_record(
     chunks = chunk_scores(predictions)
     n_failed = sum(bool(prediction.failure) for prediction in predictions)
     status: Status = "scored" if chunks else "embedded" if predictions else "no_orf"
-    score, is_virus = None, False
+    score = None
+    is_virus = False
     if n_failed and n_failed == len(predictions):
         status = "failed"
     elif chunks and facts is not None:

@@ -34,7 +34,8 @@ def add_evidence(
         calls.n_known_kmers[place] = n_kmers
     for place in np.flatnonzero(known.is_known).tolist():
         calls.known_families[place] = index.owners[known.owner[place]]
-    uses_score, uses_index = options.evidence != "known", options.evidence != "score"
+    uses_score = options.evidence != "known"
+    uses_index = options.evidence != "score"
     for place, (is_viral, is_known) in enumerate(
         zip(calls.are_viruses, known.is_known.tolist(), strict=True)
     ):
@@ -60,7 +61,8 @@ _WORDS = {
 
 def _evidence_notes(index: KnownIndex, known: KnownRecords, place: int) -> Iterable[str]:
     """Yield remarks on a known virus for the user: it may be part of a host genome."""
-    n_known, n_windows = int(known.n_known_windows[place]), int(known.n_windows[place])
+    n_known = int(known.n_known_windows[place])
+    n_windows = int(known.n_windows[place])
     if n_known < n_windows:
         yield f"known in {n_known} of {n_windows} parts: may be a provirus"
     if index.owners[known.owner[place]] in ENDOGENOUS:

@@ -42,7 +42,9 @@ NO_RESIDUE = len(AMINO_ACIDS)  # stops, and codons with an unknown base
 VIRAL, ONE_VIRAL, CELLULAR, ONE_CELLULAR, RATHER_VIRAL, RATHER_CELLULAR = range(1, 7)
 N_WORD_FIGURES = 6
 RARITY = 8  # one k-mer in this many belongs to the sample, a power of two
-BUCKET_BITS, REST_BITS, OWNER_BITS = 20, 13, 3
+BUCKET_BITS = 20
+REST_BITS = 13
+OWNER_BITS = 3
 _HINT_BITS = 2  # remainder bits that a hint covers
 _GROUP = 16  # buckets that share an index of their first entry
 N_BUCKETS = 2 << BUCKET_BITS
@@ -55,7 +57,9 @@ for _codon, _residue in STANDARD.meanings.items():
     if _codon not in STANDARD.stops:
         RESIDUE_OF_CODE[genetic_code(_codon)] = AMINO_ACIDS.index(_residue)
 
-N_CODONS, N_PAIRS, N_FIGURES = 64, 400, 36
+N_CODONS = 64
+N_PAIRS = 400
+N_FIGURES = 36
 N_JUNCTION_WORDS = 4**4
 N_JUNCTIONS = 2 * N_JUNCTION_WORDS
 N_PALINDROMES = 4**2 + 3  # each one of four bases, and the totals for two, four and six
@@ -109,7 +113,8 @@ class WordTable:
             ValueError: a k-mer has an unknown class.
         """
         hints = np.zeros(N_BUCKETS >> 1 << _HINT_BITS >> 3, dtype=np.uint8)
-        first, n_strange = np.zeros(N_BUCKETS // _GROUP, dtype=np.int32), np.zeros(1, np.int64)
+        first = np.zeros(N_BUCKETS // _GROUP, dtype=np.int32)
+        n_strange = np.zeros(1, np.int64)
         of_table = self.n_of_bucket, self.entries, len(self)
         if len(self):
             call("open_words", *of_table, first, hints, n_strange)

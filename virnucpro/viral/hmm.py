@@ -60,7 +60,8 @@ class RegionModel:
 
     def __post_init__(self) -> None:
         check_counts(self.size, self.step, self.shape_bases)
-        host, rates = self.host, (self.host_bases, self.virus_bases)
+        host = self.host
+        rates = (self.host_bases, self.virus_bases)
         log_ratios = (*self.log_ratios, *self.gene_log_ratios)
         numbers = (*self.edges, *log_ratios, *self.levels.usual, *self.genes.usual, self.distance)
         spreads = (self.levels.spread, self.genes.spread)
@@ -178,7 +179,8 @@ def viral_path(
     ``starts`` are item positions in bases, ascending. A tie goes to the host.
     (n,), (n,) -> (n,), (n,)
     """
-    path, odds = np.empty(len(starts), dtype=np.bool_), np.empty(len(starts))
+    path = np.empty(len(starts), dtype=np.bool_)
+    odds = np.empty(len(starts))
     call("viral_path", evidence, starts, len(starts), *model.rates, path.view(np.uint8), odds)
     return path, sigmoid(odds)
 

@@ -109,7 +109,8 @@ def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
     for first in range(0, len(sequence), _BASES_AT_ONCE):
         digits = encode(sequence[first : first + _BASES_AT_ONCE + 3 * longest])
         for strand, bases in enumerate((digits, opposite_strand(digits))):
-            room, n_found = np.empty(len(bases) // 4 + 1, np.int64), np.empty(1, np.int64)
+            room = np.empty(len(bases) // 4 + 1, np.int64)
+            n_found = np.empty(1, np.int64)
             call("find_peptides", bases, len(bases), table, longest, _SHORTEST, room, n_found)
             found = room[: n_found[0]]
             places |= {*(first + (len(bases) - found if strand else found)).tolist()}
@@ -187,10 +188,12 @@ class Repeat(NamedTuple):
         start, end = ends
         left = max(bounds[0], start - reach), min(end, start + reach)
         right = max(start, end - reach), min(bounds[1], end + reach)
-        most, places = MOST_BY_CHANCE, lambda i, j: (_find_kmers(i - start), _find_kmers(j - end))
-        return _is_unique_repeat(
-            sequence, ends, _repeats(sequence, left, right, places, most), most
-        )
+
+        def places(i: IntArray, j: IntArray) -> tuple[FloatArray, FloatArray]:
+            return _find_kmers(i - start), _find_kmers(j - end)
+
+        repeats = _repeats(sequence, left, right, places, MOST_BY_CHANCE)
+        return _is_unique_repeat(sequence, ends, repeats, MOST_BY_CHANCE)
 
     @staticmethod
     def at_one_end(sequence: str, ends: tuple[int, int], shortest: int, reach: int) -> list[Repeat]:
@@ -228,13 +231,16 @@ def _repeats(
     ``places`` gives, from the outer ends of both copies, the number of alternative positions for
     each copy. Each repeat is returned with the larger number.
     """
-    first, second = of_left[0], of_right[0]
-    left, right = encode(sequence[slice(*of_left)]), encode(sequence[slice(*of_right)])
+    first = of_left[0]
+    second = of_right[0]
+    left = encode(sequence[slice(*of_left)])
+    right = encode(sequence[slice(*of_right)])
     if min(len(left), len(right)) < SHORTEST_REPEAT:
         return []
     chance = _random_match_probability(left, right)
     words = _common_words(left, right)
-    start, end = first + words[:, 0], second + words[:, 1] + words[:, 2]
+    start = first + words[:, 0]
+    end = second + words[:, 1] + words[:, 2]
     at_start, at_end = places(start, end)
     by_length = np.array([chance**n for n in range(LONGEST_REPEAT + 2)])
     by_chance = at_start * at_end * by_length[words[:, 2]]

@@ -82,7 +82,8 @@ class NetworkStack:
         each = [(column, stack, False) for column, stack in self.stacks.items()]
         if self.prokaryotic is not None:
             each.append((RATIOS.start, self.prokaryotic, True))
-        sizes, layers = list[tuple[int, ...]](), list[Layer]()
+        sizes = list[tuple[int, ...]]()
+        layers = list[Layer]()
         for column, (stack, n_viral), is_special in each:
             n_nets, _, n_inputs = stack[0][0].shape
             n_outputs = (start.shape[1] for _, start, _ in stack)
@@ -122,7 +123,9 @@ def _in_blocks(layers: Iterable[Layer]) -> Layer:
     See ``NetworkStack`` in ``networks.c``. The weights are aligned to cache lines, so that no read
     spans two of them.
     """
-    blocks, starts, worths = list[NDArray[np.int8]](), list[NDArray[np.int32]](), list[Weights]()
+    blocks = list[NDArray[np.int8]]()
+    starts = list[NDArray[np.int32]]()
+    worths = list[Weights]()
     for weight, start, worth in layers:
         lacking = -len(start) % _OUTPUTS
         padded = np.pad(weight, ((0, lacking), (0, -weight.shape[1] % _INPUTS)))
@@ -335,7 +338,8 @@ def false_discovery_rates(
     log(F / T) is interpolated linearly over log(length). (n,), (n,) -> (n,)
     """
     place = interpolate_lengths(lengths, error_rates, range(len(error_rates)))
-    left, right = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
+    left = np.floor(place).astype(np.int64)
+    right = np.ceil(place).astype(np.int64)
     logs = np.log([rates.false_per_true(log_odds) for rates in error_rates])
     rows = np.arange(len(log_odds))
     ratio = np.exp(logs[left, rows] + (place - left) * (logs[right, rows] - logs[left, rows]))
@@ -394,7 +398,8 @@ def load_tensors(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[An
     tensors = {}
     for name, of in header.items():
         start, end = of["data_offsets"]
-        kind, n = np.dtype(_KINDS[of["dtype"]]), prod(of["shape"])
+        kind = np.dtype(_KINDS[of["dtype"]])
+        n = prod(of["shape"])
         if end - start != n * kind.itemsize:
             raise ValueError(f"{name} has {end - start} bytes")
         tensors[name] = np.frombuffer(content, kind, n, first + start).reshape(of["shape"])

@@ -17,7 +17,8 @@ from virnucpro.core.numeric import IntArray
 from virnucpro.viral.features import AMINO_ACIDS, N_WORD_FIGURES, NO_RESIDUE, Residues, WordTable
 
 SHORTEST = 50  # residues in the shortest protein that is scored
-N_RESIDUES, N_PAIRS = len(AMINO_ACIDS), len(AMINO_ACIDS) ** 2
+N_RESIDUES = len(AMINO_ACIDS)
+N_PAIRS = len(AMINO_ACIDS) ** 2
 # similar residues count as one in pairs with a gap
 CLASSES = ("AG", "C", "DE", "FWY", "H", "ILMV", "KR", "NQ", "P", "ST")
 N_CLASSES = len(CLASSES)
@@ -115,7 +116,9 @@ def composition(proteins: Proteins) -> Features:
 
 def protein_statistics(proteins: Proteins) -> Features:
     """Return each protein's plain statistics. -> (n, 12)"""
-    n, residues, lengths = len(proteins), proteins.residues, proteins.lengths
+    n = len(proteins)
+    residues = proteins.residues
+    lengths = proteins.lengths
     cells = proteins.owner * N_RESIDUES + residues
     counts = np.bincount(cells[residues < NO_RESIDUE], minlength=n * N_RESIDUES)
     shares = counts.reshape(n, N_RESIDUES) / np.maximum(1, lengths)[:, None]

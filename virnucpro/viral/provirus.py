@@ -44,19 +44,24 @@ from virnucpro.viral.windows import canonical_rotation, comes_first, is_reverse_
 SHORTEST_RECORD = 10_000  # bases. Shorter records are not searched
 # Repeats between an end of a region and its inside split it if fewer than this many are expected by
 # chance: for each repeat, and for the product of two.
-_MOST_OF_EACH, _MOST_OF_TWO = 0.01, 1e-6
+_MOST_OF_EACH = 0.01
+_MOST_OF_TWO = 1e-6
 MOST_BY_CHANCE_ALONE = 1e-4  # for a repeat that decides alone. One in 20 host positions has one
 LEAST_READ = 0.02  # lowest posterior of a window whose genes are scored
 LONGEST_THROUGHOUT = 50_000  # bases of a record that may be a provirus without flanks
 _LEAST_RISE = 1.0  # mean log-odds above the usual level in hosts with its GC
 # log-odds of its proteins above those in hosts: first for some bases in its middle, then for all;
 # the latter vary more in records of fewer than 20,000 bases
-_FIRST_READ, _LEAST_RISE_OF_FIRST = 5_000, 1.0
-_LEAST_RISE_OF_GENES, _USUAL_RECORD = 2.3, 20_000
+_FIRST_READ = 5_000
+_LEAST_RISE_OF_FIRST = 1.0
+_LEAST_RISE_OF_GENES = 2.3
+_USUAL_RECORD = 20_000
 _ITEMS_AROUND = 4  # windows on either side whose genes are scored, too
 # minimum for the class prophage: bases, share of viral genes, and bases of viral genes in a block
 # on one strand
-_SHORTEST_PROPHAGE, _LEAST_SHARE_OF_GENES, _LEAST_BLOCK = 18_000, 0.4, 6_000
+_SHORTEST_PROPHAGE = 18_000
+_LEAST_SHARE_OF_GENES = 0.4
+_LEAST_BLOCK = 6_000
 _TRNA_REACH = 125  # bases between a region's end and the end of a tRNA
 _LONGEST_GAP = 10_000  # host bases between two neighbouring viruses
 SHORTEST_NEIGHBOUR = 15_000  # bases in a virus next to another
@@ -126,7 +131,8 @@ class ProvirusFinder:
 
     def add_regions(self, results: CalledRecords, place: int) -> None:
         """Find the regions in a record that is long and has a score. The note counts them."""
-        record, calls = results.records.record_at(place), results.calls
+        record = results.records.record_at(place)
+        calls = results.calls
         if calls.statuses[place] == "scored" and len(record.sequence) >= SHORTEST_RECORD:
             [[found]] = self.find([record], [[calls.are_viruses[place]]])
             self.add_detected(results, place, found)
@@ -197,7 +203,8 @@ class ProvirusFinder:
 
         Its windows may cross the origin.
         """
-        circle, n_bases = reading.sequence, len(reading.sequence)
+        circle = reading.sequence
+        n_bases = len(reading.sequence)
         turn = least_viral(items.log_odds, self.model)
         cut = int(items.start[turn])
         turned = items.select(np.roll(np.arange(len(items.start)), -turn))
@@ -226,8 +233,10 @@ class ProvirusFinder:
             UnavailableError: the model is damaged, or has another format or window size.
         """
         load_tables()  # identify viruses in regions later. Loading them now detects damage
-        scorer, path = scorer or Scorer.load_builtin(), model or OWN_REGION_MODEL
-        region_model, size = RegionModel.load(path), scorer.windows.size
+        scorer = scorer or Scorer.load_builtin()
+        path = model or OWN_REGION_MODEL
+        region_model = RegionModel.load(path)
+        size = scorer.windows.size
         if region_model.size != size:
             raise corrupt_model_error(
                 path, f"its pieces have {region_model.size} bases, not {size}"
@@ -246,7 +255,8 @@ def _mirror(found: FoundRegions, n_bases: int) -> FoundRegions:
         )
         for region in regions
     ]
-    starts, ends = n_bases - track.end, n_bases - track.start
+    starts = n_bases - track.end
+    ends = n_bases - track.start
     order = np.argsort(starts)
     columns = (starts[order], ends[order], track.log_odds[order], track.posterior[order])
     return tuple(sorted(placed)), Track(*columns)
@@ -264,9 +274,11 @@ def least_viral(log_odds: FloatArray, model: RegionModel) -> int:
 
 def _rotate(region: Region, first: int, n_bases: int) -> list[Region]:
     """Rotate a region in a circle cut open at ``first``, in two parts if it crosses the origin."""
-    start, end = region.start + first, region.end + first
+    start = region.start + first
+    end = region.end + first
     if start >= n_bases:
-        start, end = start - n_bases, end - n_bases
+        start = start - n_bases
+        end = end - n_bases
     if end <= n_bases:
         return [region._replace(start=start, end=end)]
     joined = region._replace(over_origin=True)
@@ -287,7 +299,8 @@ def regions_from_windows(
     A region may cover the complete record in two cases: the record is called virus, or it is short
     and its proteins are far more viral than the proteins in any host.
     """
-    starts, n_bases = items.start, len(sequence)
+    starts = items.start
+    n_bases = len(sequence)
     is_throughout = not is_virus and is_provirus_throughout(sequence, items, model, read_genes)
     contrasts = model.contrast(items, is_virus=is_virus or is_throughout)
     evidence = by_genes = model.evidence(contrasts)
@@ -340,7 +353,8 @@ def is_provirus_throughout(
     Such a record contains no host sequence to compare with. Among hosts with the same GC, proteins
     vary far less than window composition.
     """
-    n_bases, is_known = len(sequence), items.is_known
+    n_bases = len(sequence)
+    is_known = items.is_known
     if n_bases > LONGEST_THROUGHOUT or not is_known.any():
         return False
     gc = items.median_gc
@@ -496,7 +510,8 @@ class Repeats:
         """Search a record for repeats, up to one usual region length from each end."""
         sums = np.concatenate([[0.0], np.cumsum(evidence)])
         (_, enter), (leave, _) = model.transition(model.step)
-        reach, cost = round(model.virus_bases), -enter - leave
+        reach = round(model.virus_bases)
+        cost = -enter - leave
         return cls(sequence, starts + model.size // 2, sums, reach, cost)
 
     def from_window(self, run: ViralRun, bounds: tuple[int, int] | None = None) -> Repeat | None:
@@ -534,9 +549,11 @@ class Repeats:
         The second begins near the first one's end, so it has fewer possible positions. Neither
         repeat may be expected by chance.
         """
-        start, end = run.start_base, run.end_base
+        start = run.start_base
+        end = run.end_base
         share = min(1.0, _LONGEST_GAP / max(1, end - start - 2 * SHORTEST_NEIGHBOUR))
-        least, parts = min(_MOST_OF_TWO, self._expected_by_chance(run)), list[ViralRun]()
+        least = min(_MOST_OF_TWO, self._expected_by_chance(run))
+        parts = list[ViralRun]()
         for one, other in permutations(inner, 2):
             is_near = -len(one.bases) <= other.start - one.end <= _LONGEST_GAP
             by_chance = one.n_by_chance * other.n_by_chance * share
@@ -558,7 +575,8 @@ class Repeats:
         if around is None and not rare:
             return []
         repeat = around or rare[0]
-        start, end = run.start_base, run.end_base
+        start = run.start_base
+        end = run.end_base
         part = self._part(run, max(start, repeat.start), min(end, repeat.end))
         rests = self._remaining_kmers(run, [part])
         has_most = self._evidence(repeat.start, repeat.end) > self._evidence(start, end) / 2
@@ -629,7 +647,8 @@ def refine_ends(
     sequence = repeats.bases
     moved: list[tuple[int, int, str]] = []
     for i, run in enumerate(runs):
-        start, end = run.start_base, run.end_base
+        start = run.start_base
+        end = run.end_base
         low = min(start, (runs[i - 1].end_base + start) // 2 + 1) if i else 0
         if moved and moved[-1][2]:  # a repeat fixes the end of the previous run
             low = moved[-1][1] + 1

@@ -56,7 +56,8 @@ class WindowTable(NamedTuple):
     ) -> list[WindowTable]:
         """Score each sequence in sliding windows, one every ``step`` bases."""
         pieces, figures = score_windows(sequences, scorer, step, code, (0, *_SHAPE))
-        gc, shape = figures[:, 0].astype(np.float64), figures[:, 1:].astype(np.float64)
+        gc = figures[:, 0].astype(np.float64)
+        shape = figures[:, 1:].astype(np.float64)
         everything = cls(pieces.start, pieces.log_odds, gc, shape, np.full(len(gc), np.nan))
         bounds = np.searchsorted(pieces.record, range(len(sequences) + 1)).tolist()
         return [everything.select(slice(first, end)) for first, end in pairwise(bounds)]
@@ -88,7 +89,8 @@ class WindowTable(NamedTuple):
         """Add gene scores to the chosen windows. The sequence is upper case."""
         genes = np.full(len(self.genes), np.nan)
         for first, end in find_runs(chosen):
-            start, stop = int(self.start[first]), int(self.start[end - 1]) + size
+            start = int(self.start[first])
+            stop = int(self.start[end - 1]) + size
             of_run = read_genes(sequence[start:stop])
             places = self.start[first:end] - start
             genes[first:end] = _means_on(of_run, places, size)
@@ -216,7 +218,9 @@ def median(values: FloatArray) -> FloatArray:
 def _means_on(genes: Genes, places: IntArray, size: int) -> FloatArray:
     """Return the mean log-odds over each window's bases in genes, NaN for none. (n,)"""
     is_known = ~np.isnan(genes[2])
-    starts, ends, log_odds = genes[0][is_known], genes[1][is_known], genes[2][is_known]
+    starts = genes[0][is_known]
+    ends = genes[1][is_known]
+    log_odds = genes[2][is_known]
 
     values = np.stack([np.ones(len(starts)), log_odds])
     bases = np.concatenate([places, places + size])

@@ -68,7 +68,8 @@ class WindowScores(NamedTuple):
         The values are added in both orders, so that the reverse complement has the same sum.
         """
         is_known = ~np.isnan(self.log_odds)
-        owner, values = self.record[is_known], self.log_odds[is_known]
+        owner = self.record[is_known]
+        values = self.log_odds[is_known]
         twice = np.bincount(owner, values, minlength=n_records)
         twice += np.bincount(owner[::-1], values[::-1], minlength=n_records)
         n_pieces = np.bincount(owner, minlength=n_records)
@@ -99,7 +100,8 @@ def _batches(sequences: Iterable[str], most_letters: int) -> Iterator[list[str]]
         n_letters += len(sequence)
         if n_letters >= most_letters:
             yield waiting
-            waiting, n_letters = [], 0
+            waiting = []
+            n_letters = 0
     if waiting:
         yield waiting
 
@@ -114,7 +116,8 @@ def score_block(
     """
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
-    has_pieces, pieces = np.zeros(len(lengths), dtype=np.bool_), list[WindowScores]()
+    has_pieces = np.zeros(len(lengths), dtype=np.bool_)
+    pieces = list[WindowScores]()
     sizes = list(_by_size(sequences, lengths, scorer.pieces, code))
     for nets, scores in sizes:
         if not nets.part:
@@ -175,8 +178,10 @@ def _blocks(sequences: Sequence[str], longest: int) -> Iterator[_Block]:
     for first in range(0, n_bases, _PIECE_BASES_AT_ONCE):
         end = first + _PIECE_BASES_AT_ONCE
         behind = min(n_bases, end + longest)
-        low, high = bisect_right(starts, first) - 1, bisect_left(starts, behind)
-        last, inner = high - 1, sequences[low + 1 : high - 1]
+        low = bisect_right(starts, first) - 1
+        high = bisect_left(starts, behind)
+        last = high - 1
+        inner = sequences[low + 1 : high - 1]
         if low == last:
             text = sequences[low][first - starts[low] : behind - starts[low]]
         else:
@@ -279,7 +284,8 @@ class _CompleteSequences:
         The parts are in order. A part is in the windows, at most two, that contain its middle.
         """
         middle = 2 * parts.start + parts.n_bases  # in half bases
-        start, end = 2 * self.pieces.start, 2 * (self.pieces.start + self.pieces.n_bases)
+        start = 2 * self.pieces.start
+        end = 2 * (self.pieces.start + self.pieces.n_bases)
         latest = np.searchsorted(start, middle, side="right") - 1
         self._open(int(latest.max(initial=-1)) + 1)
         end = np.append(end, 0)  # index -1: ends before all others
@@ -309,7 +315,8 @@ class _CompleteSequences:
 
     def _score(self, end: int) -> None:
         """Score the windows before ``end``, which are complete."""
-        n, done = end - self.n_done, slice(self.n_done, end)
+        n = end - self.n_done
+        done = slice(self.n_done, end)
         if n <= 0:
             return
         parts = self.total[:n], self.n_parts[:n], self.layout[done]
@@ -319,7 +326,9 @@ class _CompleteSequences:
             arguments = nets.nets.arguments
             call("whole_log_odds", *parts, chosen, len(chosen), *arguments, log_odds)
             self.pieces.log_odds[chosen + self.n_done] = log_odds
-        self.total, self.n_parts, self.n_done = self.total[n:].copy(), self.n_parts[n:], end
+        self.total = self.total[n:].copy()
+        self.n_parts = self.n_parts[n:]
+        self.n_done = end
 
 
 def score_proteins(sequences: Iterable[str], scorer: Scorer) -> FloatArray:

@@ -53,7 +53,8 @@ FORMAT = 2
 MIN_KMERS = 2  # minimum number to name a family
 BASES_PER_KMER = 3_000  # a long sequence needs more k-mers: one per this many bases
 # the same for a cluster, stricter because most viruses without a family belong to no known cluster
-_MIN_CLUSTER_KMERS, _BASES_PER_CLUSTER_KMER = 3, 300
+_MIN_CLUSTER_KMERS = 3
+_BASES_PER_CLUSTER_KMER = 300
 CLUSTER = "cluster:"  # cluster name prefix
 MIN_KMER_SHARE = 0.7  # minimum share among the known k-mers in a sequence, to name their taxon
 KINDS = (
@@ -141,8 +142,10 @@ def _word_pieces(sequences: Windows) -> tuple[IntArray, IntArray, IntArray]:
     n_pieces = -(-sequences.lengths // _KMER_PIECE)
     owner = np.repeat(np.arange(len(sequences)), n_pieces)
     number = np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner]
-    n_bases, n_parts = sequences.lengths[owner], n_pieces[owner]
-    start, end = number * n_bases // n_parts, -(-(number + 1) * n_bases // n_parts)
+    n_bases = sequences.lengths[owner]
+    n_parts = n_pieces[owner]
+    start = number * n_bases // n_parts
+    end = -(-(number + 1) * n_bases // n_parts)
     return owner, sequences.starts[owner] + start, end - start
 
 
@@ -156,7 +159,8 @@ def assign_taxa(
     n -> (n,), (n,), (n,)
     """
     pairs, counts = np.unique(_taxa_of_kmers(sequences, table, code), return_counts=True)
-    sequence, owner = pairs >> 16, pairs & 0xFFFF
+    sequence = pairs >> 16
+    owner = pairs & 0xFFFF
     n = len(sequences)
     total = np.bincount(sequence, counts, minlength=n)
     named, n_words = np.zeros((2, n), dtype=np.int64)
@@ -189,7 +193,8 @@ def group_features(sequences: Windows, code: GeneticCode = STANDARD) -> FloatArr
     owner, places, n_bases = split_windows(sequences.starts, sequences.lengths, GROUP_PIECE_BASES)
     n_pieces = np.bincount(owner, minlength=len(sequences))
     means = np.empty((len(sequences), GROUP_FEATURES.stop))
-    pieces, sizes = sequences.select(places, n_bases), (n_pieces, *means.shape, means)
+    pieces = sequences.select(places, n_bases)
+    sizes = (n_pieces, *means.shape, means)
     call("mean_features", *library_input(pieces, NO_WORDS, code), *sizes)
     return means
 
@@ -287,10 +292,12 @@ class TaxonAssigner:
         self, sequences: Windows, code: GeneticCode
     ) -> Iterator[tuple[str, float, str, int, float | None]]:
         """Yield the kind, its probability, the family or cluster, and its k-mers: number, share."""
-        n, n_families = len(sequences), len(self.families)
+        n = len(sequences)
+        n_families = len(self.families)
         owner, n_words, shares = assign_taxa(sequences, self.kmers, n_families, code)
         has_family = (owner > 0) & (owner < n_families)
-        kinds, chances = np.full(n, len(KINDS)), np.empty(n)
+        kinds = np.full(n, len(KINDS))
+        chances = np.empty(n)
         others = np.flatnonzero(~has_family & (sequences.lengths > 0))
         kinds[others], chances[others] = self._predict_groups(sequences, others, code)
         fewest, values = zip(*self.certainties, strict=True)
@@ -330,7 +337,8 @@ def topologies(
     A record is circular if its header says so. A region (None) has no topology.
     """
     chosen = [place for place, is_circle in enumerate(are_circles) if is_circle is not None]
-    starts, lengths = sequences.starts[chosen], sequences.lengths[chosen]
+    starts = sequences.starts[chosen]
+    lengths = sequences.lengths[chosen]
     direct, inverted = np.empty((2, len(chosen)), dtype=np.int64)
     call("terminal_repeats", sequences.digits, starts, lengths, len(chosen), direct, inverted)
     found: list[tuple[Topology | Literal[""], int]] = [("", 0)] * len(sequences)

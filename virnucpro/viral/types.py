@@ -165,7 +165,9 @@ class FrameScores(NamedTuple):
         first = sum(self.n_of_records[: rows.start])
         n_of_records = self.n_of_records[rows]
         some = slice(first, first + sum(n_of_records))
-        ids, chunk_ids, scores = self.ids[some], self.chunk_ids[some], self.scores[some]
+        ids = self.ids[some]
+        chunk_ids = self.chunk_ids[some]
+        scores = self.scores[some]
         return FrameScores(n_of_records, ids, chunk_ids, scores)
 
     def with_ids(self, before: Sequence[str], now: Sequence[str]) -> FrameScores:
@@ -282,7 +284,8 @@ class CalledRecords:
 
     def with_file_ids(self) -> CalledRecords:
         """Return the results with original file ids for records and frames."""
-        ids, names = self.records.ids, self.records.names
+        ids = self.records.ids
+        names = self.records.names
         return replace(
             self,
             records=self.records.with_ids(names)._replace(own_ids=[""] * len(names)),

@@ -80,7 +80,8 @@ class Windows:
 
 def _read(digits: Digits, code: GeneticCode) -> Read:
     codes, tetra = np.empty((2, len(digits)), dtype=np.uint8)
-    stops, n_stops = np.empty((2, len(digits)), dtype=np.int32), np.empty(2, dtype=np.int64)
+    stops = np.empty((2, len(digits)), dtype=np.int32)
+    n_stops = np.empty(2, dtype=np.int64)
     call("read_bases", digits, len(digits), is_stop(code), codes, tetra, stops, n_stops)
     return codes, tetra, stops, n_stops
 
@@ -134,9 +135,11 @@ def is_reverse_first(sequence: str) -> bool:
     >>> is_reverse_first("GATTACA"), is_reverse_first("UGUAAUC"), is_reverse_first("ACGT")
     (False, True, False)
     """
-    forward, reverse = sequence[:_BASES_OF_ENDS], reverse_complement(sequence[-_BASES_OF_ENDS:])
+    forward = sequence[:_BASES_OF_ENDS]
+    reverse = reverse_complement(sequence[-_BASES_OF_ENDS:])
     if encode(forward).tobytes() == encode(reverse).tobytes():
-        forward, reverse = sequence, reverse_complement(sequence)
+        forward = sequence
+        reverse = reverse_complement(sequence)
     return comes_first(reverse, forward)
 
 
@@ -177,7 +180,8 @@ def split_windows(
     number = np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner]
     n_bases = np.minimum(size, lengths)[owner]
     last = lengths[owner] - n_bases  # last window start
-    n_before, n_behind = number, n_pieces[owner] - 1 - number
+    n_before = number
+    n_behind = n_pieces[owner] - 1 - number
     n_steps = np.maximum(1, n_pieces - 1)[owner]
     # rounded towards the middle, so that overlapping windows leave no base uncovered
     from_start, from_end = (-(-n * last // n_steps) for n in (n_before, n_behind))

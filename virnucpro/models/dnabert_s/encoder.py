@@ -112,7 +112,8 @@ class _DNABERTEncoder(PackedEncoder):
         self, spec: EncoderSpec, model: DNABERT, tokenizer: Tokenizer, device: torch.device
     ) -> None:
         super().__init__(spec, device)
-        self.model, self.tokenizer = model, tokenizer
+        self.model = model
+        self.tokenizer = tokenizer
 
     @property
     def kernel(self) -> str:
@@ -147,7 +148,8 @@ def _read_tokenizer(n_letters: int) -> int:
 
 # Model folder
 
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that exists is read
 _KIND = "a DNABERT-S"
 _HINT = "`virnucpro models download dnabert-s` fetches the published one"
@@ -200,7 +202,8 @@ def inspect_folder(path: Path) -> _DNABERTModel:
         UnavailableError: it is another kind of BERT, or damaged.
     """
     model, tokenizer = _open_folder(path)
-    shape, weights = model.shape, _weights_file(path)
+    shape = model.shape
+    weights = _weights_file(path)
     digest = hashlib.sha256(repr((shape, tokenizer.merges)).encode())
     for name, tensor in model.state_dict().items():
         part = tensor if name == "embedding.weight" else tensor[:1]
@@ -242,7 +245,8 @@ def _open_folder(path: Path) -> tuple[DNABERT, Tokenizer]:
         UnavailableError: it is another kind of BERT, or damaged.
     """
     tokenizer = read_tokenizer(path / TOKENIZER)
-    shape, file = _read_shape(path / CONFIG, tokenizer), _weights_file(path)
+    shape = _read_shape(path / CONFIG, tokenizer)
+    file = _weights_file(path)
     with torch.device("meta"):
         model = DNABERT(shape, shape.n_layers)
     with check_intact(file, _KIND, _HINT):

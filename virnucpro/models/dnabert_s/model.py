@@ -82,7 +82,8 @@ def attend_runs(batch: PackedBatch, n_heads: int, device: torch.device) -> Atten
 
 def attend_texts_triton(batch: PackedBatch, n_heads: int, device: torch.device) -> Attend:
     """Apply our kernel, in one launch for all texts (CUDA)."""
-    offsets, slopes = to_device(batch.cu_seqlens, device), send_slopes(n_heads, device)
+    offsets = to_device(batch.cu_seqlens, device)
+    slopes = send_slopes(n_heads, device)
     attend_texts = triton_kernels().attend_sequences
 
     def attend(qkv: Tensor) -> Tensor:

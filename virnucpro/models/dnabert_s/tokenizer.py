@@ -25,7 +25,9 @@ _SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
 _BASES = "ACGT"
 _PIECES = re.compile(r"[ACGT]+|\S")  # each other letter is an unknown token
 _OTHER = len(_BASES)  # code for such a letter
-_UNASKED, _APART, _MERGED = 0, 1, 2
+_UNASKED = 0
+_APART = 1
+_MERGED = 2
 
 
 class Tokenizer:
@@ -43,7 +45,9 @@ class Tokenizer:
         if [left + right for left, right in merges] != list(words[n_letters:]):
             raise ValueError("its words are not those of its merges, in their order")
         ids = {word: number for number, word in enumerate(words)}
-        self._n_letters, self.n_words, self.merges = n_letters, len(words), tuple(merges)
+        self._n_letters = n_letters
+        self.n_words = len(words)
+        self.merges = tuple(merges)
         self._lengths = list(map(len, words))
         self._parts = [(number, number) for number in range(n_letters)]
         self._parts += [(ids[left], ids[right]) for left, right in merges]
@@ -71,7 +75,8 @@ class Tokenizer:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return each text's ids, between [CLS] and [SEP]. White space is dropped."""
         longest = self._longest_words("\0".join(texts))
-        rows, first = [], 0
+        rows = []
+        first = 0
         for text in texts:
             ids = [FIRST]
             for piece in _PIECES.finditer(text):
@@ -90,11 +95,13 @@ class Tokenizer:
         codes = np.append(codes, np.uint8(_OTHER))
         longest = np.zeros(len(codes), dtype=np.int64)
         place = np.arange(len(codes))
-        node, depth = np.zeros(len(codes), dtype=np.int64), 0
+        node = np.zeros(len(codes), dtype=np.int64)
+        depth = 0
         while len(place):
             node = self._child[node, codes.take(place + depth, mode="clip")]
             is_word = node > 0
-            place, node = place[is_word], node[is_word]
+            place = place[is_word]
+            node = node[is_word]
             words = self._word_at[node]
             longest[place[words > 0]] = words[words > 0]
             depth += 1
@@ -103,11 +110,16 @@ class Tokenizer:
 
     def _read(self, longest: Sequence[int]) -> list[int]:
         """Return the words in a text of bases, from the longest word at each position."""
-        lengths, shorter, n_words = self._lengths, self._shorter, self.n_words
-        relations, end = self._relations, len(longest)
+        lengths = self._lengths
+        shorter = self._shorter
+        n_words = self.n_words
+        relations = self._relations
+        end = len(longest)
         ids: list[int] = []
         dead: set[int] = set()  # positions from which no sequence of words fits
-        place, before, word = 0, FIRST, longest[0]
+        place = 0
+        before = FIRST
+        word = longest[0]
         while place < end:
             while word:
                 pair = before * n_words + word
@@ -118,12 +130,14 @@ class Tokenizer:
             if word:
                 ids.append(word)
                 place += lengths[word]
-                before, word = word, longest[place] if place < end else 0
+                before = word
+                word = longest[place] if place < end else 0
             else:
                 dead.add(place)
                 wrong = ids.pop()
                 place -= lengths[wrong]
-                before, word = ids[-1] if ids else FIRST, shorter[wrong]
+                before = ids[-1] if ids else FIRST
+                word = shorter[wrong]
         return ids
 
     def _relate(self, pair: int) -> int:
@@ -208,7 +222,8 @@ def _make_trie(used: Mapping[str, int]) -> tuple[NDArray[np.int64], NDArray[np.i
 
     Node 0 is the root, and as a next node means none. Id 0 means no word.
     """
-    child, word_at = [[0] * (_OTHER + 1)], [0]
+    child = [[0] * (_OTHER + 1)]
+    word_at = [0]
     for word, number in used.items():
         node = 0
         for base in map(_BASES.index, word):

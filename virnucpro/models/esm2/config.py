@@ -84,7 +84,8 @@ def infer_shape(tensors: ESM2Tensors) -> ESM2Shape:
     Raises:
         UnavailableError: the checkpoint is not an ESM-2, or is damaged.
     """
-    path, scheme = tensors.path, tensors.scheme
+    path = tensors.path
+    scheme = tensors.scheme
     try:
         numbers = {int(match[1]) for name in tensors.names if (match := _LAYER_NUMBER.search(name))}
         embedding = tensors.get(f"{scheme['embedding']}.weight")
@@ -96,7 +97,8 @@ def infer_shape(tensors: ESM2Tensors) -> ESM2Shape:
             raise not_esm2_error(path, f"{n_heads} heads in {dim} dimensions")
     except INVALID_CONTENT as error:
         raise not_esm2_error(path, error) from error
-    shape, n_bytes = ESM2Shape(len(numbers), dim, n_heads, tensors.token_dropout), count_bytes(path)
+    shape = ESM2Shape(len(numbers), dim, n_heads, tensors.token_dropout)
+    n_bytes = count_bytes(path)
     if shape.n_parameters > n_bytes:
         raise not_esm2_error(path, f"{n_bytes} bytes cannot hold {shape.n_parameters} parameters")
     return shape

@@ -29,7 +29,9 @@ from virnucpro.models.transformer import (
 )
 
 # share of residues chosen in training, and shares of these masked or replaced (the rest stay)
-_CHOSEN, _OF_MASKED, _OF_RANDOM = 0.15, 0.8, 0.1
+_CHOSEN = 0.15
+_OF_MASKED = 0.8
+_OF_RANDOM = 0.1
 TOKEN_DROPOUT_SCALE = 1 - _CHOSEN * _OF_MASKED  # token dropout zeroes masked tokens
 
 
@@ -92,16 +94,19 @@ class MaskedBatch:
         As in ESM-2, the remaining embeddings are scaled up to compensate for the masked ones.
         """
         packed = PackedBatch.from_sequences(proteins)
-        tokens, places = packed.tokens.copy(), []
+        tokens = packed.tokens.copy()
+        places = []
         for seed, (begin, end) in zip(seeds, pairwise(packed.cu_seqlens.tolist()), strict=True):
-            rng, n_residues = np.random.default_rng(seed), end - begin - 2
+            rng = np.random.default_rng(seed)
+            n_residues = end - begin - 2
             order = rng.permutation(n_residues)[: int(cls.n_chosen(np.array(n_residues)))]
             places.append(chosen := begin + 1 + order)
             what = rng.random(len(chosen))
             tokens[chosen[what < _OF_MASKED]] = MASK
             swapped = chosen[(what >= _OF_MASKED) & (what < _OF_MASKED + _OF_RANDOM)]
             tokens[swapped] = rng.choice(AMINO_ACID_TOKENS, len(swapped))
-        n_tokens, is_masked = np.diff(packed.cu_seqlens), tokens == MASK
+        n_tokens = np.diff(packed.cu_seqlens)
+        is_masked = tokens == MASK
         owner = np.repeat(np.arange(len(proteins)), n_tokens)
         share = np.bincount(owner, is_masked, len(proteins)) / n_tokens
         scale = (TOKEN_DROPOUT_SCALE / (1 - share))[owner] * ~is_masked

@@ -88,7 +88,8 @@ def inspect_esm2(path: Path) -> ESM2Model:
             hint="check the path; `virnucpro models download NAME` fetches a published model",
         )
     tensors = open_checkpoint(path)
-    shape, files = infer_shape(tensors), weight_files(path)
+    shape = infer_shape(tensors)
+    files = weight_files(path)
     if path.is_dir():  # a trained model has more files
         beside = [path / name for name in (HEAD_FILE, "README.md", REGIONS_FILE)]
         files += [path / CONFIG, *(file for file in beside if file.is_file())]
@@ -139,7 +140,8 @@ def open_published(name: str, published: Published, path: Path) -> ESM2Model:
     model = replace(found, name=name, published=name, accepted=published.digests)
     if model.shape != read_shape(published):
         raise not_published(path, name, f"it has {model.n_layers} layers, {model.dim} dimensions")
-    n_bytes, expected = model.footprint.file_bytes, published.files[0].n_bytes
+    n_bytes = model.footprint.file_bytes
+    expected = published.files[0].n_bytes
     if path.is_file() and expected not in (None, n_bytes):
         raise not_published(path, name, f"it has {n_bytes} bytes, not {expected}")
     return model

@@ -215,7 +215,8 @@ def infer_shape(tensors: ESMCTensors) -> ESMCShape:
         raise tensors.error("its embedding or a matrix of its MLP has not two dimensions")
     if len(embedding) != N_TOKENS or numbers != set(range(len(numbers))):
         raise tensors.error(f"{len(embedding)} tokens and {len(numbers)} layers")
-    dim, inner = embedding.shape[1], down.shape[1]
+    dim = embedding.shape[1]
+    inner = down.shape[1]
     n_heads = _read_size(tensors, "n_heads") or dim // HEAD_DIM
     shape = ESMCShape(n_layers=len(numbers), dim=dim, n_heads=n_heads, inner=inner)
     if not tensors.config and dim % HEAD_DIM:
@@ -254,7 +255,8 @@ def _check_config(tensors: ESMCTensors, shape: ESMCShape) -> None:
     """
     config = tensors.config
     for name in _SIZES:
-        stated, actual = _read_size(tensors, name), getattr(shape, name)
+        stated = _read_size(tensors, name)
+        actual = getattr(shape, name)
         if stated not in (None, actual):
             raise tensors.error(f"{CONFIG} says {name} {stated}, and the tensors {actual}")
     rotary = config.get("rope_parameters") or {}

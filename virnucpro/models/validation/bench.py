@@ -193,7 +193,8 @@ class _Bench:
         theirs = _Row(
             model=model, program="fair-esm", precision="fp32", tokens_per_batch=_FAIR_ESM_TOKENS
         )
-        rows, room = [theirs], estimate_memory(MODELS[model])
+        rows = [theirs]
+        room = estimate_memory(MODELS[model])
         for precision in self.precisions:
             n_tokens = choose_tokens(self.choice, room, precision)
             ours = replace(theirs, program="virnucpro", precision=precision)
@@ -220,7 +221,8 @@ class _Bench:
 
     def _measure_row(self, row: _Row, checkpoint: Path, proteins: Sequence[str]) -> None:
         """Fill in the results in a row."""
-        device, shape = self.device, MODELS[row.model]
+        device = self.device
+        shape = MODELS[row.model]
         lengths = [len(protein) for protein in proteins]
         spec = EncoderSpec(
             family="esm2" if row.program == "virnucpro" else "fair-esm",
@@ -250,9 +252,11 @@ def _rates(encoder: Encoder, batches: Sequence[Sequence[str]], seconds: float) -
     """Return each repeat's tokens per second, after a warm-up. A GPU gets two batches at a time."""
     for batch in batches[:2]:
         encoder.start(batch).rows()
-    rates, endless = [], cycle(batches)
+    rates = []
+    endless = cycle(batches)
     for _ in range(_N_REPEATS):
-        n_tokens, pending = 0, deque[Pending]()
+        n_tokens = 0
+        pending = deque[Pending]()
         started = time.perf_counter()
         while time.perf_counter() - started < seconds or not n_tokens:
             batch = next(endless)
@@ -276,7 +280,8 @@ def _count_tokens(proteins: Sequence[str]) -> int:
 
 def _limits(device: torch.device, precisions: Sequence[Precision]) -> Iterator[_HardwareLimit]:
     """Measure the product in each precision, and the copy (bytes read and written)."""
-    side, n_bytes = _SIDE[device.type], _COPIED[device.type]
+    side = _SIDE[device.type]
+    n_bytes = _COPIED[device.type]
     for precision in precisions:
         if precision != "fp8":  # its products need a scale per row
             what = f"matrix product, {side} x {side}"

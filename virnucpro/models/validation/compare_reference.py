@@ -104,7 +104,8 @@ class _Check:
 
     def report_lines(self) -> list[str]:
         """Report distances, speeds and verdict as text."""
-        spec, panel = self.spec, make_panel(self.spec.reads)
+        spec = self.spec
+        panel = make_panel(self.spec.reads)
         table = [
             f"{one.sequence:<14}{len(panel[one.sequence]):>7,}{one.mean:>10.1e}{one.row:>15.1e}"
             f"{self.share(one):>11.0%}"
@@ -124,7 +125,9 @@ class _Check:
         ]
 
     def verdict(self) -> str:
-        oracle, worst, n = self.oracle, self.deviations[0], len(self.deviations)
+        oracle = self.oracle
+        worst = self.deviations[0]
+        n = len(self.deviations)
         outcome = f"passed: all {n} sequences are within"
         if self.failures:
             outcome = f"failed: {len(self.failures)} of {n} sequences are beyond"
@@ -194,11 +197,13 @@ def _run_reference(
         UnavailableError: the reference is missing, does not run here, or its numbers overflow the
             precision.
     """
-    precision, panel = spec.precision, make_panel(spec.reads)
+    precision = spec.precision
+    panel = make_panel(spec.reads)
     with report_unavailable("the reference in float32", device):
         exact = replace(spec, precision="fp32", pooling=model.poolings[-1])
         reference = _load_reference(exact, model.path, device)
-        name, encoder = reference.name, reference.encoder
+        name = reference.name
+        encoder = reference.encoder
         rows, rate = _embed(encoder, 1, f"{name}, float32, {device}", on_event)
         longest = max(encoder.count_tokens([len(text)]) for text in panel.values())
         reference.add_roundings(precision, longest)
@@ -232,7 +237,8 @@ def _embed(
 ) -> tuple[Vectors, float]:
     """Embed the panel. -> its vectors, and tokens per second without the first, short batch"""
     panel = make_panel(encoder.spec.reads)
-    ids, proteins = list(panel), list(panel.values())
+    ids = list(panel)
+    proteins = list(panel.values())
     lengths = [len(protein) for protein in proteins]
     # one by one, without padding
     counts = [encoder.count_tokens([length]) for length in lengths]
@@ -321,7 +327,8 @@ def _outcome(child: ChildProcess, end: float) -> dict[str, str]:
 
 def _try(pipe: Pipe, name: str) -> None:
     os.setsid()  # so that all processes that it starts can be killed with it
-    device, no_fp8 = torch.device(name), ""
+    device = torch.device(name)
+    no_fp8 = ""
     use_device(device)
     try:
         check_device(device)
@@ -338,7 +345,8 @@ def _try(pipe: Pipe, name: str) -> None:
 # The panel: the same proteins on every machine, with 1 to 1,022 residues, the longest in ESM-2's
 # training. Only ``random.Random.random`` promises the same numbers in every Python version.
 
-AMINO_ACIDS, BASES = "ACDEFGHIKLMNPQRSTVWY", "ACGT"
+AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+BASES = "ACGT"
 ODD_LETTERS = "XBZUOJ.-*"  # J and * have no token: they become <unk>
 ODD_BASES = "NRU-"
 LENGTHS = (1, 2, 3, 5, 9, 16, 33, 50, 63, 64, 100, 128, 166, 167, 257, 400, 512, 777, 1022)
@@ -360,9 +368,14 @@ _EVERY = 5  # every fifth letter in a usual sequence becomes an odd one
 
 def make_panel(reads: Alphabet = Alphabet.PROTEIN) -> dict[str, str]:
     """Build proteins or bases by id: known, random, with odd letters, and in lower case."""
-    rng, panel, usual, odd = Random(_SEED), dict(_KNOWN), AMINO_ACIDS, ODD_LETTERS
+    rng = Random(_SEED)
+    panel = dict(_KNOWN)
+    usual = AMINO_ACIDS
+    odd = ODD_LETTERS
     if reads is not Alphabet.PROTEIN:
-        panel, usual, odd = {}, BASES, ODD_BASES
+        panel = {}
+        usual = BASES
+        odd = ODD_BASES
     for length in LENGTHS:
         letters = [usual[int(rng.random() * len(usual))] for _ in range(length)]
         panel[f"random_{length}"] = "".join(letters)

@@ -46,7 +46,8 @@ def make_proteins(
 ) -> list[str]:
     """Generate proteins with random lengths: as many as fit into ``n_tokens``, and at least one."""
     rng = np.random.default_rng(seed)
-    blocks, total = [], 0
+    blocks = []
+    total = 0
     while total < n_tokens:
         blocks.append(draw(rng))
         total += int((blocks[-1] + EXTRA_TOKENS).sum())

@@ -85,14 +85,16 @@ class _FairESMEncoder(PackedEncoder):
         device: torch.device,
     ) -> None:
         super().__init__(spec, device)
-        self.model, self.shape = model, shape
+        self.model = model
+        self.shape = shape
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
         """Count the tokens, including padding, because the model computes it as well."""
         return len(lengths) * (max(lengths) + EXTRA_TOKENS)
 
     def count_flop(self, lengths: Sequence[int]) -> float:
-        n_tokens, longest = self.count_tokens(lengths), max(lengths) + EXTRA_TOKENS
+        n_tokens = self.count_tokens(lengths)
+        longest = max(lengths) + EXTRA_TOKENS
         of_scores = 4.0 * longest * self.shape.dim * self.shape.n_layers
         return n_tokens * (2.0 * self.shape.n_parameters + of_scores)
 

@@ -94,6 +94,7 @@ def _noise(device: torch.device, n_terms: int) -> Loss:
 
 def largest_distance(vectors: Rows, exact: Rows) -> float:
     """Return the largest relative L2 distance between a row and the exact one, infinite if NaN."""
-    a, b = vectors.astype(np.float64), exact.astype(np.float64)
+    a = vectors.astype(np.float64)
+    b = exact.astype(np.float64)
     largest = float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max())
     return largest if math.isfinite(largest) else math.inf
