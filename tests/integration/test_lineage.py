@@ -20,7 +20,7 @@ from virnucpro.results.outputs import VIRUS_TABLE
 from virnucpro.results.table_readers import parse_identity
 from virnucpro.viral.identification import TAILED_CLASS, identify_viruses, tailed_phage_class
 from virnucpro.viral.known import KnownIndex, NodeHits, Nodes
-from virnucpro.viral.lineage import RANKS, Lineages, load_lineages, own_lineages
+from virnucpro.viral.lineage import RANKS, Lineages, load_builtin_lineages, load_lineages
 from virnucpro.viral.types import Identity
 
 SHARED_INPUTS = Path(__file__).parents[3] / "shared/data/inputs"
@@ -252,7 +252,7 @@ def test_built_in_lineages_name_their_source():
 
 
 def test_built_in_nodes_have_valid_taxa():
-    index, known = KnownIndex.load_builtin(), own_lineages()
+    index, known = KnownIndex.load_builtin(), load_builtin_lineages()
     assert index.nodes.taxa.max() < len(known.taxa)
     depth_of = np.array([len(taxon.lineage) for taxon in known.taxa])
     assert (depth_of[index.nodes.taxa] <= index.nodes.depths).all()

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.attention import E4M3, choose_kernel, describe
+from virnucpro.models.base import check_unchanged
+from virnucpro.models.checkpoint import count_bytes, hash_weights
+from virnucpro.models.checkpoint_model import WORTH_CONVERTING
 from virnucpro.models.converted import is_converted
 from virnucpro.models.fp8 import check_device
 from virnucpro.models.packing import PackedBatch, PackedEncoder
@@ -26,8 +29,11 @@ def load_encoder(
     """Load the first ``spec.layer`` layers of a checkpoint or its converted copy.
 
     Raises:
-        UnavailableError: the checkpoint cannot be used.
+        UnavailableError: the checkpoint cannot be used, or is small and does not match the recipe.
     """
+    is_copy = is_converted(weights)
+    if not is_copy and count_bytes(weights) < WORTH_CONVERTING:
+        check_unchanged(spec, weights, hash_weights(weights))
     dtype = DTYPES[spec.precision]
     if spec.precision == "fp8":
         check_device(device)
@@ -36,7 +42,7 @@ def load_encoder(
         return TransformerEncoder(spec, model, device)
     model = load(weights, spec.layer, dtype, device)
     # Workers share the pages of a converted copy, so its weights keep their layout.
-    if device.type == "cpu" and not is_converted(weights):
+    if device.type == "cpu" and not is_copy:
         model.reorder_weights()
     return TransformerEncoder(spec, model, device)
 

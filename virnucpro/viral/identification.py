@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.completeness import estimate_completeness
-from virnucpro.viral.lineage import Taxon, name_taxa, own_lineages
+from virnucpro.viral.lineage import Taxon, load_builtin_lineages, name_taxa
 from virnucpro.viral.taxonomy import load_builtin_taxonomy
 from virnucpro.viral.types import Identity
 from virnucpro.viral.windows import Windows
@@ -25,7 +25,7 @@ def load_tables() -> None:
         UnavailableError: a table is missing or damaged.
     """
     load_builtin_taxonomy()
-    own_lineages()
+    load_builtin_lineages()
 
 
 def identify_viruses(
@@ -68,5 +68,5 @@ def tailed_phage_class(identity: Identity, n_bases: int) -> Taxon:
         and (identity.kind_probability or 0) >= TAILED_PROBABILITY
         and n_bases >= TAILED_BASES
     )
-    lineages = own_lineages()
-    return lineages.named(TAILED_CLASS) if is_tailed else lineages.taxa[0]
+    lineages = load_builtin_lineages()
+    return lineages.find_taxon(TAILED_CLASS) if is_tailed else lineages.taxa[0]

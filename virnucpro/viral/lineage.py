@@ -78,10 +78,10 @@ class Lineages:
     release: str  # ICTV taxonomy
     taxa: tuple[Taxon, ...]  # the first one has no name
     # the ancestor of each taxon at each rank, (n_taxa, n_ranks), or 0
-    of_rank: NDArray[np.int64]
+    ancestors: NDArray[np.int64]
     sha256: str = ""
 
-    def named(self, name: str) -> Taxon:
+    def find_taxon(self, name: str) -> Taxon:
         """Return the taxon with this name.
 
         Raises:
@@ -112,9 +112,9 @@ class Lineages:
             record = hits.record[distinguishes]
             n_hits = hits.n_hits[distinguishes]
             total = np.bincount(record, n_hits, minlength=len(n_kmers))
-            keys = record * len(self.taxa) + self.of_rank[taxon[distinguishes], rank]
-            pairs, place = np.unique(keys, return_inverse=True)
-            support = np.bincount(place, n_hits, minlength=len(pairs))
+            keys = record * len(self.taxa) + self.ancestors[taxon[distinguishes], rank]
+            pairs, pair_index = np.unique(keys, return_inverse=True)
+            support = np.bincount(pair_index, n_hits, minlength=len(pairs))
             of_record, candidate = np.divmod(pairs, len(self.taxa))
             needed = np.maximum(limits.fewest, n_kmers[of_record] / KMERS_PER_HIT)
             is_named = (candidate > 0) & (named[of_record] == 0) & (support >= needed)
@@ -130,14 +130,14 @@ def name_taxa(pieces: Windows) -> list[Taxon]:
         UnavailableError: a package file is missing, damaged, or does not match the others.
     """
     index = KnownIndex.load_builtin()
-    lineages = own_lineages()
+    lineages = load_builtin_lineages()
     hits, n_kmers = index.count_nodes(pieces)
     taxa = lineages.name(hits, n_kmers, index.nodes)
     return [lineages.taxa[number] for number in taxa.tolist()]
 
 
 @cache
-def own_lineages() -> Lineages:
+def load_builtin_lineages() -> Lineages:
     """Return the built-in lineages, which each process reads once.
 
     Raises:
@@ -165,8 +165,8 @@ def load_lineages(path: Path) -> Lineages:
         facts = parse_json(content)
         if facts["format"] != FORMAT or facts["ranks"] != list(RANKS):
             raise ValueError(f"its format is {facts['format']}")
-        taxa, of_rank = _expand(facts["taxa"])
-        return Lineages(str(facts["release"]), taxa, of_rank, sha256(content).hexdigest())
+        taxa, ancestors = _expand(facts["taxa"])
+        return Lineages(str(facts["release"]), taxa, ancestors, sha256(content).hexdigest())
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
             f"{printable(path)} is not the table of lineages: {printable(error)}",
@@ -181,16 +181,17 @@ def _expand(rows: Sequence[Sequence[Any]]) -> tuple[tuple[Taxon, ...], NDArray[n
     fields of ``Taxon``.
     """
     taxa = [Taxon((), "", "")]
-    of_rank = np.zeros((len(rows) + 1, len(RANKS)), dtype=np.int64)
+    ancestors = np.zeros((len(rows) + 1, len(RANKS)), dtype=np.int64)
     for number, (parent, rank, name, genome_type, host_source, n_bases, basis) in enumerate(
         rows, 1
     ):
         if not 0 <= parent < number:
             raise ValueError(f"the parent of taxon {number} is {parent}")
-        place = RANKS.index(rank)
-        above = taxa[parent].lineage
-        lineage = (*above, *[""] * (place - len(above)), str(name))
+        depth = RANKS.index(rank)
+        parent_lineage = taxa[parent].lineage
+        n_unnamed = depth - len(parent_lineage)
+        lineage = (*parent_lineage, *[""] * n_unnamed, str(name))
         taxa.append(Taxon(lineage, str(genome_type), str(host_source), int(n_bases), str(basis)))
-        of_rank[number] = of_rank[parent]
-        of_rank[number, place] = number
-    return tuple(taxa), of_rank
+        ancestors[number] = ancestors[parent]
+        ancestors[number, depth] = number
+    return tuple(taxa), ancestors

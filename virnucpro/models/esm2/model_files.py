@@ -11,9 +11,9 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import EventHandler
 from virnucpro.core.logging import printable
 from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
-from virnucpro.models.base import Encoder, Model, check_unchanged, not_published
-from virnucpro.models.checkpoint import check_numbers, count_bytes, hash_weights, weight_files
-from virnucpro.models.checkpoint_model import WORTH_CONVERTING, CheckpointModel, estimate_footprint
+from virnucpro.models.base import Encoder, Model, not_published
+from virnucpro.models.checkpoint import check_numbers, count_bytes, weight_files
+from virnucpro.models.checkpoint_model import CheckpointModel, estimate_footprint
 from virnucpro.models.esm2.config import (
     ESM2Shape,
     ESM2Tensors,
@@ -153,10 +153,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
     Raises:
         UnavailableError: the checkpoint cannot be used, or is small and does not match the recipe.
     """
-    from virnucpro.models.converted import is_converted
     from virnucpro.models.esm2.loading import load_esm2
     from virnucpro.models.transformer_encoder import load_encoder
 
-    if count_bytes(weights) < WORTH_CONVERTING and not is_converted(weights):
-        check_unchanged(spec, weights, hash_weights(weights))
     return load_encoder(spec, weights, device, load_esm2)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from virnucpro.core.events import EventHandler
 from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
-from virnucpro.models.base import Encoder, check_unchanged, not_published
-from virnucpro.models.checkpoint import check_numbers, count_bytes, hash_weights, weight_files
-from virnucpro.models.checkpoint_model import WORTH_CONVERTING, CheckpointModel, estimate_footprint
+from virnucpro.models.base import Encoder, not_published
+from virnucpro.models.checkpoint import check_numbers, count_bytes, weight_files
+from virnucpro.models.checkpoint_model import CheckpointModel, estimate_footprint
 from virnucpro.models.esmc.config import (
     ESMCShape,
     identify_esmc,
@@ -129,10 +129,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
     Raises:
         UnavailableError: the checkpoint cannot be used, or is small and does not match the recipe.
     """
-    from virnucpro.models.converted import is_converted
     from virnucpro.models.esmc.loading import load_esmc
     from virnucpro.models.transformer_encoder import load_encoder
 
-    if count_bytes(weights) < WORTH_CONVERTING and not is_converted(weights):
-        check_unchanged(spec, weights, hash_weights(weights))
     return load_encoder(spec, weights, device, load_esmc)
