@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import signal
 import time
 from collections import deque
@@ -84,6 +85,28 @@ def load_worker(job: WorkerConfig, resources: Resources, name: str, device: str)
     return Worker(job, resources, name, device)
 
 
+def load_worker_near_device(
+    job: WorkerConfig, resources: Resources, name: str, device: str
+) -> Worker:
+    """Load the worker for a device in a process of its own, on the CPU cores near its GPU."""
+    if device.startswith("cuda"):
+        _move_near_gpu(device)
+    return load_worker(job, resources, name, device)
+
+
+def _move_near_gpu(device: str) -> None:
+    """Restrict this process to the cores near a GPU, so that its buffers lie in near memory.
+
+    Buffers that a GPU reads from another processor's memory cross the link between processors.
+    """
+    import torch
+
+    from virnucpro.models.gpu_state import choose_near_cores, read_near_cores
+
+    near = read_near_cores(str(torch.cuda.get_device_properties(device).uuid))
+    os.sched_setaffinity(0, choose_near_cores(near, os.sched_getaffinity(0)))
+
+
 class InlineExecutor(Executor):
     """One device in this process: for Python users, tests and debuggers."""
 
@@ -115,7 +138,7 @@ class ProcessExecutor(Executor):
     def __init__(
         self,
         devices: Sequence[str],
-        worker: _WorkerFactory = load_worker,
+        worker: _WorkerFactory = load_worker_near_device,
         start_seconds: float = _START_SECONDS,
     ) -> None:
         self.devices = tuple(devices)

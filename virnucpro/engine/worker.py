@@ -48,6 +48,7 @@ from virnucpro.engine.shard_embedding import (
 )
 from virnucpro.engine.vector_cache import VectorCache
 from virnucpro.models.base import Encoder, Pending, load_encoder
+from virnucpro.models.gpu_state import format_cores, read_gpu_state
 from virnucpro.models.packing import use_device
 from virnucpro.store.shard_files import read_shard
 
@@ -125,7 +126,16 @@ class Worker:
             f"{encoder.spec.precision}, {encoder.kernel}, {tokens} tokens"
             for encoder, tokens in zip(self.encoders, self.tokens_per_batch.values(), strict=True)
         )
-        return f"{self.device}, {encoders}, process {os.getpid()}"
+        parts = [str(self.device), encoders, *self._describe_gpu(), f"process {os.getpid()}"]
+        return ", ".join(parts)
+
+    def _describe_gpu(self) -> list[str]:
+        """Describe the state of a GPU, and the cores that this process may use beside it."""
+        if self.device.type != "cuda":
+            return []
+        uuid = str(torch.cuda.get_device_properties(self.device).uuid)
+        cores = format_cores(os.sched_getaffinity(0))
+        return [*read_gpu_state(uuid).describe(), f"CPU cores {cores}"]
 
     def memory(self) -> Memory:
         if self.device.type == "cuda":

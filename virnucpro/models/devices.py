@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import CDLL
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from runpy import run_path
@@ -697,6 +697,8 @@ def measure_machine(
 def _gpu_facts(
     gpu: Gpu, device: str | None, torch: TorchBuild | None, trials: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
+    from virnucpro.models.gpu_state import format_cores, read_gpu_state, read_near_cores
+
     lack = (
         _why_unusable(gpu, torch)
         if torch
@@ -719,6 +721,8 @@ def _gpu_facts(
         "precision": choose_precision("auto", DeviceChoice((), (), gpu.has_bf16, 0, (gpu,))),
         "no_fp8": refusals.get("fp8") or None,
         "kernels": kernels if device in trials else {},
+        "state": asdict(read_gpu_state(gpu.uuid)),
+        "near_cores": format_cores(read_near_cores(gpu.uuid)) or None,
     }
 
 
@@ -735,6 +739,7 @@ def describe_machine(facts: Mapping[str, Any]) -> list[str]:
         lines += _wrap_lines(
             f"{gpu['device'] or 'hidden':<8}{gpu['name']}, {_format_memory(gpu)}",
             gpu["uuid"],
+            *_format_state(gpu),
             *_format_usage(gpu),
         )
     if facts["no_gpu"]:
@@ -753,6 +758,16 @@ def _format_memory(facts: Mapping[str, Any]) -> str:
     free = facts["memory_free"] / _GIB
     total = facts["memory_total"] / _GIB
     return f"{free:.1f} of {total:.1f} GiB free"
+
+
+def _format_state(gpu: Mapping[str, Any]) -> list[str]:
+    """Describe a GPU's clock, temperature and faults, and the CPU cores near it."""
+    from virnucpro.models.gpu_state import GpuState
+
+    words = GpuState(**gpu["state"]).describe()
+    if gpu["near_cores"]:
+        words.append(f"near CPU cores {gpu['near_cores']}")
+    return [", ".join(words)] if words else []
 
 
 def _format_usage(gpu: Mapping[str, Any]) -> list[str]:
