@@ -25,7 +25,16 @@ README, OUTPUT_PAGE = ROOT / "README.md", ROOT / "docs/OUTPUT.md"
 GPU_PAGE = ROOT / "docs/GPU_OPTIMIZATION.md"
 OF_OTHERS = {  # options of other programs, and of scripts and tests of ours
     *("--array", "--chaos-seed", "--configfile", "--cores", "--dependency", "--force-reinstall"),
-    *("--gres", "--hypothesis-profile", "--index-url", "--jobs", "--logdir", "--mem", "--nnodes"),
+    *(
+        "--gpu-bind",
+        "--gres",
+        "--hypothesis-profile",
+        "--index-url",
+        "--jobs",
+        "--logdir",
+        "--mem",
+        "--nnodes",
+    ),
     *("--no-python", "--nproc-per-node", "--nv", "--output", "--parsable", "--parts"),
     *("--rdzv-backend", "--rdzv-endpoint", "--records", "--rounds", "--run", "--shards"),
     *("--silent", "--slurm-no-account", "--slurm-status-command", "--snakefile", "--workers"),
@@ -36,7 +45,7 @@ VARIABLE = re.compile(r": |(?:https://)?\.\.\.|\bN\b|\bDIR\b|\bSIGKILL\b")  # in
 
 
 @pytest.mark.parametrize("file", sorted({file for file, _ in PROMISES}))
-def test_every_promise_in_the_list_is_a_test_that_is_there(file: str) -> None:
+def test_every_promise_has_a_test(file: str) -> None:
     tree = ast.parse((ROOT / file).read_text())
     there = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert {test for name, test in PROMISES if name == file} <= there
@@ -83,7 +92,7 @@ def test_every_link_within_the_source_leads_somewhere(page: Path) -> None:
             assert heading in anchors, link
 
 
-def test_every_message_that_the_page_on_symptoms_quotes_is_one_of_the_program() -> None:
+def test_quoted_messages_exist() -> None:
     _, _, tables = GPU_PAGE.read_text().partition("## Troubleshooting by symptom")
     symptoms = re.findall(r"^\| `([^`]+)`", tables.partition("## Getting help")[0], re.MULTILINE)
     texts = [path.read_text() for path in (ROOT / "virnucpro").rglob("*.py")]
@@ -111,7 +120,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("page", [README, OUTPUT_PAGE], ids=lambda page: page.name)
-def test_the_rows_that_a_page_shows_are_those_of_the_example(page: Path, made) -> None:
+def test_shown_rows_equal_the_example(page: Path, made) -> None:
     (text,) = re.findall(r"^```\n(record +.*?)```", page.read_text(), re.DOTALL | re.MULTILINE)
     names, *shown = (line.split() for line in text.splitlines())
     assert len(shown) == 2
