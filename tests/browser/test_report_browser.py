@@ -132,13 +132,13 @@ def opened(browser) -> Iterator[Any]:
         one.context.close()
 
 
-def test_the_page_asks_for_nothing_but_itself_and_complains_of_nothing(opened, few):
+def test_page_loads_without_requests_or_errors(opened, few):
     one = opened(few)
     assert one.requests == [few.as_uri()]
     assert one.complaints == []
 
 
-def test_text_of_the_users_never_becomes_markup_anywhere_in_the_page(opened, few):
+def test_user_text_never_becomes_markup(opened, few):
     one = opened(few)
     page = one.page
     page.fill("#table [name=text]", "<img")
@@ -184,7 +184,7 @@ def test_every_chart_stands_out_in_either_scheme(opened, few, scheme):
     assert min(away) > 150
 
 
-def test_a_hundred_thousand_records_are_there_in_two_seconds_and_found_in_a_blink(opened, many):
+def test_large_table_loads_and_searches_fast(opened, many):
     assert many.stat().st_size <= 3_000_000
     # the clock of the page, from the start of the navigation to table and charts; the best of
     # three, since others work on this machine too
@@ -205,7 +205,7 @@ def test_a_hundred_thousand_records_are_there_in_two_seconds_and_found_in_a_blin
     assert ready / 1000 < 2 and min(seconds[:3]) < 0.05, (ready, seconds)
 
 
-def test_search_filter_sort_and_scroll_show_the_records_that_they_should(opened, many, few):
+def test_search_filter_sort_and_scroll(opened, many, few):
     one = opened(many)
     page = one.page
     page.fill("#table [name=text]", "NODE_4242_")
@@ -264,7 +264,7 @@ def test_rows_are_copied_as_text_with_tabs(opened, few):
     assert row.split("\t")[:4] == ["171", "contig170", "a", "670"]
 
 
-def test_without_javascript_the_summary_and_the_drawings_remain(opened, few):
+def test_page_without_javascript(opened, few):
     page = opened(few, java_script_enabled=False).page
     assert " ".join(page.inner_text("#adds-up").split()).startswith("Record counts 300 in = 297 s")
     assert page.locator("svg.chart:visible").count() == 3
@@ -272,7 +272,7 @@ def test_without_javascript_the_summary_and_the_drawings_remain(opened, few):
     assert not page.is_visible("#table")
 
 
-def test_on_paper_the_first_regions_and_the_drawings_are_there(opened, few):
+def test_printed_page_has_regions_and_drawings(opened, few):
     page = opened(few, color_scheme="dark").page
     assert not page.is_visible("#regions .still")
     page.emulate_media(media="print", color_scheme="light")
@@ -281,7 +281,7 @@ def test_on_paper_the_first_regions_and_the_drawings_are_there(opened, few):
     assert page.locator(".grid:visible").count() == 0
 
 
-def test_a_region_chosen_from_the_list_fills_the_map_which_is_moved_by_keys_and_wheel(opened, few):
+def test_map_of_a_selected_region(opened, few):
     one = opened(few)
     page = one.page
     shown = "document.querySelector('svg.map').getAttribute('aria-label').match(/[\\d,]+/g)"
@@ -307,7 +307,7 @@ def test_a_region_chosen_from_the_list_fills_the_map_which_is_moved_by_keys_and_
     assert one.complaints == []
 
 
-def test_a_thousand_samples_are_sorted_and_searched_in_a_blink(opened, tmp_path):
+def test_samples_table_sorts_and_searches_fast(opened, tmp_path):
     calls = [call("r", 0.95, sample=f"s{i}") for i in range(1_000)]
     folder = write_table(tmp_path / "run", calls)
     rows = (f"s{i}\tcomplete\t{i % 90}\t{i % 90}\t{i % 7}\n" for i in range(1_000))

@@ -203,7 +203,7 @@ def assert_resumes(config: RunConfig, tiny, undisturbed: Path) -> None:
 # Calls that are refused
 
 
-def test_a_refused_call_is_reported_with_its_file_and_resume_completes_the_run(
+def test_failed_system_call_is_reported_and_resumed(
     make_config, few, tiny, undisturbed, tmp_path, chaos_seed
 ):
     """Of 16 rounds each strikes other calls; the input is inside the folder, so it is copied."""
@@ -230,9 +230,7 @@ def test_a_refused_call_is_reported_with_its_file_and_resume_completes_the_run(
     assert n_told > 2
 
 
-def test_a_sync_that_fails_is_reported_and_resume_completes_the_run(
-    make, tiny, undisturbed, tmp_path, monkeypatch
-):
+def test_failed_fsync_is_reported_and_resumed(make, tiny, undisturbed, tmp_path, monkeypatch):
     """Where most disks tell of a fault: at the end of a file."""
     sync, left = os.fsync, [0]
 
@@ -260,9 +258,7 @@ def test_a_sync_that_fails_is_reported_and_resume_completes_the_run(
     assert number > 20
 
 
-def test_a_file_that_may_not_grow_is_named_whichever_it_is(
-    make, tiny, undisturbed, tmp_path, chaos_seed
-):
+def test_file_size_limit_names_the_file(make, tiny, undisturbed, tmp_path, chaos_seed):
     """In a new run, and where only the tables are missing."""
     sizes = {path.stat().st_size for path in undisturbed.rglob("*") if path.is_file()}
     blamed, folder = set(), tmp_path / "run"
@@ -319,9 +315,7 @@ def fill_disks(work: Callable[[bool], None], folder: Path, limits: list[str]) ->
     return [Path(one["kept"]) for one in told]
 
 
-def test_a_full_disk_is_reported_and_resume_completes_the_run_when_there_is_room(
-    make, tiny, undisturbed, tmp_path, request
-):
+def test_full_disk_is_reported_and_resumed(make, tiny, undisturbed, tmp_path, request):
     """Disks in memory that are small, or may hold few files; more of them with more rounds."""
     apart = max(1, 20 // request.config.getoption("--rounds"))
     limits = [f"size={4096 * n}" for n in range(5, 45, apart)]
@@ -331,9 +325,7 @@ def test_a_full_disk_is_reported_and_resume_completes_the_run_when_there_is_room
         assert_same_run(kept, undisturbed)
 
 
-def test_a_full_disk_amid_blocks_of_scores_is_reported_and_resume_completes_the_run(
-    tmp_path, request
-):
+def test_full_disk_while_scoring_is_resumed(tmp_path, request):
     """Small disks in memory: most are full while blocks are scored."""
     rng = np.random.default_rng(4)
     fasta = write_fasta(tmp_path / "in.fa", {f"c{n}": random_dna(1_500, rng) for n in range(30)})
@@ -349,7 +341,7 @@ def test_a_full_disk_amid_blocks_of_scores_is_reported_and_resume_completes_the_
         assert first == second and len(first) == 15
 
 
-def test_a_full_disk_ends_a_training_with_a_word_and_resume_completes_it(tmp_path, request):
+def test_full_disk_while_training_is_resumed(tmp_path, request):
     apart = max(1, 40 // request.config.getoption("--rounds"))
     limits = [f"size={4096 * n}" for n in range(2, 82, 2 * apart)]
     limits += [f"nr_inodes={n}" for n in range(1, 22, apart)]
@@ -362,9 +354,7 @@ def test_a_full_disk_ends_a_training_with_a_word_and_resume_completes_it(tmp_pat
             assert (kept / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
 
 
-def test_a_full_disk_ends_an_evaluation_with_a_word_and_resume_completes_it(
-    make_config, tiny, tmp_path, request
-):
+def test_full_disk_while_evaluating_is_resumed(make_config, tiny, tmp_path, request):
     apart = max(1, 40 // request.config.getoption("--rounds"))
     limits = [f"size={4096 * n}" for n in range(2, 82, 2 * apart)]
     limits += [f"nr_inodes={n}" for n in range(1, 24, apart)]
@@ -387,7 +377,7 @@ def test_a_full_disk_ends_an_evaluation_with_a_word_and_resume_completes_it(
             ).read_bytes()
 
 
-def test_a_full_disk_of_the_workers_is_one_message_and_exit_code_74(few, tiny, tmp_path):
+def test_full_disk_in_workers_is_one_message(few, tiny, tmp_path):
     """By the command line: errors do not cross processes, their words do."""
     command = [*(sys.executable, "-m", "virnucpro", "predict", "--quiet", "--workers", "1"), "-i"]
     command += [few, "--device", "cpu", "--model", tiny.model, "--head", tiny.head_file]
@@ -408,9 +398,7 @@ def test_a_full_disk_of_the_workers_is_one_message_and_exit_code_74(few, tiny, t
 # Folders that are taken away, or may not be written
 
 
-def test_a_run_folder_that_is_moved_away_is_reported_and_does_not_come_back(
-    make, tiny, undisturbed, tmp_path, chaos_seed
-):
+def test_moved_run_folder_is_reported(make, tiny, undisturbed, tmp_path, chaos_seed):
     """At any moment; the run goes on where the folder is now."""
     folder, moved = tmp_path / "run", tmp_path / "moved"
     calls = CALLS.of(make(), tiny.head)
@@ -524,7 +512,7 @@ def test_folder_is_locked_while_options_are_resolved(tmp_path):
     assert "another run is using" in str(error)
 
 
-def test_a_run_folder_that_is_deleted_is_reported_and_does_not_come_back(make, tiny, tmp_path):
+def test_deleted_run_folder_is_reported(make, tiny, tmp_path):
     def delete(event) -> None:
         if isinstance(event, ShardDone):
             shutil.rmtree(tmp_path / "run")
@@ -544,7 +532,7 @@ def read_only(folder: Path, *command: object) -> list[str]:
     return in_own_mounts("sh", "-c", bind, folder, *command)
 
 
-def test_a_folder_that_may_not_be_written_is_refused_but_can_be_inspected(finished, few, tiny):
+def test_read_only_folder_can_be_inspected(finished, few, tiny):
     config = finished
     before = content_of(config.output)
     program = (sys.executable, "-m", "virnucpro")
@@ -606,9 +594,7 @@ OF_FEATURES = ["of another shard", "of another recipe", "a pipe", "a link to not
 
 @pytest.mark.parametrize("name", ["000001.h5", "*_copies.h5"])
 @pytest.mark.parametrize("harm", HARMS + OF_FEATURES)
-def test_a_feature_file_that_is_not_as_it_was_is_made_again(
-    finished, make, tiny, undisturbed, tmp_path, harm, name
-):
+def test_damaged_feature_file_is_remade(finished, make, tiny, undisturbed, tmp_path, harm, name):
     config, second = finished, make_tiny(tmp_path / "second", seed=1).model
     if harm == "of another recipe":
         about = {"sha256": hash_weights(second), "checkpoints": (second,), "weights": (second,)}
@@ -619,7 +605,7 @@ def test_a_feature_file_that_is_not_as_it_was_is_made_again(
 
 
 @pytest.mark.parametrize("harm", [None, "flipped"])
-def test_a_feature_file_that_cannot_be_read_now_is_named_and_kept(make, tiny, undisturbed, harm):
+def test_unreadable_feature_file_is_named_and_kept(make, tiny, undisturbed, harm):
     """Whoever opens it, also when all files are read because another is damaged."""
     config, name = make(resume=True), "features/000001.h5"
 
@@ -645,7 +631,7 @@ def test_a_feature_file_that_cannot_be_read_now_is_named_and_kept(make, tiny, un
     assert_resumes(config, tiny, undisturbed)
 
 
-def test_a_folder_in_the_place_of_a_file_is_named_and_left_alone(finished, tiny, undisturbed):
+def test_folder_in_place_of_a_file_is_kept(finished, tiny, undisturbed):
     config = finished
     for name in ("features/000001.h5", "features/*_copies.h5", "viral.fasta", "features.h5"):
         (path,) = config.output.glob(name)
@@ -670,9 +656,7 @@ def test_a_plan_that_is_not_as_it_was_is_made_again(finished, tiny, undisturbed,
 
 
 @pytest.mark.parametrize("plan", ["shards/plan.json", "shards/000000.plan"])
-def test_a_plan_with_a_flipped_bit_is_made_again_wherever_the_bit_is(
-    finished, tiny, undisturbed, chaos_seed, plan
-):
+def test_plan_with_a_flipped_bit_is_remade(finished, tiny, undisturbed, chaos_seed, plan):
     """At the first digit of every number, and at every 97th byte."""
     config = finished
     whole = (undisturbed / plan).read_bytes()
@@ -774,9 +758,7 @@ FILES += ["failed_sequences.fa"]
         *((name, "a socket") for name in (".lock", "run.json", "features/000001.h5")),
     ],
 )
-def test_what_is_no_file_in_the_place_of_one_is_replaced_or_refused_and_never_waited_for(
-    finished, tiny, undisturbed, name, kind
-):
+def test_special_file_in_place_of_a_file(finished, tiny, undisturbed, name, kind):
     config = finished
     path = config.output / name
     if path.is_dir():
@@ -796,7 +778,7 @@ def test_what_is_no_file_in_the_place_of_one_is_replaced_or_refused_and_never_wa
     assert_same_run(config.output, undisturbed)
 
 
-def test_an_input_is_not_added_to_a_run_whose_table_is_no_table(make_config, few, tiny, tmp_path):
+def test_add_to_a_run_with_a_damaged_table(make_config, few, tiny, tmp_path):
     """It tells which records failed, and may be given anew."""
     more, config = write_fasta(tmp_path / "more.fa", MORE), make_config(few)
     run_inline(config, tiny.head)
@@ -814,7 +796,7 @@ def test_an_input_is_not_added_to_a_run_whose_table_is_no_table(make_config, few
 
 
 @pytest.mark.parametrize("harm", ["empty", "truncated", "zeros", "a pipe"])
-def test_a_damaged_run_json_is_named_and_nothing_is_touched(finished, tiny, undisturbed, harm):
+def test_damaged_run_json_is_named(finished, tiny, undisturbed, harm):
     config = finished
     manifest = config.output / "run.json"
     whole = manifest.read_bytes()
@@ -830,9 +812,7 @@ def test_a_damaged_run_json_is_named_and_nothing_is_touched(finished, tiny, undi
 
 
 @pytest.mark.parametrize("harm", ["gone", "flipped"])
-def test_a_shard_that_is_damaged_while_the_run_goes_on_is_reported_and_made_again(
-    make, tiny, undisturbed, harm
-):
+def test_shard_damaged_during_the_run_is_remade(make, tiny, undisturbed, harm):
     config, name = make(), "shards/000002.faa"
     error = ending_of(config, tiny.head, harm_after_shard_1(config, name, harm))
     assert isinstance(error, StorageError) and name in str(error)
@@ -842,9 +822,7 @@ def test_a_shard_that_is_damaged_while_the_run_goes_on_is_reported_and_made_agai
 
 
 @pytest.mark.parametrize("harm", ["gone", "flipped"])
-def test_a_feature_file_that_is_damaged_while_the_run_goes_on_is_made_again_in_the_same_run(
-    make, tiny, undisturbed, harm
-):
+def test_feature_file_damaged_during_the_run_is_remade(make, tiny, undisturbed, harm):
     config, name = make(), "features/000001.h5"
     run_inline(config, tiny.head, harm_after_shard_1(config, name, harm))
     assert f"{name} is not whole" in (config.output / "virnucpro.log").read_text()
@@ -893,9 +871,7 @@ def make_forced(make, fasta: Path) -> RunConfig:
     return again(make(force=True, chunk_size=500), input=(fasta,))
 
 
-def test_a_kill_while_old_results_are_replaced_leaves_the_old_run_or_the_new_one(
-    make, few, tiny, undisturbed, tmp_path, chaos_seed
-):
+def test_kill_while_old_results_are_replaced(make, few, tiny, undisturbed, tmp_path, chaos_seed):
     """At every call from the first to the claim of the folder, in 16 rounds."""
     folder = tmp_path / "run"
     run_inline(again(make_forced(make, few), output_dir=tmp_path / "new", force=False), tiny.head)
@@ -912,9 +888,7 @@ def test_a_kill_while_old_results_are_replaced_leaves_the_old_run_or_the_new_one
             assert_resumes(resumed, tiny, tmp_path / "new")
 
 
-def test_a_kill_while_an_input_is_added_leaves_nothing_old_that_is_believed(
-    make_config, few, tiny, undisturbed, tmp_path, chaos_seed
-):
+def test_kill_while_an_input_is_added(make_config, few, tiny, undisturbed, tmp_path, chaos_seed):
     """At every call that puts a planned file in its place, in three rounds."""
     more, folder = write_fasta(tmp_path / "more.fa", MORE), tmp_path / "run"
     config = make_config(few, more, resume=True, add=True, **SMALL)
@@ -995,7 +969,7 @@ def fed(pipe: Path, source: Path) -> Iterator[None]:
     [gzip.compress(b">a\nACGT\n" * 999, mtime=0)[:-9], b">\nACGT\n"],
     ids=["cut", "blank"],
 )
-def test_what_is_wrong_with_a_pipe_is_reported_with_its_name(make_config, tiny, tmp_path, content):
+def test_pipe_faults_name_the_pipe(make_config, tiny, tmp_path, content):
     source, pipe = tmp_path / "source", tmp_path / "reads.fifo"
     source.write_bytes(content)
     os.mkfifo(pipe)

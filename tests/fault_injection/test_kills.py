@@ -100,9 +100,7 @@ class Campaign:
             assert ("--resume" in errors) == (run.process.returncode > 0), errors
 
 
-def test_random_harm_and_resumes_leave_the_bytes_of_an_undisturbed_run(
-    setting, tmp_path, chaos_seed
-):
+def test_random_kills_and_resumes_give_the_same_bytes(setting, tmp_path, chaos_seed):
     campaign, output = Campaign(chaos_seed), tmp_path / "run"
     for _ in range(campaign.chance.randint(1, 3)):
         run = campaign.start(setting, output)
@@ -120,7 +118,7 @@ def test_random_harm_and_resumes_leave_the_bytes_of_an_undisturbed_run(
     assert not leftovers(output)
 
 
-def test_a_stopped_worker_does_not_outlive_a_killed_parent(setting, tmp_path):
+def test_stopped_worker_ends_with_killed_parent(setting, tmp_path):
     run = Run.start(setting, tmp_path / "run", "--workers", "2")
     run.wait_for_work()
     workers = run.workers()
@@ -137,9 +135,7 @@ def test_a_stopped_worker_does_not_outlive_a_killed_parent(setting, tmp_path):
     assert_resumes(setting, run.output)
 
 
-def test_a_run_that_is_asked_to_end_does_so_within_seconds_and_keeps_what_is_done(
-    setting, tmp_path
-):
+def test_ended_run_stops_soon_and_keeps_its_work(setting, tmp_path):
     """By Ctrl-C, and when it is resumed by a batch system."""
     output = tmp_path / "run"
     done = end_amid_shards(setting, output, signal.SIGINT, 130, "interrupted")

@@ -47,7 +47,7 @@ def healthy(configure, tiny, proteins) -> Path:
         (faulty_workers.CrashingWorker, 2, "the worker died: SIGSEGV"),
     ],
 )
-def test_a_poisonous_sequence_among_a_thousand_fails_alone_for_less_than_twice_the_work(
+def test_poisonous_sequence_fails_alone_at_low_cost(
     make_config, tiny, proteins, healthy, worker, n_losses, reason
 ):
     config = make_config(proteins, **ABOUT)

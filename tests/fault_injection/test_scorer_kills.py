@@ -53,9 +53,7 @@ def outputs(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_a_run_that_is_killed_again_and_again_keeps_its_scores_and_has_the_same_bytes(
-    setting, tmp_path, chaos_seed
-):
+def test_repeated_kills_of_a_scorer_run(setting, tmp_path, chaos_seed):
     chance, output = random.Random(chaos_seed), tmp_path / "run"
     kept: dict[str, int] = {}
     for _ in range(chance.randint(1, 4)):

@@ -153,7 +153,7 @@ def test_a_folder_in_use_is_refused_and_its_holder_named(contend, make_config, t
     run_inline(make_config(contigs, resume=True), tiny.head)
 
 
-def test_a_lock_is_free_at_once_when_its_process_was_killed(contend, tmp_path):
+def test_lock_of_a_killed_process_is_free(contend, tmp_path):
     for _ in range(2):
         with held(tmp_path, contend):
             assert refusal_of(tmp_path)
@@ -162,9 +162,7 @@ def test_a_lock_is_free_at_once_when_its_process_was_killed(contend, tmp_path):
     assert not (tmp_path / MARK).exists()
 
 
-def test_any_number_work_in_a_folder_and_keep_runs_out_which_keep_them_out(
-    contend, tmp_path, monkeypatch
-):
+def test_work_and_runs_exclude_each_other(contend, tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "_QUEUE_SECONDS", 0.5)
     with ExitStack() as stack:
         for _ in range(2):
@@ -189,7 +187,7 @@ def test_any_number_work_in_a_folder_and_keep_runs_out_which_keep_them_out(
         assert not list(tmp_path.rglob("*.held")) or (tmp_path / MARK).exists()
 
 
-def test_work_that_begins_while_runs_come_and_go_never_meets_one(contend, tmp_path, chaos_seed):
+def test_work_never_overlaps_a_run(contend, tmp_path, chaos_seed):
     """Whoever is in, all who are in at once work, or it is one run alone."""
     contenders = [contend() for _ in range(5)]
     kinds = ["alone", "work", "work", "alone", "work"]
@@ -205,7 +203,7 @@ def test_work_that_begins_while_runs_come_and_go_never_meets_one(contend, tmp_pa
             contender.tell()
 
 
-def test_a_lock_that_nobody_can_judge_is_kept_and_can_be_deleted(tmp_path, monkeypatch):
+def test_unreadable_lock_is_kept_and_deletable(tmp_path, monkeypatch):
     """Without file locks: one that names nobody, of a kill between two calls."""
     monkeypatch.setattr(fcntl, "flock", no_flock)
     monkeypatch.setattr(lock, "_PATIENCE", 0.1)
@@ -269,7 +267,7 @@ def change(run: Path, **facts: object) -> None:
     write_run_json(run, stored | facts)
 
 
-def test_a_newer_version_goes_on_with_what_an_older_one_embedded(
+def test_newer_version_continues_an_older_run(
     make_config, tiny, contigs, older, tmp_path, monkeypatch
 ):
     """What counts for the numbers is the recipe; the version is told, not compared."""
@@ -300,9 +298,7 @@ def test_a_newer_version_goes_on_with_what_an_older_one_embedded(
         {"inputs": [{"path": "a.fa", "blake3": "00", "n_bytes": 1}]},
     ],
 )
-def test_a_run_of_a_version_that_differs_is_refused_with_both_versions(
-    make_config, tiny, contigs, older, facts
-):
+def test_incompatible_version_is_refused(make_config, tiny, contigs, older, facts):
     change(older, virnucpro_version="99.0.0", **facts)
     before = {path: path.read_bytes() for path in older.rglob("*.h5")}
     with pytest.raises(ResumeError) as caught:
@@ -336,9 +332,7 @@ def left_by_another_host(folder: Path, name: str) -> Path:
 
 @pytest.mark.usefixtures("quick_beats")
 @pytest.mark.parametrize("name", [MARK, ".lock", "logs/work-elsewhere-7.log"])
-def test_what_another_host_left_is_taken_over_when_it_gives_no_sign_of_life(
-    tmp_path, monkeypatch, name
-):
+def test_lock_of_a_silent_host_is_taken_over(tmp_path, monkeypatch, name):
     if name == MARK:
         monkeypatch.setattr(fcntl, "flock", no_flock)
     left_by_another_host(tmp_path, name)
@@ -349,9 +343,7 @@ def test_what_another_host_left_is_taken_over_when_it_gives_no_sign_of_life(
 
 @pytest.mark.usefixtures("quick_beats")
 @pytest.mark.parametrize("name", [MARK, ".lock", "logs/work-elsewhere-7.log"])
-def test_another_host_that_gives_signs_of_life_keeps_its_folder_without_a_common_lock(
-    tmp_path, monkeypatch, name
-):
+def test_lock_of_a_live_host_is_respected(tmp_path, monkeypatch, name):
     if name == MARK:
         monkeypatch.setattr(fcntl, "flock", no_flock)
     with within(20), lock._heartbeat(left_by_another_host(tmp_path, name)):

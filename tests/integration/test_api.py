@@ -65,7 +65,7 @@ def guide_example() -> str:
 
 
 @pytest.mark.parametrize("how", ["script", "exec"])
-def test_the_example_of_the_guide_runs_in_a_fresh_process(tmp_path, how):
+def test_guide_example_runs_in_a_new_process(tmp_path, how):
     """It needs no guard for ``__main__``, and runs as typed in IPython, too."""
     (tmp_path / "examples").symlink_to(CONTIGS.parent)
     (tmp_path / "example.py").write_text(guide_example())
@@ -107,7 +107,7 @@ def test_calls_are_those_of_the_command_line_by_id(tiny, tmp_path):
     assert len(calls) == CONTIGS.read_text().count(">")
 
 
-def test_records_are_called_in_their_order_and_a_run_of_them_is_resumed(tmp_path):
+def test_records_are_called_in_order_and_resumed(tmp_path):
     rng = np.random.default_rng(2)
     pairs = [("z:1", random_dna(400, rng)), ("a|2", random_dna(60, rng)), ("m", "")]
     of_biopython = [SeqRecord(Seq(bases), id=name) for name, bases in pairs]
@@ -130,7 +130,7 @@ def test_strings_of_numpy_are_sequences_and_ids(tiny):
     assert np.array_equal(found.vectors, usual.vectors)
 
 
-def test_vectors_come_in_input_order_by_id_and_leave_no_trace(tiny):
+def test_embed_returns_vectors_in_input_order(tiny):
     before = traces()
     ids, rows = virnucpro.embed(PROTEINS, model=tiny.model, **ON_ONE)
     assert traces() == before
@@ -279,7 +279,7 @@ def test_a_call_that_fails_leaves_no_trace_either(tiny):
     assert traces() == before
 
 
-def test_a_warning_names_what_was_passed_and_arguments_that_exist(tiny, capsys):
+def test_warning_names_the_argument(tiny, capsys):
     bases = [("p1", "ACGT" * 20)]
     virnucpro.embed(bases, tiny.model, **ON_ONE)
     warning = "records: read as proteins, but the letters do not look like proteins"
@@ -333,7 +333,7 @@ def test_a_mistake_is_an_error_with_a_hint_and_no_exit(sequences, options, words
         ({"pooling": "none"}, "not one per residue"),
     ],
 )
-def test_embed_refuses_what_it_cannot_do_and_leaves_nothing(tmp_path, monkeypatch, options, words):
+def test_embed_refuses_bad_input(tmp_path, monkeypatch, options, words):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(virnucpro.VirnucproError, match=words):
         virnucpro.embed([("a", "MKVLEFPQIL")], **options)
@@ -359,7 +359,7 @@ def repeated(tmp_path) -> Path:
     return write_fasta(tmp_path / "proteins.faa", records)
 
 
-def test_features_are_those_of_the_index_by_id_with_copies(make_config, repeated):
+def test_features_by_id_include_copies(make_config, repeated):
     config = make_config(repeated, command="extract")
     run_inline(config, None)
     assert copies_files(config.output)
@@ -369,14 +369,14 @@ def test_features_are_those_of_the_index_by_id_with_copies(make_config, repeated
     assert all(np.array_equal(vector, expected[name]) for name, vector in pairs)
 
 
-def test_vectors_are_read_while_the_same_file_is_open_in_this_process(make_config, tiny, contigs):
+def test_vectors_read_while_the_file_is_open(make_config, tiny, contigs):
     config = make_config(contigs)
     run_inline(config, tiny.head)
     with h5py.File(config.output / "features.h5") as h5:
         assert len(dict(virnucpro.read_features(config.output))) == len(h5["ids"])
 
 
-def test_vectors_come_in_batches_whatever_files_they_are_in(make_config, repeated):
+def test_vector_batches_cross_files(make_config, repeated):
     config = make_config(repeated, command="extract", store="bfloat16")
     run_inline(config, None)
     batches = list(virnucpro.iter_features(config.output, batch=40))
@@ -415,7 +415,7 @@ def test_residues_come_as_rows(make_config, repeated):
         virnucpro.iter_features(config.output)
 
 
-def test_a_folder_without_vectors_is_refused_with_what_to_do(tmp_path):
+def test_folder_without_vectors_is_refused(tmp_path):
     with pytest.raises(virnucpro.VirnucproError, match="holds no run"):
         virnucpro.read_features(tmp_path)
     with pytest.raises(virnucpro.VirnucproError, match="does not exist"):
@@ -473,7 +473,7 @@ def test_texts_mention_options_that_exist() -> None:
     assert n_mentions > 80
 
 
-def test_an_error_of_a_call_names_the_argument_that_helps(tmp_path: Path) -> None:
+def test_call_error_names_the_argument(tmp_path: Path) -> None:
     fasta = write_fasta(tmp_path / "in.fa", {"a": "ACGTRYSWKMBDHV" * 20})
     with pytest.raises(virnucpro.VirnucproError) as caught:
         virnucpro.predict(fasta)
@@ -500,7 +500,7 @@ def as_given(kind: object) -> object:
         ),
     ],
 )
-def test_a_signature_shows_each_option_with_its_type_and_default(
+def test_signature_shows_types_and_defaults(
     function: str, options: type, own: set[str], without: set[str]
 ) -> None:
     called = getattr(virnucpro, function)
@@ -563,7 +563,7 @@ def test_a_call_has_the_regions_that_the_files_have(with_prophage: Path, tmp_pat
         ("regions", "\twhole\t", "\thalf\t", "is a half"),
     ],
 )
-def test_a_table_that_is_not_as_it_was_written_is_an_error_with_a_hint(
+def test_changed_table_is_an_error_with_a_hint(
     with_prophage: Path, tmp_path: Path, table: str, pattern: str, text: str, words: str
 ) -> None:
     virnucpro.predict(with_prophage, output_dir=tmp_path / "run")
@@ -577,7 +577,7 @@ def test_a_table_that_is_not_as_it_was_written_is_an_error_with_a_hint(
 
 
 @pytest.mark.usefixtures("quick_starts")
-def test_progress_is_reported_stage_by_stage_with_worker_processes(tiny) -> None:
+def test_progress_is_reported_by_stage(tiny) -> None:
     told: list[virnucpro.Progress] = []
     virnucpro.predict(
         CONTIGS, model=str(tiny.model), device="cpu", workers=2, on_progress=told.append
@@ -590,7 +590,7 @@ def test_progress_is_reported_stage_by_stage_with_worker_processes(tiny) -> None
     assert stages[-1] == "writing tables" and told[-1].done == told[-1].total
 
 
-def test_an_error_in_on_progress_ends_the_run_and_resume_continues_it(tmp_path: Path) -> None:
+def test_error_in_on_progress_ends_the_run(tmp_path: Path) -> None:
     def stop(progress: virnucpro.Progress) -> None:
         if progress.stage == "scoring":
             raise LookupError(progress.stage)

@@ -59,9 +59,7 @@ def test_a_limit_of_a_cpu_is_measured_on_all_its_threads():
     assert seen == {3}
 
 
-def test_a_model_too_large_for_memory_is_a_row_with_a_reason_and_the_next_is_measured(
-    tmp_path, monkeypatch
-):
+def test_model_too_large_for_memory_is_a_row(tmp_path, monkeypatch):
     """More bytes than a process can address."""
     huge = ESM2Shape(n_layers=1, dim=1 << 42, n_heads=1)
     figures, lines = measure(tmp_path, monkeypatch, huge=huge, second=huge)
@@ -71,7 +69,7 @@ def test_a_model_too_large_for_memory_is_a_row_with_a_reason_and_the_next_is_mea
     assert row["reason"] in lines[-1]
 
 
-def test_what_cannot_be_measured_is_refused_before_anything_is():
+def test_impossible_measurement_is_refused_first():
     for name in ("models", "precisions"):
         with pytest.raises(UsageError, match=f"--{name}: 'nonsense' is unknown"):
             bench(BenchOptions(device="cpu", **{name: "nonsense"}), [], print, print)
@@ -79,7 +77,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is():
         bench(BenchOptions(device="cpu", precisions="fp16"), [], print, print)
 
 
-def test_an_interrupted_measurement_still_prints_what_it_has(tmp_path):
+def test_interrupted_bench_prints_its_rows(tmp_path):
     path, said = tmp_path / "bench.json", tmp_path / "said"
     read, write = os.pipe()
     with said.open("w") as out, os.fdopen(read) as errors:

@@ -66,7 +66,7 @@ def predict_on(tiny, tmp_path) -> Callable[..., Summary]:
     return start
 
 
-def test_what_was_written_is_read_by_another_process_to_the_bit(tmp_path):
+def test_vectors_are_read_back_bit_for_bit(tmp_path):
     fill(cache_in(tmp_path), "MKV", "MA", "MKVL")
     fill(cache_in(tmp_path), "W")
     cache = cache_in(tmp_path)
@@ -85,7 +85,7 @@ def test_what_was_written_is_read_by_another_process_to_the_bit(tmp_path):
         *({"family": "fair-esm"}, {"dim": 4}),
     ],
 )
-def test_vectors_of_another_encoder_layer_pooling_or_precision_are_not_taken(tmp_path, changes):
+def test_vectors_of_other_settings_are_not_used(tmp_path, changes):
     fill(cache_in(tmp_path), "MKV")
     assert cache_in(tmp_path, **changes).read(["MKV"]) == {}
     assert cache_in(tmp_path, model="another name").read(["MKV"]).keys() == {0}
@@ -93,7 +93,7 @@ def test_vectors_of_another_encoder_layer_pooling_or_precision_are_not_taken(tmp
     assert of_another_device.read(["MKV"]) == {}
 
 
-def test_a_flipped_bit_costs_its_vector_and_no_other_and_is_never_believed(tmp_path):
+def test_flipped_bit_costs_only_its_vector(tmp_path):
     sequences = ["MKV", "MA", "MKVL", "W"]
     fill(cache_in(tmp_path), *sequences)
     (pack,) = packs(tmp_path)
@@ -122,7 +122,7 @@ def test_a_pack_that_is_cut_short_is_ignored(tmp_path, place):
     assert cache_in(tmp_path).read(["MKV", "MA"]) == {}
 
 
-def test_a_vector_in_the_place_of_another_is_not_believed(tmp_path):
+def test_swapped_vector_is_not_used(tmp_path):
     fill(cache_in(tmp_path), "MKV", "MAA")
     (pack,) = packs(tmp_path)
     content = pack.read_bytes()
@@ -132,14 +132,14 @@ def test_a_vector_in_the_place_of_another_is_not_believed(tmp_path):
     assert cache_in(tmp_path).read(["MKV", "MAA"]) == {}
 
 
-def test_a_vector_that_is_not_finite_is_not_taken_though_its_checksum_is_right(tmp_path):
+def test_vector_that_is_not_finite_is_not_used(tmp_path):
     vector = vector_of("MKV")
     vector[3] = np.nan
     cache_in(tmp_path).write(["MKV"], vector[None])
     assert packs(tmp_path) and cache_in(tmp_path).read(["MKV"]) == {}
 
 
-def test_a_foreign_file_a_pipe_and_a_link_in_the_place_of_a_pack_harm_nobody(tmp_path):
+def test_foreign_file_in_place_of_a_pack(tmp_path):
     cache, folder = cache_in(tmp_path / "cache"), tmp_path / "cache"
     fill(cache, "MKV")
     (pack,) = packs(folder)
@@ -161,7 +161,7 @@ def test_a_foreign_file_a_pipe_and_a_link_in_the_place_of_a_pack_harm_nobody(tmp
     assert packs(folder) == []
 
 
-def test_a_full_cache_loses_what_was_not_read_for_the_longest_time(tmp_path):
+def test_full_cache_drops_the_least_recently_read(tmp_path):
     for i in range(4):
         before = packs(tmp_path)
         fill(cache_in(tmp_path), f"M{'A' * i}")
@@ -173,7 +173,7 @@ def test_a_full_cache_loses_what_was_not_read_for_the_longest_time(tmp_path):
     assert found.keys() == {0, 3, 4}
 
 
-def test_a_pack_that_is_deleted_while_another_reads_is_a_miss_and_no_error(tmp_path):
+def test_pack_deleted_while_read_is_a_miss(tmp_path):
     cache = cache_in(tmp_path)
     fill(cache, "MKV")
     assert len(cache.read(["MKV"])) == 1
@@ -215,7 +215,7 @@ def write_for_ever(folder: Path, number: int) -> None:
             (folder / f"refused-{number}").write_text(reason)
 
 
-def test_many_writers_that_are_killed_at_any_moment_leave_nothing_wrong(tmp_path):
+def test_killed_writers_leave_a_valid_cache(tmp_path):
     rng, folder = random.Random(7), tmp_path / "cache"
     folder.mkdir()
     context = multiprocessing.get_context("fork")
@@ -248,7 +248,7 @@ def test_many_writers_that_are_killed_at_any_moment_leave_nothing_wrong(tmp_path
         assert vector.tobytes() == vector_of(sequences[i]).tobytes()
 
 
-def test_a_second_run_embeds_nothing_and_has_the_bytes_of_the_first(predict_on, tmp_path):
+def test_second_run_embeds_nothing(predict_on, tmp_path):
     events: list[object] = []
     first = predict_on("first", cache=tmp_path / "cache")
     second = predict_on("second", cache=tmp_path / "cache", on_event=events.append)
@@ -299,7 +299,7 @@ def test_the_workers_of_a_run_share_the_cache(predict_on, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["a file", "a folder below a file"])
-def test_a_cache_that_cannot_be_opened_costs_a_warning_and_not_the_run(predict_on, tmp_path, place):
+def test_unreadable_cache_is_a_warning(predict_on, tmp_path, place):
     (tmp_path / "cache").write_text("mine")
     cache = tmp_path / "cache" if place == "a file" else tmp_path / "cache" / "folder"
     summary = predict_on("run", cache=cache)
@@ -314,7 +314,7 @@ def lines_of(folder: Path, text: str) -> list[str]:
     return [line for line in lines if text in line]
 
 
-def test_a_cache_that_cannot_be_written_costs_a_warning_and_not_the_run(predict_on, tmp_path):
+def test_unwritable_cache_is_a_warning(predict_on, tmp_path):
     cache = tmp_path / "cache"
 
     def take_away(event: object) -> None:

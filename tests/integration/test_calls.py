@@ -87,9 +87,7 @@ def test_chunks_are_called_as_by_the_original(tmp_path: Path) -> None:
     ],
     ids=["tie", "less", "others-surer", "tie-of-two", "virus-surer", "one-of-many", "both-sure"],
 )
-def test_a_chunk_is_viral_if_no_frame_is_surer_of_others_than_the_best_is_of_a_virus(
-    scores: list[float], is_virus: bool
-) -> None:
+def test_chunk_is_viral_by_its_surest_frame(scores: list[float], is_virus: bool) -> None:
     assert (
         chunk_rows(FrameScores.from_predictions([frames("c", *scores)]))
         == f"c\t{is_virus}\n".encode()
@@ -153,7 +151,7 @@ def test_a_record_of_fasta_has_sixty_letters_a_line(lengths: list[int]) -> None:
     )
 
 
-def test_a_frame_has_both_scores_with_six_decimals_and_a_tie_is_others() -> None:
+def test_frame_scores_have_six_decimals() -> None:
     scores = FrameScores.from_predictions([frames("c", 0.5, 0.500001, 0.123456, 1.0, 0.0)])
     assert frame_rows(scores).decode().splitlines(keepends=True) == [
         "cF0\tothers\t0.500000\t0.500000\n",
@@ -167,7 +165,7 @@ def test_a_frame_has_both_scores_with_six_decimals_and_a_tie_is_others() -> None
 # Records
 
 
-def test_a_record_scores_the_mean_of_the_log_odds_of_the_best_frame_of_each_chunk() -> None:
+def test_record_score_is_the_mean_of_best_frames() -> None:
     found = call(*frames("c1", 0.2, 0.9), *frames("c2", 0.1), *frames("c3", 0.8, 0.3), n_chunks=5)
     assert found == Call(
         "r",
@@ -181,7 +179,7 @@ def test_a_record_scores_the_mean_of_the_log_odds_of_the_best_frame_of_each_chun
     )
 
 
-def test_the_exponent_says_how_much_of_the_evidence_of_many_chunks_adds_up() -> None:
+def test_exponent_weighs_many_chunks() -> None:
     chunks = [[0.8]] * 4  # odds of 4
     assert score(*chunks, exponent=1.0) == 0.8
     assert score(*chunks, exponent=0.5) == round(16 / 17, 6)
@@ -189,13 +187,13 @@ def test_the_exponent_says_how_much_of_the_evidence_of_many_chunks_adds_up() -> 
     assert score([0.8], exponent=0.0) == score([0.8], exponent=1.0) == 0.8
 
 
-def test_a_chunk_has_the_best_of_its_frames_or_their_mean_in_log_odds() -> None:
+def test_chunk_takes_best_or_mean_frame() -> None:
     assert score([0.2, 0.9, 0.5], frame_rule="max") == 0.9
     assert score([0.8, 0.5], frame_rule="mean") == round(2 / 3, 6)  # odds of sqrt(4 * 1)
     assert score([0.3], frame_rule="mean") == score([0.3], frame_rule="max") == 0.3
 
 
-def test_one_chunk_that_is_quite_sure_does_not_silence_the_others() -> None:
+def test_one_sure_chunk_does_not_silence_others() -> None:
     assert score([1.0], [0.0], exponent=1.0) == 0.5
     assert score([1.0], exponent=1.0) == 0.999999
     assert score([0.0], exponent=1.0) == 0.000001
@@ -226,9 +224,7 @@ ONE, BOTH = "1 of {} frames failed: no memory", "2 of 2 frames failed: no memory
     ],
     ids=["no frame", "one failed", "all failed", "one not embedded", "only to be embedded"],
 )
-def test_a_record_is_called_by_its_frames_with_a_score_and_a_note_says_why_others_have_none(
-    predictions, has_head, expected
-) -> None:
+def test_record_without_a_score_has_a_note(predictions, has_head, expected) -> None:
     record = FastaRecord("r", "r of a test", "A" * 900)
     found = call_record(record, 3, predictions, facts() if has_head else None)
     answer = found.status, found.note, found.virus_score, found.is_virus
@@ -256,7 +252,7 @@ def test_a_record_is_called_by_its_frames_with_a_score_and_a_note_says_why_other
     ],
     ids=["virus", "other", "virus of the scorer", "known virus", "no_orf", "invalid"],
 )
-def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call, row: str) -> None:
+def test_record_without_a_call_is_one_row(found: Call, row: str) -> None:
     assert record_rows(Calls.from_calls([found])) == row.encode()
     assert len(row.split("\t")) == len(RECORD_TABLE.columns)
     rate = found.false_discovery_rate
@@ -288,7 +284,7 @@ def test_unknown_evidence_is_damage() -> None:
         list(map(parse_call, RECORD_TABLE.values_in(StringIO(table))))
 
 
-def test_what_is_to_be_mended_is_read_back_from_the_table() -> None:
+def test_failed_records_are_read_from_the_table() -> None:
     calls = [
         call(*frames("c", 0.75)),
         call(),
@@ -311,9 +307,7 @@ def test_what_is_to_be_mended_is_read_back_from_the_table() -> None:
 @pytest.mark.parametrize(
     ("n_lines", "longest"), [(0, 1), (1, 1), (200, 1), (200, 600_000)], ids=str
 )
-def test_lines_come_out_sorted_by_id_however_few_fit_in_memory(
-    tmp_path: Path, n_lines: int, longest: int
-) -> None:
+def test_rows_are_sorted_by_id_in_little_memory(tmp_path: Path, n_lines: int, longest: int) -> None:
     """The last case has 60 MB of lines; 16 MB stay in memory, 0.25 MB are read at once."""
     rng = np.random.default_rng(n_lines)
     odd = ["\u00e9", "\U0001f9a0", "\x01", "\x85", " ", "_chunk_", *"Z~#", "\udcff", "10", "9"]

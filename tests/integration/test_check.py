@@ -74,7 +74,7 @@ def test_the_panel_is_the_same_everywhere():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_model_passes_in_either_format_and_every_protein_is_reported(model, tiny, precision):
+def test_check_passes_in_both_formats(model, tiny, precision):
     for path in (model, tiny.model):
         outcome = run(path, precision)
         assert not outcome.failures, outcome.report_lines()
@@ -86,7 +86,7 @@ def test_a_model_passes_in_either_format_and_every_protein_is_reported(model, ti
 
 
 @pytest.mark.usefixtures("short_panel")
-def test_the_tolerance_grows_with_the_layers_and_follows_the_precision(tmp_path, model):
+def test_tolerance_follows_layers_and_precision(tmp_path, model):
     """A rounding of bf16 is 2^16 times as large as one of float32, whose long sums have many."""
     path = save_fair_esm(make_fair_esm(DEEP), tmp_path / "deep.pt")
     for precision, least, most in (
@@ -110,9 +110,7 @@ def test_the_embedded_model_passes(short_panel):
 @pytest.mark.parametrize(
     ("precision", "fault"), [("fp32", faults.scale_channels), ("bf16", faults.scale_channels_much)]
 )
-def test_a_network_on_codons_passes_and_a_fault_larger_than_the_roundings_fails(
-    precision, fault, tmp_path
-):
+def test_codon_network_check_finds_a_fault(precision, fault, tmp_path):
     """Nobody else has one, so it is compared with itself in float32."""
     torch.manual_seed(1)
     sizes = {"of_codon": 8, "channels": 32, "dilations": [1, 2, 4], "hidden": 16}
@@ -161,7 +159,7 @@ LARGE = [faults.scale_a_norm_much, faults.take_bf16_angles]  # compared with rou
     ("fault", "precision"),
     [*((one, "fp32") for one in SMALL + PLAIN), *((one, "bf16") for one in PLAIN + LARGE)],
 )
-def test_a_fault_on_one_side_fails_if_it_is_larger_than_the_roundings(model, fault, precision):
+def test_fault_larger_than_rounding_fails(model, fault, precision):
     with faults.crooked(fault):
         outcome = run(model, precision)
     assert outcome.failures
@@ -195,13 +193,13 @@ def test_a_failed_check_ends_with_1_and_says_what_to_do(model):
     ],
     ids=["kernel", "room"],
 )
-def test_a_program_that_does_not_run_here_is_named_with_a_remedy(model, fault, words):
+def test_missing_program_is_named_with_a_remedy(model, fault, words):
     with faults.crooked(fault), pytest.raises(UnavailableError, match=words) as caught:
         run(model)
     assert "--device cpu" in caught.value.hint
 
 
-def test_numbers_that_the_precision_cannot_hold_are_reported(tmp_path):
+def test_overflow_of_the_precision_is_reported(tmp_path):
     """On a CPU fp16 is refused; what a GPU would be told is the same code with its rounding."""
     fair_esm = make_fair_esm(TINY)
     fair_esm.layers[0].fc1.weight.mul_(1e6)

@@ -58,9 +58,7 @@ HELP += ["cite -h", "bench -h"]
 @pytest.mark.parametrize(
     ("words", "columns"), [("train --help", "80"), *((words, "60") for words in HELP)]
 )
-def test_help_shows_options_whole_and_terms_of_the_field_but_no_types_and_words_of_python(
-    words, columns
-):
+def test_help_is_complete_and_in_field_terms(words, columns):
     answer = virnucpro(*words.split(), env={**os.environ, "COLUMNS": columns})
     assert answer.returncode == 0 and "Usage" in answer.stdout and "--help" in answer.stdout
     lines = answer.stdout.splitlines()
@@ -86,13 +84,13 @@ def test_help_shows_options_whole_and_terms_of_the_field_but_no_types_and_words_
         ("--workers", "give a whole number\n"),
     ],
 )
-def test_a_wrong_value_is_reported_without_words_of_a_library(option, words):
+def test_wrong_value_is_reported_plainly(option, words):
     answer = virnucpro("predict", "-i", "x", "-o", "y", option, "foo")
     assert answer.returncode == 64
     assert f"error: {option} is 'foo'\nhint:  {words}" in answer.stderr
 
 
-def test_gpus_are_numbered_by_their_place_on_the_bus_whatever_was_set(monkeypatch, capsys):
+def test_gpus_are_numbered_by_bus(monkeypatch, capsys):
     """As NVML numbers them, which lists them: else --gpus 0 would be another one."""
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     number_gpus_by_bus()
@@ -115,9 +113,7 @@ UNUSED |= {"importlib.metadata", "numpy.ma", "virnucpro.training.options"}
         ("--help", {"torch", "h5py", "numpy", "Bio", "rich"}),
     ],
 )
-def test_help_a_run_of_the_scorer_and_its_status_import_nothing_for_others(
-    command, unused, tmp_path, monkeypatch
-):
+def test_scorer_run_imports_only_what_it_needs(command, unused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if command == "status run":
         assert virnucpro("predict", "-i", CONTIGS, "-o", "run").returncode == 0
@@ -132,7 +128,7 @@ def test_help_a_run_of_the_scorer_and_its_status_import_nothing_for_others(
     assert answer.stdout.splitlines()[-2:] == ["0", "set()"], answer
 
 
-def test_extract_needs_no_head_and_offers_pooling_layer_and_format(tiny, tmp_path):
+def test_extract_options_in_help(tiny, tmp_path):
     answer = virnucpro(
         *("extract", "-i", CONTIGS, "-o", tmp_path / "run", "--model", tiny.model, "--device"),
         *("cpu", "--workers", "1", "--pooling", "bos", "--layer", "1", "--format", "npz"),
@@ -175,9 +171,7 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
         (["-i", "{example}", "-o", "x", "--model", SMALL, "--head", "nowhere"], 66, "no such head"),
     ],
 )
-def test_a_mistake_is_reported_with_its_exit_code_and_nothing_is_made(
-    model, tmp_path, arguments, exit_code, words
-):
+def test_mistake_has_an_exit_code_and_no_files(model, tmp_path, arguments, exit_code, words):
     (tmp_path / "file").write_text("")
     given = [arg.format(example=CONTIGS, file=tmp_path / "file") for arg in arguments]
     answer = virnucpro("predict", *model, *given, cwd=tmp_path)
@@ -198,7 +192,7 @@ EMPTY = [
 
 
 @pytest.mark.parametrize(("words", "name"), EMPTY)
-def test_an_empty_value_is_refused_with_a_hint_at_an_unset_variable(tmp_path, words, name):
+def test_empty_value_hints_at_an_unset_variable(tmp_path, words, name):
     """And no empty name of a folder is the current one."""
     answer = virnucpro(*words.split(), "", cwd=tmp_path)
     assert answer.returncode == 64
@@ -381,7 +375,7 @@ def test_usage_errors_have_our_form(words, error):
     assert answer.stderr.startswith(f"error: {error}")
 
 
-def test_a_shell_that_has_no_letter_yet_is_offered_all_models_without_torch():
+def test_completion_offers_models_without_torch():
     code = "from virnucpro.cli.main import main; main()"
     answer = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", code],
@@ -394,7 +388,7 @@ def test_a_shell_that_has_no_letter_yet_is_offered_all_models_without_torch():
     assert "click" in loaded and not loaded & {"torch", "numpy", "h5py"}
 
 
-def test_torch_is_imported_by_the_process_that_computes_with_it_alone(tmp_path):
+def test_only_the_worker_imports_torch(tmp_path):
     """Its import takes seconds: without a model nobody waits for it, with one the workers do."""
     folders = [str(tmp_path / name) for name in ("scored", "embedded")]
     scored = ["predict", "-i", str(CONTIGS), "-o", folders[0], "--no-regions"]
@@ -413,7 +407,7 @@ def test_torch_is_imported_by_the_process_that_computes_with_it_alone(tmp_path):
     assert ends == expected, answer
 
 
-def test_models_say_what_they_need_before_they_are_fetched(tmp_path, monkeypatch):
+def test_models_state_size_before_download(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     answer = virnucpro("models", "info", "esm2_t36_3B_UR50D")
     assert answer.returncode == 0, answer.stderr
@@ -426,7 +420,7 @@ def test_models_say_what_they_need_before_they_are_fetched(tmp_path, monkeypatch
     assert not (tmp_path / "torch").exists()
 
 
-def test_auto_precision_on_resume_is_what_the_run_began_with(model, tmp_path):
+def test_resume_keeps_auto_precision(model, tmp_path):
     command = ("predict", "-i", CONTIGS, "-o", tmp_path / "run", *model)
     assert virnucpro(*command, "--precision", "fp32").returncode == 0
     assert virnucpro(*command, "--resume").returncode == 0
@@ -466,7 +460,7 @@ def test_a_closed_standard_input_is_refused(tmp_path):
         (["--quiet"], {"TERM": "xterm"}, False, False),
     ],
 )
-def test_a_terminal_gets_a_dashboard_and_colours_unless_it_is_dumb_or_they_are_not_wanted(
+def test_terminal_gets_dashboard_and_colours(
     model, tmp_path, more, environment, has_dashboard, has_colours
 ):
     arguments = ["predict", "-i", CONTIGS, "-o", tmp_path / "run", *model, *more]
@@ -482,7 +476,7 @@ def test_a_terminal_gets_a_dashboard_and_colours_unless_it_is_dumb_or_they_are_n
     assert bool(colours) == has_colours
 
 
-def test_a_terminal_gets_a_sign_before_anything_large_is_imported(tmp_path):
+def test_terminal_gets_an_early_sign_of_life(tmp_path):
     """Neither the import nor a model is waited for: this command ends at its first mistake."""
     arguments = ["predict", "-i", "nowhere.fa", "-o", str(tmp_path / "run")]
     exit_code, shown = in_terminal(arguments, {"TERM": "xterm"})
@@ -504,7 +498,7 @@ def test_quiet_prints_warnings_and_the_summary_only(model, tmp_path):
     assert " INFO " in (tmp_path / "run" / "virnucpro.log").read_text()
 
 
-def test_predict_says_what_it_did_and_ends_with_a_command_that_shows_the_viruses(model, tmp_path):
+def test_predict_ends_with_a_useful_command(model, tmp_path):
     folder = tmp_path / "it's [bold]mine"
     answer = virnucpro("predict", "-i", CONTIGS, "-o", folder, *model)
     assert answer.returncode == 0, answer.stderr
@@ -523,7 +517,7 @@ def test_predict_says_what_it_did_and_ends_with_a_command_that_shows_the_viruses
     assert look.stdout.splitlines() == (folder / "viruses.tsv").read_text().splitlines()[:10]
 
 
-def test_after_a_failure_the_same_command_with_resume_is_offered():
+def test_failure_offers_resume():
     argv = ["predict", "-i", "a b.fa", "-o", "x", "--force"]
     offered = next_step(Path("x/predictions.tsv"), argv, failed=True)
     assert offered == ["next: virnucpro predict -i 'a b.fa' -o x --resume"]
@@ -545,7 +539,7 @@ def test_a_reader_that_goes_away_does_not_break_the_run(model, tmp_path):
 
 
 @pytest.mark.parametrize("words", ["models list", "predict -h"])
-def test_a_table_ends_quietly_for_a_reader_that_goes_away(words):
+def test_closed_pipe_ends_table_quietly(words):
     """As ``virnucpro models list | head -1``, where a shell looks at all exit codes."""
     read, write = os.pipe()
     os.close(read)
@@ -563,7 +557,7 @@ def test_standard_streams_may_be_closed(model, tmp_path):
     assert set(statuses(tmp_path / "out").values()) == {"scored"}
 
 
-def test_the_log_shows_assignments_times_and_how_a_run_ended(model, tmp_path):
+def test_log_has_settings_times_and_end(model, tmp_path):
     second = tmp_path / "second.log"
     answer = virnucpro(
         "predict", "-i", CONTIGS, "-o", tmp_path / "run", *model, "--log-file", second
@@ -591,14 +585,14 @@ def test_devices_models_and_status_show_what_there_is(model, tiny, tmp_path):
     assert "complete" in answer.stdout and "whole: " in answer.stdout
 
 
-def test_a_resume_where_no_run_is_says_that_it_begins_one(tmp_path):
+def test_resume_without_a_run_starts_one(tmp_path):
     command = ("predict", "-i", CONTIGS, "-o", tmp_path / "run", "--resume")
     line = f"no run yet in {tmp_path / 'run'}: starting a new one"
     assert line in virnucpro(*command).stderr
     assert line not in virnucpro(*command).stderr
 
 
-def test_a_bad_file_is_reported_once_and_records_without_a_score_are_explained(tmp_path):
+def test_bad_file_is_reported_once(tmp_path):
     (tmp_path / "bad.fa").write_text("junk\n")
     bad = virnucpro("predict", "-i", tmp_path / "bad.fa", "-o", tmp_path / "x")
     assert bad.returncode == 65 and bad.stderr.count("expected '>'") == 1
@@ -627,7 +621,7 @@ def test_models_list_marks_the_built_in_model():
     assert "is complete" in virnucpro("models", "verify", "virnucpro-tiny").stdout
 
 
-def test_an_imported_model_is_listed_and_used_by_its_name(tiny, tmp_path, monkeypatch):
+def test_imported_model_is_listed_and_used(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     answer = virnucpro("models", "import", tiny.model, "--name", "mine")
     assert answer.returncode == 0, answer.stderr
@@ -652,7 +646,7 @@ def test_an_imported_model_is_listed_and_used_by_its_name(tiny, tmp_path, monkey
         ("models", "import", "~nosuchuser/esm2"),
     ],
 )
-def test_the_home_of_an_unknown_user_is_reported_and_nothing_is_made(arguments, tmp_path):
+def test_unknown_home_folder_is_reported(arguments, tmp_path):
     answer = virnucpro(*arguments, cwd=tmp_path)
     assert answer.returncode == 64
     assert "no home folder is known for ~nosuchuser" in answer.stderr
@@ -664,7 +658,7 @@ needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="ther
 
 
 @needs_dev_full
-def test_a_log_that_cannot_be_written_is_reported_once_and_stops_nothing(model, tmp_path):
+def test_unwritable_log_is_reported_once(model, tmp_path):
     command = ("predict", "-i", CONTIGS, "-o", tmp_path / "run", *model)
     answer = virnucpro(*command, "--log-file", "/dev/full")
     assert answer.returncode == 0
@@ -673,7 +667,7 @@ def test_a_log_that_cannot_be_written_is_reported_once_and_stops_nothing(model, 
 
 
 @needs_dev_full
-def test_an_answer_that_a_full_disk_refuses_is_reported_and_the_results_named(tmp_path):
+def test_answer_lost_to_a_full_disk_is_reported(tmp_path):
     command = ["predict", "-i", CONTIGS, "-o", tmp_path / "run"]
     with Path("/dev/full").open("w") as full:
         answer = subprocess.run(

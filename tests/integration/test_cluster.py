@@ -128,9 +128,7 @@ def start(proteins, tiny, tmp_path) -> Iterator[Callable[..., Run]]:
                     process.kill()
 
 
-def test_blocks_on_this_machine_give_the_run_of_one_machine_and_a_killed_one_is_replaced(
-    start, one_machine
-):
+def test_blocks_give_the_run_of_one_machine(start, one_machine):
     run = start()
     run.await_shards(1)
     run.busy_pool().kill()
@@ -142,7 +140,7 @@ def test_blocks_on_this_machine_give_the_run_of_one_machine_and_a_killed_one_is_
     assert log.count(" done by ") == len(list((one_machine / "features").glob("*.h5")))
 
 
-def test_no_process_outlives_a_killed_parent_and_resume_completes_the_run(start, one_machine):
+def test_no_process_outlives_a_killed_parent(start, one_machine):
     run = start()
     run.await_shards(1)
     assert run.descendants()
@@ -174,7 +172,7 @@ class StubbornProvider(LocalProvider):
         raise OSError("scancel: no answer")
 
 
-def test_a_scheduler_that_does_not_answer_at_the_end_is_reported(tmp_path, monkeypatch, caplog):
+def test_silent_scheduler_is_reported(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     with load_parsl_executor(StubbornProvider(), open_run_dir(tmp_path)):
         pass

@@ -41,7 +41,7 @@ def exit_code(*words: object) -> int:
     return invoke("compare", *words)[0]
 
 
-def test_a_result_is_equal_to_itself_in_any_order_of_rows(result, tmp_path):
+def test_result_equals_itself_in_any_order(result, tmp_path):
     head, *rows = FRAMES.splitlines(keepends=True)
     other = write(tmp_path / "other", head + "".join(rows[::-1]), CHUNKS)
     for comparison in compare(result, other):
@@ -53,7 +53,7 @@ def test_a_result_is_equal_to_itself_in_any_order_of_rows(result, tmp_path):
     assert exit_code(result, other, "--tolerance", "0") == 0
 
 
-def test_missing_rows_other_labels_and_distances_are_reported_by_id(result, tmp_path):
+def test_differences_are_reported_by_id(result, tmp_path):
     frames = FRAMES.replace("0.8789939", "0.878984").replace("b_chunk_1F3", "c_chunk_1F3")
     frames = frames.replace("others", "virus").replace("0.44986594", "0.500001")
     other = write(tmp_path / "other", frames, CHUNKS.replace("b_chunk_1\tTrue", "b_chunk_1\tFalse"))
@@ -89,14 +89,12 @@ def test_missing_rows_other_labels_and_distances_are_reported_by_id(result, tmp_
         ("0.8789949", "0.0000009", 1),
     ],
 )
-def test_scores_pass_within_a_tolerance_and_one_of_just_that(
-    result, tmp_path, score, tolerance, code
-):
+def test_scores_pass_within_the_tolerance(result, tmp_path, score, tolerance, code):
     other = write(tmp_path / "other", FRAMES.replace("0.8789939", score), CHUNKS)
     assert exit_code(result, other, *(["--tolerance", tolerance] if tolerance else [])) == code
 
 
-def test_two_runs_are_compared_by_their_records_and_viruses_too(tmp_path):
+def test_records_and_viruses_are_compared(tmp_path):
     run, other = tmp_path / "run", tmp_path / "other"
     assert invoke("predict", "-i", CONTIGS, "-o", run, "-q")[0] == 0
     assert exit_code(run, run) == 0
@@ -123,7 +121,7 @@ def test_two_runs_are_compared_by_their_records_and_viruses_too(tmp_path):
     assert code == 65 and "viruses.tsv is missing" in said
 
 
-def test_a_table_is_recognised_by_its_first_line_and_lines_may_end_as_on_windows(result, tmp_path):
+def test_table_type_is_read_from_its_header(result, tmp_path):
     table = tmp_path / "renamed.txt"
     table.write_bytes(FRAMES.replace("\n", "\r\n").encode())
     assert [one.table for one in compare(table, result)] == ["frames"]

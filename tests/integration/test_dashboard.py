@@ -89,7 +89,7 @@ def test_the_line_has_all_the_facts(log):
     assert log.figures.line.count("memory unknown") == 1
 
 
-def test_the_dashboard_begins_with_the_total_and_has_a_row_per_device(log):
+def test_dashboard_has_total_and_device_rows(log):
     rows = [line.split() for line in drawn(log).splitlines()]
     assert [row[0] for row in rows] == ["total", "4/6", "device", "cuda:0", "cuda:1"]
     assert rows[0][-1] == "66%"
@@ -99,7 +99,7 @@ def test_the_dashboard_begins_with_the_total_and_has_a_row_per_device(log):
 
 
 @pytest.mark.parametrize("width", [20, 30, 40, 50, 60, 100, 200])
-def test_every_device_has_one_line_that_fits_the_terminal_without_its_last_columns(width):
+def test_device_row_fits_a_narrow_terminal(width):
     lines = drawn(log_of(12), width, force_terminal=True, no_color=True).splitlines()
     plain = [Text.from_ansi(line).plain for line in lines]
     assert max(map(len, plain)) <= width
@@ -119,7 +119,7 @@ def test_the_bar_of_the_total_is_as_wide_as_the_terminal():
 
 
 @pytest.mark.parametrize("width", [60, 100, 200])
-def test_devices_that_find_no_line_are_folded_into_one_that_sums_them_up(width):
+def test_extra_devices_are_summed_in_one_row(width):
     log = log_of(32)
     lines = drawn(log, width, height=24).splitlines()
     assert len(lines) == 23  # one is free, for the cursor
@@ -156,7 +156,7 @@ def test_nothing_is_said_to_be_done_before_it_is(log):
     assert drawn(log).splitlines()[0].endswith(" 99%")
 
 
-def test_a_lost_device_is_said_to_start_again_or_to_be_given_up_and_whose_memory_is_shown(log):
+def test_lost_device_is_shown(log):
     log(WorkerLost("cuda:0", "SIGKILL"))
     log(WorkerLost("cuda:1", "no answer", is_final=True))
     assert "GPU memory, used/total" in drawn(log)
@@ -210,7 +210,7 @@ STREAMS: dict[str, Rates] = {
 
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("n_steps", [40, 200, 5_000])
-def test_after_a_tenth_of_the_work_the_time_left_is_reported_within_a_third(stream, n_steps):
+def test_time_left_is_within_a_third(stream, n_steps):
     for seed in range(20 if n_steps < 1_000 else 3):
         points = steps_of(STREAMS[stream], n_steps, seed)
         for share in (0.1, 0.3, 0.9):
@@ -224,14 +224,14 @@ def test_after_a_tenth_of_the_work_the_time_left_is_reported_within_a_third(stre
                 assert left is not None and 1 / 1.3 < left / truth < 1.3, (seed, share, left, truth)
 
 
-def test_steps_that_end_in_bursts_give_the_same_time_left():
+def test_time_left_with_steps_in_bursts():
     """Four helpers that end a block each at about the same time."""
     points = [(float(10 * (n // 4) + n % 4 * 0.1), float(n)) for n in range(41)]
     left = seconds_left(points[:21], 180, points[20][0])
     assert left is not None and 1 / 1.3 < left / (180 * 2.5) < 1.3
 
 
-def test_time_that_passes_within_a_step_is_taken_off_and_a_step_that_never_ends_adds_to_it():
+def test_time_left_within_a_step():
     assert seconds_left([], 10, now=5.0) is seconds_left([(0.0, 0.0)], 10, now=5.0) is None
     assert estimate_rate([(1.0, 0.0), (1.0, 5.0)]) == 0.0
     work = ((1000, 500), (1030, 510), (1060, 520), (1070, 600), (1080, 720), (1090, 820))
@@ -245,7 +245,7 @@ def test_time_that_passes_within_a_step_is_taken_off_and_a_step_that_never_ends_
     assert estimate_rate([(0, 0), (10, 10), (19, 11), (20, 12)]) == 0.2  # of two steps at least
 
 
-def test_the_time_left_of_scoring_follows_what_is_scored_now():
+def test_time_left_while_scoring():
     """Blocks that were there before cost nothing, and records that are searched cost twice."""
     now = 0.0
     figures = ProgressState(clock=lambda: now)
@@ -259,7 +259,7 @@ def test_the_time_left_of_scoring_follows_what_is_scored_now():
     assert figures.line.endswith("remaining 0:02:20")
 
 
-def test_the_time_left_of_embedding_leaves_out_the_start_of_workers_and_counts_late_tables():
+def test_time_left_while_embedding():
     now = 0.0
     figures = ProgressState(clock=lambda: now)
     many = tuple(replace(SHARDS[0], index=index) for index in range(100))
@@ -350,7 +350,7 @@ def test_a_line_of_figures_comes_every_few_seconds():
         wait_until(lambda: stream.getvalue().count("elapsed") >= 2)
 
 
-def test_the_console_gets_warnings_and_announcements_and_the_file_everything(log):
+def test_console_gets_warnings_and_file_gets_all(log):
     console, file = io.StringIO(), io.StringIO()
     quiet = logging.StreamHandler(console)
     quiet.addFilter(partial(is_for_console, with_figures=False))
@@ -375,7 +375,7 @@ def test_text_of_users_is_never_markup_or_control_codes():
     assert len(printable("x" * 10_000)) < 400
 
 
-def test_a_line_above_the_dashboard_has_no_milliseconds_and_one_in_the_log_has():
+def test_time_stamps_of_console_and_log():
     console, file = Console(file=io.StringIO(), width=200), io.StringIO()
     with log_to_handler(ConsoleHandler(console)), log_to_handler(logging.StreamHandler(file)):
         LOGGER.warning("a warning")
@@ -412,7 +412,7 @@ def test_log_lines_of_several_lines_keep_them() -> None:
     assert terminal.getvalue().split("Traceback:")[1].splitlines()[1:] == ["    in main", ""]
 
 
-def test_a_training_on_a_gpu_shows_the_memory_that_it_takes() -> None:
+def test_training_on_a_gpu_shows_memory() -> None:
     figures, memory = ProgressState(), Memory(3 * GIB, 80 * GIB)
     for shown in (None, memory):
         figures.on_event(Progress("epoch 1 of 2", 5, 10, "frames", memory=shown))

@@ -70,7 +70,7 @@ LENGTHS = (300, 3, 41, 299, 40, 7, 300, 120)
 
 
 @given(st.text(alphabet="ACGTN", max_size=60))
-def test_a_text_becomes_the_words_that_merge_by_merge_would_make(text):
+def test_tokenizer_merges_as_published(text):
     (ids,) = TOKENIZER.encode([text])
     assert ids == dnabert_reference.merge_by_rank(text, WORDS, MERGES)
 
@@ -139,7 +139,7 @@ def distance(
     return float(np.abs(encoder.start(texts).rows() - means).max())
 
 
-def test_the_vector_of_a_text_is_the_mean_of_all_its_tokens(folder, texts):
+def test_vector_is_the_mean_of_all_tokens(folder, texts):
     assert distance(folder, texts) < POOLED
 
 
@@ -187,7 +187,7 @@ def test_a_vector_does_not_depend_on_its_batch(folder, texts):
     assert np.array_equal(backwards[::-1], together)
 
 
-def test_products_of_numbers_in_two_parts_are_nearly_those_of_float32(folder, texts):
+def test_two_part_products_are_near_float32(folder, texts):
     """Twice 8 bits of a factor: 2^-17 of each product is lost, in the root mean square less."""
     exact = load_encoder(SPEC, folder, CPU).start(texts).rows()
     split = load_encoder(replace(SPEC, precision="bf16x2"), folder, CPU).start(texts).rows()
@@ -246,9 +246,7 @@ def test_the_published_code_gives_the_same(tmp_path, form):
         ("cuda", False, network.attend_runs),
     ],
 )
-def test_a_gpu_with_triton_attends_to_all_texts_at_once_and_a_warning_says_why_one_does_not(
-    monkeypatch, caplog, device, has_triton, kernel
-):
+def test_attention_kernel_or_a_warning(monkeypatch, caplog, device, has_triton, kernel):
     refusal = "" if has_triton else "Triton is not installed"
     monkeypatch.setattr(triton_kernels, "unavailable_kernels", lambda *_: {"attention": refusal})
     assert network.choose_kernel(torch.device(device)) is kernel
@@ -280,7 +278,7 @@ def test_either_format_is_the_same_model(folder, tmp_path, texts):
     assert np.array_equal(one, two)
 
 
-def test_other_weights_or_other_words_are_another_encoder(folder, tmp_path):
+def test_other_weights_or_tokens_are_another_encoder(folder, tmp_path):
     state = dnabert_reference.make_state(len(WORDS))
     state["encoder.layer.1.mlp.wo.weight"][0, 0] += 1
     weights = dnabert_reference.write_dnabert(tmp_path / "weights", state=state)
@@ -327,7 +325,7 @@ def test_other_weights_are_refused_in_a_sentence(tmp_path, changes, why):
     assert str(path) in str(caught.value) and caught.value.hint
 
 
-def test_a_pickle_with_code_in_it_is_refused_and_does_nothing(tmp_path):
+def test_pickle_with_code_is_refused(tmp_path):
     state = dnabert_reference.make_state(len(WORDS))
     path = dnabert_reference.write_dnabert(
         tmp_path / "model", state={**state, "extra": Payload(tmp_path / "done")}

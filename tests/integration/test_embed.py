@@ -97,9 +97,7 @@ def records_with_vectors(folder: Path) -> set[str]:
     return {frame.partition("_chunk_")[0] for frame in vectors(folder)}
 
 
-def test_what_is_not_embedded_is_called_as_without_a_model_and_the_rest_as_with_all(
-    run_on, tmp_path
-):
+def test_rest_is_called_as_without_a_model(run_on, tmp_path):
     summary = run_on("viral", embed="viral")
     run_on("all")
     execute(PredictOptions(input=(CONTIGS,), output_dir=tmp_path / "alone"), lambda _: None)
@@ -133,7 +131,7 @@ def places_of(
     ]
 
 
-def test_the_rules_are_shares_of_cells_at_the_length_of_a_record():
+def test_rules_are_shares_of_cells_by_length():
     records = Records.from_records(
         FastaRecord(f"{one.id}:{start}", one.id, one.sequence[start : start + 300])
         for one in read_fasta(CONTIGS)
@@ -164,9 +162,7 @@ def test_what_the_scorer_cannot_read_is_embedded():
     assert places_of(Records.from_records([short, unknown]), recipe, ("uncertain",)) == [0, 0]
 
 
-def test_a_resume_with_all_keeps_what_is_embedded_and_ends_as_if_all_had_been_asked_for(
-    run_on, tmp_path
-):
+def test_resume_with_all_equals_all(run_on, tmp_path):
     done, contigs = [], beginnings(tmp_path / "in.fa")
     run_on("steps", contigs, embed="uncertain")
     before = {path.name: path.read_bytes() for path in (tmp_path / "steps/features").glob("*.h5")}
@@ -188,9 +184,7 @@ def test_a_resume_with_all_keeps_what_is_embedded_and_ends_as_if_all_had_been_as
     assert vectors(tmp_path / "steps").keys() == vectors(tmp_path / "all").keys()
 
 
-def test_a_resume_without_the_option_or_with_a_narrower_one_embeds_what_the_run_did(
-    run_on, tmp_path
-):
+def test_resume_keeps_the_embed_rule(run_on, tmp_path):
     run_on("run", embed="viral")
     before = tables(tmp_path / "run"), vectors(tmp_path / "run").keys()
     run_on("run", resume=True)
@@ -200,7 +194,7 @@ def test_a_resume_without_the_option_or_with_a_narrower_one_embeds_what_the_run_
     assert stored["embed"] == [["viral", 0]]
 
 
-def test_an_input_that_is_added_between_two_rules_moves_no_shard(run_on, tmp_path):
+def test_input_added_between_rules_moves_no_shard(run_on, tmp_path):
     records = beginnings(tmp_path / "in.fa").read_text().split(">")[1:]
     first, second, third = (tmp_path / f"{name}.fa" for name in "abc")
     for path, some in zip(
@@ -226,7 +220,7 @@ def test_an_input_that_is_added_between_two_rules_moves_no_shard(run_on, tmp_pat
     assert vectors(tmp_path / "run").keys() == vectors(tmp_path / "all").keys()
 
 
-def test_neither_a_later_input_nor_a_later_rule_moves_a_series_of_shards():
+def test_later_input_or_rule_moves_no_shard():
     for history in itertools.product("ir", repeat=6):  # an input, or a rule, is added
         n_inputs, rules, before = 1, {"uncertain": 0}, [(0, 0)]
         for event in history:
@@ -241,7 +235,7 @@ def test_neither_a_later_input_nor_a_later_rule_moves_a_series_of_shards():
             before = series
 
 
-def test_any_number_of_helpers_and_a_resume_with_two_rules_give_the_same_bytes(run_on, tmp_path):
+def test_bytes_do_not_depend_on_helpers_or_rules(run_on, tmp_path):
     """A million letters are worth a helper, and half a million are a block."""
     contigs = beginnings(tmp_path / "in.fa")
     records = contigs.read_text().split(">")[1:]
@@ -259,7 +253,7 @@ def test_any_number_of_helpers_and_a_resume_with_two_rules_give_the_same_bytes(r
         assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "helped" / name).read_bytes()
 
 
-def test_the_note_on_another_genetic_code_stands_beside_the_one_on_vectors(run_on, tmp_path):
+def test_notes_on_code_and_vectors_are_joined(run_on, tmp_path):
     genes = {f"g{seed}": gene(900, seed, code=4) for seed in range(6)}
     fasta = write_fasta(tmp_path / "recoded.fa", genes)
     run_on("run", fasta, embed="viral", regions=False)
@@ -276,7 +270,7 @@ def test_the_note_on_another_genetic_code_stands_beside_the_one_on_vectors(run_o
         )
 
 
-def test_a_head_alone_calls_what_is_embedded_and_the_scorer_the_rest(run_on, tiny, tmp_path):
+def test_head_calls_embedded_and_scorer_the_rest(run_on, tiny, tmp_path):
     """The head too where the scorer can read nothing."""
     inputs = (tmp_path / "in.fa", tmp_path / "empty.fa")
     inputs[0].write_text(f"{CONTIGS.read_text()}>unknown\n{'N' * 600}\n")
@@ -296,14 +290,14 @@ def test_a_head_alone_calls_what_is_embedded_and_the_scorer_the_rest(run_on, tin
     assert cut.startswith("scores of 0.5 or more; and known viruses; not embedded: preset default")
 
 
-def test_a_block_of_replaced_records_only_is_called_without_an_error(tiny):
+def test_block_of_replaced_records_is_called(tiny):
     caller = choose_classifier(ThresholdOptions(), "head", tiny.head, ("viral",))
     assert caller.call(Records.from_records([]), [], NUCLEOTIDES).records == Records.from_records(
         []
     )
 
 
-def test_proteins_are_asked_for_by_the_scorer_of_proteins(run_on, tmp_path):
+def test_protein_scorer_selects_proteins(run_on, tmp_path):
     run_on("run", PROTEINS, embed="viral", head=None)
     execute(PredictOptions(input=(PROTEINS,), output_dir=tmp_path / "alone"), lambda _: None)
     of_run, alone = calls(tmp_path / "run"), calls(tmp_path / "alone")
@@ -315,7 +309,7 @@ def test_proteins_are_asked_for_by_the_scorer_of_proteins(run_on, tmp_path):
         assert [row[column] for column in scores] == [alone[name][column] for column in scores]
 
 
-def test_a_planned_run_embeds_what_was_asked_for_on_any_machine(run_on, tmp_path):
+def test_planned_run_embeds_as_asked(run_on, tmp_path):
     run_on("run", embed="viral", plan_only=True)
     work(
         WorkOptions(folder=tmp_path / "run", device="cpu"),
@@ -327,7 +321,7 @@ def test_a_planned_run_embeds_what_was_asked_for_on_any_machine(run_on, tmp_path
     assert tables(tmp_path / "run") == tables(tmp_path / "here")
 
 
-def test_summary_status_run_json_and_page_say_what_is_not_embedded(run_on, tmp_path):
+def test_outputs_count_records_not_embedded(run_on, tmp_path):
     summary = run_on("run", embed="viral")
     (line,) = [line for line in summary.lines(tmp_path / "run") if line.startswith("not embedded")]
     letters = {record.id: len(record.sequence) for record in read_fasta(CONTIGS)}

@@ -126,9 +126,7 @@ def test_workers_get_ready_while_the_run_is_planned(
     assert_same_run(config.output, undisturbed)
 
 
-def test_a_refused_input_ends_workers_at_once_and_leaves_nothing(
-    make_config, tiny, contigs, tmp_path, caplog
-):
+def test_refused_input_ends_workers(make_config, tiny, contigs, tmp_path, caplog):
     with contigs.open("a") as out:
         out.write(">contig1\nACGT\n")
     names, watch = [], Watch()
@@ -142,9 +140,7 @@ def test_a_refused_input_ends_workers_at_once_and_leaves_nothing(
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_finished_run_starts_no_worker_and_one_with_another_input_does(
-    make_config, tiny, contigs, tmp_path
-):
+def test_finished_run_starts_no_worker(make_config, tiny, contigs, tmp_path):
     executor, (begun, finished, further) = ProcessExecutor(["cpu"]), (Watch(), Watch(), Watch())
     run_inline(make_config(contigs), tiny.head, begun, executor)
     run_inline(make_config(contigs, resume=True, add=True), tiny.head, finished, executor)
@@ -156,9 +152,7 @@ def test_a_finished_run_starts_no_worker_and_one_with_another_input_does(
     assert len(further.started) == 1
 
 
-def test_workers_end_before_the_tables_where_an_added_input_gives_no_shard(
-    make_config, tiny, contigs, tmp_path
-):
+def test_workers_end_before_tables_without_shards(make_config, tiny, contigs, tmp_path):
     executor, watch = ProcessExecutor(["cpu"]), Watch()
     run_inline(make_config(contigs), tiny.head, executor=executor)
     added = write_fasta(tmp_path / "added.fa", {"added": "N" * 400})
@@ -166,7 +160,7 @@ def test_workers_end_before_the_tables_where_an_added_input_gives_no_shard(
     assert len(watch.started) == 1 and watch.pids[STAGES[2]] == set()
 
 
-def test_workers_for_which_there_is_no_shard_end_silently(make_config, tiny, tmp_path):
+def test_workers_without_shards_end_silently(make_config, tiny, tmp_path):
     fasta = write_fasta(tmp_path / "one.faa", ONE)
     executor, watch = ProcessExecutor(["cpu"] * 3, faulty_workers.OneStuckWorker), Watch()
     config = make_config(fasta, input_type="protein")
@@ -174,7 +168,7 @@ def test_workers_for_which_there_is_no_shard_end_silently(make_config, tiny, tmp
     assert len(watch.started) == 3 and not of_kind(WorkerLost, watch.events)
 
 
-def test_a_batch_begun_before_the_last_one_is_done_changes_nothing(run_by, tmp_path):
+def test_overlapping_batches_change_nothing(run_by, tmp_path):
     plain, _, _ = run_by(output=tmp_path / "plain", residues_per_shard=8000)
     executor = InlineExecutor(worker=faulty_workers.OverlappingWorker)
     folder, _, events = run_by(executor, residues_per_shard=8000)
@@ -205,7 +199,7 @@ GLIBC = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="ne
 
 @GLIBC
 @pytest.mark.parametrize(("device", "is_kept"), [("cpu", True), ("cuda:0", False)])
-def test_freed_memory_is_kept_by_worker_processes_on_a_cpu(device, is_kept):
+def test_cpu_worker_keeps_freed_memory(device, is_kept):
     with defer_interrupts():
         child = start_process(faulty_workers.serve_and_describe_the_allocator, device)
     with closing(child):
@@ -216,7 +210,7 @@ def test_freed_memory_is_kept_by_worker_processes_on_a_cpu(device, is_kept):
 
 
 @GLIBC
-def test_a_model_in_the_process_of_the_user_leaves_its_memory_as_it_is(make_config, contigs):
+def test_inline_model_leaves_malloc_alone(make_config, contigs):
     config = make_config(contigs)
     job = WorkerConfig.from_recipe(open_run_dir(config.output), config.recipe, config.weights)
     with defer_interrupts():
@@ -227,14 +221,14 @@ def test_a_model_in_the_process_of_the_user_leaves_its_memory_as_it_is(make_conf
     assert is_kept is False
 
 
-def test_a_shard_is_written_while_the_next_one_is_embedded(run_by):
+def test_shard_is_written_during_the_next(run_by):
     _, _, events = run_by()
     first_done = next(i for i, e in enumerate(events) if isinstance(e, ShardDone))
     assert {e.shard.index for e in of_kind(BatchStarted, events[:first_done])} == {0, 1}
 
 
 @pytest.mark.parametrize("worker", [faulty_workers.KilledWorker, faulty_workers.HuntedWorker])
-def test_the_shards_of_killed_workers_are_done_all_the_same(run_by, undisturbed, worker):
+def test_shards_of_killed_workers_are_done(run_by, undisturbed, worker):
     folder, _, events = run_by(ProcessExecutor(["cpu"] * 2, worker))
     lost = of_kind(WorkerLost, events)
     assert len(lost) >= 3 and all("SIGKILL" in event.reason and event.shard for event in lost)
@@ -245,9 +239,7 @@ def test_the_shards_of_killed_workers_are_done_all_the_same(run_by, undisturbed,
 
 
 @pytest.mark.parametrize("worker", [faulty_workers.KilledWorker, faulty_workers.EarlyKilledWorker])
-def test_three_kills_by_chance_cost_time_and_never_a_sequence_whenever_they_come(
-    run_by, tmp_path, worker
-):
+def test_three_random_kills_lose_no_sequence(run_by, tmp_path, worker):
     """Of a shard with one sequence, in its batch; and of a worker that has not begun one."""
     fasta = write_fasta(tmp_path / "one.faa", ONE)
     _, exit_code, events = run_by(ProcessExecutor(["cpu"], worker), fasta, input_type="protein")
@@ -255,7 +247,7 @@ def test_three_kills_by_chance_cost_time_and_never_a_sequence_whenever_they_come
     assert exit_code == 0 and len(lost) == 3 and all("SIGKILL" in reason for reason in lost)
 
 
-def test_a_crowd_of_poisonous_sequences_does_not_keep_the_others_back(run_by, tmp_path):
+def test_many_poisonous_sequences_delay_no_others(run_by, tmp_path):
     """More of them in a row than a device may lose workers that no single one is to blame for."""
     bad = {f"bad{i}": f"{faulty_workers.POISON}{'ACDEFGHIKL'[i]}" for i in range(7)}
     fasta = write_fasta(tmp_path / "crowd.faa", bad | {"good": random_protein(40)})
@@ -305,9 +297,7 @@ def test_a_poisonous_sequence_fails_alone(make_config, tiny, poisoned, tmp_path,
     assert not leftovers(config.output)
 
 
-def test_another_executor_gives_the_same_run_and_shares_the_policy(
-    run_by, undisturbed, poisoned, tmp_path
-):
+def test_custom_executor_gives_the_same_run(run_by, undisturbed, poisoned, tmp_path):
     """Whether nothing happens, or its workers are lost."""
     folder, _, _ = run_by(BackwardExecutor(), output=tmp_path / "toy")
     assert_same_run(folder, undisturbed)
@@ -325,9 +315,7 @@ def test_another_executor_gives_the_same_run_and_shares_the_policy(
 @pytest.mark.parametrize(
     ("worker", "guilty"), [(faulty_workers.StumblingWorker, 1), (faulty_workers.FatalWriter, 0)]
 )
-def test_a_shard_that_kills_outside_its_batches_is_lost_alone(
-    run_by, contigs, undisturbed, worker, guilty
-):
+def test_shard_that_kills_outside_batches_is_lost(run_by, contigs, undisturbed, worker, guilty):
     folder, exit_code, events = run_by(ProcessExecutor(["cpu"] * 2, worker))
     assert exit_code == 2
     assert {e.shard.index for e in of_kind(ShardFailed, events)} == {guilty}
@@ -339,7 +327,7 @@ def test_a_shard_that_kills_outside_its_batches_is_lost_alone(
     assert_same_run(folder, undisturbed)
 
 
-def test_a_mended_file_of_failed_sequences_completes_the_run(make_config, tiny, poisoned, tmp_path):
+def test_repaired_sequences_complete_the_run(make_config, tiny, poisoned, tmp_path):
     output = tmp_path / "repaired"
     executor = InlineExecutor(worker=faulty_workers.RaisingWorker)
     assert run_inline(make_config(poisoned, output=output), tiny.head, executor=executor).exit_code
@@ -376,9 +364,7 @@ def lines_of(folder: Path) -> list[str]:
     )
 
 
-def test_failed_sequences_are_tried_again_on_resume_and_not_mended_by_what_stands_twice(
-    run_by, poisoned, tmp_path
-):
+def test_resume_retries_failed_sequences(run_by, poisoned, tmp_path):
     folder, _, _ = run_by(InlineExecutor(worker=faulty_workers.RaisingWorker), poisoned)
     twice = tmp_path / "twice.fa"
     twice.write_text(2 * f">contig1\n{'GCA' * 100}\n")
@@ -402,7 +388,7 @@ def peer_with(*shards: Shard) -> WorkerHandle:
 SHARDS = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(3)]
 
 
-def test_a_silent_worker_is_replaced_and_its_sequence_fails_alone(run_by, tmp_path):
+def test_silent_worker_is_replaced(run_by, tmp_path):
     proteins = {"good": random_protein(90), "hangs": f"{faulty_workers.POISON}A"}
     fasta = write_fasta(tmp_path / "few.faa", proteins)
     executor = ProcessExecutor(["cpu"], faulty_workers.HangingWorker)
@@ -415,7 +401,7 @@ def test_a_silent_worker_is_replaced_and_its_sequence_fails_alone(run_by, tmp_pa
 @pytest.mark.parametrize(
     "worker", [faulty_workers.SmallWorker, faulty_workers.OverlappingSmallWorker]
 )
-def test_a_batch_that_does_not_fit_is_halved_and_the_budget_remembered(run_by, undisturbed, worker):
+def test_batch_too_large_is_halved(run_by, undisturbed, worker):
     folder, _, events = run_by(InlineExecutor(worker=worker))
     assert_same_run(folder, undisturbed)
     reduced = [event.tokens_per_batch for event in of_kind(BatchSizeReduced, events)]
@@ -434,7 +420,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_budget_remembered(run_by, u
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     ],
 )
-def test_a_library_without_room_on_the_device_is_out_of_memory(message):
+def test_library_without_memory_is_out_of_memory(message):
     def work() -> None:
         raise RuntimeError(message)
 
@@ -449,7 +435,7 @@ def test_a_library_without_room_on_the_device_is_out_of_memory(message):
         "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
     ],
 )
-def test_a_library_that_fails_on_the_device_ends_the_worker(message):
+def test_library_failure_ends_the_worker(message):
     def work() -> None:
         raise RuntimeError(message)
 
@@ -466,7 +452,7 @@ def test_a_sequence_too_large_for_the_device_fails_alone(run_by, tmp_path):
     assert "out of memory" in (folder / "failed_files.txt").read_text()
 
 
-def test_a_batch_that_does_not_fit_beside_another_is_embedded_without_it(run_by, tmp_path):
+def test_large_batch_is_embedded_alone(run_by, tmp_path):
     lengths = [480, *np.random.default_rng(5).integers(20, 100, 60)]
     proteins = {f"p{i}": random_protein(n, i) for i, n in enumerate(lengths)}
     fasta = write_fasta(tmp_path / "proteins.faa", proteins)
@@ -504,7 +490,7 @@ def test_a_worker_that_never_becomes_ready_is_given_up(make_config, tiny, contig
     assert [event.is_final for event in lost] == [False, True]
 
 
-def test_what_workers_warn_of_while_they_start_is_one_warning(make_config, tiny, contigs, tmp_path):
+def test_startup_warnings_are_merged(make_config, tiny, contigs, tmp_path):
     config, log = make_config(contigs, output=tmp_path / "warned"), EventLog()
     events: list[RunEvent] = []
 
@@ -521,7 +507,7 @@ def test_what_workers_warn_of_while_they_start_is_one_warning(make_config, tiny,
     assert warning.endswith(f"{ready[0].worker}: {said}")
 
 
-def test_a_device_that_cannot_start_leaves_the_work_to_the_others(run_by, undisturbed):
+def test_device_that_cannot_start_is_left_out(run_by, undisturbed):
     executor = ProcessExecutor(["cpu"] * 2, faulty_workers.OneDeviceWorker)
     folder, exit_code, events = run_by(executor)
     assert exit_code == 0
@@ -530,7 +516,7 @@ def test_a_device_that_cannot_start_leaves_the_work_to_the_others(run_by, undist
     assert_same_run(folder, undisturbed)
 
 
-def test_a_worker_that_does_not_start_keeps_no_work_from_the_others(run_by, undisturbed):
+def test_slow_start_keeps_no_work(run_by, undisturbed):
     executor = ProcessExecutor(["cpu"] * 2, faulty_workers.OneStuckWorker, 60.0)
     folder, exit_code, events = run_by(executor)
     assert exit_code == 0 and not of_kind(WorkerLost, events)
@@ -543,7 +529,7 @@ def test_when_no_device_can_start_the_run_says_why(run_by, tmp_path):
     assert not (tmp_path / "run" / "predictions.tsv").exists()
 
 
-def test_an_interruption_while_workers_end_leaves_no_process_behind(make_config, tiny, tmp_path):
+def test_interrupt_while_workers_end(make_config, tiny, tmp_path):
     """One that was stopped does not end by itself: the run waits for it when Ctrl-C comes."""
     fasta = write_fasta(tmp_path / "one.faa", ONE)
     stopped = []
@@ -569,7 +555,7 @@ def test_an_interruption_while_workers_end_leaves_no_process_behind(make_config,
                 worker.kill()
 
 
-def test_a_worker_that_does_not_read_keeps_nobody_waiting():
+def test_worker_that_does_not_read_delays_nobody():
     peer, began = peer_with(), time.monotonic()
     peer.child.pipe, theirs = Pipe()
     attempt = Attempt(SHARDS[0], suspects=frozenset(range(1_000_000)))
@@ -580,7 +566,7 @@ def test_a_worker_that_does_not_read_keeps_nobody_waiting():
     peer.sender.shutdown()
 
 
-def test_a_signal_waits_until_the_processes_that_start_are_known():
+def test_signal_waits_for_starting_processes():
     over = threading.Event()
     other = threading.Thread(target=over.wait)  # which no mask of this one concerns
     other.start()
@@ -637,7 +623,7 @@ def test_a_pause_of_all_processes_is_no_silence(monkeypatch):
     assert 108 < clock[0] - began < 111
 
 
-def test_a_process_that_cannot_be_killed_is_reported_and_not_waited_for(caplog):
+def test_unkillable_process_is_reported(caplog):
     """A process in a call to a device or a disk that does not answer is such a one."""
     peer = peer_with()
     waited = []

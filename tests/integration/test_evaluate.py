@@ -87,7 +87,7 @@ def records_by_fragment(folder: Path) -> dict[str, dict[str, str]]:
 # What is scored
 
 
-def test_fragments_are_pieces_of_their_records_side_by_side_on_both_strands(manifest, tmp_path):
+def test_fragments_tile_both_strands(manifest, tmp_path):
     sequences = {record.id: record.sequence for record in read_fasta(tmp_path / "data.fa")}
     fasta = tmp_path / "fragments.fa"
     fragments = write_fragments(pairs_of(manifest), CUTTING, fasta)
@@ -109,7 +109,7 @@ def test_fragments_are_pieces_of_their_records_side_by_side_on_both_strands(mani
             assert all(a.end <= b.start for a, b in pairwise(own))
 
 
-def test_a_record_is_cut_the_same_among_any_other_records():
+def test_record_is_cut_independently_of_others():
     def places(record: LabelledRecord, seed: int = 3) -> list[_Fragment]:
         return list(cut_record(record, 5000, replace(CUTTING, seed=seed)))
 
@@ -130,7 +130,7 @@ def test_lengths_that_make_no_sense_are_refused(lengths):
 # What is measured
 
 
-def test_the_figures_of_records_are_those_of_the_table_of_the_run_by_id(ask, tiny, tmp_path):
+def test_record_figures_match_the_table(ask, tiny, tmp_path):
     """A kingdom all of whose pieces are too short for a length has no row, one class no AUROC."""
     figures, folder = ask(), tmp_path / "evaluation"
     write_report(folder, figures)
@@ -193,7 +193,7 @@ def test_the_figures_of_records_are_those_of_the_table_of_the_run_by_id(ask, tin
         assert one["lowest_called"] == pytest.approx(min(called), abs=1e-6)
 
 
-def test_the_figures_of_chunks_are_those_of_their_best_frames_by_id(ask, tmp_path):
+def test_chunk_figures_match_best_frames(ask, tmp_path):
     evaluation, folder = ask(), tmp_path / "evaluation"
     of = records_by_fragment(folder)
     frames = {
@@ -216,7 +216,7 @@ def test_the_figures_of_chunks_are_those_of_their_best_frames_by_id(ask, tmp_pat
     assert row["scored"]["auroc"] == pytest.approx(roc_auc_score(labels, scores), abs=5e-7)
 
 
-def test_only_the_part_of_the_split_that_is_asked_for_is_scored(ask, manifest, tmp_path):
+def test_only_the_requested_part_is_scored(ask, manifest, tmp_path):
     groups = sorted({record.group for record in records_of(manifest)})
     split = tmp_path / "split.tsv"
     parts = ["test" if "1" in g or "2" in g else "train" for g in groups]
@@ -230,7 +230,7 @@ def test_only_the_part_of_the_split_that_is_asked_for_is_scored(ask, manifest, t
         ask(part="test")
 
 
-def test_without_a_model_the_scorer_is_measured_as_it_calls(manifest, tmp_path):
+def test_scorer_is_measured_without_a_model(manifest, tmp_path):
     asked = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES}
     options = EvaluateOptions(**asked)
     figures, folder = evaluate(options, lambda _: None), options.output_dir
@@ -262,7 +262,7 @@ def test_the_scorer_remembers_what_it_was_trained_on(manifest, tmp_path):
         list(held_out_groups(pairs_of(manifest), caller, asked, set()))
 
 
-def test_the_scorer_that_is_shipped_recognises_its_training_data_by_content():
+def test_shipped_scorer_knows_its_training_data():
     """Its sketch lies beside it; one of another scorer counts as none."""
     records, _, kmers = choose_classifier(ThresholdOptions(), "auto", None).trained_on["the scorer"]
     assert len(kmers.hashes) > 10 * len(records) > 0
@@ -283,7 +283,7 @@ def trained_on(head, records=(), groups=()):
 
 
 @pytest.mark.parametrize("by", ["record", "group", "content"])
-def test_data_of_the_training_is_refused_left_out_or_marked(tiny, manifest, tmp_path, by):
+def test_training_data_is_refused_or_marked(tiny, manifest, tmp_path, by):
     everything = pairs_of(manifest)
     sequences = {record.id: record.sequence for _, record in everything}
     if by == "record":
@@ -312,9 +312,7 @@ def test_data_of_the_training_is_refused_left_out_or_marked(tiny, manifest, tmp_
     assert tested(allow_training_data=True) == (sequences.keys(), known)
 
 
-def test_an_evaluation_on_training_data_says_so_and_one_that_is_refused_leaves_nothing(
-    ask, tiny, tmp_path
-):
+def test_evaluation_on_training_data_says_so(ask, tiny, tmp_path):
     head = trained_on(tiny.head, groups=["group1virus"])
     with pytest.raises(InputError, match=r"^the head was trained on 2 of 24 records, or"):
         ask(head)
@@ -358,7 +356,7 @@ class StoppedExecutor(InlineExecutor):
         raise KeyboardInterrupt
 
 
-def test_an_interrupted_evaluation_goes_on_and_says_the_same(ask, tmp_path):
+def test_interrupted_evaluation_resumes_equally(ask, tmp_path):
     figures = ask(output_dir=tmp_path / "undisturbed")
     write_report(ask.question.options.output_dir, figures)
     folder = tmp_path / "evaluation"
@@ -372,7 +370,7 @@ def test_an_interrupted_evaluation_goes_on_and_says_the_same(ask, tmp_path):
     assert not leftovers(folder)
 
 
-def test_an_evaluation_is_not_resumed_with_other_fragments_and_keeps_its_own(ask, tmp_path):
+def test_resume_with_other_fragments_is_refused(ask, tmp_path):
     ask()
     fragments = [tmp_path / "evaluation" / f"fragments.{ending}" for ending in ("fa", "tsv")]
     before = [file.read_bytes() for file in fragments]
@@ -381,7 +379,7 @@ def test_an_evaluation_is_not_resumed_with_other_fragments_and_keeps_its_own(ask
     assert [file.read_bytes() for file in fragments] == before
 
 
-def test_an_evaluation_that_another_process_works_on_is_left_alone(ask, tmp_path):
+def test_locked_evaluation_is_left_alone(ask, tmp_path):
     folder = tmp_path / "evaluation"
     folder.mkdir()
     with open_run_dir(folder).locked(), pytest.raises(OutputError, match="is using"):
@@ -389,7 +387,7 @@ def test_an_evaluation_that_another_process_works_on_is_left_alone(ask, tmp_path
     assert not (folder / "fragments.fa").exists()
 
 
-def test_where_something_could_not_be_scored_there_are_no_figures(ask, tmp_path):
+def test_missing_scores_give_no_figures(ask, tmp_path):
     data = tmp_path / "data.fa"
     codons = {"W": "TGG", "C": "TGC"}
     poison = "".join(codons[residue] for residue in POISON)
@@ -414,7 +412,7 @@ def test_a_table_that_lost_a_frame_since_is_not_measured(
 # The command
 
 
-def test_the_command_evaluates_resumes_and_reports_mistakes(tiny, manifest, tmp_path):
+def test_evaluate_command_resumes_and_reports(tiny, manifest, tmp_path):
     model = ("--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", "1")
     out = tmp_path / "out"
     command = ("evaluate", "--data", manifest, "-o", out, *model, "--lengths", "150,400", "--quiet")

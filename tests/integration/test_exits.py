@@ -66,7 +66,7 @@ def signals_as_before():
         ),
     ],
 )
-def test_the_end_is_reported_after_everything_is_cleaned_up(capsys, number, exit_code, word):
+def test_end_is_reported_after_cleanup(capsys, number, exit_code, word):
     """The signal may come in the middle of a line on its way to the terminal."""
     said_before = []
     with pytest.raises(CommandExit) as finished, exit_on_error(lambda: "all is kept"):
@@ -89,7 +89,7 @@ def test_the_end_is_reported_after_everything_is_cleaned_up(capsys, number, exit
         (OSError(errno.EMFILE, "Too many open files", "a"), "a: Too many .*\nhint:  .*ulimit -n"),
     ],
 )
-def test_a_limit_of_the_system_is_reported_with_a_remedy_and_what_is_kept(capsys, error, words):
+def test_system_limit_is_reported_with_a_remedy(capsys, error, words):
     with pytest.raises(CommandExit) as finished, exit_on_error(lambda: "all is kept"):
         raise error
     assert finished.value.exit_code == 74
@@ -106,7 +106,7 @@ def test_too_many_open_files_are_no_fault_of_the_scorer():
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_a_second_signal_does_not_disturb_the_end_and_a_late_one_is_heard(monkeypatch):
+def test_second_signal_does_not_disturb_the_end(monkeypatch):
     end_cleanly()
     with pytest.raises(_Terminated):
         signal.raise_signal(signal.SIGTERM)
@@ -140,7 +140,7 @@ print(child.pid)
 """
 
 
-def test_a_stopped_process_that_was_forgotten_does_not_keep_the_program_from_ending(tmp_path):
+def test_stopped_child_does_not_block_the_end(tmp_path):
     script = tmp_path / "forgetful.py"
     script.write_text(FORGETFUL)
     ended = subprocess.run(
@@ -170,9 +170,7 @@ def disowned_in_the_terminal(words: list[str]) -> None:
     ("run", "n_records", "exit_code"),
     [(in_the_terminal, 500, 143), (disowned_in_the_terminal, 5, 0)],  # the first is not to end
 )
-def test_a_closed_terminal_ends_the_run_unless_it_was_disowned(
-    tiny, tmp_path, run, n_records, exit_code
-):
+def test_closed_terminal_ends_the_run(tiny, tmp_path, run, n_records, exit_code):
     """Without a reader for the dashboard, the warnings and the summary, the exit code is true."""
     rng, output, (parent, child) = np.random.default_rng(1), tmp_path / "run", pty.openpty()
     records = {f"r{i}": open_dna(600, rng) for i in range(n_records)}
@@ -197,7 +195,7 @@ def test_a_closed_terminal_ends_the_run_unless_it_was_disowned(
         process.join()
 
 
-def test_an_interrupt_before_a_command_began_is_reported_too(monkeypatch, capsys):
+def test_early_interrupt_is_reported(monkeypatch, capsys):
     """It could not say so itself."""
 
     @click.command()

@@ -132,7 +132,7 @@ def test_any_number_of_helpers_gives_the_same_bytes(make_config, tiny, hard, tmp
 
 
 @pytest.mark.usefixtures("in_small_blocks")
-def test_records_that_the_scorer_calls_have_the_same_tables(tmp_path, monkeypatch):
+def test_called_records_have_the_same_tables(tmp_path, monkeypatch):
     # here, where blocks are small
     monkeypatch.setattr(plan._SliceTask, "n_letters", tasks._LETTERS_AHEAD + 1)
     fasta, folders = write_fasta(tmp_path / "in.fa", many()), []
@@ -159,9 +159,7 @@ def test_records_that_the_scorer_calls_have_the_same_tables(tmp_path, monkeypatc
 
 
 @pytest.mark.usefixtures("in_small_blocks")
-def test_a_plan_whose_helper_is_killed_leaves_a_free_folder(
-    make_config, tiny, contigs, tmp_path, monkeypatch
-):
+def test_killed_planning_helper_frees_the_folder(make_config, tiny, contigs, tmp_path, monkeypatch):
     """Both helpers, when one has a slice and before the other gets the next."""
     n_killed: list[int] = []
     config = make_config(contigs, n_helpers=2, bytes_per_slice=3_000)
@@ -187,9 +185,7 @@ def test_a_small_input_starts_no_process(make_config, tiny, contigs):
 
 @pytest.mark.usefixtures("in_small_blocks")
 @pytest.mark.parametrize("n_helpers", [0, 2])
-def test_a_file_found_damaged_amid_the_tables_is_made_again_and_no_record_is_counted_twice(
-    make_config, tiny, contigs, undisturbed, n_helpers
-):
+def test_file_damaged_during_tables_is_remade(make_config, tiny, contigs, undisturbed, n_helpers):
     """It is the last: most of the records were counted before."""
     config, done = make_config(contigs, n_helpers=n_helpers), []
 
@@ -209,7 +205,7 @@ def test_a_file_found_damaged_amid_the_tables_is_made_again_and_no_record_is_cou
 
 
 @pytest.mark.usefixtures("in_small_blocks")
-def test_a_run_whose_helper_is_killed_says_so_and_goes_on_by_resume(
+def test_killed_helper_is_reported_and_resumed(
     make_config, tiny, contigs, undisturbed, monkeypatch
 ):
     """A run that does not need it any more ends well: here each block is given to a helper."""
@@ -241,7 +237,7 @@ def test_an_interruption_ends_helpers_that_are_at_work(make_config, tiny, contig
     assert not our_processes()
 
 
-def test_an_unexpected_error_of_a_helper_is_reported_in_words(capfd):
+def test_helper_error_is_reported_in_words(capfd):
     with (
         helpers_for(1) as helpers,
         pytest.raises(UnavailableError, match="was lost: AttributeError: 'str' object"),
@@ -313,7 +309,7 @@ class WhoDoesIt:
         return os.getpid()
 
 
-def test_a_block_of_one_long_record_is_not_copied_to_a_helper():
+def test_long_record_is_not_copied_to_a_helper():
     sizes = [10, tasks._LETTERS_AHEAD + 1, 10]
     with helpers_for(2) as helpers:
         wait_until_ready(helpers.pool)
@@ -338,7 +334,7 @@ class SlowElsewhere:
         return self.number, is_here
 
 
-def test_a_block_that_helpers_have_no_time_for_is_done_here_and_results_keep_their_order(tmp_path):
+def test_busy_helpers_keep_the_order(tmp_path):
     """The helper waits for this process, which would wait for the helper if it did nothing."""
     file = tmp_path / "wait"
     file.touch()
@@ -356,7 +352,7 @@ def test_a_block_that_helpers_have_no_time_for_is_done_here_and_results_keep_the
     wait_until(lambda: not [one for one in threading.enumerate() if "silence" in one.name])
 
 
-def test_the_last_blocks_are_done_here_if_no_helper_has_begun_them(tmp_path):
+def test_last_blocks_are_done_in_the_parent(tmp_path):
     """The helper waits for this process, which has no further block."""
     file = tmp_path / "wait"
     file.touch()
@@ -380,13 +376,13 @@ class Bad:
 
 
 @pytest.mark.parametrize("n_helpers", [0, 1])
-def test_the_first_of_two_bad_blocks_is_reported_wherever_they_are_done(n_helpers):
+def test_first_bad_block_is_reported(n_helpers):
     with helpers_for(n_helpers) as helpers, pytest.raises(InputError, match="bad block 0"):
         wait_until_ready(helpers.pool)
         list(helpers.map_in_order(map(Bad, range(3))))
 
 
-def test_blocks_that_are_taken_ahead_have_no_more_letters_than_memory_is_kept_for(tmp_path):
+def test_blocks_ahead_are_limited_by_memory(tmp_path):
     """The third waits until the first is done, though a helper has time for none of them."""
     file, taken = tmp_path / "wait", []
     file.touch()
@@ -412,7 +408,7 @@ def test_a_helper_is_started_for_every_million_letters(most, n_letters, expected
     assert tasks.count_useful_helpers(most, n_letters) == expected
 
 
-def test_a_helper_that_is_stopped_is_named_with_what_to_do(monkeypatch):
+def test_stopped_helper_is_named(monkeypatch):
     heard = SimpleQueue()
     monkeypatch.setattr(tasks, "_SILENCE_SECONDS", 0.2)
     monkeypatch.setattr(tasks.LOGGER, "handlers", [QueueHandler(heard)])
@@ -447,7 +443,7 @@ with tasks.HelperPool(1) as pool:
 """
 
 
-def test_time_in_which_the_parent_was_stopped_is_no_silence_of_a_helper(beginning):
+def test_stopped_parent_is_no_helper_silence(beginning):
     """Ctrl-Z and, later, `fg`: a helper that is silent after it as well is named."""
     with beginning(PAUSED_PARENT) as parent, within(120):
         _, status = os.waitpid(parent.pid, os.WUNTRACED)

@@ -62,7 +62,7 @@ def hashed_pipes(run: Path, copies: Path, *contents: bytes) -> list[InputFile]:
 # Finding
 
 
-def test_inputs_keep_the_order_of_the_command_line_and_folders_that_of_names(write, run, copies):
+def test_inputs_keep_the_given_order(write, run, copies):
     z, folder = write("z.fa"), write("folder/b.fa").parent
     write("folder/a.fa.gz")
     write("folder/notes.txt")
@@ -72,9 +72,7 @@ def test_inputs_keep_the_order_of_the_command_line_and_folders_that_of_names(wri
     assert not copies.exists()
 
 
-def test_paths_are_remembered_absolute_and_links_by_what_they_lead_to(
-    write, run, copies, tmp_path, monkeypatch
-):
+def test_paths_are_absolute_and_links_resolved(write, run, copies, tmp_path, monkeypatch):
     path = write("real.fa")
     (tmp_path / "link.fa").symlink_to("real.fa")
     monkeypatch.chdir(tmp_path)
@@ -107,7 +105,7 @@ def test_standard_input_is_copied_and_may_be_packed(run, copies, monkeypatch) ->
 # Hashing
 
 
-def test_inputs_are_hashed_and_the_bytes_read_so_far_are_reported(write) -> None:
+def test_hashing_reports_its_progress(write) -> None:
     told: list[int] = []
     paths = [write("a.fa"), write("b.fa", b""), write("c.fa", b"x" * 10)]
     inputs = InputScan(is_strict=True).hash((InputFile(str(path)) for path in paths), told.append)
@@ -117,7 +115,7 @@ def test_inputs_are_hashed_and_the_bytes_read_so_far_are_reported(write) -> None
     assert told == [6, 16]
 
 
-def test_an_input_that_became_a_pipe_is_refused_and_not_waited_for(write) -> None:
+def test_input_that_became_a_pipe_is_refused(write) -> None:
     (known,) = InputScan(is_strict=True).hash([InputFile(str(write("a.fa")))], lambda _: None)
     Path(known.path).unlink()
     os.mkfifo(known.path)
@@ -126,7 +124,7 @@ def test_an_input_that_became_a_pipe_is_refused_and_not_waited_for(write) -> Non
             read()
 
 
-def test_an_input_that_was_only_touched_is_hashed_once_more_and_not_at_each_reading(write) -> None:
+def test_touched_input_is_hashed_once_more(write) -> None:
     (known,) = InputScan(is_strict=True).hash([InputFile(str(write("a.fa")))], lambda _: None)
     content = Path(known.path).read_bytes()
     os.utime(known.path, (1, 1))
@@ -146,7 +144,7 @@ def test_an_input_that_was_only_touched_is_hashed_once_more_and_not_at_each_read
 # Resuming
 
 
-def test_inputs_that_swapped_their_names_are_known_by_their_content(write, copies) -> None:
+def test_swapped_inputs_are_known_by_content(write, copies) -> None:
     recorded = hashed(write("a.fa", A), write("b.fa", B))
     joined = join_inputs(recorded, hashed(write("a.fa", B), write("b.fa", A)))
     assert [Path(known.path).read_bytes() for known in joined] == [A, B]
@@ -164,7 +162,7 @@ def test_added_inputs_are_the_next_generation(write, copies) -> None:
     ]
 
 
-def test_copies_that_a_run_needs_are_never_overwritten_by_later_ones(run, copies) -> None:
+def test_needed_copies_are_never_overwritten(run, copies) -> None:
     inputs: list[InputFile] = []
     for contents in ([A, B], [A, B, C], [A, B, C, D]):
         inputs = join_inputs(inputs, hashed_pipes(run, copies, *contents))
@@ -172,7 +170,7 @@ def test_copies_that_a_run_needs_are_never_overwritten_by_later_ones(run, copies
         check_recorded(inputs)
 
 
-def test_inputs_that_were_not_given_again_must_be_as_they_were(write) -> None:
+def test_inputs_not_repeated_must_be_unchanged(write) -> None:
     hashed_before = hashed(write("a.fa", A), write("b.fa", B))
     inputs = [replace(file, stamp=None) for file in hashed_before]  # as run.json has them
     assert check_recorded(inputs) == hashed_before
@@ -208,7 +206,7 @@ def test_inputs_of_one_kind_agree_on_it(write) -> None:
         assert kinds_of(*inputs) == (agreed, inputs, [])
 
 
-def test_letters_of_another_kind_than_the_user_says_are_warned_of_once(write, caplog) -> None:
+def test_unexpected_alphabet_is_one_warning(write, caplog) -> None:
     caplog.set_level("WARNING", "virnucpro")
     dna, protein = hashed(write("a.fa", b">a\nACGTACGT\n"), write("b.fa", b">b\nMKVLEFPQIL\n"))
     InputScan.warn_of_type([dna], "nucleotide")
@@ -221,14 +219,14 @@ def test_letters_of_another_kind_than_the_user_says_are_warned_of_once(write, ca
     )
 
 
-def test_as_many_files_of_the_one_kind_as_of_the_other_are_refused_and_both_named(write) -> None:
+def test_equal_numbers_of_both_alphabets_are_refused(write) -> None:
     dna, protein = write("dna.fa", b">a\nACGTACGT\n"), write("protein.fa", b">c\nMKVLEFPQIL\n")
     with pytest.raises(InputError, match=r"dna\.fa holds nucleotides.*protein\.fa proteins") as e:
         kinds_of(*hashed(protein, dna))
     assert "--input-type" in e.value.hint
 
 
-def test_the_size_of_a_packed_file_says_nothing_of_its_number_of_letters():
+def test_packed_size_says_nothing_of_letters():
     plain, packed = (InputFile(f"/data/{name}", "", 7) for name in ("a.fa", "B.FA.GZ"))
     assert (InputFile.total_letters([plain, plain]), InputFile.total_letters([plain, packed])) == (
         14,

@@ -55,7 +55,7 @@ def rows_of(folder: Path) -> dict[str, dict[str, str]]:
     return {row["record"]: row for row in rows(folder / "predictions.tsv")}
 
 
-def test_joined_log_odds_are_weighed_by_length_on_lines_over_its_logarithm():
+def test_joined_log_odds_are_weighed_by_length():
     knots = (EnsembleKnot(500, 1.0, 0.0, 0.0), EnsembleKnot(2000, 0.5, 2.0, 1.0))
     lengths = np.array([10, 500, 1000, 2000, 9000])
     both = combine_log_odds(knots, np.full(5, 2.0), np.full(5, 3.0), lengths)
@@ -98,9 +98,7 @@ def test_a_head_remembers_its_join_in_its_file(joined, tmp_path):
 
 @pytest.mark.parametrize("calls", ["auto", "head"])
 @pytest.mark.parametrize("rules", [("all",), ("viral",), ("viral", "all")])
-def test_a_recipe_names_head_and_scorer_as_the_scorer_may_choose_records(
-    joined, scorer, calls, rules
-):
+def test_recipe_names_head_and_scorer(joined, scorer, calls, rules):
     hashes = choose_classifier(ThresholdOptions(), calls, joined, rules).hashes
     known_sha256 = KnownIndex.load_builtin().sha256
     assert hashes == {
@@ -110,7 +108,7 @@ def test_a_recipe_names_head_and_scorer_as_the_scorer_may_choose_records(
     }
 
 
-def test_a_record_without_a_frame_is_called_as_by_the_scorer_alone(joined):
+def test_record_without_frame_is_called_by_scorer(joined):
     sequences = [*(one.sequence for one in read_fasta(EXAMPLES)), CLOSED, "N" * 400, "ACG1"]
     records = Records.from_records(
         FastaRecord(f"r{i}", "", bases) for i, bases in enumerate(sequences)
@@ -176,7 +174,7 @@ def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tm
     assert stored["counts"]["cut_scores"] == [[500, probability(0.5)]]  # the join's, at 3 %
 
 
-def test_the_cut_of_a_joined_head_is_the_users_on_a_finished_run(joined, make_config, contigs):
+def test_threshold_of_joined_head_on_a_finished_run(joined, make_config, contigs):
     rates = replace(RATES, cuts=(-2.0, 1.0, 2.0))  # several records lie between the two presets
     join = replace(joined.facts.join, error_rates=(rates,))
     joined = replace(joined, facts=replace(joined.facts, join=join))
@@ -200,9 +198,7 @@ def test_the_cut_of_a_joined_head_is_the_users_on_a_finished_run(joined, make_co
         assert {name for name in joint if odds[name] >= cut} == found & {*joint}
 
 
-def test_a_head_without_weight_is_announced_before_anything_is_embedded(
-    joined, make_config, contigs
-):
+def test_head_without_weight_is_announced_first(joined, make_config, contigs):
     join, no_weight = joined.facts.join, "the head has no weight at any length"
     caller = choose_classifier(ThresholdOptions(), "auto", joined)
     (said,) = caller.announcements
@@ -229,9 +225,7 @@ def test_the_head_calls_alone_where_that_is_asked_for(joined, make_config, conti
     assert tables(tmp_path / "run") == tables(tmp_path / "alone")
 
 
-def test_the_embedded_model_and_any_other_gives_vectors_and_changes_no_call(
-    make_config, contigs, tmp_path
-):
+def test_vectors_without_a_head_change_no_call(make_config, contigs, tmp_path):
     """A record that is embedded and one that is not have the same row, to the byte."""
     run_inline(make_config(contigs, min_length=150), None)
     options = PredictOptions(input=(contigs,), output_dir=tmp_path / "scored")
@@ -242,12 +236,12 @@ def test_the_embedded_model_and_any_other_gives_vectors_and_changes_no_call(
 
 
 @pytest.mark.parametrize("option", [{"preset": "sensitive"}, {"prevalence": 0.1}])
-def test_a_head_that_is_not_joined_has_no_error_rates_to_cut_by(tiny, make_config, contigs, option):
+def test_head_that_is_not_joined_has_no_presets(tiny, make_config, contigs, option):
     with pytest.raises(UsageError, match="with a head alone, which has no"):
         run_inline(make_config(contigs, **option), tiny.head)
 
 
-def test_a_head_that_is_joined_with_another_scorer_is_refused(joined, make_config, contigs):
+def test_head_joined_with_another_scorer_is_refused(joined, make_config, contigs):
     join = replace(joined.facts.join, scorer_sha256="f" * 64)
     other = replace(joined, facts=replace(joined.facts, join=join))
     with pytest.raises(UnavailableError, match=r"joined with another scorer \(ffffffffffff\)"):

@@ -99,9 +99,7 @@ def scores_in_training(training: TrainingRun) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_predict_takes_what_train_made_and_gives_each_frame_its_score(
-    kind, trained, data, tmp_path
-):
+def test_predict_uses_what_train_made(kind, trained, data, tmp_path):
     training = trained(kind)
     fasta = tmp_path / "test.fa"
     with fasta.open("w") as out:
@@ -132,7 +130,7 @@ def test_evaluate_takes_what_train_made(kind, trained, data, tmp_path):
     assert len(rows) == 1 + 2 * n_networks, "validation and test, by each network"
 
 
-def test_the_file_of_an_encoder_is_named_by_its_content_in_the_head(trained, tmp_path):
+def test_head_names_its_encoder_by_content(trained, tmp_path):
     training = trained("onehot-cnn")
     checkpoint = inspect_trained_encoder(training.model / LEARNED_FILE)
     (facts,) = Head.load(training.head).facts.encoders
@@ -142,7 +140,7 @@ def test_the_file_of_an_encoder_is_named_by_its_content_in_the_head(trained, tmp
     assert again.read_bytes() == (training.model / LEARNED_FILE).read_bytes()
 
 
-def test_an_encoder_whose_base_was_trained_again_is_refused(trained, tiny, data, tmp_path):
+def test_retrained_base_is_refused(trained, tiny, data, tmp_path):
     training = trained("finetuned esm2-cnn")
     moved = tmp_path / "moved"
     moved.mkdir()
@@ -154,9 +152,7 @@ def test_an_encoder_whose_base_was_trained_again_is_refused(trained, tiny, data,
     assert "next to it" in caught.value.hint
 
 
-def test_an_encoder_in_the_current_folder_is_named_by_its_path_and_is_no_model_by_accident(
-    trained, tmp_path, monkeypatch
-):
+def test_encoder_in_current_folder_needs_its_path(trained, tmp_path, monkeypatch):
     """A file with the name of a model is not taken for that model, either."""
     training = trained("onehot-cnn")
     monkeypatch.chdir(tmp_path)
@@ -199,7 +195,7 @@ def test_a_damaged_file_of_an_encoder_is_reported(damage, trained, tmp_path):
             execute(ExtractOptions(**asked), lambda _: None, lambda _: InlineExecutor())
 
 
-def test_extract_takes_a_learned_encoder_but_no_other_pooling(trained, tmp_path):
+def test_learned_encoder_fixes_its_pooling(trained, tmp_path):
     training = trained("onehot-cnn")
     fasta = tmp_path / "one.fa"
     fasta.write_text(">a\n" + "ACG" * 100 + "\n")
@@ -210,7 +206,7 @@ def test_extract_takes_a_learned_encoder_but_no_other_pooling(trained, tmp_path)
     assert rows(tmp_path / "run" / "records.tsv")
 
 
-def test_an_encoder_that_was_replaced_since_the_run_began_is_refused(trained):
+def test_replaced_encoder_is_refused(trained):
     path = trained("onehot-cnn").model / LEARNED_FILE
     spec = open_model(str(path), lambda _: None).spec(sha256="0" * 64, precision="fp32")
     with pytest.raises(UnavailableError, match="was replaced since the run began"):

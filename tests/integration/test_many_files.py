@@ -75,7 +75,7 @@ def failed_files(folder: Path) -> dict[str, tuple[str, str]]:
 # Ids
 
 
-def test_the_same_id_in_two_files_is_distinguished_by_the_file(predicted, folder):
+def test_equal_ids_get_their_file_names(predicted, folder):
     output = predicted(folder)
     assert keys(output) == [(n, f"contig_{i}") for n in "abcd" for i in range(1, 6)]
     ids = {f"{name}:contig_{i}" for name in "abcd" for i in range(1, 6)}
@@ -91,7 +91,7 @@ def test_the_same_id_in_two_files_is_distinguished_by_the_file(predicted, folder
     )
 
 
-def test_each_file_has_the_calls_and_vectors_that_it_has_by_itself(predicted, folder, tmp_path):
+def test_each_file_has_its_own_results(predicted, folder, tmp_path):
     together = predicted(folder)
     found = vectors(together)
     for name in "ad":
@@ -122,7 +122,7 @@ def test_a_run_stays_with_the_ids_that_it_began_with(
     assert "other:unlike_chunk_1F1" in vectors(both)
 
 
-def test_interleaved_pairs_are_taken_with_numbers_if_so_asked(predicted, tmp_path):
+def test_interleaved_pairs_get_numbers(predicted, tmp_path):
     rng = np.random.default_rng(2)
     reads = tmp_path / "reads.fa"
     ids = [f"pair{i // 2}" for i in range(10)]
@@ -142,9 +142,7 @@ def test_interleaved_pairs_are_taken_with_numbers_if_so_asked(predicted, tmp_pat
 # Files that cannot be read
 
 
-def test_files_that_cannot_be_read_are_listed_and_the_others_done(
-    predicted, make_config, tiny, bad, tmp_path
-):
+def test_unreadable_files_are_listed(predicted, make_config, tiny, bad, tmp_path):
     config = make_config(bad)
     summary = run_inline(config, tiny.head)
     assert summary.exit_code == 2
@@ -168,7 +166,7 @@ def test_files_that_cannot_be_read_are_listed_and_the_others_done(
     assert_same_vectors(vectors(config.output), vectors(good))
 
 
-def test_what_to_do_about_a_file_that_is_left_out_is_reported_with_it(predicted, bad):
+def test_failed_file_is_listed_with_a_remedy(predicted, bad):
     (bad / "repeats.fa").write_text(f">a\n{'ACG' * 60}\n>a\n{'ACC' * 60}\n")
     output = predicted(bad, exit_code=2)
     log = (output / "virnucpro.log").read_text().splitlines()
@@ -176,9 +174,7 @@ def test_what_to_do_about_a_file_that_is_left_out_is_reported_with_it(predicted,
     assert "skipped an unreadable file" in warning and "add --rename-duplicates" in warning
 
 
-def test_links_empty_files_and_those_passed_over_in_a_folder_are_named_and_stop_nothing(
-    predicted, folder
-):
+def test_links_and_empty_files_stop_nothing(predicted, folder):
     (first, *_) = sorted(folder.glob("*.fa"))
     (folder / "0_link.fa").symlink_to(first)
     (folder / "z_link.fa").symlink_to(first)
@@ -201,19 +197,19 @@ def test_links_empty_files_and_those_passed_over_in_a_folder_are_named_and_stop_
     assert (inputs[0]["sample"], inputs[0]["name"]) == (first.stem, "")  # not those of the link
 
 
-def test_a_strict_run_ends_at_the_first_file_that_cannot_be_read(make_config, tiny, bad):
+def test_strict_run_ends_at_first_bad_file(make_config, tiny, bad):
     config = make_config(bad, strict=True)
     with pytest.raises(InputMissingError, match=r"gone\.fa: No such file"):
         run_inline(config, tiny.head)
     assert not (config.output / "run.json").exists()
 
 
-def test_a_run_without_a_readable_input_ends_with_the_first_reason(predicted, bad):
+def test_run_without_readable_input_ends(predicted, bad):
     with pytest.raises(InputError, match=r"junk\.fa"):
         predicted(bad / "junk.fa", bad / "twice.fa")
 
 
-def test_a_path_with_a_bar_does_not_break_the_list_of_failed_files(predicted, folder):
+def test_path_with_a_bar_in_failed_files(predicted, folder):
     (folder / "x|read|y.fa").write_text("no FASTA")
     output = predicted(folder, exit_code=2)
     ((path, (stage, error)),) = failed_files(output).items()
@@ -221,9 +217,7 @@ def test_a_path_with_a_bar_does_not_break_the_list_of_failed_files(predicted, fo
     assert "x|read|y.fa:1: expected '>'" in error
 
 
-def test_failed_files_are_tried_again_on_resume_and_taken_when_they_are_mended(
-    predicted, make_config, tiny, bad, tmp_path
-):
+def test_repaired_files_are_taken_on_resume(predicted, make_config, tiny, bad, tmp_path):
     output = predicted(bad, exit_code=2)
     before = tables(output), failed_files(output)
     again = run_inline(make_config(bad / "a.fa", resume=True), tiny.head)
@@ -253,9 +247,7 @@ def test_failed_files_are_tried_again_on_resume_and_taken_when_they_are_mended(
     assert_same_vectors(vectors(output), vectors(whole))
 
 
-def test_a_file_that_could_not_be_read_can_be_left_out_of_the_command(
-    predicted, make_config, tiny, bad
-):
+def test_unreadable_file_may_be_left_out(predicted, make_config, tiny, bad):
     good = [bad / f"{name}.fa" for name in "abcd"]
     output = predicted(*good, bad / next(iter(BAD)), exit_code=2)
     before = tables(output)
@@ -270,9 +262,7 @@ def test_a_file_that_could_not_be_read_can_be_left_out_of_the_command(
     assert not (output / "failed_files.txt").exists() and tables(output) == before
 
 
-def test_a_link_that_leads_to_a_mended_file_is_all_that_a_resume_needs(
-    predicted, make_config, tiny, bad
-):
+def test_repaired_link_target_is_enough(predicted, make_config, tiny, bad):
     link = bad.parent / "sample.fa"
     link.symlink_to(bad / "junk.fa")
     files = bad / "a.fa", link
@@ -285,7 +275,7 @@ def test_a_link_that_leads_to_a_mended_file_is_all_that_a_resume_needs(
     assert not (config.output / "failed_files.txt").exists()
 
 
-def test_a_new_file_that_holds_the_same_as_an_input_is_reported(predicted, folder):
+def test_new_file_with_equal_content_is_reported(predicted, folder):
     output = predicted(folder / "a.fa")
     shutil.copy(folder / "a.fa", folder / "copy.fa")
     predicted(folder / "a.fa", folder / "copy.fa", resume=True)
@@ -293,14 +283,14 @@ def test_a_new_file_that_holds_the_same_as_an_input_is_reported(predicted, folde
     assert f"{folder / 'copy.fa'} has the same content as an input of this run" in log
 
 
-def test_two_files_of_the_same_content_are_named_at_the_start(predicted, folder):
+def test_files_with_equal_content_are_named(predicted, folder):
     shutil.copy(folder / "a.fa", folder / "copy.fa")
     log = (predicted(folder) / "virnucpro.log").read_text()
     both = f"{folder / 'a.fa'} and {folder / 'copy.fa'} have the same content"
     assert log.count("have the same content") == log.count(both) == 1
 
 
-def test_ids_of_a_file_that_is_cut_short_count_because_it_may_be_mended(predicted, folder):
+def test_ids_of_a_truncated_file_count(predicted, folder):
     for name in "bcd":
         (folder / f"{name}.fa").unlink()
     long = folder / "long.fa.gz"
@@ -313,7 +303,7 @@ def test_ids_of_a_file_that_is_cut_short_count_because_it_may_be_mended(predicte
     assert {file for file, _ in keys(output)} == {"a", "long"}
 
 
-def test_the_results_of_another_run_are_no_input_of_a_folder(predicted, folder):
+def test_results_of_other_runs_are_no_input(predicted, folder):
     before = predicted(folder)
     (folder / "viral.fasta").write_bytes((before / "viral.fasta").read_bytes())
     (folder / "run.json").write_bytes((before / "run.json").read_bytes())
@@ -331,7 +321,7 @@ def sample_files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_each_file_has_its_part_of_every_table_in_a_folder_of_its_name(predicted, folder):
+def test_each_file_has_its_tables_in_a_folder(predicted, folder):
     (folder / "empty.fa").write_text("")
     output = predicted(folder, per_file=True)
     found = sample_files(output)
@@ -348,7 +338,7 @@ def test_each_file_has_its_part_of_every_table_in_a_folder_of_its_name(predicted
         assert all(part.splitlines()[:n_header] == whole.splitlines()[:n_header] for part in parts)
 
 
-def test_tables_of_each_file_are_kept_up_to_date_by_resume_and_deleted_by_force(predicted, folder):
+def test_tables_per_file_follow_resume_and_force(predicted, folder):
     output = predicted(folder, per_file=True)
     before = sample_files(output)
     (output / "samples" / "a" / "viral.fasta").write_text("damaged")
@@ -388,9 +378,7 @@ def poisoned(folder: Path) -> Path:
     return folder
 
 
-def test_failed_sequences_of_many_files_are_mended_and_stand_once_behind_the_others(
-    predicted, make_config, tiny, folder, tmp_path
-):
+def test_repaired_sequences_stand_behind_others(predicted, make_config, tiny, folder, tmp_path):
     config = make_config(poisoned(folder), per_file=True)
     executor = InlineExecutor(worker=faulty_workers.RaisingWorker)
     assert run_inline(config, tiny.head, executor=executor).exit_code == 2
@@ -425,9 +413,7 @@ def by_id(folder: Path) -> dict[str, tuple[str, str]]:
     }
 
 
-def test_a_record_that_is_called_although_a_frame_failed_is_mended_too(
-    make_config, tiny, folder, tmp_path
-):
+def test_called_record_with_failed_frame_is_repaired(make_config, tiny, folder, tmp_path):
     a = folder / "a.fa"
     first, bases, *rest = a.read_text().split("\n")
     a.write_text("\n".join([first, f"{POISON}{bases * 3}", *rest]))
@@ -497,7 +483,7 @@ def at_first_shard(act: Callable[[], None]) -> Callable[[object], None]:
 
 
 @pytest.mark.usefixtures("slow_clock")
-def test_an_input_that_is_rewritten_under_a_slow_clock_is_noticed(make_config, tiny, contigs):
+def test_rewritten_input_is_noticed_despite_the_clock(make_config, tiny, contigs):
     changed = contigs.read_text().translate(str.maketrans("AC", "CA"))
     rewrite = at_first_shard(lambda: contigs.write_text(changed))
     config = make_config(contigs)
@@ -506,9 +492,7 @@ def test_an_input_that_is_rewritten_under_a_slow_clock_is_noticed(make_config, t
     assert not (config.output / "viral.fasta").exists()
 
 
-def test_an_input_that_is_swapped_by_renaming_its_folder_is_noticed(
-    make_config, tiny, folder, tmp_path
-):
+def test_input_swapped_by_folder_rename_is_noticed(make_config, tiny, folder, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     for path in folder.iterdir():
@@ -525,9 +509,7 @@ def test_an_input_that_is_swapped_by_renaming_its_folder_is_noticed(
     assert not (config.output / "viral.fasta").exists()
 
 
-def test_an_input_that_is_touched_or_copied_over_itself_has_not_changed(
-    predicted, folder, tmp_path
-):
+def test_touched_input_has_not_changed(predicted, folder, tmp_path):
     undisturbed = predicted(folder, output=tmp_path / "undisturbed")
 
     def touch() -> None:
@@ -539,7 +521,7 @@ def test_an_input_that_is_touched_or_copied_over_itself_has_not_changed(
     assert_same_run(output, undisturbed)
 
 
-def test_an_input_that_is_swapped_before_it_is_planned_is_noticed(predicted, folder):
+def test_input_swapped_before_planning_is_noticed(predicted, folder):
     def swap(event: object) -> None:
         if getattr(event, "stage", "") == "hashing the input" and event.done == event.total:
             (folder / "b.fa").replace(folder / "a.fa")
@@ -570,9 +552,7 @@ def pairs(folder: Path, tmp_path: Path) -> Path:
     return reads
 
 
-def test_reads_in_fastq_have_the_tables_that_they_have_in_fasta(
-    make_config, tiny, folder, tmp_path
-):
+def test_fastq_has_the_tables_of_fasta(make_config, tiny, folder, tmp_path):
     (tmp_path / "fastq").mkdir()
     for name in "abcd":
         (tmp_path / "fastq" / f"{name}.fq").write_text(as_fastq(folder / f"{name}.fa"))
@@ -588,7 +568,7 @@ def test_reads_in_fastq_have_the_tables_that_they_have_in_fasta(
     assert "qualities" not in (fasta.output / "virnucpro.log").read_text()
 
 
-def test_the_two_files_of_read_pairs_are_one_sample_and_no_two_reads_share_an_id(predicted, pairs):
+def test_read_pairs_are_one_sample(predicted, pairs):
     output = predicted(pairs, per_file=True)
     ids = [f"contig_{i}/{mate}" for mate in (1, 2) for i in range(1, 6)]
     assert keys(output) == [(name, own) for name in ("one", "two") for own in ids]
@@ -606,9 +586,7 @@ def test_the_two_files_of_read_pairs_are_one_sample_and_no_two_reads_share_an_id
     assert tables(output) == before
 
 
-def test_every_file_has_its_counts_for_multiqc_too_also_if_it_is_empty_and_added_later(
-    predicted, pairs
-):
+def test_multiqc_counts_every_file(predicted, pairs):
     (pairs / "first.fq").touch()
     output = predicted(pairs, per_file=True)
     (pairs / "late.fq").write_text("\n")
@@ -624,7 +602,7 @@ def test_every_file_has_its_counts_for_multiqc_too_also_if_it_is_empty_and_added
     assert {path.name for path in (output / "samples").iterdir()} == expected.keys()
 
 
-def test_a_mate_that_cannot_be_read_counts_nothing_and_its_sample_is_partial(predicted, pairs):
+def test_unreadable_mate_makes_a_partial_sample(predicted, pairs):
     second = pairs / "one_R2.fastq.gz"
     second.write_bytes(second.read_bytes()[:-20])
     output = predicted(pairs, exit_code=2)
@@ -636,9 +614,7 @@ def test_a_mate_that_cannot_be_read_counts_nothing_and_its_sample_is_partial(pre
 
 @pytest.mark.parametrize("cut", ["one_R1.fastq.gz", "one_R2.fastq.gz"])
 @pytest.mark.parametrize("named", ["", "{cut}", "two_R1.fastq.gz"])
-def test_a_mate_that_is_repaired_joins_its_sample_however_the_command_names_it(
-    predicted, make_config, tiny, pairs, tmp_path, cut, named
-):
+def test_repaired_mate_joins_its_sample(predicted, make_config, tiny, pairs, tmp_path, cut, named):
     whole = predicted(pairs, output=tmp_path / "whole", per_file=True)
     content = (pairs / cut).read_bytes()
     (pairs / cut).write_bytes(content[:-20])
@@ -657,9 +633,7 @@ def test_a_mate_that_is_repaired_joins_its_sample_however_the_command_names_it(
         assert found == expected
 
 
-def test_a_run_of_one_pair_has_the_bytes_of_a_fresh_run_once_its_second_mate_is_repaired(
-    predicted, pairs, tmp_path
-):
+def test_repaired_pair_has_the_bytes_of_a_fresh_run(predicted, pairs, tmp_path):
     first, second = pairs / "one_R1.fastq.gz", pairs / "one_R2.fastq.gz"
     packed = second.read_bytes()
     whole = predicted(first, second, output=tmp_path / "whole")

@@ -54,7 +54,7 @@ def defined(tree: ast.Module) -> Iterator[str]:
     [PredictOptions, ExtractOptions, EvaluateOptions, TrainOptions],
     ids=lambda o: o.__name__,
 )
-def test_an_option_is_defined_in_the_module_of_options_alone(name, options):
+def test_options_are_defined_in_one_module(name, options):
     names = set(option_annotations(get_type_hints(options, include_extras=True)))
     assert not names & set(defined(tree_of(name)))
 
@@ -157,7 +157,7 @@ def test_a_number_of_numpy_or_in_a_text_is_a_number():
     assert options.threshold == 0.5 and type(options.threshold) is float
 
 
-def test_what_two_commands_share_is_carried_from_one_to_the_other():
+def test_shared_options_carry_over():
     train = TrainOptions(
         data=Path("m.tsv"), output_dir=Path("out"), gpus="0,1", precision="fp32", workers=3
     )
@@ -203,7 +203,7 @@ def test_a_network_that_no_memory_holds_is_refused():
         build_options(TrainOptions, {"data": "d", "output_dir": "o", "hidden": 10**12})
 
 
-def test_regions_are_evaluated_and_learned_with_the_options_that_they_read():
+def test_region_options_are_those_that_are_read():
     common = {"data": "d", "output_dir": "o", "regions": "t", "seed": 1}
     more = {"genes": "g", "region_model": "m", "genetic_code": 4}
     asked = build_options(EvaluateOptions, {**common, **more})

@@ -63,7 +63,7 @@ def done_shards(events):
     return [event.shard.index for event in events if isinstance(event, ShardDone)]
 
 
-def test_every_record_of_the_input_ends_in_one_row_in_input_order(make_config, tiny, contigs):
+def test_every_record_is_one_row_in_order(make_config, tiny, contigs):
     config = make_config(contigs, min_length=300)
     summary = run_inline(config, tiny.head)
     table = rows(config.output / "predictions.tsv")
@@ -113,7 +113,7 @@ def test_the_tables_agree_with_each_other(tiny, undisturbed):
     assert not leftovers(undisturbed)
 
 
-def test_scores_are_the_heads_on_the_vectors_of_the_same_ids(tiny, contigs, undisturbed):
+def test_scores_match_head_and_vectors_by_id(tiny, contigs, undisturbed):
     found, bases = vectors(undisturbed), bases_of_frames(contigs)
     frames = rows(undisturbed / "prediction_results.txt")
     assert len(frames) > 100
@@ -131,9 +131,7 @@ def bases_of_frames(fasta: Path) -> dict[str, str]:
     }
 
 
-def test_a_head_without_the_second_network_scores_frames_by_their_proteins(
-    make_config, tiny, contigs
-):
+def test_head_without_nucleotides_scores_proteins(make_config, tiny, contigs):
     config = make_config(contigs)
     head = replace(tiny.head, nucleotide=None)
     run_inline(config, head)
@@ -183,9 +181,7 @@ def test_tables_are_written_while_shards_are_embedded(predicted, contigs):
     assert waited == [True]
 
 
-def test_tables_end_with_an_interrupt_after_the_last_shard_too(
-    make_config, tiny, contigs, monkeypatch
-):
+def test_interrupt_after_last_shard_ends_tables(make_config, tiny, contigs, monkeypatch):
     at_last_shard, abandoned = Event(), Event()
 
     class ToldBacklog(Backlog):
@@ -223,7 +219,7 @@ class FailingDisk(InlineExecutor):
             yield event
 
 
-def test_a_file_damaged_while_the_run_goes_on_is_made_again_but_not_for_ever(
+def test_file_damaged_twice_is_remade_then_reported(
     predicted, make_config, tiny, contigs, undisturbed
 ):
     config, events = make_config(contigs), []
@@ -236,7 +232,7 @@ def test_a_file_damaged_while_the_run_goes_on_is_made_again_but_not_for_ever(
     assert_same_run(config.output, undisturbed)
 
 
-def test_a_folder_with_a_run_is_refused_without_resume_or_force(predicted, tiny, contigs, finished):
+def test_existing_run_needs_resume_or_force(predicted, tiny, contigs, finished):
     before = tables(finished.output)
     with pytest.raises(OutputError, match="already has a run"):
         run_inline(finished, tiny.head)
@@ -255,9 +251,7 @@ def test_force_starts_again_and_touches_nothing_else(predicted, contigs, finishe
     assert not (finished.output / "features" / "999999.h5").exists()
 
 
-def test_force_keeps_what_it_has_if_the_new_input_is_no_fasta_or_its_own_table(
-    predicted, tmp_path, finished
-):
+def test_force_keeps_results_if_input_is_refused(predicted, tmp_path, finished):
     before = tables(finished.output)
     bad = tmp_path / "reads.fq"
     bad.write_text("@r\nACGT\n+\nII\n")
@@ -281,7 +275,7 @@ def test_a_folder_may_be_input_and_output_at_once(make_config, tiny, contigs, tm
 
 
 @pytest.mark.parametrize("change", ["append", "edit", "header", "cut"])
-def test_an_input_that_changes_while_the_run_goes_on_is_refused(make_config, tiny, contigs, change):
+def test_input_changed_during_the_run_is_refused(make_config, tiny, contigs, change):
     config = make_config(contigs)
     text = contigs.read_text()
     changed = {
@@ -300,9 +294,7 @@ def test_an_input_that_changes_while_the_run_goes_on_is_refused(make_config, tin
     assert not (config.output / "predictions.tsv").exists()
 
 
-def test_an_added_input_that_is_refused_does_not_become_part_of_the_run(
-    predicted, contigs, tmp_path, finished
-):
+def test_refused_added_input_is_not_in_the_run(predicted, contigs, tmp_path, finished):
     before = tables(tmp_path / "run")
     bad = tmp_path / "bad.fa"
     bad.write_text(">contig1\nACGT\n")
@@ -391,9 +383,7 @@ def test_a_strangers_file_stays_in_the_output_folder(make_config, tiny, contigs,
         ({"min_length": 5}, "--min-length was 0, now 5"),
     ],
 )
-def test_another_recipe_is_refused_and_the_difference_named(
-    make_config, tiny, contigs, undisturbed, changes, message
-):
+def test_changed_recipe_is_named(make_config, tiny, contigs, undisturbed, changes, message):
     config = make_config(contigs, resume=True, **changes)
     shutil.copytree(undisturbed, config.output)
     with pytest.raises(ResumeError, match=message):
@@ -444,9 +434,7 @@ def test_inputs_may_be_added_on_resume(predicted, contigs, tmp_path):
     assert tables(output) == tables(tmp_path / "both")
 
 
-def test_a_moved_input_and_a_moved_run_folder_are_the_same_run(
-    predicted, contigs, tmp_path, finished
-):
+def test_moved_input_and_folder_are_the_same_run(predicted, contigs, tmp_path, finished):
     expected = tables(finished.output)
     moved = contigs.rename(tmp_path / "elsewhere.fa")
     folder = finished.output.rename(tmp_path / "moved")
@@ -468,9 +456,7 @@ def test_proteins_are_scored_one_by_one(predicted, tmp_path):
     assert json.loads((output / "run.json").read_text())["recipe"]["chunk_size"] == 0
 
 
-def test_each_of_many_proteins_has_the_score_that_the_network_for_proteins_gives_it_alone(
-    predicted, tiny, tmp_path
-):
+def test_protein_scores_do_not_depend_on_others(predicted, tiny, tmp_path):
     """More of them than are scored at once."""
     fasta, texts = tmp_path / "proteins.faa", islice(permutations("ACDEFGHIKLMNPQRS", 3), 2_100)
     fasta.write_text("".join(f">p{i}\n{''.join(text)}\n" for i, text in enumerate(texts)))
@@ -484,9 +470,7 @@ def test_each_of_many_proteins_has_the_score_that_the_network_for_proteins_gives
 @pytest.mark.parametrize(
     "unread", [{"region_model": Path("none.json")}, {"genetic_code": 4}, {"chunk_size": 400}]
 )
-def test_options_without_effect_on_proteins_are_refused_when_the_input_turns_out_to_be_proteins(
-    make_config, tiny, tmp_path, unread
-):
+def test_options_without_effect_on_proteins(make_config, tiny, tmp_path, unread):
     fasta = tmp_path / "proteins.faa"
     fasta.write_text(">a\nMKVLEFPQIL*\n")
     config = make_config(fasta)
@@ -496,7 +480,7 @@ def test_options_without_effect_on_proteins_are_refused_when_the_input_turns_out
     assert run_inline(config, tiny.head).exit_code == 0, "nothing in its way"
 
 
-def test_extract_gives_predicts_vectors_to_anyone_with_h5py(make_config, contigs, undisturbed):
+def test_extract_gives_the_vectors_of_predict(make_config, contigs, undisturbed):
     config = make_config(contigs, command="extract")
     summary = run_inline(config, None)
     with h5py.File(config.output / "features" / "000000.h5") as h5:
@@ -516,9 +500,7 @@ def test_extract_gives_predicts_vectors_to_anyone_with_h5py(make_config, contigs
     assert not (config.output / "predictions.tsv").exists()
 
 
-def test_calls_are_made_of_bfloat16_vectors_as_they_are_stored(
-    predicted, make_config, tiny, contigs, tmp_path
-):
+def test_calls_use_bfloat16_vectors_as_stored(predicted, make_config, tiny, contigs, tmp_path):
     cache = tmp_path / "cache"
     full = predicted(contigs, cache=cache)
     config = make_config(contigs, output=tmp_path / "half", store="bfloat16", cache=cache)
@@ -559,9 +541,7 @@ def test_intermediate_files_are_kept_only_when_asked_for(predicted, contigs, und
     assert (output / "chunks.fa").read_text().startswith(">contig0_chunk_1\n")
 
 
-def test_chunks_of_fewer_inputs_are_not_believed_when_they_are_asked_for_again(
-    predicted, contigs, tmp_path
-):
+def test_chunks_of_fewer_inputs_are_made_again(predicted, contigs, tmp_path):
     """An input was added in between, without ``--keep-intermediate``, and that run was killed."""
     more = tmp_path / "more.fa"
     more.write_text(">more\n" + "GCA" * 150 + "\n")
@@ -607,9 +587,7 @@ def test_run_json_says_where_the_numbers_come_from(make_config, tiny, contigs):
 
 
 @pytest.mark.parametrize("harm", ["a flipped bit", "missing", "swapped", "a copy of another"])
-def test_status_finds_feature_files_that_are_damaged_or_not_in_their_places(
-    predicted, contigs, finished, tmp_path, harm
-):
+def test_status_finds_damaged_or_misplaced_features(predicted, contigs, finished, tmp_path, harm):
     folder = finished.output
     n_files = len(list((folder / "features").glob("*.h5")))
     n_outputs = len(json.loads((folder / "run.json").read_text())["outputs"]) - n_files
@@ -640,7 +618,7 @@ def test_status_finds_feature_files_that_are_damaged_or_not_in_their_places(
     assert inspect_run(folder, verify=True)[1] == 0
 
 
-def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(predicted, contigs, tmp_path):
+def test_status_finds_swapped_files_by_the_plan(predicted, contigs, tmp_path):
     output = predicted(contigs, keep_intermediate=True)
     (output / "features.h5").unlink()
     forget_hashes(output)

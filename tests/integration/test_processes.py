@@ -52,7 +52,7 @@ def run_in(folder: Path, *command: object) -> None:
     assert not marks(folder), answer.stderr
 
 
-def test_a_folder_with_the_program_under_other_names_is_hostile(hostile):
+def test_folder_with_shadowing_modules(hostile):
     subprocess.run([sys.executable, "-c", "import struct"], cwd=hostile, capture_output=True)
     assert marks(hostile) == "struct\n"
 
@@ -92,7 +92,7 @@ def test_child_imports_package_of_its_parent(tmp_path):
     assert (answer.stdout.strip(), answer.stderr) == (str(ROOT / "virnucpro"), "")
 
 
-def test_a_process_numbers_gpus_as_nvml_does_and_gives_numpy_one_thread(monkeypatch):
+def test_process_sets_gpu_order_and_one_thread(monkeypatch):
     """Whatever is set, and whoever starts it."""
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
@@ -115,7 +115,7 @@ def predicting(tiny, tmp_path) -> Callable[[Path], subprocess.Popen[bytes]]:
     return begin
 
 
-def test_a_worker_that_was_stopped_while_it_starts_does_not_outlive_a_killed_parent(predicting):
+def test_stopped_starting_worker_ends_with_parent(predicting):
     parent = predicting(EXAMPLE)
     try:
         worker = wait_for_import(parent, "libtorch")  # which is not the end of its start
@@ -130,7 +130,7 @@ def test_a_worker_that_was_stopped_while_it_starts_does_not_outlive_a_killed_par
             worker.kill()
 
 
-def test_a_worker_does_not_outlive_a_parent_that_is_killed_while_it_plans(predicting, tmp_path):
+def test_worker_ends_with_parent_killed_in_planning(predicting, tmp_path):
     fasta = tmp_path / "long.fa"
     fasta.write_text("".join(f">r{i}\n{'TAAATAAATAACTTAATTAG' * 10}\n" for i in range(300_000)))
     parent = predicting(fasta)
@@ -205,7 +205,7 @@ def hear(target: object, *words: object) -> tuple[list[object], str]:
         (end, (signal.SIGUSR1,), [], "exit code 0"),  # that of a scheduler too
     ],
 )
-def test_every_message_of_a_process_arrives_and_what_ended_it_is_known(target, words, heard, cause):
+def test_messages_and_exit_reason_arrive(target, words, heard, cause):
     assert hear(target, *words) == (heard, cause)
 
 

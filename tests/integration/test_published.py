@@ -115,7 +115,7 @@ def test_a_published_head_gives_the_scores_of_its_module(classifier, tmp_path):
 
 
 @golden
-def test_the_stand_in_of_the_published_size_gives_its_64_scores():
+def test_published_size_gives_64_scores():
     stored = np.load(HEADS / "standin_golden.npz")
     head = load_legacy_head(HEADS / "standin_model.pth", encoder_facts(768, 2560), 500)
     scores = head.classify(stored["vectors"])
@@ -126,7 +126,7 @@ def test_the_stand_in_of_the_published_size_gives_its_64_scores():
 
 @golden
 @pytest.mark.skipif(not REAL_HEAD, reason="VIRNUCPRO_500_MODEL names no file of the true head")
-def test_the_true_head_gives_the_published_scores_of_eight_frames():
+def test_published_head_gives_published_scores():
     stored = np.load(HEADS / "published_vectors.npz")
     head = load_legacy_head(Path(REAL_HEAD), encoder_facts(768, 2560), 500)
     scores = head.classify(np.concatenate([stored["dnabert_s"], stored["esm2_3b"]], axis=1))
@@ -134,7 +134,7 @@ def test_the_true_head_gives_the_published_scores_of_eight_frames():
     assert np.array_equal(scores > 0.5, stored["label_500"] == "virus")
 
 
-def test_a_head_with_code_in_it_is_refused_and_does_nothing(classifier, tmp_path):
+def test_head_with_code_is_refused(classifier, tmp_path):
     classifier.extra = Payload(tmp_path / "done")
     torch.save(classifier, tmp_path / "500_model.pth")
     with pytest.raises(UnavailableError, match="holds more than tensors"):
@@ -220,7 +220,7 @@ def test_a_git_id_is_that_of_git(tmp_path):
         check_file(RemoteFile(url=NOWHERE, git_blob=blob), tmp_path / "hello")
 
 
-def test_a_bundle_is_imported_from_a_folder_and_used_without_network(brought, tmp_path):
+def test_bundle_is_imported_without_network(brought, tmp_path):
     result = CliRunner().invoke(app, ["models", "import", "virnucpro-500", "--from", str(brought)])
     assert "use it with --model virnucpro-500" in result.output, result.output
     lines = CliRunner().invoke(app, ["models", "list"]).output.splitlines()
@@ -266,7 +266,7 @@ def test_a_bundle_is_fetched_by_one_command(brought, monkeypatch):
     assert not list(published_folder().rglob(".*"))
 
 
-def test_what_a_folder_lacks_is_reported_and_nothing_is_taken(brought):
+def test_incomplete_folder_is_reported(brought):
     (brought / "tokenizer.json").unlink()
     (brought / "500_model.pth").unlink()
     with pytest.raises(InputMissingError, match=r"lacks tokenizer\.json, 500_model\.pth") as caught:
@@ -290,7 +290,7 @@ def test_another_file_under_a_published_name_is_refused(brought, name):
         find_head("virnucpro-500", models, lambda _: None)
 
 
-def test_without_network_the_error_says_what_to_fetch_and_where_it_goes(brought, tmp_path):
+def test_error_without_network_names_the_files(brought, tmp_path):
     fasta = tmp_path / "in.fa"
     fasta.write_text(">a\n" + "GATTACAGC" * 60 + "\n")
     words = ["predict", "-i", fasta, "-o", tmp_path / "run", "--model", "virnucpro-500", "-q"]
@@ -325,7 +325,7 @@ def options(brought, contigs, tmp_path) -> PredictOptions:
     )
 
 
-def test_a_resumed_run_keeps_the_precision_of_each_encoder(options):
+def test_resume_keeps_each_encoder_precision(options):
     """DNABERT-S has a precision of its own, which says nothing about that of ESM-2."""
     first = replace(options, precision="bf16")
     config = resolve(first, lambda _: None)
@@ -346,9 +346,7 @@ def test_two_models_on_a_device_need_the_memory_of_both():
     assert (both.file_bytes, both.bytes_per_token, both.filling_tokens) == (10, 9, 50)
 
 
-def test_scores_are_those_of_the_head_on_the_vectors_of_both_side_by_side(
-    options, brought, classifier
-):
+def test_scores_match_head_on_both_vectors(options, brought, classifier):
     config = resolve(options, lambda _: None)
     assert [one.precision for one in config.recipe.encoders] == ["fp32", "fp32"]
     assert run_inline(config, config.classifier.frame_head).exit_code == 0
@@ -365,9 +363,7 @@ def test_scores_are_those_of_the_head_on_the_vectors_of_both_side_by_side(
         resolve(replace(options, chunk_size=300, output_dir=brought / "x"), lambda _: None)
 
 
-def test_a_run_that_is_killed_and_resumed_with_other_workers_has_the_same_bytes(
-    options, quick_starts
-):
+def test_killed_run_resumes_with_other_workers(options, quick_starts):
     def small(chosen: PredictOptions):
         config = resolve(chosen, lambda _: None)
         return replace(config, recipe=replace(config.recipe, residues_per_shard=600))
@@ -409,7 +405,7 @@ def test_resume_keeps_the_bundle(options, quick_starts):
     assert again.recipe == config.recipe
 
 
-def test_vectors_of_bases_are_written_in_the_layout_of_the_original(brought, contigs, tmp_path):
+def test_base_vectors_in_the_original_layout(brought, contigs, tmp_path):
     """As ``merge_data`` of the original reads it: bit for bit the vectors of the h5 file."""
     import_files("virnucpro-500", brought)
     options = ExtractOptions(

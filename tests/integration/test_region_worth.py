@@ -116,7 +116,7 @@ def truth(tmp_path_factory) -> tuple[Path, Path]:
     return write(folder / "genomes.fa", **records), table
 
 
-def test_regions_are_learned_and_measured_on_chromosomes_that_were_left_out(truth, tmp_path):
+def test_regions_learned_on_left_out_chromosomes(truth, tmp_path):
     data, table = truth
     stages = []
     options = TrainOptions(data=data, output_dir=tmp_path / "model")
@@ -141,7 +141,7 @@ def test_regions_are_learned_and_measured_on_chromosomes_that_were_left_out(trut
         assert (tmp_path / "model" / name).read_bytes() == (again / name).read_bytes()
 
 
-def test_records_without_a_known_prophage_set_the_level_of_hosts_of_their_gc(truth, tmp_path):
+def test_records_without_prophages_set_host_levels(truth, tmp_path):
     data, table = truth
     folder = tmp_path / "genomes"
     folder.mkdir()
@@ -163,7 +163,7 @@ def train(data: Path, table: Path, to: Path) -> Path:
     return to
 
 
-def test_regions_of_predict_are_measured_on_known_prophages(truth, tmp_path):
+def test_predicted_regions_are_measured(truth, tmp_path):
     data, table = truth
     options = EvaluateOptions(data=data, output_dir=tmp_path / "e")
     lines = evaluate_regions(options, table, lambda _: None)
@@ -191,7 +191,7 @@ def test_two_sequences_of_one_name_are_refused(truth, tmp_path):
         evaluate_regions(options, table, lambda _: None)
 
 
-def test_too_few_chromosomes_and_another_sequence_are_refused(truth, tmp_path):
+def test_too_few_chromosomes_are_refused(truth, tmp_path):
     data, table = truth
     columns, *lines = table.read_text().splitlines()
     other = tmp_path / "other.tsv"
@@ -218,7 +218,7 @@ def chromosome(seed: int, prophage: tuple[int, int] = (20_000, 30_000)) -> Chrom
     return Chromosome(f"c{seed}", "A" * 100_000, items, Truth((prophage,)))
 
 
-def test_a_prophage_too_short_for_a_piece_teaches_its_length_alone():
+def test_short_prophage_teaches_only_its_length():
     short = (20_100, 20_400)
     chromosomes = [chromosome(0), chromosome(1), chromosome(2, short)]
     model = learn_region_model(chromosomes, [], "")
@@ -237,7 +237,7 @@ def test_equal_chromosomes_teach_no_region_model():
     assert "several species" in caught.value.hint
 
 
-def test_a_chromosome_is_left_out_with_the_other_records_of_its_file():
+def test_chromosome_is_left_out_with_its_file():
     first, second, third = map(chromosome, range(3))
     host, other = chromosome(3).items, chromosome(4).items
     genomes = [([first, second], host), ([third], None), ([], other)]

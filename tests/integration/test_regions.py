@@ -98,7 +98,7 @@ def log_joint(path: tuple[bool, ...], starts: np.ndarray, evidence: np.ndarray) 
     return total + float(evidence[np.array(path)].sum())
 
 
-def test_the_genes_of_a_piece_count_for_the_pieces_within_half_the_bases_around_it():
+def test_genes_count_for_pieces_nearby():
     shape = np.tile([5.0, 1.0, 2.0], (20, 1))
     items = WindowTable(
         np.arange(20) * 500, np.zeros(20), np.full(20, 0.5), shape.copy(), np.full(20, np.nan)
@@ -113,7 +113,7 @@ def test_the_genes_of_a_piece_count_for_the_pieces_within_half_the_bases_around_
 @pytest.mark.parametrize(
     ("level", "found"), [(0.5, 0.5), (-0.5, -0.5), (-4.75, -4.75), (-6.0, -5), (np.nan, 0)]
 )
-def test_the_level_of_a_host_is_found_to_a_quarter_of_a_spread_and_up_to_five(level, found):
+def test_host_level_is_found_in_range(level, found):
     assert MODEL.departure(np.arange(2000) * 500, np.full(2000, level)) == found
     items = items_of(np.full(2000, MODEL.levels.index_at(MODEL.host.gc) + level))
     for is_virus, expected in ((True, level), (False, level - found)):
@@ -121,7 +121,7 @@ def test_the_level_of_a_host_is_found_to_a_quarter_of_a_spread_and_up_to_five(le
         assert contrasts == pytest.approx(np.full(2000, expected), nan_ok=True)
 
 
-def test_states_change_at_their_rates_and_are_independent_far_apart():
+def test_states_change_at_their_rates():
     near, far = (np.exp(MODEL.transition(n_bases)) for n_bases in (1, 10**7))
     assert near == pytest.approx(np.array([[1, 1 / 40_000], [1 / 8_000, 1]]), rel=2e-4)
     assert far == pytest.approx(np.array([[5 / 6, 1 / 6]] * 2))
@@ -144,7 +144,7 @@ def test_the_path_is_the_best_of_all_paths(chain):
     assert tuple(viral_path(*chain, MODEL)[0].tolist()) == best
 
 
-def test_the_posterior_is_the_share_of_all_paths_that_are_viral_there(chain):
+def test_posterior_is_the_share_of_viral_paths(chain):
     paths = list(product((False, True), repeat=9))
     weights = np.array([exp(log_joint(path, *chain)) for path in paths])
     expected = weights @ np.array(paths) / weights.sum()
@@ -163,7 +163,7 @@ def test_items_without_evidence_may_as_well_be_missing(chain):
     np.testing.assert_allclose(with_silent, viral_path(*chain, MODEL)[1], rtol=1e-9)
 
 
-def test_the_likelihood_of_a_departure_is_the_sum_over_all_paths(chain):
+def test_departure_likelihood_sums_all_paths(chain):
     starts, contrasts = chain
     departures = np.array([-1.0, 0.0, 2.5])
     expected = []
@@ -177,7 +177,7 @@ def test_the_likelihood_of_a_departure_is_the_sum_over_all_paths(chain):
     np.testing.assert_allclose(likely, expected, rtol=1e-10)  # sums of 512 float64 terms
 
 
-def test_the_level_of_a_host_follows_its_gc_and_hosts_near_it():
+def test_host_level_follows_its_gc():
     gc, level = np.array([0.3, 0.31, 0.5, 0.51]), np.array([-1.0, -1.2, -4.0, -4.2])
     levels = Levels.from_values(gc, level)
     assert levels.index_at(0.3) == pytest.approx(-1.1, abs=0.05)
@@ -269,9 +269,7 @@ def test_proteins_decide_where_the_pieces_leave_a_doubt():
         (18_000, "1" * 7, "1110111", "uncertain"),
     ],
 )
-def test_a_prophage_is_long_with_many_viral_genes_and_a_block_of_these_on_a_strand(
-    n_bases, viral, strand, judged
-):
+def test_long_block_of_viral_genes_is_a_prophage(n_bases, viral, strand, judged):
     start = 1_000 * np.arange(len(viral))
     log_odds = np.array([1.0 if one == "1" else 0.0 for one in viral])
     genes = start, start + 1_000, log_odds, np.array(list(strand), dtype=np.int64)
@@ -279,7 +277,7 @@ def test_a_prophage_is_long_with_many_viral_genes_and_a_block_of_these_on_a_stra
         assert classify_region(n_bases, tuple(column[order] for column in genes)) == judged
 
 
-def test_a_short_record_is_a_provirus_throughout_if_its_proteins_are_far_above_those_of_hosts():
+def test_short_record_is_a_provirus_if_far_above_hosts():
     rng = np.random.default_rng(5)
     gc = OWN.host.gc
     for n_bases, above, is_region in (
@@ -306,7 +304,7 @@ def test_the_level_of_a_long_host_hardly_matters():
         assert abs(region.end - 775_000) < 2_000
 
 
-def test_a_part_stands_out_from_a_host_of_an_unusual_level():
+def test_region_in_a_host_with_unusual_level():
     rng = np.random.default_rng(6)
     sequence = random_dna(60_000, rng)
     log_odds = rng.normal(OWN.levels.index_at(OWN.host.gc), 1.5, 119)
@@ -317,7 +315,7 @@ def test_a_part_stands_out_from_a_host_of_an_unusual_level():
         assert region.end == 60_000
 
 
-def test_neighbours_are_split_where_the_evidence_falls_between():
+def test_neighbours_are_split_between_evidence():
     rng = np.random.default_rng(9)
     sequence = random_dna(500_500, rng)
     for n_between, n_regions in ((4, 1), (30, 2)):
@@ -349,7 +347,7 @@ def test_what_gc_alone_explains_is_partly_taken_out():
 
 @pytest.mark.parametrize("n_gc", [1, 200])
 @pytest.mark.parametrize("n", [1, 2, 7, 19, 20, 21, 399])
-def test_figures_of_a_host_are_medians_and_the_slope_of_medians_of_twenty_parts_by_gc(n, n_gc):
+def test_host_figures_are_medians(n, n_gc):
     rng = np.random.default_rng(n)
     shape = rng.normal(0, 1, (n, 3))
     gc = np.full(n, 0.41) if n_gc == 1 else rng.integers(300, 500, n) / 1000  # with ties
@@ -368,7 +366,7 @@ def test_figures_of_a_host_are_medians_and_the_slope_of_medians_of_twenty_parts_
         np.testing.assert_allclose(slope, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_short_dense_genes_around_a_piece_speak_for_a_virus():
+def test_short_dense_genes_speak_for_a_virus():
     items = items_of(np.full(200, -3.0))
     shape = items.shape.copy()
     for deviations, expected in ((0.5, 0.5), (1.0, 1.0), (4.0, 1.0)):  # beyond 1, all is alike
@@ -379,7 +377,7 @@ def test_short_dense_genes_around_a_piece_speak_for_a_virus():
         np.testing.assert_allclose(np.delete(values, range(98, 112)), 0.0, atol=1e-12)
 
 
-def test_an_end_moves_to_an_open_stretch_but_not_past_the_middle_to_the_next_end():
+def test_end_moves_to_an_open_stretch():
     stop = "TAATTAATTAATTAATTAA"  # closes all six frames
     sequence = "CAC" * 1000 + stop + "CAC" * 1000
     repeats = Repeats.from_sequence(sequence, np.arange(0, 5_000, 500), np.zeros(10), MODEL)
@@ -407,7 +405,7 @@ PEPTIDE = "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT"  # GDKFAGRHGQKG of RNA polymera
 
 
 @pytest.mark.parametrize("bases", [PEPTIDE, reverse_complement(PEPTIDE)], ids=["+", "-"])
-def test_a_peptide_of_rna_polymerase_is_seen_in_every_frame_and_over_the_edge_of_a_block(bases):
+def test_rna_polymerase_peptide_in_every_frame(bases):
     end = 0 if bases == PEPTIDE else len(bases)
     for start in (120, 121, 122, *range(1_000_000 - len(bases), 1_000_001, 7)):
         sequence = ("CAC" * (start // 3 + 1))[:start] + bases + "CAC" * 30
@@ -423,7 +421,7 @@ def test_a_peptide_of_rna_polymerase_is_seen_in_every_frame_and_over_the_edge_of
         "GGTCCTCTCGTA",  # on the other strand
     ],
 )
-def test_genes_that_every_bacterium_has_are_the_hosts_though_they_look_viral(gene):
+def test_universal_bacterial_genes_are_the_hosts(gene):
     rng = np.random.default_rng(4)
     log_odds = rng.normal(-4, 1, 300)
     log_odds[104:120] += 8
@@ -461,7 +459,7 @@ def written(folder: Path, made: CalledRecords) -> None:
             add(portion)
 
 
-def test_a_region_that_covers_all_of_a_record_is_reported_only_of_a_record_that_is_called_a_virus():
+def test_whole_record_region_only_if_called():
     rng = np.random.default_rng(6)
     sequence = random_dna(40_000, rng)
     far = OWN.levels.index_at(OWN.host.gc) + 5 * OWN.levels.spread
@@ -564,7 +562,7 @@ def read_if_any(path: Path) -> list[FastaRecord]:
 TRNA = "GCCCGGATAGCTCAGTCGGTAGAGCAGGGGATTGAAAATCCCCGTGTCCTTGGTTCGATTCCGAGTCCGGGCA"
 
 
-def test_the_end_of_a_trna_is_found_on_either_strand_and_no_other():
+def test_trna_end_on_either_strand():
     rng = np.random.default_rng(7)
     before, behind = random_dna(500, rng), random_dna(300, rng)
     sequence = before + TRNA + behind
@@ -575,7 +573,7 @@ def test_the_end_of_a_trna_is_found_on_either_strand_and_no_other():
     assert find_trna_ends("") == []
 
 
-def test_a_trna_near_an_end_a_direct_repeat_and_viral_genes_are_the_evidence():
+def test_trna_repeat_and_genes_are_evidence():
     rng = np.random.default_rng(7)
     sequence = random_dna(500, rng) + TRNA + random_dna(700, rng)
     log_odds = np.array([1.0, 0.0, -1.0])
@@ -586,7 +584,7 @@ def test_a_trna_near_an_end_a_direct_repeat_and_viral_genes_are_the_evidence():
     assert describe_evidence(sequence, (300, 1_200), "", log_odds) == "viral_genes=1/3"
 
 
-def test_a_provirus_counts_by_the_cut_and_is_noted_in_a_record_that_is_not_called():
+def test_provirus_counts_by_the_threshold():
     finder = replace(ProvirusFinder.load_builtin(11), least_posterior=0.7)
     made = results([], [])
     (_, track), made.calls.are_viruses[1] = made.regions[0], True
@@ -600,7 +598,7 @@ def test_a_provirus_counts_by_the_cut_and_is_noted_in_a_record_that_is_not_calle
     assert made.calls.notes == ["2 virus-like regions", ""]
 
 
-def test_genes_are_those_of_both_strands_with_the_log_odds_of_their_proteins():
+def test_genes_of_both_strands_with_log_odds():
     gene, scorer = open_dna(600, np.random.default_rng(8)), ProvirusFinder.load_builtin(11).scorer
     letters = STANDARD.meanings
     stops = "TAACTAACTAATTAGTTAGTTA"  # in all frames of both strands
@@ -692,15 +690,13 @@ def once(tmp_path_factory, chromosomes) -> Path:
     return folder / "run"
 
 
-def test_the_regions_of_a_record_do_not_depend_on_the_records_beside_it(
-    tmp_path, once, chromosomes
-):
+def test_regions_do_not_depend_on_neighbours(tmp_path, once, chromosomes):
     predict(write(tmp_path / "in.fa", lysogen=chromosomes["lysogen"]), to=tmp_path / "alone")
     for name in FILES[1:4]:
         assert (once / name).read_text() == (tmp_path / "alone" / name).read_text()
 
 
-def test_regions_of_a_finished_run_come_and_go_with_the_option_and_the_calls_stay(tmp_path, once):
+def test_regions_option_on_a_finished_run(tmp_path, once):
     source, folder = once.parent / "in.fa", tmp_path / "run"
     predict(source, to=folder, regions=False)
     plain = rows(folder / "predictions.tsv")
@@ -717,7 +713,7 @@ def test_regions_of_a_finished_run_come_and_go_with_the_option_and_the_calls_sta
 IN_ITS_OWN_WAY = (".json", ".log", ".html", ".scores")
 
 
-def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, chromosomes):
+def test_regions_command_equals_predict(tmp_path, chromosomes):
     """Of one run in two files with the same ids and tables of each, and again when repeated."""
     sources = [write(tmp_path / name, **chromosomes) for name in ("a.fa", "b.fa")]
     once, later = tmp_path / "once", tmp_path / "later"
@@ -766,9 +762,7 @@ def test_regions_keep_the_warnings_of_the_page(tmp_path, chromosomes):
     assert Page(tmp_path / "run/report.html").words.count(warning) == 1
 
 
-def test_regions_of_a_finished_run_are_found_by_the_model_that_the_run_used(
-    tmp_path, chromosomes, tiny
-):
+def test_regions_command_uses_the_runs_model(tmp_path, chromosomes, tiny):
     """That is named by the run, or lies beside the head of the model that it embedded with."""
     source, folder = write(tmp_path / "in.fa", host=chromosomes["host"]), tmp_path / "run"
     own = tmp_path / "model" / "regions.json"
@@ -804,9 +798,7 @@ def test_regions_of_a_finished_run_are_found_by_the_model_that_the_run_used(
         model_of_regions()
 
 
-def test_a_stricter_cut_leaves_proviruses_out_of_the_table_of_viruses_and_regions_keeps_to_it(
-    tmp_path, chromosomes
-):
+def test_stricter_threshold_drops_proviruses(tmp_path, chromosomes):
     source = write(tmp_path / "in.fa", lysogen=chromosomes["lysogen"])
     folder = tmp_path / "run"
     predict(source, to=folder)
@@ -829,7 +821,7 @@ def test_a_stricter_cut_leaves_proviruses_out_of_the_table_of_viruses_and_region
     assert [(folder / name).read_bytes() for name in ("viruses.fasta", "regions.fasta")] == before
 
 
-def test_the_presets_ask_for_more_of_a_provirus_the_stricter_they_are():
+def test_stricter_presets_ask_more_of_proviruses():
     least = [ThresholdOptions(preset=name).min_posterior for name in FALSE_POSITIVES]
     assert least == sorted(set(least))
 
@@ -841,9 +833,7 @@ def test_the_presets_ask_for_more_of_a_provirus_the_stricter_they_are():
         ("short", "virus-like regions: 0, 0 of them whole records\n"),
     ],
 )
-def test_the_command_counts_its_regions_and_names_no_table_that_is_not_there(
-    tmp_path, chromosomes, name, line
-):
+def test_regions_command_counts_and_names_tables(tmp_path, chromosomes, name, line):
     predict(write(tmp_path / "in.fa", **{name: chromosomes[name]}), to=tmp_path / "run")
     outcome = CliRunner().invoke(app, ["regions", str(tmp_path / "run")])
     assert outcome.exit_code == 0
@@ -851,7 +841,7 @@ def test_the_command_counts_its_regions_and_names_no_table_that_is_not_there(
     assert ("next:" in outcome.stdout) == (name == "lysogen")
 
 
-def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, chromosomes):
+def test_regions_need_a_run_and_its_table(tmp_path, chromosomes):
     with pytest.raises(InputMissingError, match="there is no such folder"):
         find_regions(RegionsOptions(folder=tmp_path / "nothing"), lambda _: None)
     source = write(tmp_path / "in.fa", host=chromosomes["host"])
@@ -869,7 +859,7 @@ def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, ch
     assert table.read_text() == before
 
 
-def test_a_record_that_was_replaced_is_searched_once_by_its_last_sequence(tmp_path, chromosomes):
+def test_replaced_record_is_searched_once(tmp_path, chromosomes):
     fasta = write(tmp_path / "in.fa", host=chromosomes["host"], lysogen="", a="ACGT" * 99)
     predict(fasta, to=tmp_path / "run")
     mended = write(tmp_path / "mended.fa", lysogen=chromosomes["lysogen"])
@@ -882,7 +872,7 @@ def test_a_record_that_was_replaced_is_searched_once_by_its_last_sequence(tmp_pa
     assert (tmp_path / "run/predictions.tsv").read_text() == table
 
 
-def test_tracks_hold_the_pieces_of_every_record_that_was_searched(once, chromosomes):
+def test_tracks_hold_pieces_of_searched_records(once, chromosomes):
     with gzip.open(once / "tracks.tsv.gz", "rt") as text:
         columns, *lines = [line.rstrip("\n").split("\t") for line in text]
     assert columns == ["record", "start", "end", "log_odds", "posterior"]
@@ -900,7 +890,7 @@ def test_tracks_hold_the_pieces_of_every_record_that_was_searched(once, chromoso
     assert len(viral) > 50
 
 
-def test_a_region_over_the_origin_of_a_circle_is_reported_on_both_sides():
+def test_region_over_the_origin_has_two_parts():
     """However the circle was cut open, the same bases are told."""
     rng, finder = np.random.default_rng(11), ProvirusFinder.load_builtin(11)
     host = genes_dna(200_000, rng, 300, USUAL_IN_HOST)  # the hairpins of others are repeats
@@ -931,7 +921,7 @@ def test_a_region_over_the_origin_of_a_circle_is_reported_on_both_sides():
     assert not any(region.over_origin for region in finder.find([cut], [[False]])[0][0][0])
 
 
-def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_once():
+def test_regions_are_counted_by_kind():
     made = results(
         [(0, 150, "whole"), (150, 400, "whole")],
         [(100, 400, "whole")],
@@ -966,7 +956,7 @@ def test_a_header_can_declare_a_circle(header, expected):
     assert FastaRecord("1", header, "").is_circular == expected
 
 
-def test_direct_repeats_at_both_ends_are_named_and_are_the_ends():
+def test_direct_repeats_are_the_ends():
     rng = np.random.default_rng(8)
     bases, att = random_dna(60_000, rng), "GCTTTTTTATACTAA"
     sequence = bases[:20_000] + att + bases[20_000:45_000] + att + bases[45_000:]
@@ -1001,14 +991,14 @@ def test_a_repeat_far_from_the_ends_must_be_long():
     assert not repeats_of(ATT[:15])
 
 
-def test_repeats_that_a_record_has_elsewhere_are_a_family():
+def test_repeats_elsewhere_are_a_family():
     assert not repeats_of(ATT, elsewhere=ATT)
     far, many = "N" * 2**24, 100 * ATT
     assert not repeats_of(ATT, elsewhere=many + far)
     assert repeats_of(ATT, elsewhere=far + many), "counted as far as most genomes are long"
 
 
-def test_terminators_and_long_copies_are_no_attachment_sites():
+def test_terminators_are_no_attachment_sites():
     stem = "GCGTACCGATTGA"
     assert not repeats_of(f"AAAAA{stem}TTCG{reverse_complement(stem)}TTTTT")
     gene = random_dna(1_000, np.random.default_rng(12))
@@ -1019,7 +1009,7 @@ def test_terminators_and_long_copies_are_no_attachment_sites():
     assert not Repeat.from_ends(record, (40_000, 60_000), (0, len(record)), 20_000)
 
 
-def test_ends_move_only_to_a_repeat_with_most_of_the_evidence():
+def test_ends_move_only_with_most_evidence():
     bases = random_dna(200_000, np.random.default_rng(14))
     starts = np.arange(0, 199_500, 500)
     evidence = np.where((starts >= 40_000) & (starts < 60_000), 0.5, -0.5)
@@ -1031,7 +1021,7 @@ def test_ends_move_only_to_a_repeat_with_most_of_the_evidence():
         assert (found is not None and found.bases.startswith(ATT)) == is_taken
 
 
-def test_neighbours_that_repeats_bound_are_apart_and_one_virus_stays_whole():
+def test_neighbours_bounded_by_repeats_stay_apart():
     rng = np.random.default_rng(12)
     bases = random_dna(180_000, rng)
     ends = [(50_000, 88_000), (90_000, 130_000)]
@@ -1065,7 +1055,7 @@ def test_neighbours_that_repeats_bound_are_apart_and_one_virus_stays_whole():
     ]
 
 
-def test_a_virus_beside_one_with_a_repeat_is_a_region_if_it_has_a_repeat_or_is_viral_by_itself():
+def test_virus_beside_a_bounded_one():
     """Also where a search around both finds the repeat of the first."""
     bases = random_dna(180_000, np.random.default_rng(12))
     first, second = (50_000, 88_000), (90_000, 106_000)
@@ -1091,7 +1081,7 @@ def test_a_virus_beside_one_with_a_repeat_is_a_region_if_it_has_a_repeat_or_is_v
             np.testing.assert_allclose(ends, other, atol=most)
 
 
-def test_a_run_whose_repeat_is_less_by_chance_takes_the_place_of_those_that_it_overlaps():
+def test_run_with_a_rarer_repeat_wins():
     bases = random_dna(180_000, np.random.default_rng(12))
     lysogen = bases[:87_975] + bases[50_000:50_025] + bases[88_000:]
     evidence = np.zeros(359)
@@ -1112,7 +1102,7 @@ def test_a_run_whose_repeat_is_less_by_chance_takes_the_place_of_those_that_it_o
     assert repeats.confirmed([near], [by_pieces]) == [near]
 
 
-def test_what_is_rather_a_virus_by_all_paths_is_a_region_if_it_is_long_or_a_repeat_bounds_it():
+def test_region_by_all_paths_if_long_or_bounded():
     rng = np.random.default_rng(8)
     bases = random_dna(100_000, rng)
     log_odds = rng.normal(-4, 1.0, 201)
@@ -1152,7 +1142,7 @@ def test_a_record_that_is_called_a_virus_is_one_region(chromosomes):
     assert region.end == 80_000
 
 
-def test_a_region_model_is_read_as_it_was_written_or_refused(tmp_path):
+def test_region_model_is_read_back_or_refused(tmp_path):
     path = tmp_path / "regions.json"
     path.write_text(MODEL.text)
     assert RegionModel.load(path) == MODEL
@@ -1187,7 +1177,7 @@ def test_a_region_model_is_read_as_it_was_written_or_refused(tmp_path):
         ("edges", [0.0]),
     ],
 )
-def test_a_region_model_with_a_figure_that_makes_no_sense_is_refused(tmp_path, key, value):
+def test_region_model_with_bad_figure_is_refused(tmp_path, key, value):
     facts = json.loads(OWN_REGION_MODEL.read_text())
     *part, name = key.split(".")
     of = facts[part[0]] if part else facts

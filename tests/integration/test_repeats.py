@@ -111,7 +111,7 @@ def copies_files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("residues_per_shard", [10**6, 2000], ids=["one shard", "many"])
-def test_identical_proteins_are_embedded_once_and_each_has_its_vector(
+def test_identical_proteins_are_embedded_once(
     make_config, tiny, repeated, proteins, alone, residues_per_shard
 ):
     config = make_config(repeated, residues_per_shard=residues_per_shard)
@@ -123,7 +123,7 @@ def test_identical_proteins_are_embedded_once_and_each_has_its_vector(
     assert (len(copies_files(config.output)) > 1) == (residues_per_shard == 2000)
 
 
-def test_a_contig_and_its_reverse_complement_share_their_frames(make_config, tiny, tmp_path):
+def test_reverse_complement_shares_frames(make_config, tiny, tmp_path):
     bases = open_dna(3000, np.random.default_rng(3))[:3000]
     reverse = bases.translate(str.maketrans("ACGT", "TGCA"))[::-1]
     fasta = write_fasta(tmp_path / "strands.fa", {"plus": bases, "minus": reverse})
@@ -144,9 +144,7 @@ def test_a_contig_and_its_reverse_complement_share_their_frames(make_config, tin
     assert len(headers) == n_embedded(events)
 
 
-def test_a_protein_that_two_input_files_hold_is_embedded_once(
-    make_config, tiny, tmp_path, proteins, alone
-):
+def test_protein_in_two_files_is_embedded_once(make_config, tiny, tmp_path, proteins, alone):
     half = len(proteins) // 2
     one = write_fasta(tmp_path / "one.faa", dict(list(proteins.items())[:half]))
     two = write_fasta(tmp_path / "two.faa", dict(list(proteins.items())[half:]))
@@ -214,7 +212,7 @@ def test_shards_end_where_either_of_their_files_is_full(predicted, tmp_path):
     assert len(vectors(output)) == 200
 
 
-def test_status_counts_shards_and_verifies_the_copies_and_force_clears_them(predicted, repeated):
+def test_status_verifies_copies_and_force_clears_them(predicted, repeated):
     output = predicted(repeated, keep_intermediate=True)
     n_shards = len(list((output / "shards").glob("*.faa")))
     lines, n_damaged = inspect_run(output, verify=True)
@@ -246,7 +244,7 @@ def raising() -> InlineExecutor:
     return InlineExecutor(worker=faulty_workers.RaisingWorker)
 
 
-def test_a_copy_fails_as_its_original_did_and_is_repaired_with_it(
+def test_copy_fails_and_is_repaired_with_its_original(
     predicted, make_config, tiny, poisoned, alone, tmp_path
 ):
     whole = predicted(poisoned, output=tmp_path / "whole")
@@ -269,7 +267,7 @@ def test_a_copy_fails_as_its_original_did_and_is_repaired_with_it(
     assert_same_run(config.output, whole)
 
 
-def test_a_copy_is_repaired_when_only_its_original_was_mended(
+def test_copy_is_repaired_with_only_its_original(
     predicted, make_config, tiny, poisoned, proteins, alone, tmp_path
 ):
     output = predicted(poisoned, executor=raising(), exit_code=2)
@@ -292,9 +290,7 @@ class LosingExecutor(InlineExecutor):
         yield from super().run(shards[1:], job, resources)
 
 
-def test_the_copies_of_what_a_lost_shard_held_fail_and_no_others(
-    predicted, repeated, proteins, alone
-):
+def test_copies_of_a_lost_shard_fail(predicted, repeated, proteins, alone):
     output = predicted(repeated, executor=LosingExecutor(), exit_code=2)
     assert not (output / "features" / "000000.h5").exists()
     found = vectors(output)
@@ -307,9 +303,7 @@ def test_the_copies_of_what_a_lost_shard_held_fail_and_no_others(
     assert_right(output, alone)
 
 
-def test_a_run_of_which_every_shard_is_lost_has_an_empty_index(
-    predicted, make_config, tiny, tmp_path
-):
+def test_run_with_all_shards_lost_has_empty_index(predicted, make_config, tiny, tmp_path):
     (text,) = random_proteins(1)
     fasta = write_fasta(tmp_path / "same.faa", {"a": text, "b": text})
     output = predicted(fasta, residues_per_shard=10, executor=LosingExecutor(), exit_code=1)
@@ -322,9 +316,7 @@ def test_a_run_of_which_every_shard_is_lost_has_an_empty_index(
 # Resume
 
 
-def test_a_run_that_ended_while_copies_were_made_goes_on_there(
-    make_config, tiny, repeated, undisturbed
-):
+def test_interrupted_copying_resumes(make_config, tiny, repeated, undisturbed):
     config = make_config(repeated)
 
     def interrupt(event):
@@ -338,9 +330,7 @@ def test_a_run_that_ended_while_copies_were_made_goes_on_there(
     assert_same_run(config.output, undisturbed)
 
 
-def test_a_file_of_copies_that_is_gone_damaged_or_foreign_is_made_again(
-    make_config, tiny, repeated, undisturbed
-):
+def test_damaged_copies_file_is_remade(make_config, tiny, repeated, undisturbed):
     config = make_config(repeated)
     shutil.copytree(undisturbed, config.output)
     gone, short, changed, foreign, *_ = copies_files(config.output)
@@ -358,9 +348,7 @@ def test_a_file_of_copies_that_is_gone_damaged_or_foreign_is_made_again(
     assert untouched.stat().st_mtime_ns == written
 
 
-def test_a_file_of_copies_in_the_place_of_its_shards_file_is_refused(
-    predicted, make_config, repeated, undisturbed
-):
+def test_copies_file_in_place_of_a_shard_is_refused(predicted, make_config, repeated, undisturbed):
     config = make_config(repeated)
     shutil.copytree(undisturbed, config.output)
     copies = copies_files(config.output)[0]
@@ -372,9 +360,7 @@ def test_a_file_of_copies_in_the_place_of_its_shards_file_is_refused(
     assert_same_run(config.output, undisturbed)
 
 
-def test_a_run_from_before_proteins_were_embedded_once_is_refused(
-    make_config, tiny, repeated, undisturbed
-):
+def test_run_without_deduplication_is_refused(make_config, tiny, repeated, undisturbed):
     config = make_config(repeated, resume=True)
     shutil.copytree(undisturbed, config.output)
     stored = json.loads((config.output / "run.json").read_text())
@@ -384,7 +370,7 @@ def test_a_run_from_before_proteins_were_embedded_once_is_refused(
         run_inline(config, tiny.head)
 
 
-def test_an_input_added_later_copies_nothing_from_the_earlier_ones(
+def test_added_input_copies_nothing_earlier(
     predicted, repeated, undisturbed, proteins, alone, tmp_path
 ):
     """Records of the earlier ones may fail, and be mended, by themselves."""
@@ -399,7 +385,7 @@ def test_an_input_added_later_copies_nothing_from_the_earlier_ones(
     assert tables(tmp_path / "run") == tables(tmp_path / "both")
 
 
-def test_a_feature_file_with_its_rows_in_another_order_is_refused(make_config, tmp_path):
+def test_feature_file_in_other_order_is_refused(make_config, tmp_path):
     recipe = make_config(tmp_path).recipe
     (store,) = open_stores(tmp_path / "features", recipe.encoders, recipe.fingerprint)
     store.make_folder()
@@ -415,7 +401,7 @@ def test_a_feature_file_with_its_rows_in_another_order_is_refused(make_config, t
 # What is found
 
 
-def test_copies_that_are_forgotten_cost_time_and_change_nothing(
+def test_forgotten_copies_cost_only_time(
     make_config, tiny, repeated, undisturbed, proteins, monkeypatch
 ):
     monkeypatch.setattr(shards, "SequenceIndex", partial(SequenceIndex, most=4))
@@ -453,7 +439,7 @@ def test_a_copy_always_has_the_protein_of_its_original(most):
     assert (len(embedded) == len(set(proteins))) == (most == 2**16)
 
 
-def test_proteins_that_differ_in_one_residue_the_length_or_the_order_differ():
+def test_nearly_equal_proteins_are_not_copies():
     (text,) = random_proteins(1)
     one_off = [text[:i] + "X" + text[i + 1 :] for i in range(len(text))]
     prefixes = [text[:n] for n in range(1, len(text))]

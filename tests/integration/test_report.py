@@ -52,7 +52,7 @@ def predict(to: Path, *inputs: Path, **changes: object) -> Path:
 # What it says
 
 
-def test_predict_writes_the_page_and_report_writes_the_same_bytes_again(tmp_path):
+def test_report_command_equals_predict(tmp_path):
     """It has every record with its values."""
     path = predict(tmp_path / "run", EXAMPLE)
     before = path.read_bytes()
@@ -93,7 +93,7 @@ def test_a_partial_run_says_so_in_its_title(make_config, tiny, tmp_path, others,
     assert ("a", {"href": "failed_sequences.fa"}) in page.elements
 
 
-def test_a_run_that_was_not_ended_says_so_in_its_title_and_why(tmp_path, caplog):
+def test_unfinished_run_says_so_in_its_title(tmp_path, caplog):
     folder = write_table(tmp_path / "run", [], state="unfinished")
     (folder / "predictions.tsv").unlink()
     (folder / "virnucpro.log").write_text(
@@ -126,7 +126,7 @@ def test_a_run_without_a_record_has_a_page(tmp_path):
     assert "The input has no records." in page.words
 
 
-def test_notes_that_are_not_shown_are_counted_and_records_too_short_are_no_notes(tmp_path):
+def test_hidden_notes_are_counted(tmp_path):
     noted = [call(f"r{i}", 0.9, note=f"note {i}") for i in range(10)]
     short = [Call(f"s{n}", n, "too_short", note=f"{n} of at least 150") for n in range(10, 20)]
     page = Page(report_folder(write_table(tmp_path / "run", noted + short)))
@@ -183,7 +183,7 @@ def track(*rows: tuple[str, int, int, str, float]) -> bytes:
     )
 
 
-def test_a_region_is_listed_and_its_record_has_a_map_with_the_evidence(tmp_path):
+def test_region_is_listed_with_a_map(tmp_path):
     calls = [call("host", 0.1, 10_000), call("other", 0.95, 20_000)]
     folder = write_table(tmp_path / "run", calls, counts={"n_proviruses": 1})
     name = "host|provirus_2001_3000"
@@ -244,7 +244,7 @@ def test_tracks_that_end_too_early_are_reported(tmp_path):
         report_folder(folder)
 
 
-def test_a_region_that_is_all_of_a_record_is_neither_listed_nor_drawn(tmp_path):
+def test_whole_record_region_is_not_drawn(tmp_path):
     folder = write_table(tmp_path / "run", [call("a", 0.95, 20_000), call("b", 0.95, 20_000)])
     (folder / "regions.tsv").write_text(
         REGIONS + region("a", "whole", 1, 20_000, "a") + region("b", "whole", 501, 20_000, "b|x")
@@ -254,14 +254,14 @@ def test_a_region_that_is_all_of_a_record_is_neither_listed_nor_drawn(tmp_path):
     assert [drawn["record"] for drawn in data["tracks"]] == ["b"]
 
 
-def test_a_provirus_that_is_all_of_a_record_called_other_is_listed(tmp_path):
+def test_whole_record_provirus_is_listed(tmp_path):
     folder = write_table(tmp_path / "run", [call("a", 0.4, 20_000)])
     (folder / "regions.tsv").write_text(REGIONS + region("a", "provirus", 1, 20_000, "a|x"))
     columns = Page(report_folder(folder)).data["regions"]["columns"]
     assert (columns["record"], columns["verdict"]) == ("a", [1])
 
 
-def test_a_region_over_the_origin_is_counted_once_and_a_piece_there_is_drawn_at_the_end(tmp_path):
+def test_region_over_the_origin_is_counted_once(tmp_path):
     folder = write_table(tmp_path / "run", [call("circle", 0.1, 20_000)])
     note = "crosses the origin"
     (folder / "regions.tsv").write_text(
@@ -292,7 +292,7 @@ def test_a_long_record_has_a_map_of_bounded_size(tmp_path):
 # Samples
 
 
-def test_the_page_has_every_sample_of_a_run_of_a_thousand_files(tmp_path):
+def test_page_has_every_sample_of_many(tmp_path):
     calls = [call(f"r{i}", 0.95, sample=f"s{i}") for i in range(1_000)]
     folder = write_table(tmp_path / "run", calls)
     write_samples(folder, [(f"s{i}", "complete", 1, i % 7) for i in range(1_000)])
@@ -310,7 +310,7 @@ def test_a_damaged_table_of_samples_is_reported(tmp_path):
         report_folder(folder)
 
 
-def test_the_page_has_the_samples_of_a_run_whose_table_of_records_is_gone(tmp_path):
+def test_page_has_samples_without_the_table(tmp_path):
     folder = write_table(tmp_path / "run", [])
     write_samples(folder, [("a", "complete", 1, 2), ("b", "complete", 1, 3)])
     (folder / "predictions.tsv").unlink()
@@ -327,7 +327,7 @@ def write_samples(folder: Path, rows: list[tuple[object, ...]]) -> None:
 # More records than a page can hold
 
 
-def test_of_many_records_the_page_has_the_viral_ones_and_a_sample_and_says_so(tmp_path):
+def test_page_shows_viral_records_and_a_sample(tmp_path):
     calls = (call(f"contig{i}", 0.95 if i % 100 == 0 else 0.1) for i in range(210_000))
     page = Page(report_folder(write_table(tmp_path / "run", calls)))
     places = np.array([int(name.removeprefix("contig")) for name in page.ids])
@@ -353,7 +353,7 @@ def test_of_too_many_viral_records_the_page_has_the_best(tmp_path):
     assert "This page shows 100,000 of 210,000 records: the 100,000 best viral" in page.words
 
 
-def test_a_page_has_no_more_bytes_than_it_may_whatever_the_ids(tmp_path):
+def test_page_size_is_limited(tmp_path):
     rng = np.random.default_rng(1)
     names = (rng.bytes(140).hex() for _ in range(20_000))
     path = report_folder(write_table(tmp_path / "run", (call(name, 0.5) for name in names)))
@@ -410,7 +410,7 @@ def test_text_of_a_page_is_escaped():
     assert "<dt>a</dt><dd>&lt;&amp;&gt;&#34;&#39;</dd>" in page
 
 
-def test_the_page_names_the_hosts_that_did_parts_and_no_name_is_markup(tmp_path):
+def test_page_names_hosts_without_markup(tmp_path):
     folder = write_table(tmp_path / "run", [call("a", 0.99)])
     facts = json.loads((folder / "run.json").read_text())
     host = {"n_shards": 1234, "tokens_per_second": 56789.4, "n_failed": 3}
@@ -430,7 +430,7 @@ def test_an_id_that_is_no_utf_8_is_in_the_page(tmp_path):
     assert Page(report_folder(folder)).ids == [r"a\udcff"]
 
 
-def test_the_policy_of_the_page_allows_its_own_script_and_style_and_nothing_else(tmp_path):
+def test_page_policy_allows_only_its_own_code(tmp_path):
     page = Page(report_folder(write_table(tmp_path / "run", [call("a", 0.99)])))
     (policy,) = (
         attributes["content"]
@@ -465,7 +465,7 @@ def test_no_report_leaves_none_not_even_an_old_one(tmp_path):
     assert not path.exists()
 
 
-def test_the_page_and_the_record_of_the_devices_are_the_runs_own(predicted, contigs):
+def test_page_and_device_record_belong_to_the_run(predicted, contigs):
     output = predicted(contigs)
     rundir = open_run_dir(output)
     assert {rundir.report.name, rundir.machine.name} <= set(rundir.own_names)
@@ -474,7 +474,7 @@ def test_the_page_and_the_record_of_the_devices_are_the_runs_own(predicted, cont
     assert not rundir.report.exists() and not rundir.machine.exists()
 
 
-def test_the_run_within_an_evaluation_is_named_for_its_folder(tmp_path):
+def test_evaluation_run_is_named_by_its_folder(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
     with pytest.raises(InputMissingError, match="holds no run") as caught:
@@ -540,7 +540,7 @@ def test_fields_of_a_table_are_read_as_python_reads_them(tmp_path):
             block.numbers("score")
 
 
-def test_the_page_of_a_training_has_its_curves_and_tables(tmp_path):
+def test_training_page_has_curves_and_tables(tmp_path):
     """What is no number is a gap in its curve."""
     (tmp_path / "training.json").write_text(json.dumps({"manifest": EVIL, "settings": {"lr": 0.1}}))
     (tmp_path / "epochs.tsv").write_text(
@@ -561,7 +561,7 @@ def test_the_page_of_a_training_has_its_curves_and_tables(tmp_path):
         write_training_page(tmp_path)
 
 
-def test_the_page_of_an_evaluation_has_figures_of_all_samples_and_curves(tmp_path):
+def test_evaluation_page_has_figures_and_curves(tmp_path):
     kind = {"unit": "record", "length": "500"}
     facts = {**kind, "subset": "all", "kingdom": ""}
     counts = {"n": 30, "n_virus": 10, "n_groups": 7, "n_no_orf": 4}
@@ -599,7 +599,7 @@ def test_the_page_of_an_evaluation_has_figures_of_all_samples_and_curves(tmp_pat
 # The record of the devices
 
 
-def test_the_work_of_a_device_is_kept_in_bins_that_grow_and_lose_nothing(tmp_path):
+def test_device_timeline_bins_grow(tmp_path):
     seconds = iter(np.arange(0, 5_000, 0.5).tolist())
     machine = DeviceTimeline(lambda: next(seconds))
     shard = Shard(0, tmp_path, 1, 1, 10, "")
@@ -630,7 +630,7 @@ def test_the_work_of_a_device_is_kept_in_bins_that_grow_and_lose_nothing(tmp_pat
     ] * 20
 
 
-def test_every_start_of_a_run_is_kept_and_the_page_shows_each(make_config, tiny, contigs):
+def test_every_start_of_a_run_is_shown(make_config, tiny, contigs):
     config = make_config(contigs)
     run_inline(config, tiny.head)
     rundir = open_run_dir(config.output)
@@ -644,7 +644,7 @@ def test_every_start_of_a_run_is_kept_and_the_page_shows_each(make_config, tiny,
     assert {"speed0", "memory0", "speed1", "memory1"} == Page(rundir.report).data["charts"].keys()
 
 
-def test_infinities_and_nan_in_run_json_are_left_out_of_the_page(tmp_path):
+def test_infinite_figures_are_left_out(tmp_path):
     folder = write_table(tmp_path / "run", [call("a", 0.99)])
     stored = json.loads((folder / "run.json").read_text())
     seconds = {STAGES[0]: 10**400, STAGES[2]: float("inf")}

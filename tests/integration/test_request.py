@@ -137,9 +137,7 @@ def test_what_would_be_ignored_is_refused(options, given, reason):
         resolve(options(**{**usual, **given}), lambda _: None)
 
 
-def test_without_its_file_there_is_no_scorer_and_the_message_says_so(
-    options, tmp_path, monkeypatch
-):
+def test_missing_scorer_file_is_named(options, tmp_path, monkeypatch):
     monkeypatch.setattr(nets, "OWN_SCORER", tmp_path / "scorer.safetensors")
     monkeypatch.setattr(
         nets.Scorer, "load_builtin", staticmethod(nets.Scorer.load_builtin.__wrapped__)
@@ -153,7 +151,7 @@ def test_a_worker_may_be_silent_for_as_long_as_was_asked(options):
     assert config.resources.silence_seconds == 7.0
 
 
-def test_another_model_needs_a_head_only_if_a_head_is_to_call(options):
+def test_other_model_needs_a_head_only_to_call(options):
     config = resolve(options(command="predict"), lambda _: None)
     assert config.classifier.frame_head is None and config.recipe.scorer_sha256
     with pytest.raises(UnavailableError, match="no head comes with the model model"):
@@ -234,9 +232,7 @@ def test_a_budget_that_is_no_number_of_tokens_is_refused(options, budget):
 
 
 @pytest.mark.parametrize("name", ["esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D"])
-def test_a_run_of_another_model_is_refused_before_this_one_is_fetched(
-    options, monkeypatch, tmp_path, name
-):
+def test_run_of_another_model_is_refused_first(options, monkeypatch, tmp_path, name):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     config = resolve(options(), lambda _: None)
     run(config, InlineExecutor(), lambda _: None)
@@ -272,7 +268,7 @@ def test_a_package_without_its_model_says_so(options, monkeypatch, tmp_path):
         resolve(options(model=TINY_MODEL), lambda _: None)
 
 
-def test_the_head_of_the_package_is_for_its_model_and_both_are_whole():
+def test_package_head_fits_its_model():
     checkpoint = open_model(TINY_MODEL, lambda _: None)
     checkpoint.verify()
     facts = Head.load(embedded_head()).facts
@@ -284,14 +280,14 @@ def test_the_head_of_the_package_is_for_its_model_and_both_are_whole():
 # Sizes
 
 
-def test_the_batch_size_is_auto_by_default_or_the_number_given(options):
+def test_batch_size_is_auto_or_given(options):
     sized = resolve(options(), lambda _: None)
     given = resolve(options(esm_batch_size="9999"), lambda _: None)
     assert sized.resources.tokens_per_batch == 4096  # of a narrow model on a CPU
     assert given.resources.tokens_per_batch == 9999
 
 
-def test_a_large_model_is_converted_once_and_gives_the_same_vectors(options, kept, monkeypatch):
+def test_large_model_is_converted_once(options, kept, monkeypatch):
     first = resolve(options("first"), lambda _: None)
     (made,) = kept.glob("*.safetensors")
     before = made.stat().st_mtime_ns
@@ -308,7 +304,7 @@ def test_a_large_model_is_converted_once_and_gives_the_same_vectors(options, kep
     assert_same_vectors(vectors(second.output), vectors(plain.output))
 
 
-def test_where_nothing_can_be_kept_the_run_goes_on_with_the_model_itself(options, kept, caplog):
+def test_run_continues_without_a_converted_copy(options, kept, caplog):
     kept.write_text("a file where the folder would be")
     with caplog.at_level(logging.WARNING):
         config = resolve(options(), lambda _: None)

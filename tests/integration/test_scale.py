@@ -147,7 +147,7 @@ def memory_of_planning(folder: Path, n_records: int) -> int:
 
 
 @needs_proc
-def test_planning_holds_8_bytes_per_record_and_16_while_they_are_sorted(tmp_path, request):
+def test_planning_memory_per_record(tmp_path, request):
     """And a byte of each while neighbours are compared; whatever else it holds is of fixed size.
 
     The array that grows may be a sixteenth larger than what is in it. Beside the records there may
@@ -230,7 +230,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
 
 
 @needs_proc
-def test_finished_shards_are_listed_by_their_labels_whatever_their_size(finished):
+def test_finished_shards_are_listed_by_label(finished):
     assert finished.store.path(finished.plan.shards[0]).stat().st_size > 4 * LABEL_BYTES
     before = kernel_says("io", "rchar:")
     assert finished.pending() == []
@@ -238,7 +238,7 @@ def test_finished_shards_are_listed_by_their_labels_whatever_their_size(finished
     assert n_bytes < LABEL_BYTES * len(finished.plan.shards)
 
 
-def test_a_resumed_run_of_many_shards_embeds_nothing_and_says_what_it_checks(finished):
+def test_resumed_run_of_many_shards_embeds_nothing(finished):
     events = []
     summary = run_inline(again(finished.config, resume=True), None, events.append)
     assert summary.exit_code == 0

@@ -88,7 +88,7 @@ def whole(tmp_path_factory) -> Path:
     return folder / "run"
 
 
-def test_a_run_that_was_planned_for_several_machines_is_joined_with_no_embed_or_without(whole):
+def test_planned_run_is_joined_with_no_embed(whole):
     for number, changes in enumerate(({}, {"no_embed": True})):
         joined = whole.parent / f"planned{number}"
         predict(whole.parent / "in.fa", to=joined, plan_only=True)
@@ -105,7 +105,7 @@ def scores(folder: Path) -> dict[str, str]:
 # Who is scored, and how
 
 
-def test_every_record_of_150_bases_and_more_is_scored_and_the_others_say_why_not(tmp_path):
+def test_every_record_from_150_bases_is_scored(tmp_path):
     others = {
         "short": "ACGT" * 37,
         "unknown": "N" * 700,
@@ -138,7 +138,7 @@ def called(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("preset", "share"), [("sensitive", 0.1), ("default", 0.03), ("conservative", 0.005)]
 )
-def test_a_preset_is_a_share_of_false_positives_at_every_length(tmp_path, preset, share):
+def test_preset_is_a_share_of_false_positives(tmp_path, preset, share):
     predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run", preset=preset)
     scorer = Scorer.load_builtin()
     log_odds = list(score_sequences(many().values(), scorer))
@@ -150,7 +150,7 @@ def test_a_preset_is_a_share_of_false_positives_at_every_length(tmp_path, preset
     assert {record.id: record.sequence for record in in_fasta} == {n: many()[n] for n in viral}
 
 
-def test_the_cut_of_a_finished_run_changes_and_its_scores_do_not(tmp_path):
+def test_threshold_of_a_finished_run_changes(tmp_path):
     source, folder = write(tmp_path / "in.fa", **many()), tmp_path / "run"
     predict(source, to=folder)
     before, usual = scores(folder), called(folder)
@@ -173,7 +173,7 @@ def test_the_cut_of_a_finished_run_changes_and_its_scores_do_not(tmp_path):
     assert f"called records by another cut: scores of {float(middle)} or more" in told[1]
 
 
-def test_the_expected_share_of_false_calls_follows_the_prevalence(tmp_path):
+def test_false_discovery_rate_follows_prevalence(tmp_path):
     source = write(tmp_path / "in.fa", **many(), short="ACGT" * 20)
     scorer = Scorer.load_builtin()
     log_odds = np.array(list(score_sequences(many().values(), scorer)), dtype=np.float64)
@@ -204,7 +204,7 @@ def test_a_cut_without_sense_is_refused(tmp_path, changes, reason):
     assert not (tmp_path / "run").exists()
 
 
-def test_another_genetic_code_is_another_run_and_a_note_offers_it(tmp_path):
+def test_other_genetic_code_is_another_run(tmp_path):
     source, folder = write(tmp_path / "in.fa", g=gene(900, 5, code=4), **many()), tmp_path / "run"
     predict(source, to=folder, regions=False)
     notes = {row["record"]: row["note"] for row in rows(folder / "predictions.tsv")}
@@ -217,7 +217,7 @@ def test_another_genetic_code_is_another_run_and_a_note_offers_it(tmp_path):
     assert scores(tmp_path / "four")["g"] != scores(folder)["g"]
 
 
-def test_a_run_of_standard_input_is_resumed_without_piping_it_again(tmp_path, monkeypatch):
+def test_standard_input_run_resumes_without_it(tmp_path, monkeypatch):
     more, again = (
         write(tmp_path / "more.fa", b="ACGT"),
         {"resume": True, "add": True, "preset": "sensitive"},
@@ -235,7 +235,7 @@ def test_a_run_of_standard_input_is_resumed_without_piping_it_again(tmp_path, mo
     assert [row["record"] for row in table] == ["a", "b"]
 
 
-def test_neither_the_order_of_records_nor_what_stands_beside_them_changes_a_score(tmp_path, whole):
+def test_order_of_records_changes_no_score(tmp_path, whole):
     backwards = dict(reversed(many().items()))
     ballast = {f"ballast{i}": "ACGTTGCA" * 100_000 for i in range(3)}  # more than a block
     predict(write(tmp_path / "in.fa", **ballast, **backwards), to=tmp_path / "run")
@@ -243,7 +243,7 @@ def test_neither_the_order_of_records_nor_what_stands_beside_them_changes_a_scor
     assert scores(whole) == {name: found[name] for name in many()}
 
 
-def test_rna_has_the_scores_of_its_dna_and_nobody_is_warned(tmp_path, whole, caplog):
+def test_rna_scores_equal_dna_scores(tmp_path, whole, caplog):
     rna = {name: bases.replace("T", "U").lower() for name, bases in many().items()}
     predict(write(tmp_path / "rna.fa", **rna), to=tmp_path / "rna")
     assert scores(whole) == scores(tmp_path / "rna")
@@ -277,7 +277,7 @@ def test_a_piece_has_a_score_of_its_own_bases(tmp_path):
     assert of_piece["whole_piece_2"] == of_piece["other_piece_2"] != of_piece["whole_piece_1"]
 
 
-def test_a_long_record_takes_four_bytes_of_memory_per_base_at_most(tmp_path, monkeypatch):
+def test_long_record_takes_four_bytes_per_base(tmp_path, monkeypatch):
     """It is read, scored, searched for regions, and written; what is read at once is small here."""
     monkeypatch.setattr(landmarks, "_BASES_AT_ONCE", 99_999)
     monkeypatch.setattr(open_codes, "_ENCODED_AT_ONCE", 100_000)
@@ -345,7 +345,7 @@ def letters_done(folder: Path) -> int:
     return measure_run(folder)["letters"]["done"]
 
 
-def test_what_an_interrupted_run_has_scored_is_not_scored_again(tmp_path, monkeypatch):
+def test_interrupted_run_keeps_its_scores(tmp_path, monkeypatch):
     in_blocks(monkeypatch)
     fasta = write(tmp_path / "in.fa", **many(), **many_more())
     predict(fasta, to=tmp_path / "whole")
@@ -382,7 +382,7 @@ def test_what_an_interrupted_run_has_scored_is_not_scored_again(tmp_path, monkey
     assert scored == {name: content for name, (_, content) in stamps(tmp_path / "whole").items()}
 
 
-def test_scores_that_are_damaged_or_of_others_are_made_again(tmp_path, monkeypatch):
+def test_damaged_or_foreign_scores_are_remade(tmp_path, monkeypatch):
     in_blocks(monkeypatch)
     fasta = write(tmp_path / "in.fa", **many())
     predict(fasta, to=tmp_path / "run")
@@ -457,7 +457,7 @@ def test_score_file_cannot_fill_memory(tmp_path, name, with_records):
     assert peak < 2**20
 
 
-def test_scores_serve_the_records_that_they_were_made_of_and_no_others(tmp_path):
+def test_scores_serve_only_their_records(tmp_path):
     records = [FastaRecord(name, name, "MKVLEFPQIL" * 9) for name in "ab"]
     recipe = Recipe(
         command="predict", input_type="protein", chunk_size=0, min_length=0, encoders=()
@@ -471,7 +471,7 @@ def test_scores_serve_the_records_that_they_were_made_of_and_no_others(tmp_path)
         assert (store.read(store.path(0), others)[0] is None) == bool(changes), changes
 
 
-def test_blocks_that_are_scored_stay_as_they_are_when_an_input_is_added(tmp_path):
+def test_scored_blocks_stay_when_input_is_added(tmp_path):
     """The only block of a file is not full."""
     one, two = write(tmp_path / "one.fa", **many(1)), write(tmp_path / "two.fa", **many_more())
     predict(one, to=tmp_path / "run")
@@ -511,7 +511,7 @@ def outputs(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in (*names, "tracks.tsv.gz")}
 
 
-def test_another_cut_of_a_finished_run_scores_nothing_and_gives_the_bytes_of_a_new_run(tmp_path):
+def test_rethreshold_equals_a_new_run(tmp_path):
     fasta = write(tmp_path / "in.fa", **many(), **long_ones(), bad="")
     predict(fasta, to=tmp_path / "run")
     before = stamps(tmp_path / "run")
@@ -522,7 +522,7 @@ def test_another_cut_of_a_finished_run_scores_nothing_and_gives_the_bytes_of_a_n
     assert stamps(tmp_path / "run") == before
 
 
-def test_without_the_input_a_stricter_cut_is_served_with_every_file(tmp_path, monkeypatch):
+def test_stricter_threshold_without_the_input(tmp_path, monkeypatch):
     in_blocks(monkeypatch, 20_000)
     fasta = write(tmp_path / "in.fa", **many(), **long_ones(), bad="")
     added = write(tmp_path / "added.fa", later="ACGTTGCA" * 50)
@@ -545,7 +545,7 @@ def test_without_the_input_a_stricter_cut_is_served_with_every_file(tmp_path, mo
     assert "complete" in inspect_run(tmp_path / "run", verify=False)[0][0]
 
 
-def test_without_the_input_a_wider_cut_writes_the_tables_and_names_the_files_that_it_cannot(
+def test_wider_threshold_without_the_input(
     tmp_path,
 ):
     fasta = write(tmp_path / "in.fa", **many(), **long_ones())
@@ -582,7 +582,7 @@ def test_without_the_input_a_wider_cut_writes_the_tables_and_names_the_files_tha
     assert outputs(tmp_path / "run") == expected
 
 
-def test_an_input_that_is_gone_is_missed_where_scores_do_not_serve(tmp_path, monkeypatch):
+def test_missing_input_without_usable_scores(tmp_path, monkeypatch):
     fasta = write(tmp_path / "in.fa", **many(), **long_ones())
     predict(fasta, to=tmp_path / "run", regions=False)
     content = fasta.read_text()
@@ -627,7 +627,7 @@ def test_proteins_are_cut_again_without_their_input_too(tmp_path):
     assert tables_of(tmp_path / "run") == tables_of(tmp_path / "new")
 
 
-def test_the_status_of_a_run_that_goes_on_counts_its_letters(tmp_path, monkeypatch):
+def test_status_counts_letters_of_a_live_run(tmp_path, monkeypatch):
     in_blocks(monkeypatch)
     fasta = write(tmp_path / "in.fa", **many())
     total = sum(map(len, many().values()))
@@ -654,7 +654,7 @@ def test_the_status_of_a_run_that_goes_on_counts_its_letters(tmp_path, monkeypat
     )
 
 
-def test_an_input_that_is_added_joins_the_run_with_the_records_that_it_mends(
+def test_added_input_joins_with_repaired_records(
     tmp_path,
 ):
     first = write(tmp_path / "in.fa", a=many()["open500"], bad="", c=many()["open300"])
@@ -676,7 +676,7 @@ def test_an_input_that_is_added_joins_the_run_with_the_records_that_it_mends(
     assert scores(tmp_path / "run") == scores(tmp_path / "whole")
 
 
-def test_a_run_of_the_scorer_is_not_resumed_with_a_model_nor_the_other_way_round(tmp_path, tiny):
+def test_scorer_run_is_not_resumed_with_a_model(tmp_path, tiny):
     fasta = write(tmp_path / "in.fa", a=many()["open500"])
     predict(fasta, to=tmp_path / "run")
     with pytest.raises(ResumeError, match="it has the scorer, not the model esm2_t"):
@@ -694,7 +694,7 @@ def test_a_run_of_the_scorer_is_not_resumed_with_a_model_nor_the_other_way_round
         predict(fasta, to=tmp_path / "run", resume=True)
 
 
-def test_a_record_is_short_by_the_larger_of_what_the_scorer_and_the_user_want(tmp_path):
+def test_minimum_length_is_the_larger_one(tmp_path):
     fasta = write(tmp_path / "in.fa", **many())
     predict(fasta, to=tmp_path / "run", min_length=400)
     short = {name for name, status in statuses(tmp_path / "run").items() if status == "too_short"}
@@ -703,13 +703,13 @@ def test_a_record_is_short_by_the_larger_of_what_the_scorer_and_the_user_want(tm
     assert set(statuses(tmp_path / "run").values()) == {"scored"}
 
 
-def test_the_help_of_min_length_names_what_the_scorer_needs():
+def test_help_of_min_length_names_the_default():
     shortest = Scorer.load_builtin().min_length("nucleotide")
     option = get_type_hints(PredictOptions, include_extras=True)["min_length"].__metadata__[0]
     assert f"at least {shortest} bases" in option.help
 
 
-def test_workers_are_those_that_score_whatever_gpus_there_are(tmp_path, monkeypatch):
+def test_workers_score_whatever_gpus_there_are(tmp_path, monkeypatch):
     gpu = Gpu(0, "GPU-a", "NVIDIA A100", 80 << 30, 79 << 30, (8, 0), (13, 0))
     monkeypatch.setattr(devices, "list_gpus", lambda: ([gpu], ""))
     monkeypatch.setattr(devices, "torch_build", lambda: devices.TorchBuild("2.13.0", "13.0"))
@@ -721,7 +721,7 @@ def test_workers_are_those_that_score_whatever_gpus_there_are(tmp_path, monkeypa
         predict(fasta, to=tmp_path / "other", workers=2, device="cuda")
 
 
-def test_a_run_of_the_scorer_speaks_of_no_frame_no_shard_and_no_embedding(tmp_path):
+def test_scorer_run_never_mentions_embedding(tmp_path):
     summary = predict(write(tmp_path / "in.fa", a="N" * 500), to=tmp_path / "run")
     log = (tmp_path / "run/virnucpro.log").read_text()
     assert "1 no_orf" in log

@@ -55,7 +55,7 @@ def lengths(folder: Path) -> dict[str, int]:
     return {name: int(length) for name, length in (line.split("\t") for line in lines)}
 
 
-def test_a_new_output_is_written_by_predict_for_each_file_too_and_is_the_runs_own(
+def test_new_output_is_written_for_each_file(
     predicted, make_config, contigs, with_lengths, tmp_path
 ):
     """It is cleared by ``--force``, kept out of the inputs, and refused if it is a link."""
@@ -78,7 +78,7 @@ def test_a_new_output_is_written_by_predict_for_each_file_too_and_is_the_runs_ow
     assert proteins.read_text() == ">p\nMKVLEFPQIL\n"
 
 
-def test_the_name_of_an_output_is_written_once_in_the_package():
+def test_output_name_is_written_once():
     """Outside of docstrings and of the summaries of commands, which are prose."""
     names = {sink.file for sink in all_outputs()}
     found = []
@@ -117,7 +117,7 @@ def written(folder: Path, *results: Row) -> dict[str, dict[str, str]]:
     return {row["virus"]: row for row in rows(folder / VIRUS_TABLE.file)}
 
 
-def test_the_table_of_viruses_has_called_records_and_proviruses_of_others_by_the_cut(tmp_path):
+def test_viruses_table_has_proviruses_of_others(tmp_path):
     whole = Region(0, 400, "whole", 0.99, is_virus=True)
     kept = Region(100, 300, "provirus", 0.95, is_virus=True)
     found = written(
@@ -143,7 +143,7 @@ def test_the_table_of_viruses_has_called_records_and_proviruses_of_others_by_the
     ]
 
 
-def test_a_called_record_is_in_the_table_of_viruses_without_the_flanks_of_its_host(tmp_path):
+def test_viruses_table_trims_host_flanks(tmp_path):
     whole = Region(100, 300, "whole", 0.99, is_virus=True)
     made = result("lysogen", [whole], is_virus=True)
     [row] = written(tmp_path, made).values()
@@ -152,7 +152,7 @@ def test_a_called_record_is_in_the_table_of_viruses_without_the_flanks_of_its_ho
     assert (record.id, record.sequence) == (row["virus"], made[0].sequence[100:300])
 
 
-def test_a_provirus_over_the_origin_is_one_virus_and_each_of_its_parts_names_it(tmp_path):
+def test_provirus_over_the_origin_is_one_virus(tmp_path):
     parts = [
         Region(0, 50, "provirus", 0.9, over_origin=True, is_virus=True),
         Region(120, 180, "provirus", 0.8, is_virus=True),
@@ -175,7 +175,7 @@ def test_a_provirus_over_the_origin_is_one_virus_and_each_of_its_parts_names_it(
 # Samples
 
 
-def test_samples_have_a_row_each_with_what_was_called_and_what_could_not_be_read(tmp_path):
+def test_sample_rows_count_calls_and_failures(tmp_path):
     rng = np.random.default_rng(3)
     folder = tmp_path / "in"
     folder.mkdir()
@@ -236,7 +236,7 @@ def test_report_lists_each_extract_table_once(make_config, tmp_path):
     assert "predictions.tsv" not in page
 
 
-def test_an_added_file_has_no_row_once_later_files_replace_all_its_records(tmp_path):
+def test_replaced_file_has_no_sample_row(tmp_path):
     added = write(tmp_path / "added.fa", one=random_dna(700, np.random.default_rng(3)))
     inputs = [replace(hash_inputs(InputFile(str(added), sample="added")), generation=1)]
     with open_outputs(OUTPUTS["predict"], OutputDir(tmp_path, SafeDir(tmp_path), tmp_path, inputs)):
@@ -244,7 +244,7 @@ def test_an_added_file_has_no_row_once_later_files_replace_all_its_records(tmp_p
     assert not rows(tmp_path / "samples.tsv")
 
 
-def test_the_files_of_a_sample_have_the_bytes_of_a_run_of_that_file_alone(tmp_path):
+def test_sample_files_equal_a_run_of_that_file(tmp_path):
     """By its own ids, whatever other files have."""
     sources = []
     for seed, name in enumerate("ab"):

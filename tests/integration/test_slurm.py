@@ -51,9 +51,7 @@ def log_of(folder: Path, part: str) -> Path | None:
     return None
 
 
-def test_an_array_that_is_cancelled_killed_and_requeued_ends_as_one_machine_does(
-    slurm, proteins, tiny, one_machine
-):
+def test_killed_and_requeued_array_equals_one_machine(slurm, proteins, tiny, one_machine):
     folder = slurm.root / "run"
     run = (proteins, folder, "--model", tiny.model, "--head", tiny.head_file, "--precision", "fp32")
     on_cpu = ("--device", "cpu", "--workers", "1")

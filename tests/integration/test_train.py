@@ -134,7 +134,7 @@ def test_the_command_leaves_what_its_help_says(head_only, finetuned, pretrained)
     ],
     ids=str,
 )
-def test_a_check_counts_what_a_training_reads_and_leaves_nothing(data, tmp_path, tiny, changes):
+def test_check_counts_and_leaves_nothing(data, tmp_path, tiny, changes):
     model = {} if changes else {"model": str(tiny.model)}
     asked = options(data, tmp_path / "out", check=True, **changes, **model)
     lines = list(check_training(asked, lambda _: None))
@@ -152,7 +152,7 @@ def test_a_check_counts_what_a_training_reads_and_leaves_nothing(data, tmp_path,
     assert {"time", "memory", "disk"} <= {line.split()[0] for line in lines}
 
 
-def test_a_check_derives_the_memory_of_weights_that_are_cut_over_devices(data, tmp_path):
+def test_check_derives_sharded_memory(data, tmp_path):
     shape = {"finetune": True, "layers": 1, "dim": 8, "heads": 2}
     asked = options(data, tmp_path / "out", check=True, **shape, workers=2, fsdp=True)
     lines = list(check_training(asked, lambda _: None))
@@ -204,7 +204,7 @@ def best_state(out: Path) -> dict[str, float]:
     return torch.load(out / "checkpoints" / "best.pt", weights_only=True)["state"]
 
 
-def test_models_info_describes_a_head_by_its_file_or_its_folder(head_only):
+def test_models_info_describes_a_head(head_only):
     head = Head.load(head_only / "model" / "head.safetensors")
     said = virnucpro("models", "info", head_only / "model" / "head.safetensors").stdout
     of_folder = virnucpro("models", "info", head_only / "model").stdout
@@ -216,9 +216,7 @@ def test_models_info_describes_a_head_by_its_file_or_its_folder(head_only):
     assert f"{len(head.trained_records)} records of {len(head.trained_groups)} groups" in said
 
 
-def test_a_model_is_one_folder_with_a_card_that_gets_the_figures_of_an_evaluation(
-    finetuned, data, tiny, tmp_path, monkeypatch
-):
+def test_model_folder_has_a_card_with_figures(finetuned, data, tiny, tmp_path, monkeypatch):
     """It is imported under a name; code that somebody put into it is not run."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     moved = shutil.copytree(finetuned / "model", tmp_path / "moved")
@@ -246,7 +244,7 @@ def test_a_model_is_one_folder_with_a_card_that_gets_the_figures_of_an_evaluatio
         report_evaluation(EvaluateOptions(**other), lambda _: None)
 
 
-def test_a_summary_has_mean_and_deviation_over_trainings_and_seeds(tmp_path):
+def test_summary_has_mean_and_deviation(tmp_path):
     for name, auroc in (("one", 0.5), ("two", 0.7)):
         (tmp_path / name).mkdir()
         held_out = "split\tnetwork\tauroc_frames\tauroc_chunks\ntest\tprotein\t0.6\t{}\n"
@@ -265,7 +263,7 @@ def test_a_summary_has_mean_and_deviation_over_trainings_and_seeds(tmp_path):
     assert refused.returncode == 64 and "at least two finished trainings" in refused.stderr
 
 
-def test_the_head_is_for_the_encoder_and_the_first_of_the_chunk_sizes(head_only, finetuned, tiny):
+def test_head_uses_the_first_chunk_size(head_only, finetuned, tiny):
     head = Head.load(head_only / "model" / "head.safetensors")
     assert head.facts.encoders[0].encoder_id == inspect_esm2(tiny.model).encoder_id
     head = Head.load(finetuned / "model" / "head.safetensors")
@@ -280,7 +278,7 @@ def test_the_head_is_for_the_encoder_and_the_first_of_the_chunk_sizes(head_only,
     assert f"exponent {head.facts.exponent:.2f}, threshold {head.facts.threshold:.3f}" in told
 
 
-def test_figures_of_held_out_groups_are_written_for_both_networks(head_only, data):
+def test_held_out_figures_of_both_networks(head_only, data):
     rows = [line.split("\t") for line in (head_only / "held_out.tsv").read_text().splitlines()]
     assert rows[0][:2] == ["split", "network"]
     names = [(split, n) for split in ("validation", "test") for n in ("protein", "nucleotide")]
@@ -291,7 +289,7 @@ def test_figures_of_held_out_groups_are_written_for_both_networks(head_only, dat
         assert 0 <= float(row[3]) <= 1 and 0 <= float(row[5]) <= 1
 
 
-def test_what_was_pretrained_can_be_finetuned_and_its_weights_moved(pretrained, data, tmp_path):
+def test_pretrained_model_can_be_finetuned(pretrained, data, tmp_path):
     start = pretrained / "model"
     checkpoint = inspect_esm2(start)
     assert (checkpoint.shape.n_layers, checkpoint.shape.dim, checkpoint.shape.n_heads) == (1, 16, 2)
@@ -302,7 +300,7 @@ def test_what_was_pretrained_can_be_finetuned_and_its_weights_moved(pretrained, 
     assert trained.encoder_id != checkpoint.encoder_id
 
 
-def test_a_checkpoint_does_not_hold_the_encoder_that_stays_as_it_is(data, tiny, tmp_path):
+def test_checkpoint_excludes_a_frozen_encoder(data, tiny, tmp_path):
     asked = {"model": str(tiny.model), "architecture": "cnn", "epochs": 2}
     train_here(options(data, tmp_path, **asked))
     figures = (tmp_path / "held_out.tsv").read_bytes()
@@ -345,9 +343,7 @@ def best_weights(out: Path) -> dict[str, torch.Tensor]:
     ],
     ids=str,
 )
-def test_each_option_of_the_loop_has_its_effect_on_the_weights_or_none(
-    plain, data, tmp_path, changes
-):
+def test_each_loop_option_has_its_effect(plain, data, tmp_path, changes):
     asked = {"encoding": "onehot", "epochs": 1, "grad_accum_steps": 2, **changes}
     train_here(options(data, tmp_path / "out", **asked))
     one, other = best_weights(plain), best_weights(tmp_path / "out")
@@ -358,7 +354,7 @@ def test_each_option_of_the_loop_has_its_effect_on_the_weights_or_none(
 
 
 @pytest.mark.parametrize(("best_by", "name"), [("f1", "f1"), ("loss", "validation_loss")])
-def test_the_best_epoch_is_that_of_the_figure_that_is_asked_for(data, tmp_path, best_by, name):
+def test_best_epoch_is_by_the_chosen_figure(data, tmp_path, best_by, name):
     train_here(options(data, tmp_path, encoding="composition", epochs=3, best_by=best_by))
     lines = (tmp_path / "epochs.tsv").read_text().splitlines()
     header, *rows = [line.split("\t") for line in lines]
@@ -375,7 +371,7 @@ def messages(out: Path) -> list[str]:
     return [line.split(maxsplit=3)[-1] for line in lines]
 
 
-def test_records_weigh_what_the_manifest_says_and_labels_the_same_if_asked(data, tmp_path):
+def test_record_weights_come_from_the_manifest(data, tmp_path):
     said = {}
     for class_weights in ("auto", "none"):
         asked = {"encoding": "composition", "epochs": 1, "class_weights": class_weights}
@@ -392,7 +388,7 @@ def test_records_weigh_what_the_manifest_says_and_labels_the_same_if_asked(data,
 
 
 @pytest.mark.parametrize("is_learnable", [True, False])
-def test_a_classifier_no_better_than_chance_is_written_with_a_warning(tmp_path, is_learnable):
+def test_useless_classifier_gets_a_warning(tmp_path, is_learnable):
     data = relabelled(tmp_path, {"virus": "virus", "other": "other" if is_learnable else "virus"})
     train_here(options(data, tmp_path / "out", encoding="composition"))
     said = [text for text in messages(tmp_path / "out") if "no better than chance" in text]
@@ -405,9 +401,7 @@ def test_a_classifier_no_better_than_chance_is_written_with_a_warning(tmp_path, 
 # Data that are held out
 
 
-def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_alone(
-    head_only, data
-):
+def test_evaluate_takes_only_the_test_part(head_only, data):
     head, splits = (
         Head.load(head_only / "model" / "head.safetensors"),
         read_split(head_only / "split.tsv"),
@@ -429,7 +423,7 @@ def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_
     assert list(held_out_groups(test, caller, UNASKED, set())) == test
 
 
-def test_an_encoder_that_was_finetuned_is_said_to_know_its_data(finetuned, data):
+def test_finetuned_encoder_knows_its_data(finetuned, data):
     head = Head.load(finetuned / "model" / "head.safetensors")
     caller = choose_classifier(ThresholdOptions(), "head", head)
     both = r"the head was trained on (\d+), its encoder was trained on \1 of"
@@ -454,7 +448,7 @@ def contents(out: Path) -> list[bytes]:
     return [(out / name).read_bytes() for name in names]
 
 
-def test_a_training_that_was_killed_goes_on_to_the_same_bytes(data, tiny, tmp_path):
+def test_killed_training_resumes_to_same_bytes(data, tiny, tmp_path):
     asked = {"finetune": True, "model": str(tiny.model), "epochs": 4}
     undisturbed = train_here(options(data, tmp_path / "undisturbed", **asked))
     out = tmp_path / "killed"
@@ -468,7 +462,7 @@ def test_a_training_that_was_killed_goes_on_to_the_same_bytes(data, tiny, tmp_pa
     assert not leftovers(out)
 
 
-def test_a_finished_training_that_goes_on_changes_nothing(finetuned, data, tiny):
+def test_resumed_finished_training_is_unchanged(finetuned, data, tiny):
     before = contents(finetuned)
     written = [path.stat().st_mtime_ns for path in sorted((finetuned / "checkpoints").iterdir())]
     told: list[object] = []
@@ -480,9 +474,7 @@ def test_a_finished_training_that_goes_on_changes_nothing(finetuned, data, tiny)
     assert not any(event.stage.startswith("epoch") for event in told if isinstance(event, Progress))
 
 
-def test_the_vectors_are_made_once_and_a_head_goes_on_by_the_command_line(
-    head_only, data, tiny, tmp_path
-):
+def test_vectors_are_made_once_for_a_head(head_only, data, tiny, tmp_path):
     out = tmp_path / "again"
     shutil.copytree(head_only, out)
     (out / "model" / "head.safetensors").unlink()
@@ -498,7 +490,7 @@ def test_the_vectors_are_made_once_and_a_head_goes_on_by_the_command_line(
     assert Head.load(out / "model" / "head.safetensors").facts.encoders[0].name == "esm2_tiny"
 
 
-def test_a_training_does_not_go_on_with_other_options_and_each_is_named(finetuned, data, tiny):
+def test_other_training_options_are_refused(finetuned, data, tiny):
     """All that the weights depend on; the number of devices by the effective batch."""
     changes = {
         "epochs": 1,
@@ -522,9 +514,7 @@ def test_a_training_does_not_go_on_with_other_options_and_each_is_named(finetune
         train_here(options(data, finetuned, workers=2, **asked))
 
 
-def test_a_training_does_not_go_on_with_other_data_or_another_encoder(
-    finetuned, data, tiny, tmp_path, pretrained
-):
+def test_other_training_data_is_refused(finetuned, data, tiny, tmp_path, pretrained):
     def refusal(**changes: object) -> str:
         asked = {"data": data, "model": str(tiny.model), **changes}
         with pytest.raises(ResumeError) as caught:
@@ -551,7 +541,7 @@ def test_a_training_does_not_go_on_with_other_data_or_another_encoder(
     assert "is not the split of this training" in refusal(split=other)
 
 
-def test_a_foreign_folder_is_refused_and_two_trainings_do_not_share_one(data, tiny, tmp_path):
+def test_foreign_or_shared_folder_is_refused(data, tiny, tmp_path):
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("mine")
@@ -582,9 +572,7 @@ def on_one_and_two(data, tiny, tmp_path_factory) -> tuple[Path, Path, str]:
     return root / "one", root / "two", answer.stderr
 
 
-def test_two_processes_train_to_the_weights_of_one_with_the_same_effective_batch(
-    on_one_and_two, tiny, data
-):
+def test_two_processes_equal_one(on_one_and_two, tiny, data):
     one, two, _ = on_one_and_two
     assert_trained_alike(one, two, tiny, data)
 
@@ -605,7 +593,7 @@ def assert_trained_alike(one: Path, two: Path, tiny: Tiny, data: Path) -> None:
     assert distance(*weights, nothing) < weights_limit(n_steps)
 
 
-def test_what_the_first_process_says_is_heard_once_on_the_console_and_in_the_log(on_one_and_two):
+def test_first_process_speaks_once(on_one_and_two):
     _, two, console = on_one_and_two
     log = (two / "virnucpro.log").read_text()
     for said in ("effective batch 16: 8 on each of 2", "epoch 1: ", "best epoch: 1", "model: "):
@@ -634,9 +622,7 @@ def test_torchrun_chooses_the_devices(data, tiny, tmp_path):
     assert [process.returncode for process in processes] == [64, 64]
 
 
-def test_an_error_of_the_first_of_torchruns_processes_ends_all_with_its_exit_code(
-    data, tiny, tmp_path
-):
+def test_torchrun_error_ends_all_processes(data, tiny, tmp_path):
     manifest = data.with_name("wrong.tsv")
     manifest.write_text(data.read_text().replace("\tvirus\t", "\tviral\t", 1))
     processes = under_torchrun(*command(manifest, tmp_path / "out", tiny.model))
@@ -645,9 +631,7 @@ def test_an_error_of_the_first_of_torchruns_processes_ends_all_with_its_exit_cod
     assert "wrong.tsv:2: the label is 'viral'" in said[0] and not said[1]
 
 
-def test_a_folder_that_the_first_of_torchruns_processes_cannot_write_ends_all_with_73(
-    data, tiny, tmp_path
-):
+def test_torchrun_unwritable_folder_ends_all_with_73(data, tiny, tmp_path):
     """It is found while the other one waits within torch."""
     out = tmp_path / "out"
     first, other = under_torchrun(*command(data, out, tiny.model, "--epochs", 500))

@@ -39,7 +39,7 @@ def changed(found: dict[str, Tensor], tiny: Tiny) -> set[str]:
     return {name for name, weight in found.items() if not torch.equal(weight, start[name])}
 
 
-def test_lora_adds_matrices_of_its_rank_to_an_encoder_that_predict_takes(data, tiny, tmp_path):
+def test_lora_encoder_is_taken_by_predict(data, tiny, tmp_path):
     found = tuned(data, tmp_path / "out", tiny, lora=RANK)
     start = load_file(tiny.model / "model.safetensors")
     names = changed(found, tiny)
@@ -55,7 +55,7 @@ def test_lora_adds_matrices_of_its_rank_to_an_encoder_that_predict_takes(data, t
 
 
 @torch.no_grad()
-def test_a_merged_encoder_computes_what_the_trained_one_did() -> None:
+def test_merged_encoder_equals_the_trained_one() -> None:
     torch.manual_seed(1)
     encoder = ESM2.create(SHAPE)
     add_adapters(encoder, RANK, None, None)

@@ -97,7 +97,7 @@ def scores_of(
     return sigmoid(odds / temperatures)
 
 
-def test_the_head_scores_as_the_classifier_with_its_temperature(head, classifier, vectors, frames):
+def test_head_scores_with_its_temperature(head, classifier, vectors, frames):
     assert head.nucleotide is not None
     protein, nucleotide = scores_of(classifier, vectors, frames)
     assert nucleotide.std() > 0.01, "scores that are all the same prove nothing"
@@ -117,7 +117,7 @@ def test_the_head_remembers_every_record_and_group_once(head):
     assert not len(head.encoder_records) and not len(head.encoder_groups)
 
 
-def test_what_an_encoder_was_trained_on_goes_with_it_from_head_to_head(head):
+def test_training_data_of_an_encoder_goes_along(head):
     more = Sketch(KMERS.hashes + 1)
     kept, finetuned = (
         find_trained(records(("CCC", "c")), more, head, is_finetuned)
@@ -141,7 +141,7 @@ def test_what_an_encoder_was_trained_on_goes_with_it_from_head_to_head(head):
         assert set(finetuned[f"encoder_{name}"]) == of_encoder[name] | own[name]
 
 
-def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_path):
+def test_word_unseen_in_training_has_finite_weights(tiny, tmp_path):
     torch.manual_seed(4)
     classifier = Classifier(DIM, HIDDEN, dropout=0.0)
     classifier.standardise(

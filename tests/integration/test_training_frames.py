@@ -27,7 +27,7 @@ def grouped(groups: str, viral: str):
     )
 
 
-def test_both_classes_weigh_the_same_and_a_frame_weighs_one_in_the_mean():
+def test_both_classes_weigh_the_same():
     weighed = grouped("aaaaaaaaabbccccdddddddddddde", viral="ab")
     weight = balanced_weights(weighed)
     # sums of some dozen float32 numbers
@@ -71,7 +71,7 @@ def test_by_the_recipe_groups_count_nearly_evenly():
     assert weight.mean() == pytest.approx(1, rel=1e-5)
 
 
-def test_by_the_recipe_both_labels_weigh_the_same_at_each_gc_and_none_more_than_it_should():
+def test_labels_weigh_the_same_at_each_gc():
     weighed = grouped("aabbbbbbccdd", viral="ab")
     gc = [0.3, 0.3] + [0.6] * 6 + [0.3, 0.3, 0.6, 0.6]
     weighed = with_gc(weighed, gc)
@@ -82,7 +82,7 @@ def test_by_the_recipe_both_labels_weigh_the_same_at_each_gc_and_none_more_than_
         assert viral == pytest.approx(weight[inside & ~weighed.is_virus].sum(), rel=1e-5)
 
 
-def test_by_the_recipe_few_frames_at_a_gc_of_the_other_label_do_not_stand_for_all():
+def test_few_frames_at_a_gc_have_limited_weight():
     weighed = grouped("a" + "b" * 99 + "c" * 100, viral="ab")
     gc = [0.3] + [0.6] * 99 + [0.3] * 100
     apart, even = (recipe_weights(with_gc(weighed, values)) for values in (gc, [0.5] * 200))

@@ -68,7 +68,7 @@ def auroc_of(data: ScoredFragments, log_odds: FloatArray) -> float:
     return data.group_by(log_odds).auroc()
 
 
-def test_the_weights_have_the_least_cross_entropy_beside_a_pull_towards_the_scorer():
+def test_weights_minimise_the_penalised_loss():
     data = fragments()
     both, knot = data.select(data.has_both), fit_join_knot(data)
 
@@ -82,13 +82,13 @@ def test_the_weights_have_the_least_cross_entropy_beside_a_pull_towards_the_scor
         assert cost(*(best + 0.01 * step).tolist()) > cost(*best.tolist())
 
 
-def test_weights_do_not_grow_without_end_where_all_is_separated():
+def test_weights_stay_finite_if_separable():
     data = fragments()
     certain = replace(data, scores=np.where(data.is_virus, 3.0, -3.0))
     assert 0 < fit_join_knot(certain).base < 20
 
 
-def test_a_head_that_adds_something_has_a_weight_and_every_fragment_gains_or_keeps_its_score():
+def test_useful_head_has_a_weight():
     data = fragments()
     knot = choose_knot(data)
     assert knot.head > 0.5
@@ -99,7 +99,7 @@ def test_a_head_that_adds_something_has_a_weight_and_every_fragment_gains_or_kee
     assert auroc_of(data, fold_log_odds(data)) > auroc_of(data, data.scores) + 0.02
 
 
-def test_a_head_that_adds_nothing_has_no_weight_and_scores_are_the_scorers():
+def test_useless_head_has_no_weight():
     data = fragments(informs=0.0, seed=3)
     knot = choose_knot(data)
     assert knot == EnsembleKnot(500, 1.0, 0.0, 0.0)
@@ -108,7 +108,7 @@ def test_a_head_that_adds_nothing_has_no_weight_and_scores_are_the_scorers():
 
 
 @pytest.mark.parametrize("seed", [1, 2, 9])
-def test_a_gain_that_the_choice_of_groups_explains_gives_no_weight(seed):
+def test_chance_gain_gives_no_weight(seed):
     """By its gain alone this head would join; the interval over groups reaches below 0."""
     data = fragments(informs=0.25, seed=seed)
     before, after = data.group_by(data.scores), data.group_by(fold_log_odds(data))
@@ -118,14 +118,14 @@ def test_a_gain_that_the_choice_of_groups_explains_gives_no_weight(seed):
 
 
 @pytest.mark.parametrize("name", ["scores", "head"])
-def test_log_odds_that_are_the_wrong_way_round_have_no_weight(name):
+def test_inverted_log_odds_have_no_weight(name):
     data = fragments()
     knot = fit_join_knot(replace(data, **{name: -getattr(data, name)}))
     turned = {"scores": knot.base, "head": knot.head}
     assert turned[name] == 0 < knot.base + knot.head
 
 
-def test_groups_count_nearly_evenly_and_both_labels_the_same():
+def test_groups_and_labels_count_evenly():
     data = fragments(40)
     large = regrouped(data, np.where(data.is_virus & (np.arange(40) < 30), 0, data.groups))
     of_virus = large.weights[data.is_virus]
@@ -135,7 +135,7 @@ def test_groups_count_nearly_evenly_and_both_labels_the_same():
     assert share == pytest.approx(n_large**0.25)
 
 
-def test_folds_hold_whole_groups_and_leave_both_labels_to_fit_to():
+def test_folds_hold_whole_groups():
     data = fragments(60)
     few = regrouped(data, np.arange(60) // 2 % 2 * 2 + data.is_virus)  # two of each label
     mixed = regrouped(data, np.arange(60) // 4)  # groups with both labels
@@ -159,9 +159,7 @@ def test_without_groups_to_measure_on_there_is_no_join():
 
 @pytest.mark.parametrize("share", [0.1, 0.03, 0.001])
 @pytest.mark.parametrize("more", [-0.5, 4.0])
-def test_a_cut_of_the_join_calls_as_many_cells_as_the_scorers_and_no_more_than_its_share(
-    share, more
-):
+def test_joined_threshold_keeps_the_share_of_cells(share, more):
     """Below the share of all cells that a cut may call, and far above."""
     data = fragments()
     data = replace(data, scores=np.where(data.is_virus, data.scores, data.scores + more))
@@ -178,7 +176,7 @@ def test_a_cut_of_the_join_calls_as_many_cells_as_the_scorers_and_no_more_than_i
         assert share - 1 / len(cells) <= called.mean() <= share + 1 / len(cells)
 
 
-def test_where_a_head_has_no_weight_calls_are_the_scorers_at_every_length():
+def test_no_weight_means_scorer_calls():
     rng = np.random.default_rng(5)
     data = fragments()
     noise = replace(data, head=rng.normal(size=len(data)))
@@ -203,7 +201,7 @@ def test_a_run_has_the_mean_of_its_scored_chunks():
     assert found.scores.tolist() == runs.scores.tolist()
 
 
-def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames(tmp_path):
+def test_runs_are_scored_on_their_chunks(tmp_path):
     rng, scorer = np.random.default_rng(4), Scorer.load_builtin()
     sequences = [random_dna(n, rng) for n in (700, 3100, 900, 2000)]
     splits = {"a": "train", "b": "validation", "c": "test", "d": "validation"}
@@ -240,7 +238,7 @@ def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames
 # The gain
 
 
-def test_the_gain_is_the_difference_of_the_aurocs_with_an_interval_over_groups():
+def test_gain_is_an_auroc_difference_by_group():
     data = fragments()
     join = EnsembleWeights("x", (fit_join_knot(data),), fit_join([data], scorer()).error_rates)
     gain = measure_gain(7, "test", data, join)
@@ -256,7 +254,7 @@ def test_the_gain_is_the_difference_of_the_aurocs_with_an_interval_over_groups()
     assert held_out.joined == pytest.approx(auroc_of(data, fold_log_odds(data)))
 
 
-def test_more_seeds_are_measured_and_the_head_is_that_of_the_first(tmp_path):
+def test_further_seeds_are_measured(tmp_path):
     data = relabelled(tmp_path, {"virus": "virus", "other": "other"})
     asked = {"encoding": "composition", "epochs": 1}
     train_here(options(data, tmp_path / "one", **asked))
@@ -280,7 +278,7 @@ def test_more_seeds_are_measured_and_the_head_is_that_of_the_first(tmp_path):
     assert rows(tmp_path / "one" / "gain.tsv") == gains
 
 
-def test_groups_that_the_scorer_was_trained_on_are_left_out_of_the_join(tmp_path):
+def test_scorer_training_groups_are_left_out(tmp_path):
     data = relabelled(tmp_path, {"virus": "virus", "other": "other"}, n_groups=24)
     asked = options(data, tmp_path / "out", encoding="composition", epochs=1)
     training = train_here(asked)

@@ -172,7 +172,7 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor], start: dict[str, 
 
 
 @cases
-def test_the_gradient_of_a_batch_does_not_depend_on_how_it_is_cut(trained, task, cut):
+def test_gradient_does_not_depend_on_cuts(trained, task, cut):
     folder = trained / f"{task}_once"
     expected, found = (first_moments(folder / str(each)) for each in (WHOLE, cut))
     assert float(expected.norm()) < 0.05, "a gradient that is shortened to 1 hides its size"
@@ -180,7 +180,7 @@ def test_the_gradient_of_a_batch_does_not_depend_on_how_it_is_cut(trained, task,
 
 
 @cases
-def test_the_weights_are_those_of_one_process_with_the_same_effective_batch(trained, task, cut):
+def test_weights_equal_those_of_one_process(trained, task, cut):
     one, other = (trained / task / str(each) for each in (WHOLE, cut))
     start = Training(one, settings(), task).trainer(CPU).module.state_dict()
     assert distance(weights(one), weights(other), start) < weights_limit(N_STEPS)
@@ -208,9 +208,7 @@ def undisturbed(tmp_path_factory) -> Path:
 
 # batches that are made in other threads are the same, which is seen here as well
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
-    undisturbed, tmp_path, num_workers
-):
+def test_stopped_training_resumes_to_same_weights(undisturbed, tmp_path, num_workers):
     changed = settings(num_workers=num_workers)
     with pytest.raises(InputError):
         run_here(Training(tmp_path, settings(), dropout=0.3, fault="told"))
@@ -227,9 +225,7 @@ def flip(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [lambda _: b"", lambda content: content[:-1], flip])
-def test_a_damaged_checkpoint_is_named_and_the_epoch_before_is_as_good(
-    undisturbed, tmp_path, damage
-):
+def test_damaged_checkpoint_is_named(undisturbed, tmp_path, damage):
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
     damaged = last_checkpoint(tmp_path)
     damaged.write_bytes(damage(damaged.read_bytes()))
@@ -242,7 +238,7 @@ def test_a_damaged_checkpoint_is_named_and_the_epoch_before_is_as_good(
     assert history(tmp_path) == history(undisturbed)
 
 
-def test_without_a_last_checkpoint_a_training_goes_on_from_the_best(tmp_path):
+def test_training_resumes_from_the_best(tmp_path):
     measured = (0.5, 0.9, 0.7, 0.6)
     undisturbed = Training(tmp_path, settings(epochs=4), dropout=0.3, measured=measured)
     run_here(undisturbed)
@@ -255,7 +251,7 @@ def test_without_a_last_checkpoint_a_training_goes_on_from_the_best(tmp_path):
     assert found["state"]["best_epoch"] == 2 and found["state"]["epoch"] == 4
 
 
-def test_the_best_and_the_last_checkpoints_are_kept_and_nobodys_files_deleted(tmp_path):
+def test_best_and_last_checkpoints_are_kept(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "epoch_0001 (copy).pt").write_text("mine")
@@ -272,9 +268,7 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_nobodys_files_deleted(tm
     assert state_of(folder / "best.pt").epoch == 2
 
 
-def test_a_training_goes_on_with_another_number_of_devices_at_the_same_effective_batch(
-    trained, tmp_path
-):
+def test_training_resumes_on_other_device_count(trained, tmp_path):
     """One process is stopped, two go on with parts of half the size, and then one again.
 
     The two cut the weights, which those of one are not.
@@ -301,7 +295,7 @@ def test_a_finished_training_goes_on_for_more_epochs(undisturbed, tmp_path):
     assert state_of(last_checkpoint(tmp_path)).epoch == 5
 
 
-def test_a_checkpoint_that_is_none_of_this_training_or_damaged_is_refused(undisturbed, tmp_path):
+def test_foreign_or_damaged_checkpoint_is_refused(undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
     with pytest.raises(ResumeError, match="another network"):
         run_here(Training(tmp_path, settings(), "residues"))
@@ -358,7 +352,7 @@ def test_ctrl_c_ends_all_processes_at_once(tmp_path):
     assert_all_gone(family)
 
 
-def test_a_kill_of_the_parent_ends_all_processes_and_the_training_goes_on(trained, tmp_path):
+def test_killed_parent_ends_all_processes(trained, tmp_path):
     parent = Beside(tmp_path, "hanging", run=training_helpers.main)
     family = wait_until_it_hangs(tmp_path, parent)
     parent.process.kill()
@@ -387,7 +381,7 @@ def test_a_kill_of_the_parent_ends_all_processes_and_the_training_goes_on(traine
         ("full disk", StorageError, "epoch_2: No space left on device", "make room there"),
     ],
 )
-def test_the_first_error_ends_all_processes_and_is_reported(tmp_path, fault, kind, message, hint):
+def test_first_error_ends_all_processes(tmp_path, fault, kind, message, hint):
     training = Training(tmp_path, settings(batch_size=8), fault=fault, faulty_rank=1)
     with pytest.raises(kind, match=message) as caught:
         run_on_two(training)
@@ -405,12 +399,12 @@ def test_ctrl_c_while_processes_start_leaves_none(tmp_path):
     assert not our_processes()
 
 
-def test_a_process_that_has_done_its_work_may_end_as_it_likes(trained, tmp_path):
+def test_finished_process_may_end_anyhow(trained, tmp_path):
     job = Training(tmp_path, settings(batch_size=8), fault="frail", faulty_rank=1)
     assert_same_bits(run_on_two(job), weights(trained / "labels" / str(Cut(2, 1))))
 
 
-def test_two_trainings_on_one_machine_do_not_disturb_each_other(tmp_path):
+def test_two_trainings_do_not_disturb_each_other(tmp_path):
     short = settings(batch_size=8, epochs=1)
     with ThreadPoolExecutor(2) as pool:
         jobs = [Training(tmp_path / name, short) for name in ("one", "two")]
@@ -420,7 +414,7 @@ def test_two_trainings_on_one_machine_do_not_disturb_each_other(tmp_path):
 # torchrun
 
 
-def test_an_error_of_another_process_than_the_first_which_has_the_store_is_reported(tmp_path):
+def test_error_beside_the_store_owner_is_reported(tmp_path):
     said = [
         process.said() for process in under_torchrun(tmp_path, "told", run=training_helpers.main)
     ]
@@ -430,7 +424,7 @@ def test_an_error_of_another_process_than_the_first_which_has_the_store_is_repor
 @pytest.mark.parametrize(
     ("device", "backend", "told"), [("cuda:1", "nccl", "cuda:1"), ("cpu", "gloo", None)]
 )
-def test_processes_wait_as_long_for_the_first_as_it_may_take(monkeypatch, device, backend, told):
+def test_processes_wait_for_a_slow_first(monkeypatch, device, backend, told):
     """NCCL asks the store for its address, with the store's patience, and guesses no device."""
     joined = {}
     monkeypatch.setattr(
@@ -462,7 +456,7 @@ def test_torchrun_is_known_by_its_environment():
 # How long, and how fast
 
 
-def test_the_weights_of_the_best_epoch_are_those_that_stay(tmp_path):
+def test_weights_of_the_best_epoch_are_kept(tmp_path):
     kept = settings(epochs=4, keep_checkpoints=3)
     found = run_here(Training(tmp_path, kept, measured=(0.5, 0.9, 0.7, 0.9)))
     best = torch.load(tmp_path / "checkpoints" / "best.pt", weights_only=True)
@@ -473,7 +467,7 @@ def test_the_weights_of_the_best_epoch_are_those_that_stay(tmp_path):
     assert last["state"]["best_epoch"] == 2 and last["state"]["epoch"] == 4
 
 
-def test_accuracy_and_f1_of_an_epoch_are_those_of_its_weighted_calls():
+def test_epoch_accuracy_and_f1_use_weights():
     torch.manual_seed(3)
     module = FrameClassifier(FrameNetwork(None, 0), Classifier(0, 8, 0.0)).eval()
     objective = FrameLabels(frames(), frames(), given_weights)
@@ -489,14 +483,14 @@ def test_accuracy_and_f1_of_an_epoch_are_those_of_its_weighted_calls():
         assert figures[name] == pytest.approx(value, rel=1e-6), name  # weights are float32
 
 
-def test_a_kill_between_two_files_leaves_a_best_that_is_not_too_old(tmp_path):
+def test_kill_between_two_files_keeps_a_new_best(tmp_path):
     run_here(Training(tmp_path, settings(epochs=2), measured=(0.5, 0.9)))
     best, last = tmp_path / "checkpoints" / "best.pt", last_checkpoint(tmp_path)
     assert state_of(best).epoch == state_of(last).epoch == 2
     assert best.stat().st_mtime_ns < last.stat().st_mtime_ns, "the last is the later one"
 
 
-def test_a_best_file_of_a_training_that_never_measured_a_figure_is_not_loaded(tmp_path):
+def test_best_file_without_figure_is_not_loaded(tmp_path):
     run_here(Training(tmp_path, settings(epochs=1), measured=(math.nan,)))
     assert not (tmp_path / "checkpoints" / "best.pt").exists()
 
@@ -513,12 +507,12 @@ def test_a_training_ends_when_nothing_improves_any_more(tmp_path, changes, measu
     assert [row["epoch"] for row in history(tmp_path)] == list(range(1, n_epochs + 1))
 
 
-def test_the_figures_are_measured_every_so_many_epochs_and_at_the_end(tmp_path):
+def test_figures_are_measured_at_intervals(tmp_path):
     run_here(Training(tmp_path, settings(epochs=5, eval_every=2)))
     assert [row["epoch"] for row in history(tmp_path) if "auroc" in row] == [2, 4, 5]
 
 
-def test_the_rate_rises_in_a_line_and_falls_by_half_a_cosine():
+def test_rate_rises_linearly_and_falls_by_cosine():
     chosen = settings(epochs=4, warmup_epochs=1)
     shares = [lr_factor(step, 10, chosen) for step in range(40)]
     assert shares[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
@@ -541,7 +535,7 @@ def test_fewer_rows_than_parts_of_a_batch_are_refused(tmp_path):
         run_here(Training(tmp_path, settings(grad_accum_steps=64)))
 
 
-def test_a_loss_that_is_no_number_is_reported_at_once_and_no_good_weights_are_replaced(tmp_path):
+def test_loss_that_is_nan_ends_the_training(tmp_path):
     told = []
     watched = replace(CPU, on_event=told.append)
     trainer = Training(tmp_path, settings(batch_size=5)).trainer(watched)  # 10 steps in an epoch
@@ -557,9 +551,7 @@ def test_a_loss_that_is_no_number_is_reported_at_once_and_no_good_weights_are_re
         assert all(tensor.isfinite().all() for tensor in stored["module"].values())
 
 
-def test_in_fp16_a_step_that_overflows_is_left_out_and_the_next_losses_are_scaled_by_less(
-    trained, tmp_path
-):
+def test_fp16_overflow_skips_the_step(trained, tmp_path):
     one = trained / "labels" / str(WHOLE)
     start = Training(one, settings()).trainer(CPU).module.state_dict()
     found = run_here(Training(tmp_path / "fp16", settings(precision="fp16")))
@@ -644,7 +636,7 @@ CLOCKS = [
 ]  # fmt: skip
 
 
-def test_the_speed_is_that_of_training_alone_per_device_and_in_all():
+def test_speed_excludes_other_work():
     lines = [line.split() for line in speed_lines(CLOCKS)]
     assert lines == [
         ["rank", "frames", "seconds", "frames/s"],
@@ -654,7 +646,7 @@ def test_the_speed_is_that_of_training_alone_per_device_and_in_all():
     ]
 
 
-def test_the_profile_has_a_share_for_each_part_of_each_device():
+def test_profile_has_shares_per_device():
     lines = profile_lines(CLOCKS)
     assert lines[0].split() == ["seconds", "0", "cuda:0", "1", "cuda:1"]
     assert [line.split() for line in lines[1:]] == [
@@ -700,7 +692,7 @@ def row(epoch: int, loss: float, **figures: float) -> dict[str, float]:
     return {"epoch": float(epoch), "loss": loss, **figures}
 
 
-def test_an_epoch_that_is_done_again_after_a_kill_is_shown_once(tmp_path):
+def test_repeated_epoch_is_shown_once(tmp_path):
     killed = _Board(SafeDir(tmp_path), tmp_path)
     killed.on_epoch(row(1, 0.5))
     killed.on_epoch(row(2, 0.25))  # it was told, but killed before it was stored
@@ -717,7 +709,7 @@ def test_a_training_that_learns_nothing_leaves_no_file(tmp_path):
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_step_has_its_loss_rate_and_norm_and_the_end_has_curves_and_options(tmp_path):
+def test_steps_and_end_are_logged(tmp_path):
     told: list[tuple[int, dict[str, float]]] = []
     trainer = Training(tmp_path, settings(epochs=2, warmup_epochs=0)).trainer(CPU)
     trainer.on_step = lambda step, figures: told.append((step, figures))

@@ -89,13 +89,13 @@ def parsed(*arguments: object, given: tuple[str, ...] = ("--data", "m.tsv", "-o"
     return read_options(context, TrainOptions)
 
 
-def test_the_commands_of_the_walk_that_is_shown_are_those_of_the_program():
+def test_shown_commands_are_valid():
     for name, *words in (*steps_before(40), *steps_after(40)):
         command = app.get_command(click.Context(app), name)
         assert command is not None and command.make_context(name, words)
 
 
-def test_options_of_a_file_are_defaults_and_the_command_line_wins(tmp_path):
+def test_command_line_overrides_the_file(tmp_path):
     config = tmp_path / "train.yaml"
     config.write_text(
         "epochs: 7\nbatch-size: 9\nlr: 1e-3\nfinetune: true\nchunk_size: [500, 300]\n"
@@ -129,7 +129,7 @@ def test_options_of_a_file_are_defaults_and_the_command_line_wins(tmp_path):
         ("model: !!python/object/apply:os.getcwd []", "is not YAML"),
     ],
 )
-def test_a_file_that_is_no_table_of_options_is_refused_with_a_word(tmp_path, content, message):
+def test_file_that_is_no_option_table_is_refused(tmp_path, content, message):
     config = tmp_path / "train.yaml"
     config.write_text(content)
     with pytest.raises(UsageError, match=message) as caught:
@@ -139,7 +139,7 @@ def test_a_file_that_is_no_table_of_options_is_refused_with_a_word(tmp_path, con
         parsed("--config", config)
 
 
-def test_a_file_may_have_sections_and_the_words_of_other_programs(tmp_path):
+def test_file_may_have_sections_and_foreign_terms(tmp_path):
     config = tmp_path / "train.yaml"
     config.write_text(
         "training:\n  epochs: 7\n  batch-size: 9\n"
@@ -157,9 +157,7 @@ def test_a_file_may_have_sections_and_the_words_of_other_programs(tmp_path):
     ("words", "answer"),
     [(("--gpu-ids", "0"), r"No such option.*--gpus"), (("--encoding", "blosum"), "or blosum62")],
 )
-def test_a_word_of_another_program_and_a_shorter_name_are_answered_with_the_right_one(
-    words, answer
-):
+def test_foreign_terms_are_answered(words, answer):
     with pytest.raises(Exception, match=r"No such option|--encoding is 'blosum'") as caught:
         parsed(*words)
     error = caught.value
@@ -167,7 +165,7 @@ def test_a_word_of_another_program_and_a_shorter_name_are_answered_with_the_righ
     assert re.search(answer, said)
 
 
-def test_an_empty_file_says_nothing_and_a_missing_one_is_reported(tmp_path):
+def test_empty_and_missing_option_files(tmp_path):
     (tmp_path / "empty.yaml").write_text("# nothing yet\n")
     assert read_config(tmp_path / "empty.yaml", {"epochs"}) == {}
     with pytest.raises(InputMissingError, match=r"nowhere\.yaml"):
@@ -234,7 +232,7 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_reported(tmp_path):
         ({"encoding": "onehot", "workers": 0}, "--workers is 0"),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_any_work(data, changes, words):
+def test_impossible_options_are_refused_first(data, changes, words):
     with pytest.raises(UsageError, match=re.escape(words)) as caught:
         resolved(data, **changes)
     assert caught.value.hint
@@ -244,7 +242,7 @@ def test_options_that_cannot_be_are_refused_before_any_work(data, changes, words
 # What the options become
 
 
-def test_an_encoder_is_the_one_given_or_a_new_one_of_the_shape(data, tiny: Tiny):
+def test_encoder_is_given_or_new(data, tiny: Tiny):
     found = resolved(data, model=str(tiny.model))
     assert found.encoder.path == tiny.model and found.shape.dim == 32 and found.has_stored_vectors
     new = resolved(data, finetune=True, layers=2, dim=24, heads=3)
@@ -256,7 +254,7 @@ def test_an_encoder_is_the_one_given_or_a_new_one_of_the_shape(data, tiny: Tiny)
 
 
 @pytest.mark.parametrize("mode", ["finetune", "pretrain"])
-def test_a_module_for_the_weights_of_another_process_has_none_of_its_own(data, mode):
+def test_module_for_remote_weights_is_empty(data, mode):
     training = resolved(data, **{mode: True}, layers=1, dim=8, heads=2)
     frames = LabelledFrames.from_store(["MKV"], np.zeros((1, N_FEATURES), dtype=np.float32))
     whole = dict(build_module(training, frames).named_parameters())
@@ -278,9 +276,7 @@ def test_a_cpu_is_one_process_unless_more_are_asked_for(data):
     assert devices(workers=2, multi_gpu=False).devices == ("cpu",)
 
 
-def test_a_damaged_head_beside_the_encoder_is_reported_before_anything_is_trained(
-    data, tiny: Tiny, tmp_path
-):
+def test_damaged_head_is_reported_first(data, tiny: Tiny, tmp_path):
     model = str(shutil.copytree(tiny.model, tmp_path / "brought" / "esm2"))
     (Path(model) / "head.safetensors").write_bytes(b"no head")
     with pytest.raises(UnavailableError, match=r"esm2/head\.safetensors is not a VirNucPro head"):
@@ -310,7 +306,7 @@ def test_another_seed_is_another_split(data):
 @pytest.mark.parametrize(
     ("label", "part"), [("other", "validation"), ("virus", "train"), ("virus", "test")]
 )
-def test_a_split_with_one_label_only_is_refused_before_any_work(data, tmp_path, label, part):
+def test_split_with_one_label_is_refused(data, tmp_path, label, part):
     rows = [f"{name} {i}\t{SPLITS[i % 3]}\n" for name in ("virus", "other") for i in range(4)]
     instead = next(split for split in SPLITS if split != part)
     moved = [row.replace(part, instead) if row.startswith(label) else row for row in rows]
@@ -344,7 +340,7 @@ def closed(n_bases: int) -> str:
     return ("TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * n_bases)[:n_bases]
 
 
-def test_records_without_a_frame_are_reported_with_what_to_do(data, tmp_path):
+def test_records_without_a_frame_are_reported(data, tmp_path):
     fasta = data.with_name("data.fa")
     records = records_of(data)
     fasta.write_text("".join(f">{record.id}\n{closed(400)}\n" for record in records))
@@ -359,7 +355,7 @@ def test_records_without_a_frame_are_reported_with_what_to_do(data, tmp_path):
     assert "--chunk-size" in caught.value.hint
 
 
-def test_a_manifest_that_is_wrong_leaves_no_training_behind(data, tmp_path):
+def test_wrong_manifest_leaves_no_training(data, tmp_path):
     data.write_text(data.read_text().replace("\tvirus\t", "\tviral\t", 1))
     with pytest.raises(InputError, match="the label is 'viral'"):
         opened(data)
@@ -371,7 +367,7 @@ def test_a_manifest_that_is_wrong_leaves_no_training_behind(data, tmp_path):
 # The folder
 
 
-def test_a_start_that_was_killed_before_it_claimed_the_folder_can_be_resumed(data):
+def test_kill_before_claiming_can_be_resumed(data):
     training = opened(data)
     split = training.split.read_bytes()
     (training.output / "training.json").unlink()
@@ -390,7 +386,7 @@ def test_a_damaged_training_json_is_reported(data, content):
         opened(data, resume=True)
 
 
-def test_resume_starts_a_training_where_there_is_none_and_refuses_an_edited_split(data):
+def test_resume_refuses_an_edited_split(data):
     training = opened(data, resume=True)
     text = training.split.read_text()
     training.split.write_text(text.replace("virus kingdom", "another kingdom", 1))
@@ -405,7 +401,7 @@ def test_resume_starts_a_training_where_there_is_none_and_refuses_an_edited_spli
         *("checkpoints/best.pt", "seeds/2/checkpoints/epoch_0001.pt"),
     ],
 )
-def test_nothing_is_written_through_a_link_in_the_folder_of_a_training(data, tmp_path, name):
+def test_training_writes_through_no_link(data, tmp_path, name):
     training = opened(data)
     inside, outside = training.output / name, tmp_path / "elsewhere"
     inside.parent.mkdir(parents=True, exist_ok=True)
@@ -416,7 +412,7 @@ def test_nothing_is_written_through_a_link_in_the_folder_of_a_training(data, tmp
         opened(data, resume=True)
 
 
-def test_a_pipe_in_the_folder_of_a_training_is_not_waited_for(data):
+def test_training_waits_for_no_pipe(data):
     training = opened(data)
     for name in ("training.json", "split.tsv"):
         content = (training.output / name).read_bytes()
@@ -429,7 +425,7 @@ def test_a_pipe_in_the_folder_of_a_training_is_not_waited_for(data):
     opened(data, resume=True)
 
 
-def test_what_changes_no_weights_may_differ_when_a_training_goes_on(data):
+def test_harmless_options_may_change_on_resume(data):
     changes = {"num_workers": 2, "early_stopping": 3, "keep_checkpoints": 2}
     facts = opened(data).output / "training.json"
     before = json.loads(facts.read_text())
@@ -447,15 +443,13 @@ def with_vectors(data: Path, tiny: Tiny) -> TrainingRun:
     return opened(data, encoding="esm2", model=str(tiny.model))
 
 
-def test_all_records_are_written_for_the_engine_with_their_ids(data, with_vectors):
+def test_records_are_written_with_their_ids(data, with_vectors):
     text = with_vectors.fasta.read_text()
     for _, record in pairs_of(data):
         assert f">{record.id}\n{record.sequence}\n" in re.sub(r"(?<=[ACGT])\n(?=[ACGT])", "", text)
 
 
-def test_every_frame_has_its_vector_by_id_without_a_copy_and_a_missing_one_is_named(
-    make_config, with_vectors, tmp_path
-):
+def test_frame_vectors_are_found_by_id(make_config, with_vectors, tmp_path):
     config = make_config(with_vectors.fasta, command="extract", store="bfloat16")
     run_inline(config, None)
     ids = read_ids(with_vectors.frames)
@@ -477,7 +471,7 @@ def test_every_frame_has_its_vector_by_id_without_a_copy_and_a_missing_one_is_na
         link_vectors(tmp_path / "frames", config.output)
 
 
-def test_vectors_of_many_files_are_read_with_few_of_them_open(tmp_path):
+def test_many_vector_files_need_few_open_ones(tmp_path):
     """A file holds a few rows behind some bytes of its own, or none."""
     rng = np.random.default_rng(0)
     files, expected = [], []
@@ -514,9 +508,7 @@ def extracted(data: Path, tiny: Tiny, tmp_path: Path) -> Path:
     return out
 
 
-def test_given_vectors_serve_several_trainings_and_give_the_head_of_own_ones(
-    data, tiny: Tiny, extracted, tmp_path
-):
+def test_given_vectors_serve_several_trainings(data, tiny: Tiny, extracted, tmp_path):
     asked = {"model": str(tiny.model), "epochs": 1}
     own = train_here(options(data, tmp_path / "own", **asked))
     for name in ("one", "two"):
@@ -530,9 +522,7 @@ def test_given_vectors_serve_several_trainings_and_give_the_head_of_own_ones(
     assert "run that command again with --resume" in caught.value.hint
 
 
-def test_vectors_of_other_sequences_or_another_recipe_are_refused_by_name(
-    data, tiny: Tiny, extracted, tmp_path
-):
+def test_vectors_of_another_recipe_are_refused(data, tiny: Tiny, extracted, tmp_path):
     asked = {"encoding": "esm2", "model": str(tiny.model), "features": extracted}
     with pytest.raises(InputError, match=r"not those of .*: --chunk-size was 300, now 210"):
         opened(data, chunk_size=(210,), **asked)
@@ -548,7 +538,7 @@ def test_vectors_of_other_sequences_or_another_recipe_are_refused_by_name(
         list(check_training(options(data, tmp_path, **asked), lambda _: None))
 
 
-def test_a_check_counts_by_the_split_that_the_folder_holds(data):
+def test_check_counts_by_the_stored_split(data):
     split = opened(data).split
     text = split.read_text()
     row = next(row for row in text.splitlines() if "\tvirus\t" in row and "\ttrain\t" in row)

@@ -78,7 +78,7 @@ def collection() -> Collection:
 # Sampling
 
 
-def test_kingdoms_have_their_shares_and_groups_nearly_the_same_say(
+def test_kingdoms_and_groups_have_even_shares(
     collection: Collection,
 ) -> None:
     fragments = draw(collection, 300, 8000, SHARES, np.random.default_rng(1))
@@ -92,7 +92,7 @@ def test_kingdoms_have_their_shares_and_groups_nearly_the_same_say(
     assert drawn["small"] == pytest.approx(n_phages / 4, abs=134)
 
 
-def test_fragments_are_windows_of_their_records_on_either_strand(collection: Collection) -> None:
+def test_fragments_are_windows_on_either_strand(collection: Collection) -> None:
     fragments = draw(collection, 300, 50, SHARES, np.random.default_rng(2))
     strands = Counter()
     for digits, record in zip(fragments.digits, fragments.record, strict=True):
@@ -138,7 +138,7 @@ def relatives() -> Collection:
     return Collection(shared.records, digits.reshape(-1), shared.starts, shared.lengths)
 
 
-def test_words_have_owners_and_those_of_one_group_are_a_sample(relatives: Collection) -> None:
+def test_words_have_owners_or_samples(relatives: Collection) -> None:
     folds = np.array([0, 1, 2, 3, 4, 4])
     counts = count_words(relatives, folds)
     is_shared = counts.n_groups.sum(axis=(1, 2)) == 4
@@ -156,7 +156,7 @@ def test_words_have_owners_and_those_of_one_group_are_a_sample(relatives: Collec
     assert is_in_sample(alone).all()
 
 
-def test_a_fragment_is_read_by_the_words_of_other_folds_than_its_own(
+def test_fragment_is_read_by_other_folds(
     relatives: Collection,
 ) -> None:
     rng = np.random.default_rng(10)
@@ -172,7 +172,7 @@ def test_a_fragment_is_read_by_the_words_of_other_folds_than_its_own(
     assert is_shared.any()
 
 
-def test_genes_move_no_fold_and_no_word_of_the_data_and_only_short_pieces_read_them(
+def test_genes_move_no_fold(
     tmp_path: Path,
 ) -> None:
     kingdoms = {"phages": "virus", "bacteria": "other", "transcripts": "other", GENES: "other"}
@@ -213,7 +213,7 @@ def test_genes_move_no_fold_and_no_word_of_the_data_and_only_short_pieces_read_t
 
 @pytest.mark.parametrize("kind", made.KINDS)
 @pytest.mark.parametrize("n_bases", [150, 1000])
-def test_made_sequences_are_as_long_as_they_were_asked_for(kind: str, n_bases: int) -> None:
+def test_made_sequences_have_their_length(kind: str, n_bases: int) -> None:
     rng = np.random.default_rng(4)
     sequence = made.make_sequence(
         kind, n_bases, rng.integers(4, size=n_bases).astype(np.uint8), rng
@@ -223,7 +223,7 @@ def test_made_sequences_are_as_long_as_they_were_asked_for(kind: str, n_bases: i
     assert sequence.max() < 4
 
 
-def test_shuffling_keeps_dinucleotides_and_not_their_order() -> None:
+def test_shuffling_keeps_dinucleotides() -> None:
     rng = np.random.default_rng(5)
     sequence = encode("AACG" * 5000)
     shuffled = made.shuffle_dinucleotides(sequence, rng)
@@ -246,7 +246,7 @@ def biased(n: int, codon: str, rng: np.random.Generator) -> Digits:
     return digits.reshape(n, 150)
 
 
-def test_nets_learn_several_kinds_of_viruses_and_of_cells() -> None:
+def test_nets_learn_several_kinds() -> None:
     rng = np.random.default_rng(7)
     codons = ("GCA", "AAC", "CTG", "TTC")  # the first two are viruses'
     kinds = np.repeat(np.arange(4), 200)
@@ -264,7 +264,7 @@ def test_nets_learn_several_kinds_of_viruses_and_of_cells() -> None:
     assert (of_ratios[-1][1].shape, n_of_two) == ((2, 2), 1)
 
 
-def test_a_net_of_prokaryotes_moves_what_looks_like_one_and_lies_in_the_file(
+def test_prokaryote_net_moves_similar_records(
     tmp_path: Path,
 ) -> None:
     rng = np.random.default_rng(7)
@@ -302,7 +302,7 @@ def test_dropout_spares_the_features_that_are_named() -> None:
     assert ((nets.nets.log_odds(others) > 0) == (others[:, GC] > 0)).mean() > 0.9
 
 
-def test_no_group_is_in_two_folds_and_every_kingdom_in_all() -> None:
+def test_folds_share_no_group() -> None:
     rows = [
         (f"{kingdom}{i}", kingdom == "phages", f"{kingdom} {i // 2}", kingdom)
         for kingdom in ("phages", "bacteria")
@@ -317,7 +317,7 @@ def test_no_group_is_in_two_folds_and_every_kingdom_in_all() -> None:
     assert group_folds(collection_of([*elements, *rows]).records) == folds
 
 
-def test_a_knot_finds_the_slope_and_the_offset_that_made_the_labels() -> None:
+def test_knot_recovers_slope_and_offset() -> None:
     rng = np.random.default_rng(7)
     log_odds = rng.normal(0, 3, 100_000)
     is_virus = rng.random(len(log_odds)) < 1 / (1 + np.exp(-(0.5 * log_odds + 1)))
@@ -328,7 +328,7 @@ def test_a_knot_finds_the_slope_and_the_offset_that_made_the_labels() -> None:
     assert (knot.slope, knot.offset) == pytest.approx((0.5, 1 - prior), abs=0.04)
 
 
-def test_error_rates_are_the_shares_of_both_labels_from_their_log_odds_on() -> None:
+def test_error_rates_are_shares_of_labels() -> None:
     rng = np.random.default_rng(8)
     is_virus = rng.random(40_000) < 0.3
     log_odds = rng.normal(np.where(is_virus, 3.0, -1.0), 1.0)
@@ -344,7 +344,7 @@ def test_error_rates_are_the_shares_of_both_labels_from_their_log_odds_on() -> N
     assert threshold == pytest.approx(-1 + 1.881, abs=0.06)  # the normal's; standard error 0.015
 
 
-def test_a_cut_calls_no_kind_of_cells_more_often_than_it_says() -> None:
+def test_threshold_limits_each_kind_of_cells() -> None:
     rng = np.random.default_rng(9)
     kind = rng.integers(3, size=60_000)  # 0: viruses; cells of kind 2 look more like them
     log_odds = rng.normal(np.array([3.0, -1.0, 0.0])[kind], 1.0)
@@ -365,7 +365,7 @@ def test_a_cut_calls_no_kind_of_cells_more_often_than_it_says() -> None:
         assert called[kinds[1]].mean() == pytest.approx(1.2 * share, abs=1e-4)
 
 
-def test_a_kind_of_cells_counts_if_enough_groups_have_fragments() -> None:
+def test_kind_of_cells_needs_enough_groups() -> None:
     rows = [(f"b{i}", False, f"b{i}", "bacteria") for i in range(FEWEST_GROUPS)]
     rows += [(f"f{i}", False, f"f{i}", "fungi") for i in range(FEWEST_GROUPS - 1)]
     collection = collection_of([*rows, ("v", True, "v", "phages")])
@@ -378,7 +378,7 @@ def test_a_kind_of_cells_counts_if_enough_groups_have_fragments() -> None:
     assert np.flatnonzero(kinds["bacteria"]).tolist() == [0, 1, 4, 5, 6, 7]
 
 
-def test_cuts_and_margins_that_few_records_decide_are_those_of_the_lengths_beside() -> None:
+def test_rare_lengths_borrow_thresholds() -> None:
     shares, true_positives = (0.1, 0.01, 0.001), (0.9, 0.5, 0.1)
     lengths = (100, 500, 999, 1000, 5000, 20_000)
     odds = [np.arange(3.0) - place for place in range(len(lengths))]
@@ -405,7 +405,7 @@ def test_cuts_and_margins_that_few_records_decide_are_those_of_the_lengths_besid
     assert rising[3] - rising[2] < 0.001 < rising[1] - rising[0]
 
 
-def test_a_margin_leaves_room_for_groups_that_are_called_more_often() -> None:
+def test_margin_allows_for_noisier_groups() -> None:
     rng = np.random.default_rng(10)
     is_virus = rng.random(40_000) < 0.5
     group = rng.integers(40, size=len(is_virus))
@@ -442,7 +442,7 @@ SHORT = ErrorRates(100, (1.0, 2.0, 3.0), (0.1, 0.01, 0.001), (0.8, 0.4, 0.01), (
 LONG = ErrorRates(10_000, (-2.0, -1.0, 0.0), (0.1, 0.01, 0.001), (1.0, 0.9, 0.5), (-2.0, -1.0, 0.0))
 
 
-def test_thresholds_lie_on_lines_over_the_logarithms_of_length_and_share(tmp_path: Path) -> None:
+def test_thresholds_are_linear_in_logarithms(tmp_path: Path) -> None:
     saved = make_scorer(SHORT, LONG)
     save_scorer(tmp_path / "scorer.safetensors", saved)
     scorer = load_scorer(tmp_path / "scorer.safetensors")
@@ -454,7 +454,7 @@ def test_thresholds_lie_on_lines_over_the_logarithms_of_length_and_share(tmp_pat
     np.testing.assert_allclose(between, [1.5, 1.5, 1.5, 0, -1.5, -1.5], rtol=0, atol=1e-12)
 
 
-def test_the_false_discovery_rate_follows_from_prevalence_and_error_rates() -> None:
+def test_fdr_follows_from_prevalence_and_rates() -> None:
     scorer = make_scorer(SHORT, LONG)
     log_odds, lengths = np.array([1.0, 2.0, 1.5, 9.0]), np.array([100, 100, 10, 100])
     found = false_discovery_rates(scorer.error_rates, log_odds, lengths, 0.2)
@@ -467,7 +467,7 @@ def test_the_false_discovery_rate_follows_from_prevalence_and_error_rates() -> N
     assert between == pytest.approx(ratio / (1 + ratio))
 
 
-def test_a_higher_score_never_has_a_higher_false_discovery_rate() -> None:
+def test_higher_score_never_has_higher_fdr() -> None:
     scorer = make_scorer(SHORT, LONG)
     for n_bases in (10, 100, 700, 3000, 10**6):
         log_odds = np.linspace(-5, 5, 101)

@@ -65,7 +65,7 @@ def test_a_training_reads_its_fasta_once(data, tmp_path):
     assert opened.count(fasta) == opened_by_one_pass.count(fasta) > 0
 
 
-def test_frames_are_those_of_predict_with_their_bases_by_id_and_size(data, folder):
+def test_frames_equal_those_of_predict(data, folder):
     frames = FrameStore.open(folder)
     found = {}
     sizes = frames.chunks[frames.all.chunk, 2].tolist()
@@ -94,7 +94,7 @@ def test_ids_of_any_script_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("n_rows", [1, 8191, 20_000])
-def test_mean_and_deviation_are_to_the_bit_those_of_all_rows_at_once(n_rows):
+def test_streamed_mean_and_deviation_are_exact(n_rows):
     values = np.random.default_rng(n_rows).random((n_rows, N_FEATURES), dtype=np.float32)
     mean, deviation = mean_and_deviation(LabelledFrames.from_store(["M"] * n_rows, values))
     assert np.array_equal(mean, values.mean(axis=0))

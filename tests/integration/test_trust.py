@@ -121,7 +121,7 @@ IN_FOLDERS = ("folder/pytorch_model.bin", "folder/model.safetensors")
         *(("head", name, "layers.0.weight", f"{name} is not a VirNucPro head") for name in HEADS),
     ],
 )
-def test_a_model_or_head_that_carries_code_is_refused_and_runs_none(
+def test_model_or_head_with_code_is_refused(
     tiny, tmp_path, trap, as_pickle, option, name, place, why
 ) -> None:
     path = tmp_path / name
@@ -146,9 +146,7 @@ def test_a_model_or_head_that_carries_code_is_refused_and_runs_none(
         ("bert/model.safetensors", ""),
     ],
 )
-def test_a_file_of_weights_that_claims_a_header_of_100_mb_is_refused_by_its_first_bytes(
-    tiny, tmp_path, name, entry
-) -> None:
+def test_huge_header_claim_is_refused_early(tiny, tmp_path, name, entry) -> None:
     write_dnabert(tmp_path / "bert", "model.safetensors")
     for folder in ("cnn", "esm2"):
         (tmp_path / folder).mkdir()
@@ -165,9 +163,7 @@ def test_a_file_of_weights_that_claims_a_header_of_100_mb_is_refused_by_its_firs
     assert "it claims a header of 90,000,000 bytes" in " ".join(shown.split())
 
 
-def test_a_pickle_beside_the_weights_of_a_model_folder_is_not_looked_at(
-    tiny, tmp_path, trap
-) -> None:
+def test_pickle_beside_weights_is_not_read(tiny, tmp_path, trap) -> None:
     folder = shutil.copytree(tiny.model, tmp_path / "esm2_tiny")
     (folder / "pytorch_model.bin").write_bytes(as_pickle_alone(Payload(trap)))
     resolve(options(tiny, tmp_path, model=str(folder)), lambda _: None)
@@ -175,9 +171,7 @@ def test_a_pickle_beside_the_weights_of_a_model_folder_is_not_looked_at(
 
 
 @every_pickle
-def test_a_converted_model_that_carries_code_is_made_again_or_refused(
-    tiny, tmp_path, trap, as_pickle, monkeypatch
-) -> None:
+def test_converted_model_with_code_is_refused(tiny, tmp_path, trap, as_pickle, monkeypatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     checkpoint = inspect_esm2(tiny.model)
     facts = checkpoint, "bf16", lambda _: None
@@ -192,9 +186,7 @@ def test_a_converted_model_that_carries_code_is_made_again_or_refused(
 
 
 @every_pickle
-def test_a_training_is_not_resumed_from_a_checkpoint_that_carries_code(
-    tmp_path, trap, as_pickle
-) -> None:
+def test_checkpoint_with_code_is_refused(tmp_path, trap, as_pickle) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     content = {"module": {}, "optimizer": {}, "state": Payload(trap), "settings": {}}
@@ -208,7 +200,7 @@ def test_a_training_is_not_resumed_from_a_checkpoint_that_carries_code(
 
 
 @pytest.mark.parametrize("tag", ["apply:os.mkdir", "new:os.mkdir", "name:os.mkdir"])
-def test_a_config_that_carries_code_is_refused_and_runs_none(tmp_path, trap, tag) -> None:
+def test_config_with_code_is_refused(tmp_path, trap, tag) -> None:
     config = tmp_path / "train.yaml"
     value = "''" if tag.startswith("name") else f"['{trap}']"
     config.write_text(f"epochs: !!python/object/{tag} {value}\n")
@@ -284,9 +276,7 @@ def raw_bytes_of_a_file(h5: h5py.File, secret: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "point", [external_link, soft_link_to_one, virtual_dataset, raw_bytes_of_a_file]
 )
-def test_a_feature_file_that_points_at_another_file_is_not_whole(
-    tmp_path, secret, point, name
-) -> None:
+def test_feature_file_with_external_link_is_refused(tmp_path, secret, point, name) -> None:
     path = tmp_path / "000000.h5"
     forge(path, lambda h5: None)
     assert read_embeddings(path, ATTRIBUTES).ids == ("a",)
@@ -303,7 +293,7 @@ def test_failures_are_not_read_from_another_file_either(tmp_path, secret) -> Non
 
 
 @pytest.mark.parametrize("name", ["ids", "lengths", "embeddings"])
-def test_a_feature_file_that_carries_a_pickle_runs_no_code(tmp_path, trap, name) -> None:
+def test_feature_file_with_pickle_runs_no_code(tmp_path, trap, name) -> None:
     path = tmp_path / "000000.h5"
 
     def change(h5: h5py.File) -> None:
@@ -346,9 +336,7 @@ def of_another_width(h5: h5py.File, width: int, n_rows: int) -> None:
 
 @pytest.mark.parametrize("command", ["predict", "extract"])
 @pytest.mark.parametrize("width", [0, 1, 33])
-def test_vectors_that_are_not_of_the_width_of_the_model_are_made_again(
-    tmp_path, tiny, make_config, width, command
-) -> None:
+def test_vectors_of_wrong_width_are_remade(tmp_path, tiny, make_config, width, command) -> None:
     config = run_of_one_record(make_config(tmp_path / "in.fa", command=command), tiny)
     before, path = vectors(config.output), config.output / "features" / "000000.h5"
     outputs = {table: table.read_bytes() for table in config.output.glob("*prediction*")}
@@ -361,7 +349,7 @@ def test_vectors_that_are_not_of_the_width_of_the_model_are_made_again(
     assert {table: table.read_bytes() for table in outputs} == outputs
 
 
-def test_a_file_of_failures_alone_is_not_made_again_for_its_width(tmp_path) -> None:
+def test_failures_only_file_is_kept(tmp_path) -> None:
     path, failures = tmp_path / "000000.h5", (Failure("a", "a", "too large"),)
     nothing = np.empty(0, dtype=np.int32)
     for width in (0, 32):
@@ -380,9 +368,7 @@ def test_a_file_of_failures_alone_is_not_made_again_for_its_width(tmp_path) -> N
         read_embeddings(path, ATTRIBUTES, 32)
 
 
-def test_a_run_folder_from_somebody_else_is_mended_not_believed(
-    tmp_path, tiny, make_config
-) -> None:
+def test_foreign_run_folder_is_repaired(tmp_path, tiny, make_config) -> None:
     """A shard's file that borrows its vectors elsewhere is made again."""
     config = run_of_one_record(make_config(tmp_path / "in.fa"), tiny)
     before, path = tables(config.output), config.output / "features" / "000000.h5"
@@ -429,9 +415,7 @@ def put_outside(path: Path, outside: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES_OF_A_RUN)
-def test_nothing_is_written_or_deleted_through_a_link_in_a_run_folder(
-    tmp_path, outside, tiny, make_config, name
-) -> None:
+def test_run_folder_link_is_not_followed(tmp_path, outside, tiny, make_config, name) -> None:
     config = make_config(tmp_path / "in.fa", keep_intermediate=True)
     run_of_one_record(config, tiny)
     put_outside(config.output / name, outside)
@@ -471,9 +455,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("name", ["samples", "samples/b", "logs", ".planned.tmp", ".parsl.tmp"])
-def test_no_command_writes_or_deletes_through_a_link_at_any_depth(
-    tmp_path, outside, name, command
-) -> None:
+def test_no_command_follows_a_link_at_any_depth(tmp_path, outside, name, command) -> None:
     run = scored(tmp_path)
     if not (run / name).exists():
         (run / name).mkdir()
@@ -486,7 +468,7 @@ def test_no_command_writes_or_deletes_through_a_link_at_any_depth(
     assert content_of(run) == inside  # not even the log
 
 
-def test_a_link_in_the_place_of_an_output_of_one_file_is_replaced(tmp_path) -> None:
+def test_link_in_place_of_an_output_is_replaced(tmp_path) -> None:
     """What it leads to stays."""
     run, mine = scored(tmp_path), tmp_path / "mine"
     before = content_of(run / "samples")
@@ -513,9 +495,7 @@ class Placing:
 
 
 @pytest.mark.parametrize("command", ["resume", "regions"])
-def test_a_link_that_is_placed_while_a_command_runs_leads_it_nowhere(
-    tmp_path, outside, command
-) -> None:
+def test_link_placed_during_a_command(tmp_path, outside, command) -> None:
     """After every check of its beginning."""
     run = scored(tmp_path)
     place = Placing(run / "samples/b", outside, Progress)
@@ -530,9 +510,7 @@ def test_a_link_that_is_placed_while_a_command_runs_leads_it_nowhere(
 
 
 @pytest.mark.parametrize("name", ["features", "shards"])
-def test_a_link_that_is_placed_while_vectors_are_made_leads_them_nowhere(
-    tmp_path, outside, tiny, make_config, name
-) -> None:
+def test_link_placed_during_embedding(tmp_path, outside, tiny, make_config, name) -> None:
     fasta = tmp_path / "in.fa"
     fasta.write_text(f">a\n{open_dna(300, np.random.default_rng(3))}\n")
     config = make_config(fasta)
@@ -542,9 +520,7 @@ def test_a_link_that_is_placed_while_vectors_are_made_leads_them_nowhere(
     assert place.before and content_of(outside) == place.before
 
 
-def test_a_link_that_is_placed_before_an_input_is_copied_leads_the_copy_nowhere(
-    tmp_path, outside
-) -> None:
+def test_link_placed_before_an_input_is_copied(tmp_path, outside) -> None:
     """An input inside the run folder is copied: a later start must find it."""
     run = tmp_path / "run"
     run.mkdir()
@@ -560,9 +536,7 @@ def test_a_link_that_is_placed_before_an_input_is_copied_leads_the_copy_nowhere(
 
 
 @pytest.mark.parametrize("command", ["resume", "force", "regions", "report"])
-def test_every_command_that_locks_a_run_folder_sweeps_what_a_killed_one_left(
-    tmp_path, command
-) -> None:
+def test_locking_commands_sweep_leftovers(tmp_path, command) -> None:
     run = scored(tmp_path)
     left = [".predictions.tsv.0123abcd.tmp", "samples/b/.viral.fasta.0123abcd.tmp"]
     left += [".planned.tmp/shards/000000.faa", "features/.000000.h5.0123abcd.tmp"]
@@ -576,7 +550,7 @@ def test_every_command_that_locks_a_run_folder_sweeps_what_a_killed_one_left(
     assert [(run / name).read_text() for name in mine] == ["half"] * 2
 
 
-def test_a_run_folder_may_be_a_link_and_where_it_leads_is_said(tmp_path, tiny, make_config) -> None:
+def test_run_folder_may_be_a_link(tmp_path, tiny, make_config) -> None:
     config = make_config(tmp_path / "in.fa")
     (tmp_path / "scratch").mkdir()
     config.output.symlink_to("scratch")
@@ -602,7 +576,7 @@ def test_a_lock_that_is_another_file_is_not_emptied(tmp_path, name) -> None:
         pass
 
 
-def test_nothing_is_written_through_a_link_in_the_folder_of_an_evaluation(tmp_path) -> None:
+def test_evaluation_writes_through_no_link(tmp_path) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OutputError, match="run is a link to"):
         EvaluationSpec.from_options(
@@ -647,7 +621,7 @@ def test_no_file_is_named_after_a_record(
     assert {path.name for path in tmp_path.iterdir()} == {"plain", "hostile"}
 
 
-def test_a_file_name_in_a_message_of_the_system_has_no_control_characters(tmp_path) -> None:
+def test_file_names_have_no_control_characters(tmp_path) -> None:
     shown = io.StringIO()
     with pytest.raises(CommandExit), redirect_stderr(shown), exit_on_error():
         (tmp_path / "a\x1b[31m\nb").read_bytes()
@@ -698,7 +672,7 @@ def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     return start
 
 
-def test_no_network_is_touched_unless_a_download_is_asked_for(tmp_path, tiny, start) -> None:
+def test_network_is_used_only_for_downloads(tmp_path, tiny, start) -> None:
     """In a parent and its worker; then a download shows that the sentry sees."""
     told, watched = tmp_path / "told", tmp_path / "told.watched"
     fasta = tmp_path / "in.fa"

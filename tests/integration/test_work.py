@@ -147,14 +147,14 @@ def test_parts_in_any_order_give_the_run_of_one_machine(plan, merge, undisturbed
     assert_same_run(folder, undisturbed)
 
 
-def test_a_part_hashes_no_input_that_is_as_the_plan_found_it(plan):
+def test_part_does_not_hash_unchanged_inputs(plan):
     folder = plan()
     inputs._hash_path.cache_clear()
     assert work_inline(folder) > 6
     assert inputs._hash_path.cache_info().misses == 0
 
 
-def test_half_a_slice_leaves_its_shards_and_vectors_and_a_log_and_nothing_else(plan):
+def test_half_a_slice_leaves_only_its_files(plan):
     folder = plan()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     work_inline(folder, "1/2")
@@ -185,9 +185,7 @@ def killed_at_its_second_shard(folder: Path) -> None:
     work_inline(folder, "1/1", count)
 
 
-def test_a_work_that_was_killed_costs_its_open_shard_and_the_merge_does_the_rest(
-    plan, merge, undisturbed
-):
+def test_killed_work_costs_its_open_shard(plan, merge, undisturbed):
     folder = plan()
     assert exit_codes_of(partial(killed_at_its_second_shard, folder)) == [-signal.SIGKILL]
     assert len(list((folder / "features").glob("*.h5"))) >= 2
@@ -241,7 +239,7 @@ def tables_being_made(events: list[RunEvent]) -> list[RunEvent]:
     return [event for event in events if isinstance(event, Progress) and event.stage == STAGES[2]]
 
 
-def test_parts_plan_embed_and_write_tables_and_the_end_only_joins(plan, merge, alone, tmp_path):
+def test_parts_write_tables_and_the_end_joins(plan, merge, alone, tmp_path):
     folder = plan(bytes_per_slice=SLICE, per_file=True)
     assert not list((folder / "shards").glob("*.faa"))
     killed_at(folder, "1/2", is_planning)
@@ -263,7 +261,7 @@ def count_slices(folder: Path) -> int:
     return len(Plan.read(open_run_dir(folder), manifest).slices)
 
 
-def test_what_parts_left_out_is_made_at_the_end_which_may_be_killed(plan, merge, alone):
+def test_merge_makes_what_parts_left_out(plan, merge, alone):
     folder = plan(bytes_per_slice=SLICE, per_file=True)
     work_inline(folder, "2/3")
     n_rows = len(list((folder / "rows").glob("*.rows")))
@@ -302,7 +300,7 @@ def forge(rows: Path, forgery: dict[str, object]) -> None:
     rows.write_bytes(content + checksummed_label(content, label.attributes))
 
 
-def test_what_is_gone_damaged_or_forged_in_a_planned_run_is_made_again_at_once(plan, merge, alone):
+def test_damaged_planned_run_is_repaired(plan, merge, alone):
     folder = plan(bytes_per_slice=SLICE)
     work_inline(folder, "1/2")
     cut, gone, pipe, *_ = sorted((folder / "shards").glob("*.ids"))
@@ -325,7 +323,7 @@ def test_what_is_gone_damaged_or_forged_in_a_planned_run_is_made_again_at_once(p
     assert outputs(folder) == alone()
 
 
-def test_rows_of_another_cut_are_not_joined_and_status_does_not_count_them(plan, merge, alone):
+def test_rows_of_another_threshold_are_not_joined(plan, merge, alone):
     folder = plan(bytes_per_slice=SLICE)
     work_inline(folder)
     first, *others = sorted((folder / "rows").glob("*.rows"))
@@ -347,9 +345,7 @@ OTHER_OUTPUTS = (*OUTPUTS["predict"], OutputFile("another.tsv"))
         ("workflows.table_cache.SCORE_FORMAT", "another"),
     ],
 )
-def test_rows_of_a_program_with_other_columns_or_scores_are_not_joined(
-    plan, monkeypatch, name, value
-):
+def test_rows_of_another_version_are_not_joined(plan, monkeypatch, name, value):
     store = stored_rows(plan)
     of_one = store.plan.slices[:1]
     assert store.has(of_one) and store.read(of_one) is not None
@@ -366,7 +362,7 @@ def stored_rows(plan: Callable[..., Path]) -> RowStore:
     return store
 
 
-def test_rows_of_other_records_shards_or_callers_are_not_joined(plan, tmp_path):
+def test_rows_of_other_records_are_not_joined(plan, tmp_path):
     store = stored_rows(plan)
     slices = store.plan
     first, second = slices.slices[:1], slices.slices[1:2]
@@ -380,9 +376,7 @@ def test_rows_of_other_records_shards_or_callers_are_not_joined(plan, tmp_path):
     assert not replace(store, plan=replace(slices, manifest=with_replaced)).has(first)
 
 
-def test_the_scorer_alone_is_spread_and_scores_that_are_damaged_before_the_join_are_made_again(
-    contigs, tmp_path
-):
+def test_scorer_parts_with_damage_are_remade(contigs, tmp_path):
     def config(name: str, **how: object) -> RunConfig:
         options = PredictOptions(input=(contigs,), output_dir=tmp_path / name, **how)
         config = resolve(options, lambda _: None)
@@ -401,7 +395,7 @@ def test_the_scorer_alone_is_spread_and_scores_that_are_damaged_before_the_join_
     assert of_both[0] == of_both[1] and any(name.startswith("scores/") for name in of_both[0])
 
 
-def test_an_id_that_occurs_twice_in_a_part_is_refused_before_anything_is_embedded(plan, contigs):
+def test_repeated_id_in_a_part_is_refused(plan, contigs):
     contigs.write_text(contigs.read_text() + ">contig1 again\nACGTACGTACGT\n")
     folder = plan(bytes_per_slice=SLICE)
     with pytest.raises(InputError, match="contig1 occurs twice"):
@@ -409,9 +403,7 @@ def test_an_id_that_occurs_twice_in_a_part_is_refused_before_anything_is_embedde
     assert not list((folder / "features").glob("*.h5"))
 
 
-def test_an_id_of_two_parts_is_refused_as_soon_as_all_is_planned_and_by_the_join(
-    plan, merge, contigs
-):
+def test_repeated_id_across_parts_is_refused(plan, merge, contigs):
     text = f"{contigs.read_text()}>filler\n{'N' * SLICE}\n"
     contigs.write_text(f"{text}>contig1 again\nACGTACGTACGT\n")
     n_lines = text.count("\n")
@@ -452,7 +444,7 @@ def test_nobody_sweeps_the_temporary_files_of_another(plan, tiny, contigs, make_
     assert [path.read_bytes() for path in others] == [b"of another"] * 2
 
 
-def test_a_damaged_vector_file_is_replaced_and_not_deleted_before(plan, merge, undisturbed):
+def test_damaged_vector_file_is_replaced(plan, merge, undisturbed):
     folder = plan()
     work_inline(folder)
     path = folder / "features" / "000003.h5"
@@ -466,7 +458,7 @@ def test_a_damaged_vector_file_is_replaced_and_not_deleted_before(plan, merge, u
     assert_same_run(folder, undisturbed)
 
 
-def test_a_pipe_in_the_place_of_a_file_is_named_or_replaced_and_not_waited_for(plan):
+def test_pipe_in_place_of_a_file_is_not_read(plan):
     folder = plan()
     (folder / "logs").mkdir(exist_ok=True)
     shard, log = folder / "shards/000000.faa", folder / "logs/work-elsewhere-7.log"
@@ -479,7 +471,7 @@ def test_a_pipe_in_the_place_of_a_file_is_named_or_replaced_and_not_waited_for(p
             inspect_run(folder, verify=False)
 
 
-def test_without_vectors_the_merge_names_what_is_missing_and_embeds_nothing(plan, merge):
+def test_merge_without_vectors_names_what_is_missing(plan, merge):
     folder = plan()
     work_inline(folder, "1/4")
     with pytest.raises(UnavailableError, match="000001, 000002, 000003, 000005") as caught:
@@ -525,7 +517,7 @@ def test_figures_of_each_host_are_read_from_the_logs(plan):
     assert line.endswith(" tokens/s, 0 sequences failed")
 
 
-def test_figures_of_a_host_are_sums_over_its_logs_and_count_the_last_end_of_a_shard(tmp_path):
+def test_host_figures_sum_over_logs(tmp_path):
     ends = {
         1: [ProgressLog(0, "cpu", 100, 1, False, 2.0), ProgressLog(1, "cpu", 300, 0, True, 4.0)],
         2: [ProgressLog(1, "cpu", 60, 2, False, 1.0), ProgressLog(2, "cpu", 0, 0, True, 2.0)],
@@ -555,7 +547,7 @@ def test_status_names_who_is_running_the_run(plan):
     assert measure_run(folder)["running"] is None
 
 
-def test_status_of_a_run_that_still_reads_its_input_says_so(tmp_path):
+def test_status_while_the_input_is_read(tmp_path):
     reading = pytest.raises(InputMissingError, match="is still reading the input")
     with open_run_dir(tmp_path).locked_for_run(), reading:
         inspect_run(tmp_path, verify=False)
@@ -563,7 +555,7 @@ def test_status_of_a_run_that_still_reads_its_input_says_so(tmp_path):
         inspect_run(tmp_path, verify=False)
 
 
-def test_figures_that_are_damaged_or_of_somebody_else_are_left_out(plan):
+def test_foreign_figures_are_left_out(plan):
     folder = plan()
     work_inline(folder, "1/4")
     before = measure_run(folder)
@@ -580,7 +572,7 @@ def test_figures_that_are_damaged_or_of_somebody_else_are_left_out(plan):
 # Who may, and with what
 
 
-def test_a_folder_without_a_run_is_refused_and_left_as_it_is(tmp_path):
+def test_folder_without_a_run_is_refused(tmp_path):
     for look in (work_inline, report_folder, read_features, partial(inspect_run, verify=False)):
         with pytest.raises(InputMissingError, match="holds no run"):
             look(tmp_path)
@@ -592,14 +584,14 @@ def test_a_folder_without_a_run_is_refused_and_left_as_it_is(tmp_path):
         work_inline(tmp_path / "file")
 
 
-def test_a_run_that_was_not_planned_for_others_is_refused(make_config, tiny, contigs):
+def test_unplanned_run_is_refused(make_config, tiny, contigs):
     config = make_config(contigs, plan_only=True)
     run_inline(config, tiny.head)
     with pytest.raises(ResumeError, match="not planned for several machines"):
         work_inline(config.output)
 
 
-def test_another_model_in_the_place_of_the_runs_is_refused(plan, tmp_path):
+def test_other_model_of_the_same_name_is_refused(plan, tmp_path):
     folder = plan(sha256="1" * 64)
     with pytest.raises(UnavailableError, match="the SHA-256 of the model was 111"):
         work_inline(folder)
@@ -619,7 +611,7 @@ def test_a_part_by_another_scorer_is_refused(contigs, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp8"])
-def test_a_device_that_has_not_the_precision_of_the_run_is_refused(plan, asked, precision):
+def test_device_without_the_precision_is_refused(plan, asked, precision):
     """In a part of it, and in a resume that would embed here; one that only joins is not."""
     folder = plan(precision=precision)
     with pytest.raises(UnavailableError, match=f"computes in {precision}, and CPU") as caught:
@@ -657,7 +649,7 @@ def test_a_lost_plan_is_named(plan):
         ({"no_embed": True, "plan_only": True}, "--no-embed: no effect with --plan-only"),
     ],
 )
-def test_options_for_other_machines_that_make_no_sense_are_refused(asked, changes, words):
+def test_senseless_work_options_are_refused(asked, changes, words):
     with pytest.raises(UsageError, match=words) as caught:
         resolve(asked(**changes), lambda _: None)
     assert caught.value.hint
@@ -692,7 +684,7 @@ SLURM = {
         ("16", {"PBS_ARRAYID": "3"}, WorkShare(3, 16)),
     ],
 )
-def test_a_part_is_the_named_one_or_that_of_the_task_in_its_array(text, array, part):
+def test_part_is_named_or_that_of_the_task(text, array, part):
     assert choose_part(text, array) == part
 
 
@@ -731,7 +723,7 @@ def test_a_part_that_cannot_be_understood_is_refused(text, array, words):
 
 @pytest.mark.parametrize("has_shards", [True, False])
 @pytest.mark.parametrize(("n", "n_slices"), [(1, 1), (2, 1), (5, 3), (3, 40), (64, 1800)])
-def test_parts_are_disjoint_and_together_all_slices_and_about_equal(n, n_slices, has_shards):
+def test_parts_are_disjoint_and_equal(n, n_slices, has_shards):
     each = [WorkShare(number, n).shares(n_slices, has_shards=has_shards) for number in range(n)]
     (n_shares,) = {n_shares for n_shares, _ in each}
     owners = [(place, share) for _, ours in each for place in ours for share in ours[place]]
@@ -753,7 +745,7 @@ def test_parts_are_disjoint_and_together_all_slices_and_about_equal(n, n_slices,
         ("cuda", "fp32", "--gres=gpu:1"),
     ],
 )
-def test_a_plan_offers_nodes_that_compute_in_its_precision(tmp_path, device, precision, place):
+def test_plan_offers_suitable_nodes(tmp_path, device, precision, place):
     options = PredictOptions(input=(), output_dir=tmp_path, device=device, precision=precision)
     for n_slices, n_tasks in ((40, 16), (2, 2)):
         line, *_ = planned_steps(options, n_slices, ["predict", "--plan-only"])

@@ -142,7 +142,7 @@ def is_for_type_checkers(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
-def test_the_vocabulary_needs_only_the_standard_library_and_numpy() -> None:
+def test_core_types_need_only_numpy() -> None:
     allowed = {*sys.stdlib_module_names, "numpy", "virnucpro"}
     for name in VOCABULARY:
         zstd = {"backports", "compression"} if name == "core.atomic_io" else set()
@@ -150,7 +150,7 @@ def test_the_vocabulary_needs_only_the_standard_library_and_numpy() -> None:
         assert packages <= allowed | zstd, name
 
 
-def test_the_model_knows_no_fasta_no_run_folder_and_no_process() -> None:
+def test_models_know_no_fasta_or_run_folder() -> None:
     for name in MODEL:
         assert {used for used in used_by(name) if used not in MODEL} <= MODEL_MAY_USE, name
 
@@ -198,7 +198,7 @@ def test_jinja_is_imported_only_to_write_a_page() -> None:
     assert {"jinja2", "markupsafe"} <= loaded_after(statement + writing)
 
 
-def test_a_worker_starts_without_torchs_compiler_and_sympy() -> None:
+def test_worker_start_imports_no_compiler() -> None:
     """Their imports take more than a second, for every worker and after every loss of one."""
     statement = (
         "import virnucpro.workflows.extract, virnucpro.workflows.predict, torch; "

@@ -27,7 +27,7 @@ from virnucpro.models.validation.random_weights import write_checkpoint
 MEASURE = Path(front_end.__file__).with_name("measure.py")
 
 
-def test_a_run_of_files_is_a_real_one_and_separates_start_up(monkeypatch, tmp_path):
+def test_file_benchmark_separates_start_up(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.hub._hub_dir", None)  # the measurement sets it; other tests do not
     write_checkpoint(tmp_path / "tiny.pt", TINY, seed=3)
     row = time_extract(
@@ -46,7 +46,7 @@ def test_a_run_of_files_is_a_real_one_and_separates_start_up(monkeypatch, tmp_pa
     assert 0 <= row.outside_batches < 1
 
 
-def test_a_front_end_that_gives_other_proteins_is_not_measured(monkeypatch):
+def test_wrong_front_end_is_not_measured(monkeypatch):
     monkeypatch.setitem(front_end.WAYS, "virnucpro", lambda *_: lambda: [("r_chunk_1F1", "M")])
     rows = list(front_end.measure_front_end(20_000, 1, 1, 0))
     assert len(rows) == 4
@@ -54,13 +54,13 @@ def test_a_front_end_that_gives_other_proteins_is_not_measured(monkeypatch):
 
 
 @pytest.mark.usefixtures("quick_starts")
-def test_sequences_that_crash_their_worker_are_measured_beside_a_run_without():
+def test_poison_is_measured_beside_a_clean_run():
     rows = list(measure_poison(n_proteins=9, n_poisoned=1, length=10, n_workers=1))
     assert [(row.run, row.n_failed) for row in rows] == [("undisturbed", 0), ("poisoned", 1)]
     assert rows[0].ratio == 1 and min(row.cpu_seconds for row in rows) > 0
 
 
-def test_variants_that_do_not_run_here_say_why_and_the_others_are_measured(tmp_path):
+def test_unavailable_variants_say_why(tmp_path):
     setting = Setting(tmp_path / "not there.pt", TINY, "cpu", 600)  # weights are made on the device
     proteins = proteins_of("reads-150", 1000, seed=3)
     rows = {row.how: row for row in compare_variants(setting, "reads-150", proteins, 0.0)}
@@ -110,7 +110,7 @@ def run_gpu_script(
     )
 
 
-def test_the_script_for_a_gpu_says_what_is_missing_before_it_measures(tmp_path):
+def test_gpu_script_says_what_is_missing(tmp_path):
     (tmp_path / "tensorboard.py").write_text("raise ModuleNotFoundError('no tensorboard here')")
     answer = run_gpu_script("files", folder=tmp_path, PYTHONPATH=str(tmp_path))
     assert answer.returncode == 69
@@ -138,7 +138,7 @@ CALLS = {
 }
 
 
-def test_a_dry_run_prints_what_a_call_would_run_and_runs_nothing(tmp_path):
+def test_dry_run_prints_and_runs_nothing(tmp_path):
     answer = run_gpu_script("--dry-run", "time", folder=tmp_path, PATH="/usr/bin:/bin")
     assert answer.returncode == 0 and not (tmp_path / "results").exists()
     lines = answer.stdout.splitlines()
@@ -149,7 +149,7 @@ def test_a_dry_run_prints_what_a_call_would_run_and_runs_nothing(tmp_path):
         assert sum(int(line.split()[0]) for line in printed.splitlines()) < 600, "ten minutes"
 
 
-def test_a_rehearsal_runs_the_commands_on_the_cpu_with_a_tiny_model(tmp_path):
+def test_rehearsal_runs_on_the_cpu(tmp_path):
     answer = run_gpu_script("--rehearse", "files", folder=tmp_path, python='echo "$*"\n')
     assert answer.returncode == 0, answer.stderr
     measured = [line for line in answer.stdout.splitlines() if "measure.py" in line]
@@ -159,7 +159,7 @@ def test_a_rehearsal_runs_the_commands_on_the_cpu_with_a_tiny_model(tmp_path):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_steps_on_a_gpu_run_though_others_fail_by_commands_that_their_programs_take(tmp_path, call):
+def test_gpu_steps_run_though_others_fail(tmp_path, call):
     """Lines of JSON stay free of warnings; beside them stands how each step ended."""
     recorded, results = tmp_path / "commands", tmp_path / "results"
     answer = run_gpu_script(call, folder=tmp_path, python=FAILING, COMMANDS=str(recorded))
@@ -185,7 +185,7 @@ def test_steps_on_a_gpu_run_though_others_fail_by_commands_that_their_programs_t
                 assert command[:2] == ["-m", "pytest"]
 
 
-def test_a_full_card_is_asked_for_the_vectors_of_an_empty_one(tmp_path, monkeypatch):
+def test_full_card_gives_vectors_of_an_empty_one(tmp_path, monkeypatch):
     """Without a card, both runs are the same."""
     monkeypatch.setattr("card.subprocess.run", lambda words, **_: virnucpro(*words[3:]))
     write_checkpoint(tmp_path / "tiny.pt", TINY, seed=3)
@@ -194,7 +194,7 @@ def test_a_full_card_is_asked_for_the_vectors_of_an_empty_one(tmp_path, monkeypa
     assert row.n_smaller == row.n_other_bits == row.largest_distance == 0
 
 
-def test_the_tests_that_the_script_for_a_gpu_names_are_there():
+def test_gpu_script_names_existing_tests():
     root = Path(__file__).parents[2]
     named = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", (root / "benchmarks/gpu.sh").read_text())
     assert named

@@ -58,7 +58,7 @@ def assert_cites_preprint(work: Work, facts: dict[str, Any], authors: str) -> No
     ]
 
 
-def test_the_file_for_citations_says_what_the_program_says():
+def test_citation_file_matches_the_program():
     program, *papers = all_works()
     [developers] = CITATION["authors"]
     for text in (program.text, program.bibtex):
@@ -68,7 +68,7 @@ def test_the_file_for_citations_says_what_the_program_says():
         assert_cites(work, facts)
 
 
-def test_cite_prints_text_and_bibtex_and_bibtex_alone_for_a_file():
+def test_cite_prints_text_and_bibtex():
     (code, both), (other_code, alone) = invoke("cite"), invoke("cite", "--bibtex")
     assert code == other_code == 0
     for work in all_works():

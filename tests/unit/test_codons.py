@@ -93,7 +93,7 @@ def scaled(scaling: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 @settings(max_examples=25)
 @given(st.lists(st.text("ACGTN", min_size=6, max_size=80), min_size=1, max_size=5))
-def test_a_vector_is_that_of_pytorchs_convolutions_in_any_batch(network, chunks):
+def test_vector_equals_pytorch_in_any_batch(network, chunks):
     expected = torch.stack([by_convolutions(network, chunk) for chunk in chunks])
     found = network.float()(chunks)
     # some 20 sums of up to 120 products, none of which exceeds the largest number by far
@@ -112,11 +112,11 @@ def test_strand_case_and_the_letter_u_make_no_difference(network):
 
 
 @pytest.mark.parametrize("bases", ["A", "ACGTA", "NNNNNNNN", "RYKM" * 5])
-def test_a_chunk_without_a_whole_token_or_a_known_base_has_a_finite_vector(network, bases):
+def test_chunk_without_tokens_has_finite_vector(network, bases):
     assert network([bases]).isfinite().all()
 
 
-def test_a_file_gives_back_the_network_to_the_rounding_of_its_factors(network, tmp_path):
+def test_file_restores_the_network(network, tmp_path):
     path = tmp_path / "model.safetensors"
     save_network(network.float(), path)
     first = path.read_bytes()
@@ -147,7 +147,7 @@ OTHER_SIZES += [{"dilations": [1, 1 << 40]}, {"dilations": [1] * 300_000}]
     ],
     ids=[*OTHER_WEIGHTS, "no sizes", *map(str, range(len(OTHER_SIZES)))],
 )
-def test_a_file_of_other_weights_or_impossible_sizes_is_refused(network, tmp_path, spoil, sizes):
+def test_foreign_weights_are_refused(network, tmp_path, spoil, sizes):
     path = tmp_path / "model.safetensors"
     save_network(network.float(), path)
     tensors = load_file(path)
@@ -213,9 +213,7 @@ def test_a_vector_has_the_same_bits_alone_and_in_a_batch(chunks, precision):
         assert encoder.start([chunk]).rows()[0].tolist() == row.tolist()
 
 
-def test_a_worker_does_not_go_on_with_weights_that_were_replaced_during_the_run(
-    encoder, network, tmp_path
-):
+def test_worker_refuses_replaced_weights(encoder, network, tmp_path):
     shipped, path = open_model(NETWORK, lambda _: None), tmp_path / "model.safetensors"
     of_the_run = replace(encoder.spec, sha256=shipped.encoder_id)
     path.write_bytes(shipped.path.read_bytes())
@@ -238,9 +236,7 @@ def test_a_gpu_gives_the_vectors_of_a_cpu(chunks, precision, limit):
     assert worst(there, here) < limit
 
 
-def test_a_record_is_called_by_the_weighted_log_odds_of_network_and_scorer(
-    contigs, called, encoder
-):
+def test_record_uses_weighted_log_odds(contigs, called, encoder):
     head, scorer = Head.load(open_model(NETWORK, lambda _: None).head), Scorer.load_builtin()
     found = {row["record"]: row for row in rows(called / "predictions.tsv")}
     records = {record.id: record for record in read_fasta(contigs)}
@@ -267,7 +263,7 @@ def test_a_record_is_called_by_the_weighted_log_odds_of_network_and_scorer(
     assert found["unknown"]["call"] == ""
 
 
-def test_by_the_network_alone_viruses_of_the_example_have_more_than_its_other_records(tmp_path):
+def test_network_alone_ranks_the_example(tmp_path):
     """Of all sixteen, so that weights that were mixed up could not pass."""
     folder = predict(CONTIGS, tmp_path / "alone", "--calls", "head")
     scores = {row["record"]: row["virus_score"] for row in rows(folder / "predictions.tsv")}
@@ -276,22 +272,20 @@ def test_by_the_network_alone_viruses_of_the_example_have_more_than_its_other_re
     assert sum("virus" in name for name in in_order[8:]) >= 7
 
 
-def test_models_info_describes_the_network_by_its_name_its_folder_or_its_file():
+def test_models_info_describes_the_network():
     file = open_model(NETWORK, lambda _: None).path
     said = [invoke("models", "info", one) for one in (NETWORK, file.parent, file)]
     of_network = [output.partition("layers")[2] for _, output in said]
     assert of_network[0] == of_network[1] == of_network[2] and "the max counts" in of_network[0]
 
 
-def test_where_all_is_certain_nothing_is_read_and_nothing_is_warned_of(tmp_path):
+def test_certain_records_are_not_read(tmp_path):
     folder = predict(CONTIGS, tmp_path / "certain", "--embed", "uncertain")
     assert {row["note"] for row in rows(folder / "predictions.tsv")} == {"not embedded"}
     assert "WARNING" not in (folder / "virnucpro.log").read_text()
 
 
-def test_by_default_it_reads_what_may_be_viral_and_calls_this_as_a_whole_run_does(
-    contigs, tmp_path
-):
+def test_default_reads_what_may_be_viral(contigs, tmp_path):
     records = {record.id: record.sequence for record in read_fasta(contigs)}
     first = next(iter(records.values()))
     pieces = {f"piece{n}": first[:n] for n in (170, 400, 700)}

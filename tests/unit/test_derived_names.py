@@ -331,9 +331,7 @@ def test_frames_and_vectors_have_unique_names(tmp_path, make_config, tiny, conti
     assert all(original_name(name) in ids for name in frames)
 
 
-def test_added_file_that_takes_names_embeds_only_these_again(
-    tmp_path, make_config, tiny, contigs, clashing
-):
+def test_added_file_embeds_only_taken_names(tmp_path, make_config, tiny, contigs, clashing):
     first, second = write(tmp_path / "a.fa", **contigs), write(tmp_path / "b.fa", **clashing)
     whole = make_config(first, second, output=tmp_path / "whole")
     n_whole = run_inline(whole, tiny.head).n_tokens
@@ -346,9 +344,7 @@ def test_added_file_that_takes_names_embeds_only_these_again(
     assert vectors(config.output).keys() == vectors(whole.output).keys()
 
 
-def test_shares_of_work_with_a_model_derive_the_same_names(
-    tmp_path, make_config, tiny, contigs, clashing
-):
+def test_parts_derive_the_same_names(tmp_path, make_config, tiny, contigs, clashing):
     fasta = write(tmp_path / "in.fa", **contigs, **clashing)
     options = {"model": str(tiny.model), "head": tiny.head_file, "device": "cpu"}
     common = {"precision": "fp32", "report": False, **options}

@@ -182,16 +182,14 @@ def feign(monkeypatch, tmp_path) -> Callable[..., None]:
         (CUT[1:2], "MIG-777", []),
     ],
 )
-def test_the_visible_gpus_and_slices_of_cards_are_those_that_cuda_shows(
-    feign, cards, variable, expected
-):
+def test_visible_gpus_equal_cuda(feign, cards, variable, expected):
     feign(cards)
     gpus, reason = list_gpus()
     assert reason == ""
     assert [gpu.uuid for gpu in visible_gpus(gpus, variable)] == expected
 
 
-def test_a_slice_has_batches_of_its_own_memory_and_not_of_the_cards(feign):
+def test_slice_uses_its_own_memory(feign):
     feign(CUT)
     choice = choose("auto", visible="MIG-511")
     assert choice.devices == ("cuda:0",) and choice.memory == 9 * GIB
@@ -199,7 +197,7 @@ def test_a_slice_has_batches_of_its_own_memory_and_not_of_the_cards(feign):
     assert choose_precision("auto", choice) == "bf16"
 
 
-def test_a_card_in_mig_mode_without_an_instance_is_reported(feign):
+def test_mig_card_without_instance_is_reported(feign):
     feign([A100._replace(slices=[])] * 2)
     with pytest.raises(UnavailableError, match="2 cards are in MIG mode, and have no instance"):
         choose("cuda")
@@ -257,9 +255,7 @@ OLD_CARD = "Tesla V100 has compute capability 7.0, and this build of torch (2.13
         ([H100] * 4, 13000, TorchBuild("2.13.0+cpu", None), "(2.13.0+cpu) has no CUDA", set()),
     ],
 )
-def test_gpus_that_cannot_be_used_are_refused_with_a_remedy_before_a_worker_starts(
-    feign, cards, driver, build, reason, remedies
-):
+def test_unusable_gpus_are_refused_first(feign, cards, driver, build, reason, remedies):
     feign(cards, driver, build)
     for device, gpus in (("cuda", None), ("auto", "all"), ("auto", "0")):
         with pytest.raises(UnavailableError) as caught:
@@ -277,7 +273,7 @@ def test_gpus_that_cannot_be_used_are_refused_with_a_remedy_before_a_worker_star
     assert f"NVIDIA driver, CUDA up to {driver // 1000}.{driver % 1000 // 10} " in text
 
 
-def test_a_gpu_that_is_named_and_cannot_be_used_is_refused_beside_others_that_can(feign):
+def test_named_unusable_gpu_is_refused(feign):
     feign([V100, A100, T4, H100])
     for gpus in ("0", "1,0", "GPU-a00"):
         with pytest.raises(UnavailableError, match="cuda:0 cannot be used: Tesla V100"):
@@ -289,7 +285,7 @@ def test_a_gpu_that_is_named_and_cannot_be_used_is_refused_beside_others_that_ca
     assert text.count("cannot be used") == 1 and text.count("bf16, FlashAttention") == 2
 
 
-def test_gpus_are_chosen_among_the_visible_by_place_or_uuid(feign):
+def test_gpus_are_chosen_by_index_or_uuid(feign):
     feign([H200] * 4)
     visible = visible_gpus(list_gpus()[0], "3,1,0")
     assert select_gpus("all", visible) == [0, 1, 2]
@@ -306,7 +302,7 @@ def test_gpus_are_chosen_among_the_visible_by_place_or_uuid(feign):
         *((asked, "is not a visible GPU") for asked in ("GPU-x", "", "0,", "-1", "one")),
     ],
 )
-def test_a_gpu_that_is_not_there_or_twice_is_refused_by_name(feign, asked, message):
+def test_missing_or_repeated_gpu_is_refused(feign, asked, message):
     feign([H200] * 4)
     gpus, _ = list_gpus()
     with pytest.raises(UsageError, match=message) as caught:
@@ -315,19 +311,19 @@ def test_a_gpu_that_is_not_there_or_twice_is_refused_by_name(feign, asked, messa
     assert caught.value.hint in (f"visible: {names}", "name it once")
 
 
-def test_cpu_workers_are_as_many_as_asked_for_or_as_memory_holds_models():
+def test_cpu_workers_follow_memory():
     assert choose("cpu", workers=3, model_bytes=10**8).devices == ("cpu",) * 3
     assert choose("cpu", model_bytes=10**15).devices == ("cpu",)
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", "0"), ("mps", "all")])
-def test_gpus_and_another_kind_of_device_are_refused_together(device, gpus):
+def test_gpus_with_another_device_are_refused(device, gpus):
     with pytest.raises(UsageError, match="does not go with"):
         choose(device, gpus)
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cuda", None), ("auto", "0"), ("auto", "all")])
-def test_without_a_gpu_asking_for_one_says_why_there_is_none(feign, device, gpus):
+def test_missing_gpu_is_explained(feign, device, gpus):
     feign([])
     with pytest.raises(UnavailableError, match="no GPU can be used: no NVIDIA driver found"):
         choose(device, gpus)
@@ -352,7 +348,7 @@ OLD = DeviceChoice(("cuda:0",), ("GTX 1080",), has_bf16=False, memory=8 * GIB)
 CPU = DeviceChoice(("cpu",), ("CPU",), has_bf16=False, memory=8 * GIB)
 
 
-def test_torch_is_described_without_importing_it_as_it_describes_itself():
+def test_torch_is_described_without_import():
     assert torch_build() == (torch.__version__, torch.version.cuda)
 
 
@@ -365,9 +361,7 @@ def test_torch_is_described_without_importing_it_as_it_describes_itself():
         ("AuthenticAMD", "fpu avx2", False),
     ],
 )
-def test_bf16_is_chosen_on_cpus_that_multiply_it_faster_than_fp32(
-    monkeypatch, tmp_path, vendor, flags, is_fast
-):
+def test_bf16_on_cpus_that_multiply_it_fast(monkeypatch, tmp_path, vendor, flags, is_fast):
     facts = tmp_path / "cpuinfo"
     text = f"vendor_id\t: {vendor}\nmodel name\t: \xae CPU\nflags\t\t: {flags}\n\n"
     facts.write_bytes(2 * text.encode("latin-1"))  # a name may be no UTF-8
@@ -402,7 +396,7 @@ def described(try_gpus: TryGpus = lambda _: {}) -> str:
     )
 
 
-def test_every_device_is_described_with_its_kernels_and_fp8_or_the_reasons_why_not(feign):
+def test_devices_are_described_with_kernels(feign):
     feign([H100, A100, V100, H100], has_mps=True)
     facts = json.loads(json.dumps(measure_machine(None, read_machine({}), try_gpus)))
     h100, a100, v100, refused = facts["gpus"]
@@ -426,7 +420,7 @@ def test_every_device_is_described_with_its_kernels_and_fp8_or_the_reasons_why_n
 
 
 @pytest.mark.skipif(not NO_GPU, reason="this machine has a GPU")
-def test_a_gpu_that_cannot_be_tried_is_described_with_the_reason_and_no_process_is_left():
+def test_untestable_gpu_is_described():
     """Here there is none."""
     (refusals,) = try_here(["cuda:0"]).values()
     assert "Error: " in refusals["fp8"]
@@ -467,7 +461,7 @@ BATCHES = r"cuda:0 \(NVIDIA A2\) .* 11,733 tokens.* 32,768: leave it out with --
         ([], (True, True), ""),
     ],
 )
-def test_the_card_that_sets_precision_or_batches_of_all_is_named(chosen, cards, is_auto, words):
+def test_card_that_limits_others_is_named(chosen, cards, is_auto, words):
     lines = chosen(*cards).mixed_gpu_warnings(MEDIUM, "bf16", is_auto)
     assert len(lines) == bool(words)
     assert all(re.match(words, line) for line in lines)
@@ -488,9 +482,7 @@ def test_the_card_that_sets_precision_or_batches_of_all_is_named(chosen, cards, 
         ([L4, L4], "fp8", "fp8"),
     ],
 )
-def test_the_precision_is_what_every_gpu_does_fast_or_what_was_asked_for(
-    chosen, cards, asked, precision
-):
+def test_precision_is_fast_on_every_gpu(chosen, cards, asked, precision):
     choice = chosen(*cards)
     assert choose_precision(asked, choice) == precision
     if asked == "auto" and cards[0] == A100:
@@ -507,16 +499,14 @@ def test_the_precision_is_what_every_gpu_does_fast_or_what_was_asked_for(
         ([], "fp8", r"8\.9 and newer, and this run uses none$", "--device cpu --precision fp8"),
     ],
 )
-def test_a_precision_that_a_device_lacks_is_refused_by_its_name(
-    chosen, cards, asked, message, hint
-):
+def test_missing_precision_is_refused(chosen, cards, asked, message, hint):
     choice = chosen(*cards)
     with pytest.raises(UnavailableError, match=message) as caught:
         choose_precision(asked, choice)
     assert hint in caught.value.hint
 
 
-def test_weights_in_float32_leave_less_room_for_batches_and_in_8_bits_more():
+def test_batch_room_follows_weight_precision():
     assert MEDIUM.weight_bytes("fp8") == MEDIUM.n_parameters
     tight = dataclasses.replace(OLD, memory=5 * GIB)
     half, full = (choose_tokens(tight, MEDIUM, precision) for precision in ("fp16", "fp32"))
@@ -557,7 +547,7 @@ def test_default_run_suggests_free_gpus(feign, monkeypatch, capsys, tmp_path):
     assert free_gpus(None) == []
 
 
-def test_the_facts_of_the_machine_have_the_documented_names() -> None:
+def test_machine_facts_have_documented_names() -> None:
     facts = json.loads(json.dumps(measure_machine(None, read_machine({}), try_gpus)))
     assert list(facts) == ["torch", "driver_cuda", "gpus", "no_gpu", "mps", "cpu"]
     assert (not facts["gpus"]) == bool(facts["no_gpu"]) == NO_GPU

@@ -90,9 +90,7 @@ def scrambled(network: TrainingNetwork) -> TrainingNetwork:
 
 
 @pytest.mark.parametrize("n_bases", [60, 91, 302])
-def test_a_converted_network_gives_the_log_odds_of_the_trained_one(
-    network: TrainingNetwork, n_bases: int
-) -> None:
+def test_converted_network_gives_the_log_odds(network: TrainingNetwork, n_bases: int) -> None:
     bases = torch.from_numpy(np.random.default_rng(n_bases).integers(0, 4, (30, n_bases)))
     chunks = ["".join("ACGT"[base] for base in row) for row in bases.tolist()]
     for trained in (network, scrambled(network)):
@@ -105,7 +103,7 @@ def test_a_converted_network_gives_the_log_odds_of_the_trained_one(
         torch.testing.assert_close(log_odds, expected, rtol=0, atol=tolerance)
 
 
-def test_what_only_held_out_groups_have_leaves_no_trace_in_a_network(
+def test_held_out_groups_leave_no_trace(
     network: TrainingNetwork,
 ) -> None:
     torch.manual_seed(SEED)
@@ -120,7 +118,7 @@ def test_what_only_held_out_groups_have_leaves_no_trace_in_a_network(
     assert cosines[is_seen].mean() < 1 - 2e-5
 
 
-def test_held_out_groups_are_never_drawn_and_viruses_are_half(collection: Collection) -> None:
+def test_held_out_groups_are_never_drawn(collection: Collection) -> None:
     torch.manual_seed(1)
     trained_on = without_held_out(collection)
     groups = {record.group for record in collection.records}

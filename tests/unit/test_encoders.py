@@ -70,7 +70,7 @@ def toy_config(make_config, monkeypatch) -> Callable[..., RunConfig]:
     return make
 
 
-def test_a_model_of_another_family_is_named_by_its_path_as_any_other(toy_config, contigs, tmp_path):
+def test_other_family_is_named_by_path(toy_config, contigs, tmp_path):
     """Named by ``--model``, described, sized, run, and told by its content from other models."""
     path = tmp_path / "counts.toy"
     path.write_bytes(toy_encoder.MAGIC)
@@ -92,9 +92,7 @@ def test_a_model_of_another_family_is_named_by_its_path_as_any_other(toy_config,
     assert f"path        {path}" in describe_model(str(path))[0]
 
 
-def test_frames_of_one_protein_and_other_bases_are_no_copies_for_an_encoder_of_bases(
-    toy_config, make_config, tmp_path
-):
+def test_same_protein_other_bases_is_no_copy(toy_config, make_config, tmp_path):
     """GCA and GCG are alanine both."""
     records = {"one": "GCA" * 100, "two": "GCG" * 100, "again": "GCA" * 100}
     fasta = write_fasta(tmp_path / "codons.fa", records)
@@ -123,7 +121,7 @@ def rows_of(config: RunConfig) -> list[dict[str, Rows]]:
     return vectors_of_each(config.output, config.recipe)
 
 
-def test_the_vectors_of_several_encoders_meet_by_id_in_the_order_of_the_head(pair):
+def test_vectors_of_encoders_meet_by_id(pair):
     config, head = pair
     assert run_inline(config, head).exit_code == 0
     of_esm2, counts = rows_of(config)
@@ -139,7 +137,7 @@ def test_the_vectors_of_several_encoders_meet_by_id_in_the_order_of_the_head(pai
         assert float(score) == head.classify(vector[None])[0]
 
 
-def test_a_frame_that_one_encoder_cannot_read_has_failed_and_the_others_are_scored(pair):
+def test_frame_failed_by_one_encoder(pair):
     class Picky(Worker):
         def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
             if encoder.spec.family == "toy" and any("GAGAGA" in text for text in sequences):
@@ -155,7 +153,7 @@ def test_a_frame_that_one_encoder_cannot_read_has_failed_and_the_others_are_scor
     assert {line.split("\t")[0] for line in table.splitlines()[1:]} == set(counts)
 
 
-def test_another_encoder_in_a_run_is_refused_on_resume_by_name(pair, make_config, contigs):
+def test_other_encoder_is_refused_on_resume(pair, make_config, contigs):
     config, head = pair
     run_inline(config, head)
     alone = make_config(contigs, output=config.output, resume=True)
@@ -178,9 +176,7 @@ def test_an_encoder_of_bases_refuses_proteins(toy_config, tmp_path):
 
 @pytest.mark.parametrize("form", ["pt", "folder"])
 @pytest.mark.parametrize(("pooling", "layer"), [("mean", 2), ("none", 1)])
-def test_fair_esm_as_an_encoder_agrees_with_ours_on_either_format(
-    tmp_path, tiny, form, pooling, layer
-):
+def test_fair_esm_encoder_agrees(tmp_path, tiny, form, pooling, layer):
     weights = tiny.model
     if form == "pt":
         weights = save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt")
@@ -206,7 +202,7 @@ def test_fair_esm_in_bf16_keeps_its_rotary_frequencies(tmp_path):
     assert worst_row(torch.from_numpy(coarse), torch.from_numpy(exact)) < limit
 
 
-def test_fair_esm_plans_every_protein_once_and_pads_within_the_budget(tiny):
+def test_fair_esm_plans_each_protein_once(tiny):
     encoder = load_encoder(FAIR_ESM, tiny.model, torch.device("cpu"))
     lengths = [5, 700, 1, 90, 90, 12]
     batches = encoder.plan(lengths, 200)
@@ -241,9 +237,7 @@ MIXED = [random_protein(length, seed) for seed, length in enumerate((30, 41, 8, 
 
 
 @pytest.mark.parametrize("pooling", ["mean", "none"])
-def test_what_fp16_cannot_hold_is_embedded_in_float32_with_the_same_bits_in_every_batch(
-    overflowing, tmp_path, pooling
-):
+def test_fp16_overflow_is_embedded_in_float32(overflowing, tmp_path, pooling):
     spec = replace(FAIR_ESM, family="esm2", pooling=pooling, precision="fp16")
     device = torch.device("cpu")
     encoder = load_encoder(spec, overflowing, device)
@@ -273,7 +267,7 @@ def test_what_fp16_cannot_hold_is_embedded_in_float32_with_the_same_bits_in_ever
                 assert worst_row(torch.from_numpy(rows), alone) < tolerance(2, torch.float16)
 
 
-def test_an_esm2_that_was_replaced_since_the_run_began_is_refused(tiny):
+def test_replaced_esm2_is_refused(tiny):
     spec = open_model(str(tiny.model), lambda _: None).spec(sha256="0" * 64, precision="fp32")
     with pytest.raises(UnavailableError, match="was replaced since the run began"):
         load_encoder(spec, tiny.model, torch.device("cpu"))

@@ -65,7 +65,7 @@ def test_the_converted_model_gives_the_same_bits(checkpoint, precision, layer):
     assert torch.equal(load_esm2(made, layer, DTYPES[precision], CPU)(batch), direct)
 
 
-def test_another_precision_and_a_changed_source_are_another_model(checkpoint, converted):
+def test_changed_source_is_another_model(checkpoint, converted):
     in_float32 = prepared(checkpoint, "fp32")
     save_fair_esm(make_fair_esm(TINY, seed=1), checkpoint.path)
     changed = prepared(inspect_esm2(checkpoint.path))
@@ -73,7 +73,7 @@ def test_another_precision_and_a_changed_source_are_another_model(checkpoint, co
     assert len({converted, in_float32[0], changed[0]}) == 3
 
 
-def test_a_flipped_bit_a_lost_end_and_a_lost_note_are_noticed(checkpoint, converted, kept):
+def test_damaged_copy_is_noticed(checkpoint, converted, kept):
     content = converted.read_bytes()
     for damaged in (content[:-100], content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]):
         converted.write_bytes(damaged)
@@ -92,7 +92,7 @@ def test_a_flipped_bit_a_lost_end_and_a_lost_note_are_noticed(checkpoint, conver
     assert prepared(checkpoint) == (converted, False)
 
 
-def test_the_converted_copy_of_another_model_is_never_used(checkpoint, converted, tmp_path):
+def test_copy_of_another_model_is_not_used(checkpoint, converted, tmp_path):
     content = load(converted.read_bytes())
     other = inspect_esm2(save_fair_esm(make_fair_esm(TINY, seed=1), tmp_path / "other.pt"))
     stranger, _ = prepared(other)
@@ -104,20 +104,20 @@ def test_the_converted_copy_of_another_model_is_never_used(checkpoint, converted
     assert prepared(other) == (stranger, False)
 
 
-def test_a_copy_of_a_checkpoint_shares_its_converted_form(checkpoint, converted, tmp_path, kept):
+def test_checkpoint_copies_share_a_conversion(checkpoint, converted, tmp_path, kept):
     copy = tmp_path / "scratch.pt"
     copy.write_bytes(checkpoint.path.read_bytes())
     assert prepared(inspect_esm2(copy)) == (converted, False)
     assert len(list(kept.glob("*.safetensors"))) == 1
 
 
-def test_other_users_may_read_a_converted_copy_like_any_file(converted, tmp_path):
+def test_converted_copy_is_readable_by_others(converted, tmp_path):
     plain = tmp_path / "plain"
     plain.touch()
     assert converted.stat().st_mode == plain.stat().st_mode
 
 
-def test_what_a_killed_conversion_left_is_deleted_a_day_later(checkpoint, converted, kept):
+def test_leftovers_are_deleted_after_a_day(checkpoint, converted, kept):
     old, new = kept / ".tmpABC", kept / ".tmpDEF"
     for leftover in (old, new):
         leftover.touch()
@@ -134,7 +134,7 @@ def test_a_model_folder_may_have_any_name(tiny, tmp_path):
     assert torch.equal(load_esm2(folder, 1, BF16, CPU)(batch), expected)
 
 
-def test_a_file_with_the_name_of_a_converted_copy_and_other_content_is_refused(converted, tmp_path):
+def test_foreign_file_by_that_name_is_refused(converted, tmp_path):
     with pytest.raises(UnavailableError, match=r"it holds torch\.bfloat16"):
         load_esm2(converted, 1, torch.float32, CPU)
     other = tmp_path / "other.virnucpro.safetensors"

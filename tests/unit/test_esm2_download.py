@@ -131,9 +131,7 @@ def refusal(base_url: str, kept: int = 0) -> UnavailableError:
     return caught.value
 
 
-def test_a_published_model_that_is_not_there_is_fetched_once_and_appears_when_it_is_whole(
-    checkpoint, tmp_path
-):
+def test_missing_model_is_fetched_once(checkpoint, tmp_path):
     told: list[tuple[int, int]] = []
 
     def on_event(event: Progress) -> None:
@@ -151,7 +149,7 @@ def test_a_published_model_that_is_not_there_is_fetched_once_and_appears_when_it
     assert find_checkpoint(NAME, base_url=base_url) == found, "the server is gone"
 
 
-def test_a_server_that_does_not_say_the_length_is_read_to_the_end(checkpoint, publish):
+def test_server_without_length_is_read_to_the_end(checkpoint, publish):
     publish(n_bytes=None)
     told: list[tuple[int, int]] = []
     with serving(in_chunks(checkpoint, to_the_end=True)) as (base_url, _):
@@ -162,9 +160,7 @@ def test_a_server_that_does_not_say_the_length_is_read_to_the_end(checkpoint, pu
 
 @pytest.mark.parametrize("name", [NAME, TINY_MODEL, "ours"])
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_file_in_the_current_folder_is_never_taken_for_a_named_model(
-    tmp_path, monkeypatch, by_file, name, kind
-):
+def test_local_file_is_no_named_model(tmp_path, monkeypatch, by_file, name, kind):
     bring(by_file["file"], "ours")
     before = find_model(name)
     monkeypatch.chdir(tmp_path)
@@ -230,9 +226,7 @@ PAGE = b"<!DOCTYPE html><title>Please log in</title>"
     ],
     ids=["early end", "early end of chunks", "another length", "nothing", "no HTTP", "a page"],
 )
-def test_what_is_not_the_whole_file_is_refused_and_its_beginning_kept(
-    checkpoint, answer, said, kept
-):
+def test_partial_file_is_refused_and_kept(checkpoint, answer, said, kept):
     n_bytes = len(checkpoint)
     with serving(answer(checkpoint)) as (base_url, _):
         error = refusal(base_url, n_bytes if kept is None else kept)
@@ -246,13 +240,13 @@ def test_a_complete_download_is_not_requested_again(checkpoint):
     assert not asked
 
 
-def test_without_a_server_the_error_names_the_address_and_the_folder():
+def test_error_without_server_names_the_address():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
         assert "refused" in str(refusal(f"http://127.0.0.1:{taken.getsockname()[1]}"))
 
 
-def test_a_file_that_is_another_model_is_refused_without_a_hash_on_record(tmp_path, publish):
+def test_other_model_without_hash_is_refused(tmp_path, publish):
     other = save_fair_esm(make_fair_esm(replace(SHAPE, n_layers=1)), tmp_path / "other.pt")
     publish(n_bytes=None, sha256="")
     with (
@@ -318,7 +312,7 @@ def test_an_answer_that_trickles_is_not_waited_for(checkpoint, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["longer", "other weights"])
-def test_a_file_of_a_published_name_must_be_the_published_one(tmp_path, checkpoint, how):
+def test_published_name_needs_published_file(tmp_path, checkpoint, how):
     """Whoever put it there: torch hub, a copy of a colleague, or an older version of ours."""
     path = hub_folder() / f"{NAME}.pt"
     path.parent.mkdir(parents=True)
@@ -351,7 +345,7 @@ def ranges(content: bytes, starts: list[str | None]) -> Answer:
     return answer
 
 
-def test_a_download_that_was_cut_off_goes_on_where_it_was(checkpoint):
+def test_interrupted_download_continues(checkpoint):
     def stop(event: Progress) -> None:
         raise KeyboardInterrupt
 
@@ -393,9 +387,7 @@ def nothing_behind(request: BaseHTTPRequestHandler) -> None:
     ],
     ids=["a page to log in", "another range", "of another file", "as long as the file"],
 )
-def test_what_came_before_is_kept_unless_it_is_wrong_and_the_next_attempt_gets_the_file(
-    checkpoint, publish, beginning, answer, kept
-):
+def test_partial_download_is_kept_unless_wrong(checkpoint, publish, beginning, answer, kept):
     """A length that nobody published may be that of the file: a server has nothing behind it."""
     if beginning is None:
         publish(n_bytes=None)
@@ -406,7 +398,7 @@ def test_what_came_before_is_kept_unless_it_is_wrong_and_the_next_attempt_gets_t
         assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
 
 
-def test_a_file_that_another_process_fetches_is_left_to_it(checkpoint):
+def test_file_fetched_by_another_is_left(checkpoint):
     hub_folder().mkdir(parents=True)
     with (hub_folder() / PARTIAL).open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -461,7 +453,7 @@ def test_exchanged_download_is_not_put_in_place(checkpoint, tmp_path):
     assert mine.read_bytes() == b"mine" and not (hub_folder() / f"{NAME}.pt").exists()
 
 
-def test_room_on_the_disk_is_asked_for_before_a_byte_is_fetched(checkpoint, publish):
+def test_disk_space_is_checked_first(checkpoint, publish):
     publish(n_bytes=10**18)
     with (
         serving(whole(checkpoint)) as (base_url, asked),
@@ -471,7 +463,7 @@ def test_room_on_the_disk_is_asked_for_before_a_byte_is_fetched(checkpoint, publ
     assert not asked and not files() and "TORCH_HOME" in caught.value.hint
 
 
-def test_a_folder_that_cannot_be_made_is_no_fault_of_the_network(checkpoint, tmp_path, monkeypatch):
+def test_unwritable_folder_is_no_network_fault(checkpoint, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "file"))
     with (
@@ -483,7 +475,7 @@ def test_a_folder_that_cannot_be_made_is_no_fault_of_the_network(checkpoint, tmp
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_name_says_the_layers_the_parameters_and_so_the_size(name, monkeypatch):
+def test_published_name_tells_the_size(name, monkeypatch):
     monkeypatch.undo()
     _, layers, size, _ = name.split("_")
     published, (file,) = PUBLISHED[name], PUBLISHED[name].files
@@ -516,7 +508,7 @@ def by_file(tmp_path, checkpoint, folder):
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
 @pytest.mark.parametrize("name", [NAME, "my.model-1"])
-def test_an_imported_model_is_found_by_its_name_with_every_bit(by_file, kind, name):
+def test_imported_model_is_found_by_name(by_file, kind, name):
     source = inspect_esm2(by_file[kind])
     digest = source.sha256()
     imported = bring(source.path, name)
@@ -529,7 +521,7 @@ def test_an_imported_model_is_found_by_its_name_with_every_bit(by_file, kind, na
     assert not [path for path in found.path.parent.rglob("*") if path.suffix in (".tmp", ".bin")]
 
 
-def test_another_model_of_that_name_is_refused_until_the_first_is_deleted(by_file):
+def test_other_model_of_that_name_is_refused(by_file):
     before = bring(by_file["file"], "ours")
     with pytest.raises(OutputError, match="another model already has the name ours") as caught:
         bring(by_file["folder"], "ours")
@@ -552,7 +544,7 @@ def test_an_impossible_name_is_refused(by_file, name):
 @pytest.mark.parametrize(
     ("kind", "shape"), [("file", SHAPE), ("folder", SHAPE), ("file", replace(SHAPE, n_layers=1))]
 )
-def test_other_weights_do_not_get_a_published_name_whatever_their_shape(tmp_path, kind, shape):
+def test_other_weights_get_no_published_name(tmp_path, kind, shape):
     other = tmp_path / "other"
     if kind == "file":
         save_fair_esm(make_fair_esm(shape, seed=1), other)
@@ -565,7 +557,7 @@ def test_other_weights_do_not_get_a_published_name_whatever_their_shape(tmp_path
     bring(other, "ours")
 
 
-def test_a_file_that_carries_code_is_not_imported_and_the_code_not_run(tmp_path):
+def test_file_with_code_is_not_imported(tmp_path):
     torch.save({"model": {"x": Payload(tmp_path / "ran")}}, tmp_path / "bad.pt")
     with pytest.raises(UnavailableError, match="holds more than tensors"):
         bring(tmp_path / "bad.pt", "bad")

@@ -178,7 +178,7 @@ def embed(model: ESM2, proteins: list[str]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_residues_and_pooled_vectors_of_a_mixed_batch_equal_those_of_fair_esm(oracle, case):
+def test_mixed_batch_equals_fair_esm(oracle, case):
     batch = PackedBatch.from_sequences(PROTEINS)
     hidden = case.load(oracle.path, oracle.shape.n_layers)(batch)
     limit = tolerance(oracle.shape.n_layers, case.dtype)
@@ -194,7 +194,7 @@ def test_residues_and_pooled_vectors_of_a_mixed_batch_equal_those_of_fair_esm(or
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_ada)])
 @pytest.mark.parametrize("n_tokens", [1, 33])
-def test_a_product_in_8_bits_is_that_of_the_numbers_that_the_rows_stand_for(device, n_tokens):
+def test_fp8_product_equals_its_rounded_rows(device, n_tokens):
     linear = nn.Linear(64, 48, dtype=torch.bfloat16, device=device).requires_grad_(False)
     linear.weight *= 10 ** torch.arange(-6.0, 6.0, 0.25, device=device)[:, None]  # of every row
     x = 10 ** torch.linspace(-8, 8, n_tokens)[:, None] * torch.randn(n_tokens, 64)
@@ -213,7 +213,7 @@ def test_a_product_in_8_bits_is_that_of_the_numbers_that_the_rows_stand_for(devi
     assert ((kept - x).abs() <= x.abs() * (2**-4 + 1e-6) + largest.clamp(min=1e-12) * 2**-18).all()
 
 
-def test_a_build_of_torch_without_products_in_8_bits_is_named_with_what_to_use(monkeypatch):
+def test_torch_without_fp8_products_is_named(monkeypatch):
     def refuse(*_: object, **__: object) -> Tensor:
         raise RuntimeError("Rowwise scaling is not currently supported on your device")
 
@@ -234,7 +234,7 @@ class CoarseRotary(RotaryEmbedding):
         return angles.cos().float()[None], angles.sin().float()[None]
 
 
-def test_the_weights_are_what_the_tolerance_was_derived_for(oracle):
+def test_weights_fit_the_tolerance(oracle):
     spreads: list[Tensor] = []
     shares: dict[str, list[float]] = {"attention": [], "mlp": []}
 
@@ -281,7 +281,7 @@ def test_the_tolerance_detects(oracle, monkeypatch, fault):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_earlier_layer_is_that_of_fair_esm_without_a_norm(oracle, case):
+def test_earlier_layer_equals_fair_esm(oracle, case):
     for layer in range(1, oracle.shape.n_layers):
         hidden = case.load(oracle.path, layer)(PackedBatch.from_sequences(PROTEINS[:4]))
         reference = torch.cat(fair_esm_hidden(oracle.model, PROTEINS[:4], layer))
@@ -291,7 +291,7 @@ def test_an_earlier_layer_is_that_of_fair_esm_without_a_norm(oracle, case):
 
 
 @pytest.mark.parametrize("oracle", [24], indirect=True)
-def test_an_earlier_layer_needs_no_tensor_of_the_later_ones(oracle, tmp_path):
+def test_earlier_layer_needs_no_later_tensor(oracle, tmp_path):
     state = stored_state(oracle.model)
     del state[f"encoder.sentence_encoder.layers.{oracle.shape.n_layers - 1}.fc1.bias"]
     path = tmp_path / "model.pt"
@@ -324,7 +324,7 @@ def test_a_vector_does_not_depend_on_the_batch_it_is_in(oracle, case, length):
 
 
 @pytest.mark.parametrize("oracle", [24], indirect=True)
-def test_matrix_products_take_the_precision_asked_for_and_all_else_is_float32(oracle):
+def test_only_products_use_the_precision(oracle):
     model = load_esm2(oracle.path, oracle.shape.n_layers, torch.bfloat16, torch.device("cpu"))
     reduced = {
         name.split(".")[-2]
@@ -345,9 +345,7 @@ def test_matrix_products_take_the_precision_asked_for_and_all_else_is_float32(or
         (torch.bfloat16, attend_compiled),
     ],
 )
-def test_a_cpu_with_avx512_attends_in_c_but_in_fp16_and_others_by_pytorch(
-    dtype, kernel, monkeypatch
-):
+def test_avx512_cpu_attends_in_c(dtype, kernel, monkeypatch):
     for capability, chosen in (("AVX512", kernel), ("AVX2", attend_runs)):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)  # noqa: B023
         assert choose_kernel(torch.device("cpu"), dtype, 32) is chosen
@@ -355,7 +353,7 @@ def test_a_cpu_with_avx512_attends_in_c_but_in_fp16_and_others_by_pytorch(
 
 @pytest.mark.parametrize("head_dim", [10, *SHAPES])
 @pytest.mark.parametrize("gain", [1.0, 100.0])
-def test_a_cpu_attends_in_float32_whatever_the_scores_and_no_other_protein_notices(head_dim, gain):
+def test_cpu_attention_is_float32(head_dim, gain):
     batch = PackedBatch.from_sequences([random_protein(length) for length in (166, 166, 7, 1)])
     staged = RunLayout.from_batch(batch, rotary_frequencies(head_dim))
     qkv = torch.randn(len(batch.tokens), 3, 3, head_dim).bfloat16()
@@ -408,7 +406,7 @@ worker_main(None, work, None, None, "worker", "cpu")
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep what they do")
 @pytest.mark.parametrize("oracle", [32], indirect=True)
-def test_a_batch_of_a_worker_on_a_cpu_takes_the_memory_of_the_one_before(oracle):
+def test_cpu_worker_reuses_its_memory(oracle):
     command = [sys.executable, "-c", _COUNT_FAULTS, str(oracle.path)]
     faults = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     # what a layer allocates are 8,040 tokens of 4 * 96 numbers of 2 bytes for the MLP alone, which
@@ -421,7 +419,7 @@ def test_a_batch_of_a_worker_on_a_cpu_takes_the_memory_of_the_one_before(oracle)
 
 @pytest.mark.parametrize("oracle", [24], indirect=True)
 @pytest.mark.parametrize("kernel", [attend_runs, attend_to_train])
-def test_every_weight_gets_the_gradient_that_it_gets_in_fair_esm(oracle, kernel):
+def test_gradients_equal_fair_esm(oracle, kernel):
     proteins = PROTEINS[:6]
     n_layers = oracle.shape.n_layers
     model = load_esm2(oracle.path, n_layers, torch.float32, torch.device("cpu")).requires_grad_()
@@ -450,9 +448,7 @@ def test_every_weight_gets_the_gradient_that_it_gets_in_fair_esm(oracle, kernel)
     ("dtype", "is_reordered"),
     [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)],
 )
-def test_a_vector_has_the_same_bits_in_every_batch_on_a_cpu(
-    oracle, length, n_others, dtype, is_reordered
-):
+def test_cpu_vector_has_same_bits_in_any_batch(oracle, length, n_others, dtype, is_reordered):
     model = load_esm2(oracle.path, oracle.shape.n_layers, dtype, torch.device("cpu"))
     if is_reordered:
         model.reorder_weights()
@@ -477,7 +473,7 @@ def test_a_vector_has_the_same_bits_in_every_batch_on_a_cpu(
         ((7, 5), torch.float32, 12, attend_runs, attend_runs),
     ],
 )
-def test_the_kernel_of_a_gpu_goes_by_its_age_the_precision_and_the_heads(
+def test_gpu_kernel_follows_card_and_precision(
     monkeypatch, caplog, capability, dtype, head_dim, kernel, with_triton
 ):
     """And by Triton, which rotates and norms in 16 bits alone; a warning says why it does not."""
@@ -516,7 +512,7 @@ def feigned_gpu(monkeypatch):
         setattr(products, switch, was_reduced)
 
 
-def test_a_gpu_that_is_used_is_the_current_one_and_float32_is_float32_there(feigned_gpu):
+def test_used_gpu_is_current_with_true_float32(feigned_gpu):
     use_device(torch.device("cpu"))
     assert not feigned_gpu and torch.backends.cudnn.allow_tf32
     use_device(torch.device("cuda"))
@@ -546,7 +542,7 @@ for n in range(4, 40):
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 @pytest.mark.parametrize("kernels", ["AVX2", "AVX512"])  # the second where the CPU has them
-def test_a_product_on_a_cpu_does_not_depend_on_the_place_of_a_row(monkeypatch, kernels):
+def test_cpu_product_ignores_row_position(monkeypatch, kernels):
     """From four rows on; of fewer it does on AMD's CPUs, whatever MKL is asked for."""
     monkeypatch.delenv("MKL_CBWR", raising=False)
     monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", kernels)
@@ -569,7 +565,7 @@ assert n_bytes().rss - before < 100e6  # 40 MB, and 210 if all shapes are kept
 """
 
 
-def test_memory_on_a_cpu_does_not_grow_with_the_shapes_of_batches(monkeypatch):
+def test_cpu_memory_ignores_batch_shapes(monkeypatch):
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         monkeypatch.delenv(cache, raising=False)
     subprocess.run([sys.executable, "-c", MANY_SHAPES], check=True)
@@ -600,9 +596,7 @@ def in_one_kernel(hidden: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
     ],
 )
 @pytest.mark.parametrize("pool", [in_one_kernel, bos_pool, residues_only])
-def test_a_gpu_attends_in_one_launch_per_layer_and_never_waits_for_the_host(
-    kernel, dtype, operator, pool
-):
+def test_gpu_attends_without_waiting(kernel, dtype, operator, pool):
     """Tensors without numbers: whatever would have to look at one is an error."""
     shape = SHAPES[64]
     with torch.device("meta"):
@@ -618,7 +612,7 @@ def test_a_gpu_attends_in_one_launch_per_layer_and_never_waits_for_the_host(
 
 
 @pytest.mark.parametrize("oracle", [24], indirect=True)
-def test_one_kernel_pools_as_the_kernels_of_each_length_do(oracle):
+def test_pooling_kernel_equals_pooling_by_length(oracle):
     batch = PackedBatch.from_sequences(PROTEINS)
     hidden = torch.cat(oracle.hidden)
     exact = torch.stack([rows[1:-1].double().mean(dim=0) for rows in oracle.hidden])

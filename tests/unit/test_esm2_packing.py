@@ -31,14 +31,14 @@ def test_the_alphabet_is_that_of_fair_esm():
 
 
 @pytest.mark.parametrize("letter", [*string.ascii_uppercase, ".", "-", "*", "?", "1", "é"])
-def test_a_letter_has_the_token_of_fair_esm_in_either_case(letter):
+def test_tokens_equal_fair_esm(letter):
     token = ALPHABET.get_idx(letter)
     assert tokenize([letter]).tolist() == [CLS, token, EOS]
     assert tokenize([letter.lower()]).tolist() == [CLS, token, EOS]
 
 
 @given(proteins)
-def test_a_packed_batch_holds_every_protein_between_cls_and_eos(batch):
+def test_packed_proteins_have_cls_and_eos(batch):
     packed = PackedBatch.from_sequences(batch)
     assert len(packed.cu_seqlens) == len(batch) + 1
     assert packed.cu_seqlens[0] == 0
@@ -50,7 +50,7 @@ def test_a_packed_batch_holds_every_protein_between_cls_and_eos(batch):
 
 
 @given(proteins)
-def test_runs_are_the_longest_rectangles_of_neighbours_of_one_length(batch):
+def test_runs_join_equal_lengths(batch):
     packed = PackedBatch.from_sequences(batch)
     seqlens = [len(protein) + EXTRA_TOKENS for protein in batch]
     assert [seqlen for _, n, seqlen in packed.runs for _ in range(n)] == seqlens
@@ -61,7 +61,7 @@ def test_runs_are_the_longest_rectangles_of_neighbours_of_one_length(batch):
 
 
 @given(lengths, budgets)
-def test_batches_hold_all_proteins_longest_first_and_as_many_as_the_budget_takes(lengths, budget):
+def test_batches_fill_the_budget_longest_first(lengths, budget):
     batches = plan_batches(lengths, budget)
     order = [index for batch in batches for index in batch]
     assert order == sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))

@@ -139,7 +139,7 @@ def rename_tensors(folder: Path, names: dict[str, str]) -> None:
 # fair-esm's .pt
 
 
-def test_the_file_of_the_oracle_is_one_that_fair_esm_loads(fair_esm, tmp_path):
+def test_oracle_file_loads_in_fair_esm(fair_esm, tmp_path):
     path = save_fair_esm(fair_esm, tmp_path / "model.pt")
     with torch.serialization.safe_globals([argparse.Namespace]):
         content = torch.load(path)
@@ -162,7 +162,7 @@ def test_a_pt_file_gives_the_vectors_of_fair_esm(fair_esm, reference, tmp_path, 
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 4])
-def test_without_a_configuration_the_rotary_buffer_gives_the_heads(tmp_path, n_heads):
+def test_rotary_buffer_gives_the_heads(tmp_path, n_heads):
     shape = replace(SHAPE, n_heads=n_heads)
     model, path = make_fair_esm(shape), tmp_path / "model.pt"
     torch.save({"model": stored_state(model)}, path)
@@ -188,9 +188,7 @@ def last_hidden_state(model: torch.nn.Module, fair_esm: esm.ESM2) -> Tensor:
 
 
 @pytest.mark.parametrize("prefix", ["", "esm."], ids=["EsmModel", "EsmForMaskedLM"])
-def test_a_folder_of_the_hub_gives_the_vectors_of_transformers_and_has_the_id_of_its_pt(
-    transformers, fair_esm, tmp_path, prefix
-):
+def test_hub_folder_equals_transformers(transformers, fair_esm, tmp_path, prefix):
     folder = save_hub_folder(fair_esm, tmp_path / "model", prefix)
     expected = last_hidden_state(transformers.EsmModel.from_pretrained(folder), fair_esm)
     assert worst_row(embed(folder), expected) < tolerance(SHAPE.n_layers, torch.float32)
@@ -237,9 +235,7 @@ def test_a_saved_model_is_loaded_to_the_last_bit(fair_esm, tmp_path, dtype):
         assert torch.equal(tensor, expected[name]), name
 
 
-def test_a_saved_model_is_one_for_transformers_with_its_lm_head_if_it_has_one(
-    transformers, fair_esm, reference, tmp_path
-):
+def test_saved_model_loads_in_transformers(transformers, fair_esm, reference, tmp_path):
     pt = save_fair_esm(fair_esm, tmp_path / "model.pt")
     model = load_esm2(pt, SHAPE.n_layers, torch.float32, torch.device("cpu"))
     parameters = fair_esm.lm_head.named_parameters()  # "weight" is that of the embedding
@@ -267,7 +263,7 @@ def test_a_saved_model_is_one_for_transformers_with_its_lm_head_if_it_has_one(
 # either format
 
 
-def test_other_weights_or_another_shape_have_another_encoder_id(fair_esm, tmp_path):
+def test_encoder_id_follows_weights_and_shape(fair_esm, tmp_path):
     models = [fair_esm, make_fair_esm(replace(SHAPE, n_heads=4))]
     models.append(make_fair_esm(replace(SHAPE, token_dropout=False)))
     for name in (
@@ -317,13 +313,13 @@ def test_rotary_frequencies_are_those_of_the_file(tmp_path, writer):
     assert worst_row(embed(path), torch.cat(expected)) < limit
 
 
-def test_a_folder_without_rotary_frequencies_gets_those_of_esm_2(fair_esm, reference, tmp_path):
+def test_folder_without_rotary_gets_defaults(fair_esm, reference, tmp_path):
     folder = save_hub_folder(fair_esm, tmp_path / "model")
     rename_tensors(folder, NO_FREQUENCIES)
     assert worst_row(embed(folder), reference) < tolerance(SHAPE.n_layers, torch.float32)
 
 
-def test_the_hash_of_a_checkpoint_covers_each_of_its_weight_files(transformers, fair_esm, tmp_path):
+def test_checkpoint_hash_covers_all_files(transformers, fair_esm, tmp_path):
     pt = save_fair_esm(fair_esm, tmp_path / "model.pt")
     assert inspect_esm2(pt).sha256() == hashlib.sha256(pt.read_bytes()).hexdigest()
     saved = tmp_path / "saved"
@@ -352,7 +348,7 @@ def refusal(path: Path) -> UnavailableError:
     return caught.value
 
 
-def test_a_file_that_is_no_checkpoint_is_refused_as_such_and_a_pipe_at_once(tmp_path):
+def test_file_that_is_no_checkpoint_is_refused(tmp_path):
     path = tmp_path / "model.pt"
     for content in (b"", b"P", b"hello, this is text\n" * 9, b"<!DOCTYPE html>", b'{"a": 1}'):
         path.write_bytes(content)
@@ -373,7 +369,7 @@ def test_a_truncated_checkpoint_is_refused_as_damaged(fair_esm, tmp_path, zipped
     assert "damaged" in f"{error} {error.hint}"
 
 
-def test_of_all_classes_only_a_namespace_is_admitted_and_only_for_our_reading(fair_esm, tmp_path):
+def test_only_a_namespace_is_unpickled(fair_esm, tmp_path):
     path, before = tmp_path / "model.pt", set(torch.serialization.get_safe_globals())
     inspect_esm2(save_fair_esm(fair_esm, path))
     assert set(torch.serialization.get_safe_globals()) == before
@@ -404,7 +400,7 @@ LACKING = {
 
 
 @pytest.mark.parametrize("fault", LACKING)
-def test_a_pt_file_of_other_tensors_is_refused_and_says_which(fair_esm, tmp_path, fault):
+def test_pt_file_with_other_tensors_is_refused(fair_esm, tmp_path, fault):
     changes, said = LACKING[fault]
     changed = {f"encoder.sentence_encoder.{name}": tensor for name, tensor in changes.items()}
     state = {**stored_state(fair_esm), **changed}
@@ -487,7 +483,7 @@ def test_verification_finds_a_number_that_is_not_finite(tmp_path, stored, ours, 
         verify_weights(path)
 
 
-def test_verification_finds_a_missing_tensor_and_passes_a_whole_checkpoint(fair_esm, tmp_path):
+def test_verify_finds_a_missing_tensor(fair_esm, tmp_path):
     folder = save_hub_folder(fair_esm, tmp_path / "model")
     verify_weights(folder)
     rename_tensors(folder, {"esm.encoder.layer.1.output.dense.bias": ""})
@@ -511,7 +507,7 @@ ABSURD = {
 
 @pytest.mark.parametrize("n_heads", [0, -2, "abc", [1]])
 @pytest.mark.parametrize("name", ABSURD)
-def test_a_checkpoint_with_absurd_content_is_refused_as_no_esm2(tmp_path, name, n_heads):
+def test_absurd_checkpoint_is_refused(tmp_path, name, n_heads):
     path = tmp_path / "model.pt"
     cfg = {"model": argparse.Namespace(encoder_attention_heads=n_heads)}
     torch.save({"model": ABSURD[name], "cfg": cfg}, path)
@@ -556,9 +552,7 @@ BOMBS = {
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_file_that_claims_more_than_it_holds_is_refused_before_memory_is_taken(
-    tmp_path, name, zipped
-):
+def test_oversized_claim_is_refused_early(tmp_path, name, zipped):
     path = tmp_path / "model.pt"
     torch.save({"model": BOMBS[name]}, path, _use_new_zipfile_serialization=zipped)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

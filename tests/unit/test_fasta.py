@@ -105,12 +105,12 @@ def with_size(**sizes: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("pack", [bytes, *PACKED.values()], ids=["plain", *PACKED])
 @pytest.mark.parametrize("name", ["in.fa", "in.fa.gz", "in.fa.bz2", "in.fa.xz", "in.fa.zst", "in"])
-def test_the_content_not_the_name_decides_how_a_file_is_unpacked(write, pack, name: str) -> None:
+def test_content_decides_the_compression(write, pack, name: str) -> None:
     assert read(write(pack(b">a\nACGT\n>b\nGG\nTT\n"), name)) == [("a", "ACGT"), ("b", "GGTT")]
 
 
 @every_packing
-def test_files_that_were_packed_in_pieces_are_read_to_the_end(write, pack) -> None:
+def test_multi_stream_files_are_read_to_the_end(write, pack) -> None:
     path = write(pack(b">a\nAC") + pack(b"GT\n>b\nGG") + pack(b"TT\n"))
     assert read(path) == [("a", "ACGT"), ("b", "GGTT")]
 
@@ -168,7 +168,7 @@ def test_a_fault_in_a_line_is_refused_with_its_number(write, content: bytes, lin
     assert f"{path.name}:{line}: " in str(refusal_of(path))
 
 
-def test_fastq_behind_blank_lines_or_a_byte_order_mark_is_still_fastq(write) -> None:
+def test_fastq_after_blank_lines_or_a_mark(write) -> None:
     for start in (b"\n\r\n", b"\xef\xbb\xbf", b"\n" * 4096, b"\xef\xbb\xbf" + b"\r\n" * 2**19):
         text = start + b"@read1\nACGT\n+\nIIII\n"
         for content in (text, gzip.compress(text)):
@@ -184,7 +184,7 @@ READS += b"\n\n\n\n@\xc3\xa9\nT\n+\n\xc3\xa9\n"
 
 
 @pytest.mark.parametrize("pack", [bytes, *PACKED.values()], ids=["plain", *PACKED])
-def test_reads_are_records_whatever_their_qualities_look_like(write, pack) -> None:
+def test_fastq_qualities_do_not_matter(write, pack) -> None:
     records = list(read_fasta(write(pack(READS))))
     found = [(r.id, r.header, r.sequence, r.line) for r in records]
     expected = [("a", "a first", "ACGT", 1), ("b", "b", "", 5), ("c", "c", "ANN", 9)]
@@ -207,7 +207,7 @@ def test_reads_are_records_whatever_their_qualities_look_like(write, pack) -> No
     ],
 )
 @pytest.mark.parametrize("n_bytes", [10, 2**19])
-def test_the_two_reads_of_a_pair_in_one_file_get_ids_of_their_own(
+def test_mates_in_one_file_get_own_ids(
     write, content: str, headers: list[str], n_bytes: int
 ) -> None:
     """A pair is found by the first two reads, also where the first one fills a block."""
@@ -256,7 +256,7 @@ def test_garbage_behind_a_packed_file_is_refused(write, pack) -> None:
 
 
 @every_packing
-def test_a_file_of_two_streams_is_refused_wherever_it_ends_but_between_them(write, pack) -> None:
+def test_truncated_second_stream_is_refused(write, pack) -> None:
     first, second = pack(b">a\nAC\n"), pack(some_bytes)
     for length in range(2, len(first + second)):
         path = write((first + second)[:length])
@@ -276,7 +276,7 @@ def test_a_later_stream_that_is_damaged_is_refused(write, pack) -> None:
 
 
 @pytest.mark.parametrize("n_zeros", [4, 12, 2**16 - 4, 2**16, 2**17 + 4])
-def test_padding_between_and_behind_the_streams_of_xz_is_skipped(write, n_zeros: int) -> None:
+def test_xz_padding_is_skipped(write, n_zeros: int) -> None:
     first, second = lzma.compress(b">a\nAC\n"), lzma.compress(b">b\nGG\n")
     path = write(first + bytes(n_zeros) + second + bytes(n_zeros))
     assert read(path) == [("a", "AC"), ("b", "GG")]
@@ -295,7 +295,7 @@ def test_a_message_names_the_file_however_deep_it_lies(tmp_path: Path) -> None:
 # Files and folders
 
 
-def test_a_folder_stands_for_its_fasta_files_sorted_by_name(write, tmp_path: Path) -> None:
+def test_folder_stands_for_its_fasta_files(write, tmp_path: Path) -> None:
     """A folder in it is no file, and a file stands for itself, whatever their names."""
     wanted = [*("B.FASTA", "a.fna.gz", "b.fa", "c.faa.zst"), "d.fas.xz", "e.fsa.bz2", "f.ffn"]
     wanted.append("x.fastq")
@@ -368,11 +368,11 @@ def test_a_folder_that_may_not_be_read_is_refused(write, tmp_path: Path) -> None
         (b">a\n>b\n\n", None),
     ],
 )
-def test_the_letters_distinguish_nucleotides_from_proteins(write, content: bytes, expected) -> None:
+def test_letters_tell_nucleotides_from_proteins(write, content: bytes, expected) -> None:
     assert guess_input_type(write(content)) == expected
 
 
-def test_a_nucleotide_record_among_proteins_is_found_under_a_mask_too(write) -> None:
+def test_masked_nucleotides_among_proteins(write) -> None:
     path = write(b">p\nMKVLEFPQILAAGGEFPQIL\n>n\n" + b"ACGT" * 20 + b"X" * 20 + b"\n")
     with pytest.raises(InputError, match="the record n holds nucleotides"):
         guess_input_type(path)
@@ -387,7 +387,7 @@ def test_gaps_of_an_alignment_are_left_out_and_counted(write) -> None:
 @pytest.mark.parametrize(
     "letters", [b"GAGAGRYKMSWRYKM", b"ACGTACGTACGTACGTACGTACGTACGTACGTL", b"XXXX"]
 )
-def test_letters_that_fit_both_or_neither_are_refused_with_advice(write, letters: bytes) -> None:
+def test_ambiguous_letters_are_refused(write, letters: bytes) -> None:
     path = write(b">a\n" + letters + b"\n")
     with pytest.raises(InputError, match=r"in\.fa: cannot tell nucleotides") as caught:
         guess_input_type(path)
@@ -426,7 +426,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("content", ENDLESS.values(), ids=ENDLESS)
-def test_a_record_without_end_is_refused_within_a_bounded_memory(write, content: bytes) -> None:
+def test_endless_record_takes_bounded_memory(write, content: bytes) -> None:
     """4 bytes per letter, as Python keeps those of the last case, and once more to join them."""
     start = gzip.compress(b">a\nAC\n\n>bomb [red]\n")
     path = write(start + 64 * gzip.compress(content))
@@ -449,7 +449,7 @@ def test_the_letters_of_a_long_record_are_held_once(write) -> None:
 
 
 @pytest.mark.parametrize("block", [7, 64, 2**19])
-def test_records_are_the_same_whichever_process_parses_their_blocks(write, block: int) -> None:
+def test_records_do_not_depend_on_the_process(write, block: int) -> None:
     long = ">\u00e9 long\n" + "AC \u00e9GT\n" * 40 + "\n>b\tx\r\nAC-GT\r\n>c\n>d\nacgu"
     path = write(long.encode())
     with with_size(_BLOCK=block):
@@ -467,14 +467,14 @@ def test_records_are_the_same_whichever_process_parses_their_blocks(write, block
     ]
 
 
-def test_a_header_without_end_is_refused_within_a_bounded_memory(write) -> None:
+def test_endless_header_takes_bounded_memory(write) -> None:
     path = write(gzip.compress(b">a\nAC\n>") + 64 * gzip.compress(b"x" * 2**20))
     error, peak = traced(lambda: refusal_of(path))
     assert f"{path.name}:3: the header is longer than 16,777,216 characters" in str(error)
     assert peak < 6 * MAX_HEADER
 
 
-def test_blank_lines_without_end_are_nothing_and_take_no_memory(write) -> None:
+def test_endless_blank_lines_take_no_memory(write) -> None:
     blank = gzip.compress(b"\n" * 2**19 + b"\r\n" * 2**18 + b" " * 2**20)
     path = write(16 * blank + gzip.compress(b"\n>a\n") + 16 * blank)
     found, peak = traced(lambda: read(path))
@@ -492,7 +492,7 @@ def test_a_record_and_a_header_at_their_bounds_are_read(write) -> None:
         refusal_of(write(f">a\n{bases}A\n".encode()), "has more than 2,097,152 letters")
 
 
-def test_a_long_record_is_written_in_the_memory_that_it_has_already() -> None:
+def test_long_record_is_written_in_place() -> None:
     bases = "ACGTTGCAAC" * 1_000_000
     with Path(os.devnull).open("w") as out:
         _, peak = traced(lambda: write_record(out, "a", bases))
@@ -539,9 +539,7 @@ def test_any_bytes_are_read_or_refused_with_advice(anything, start, content, blo
 
 
 @given(like_fasta, blocks, packings)
-def test_biopython_finds_the_same_records_wherever_ours_are_read(
-    anything, content: bytes, block: int, pack
-) -> None:
+def test_records_equal_those_of_biopython(anything, content: bytes, block: int, pack) -> None:
     anything.write_bytes(pack(content))
     text = content.decode("utf-8-sig", "surrogateescape")
     lines = re.split("\r\n|\r|\n", text)
@@ -577,7 +575,7 @@ fillings = st.lists(spaces, max_size=3)  # blank lines
 
 
 @given(st.data(), blocks, packings)
-def test_line_ends_white_space_and_packing_change_no_record_and_no_line_number(
+def test_line_ends_and_packing_change_nothing(
     anything, data: st.DataObject, block: int, pack
 ) -> None:
     entries = data.draw(st.lists(st.tuples(headers, written_lines, fillings), max_size=5))
@@ -610,9 +608,7 @@ def test_line_ends_white_space_and_packing_change_no_record_and_no_line_number(
 @pytest.mark.parametrize(
     ("line_end", "lead"), [("\n", "\n\n"), ("\r\n", "\n\n\n"), ("\n", "\ufeff" + "\n" * 2501)]
 )
-def test_spans_have_every_record_once_by_its_line_and_what_is_packed_is_unpacked_once(
-    tmp_path, suffix, line_end, lead
-):
+def test_spans_cover_every_record_once(tmp_path, suffix, line_end, lead):
     """Blocks end within records, and qualities look like headers."""
     rng, text, expected = random.Random(1), lead, []
     for i in range(80):

@@ -49,7 +49,7 @@ def stores(rundir) -> tuple[FeatureStore, ...]:
 @pytest.mark.parametrize(
     ("n_residues", "n_shards"), [(100_000, 7), (700_000, 38), (17_500_000, 208), (57_000_000, 374)]
 )
-def test_few_residues_are_spread_over_many_shards_and_many_make_few_files(n_residues, n_shards):
+def test_shard_sizes_grow(n_residues, n_shards):
     place = 0
     while n_residues > 0:
         n_residues -= shard_size(place, RESIDUES_PER_SHARD)
@@ -94,7 +94,7 @@ def rows_of(features: ShardFeatures) -> dict[str, np.ndarray]:
     return dict(zip(ids, features.select_rows(ids), strict=True))
 
 
-def test_a_copy_has_the_row_or_the_failure_of_its_original_in_whatever_shard(stores):
+def test_copy_has_the_row_of_its_original(stores):
     store = stores[0]
     shards = [
         [make_orf("a"), make_orf("b"), make_orf("c")],
@@ -129,7 +129,7 @@ def test_a_shard_that_was_lost_fails_with_its_copies(stores):
     assert rows_of(features).keys() == {"b", "B"}
 
 
-def test_each_encoder_has_a_store_of_its_own_in_the_features_of_the_run(rundir, stores):
+def test_each_encoder_has_its_own_store(rundir, stores):
     assert stores[0].folder == rundir.features
     assert {store.folder.parent for store in stores[1:]} == {rundir.features}
     shard = make_shard(0, [make_orf("a")])
@@ -158,7 +158,7 @@ def test_a_shard_is_owed_by_each_encoder_by_itself(stores):
     assert [shards[1].name in store.completed_names() for store in stores] == [True, True, False]
 
 
-def test_files_are_found_in_the_order_of_their_shards_also_beyond_a_million(rundir, stores):
+def test_files_keep_shard_order_beyond_a_million(rundir, stores):
     names = {999_999: "a", 1_000_000: "b", 10_000_000: "c"}
     for index, name in names.items():
         stores[0].write(make_shard(index, [make_orf(name)]), embed(name))
@@ -168,7 +168,7 @@ def test_files_are_found_in_the_order_of_their_shards_also_beyond_a_million(rund
     assert not stores[0].folder.exists()
 
 
-def test_vectors_that_do_not_lie_one_behind_the_other_are_not_read_as_if_they_did(tmp_path):
+def test_scattered_vectors_are_not_misread(tmp_path):
     path = tmp_path / "chunked.h5"
     with h5py.File(path, "w") as h5:
         h5.create_dataset("embeddings", data=np.ones((8, DIM), dtype=np.float32), chunks=(2, DIM))
@@ -176,7 +176,7 @@ def test_vectors_that_do_not_lie_one_behind_the_other_are_not_read_as_if_they_di
         find_vectors(path)
 
 
-def test_a_file_with_the_same_content_is_left_and_any_other_is_replaced(rundir):
+def test_equal_file_is_kept_and_others_replaced(rundir):
     path, about = rundir.features / "000000.h5", {"shard": 0}
     rundir.features.mkdir()
     write_embeddings(path, embed("ab"), about, rundir)
@@ -188,16 +188,14 @@ def test_a_file_with_the_same_content_is_left_and_any_other_is_replaced(rundir):
     assert read_embeddings(path, about).vectors[:, 0].tolist() == [1.0, 2.0]
 
 
-def test_a_file_without_a_vector_has_none_and_is_no_damage(rundir):
+def test_file_without_vectors_is_valid(rundir):
     path = rundir.features / "000000.h5"
     rundir.features.mkdir()
     write_embeddings(path, embed("", failed="a"), {"shard": 0}, rundir)
     assert find_vectors(path) == 0
 
 
-def test_the_store_of_a_further_encoder_is_cleared_swept_and_refused_as_a_link(
-    rundir, stores, tmp_path
-):
+def test_second_store_is_cleared_and_guarded(rundir, stores, tmp_path):
     shard = make_shard(0, [make_orf("a")])
     for store in stores:
         store.write(shard, embed("a"))
@@ -219,9 +217,7 @@ def test_the_store_of_a_further_encoder_is_cleared_swept_and_refused_as_a_link(
         pass
 
 
-def test_a_run_of_two_encoders_has_the_vectors_of_each_and_resumes_what_either_owes(
-    make_config, tiny, contigs, tmp_path
-):
+def test_run_of_two_encoders_resumes(make_config, tiny, contigs, tmp_path):
     layers = [
         make_config(contigs, command="extract", layer=n, output=tmp_path / f"{n}") for n in (2, 1)
     ]

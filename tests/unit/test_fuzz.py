@@ -428,7 +428,7 @@ def test_any_truth_and_genes_end_as_promised(damage, genome, folder):
 # Faults that were found
 
 
-def test_a_model_folder_with_json_that_is_too_deep_or_too_large_is_refused(tiny, folder):
+def test_deep_or_large_model_json_is_refused(tiny, folder):
     model = folder / "deep"
     shutil.copytree(tiny.model, model)
     for content in (DEEP, f"[{70 * '['}{70 * ']'}]", "{"):
@@ -440,7 +440,7 @@ def test_a_model_folder_with_json_that_is_too_deep_or_too_large_is_refused(tiny,
 
 
 @pytest.mark.parametrize("number", ["-1" + "0" * 300, "-1" + "0" * 5_000, "-1e300", "NaN"])
-def test_a_region_model_with_a_number_that_cannot_be_reckoned_with_is_refused(run, folder, number):
+def test_region_model_with_bad_number_is_refused(run, folder, number):
     put_back(folder / "run", run)
     text = OWN_REGION_MODEL.read_text().replace("-4.0", number, 1)
     model = written(folder / "r.json", text.encode())
@@ -449,7 +449,7 @@ def test_a_region_model_with_a_number_that_cannot_be_reckoned_with_is_refused(ru
 
 
 @pytest.mark.parametrize("text", [5_000 * "[", "lr: " + "9" * 5_000, "seed: 2026-99-99"])
-def test_a_file_of_options_that_yaml_cannot_hold_is_refused(folder, text):
+def test_invalid_yaml_options_are_refused(folder, text):
     path = written(folder / "options.yaml", text.encode())
     shown = end_of("train", "--config", path, "--data", "x", "-o", folder / "trained", code=64)
     assert "options.yaml" in shown
@@ -470,7 +470,7 @@ def test_a_run_whose_input_can_be_no_file_is_damaged(run, folder):
         assert "run.json is damaged" in end_of("regions", folder / "run", code=73)
 
 
-def test_a_difference_of_recipes_is_reported_without_control_characters(run, genome, folder):
+def test_recipe_difference_is_printable(run, genome, folder):
     recipe = json.loads(run["run.json"])["recipe"] | {"residues_per_shard": "a\0\x1b[31mb"}
     fingerprint = Recipe(**recipe | {"encoders": ()}).fingerprint
     put_back_with(folder / "run", run, recipe=recipe, fingerprint=fingerprint)

@@ -38,7 +38,7 @@ def noise(n_bases: int, seed: int) -> str:
     return "".join(random.Random(seed).choices("ACGT", [3, 2, 2, 3], k=n_bases))
 
 
-def test_the_codes_are_those_of_ncbi_but_for_codes_whose_codons_have_two_meanings() -> None:
+def test_codes_are_those_of_ncbi() -> None:
     ambiguous = {n for n, of in NCBI.items() if set(of.stop_codons) & set(of.forward_table)}
     assert ambiguous == {27, 28, 31}
     assert set(GENETIC_CODES) == NCBI.keys() - ambiguous
@@ -50,7 +50,7 @@ def test_the_codes_are_those_of_ncbi_but_for_codes_whose_codons_have_two_meaning
 
 
 @pytest.mark.parametrize("number", [0, 7, 27, 99])
-def test_an_unknown_code_is_refused_and_the_known_ones_named(number: int) -> None:
+def test_unknown_code_is_refused(number: int) -> None:
     with pytest.raises(UsageError, match=f"--genetic-code is {number}") as refusal:
         GeneticCode.from_number(number)
     assert "4, 5, 6" in str(refusal.value.hint)
@@ -61,7 +61,7 @@ def test_the_bacterial_code_reads_as_the_standard_one() -> None:
     assert GeneticCode.from_number(11).standard_synonyms == {}
 
 
-def test_a_synonym_means_in_the_standard_code_what_the_codon_means_in_its_own() -> None:
+def test_synonym_keeps_its_meaning() -> None:
     meaning = STANDARD.meanings
     for number in GENETIC_CODES:
         code = GeneticCode.from_number(number)
@@ -83,7 +83,7 @@ def test_a_frame_is_open_and_translated_in_its_code(code: int, codon: str, lette
 
 
 @pytest.mark.parametrize("code", [4, 6, 15, 25])
-def test_a_gene_in_its_code_has_the_stretches_of_its_standard_spelling(code: int) -> None:
+def test_gene_in_its_code_has_the_same_stretches(code: int) -> None:
     """Its codons count as their synonyms; only the figures that count bases may tell them apart."""
     scorer = Scorer.load_builtin()
     standard = [gene(400, seed) for seed in range(20)]

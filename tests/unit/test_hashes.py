@@ -134,7 +134,7 @@ def test_inputs_are_compared_with_run_json(tmp_path):
     assert code == 1 and f"changed {one}: this input has another SHA-256 than in run.json" in told
 
 
-def test_every_output_of_a_finished_run_has_its_sha256_in_run_json(finished):
+def test_every_output_has_its_sha256(finished):
     of_samples = {f"samples/{one}/{name}" for one in "ab" for name in OF_THE_RUN - OF_ALL_FILES}
     expected = OF_THE_RUN | of_samples | {SCORES}
     assert set(hashes_of(finished)) == expected
@@ -142,7 +142,7 @@ def test_every_output_of_a_finished_run_has_its_sha256_in_run_json(finished):
     assert code == 0 and f"verified whole: {len(expected)} outputs" in told
 
 
-def test_one_flipped_bit_in_any_output_is_named_by_status_verify(copied):
+def test_verify_names_one_flipped_bit(copied):
     names = OF_THE_RUN | {"samples/b/predictions.tsv", SCORES}
     for name in names:
         flip_bit(copied / name)
@@ -157,9 +157,7 @@ def test_one_flipped_bit_in_any_output_is_named_by_status_verify(copied):
 
 @pytest.mark.parametrize("name", sorted(RECORDS))
 @pytest.mark.parametrize("command", ["report", "regions", "compare"])
-def test_a_command_that_reads_results_refuses_damaged_ones_and_names_the_remedy(
-    copied, finished, name, command
-):
+def test_readers_refuse_damaged_results(copied, finished, name, command):
     before = {path: path.read_bytes() for path in Outputs(open_run_dir(copied)).paths()}
     flip_bit(copied / name)
     code, told = say(command, copied, *([finished] if command == "compare" else []))
@@ -186,7 +184,7 @@ def test_resume_writes_damaged_tables_anew(copied, finished):
 @pytest.mark.parametrize(
     ("command", "name"), [("report", "report.html"), ("regions", "tracks.tsv.gz")]
 )
-def test_a_damaged_page_or_region_file_is_written_anew_by_its_own_command(copied, command, name):
+def test_damaged_page_is_written_anew(copied, command, name):
     flip_bit(copied / name)
     code, told = say("status", copied, "--verify")
     assert code == 1 and "--resume" in told
@@ -207,7 +205,7 @@ def test_the_hashes_follow_what_regions_and_report_write(tmp_path, finished):
     assert say("status", tmp_path / "run", "--verify")[0] == 0
 
 
-def test_a_missing_output_is_named_and_the_page_is_written_all_the_same(copied):
+def test_missing_output_is_named(copied):
     (copied / "prediction_results.txt").unlink()
     code, told = say("status", copied, "--verify")
     assert code == 1 and f"{copied}/prediction_results.txt is missing" in told
@@ -215,7 +213,7 @@ def test_a_missing_output_is_named_and_the_page_is_written_all_the_same(copied):
     assert say("report", copied)[0] == 0
 
 
-def test_a_run_of_an_older_version_has_no_hashes_and_is_read_all_the_same(copied, finished):
+def test_old_run_without_hashes_is_read(copied, finished):
     forget_hashes(copied)
     flip_bit(copied / "viral.fasta")
     code, told = say("status", copied, "--verify")
@@ -226,9 +224,7 @@ def test_a_run_of_an_older_version_has_no_hashes_and_is_read_all_the_same(copied
     assert "outputs" not in json.loads((copied / "run.json").read_text())
 
 
-def test_a_place_outside_the_run_folder_is_not_looked_at_and_an_output_without_hash_is_counted(
-    copied, tmp_path
-):
+def test_path_outside_the_run_is_not_read(copied, tmp_path):
     (tmp_path / "outside.tsv").write_text("of somebody else\n")
     stored = json.loads((copied / "run.json").read_text())
     stored["outputs"] |= dict.fromkeys((f"{tmp_path}/outside.tsv", "../outside.tsv"), "0" * 64)
@@ -239,7 +235,7 @@ def test_a_place_outside_the_run_folder_is_not_looked_at_and_an_output_without_h
     assert "; 1 output without a SHA-256 in run.json" in told
 
 
-def test_an_error_amid_the_writing_of_outputs_keeps_the_hashes_of_those_that_are_as_before(copied):
+def test_failed_write_keeps_earlier_hashes(copied):
     before = hashes_of(copied)
     (copied / "regions.gff3").unlink()
     (copied / "regions.gff3").mkdir()
@@ -249,7 +245,7 @@ def test_an_error_amid_the_writing_of_outputs_keeps_the_hashes_of_those_that_are
     assert hashes_of(copied) == before
 
 
-def test_an_output_is_hashed_while_it_is_written_and_not_read_again(tmp_path):
+def test_output_is_hashed_while_written(tmp_path):
     (tmp_path / "run").mkdir()
     outputs = Outputs(open_run_dir(tmp_path / "run"))
     path = outputs.rundir.report
@@ -293,7 +289,7 @@ def make_other(folder: Path, names: Collection[str]) -> None:
     ("command", "names", "n_renames", "apart"),
     [("predict", RECORDS, 20, 4), ("regions", REGIONS, 15, 2), ("report", {"report.html"}, 2, 1)],
 )
-def test_a_kill_between_a_table_and_run_json_is_no_damage(
+def test_kill_before_run_json_is_no_damage(
     copied, finished, monkeypatch, chaos_seed, command, names, n_renames, apart
 ):
     """Files appear one by one, each by a rename; other ones are struck in the next rounds."""
@@ -388,7 +384,7 @@ def test_system_tools_verify_every_output(tmp_path, make_config):
 
 
 @pytest.mark.parametrize("layout", ["parquet", "pt"])
-def test_damage_to_vectors_in_another_format_is_noticed_and_mended(tmp_path, make_config, layout):
+def test_damage_in_other_formats_is_repaired(tmp_path, make_config, layout):
     fasta = write(tmp_path / "in.fa", a=open_dna(300, np.random.default_rng(3)))
     config = make_config(fasta, command="extract", format=layout)
     run_inline(config, None)
@@ -404,7 +400,7 @@ def test_damage_to_vectors_in_another_format_is_noticed_and_mended(tmp_path, mak
     assert not path.parent.exists()
 
 
-def test_while_a_run_goes_on_none_of_its_outputs_counts_as_damaged(copied, finished):
+def test_unfinished_outputs_are_not_damaged(copied, finished):
     sources = [finished.parent / f"{name}.fa" for name in ("a", "b")]
     codes = set()
 

@@ -138,7 +138,7 @@ def test_a_head_may_have_the_network_for_proteins_alone(tmp_path: Path) -> None:
     assert np.array_equal(found.classify_frames(vectors, some_frames()), found.classify(vectors))
 
 
-def test_a_saved_head_can_be_read_by_whoever_may_read_other_files(tmp_path: Path) -> None:
+def test_saved_head_has_usual_permissions(tmp_path: Path) -> None:
     make_head(4).save(tmp_path / "head.safetensors")
     (tmp_path / "other").touch()
     modes = {path.stat().st_mode for path in tmp_path.iterdir()}
@@ -182,7 +182,7 @@ def test_scores_do_not_depend_on_the_rows_beside_them() -> None:
         assert head.classify_frames(vector[None], [frame])[0] == scores[i]
 
 
-def test_scores_have_six_decimals_and_lie_between_zero_and_one() -> None:
+def test_scores_have_six_decimals() -> None:
     scores = make_head(4).classify(1000 * some_vectors())
     assert ((scores >= 0) & (scores <= 1)).all()
     assert {0.0, 1.0} < {*scores.tolist(), 0.5}
@@ -196,7 +196,7 @@ def test_scores_have_six_decimals_and_lie_between_zero_and_one() -> None:
 NO_HEADER = "not a VirNucPro head file: Error while deserializing header"
 
 
-def test_a_file_that_is_no_safetensors_or_is_missing_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "head.safetensors"
     refusal_of(path, "No such file or directory")
     for content in (b"", b"no head", b"\x10\0\0\0\0\0\0\0{}", b">a\nACGT\n", b"PK\x03\x04"):
@@ -216,7 +216,7 @@ NEEDED = {*HeadInfo.__slots__, *EncoderInfo.__slots__, "temperatures"} - {"class
 
 
 @pytest.mark.parametrize("name", sorted(NEEDED))
-def test_a_head_that_does_not_say_what_it_was_made_for_is_refused(stored: Path, name: str) -> None:
+def test_head_without_a_description_is_refused(stored: Path, name: str) -> None:
     facts = json.loads(metadata()["virnucpro_head"])
     del (facts if name in facts else facts["encoders"][0])[name]
     save_file(load_file(stored), stored, metadata={"virnucpro_head": json.dumps(facts)})
@@ -268,7 +268,7 @@ def test_weights_that_are_not_finite_are_refused(stored: Path, name: str, number
     refusal_of(stored, "a weight is not a finite float32")
 
 
-def test_weights_that_are_finite_and_whose_scores_are_not_are_refused() -> None:
+def test_infinite_scores_are_refused() -> None:
     rng = np.random.default_rng(2)
     layers = tuple(
         (np.float32(3e37) * weight, bias)
@@ -339,7 +339,7 @@ def test_tensors_that_do_not_fit_are_refused(stored: Path, name, values, dtype, 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
-def test_a_number_format_that_numpy_does_not_know_is_refused(tmp_path: Path, dtype) -> None:
+def test_unknown_number_format_is_refused(tmp_path: Path, dtype) -> None:
     path = tmp_path / "head.safetensors"
     tensors = {
         "protein.layers.0.weight": torch.ones(2, FACTS.dim).to(dtype),
@@ -353,9 +353,7 @@ def test_a_number_format_that_numpy_does_not_know_is_refused(tmp_path: Path, dty
     ("n_short", "n_shards", "begins"),
     [(5, 1, []), (6, 1, ["calls of records shorter"]), (0, 0, ["no record has a frame to embed"])],
 )
-def test_a_run_warns_if_most_records_are_short_and_if_none_has_a_frame(
-    tiny, n_short, n_shards, begins
-):
+def test_short_records_give_a_warning(tiny, n_short, n_shards, begins):
     warnings = RecordClassifier(frame_head=tiny.head).warnings(500, 10, n_short, n_shards)
     for warning, begin in zip(warnings, begins, strict=True):
         assert warning.startswith(begin)

@@ -83,7 +83,7 @@ def kinship() -> TaxonAssigner:
     )
 
 
-def test_the_family_that_shares_most_words_is_named_and_decides_on_the_kind(kinship):
+def test_family_with_most_words_decides(kinship):
     for seed, name, kind in ((1, "Unaviridae", "RNA+"), (2, "Duoviridae", "RNA-")):
         [identity] = kinship.assign([open_frame(200, seed)])
         assert (identity.kin, identity.virus_kind) == (name, kind)
@@ -99,7 +99,7 @@ def test_words_of_two_families_in_equal_parts_name_none(kinship):
     assert identity.virus_kind in KINDS
 
 
-def test_a_cluster_is_named_where_no_family_is_and_leaves_the_kind_to_the_net(kinship):
+def test_cluster_is_named_without_a_family(kinship):
     virus = open_frame(200, 4)
     [identity] = kinship.assign([virus])
     [alone] = replace(kinship, kmers=kin_words(*np.empty((2, 0), np.uint16))).assign([virus])
@@ -108,7 +108,7 @@ def test_a_cluster_is_named_where_no_family_is_and_leaves_the_kind_to_the_net(ki
     assert identity == alone._replace(kin="cluster:Unavirus", kin_words=n_words, kin_share=1.0)
 
 
-def test_a_single_word_names_no_family_and_a_cluster_needs_more_words_than_a_family(kinship):
+def test_single_word_names_no_family(kinship):
     virus = open_frame(200, 4) + random_dna(2_400, np.random.default_rng(2))  # 3,000 bases
     numbers = words_of(open_frame(200, 4))
     for owner, n_words, kin in (
@@ -123,13 +123,13 @@ def test_a_single_word_names_no_family_and_a_cluster_needs_more_words_than_a_fam
         assert identity.kin == kin
 
 
-def test_words_of_viruses_without_a_family_name_none_and_count_against_a_name(kinship):
+def test_words_without_family_count_against(kinship):
     without = open_frame(200, 3)
     both = without + "TAATTAATTAA" + open_frame(200, 1)
     assert not any(identity.kin for identity in kinship.assign([without, both]))
 
 
-def test_a_table_finds_its_words_with_their_owners_and_hardly_any_other():
+def test_table_finds_its_words():
     rng = np.random.default_rng(5)
     numbers = np.unique(rng.integers(20**9, size=300_000))
     owners = rng.integers(2**16, size=len(numbers)).astype(np.uint16)
@@ -150,7 +150,7 @@ def test_a_sequence_is_the_same_virus_in_any_block(kinship):
     assert beside[1] == beside[5] == Identity()
 
 
-def test_the_chances_of_kinds_are_probabilities_and_longer_sequences_get_no_smaller_ones():
+def test_kind_chances_are_probabilities():
     net = load_builtin_taxonomy().net
     lengths = np.array([150, 500, 3_000, 10**6])
     features = group_features(
@@ -174,7 +174,7 @@ def test_the_logits_of_kinds_are_those_of_plain_products():
     np.testing.assert_allclose(net.logits(features), expected, rtol=0, atol=1e-10)
 
 
-def test_features_of_kinds_are_means_over_pieces_with_a_known_base():
+def test_kind_features_are_piece_means():
     rng = np.random.default_rng(6)
     sequences = [random_dna(2_000, rng), "N" * 1_000 + random_dna(1_000, rng), "N" * 700]
     of_pieces = piece_features(
@@ -193,7 +193,7 @@ def test_random_sequence_is_named_after_no_family():
     assert not any(identity.kin for identity in load_builtin_taxonomy().assign(some))
 
 
-def test_a_file_of_kin_is_read_as_it_was_written_and_a_damaged_one_is_refused(tmp_path, kinship):
+def test_kin_file_is_read_back_or_refused(tmp_path, kinship):
     path = tmp_path / "kin.safetensors"
     tensors, facts = kinship_tensors(kinship)
     save_file(tensors, path, facts)
@@ -208,13 +208,13 @@ def test_a_file_of_kin_is_read_as_it_was_written_and_a_damaged_one_is_refused(tm
         load_taxonomy(path)
 
 
-def test_every_owner_of_a_word_of_the_package_has_a_name_and_every_family_a_kind():
+def test_every_word_owner_has_a_name():
     own = load_builtin_taxonomy()
     assert own.kmers.taxa.max() < len(own.families) + len(own.clusters)
     assert len(own.kind_of_family) == len(own.families) and own.net.slopes
 
 
-def test_a_damaged_file_of_kin_is_refused_before_a_run_begins(tmp_path, monkeypatch):
+def test_damaged_kin_file_is_refused_first(tmp_path, monkeypatch):
     (tmp_path / "kin.safetensors").write_bytes(b"not one")
     monkeypatch.setattr("virnucpro.viral.taxonomy.EMBEDDED_FOLDER", tmp_path)
     load_builtin_taxonomy.cache_clear()
@@ -264,7 +264,7 @@ def test_the_page_of_proteins_says_nothing_of_kinds(tmp_path):
     assert "Kinds of viruses" not in (tmp_path / "run/report.html").read_text()
 
 
-def test_a_provirus_is_identified_by_its_own_bases_and_has_no_topology(tmp_path):
+def test_provirus_is_identified_by_its_bases(tmp_path):
     flank, virus = random_dna(2_000, np.random.default_rng(3)), example("example_virus_01")
     end = 2_000 + len(virus)
     regions = (Region(2_000, end, "provirus", 0.9, is_virus=True),)
@@ -276,7 +276,7 @@ def test_a_provirus_is_identified_by_its_own_bases_and_has_no_topology(tmp_path)
     assert (identity.kin, identity.topology) == ("Coronaviridae", "")
 
 
-def test_the_tables_and_python_show_what_the_viruses_of_the_example_are(run):
+def test_tables_and_python_show_the_example(run):
     told = {row["virus"]: row for row in rows(run / "viruses.tsv")}
     assert told
     for row in told.values():

@@ -51,7 +51,7 @@ def install(tmp_path):
     return run
 
 
-def test_without_a_gpu_torch_comes_from_the_index_of_builds_without_cuda(install):
+def test_torch_without_a_gpu_is_the_cpu_build(install):
     said, (first, second) = install("TORCH=cpu")
     assert first.endswith("--index-url https://download.pytorch.org/whl/cpu torch")
     assert "-c constraints.txt" in first and "--no-deps" in first
@@ -59,13 +59,13 @@ def test_without_a_gpu_torch_comes_from_the_index_of_builds_without_cuda(install
     assert "PyTorch without CUDA" in said and "could not be had" not in said
 
 
-def test_an_index_that_does_not_answer_is_reported_and_the_set_up_goes_on(install):
+def test_silent_index_is_reported(install):
     said, asked = install("TORCH=cpu", index_exit=1)
     assert len(asked) == 2
     assert "could not be had from https://download.pytorch.org/whl/cpu" in said
 
 
-def test_with_a_gpu_or_if_asked_torch_comes_from_the_package_index(install):
+def test_torch_with_a_gpu_is_from_the_index(install):
     for variables in ([], ["TORCH=default"]):  # an nvidia-smi is on the path
         said, asked = install(*variables)
         assert asked[-1] == "install --quiet --no-compile -c constraints.txt -e ."

@@ -40,7 +40,7 @@ def back_translated(random: Random, residues: str) -> str:
     return "".join(random.choice(codons[residue]) for residue in residues)
 
 
-def test_transposable_elements_are_found_where_they_lie_in_eukaryotes_alone(tmp_path):
+def test_transposable_elements_in_eukaryotes(tmp_path):
     pytest.importorskip("pyhmmer", reason="the script searches with pyhmmer")
     script, random = ROOT / "scripts/weights/scorer_elements.py", Random(1)
     seeds = run_path(str(script))["SEEDS"]
@@ -70,7 +70,7 @@ def test_transposable_elements_are_found_where_they_lie_in_eukaryotes_alone(tmp_
     assert kinds == ["LINE", "mariner"]
 
 
-def test_a_cascade_loses_the_calls_that_it_does_not_embed_and_a_reader_sees_no_group_it_scores():
+def test_cascade_loses_only_unread_calls():
     is_virus = np.repeat([True, False], 100)
     second = np.where(is_virus, 1.0, -1.0) + np.linspace(-0.4, 0.4, 200)
     first = second.copy()
@@ -88,7 +88,7 @@ def test_a_cascade_loses_the_calls_that_it_does_not_embed_and_a_reader_sees_no_g
     assert is_same[4::10].all() and not np.delete(is_same, np.s_[4::10]).any()
 
 
-def test_a_cascade_is_measured_on_a_manifest_of_other_kingdoms_or_none(tmp_path, capsys):
+def test_cascade_on_other_kingdoms_or_none(tmp_path, capsys):
     data = write_labelled(tmp_path)
     measure(data, 300, 20)
     of_others = capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_each_script_shows_its_usage(script, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_of_how_weights_are_made_is_installed_or_used_by_a_command():
+def test_weight_scripts_are_not_installed():
     made = {path.stem for path in (ROOT / "scripts/weights").glob("*.py")}
     package = Path(virnucpro.__file__).parent
     text = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))

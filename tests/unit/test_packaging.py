@@ -57,7 +57,7 @@ def test_the_conda_recipe_starts_the_same_program() -> None:
     assert yaml.safe_load(plain)["about"]["license"] == "MIT"
 
 
-def test_the_galaxy_tool_uses_options_and_files_of_the_program() -> None:
+def test_galaxy_tool_uses_real_options() -> None:
     tool = ElementTree.parse(GALAXY).getroot()
     command = tool.findtext("command") or ""
     predict = app.get_command(click.Context(app), "predict")
@@ -75,7 +75,7 @@ def test_the_galaxy_tool_uses_options_and_files_of_the_program() -> None:
     } == made
 
 
-def test_every_command_has_a_manual_page_with_its_options(tmp_path):
+def test_every_command_has_a_manual_page(tmp_path):
     make_man.main(tmp_path)
     pages = {path.name: path for path in tmp_path.iterdir()}
     assert {"virnucpro.1", "virnucpro-predict.1", "virnucpro-models-check.1"} < pages.keys()

@@ -93,9 +93,7 @@ def extract(words, tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.parametrize("more", [("--workers", "1"), ("--executor", "backward")])
-def test_the_encoder_of_an_installed_package_embeds_in_a_worker_or_by_its_executor(
-    package, extract, contigs, tmp_path, more
-):
+def test_installed_encoder_embeds(package, extract, contigs, tmp_path, more):
     answer = extract(package, *more)
     assert answer.returncode == 0, answer.stderr
     counts = {
@@ -107,7 +105,7 @@ def test_the_encoder_of_an_installed_package_embeds_in_a_worker_or_by_its_execut
     assert "toy" in (tmp_path / "run" / "virnucpro.log").read_text()
 
 
-def test_an_unknown_executor_is_refused_with_those_that_are_known(package, extract, tmp_path):
+def test_unknown_executor_is_refused(package, extract, tmp_path):
     answer = extract(package, "--executor", "slurm")
     assert answer.returncode == 64
     assert "there is no executor slurm" in answer.stderr
@@ -129,7 +127,7 @@ def run_beside(words: list[str]) -> None:
     run_command(words[1:])
 
 
-def test_models_of_packages_are_listed_and_described_with_the_others(package, tmp_path):
+def test_plugin_models_are_listed(package, tmp_path):
     as_json, as_text, info, wrong = answers(
         tmp_path,
         package,
@@ -153,7 +151,7 @@ def test_models_of_packages_are_listed_and_described_with_the_others(package, tm
     assert wrong.returncode != 0 and "did you mean toy-counts?" in wrong.stderr
 
 
-def test_a_package_that_lies_in_the_current_folder_is_data(package, extract, tmp_path):
+def test_package_in_current_folder_is_data(package, extract, tmp_path):
     """By PYTHONPATH, and by ``-m``; the first time an encoder is asked for, then an executor."""
     mark = f"open({str(tmp_path / 'mark')!r}, 'w').close()\n"
     (package / "toy_package.py").write_text(mark + MODULE)
@@ -175,7 +173,7 @@ def test_a_package_that_is_broken_is_named(package, words, tmp_path, module):
         assert "pip uninstall toy-package" in shown and "Traceback" not in shown
 
 
-def test_a_run_whose_package_is_gone_has_a_status_and_is_not_embedded(package, extract, tmp_path):
+def test_run_without_its_package(package, extract, tmp_path):
     planned = extract(package, "--plan-only")
     assert planned.returncode == 0, planned.stderr
     folder = tmp_path / "run"

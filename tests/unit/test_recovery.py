@@ -84,7 +84,7 @@ SUSPECTS, ALONE = frozenset(BATCH), frozenset(ROW)
         ([(KILLED, NOTHING), (KILLED, BATCH)], {"n_failures_idle": 1, "suspects": SUSPECTS}),
     ],
 )
-def test_the_next_attempt_knows_exactly_what_earlier_losses_showed(losses, lessons):
+def test_next_attempt_knows_earlier_losses(losses, lessons):
     attempt: Attempt | None = Attempt(SHARD)
     for loss, rows in losses:
         attempt = next_attempt(attempt, rows, loss)
@@ -92,7 +92,7 @@ def test_the_next_attempt_knows_exactly_what_earlier_losses_showed(losses, lesso
 
 
 @pytest.mark.parametrize("loss", [CRASHED, KILLED, SILENT])
-def test_a_shard_that_ends_workers_outside_its_batches_is_given_up(loss):
+def test_shard_that_kills_outside_batches(loss):
     attempt: Attempt | None = Attempt(SHARD)
     for n in range(1, 4):
         attempt = next_attempt(attempt, NOTHING, loss)
@@ -147,7 +147,7 @@ IN_WRITING, ONE_MORE = Attempt(SHARDS[0], n_failures=1), Attempt(SHARDS[2])
         ),
     ],
 )
-def test_who_has_batches_in_flight_is_to_blame_and_is_tried_again(started, done, loss, first, last):
+def test_batches_in_flight_are_to_blame(started, done, loss, first, last):
     work = workload(*SHARDS)
     for place, rows in started:
         start_batch(work, *rows, shard=SHARDS[place])
@@ -168,7 +168,7 @@ def test_a_worker_without_a_shard_is_to_blame_for_none(is_ready):
     assert (after.failure_event.shard, after.retry_first, after.retry_last) == (None, (), ())
 
 
-def test_a_shard_that_is_given_up_keeps_nothing_else_back():
+def test_given_up_shard_delays_nothing():
     work = workload(*SHARDS)
     start_batch(work, 0, shard=SHARDS[1])
     end_batch(work, 0, shard=SHARDS[1])
@@ -209,7 +209,7 @@ def test_a_device_whose_workers_do_not_start_is_given_up(loss, fates):
 
 @pytest.mark.parametrize(("rows", "limit"), [((1, 2), 6), ((1,), 100)])
 @pytest.mark.parametrize("loss", [RAISED, CRASHED, KILLED, SILENT])
-def test_a_device_that_loses_one_worker_after_another_is_given_up(loss, rows, limit):
+def test_device_that_keeps_losing_workers(loss, rows, limit):
     """Later, if a single sequence is to blame for each: there may be many of those."""
     work = workload()
     for n in range(1, limit + 1):
@@ -232,7 +232,7 @@ def test_a_batch_that_is_done_forgives_a_device():
 # How much a worker holds, and how long it may be silent
 
 
-def test_a_shard_that_is_being_written_makes_room_for_another():
+def test_written_shard_makes_room():
     work = workload(*SHARDS[:2])
     assert len(work.open_attempts) == 2
     start_batch(work, 0, shard=SHARDS[1])
@@ -250,13 +250,13 @@ def test_a_worker_is_given_more_of_small_shards(n_residues, most):
     assert not work.has_room(4)
 
 
-def test_a_worker_is_given_nothing_before_it_is_ready_and_no_more_than_is_left_for_it():
+def test_worker_gets_work_when_ready():
     assert not workload(is_ready=False).has_room(1)
     work = workload(Shard(0, Path("0.faa"), 10, 10, 100, ""))
     assert [work.has_room(n) for n in (0, 1, 2)] == [False, False, True]
 
 
-def test_a_batch_keeps_the_time_it_was_allowed_when_the_one_before_it_is_done():
+def test_batch_keeps_its_time():
     work = workload(SHARD)
     start_batch(work, 0, 1, seconds=100.0)
     start_batch(work, 2, 3, seconds=200.0)
@@ -266,7 +266,7 @@ def test_a_batch_keeps_the_time_it_was_allowed_when_the_one_before_it_is_done():
     assert work.timeout(1.0) == 1.0
 
 
-def test_a_worker_with_nothing_to_do_may_be_silent_for_ever():
+def test_idle_worker_may_be_silent():
     work = workload(SHARD)
     work.on_event(ShardDone("cpu", SHARD, 1.0, 0))
     assert work.timeout(1.0) == float("inf")

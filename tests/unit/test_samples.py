@@ -38,7 +38,7 @@ def write(path: Path, text: str) -> Path:
 # Names
 
 
-def test_a_sample_has_the_name_of_its_file_without_what_says_that_it_is_fasta() -> None:
+def test_sample_name_drops_the_fasta_suffix() -> None:
     given = ["/d/a.fa", "/d/b.FASTA.GZ", "/d/c.v1.fna.zst", "/d/e.faa", "/d/f.txt", "/d/g.gz"]
     assert names(*given) == ["a", "b", "c.v1", "e", "f.txt", "g"]
 
@@ -56,7 +56,7 @@ def test_a_sample_has_the_name_of_its_file_without_what_says_that_it_is_fasta() 
         (["/d/A/c.fa", "/d/A/c.fna", "/d/B/c.fa"], ["A_c", "A_c_2", "B_c"]),
     ],
 )
-def test_files_of_one_name_are_distinguished_by_their_folders_or_a_number(paths, expected) -> None:
+def test_equal_names_are_told_apart(paths, expected) -> None:
     assert names(*paths) == expected
 
 
@@ -76,13 +76,13 @@ def test_files_of_one_name_are_distinguished_by_their_folders_or_a_number(paths,
         ("/d/a_R1.fq /e/a_R2.fq", "a_R1 a_R2"),
     ],
 )
-def test_files_whose_names_differ_in_the_number_of_the_mate_are_a_sample(paths, expected) -> None:
+def test_mate_numbers_make_one_sample(paths, expected) -> None:
     sources = name_samples([InputFile(path) for path in paths.split()], ())
     found = [f"{one.sample}/{one.mate}" if one.mate else one.sample for one in sources]
     assert found == expected.split()
 
 
-def test_names_that_are_written_otherwise_are_reported_in_one_line(caplog) -> None:
+def test_changed_names_are_one_message(caplog) -> None:
     caplog.set_level("INFO", "virnucpro")
     given = [("/d/a.fa", "S 1"), ("/d/b.fa", "S_1"), ("/d/c.fa", "S3"), ("/d/d.fa", "")]
     given.append(("/d/d.fa.gz", ""))
@@ -109,20 +109,20 @@ def test_names_that_are_written_otherwise_are_reported_in_one_line(caplog) -> No
         "é" * 120,
     ],
 )
-def test_a_name_is_never_a_path_markup_or_more_than_a_word(name: str) -> None:
+def test_name_is_never_a_path_or_markup(name: str) -> None:
     (found,) = name_samples([InputFile("/d/in.fa", sample=name)], ())
     assert set(found.sample) <= {*"._-+", *filter(str.isalnum, found.sample)}
     assert found.sample and found.sample[0] not in ".-" and "/" not in found.sample
     assert len(os.fsencode(found.sample)) <= 110
 
 
-def test_a_file_keeps_its_name_and_a_later_one_does_not_take_it() -> None:
+def test_file_keeps_its_name() -> None:
     recorded = InputFile("/d/A/contigs.fa", "", 0, sample="contigs")
     found = names("/d/A/contigs.fa", "/d/B/contigs.fa", recorded=(recorded,))
     assert found == ["contigs", "B_contigs"]
 
 
-def test_links_to_files_with_numbers_for_names_are_samples_by_the_links(tmp_path: Path) -> None:
+def test_numbered_links_name_the_samples(tmp_path: Path) -> None:
     store = write(tmp_path / "store" / "0001", ">a\nACGT\n")
     (tmp_path / "patient.fa").symlink_to(store)
     sources = found_in(tmp_path, tmp_path / "patient.fa")
@@ -133,7 +133,7 @@ def test_links_to_files_with_numbers_for_names_are_samples_by_the_links(tmp_path
 # Ids
 
 
-def test_ids_of_a_qualified_run_are_those_of_the_files_behind_their_names(tmp_path: Path) -> None:
+def test_qualified_ids_carry_the_file_name(tmp_path: Path) -> None:
     file = of(write(tmp_path / "in.fa", "> a  of a test\nAC\n>b\nGT\n"))
     found = [(r.id, r.header, r.name, r.sample) for r in RunIds(is_qualified=True).read(file)]
     assert found == [("s:a", "s:a  of a test", "a", "s"), ("s:b", "s:b", "b", "s")]
@@ -141,7 +141,7 @@ def test_ids_of_a_qualified_run_are_those_of_the_files_behind_their_names(tmp_pa
     assert plain == [("a", " a  of a test", "a", "s"), ("b", "b", "b", "s")]
 
 
-def test_a_record_that_is_given_anew_keeps_the_id_that_the_run_wrote(tmp_path: Path) -> None:
+def test_repeated_record_keeps_its_id(tmp_path: Path) -> None:
     path = write(tmp_path / "failed_sequences.fa", ">old:a\nAC\n>old:b\nGT\n")
     ids = RunIds(is_qualified=True, replaced=frozenset({"old:a"}))
     assert [r.id for r in ids.read(of(path, generation=1))] == ["old:a", "s:old:b"]
@@ -165,9 +165,7 @@ def test_only_added_samples_have_replaced_ids() -> None:
         ("a b c", "a b c"),
     ],
 )
-def test_a_record_whose_id_was_there_before_gets_a_number_that_is_free(
-    tmp_path: Path, ids: str, expected: str
-) -> None:
+def test_taken_id_gets_a_free_number(tmp_path: Path, ids: str, expected: str) -> None:
     path = write(tmp_path / "in.fa", "".join(f">{name} x\nAC\n" for name in ids.split()))
     survey = InputScan(renames=True)
     (file,) = survey.run([of(path)])
@@ -178,7 +176,7 @@ def test_a_record_whose_id_was_there_before_gets_a_number_that_is_free(
     assert not survey.share_ids([file])
 
 
-def test_the_digest_of_an_id_depends_on_nothing_but_the_id() -> None:
+def test_id_digest_depends_only_on_the_id() -> None:
     """Also where more letters than are digested at once, 262,144, end within it or before it."""
     ids = ["a", "b", "ab", "ba", "aa", "read.1", "read.2", "\u00e9", "x" * 90_000, "y", "xy" * 70]
     ids += ["x" * 200_000, "z", "x" * 300_000, *(f"read.{n}" for n in range(3, 50_000))]
@@ -212,7 +210,7 @@ def split_mix(number: int) -> int:
     return z ^ (z >> 31)
 
 
-def test_an_id_that_occurs_again_far_behind_is_named_with_both_lines(tmp_path: Path) -> None:
+def test_repeated_id_names_both_lines(tmp_path: Path) -> None:
     names = [f"r{i}" for i in range(2500)]
     names[2400] = "r3"
     path = write(tmp_path / "in.fa", "".join(f">{name}\nAC\n" for name in names))
@@ -242,7 +240,7 @@ def test_a_sample_sheet_names_files_from_its_own_folder(tmp_path: Path, name, te
     assert found == [InputFile(str(files[0]), sample="one"), InputFile(str(files[1]), sample="two")]
 
 
-def test_a_manifest_is_a_sheet_that_names_each_of_its_files_once(tmp_path: Path) -> None:
+def test_manifest_names_each_file_once(tmp_path: Path) -> None:
     files = [write(tmp_path / name, ">a\nAC\n") for name in ("a.fa", "b.fa")]
     rows = "a.fa\tr1\tvirus\nb.fa\t\tother\na.fa\tr2\tvirus\n"
     manifest = write(tmp_path / "m.tsv", f"path\tid\tlabel\n{rows}")

@@ -148,7 +148,7 @@ def keeps_longest_and_forward_first(sequence: str) -> bool:
     return kept_in_order(by_length, letters) == kept_of(letters)
 
 
-def test_a_table_of_words_names_an_owner_for_its_own_words_alone() -> None:
+def test_word_table_names_only_its_words() -> None:
     rng = np.random.default_rng(9)
     numbers = np.unique(rng.integers(20**LENGTH, size=5000))
     owners = rng.integers(1, 7, size=len(numbers)).astype(np.uint8)
@@ -203,13 +203,13 @@ def test_a_score_does_not_depend_on_the_records_beside() -> None:
     assert np.unique(pieces.record).tolist() == [0, 1]
 
 
-def test_every_record_that_is_long_enough_has_a_score_and_no_other(scorer: Scorer) -> None:
+def test_every_long_record_has_a_score(scorer: Scorer) -> None:
     sequences = ["", "ACGT", "A" * 29, "A" * 30, "TAA" * 20, "TA" * 300, "N" * 500]
     scores = list(score_sequences(sequences, scorer))
     assert [score is not None for score in scores] == [False] * 3 + [True] * 3 + [False]
 
 
-def test_a_record_has_the_mean_of_its_pieces_calibrated_by_its_length(scorer: Scorer) -> None:
+def test_record_score_is_a_calibrated_mean(scorer: Scorer) -> None:
     sequence = random_sequence(249, 3)  # pieces of 100, which overlap
     long = scorer.pieces[1]
     pieces = [sequence[:100], sequence[75:174], sequence[149:]]
@@ -259,9 +259,7 @@ def spread(n_features: int, rng: np.random.Generator) -> tuple[Weights, Weights]
     ("n_inputs", "hidden", "n_rows"),
     [(1, (1, 1), 1), (6, (40, 33), 13), (7, (16, 5), 8), (1101, (128, 64), 97), (1241, (31, 4), 3)],
 )
-def test_log_odds_are_those_of_whole_numbers_in_plain_python(
-    n_inputs: int, hidden: tuple[int, int], n_rows: int
-) -> None:
+def test_log_odds_equal_plain_python(n_inputs: int, hidden: tuple[int, int], n_rows: int) -> None:
     rng = np.random.default_rng(8)
     nets = {0: nets_of((n_inputs, *hidden, 19), 2, rng), 3: nets_of((n_inputs, 9, 3, 40), 1, rng)}
     (first, _), (second, bias), _ = nets[3][0]
@@ -282,7 +280,7 @@ def test_log_odds_are_those_of_whole_numbers_in_plain_python(
     np.testing.assert_array_equal(found, alone)
 
 
-def test_a_net_of_prokaryotes_counts_as_far_as_these_are_likely() -> None:
+def test_prokaryote_net_counts_by_likelihood() -> None:
     rng = np.random.default_rng(8)
     nets = {0: nets_of((201, 40, 20, 7), 1, rng), RATIOS.start: nets_of((73, 9, 5, 2), 1, rng)}
     nets[RATIOS.start] = nets[RATIOS.start][0], 1
@@ -315,7 +313,7 @@ def layers_of(
     return [(w[number].astype(np.float64), b[number].astype(np.float64)) for w, b in layers]
 
 
-def test_whole_numbers_come_near_the_weights_and_features_that_they_stand_for() -> None:
+def test_integers_approximate_the_weights() -> None:
     rng = np.random.default_rng(8)
     nets = nets_of((600, 64, 32, 5), 1, rng)
     nets[0][0][0][...] /= 2
@@ -384,7 +382,7 @@ def test_pieces_of_unknown_bases_do_not_change_a_score(scorer: Scorer) -> None:
     assert scores[0] == pytest.approx(scores[1], abs=1e-12)
 
 
-def test_calibration_is_a_line_between_knots_over_the_logarithm_of_the_length(
+def test_calibration_is_linear_in_log_length(
     scorer: Scorer,
 ) -> None:
     middle = round((50 * 500) ** 0.5)
@@ -411,7 +409,7 @@ def test_windows_are_scored_by_nets_of_their_own(scorer: Scorer) -> None:
     assert windows.log_odds.tolist() != pytest.approx(others)
 
 
-def test_the_nets_of_the_package_fit_what_they_read_and_their_lengths_rise() -> None:
+def test_package_nets_fit_their_features() -> None:
     scorer, proteins = Scorer.load_builtin(), Scorer.load_builtin().proteins
     assert proteins is not None
     each = [(one.nets, N_FEATURES + (N_LAYOUT if one.part else 0)) for one in scorer.pieces]
@@ -460,7 +458,7 @@ def test_a_file_that_is_no_scorer_is_refused(content: bytes, tmp_path: Path) -> 
         load_scorer(tmp_path / "file")
 
 
-def test_a_process_refuses_another_scorer_than_that_of_the_run(monkeypatch):
+def test_process_refuses_another_scorer(monkeypatch):
     scorer = Scorer.load_builtin()
     unpickle, sent = scorer.__reduce__()
     assert unpickle(*sent) is scorer

@@ -160,9 +160,7 @@ def test_a_piece_has_the_same_features_wherever_it_lies(
 
 
 @given(PIECE, CODES, st.integers(1, 400), st.integers(1, 400))
-def test_a_piece_has_the_same_features_after_other_pieces_of_its_row(
-    text: str, code, size: int, other_size: int
-) -> None:
+def test_piece_features_ignore_earlier_pieces(text: str, code, size: int, other_size: int) -> None:
     row, words = Windows.from_sequences([text]), table_of([text])
 
     def cut_into(pieces: Windows, size: int) -> Windows:
@@ -211,7 +209,7 @@ def test_terminal_repeats_are_those_of_plain_python(
 @given(st.lists(PIECE, min_size=1, max_size=3))
 @example(["TGATAGTAA" * 100, "TCACTATTA" * 100, "A", ""])
 @example(["TA" * 11 + "C" * 18, "TA" * 10 + "C" * 20])  # 45 %, and half
-def test_open_stretches_are_those_of_plain_python_unless_c_and_g_are_common(
+def test_open_stretches_equal_plain_python(
     texts: list[str],
 ) -> None:
     counts, longest = open_codes._longest_open(texts)
@@ -247,7 +245,7 @@ def test_words_are_counted_as_python_counts_them(text: str, words: list[str]) ->
     assert counts == [text.count(word) for word in words]
 
 
-def test_the_library_is_built_from_the_sources_of_the_package() -> None:
+def test_library_is_built_from_the_sources() -> None:
     """If this fails, build it: ``pip install -e .``"""
     package = library.LIBRARY.parents[1]
     sources = [*package.rglob("*.c"), *package.rglob("*.h")]
@@ -259,9 +257,7 @@ def test_the_library_is_built_from_the_sources_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"no library"])
-def test_a_missing_or_damaged_library_is_named_with_the_command_that_builds_it(
-    content: bytes | None, tmp_path, monkeypatch
-) -> None:
+def test_missing_library_names_the_build(content: bytes | None, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "libvirnucpro.so")
     if content:
         (tmp_path / "libvirnucpro.so").write_bytes(content)
@@ -303,7 +299,7 @@ def test_library_of_other_sources_is_refused(
     assert "start Python in another folder" in caught.value.hint
 
 
-def test_ctrl_c_while_arguments_are_passed_stays_what_it_is(monkeypatch):
+def test_ctrl_c_during_a_call(monkeypatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -80,14 +80,14 @@ def called(
 # Features
 
 
-def test_a_letter_counts_as_its_residue_in_either_case_and_others_as_none() -> None:
+def test_letters_count_as_residues_in_any_case() -> None:
     assert encode_protein(AMINO_ACIDS).tolist() == list(range(N_RESIDUES))
     assert encode_protein(AMINO_ACIDS.lower()).tolist() == list(range(N_RESIDUES))
     assert (encode_protein("UuOo") == encode_protein("CCKK")).all()
     assert encode_protein("BZJX*bzjx-").tolist() == [NO_RESIDUE] * 10
 
 
-def test_shares_of_residues_and_pairs_are_those_counted_by_hand() -> None:
+def test_residue_shares_equal_hand_counts() -> None:
     protein = "MKVAXLLK"
     features = composition(Proteins.from_sequences([protein]))[0]
     residues = {AMINO_ACIDS[i]: value for i, value in enumerate(features[:N_RESIDUES]) if value}
@@ -102,7 +102,7 @@ def test_shares_of_residues_and_pairs_are_those_counted_by_hand() -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_pattern_is_found_inside_proteins_and_never_across_two(pattern: tuple[int, ...]) -> None:
+def test_pattern_never_crosses_proteins(pattern: tuple[int, ...]) -> None:
     sequences = ["MKVALLKWX", "ACDEFGH", "MK"]
     owner, numbers = occurrences(Proteins.from_sequences(sequences), pattern)
     expected = []
@@ -117,7 +117,7 @@ def test_a_pattern_is_found_inside_proteins_and_never_across_two(pattern: tuple[
     assert list(zip(owner.tolist(), numbers.tolist(), strict=True)) == expected
 
 
-def test_log_ratios_of_a_pattern_are_averaged_over_its_occurrences() -> None:
+def test_pattern_log_ratios_are_averaged() -> None:
     ratios = np.zeros(n_numbers(PATTERNS[0]), dtype=np.int8)
     proteins = Proteins.from_sequences(["ACDE", "ACDC", "AC"])
     numbers = occurrences(proteins, PATTERNS[0])[1]
@@ -130,7 +130,7 @@ def test_log_ratios_of_a_pattern_are_averaged_over_its_occurrences() -> None:
     assert figures[2].tolist() == [0, 0, 0]
 
 
-def test_a_word_of_viruses_is_found_wherever_it_stands_in_a_protein() -> None:
+def test_viral_word_is_found_anywhere() -> None:
     word = random_protein(LENGTH, 1)
     proteins = Proteins.from_sequences(
         [random_protein(40, 2) + word + random_protein(11, 3), word[:-1] * 4]
@@ -171,7 +171,7 @@ def test_windows_of_proteins_are_those_of_plain_python(texts: list[str]) -> None
 
 @given(st.lists(PROTEIN, min_size=1, max_size=4), PROTEIN)
 @settings(max_examples=30, deadline=None)
-def test_features_of_a_protein_do_not_depend_on_the_proteins_beside_it(
+def test_protein_features_ignore_neighbours(
     scorer: Scorer, nets: ProteinNetworks, others: list[str], protein: str
 ) -> None:
     alone = protein_features(Proteins.from_sequences([protein]), nets.words, nets.ratios)
@@ -200,15 +200,13 @@ def test_a_score_is_the_same_alone_and_among_thousands(scorer: Scorer) -> None:
 
 @given(PROTEIN)
 @settings(max_examples=50, deadline=None)
-def test_every_protein_with_a_residue_has_a_score_whatever_its_letters(
-    scorer: Scorer, protein: str
-) -> None:
+def test_every_protein_has_a_score(scorer: Scorer, protein: str) -> None:
     (score,) = score_proteins([protein], scorer)
     has_residue = bool(set(protein.upper()) & set(AMINO_ACIDS + "UO"))
     assert np.isfinite(score) == has_residue
 
 
-def test_many_short_proteins_take_no_more_memory_than_some(scorer: Scorer) -> None:
+def test_many_short_proteins_take_little_memory(scorer: Scorer) -> None:
     sequences = [random_protein(SHORTEST, seed) for seed in range(5_000)]
     score_proteins(sequences[:1], scorer)
     peaks = []
@@ -227,7 +225,7 @@ def test_no_proteins_have_no_scores(scorer: Scorer) -> None:
 # Calls
 
 
-def test_short_empty_and_unknown_proteins_have_their_status(scorer: Scorer) -> None:
+def test_unusual_proteins_have_a_status(scorer: Scorer) -> None:
     sequences = [
         random_protein(SHORTEST - 1, 1) + "*",
         random_protein(SHORTEST, 1) + "*",
@@ -243,7 +241,7 @@ def test_short_empty_and_unknown_proteins_have_their_status(scorer: Scorer) -> N
     assert results.records.ids == calls.record_ids == [f"p{i}" for i in range(5)]
 
 
-def test_a_protein_is_its_only_piece_and_has_the_score_of_the_call(scorer: Scorer) -> None:
+def test_protein_is_its_only_piece(scorer: Scorer) -> None:
     frames = called([random_protein(120, 3).lower() + "*"], scorer).frames
     calls = called([random_protein(120, 3)], scorer).calls
     assert (frames.ids, frames.chunk_ids) == (["p0"], ["p0"])
@@ -258,7 +256,7 @@ def test_a_stop_at_the_end_changes_no_score(scorer: Scorer) -> None:
         assert bare == stopped is not None
 
 
-def test_a_stricter_preset_calls_fewer_proteins_and_none_besides_and_a_threshold_its_own(
+def test_stricter_preset_calls_fewer_proteins(
     scorer: Scorer,
 ) -> None:
     records = [record.sequence for record in read_fasta(EXAMPLES)]
@@ -295,7 +293,7 @@ def test_the_file_of_the_scorer_stays_below_40_megabytes() -> None:
     assert OWN_SCORER.stat().st_size < 40_000_000
 
 
-def test_a_scorer_is_written_and_read_with_its_nets_for_proteins_and_without(
+def test_scorer_is_read_back_with_its_nets(
     scorer: Scorer, nets: ProteinNetworks, tmp_path: Path
 ) -> None:
     save_scorer(tmp_path / "both", scorer)

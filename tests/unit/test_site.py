@@ -63,7 +63,7 @@ def test_no_page_loads_anything_from_a_network(site: Path) -> None:
         assert not LOADED.search(path.read_text(encoding="utf-8")), path.name
 
 
-def test_the_commands_of_the_site_have_the_options_of_the_program(site: Path) -> None:
+def test_site_commands_have_real_options(site: Path) -> None:
     page = (site / "COMMANDS.html").read_text(encoding="utf-8")
     for name in ("predict", "models-check", "train", "work"):
         assert f'id="virnucpro-{name}"' in page

@@ -115,7 +115,7 @@ def refusal_of(path: Path, attributes: dict[str, str | int] = ATTRIBUTES) -> Fea
 @pytest.mark.parametrize("store", ["float32", "bfloat16"])
 @pytest.mark.parametrize("per_residue", [False, True], ids=["mean", "per-residue"])
 @pytest.mark.parametrize(("n_orfs", "n_failures"), [(7, 0), (7, 2), (1, 0), (0, 2), (0, 0)])
-def test_embeddings_and_failures_are_read_as_they_were_written(
+def test_embeddings_are_read_back(
     path: Path, store: Store, per_residue: bool, n_orfs: int, n_failures: int
 ) -> None:
     embeddings = make_embeddings(n_orfs, per_residue=per_residue, n_failures=n_failures)
@@ -126,7 +126,7 @@ def test_embeddings_and_failures_are_read_as_they_were_written(
     assert is_same(read_embeddings(path, attributes_of(embeddings)), embeddings)
 
 
-def test_anyone_with_h5py_reads_bfloat16_as_float32_from_half_the_bytes(path: Path) -> None:
+def test_h5py_reads_bfloat16_as_float32(path: Path) -> None:
     ties = np.array([[1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-8 + 2**-20]], dtype=np.float32)
     edges = np.array([[0.0, -0.0, 2.0**-130, 3.3e38]], dtype=np.float32)
     embeddings = replace(make_embeddings(2), vectors=np.concatenate([ties, edges]))
@@ -179,9 +179,7 @@ def test_what_is_missing_or_no_feature_file_is_refused(
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
-def test_a_file_of_another_recipe_or_shard_is_refused_and_the_difference_named(
-    path: Path, name: str
-) -> None:
+def test_file_of_another_recipe_is_refused(path: Path, name: str) -> None:
     write_embeddings(path, make_embeddings(5), ATTRIBUTES, SafeDir(path.parent))
     message = str(refusal_of(path, {**ATTRIBUTES, name: "another"}))
     assert f"has {name} " in message and message.endswith(", not another")
@@ -192,9 +190,7 @@ def test_a_file_of_another_recipe_or_shard_is_refused_and_the_difference_named(
     ("attributes", "failed_records"),
     [([1], []), ("text", []), (ATTRIBUTES, 5), (ATTRIBUTES, "text"), (ATTRIBUTES, [["a"]])],
 )
-def test_a_label_that_says_something_else_than_labels_do_is_refused(
-    path: Path, attributes: object, failed_records: object
-) -> None:
+def test_odd_label_is_refused(path: Path, attributes: object, failed_records: object) -> None:
     write_embeddings(path, make_embeddings(5), ATTRIBUTES, SafeDir(path.parent))
     content = path.read_bytes()[: read_label(path, {}).n_bytes]
     label = {"attributes": attributes, "failed_records": failed_records}
@@ -206,7 +202,7 @@ def test_a_label_that_says_something_else_than_labels_do_is_refused(
         assert "is not whole" in str(refusal_of(path, required))
 
 
-def test_one_changed_bit_anywhere_in_the_label_or_its_seal_is_refused(path: Path) -> None:
+def test_changed_label_bit_is_refused(path: Path) -> None:
     """Also where what it says is asked by nobody, or would be another label."""
     write_embeddings(path, make_embeddings(5), ATTRIBUTES, SafeDir(path.parent))
     whole, start = path.read_bytes(), read_label(path, {}).n_bytes
@@ -272,9 +268,7 @@ def flips(content: bytes) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("is_truncation", [True, False], ids=["truncated", "flipped-bit"])
-def test_damage_anywhere_is_refused_or_harmless_and_never_hangs(
-    path: Path, is_truncation: bool
-) -> None:
+def test_damage_is_refused_or_harmless(path: Path, is_truncation: bool) -> None:
     write_embeddings(path, make_embeddings(7, n_failures=1), ATTRIBUTES, SafeDir(path.parent))
     survey = fork_server().Process(target=survey_damage, args=(path, is_truncation))
     survey.start()
@@ -284,7 +278,7 @@ def test_damage_anywhere_is_refused_or_harmless_and_never_hangs(
     assert survey.exitcode == 0, tried
 
 
-def test_a_file_that_was_cut_or_lost_a_block_is_refused_by_its_last_bytes(path: Path) -> None:
+def test_truncated_file_is_refused(path: Path) -> None:
     write_embeddings(path, make_embeddings(7, n_failures=1), ATTRIBUTES, SafeDir(path.parent))
     content = path.read_bytes()
     assert read_label(path, ATTRIBUTES).failed_records == ["contig_bad0"]
@@ -298,7 +292,7 @@ def test_a_file_that_was_cut_or_lost_a_block_is_refused_by_its_last_bytes(path: 
 # Interrupted writes
 
 
-def test_a_disk_that_gives_another_bit_than_it_was_given_is_reported(path, monkeypatch) -> None:
+def test_disk_that_changes_bits_is_reported(path, monkeypatch) -> None:
     class Faulty(io.FileIO):
         def write(self, content: Any) -> int:
             whole = bytes(content)
@@ -310,7 +304,7 @@ def test_a_disk_that_gives_another_bit_than_it_was_given_is_reported(path, monke
     assert not list(path.parent.iterdir())
 
 
-def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
+def test_failed_write_keeps_the_old_file(path: Path) -> None:
     before, after = make_embeddings(5), make_embeddings(9)
     write_embeddings(path, before, ATTRIBUTES, SafeDir(path.parent))
     with pytest.raises(StorageError, match="too large"), no_file_longer_than(1000):
@@ -352,7 +346,7 @@ def test_a_write_that_is_interrupted_leaves_nothing(path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_what_a_killed_write_left_is_swept_away_and_nothing_else(path: Path) -> None:
+def test_leftovers_are_swept_alone(path: Path) -> None:
     write_embeddings(path, make_embeddings(5), ATTRIBUTES, SafeDir(path.parent))
     with pytest.raises(OutputError), atomic_path(path.with_name("000001.h5")) as temporary:
         temporary.write_bytes(b"half")
@@ -360,7 +354,7 @@ def test_what_a_killed_write_left_is_swept_away_and_nothing_else(path: Path) -> 
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
-def test_what_cannot_be_swept_away_does_not_keep_the_rest(tmp_path: Path) -> None:
+def test_unsweepable_leftovers_do_not_stop(tmp_path: Path) -> None:
     folders = {f".{i}.h5.0123abcd.tmp" for i in range(0, 20, 2)}
     for i in range(20):
         left = tmp_path / f".{i}.h5.0123abcd.tmp"
@@ -374,9 +368,7 @@ def test_what_cannot_be_swept_away_does_not_keep_the_rest(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("n_orfs", [5, 1, 0])
 @pytest.mark.parametrize("per_residue", [False, True], ids=["mean", "per-residue"])
-def test_npz_loads_without_pickle_pt_without_code_and_parquet_says_what_made_it(
-    tmp_path: Path, n_orfs: int, per_residue: bool
-) -> None:
+def test_exports_load_without_code(tmp_path: Path, n_orfs: int, per_residue: bool) -> None:
     embeddings = make_embeddings(n_orfs, per_residue=per_residue)
     save_npz(tmp_path / "000000.npz", embeddings, SafeDir(tmp_path))
     with np.load(tmp_path / "000000.npz", allow_pickle=False) as stored:
@@ -400,7 +392,7 @@ def test_npz_loads_without_pickle_pt_without_code_and_parquet_says_what_made_it(
     assert (table.schema.metadata[b"model"], table.schema.metadata[b"layer"]) == (b"tiny", b"6")
 
 
-def test_parquet_holds_ids_that_are_no_text_and_bfloat16_in_half_the_disk(tmp_path: Path) -> None:
+def test_parquet_holds_odd_ids_and_bfloat16(tmp_path: Path) -> None:
     vectors = np.random.default_rng(1).standard_normal((2, 50_000)).astype(np.float32)
     rounded = torch.from_numpy(vectors).bfloat16().float().numpy()
     encoder, sizes = replace(ENCODER, dim=50_000), []
@@ -414,7 +406,7 @@ def test_parquet_holds_ids_that_are_no_text_and_bfloat16_in_half_the_disk(tmp_pa
     assert sizes[1] < 0.55 * sizes[0]
 
 
-def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: Path) -> None:
+def test_equal_content_gives_equal_bytes(tmp_path: Path) -> None:
     parts = [make_embeddings(5, prefix="a", n_failures=1), make_embeddings(3, prefix="b")]
     for name in ("one", "two"):
         began = int(time.time())

@@ -69,7 +69,7 @@ OVERFLOWING = Way("broken", "fp16", "overflows", give_nan)
 # The figures
 
 
-def test_all_ways_are_right_beyond_the_positions_that_bf16_can_count(setting):
+def test_all_methods_agree_beyond_bf16_positions(setting):
     """The tables of the rotary embedding are float32 in the other programs too."""
     each = [protein[:LONGEST] for protein in proteins_of("proteins", 9000, seed=4)]
     proteins = sorted(each, key=len)[-3:]
@@ -81,7 +81,7 @@ def test_all_ways_are_right_beyond_the_positions_that_bf16_can_count(setting):
         assert row.largest_error <= tolerance(TINY.n_layers, DTYPES[row.precision]), row
 
 
-def test_openvino_gives_the_vectors_that_its_roundings_explain(setting):
+def test_openvino_differs_only_by_rounding(setting):
     pytest.importorskip("openvino")
     ways = peer_ways(setting, has_bf16=False)
     assert [way.program for way in ways][1:] == ["openvino"]
@@ -122,7 +122,7 @@ def test_a_measurement_is_repeated_after_a_warm_up(setting, seconds, n_repeats, 
 # What goes in
 
 
-def test_the_same_seed_gives_the_same_proteins_of_the_lengths_of_their_profile():
+def test_seed_gives_the_same_proteins():
     lengths = {}
     for profile in PROFILES:
         proteins = proteins_of(profile, 300_000, seed=1)
@@ -151,7 +151,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path):
 
 
 @pytest.mark.usefixtures("quick_starts")
-def test_a_way_that_fails_or_dies_gives_a_row_with_the_reason_and_the_others_still_run(setting):
+def test_failed_method_is_a_row_with_a_reason(setting):
     ways = [FAILING, *our_ways(("fp32",), setting), FULL, OVERFLOWING]
     with layouts(setting, 2, len(ways)) as places:
         rows = list(compare_ways(comparison(), ways, places))
@@ -172,7 +172,7 @@ def die(_: Setting) -> TimedEncoder:
     os._exit(1)
 
 
-def test_a_program_that_is_not_installed_is_a_row_that_says_so(setting, monkeypatch):
+def test_missing_program_is_a_row(setting, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     ways = [*peer_ways(setting, has_bf16=True)[-1:], *our_ways(("fp32",), setting)]
     with layouts(setting, 1, len(ways)) as places:
@@ -182,7 +182,7 @@ def test_a_program_that_is_not_installed_is_a_row_that_says_so(setting, monkeypa
     assert ours.ratio == 1 and ours.tokens_per_second
 
 
-def test_processes_that_the_memory_does_not_hold_are_not_started(setting):
+def test_processes_follow_memory(setting):
     ways = our_ways(("fp32",), setting)
     with layouts(setting, 1_000_000, 1) as (_, many):
         (row,) = compare_ways(comparison(), ways, [many])
@@ -190,7 +190,7 @@ def test_processes_that_the_memory_does_not_hold_are_not_started(setting):
     assert not our_processes()
 
 
-def test_on_a_gpu_one_model_is_loaded_at_a_time_and_compared_with_the_first_that_has_figures(
+def test_gpu_loads_one_model_at_a_time(
     setting,
 ):
     n_loaded, rows = [], []

@@ -29,9 +29,7 @@ def different_from(base: str) -> str:
 
 @pytest.mark.parametrize("kind", ["DTR", "ITR"])
 @given(n=st.integers(SHORTEST, 900), seed=st.integers(0, 10**6))
-def test_a_terminal_repeat_of_21_bases_and_more_is_found_with_its_length(
-    kind: str, n: int, seed: int
-) -> None:
+def test_terminal_repeat_from_21_bases(kind: str, n: int, seed: int) -> None:
     repeat = bases(n, seed)
     inner = "A" + bases(2_000, seed + 1) + "A"  # A is not the complement of A
     last = repeat if kind == "DTR" else reverse_complement(repeat)
@@ -67,13 +65,13 @@ def test_a_repeat_of_low_complexity_does_not_count(repeat: str) -> None:
         assert topology_of(sequence) == ("linear", 0), repeat
 
 
-def test_a_repeat_that_occurs_all_over_the_sequence_does_not_count() -> None:
+def test_repeat_everywhere_does_not_count() -> None:
     repeat = bases(40, 1)
     sequence = "".join(repeat + bases(200, i) for i in range(2, 12)) + repeat
     assert topology_of(sequence) == ("linear", 0)
 
 
-def test_one_base_in_fifty_of_a_direct_repeat_may_differ_behind_its_start() -> None:
+def test_repeat_may_differ_in_one_of_fifty() -> None:
     repeat, inner = bases(200, 1), bases(2_000, 2)
     changed = list(repeat)
     for place in (50, 100, 150, 199):

@@ -90,7 +90,7 @@ def test_a_temperature_is_recovered(factor):
 @pytest.mark.parametrize(
     ("make", "low", "high"), [(correlated, 0.95, 1.0), (independent, 0.0, 0.1)]
 )
-def test_the_exponent_separates_chunks_that_agree_from_those_that_add_something(
+def test_exponent_separates_agreeing_chunks(
     make: Callable[..., FloatArray], low: float, high: float
 ):
     frames = records(300)
@@ -108,7 +108,7 @@ def test_whole_records_count_however_few_they_are():
 
 
 @pytest.mark.parametrize("make", [correlated, independent])
-def test_one_in_twenty_others_reaches_the_threshold_lengths_counting_the_same(make):
+def test_threshold_passes_one_in_twenty(make):
     frames = records(400)
     odds = make(frames, np.random.default_rng(3))
     found = calibrate(odds, odds, frames)
@@ -123,14 +123,14 @@ def test_one_in_twenty_others_reaches_the_threshold_lengths_counting_the_same(ma
     assert FALSE_POSITIVES - 0.002 <= np.mean(shares) <= FALSE_POSITIVES + max(parts) + 0.002
 
 
-def test_a_threshold_of_very_sure_scores_can_still_be_reached():
+def test_sure_threshold_can_be_reached():
     frames = records(400)
     odds = 30 + log_odds(frames.is_virus, np.random.default_rng(4), 5.0)
     found = calibrate(odds, odds, frames)
     assert 0 < found.threshold < 1
 
 
-def test_the_best_frame_or_the_mean_is_chosen_by_what_separates_better():
+def test_best_or_mean_by_separation():
     rng = np.random.default_rng(5)
     frames = records(200, per_chunk=4, n_chunks=3)
     noise = rng.normal(size=len(frames))
@@ -140,7 +140,7 @@ def test_the_best_frame_or_the_mean_is_chosen_by_what_separates_better():
     assert calibrate(noise, one_tells, frames).frames == "max"
 
 
-def test_a_chunk_is_the_best_or_the_mean_of_its_own_frames():
+def test_chunk_uses_its_own_frames():
     frames = records(2, per_chunk=2, n_chunks=2)
     odds = np.array([1.0, 2.0, 3.0, -4.0, 5.0, 5.0, -7.0, -8.0])
     weight = np.array([1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0])
@@ -160,7 +160,7 @@ def calibration_error(scores: FloatArray, is_virus: NDArray[np.bool_]) -> float:
     return error
 
 
-def test_scores_of_records_not_calibrated_on_are_what_they_say_for_every_length():
+def test_calibration_holds_at_every_length():
     rng = np.random.default_rng(6)
     frames = records(600)
     is_virus = frames.is_virus[::N_CHUNKS]
@@ -176,7 +176,7 @@ def test_scores_of_records_not_calibrated_on_are_what_they_say_for_every_length(
         assert calibration_error(p, labels) > 2 * noise, "the limit tells"
 
 
-def test_where_nothing_or_everything_is_separated_there_is_no_temperature():
+def test_separated_scores_have_no_temperature():
     frames = records(100)
     rng = np.random.default_rng(8)
     told = np.where(frames.is_virus, 1.0, -1.0)
@@ -186,7 +186,7 @@ def test_where_nothing_or_everything_is_separated_there_is_no_temperature():
     assert not calibrate(odds, odds, frames).is_at_limit
 
 
-def test_the_network_of_proteins_has_a_temperature_of_its_own():
+def test_protein_network_has_its_temperature():
     frames = records(400)
     odds = log_odds(frames.is_virus, np.random.default_rng(7), 1.0)
     found = calibrate(2 * odds, 0.5 * odds, frames)

@@ -55,7 +55,7 @@ def refusal_of(manifest: Path) -> InputError:
     return caught.value
 
 
-def test_a_record_has_the_label_group_weight_and_kingdom_of_its_row(folder: Path) -> None:
+def test_record_has_the_facts_of_its_row(folder: Path) -> None:
     manifest = write_manifest(
         folder,
         "phage\t2.5\tv2\tvirus\tMicroviridae\tviruses.fa\tignored",
@@ -69,7 +69,7 @@ def test_a_record_has_the_label_group_weight_and_kingdom_of_its_row(folder: Path
 
 
 @pytest.mark.parametrize("columns", ["path\tlabel\tgroup", "path\tlabel\tgroup\tid"])
-def test_a_row_without_an_id_stands_for_all_records_of_its_file(folder: Path, columns: str) -> None:
+def test_row_without_id_covers_its_file(folder: Path, columns: str) -> None:
     empty = "\t" if columns.endswith("id") else ""
     rows = [f"cells.fa\tother\tB{empty}", f"viruses.fa\tvirus\tA{empty}"]
     found = records_of(write_manifest(folder, *rows, columns=columns))
@@ -81,7 +81,7 @@ def test_a_row_without_an_id_stands_for_all_records_of_its_file(folder: Path, co
     ]
 
 
-def test_a_packed_manifest_with_windows_line_ends_is_read(folder: Path) -> None:
+def test_packed_manifest_with_crlf_is_read(folder: Path) -> None:
     manifest = folder / "manifest.tsv"
     manifest.write_bytes(gzip.compress(b"path\tlabel\tgroup\r\n\r\nviruses.fa\tvirus\tA\r\n"))
     assert [record.group for record in records_of(manifest)] == ["A", "A"]
@@ -105,7 +105,7 @@ def test_groups_may_hold_both_labels_and_some_are_named(
     assert "g0, g1, g2, g3, g4 and 3 more;" in caplog.text
 
 
-def test_sequences_come_with_their_labels_each_file_once_as_the_manifest_names_them(
+def test_each_file_is_read_once(
     folder: Path,
 ) -> None:
     manifest = write_manifest(
@@ -158,14 +158,14 @@ WEIGHTS = "path\tlabel\tgroup\tweight"
         ("path\tlabel", [], "manifest.tsv:1: no column 'group'"),
     ],
 )
-def test_a_manifest_that_cannot_be_right_is_refused_with_its_line(
+def test_impossible_manifest_names_its_line(
     folder: Path, columns: str, rows: list[str], words: str
 ) -> None:
     told = str(refusal_of(write_manifest(folder, *rows, columns=columns)))
     assert words in told and re.search(r"manifest\.tsv:\d+: ", told)
 
 
-def test_an_id_in_two_files_and_a_record_that_is_no_dna_are_refused_with_their_lines(
+def test_repeated_id_or_protein_names_its_line(
     folder: Path,
 ) -> None:
     (folder / "more.fa").write_text(">x\nACGT\n>v1\nACGT\n")
@@ -193,9 +193,7 @@ PACKERS = {"fa": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.com
 
 
 @pytest.mark.parametrize("packing", [*PACKERS, "zst"])
-def test_the_hash_of_a_file_comes_from_the_one_time_that_it_is_read(
-    folder: Path, packing: str
-) -> None:
+def test_file_is_hashed_while_read(folder: Path, packing: str) -> None:
     pack = PACKERS.get(packing, zstd.compress)
     text = b"".join(b">r%d\n%s\n" % (i, b"ACGT" * 9999) for i in range(40))
     packed = folder / f"packed.{packing}"
@@ -210,7 +208,7 @@ def test_the_hash_of_a_file_comes_from_the_one_time_that_it_is_read(
     assert manifest.sha256 == hash_file(folder / "manifest.tsv")
 
 
-def test_a_pipe_is_refused_as_it_cannot_be_read_twice_and_not_waited_for(folder: Path) -> None:
+def test_pipe_cannot_be_read_twice(folder: Path) -> None:
     os.mkfifo(folder / "pipe.fa")
     manifest = write_manifest(folder, "pipe.fa\t\tvirus\tg")
     with within(20), pytest.raises(InputMissingError, match=r":2: .*pipe\.fa: it is not a plain"):
@@ -220,7 +218,7 @@ def test_a_pipe_is_refused_as_it_cannot_be_read_twice_and_not_waited_for(folder:
         read_data_manifest(folder / "pipe.tsv")
 
 
-def test_a_digest_distinguishes_sequences_and_not_their_case() -> None:
+def test_digest_ignores_case() -> None:
     assert record_digest("acgtn") == record_digest("ACGTN") != record_digest("ACGT")
     assert group_digest("A") != group_digest("a")
     assert 0 <= record_digest("") < 2**64
@@ -233,7 +231,7 @@ def say(*words: object) -> subprocess.CompletedProcess[str]:
     return virnucpro("manifest", *words)
 
 
-def test_a_manifest_of_folders_has_their_labels_and_groups_by_folder_or_file(
+def test_manifest_from_folders(
     tmp_path: Path,
 ) -> None:
     for name in ("viruses/Microviridae/a.fa", "viruses/b.fa", "rest/E_coli.fna"):
@@ -256,7 +254,7 @@ def test_a_manifest_of_folders_has_their_labels_and_groups_by_folder_or_file(
     assert say(*given).returncode == 73 and say(*given, "--force").returncode == 0
 
 
-def test_a_manifest_of_a_table_has_its_taxonomy_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_manifest_from_a_table(tmp_path: Path) -> None:
     (tmp_path / "g.fa").write_text(">NC_1.1\nACGT\n>NC_2.1\nACGT\n>NC_9.1\nACGT\n")
     table = tmp_path / "taxonomy.tsv"
     table.write_text(
@@ -316,7 +314,7 @@ EITHER = "a manifest needs folders for the labels, or a table"
         ("--table t.tsv --fasta a --fasta a/a.fa", 65, "the record v of a/a.fa is named twice"),
     ],
 )
-def test_a_manifest_is_of_folders_of_both_labels_or_of_a_table_and_of_each_file_once(
+def test_manifest_needs_both_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, exit_code: int, fault: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

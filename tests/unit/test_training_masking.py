@@ -40,7 +40,7 @@ def masked(proteins: list[str]) -> MaskedBatch:
     return MaskedBatch.from_batch(proteins, [(3, i) for i in range(len(proteins))])
 
 
-def test_15_percent_of_each_protein_are_chosen_at_least_one_residue_and_never_an_end():
+def test_15_percent_of_residues_are_chosen():
     packed, batch = PackedBatch.from_sequences(PROTEINS), masked(PROTEINS)
     tokens, places = batch.packed.tokens, batch.places
     per_protein = np.histogram(places, packed.cu_seqlens)[0].tolist()
@@ -51,7 +51,7 @@ def test_15_percent_of_each_protein_are_chosen_at_least_one_residue_and_never_an
     assert np.array_equal(tokens[others], packed.tokens[others])
 
 
-def test_of_the_chosen_four_fifths_are_masked_and_a_tenth_is_drawn_at_random():
+def test_chosen_residues_are_masked_or_drawn():
     proteins = [random_protein(200, seed) for seed in range(400)]
     batch = masked(proteins)
     assert set(PackedBatch.from_sequences([AMINO_ACIDS]).tokens[1:-1].tolist()) == set(
@@ -72,7 +72,7 @@ def test_of_the_chosen_four_fifths_are_masked_and_a_tenth_is_drawn_at_random():
     assert set(drawn.tolist()) == set(AMINO_ACID_TOKENS.tolist())
 
 
-def test_the_mask_of_a_protein_does_not_depend_on_the_batch_but_on_the_epoch():
+def test_mask_depends_on_epoch_not_batch():
     task = MaskedResidues(frames_of(PROTEINS), frames_of([]), seed=4)
     row = LENGTHS.index(166)
 
@@ -88,13 +88,13 @@ def test_the_mask_of_a_protein_does_not_depend_on_the_batch_but_on_the_epoch():
     assert masked([row], epoch=2) != alone
 
 
-def test_the_weight_of_a_batch_is_the_number_of_its_chosen_residues():
+def test_batch_weight_is_chosen_residues():
     task = MaskedResidues(frames_of(PROTEINS), frames_of([]), seed=4)
     rows = np.array([4, 0, 8])
     assert task.weight(rows) == len(task.batch(rows, epoch=0).places) == 2 + 1 + 50
 
 
-def test_masked_proteins_are_read_and_predicted_as_fair_esm_does_it(tmp_path):
+def test_masked_proteins_equal_fair_esm(tmp_path):
     shape = ESM2Shape(n_layers=3, dim=64, n_heads=4)
     fair_esm = make_fair_esm(shape)
     path = save_fair_esm(fair_esm, tmp_path / "model.pt")

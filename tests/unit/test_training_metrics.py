@@ -80,7 +80,7 @@ def test_a_weight_of_two_counts_as_two_samples() -> None:
     assert measured(once, 0.5) == measured(twice, 0.5)
 
 
-def test_calibration_is_the_gap_between_promise_and_finding() -> None:
+def test_calibration_error_is_promise_minus_finding() -> None:
     # bins of 1/15: three samples near .1 of which one is a virus, one at .9 that is
     samples = of([0.10, 0.11, 0.12, 0.90], [0, 1, 0, 1])
     curve = samples.reliability()
@@ -92,7 +92,7 @@ def test_calibration_is_the_gap_between_promise_and_finding() -> None:
     assert measured(of([1.0, 0.0], [1, 0]), 0.5)["calibration_error"] == 0
 
 
-def test_both_labels_weigh_the_same_in_the_calibration_as_scores_are_meant() -> None:
+def test_calibration_weighs_labels_equally() -> None:
     uneven = of([0.2] * 4 + [0.8], [0, 0, 0, 0, 1])
     assert uneven.reliability().weight.tolist() == pytest.approx([0.5, 0.5])
     mixed = of([0.8] * 4, [0, 0, 0, 1])  # half of 0.8 are viral when labels weigh the same
@@ -100,7 +100,7 @@ def test_both_labels_weigh_the_same_in_the_calibration_as_scores_are_meant() -> 
         assert measured(samples, 0.5)["calibration_error"] == pytest.approx(error)
 
 
-def test_precision_is_reported_for_samples_of_few_viruses() -> None:
+def test_precision_for_rare_viruses() -> None:
     # 3 of 4 viruses are called, and 1 of 5 others
     samples = of([0.9] * 3 + [0.1] + [0.9] + [0.1] * 4, [1] * 4 + [0] * 5)
     found = measured(samples, 0.5)
@@ -129,12 +129,12 @@ def test_where_nothing_is_called_there_is_no_precision() -> None:
     assert (found["recall"], found["f1"], found["accuracy"]) == (0, 0, 0.5)
 
 
-def test_no_threshold_stands_where_the_best_score_is_a_false_positive() -> None:
+def test_no_threshold_at_a_false_best() -> None:
     found = measured(of([0.3, 0.9, 0.3], [1, 0, 0]), 0.5)
     assert (found["recall_at_1_percent"], found["threshold_at_1_percent"]) == (0, None)
 
 
-def test_an_interval_is_of_groups_and_not_of_their_pieces() -> None:
+def test_interval_is_over_groups() -> None:
     """A hundred pieces of each group say no more than one: the interval stays as wide."""
     few = make_samples(40, np.random.default_rng(3), decimals=6)
     one_each = Samples(few.scores, np.arange(40) % 2 == 0, np.arange(40), np.ones(40))
@@ -148,7 +148,7 @@ def test_an_interval_is_of_groups_and_not_of_their_pieces() -> None:
     assert as_pieces[1]["auroc"] - as_pieces[0]["auroc"] < (wide[1]["auroc"] - wide[0]["auroc"]) / 3
 
 
-def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
+def test_interval_covers_the_truth() -> None:
     """Groups share a shift, so pieces are not independent; 95 % of intervals hold the AUROC."""
 
     def draw(rng: np.random.Generator, n_groups: int, n_pieces: int) -> Samples:
@@ -174,7 +174,7 @@ def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     assert hits >= 48
 
 
-def test_a_seed_gives_the_same_interval_around_the_figure() -> None:
+def test_seed_fixes_the_interval() -> None:
     samples = make_samples(400, np.random.default_rng(5))
     one, other = resampled(samples, 0.5, seed=7), resampled(samples, 0.5, seed=7)
     assert one == other

@@ -36,7 +36,7 @@ def classifier_of(reader: FrameNetwork) -> FrameClassifier:
 @encodings
 @architectures
 @torch.no_grad()
-def test_the_vector_of_a_frame_does_not_depend_on_the_frames_beside_it(encoding, architecture):
+def test_frame_vector_ignores_neighbours(encoding, architecture):
     reader = make_reader(encoding, architecture)
     for parameter in reader.parameters():  # biases and norms that are not 0 and 1
         parameter += 0.1 * torch.randn(parameter.shape)
@@ -74,7 +74,7 @@ def test_a_vector_distinguishes_residues(encoding, architecture):
 
 @pytest.mark.parametrize("architecture", ["cnn", "lstm", "unet"])
 @torch.no_grad()
-def test_all_but_the_mean_depend_on_the_order_of_residues(architecture):
+def test_all_but_the_mean_see_order(architecture):
     def apart(name: str) -> float:
         one, other = make_reader("onehot", name)(
             PackedBatch.from_sequences(["MKVLAAGH", "HGAALVKM"])
@@ -88,7 +88,7 @@ def test_all_but_the_mean_depend_on_the_order_of_residues(architecture):
 
 @encodings
 @architectures
-def test_every_weight_is_learned_and_the_same_seed_gives_the_same_weights(encoding, architecture):
+def test_every_weight_is_learned(encoding, architecture):
     module = classifier_of(make_reader(encoding, architecture))
     again = make_reader(encoding, architecture).state_dict()
     for name, weight in module.reader.state_dict().items():
@@ -100,7 +100,7 @@ def test_every_weight_is_learned_and_the_same_seed_gives_the_same_weights(encodi
 
 
 @architectures
-def test_a_frozen_encoder_stays_as_it_is_and_keeps_no_graph(architecture):
+def test_frozen_encoder_keeps_no_graph(architecture):
     reader = make_reader("esm2", architecture)
     reader.encoder.requires_grad_(False)
     assert not reader.encoder(PackedBatch.from_sequences(PROTEINS)).requires_grad
@@ -110,7 +110,7 @@ def test_a_frozen_encoder_stays_as_it_is_and_keeps_no_graph(architecture):
     assert all(parameter.grad.any() for parameter in module.classifier.parameters())
 
 
-def test_composition_alone_has_one_network_which_sees_no_residue():
+def test_composition_sees_no_residue():
     module, learned = classifier_of(FrameNetwork(None, 0)), frames()
     batch = frame_batch(learned, np.arange(20), learned.weight)
     logits = module.logits(batch)
@@ -128,7 +128,7 @@ def test_composition_alone_has_one_network_which_sees_no_residue():
     assert set(figures) == {"validation_loss", "auroc", "auprc", "accuracy", "f1"}
 
 
-def test_one_hot_is_one_channel_for_each_amino_acid_and_one_for_the_rest():
+def test_one_hot_has_a_channel_per_residue():
     rows = make_reader("onehot", "mlp").encoder(PackedBatch.from_sequences([AMINO_ACIDS + "XBU*"]))[
         1:-1
     ]

@@ -40,14 +40,14 @@ def test_every_stratum_is_shared_out_by_itself(n_groups: int, expected: dict[str
     assert len(splits) == n_groups + 7
 
 
-def test_the_order_of_the_records_does_not_matter_but_the_seed_does() -> None:
+def test_split_depends_on_seed_not_order() -> None:
     records = make_records(40)
     shuffled = [records[i] for i in np.random.default_rng(3).permutation(len(records))]
     assert split_groups(shuffled, seed=1) == split_groups(records, seed=1)
     assert split_groups(records, seed=2) != split_groups(records, seed=1)
 
 
-def test_a_group_more_moves_nothing_elsewhere_and_little_beside_it() -> None:
+def test_added_group_moves_little() -> None:
     records = make_records(40) + make_records(20, "algae", is_virus=False)
     before = split_groups(records, seed=1)
     more = LabelledRecord("new", False, "new", 1.0, "algae")
@@ -58,7 +58,7 @@ def test_a_group_more_moves_nothing_elsewhere_and_little_beside_it() -> None:
     assert len(moved) <= 2
 
 
-def test_a_group_in_two_strata_is_whole_and_belongs_where_most_of_it_is() -> None:
+def test_group_in_two_strata_is_whole() -> None:
     both = [
         LabelledRecord("a", True, "both", 1.0, "phage"),
         LabelledRecord("b", False, "both", 1.0, "bacteria"),
@@ -68,7 +68,7 @@ def test_a_group_in_two_strata_is_whole_and_belongs_where_most_of_it_is() -> Non
     assert split_groups(both + make_records(9), seed=4)["both"] == "train"
 
 
-def test_a_split_is_read_as_it_was_written_with_the_same_bytes(tmp_path: Path) -> None:
+def test_split_is_read_back(tmp_path: Path) -> None:
     records = make_records(12) + make_records(5, "bacteria", is_virus=False)
     splits = split_groups(records, seed=1)
     one, other = tmp_path / "one.tsv", tmp_path / "other.tsv"

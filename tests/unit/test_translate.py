@@ -118,7 +118,7 @@ def test_chunks_are_those_of_the_original(case: str, size: int) -> None:
 
 @CASES
 @SIZES
-def test_proteins_and_their_nucleotides_are_those_of_the_original(case: str, size: int) -> None:
+def test_proteins_equal_the_original(case: str, size: int) -> None:
     chunks, orfs = golden(case, size)
     dna = frames_of_dna(chunks)
     found = [orf for orf in orfs if dna(orf.id)]
@@ -132,7 +132,7 @@ def test_proteins_and_their_nucleotides_are_those_of_the_original(case: str, siz
 
 @given(sequences, chunk_sizes)
 @settings(deadline=None)
-def test_chunks_follow_the_rules_for_any_sequence_and_size(sequence: str, size: int) -> None:
+def test_chunk_rules_hold_for_any_sequence(sequence: str, size: int) -> None:
     chunks = cut(FastaRecord("r", "r", sequence), size)
     assert [chunk.sequence for chunk in chunks] == naive_chunks(sequence, size)
     assert all(chunk.sequence == sequence[chunk.start : chunk.end] for chunk in chunks)
@@ -150,9 +150,7 @@ def test_frames_follow_the_rules_for_any_sequence(sequence: str) -> None:
 
 @given(st.lists(sequences, max_size=6), st.data())
 @settings(deadline=None)
-def test_a_chunk_gives_the_same_frames_whatever_is_translated_with_it(
-    texts: list[str], data: st.DataObject
-) -> None:
+def test_chunk_ignores_its_neighbours(texts: list[str], data: st.DataObject) -> None:
     chunks = [Chunk(f"c{i}", "r", 100 * i, text) for i, text in enumerate(texts)]
     place = data.draw(st.integers(0, len(chunks)))
     alone = [orf for chunk in chunks for orf in translate_six_frames([chunk])]
@@ -162,9 +160,7 @@ def test_a_chunk_gives_the_same_frames_whatever_is_translated_with_it(
 
 @given(sequences, chunk_sizes)
 @settings(deadline=None)
-def test_start_end_and_strand_of_a_frame_find_its_bases_in_the_record(
-    sequence: str, size: int
-) -> None:
+def test_frame_coordinates_find_its_bases(sequence: str, size: int) -> None:
     sequence = sequence * 3  # several chunks
     for orf in translate_six_frames(cut(FastaRecord("r", "r", sequence), size)):
         span = sequence[orf.start : orf.end].upper()
@@ -174,7 +170,7 @@ def test_start_end_and_strand_of_a_frame_find_its_bases_in_the_record(
         assert naive_translate(orf.coding_sequence(sequence).upper()) == orf.protein
 
 
-def test_ids_that_look_like_chunks_or_frames_are_never_taken_apart() -> None:
+def test_ids_are_never_parsed() -> None:
     (chunk,) = cut(FastaRecord("a_chunk_3F1", "a_chunk_3F1", "ATGGCTAGC"), 300)
     orf = translate_six_frames([chunk])[0]
     assert (orf.id, orf.chunk_id, orf.record_id) == (

@@ -165,9 +165,7 @@ def cache(monkeypatch, tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(("capability", "number", "shapes"), GPUS)
-def test_the_rotation_compiles_for_every_gpu_and_every_published_model(
-    cache, capability, number, shapes
-):
+def test_rotation_compiles_for_every_gpu(cache, capability, number, shapes):
     pointers = {"qkv": f"*{number}", "cos": "*fp32", "sin": "*fp32"}
     for shape in shapes.values():
         sizes = triton_kernels.sizes_to_rotate(shape.n_heads, shape.head_dim)
@@ -182,9 +180,7 @@ BORDER, MORE_BORDERS = (2, True, True), [(1, False, True), (2, False, False)]
 
 
 @pytest.mark.parametrize(("capability", "number", "shapes"), GPUS)
-def test_the_border_of_sub_layers_compiles_for_every_gpu_and_every_published_model(
-    cache, capability, number, shapes
-):
+def test_border_compiles_for_every_gpu(cache, capability, number, shapes):
     for shape in shapes.values():
         more = MORE_BORDERS if shape == SHAPES["esm2_t48_15B_UR50D"] else []
         for n_added, keeps_total, is_reduced in (BORDER, *more):
@@ -199,7 +195,7 @@ def test_the_border_of_sub_layers_compiles_for_every_gpu_and_every_published_mod
 
 
 @pytest.mark.parametrize("capability", [89, 90, 100, 120])
-def test_rows_in_8_bits_compile_for_every_gpu_that_multiplies_them(cache, capability):
+def test_fp8_rows_compile_for_every_gpu(cache, capability):
     """After GELU, which is the widest row, and in the LayerNorm between two layers."""
     pointers = {"x": "*bf16", "values": "*fp8e4nv", "scales": "*fp32"}
     to_norm = dict.fromkeys(("x", "weight", "bias", "total", "scales"), "*fp32")
@@ -218,7 +214,7 @@ def test_rows_in_8_bits_compile_for_every_gpu_that_multiplies_them(cache, capabi
 
 
 @pytest.mark.parametrize("capability", [75, 80, 90, 100, 120])
-def test_the_attention_of_dnabert_s_compiles_for_every_gpu(cache, capability):
+def test_dnabert_s_attention_compiles(cache, capability):
     pointers = {"qkv": "*fp32", "offsets": "*i32", "slopes": "*fp32", "out": "*fp32"}
     sizes = triton_kernels.sizes_to_attend(
         DNABERT_S.n_heads, DNABERT_S.dim // DNABERT_S.n_heads, has_tf32=capability >= 80
@@ -266,7 +262,7 @@ def driver(cache, monkeypatch) -> FeignedDriver:
     return feigned
 
 
-def test_what_a_gpu_is_asked_to_try_is_bound_to_its_tensors_and_compiled(driver, monkeypatch):
+def test_trial_binds_and_compiles(driver, monkeypatch):
     """The whole way of a call but the launch, with the tensors of the call."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     answers: list[object] = []
@@ -282,7 +278,7 @@ def test_what_a_gpu_is_asked_to_try_is_bound_to_its_tensors_and_compiled(driver,
     ]
 
 
-def test_every_call_of_our_kernels_is_bound_to_its_tensors_and_compiled(driver):
+def test_every_call_binds_and_compiles(driver):
     x, branch, norm = torch.zeros(33, 1280), torch.zeros(33, 1280).bfloat16(), nn.LayerNorm(1280)
     in_8_bits, scales = torch.empty(33, 1280, dtype=E4M3), torch.empty(33, 1)
     with torch.inference_mode():
@@ -303,7 +299,7 @@ def annotated(qkv: Any, cos, sin, n_pairs, half, row, block):
 
 
 @pytest.mark.usefixtures("cache")
-def test_the_reason_of_a_refusal_is_the_error_and_not_the_source_of_the_kernel():
+def test_refusal_reason_excludes_the_source():
     pointers = {"qkv": "*bf16", "cos": "*fp32", "sin": "*fp32"}
     with pytest.raises(triton.CompilationError) as caught:
         sizes = triton_kernels.sizes_to_rotate(20, 16)
@@ -314,7 +310,7 @@ def test_the_reason_of_a_refusal_is_the_error_and_not_the_source_of_the_kernel()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_machine_without_a_gpu_refuses_each_of_our_kernels_with_a_reason():
+def test_machine_without_a_gpu_gives_reasons():
     refusals = triton_kernels.unavailable_kernels(CPU, E4M3) | triton_kernels.unavailable_kernels(
         CPU, torch.float32
     )
@@ -363,9 +359,7 @@ PUBLISHED_HEADS = [(shape.n_heads, shape.head_dim) for shape in SHAPES.values()]
         *((3, 24, torch.float16, proteins) for proteins in (SOME, [""], [])),
     ],
 )
-def test_the_rotation_turns_queries_and_keys_and_leaves_the_values(
-    n_heads, head_dim, dtype, proteins
-):
+def test_rotation_leaves_the_values(n_heads, head_dim, dtype, proteins):
     batch = RunLayout.from_batch(
         PackedBatch.from_sequences(["MKV", *proteins]), rotary_frequencies(head_dim)
     )
@@ -395,9 +389,7 @@ def test_the_rotation_turns_queries_and_keys_and_leaves_the_values(
 )
 @pytest.mark.parametrize(("n_added", "keeps_total"), [(0, False), (1, False), (2, True)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_border_adds_as_pytorch_does_and_norms_as_float64_does(
-    dim, n_tokens, n_added, keeps_total, dtype, scale
-):
+def test_border_equals_pytorch_and_float64(dim, n_tokens, n_added, keeps_total, dtype, scale):
     number = torch.bfloat16 if dtype == torch.float32 else dtype
     norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
     norm.weight.data.normal_(1, 0.1)
@@ -464,7 +456,7 @@ def assert_nearly_in_8_bits(rows: Rows8, expected: Rows8, slack: float) -> None:
 @pytest.mark.parametrize("dim", [40, 10_240])
 @pytest.mark.parametrize("n_tokens", [0, 3])
 @pytest.mark.parametrize("has_gelu", [False, True])
-def test_rows_are_rounded_to_8_bits_as_pytorch_rounds_them(dim, n_tokens, has_gelu):
+def test_fp8_rows_equal_pytorch(dim, n_tokens, has_gelu):
     x = (torch.arange(n_tokens)[:, None] * torch.randn(n_tokens, dim)).bfloat16()  # the first: 0
     values, scales = torch.empty(n_tokens, dim, dtype=E4M3), torch.full((n_tokens, 1), torch.nan)
     triton_kernels.quantise(x, values, scales, has_gelu=has_gelu)
@@ -481,7 +473,7 @@ def test_rows_are_rounded_to_8_bits_as_pytorch_rounds_them(dim, n_tokens, has_ge
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_row_with_nan_keeps_it_in_8_bits_and_its_neighbours_get_none(odd):
+def test_nan_row_keeps_nan_in_fp8(odd):
     """A run finds it by its vector: rounded to something finite, it would be lost."""
     x, norm = torch.randn(3, 40), nn.LayerNorm(40)
     x[1, 7] = odd
@@ -540,9 +532,7 @@ def attend_each(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor:
         (64, attend_varlen_triton, E4M3),
     ],
 )
-def test_a_batch_through_our_kernels_has_fair_esm_s_vectors_after_the_first_layer_and_the_last(
-    monkeypatch, tmp_path, head_dim, kernel, dtype
-):
+def test_batch_through_kernels_equals_fair_esm(monkeypatch, tmp_path, head_dim, kernel, dtype):
     """And so have tokens that the caller has embedded, which are left as they are."""
     for name in ("flash_attention", "efficient_attention"):
         monkeypatch.setattr(attention, name, attend_each)
@@ -605,7 +595,7 @@ def in_float64(qkv: Tensor, offsets: Tensor, slopes: Tensor) -> Tensor:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(("n_heads", "head_dim"), [(3, 64), (2, 4), (1, 24)])
 @pytest.mark.parametrize("seqlens", [(1,), (1, 2, 31, 32, 33, 70), (64, 3), ()])
-def test_the_attention_of_texts_is_that_of_float64_within_each_text(n_heads, head_dim, seqlens):
+def test_dnabert_s_attention_equals_float64(n_heads, head_dim, seqlens):
     offsets = torch.tensor([0, *np.cumsum(seqlens)], dtype=torch.int32)
     qkv = torch.randn(int(offsets[-1]), 3, n_heads, head_dim)
     qkv[:, 0] *= 3  # some keys matter, most do not
@@ -635,7 +625,7 @@ INTERPRETED = {1, 2, 7, 16, 17, 33, 64, 65}  # tokens of texts; longer ones take
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.skipif(not GOLDEN.exists(), reason="the published code's values are not here")
-def test_the_published_code_gives_what_one_launch_for_all_texts_gives(tmp_path):
+def test_one_launch_equals_published_code(tmp_path):
     for name in ("config.json", "pytorch_model.bin"):
         (tmp_path / name).symlink_to(GOLDEN / "tiny" / name)
     (tmp_path / "tokenizer.json").symlink_to(GOLDEN / "tokenizer.json")
@@ -706,7 +696,7 @@ def launches_of(monkeypatch, kernel: dnabert_s.Kernel, seqlens: range) -> Counte
     return launches.names
 
 
-def test_a_batch_of_dnabert_s_attends_in_one_launch_per_layer_whatever_its_lengths(monkeypatch):
+def test_dnabert_s_one_launch_per_layer(monkeypatch):
     n_layers = DNABERT_S.n_layers
     by_runs = launches_of(monkeypatch, dnabert_s.attend_runs, range(60, 80))
     jagged = launches_of(monkeypatch, attend_texts_triton, range(60, 80))
