@@ -72,7 +72,7 @@ PIP_INSTALL = $(BIN)/pip install --quiet --no-compile -c constraints.txt
 $(VENV)/installed: pyproject.toml constraints.txt hatch_build.py $(shell find virnucpro -name '*.[ch]')
 	$(PYTHON) -m venv $(VENV)
 	@if [ '$(TORCH)' = cpu ]; then \
-	    echo 'No NVIDIA GPU was found, so PyTorch is installed without CUDA.'; \
+	    echo 'PyTorch is installed without CUDA (TORCH=cpu, the default without an NVIDIA GPU).'; \
 	    echo 'With CUDA: make clean example TORCH=default'; \
 	    $(PIP_INSTALL) --retries 1 --timeout 15 --no-deps --index-url $(CPU_BUILDS) torch 2>/dev/null || \
 	    echo 'PyTorch is not available from $(CPU_BUILDS). The build of the package index, which may include CUDA, is installed instead.'; \
