@@ -52,7 +52,8 @@ from variants import BudgetRow, KernelRow, compare_variants, profile_kernels, tr
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.machine import read_machine
 from virnucpro.core.option_schema import ComputeOptions
-from virnucpro.models.devices import choose_devices, choose_precision, choose_tokens
+from virnucpro.models.device_choice import choose_precision, choose_tokens
+from virnucpro.models.devices import choose_devices
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model_files import estimate_memory
 from virnucpro.models.validation.bench import describe_versions, machine_facts

@@ -20,7 +20,7 @@ from virnucpro.core.events import Progress, RunEvent
 from virnucpro.core.option_schema import ComputeOptions
 from virnucpro.core.recipe import Alphabet, Precision
 from virnucpro.models import codon_cnn as codons
-from virnucpro.models.devices import DeviceChoice
+from virnucpro.models.device_choice import DeviceChoice
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.trained_encoder import _TrainedEncoderInfo, save_trained_encoder

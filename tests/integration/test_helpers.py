@@ -40,7 +40,7 @@ from virnucpro.core.errors import InputError, UnavailableError
 from virnucpro.core.events import Progress, ShardDone
 from virnucpro.core.helper_pool import HelperPool
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.models.devices import DeviceChoice
+from virnucpro.models.device_choice import DeviceChoice
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences import fasta as reader
 from virnucpro.store import plan

@@ -15,11 +15,12 @@ from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.core.events import BatchDone
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.models import checkpoint_model, devices
+from virnucpro.models import checkpoint_model, devices, nvidia
 from virnucpro.models import lookup as download
-from virnucpro.models.devices import Gpu, TorchBuild
+from virnucpro.models.device_choice import Gpu
 from virnucpro.models.lookup import embedded_head, open_model
 from virnucpro.models.registry import DEFAULT_MODEL, FAMILIES, TINY_MODEL, Published, RemoteFile
+from virnucpro.models.torch_build import TorchBuild
 from virnucpro.viral import networks as nets
 from virnucpro.viral.head import Head
 from virnucpro.viral.networks import OWN_SCORER
@@ -108,8 +109,11 @@ def test_only_named_gpus_are_used(options, installed_default, monkeypatch):
     gpus = [
         Gpu(i, f"GPU-{i}", "NVIDIA H100", 80 << 30, 79 << 30, (9, 0), (12, 8)) for i in range(4)
     ]
-    monkeypatch.setattr(devices, "list_gpus", lambda: (gpus, ""))
-    monkeypatch.setattr(devices, "torch_build", lambda: TorchBuild("2.11", "12.8"))
+    monkeypatch.setattr(devices, "has_nvml", lambda: True)
+    monkeypatch.setattr(nvidia, "list_gpus", lambda: (gpus, ""))
+    monkeypatch.setattr(
+        "virnucpro.models.torch_build.torch_build", lambda: TorchBuild("2.11", "12.8")
+    )
     for request, places in (("0,1,2", "012"), ("0", "0"), ("2,3", "23"), ("all", "0123")):
         given = {"command": "predict", "model": None, "device": "auto", "workers": None}
         config = resolve(options(**given, gpus=request), lambda _: None)

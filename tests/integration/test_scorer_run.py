@@ -28,8 +28,9 @@ from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord, Records, Shard
 from virnucpro.engine.base import Executor, Resources, WorkerConfig
-from virnucpro.models import devices
-from virnucpro.models.devices import Gpu
+from virnucpro.models import devices, nvidia
+from virnucpro.models.device_choice import Gpu
+from virnucpro.models.torch_build import TorchBuild
 from virnucpro.results.outputs import VIRUS_TABLE, open_run_dir
 from virnucpro.sequences import fasta as reader
 from virnucpro.sequences import open_codes
@@ -711,8 +712,11 @@ def test_help_of_min_length_names_the_default():
 
 def test_workers_score_whatever_gpus_there_are(tmp_path, monkeypatch):
     gpu = Gpu(0, "GPU-a", "NVIDIA A100", 80 << 30, 79 << 30, (8, 0), (13, 0))
-    monkeypatch.setattr(devices, "list_gpus", lambda: ([gpu], ""))
-    monkeypatch.setattr(devices, "torch_build", lambda: devices.TorchBuild("2.13.0", "13.0"))
+    monkeypatch.setattr(devices, "has_nvml", lambda: True)
+    monkeypatch.setattr(nvidia, "list_gpus", lambda: ([gpu], ""))
+    monkeypatch.setattr(
+        "virnucpro.models.torch_build.torch_build", lambda: TorchBuild("2.13.0", "13.0")
+    )
     fasta = write(tmp_path / "in.fa", **many())
     predict(fasta, to=tmp_path / "run", workers=2)
     resources = json.loads((tmp_path / "run/run.json").read_text())["resources"]

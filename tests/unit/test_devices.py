@@ -21,27 +21,16 @@ from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.machine import read_machine
 from virnucpro.core.option_schema import ComputeOptions
 from virnucpro.core.recipe import Footprint
-from virnucpro.models import devices
-from virnucpro.models.devices import (
-    DeviceChoice,
-    TorchBuild,
-    TryGpus,
-    choose_devices,
-    choose_precision,
-    choose_tokens,
-    cpu_has_bf16,
-    describe_machine,
-    free_gpus,
-    list_gpus,
-    measure_machine,
-    select_gpus,
-    torch_build,
-    visible_gpus,
-)
+from virnucpro.models import devices, nvidia
+from virnucpro.models.device_choice import DeviceChoice, choose_precision, choose_tokens
+from virnucpro.models.devices import choose_devices, cpu_has_bf16
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model_files import estimate_memory, footprint_of
+from virnucpro.models.machine_report import TryGpus, describe_machine, measure_machine
 from virnucpro.models.manage import describe_model
+from virnucpro.models.nvidia import free_gpus, list_gpus, select_gpus, visible_gpus
 from virnucpro.models.registry import FAMILIES
+from virnucpro.models.torch_build import TorchBuild, torch_build
 from virnucpro.models.triton_kernels import NAMES
 from virnucpro.models.validation.compare_reference import try_gpus as try_here
 
@@ -142,6 +131,7 @@ def feign(monkeypatch, tmp_path) -> Callable[..., None]:
     ) -> None:
         monkeypatch.setitem(sys.modules, "pynvml", nvml(cards, driver))
         monkeypatch.setattr(devices, "has_nvml", lambda: bool(cards))
+        monkeypatch.setattr(nvidia, "has_nvml", lambda: bool(cards))
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: has_mps)
         if has_mps:
             monkeypatch.setattr(sys, "platform", "darwin")

@@ -186,7 +186,7 @@ def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> li
 
 def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
     """Suggest uses for idle GPUs after a run that embedded nothing."""
-    from virnucpro.models.devices import free_gpus
+    from virnucpro.models.nvidia import free_gpus
     from virnucpro.results.outputs import open_run_dir
 
     if not (gpu_numbers := free_gpus(options.cuda_visible_devices)):

@@ -71,7 +71,7 @@ def exit_on_error(kept: Callable[[], str] = str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        from virnucpro.models.devices import torch_is_missing
+        from virnucpro.models.torch_build import torch_is_missing
 
         _exit(torch_is_missing(), kept)
     except (OSError, MemoryError) as error:

@@ -46,7 +46,7 @@ def devices(options: _DevicesOptions) -> None:
     """
     with exit_on_error():
         from virnucpro.core.machine import read_machine, slurm_variables
-        from virnucpro.models.devices import format_machine
+        from virnucpro.models.machine_report import format_machine
 
         running.number_gpus_by_bus()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -132,3 +132,8 @@ def log_to_file(path: Path, opener: Callable[[str, int], int] = open_nonblocking
             ending = f"the run ended: {name}{error}".rstrip()
             handler.handle(logging.makeLogRecord({"msg": ending, "levelname": "ERROR"}))
             raise
+
+
+def format_bytes(n_bytes: int) -> str:
+    """Format a byte count for people."""
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"

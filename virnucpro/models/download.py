@@ -25,8 +25,7 @@ from typing import BinaryIO
 from virnucpro.core.atomic_io import open_regular_file, storage_errors
 from virnucpro.core.errors import DownloadError, OutputError, StorageError, UnavailableError
 from virnucpro.core.events import EventHandler, Progress
-from virnucpro.core.logging import printable
-from virnucpro.models.devices import format_bytes
+from virnucpro.core.logging import format_bytes, printable
 from virnucpro.models.family import RemoteFile
 
 _BLOCK = 1 << 20

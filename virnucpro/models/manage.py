@@ -27,10 +27,9 @@ from virnucpro.core.errors import (
     UnavailableError,
     UsageError,
 )
-from virnucpro.core.logging import printable
+from virnucpro.core.logging import format_bytes, printable
 from virnucpro.core.recipe import Footprint, join_footprints
 from virnucpro.models.base import Model, identify_model
-from virnucpro.models.devices import format_bytes
 from virnucpro.models.download import check_file
 from virnucpro.models.lookup import (
     NamedModel,

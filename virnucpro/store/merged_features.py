@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from virnucpro.core.errors import FeatureFileError
-from virnucpro.core.logging import announce, printable
+from virnucpro.core.logging import announce, format_bytes, printable
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.models.devices import format_bytes
 from virnucpro.store.feature_file import (
     find_vectors,
     open_reader,

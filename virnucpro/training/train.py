@@ -31,13 +31,13 @@ from torch import nn
 from virnucpro.core.atomic_io import disk_error
 from virnucpro.core.errors import FeatureFileError, InputError, UsageError, VirnucproError
 from virnucpro.core.events import EventHandler, Progress
-from virnucpro.core.logging import LOGGER, announce, format_count, printable
+from virnucpro.core.logging import LOGGER, announce, format_bytes, format_count, printable
 from virnucpro.core.numeric import FloatArray
 from virnucpro.core.option_schema import convert_options
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.models.devices import DeviceChoice, format_bytes
+from virnucpro.models.device_choice import DeviceChoice
 from virnucpro.models.frame_networks import FrameNetwork
 from virnucpro.models.packing import use_device
 from virnucpro.results.outputs import open_run_dir

@@ -22,7 +22,8 @@ from virnucpro.core.logging import announce, printable
 from virnucpro.core.option_schema import convert_options
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.base import Model
-from virnucpro.models.devices import DeviceChoice, choose_devices, choose_precision
+from virnucpro.models.device_choice import DeviceChoice, choose_precision
+from virnucpro.models.devices import choose_devices
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model_files import require_esm2
 from virnucpro.models.lookup import find_model, find_published, open_default, open_model

@@ -19,8 +19,9 @@ from virnucpro.core.recipe import Alphabet, EmbeddingRule
 from virnucpro.engine.base import Resources
 from virnucpro.engine.options import WorkOptions
 from virnucpro.models.base import Model
-from virnucpro.models.devices import count_workers, require_torch
+from virnucpro.models.devices import count_workers
 from virnucpro.models.registry import DEFAULT_MODEL, TINY_MODEL
+from virnucpro.models.torch_build import require_torch
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.manifest import Manifest

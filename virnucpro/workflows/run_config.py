@@ -31,15 +31,10 @@ from virnucpro.core.recipe import (
 from virnucpro.engine.base import Resources
 from virnucpro.engine.options import EngineOptions, WorkOptions
 from virnucpro.models.base import Model
-from virnucpro.models.devices import (
-    DeviceChoice,
-    choose_devices,
-    choose_precision,
-    choose_tokens,
-    count_workers,
-    require_torch,
-)
+from virnucpro.models.device_choice import DeviceChoice, choose_precision, choose_tokens
+from virnucpro.models.devices import choose_devices, count_workers
 from virnucpro.models.registry import DEFAULT_MODEL, current_name
+from virnucpro.models.torch_build import require_torch
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import GeneticCode

@@ -36,7 +36,7 @@ from virnucpro.core.types import Shard
 from virnucpro.engine.base import Executor, WorkerConfig
 from virnucpro.engine.device_timeline import DeviceTimeline
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.models.devices import torch_build
+from virnucpro.models.torch_build import torch_build
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.inputs import InputFile

@@ -34,20 +34,16 @@ from torch.utils.benchmark import Timer
 
 from virnucpro._version import __version__
 from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.logging import format_bytes
 from virnucpro.core.machine import read_machine
 from virnucpro.core.option_schema import ComputeOptions, convert_options
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.base import Encoder, Pending, load_encoder
-from virnucpro.models.devices import (
-    DeviceChoice,
-    choose_devices,
-    choose_precision,
-    choose_tokens,
-    format_bytes,
-    list_gpus,
-)
+from virnucpro.models.device_choice import DeviceChoice, choose_precision, choose_tokens
+from virnucpro.models.devices import choose_devices
 from virnucpro.models.esm2.model_files import estimate_memory
+from virnucpro.models.nvidia import list_gpus
 from virnucpro.models.options import BenchOptions
 from virnucpro.models.packing import use_device
 from virnucpro.models.transformer import DTYPES

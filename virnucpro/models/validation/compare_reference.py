@@ -42,12 +42,8 @@ from virnucpro.core.recipe import Alphabet, EncoderSpec, Precision
 from virnucpro.models import triton_kernels
 from virnucpro.models.attention import E4M3
 from virnucpro.models.base import Encoder, Model, Rows, load_encoder
-from virnucpro.models.devices import (
-    DeviceChoice,
-    choose_devices,
-    choose_precision,
-    choose_tokens,
-)
+from virnucpro.models.device_choice import DeviceChoice, choose_precision, choose_tokens
+from virnucpro.models.devices import choose_devices
 from virnucpro.models.fp8 import check_device
 from virnucpro.models.lookup import open_model
 from virnucpro.models.packing import use_device
