@@ -13,15 +13,18 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
 from virnucpro.core.errors import UsageError
+
+# Other packages import these two names from this module.
+from virnucpro.core.model_outputs import OutputSpec, vector_output
+from virnucpro.core.model_outputs import Pooling as Pooling
+from virnucpro.core.model_outputs import Store as Store
 from virnucpro.core.option_text import with_options
 
 InputType = Literal["nucleotide", "protein"]
 Precision = Literal[
     "fp32", "bf16", "fp16", "bf16x2", "fp8"
 ]  # bf16x2: each number as two bf16 parts
-Pooling = Literal["mean", "bos", "none"]
 FeatureFormat = Literal["h5", "npz", "pt", "parquet"]
-Store = Literal["float32", "bfloat16"]  # numbers on disk; bfloat16 rounds to nearest even
 Command = Literal["predict", "extract"]
 EmbeddingRule = Literal["all", "viral", "uncertain"]  # from least to most restrictive
 
@@ -70,17 +73,31 @@ class EncoderSpec:
     dim: int  # vector length
     reads: Alphabet = Alphabet.PROTEIN
     store: Store = _DEFAULT_STORE
+    extra: tuple[OutputSpec, ...] = ()  # outputs besides the vectors of ``layer`` and ``pooling``
 
     implied: ClassVar = ("model", "dim", "reads")  # determined by the other fields
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reads", Alphabet(self.reads))  # a plain string in JSON
+        extra = (
+            output if isinstance(output, OutputSpec) else OutputSpec(**output)
+            for output in self.extra
+        )
+        object.__setattr__(self, "extra", tuple(extra))  # a list of dictionaries in JSON
+
+    @property
+    def outputs(self) -> tuple[OutputSpec, ...]:
+        """Return all outputs. The first one is the array ``embeddings`` of the feature files."""
+        return (vector_output(self.pooling, self.layer, self.dim, self.store), *self.extra)
 
     @property
     def facts(self) -> dict[str, Any]:
         """Return the fields that change the vectors, without their storage format."""
-        left_out = (*self.implied, "store")
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+        left_out = (*self.implied, "store", "extra")
+        facts = {name: value for name, value in asdict(self).items() if name not in left_out}
+        if self.extra:  # otherwise as in runs by versions with one output
+            facts["extra"] = [output.name for output in self.extra]
+        return facts
 
     @property
     def per_residue(self) -> bool:
