@@ -74,6 +74,7 @@ GPUS = [  # 7.5 has no bf16; on the others fp16 is compiled as bf16 is
     (90, "fp16", WIDEST),
 ]
 LARGE = {name: SHAPES[name] for name in ("esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D")}
+SHORT_TILE = 64  # queries and keys
 DNABERT_S = FAMILIES["dnabert-s"].published["dnabert-s"]
 
 
@@ -220,10 +221,23 @@ def test_dnabert_s_attention_compiles(cache, capability):
         DNABERT_S.n_heads, DNABERT_S.dim // DNABERT_S.n_heads, has_tf32=capability >= 80
     )
     options = triton_kernels.OPTIONS_TO_ATTEND
-    steps = compile_for(capability, triton_kernels.attend_text, pointers, sizes, options)
+    steps = compile_for(capability, triton_kernels.attend_sequence, pointers, sizes, options)
     check_machine_code(capability, steps, cache)
     assert ("tf32" in steps["ptx"]) == (capability >= 80)
     assert not re.search(r"arith.muli .* : tensor<\d+x1xi32>", steps["ttir"]), "rows of a long text"
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100, 120])
+@pytest.mark.parametrize("head_dim", [16, 24, 64], ids=["8M", "35M", "650M"])
+def test_short_tiles_compile(cache, capability, head_dim):
+    """Attention in tiles of 64, which the benchmark of variants measures, spills no register."""
+    pointers = {"qkv": "*bf16", "offsets": "*i32", "slopes": "*bf16", "out": "*bf16"}
+    sizes = triton_kernels.sizes_to_attend(
+        20, head_dim, has_tf32=True, has_penalty=False, block=SHORT_TILE
+    )
+    options = triton_kernels.OPTIONS_TO_ATTEND
+    steps = compile_for(capability, triton_kernels.attend_sequence, pointers, sizes, options)
+    check_machine_code(capability, steps, cache)
 
 
 class FeignedDriver:
@@ -274,7 +288,7 @@ def test_trial_binds_and_compiles(driver, monkeypatch):
         ("add_and_norm_token", ("*fp32", "*bf16", "*bf16", *floats[:2], "*bf16", *floats[:2])),
         ("quantise_token", ("*bf16", "*fp8e4nv", "*fp32")),
         ("add_and_norm_token", (*floats, "*fp8e4nv", *floats[:2])),
-        ("attend_text", ("*fp32", "*i32", "*fp32", "*fp32")),
+        ("attend_sequence", ("*fp32", "*i32", "*fp32", "*fp32")),
     ]
 
 
@@ -290,7 +304,7 @@ def test_every_call_binds_and_compiles(driver):
     assert driver.launched == [
         ("add_and_norm_token", ("*fp32", "*bf16", *floats[:3], "*fp8e4nv", *floats[:2])),
         ("add_and_norm_token", ("*fp32", "*bf16", "*bf16", *floats)),
-        ("attend_text", ("*fp32", "*i32", "*fp32", "*fp32")),
+        ("attend_sequence", ("*fp32", "*i32", "*fp32", "*fp32")),
     ]
 
 
@@ -618,6 +632,24 @@ def test_dnabert_s_attention_equals_float64(n_heads, head_dim, seqlens):
         assert is_alike == (max(seqlens) == 1 or n_heads == 1), "slopes belong to heads"
 
 
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("head_dim", [16, 24, 64])
+def test_short_tiles_equal_float64(head_dim):
+    seqlens = (1, 52, 63, 64, 65, 130)
+    offsets = torch.tensor([0, *np.cumsum(seqlens)], dtype=torch.int32)
+    qkv = torch.randn(int(offsets[-1]), 3, 2, head_dim).half()  # Triton interprets no bf16 product
+    qkv[:, 0] *= 3  # some keys matter, most do not
+    found = triton_kernels.attend_sequences(qkv, offsets, None, max(seqlens), SHORT_TILE)
+    expected = in_float64(qkv, offsets, torch.zeros(2))
+    assert found.dtype == torch.float16
+    # Rounding the weights to fp16, and then the result, each move it by 2^-11 of the largest value.
+    # The sums in float32 add much less: see above.
+    largest = float(qkv[:, 2].abs().max())
+    assert ((found.double() - expected).abs() <= 2.1 * 2**-11 * largest).all()
+    without_mask = in_float64(qkv, offsets[[0, -1]], torch.zeros(2))
+    assert ((found.double() - without_mask).abs() > 2.1 * 2**-11 * largest).any()
+
+
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "dnabert_s"
 TOKEN, POOLED = 2e-5, 5e-6  # as of ``test_dnabert_s``
 INTERPRETED = {1, 2, 7, 16, 17, 33, 64, 65}  # tokens of texts; longer ones take long
@@ -700,7 +732,7 @@ def test_dnabert_s_one_launch_per_layer(monkeypatch):
     n_layers = DNABERT_S.n_layers
     by_runs = launches_of(monkeypatch, dnabert_s.attend_runs, range(60, 80))
     jagged = launches_of(monkeypatch, attend_texts_triton, range(60, 80))
-    assert jagged["attend_text"] == n_layers
+    assert jagged["attend_sequence"] == n_layers
     assert not {name for name in jagged if "attention" in name}
     assert jagged == launches_of(monkeypatch, attend_texts_triton, range(60, 62))
     more = by_runs.total() - jagged.total()

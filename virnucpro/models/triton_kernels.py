@@ -378,27 +378,38 @@ def quantise_token(  # type: ignore[no-untyped-def]
         tl.store(values + start + place, row.to(values.dtype.element_ty), mask=place < dim)
 
 
-# Attention with a distance penalty (ALiBi) within each text of a packed batch
+# Attention within each sequence of a packed batch, optionally with a distance penalty (ALiBi)
 
 
-def attend_sequences(qkv: Tensor, offsets: Tensor, slopes: Tensor, longest: int) -> Tensor:
-    """Compute attention within each text, in one launch.
+def attend_sequences(
+    qkv: Tensor, offsets: Tensor, slopes: Tensor | None, longest: int, block: int = TEXT_BLOCK
+) -> Tensor:
+    """Compute attention within each sequence, in one launch.
 
     Args:
-        qkv: (n_tokens, 3, n_heads, head_dim) float32.
-        offsets: (n_texts + 1,) int32, the start of each text, then the number of tokens.
-        slopes: (n_heads,), the penalty per unit distance.
-        longest: the maximum number of tokens in a text.
+        qkv: (n_tokens, 3, n_heads, head_dim), float32 or 16 bits.
+        offsets: (n_sequences + 1,) int32, the start of each sequence, then the number of tokens.
+        slopes: (n_heads,), the penalty per unit distance, if there is one.
+        longest: the maximum number of tokens in a sequence.
+        block: queries per program, and keys per step, a power of two.
 
     Returns:
-        (n_tokens, n_heads, head_dim).
+        (n_tokens, n_heads, head_dim) in the dtype of ``qkv``.
     """
-    assert qkv.is_contiguous() and qkv.dtype == torch.float32
-    n_tokens, _, n_heads, head_dim = qkv.shape
-    out = torch.empty(n_tokens, n_heads, head_dim, device=qkv.device)
-    grid = (len(offsets) - 1, n_heads, -(-longest // TEXT_BLOCK))
-    sizes = sizes_to_attend(n_heads, head_dim, has_tf32=has_tf32(qkv.device))
-    _launch(attend_text, grid, (qkv, offsets, slopes, out), sizes, OPTIONS_TO_ATTEND)
+    assert qkv.is_contiguous()
+    _, _, n_heads, head_dim = qkv.shape
+    out = torch.empty_like(qkv[:, 0])
+    grid = (len(offsets) - 1, n_heads, -(-longest // block))
+    sizes = sizes_to_attend(
+        n_heads,
+        head_dim,
+        has_tf32=has_tf32(qkv.device),
+        has_penalty=slopes is not None,
+        block=block,
+    )
+    unread = qkv  # a pointer for a penalty that is not there
+    tensors = (qkv, offsets, unread if slopes is None else slopes, out)
+    _launch(attend_sequence, grid, tensors, sizes, OPTIONS_TO_ATTEND)
     return out
 
 
@@ -407,11 +418,18 @@ def has_tf32(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def sizes_to_attend(n_heads: int, head_dim: int, *, has_tf32: bool) -> dict[str, int | float | str]:
-    """Return the compile-time constants for ``attend_text``.
+def sizes_to_attend(
+    n_heads: int,
+    head_dim: int,
+    *,
+    has_tf32: bool,
+    has_penalty: bool = True,
+    block: int = TEXT_BLOCK,
+) -> dict[str, int | float | str | bool]:
+    """Return the compile-time constants for ``attend_sequence``.
 
-    On tensor cores a product is computed as three products of TF32 parts, as in PyTorch's own
-    float32 attention. They cover 22 of each factor's 24 bits.
+    On tensor cores a float32 product is computed as three products of TF32 parts, as in PyTorch's
+    own float32 attention. They cover 22 of each factor's 24 bits.
     """
     return {
         "n_heads": n_heads,
@@ -419,11 +437,12 @@ def sizes_to_attend(n_heads: int, head_dim: int, *, has_tf32: bool) -> dict[str,
         "width": max(_LEAST_WIDTH, triton.next_power_of_2(head_dim)),
         "scale": head_dim**-0.5 / math.log(2),
         "precision": "tf32x3" if has_tf32 else "ieee",
-        "block": TEXT_BLOCK,
+        "has_penalty": has_penalty,
+        "block": block,
     }
 
 
-def attend_text(  # type: ignore[no-untyped-def]
+def attend_sequence(  # type: ignore[no-untyped-def]
     qkv,
     offsets,
     slopes,
@@ -433,9 +452,10 @@ def attend_text(  # type: ignore[no-untyped-def]
     width: tl.constexpr,
     scale: tl.constexpr,
     precision: tl.constexpr,
+    has_penalty: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Attend with a block of queries in one text and head to all keys in the text.
+    """Attend with a block of queries in one sequence and head to all keys in the sequence.
 
     The softmax is computed online, with powers of two (Milakov and Gimelshein 2018,
     arXiv:1805.02867). ``scale`` and ``slope`` convert scores to base-2 logarithms.
@@ -444,13 +464,15 @@ def attend_text(  # type: ignore[no-untyped-def]
     begin = tl.load(offsets + tl.program_id(0)).to(tl.int64)
     seqlen = (tl.load(offsets + tl.program_id(0) + 1) - begin).to(tl.int32)
     if tl.program_id(2) * block >= seqlen:
-        return  # only longer texts have this block
+        return  # only longer sequences have this block
     row: tl.constexpr = n_heads * head_dim
     query = (tl.program_id(2) * block + tl.arange(0, block)).to(tl.int64)
     dim = tl.arange(0, width)
     is_dim = dim[None, :] < head_dim
     start = qkv + begin * 3 * row + head * head_dim + dim[None, :]
-    slope = tl.load(slopes + head) * 1.4426950408889634  # to base 2, like the scale
+    slope = 0.0
+    if has_penalty:
+        slope = tl.load(slopes + head) * 1.4426950408889634  # to base 2, like the scale
     q = tl.load(
         start + query[:, None] * 3 * row, mask=(query[:, None] < seqlen) & is_dim, other=0.0
     )
@@ -464,13 +486,16 @@ def attend_text(  # type: ignore[no-untyped-def]
         k = tl.load(at + row, mask=is_key[:, None] & is_dim, other=0.0)
         v = tl.load(at + 2 * row, mask=is_key[:, None] & is_dim, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=precision) * scale
-        distance = tl.abs(query[:, None] - key[None, :]).to(tl.float32)
-        scores = tl.where(is_key[None, :], scores - slope * distance, float("-inf"))
+        if has_penalty:
+            scores -= slope * tl.abs(query[:, None] - key[None, :]).to(tl.float32)
+        scores = tl.where(is_key[None, :], scores, float("-inf"))
         larger = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp2(scores - larger[:, None])
         fade = tl.exp2(largest - larger)
         total = total * fade + tl.sum(weights, 1)
+        weights = weights.to(v.dtype)
         mixed = tl.dot(weights, v, mixed * fade[:, None], input_precision=precision)
         largest = larger
     to = out + (begin + query[:, None]) * row + head * head_dim + dim[None, :]
-    tl.store(to, mixed / total[:, None], mask=(query[:, None] < seqlen) & is_dim)
+    shares = (mixed / total[:, None]).to(out.dtype.element_ty)
+    tl.store(to, shares, mask=(query[:, None] < seqlen) & is_dim)
