@@ -24,8 +24,8 @@ import numpy as np
 
 from virnucpro.core.types import FastaRecord
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.inputs import InputFile
-from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.training.provirus import (
     SIZE,
     STEP,

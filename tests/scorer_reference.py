@@ -13,7 +13,7 @@ from math import log, log1p, prod, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.sequences.translate import STANDARD, GeneticCode
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.viral.features import AMINO_ACIDS, LENGTH, N_WORD_FIGURES, RARITY
 
 PAIRS = str.maketrans("ACGT", "TGCA")

@@ -25,8 +25,8 @@ from sampling import collect, draw
 from torch import Tensor
 
 from virnucpro.core.numeric import BoolArray, FloatArray
+from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.open_codes import UNKNOWN, Digits, genetic_code
-from virnucpro.sequences.translate import STANDARD
 from virnucpro.training.labelled_data import read_data_manifest, read_records
 from virnucpro.viral.windows import codon_codes, is_stop, opposite_strand
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from virnucpro.core.native import call
 from virnucpro.core.numeric import BoolArray, FloatArray
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import Digits
-from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import (
     N_CODONS,
     N_FEATURES,

@@ -23,7 +23,7 @@ from pathlib import Path
 import pyrodigal
 
 from virnucpro.core.types import reverse_complement
-from virnucpro.sequences.translate import STANDARD
+from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.training.labelled_data import Labelled, read_data_manifest, read_records
 
 PREDICTED = (

@@ -20,7 +20,7 @@ from run_helpers import again, execute, leftovers, run_inline
 
 from virnucpro.core.errors import VirnucproError
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.sequences import fasta
+from virnucpro.sequences import record_text
 from virnucpro.store import plan
 from virnucpro.training.evaluation.evaluate import EvaluationSpec, evaluate_spec, write_report
 from virnucpro.training.options import TrainOptions
@@ -47,13 +47,13 @@ class Scoring:
     options: PredictOptions
 
     def __call__(self, resume: bool) -> None:
-        usual = plan.LETTERS_AT_ONCE, fasta._BLOCK
-        plan.LETTERS_AT_ONCE = fasta._BLOCK = 3_000
+        usual = plan.LETTERS_AT_ONCE, record_text.READ_BYTES
+        plan.LETTERS_AT_ONCE = record_text.READ_BYTES = 3_000
         try:
             options = replace(self.options, resume=resume)
             execute(options, lambda _: None, lambda _: InlineExecutor())
         finally:
-            plan.LETTERS_AT_ONCE, fasta._BLOCK = usual
+            plan.LETTERS_AT_ONCE, record_text.READ_BYTES = usual
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from run_helpers import leftovers, wait_until
 SMALL_BLOCKS = """
 from virnucpro.core import helper_pool as tasks
 from virnucpro.store import plan
-from virnucpro.sequences import fasta
+from virnucpro.sequences import record_text
 tasks._LETTERS_PER_HELPER = 100_000
-plan.LETTERS_AT_ONCE = fasta._BLOCK = 20_000
+plan.LETTERS_AT_ONCE = record_text.READ_BYTES = 20_000
 from virnucpro.cli.main import main
 main()
 """

@@ -15,16 +15,15 @@ from test_head import FACTS
 from virnucpro.core.types import FastaRecord, Orf
 from virnucpro.results.call_rows import chunk_rows, frame_rows, record_rows
 from virnucpro.results.outputs import CHUNK_TABLE, FRAME_TABLE, RECORD_TABLE
+from virnucpro.results.sorted_lines import SortedLines, sorted_lines
 from virnucpro.results.table_readers import parse_call
 from virnucpro.results.tsv import (
     EMPTY,
-    SortedLines,
     decimal_texts,
     encode_texts,
     format_fasta,
     format_integers,
     format_rows,
-    sorted_lines,
     texts,
 )
 from virnucpro.sequences.fasta import write_record

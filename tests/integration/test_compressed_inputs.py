@@ -17,7 +17,8 @@ from test_scorer_run import many, predict, write
 from virnucpro.core.atomic_io import zstd
 from virnucpro.core.errors import InputError, ResumeError
 from virnucpro.sequences.input_scan import InputScan
-from virnucpro.sequences.inputs import InputFile, check_recorded, join_inputs
+from virnucpro.sequences.inputs import InputFile
+from virnucpro.sequences.recorded_inputs import check_recorded, join_inputs
 from virnucpro.store.manifest import read_manifest
 
 Pack = Callable[[bytes], bytes]

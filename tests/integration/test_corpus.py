@@ -21,7 +21,7 @@ from forkserver_runner import virnucpro as command
 from run_helpers import again, run_inline
 from run_helpers import rows as read_rows
 
-import virnucpro.sequences.fasta
+import virnucpro.sequences.record_text
 from virnucpro.cli.console import is_for_console
 from virnucpro.cli.exit_codes import CommandExit, exit_on_error
 from virnucpro.core.atomic_io import open_binary
@@ -203,7 +203,7 @@ def interference(case: Case, inputs: list[Path]) -> EventHandler:
 @pytest.mark.parametrize("case", INLINE, ids=names(INLINE))
 def test_a_hostile_file_ends_as_the_table_says(case, place, tiny, make_config, monkeypatch) -> None:
     skip_if_impossible(case, place)
-    monkeypatch.setattr(virnucpro.sequences.fasta, "MAX_LETTERS", BOUND)
+    monkeypatch.setattr(virnucpro.sequences.record_text, "MAX_LETTERS", BOUND)
     inputs = place.inputs_of(case)
     option, _, value = case.options.partition(" ")
     changes = {"min_length": int(value)} if option == "--min-length" else {}

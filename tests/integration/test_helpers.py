@@ -42,7 +42,7 @@ from virnucpro.core.helper_pool import HelperPool
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.device_choice import DeviceChoice
 from virnucpro.results.outputs import open_run_dir
-from virnucpro.sequences import fasta as reader
+from virnucpro.sequences import record_text
 from virnucpro.store import plan
 from virnucpro.workflows.table_tasks import BlockTask
 
@@ -72,7 +72,7 @@ def in_small_blocks(monkeypatch) -> None:
     monkeypatch.setattr(tasks.TaskRunner, "map_in_order", when_ready)
     monkeypatch.setattr(tasks, "_LETTERS_PER_HELPER", 1)
     monkeypatch.setattr(plan, "LETTERS_AT_ONCE", 3_000)
-    monkeypatch.setattr(reader, "_BLOCK", 3_000)
+    monkeypatch.setattr(record_text, "READ_BYTES", 3_000)
 
 
 def give_all_to_helpers(monkeypatch, before_second: Callable[[], object] = lambda: None) -> None:

@@ -18,7 +18,9 @@ from virnucpro.core.errors import InputError, InputMissingError, ResumeError
 from virnucpro.sequences import inputs
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.input_scan import InputScan
-from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs, join_inputs
+from virnucpro.sequences.input_search import find_inputs
+from virnucpro.sequences.inputs import InputFile
+from virnucpro.sequences.recorded_inputs import check_recorded, join_inputs
 
 A, B, C, D = b">a\nAC\n", b">b\nGT\n", b">c\nTT\n", b">d\nGG\n"
 

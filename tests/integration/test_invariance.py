@@ -23,8 +23,9 @@ from test_scorer_run import predict
 from virnucpro.core.types import FastaRecord, reverse_complement
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.open_codes import find_open_codes
-from virnucpro.sequences.translate import STANDARD, Chunk
+from virnucpro.sequences.translate import Chunk
 from virnucpro.viral.features import layout_features
 from virnucpro.viral.networks import Knot, Scorer
 from virnucpro.viral.provirus import ProvirusFinder

@@ -23,7 +23,7 @@ from toy_vmr import write_vmr
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.translate import STANDARD
+from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.viral.evidence import add_evidence
 from virnucpro.viral.features import AMINO_ACIDS
 from virnucpro.viral.known import (

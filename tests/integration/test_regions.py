@@ -39,7 +39,7 @@ from virnucpro.results.report.run_report import report_folder
 from virnucpro.results.sample_tables import OutputDir
 from virnucpro.results.table_readers import parse_region
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.translate import STANDARD
+from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, log_likelihoods, viral_path
 from virnucpro.viral.host_markers import Repeat, find_host_genes, find_trna_ends, host_peptides
 from virnucpro.viral.options import FALSE_POSITIVES, ThresholdOptions

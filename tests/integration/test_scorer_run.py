@@ -32,8 +32,7 @@ from virnucpro.models import devices, nvidia
 from virnucpro.models.device_choice import Gpu
 from virnucpro.models.torch_build import TorchBuild
 from virnucpro.results.outputs import VIRUS_TABLE, open_run_dir
-from virnucpro.sequences import fasta as reader
-from virnucpro.sequences import open_codes
+from virnucpro.sequences import open_codes, record_text
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.store import plan
 from virnucpro.store.feature_file import read_checksummed, write_checksummed
@@ -333,7 +332,7 @@ def many_more() -> dict[str, str]:
 def in_blocks(monkeypatch: pytest.MonkeyPatch, n_letters: int = 2_000) -> None:
     """Have runs be cut into small blocks."""
     monkeypatch.setattr(plan, "LETTERS_AT_ONCE", n_letters)
-    monkeypatch.setattr(reader, "_BLOCK", n_letters)
+    monkeypatch.setattr(record_text, "READ_BYTES", n_letters)
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:

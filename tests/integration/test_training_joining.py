@@ -14,7 +14,8 @@ from sklearn.metrics import roc_auc_score
 
 from virnucpro.core.numeric import BoolArray, FloatArray
 from virnucpro.core.types import FastaRecord
-from virnucpro.sequences.translate import STANDARD, Chunk
+from virnucpro.sequences.genetic_code import STANDARD
+from virnucpro.sequences.translate import Chunk
 from virnucpro.training.evaluation.calibration import (
     N_FOLDS,
     ScoredFragments,

@@ -25,15 +25,13 @@ from Bio.SeqIO.FastaIO import SimpleFastaParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-import virnucpro.sequences.fasta
+import virnucpro.sequences.record_text
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import (
-    MAX_HEADER,
     StreamCache,
     detect_interleaved,
     find_invalid,
-    find_spans,
     guess_input_type,
     list_fasta,
     parse_block,
@@ -41,6 +39,8 @@ from virnucpro.sequences.fasta import (
     read_fasta,
     write_record,
 )
+from virnucpro.sequences.record_text import MAX_HEADER
+from virnucpro.sequences.spans import find_spans
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -96,7 +96,7 @@ def with_size(**sizes: int) -> Iterator[None]:
     """Read with another size of blocks, or with other bounds."""
     with pytest.MonkeyPatch.context() as patch:
         for name, size in sizes.items():
-            patch.setattr(virnucpro.sequences.fasta, name, size)
+            patch.setattr(virnucpro.sequences.record_text, name, size)
         yield
 
 
@@ -213,7 +213,7 @@ def test_mates_in_one_file_get_own_ids(
     """A pair is found by the first two reads, also where the first one fills a block."""
     path = write(content.replace("|", "\n").encode())
     is_of_pairs = headers[0].startswith("x/1") and not content.startswith("@x/1")
-    with with_size(_BLOCK=n_bytes):
+    with with_size(READ_BYTES=n_bytes):
         assert [record.header for record in read_fasta(path)] == headers
         assert detect_interleaved(path) == ("mates" if is_of_pairs else "single")
 
@@ -452,7 +452,7 @@ def test_the_letters_of_a_long_record_are_held_once(write) -> None:
 def test_records_do_not_depend_on_the_process(write, block: int) -> None:
     long = ">\u00e9 long\n" + "AC \u00e9GT\n" * 40 + "\n>b\tx\r\nAC-GT\r\n>c\n>d\nacgu"
     path = write(long.encode())
-    with with_size(_BLOCK=block):
+    with with_size(READ_BYTES=block):
         messages = [pickle.dumps(each) for each in read_blocks(path, sample="s")]
         sent = list(map(pickle.loads, messages))
         here = list(read_fasta(path, sample="s"))
@@ -528,7 +528,7 @@ packings = st.sampled_from([bytes, *PACKED.values()])
 @given(starts, st.binary(max_size=300) | like_fasta, blocks)
 def test_any_bytes_are_read_or_refused_with_advice(anything, start, content, block) -> None:
     anything.write_bytes(start + content)
-    with with_size(_BLOCK=block):
+    with with_size(READ_BYTES=block):
         try:
             found = read(anything)
         except InputError as error:
@@ -546,7 +546,7 @@ def test_records_equal_those_of_biopython(anything, content: bytes, block: int, 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of text before the first header, which it drops
         theirs = list(SimpleFastaParser(io.StringIO(text, newline=None)))
-    with with_size(_BLOCK=block):
+    with with_size(READ_BYTES=block):
         try:
             ours = list(read_fasta(anything))
         except InputError as error:
@@ -591,7 +591,7 @@ def test_line_ends_and_packing_change_nothing(
     ends = data.draw(st.sampled_from([["\n", "\r\n"], ["\r"]]))  # "\r" and "\n" are not two
     text = "".join(line + data.draw(st.sampled_from(ends)) for line in written)
     anything.write_bytes(pack(text.encode("utf-8", "surrogateescape")))
-    with with_size(_BLOCK=block):
+    with with_size(READ_BYTES=block):
         if is_faulty:
             assert f"{anything.name}:{len(written)}: the header has no id" in str(
                 refusal_of(anything)
@@ -619,7 +619,7 @@ def test_spans_cover_every_record_once(tmp_path, suffix, line_end, lead):
         text += fastq if "fq" in suffix else f">r{i}\n{bases[:90]}\n{bases[90:]}\n"
     content, path = text.replace("\n", line_end).encode(), tmp_path / f"in.{suffix}"
     path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
-    with with_size(_BLOCK=1000):
+    with with_size(READ_BYTES=1000):
         assert read(path) == expected
         assert_spans_are_whole(path, len(content), is_cut=lead == "\n\n")
 

@@ -9,14 +9,9 @@ import pytest
 from Bio.Data.CodonTable import unambiguous_dna_by_id as NCBI
 
 from virnucpro.core.errors import UsageError
+from virnucpro.sequences.genetic_code import GENETIC_CODES, STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import find_open_codes
-from virnucpro.sequences.translate import (
-    GENETIC_CODES,
-    STANDARD,
-    Chunk,
-    GeneticCode,
-    translate_six_frames,
-)
+from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_block
 

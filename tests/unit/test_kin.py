@@ -24,8 +24,8 @@ from virnucpro.results.counts import LENGTH_CLASSES
 from virnucpro.results.outputs import VIRUS_TABLE
 from virnucpro.results.report.aggregates import count_kinds, find_records
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.open_codes import encode
-from virnucpro.sequences.translate import STANDARD
 from virnucpro.viral.features import NO_WORDS
 from virnucpro.viral.identification import identify_viruses
 from virnucpro.viral.taxonomy import (

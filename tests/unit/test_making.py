@@ -18,7 +18,7 @@ from measure_cascade import ASKED, curve, measure, unseen_scores
 import virnucpro
 from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.translate import STANDARD
+from virnucpro.sequences.genetic_code import STANDARD
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = [

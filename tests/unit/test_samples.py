@@ -12,7 +12,9 @@ import pytest
 
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.sequences.input_scan import InputScan, find_repeat
-from virnucpro.sequences.inputs import InputFile, find_inputs, read_sheet
+from virnucpro.sequences.input_search import find_inputs
+from virnucpro.sequences.inputs import InputFile
+from virnucpro.sequences.sample_sheet import read_sheet
 from virnucpro.sequences.samples import RunIds, id_digests, name_samples
 
 

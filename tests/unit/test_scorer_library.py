@@ -27,8 +27,8 @@ from virnucpro.core import native as library
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.types import reverse_complement
 from virnucpro.sequences import open_codes
+from virnucpro.sequences.genetic_code import GENETIC_CODES, STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import encode
-from virnucpro.sequences.translate import GENETIC_CODES, STANDARD, GeneticCode
 from virnucpro.viral import host_markers as landmarks
 from virnucpro.viral import taxonomy as kin
 from virnucpro.viral.features import (

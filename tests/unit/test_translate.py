@@ -13,13 +13,8 @@ from hypothesis import strategies as st
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import FastaRecord, Orf, Records
 from virnucpro.sequences.fasta import read_fasta, write_record
-from virnucpro.sequences.translate import (
-    FRAMES,
-    Chunk,
-    reject_reason,
-    reject_reasons,
-    translate_six_frames,
-)
+from virnucpro.sequences.screen import reject_reason, reject_reasons
+from virnucpro.sequences.translate import FRAMES, Chunk, translate_six_frames
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = pytest.mark.parametrize("case", ["random", "edge_format", "no_orf"])

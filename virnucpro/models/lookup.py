@@ -24,7 +24,6 @@ from virnucpro.core.logging import printable
 from virnucpro.core.option_text import join_texts, with_options
 from virnucpro.core.recipe import Footprint
 from virnucpro.models.base import Model, identify_model, not_published
-from virnucpro.models.download import check_file, fetch_file
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.hugging_face import find_snapshot
 from virnucpro.models.registry import (
@@ -174,6 +173,8 @@ def _check_published(file: RemoteFile, path: Path, name: str) -> None:
     Raises:
         UnavailableError: the file differs from the published one.
     """
+    from virnucpro.models.download import check_file
+
     try:
         check_file(file, path)
     except UnavailableError as error:
@@ -315,6 +316,8 @@ def open_model(model: str, on_event: EventHandler, hugging_face: Path | None = N
     if found is None:
         return identify_model(path, on_event)
     if missing := found.missing:
+        from virnucpro.models.download import fetch_file
+
         for file, place in missing:
             fetch_file(file, place, on_event)
     return found.open(path)
@@ -359,6 +362,8 @@ def fetch_head(bundle: str, on_event: EventHandler) -> tuple[Path, int]:
     head = BUNDLES[bundle].head
     path = bundled_head(bundle)
     if not path.exists():
+        from virnucpro.models.download import fetch_file
+
         fetch_file(head, path, on_event)
     _check_published(head, path, f"head of {bundle}")
     return path, BUNDLES[bundle].chunk_size

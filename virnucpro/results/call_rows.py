@@ -44,8 +44,8 @@ from virnucpro.results.tsv import (
     quoted_texts,
 )
 from virnucpro.sequences.derived_names import FRAME_ENDINGS
+from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.taken_names import NONE_TAKEN, TakenNames
-from virnucpro.sequences.translate import GeneticCode
 from virnucpro.viral.identification import identify_viruses
 from virnucpro.viral.types import CalledRecords, Calls, FrameScores, Identity, Region, Viruses
 

@@ -36,6 +36,7 @@ class OutputFile:
     per_file: bool = True  # --per-file also writes it for each input file
     is_optional: bool = False  # written only if it has a line; else an old file is deleted
     is_packed: bool = False  # compressed with gzip
+    is_sorted: bool = False  # by the first column
     n_later_columns: int = 0  # number of last columns that tables from earlier versions lack
 
     def rows_at(
@@ -129,6 +130,7 @@ FRAME_TABLE = OutputFile(
 CHUNK_TABLE = OutputFile(
     "prediction_results_highestscore.csv",
     columns=("Modified_ID", "Is_Virus"),
+    is_sorted=True,
 )
 VIRAL_FASTA = OutputFile("viral.fasta", "the records called virus, with their original headers")
 FAILED_SEQUENCES = OutputFile(

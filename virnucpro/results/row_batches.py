@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import CHUNK_TABLE
-from virnucpro.results.tsv import sorted_lines
 
 # Output file name -> text. Outputs without text may be missing.
 Rows: TypeAlias = Mapping[str, bytes | memoryview]
@@ -42,4 +41,8 @@ def _concatenate(rows: Rows, later_rows: Rows) -> Rows:
 
 
 def sort_rows(name: str, text: bytes) -> bytes:
-    return sorted_lines(text) if name == CHUNK_TABLE.file else text
+    if name != CHUNK_TABLE.file:
+        return text
+    from virnucpro.results.sorted_lines import sorted_lines  # an extraction has no such table
+
+    return sorted_lines(text)

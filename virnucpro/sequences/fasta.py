@@ -12,25 +12,38 @@ import stat
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 from pathlib import Path
-from typing import AnyStr, BinaryIO, Literal, NamedTuple, TextIO
+from typing import BinaryIO, Literal, NamedTuple, TextIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.core.atomic_io import OnBlock, open_binary, zstd
 from virnucpro.core.errors import InputError, InputMissingError
-from virnucpro.core.logging import format_count, printable
-from virnucpro.core.numeric import BoolArray, IntArray
+from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import InputType
 from virnucpro.core.types import FastaRecord, Records
+from virnucpro.sequences import record_text
 from virnucpro.sequences.other_formats import PEEK_BYTES, find_other_format
+from virnucpro.sequences.record_text import (
+    BLANKS,
+    BOM,
+    INNER_BLANKS,
+    LineReader,
+    LineTable,
+    check_length,
+    count_byte,
+    decode_text,
+    endless_header_error,
+    find_letters,
+    make_records,
+    strip_letters,
+)
 
 SUFFIXES_OF_READS = (".fastq", ".fq")
 SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa", *SUFFIXES_OF_READS)
@@ -39,29 +52,18 @@ _FORMAT_PATTERN = "|".join(map(re.escape, SUFFIXES))
 _PACKED_PATTERN = "|".join(map(re.escape, PACKED))
 _ENDING = re.compile(rf"({_FORMAT_PATTERN})?({_PACKED_PATTERN})?\Z", re.IGNORECASE)
 
-# the limit in public archives and BAM; a run needs 3 to 4 bytes of memory per letter
-MAX_LETTERS = 2**31 - 1
-MAX_HEADER = 2**24  # characters
-_BLOCK = 2**19  # bytes per read call
-_BOM = b"\xef\xbb\xbf"
-_LINES = 4  # per FASTQ read
 
 # IUPAC codes, RNA's U, the mask X, and the stop that some tools write
 _NUCLEOTIDES = b"ACGTURYSWKMBDHVNXacgturyswkmbdhvnx*"
 _RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*"
-_GAPS = "-.~"  # alignment gaps
 _ONLY_PROTEIN = b"EFIJLOPQZefijlopqz"
 _PLAIN_BASES = b"ACGTUNacgtun"
 _MIN_TYPED_LETTERS = 50  # letters in the shortest record that reveals its type
 _SAMPLE = 1_000_000  # letters read to distinguish nucleotides from proteins
 _MASKS = b"Xx"  # any base or residue, so ignored when guessing the type
-_INNER_BLANKS = " \t\v\f"  # blanks between letters; str.split() also splits at control codes
-_BLANK = _INNER_BLANKS + "\r\n"
-_BLANK_BYTES = [blank.encode() for blank in _BLANK]
+_BLANK_BYTES = [blank.encode() for blank in BLANKS]
 _WIDTH = 60
 _WRITTEN = 4096 * _WIDTH  # letters per write; a complete record would need 3 times its size
-_SHOWN = 100  # header characters in a message
-_NOT_UTF8 = re.compile("[\ud800-\udfff]")  # ``surrogateescape`` decodes invalid bytes to these
 
 
 def list_fasta(path: Path) -> list[Path]:
@@ -181,23 +183,27 @@ class _RawRecords:
         if len(self.chunks) > 1:
             records, fault = self._parse_long()
         else:
-            parse = _parse_reads if self.is_reads else _parse
-            lines = _LineTable.of(self.chunks.pop())
-            records, fault = parse(lines, self.n_lines, self.label, self.sample)
+            lines = LineTable.of(self.chunks.pop())
+            if self.is_reads:
+                from virnucpro.sequences.fastq import parse_reads
+
+                records, fault = parse_reads(lines, self.n_lines, self.label, self.sample)
+            else:
+                records, fault = _parse(lines, self.n_lines, self.label, self.sample)
         if self.mate:
             records = records.with_mate(self.mate)
         return records.with_prefix(self.prefix, self.unprefixed) if self.prefix else records, fault
 
     def _parse_long(self) -> tuple[Records, InputError | None]:
         """Parse a record in several chunks. Memory contains at most twice its size."""
-        header = _text(self.chunks.pop(0)[1:]).removesuffix("\n")
+        header = decode_text(self.chunks.pop(0)[1:]).removesuffix("\n")
         data = b"".join(self.chunks)
         self.chunks.clear()
-        letters = _text(data)
+        letters = decode_text(data)
         del data
-        sequence = _strip_bytes(_found(_BLANK, [letters]), letters)
+        sequence = strip_letters(find_letters(BLANKS, [letters]), letters)
         line = [self.n_lines + 1]
-        return _columns([header], [sequence], line, self.label, self.sample, is_plain=False)
+        return make_records([header], [sequence], line, self.label, self.sample, is_plain=False)
 
     def with_mate(self, mate: int) -> _RawRecords:
         return replace(self, mate=mate)
@@ -207,6 +213,9 @@ class _RawRecords:
 
 
 Block = _RawRecords | Records
+# Cuts a text, given the file name in messages and the number of lines before it. Yields chunks, the
+# number of lines before them, and the number of bytes read after them.
+_Cut = Callable[[Iterable[bytes], str, int], Iterator[tuple[list[bytes], int, int]]]
 
 
 def parse_block(blocks: Iterable[Block]) -> Iterator[Records]:
@@ -247,24 +256,30 @@ def read_blocks(
         open_fasta(path, label),
         streams.open_at(path, label, on_block, span) as (handle, is_reads),
     ):
-        text = _LineReader(handle, (span.end or sys.maxsize) - span.start)
-        chunk_groups = (_cut_reads if is_reads else _cut)(text, label, span.n_lines)
+        text = LineReader(handle, (span.end or sys.maxsize) - span.start)
         is_ranged = handle.seekable()
-        blocks = (
-            _RawRecords(
-                chunks, n_lines, label, sample, is_reads, span=own_span if is_ranged else None
-            )
-            for (chunks, n_lines), own_span in _with_position(chunk_groups, text, span)
-        )
-        first = list(islice(blocks, 2)) if is_reads and span == WHOLE else []
-        if _alternate(chain.from_iterable(reads.chunks for reads in first)):
-            yield from _alternates_mates(parse_block(chain(first, blocks)))
+
+        def raw_records(cut: _Cut) -> Iterator[_RawRecords]:
+            groups = cut(text, label, span.n_lines)
+            for (chunks, n_lines), own_span in _with_position(groups, text, span):
+                own_span = own_span if is_ranged else None
+                yield _RawRecords(chunks, n_lines, label, sample, is_reads, span=own_span)
+
+        if not is_reads:
+            yield from raw_records(_cut)
+            return
+        from virnucpro.sequences.fastq import cut_reads, has_mates, number_mates
+
+        blocks = raw_records(cut_reads)
+        first = list(islice(blocks, 2)) if span == WHOLE else []
+        if has_mates(chain.from_iterable(reads.chunks for reads in first)):
+            yield from number_mates(parse_block(chain(first, blocks)))
         else:
             yield from chain(first, blocks)
 
 
 def _with_position(
-    cut: Iterable[tuple[list[bytes], int, int]], text: _LineReader, span: Span
+    cut: Iterable[tuple[list[bytes], int, int]], text: LineReader, span: Span
 ) -> Iterator[tuple[tuple[list[bytes], int], Span | None]]:
     """Yield each part of a text with its span in the file.
 
@@ -295,9 +310,9 @@ class StreamCache:
         """
         handle, is_reads, position = self._open.pop(path, (None, False, 0))
         if handle is None or position > span.start:
-            handle = _open(path, label, on_block)
+            handle = open_sequences(path, label, on_block)
             position = 0
-            is_reads = _starts_as_reads(path, handle)
+            is_reads = starts_as_reads(path, handle)
         with ExitStack() as stack:
             stack.callback(handle.close)
             if handle.seekable():
@@ -313,65 +328,7 @@ class StreamCache:
 def _skip(handle: BinaryIO, n_bytes: int) -> None:
     """Read and discard this many bytes."""
     while n_bytes:
-        n_bytes -= len(handle.read(min(n_bytes, _BLOCK))) or n_bytes
-
-
-def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
-    """Split a file into spans of complete records, each at least ``least`` bytes long.
-
-    Sizes are in uncompressed bytes. An interleaved file is not split, because its ids depend on
-    earlier records. Nor is a file with old Mac line ends (CR), because the splitter counts line
-    feeds.
-
-    Returns:
-        The spans, and the size of the file.
-
-    Raises:
-        InputError, InputMissingError: as ``read_fasta``, except faults found while parsing.
-    """
-    label = name or printable(path)
-    kind = detect_interleaved(path, name)
-    n_blank = _count_blank(path) if kind else 0
-    spans = [WHOLE]
-    is_cut = kind != "mates"
-    start = n_lines = 0  # position of the data, which begins with the previous block's last byte
-    last = b""
-    with open_fasta(path, label), _open(path, label, None) as handle:
-        while block := handle.read(_BLOCK):
-            data = last + block
-            while offset := _find_record(
-                data, spans[-1].start + least - start, n_lines - n_blank if kind else None
-            ):
-                spans[-1] = spans[-1]._replace(end=start + offset)
-                spans.append(Span(start + offset, None, n_lines + data.count(b"\n", 0, offset)))
-            is_cut &= b"\r" not in data or data.count(b"\r", 0, -1) == data.count(b"\r\n")
-            start += len(data) - 1
-            last = data[-1:]
-            n_lines += _count(b"\n", data) - last.count(b"\n")
-    return spans if is_cut else [WHOLE], start + len(last)
-
-
-def _find_record(data: bytes, first: int, n_lines: int | None) -> int:
-    """Return the start of the first record at ``first`` or later, but after 0, or else 0.
-
-    In FASTQ, ``n_lines`` lines of reads precede the data.
-    """
-    behind = max(0, first - 1)
-    start = _next_header(data, behind) if n_lines is None else data.find(b"\n", behind) + 1
-    if n_lines is not None:
-        n_lines += data.count(b"\n", 0, start)
-        while start and n_lines % _LINES:
-            start = data.find(b"\n", start) + 1
-            n_lines += 1
-    return start if start < len(data) else 0
-
-
-def _count_blank(path: Path) -> int:
-    """Count the blank lines before the first read."""
-    with open_binary(path) as handle:
-        lines = iter(partial(handle.readline, _BLOCK), b"")
-        blank = takewhile(lambda line: not line.removeprefix(_BOM).strip(b"\r\n"), lines)
-        return sum(1 for _ in blank)
+        n_bytes -= len(handle.read(min(n_bytes, record_text.READ_BYTES))) or n_bytes
 
 
 def detect_interleaved(path: Path, name: str = "") -> Literal["", "single", "mates"]:
@@ -384,30 +341,14 @@ def detect_interleaved(path: Path, name: str = "") -> Literal["", "single", "mat
         InputError, InputMissingError: as ``read_fasta``.
     """
     label = name or printable(path)
-    with open_fasta(path, label), _open(path, label, None) as handle:
-        if not _starts_as_reads(path, handle):
+    with open_fasta(path, label), open_sequences(path, label, None) as handle:
+        if not starts_as_reads(path, handle):
             return ""
-        first = islice(_cut_reads(_LineReader(handle), label), 2)
-        is_of_pairs = _alternate(chain.from_iterable(chunks for chunks, _, _ in first))
+        from virnucpro.sequences.fastq import cut_reads, has_mates
+
+        first = islice(cut_reads(LineReader(handle), label), 2)
+        is_of_pairs = has_mates(chain.from_iterable(chunks for chunks, _, _ in first))
         return "mates" if is_of_pairs else "single"
-
-
-def _alternate(chunks: Iterable[bytes]) -> bool:
-    """Return True if the first two reads in these chunks are mates."""
-    lines = b"".join(chunks).split(b"\n", 2 * _LINES)[: 2 * _LINES]
-    ids = _parse_reads(_LineTable.of(b"\n".join((*lines, b""))), 0, "", "")[0].ids
-    return len(ids) > 1 and ids[0] == ids[1]
-
-
-def _alternates_mates(blocks: Iterable[Records]) -> Iterator[Records]:
-    first_mate = ""
-    for records in blocks:
-        ids = []
-        for name in records.ids:
-            is_second = name == first_mate
-            first_mate = "" if is_second else name
-            ids.append(f"{name}/{2 if is_second else 1}")
-        yield records.with_ids(ids)
 
 
 @contextmanager
@@ -429,7 +370,7 @@ def open_fasta(path: Path, label: str = "") -> Iterator[None]:
         ) from error
 
 
-def _open(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
+def open_sequences(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
     handle = open_binary(path, on_block)
     other_format = find_other_format(handle.peek(PEEK_BYTES)[:PEEK_BYTES])  # type: ignore[attr-defined]
     if other_format is not None:
@@ -438,45 +379,6 @@ def _open(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
             f"{label}: this is {other_format.name}, not FASTA or FASTQ", hint=other_format.remedy
         )
     return handle
-
-
-@dataclass(slots=True, eq=False)
-class _LineReader:
-    """Text in blocks, without a byte order mark, with a line feed at every line end."""
-
-    handle: BinaryIO
-    n_left: int = sys.maxsize  # bytes still to read
-    n_bytes: int = 0  # in the blocks so far
-    is_as_in_file: bool = True  # False: the blocks differ from the bytes in the file
-
-    def __iter__(self) -> Iterator[bytes]:
-        handle = self.handle
-        if handle.peek(len(_BOM)).startswith(_BOM):  # type: ignore[attr-defined]
-            self.n_left -= len(handle.read(len(_BOM)))
-            self.is_as_in_file = False
-        pending = b""  # a CR that may be the first half of a line end
-        while block := handle.read(min(self.n_left, _BLOCK)):
-            self.n_left -= len(block)
-            block = pending + block
-            pending = b"\r" if block.endswith(b"\r") else b""
-            block = block[: len(block) - len(pending)]
-            if pending or b"\r" in block:
-                block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-                self.is_as_in_file = False
-            if block:
-                self.n_bytes += len(block)
-                yield block
-        if pending:
-            yield b"\n"
-
-
-def _count(letter: bytes, data: bytes) -> int:
-    """Count a letter, fast even in long texts."""
-    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord(letter)))
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
 
 
 def _cut(
@@ -496,8 +398,8 @@ def _cut(
             complete = data[:end]
             unread = data[end:]
             yield [complete], number, len(unread)
-            number += _count(b"\n", complete)
-        elif len(data) < 2 * _BLOCK:
+            number += count_byte(b"\n", complete)
+        elif len(data) < 2 * record_text.READ_BYTES:
             unread = data
         else:
             chunks, n_lines, unread = _read_long(chain([data], blocks), number, label)
@@ -515,7 +417,7 @@ def _skip_to_first_header(blocks: Iterator[bytes], label: str, number: int) -> t
         first = _find_header(block, is_line_start)
         blank = block if first < 0 else block[:first]
         number += blank.count(b"\n")
-        _check_blank(_text(blank), number + 1, label)
+        _check_blank(decode_text(blank), number + 1, label)
         if first >= 0:
             return block[first:], number
         is_line_start = block.endswith(b"\n")
@@ -526,10 +428,10 @@ def _find_header(block: bytes, is_line_start: bool) -> int:
     """Return the position of the first header in a block, or -1."""
     if is_line_start and block.startswith(b">"):
         return 0
-    return _next_header(block, 0) or -1
+    return next_header(block, 0) or -1
 
 
-def _next_header(data: bytes, first: int) -> int:
+def next_header(data: bytes, first: int) -> int:
     """Return the position of the first header at or after ``first`` and after a line end, or 0."""
     position = data.find(b">", first)  # finding one letter is many times faster than two
     return data.find(b"\n>", max(first, position - 1)) + 1 if position >= 0 else 0
@@ -556,57 +458,22 @@ def _read_long(blocks: Iterable[bytes], number: int, label: str) -> tuple[list[b
             header, line_end, piece = b"".join((*chunks, piece)).partition(b"\n")
             chunks = [header + line_end]
             n_lines = len(line_end)
-            if not line_end and len(_text(header)) > MAX_HEADER + 1:
-                raise _endless_header(number + 1, label)
-        n_lines += _count(b"\n", piece)
+            if not line_end and len(decode_text(header)) > record_text.MAX_HEADER + 1:
+                raise endless_header_error(number + 1, label)
+        n_lines += count_byte(b"\n", piece)
         is_ascii = piece.isascii()  # other pieces may end within a character
-        chunks.append(_strip_bytes(_BLANK_BYTES, piece) if is_ascii else piece)
-        n_letters += len(chunks[-1] if is_ascii else _text(piece))
-        name = _text(chunks[0][1 : 1 + PEEK_BYTES].rstrip(b"\n"))
-        _check_length(n_letters, name, number + 1, label)
+        chunks.append(strip_letters(_BLANK_BYTES, piece) if is_ascii else piece)
+        n_letters += len(chunks[-1] if is_ascii else decode_text(piece))
+        name = decode_text(chunks[0][1 : 1 + PEEK_BYTES].rstrip(b"\n"))
+        check_length(n_letters, name, number + 1, label)
         if end >= 0:
             return chunks, n_lines, block[end:]
         is_line_start = block.endswith(b"\n")
     return chunks, n_lines, b""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _LineTable:
-    """A text and the byte positions of its lines."""
-
-    data: bytes
-    letters: NDArray[np.uint8]  # ``data`` as an array
-    starts: IntArray  # (n_lines,)
-    ends: IntArray  # (n_lines,) positions of the line feeds
-
-    @classmethod
-    def of(cls, data: bytes) -> _LineTable:
-        data = data if data.endswith(b"\n") else data + b"\n"
-        letters = np.frombuffer(data, np.uint8)
-        ends = np.flatnonzero(letters == ord("\n"))
-        return cls(data, letters, np.append(0, ends[:-1] + 1), ends)
-
-    def begin_with(self, letter: str, lines: slice = slice(None)) -> BoolArray:
-        """Return a mask of the lines that begin with an ASCII letter."""
-        return np.asarray(self.letters[self.starts[lines]] == ord(letter))
-
-    def texts(self, starts: IntArray, ends: IntArray) -> list[str]:
-        """Return the texts between these byte positions."""
-        pairs = zip(starts.tolist(), ends.tolist(), strict=True)
-        if not self.data.isascii():
-            return [_text(self.data[start:end]) for start, end in pairs]
-        text = self.data.decode("ascii")
-        return [text[start:end] for start, end in pairs]
-
-    def are_plain(self, headers: IntArray) -> bool:
-        """Return True if the records at these header positions are valid without further checks."""
-        is_short = int(np.diff(self.starts, append=len(self.data)).max(initial=0)) <= MAX_HEADER
-        is_text = self.data.isascii() and b"\0" not in self.data
-        return is_text and is_short and bool((self.letters[headers + 1] > ord(" ")).all())
-
-
 def _parse(
-    lines: _LineTable, number: int, label: str, sample: str
+    lines: LineTable, number: int, label: str, sample: str
 ) -> tuple[Records, InputError | None]:
     """Parse FASTA after ``number`` lines.
 
@@ -621,195 +488,22 @@ def _parse(
     sequences = lines.texts(np.minimum(header_ends + 1, ends), ends)
     if np.diff(firsts, append=len(lines.starts)).max() > 2:  # a sequence has several lines
         sequences = [letters.replace("\n", "") for letters in sequences]
-    if blanks := _found(_INNER_BLANKS, sequences):
-        sequences = [_strip_bytes(blanks, letters) for letters in sequences]
+    if blanks := find_letters(INNER_BLANKS, sequences):
+        sequences = [strip_letters(blanks, letters) for letters in sequences]
     line_numbers = (firsts + number + 1).tolist()
     is_plain = lines.are_plain(header_starts)
-    return _columns(headers, sequences, line_numbers, label, sample, is_plain=is_plain)
+    return make_records(headers, sequences, line_numbers, label, sample, is_plain=is_plain)
 
 
-def _columns(
-    headers: list[str],
-    sequences: list[str],
-    lines: list[int],
-    label: str,
-    sample: str,
-    *,
-    is_plain: bool,
-) -> tuple[Records, InputError | None]:
-    """Return the records before the first fault, and the fault. Plain records need no check."""
-    fault = None
-    if not is_plain:
-        n_good = 0
-        try:
-            for record in zip(headers, sequences, lines, strict=True):
-                _check_record(*record, label)
-                n_good += 1
-        except InputError as error:
-            fault = error
-            headers = headers[:n_good]
-            sequences = sequences[:n_good]
-            lines = lines[:n_good]
-    n_gaps = [0] * len(headers)
-    if gaps := _found(_GAPS, sequences):
-        letters = [_strip_bytes(gaps, sequence) for sequence in sequences]
-        n_gaps = [len(a) - len(b) for a, b in zip(sequences, letters, strict=True)]
-        sequences = letters
-    ids = [header.split(None, 1)[0] for header in headers]
-    samples = [sample] * len(ids)
-    own_ids = [""] * len(ids)
-    return Records(ids, headers, sequences, lines, n_gaps, samples, own_ids), fault
-
-
-def _found(letters: str, sequences: Sequence[str]) -> list[str]:
-    """Return the letters that occur in any of the sequences."""
-    joined = "".join(sequences)
-    return [letter for letter in letters if letter in joined]
-
-
-def _starts_as_reads(path: Path, handle: BinaryIO) -> bool:
+def starts_as_reads(path: Path, handle: BinaryIO) -> bool:
     """Return True if an open, unread file begins like FASTQ, after any blank lines."""
-    start: bytes = handle.peek(PEEK_BYTES)[:PEEK_BYTES].removeprefix(_BOM)  # type: ignore[attr-defined]
+    start: bytes = handle.peek(PEEK_BYTES)[:PEEK_BYTES].removeprefix(BOM)  # type: ignore[attr-defined]
     if start and not start.strip(b"\r\n"):
         with open_binary(path) as reopened:  # a compressed file cannot be rewound
-            blocks = iter(partial(reopened.read, _BLOCK), b"")
-            texts = (block.removeprefix(_BOM).lstrip(b"\r\n") for block in blocks)
+            blocks = iter(partial(reopened.read, record_text.READ_BYTES), b"")
+            texts = (block.removeprefix(BOM).lstrip(b"\r\n") for block in blocks)
             start = next(filter(None, texts), b"")
     return start.lstrip(b"\r\n").startswith(b"@")
-
-
-def _cut_reads(
-    blocks: Iterable[bytes], label: str, number: int = 0
-) -> Iterator[tuple[list[bytes], int, int]]:
-    """Yield complete reads, in the format of ``_cut``. The last part is the remainder of the file.
-
-    Blank lines may precede the first read.
-    """
-    pending: list[bytes] = []
-    n_bytes = n_ends = 0  # bytes and line ends in ``pending``; ``number`` lines precede it
-    is_before = True  # the first read has not begun
-    for block in blocks:
-        if is_before:
-            text = block.lstrip(b"\n")
-            number += len(block) - len(text)
-            block = text
-            is_before = not text
-        pending.append(block)
-        n_bytes += len(block)
-        n_ends += _count(b"\n", block)
-        if n_ends >= _LINES:
-            data = b"".join(pending)
-            end = len(data)
-            for _ in range(n_ends % _LINES + 1):
-                end = data.rfind(b"\n", 0, end)
-            complete = data[: end + 1]
-            unread = data[end + 1 :]
-            yield [complete], number, len(unread)
-            number += n_ends - n_ends % _LINES
-            n_ends %= _LINES
-            pending = [unread]
-            n_bytes = len(unread)
-        if not n_ends and n_bytes > MAX_HEADER + 1:
-            raise _endless_header(number + 1, label)
-        if n_bytes > 2 * MAX_LETTERS + MAX_HEADER:
-            header = _text(pending[0][1:].partition(b"\n")[0])
-            _check_length(n_bytes, header, number + 1, label)
-    if n_bytes:
-        yield [b"".join(pending)], number, 0
-
-
-def _parse_reads(
-    lines: _LineTable, number: int, label: str, sample: str
-) -> tuple[Records, InputError | None]:
-    """Parse FASTQ after ``number`` lines. A read has four lines. Four blank lines are skipped.
-
-    Returns:
-        The reads before the first fault, and the fault.
-    """
-    n_lines = len(lines.starts) - len(lines.starts) % _LINES
-    fault = None
-    extra_lines = lines.texts(lines.starts[n_lines:], lines.ends[n_lines:])
-    if any(extra_lines):
-        fault = _bad_read_error(extra_lines, number + 1 + n_lines, label)
-    is_read = _are_reads(lines, n_lines)
-    doubtful = np.flatnonzero(~is_read)
-    rows = [_LINES * doubtful + i for i in range(_LINES)]
-    columns = [lines.texts(lines.starts[row], lines.ends[row]) for row in rows]
-    for index, *read_lines in zip(doubtful.tolist(), *columns, strict=True):
-        is_read[index] = _is_read(*read_lines)
-        if any(read_lines) and not is_read[index]:
-            fault = _bad_read_error(read_lines, number + 1 + _LINES * index, label)
-            is_read = is_read[:index]
-            break
-    firsts = _LINES * np.flatnonzero(is_read)
-    headers = lines.texts(lines.starts[firsts] + 1, lines.ends[firsts])
-    sequences = lines.texts(lines.starts[firsts + 1], lines.ends[firsts + 1])
-    if _found(".", sequences):
-        sequences = [letters.replace(".", "N") for letters in sequences]  # an unknown base
-    line_numbers = (firsts + number + 1).tolist()
-    is_plain = lines.are_plain(lines.starts[firsts])
-    records, earlier = _columns(headers, sequences, line_numbers, label, sample, is_plain=is_plain)
-    return records, earlier or fault
-
-
-def _are_reads(lines: _LineTable, n_lines: int) -> BoolArray:
-    """Return a mask of the groups of four lines that are certainly reads. Others need a check."""
-    header, letters, plus, qualities = (slice(i, n_lines, _LINES) for i in range(_LINES))
-    lengths = lines.ends - lines.starts
-    is_same = lengths[letters] == lengths[qualities]
-    is_plus = lines.begin_with("+", plus) & (lengths[plus] == 1)
-    are_reads = lines.begin_with("@", header) & is_plus & is_same
-    return are_reads if lines.data.isascii() else np.zeros_like(are_reads)
-
-
-def _is_read(header: str, letters: str, plus: str, qualities: str) -> bool:
-    is_named = plus == "+" or (plus[:1] == "+" and plus[1:] == header[1:])
-    return is_named and len(letters) == len(qualities) and header[:1] == "@"
-
-
-def _bad_read_error(lines: Sequence[str], number: int, label: str) -> InputError:
-    """Return the error for the first invalid read, which begins at line ``number``."""
-    fields: list[str | None] = [*lines, *[None] * (_LINES - len(lines))]
-    header, letters, plus, qualities = fields
-    shown = [ascii((line or "")[:20].encode(errors="surrogateescape"))[1:] for line in lines]
-    name = printable((header or "")[1:].split(maxsplit=1)[0] if (header or "")[1:].split() else "")
-    unwrap = "for example with `seqkit seq -w 0`"
-    if not (header or "").startswith("@"):
-        offset = 0
-        problem = f"expected '@', found {shown[0]}"
-        hint = (
-            "a FASTQ read has four lines, the first such as '@read1'; unwrap wrapped lines, "
-            f"{unwrap}"
-        )
-    elif plus is not None and not plus.startswith("+"):
-        offset = 2
-        problem = f"expected '+', found {shown[2]}, in the read {name}"
-        hint = f"a FASTQ read has four lines; unwrap wrapped lines, {unwrap}"
-    elif letters is None or plus is None or qualities is None:
-        offset = len(lines) - 1
-        problem = f"the file ends within the read {name}"
-        hint = "the file is truncated: copy or download it again"
-    elif plus not in ("+", f"+{(header or '')[1:]}"):
-        offset = 2
-        problem = f"the line {shown[2]} names another read than {name}"
-        hint = "the file is damaged: copy or download it again"
-    else:
-        n_letters = format_count(len(letters), "letter")
-        n_qualities = format_count(len(qualities), "quality", "qualities")
-        offset = 3
-        problem = f"the read {name} has {n_letters} and {n_qualities}"
-        hint = (
-            "the file is truncated or damaged, or its lines are wrapped: copy it again, or unwrap "
-            f"it, {unwrap}"
-        )
-    return InputError(f"{label}:{number + offset}: {problem}", hint=hint)
-
-
-def _strip_bytes(blanks: Iterable[AnyStr], letters: AnyStr) -> AnyStr:
-    for blank in blanks:  # faster than ``translate``, which checks each letter
-        if blank in letters:
-            letters = letters.replace(blank, letters[:0])
-    return letters
 
 
 def _check_blank(text: str, number: int, label: str) -> None:
@@ -818,7 +512,7 @@ def _check_blank(text: str, number: int, label: str) -> None:
     Raises:
         InputError: there is other text.
     """
-    unexpected = text.lstrip(_BLANK)
+    unexpected = text.lstrip(BLANKS)
     if unexpected:
         line = number - unexpected.count("\n")
         start = unexpected[:20].splitlines()[0].encode(errors="surrogateescape")
@@ -826,47 +520,6 @@ def _check_blank(text: str, number: int, label: str) -> None:
             f"{label}:{line}: expected '>', found {str(start).removeprefix('b')}",
             hint="a FASTA record begins with a line such as '>contig1'",
         )
-
-
-def _check_record(header: str, sequence: str, line: int, label: str) -> None:
-    """Check a record's header and letters.
-
-    Raises:
-        InputError: the header is too long or has no valid id, or the record has a NUL byte.
-    """
-    if len(header) > MAX_HEADER:
-        raise _endless_header(line, label)
-    words = header.split(maxsplit=1)
-    if not words:
-        raise InputError(
-            f"{label}:{line}: the header has no id", hint="write an id after the '>' or '@'"
-        )
-    if _NOT_UTF8.search(words[0]):
-        raise InputError(
-            f"{label}:{line}: the id {printable(words[0])} is not UTF-8",
-            hint="convert the file, for example with `iconv -f LATIN1 -t UTF-8`",
-        )
-    if "\0" in header or "\0" in sequence:
-        raise InputError(
-            f"{label}:{line}: the record {printable(words[0])} has a NUL byte",
-            hint="the file is damaged, or is not text",
-        )
-
-
-def _check_length(n_letters: int, header: str, line: int, label: str) -> None:
-    if n_letters > MAX_LETTERS:
-        name = printable(header[:_SHOWN])
-        raise InputError(
-            f"{label}:{line}: the record {name} has more than {MAX_LETTERS:,} letters",
-            hint="cut it into several, for example with `seqkit sliding`",
-        )
-
-
-def _endless_header(line: int, label: str) -> InputError:
-    return InputError(
-        f"{label}:{line}: the header is longer than {MAX_HEADER:,} characters",
-        hint="shorten it; if the file has lost its line ends, copy or download it again",
-    )
 
 
 def write_record(out: TextIO, header: str, sequence: str) -> None:
@@ -893,10 +546,10 @@ def matches_type(letters: str, input_type: InputType) -> bool:
     """Return True if all letters are valid for this sequence type."""
     letters_of_type = _sequence_letters(input_type)
     return not any(
-        letters[start : start + _BLOCK]
+        letters[start : start + record_text.READ_BYTES]
         .encode("ascii", "replace")
         .translate(None, delete=letters_of_type)  # "?" is allowed nowhere
-        for start in range(0, len(letters), _BLOCK)
+        for start in range(0, len(letters), record_text.READ_BYTES)
     )
 
 

@@ -24,7 +24,8 @@ from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import InputType
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import guess_input_type, parse_block
-from virnucpro.sequences.inputs import InputFile, announce_reads, hash_inputs, with_text_hash
+from virnucpro.sequences.input_search import announce_reads
+from virnucpro.sequences.inputs import InputFile, hash_inputs, with_text_hash
 from virnucpro.sequences.samples import find_repeated_ids, id_digests, rename_records
 
 _IDS_AT_ONCE = 1000  # ids per lookup
@@ -270,3 +271,18 @@ def _sort_and_compare(digests: array[int], first: int = 0) -> NDArray[np.int64]:
     ordered = np.frombuffer(digests, dtype=np.int64)[first:]
     ordered.sort()
     return find_repeated_ids(ordered)
+
+
+def rejected_files(survey: InputScan) -> tuple[InputFile, ...]:
+    return tuple(file for file, _ in survey.refused)
+
+
+def warn_of_copies(files: Iterable[InputFile]) -> None:
+    first_with: dict[str, InputFile] = {}
+    for file in files:
+        if (first := first_with.setdefault(file.identity, file)) is not file:
+            LOGGER.warning(
+                "%s and %s have the same content: each record counts twice",
+                first.display_name,
+                file.display_name,
+            )

@@ -17,7 +17,7 @@ from virnucpro.core.native import call
 from virnucpro.core.numeric import IntArray
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import Records, reverse_complement
-from virnucpro.sequences.translate import STANDARD
+from virnucpro.sequences.genetic_code import STANDARD
 
 Digits = NDArray[np.uint8]
 

@@ -1,4 +1,4 @@
-"""Screen records, and translate nucleotides to the ORFs that encoders read. Pure functions.
+"""Cut nucleotides into chunks, and translate them to the ORFs that encoders read.
 
 Chunks, the frames that are kept, and their names follow the original VirNucPro
 (github.com/Li-Jing-1997/VirNucPro). Golden files test them byte by byte. The only difference is
@@ -8,157 +8,20 @@ that U is read as T, while the original drops the codon.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.errors import UsageError
-from virnucpro.core.option_text import with_options
-from virnucpro.core.recipe import Alphabet, Recipe, Status
-from virnucpro.core.types import FastaRecord, Orf, Records, reverse_complement
+from virnucpro.core.recipe import Alphabet, Recipe
+from virnucpro.core.types import FastaRecord, Orf, reverse_complement
 from virnucpro.sequences.base_digits import BASE_DIGITS
-from virnucpro.sequences.fasta import find_invalid, matches_type
-
-# Genetic codes by NCBI's numbers, from ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi. Codes 27, 28
-# and 31 are excluded, because context decides whether one of their codons is a residue or a stop.
-
-STOP = "*"
-_CODONS = tuple(a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT")
-_LETTERS = (
-    "KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"  # one letter per codon
-)
-_DIFFERENCES = {  # NCBI's number -> codons that differ from the standard code
-    1: "",
-    2: "AGA* AGG* ATAM TGAW",
-    3: "ATAM CTAT CTCT CTGT CTTT TGAW",
-    4: "TGAW",
-    5: "AGAS AGGS ATAM TGAW",
-    6: "TAAQ TAGQ",
-    9: "AAAN AGAS AGGS TGAW",
-    10: "TGAC",
-    11: "",
-    12: "CTGS",
-    13: "AGAG AGGG ATAM TGAW",
-    14: "AAAN AGAS AGGS TAAY TGAW",
-    15: "TAGQ",
-    16: "TAGL",
-    21: "AAAN AGAS AGGS ATAM TGAW",
-    22: "TAGL TCA*",
-    23: "TTA*",
-    24: "AGAS AGGK TGAW",
-    25: "TGAG",
-    26: "CTGA",
-    29: "TAAY TAGY",
-    30: "TAAE TAGE",
-    32: "TAGW",
-    33: "AGAS AGGK TAAY TGAW",
-}
-GENETIC_CODES = tuple(_DIFFERENCES)
-
-
-@dataclass(frozen=True, slots=True)
-class GeneticCode:
-    """A genetic code with one letter per codon, in the order AAA, AAC, AAG, AAT ..."""
-
-    number: int
-    codons: tuple[str, ...]
-    letters: tuple[str, ...]  # * is a stop
-
-    @property
-    def meanings(self) -> dict[str, str]:
-        """Return the letter of each codon."""
-        return dict(zip(self.codons, self.letters, strict=True))
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return tuple(codon for codon, letter in self.meanings.items() if letter == STOP)
-
-    @staticmethod
-    @cache
-    def from_number(number: int) -> GeneticCode:
-        """Return the code with an NCBI number.
-
-        Raises:
-            UsageError: there is no such code, or one of its codons has two meanings.
-        """
-        if number not in GENETIC_CODES:
-            raise UsageError(
-                with_options(
-                    "{genetic_code} is {number}, which is not an NCBI code with one meaning per "
-                    "codon",
-                    number=number,
-                ),
-                hint=f"choose one of {', '.join(map(str, GENETIC_CODES))}",
-                option="genetic_code",
-            )
-        meanings = dict(zip(_CODONS, _LETTERS, strict=True))
-        meanings |= {change[:3]: change[3] for change in _DIFFERENCES[number].split()}
-        return GeneticCode(number, tuple(meanings), tuple(meanings.values()))
-
-    @property
-    def standard_synonyms(self) -> dict[str, str]:
-        """Map each codon with a non-standard residue to the most similar standard codon for it.
-
-        Stops have no synonym.
-
-        >>> GeneticCode.from_number(6).standard_synonyms
-        {'TAA': 'CAA', 'TAG': 'CAG'}
-        """
-        synonyms = {}
-        usual = STANDARD.meanings
-        for codon, letter in self.meanings.items():
-            if letter not in (usual[codon], STOP):
-                same = [synonym for synonym in usual if usual[synonym] == letter]
-                synonyms[codon] = min(same, key=lambda synonym: _n_changes(codon, synonym))
-        return synonyms
-
-
-def _n_changes(codon: str, synonym: str) -> int:
-    return sum(a != b for a, b in zip(codon, synonym, strict=True))
-
-
-STANDARD = GeneticCode.from_number(1)  # the bacterial code, 11, differs only in its start codons
-
-
-# Records to ORFs
+from virnucpro.sequences.genetic_code import STANDARD, STOP, GeneticCode
 
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
-_MAX_RESIDUES = 50_000  # longer than any known protein; the cost of attention is quadratic
 _STOP = ord(STOP)
 _KNOWN = frozenset("ACGT")
-
-
-def reject_reason(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
-    """Return the status and note of a record that is rejected, or None and ""."""
-    if invalid := find_invalid(record, recipe.input_type):
-        return "invalid", invalid
-    if recipe.input_type == "protein" and not record.protein:
-        return "invalid", "the record holds nothing but a stop"
-    return _screen_length(len(record.sequence), recipe)
-
-
-def _screen_length(length: int, recipe: Recipe) -> tuple[Status | None, str]:
-    if recipe.input_type == "protein" and length > _MAX_RESIDUES:
-        return "invalid", f"{length} residues; at most {_MAX_RESIDUES} are embedded"
-    if length < recipe.min_length:
-        return "too_short", f"{length} of at least {recipe.min_length}"
-    return None, ""
-
-
-def reject_reasons(records: Records, recipe: Recipe) -> dict[int, tuple[Status, str]]:
-    """Return the status and note of each rejected record, by index."""
-    indices: Iterable[int] = range(len(records.ids))
-    if recipe.input_type == "nucleotide" and matches_type(
-        "".join(records.sequences), recipe.input_type
-    ):
-        lengths = records.lengths.tolist()
-        rejected = {n for n in set(lengths) if not n or _screen_length(n, recipe)[0]}
-        indices = [index for index, n in enumerate(lengths) if n in rejected]
-    screened = ((index, *reject_reason(records.record_at(index), recipe)) for index in indices)
-    return {index: (status, note) for index, status, note in screened if status is not None}
 
 
 @cache

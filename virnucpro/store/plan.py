@@ -20,7 +20,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,12 +45,15 @@ from virnucpro.sequences.fasta import Block, Span, StreamCache, parse_block, wri
 from virnucpro.sequences.input_scan import find_repeat
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import id_digests
-from virnucpro.sequences.translate import Chunk, reject_reasons
+from virnucpro.sequences.screen import reject_reasons
 from virnucpro.store.feature_file import Attributes, read_checksummed, write_checksummed
 from virnucpro.store.feature_store import OnShard
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import IDS, PLAN, RunDir
 from virnucpro.store.shard_files import N_SMALL_SHARDS, ShardWriter
+
+if TYPE_CHECKING:
+    from virnucpro.sequences.translate import Chunk
 
 # spans of inputs, each with the input's index in the manifest
 InputSpans: TypeAlias = tuple[tuple[int, Span], ...]
@@ -499,6 +502,8 @@ class _SliceTask:
                 texts = [(record.id, record.protein) for record in block]
                 yield [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts]
             return
+        from virnucpro.sequences.translate import Chunk  # not needed for proteins
+
         chunks_by_record = (_cut(record, planner.plan.manifest) for record in records)
         for chunks in group_parts(
             chain.from_iterable(chunks_by_record), lambda chunk: len(chunk.sequence)
@@ -554,6 +559,8 @@ class _SliceTask:
 
 def _cut(record: FastaRecord, manifest: Manifest) -> Iterator[Chunk]:
     """Cut a record into chunks. Neither chunks nor their frames get the id of another record."""
+    from virnucpro.sequences.translate import Chunk  # not needed for proteins
+
     chunks = Chunk.of(record, manifest.recipe)
     taken = manifest.taken
     ids = [record.id, record.name]

@@ -31,8 +31,8 @@ from virnucpro.models.lookup import has_model_name, open_model
 from virnucpro.models.registry import DEFAULT_MODEL
 from virnucpro.models.trained_encoder import save_frame_network
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.kmers import Sketch
-from virnucpro.sequences.translate import GeneticCode
 from virnucpro.training.evaluation.calibration import (
     N_CHUNKS,
     Calibration,

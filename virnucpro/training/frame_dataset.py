@@ -40,8 +40,9 @@ from virnucpro.core.types import FastaRecord, Orf
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.derived_names import without_number
 from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
-from virnucpro.sequences.translate import STANDARD, Chunk, GeneticCode, translate_six_frames
+from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.training.labelled_data import Labelled, LabelledRecord, Split
 
 Values = NDArray[Any]

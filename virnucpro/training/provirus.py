@@ -36,8 +36,8 @@ from virnucpro.results.names import tsv_line
 from virnucpro.results.outputs import RECORD_TABLE, REGION_TABLE, open_run_dir
 from virnucpro.results.table_readers import read_calls, read_regions
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.inputs import InputFile
-from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.store.run_dir import RunDir
 from virnucpro.training.evaluation.metrics import INTERVAL
 from virnucpro.training.labelled_data import read_cells, read_lines

@@ -41,8 +41,8 @@ from virnucpro.models.device_choice import DeviceChoice
 from virnucpro.models.frame_networks import FrameNetwork
 from virnucpro.models.packing import use_device
 from virnucpro.results.outputs import open_run_dir
+from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
-from virnucpro.sequences.translate import GeneticCode
 from virnucpro.training.distributed import Ranks, run_on, run_under_torchrun, started_by_torchrun
 from virnucpro.training.evaluation.calibration import FEWEST_GROUPS
 from virnucpro.training.evaluation.metrics import Samples

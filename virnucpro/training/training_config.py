@@ -29,7 +29,7 @@ from virnucpro.models.esm2.model_files import require_esm2
 from virnucpro.models.lookup import find_model, find_published, open_default, open_model
 from virnucpro.models.registry import BUILT_IN, current_name
 from virnucpro.results.outputs import open_run_dir
-from virnucpro.sequences.translate import GeneticCode
+from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.run_dir import RunDir
 from virnucpro.training.frame_dataset import FrameStore, delete_frames, write_frames

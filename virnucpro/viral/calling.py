@@ -15,7 +15,8 @@ import numpy as np
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.recipe import Recipe, Status
 from virnucpro.core.types import Records
-from virnucpro.sequences.translate import GeneticCode, reject_reasons
+from virnucpro.sequences.genetic_code import GeneticCode
+from virnucpro.sequences.screen import reject_reasons
 from virnucpro.viral.evidence import add_evidence
 from virnucpro.viral.head import HeadInfo, chunk_scores, combine_log_odds, probabilities
 from virnucpro.viral.known import KnownIndex, WindowHits

@@ -36,8 +36,9 @@ from virnucpro.core.recipe import (
     Status,
 )
 from virnucpro.core.types import FastaRecord, Records
+from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.kmers import Sketch
-from virnucpro.sequences.translate import GeneticCode, reject_reasons
+from virnucpro.sequences.screen import reject_reasons
 from virnucpro.viral.calling import ScoredRecords, call_scored, combine_calls, score_records
 from virnucpro.viral.evidence import look_up_and_add
 from virnucpro.viral.head import (

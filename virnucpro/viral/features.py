@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from virnucpro.core.native import call
 from virnucpro.core.numeric import FloatArray
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import N_CODES, Digits, genetic_code
-from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.windows import Windows, is_stop
 
 LENGTH = 9  # residues in a k-mer

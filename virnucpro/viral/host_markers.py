@@ -13,8 +13,8 @@ import numpy as np
 from virnucpro.core.native import call
 from virnucpro.core.numeric import FloatArray, IntArray
 from virnucpro.core.types import reverse_complement
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import N_CODES, Digits, encode, genetic_code
-from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import GENE_LIKE
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_proteins

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from virnucpro.sequences.translate import STANDARD, GeneticCode
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.viral.completeness import estimate_completeness
 from virnucpro.viral.lineage import Taxon, load_builtin_lineages, name_taxa
 from virnucpro.viral.taxonomy import load_builtin_taxonomy

@@ -26,7 +26,7 @@ import numpy as np
 from virnucpro.core.logging import format_count
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray, find_runs
 from virnucpro.core.types import FastaRecord, reverse_complement
-from virnucpro.sequences.translate import STANDARD, GeneticCode
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, corrupt_model_error, viral_path
 from virnucpro.viral.host_markers import (
     Repeat,

@@ -22,7 +22,7 @@ import numpy as np
 
 from virnucpro.core.native import call
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray, find_runs
-from virnucpro.sequences.translate import STANDARD, GeneticCode
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_windows
 

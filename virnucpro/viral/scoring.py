@@ -18,8 +18,8 @@ import numpy as np
 
 from virnucpro.core.native import call
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import encode
-from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.viral.features import (
     FIGURES,
     N_FEATURES,

@@ -36,7 +36,7 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
 from virnucpro.core.numeric import FloatArray, IntArray
-from virnucpro.sequences.translate import STANDARD, GeneticCode
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.viral.features import (
     CLIP,
     FIGURES,

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from virnucpro.core.native import call
 from virnucpro.core.numeric import IntArray
 from virnucpro.core.types import reverse_complement
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import N_CODES, UNKNOWN, Digits, encode, genetic_code
-from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 NOT_YET = 255  # instead of a class: the k-mer has not been looked up yet
 SHORTEST = 5  # codons in an open reading frame

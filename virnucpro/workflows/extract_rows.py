@@ -9,8 +9,7 @@ from virnucpro.core.recipe import Alphabet, Status
 from virnucpro.core.types import FRAMES_FAILED, Orf, Records
 from virnucpro.results.embedding_rows import EmbeddedRecords, FailedFrame, make_batches
 from virnucpro.results.outputs import OUTPUTS
-from virnucpro.sequences.open_codes import find_alternative_codes
-from virnucpro.sequences.translate import reject_reasons
+from virnucpro.sequences.screen import reject_reasons
 from virnucpro.store.feature_store import ShardFeatures
 from virnucpro.workflows.table_tasks import BlockRows, Frame, FrameRange, RowBuilder, ShardFrames
 
@@ -89,6 +88,10 @@ class EmbeddingRowBuilder(RowBuilder):
         self, records: Records, statuses: Sequence[Status], notes: list[str]
     ) -> None:
         """Add notes to records that seem to use another genetic code."""
+        if self.recipe.input_type != "nucleotide":
+            return
+        from virnucpro.sequences.open_codes import find_alternative_codes
+
         indices = [
             index
             for index, status in enumerate(statuses)

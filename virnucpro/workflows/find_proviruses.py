@@ -24,7 +24,8 @@ from virnucpro.results.output_writer import open_outputs
 from virnucpro.results.outputs import RECORD_TABLE, REGION_OUTPUTS, REGION_TABLE, open_run_dir
 from virnucpro.results.report.run_report import write_run_page
 from virnucpro.results.table_readers import read_calls
-from virnucpro.sequences.inputs import InputFile, check_recorded
+from virnucpro.sequences.inputs import InputFile
+from virnucpro.sequences.recorded_inputs import check_recorded
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import RunDir

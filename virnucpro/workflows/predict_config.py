@@ -22,7 +22,7 @@ from virnucpro.models.base import Model
 from virnucpro.models.devices import count_workers
 from virnucpro.models.registry import DEFAULT_MODEL, TINY_MODEL
 from virnucpro.models.torch_build import require_torch
-from virnucpro.sequences.translate import GeneticCode
+from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.manifest import Manifest
 from virnucpro.viral.classifier import RecordClassifier, choose_classifier

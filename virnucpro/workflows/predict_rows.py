@@ -12,8 +12,8 @@ from virnucpro.core.types import PROTEIN, FastaRecord, Orf, Records
 from virnucpro.results.call_rows import make_batches
 from virnucpro.results.outputs import OUTPUTS
 from virnucpro.results.row_batches import RowBatch
+from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.open_codes import find_alternative_codes
-from virnucpro.sequences.translate import GeneticCode
 from virnucpro.store.feature_store import ShardFeatures
 from virnucpro.store.plan import Selection
 from virnucpro.viral.calling import ScoredRecords

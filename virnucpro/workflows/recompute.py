@@ -36,7 +36,7 @@ from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.core.types import Embeddings, Shard
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import WorkOptions
-from virnucpro.results.outputs import CHUNK_TABLE, OutputFile, open_run_dir
+from virnucpro.results.outputs import OutputFile, open_run_dir
 from virnucpro.results.row_batches import RowBatch, Rows
 from virnucpro.sequences.inputs import InputFile, hash_inputs
 from virnucpro.store.feature_export import split_rows
@@ -422,7 +422,7 @@ def _has_rows(path: Path, text: bytes, output: OutputFile) -> bool:
     """Return whether a table has these rows, contiguous unless the table is sorted."""
     with open_regular_file(path) as plain:
         table = cast("BinaryIO", gzip.GzipFile(fileobj=plain)) if output.is_packed else plain
-        if output is CHUNK_TABLE:
+        if output.is_sorted:
             wanted = set(text.splitlines(keepends=True))
             for line in table:
                 wanted.discard(line)

@@ -36,8 +36,8 @@ from virnucpro.models.devices import choose_devices, count_workers
 from virnucpro.models.registry import DEFAULT_MODEL, current_name
 from virnucpro.models.torch_build import require_torch
 from virnucpro.results.outputs import open_run_dir
+from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.inputs import InputFile
-from virnucpro.sequences.translate import GeneticCode
 from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.merged_features import MAX_BYTES

@@ -1,0 +1,77 @@
+"""Find the input files that the user named."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from virnucpro.core.errors import InputError, InputMissingError
+from virnucpro.core.logging import announce, format_count, printable
+from virnucpro.core.option_text import with_options
+from virnucpro.sequences.fasta import (
+    detect_interleaved,
+)
+from virnucpro.sequences.inputs import RUN_FILE, STDIN, InputFile, list_inputs
+
+
+def find_inputs(
+    paths: Sequence[Path], run_folder: Path, copies: Path, own_names: Collection[str] = ()
+) -> list[InputFile]:
+    """List the input files at the user's ``paths``, in order.
+
+    In a run folder, files named in ``own_names`` are results of that run, and are skipped.
+
+    Raises:
+        InputError: a sample sheet is invalid, or a file is named twice.
+        InputMissingError: a file is missing, or a pipe cannot be read.
+        OutputError, StorageError: a file cannot be copied.
+    """
+    inputs: dict[str, InputFile] = {}
+    for path in paths:
+        files = InputFile.complete(path)
+        if path.is_dir():
+            from virnucpro.sequences.input_folder import announce_folders, folder_inputs
+
+            is_run = run_folder.resolve() == path.resolve() or (path / RUN_FILE).exists()
+            files = folder_inputs(path, files, own_names if is_run else ())
+            if not is_run:
+                announce_folders(path, run_folder)
+        for file in files:
+            if file.path in inputs:
+                raise InputError(
+                    f"the input {file.display_name} is named twice"
+                    + (f": it is {printable(file.path)}" if file.name else ""),
+                    hint=with_options(
+                        "name it once: {input} takes files, folders and sample sheets"
+                    ),
+                )
+            inputs[file.path] = _spool_stream(file, run_folder, copies)
+    return list(inputs.values())
+
+
+def _spool_stream(file: InputFile, run_folder: Path, copies: Path) -> InputFile:
+    """Return the file itself, or a copy if it can be read only once."""
+    path = Path(file.path)
+    is_plain = path.is_file() or not (path == STDIN or path.exists())
+    if is_plain and run_folder.resolve() not in path.parents:
+        return file
+    from virnucpro.sequences.input_copies import copy_input
+
+    return copy_input(file, copies)
+
+
+def announce_reads(inputs: Iterable[InputFile]) -> None:
+    """Announce once how FASTQ reads are treated."""
+    n_files = 0
+    interleaved: list[str] = []
+    for file in inputs:
+        with suppress(InputError, InputMissingError):  # reported when the file is read
+            kind = detect_interleaved(Path(file.path))
+            n_files += bool(kind)
+            if kind == "mates" and not file.mate:
+                interleaved.append(file.display_name)
+    if n_files:
+        announce(f"{format_count(n_files, 'FASTQ file')}: qualities are ignored")
+    if interleaved:
+        announce(f"{list_inputs(interleaved, 1)}: interleaved read pairs; ids end in /1 and /2")
