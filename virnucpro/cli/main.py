@@ -34,7 +34,7 @@ COMMANDS = {
         "Embed FASTA or FASTQ with ESM-2, and write features.h5 and records.tsv.",
     ),
     "work": (
-        "predict",
+        "work",
         "Run one part of a planned run. Parts can run concurrently on any number of machines.",
     ),
     "regions": (

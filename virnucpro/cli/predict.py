@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.console import loading, next_step, print_lines, show_progress
-from virnucpro.cli.exit_codes import CommandExit, exit_on_error
+from virnucpro.cli.exit_codes import exit_on_error
 from virnucpro.cli.run_command import Workflow, run_command
 from virnucpro.core.machine import read_machine
-from virnucpro.engine.options import WorkOptions
 from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
 
 if TYPE_CHECKING:
     from virnucpro.core.helper_pool import HelperPool
 
-_WORK_KEPT = "finished files are kept: run the same command again to do the rest"
 _REGIONS_KEPT = "the folder is unchanged: run the same command again"
 
 
@@ -89,35 +85,6 @@ def _start_pool(options: PredictOptions) -> HelperPool | None:
         n_bytes = sum(path.stat().st_size for path in options.input if path.is_file())
     pool.start_helpers(n_bytes, "virnucpro.workflows.predict_rows")
     return pool
-
-
-@command(WorkOptions, ConsoleOptions)
-def work(options: WorkOptions, console: ConsoleOptions) -> None:
-    """Run one part of a planned run. Parts can run concurrently on any number of machines.
-
-    DIR was planned with --plan-only and is on a file system that all machines share. A part reads
-    and
-    translates its slices of the input, embeds them, and writes their table rows. Afterwards, the
-    planned command with --resume joins all parts and does the missing work.
-
-    Example: virnucpro work results/ --part 3/16
-
-    In a SLURM array each task takes its own part: sbatch --array=1-16 --gres=gpu:1
-    --wrap "virnucpro work results/"
-
-    In a PBS array: virnucpro work results/ --part 16
-
-    Exit codes are those of predict.
-    """
-    with exit_on_error(lambda: _WORK_KEPT):
-        with loading(console):
-            from virnucpro.workflows import work_share as story
-
-        with show_progress(console) as events:
-            part = story.work(replace(options, array=dict(os.environ)), events)
-    with exit_on_error():
-        print_lines(part.lines, console.quiet)
-    raise CommandExit(part.exit_code)
 
 
 @command(RegionsOptions, ConsoleOptions)

@@ -43,9 +43,6 @@ from virnucpro.store.progress_log import ProgressLog
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.collect_inputs import number_taken_names
 from virnucpro.workflows.extract import extract_context, record_extract
-from virnucpro.workflows.predict import predict_context, record_predict, resolve_calls
-from virnucpro.workflows.predict_config import resolve_predict_part
-from virnucpro.workflows.predict_rows import SELECTION
 from virnucpro.workflows.run_config import RunConfig, resolve_extract_part
 from virnucpro.workflows.run_context import RunContext
 from virnucpro.workflows.run_steps import ExecutorOn, find_pending, write_in_thread
@@ -233,6 +230,11 @@ def _resolve_extract_share(plan: Plan, options: WorkOptions, on_event: EventHand
 
 
 def _resolve_predict_share(plan: Plan, options: WorkOptions, on_event: EventHandler) -> RunShare:
+    # an extraction needs no classifier
+    from virnucpro.workflows.predict import predict_context, record_predict, resolve_calls
+    from virnucpro.workflows.predict_config import resolve_predict_part
+    from virnucpro.workflows.predict_rows import SELECTION
+
     rundir = plan.rundir
     config = resolve_predict_part(options, rundir.read_facts(), plan.manifest, on_event)
     calls = resolve_calls(config, rundir, plan.manifest.recipe)
