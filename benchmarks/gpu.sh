@@ -120,11 +120,6 @@ predict() { # SECONDS
     run "$1" gpu_predict_cpu.txt "${contigs[@]}" --output-dir "$scratch/here" --device cpu
     run 10 gpu_predict_compared.txt python3 -m virnucpro compare --tolerance 0 \
         "$scratch/here" "$scratch/there"
-    contigs+=(--model cnn_virnucpro) # whose calls depend on its vectors
-    run "$1" gpu_network.txt "${contigs[@]}" --output-dir "$scratch/read_there" --device "$device"
-    run "$1" gpu_network_cpu.txt "${contigs[@]}" --output-dir "$scratch/read_here" --device cpu
-    run 10 gpu_network_compared.txt python3 -m virnucpro compare --tolerance 0.01 \
-        "$scratch/read_here" "$scratch/read_there"
 }
 
 check() { # NAME OPTIONS...
@@ -132,7 +127,7 @@ check() { # NAME OPTIONS...
 }
 
 case $call in
-right) # 10 + 60 + 4 * 25 + 2 * 10 + 100 + 75 + 3 * 30 + 75 seconds
+right) # 10 + 60 + 2 * 25 + 10 + 100 + 75 + 3 * 30 + 75 seconds
     need pytest xdist hypothesis
     [[ $device != cuda ]] || run 10 gpu_card.txt nvidia-smi --format=csv \
         --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit,temperature.gpu
@@ -140,8 +135,7 @@ right) # 10 + 60 + 4 * 25 + 2 * 10 + 100 + 75 + 3 * 30 + 75 seconds
     predict 25
     tests 100 gpu_tests -k 'cuda or gpu' tests/unit/test_esm2_model.py \
         tests/integration/test_dnabert_s.py::test_a_gpu_gives_the_vectors_of_a_cpu \
-        tests/integration/test_engine.py::test_a_gpu_gives_the_vectors_of_a_cpu \
-        tests/unit/test_codons.py::test_a_gpu_gives_the_vectors_of_a_cpu
+        tests/integration/test_engine.py::test_a_gpu_gives_the_vectors_of_a_cpu
     for model in $(of_models 650M); do
         measure 75 "gpu_full_$model" full --models "$model" ${TOKENS:+--tokens "$TOKENS"}
     done

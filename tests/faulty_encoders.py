@@ -13,7 +13,6 @@ import torch
 
 from virnucpro.models.attention import RunLayout
 from virnucpro.models.base import Pending
-from virnucpro.models.codon_cnn import _CodonEncoder
 from virnucpro.models.packing import PackedBatch
 from virnucpro.models.pooling import bos_pool
 from virnucpro.models.registry import FAMILIES
@@ -23,9 +22,9 @@ Fault = Callable[[Any], None]
 
 
 @contextmanager
-def crooked(fault: Fault, family: str = "esm2") -> Iterator[None]:
-    """Every encoder of the family that is loaded in this block has the fault."""
-    before = FAMILIES[family]
+def crooked(fault: Fault) -> Iterator[None]:
+    """Every ESM-2 that is loaded in this block has the fault."""
+    before = FAMILIES["esm2"]
 
     def load(*arguments: object) -> object:
         encoder = before.implementation.load(*arguments)
@@ -35,11 +34,11 @@ def crooked(fault: Fault, family: str = "esm2") -> Iterator[None]:
     sys.modules["crooked_encoder"] = SimpleNamespace(
         load=load, inspect=before.implementation.inspect
     )
-    FAMILIES[family] = replace(before, module="crooked_encoder")
+    FAMILIES["esm2"] = replace(before, module="crooked_encoder")
     try:
         yield
     finally:
-        FAMILIES[family] = before
+        FAMILIES["esm2"] = before
         del sys.modules["crooked_encoder"]
 
 
@@ -49,14 +48,6 @@ def scale_a_norm(encoder: TransformerEncoder) -> None:
 
 def scale_a_norm_much(encoder: TransformerEncoder) -> None:
     encoder.model.layers[0].mlp_norm.weight.mul_(1.1)
-
-
-def scale_channels(encoder: _CodonEncoder) -> None:
-    encoder.network.norm.scale.mul_(1.0001)
-
-
-def scale_channels_much(encoder: _CodonEncoder) -> None:
-    encoder.network.norm.scale.mul_(1.1)
 
 
 def scale_rotary(encoder: TransformerEncoder) -> None:

@@ -23,6 +23,7 @@ import virnucpro
 from virnucpro.core.atomic_io import HEAD_FILE, hash_file
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.core.events import Progress, ShardDone
+from virnucpro.core.json_checksum import add_checksum, parse_checked
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.esm2.loading import save_esm2
 from virnucpro.models.hugging_face import cache_folder, find_snapshot
@@ -111,6 +112,38 @@ def test_run_of_earlier_name_resumes_unchanged(options, caplog):
     assert not caplog.records
     assert {name: vector.tolist() for name, vector in vectors(config.output).items()} == before
     assert EARLIER_NAME not in (config.output / "run.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["predict", "-i", "{contigs}", "-o", "run", "--model"],
+        ["extract", "-i", "{contigs}", "-o", "run", "--model"],
+        ["models", "info"],
+    ],
+    ids=" ".join,
+)
+def test_removed_model_names_alternatives(words, contigs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, said = invoke(*(word.format(contigs=contigs) for word in words), "cnn_virnucpro")
+    assert code == 69 and "VirNucPro no longer has the model cnn_virnucpro" in said
+    assert f"index of known viruses, and extract embeds with {DEFAULT_MODEL}" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", [["status"], ["work"], ["predict", "--resume", "-i", "in", "-o"]])
+def test_run_of_removed_model_is_refused(words, options):
+    config = resolve(options("predict", model=TINY_MODEL, device="cpu"), lambda _: None)
+    run(config, InlineExecutor(), lambda _: None)
+    manifest = config.output / "run.json"
+    stored = parse_checked(manifest.read_bytes())
+    (encoder,) = stored["recipe"]["encoders"]
+    encoder |= {"family": "codons", "model": "cnn_virnucpro", "reads": "chunk"}
+    manifest.write_text(add_checksum(stored))
+    code, said = invoke(*words, config.output)
+    assert code == 73
+    assert "a run with the model cnn_virnucpro, which VirNucPro no longer has" in said
+    assert "choose another --output-dir, or start again with --force" in said
 
 
 def test_built_in_model_is_announced_once(options):

@@ -21,11 +21,9 @@ from test_scorer_library import CODES, PIECE, table_of
 from test_scorer_run import predict
 
 from virnucpro.core.types import FastaRecord, reverse_complement
-from virnucpro.engine.local import InlineExecutor
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.open_codes import find_open_codes
-from virnucpro.sequences.translate import Chunk
 from virnucpro.viral.features import layout_features
 from virnucpro.viral.networks import Knot, Scorer
 from virnucpro.viral.provirus import ProvirusFinder
@@ -33,8 +31,6 @@ from virnucpro.viral.scoring import score_block
 from virnucpro.viral.taxonomy import iter_kmers, load_builtin_taxonomy
 from virnucpro.viral.types import Region, Track
 from virnucpro.viral.windows import Windows, canonical_rotation, split_windows
-from virnucpro.workflows.predict import predict as run_predict
-from virnucpro.workflows.predict_options import PredictOptions
 
 # both sides of each length from which other nets read a record, and of several pieces
 LENGTHS = (
@@ -112,17 +108,6 @@ def test_strand_pieces(n_bases: int, size: int) -> None:
     gaps = np.maximum(0, start[1:] - (start + n_of_piece)[:-1])
     assert unread + gaps.sum() <= size / 10 + 2  # a piece in the middle may lack a base
     assert set(n_of_piece.tolist()) <= {min(size, n_bases), min(size, n_bases) - 1}
-
-
-@given(st.integers(0, 5_000), st.integers(1, 700))
-def test_strand_chunks(n_bases: int, size: int) -> None:
-    record = FastaRecord("r", "r", "ACGTT" * (n_bases // 5) + "G" * (n_bases % 5))
-    chunks = list(Chunk.cut_evenly(record, size))
-    spans = [(chunk.start, chunk.end) for chunk in chunks]
-    assert [(n_bases - end, n_bases - start) for start, end in reversed(spans)] == spans
-    assert [chunk.sequence for chunk in chunks] == [record.sequence[a:b] for a, b in spans]
-    assert len(chunks) == -(-n_bases // size)
-    assert {base for span in spans for base in range(*span)} == {*range(n_bases)}
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -298,24 +283,6 @@ def test_run_in_other_files(variants: Path, records: dict[str, str], tmp_path: P
         here = of_records(tmp_path / "run" / table, "record", columns)
         there = of_records(variants / table, "record", columns)
         assert here == {name: row for name, row in there.items() if name in records}
-
-
-def test_strand_cnn(records: dict[str, str], tmp_path: Path) -> None:
-    names = [f"example_virus_0{n}{part}" for n in (1, 2) for part in ("", "_150", "_701")]
-    texts = {name: records[name] for name in names}
-    texts |= {f"{name}.reverse": reverse_complement(records[name]) for name in names}
-    options = PredictOptions(
-        input=(write_fasta(tmp_path / "in.fa", texts),),
-        output_dir=tmp_path / "run",
-        model="cnn_virnucpro",
-        device="cpu",
-        precision="fp32",
-        embed="all",
-    )
-    assert run_predict(options, lambda _: None, lambda _: InlineExecutor()).exit_code == 0
-    calls = of_records(tmp_path / "run/predictions.tsv", "record", (*CALL, "base_score"))
-    assert all(calls[f"{name}.reverse"] == calls[name] for name in names)
-    assert any(row[3] != row[-1] for row in calls.values())  # the network has a say
 
 
 # Records that are joined

@@ -186,10 +186,7 @@ def given_alone(options, **given: object) -> RunConfig:
     return resolve(options(command="predict", **{**usual, **given}), lambda _: None)
 
 
-LEAVE_OUT = (
-    "It changes no call: leave {} out to run without it and without a GPU. To find more unknown "
-    "viruses in short records with a GPU, add --model cnn_virnucpro (it may lose known ones)."
-)
+LEAVE_OUT = "It changes no call: leave {} out to run without it and without a GPU."
 
 
 @pytest.mark.parametrize(

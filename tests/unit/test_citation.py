@@ -128,7 +128,6 @@ def test_cite_names_the_demonstration_model(tmp_path):
     ("family", "model", "expected"),
     [
         ("dnabert-s", "dnabert-s", [PROGRAM, ORIGINAL, DNABERT_S]),
-        ("codons", "cnn_virnucpro", [PROGRAM, ORIGINAL]),
         ("learned", "esm2-cnn", [PROGRAM, ESM2, ORIGINAL]),
         ("learned", "onehot-cnn", [PROGRAM, ORIGINAL]),
     ],

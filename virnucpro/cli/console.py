@@ -19,7 +19,7 @@ import click
 from virnucpro.cli.command import ConsoleOptions
 from virnucpro.cli.exit_codes import GONE, end_cleanly, has_colours
 from virnucpro.core.logging import FORMAT, log_to_file, log_to_handler, wrapped
-from virnucpro.models.registry import DEFAULT_MODEL, NETWORK
+from virnucpro.models.registry import DEFAULT_MODEL
 from virnucpro.workflows.options import RunOptions
 
 if TYPE_CHECKING:
@@ -187,21 +187,12 @@ def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> li
 def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
     """Suggest uses for idle GPUs after a run that embedded nothing."""
     from virnucpro.models.nvidia import free_gpus
-    from virnucpro.results.outputs import open_run_dir
 
     if not (gpu_numbers := free_gpus(options.cuda_visible_devices)):
         return []
     gpu_flags = ["--gpus", ",".join(map(str, gpu_numbers)), "--force"]
-    gains = {DEFAULT_MODEL: "with ESM-2 vectors"}
-    manifest = open_run_dir(options.output_dir).read_manifest()
-    is_of_bases = manifest is not None and manifest.recipe.input_type == "nucleotide"
-    if is_of_bases and options.chunk_size is None:
-        gains[NETWORK] = "with more unknown viruses"
-    lines: list[str] = []
-    for model, gain in gains.items():
-        command = _resume_command(argv, "--model", model, *gpu_flags)
-        lines += as_command(command, before=f"GPUs: {len(gpu_numbers)} free; {gain}")
-    return lines
+    command = _resume_command(argv, "--model", DEFAULT_MODEL, *gpu_flags)
+    return as_command(command, before=f"GPUs: {len(gpu_numbers)} free; with ESM-2 vectors")
 
 
 def _resume_command(argv: Sequence[str], *more: str) -> list[str]:

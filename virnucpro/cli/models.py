@@ -184,10 +184,9 @@ def verify(options: _NamedModel) -> None:
 def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions) -> None:
     """Compare the vectors that a model computes here with those of a float32 reference.
 
-    The reference has the same weights: fair-esm for ESM-2, transformers for ESM C, and for
-    cnn_virnucpro the network itself on a CPU. Both embed a fixed panel of sequences, on every GPU
-    named. The vectors may differ by no more than rounding explains for these weights and this
-    precision.
+    The reference has the same weights: fair-esm for ESM-2, transformers for ESM C. Both embed a
+    fixed panel of sequences, on every GPU named. The vectors may differ by no more than rounding
+    explains for these weights and this precision.
     Run this first on a new GPU or with a new model. It needs memory for the model in float32.
 
     Example: virnucpro models check esm2_t33_650M_UR50D --gpus 0

@@ -23,24 +23,15 @@ _REGIONS_KEPT = "the folder is unchanged: run the same command again"
 def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     """Find viruses in FASTA or FASTQ, and write viruses.tsv, viruses.fasta and predictions.tsv.
 
-    A fast scorer labels every record virus or other. --model cnn_virnucpro adds a neural network
-    for
-    records that may be viral by their score, and combines both scores. This is slower, and better
-    for
-    unknown families in records of 300 to 1,000 bases, but it may lose known ones. With another
-    --model,
-    or any device option except --workers, ESM-2 embeds every translated frame and writes vectors to
-    features.h5. The default is the published ESM-2 650M, downloaded once. ESM-2 alone does not
-    affect
-    calls. A head you trained does, where it improved accuracy in training.
+    A fast scorer labels every record virus or other. With --model, or any device option except
+    --workers, ESM-2 embeds every translated frame and writes vectors to features.h5. The default is
+    the published ESM-2 650M, downloaded once. ESM-2 alone does not affect calls. A head you trained
+    does, where it improved accuracy in training.
 
     Only a model uses a GPU. Without --model and without a device option, the scorer runs on CPU
     cores.
 
     Example: virnucpro predict -i contigs.fa -o results/
-
-    More unknown viruses in short records, on all GPUs or else on the CPU: virnucpro predict
-    -i contigs.fa -o results/ --model cnn_virnucpro
 
     Calls and ESM-2 vectors: virnucpro predict -i contigs.fa -o results/ --gpus 0,1,2
 

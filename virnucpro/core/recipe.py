@@ -48,16 +48,10 @@ BYTES_PER_SLICE = 2**23  # uncompressed input that is planned and called togethe
 
 
 class Alphabet(StrEnum):
-    """What an encoder reads: a frame's protein, a frame's bases, or a complete chunk."""
+    """What an encoder reads: a frame's protein, or a frame's bases."""
 
     PROTEIN = "protein"
     DNA = "dna"
-    CHUNK = "chunk"
-
-    @property
-    def unit(self) -> str:
-        """Return the name of the unit that gets its own vector."""
-        return "chunk" if self is Alphabet.CHUNK else "frame"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Look up named models and bundles: their paths, their download, and the family of a path.
 
-Two models are built in, with their heads. Other models are in one of these folders:
+One model is built in, with its head. Other models are in one of these folders:
 
 - torch hub's folder, for a published model in one file, so that one download serves every program
 - our own folders next to it, for imported models and published models in several files
@@ -27,12 +27,12 @@ from virnucpro.models.base import Model, identify_model, not_published
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.hugging_face import find_snapshot
 from virnucpro.models.registry import (
-    BUILT_IN,
     BUNDLES,
     DEFAULT_MODEL,
     EARLIER_NAMES,
     FAMILIES,
     NAMES,
+    REMOVED_MODELS,
     TINY_MODEL,
     TINY_NOTICE,
     Family,
@@ -40,6 +40,7 @@ from virnucpro.models.registry import (
     RemoteFile,
     current_name,
     installed_families,
+    removed_model_hint,
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
@@ -243,7 +244,7 @@ def all_model_names() -> list[str]:
     """
     families = (*FAMILIES.values(), *installed_families().values())
     published = [name for family in families for name in family.published if is_name(name)]
-    return list(dict.fromkeys((*published, *BUNDLES, *BUILT_IN, *imported_names())))
+    return list(dict.fromkeys((*published, *BUNDLES, TINY_MODEL, *imported_names())))
 
 
 def has_model_name(model: str) -> bool:
@@ -268,8 +269,8 @@ def find_model(model: str, hugging_face: Path | None = None) -> Path:
                 f"{printable(path)}: no such file or folder", hint=_suggest_name(path.name)
             )
         return path.absolute()  # an absolute path is never read as a name
-    if current_name(model) in BUILT_IN:
-        return EMBEDDED_FOLDER / current_name(model)
+    if current_name(model) == TINY_MODEL:
+        return embedded_model()
     if model in BUNDLES:
         names = " and ".join(BUNDLES[model].encoders)
         raise UsageError(
@@ -280,6 +281,10 @@ def find_model(model: str, hugging_face: Path | None = None) -> Path:
         return here[0]
     if found := find_published(model):
         return found.home
+    if model in REMOVED_MODELS.values():
+        raise UnavailableError(
+            f"VirNucPro no longer has the model {model}", hint=removed_model_hint()
+        )
     hint = _suggest_name(model)
     if Path(model).exists():
         name = printable(model)

@@ -45,7 +45,7 @@ from virnucpro.models.lookup import (
     open_model,
     published_files,
 )
-from virnucpro.models.registry import BUILT_IN, BUNDLES, DEFAULT_MODEL, RemoteFile, current_name
+from virnucpro.models.registry import BUNDLES, DEFAULT_MODEL, TINY_MODEL, RemoteFile, current_name
 
 
 def describe_models(*, as_json: bool, hugging_face: Path | None = None) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _model_details(name: str, hugging_face: Path | None) -> dict[str, Any]:
 
 
 def _model_kind(name: str) -> str:
-    if name in BUILT_IN:
+    if name == TINY_MODEL:
         return "embedded"
     if name in BUNDLES:
         return "bundle"
@@ -290,7 +290,7 @@ def _publication(name: str) -> NamedModel | None:
     Raises:
         UsageError: an imported model cannot have this name.
     """
-    is_taken = current_name(name) in BUILT_IN or len(published_files(name)) > 1
+    is_taken = current_name(name) == TINY_MODEL or len(published_files(name)) > 1
     if not is_name(name) or is_taken or name.endswith(".pt"):
         raise UsageError(
             f"{printable(name)!r} cannot be the name of a model",

@@ -31,6 +31,7 @@ from pathlib import Path
 
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
+from virnucpro.core.option_text import with_options
 from virnucpro.core.plugins import find_plugins
 
 # Other packages import these three names from this module.
@@ -41,10 +42,10 @@ from virnucpro.models.family import RemoteFile as RemoteFile
 DEFAULT_MODEL = "esm2_t33_650M_UR50D"  # used where a model is needed and none is named
 TINY_MODEL = "virnucpro-tiny"  # built in, with a head, trained by this project
 TINY_NOTICE = "built-in demonstration model, not Meta's ESM-2 weights"
-NETWORK = "cnn_virnucpro"  # also built in, makes calls together with the scorer
-BUILT_IN = (NETWORK, TINY_MODEL)
 # Former model names. Options, heads and run.json from older versions may contain them.
 EARLIER_NAMES = {"esm2_virnucpro": TINY_MODEL}
+# Models that VirNucPro no longer has, by family. Options and run.json may still name them.
+REMOVED_MODELS = {"codons": "cnn_virnucpro"}
 PLUGINS = "virnucpro.encoders"  # entry point group: each value is a Family
 
 
@@ -82,13 +83,6 @@ FAMILIES: dict[str, Family] = {  # the first one gets, and may reject, unrecogni
         published=_read_published("dnabert-s"),
     ),
     "composition": Family("virnucpro.models.trained_encoder"),
-    "codons": Family(
-        "virnucpro.models.codon_cnn",
-        letters_per_token=1.5,  # a token is three bases of one strand
-        extra_tokens=-2,  # no token begins at the last two bases
-        has_files=True,
-        reference="virnucpro.models.codon_cnn",
-    ),
 }
 
 
@@ -131,7 +125,16 @@ BUNDLES: Mapping[str, _Bundle] = {
     for name, facts in _FACTS["bundles"].items()
 }
 _PUBLISHED = [name for family in FAMILIES.values() for name in family.published]
-NAMES = (*_PUBLISHED, *BUNDLES, *BUILT_IN)
+NAMES = (*_PUBLISHED, *BUNDLES, TINY_MODEL)
+
+
+def removed_model_hint() -> str:
+    """Return what to use instead of a removed model."""
+    return with_options(
+        "Without {model}, predict calls by the scorer and the index of known viruses, and extract "
+        "embeds with {default}",
+        default=DEFAULT_MODEL,
+    )
 
 
 def current_name(model: str) -> str:

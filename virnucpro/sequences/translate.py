@@ -14,14 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.recipe import Alphabet, Recipe
 from virnucpro.core.types import FastaRecord, Orf, reverse_complement
 from virnucpro.sequences.base_digits import BASE_DIGITS
 from virnucpro.sequences.genetic_code import STANDARD, STOP, GeneticCode
 
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
 _STOP = ord(STOP)
-_KNOWN = frozenset("ACGT")
 
 
 @cache
@@ -72,59 +70,6 @@ class Chunk(NamedTuple):
             sequence = record.sequence[start : start + size]
             yield cls(f"{record.id}_chunk_{i + 1}", record.id, start, sequence)
             start += size - overlap - (1 if i < n_wider else 0)
-
-    @classmethod
-    def cut_evenly(cls, record: FastaRecord, size: int) -> Iterator[Chunk]:
-        """Cut a record into the fewest chunks of at most ``size`` bases, spread evenly.
-
-        A record and its reverse complement have the same chunks. Rounding is symmetric, and a
-        middle chunk is one base shorter where it could not be centred otherwise. Positions are
-        rounded towards the middle, so that chunks cover all bases.
-        """
-        length = len(record.sequence)
-        last = max(0, length - size)
-        n_chunks = -(-length // size)
-        for n_before in range(n_chunks):
-            n_behind = n_chunks - 1 - n_before
-            n_bases = min(size, length)
-            if n_before == n_behind:
-                start = (last + 1) // 2
-                n_bases -= last % 2
-            elif n_before < n_behind:
-                start = -(-n_before * last // (n_chunks - 1))
-            else:
-                start = last + -n_behind * last // (n_chunks - 1)
-            bases = record.sequence[start : start + n_bases]
-            yield cls(f"{record.id}_chunk_{n_before + 1}", record.id, start, bases)
-
-    @classmethod
-    def of(cls, record: FastaRecord, recipe: Recipe) -> Iterator[Chunk]:
-        """Cut a record into chunks. Frames need the chunks of the original VirNucPro."""
-        if Alphabet.CHUNK in recipe.alphabets:
-            return cls.cut_evenly(record, recipe.chunk_size)
-        return cls.from_record(record, recipe.chunk_size)
-
-    @staticmethod
-    def orfs(chunks: Sequence[Chunk], recipe: Recipe) -> list[Orf]:
-        """Return what the recipe's encoders read: the chunks, or their frames."""
-        if Alphabet.CHUNK in recipe.alphabets:
-            return Chunk.as_orfs(chunks)
-        return translate_six_frames(chunks, GeneticCode.from_number(recipe.genetic_code))
-
-    @staticmethod
-    def as_orfs(chunks: Iterable[Chunk]) -> list[Orf]:
-        """Convert each chunk with a known base to an ORF, with its bases as text.
-
-        >>> chunks = [Chunk("1", "", 0, "aug"), Chunk("2", "", 3, "N")]
-        >>> [orf.protein for orf in Chunk.as_orfs(chunks)]
-        ['ATG']
-        """
-        orfs = []
-        for name, record_id, start, sequence in chunks:
-            bases = sequence.upper().replace("U", "T")
-            if not _KNOWN.isdisjoint(bases):
-                orfs.append(Orf(name, name, record_id, start, start + len(bases), "+", bases))
-        return orfs
 
 
 def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) -> list[Orf]:

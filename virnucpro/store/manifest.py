@@ -18,7 +18,7 @@ from virnucpro.core.option_text import OptionName, join_texts, join_words, with_
 from virnucpro.core.recipe import SHARD_FORMAT, EmbeddingRule, EncoderSpec, Recipe
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord
-from virnucpro.models.registry import current_name
+from virnucpro.models.registry import REMOVED_MODELS, current_name, removed_model_hint
 from virnucpro.sequences.fasta import Block, Span, StreamCache, parse_block
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import RunIds
@@ -183,7 +183,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
         if stored["recipe"].get("shard_format") != SHARD_FORMAT:
             raise _of_another_version(path.parent, version)
         facts = {name: {**stored.get(name, {})} for name in ("counts", "cut")}
-        encoders = tuple(map(_encoder_spec, stored["recipe"]["encoders"]))
+        encoders = tuple(_encoder_spec(one, path.parent) for one in stored["recipe"]["encoders"])
         recipe = Recipe(**{**stored["recipe"], "encoders": encoders})
         if recipe.fingerprint != stored["fingerprint"]:
             raise ValueError("its recipe does not have the fingerprint that was stored with it")
@@ -223,8 +223,18 @@ def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[
     SafeDir(path.parent).write_file(path, add_checksum(content))
 
 
-def _encoder_spec(stored: Mapping[str, Any]) -> EncoderSpec:
-    """Read an encoder. A name from an earlier version becomes the present one."""
+def _encoder_spec(stored: Mapping[str, Any], folder: Path) -> EncoderSpec:
+    """Read an encoder. A name from an earlier version becomes the present one.
+
+    Raises:
+        ResumeError: VirNucPro no longer has the encoder.
+    """
+    if removed := REMOVED_MODELS.get(stored["family"]):
+        raise ResumeError(
+            f"{printable(folder)} contains a run with the model {removed}, which VirNucPro no "
+            "longer has",
+            hint=join_texts(". ", [_ANOTHER_FOLDER, removed_model_hint()]),
+        )
     spec = EncoderSpec(**stored)
     return replace(spec, model=current_name(spec.model))
 
@@ -295,6 +305,7 @@ def _changed_fields(
             yield name, join_texts("", (shown, owner, f" {change}"))
 
 
+_ANOTHER_FOLDER = with_options("choose another {output_dir}, or start again with {force}")
 _OPTIONS = (
     "input_type",
     "chunk_size",

@@ -502,13 +502,16 @@ class _SliceTask:
                 texts = [(record.id, record.protein) for record in block]
                 yield [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts]
             return
-        from virnucpro.sequences.translate import Chunk  # not needed for proteins
+        # not needed for proteins
+        from virnucpro.sequences.genetic_code import GeneticCode
+        from virnucpro.sequences.translate import translate_six_frames
 
+        code = GeneticCode.from_number(recipe.genetic_code)
         chunks_by_record = (_cut(record, planner.plan.manifest) for record in records)
         for chunks in group_parts(
             chain.from_iterable(chunks_by_record), lambda chunk: len(chunk.sequence)
         ):
-            yield Chunk.orfs(chunks, recipe)
+            yield translate_six_frames(chunks, code)
 
     def selected(self, planner: _Planner, index: int, span: Span) -> Iterator[FastaRecord]:
         """Yield the records that this rule embeds, and count the records that no rule embeds.
@@ -561,7 +564,7 @@ def _cut(record: FastaRecord, manifest: Manifest) -> Iterator[Chunk]:
     """Cut a record into chunks. Neither chunks nor their frames get the id of another record."""
     from virnucpro.sequences.translate import Chunk  # not needed for proteins
 
-    chunks = Chunk.of(record, manifest.recipe)
+    chunks = Chunk.from_record(record, manifest.recipe.chunk_size)
     taken = manifest.taken
     ids = [record.id, record.name]
     if not (taken and taken.concern(ids).any()):

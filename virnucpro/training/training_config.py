@@ -27,7 +27,7 @@ from virnucpro.models.devices import choose_devices
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model_files import require_esm2
 from virnucpro.models.lookup import find_model, find_published, open_default, open_model
-from virnucpro.models.registry import BUILT_IN, current_name
+from virnucpro.models.registry import TINY_MODEL, current_name
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.store.hdf5_check import check_connector
@@ -217,7 +217,7 @@ def _use_recorded_model(options: TrainOptions) -> TrainOptions:
 def _model_name(path: Path) -> str:
     """Return the model name at this path if it has one, else the path."""
     name = current_name(path.name.removesuffix(".pt"))
-    is_built_in = name in BUILT_IN and path.parent.name == EMBEDDED_FOLDER.name
+    is_built_in = name == TINY_MODEL and path.parent.name == EMBEDDED_FOLDER.name
     is_published = find_published(name) is not None and find_model(name) == path
     return name if is_built_in or is_published else str(path)
 

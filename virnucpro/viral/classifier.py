@@ -29,7 +29,6 @@ from virnucpro.core.option_schema import reject_options
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import (
     USUAL_CHUNK_SIZE,
-    Alphabet,
     EmbeddingRule,
     InputType,
     Recipe,
@@ -517,16 +516,13 @@ def _call_by_frames(
     """Call records by their frame scores. Without ``facts`` they are only embedded."""
     screened = reject_reasons(records, recipe)
     calls = list[Call]()
-    # a chunk encoder reads every chunk that has a known base
-    without = "no known base" if Alphabet.CHUNK in recipe.alphabets else ""
     for place, (record, predictions) in enumerate(zip(records.iter_records(), frames, strict=True)):
         length = len(record.sequence)
         if place in screened:
             status, note = screened[place]
             calls.append(Call(record.name, length, status, record.sample, note=note))
         else:
-            call = call_record(record, recipe.count_chunks(length), predictions, facts)
-            calls.append(call if predictions else replace(call, note=without))
+            calls.append(call_record(record, recipe.count_chunks(length), predictions, facts))
     embedded: dict[int, Sequence[Prediction]] = {i: each for i, each in enumerate(frames) if each}
     scores = FrameScores.from_predictions(frames)
     return CalledRecords(records, Calls.from_calls(calls), scores, embedded=embedded)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from virnucpro.core.recipe import Alphabet, Status
+from virnucpro.core.recipe import Status
 from virnucpro.core.types import FRAMES_FAILED, Orf, Records
 from virnucpro.results.embedding_rows import EmbeddedRecords, FailedFrame, make_batches
 from virnucpro.results.outputs import OUTPUTS
@@ -77,8 +77,7 @@ class EmbeddingRowBuilder(RowBuilder):
     def _row_status(self, n_frames: int, failed: Sequence[FailedFrame]) -> tuple[Status, str]:
         """Return status and note for a record that passed the screen."""
         if not n_frames:
-            # A chunk encoder reads every chunk that has a known base.
-            return "no_orf", "no known base" if Alphabet.CHUNK in self.recipe.alphabets else ""
+            return "no_orf", ""
         if not failed:
             return "embedded", ""
         note = f"{len(failed)} of {n_frames} {FRAMES_FAILED}: {failed[0].reason}"

@@ -86,7 +86,7 @@ class SequenceOptions:
         int,
         option(
             "Give records shorter than this (proteins: in residues) the status too_short. The "
-            "scorer of predict needs at least 150 bases or 50 residues, cnn_virnucpro 150 bases.",
+            "scorer of predict needs at least 150 bases or 50 residues.",
             FILES,
             metavar="BASES",
             min=0,

@@ -15,7 +15,7 @@ from virnucpro.core.logging import printable
 from virnucpro.core.machine import read_machine
 from virnucpro.core.option_schema import convert_options
 from virnucpro.core.option_text import with_options
-from virnucpro.core.recipe import Alphabet, EmbeddingRule
+from virnucpro.core.recipe import EmbeddingRule
 from virnucpro.engine.base import Resources
 from virnucpro.engine.options import WorkOptions
 from virnucpro.models.base import Model
@@ -147,7 +147,7 @@ def _resolve_with_models(
         assert options.model is not None, "a run that embeds has a model"
         options = replace(options, region_model=find_region_model(options.model))
     head = _load_head(options, models, on_event)
-    rules = _choose_rules(options, recorded, models)
+    rules = _choose_rules(options, recorded)
     classifier = choose_classifier(
         convert_options(options, ThresholdOptions), options.calls, head, list(rules)
     )
@@ -223,15 +223,10 @@ def find_region_model(model: str) -> Path | None:
 
 
 def _choose_rules(
-    options: PredictOptions, recorded: Manifest | None, models: Sequence[Model]
+    options: PredictOptions, recorded: Manifest | None
 ) -> Mapping[EmbeddingRule, int]:
-    """Choose the rules by which the run embeds: the recorded ones plus any that this start adds.
-
-    A chunk encoder only supports calls, so by default it reads what a preset may call virus.
-    """
+    """Choose the rules by which the run embeds: the recorded ones plus any that this start adds."""
     rule = options.embed
-    if rule is None and options.calls == "auto" and recorded is None:
-        rule = "viral" if models[0].reads is Alphabet.CHUNK else "all"
     if recorded is None:
         return {rule or "all": 0}
     from_widest = get_args(EmbeddingRule)
@@ -247,11 +242,7 @@ def _announce_options(
     """Announce why a model runs if none was named, and how its vectors are used."""
     if is_default:
         flags = " and ".join(options.given_to_embed)
-        calls = (
-            f"It changes no call: leave {flags} out to run without it and without a GPU. To find "
-            "more unknown viruses in short records with a GPU, add --model cnn_virnucpro (it may "
-            "lose known ones)."
-        )
+        calls = f"It changes no call: leave {flags} out to run without it and without a GPU."
         names_head = options.calls == "head" or options.head
         effect = "The head needs its vectors." if names_head else calls
         yield f"{DEFAULT_MODEL}, the default model, runs because of {flags}. {effect}"

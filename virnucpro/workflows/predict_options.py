@@ -66,7 +66,7 @@ class PredictOptions(ThresholdOptions, RunOptions):
             "nearly; uncertain: these, except records that every preset calls virus. The scorer "
             "alone calls the others.",
             MODEL,
-            show_default=with_options("all; viral with cnn_virnucpro; with {resume} as before"),
+            show_default=with_options("all; with {resume} as before"),
         ),
     ] = None
 

@@ -383,10 +383,9 @@ def _encoder_spec(
     if pooling not in model.poolings:
         raise UsageError(
             with_options(
-                "{pooling:{value}}: {name} makes one vector per {unit}",
+                "{pooling:{value}}: {name} makes one vector per frame",
                 value=pooling,
                 name=printable(model.name),
-                unit=model.reads.unit,
             ),
             hint=with_options("leave {pooling} out, or name an ESM-2 with {model}"),
             option="pooling",

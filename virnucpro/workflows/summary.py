@@ -14,7 +14,7 @@ from typing import Protocol
 
 from virnucpro.core.events import STAGES, STARTING, ShardDone
 from virnucpro.core.logging import LOGGER, announce, format_count, printable
-from virnucpro.core.recipe import Alphabet, Command
+from virnucpro.core.recipe import Command
 from virnucpro.models.base import estimate_tokens
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import (
@@ -29,7 +29,6 @@ from virnucpro.store.plan import Plan
 
 # Figures that ``run.json`` omits, because they follow from the tables.
 _IN_TABLES = (
-    "unit",
     "n_failed_records",
     "first_failure",
     "n_mendable",
@@ -85,7 +84,6 @@ class Summary:
     n_copies: int = 0  # frames with an earlier frame's protein
     n_tokens_saved: int = 0  # tokens of the copies
     n_tokens_in_all: int = 0  # tokens of the complete run, including copies
-    unit: str = "frame"  # what is embedded
     seconds: dict[str, float] = field(default_factory=dict)  # per stage
     # Device, precision, kernels and budget of each worker in this start.
     workers: list[str] = field(default_factory=list)
@@ -104,7 +102,6 @@ class Summary:
     def count_plan(self, plan: Plan) -> None:
         """Count a run's files and the tokens that copies save."""
         manifest = plan.manifest
-        self.unit = "chunk" if Alphabet.CHUNK in manifest.recipe.alphabets else "frame"
         encoders = manifest.recipe.encoders
         counts = plan.counts
         shards = plan.shards
@@ -189,14 +186,14 @@ class Summary:
 
     def _engine_lines(self) -> Iterator[str]:
         if n_frames := self.records.n_frames:
-            yield f"{self.unit}s embedded: {n_frames:,}"
+            yield f"frames embedded: {n_frames:,}"
         if self.n_left:
             share = self.n_left_letters / self.n_letters
             left = format_count(self.n_left, "record")
             yield f"not embedded (--embed): {left}, {share:.1%} of all letters"
         if self.n_copies:
             share = self.n_tokens_saved / self.n_tokens_in_all
-            copies = format_count(self.n_copies, self.unit)
+            copies = format_count(self.n_copies, "frame")
             yield (
                 f"copies: {copies} with a sequence that occurred before, "
                 f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})"
@@ -228,7 +225,7 @@ class Summary:
         n = self.records.n_failed_frames
         if n > 1 and not self.records.n_frames:
             lines += [
-                f"failed: all {format_count(n, self.unit)}, see {listing}; the first is",
+                f"failed: all {format_count(n, 'frame')}, see {listing}; the first is",
                 f"  {printable(self.records.first_failure)}",
                 "  if all failed for one reason, check the model and the device with `virnucpro "
                 "models check`;",

@@ -6,9 +6,6 @@ batches, as a run does. The reference embeds it in float32, one protein at a tim
 between two vectors may be as large as the precision's roundings explain (``roundings``). The check
 compares both the mean over the residues, which a run uses, and every residue: an error far from the
 start of a protein, such as rotary angles in bf16, nearly vanishes in a mean.
-
-The codon network has no independent implementation. Its reference is the network itself, in float32
-on a CPU and one chunk at a time, so the check finds what a device, a precision or a batch changes.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from virnucpro.results.outputs import FRAME_TABLE, RECORD_TABLE, open_run_dir
 from virnucpro.results.table_readers import read_calls, read_frame_scores
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.kmers import Sketch
-from virnucpro.sequences.translate import Chunk
+from virnucpro.sequences.translate import Chunk, GeneticCode, translate_six_frames
 from virnucpro.store.run_dir import RunDir
 from virnucpro.training.evaluation.metrics import MEASURES, NOT_DEFINED, Measures, Samples
 from virnucpro.training.labelled_data import (
@@ -393,14 +393,15 @@ def read_chunks(
     }
     scores: list[float] = []
     records: list[LabelledRecord] = []
+    code = GeneticCode.from_number(recipe.genetic_code)
     frame_scores = read_frame_scores(
         open_run_dir(question.run_folder).output(FRAME_TABLE.file), _AGAIN
     )
     for record in read_fasta(question.fasta):
         if record.id not in records_by_fragment:
             continue
-        chunks = list(Chunk.of(record, recipe))
-        orfs = Chunk.orfs(chunks, recipe)
+        chunks = list(Chunk.from_record(record, recipe.chunk_size))
+        orfs = translate_six_frames(chunks, code)
         frames = [Prediction(orf, _find(orf.id, frame_scores)) for orf in orfs]
         chunk_scores = facts.score_chunks(frames)
         scores += [chunk_scores.get(chunk.id, np.nan) for chunk in chunks]
