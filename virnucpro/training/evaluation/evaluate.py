@@ -39,8 +39,9 @@ from virnucpro.engine.local import ProcessExecutor
 from virnucpro.results.outputs import FRAME_TABLE, RECORD_TABLE, open_run_dir
 from virnucpro.results.table_readers import read_calls, read_frame_scores
 from virnucpro.sequences.fasta import read_fasta, write_record
+from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.kmers import Sketch
-from virnucpro.sequences.translate import Chunk, GeneticCode, translate_six_frames
+from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.store.run_dir import RunDir
 from virnucpro.training.evaluation.metrics import MEASURES, NOT_DEFINED, Measures, Samples
 from virnucpro.training.labelled_data import (
