@@ -532,7 +532,7 @@ def with_prophage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_call_has_the_regions_that_the_files_have(with_prophage: Path, tmp_path: Path) -> None:
     calls = list(virnucpro.predict(with_prophage, output_dir=tmp_path / "run"))
     found = [
-        [call.record_id, region.kind, str(region.start + 1), str(region.end), region.is_virus]
+        [call.record_id, region.extent, str(region.start + 1), str(region.end), region.is_virus]
         for call in calls
         for region in call.regions
     ]

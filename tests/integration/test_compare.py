@@ -113,8 +113,10 @@ def test_records_and_viruses_are_compared(tmp_path):
     assert viruses.n_both == len(rows) - 2
     assert viruses.kinds["only in A"] == ["contigs: " + rows[-1].split("\t")[0]]
     (relabelled,) = viruses.kinds["labels differ"]
-    kin = "Coronaviridae"
-    assert relabelled == f"contigs: {rows[1].split()[0]} (whole RNA+ {kin}, whole phage {kin})"
+    family = "Coronaviridae"
+    assert (
+        relabelled == f"contigs: {rows[1].split()[0]} (whole RNA+ {family}, whole phage {family})"
+    )
     table = run / "viruses.tsv"
     table.unlink()
     code, said = invoke("compare", run, other)

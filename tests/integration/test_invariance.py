@@ -43,8 +43,8 @@ CALL = (
     *("evidence", "known_family", "n_known_kmers"),
 )
 KIND = (
-    *("kind", "length", "score", "fdr", "note", "virus_kind", "kind_probability", "kin"),
-    *("kin_words", "kin_share", "topology", "repeat_length"),
+    *("extent", "length", "score", "fdr", "note", "group", "group_probability", "family"),
+    *("family_kmers", "family_share", "topology", "repeat_length"),
     *("taxonomy", "genus", "genome_type", "host_source"),
     *("completeness", "completeness_method"),
 )

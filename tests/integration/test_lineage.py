@@ -16,12 +16,15 @@ from test_scorer_run import predict
 from toy_vmr import REALM, write_vmr
 
 from virnucpro.core.errors import UnavailableError
+from virnucpro.core.helper_pool import HelperPool
 from virnucpro.results.outputs import VIRUS_TABLE
+from virnucpro.results.report.aggregates import count_groups
 from virnucpro.results.table_readers import parse_identity
 from virnucpro.viral.identification import TAILED_CLASS, identify_viruses, tailed_phage_class
 from virnucpro.viral.known import KnownIndex, NodeHits, Nodes
 from virnucpro.viral.lineage import RANKS, Lineages, load_builtin_lineages, load_lineages
 from virnucpro.viral.types import Identity
+from virnucpro.workflows.compare import compare
 
 SHARED_INPUTS = Path(__file__).parents[3] / "shared/data/inputs"
 ALPHA = (*REALM, "Unavirales", "Unaviridae", "Alphavirus")
@@ -219,8 +222,8 @@ def test_tailed_phage_gets_its_class():
     assert tailed_phage_class(identity, 20_000).taxonomy.split(";")[4] == TAILED_CLASS
     for other, n_bases in (
         (identity, 14_999),
-        (identity._replace(kind_probability=0.94), 20_000),
-        (identity._replace(virus_kind="dsDNA"), 20_000),
+        (identity._replace(group_probability=0.94), 20_000),
+        (identity._replace(group="dsDNA"), 20_000),
     ):
         assert tailed_phage_class(other, n_bases).taxonomy == ""
 
@@ -294,10 +297,28 @@ def test_unknown_letters_have_no_lineage():
     assert identify_viruses(["N" * 500, ""]) == [Identity(), Identity()]
 
 
-def test_earlier_virus_table_is_read(tmp_path):
+@pytest.mark.parametrize("has_old_names", [False, True])
+def test_earlier_virus_table_is_read(tmp_path, has_old_names):
     earlier = VIRUS_TABLE.columns[: -VIRUS_TABLE.n_later_columns]
-    values = dict.fromkeys(earlier, "") | {"file": "f", "record": "r", "kin": "Unaviridae"}
-    lines = ["\t".join(earlier) + "\n", "\t".join(values[name] for name in earlier) + "\n"]
+    values = dict.fromkeys(earlier, "") | {
+        "file": "f",
+        "record": "r",
+        "length": "2000",
+        "extent": "whole",
+        "score": "0.9",
+        "group": "RNA+",
+        "family": "Unaviridae",
+    }
+    old_names = {new: old for old, new in VIRUS_TABLE.old_names.items()} if has_old_names else {}
+    header = "\t".join(old_names.get(name, name) for name in earlier) + "\n"
+    lines = [header, "\t".join(values[name] for name in earlier) + "\n"]
     [row] = VIRUS_TABLE.values_in(iter(lines))
     key, identity = parse_identity(row)
-    assert (key, identity.kin, identity.taxonomy) == (("f", "r"), "Unaviridae", "")
+    assert (key, identity.family, identity.taxonomy) == (("f", "r"), "Unaviridae", "")
+    path = tmp_path / "viruses.tsv"
+    path.write_text("".join(lines))
+    helpers = HelperPool().helpers(None, 1, "counts")
+    groups, families = count_groups(path, helpers)
+    assert (groups["RNA+", 1000], families) == (1, {"Unaviridae": 1})
+    [comparison] = compare(path, path)
+    assert (comparison.table, comparison.n_both) == ("viruses", 1)

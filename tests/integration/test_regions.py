@@ -223,7 +223,7 @@ def test_regions_lie_within_the_record_and_apart(values, is_virus, seed):
     assert ends == sorted(set(ends))  # none is empty, and no two touch
     assert not ends or (ends[0] >= 0 and ends[-1] <= n_bases)
     assert all(0 <= region.posterior <= 1 for region in regions)
-    assert not is_virus or [region.kind for region in regions] == ["whole"]
+    assert not is_virus or [region.extent for region in regions] == ["whole"]
 
 
 def genes_like(log_odds: float) -> ReadGenes:
@@ -483,7 +483,7 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
     made = results(*regions_of)
     written(folder, made)
     expected = [
-        (made.records.ids[place], region.start, region.end, region.kind)
+        (made.records.ids[place], region.start, region.end, region.extent)
         for place, (regions, _) in made.regions.items()
         for region in regions
     ]
@@ -529,13 +529,13 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
     [
         *(("start", value, "r has no region such as x") for value in ("0", "301")),
         *(("posterior", value, "r has no region such as x") for value in ("1.01", "-0.01")),
-        ("kind", "virus", "x is a virus"),
+        ("extent", "virus", "x is a virus"),
         ("class", "phage", "x is of the class phage"),
     ],
 )
 def test_a_row_of_regions_that_makes_no_sense_is_refused(name, value, why):
     usual = dict.fromkeys(REGION_TABLE.columns, "") | {"start": "101", "end": "300"}
-    usual |= {"record": "r", "region": "x", "kind": "provirus", "posterior": "0.5"}
+    usual |= {"record": "r", "region": "x", "extent": "provirus", "posterior": "0.5"}
 
     def read(**changes: str) -> list[Region]:
         lines = (REGION_TABLE.columns, {**usual, **changes}.values())

@@ -161,19 +161,19 @@ def test_numbers_by_file_and_by_length_add_up(tmp_path):
 
 
 REGIONS = (
-    "region\trecord\tfile\tkind\tstart\tend\tlength\tposterior\tcall\tvirus_score\tvirus\tnote"
+    "region\trecord\tfile\textent\tstart\tend\tlength\tposterior\tcall\tvirus_score\tvirus\tnote"
     "\tevidence\n"
 )
 
 
-def region(record: str, kind: str, start: int, end: int, *words: str) -> str:
+def region(record: str, extent: str, start: int, end: int, *words: str) -> str:
     """A row of the table of regions, in a run of the files ``contigs``.
 
     The words are its virus, note and evidence.
     """
-    place = f"{kind}\t{start}\t{end}\t{end - start + 1}\t0.9\tother\t0.1"
+    place = f"{extent}\t{start}\t{end}\t{end - start + 1}\t0.9\tother\t0.1"
     last = "\t".join([*words, "", "", ""][:3])
-    return f"{record}|{kind}_{start}_{end}\t{record}\tcontigs\t{place}\t{last}\n"
+    return f"{record}|{extent}_{start}_{end}\t{record}\tcontigs\t{place}\t{last}\n"
 
 
 def track(*rows: tuple[str, int, int, str, float]) -> bytes:

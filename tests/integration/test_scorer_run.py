@@ -502,7 +502,7 @@ def long_ones() -> dict[str, str]:
 
 
 # columns of viruses.tsv that are read from the letters of a virus
-IDENTITY = VIRUS_TABLE.columns[VIRUS_TABLE.columns.index("virus_kind") :]
+IDENTITY = VIRUS_TABLE.columns[VIRUS_TABLE.columns.index("group") :]
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
@@ -563,7 +563,7 @@ def test_wider_threshold_without_the_input(
         elif name == "viruses.tsv":
             # the letters of what is called anew are nowhere: it is not told what it is
             told, whole = rows(path), rows(tmp_path / "new" / name)
-            is_known = [bool(row["virus_kind"]) for row in told]
+            is_known = [bool(row["group"]) for row in told]
             assert [
                 row if known else row | dict.fromkeys(IDENTITY, "")
                 for row, known in zip(whole, is_known, strict=True)

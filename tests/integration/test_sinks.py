@@ -128,7 +128,7 @@ def test_viruses_table_has_proviruses_of_others(tmp_path):
         result("plain", [], is_virus=False),
         result("bare", [], is_virus=True),
     )
-    names = ("record", "file", "kind", "start", "end", "length", "score", "fdr")
+    names = ("record", "file", "extent", "start", "end", "length", "score", "fdr")
     whole_record = ["in", "whole", "1", "400", "400", "0.980000", "0.0500"]
     assert {virus: [row[name] for name in names] for virus, row in found.items()} == {
         **{name: [name, *whole_record] for name in ("virus", "unsearched", "bare")},
@@ -136,10 +136,10 @@ def test_viruses_table_has_proviruses_of_others(tmp_path):
     }
     headers = [record.header for record in read_fasta(tmp_path / "viruses.fasta")]
     assert headers == [
-        "virus of a test kind=whole score=0.980000 fdr=0.0500",
-        "host|provirus_101_300 kind=provirus score=0.950000",
-        "unsearched of a test kind=whole score=0.980000 fdr=0.0500",
-        "bare of a test kind=whole score=0.980000 fdr=0.0500",
+        "virus of a test extent=whole score=0.980000 fdr=0.0500",
+        "host|provirus_101_300 extent=provirus score=0.950000",
+        "unsearched of a test extent=whole score=0.980000 fdr=0.0500",
+        "bare of a test extent=whole score=0.980000 fdr=0.0500",
     ]
 
 

@@ -135,7 +135,7 @@ def test_shown_rows_equal_the_example(page: Path, made) -> None:
 
 
 def test_the_page_lists_the_families_that_can_be_named() -> None:
-    text = (ROOT / "docs/KIND_AND_KIN.md").read_text()
+    text = (ROOT / "docs/TAXONOMY.md").read_text()
     line = re.search(r"The 158 are:\n\n(.*?)\n\n", text, re.DOTALL)
     assert line and re.findall(r"\*(\w+)\*", line[1]) == [
         *filter(None, load_builtin_taxonomy().families)

@@ -22,7 +22,7 @@ from virnucpro.core.types import FastaRecord
 from virnucpro.results.call_rows import find_viruses
 from virnucpro.results.counts import LENGTH_CLASSES
 from virnucpro.results.outputs import VIRUS_TABLE
-from virnucpro.results.report.aggregates import count_kinds, find_records
+from virnucpro.results.report.aggregates import count_groups, find_records
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.open_codes import encode
@@ -86,26 +86,28 @@ def kinship() -> TaxonAssigner:
 def test_family_with_most_words_decides(kinship):
     for seed, name, kind in ((1, "Unaviridae", "RNA+"), (2, "Duoviridae", "RNA-")):
         [identity] = kinship.assign([open_frame(200, seed)])
-        assert (identity.kin, identity.virus_kind) == (name, kind)
-        assert identity.kin_words >= 100
-        assert identity.kin_share == 1
-        assert identity.kind_probability == kinship.certainties[-1][1]
+        assert (identity.family, identity.group) == (name, kind)
+        assert identity.family_kmers >= 100
+        assert identity.family_share == 1
+        assert identity.group_probability == kinship.certainties[-1][1]
 
 
 def test_words_of_two_families_in_equal_parts_name_none(kinship):
     sequence = open_frame(200, 1) + "TAATTAATTAA" + open_frame(200, 2)
     [identity] = kinship.assign([sequence])
-    assert (identity.kin, identity.kin_words, identity.kin_share) == ("", 0, None)
-    assert identity.virus_kind in KINDS
+    assert (identity.family, identity.family_kmers, identity.family_share) == ("", 0, None)
+    assert identity.group in KINDS
 
 
 def test_cluster_is_named_without_a_family(kinship):
     virus = open_frame(200, 4)
     [identity] = kinship.assign([virus])
     [alone] = replace(kinship, kmers=kin_words(*np.empty((2, 0), np.uint16))).assign([virus])
-    assert not alone.kin
+    assert not alone.family
     n_words = len(words_of(virus))
-    assert identity == alone._replace(kin="cluster:Unavirus", kin_words=n_words, kin_share=1.0)
+    assert identity == alone._replace(
+        family="cluster:Unavirus", family_kmers=n_words, family_share=1.0
+    )
 
 
 def test_single_word_names_no_family(kinship):
@@ -120,13 +122,13 @@ def test_single_word_names_no_family(kinship):
     ):
         words = kin_words(numbers[:n_words], np.full(n_words, owner, dtype=np.uint16))
         [identity] = replace(kinship, kmers=words).assign([virus])
-        assert identity.kin == kin
+        assert identity.family == kin
 
 
 def test_words_without_family_count_against(kinship):
     without = open_frame(200, 3)
     both = without + "TAATTAATTAA" + open_frame(200, 1)
-    assert not any(identity.kin for identity in kinship.assign([without, both]))
+    assert not any(identity.family for identity in kinship.assign([without, both]))
 
 
 def test_table_finds_its_words():
@@ -146,11 +148,11 @@ def test_a_sequence_is_the_same_virus_in_any_block(kinship):
     each = [open_frame(200, 1), "", random_dna(12_000, rng), "AC", open_frame(200, 2), "N" * 3_000]
     beside = list(kinship.assign(each))
     assert beside == [identity for one in each for identity in kinship.assign([one])]
-    assert [identity.kin for identity in beside] == ["Unaviridae", *[""] * 3, "Duoviridae", ""]
+    assert [identity.family for identity in beside] == ["Unaviridae", *[""] * 3, "Duoviridae", ""]
     assert beside[1] == beside[5] == Identity()
 
 
-def test_kind_chances_are_probabilities():
+def test_group_chances_are_probabilities():
     net = load_builtin_taxonomy().net
     lengths = np.array([150, 500, 3_000, 10**6])
     features = group_features(
@@ -163,7 +165,7 @@ def test_kind_chances_are_probabilities():
     assert (np.diff(chances.max(axis=1)) >= 0).all()
 
 
-def test_the_logits_of_kinds_are_those_of_plain_products():
+def test_the_logits_of_groups_are_those_of_plain_products():
     net, rng = load_builtin_taxonomy().net, np.random.default_rng(3)
     features = net.mean + net.deviation * rng.normal(size=(19, len(net.mean)))
     x = ((features - net.mean) / net.deviation).clip(-6, 6)
@@ -174,7 +176,7 @@ def test_the_logits_of_kinds_are_those_of_plain_products():
     np.testing.assert_allclose(net.logits(features), expected, rtol=0, atol=1e-10)
 
 
-def test_kind_features_are_piece_means():
+def test_group_features_are_piece_means():
     rng = np.random.default_rng(6)
     sequences = [random_dna(2_000, rng), "N" * 1_000 + random_dna(1_000, rng), "N" * 700]
     of_pieces = piece_features(
@@ -190,7 +192,7 @@ def test_kind_features_are_piece_means():
 def test_random_sequence_is_named_after_no_family():
     rng = np.random.default_rng(7)
     some = [random_dna(3_000, rng) for _ in range(50)]
-    assert not any(identity.kin for identity in load_builtin_taxonomy().assign(some))
+    assert not any(identity.family for identity in load_builtin_taxonomy().assign(some))
 
 
 def test_kin_file_is_read_back_or_refused(tmp_path, kinship):
@@ -236,31 +238,30 @@ def test_the_page_counts_kinds_by_length_and_families(run):
     told = rows(run / "viruses.tsv")
     first = told[0]["file"], told[0]["record"]
     here = HelperPool().helpers(None, 0, "")
-    kinds, families = count_kinds(run / "viruses.tsv", here)
-    of_records = find_records(run / "viruses.tsv", {first}, ("virus_kind", "kin"), here)
-    assert of_records == {first: (told[0]["virus_kind"], told[0]["kin"])}
+    groups, families = count_groups(run / "viruses.tsv", here)
+    of_records = find_records(run / "viruses.tsv", {first}, ("group", "family"), here)
+    assert of_records == {first: (told[0]["group"], told[0]["family"])}
     [sample] = rows(run / "samples.tsv")
-    of_kinds = Counter(row["virus_kind"] for row in told)
-    for column, counts in (("kinds", of_kinds), ("families", families)):
+    of_groups = Counter(row["group"] for row in told)
+    for column, counts in (("groups", of_groups), ("families", families)):
         pairs = (pair.split(": ") for pair in sample[column].split("; "))
         assert {name: int(n) for name, n in pairs} == counts
-    assert kinds == Counter(
-        (row["virus_kind"], max(n for n in LENGTH_CLASSES if n <= int(row["length"])))
-        for row in told
+    assert groups == Counter(
+        (row["group"], max(n for n in LENGTH_CLASSES if n <= int(row["length"]))) for row in told
     )
-    assert families == Counter(row["kin"] for row in told if row["kin"])
+    assert families == Counter(row["family"] for row in told if row["family"])
     page = (run / "report.html").read_text()
-    assert f"<td>{told[0]['virus_kind']}</td><td>{told[0]['kin']}</td>" in page
+    assert f"<td>{told[0]['group']}</td><td>{told[0]['family']}</td>" in page
     for name, n in families.items():
         assert f'<th scope="row">{name}</th><td class="n">{n}</td>' in page
 
 
-def test_the_page_of_proteins_says_nothing_of_kinds(tmp_path):
+def test_the_page_of_proteins_says_nothing_of_groups(tmp_path):
     write(tmp_path / "in.fa", protein="MKTAYIAKQR" * 12)
     predict(tmp_path / "in.fa", to=tmp_path / "run", threshold=0.0, report=True)
     [row] = rows(tmp_path / "run/viruses.tsv")
-    assert not any(row[name] for name in VIRUS_TABLE.columns[VIRUS_TABLE.columns.index("kin") :])
-    assert not row["virus_kind"]
+    assert not any(row[name] for name in VIRUS_TABLE.columns[VIRUS_TABLE.columns.index("family") :])
+    assert not row["group"]
     assert "Kinds of viruses" not in (tmp_path / "run/report.html").read_text()
 
 
@@ -273,25 +274,25 @@ def test_provirus_is_identified_by_its_bases(tmp_path):
     results = called((record, call, regions))
     [identity] = find_viruses(results, STANDARD).identities
     assert [identity] == identify_viruses([virus], [None])
-    assert (identity.kin, identity.topology) == ("Coronaviridae", "")
+    assert (identity.family, identity.topology) == ("Coronaviridae", "")
 
 
 def test_tables_and_python_show_the_example(run):
     told = {row["virus"]: row for row in rows(run / "viruses.tsv")}
     assert told
     for row in told.values():
-        assert row["virus_kind"] in KINDS
-        assert 0 < float(row["kind_probability"]) <= 1
+        assert row["group"] in KINDS
+        assert 0 < float(row["group_probability"]) <= 1
         assert (row["topology"], row["repeat_length"]) == ("linear", "0")
-        if row["kin"]:
-            assert int(row["kin_words"]) >= MIN_KMERS
-            assert float(row["kin_share"]) >= MIN_KMER_SHARE
-    assert told["example_virus_01"]["kin"] == "Coronaviridae"
+        if row["family"]:
+            assert int(row["family_kmers"]) >= MIN_KMERS
+            assert float(row["family_share"]) >= MIN_KMER_SHARE
+    assert told["example_virus_01"]["family"] == "Coronaviridae"
     calls = {call.record_id: call for call in virnucpro.read_predictions(run)}
     for name, call in calls.items():
-        kinds = [identity.virus_kind for identity in call.identities]
-        assert kinds == ([told[name]["virus_kind"]] if call.is_virus else [])
+        kinds = [identity.group for identity in call.identities]
+        assert kinds == ([told[name]["group"]] if call.is_virus else [])
     [alone] = load_builtin_taxonomy().assign([example("example_virus_01")])
-    assert (alone.kin, alone.kin_words) == (
-        *("Coronaviridae", calls["example_virus_01"].identities[0].kin_words),
+    assert (alone.family, alone.family_kmers) == (
+        *("Coronaviridae", calls["example_virus_01"].identities[0].family_kmers),
     )

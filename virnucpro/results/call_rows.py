@@ -76,15 +76,13 @@ def count_called(results: CalledRecords) -> RecordCounts:
     starts = np.digitize([length for _, length, _ in viral], LENGTH_CLASSES[1:]).tolist()
     counts.viral_lengths.update(LENGTH_CLASSES[number] for number in starts)
     counts.best = max(viral, key=itemgetter(0, 1), default=NO_HIT)  # the first of equals
-    for kinds in map(results.region_kinds, results.regions):
-        counts.n_regions = (counts.n_regions or 0) + kinds.total()
-        counts.n_whole_regions += kinds["whole"]
+    for extents in map(results.region_extents, results.regions):
+        counts.n_regions = (counts.n_regions or 0) + extents.total()
+        counts.n_whole_regions += extents["whole"]
     viruses = results.viruses
     counts.n_proviruses = len(viruses.places) - len(viral)
-    counts.kinds.update(
-        identity.virus_kind for identity in viruses.identities if identity.virus_kind
-    )
-    counts.families.update(identity.kin for identity in viruses.identities if identity.kin)
+    counts.groups.update(identity.group for identity in viruses.identities if identity.group)
+    counts.families.update(identity.family for identity in viruses.identities if identity.family)
     failures = results.failures
     failed = list(chain.from_iterable(failures.values()))
     counts.n_failed_frames = len(failed)
@@ -275,7 +273,7 @@ def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
         for name, parts, score in _viruses_in(results, index):
             first = parts[0]
             letters = "".join(sequence[part.start : part.end] for part in parts)
-            location = (first.kind, first.start, parts[-1].end, first.over_origin)
+            location = (first.extent, first.start, parts[-1].end, first.over_origin)
             rows.append((index, name, *location, letters, score, unknown))
     viruses = Viruses.from_rows(rows)
     return viruses if code is None else _identity_columns(results, viruses, code)
@@ -305,7 +303,7 @@ def _virus_rows(results: CalledRecords) -> bytes:
         quoted_texts(viruses.names),
         quoted_texts([names[index] for index in viruses.places]),
         quoted_texts([calls.samples[index] for index in viruses.places]),
-        quoted_texts(viruses.kinds),
+        quoted_texts(viruses.extents),
         format_integers(np.array(viruses.starts) + 1),
         format_integers(viruses.ends),
         format_integers(list(map(len, viruses.letters))),
@@ -318,11 +316,11 @@ def _virus_rows(results: CalledRecords) -> bytes:
 
 def _format_identities(identities: Sequence[Identity]) -> Iterator[Column]:
     """Format the virus table columns that identify each virus."""
-    yield quoted_texts([identity.virus_kind for identity in identities])
-    yield format_decimals([identity.kind_probability for identity in identities], 3)
-    yield quoted_texts([identity.kin for identity in identities])
-    yield format_integers([identity.kin_words or EMPTY for identity in identities])
-    yield format_decimals([identity.kin_share for identity in identities], 3)
+    yield quoted_texts([identity.group for identity in identities])
+    yield format_decimals([identity.group_probability for identity in identities], 3)
+    yield quoted_texts([identity.family for identity in identities])
+    yield format_integers([identity.family_kmers or EMPTY for identity in identities])
+    yield format_decimals([identity.family_share for identity in identities], 3)
     yield quoted_texts([identity.topology for identity in identities])
     yield format_integers(
         [identity.repeat_length if identity.topology else EMPTY for identity in identities]
@@ -354,15 +352,15 @@ def _virus_fasta(results: CalledRecords) -> bytes:
     words = zip(
         viruses.places,
         viruses.names,
-        viruses.kinds,
+        viruses.extents,
         decimal_texts(viruses.scores, 6),
         decimal_texts(_virus_rates(calls, viruses), 4),
         strict=True,
     )
     headers = [
         f"{records.headers[index] if name == records.ids[index] else name} "
-        f"kind={kind} score={score}{rate and f' fdr={rate}'}"
-        for index, name, kind, score, rate in words
+        f"extent={extent} score={score}{rate and f' fdr={rate}'}"
+        for index, name, extent, score, rate in words
     ]
     return format_fasta(headers, viruses.letters)
 
@@ -378,7 +376,7 @@ def region_name(results: CalledRecords, index: int, region: Region) -> str:
 
 def _region_suffix(region: Region) -> str:
     """Format a region's position, counted from 1, with the last base as its end."""
-    return f"|{region.kind}_{region.start + 1}_{region.end}"
+    return f"|{region.extent}_{region.start + 1}_{region.end}"
 
 
 def _free_region_suffixes(results: CalledRecords, taken: TakenNames) -> dict[tuple[int, str], str]:
@@ -461,7 +459,7 @@ def _table_row(
         region_name(results, index, region),
         calls.record_ids[index],
         calls.samples[index],
-        region.kind,
+        region.extent,
         region.start + 1,
         region.end,
         region.end - region.start,
@@ -499,7 +497,7 @@ def _gff_row(results: CalledRecords, index: int, region: Region) -> str:
     ]
     bases = f"{region.start + 1}\t{region.end}\t{region.posterior:.4f}\t.\t."
     words = ";".join(filter(None, attributes))
-    return f"{gff3_seqid(record_id)}\tvirnucpro\t{_GFF3_TERMS[region.kind]}\t{bases}\t{words}\n"
+    return f"{gff3_seqid(record_id)}\tvirnucpro\t{_GFF3_TERMS[region.extent]}\t{bases}\t{words}\n"
 
 
 def _fasta_row(results: CalledRecords, index: int, region: Region) -> str:

@@ -1,4 +1,4 @@
-"""Count the records of a run by status, call and kind."""
+"""Count the records of a run by status, call and group."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RecordCounts:
     first_failure: str = ""  # the first failed frame, and its reason
     n_mendable: int = 0  # records with a note on a failed frame
     viral_lengths: Counter[int] = field(default_factory=Counter)  # viral records by length class
-    kinds: Counter[str] = field(default_factory=Counter)  # viruses with an identified kind
+    groups: Counter[str] = field(default_factory=Counter)  # viruses with an identified group
     families: Counter[str] = field(default_factory=Counter)  # viruses with a family
     best: tuple[float, int, str] = NO_HIT  # score, length and id of the best viral record
 

@@ -8,7 +8,7 @@ description in ``OUTPUTS`` and a function for its rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -38,6 +38,15 @@ class OutputFile:
     is_packed: bool = False  # compressed with gzip
     is_sorted: bool = False  # by the first column
     n_later_columns: int = 0  # number of last columns that tables from earlier versions lack
+    # name of a column in tables from earlier versions -> present name
+    old_names: Mapping[str, str] = field(default_factory=dict)
+
+    def present_columns(self, header: str) -> tuple[str, ...] | None:
+        """Return the present names for the columns in a header line, None for another table."""
+        names = header.rstrip("\r\n").split("\t")
+        columns = tuple(self.old_names.get(name, name) for name in names)
+        earlier = self.columns[: len(self.columns) - self.n_later_columns]
+        return columns if columns in (self.columns, earlier) else None
 
     def rows_at(
         self, path: Path, parse: Callable[[dict[str, str]], Row], hint: str
@@ -76,9 +85,8 @@ class OutputFile:
         Raises:
             ValueError: the table is damaged.
         """
-        columns = tuple(next(lines, "").rstrip("\r\n").split("\t"))
-        earlier = self.columns[: len(self.columns) - self.n_later_columns]
-        if columns not in (self.columns, earlier):
+        columns = self.present_columns(next(lines, ""))
+        if columns is None:
             raise ValueError("its columns have other names")
         for number, line in enumerate(lines, 2):
             if not line.endswith("\n"):
@@ -146,23 +154,23 @@ FAILED_SEQUENCES = OutputFile(
 # One row per virus. Its name is also its sequence id in the FASTA file.
 VIRUS_TABLE = OutputFile(
     "viruses.tsv",
-    "every virus: records and proviruses, with score, fdr, position, kind and lineage",
+    "every virus: records and proviruses, with score, fdr, position, group and lineage",
     (
         "virus",
         "record",
         "file",
-        "kind",
+        "extent",
         "start",
         "end",
         "length",
         "score",
         "fdr",
         "note",
-        "virus_kind",
-        "kind_probability",
-        "kin",
-        "kin_words",
-        "kin_share",
+        "group",
+        "group_probability",
+        "family",
+        "family_kmers",
+        "family_share",
         "topology",
         "repeat_length",
         "taxonomy",
@@ -173,6 +181,14 @@ VIRUS_TABLE = OutputFile(
         "completeness_method",
     ),
     n_later_columns=6,
+    old_names={
+        "kind": "extent",
+        "virus_kind": "group",
+        "kind_probability": "group_probability",
+        "kin": "family",
+        "kin_words": "family_kmers",
+        "kin_share": "family_share",
+    },
 )
 VIRUS_FASTA = OutputFile("viruses.fasta", "their sequences")
 
@@ -200,10 +216,11 @@ SAMPLE_TABLE = OutputFile(
         "n_failed",
         "path",
         "error",
-        "kinds",
+        "groups",
         "families",
     ),
     per_file=False,
+    old_names={"kinds": "groups"},
 )
 EMBEDDED_SAMPLE_TABLE = replace(
     SAMPLE_TABLE,
@@ -231,7 +248,7 @@ REGION_TABLE = OutputFile(
         "region",
         "record",
         "file",
-        "kind",
+        "extent",
         "start",
         "end",
         "length",
@@ -245,6 +262,7 @@ REGION_TABLE = OutputFile(
         "note",
     ),
     is_optional=True,
+    old_names={"kind": "extent"},
 )
 REGION_BED = OutputFile("regions.bed", is_optional=True)
 REGION_GFF3 = OutputFile("regions.gff3", columns=("##gff-version 3",), is_optional=True)

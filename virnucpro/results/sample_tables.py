@@ -84,7 +84,7 @@ def _sample_lines(output_dir: OutputDir, counts_by_sample: Mapping[str, RecordCo
             counts.n_mendable,
             row.path,
             row.error,
-            _counts_text(counts.kinds),
+            _counts_text(counts.groups),
             _counts_text(counts.families),
         )
         lines.append(tsv_line(values))

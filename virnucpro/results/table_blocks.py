@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ from virnucpro.core.option_text import with_options
 from virnucpro.results.names import read_tsv_field
 
 _BYTES_AT_ONCE = 2**22  # table bytes read at once
+NO_OLD_NAMES: Mapping[str, str] = MappingProxyType({})
 _Rows: TypeAlias = IntArray | list[int] | slice
 
 
@@ -146,7 +148,7 @@ class TableSpan:
     """Neighbouring lines in a VirNucPro table, as a byte range."""
 
     path: Path
-    header: str  # the first line of the table
+    header: str  # the first line of the table, with present column names
     start: int
     end: int
 
@@ -163,8 +165,11 @@ class TableSpan:
         return TableBlock.from_bytes(data, self.header)
 
 
-def split_table(path: Path) -> Iterator[TableSpan]:
+def split_table(path: Path, old_names: Mapping[str, str] = NO_OLD_NAMES) -> Iterator[TableSpan]:
     """Split a VirNucPro table into line spans. A missing table has no spans.
+
+    Args:
+        old_names: earlier name of a column -> its present name, which the spans have.
 
     Raises:
         OSError: the table cannot be read.
@@ -172,7 +177,8 @@ def split_table(path: Path) -> Iterator[TableSpan]:
     if not path.is_file():
         return
     with path.open("rb") as lines:
-        header = lines.readline().decode("utf-8", "surrogateescape")
+        names = lines.readline().decode("utf-8", "surrogateescape").rstrip("\n").split("\t")
+        header = "\t".join(old_names.get(name, name) for name in names) + "\n"
         end = lines.tell()
         size = os.fstat(lines.fileno()).st_size
         while end < size:

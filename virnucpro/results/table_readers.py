@@ -19,7 +19,7 @@ from virnucpro.results.outputs import (
 from virnucpro.viral.types import Call, Identity, Region
 
 _MOST_BASES = 10**15
-_REGION_KINDS = ("provirus", "whole")
+_EXTENTS = ("provirus", "whole")
 RecordKey = tuple[str, str]  # sample and id of a record
 
 
@@ -110,11 +110,11 @@ def _parse_embedded(row: dict[str, str]) -> Call:
 def parse_identity(row: dict[str, str]) -> tuple[RecordKey, Identity]:
     """Parse a record's sample and id, and its virus identity."""
     identity = Identity(
-        virus_kind=row["virus_kind"],
-        kind_probability=_float(row["kind_probability"]),
-        kin=row["kin"],
-        kin_words=int(row["kin_words"] or 0),
-        kin_share=_float(row["kin_share"]),
+        group=row["group"],
+        group_probability=_float(row["group_probability"]),
+        family=row["family"],
+        family_kmers=int(row["family_kmers"] or 0),
+        family_share=_float(row["family_share"]),
         topology=row["topology"],
         repeat_length=int(row["repeat_length"] or 0),
         taxonomy=row.get("taxonomy", ""),
@@ -134,16 +134,16 @@ def parse_region(row: dict[str, str]) -> tuple[RecordKey, Region]:
     posterior = float(row["posterior"] or "nan")
     if not (0 <= start < end <= _MOST_BASES and (isnan(posterior) or 0 <= posterior <= 1)):
         raise ValueError(f"{row['record']} has no region such as {row['region']}")
-    if row["kind"] not in _REGION_KINDS:
-        raise ValueError(f"{row['region']} is a {row['kind']}")
+    if row["extent"] not in _EXTENTS:
+        raise ValueError(f"{row['region']} is a {row['extent']}")
     if row["class"] not in ("prophage", "uncertain", ""):
         raise ValueError(f"{row['region']} is of the class {row['class']}")
-    kind = cast(Literal["provirus", "whole"], row["kind"])
+    extent = cast(Literal["provirus", "whole"], row["extent"])
     region_class = cast(Literal["prophage", "uncertain", ""], row["class"])
     region = Region(
         start,
         end,
-        kind,
+        extent,
         posterior,
         row["att"],
         ORIGIN in row["note"],

@@ -46,7 +46,7 @@ def _identities(
     identities = load_builtin_taxonomy().assign(viruses, are_circles, code)
     taxa = name_taxa(Windows.from_sequences(viruses))
     for bases, identity, taxon in zip(viruses, identities, taxa, strict=True):
-        if not identity.virus_kind:
+        if not identity.group:
             yield identity
             continue
         named = taxon if taxon.lineage else tailed_phage_class(identity, len(bases))
@@ -64,8 +64,8 @@ def _identities(
 def tailed_phage_class(identity: Identity, n_bases: int) -> Taxon:
     """Return the class of a virus without a named taxon, if its kind and length match it."""
     is_tailed = (
-        identity.virus_kind == "phage"
-        and (identity.kind_probability or 0) >= TAILED_PROBABILITY
+        identity.group == "phage"
+        and (identity.group_probability or 0) >= TAILED_PROBABILITY
         and n_bases >= TAILED_BASES
     )
     lineages = load_builtin_lineages()

@@ -141,14 +141,14 @@ class ProvirusFinder:
         """Store the regions of a record, each judged by the threshold. The note counts them."""
         regions = tuple(
             region._replace(
-                is_virus=region.kind == "whole" or region.posterior >= self.least_posterior
+                is_virus=region.extent == "whole" or region.posterior >= self.least_posterior
             )
             for region in found[0]
         )
         results.regions[place] = regions, found[1]
         notes = [_NOTE.sub("", results.calls.notes[place])]
         if regions and not results.calls.are_viruses[place]:
-            notes.append(format_count(results.region_kinds(place).total(), "virus-like region"))
+            notes.append(format_count(results.region_extents(place).total(), "virus-like region"))
         results.calls.notes[place] = "; ".join(filter(None, notes))
 
     def find(

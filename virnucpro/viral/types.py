@@ -66,11 +66,11 @@ class Call:
 class Identity(NamedTuple):
     """The identity of one virus, by its sequence, empty if unknown."""
 
-    virus_kind: str = ""  # one of ``taxonomy.KINDS``
-    kind_probability: float | None = None
-    kin: str = ""  # family, or else cluster, that shares most k-mers. Empty: too few
-    kin_words: int = 0
-    kin_share: float | None = None  # their share among its k-mers with a known taxon
+    group: str = ""  # one of ``taxonomy.KINDS``
+    group_probability: float | None = None
+    family: str = ""  # family, or else cluster, that shares most k-mers. Empty: too few
+    family_kmers: int = 0
+    family_share: float | None = None  # their share among its k-mers with a known taxon
     topology: str = ""  # for a complete record
     repeat_length: int = 0  # bases in its terminal repeat
     taxonomy: str = ""  # names from the root to the family, as geNomad writes them
@@ -89,7 +89,7 @@ class Region(NamedTuple):
 
     start: int
     end: int
-    kind: Literal["provirus", "whole"]  # whole: the record itself is called a virus
+    extent: Literal["provirus", "whole"]  # whole: the record itself is called a virus
     posterior: float  # probability of being viral, the mean over its windows
     att: str = ""  # bases in the direct repeat at both ends
     over_origin: bool = False  # one of two parts: it crosses a circular record's origin
@@ -186,7 +186,7 @@ class Viruses(NamedTuple):
 
     places: list[int]  # indices of their records, in order. A record may have several viruses
     names: list[str]  # of their sequences
-    kinds: list[str]  # of regions
+    extents: list[str]  # of regions
     starts: list[int]
     ends: list[int]
     cross_origin: list[bool]  # the end comes before the start
@@ -246,10 +246,10 @@ class CalledRecords:
         each = {i: [one for one in of if one.failure] for i, of in self.embedded.items()}
         return {i: failed for i, failed in each.items() if failed}
 
-    def region_kinds(self, place: int) -> Counter[str]:
-        """Count regions by kind. The two parts of a region that crosses the origin count once."""
+    def region_extents(self, place: int) -> Counter[str]:
+        """Count regions by extent. The two parts of a region that crosses the origin count once."""
         return Counter(
-            region.kind
+            region.extent
             for region in self.regions[place][0]
             if not (region.over_origin and region.start == 0)
         )

@@ -119,7 +119,7 @@ def _find_tables(path: Path) -> dict[str, Path]:
     with open_regular_file(path) as lines:
         head = b"".join(islice(lines, 1)).decode(errors="replace").rstrip()
     for name, (sink, _) in _READERS.items():
-        if head == "\t".join(sink.columns):
+        if sink.present_columns(head) is not None:
             return {name: path}
     raise InputError(
         f"{printable(path)} is not a table of results",
@@ -203,7 +203,7 @@ def _record_differences(row: dict[str, str]) -> _Row:
 
 def _virus_differences(row: dict[str, str]) -> _Row:
     _, identity = parse_identity(row)
-    label = f"{row['kind']} {identity.virus_kind} {identity.kin}".rstrip()
+    label = f"{row['extent']} {identity.group} {identity.family}".rstrip()
     return _file_difference(row["file"], row["virus"]), label, float(row["score"])
 
 

@@ -33,7 +33,7 @@ _IN_TABLES = (
     "first_failure",
     "n_mendable",
     "viral_lengths",
-    "kinds",
+    "groups",
     "families",
     "best",
 )

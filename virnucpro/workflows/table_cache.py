@@ -280,5 +280,5 @@ def _counts_from_json(stored: Mapping[str, Any]) -> RecordCounts:
     score, length, record_id = stored["best"]
     lengths = Counter({int(start): n for start, n in stored["viral_lengths"].items()})
     best = (score, length, record_id)
-    named = {name: Counter(stored[name]) for name in ("kinds", "families")}
+    named = {name: Counter(stored[name]) for name in ("groups", "families")}
     return RecordCounts(**{**stored, **named, "best": best, "viral_lengths": lengths})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, zip_longest
@@ -23,8 +23,15 @@ from virnucpro.core.helper_pool import TaskRunner
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.recipe import STATUSES
 from virnucpro.results.counts import LENGTH_CLASSES
+from virnucpro.results.outputs import VIRUS_TABLE
 from virnucpro.results.report.run_json import Key
-from virnucpro.results.table_blocks import TableBlock, TableSpan, open_table_reader, split_table
+from virnucpro.results.table_blocks import (
+    NO_OLD_NAMES,
+    TableBlock,
+    TableSpan,
+    open_table_reader,
+    split_table,
+)
 
 MOST_ROWS = 100_000  # records in the table of the page
 PER_DOUBLING = 4  # length bins per doubling
@@ -41,8 +48,8 @@ LENGTHS = {
 
 T = TypeVar("T")
 Texts: TypeAlias = NDArray[np.object_]
-# Viruses by kind and start of the length class, and viruses by family. Proteins have the kind "".
-Kinds: TypeAlias = tuple[Counter[tuple[str, int]], Counter[str]]
+# Viruses by group and start of the length class, and by family. Proteins have the group "".
+GroupCounts: TypeAlias = tuple[Counter[tuple[str, int]], Counter[str]]
 
 
 class RecordRows(NamedTuple):
@@ -358,7 +365,11 @@ def length_classes(starts: Sequence[int]) -> Iterator[tuple[int, int | None, str
 
 
 def find_records(
-    table: Path, wanted: Collection[Key], columns: Sequence[str], helpers: TaskRunner[None]
+    table: Path,
+    wanted: Collection[Key],
+    columns: Sequence[str],
+    helpers: TaskRunner[None],
+    old_names: Mapping[str, str] = NO_OLD_NAMES,
 ) -> dict[Key, tuple[str, ...]]:
     """Look up some columns for some records.
 
@@ -369,7 +380,7 @@ def find_records(
     if not wanted:
         return {}
     find = partial(_select_records, wanted, columns)
-    matches = helpers.map_in_order(_CountTask(span, find) for span in split_table(table))
+    matches = helpers.map_in_order(_CountTask(span, find) for span in split_table(table, old_names))
     return dict(chain.from_iterable(matches))
 
 
@@ -383,30 +394,32 @@ def _select_records(
     return [pair for pair in zip(keys, values, strict=True) if pair[0] in wanted]
 
 
-def count_kinds(table: Path, helpers: TaskRunner[None]) -> Kinds:
-    """Count viruses by kind and by family.
+def count_groups(table: Path, helpers: TaskRunner[None]) -> GroupCounts:
+    """Count viruses by group and by family.
 
     Raises:
         InputError: the table is damaged.
         OSError: the table cannot be read.
     """
-    kinds: Counter[tuple[str, int]] = Counter()
+    groups: Counter[tuple[str, int]] = Counter()
     families: Counter[str] = Counter()
-    for block_kinds, block_families in helpers.map_in_order(
-        _CountTask(span, _count_kinds_of_block) for span in split_table(table)
+    for block_groups, block_families in helpers.map_in_order(
+        _CountTask(span, _count_groups_of_block)
+        for span in split_table(table, VIRUS_TABLE.old_names)
     ):
-        kinds.update(block_kinds)
+        groups.update(block_groups)
         families.update(block_families)
     del families[""]
-    return kinds, families
+    return groups, families
 
 
-def _count_kinds_of_block(block: TableBlock) -> Kinds:
-    kinds = Counter[tuple[str, int]]()
+def _count_groups_of_block(block: TableBlock) -> GroupCounts:
+    groups = Counter[tuple[str, int]]()
     classes = np.digitize(block.integers("length"), LENGTH_CLASSES[1:])
-    names, kind_codes = block.codes("virus_kind")
-    kin, kin_codes = block.codes("kin")
-    n_by_class = _cross_table(kind_codes, classes, (len(names), len(LENGTH_CLASSES)))
+    names, group_codes = block.codes("group")
+    families, family_codes = block.codes("family")
+    n_by_class = _cross_table(group_codes, classes, (len(names), len(LENGTH_CLASSES)))
     for name, counts in zip(names, n_by_class, strict=True):
-        kinds.update({(name, start): n for start, n in zip(LENGTH_CLASSES, counts, strict=True)})
-    return kinds, Counter(dict(zip(kin, np.bincount(kin_codes).tolist(), strict=True)))
+        groups.update({(name, start): n for start, n in zip(LENGTH_CLASSES, counts, strict=True)})
+    n_by_family = np.bincount(family_codes).tolist()
+    return groups, Counter(dict(zip(families, n_by_family, strict=True)))

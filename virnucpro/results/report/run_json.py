@@ -185,13 +185,13 @@ def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:
 
     n_regions = Counter[Key]()
     listed: ListedRegions = {}
-    for span in split_table(table):
+    for span in split_table(table, REGION_TABLE.old_names):
         with open_table_reader(table):
             rows = zip(*span.read().columns(REGION_TABLE.columns), strict=True)
             for row in (dict(zip(REGION_TABLE.columns, values, strict=True)) for values in rows):
                 key, region = parse_region(row)
                 listed.setdefault(key, (row["region"].rpartition("|")[0], []))[1].append(region)
-                if region.kind != "whole":  # the other part of a region over the origin counts
+                if region.extent != "whole":  # the other part of a region over the origin counts
                     n_regions[key] += not (region.over_origin and region.start == 0)
         listed = dict(sorted(listed.items(), key=_sort_key, reverse=True)[:_MOST_LISTED])
     return n_regions, listed
@@ -200,7 +200,7 @@ def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:
 def _sort_key(listed_record: tuple[Key, tuple[str, list[Region]]]) -> tuple[bool, int, Key]:
     """Return a record's sort key: has a region within it, viral letters, name."""
     key, (_, regions) = listed_record
-    is_part = any(region.kind != "whole" for region in regions)
+    is_part = any(region.extent != "whole" for region in regions)
     return is_part, sum(region.end - region.start for region in regions), key
 
 

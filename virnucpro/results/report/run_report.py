@@ -36,10 +36,10 @@ from virnucpro.results.outputs import (
     open_run_dir,
 )
 from virnucpro.results.report.aggregates import (
-    Kinds,
+    GroupCounts,
     RecordRows,
     RunCounts,
-    count_kinds,
+    count_groups,
     count_records,
     find_records,
     length_classes,
@@ -113,8 +113,8 @@ class _RunFiles(NamedTuple):
     listed: list[_ListedRecords]  # best first
     starts: list[DeviceTimeline]
     complaints: Mapping[str, int]
-    kinds: Kinds
-    identities: Mapping[Key, tuple[str, ...]]  # kind and family of the best viral records
+    groups: GroupCounts
+    identities: Mapping[Key, tuple[str, ...]]  # group and family of the best viral records
     rows: RecordRows  # the rows for the page, if they fit
     helpers: TaskRunner[None]
 
@@ -188,7 +188,7 @@ def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
         "complaints": list(run.complaints.items())[:_MOST_COMPLAINTS],
         "classes": classes,
         "has_fdr": not all(math.isnan(rate) for _, rate in run.counts.lowest),
-        "kinds": _group_rows(run) if run.has_table else None,
+        "groups": _group_rows(run) if run.has_table else None,
         "scores": scores_by_length(run.counts, run.rows, run.facts.cut, run.letters),
         "regions": _first_regions(run),
         "has_samples": samples is not None,
@@ -252,8 +252,8 @@ def _read_run(rundir: RunDir, helpers: TaskRunner[None]) -> _RunFiles:
         list(_listed(listed, sizes)) if has_table else [],
         DeviceTimeline.read_all(rundir.machine),
         read_complaints(rundir.log),
-        count_kinds(viruses, helpers),
-        find_records(viruses, best, ("virus_kind", "kin"), helpers),
+        count_groups(viruses, helpers),
+        find_records(viruses, best, ("group", "family"), helpers, VIRUS_TABLE.old_names),
         rows,
         helpers,
     )
@@ -270,7 +270,7 @@ def _listed(
         n_letters, score = sizes.get((file, record), ("", ""))
         length = max(int(float(n_letters or 0)), *(region.end for region in record_regions))
         is_part = [
-            region.kind != "whole" or (region.start, region.end) != (0, length)
+            region.extent != "whole" or (region.start, region.end) != (0, length)
             for region in record_regions
         ]
         if parts := list(compress(record_regions, is_part)):
@@ -380,7 +380,7 @@ def _headline(run: _RunFiles) -> dict[str, object]:
         "looked_for_regions": has_regions or run.facts.section("counts").get("n_regions") == 0,
         "top": list(zip(*columns, strict=True)),
         "has_fdr": not all(map(math.isnan, top.rates)),
-        "has_kinds": any(kind for kind, _ in run.identities.values()),
+        "has_groups": any(group for group, _ in run.identities.values()),
         "files": names,
     }
 
@@ -453,11 +453,11 @@ def _length_rows(run: _RunFiles) -> list[tuple[object, ...]]:
 
 
 def _group_rows(run: _RunFiles) -> dict[str, object] | None:
-    """Count viruses by kind and length, and list the most frequent families and clusters."""
-    kinds, named = run.kinds
+    """Count viruses by group and length, and list the most frequent families and clusters."""
+    groups, named = run.groups
     totals: Counter[str] = Counter()
-    for (kind, _), n in kinds.items():
-        totals[kind] += n
+    for (group, _), n in groups.items():
+        totals[group] += n
     del totals[""]  # proteins, and viruses without bases
     if not totals:
         return None
@@ -465,8 +465,8 @@ def _group_rows(run: _RunFiles) -> dict[str, object] | None:
     return {
         "lengths": [name for _, _, name in length_classes(LENGTH_CLASSES)],
         "rows": [
-            (kind, n, [kinds[kind, start] for start in LENGTH_CLASSES])
-            for kind, n in sorted(totals.items(), key=lambda pair: (-pair[1], pair[0]))
+            (group, n, [groups[group, start] for start in LENGTH_CLASSES])
+            for group, n in sorted(totals.items(), key=lambda pair: (-pair[1], pair[0]))
         ],
         "families": [(name, n, 100 * n / families[0][1]) for name, n in families[:_MOST_FAMILIES]],
         "n_families": len(families),
@@ -527,7 +527,7 @@ def _tracks(run: _RunFiles) -> Iterator[dict[str, object]]:
             "odds": _scaled(log_odds, 2),
             "regions": [
                 {
-                    "kind": escape_markup(region.kind),
+                    "extent": escape_markup(region.extent),
                     "start": region.start + 1,
                     "end": region.end,
                     "posterior": 0.0 if math.isnan(region.posterior) else region.posterior,
@@ -545,7 +545,7 @@ def _samples(run: _RunFiles) -> dict[str, object] | None:
     shown = [name for name in output.columns if name not in _NOT_SHOWN]
     table = run.rundir.output(output.file)
     with open_table_reader(table):
-        blocks = [span.read() for span in split_table(table)]
+        blocks = [span.read() for span in split_table(table, output.old_names)]
         if sum(map(len, blocks)) < 2:
             return None
         return {
@@ -561,7 +561,7 @@ def _sample_column(name: str, blocks: Sequence[TableBlock]) -> dict[str, object]
         ValueError: a value is not a number.
     """
     label = _SAMPLE_LABELS.get(name, name.removeprefix("n_").replace("_", " "))
-    if name in ("file", "status", "best_record", "kinds"):
+    if name in ("file", "status", "best_record", "groups"):
         texts = [text for block in blocks for text in block.texts(name)][:_MOST_SAMPLES]
         return {"name": label, "values": list(map(printable, texts)), "digits": None}
     numbers = np.concatenate([block.numbers(name) for block in blocks])[:_MOST_SAMPLES]

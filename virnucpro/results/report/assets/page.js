@@ -285,7 +285,7 @@
   function showSamples({ samples }) {
     const place = document.getElementById("sample-table");
     const n = samples.columns[0].values.length;
-    const texts = samples.columns.filter(({ name }) => ["file", "status", "best record", "kinds"].includes(name));
+    const texts = samples.columns.filter(({ name }) => ["file", "status", "best record", "groups"].includes(name));
     const words = Array.from({ length: n }, (_, i) => texts.map(({ values }) => values[i]).join("\n").toLowerCase());
     const dull = ({ name, values }) => name !== "records" && name !== "virus" && !has(values);
     const scored = samples.columns.find(({ name }) => name === "scored")?.values;
@@ -412,10 +412,10 @@
       for (const region of track.regions) {
         if (region.end < from || region.start > to) continue;
         const left = x(region.start - 1), size = Math.max(3, x(region.end) - left);
-        inside.append(drawn("rect", { class: region.kind === "whole" ? "whole" : region.verdict ? "provirus" : "unsure", x: left.toFixed(1), y: LANE[0], width: size.toFixed(1), height: LANE[1] - LANE[0], rx: 3 }));
+        inside.append(drawn("rect", { class: region.extent === "whole" ? "whole" : region.verdict ? "provirus" : "unsure", x: left.toFixed(1), y: LANE[0], width: size.toFixed(1), height: LANE[1] - LANE[0], rx: 3 }));
         const visible = [Math.max(left, LEFT), Math.min(left + size, right)];
         const label = `${whole.format(region.start)}–${whole.format(region.end)}`;
-        const words = [`${region.kind} ${label} (${region.posterior.toFixed(2)})`, label, `${Math.round((region.end - region.start + 1) / 1000)} kb`];
+        const words = [`${region.extent} ${label} (${region.posterior.toFixed(2)})`, label, `${Math.round((region.end - region.start + 1) / 1000)} kb`];
         const fitting = words.find((one) => one.length * 6.4 + 10 < visible[1] - visible[0]);
         if (fitting) inside.append(text((visible[0] + visible[1]) / 2, LANE[1] - 9, fitting, "on-region"));
       }
@@ -430,7 +430,7 @@
       strip.replaceChildren(
         drawn("rect", { class: "track", x: 0, y: 5, width: 1000, height: 4 }),
         ...track.regions.map((region) =>
-          drawn("rect", { class: region.kind === "whole" ? "whole" : region.verdict ? "provirus" : "unsure", x: part(region.start), y: 1, width: Math.max(2, part(region.end - region.start)), height: 12 })),
+          drawn("rect", { class: region.extent === "whole" ? "whole" : region.verdict ? "provirus" : "unsure", x: part(region.start), y: 1, width: Math.max(2, part(region.end - region.start)), height: 12 })),
         drawn("rect", { class: "window", x: part(from), y: 0, width: Math.max(4, part(to - from)), height: 14 }),
       );
     }
