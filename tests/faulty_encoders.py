@@ -14,7 +14,7 @@ import torch
 from virnucpro.models.attention import RunLayout
 from virnucpro.models.base import Pending
 from virnucpro.models.packing import PackedBatch
-from virnucpro.models.pooling import bos_pool
+from virnucpro.models.pooling import Pool, bos_pool
 from virnucpro.models.registry import FAMILIES
 from virnucpro.models.transformer_encoder import TransformerEncoder
 
@@ -70,12 +70,18 @@ def forget_the_last_norm(encoder: TransformerEncoder) -> None:
 
 
 def take_an_earlier_layer(encoder: TransformerEncoder) -> None:
-    encoder.model.layers = encoder.model.layers[:-1]
+    pools = encoder.outputs.pools
+    pools[encoder.spec.layer - 1] = pools.pop(encoder.spec.layer)
+
+
+def pool_first(encoder: TransformerEncoder, pool: Pool) -> None:
+    """Pool the first output in another way, if it is a mean."""
+    if encoder.spec.pooling == "mean":
+        encoder.outputs.pools[encoder.spec.layer][encoder.outputs.names[0]] = pool
 
 
 def pool_the_start(encoder: TransformerEncoder) -> None:
-    if encoder.spec.pooling == "mean":
-        encoder.pool = bos_pool
+    pool_first(encoder, bos_pool)
 
 
 def pool_all_tokens(encoder: TransformerEncoder) -> None:
@@ -83,8 +89,7 @@ def pool_all_tokens(encoder: TransformerEncoder) -> None:
         sequences = hidden.split((batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).tolist())
         return torch.stack([tokens.mean(dim=0) for tokens in sequences])
 
-    if encoder.spec.pooling == "mean":
-        encoder.pool = pool
+    pool_first(encoder, pool)
 
 
 def read_j_as_leucine(encoder: TransformerEncoder) -> None:

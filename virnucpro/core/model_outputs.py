@@ -7,8 +7,9 @@ index besides the ids and lengths of its sequences.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,9 @@ Include = Literal["contacts", "logits", "perplexity", "perplexity-single-pass"]
 Store = Literal["float32", "bfloat16"]  # numbers on disk; bfloat16 rounds to nearest even
 OutputKind = Literal["per_sequence", "per_residue", "pairwise", "scalar"]
 
-_ROWS_PER_SEQUENCE = {"scalar": 0, "per_sequence": 0, "per_residue": 1, "pairwise": 2}  # exponents
+_EXPONENTS = {"scalar": 0, "per_sequence": 0, "per_residue": 1, "pairwise": 2}  # rows by length
+_VECTORS = re.compile(r"([a-z]+)_layer([0-9]+)")
+_RESIDUES = "residues"  # the name of vectors without pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,7 @@ class OutputSpec:
 
     def count_rows(self, lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         """Count the rows for sequences of these lengths. (n,) residues -> (n,)"""
-        return lengths.astype(np.int64) ** _ROWS_PER_SEQUENCE[self.kind]
+        return lengths.astype(np.int64) ** _EXPONENTS[self.kind]
 
     def shape(self, lengths: NDArray[np.integer[Any]]) -> tuple[int, ...]:
         """Return the shape of the array for sequences of these lengths.
@@ -65,7 +68,29 @@ def vector_name(pooling: Pooling, layer: int) -> str:
     >>> vector_name("mean", 33), vector_name("none", 6)
     ('mean_layer33', 'residues_layer6')
     """
-    return f"{'residues' if pooling == 'none' else pooling}_layer{layer}"
+    return f"{_RESIDUES if pooling == 'none' else pooling}_layer{layer}"
+
+
+class VectorName(NamedTuple):
+    """What the name of vectors says."""
+
+    pooling: Pooling
+    layer: int
+
+
+def parse_vector_name(name: str) -> VectorName | None:
+    """Read the name of vectors. Return None for the result of a head.
+
+    >>> parse_vector_name("residues_layer6"), parse_vector_name("logits")
+    (VectorName(pooling='none', layer=6), None)
+    """
+    match = _VECTORS.fullmatch(name)
+    if match is None:
+        return None
+    word, number = match.groups()
+    pooling = "none" if word == _RESIDUES else word
+    assert pooling in get_args(Pooling), "a name from ``vector_name``"
+    return VectorName(cast(Pooling, pooling), int(number))
 
 
 def vector_output(pooling: Pooling, layer: int, dim: int, dtype: Store) -> OutputSpec:
@@ -78,15 +103,25 @@ def vector_output(pooling: Pooling, layer: int, dim: int, dtype: Store) -> Outpu
     )
 
 
+def include_name(include: Include) -> str:
+    """Name the array for a value of ``--include``.
+
+    >>> include_name("perplexity-single-pass")
+    'perplexity_single_pass'
+    """
+    return include.replace("-", "_")
+
+
 def included_output(include: Include, n_tokens: int, dtype: Store) -> OutputSpec:
     """Describe the result of a head. ``n_tokens``: size of the model's alphabet.
 
     A perplexity is always float32, because 8 significant bits would not be enough.
     """
+    name = include_name(include)
     match include:
         case "contacts":
-            return OutputSpec(name="contacts", kind="pairwise", width=1, dtype=dtype)
+            return OutputSpec(name=name, kind="pairwise", width=1, dtype=dtype)
         case "logits":
-            return OutputSpec(name="logits", kind="per_residue", width=n_tokens, dtype=dtype)
+            return OutputSpec(name=name, kind="per_residue", width=n_tokens, dtype=dtype)
         case "perplexity" | "perplexity-single-pass":
-            return OutputSpec(name=include.replace("-", "_"), kind="scalar", width=1)
+            return OutputSpec(name=name, kind="scalar", width=1)

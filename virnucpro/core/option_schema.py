@@ -45,6 +45,7 @@ class OptionInfo:
     show_default: bool | str = True  # a text replaces the default value in --help
     complete: Callable[[str], Sequence[str]] | None = None  # prefix -> possible values
     is_argument: bool = False  # positional on the command line
+    has_commas: bool = False  # a comma separates values, in addition to repeating the option
 
 
 # Any class of options
@@ -100,7 +101,11 @@ def build_options(options: Callable[..., T], values: Mapping[str, object]) -> T:
     hints = _annotated_hints(options)
     infos = option_annotations(hints)
     checked = {
-        name: _convert_value(_option_name(name, infos[name]), get_args(hints[name])[0], value)
+        name: _convert_value(
+            _option_name(name, infos[name]),
+            get_args(hints[name])[0],
+            _split_commas(value) if infos[name].has_commas else value,
+        )
         if name in infos
         else value
         for name, value in values.items()
@@ -108,6 +113,14 @@ def build_options(options: Callable[..., T], values: Mapping[str, object]) -> T:
     for name, info in infos.items():
         _check_range(name, info, checked.get(name))
     return options(**checked)
+
+
+def _split_commas(value: object) -> list[object]:
+    """Split the texts of a value at commas. Numbers stay as they are."""
+    items: list[object] = []
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        items += item.split(",") if isinstance(item, str) else [item]
+    return items
 
 
 def option_annotations(hints: Mapping[str, Any]) -> dict[str, OptionInfo]:

@@ -15,7 +15,12 @@ from typing import Any, ClassVar, Literal
 from virnucpro.core.errors import UsageError
 
 # Other packages import these two names from this module.
-from virnucpro.core.model_outputs import OutputSpec, vector_output
+from virnucpro.core.model_outputs import (
+    OutputSpec,
+    include_name,
+    parse_vector_name,
+    vector_output,
+)
 from virnucpro.core.model_outputs import Pooling as Pooling
 from virnucpro.core.model_outputs import Store as Store
 from virnucpro.core.option_text import with_options
@@ -43,6 +48,8 @@ _DEFAULT_STORE: Store = "float32"
 USUAL_CHUNK_SIZE = 500  # bases
 RESIDUES_PER_SHARD = 250_000  # maximum
 _RESIDUES_PER_SHARD_PER_RESIDUE = 125_000  # maximum with one vector per residue
+_RESIDUES_PER_SHARD_PAIRWISE = 31_250  # maximum with one number per pair of residues
+_VECTORS_PER_SHARD = 8  # vectors per sequence; more of them make shards smaller
 SHARD_FORMAT = 8
 BYTES_PER_SLICE = 2**23  # uncompressed input that is planned and called together
 
@@ -68,6 +75,7 @@ class EncoderSpec:
     reads: Alphabet = Alphabet.PROTEIN
     store: Store = _DEFAULT_STORE
     extra: tuple[OutputSpec, ...] = ()  # outputs besides the vectors of ``layer`` and ``pooling``
+    heads_sha256: str = ""  # hash of the heads that outputs need, see ``heads.hash_heads``
 
     implied: ClassVar = ("model", "dim", "reads")  # determined by the other fields
 
@@ -85,12 +93,24 @@ class EncoderSpec:
         return (vector_output(self.pooling, self.layer, self.dim, self.store), *self.extra)
 
     @property
+    def needs_head(self) -> bool:
+        """Return True if an output needs a head, and with it all layers of the model."""
+        return any(parse_vector_name(output.name) is None for output in self.extra)
+
+    @property
+    def masks_residues(self) -> bool:
+        """Return True if each residue is masked once, in a row of its own."""
+        return any(output.name == include_name("perplexity") for output in self.extra)
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Return the fields that change the vectors, without their storage format."""
-        left_out = (*self.implied, "store", "extra")
+        left_out = (*self.implied, "store", "extra", "heads_sha256")
         facts = {name: value for name, value in asdict(self).items() if name not in left_out}
         if self.extra:  # otherwise as in runs by versions with one output
             facts["extra"] = [output.name for output in self.extra]
+        if self.heads_sha256:
+            facts["heads_sha256"] = self.heads_sha256
         return facts
 
     @property
@@ -139,9 +159,13 @@ class Recipe:
 
         All vectors of a shard are in memory at once.
         """
-        per_residue = any(encoder.per_residue for encoder in self.encoders)
-        limit = _RESIDUES_PER_SHARD_PER_RESIDUE if per_residue else self.residues_per_shard
-        return min(limit, self.residues_per_shard)
+        kinds = [output.kind for encoder in self.encoders for output in encoder.outputs]
+        limit = self.residues_per_shard // max(1, kinds.count("per_sequence") // _VECTORS_PER_SHARD)
+        if n_arrays := kinds.count("per_residue"):
+            limit = min(limit, _RESIDUES_PER_SHARD_PER_RESIDUE // n_arrays)
+        if "pairwise" in kinds:
+            limit = min(limit, _RESIDUES_PER_SHARD_PAIRWISE)
+        return limit
 
     @property
     def alphabets(self) -> tuple[Alphabet, ...]:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.core.model_outputs import OutputSpec
 from virnucpro.core.recipe import Alphabet
 
 FRAMES_FAILED = "frames failed"  # in the note of a record that may be run again
@@ -218,11 +219,37 @@ class Failure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OutputArray:
+    """The rows of one output, ORF after ORF: (n_rows, width) float32."""
+
+    spec: OutputSpec
+    values: NDArray[np.float32]
+
+    def check_shape(self, lengths: NDArray[np.int32]) -> None:
+        """Check the rows for ORFs with these lengths.
+
+        Raises:
+            ValueError: the array has another shape or type, or a number that is not finite.
+        """
+        shape = (int(self.spec.count_rows(lengths).sum()), self.spec.width)
+        if self.values.dtype != np.float32 or self.values.shape != shape:
+            actual = f"{self.values.dtype} of shape {self.values.shape}"
+            raise ValueError(f"{self.spec.name} has {actual}, not {shape}")
+        if not np.isfinite(self.values).all():
+            raise ValueError(f"{self.spec.name} has a number that is not finite")
+
+    def select(self, lengths: NDArray[np.int32], mask: NDArray[np.bool_]) -> OutputArray:
+        """Return the rows of the ORFs in ``mask``."""
+        row_mask = np.repeat(mask, self.spec.count_rows(lengths))
+        return OutputArray(self.spec, self.values[row_mask])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Embeddings:
     """The vectors of a shard's ORFs, with their ids.
 
     ``vectors`` is (n_orfs, dim). With ``per_residue``, it is (sum of lengths, dim), ORF after ORF.
-    ``failures`` lists the ORFs without vectors.
+    ``failures`` lists the ORFs without vectors. ``extra`` has the rows of further outputs.
     """
 
     ids: tuple[str, ...]
@@ -230,6 +257,7 @@ class Embeddings:
     vectors: NDArray[np.float32]
     per_residue: bool = False
     failures: tuple[Failure, ...] = field(default=())
+    extra: tuple[OutputArray, ...] = ()
 
     def __post_init__(self) -> None:
         if self.lengths.dtype != np.int32 or self.vectors.dtype != np.float32:
@@ -243,6 +271,8 @@ class Embeddings:
             raise ValueError("an ORF id occurs twice")
         if not np.isfinite(self.vectors).all():
             raise ValueError("a vector is not finite")
+        for array in self.extra:
+            array.check_shape(self.lengths)
 
     @property
     def n_orfs(self) -> int:
@@ -256,7 +286,13 @@ class Embeddings:
         mask = np.array([orf_id not in hidden for orf_id in self.ids], dtype=np.bool_)
         row_mask = np.repeat(mask, self.lengths) if self.per_residue else mask
         ids = tuple(compress(self.ids, mask))
-        return replace(self, ids=ids, lengths=self.lengths[mask], vectors=self.vectors[row_mask])
+        return replace(
+            self,
+            ids=ids,
+            lengths=self.lengths[mask],
+            vectors=self.vectors[row_mask],
+            extra=tuple(array.select(self.lengths, mask) for array in self.extra),
+        )
 
 
 def concatenate_columns(tables: Iterable[Sequence[list[Any]]]) -> list[list[Any]]:

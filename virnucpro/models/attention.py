@@ -32,12 +32,14 @@ class RunLayout:
     sin: Tensor  # (n_tokens, head_dim / 2) float32
     runs: Runs
     max_seqlen: int
+    mask_shares: Tensor | None = None  # (n_tokens,) float32, see ``PackedBatch``
 
     @classmethod
     def from_batch(cls, batch: PackedBatch, inv_freq: Tensor) -> RunLayout:
         """Copy the batch to the device with ``inv_freq``, radians per position, (head_dim / 2,)."""
         device = inv_freq.device
         angles = to_device(batch.positions, device)[:, None].float() * inv_freq
+        shares = batch.mask_shares
         return cls(
             tokens=to_device(batch.tokens, device),
             cu_seqlens=to_device(batch.cu_seqlens, device),
@@ -45,6 +47,7 @@ class RunLayout:
             sin=angles.sin(),
             runs=batch.runs,
             max_seqlen=batch.max_seqlen,
+            mask_shares=None if shares is None else to_device(shares, device),
         )
 
 
@@ -58,7 +61,7 @@ def attend_runs(qkv: Tensor, batch: RunLayout) -> Tensor:
     """Apply SDPA to each run of equally long proteins: no mask, no padding, any device."""
     out = torch.empty_like(qkv[:, 0])
     for first, n, seqlen in batch.runs:
-        q, k = _rotated(qkv, batch, (first, n, seqlen)).to(qkv.dtype)
+        q, k = rotate_run(qkv, batch, (first, n, seqlen)).to(qkv.dtype)
         v = qkv[first : first + n * seqlen, 2].view(n, seqlen, *qkv.shape[2:]).transpose(1, 2)
         attended = F.scaled_dot_product_attention(q, k, v.contiguous()).transpose(1, 2)
         out[first : first + n * seqlen].view(n, seqlen, *out.shape[1:]).copy_(attended)
@@ -225,7 +228,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned
 
 
-def _rotated(qkv: Tensor, batch: RunLayout, run: tuple[int, int, int]) -> Tensor:
+def rotate_run(qkv: Tensor, batch: RunLayout, run: tuple[int, int, int]) -> Tensor:
     """Rotate queries and keys. -> (2, n, n_heads, seqlen, head_dim) float32"""
     first, n, seqlen = run
     part = qkv[first : first + n * seqlen, :2].view(n, seqlen, 2, *qkv.shape[2:])

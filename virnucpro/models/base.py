@@ -19,6 +19,7 @@ from virnucpro.core.atomic_io import open_regular_file, parse_json
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import printable
+from virnucpro.core.model_outputs import Include
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Pooling, Precision
 from virnucpro.models.registry import FAMILIES, Family, find_family, installed_families
@@ -45,6 +46,8 @@ class Model:
     n_layers: int = 1  # largest value of ``--layer``
     dim: int  # vector length
     poolings: tuple[Pooling, ...] = ("mean",)  # supported ``--pooling`` values
+    includes: tuple[Include, ...] = ()  # supported ``--include`` values, by the heads on disk
+    n_tokens: int = 0  # numbers per row of logits, if there are any
     footprint: Footprint
     # copied by `models import`, weights first; empty: the model is used from its original path
     files: Sequence[Path] = ()
@@ -86,6 +89,21 @@ class Model:
         """
         return self.path, self.encoder_id
 
+    def prepare_heads(self, spec: EncoderSpec, weights: Path) -> tuple[Path, str]:
+        """Prepare the heads that ``spec`` needs, for workers that load ``weights``.
+
+        Returns:
+            The file or folder for ``load``, and the hash of the heads.
+
+        Raises:
+            UnavailableError: a head is damaged.
+        """
+        raise AssertionError("a model without heads has one output")
+
+    def explain_missing(self, include: Include) -> str:
+        """Return a hint for a model that lacks the head for a value of ``--include``."""
+        return f"name a model that has {include}, such as a Hugging Face folder of an ESM-2"
+
     def verify(self) -> str:
         """Read every weight and return their SHA-256.
 
@@ -99,9 +117,14 @@ class Model:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """A batch in progress on the device."""
+    """A batch in progress on the device. Both functions wait for it."""
 
-    rows: Callable[[], Rows]  # blocks: (n, dim), or (sum of lengths, dim) without pooling
+    rows: Callable[[], Rows]  # of the first output: (n_rows, width), see ``OutputSpec``
+    extra: Callable[[], tuple[Rows, ...]] = tuple  # the same for ``EncoderSpec.extra``, in order
+
+    def outputs(self) -> tuple[Rows, ...]:
+        """Wait for the batch, and return the rows of each output."""
+        return (self.rows(), *self.extra())
 
 
 class Encoder(Protocol):
@@ -257,5 +280,8 @@ def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residue
     for spec in encoders:
         family = find_family(spec.family)
         n_letters = 3 * n_residues if spec.reads is Alphabet.DNA else n_residues
-        total += n_letters / family.letters_per_token + family.extra_tokens * n_sequences
+        n_tokens = n_letters / family.letters_per_token + family.extra_tokens * n_sequences
+        if spec.masks_residues:  # as if all sequences had the same length
+            n_tokens *= 1 + n_letters / max(1, n_sequences)
+        total += n_tokens
     return round(total)

@@ -6,13 +6,13 @@ Only the methods that load the model import torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from virnucpro.core.events import EventHandler
-from virnucpro.core.recipe import Footprint, Precision
+from virnucpro.core.recipe import EncoderSpec, Footprint, Precision
 from virnucpro.models.base import Model, not_published, progress_of
 from virnucpro.models.checkpoint import check_finite, hash_weights
 
@@ -57,6 +57,14 @@ class CheckpointModel(Model, ABC):
             UnavailableError: the model cannot be used.
         """
 
+    @abstractmethod
+    def read_heads(self) -> Mapping[str, Any]:
+        """Read the tensors of the heads, by the names in ``HeadScheme``.
+
+        Raises:
+            UnavailableError: a head is damaged.
+        """
+
     def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
         return hash_weights(self.path, on_bytes)
 
@@ -78,6 +86,15 @@ class CheckpointModel(Model, ABC):
             weights, digest = prepare(self, precision, on_event)
         self.check(digest)
         return weights, digest
+
+    def prepare_heads(self, spec: EncoderSpec, weights: Path) -> tuple[Path, str]:
+        from virnucpro.models.converted import is_converted, keep_heads
+        from virnucpro.models.heads import hash_heads, select_heads
+
+        heads = self.read_heads()
+        if is_converted(weights):
+            weights = keep_heads(weights, self.path, heads)
+        return weights, hash_heads(select_heads(heads, spec))
 
     def check(self, digest: str) -> None:
         """Reject other weights under the name of a published model.

@@ -14,30 +14,34 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save, save_file
+from torch import Tensor
 
 from virnucpro.core.atomic_io import atomic_path, hash_file, parse_json, read_json
 from virnucpro.core.errors import OutputError, StorageError, UnavailableError
 from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import LOGGER, printable
-from virnucpro.core.recipe import Footprint, Precision
+from virnucpro.core.recipe import EncoderSpec, Footprint, Precision
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.attention import choose_kernel
-from virnucpro.models.base import DAMAGE, progress_of
+from virnucpro.models.base import DAMAGE, check_unchanged, progress_of
 from virnucpro.models.checkpoint import hash_weights, weight_files
+from virnucpro.models.heads import Heads, hash_heads, select_heads
 from virnucpro.models.transformer import DTYPES, PackedTransformer
 
 _FORMAT = "2"  # format 1 copies may contain non-finite numbers
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SUFFIX = ".virnucpro.safetensors"
+_HEADS_SUFFIX = "_heads.safetensors"
 _STALE_SECONDS = 86_400  # older unfinished files no longer have a writer
 
+ReadHeads = Callable[[Path], Mapping[str, Tensor]]  # of a checkpoint; names as in ``HeadScheme``
 Network = TypeVar("Network", bound=PackedTransformer)
 
 
@@ -181,6 +185,57 @@ def load_converted(
         ) from error
     network.attend = choose_kernel(device, dtype, network.shape.head_dim)
     return network.to(device).eval().requires_grad_(False)
+
+
+def heads_path(copy: Path) -> Path:
+    """Return the file with the heads of a converted copy, which all precisions share."""
+    return copy.with_name(f"{copy.name.partition('_')[0]}{_HEADS_SUFFIX}")
+
+
+def keep_heads(copy: Path, checkpoint: Path, heads: Mapping[str, Tensor]) -> Path:
+    """Write the heads of a checkpoint next to its converted copy.
+
+    Returns:
+        The file that workers map: the copy, or the checkpoint if the heads cannot be written.
+    """
+    path = heads_path(copy)
+    content = {name: tensor.detach().float().contiguous() for name, tensor in heads.items()}
+    try:
+        SafeDir(copy.parent).write_file(path, save(content))
+    except (OSError, OutputError, StorageError) as error:
+        LOGGER.warning(
+            "the heads of the model cannot be kept as %s (%s): every worker reads all of %s",
+            printable(path),
+            printable(error),
+            printable(checkpoint),
+        )
+        return checkpoint
+    return copy
+
+
+def load_heads(spec: EncoderSpec, weights: Path, read_heads: ReadHeads) -> Heads:
+    """Load the heads that a specification needs, on the CPU.
+
+    Args:
+        spec: the specification.
+        weights: a checkpoint, or a converted copy with its heads next to it.
+        read_heads: reads the heads of a checkpoint of the family.
+
+    Raises:
+        UnavailableError: the heads are missing or damaged, or are not those of the recipe.
+    """
+    path = heads_path(weights) if is_converted(weights) else weights
+    try:
+        stored = load_file(path) if is_converted(weights) else read_heads(path)
+        selected = select_heads(stored, spec)
+        heads = Heads(selected)
+    except DAMAGE as error:
+        raise UnavailableError(
+            f"{printable(path)} has no heads that can be used: {printable(error)}",
+            hint="check the model with `virnucpro models verify`",
+        ) from error
+    check_unchanged(replace(spec, sha256=spec.heads_sha256), path, hash_heads(selected))
+    return heads
 
 
 def _is_complete(path: Path, metadata: object, on_bytes: Callable[[int], None]) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.base import Pending, Rows
-from virnucpro.models.protein_tokens import EXTRA_TOKENS, tokenize
+from virnucpro.models.protein_tokens import EXTRA_TOKENS, MASK, tokenize
 
 _SHAPES_KEPT = "32"  # a batch has about ten shapes, a training batch about twenty
 
@@ -99,6 +100,24 @@ class PackedBatch:
         return np.arange(len(self.tokens)) - starts
 
     @property
+    def seqlens(self) -> NDArray[np.int64]:
+        """Return the tokens per sequence. (n_sequences,)"""
+        return np.diff(self.cu_seqlens).astype(np.int64)
+
+    @property
+    def mask_shares(self) -> NDArray[np.float32] | None:
+        """Return for each token the share of masks in its sequence, or None without any mask.
+
+        (n_tokens,)
+        """
+        is_masked = self.tokens == MASK
+        if not is_masked.any():
+            return None
+        n_masks = np.add.reduceat(is_masked, self.cu_seqlens[:-1], dtype=np.int64)
+        shares: NDArray[np.float32] = (n_masks / self.seqlens).astype(np.float32)
+        return np.repeat(shares, self.seqlens)
+
+    @property
     def residues(self) -> NDArray[np.int64]:
         """Return the residue indices: all tokens but ``<cls>`` and ``<eos>``. (n_residues,)"""
         is_residue = np.ones(len(self.tokens), dtype=np.bool_)
@@ -125,18 +144,25 @@ def plan_batches(
     The longest proteins come first, so that the first batch shows the peak memory. Every index
     occurs once. A protein longer than the budget gets its own batch.
     """
-    seqlens = np.asarray(lengths, dtype=np.int64) + EXTRA_TOKENS
-    order = np.argsort(-seqlens, kind="stable")
-    ends = np.cumsum(seqlens[order])
-    batches: list[list[int]] = []
+    return plan_costs(np.asarray(lengths, dtype=np.int64) + EXTRA_TOKENS, tokens_per_batch)
+
+
+def plan_costs(costs: NDArray[np.int64], tokens_per_batch: int) -> list[list[int]]:
+    """Group indices as ``plan_batches`` does, by the tokens that each sequence costs."""
+    order = np.argsort(-costs, kind="stable")
+    return [order[part].tolist() for part in split_costs(costs[order], tokens_per_batch)]
+
+
+def split_costs(costs: NDArray[np.int64], tokens_per_part: int) -> Iterator[slice]:
+    """Split a series into parts that cost at most ``tokens_per_part``, or contain one item."""
+    ends = np.cumsum(costs)
     first = 0
-    while first < len(order):
+    while first < len(costs):
         n_before = int(ends[first - 1]) if first else 0
-        last = int(np.searchsorted(ends, n_before + tokens_per_batch, side="right"))
+        last = int(np.searchsorted(ends, n_before + tokens_per_part, side="right"))
         last = max(last, first + 1)
-        batches.append(order[first:last].tolist())
+        yield slice(first, last)
         first = last
-    return batches
 
 
 def bag_mean(hidden: Tensor, places: NDArray[np.int64], starts: NDArray[np.int64]) -> Tensor:
@@ -150,9 +176,20 @@ def bag_mean(hidden: Tensor, places: NDArray[np.int64], starts: NDArray[np.int64
     Returns:
         (n_bags, dim).
     """
+    return _reduce_bags(hidden, places, starts, "mean")
+
+
+def bag_max(hidden: Tensor, places: NDArray[np.int64], starts: NDArray[np.int64]) -> Tensor:
+    """Return the largest numbers of row bags. Arguments and result are as in ``bag_mean``."""
+    return _reduce_bags(hidden, places, starts, "max")
+
+
+def _reduce_bags(
+    hidden: Tensor, places: NDArray[np.int64], starts: NDArray[np.int64], mode: str
+) -> Tensor:
     rows = to_device(places, hidden.device)
     offsets = to_device(starts, hidden.device)
-    return F.embedding_bag(rows, hidden, offsets, mode="mean")
+    return F.embedding_bag(rows, hidden, offsets, mode=mode)
 
 
 def segment_mean(hidden: Tensor, runs: Runs, n_ends: int = 0) -> Tensor:
@@ -161,25 +198,27 @@ def segment_mean(hidden: Tensor, runs: Runs, n_ends: int = 0) -> Tensor:
     return torch.cat([part[:, n_ends : part.shape[1] - n_ends].mean(dim=1) for part in parts])
 
 
-def copy_to_host(results: Tensor) -> Pending:
+def copy_to_host(outputs: Sequence[Tensor]) -> Pending:
     """Start copying float32 rows to the host. A GPU computes the next batch at the same time."""
-    if not results.is_cuda:
-        array: Rows = results.cpu().numpy()
-        return Pending(lambda: array)
-    host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
-    copying = torch.cuda.Stream(results.device)  # type: ignore[no-untyped-call] # one of a pool
-    copying.wait_stream(torch.cuda.current_stream(results.device))
+    device = outputs[0].device
+    if device.type != "cuda":
+        arrays: list[Rows] = [rows.cpu().numpy() for rows in outputs]
+        return Pending(lambda: arrays[0], lambda: tuple(arrays[1:]))
+    hosts = [torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True) for rows in outputs]
+    copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # one of a pool
+    copying.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(copying):
-        host.copy_(results, non_blocking=True)
+        for host, rows in zip(hosts, outputs, strict=True):
+            host.copy_(rows, non_blocking=True)
         copied = copying.record_event()
-    results.record_stream(copying)
+    for rows in outputs:
+        rows.record_stream(copying)
 
-    def rows() -> Rows:
+    def wait(hosts: Sequence[Tensor]) -> tuple[Rows, ...]:
         copied.synchronize()
-        array: Rows = host.numpy()
-        return array
+        return tuple(host.numpy() for host in hosts)
 
-    return Pending(rows)
+    return Pending(lambda: wait(hosts[:1])[0], lambda: wait(hosts[1:]))
 
 
 class PackedEncoder(ABC):
@@ -200,7 +239,12 @@ class PackedEncoder(ABC):
 
     @abstractmethod
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """Compute a batch's rows, on the device."""
+        """Compute a batch's rows of the first output, on the device."""
+
+    def embed_all(self, sequences: Sequence[str]) -> Sequence[Tensor]:
+        """Compute a batch's rows of each output in ``spec.outputs``, on the device."""
+        assert not self.spec.extra, "this encoder has one output"
+        return [self.embed(sequences)]
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
         return sum(lengths) + EXTRA_TOKENS * len(lengths)
@@ -209,22 +253,34 @@ class PackedEncoder(ABC):
         return plan_batches(lengths, tokens_per_batch)
 
     def start(self, sequences: Sequence[str]) -> Pending:
-        pending = copy_to_host(self.embed(sequences))
+        pending = copy_to_host(self.embed_all(sequences))
         if self.spec.precision != "fp16" or self.in_float32 is None:
             return pending
-        return Pending(lambda: self._without_overflows(sequences, pending.rows()))
 
-    def _without_overflows(self, sequences: Sequence[str], rows: Rows) -> Rows:
+        def recompute() -> tuple[Rows, ...]:
+            return self._without_overflows(sequences, pending.outputs())
+
+        outputs = cache(recompute)
+        return Pending(lambda: outputs()[0], lambda: outputs()[1:])
+
+    def _without_overflows(
+        self, sequences: Sequence[str], outputs: tuple[Rows, ...]
+    ) -> tuple[Rows, ...]:
         """Recompute in float32 the proteins that overflowed in fp16.
 
-        Each is embedded alone, so that its vector does not depend on the batch.
+        Each is embedded alone, so that its rows do not depend on the batch.
         """
         assert self.in_float32 is not None, "for fp16"
-        is_pooled = len(rows) == len(sequences)  # otherwise one row per residue
-        n_rows = [1 if is_pooled else len(sequence) for sequence in sequences]
-        parts = np.split(rows, np.cumsum(n_rows)[:-1])  # views
-        for sequence, part in zip(sequences, parts, strict=True):
-            if not np.isfinite(part).all():
-                with self.in_float32():
-                    part[:] = self.embed([sequence]).cpu().numpy()
-        return rows
+        lengths = np.array([len(sequence) for sequence in sequences])
+        parts = [  # views, by output and sequence
+            np.split(rows, np.cumsum(spec.count_rows(lengths))[:-1])
+            for spec, rows in zip(self.spec.outputs, outputs, strict=True)
+        ]
+        for sequence, *own_parts in zip(sequences, *parts, strict=True):
+            if all(np.isfinite(part).all() for part in own_parts):
+                continue
+            with self.in_float32():
+                exact = self.embed_all([sequence])
+            for part, rows in zip(own_parts, exact, strict=True):
+                part[:] = rows.cpu().numpy()
+        return outputs

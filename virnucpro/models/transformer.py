@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, Self
@@ -42,6 +42,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 _USUAL_TOKENS = 2048  # in a batch on a CPU
 _MOST_WAITING = 2  # branches that one kernel adds at once
+_NO_NORM = nn.Identity()
 
 Factor = Tensor | Rows8  # the first factor in a product with weights
 
@@ -240,19 +241,52 @@ class PackedTransformer(nn.Module):
         return self.encode(RunLayout.from_batch(batch, self.inv_freq))
 
     def encode(self, batch: RunLayout) -> Tensor:
-        """Compute ``forward`` for a batch on the device.
-
-        The first layer projects each token in the alphabet once, not each position in the batch.
-        """
-        rows = self.token_rows()
+        """Compute ``forward`` for a batch on the device."""
         layers = self.layers_in_use()
+        stream = self.apply_first(next(layers), batch, self.attend)
+        return self.apply_layers(layers, stream, batch)
+
+    def iter_states(
+        self, batch: RunLayout, numbers: Container[int], attend: Kernel
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield the hidden states after each layer with one of these numbers, in one pass.
+
+        Args:
+            batch: the batch, on the device.
+            numbers: the first layer is 1.
+            attend: the attention kernel.
+
+        Yields:
+            The number, and (n_tokens, dim) float32, normed only after the family's last layer.
+        """
+        layers = self.layers_in_use()
+        stream = self.apply_first(next(layers), batch, attend)
+        for number in range(1, len(self.layers) + 1):
+            if number > 1:
+                next(layers).add_to(stream, batch, attend)
+            if number in numbers:
+                is_last = number == len(self.layers)
+                yield number, stream.final(self.final_norm if is_last else _NO_NORM)
+
+    def apply_first(
+        self, first: TransformerLayer, batch: RunLayout, attend: Kernel
+    ) -> ResidualStream:
+        """Apply the first layer.
+
+        It projects each token in the alphabet once, not each position in the batch, unless the
+        input of a token depends on its sequence.
+        """
+        if (scaled := self.scale_tokens(batch)) is not None:
+            stream = self.stream_of(scaled)
+            first.add_to(stream, batch, attend)
+            return stream
+        rows = self.token_rows()
         stream = self.stream_of(F.embedding(batch.tokens, rows))
-        first = next(layers)
         normed = ResidualStream(rows, has_triton=False).normed(first.attention_norm, first.dtype)
         projected = first.project(normed)
         qkv = F.embedding(batch.tokens, projected.flatten(1)).view(-1, *projected.shape[1:])
-        first.finish(stream, self.attend(qkv, batch))
-        return self.apply_layers(layers, stream, batch)
+        first.finish(stream, attend(qkv, batch))
+        return stream
 
     def stream_of(self, x: Tensor) -> ResidualStream:
         has_triton = self.attend in OF_TRITON
@@ -261,6 +295,10 @@ class PackedTransformer(nn.Module):
     def token_rows(self) -> Tensor:
         """Return the first layer's input for each token in the alphabet, (n_tokens, dim)."""
         return self.embedding.weight
+
+    def scale_tokens(self, batch: RunLayout) -> Tensor | None:
+        """Return the first layer's input, (n_tokens, dim), if it depends on masks in a sequence."""
+        return None
 
     @contextmanager
     def in_float32(self) -> Iterator[None]:

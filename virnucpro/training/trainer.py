@@ -295,7 +295,7 @@ class Trainer:
             self.clock.lap(_STEP)
         self.scaler.unscale_(self._optimizer)
         norm = is_complete(nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT))
-        arriving = copy_to_host(torch.stack([loss, norm]))
+        arriving = copy_to_host([torch.stack([loss, norm])])
         self.scaler.step(self._optimizer)
         self.scaler.update()
         self._optimizer.zero_grad(set_to_none=True)

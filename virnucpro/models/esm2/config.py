@@ -26,6 +26,7 @@ from virnucpro.models.checkpoint import (
     unreadable_error,
 )
 from virnucpro.models.family import CONFIG
+from virnucpro.models.head_tensors import HeadScheme
 
 N_TOKENS = 33
 KIND = "an ESM-2 checkpoint"
@@ -44,6 +45,29 @@ HUGGING_FACE = {
     "up": "encoder.layer.{}.intermediate.dense",
     "down": "encoder.layer.{}.output.dense",
 }
+# the heads in transformers; the names of the contact head are the same in fair-esm
+CONTACTS = {
+    "contacts.weight": ("contact_head.regression.weight",),
+    "contacts.bias": ("contact_head.regression.bias",),
+}
+_LM = {
+    "lm.dense.weight": ("lm_head.dense.weight",),
+    "lm.dense.bias": ("lm_head.dense.bias",),
+    "lm.norm.weight": ("lm_head.layer_norm.weight",),
+    "lm.norm.bias": ("lm_head.layer_norm.bias",),
+    "lm.decoder.bias": ("lm_head.bias",),
+}
+HEADS_HUGGING_FACE = HeadScheme(
+    lm={
+        **_LM,
+        # tied to the embedding, and then often not stored
+        "lm.decoder.weight": ("lm_head.decoder.weight", f"{HUGGING_FACE['embedding']}.weight"),
+    },
+    contacts=CONTACTS,
+)
+HEADS_FAIR_ESM = HeadScheme(
+    lm={**_LM, "lm.decoder.weight": ("lm_head.weight", "embed_tokens.weight")}, contacts=CONTACTS
+)
 _MATRICES = ("q", "k", "v", "attention_out", "up", "down")
 _NORMS = ("attention_norm", "mlp_norm")
 
@@ -74,6 +98,7 @@ class ESM2Tensors(Tensors):
 
     kind: str = KIND
     scheme: Mapping[str, str]  # our module name -> its name in the checkpoint
+    heads: HeadScheme
     n_heads: Any  # from the configuration, if it has the number
     token_dropout: bool
 
@@ -157,6 +182,7 @@ def open_folder(path: Path, framework: Literal["np", "pt"]) -> ESM2Tensors:
         path=path,
         names=frozenset(parts),
         scheme=HUGGING_FACE,
+        heads=HEADS_HUGGING_FACE,
         n_heads=settings.get("num_attention_heads"),
         token_dropout=bool(settings.get("token_dropout", True)),
         read=lambda name, n_rows: read_slice(parts[name], 0, n_rows),
@@ -171,6 +197,11 @@ def _published_name(stored_name: str) -> str:
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         name = name.removesuffix(old) + new if name.endswith(old) else name
     return name
+
+
+def contacts_path(path: Path) -> Path:
+    """Return the file next to a ``.pt`` with its contact head, as fair-esm names it."""
+    return path.with_name(f"{path.stem}-contact-regression.pt")
 
 
 def not_esm2_error(path: Path, why: object) -> UnavailableError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,11 +20,13 @@ from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.checkpoint import LAYER_NORM_EPS, check_finite
 from virnucpro.models.converted import is_converted, load_converted
 from virnucpro.models.esm2.config import (
+    HEADS_FAIR_ESM,
     HUGGING_FACE,
     KIND,
     N_TOKENS,
     ESM2Shape,
     ESM2Tensors,
+    contacts_path,
     infer_shape,
     not_esm2_error,
     open_folder,
@@ -51,10 +54,10 @@ FAIR_ESM = {
 }
 
 
-def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) -> ESM2:
+def load_esm2(path: Path, layer: int | None, dtype: torch.dtype, device: torch.device) -> ESM2:
     """Load the first ``layer`` layers of a checkpoint or its converted copy onto ``device``.
 
-    Matrix products use ``dtype``.
+    None stands for all layers. Matrix products use ``dtype``.
 
     Raises:
         UnavailableError: the checkpoint cannot be used.
@@ -67,8 +70,29 @@ def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
     return create_esm2(infer_shape(tensors), tensors, layer, dtype, device)
 
 
+def read_heads(path: Path) -> dict[str, Tensor]:
+    """Read the heads of a checkpoint, by the names in ``HeadScheme``.
+
+    The contact head of a ``.pt`` may be in a file next to it.
+
+    Raises:
+        UnavailableError: the checkpoint or the file next to it cannot be used.
+    """
+    tensors = open_tensors(path)
+    heads = tensors.heads.read(tensors)
+    contacts = contacts_path(path)
+    if "contacts.weight" not in heads and path.is_file() and contacts.is_file():
+        beside = _open_pt(contacts)
+        heads |= replace(beside.heads, lm={}).read(beside)
+    return heads
+
+
 def create_esm2(
-    shape: ESM2Shape, tensors: ESM2Tensors, layer: int, dtype: torch.dtype, device: torch.device
+    shape: ESM2Shape,
+    tensors: ESM2Tensors,
+    layer: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> ESM2:
     """Make the first ``layer`` layers from tensors, read one by one. Raises as ``load_esm2``."""
     model = empty_model(shape, layer, dtype)
@@ -80,10 +104,10 @@ def create_esm2(
     return model
 
 
-def empty_model(shape: ESM2Shape, layer: int, dtype: torch.dtype = torch.float32) -> ESM2:
-    """Make the first ``layer`` layers without weights."""
+def empty_model(shape: ESM2Shape, layer: int | None, dtype: torch.dtype = torch.float32) -> ESM2:
+    """Make the first ``layer`` layers, or all, without weights."""
     with torch.device("meta"):
-        return ESM2(shape, layer, dtype)
+        return ESM2(shape, shape.n_layers if layer is None else layer, dtype)
 
 
 def split_tensors(model: ESM2, scheme: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
@@ -195,6 +219,7 @@ def _open_pt(path: Path) -> ESM2Tensors:
         path=path,
         names=frozenset(tensors),
         scheme=FAIR_ESM,
+        heads=HEADS_FAIR_ESM,
         n_heads=getattr(namespace, "encoder_attention_heads", None),
         token_dropout=bool(getattr(namespace, "token_dropout", True)),
         read=read,

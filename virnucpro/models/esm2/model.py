@@ -161,6 +161,14 @@ class ESM2(PackedTransformer):
         rows = self.embedding.weight
         return rows * TOKEN_DROPOUT_SCALE if self.shape.token_dropout else rows
 
+    def scale_tokens(self, batch: RunLayout) -> Tensor | None:
+        """Embed tokens with token dropout: masks are zero, and the others compensate for them."""
+        if batch.mask_shares is None or not self.shape.token_dropout:
+            return None
+        scale = TOKEN_DROPOUT_SCALE / (1 - batch.mask_shares)
+        rows: Tensor = self.embedding(batch.tokens)
+        return rows * (scale * (batch.tokens != MASK))[:, None]
+
     def transform(self, x: Tensor, batch: RunLayout) -> Tensor:
         """Apply all layers to embedded tokens. (n_tokens, dim) -> the same"""
         return self.apply_layers(self.layers_in_use(), self.stream_of(x), batch)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 from virnucpro.core.atomic_io import HEAD_FILE, REGIONS_FILE
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import EventHandler
 from virnucpro.core.logging import printable
+from virnucpro.core.model_outputs import Include, Pooling
 from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
 from virnucpro.models.base import Encoder, Model, not_published
 from virnucpro.models.checkpoint import check_numbers, count_bytes, weight_files
 from virnucpro.models.checkpoint_model import CheckpointModel, estimate_footprint
 from virnucpro.models.esm2.config import (
+    CONTACTS,
+    N_TOKENS,
     ESM2Shape,
     ESM2Tensors,
+    contacts_path,
     identify_esm2,
     infer_shape,
     open_folder,
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
     import torch
 
     from virnucpro.models.esm2.model import ESM2
+
+
+_CONTACTS_URL = "https://dl.fbaipublicfiles.com/fair-esm/regression/"
 
 
 def read_shape(published: Published) -> ESM2Shape:
@@ -61,6 +69,19 @@ class ESM2Model(CheckpointModel):
         from virnucpro.models.transformer import DTYPES
 
         return load_complete(self.path, DTYPES[precision])
+
+    def read_heads(self) -> Mapping[str, Any]:
+        from virnucpro.models.esm2.loading import read_heads
+
+        return read_heads(self.path)
+
+    def explain_missing(self, include: Include) -> str:
+        if include != "contacts":
+            return "name a checkpoint with the language-model head, as published"
+        if self.path.is_dir():
+            return "name a folder of an EsmForMaskedLM, as published, or a .pt of fair-esm"
+        contacts = contacts_path(self.path)
+        return f"put its contact head, {_CONTACTS_URL}{contacts.name}, next to it"
 
 
 def open_checkpoint(path: Path) -> ESM2Tensors:
@@ -101,12 +122,22 @@ def inspect_esm2(path: Path) -> ESM2Model:
         encoder_id=identify_esm2(shape, tensors),
         n_layers=shape.n_layers,
         dim=shape.dim,
-        poolings=("mean", "bos", "none"),
+        poolings=get_args(Pooling),
+        includes=_find_includes(path, tensors),
+        n_tokens=N_TOKENS,
         footprint=estimate_memory(shape, count_bytes(path)),
         files=files,
         head=path / HEAD_FILE if path / HEAD_FILE in files else None,
         shape=shape,
     )
+
+
+def _find_includes(path: Path, tensors: ESM2Tensors) -> tuple[Include, ...]:
+    """Return the values of ``--include`` that a checkpoint has a head for."""
+    names = set(tensors.names)
+    if path.is_file() and contacts_path(path).is_file():
+        names.update(name for (name,) in CONTACTS.values())
+    return tensors.heads.find_includes(names)
 
 
 def inspect(path: Path, on_event: EventHandler) -> ESM2Model:
@@ -148,12 +179,12 @@ def open_published(name: str, published: Published, path: Path) -> ESM2Model:
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
-    """Load the first ``spec.layer`` layers of a checkpoint or its converted copy.
+    """Load the layers and heads that ``spec`` needs, of a checkpoint or its converted copy.
 
     Raises:
         UnavailableError: the checkpoint cannot be used, or is small and does not match the recipe.
     """
-    from virnucpro.models.esm2.loading import load_esm2
+    from virnucpro.models.esm2.loading import load_esm2, read_heads
     from virnucpro.models.transformer_encoder import load_encoder
 
-    return load_encoder(spec, weights, device, load_esm2)
+    return load_encoder(spec, weights, device, load_esm2, read_heads)

@@ -26,6 +26,7 @@ from virnucpro.models.checkpoint import (
     read_slice,
 )
 from virnucpro.models.family import CONFIG
+from virnucpro.models.head_tensors import HeadScheme
 
 KIND = "an ESM C checkpoint"
 MODEL_TYPE = "esmc"  # in config.json
@@ -74,6 +75,20 @@ _OUTSIDE_LAYERS = {
     "embed.weight": "embed_tokens.weight",
     "transformer.norm.weight": "norm.weight",
 }
+# the head in transformers, in the published files, and in earlier ones
+_LM_PARTS = {"dense": "0", "layer_norm": "2", "decoder": "3"}
+_OURS = {"dense": "dense", "layer_norm": "norm", "decoder": "decoder"}
+HEADS = HeadScheme(
+    lm={
+        f"lm.{_OURS[part]}.{kind}": (
+            f"lm_head.{part}.{kind}",
+            f"lm_head.{number}.{kind}",
+            f"sequence_head.{number}.{kind}",
+        )
+        for part, number in _LM_PARTS.items()
+        for kind in ("weight", "bias")
+    }
+)
 # config.json keys: in transformers, on the Hub
 _SIZES = {
     "n_layers": ("num_hidden_layers", "n_layers"),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.converted import is_converted, load_converted
 from virnucpro.models.esmc.config import (
+    HEADS,
     MODEL_TYPE,
     N_TOKENS,
     TRANSFORMERS,
@@ -29,10 +30,10 @@ _JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 _CPU = torch.device("cpu")
 
 
-def load_esmc(path: Path, layer: int, dtype: torch.dtype, device: torch.device) -> ESMC:
+def load_esmc(path: Path, layer: int | None, dtype: torch.dtype, device: torch.device) -> ESMC:
     """Load the first ``layer`` layers of a checkpoint or its converted copy onto ``device``.
 
-    Matrix products use ``dtype``.
+    None stands for all layers. Matrix products use ``dtype``.
 
     Raises:
         UnavailableError: the checkpoint cannot be used.
@@ -50,13 +51,22 @@ def load_esmc(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
 
 def load_complete(path: Path, dtype: torch.dtype) -> ESMC:
     """Load all layers of a checkpoint on the CPU. Raises as ``load_esmc``."""
-    return load_esmc(path, infer_shape(open_tensors(path, "pt")).n_layers, dtype, _CPU)
+    return load_esmc(path, None, dtype, _CPU)
 
 
-def empty_esmc(shape: ESMCShape, layer: int, dtype: torch.dtype = torch.float32) -> ESMC:
-    """Make the first ``layer`` layers without weights."""
+def read_heads(path: Path) -> dict[str, Tensor]:
+    """Read the heads of a checkpoint, by the names in ``HeadScheme``.
+
+    Raises:
+        UnavailableError: the checkpoint cannot be used.
+    """
+    return HEADS.read(open_tensors(path, "pt"))
+
+
+def empty_esmc(shape: ESMCShape, layer: int | None, dtype: torch.dtype = torch.float32) -> ESMC:
+    """Make the first ``layer`` layers, or all, without weights."""
     with torch.device("meta"):
-        return ESMC(shape, layer, dtype)
+        return ESMC(shape, shape.n_layers if layer is None else layer, dtype)
 
 
 def split_esmc(model: ESMC) -> Iterator[tuple[str, Tensor]]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 from virnucpro.core.events import EventHandler
+from virnucpro.core.model_outputs import Include, Pooling
 from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
 from virnucpro.models.base import Encoder, not_published
 from virnucpro.models.checkpoint import check_numbers, count_bytes, weight_files
 from virnucpro.models.checkpoint_model import CheckpointModel, estimate_footprint
 from virnucpro.models.esmc.config import (
+    HEADS,
+    N_TOKENS,
     ESMCShape,
     identify_esmc,
     infer_shape,
@@ -65,6 +69,16 @@ class ESMCModel(CheckpointModel):
 
         return load_complete(self.path, DTYPES[precision])
 
+    def read_heads(self) -> Mapping[str, Any]:
+        from virnucpro.models.esmc.loading import read_heads
+
+        return read_heads(self.path)
+
+    def explain_missing(self, include: Include) -> str:
+        if include == "contacts":
+            return "no ESM C has a contact head; name an ESM-2"
+        return "name a checkpoint with the language-model head, as published"
+
 
 def inspect(path: Path, on_event: EventHandler) -> ESMCModel | None:
     """Inspect a folder or a safetensors file.
@@ -97,7 +111,9 @@ def inspect_esmc(path: Path) -> ESMCModel:
         encoder_id=identify_esmc(shape, tensors),
         n_layers=shape.n_layers,
         dim=shape.dim,
-        poolings=("mean", "bos", "none"),
+        poolings=get_args(Pooling),
+        includes=HEADS.find_includes(tensors.names),
+        n_tokens=N_TOKENS,
         footprint=estimate_footprint(shape.n_parameters, shape.dim, count_bytes(path)),
         files=files,
         shape=shape,
@@ -124,12 +140,12 @@ def open_published(name: str, published: Published, path: Path) -> ESMCModel:
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
-    """Load the first ``spec.layer`` layers of a checkpoint or its converted copy.
+    """Load the layers and heads that ``spec`` needs, of a checkpoint or its converted copy.
 
     Raises:
         UnavailableError: the checkpoint cannot be used, or is small and does not match the recipe.
     """
-    from virnucpro.models.esmc.loading import load_esmc
+    from virnucpro.models.esmc.loading import load_esmc, read_heads
     from virnucpro.models.transformer_encoder import load_encoder
 
-    return load_encoder(spec, weights, device, load_esmc)
+    return load_encoder(spec, weights, device, load_esmc, read_heads)
