@@ -63,9 +63,10 @@ from virnucpro.core.events import (
 )
 from virnucpro.core.logging import log_to_handler, printable
 from virnucpro.core.machine import slurm_variables
+from virnucpro.core.model_outputs import Include, Pooling
 from virnucpro.core.option_schema import build_options, option_annotations
 from virnucpro.core.option_text import OptionText, with_options
-from virnucpro.core.recipe import Command, FeatureFormat, Pooling
+from virnucpro.core.recipe import Command, FeatureFormat
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.models.hugging_face import cache_folder
@@ -137,7 +138,9 @@ class _PredictKeywords(_FolderKeywords, total=False):
 
 class _ExtractKeywords(_FolderKeywords, total=False):
     layer: int | None
-    pooling: Pooling
+    layers: int | str | Sequence[int | str]
+    pooling: Pooling | Sequence[Pooling]
+    include: Include | Sequence[Include]
     format: FeatureFormat
 
 
@@ -146,6 +149,7 @@ class _EmbedKeywords(_RunKeywords, total=False):
     pooling: Pooling
 
 
+_ALIASES = {"layer": "layers"}  # keywords with another name than the option
 # options without a value, which texts show as True or False
 _OPTION_TYPES = get_type_hints(PredictOptions) | get_type_hints(ExtractOptions)
 _FLAGS = frozenset(name for name, type_ in _OPTION_TYPES.items() if type_ is bool)
@@ -202,15 +206,18 @@ def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]
     """Add the declared options to a function's signature and docstring."""
     infos = option_annotations(get_type_hints(options, include_extras=True))
     defaults = {field.name: field.default for field in fields(options)} | _USUAL
+    defaults |= dict.fromkeys(_ALIASES)
     shown = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
         for name, kind in get_type_hints(keywords).items()
     ]
 
     def text(parameter: Parameter) -> str:
-        info = infos[parameter.name]
+        info = infos[_ALIASES.get(parameter.name, parameter.name)]
         description = _translate_message(info.help)
-        if isinstance(info.show_default, str):
+        if parameter.name in _ALIASES:
+            description = f"The same as {_ALIASES[parameter.name]}, for one layer."
+        elif isinstance(info.show_default, str):
             description = f"{description} Default: {_translate_message(info.show_default)}."
         head = f"    {parameter.name}: {formatannotation(parameter.annotation)}"
         indent = " " * 8
@@ -593,7 +600,14 @@ def _check_readable(options: Mapping[str, object], keywords: type) -> dict[str, 
             hint="only predict and extract make a run folder; "
             f"options are {', '.join(sorted(names))}",
         )
-    return dict(options)
+    values = dict(options)
+    for alias, name in _ALIASES.items():
+        value = values.pop(alias, None)
+        if value is not None and name in values:
+            raise UsageError(f"both {alias} and {name}", hint=f"give all layers as {name}")
+        if value is not None:
+            values[name] = value
+    return values
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -14,11 +15,12 @@ from numpy.typing import NDArray
 
 from virnucpro.core.atomic_io import storage_errors
 from virnucpro.core.logging import printable
-from virnucpro.core.types import Embeddings, Failure, Orf
+from virnucpro.core.model_outputs import OutputSpec
+from virnucpro.core.types import Embeddings, Failure, Orf, OutputArray
 from virnucpro.engine.device_faults import find_device_fault
 from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.vector_cache import VectorCache
-from virnucpro.models.base import Encoder, Pending
+from virnucpro.models.base import Encoder, Pending, Rows
 from virnucpro.store.feature_store import FeatureStore
 
 _T = TypeVar("_T")
@@ -70,21 +72,69 @@ def _batch_error(error: Exception) -> BatchError:
     return BatchError(f"{type(error).__name__}: {printable(error)}")
 
 
-def collect(started: Pending | BatchError) -> NDArray[np.float32] | BatchError:
-    """Wait for a batch; return its vectors or the error."""
+def collect(started: Pending | BatchError) -> Sequence[Rows] | BatchError:
+    """Wait for a batch; return the rows of each output or the error."""
     if isinstance(started, BatchError):
         return started
-    rows = run_catching(started.rows)
-    if isinstance(rows, BatchError) or np.isfinite(rows).all():
-        return rows
+    outputs = run_catching(started.outputs)
+    if isinstance(outputs, BatchError) or all(np.isfinite(rows).all() for rows in outputs):
+        return outputs
     return BatchError("the vector is not finite")
+
+
+class OutputRows:
+    """The rows of one output of a shard. Indices are ORF positions in the shard.
+
+    Rows start as NaN, so that a forgotten row cannot become an embedding.
+    """
+
+    def __init__(self, spec: OutputSpec, lengths: NDArray[np.int32]) -> None:
+        self.spec = spec
+        self.bounds = np.concatenate([[0], np.cumsum(spec.count_rows(lengths))])  # of each ORF
+        self.values = np.full((int(self.bounds[-1]), spec.width), np.nan, dtype=np.float32)
+        self._saved = np.dtype([("row", "<i8"), ("vector", "<f4", (spec.width,))])
+
+    def store(self, batch: list[int], rows: Rows) -> None:
+        """Store the rows of a batch, in its order."""
+        self.values[self._places(batch)] = rows
+
+    def select(self, orfs: list[int]) -> Rows:
+        return self.values[self._places(orfs)]
+
+    def is_stored(self) -> NDArray[np.bool_]:
+        """Return for each ORF whether all its rows are stored. (n_orfs,)"""
+        filled = np.isfinite(self.values).all(axis=1)
+        stored: NDArray[np.bool_] = np.logical_and.reduceat(filled, self.bounds[:-1])
+        return stored
+
+    def to_bytes(self, orfs: list[int]) -> bytes:
+        """Return the rows of ORFs for a partial file."""
+        places = self._places(orfs)
+        saved = np.empty(len(places), dtype=self._saved)
+        saved["row"] = places
+        saved["vector"] = self.values[places]
+        return saved.tobytes()
+
+    def load(self, content: bytes) -> int:
+        """Store the rows in a partial file. -> the bytes of its complete rows"""
+        n_bytes = len(content) // self._saved.itemsize * self._saved.itemsize
+        saved = np.frombuffer(content[:n_bytes], dtype=self._saved)
+        self.values[saved["row"]] = saved["vector"]
+        return n_bytes
+
+    def _places(self, orfs: list[int]) -> NDArray[np.int64]:
+        """Return the row indices of ORFs."""
+        if self.spec.has_one_row:
+            return np.array(orfs, dtype=np.int64)
+        if not orfs:
+            return np.empty(0, dtype=np.int64)
+        return np.concatenate([np.arange(self.bounds[i], self.bounds[i + 1]) for i in orfs])
 
 
 class ShardEmbedding:
     """A shard that is being embedded by one encoder. Indices are ORF positions in the shard.
 
-    ``pending`` contains the batches that are not embedded yet. Rows of ``vectors`` start as NaN, so
-    that a forgotten row cannot become an embedding.
+    ``pending`` contains the batches that are not embedded yet.
     """
 
     def __init__(
@@ -102,10 +152,7 @@ class ShardEmbedding:
         self.orfs = orfs
         self.sequences = [orf.text(encoder.spec.reads) for orf in orfs]
         self.lengths = np.array(list(map(len, self.sequences)), dtype=np.int32)
-        n_rows = self.lengths if encoder.spec.per_residue else np.ones_like(self.lengths)
-        self.bounds = np.concatenate([[0], np.cumsum(n_rows)])  # row bounds of each ORF
-        dim = encoder.spec.dim
-        self.vectors = np.full((int(self.bounds[-1]), dim), np.nan, dtype=np.float32)
+        self.outputs = [OutputRows(spec, self.lengths) for spec in encoder.spec.outputs]
         self.done = np.zeros(len(orfs), dtype=np.bool_)
         self.reasons: dict[int, str] = {}  # ORF without a vector -> reason
         self.mark_failed(attempt.failed_rows)
@@ -114,14 +161,15 @@ class ShardEmbedding:
         # one batch at a time, so that it is clear which batch caused another failure
         self.is_alone = attempt.n_failures > 0
         self.tried_alone: set[int] = set()
-        self._saved = np.dtype([("row", "<i8"), ("vector", "<f4", (dim,))])
 
     def plan_batches(self, tokens_per_batch: int) -> None:
         """Read cached vectors, and make batches from all other ORFs."""
         vectors = self.cache.read(self.sequences) if self.cache else {}
         self.cached = sorted(vectors.keys() - self.reasons.keys())
         if self.cached:
-            self.store_rows(self.cached, np.stack([vectors[i] for i in self.cached]))
+            joined = np.stack([vectors[i] for i in self.cached])
+            bounds = np.cumsum([output.spec.width for output in self.outputs])
+            self.store_rows(self.cached, np.split(joined, bounds[:-1], axis=1))
         rows = sorted(set(range(len(self.orfs))).difference(self.cached))
         batches = self.encoder.plan(self.batch_lengths(rows), tokens_per_batch)
         self.pending.extend([rows[i] for i in batch] for batch in batches)
@@ -169,62 +217,65 @@ class ShardEmbedding:
         self.reasons.update(reasons)
         self.done[list(reasons)] = True
 
-    def store_rows(self, batch: list[int], rows: NDArray[np.float32]) -> None:
-        """Store the rows of a batch, in its order."""
-        self.vectors[self._rows_of(batch)] = rows
+    def store_rows(self, batch: list[int], outputs: Sequence[Rows]) -> None:
+        """Store the rows of a batch, in its order, for each output."""
+        for output, rows in zip(self.outputs, outputs, strict=True):
+            output.store(batch, rows)
         self.done[batch] = True
 
     def save_partial(self, batch: list[int], owner: str) -> None:
-        """Append the rows of a batch to the owner's partial file.
+        """Append the rows of a batch to the owner's partial files, one for each output.
 
         After a kill in the middle, the rows before it are complete.
         """
-        rows = self._rows_of([i for i in batch if i not in self.reasons])
-        saved = np.empty(len(rows), dtype=self._saved)
-        saved["row"] = rows
-        saved["vector"] = self.vectors[rows]
-        path = self.store.partial_path(self.attempt.shard, owner)
-        with storage_errors(path), self.store.tree.open(path, "a") as out:
-            out.write(saved.tobytes())
+        delivered = [i for i in batch if i not in self.reasons]
+        for path, output in self._partial_files(owner):
+            with storage_errors(path), self.store.tree.open(path, "a") as out:
+                out.write(output.to_bytes(delivered))
 
     def load_partial(self, owner: str) -> None:
         """Load the rows that an earlier attempt of the owner saved."""
-        try:
-            partial = self.store.tree.open(self.store.partial_path(self.attempt.shard, owner), "r+")
-        except FileNotFoundError:
-            return
-        with partial:
-            content = partial.read()
-            n_complete_bytes = len(content) // self._saved.itemsize * self._saved.itemsize
-            partial.truncate(n_complete_bytes)
-        saved = np.frombuffer(content[:n_complete_bytes], dtype=self._saved)
-        self.vectors[saved["row"]] = saved["vector"]
-        filled = np.isfinite(self.vectors).all(axis=1)
-        self.done |= np.logical_and.reduceat(filled, self.bounds[:-1])
+        for path, output in self._partial_files(owner):
+            try:
+                partial = self.store.tree.open(path, "r+")
+            except FileNotFoundError:
+                return
+            with partial:
+                partial.truncate(output.load(partial.read()))
+        stored = [output.is_stored() for output in self.outputs]
+        self.done |= np.logical_and.reduce(stored)
+
+    def _partial_files(self, owner: str) -> list[tuple[Path, OutputRows]]:
+        shard = self.attempt.shard
+        names = ["", *(output.spec.name for output in self.outputs[1:])]
+        paths = [self.store.partial_path(shard, owner, name) for name in names]
+        return list(zip(paths, self.outputs, strict=True))
 
     def write(self, owner: str) -> None:
         """Write the feature file, once every ORF has a vector or a failure reason."""
         assert self.done.all(), "every ORF has a vector or a reason"
         ids = [orf.id for orf in self.orfs]
         lengths = self.lengths
-        vectors = self.vectors
+        values = [output.values for output in self.outputs]
         if self.reasons:
             delivered = [i for i in range(len(ids)) if i not in self.reasons]
             ids = [ids[i] for i in delivered]
             lengths = lengths[delivered]
-            vectors = vectors[self._rows_of(delivered)]
+            values = [output.select(delivered) for output in self.outputs]
         embeddings = Embeddings(
             ids=tuple(ids),
             lengths=lengths,
-            vectors=vectors,
+            vectors=values[0],
             per_residue=self.encoder.spec.per_residue,
             failures=tuple(
                 Failure(self.orfs[i].id, self.orfs[i].record_id, self.reasons[i])
                 for i in sorted(self.reasons)
             ),
+            extra=tuple(map(OutputArray, self.encoder.spec.extra, values[1:])),
         )
         self.store.write(self.attempt.shard, embeddings)
-        self.store.tree.delete(self.store.partial_path(self.attempt.shard, owner))
+        for path, _ in self._partial_files(owner):
+            self.store.tree.delete(path)
 
     def store_in_cache(self) -> str:
         """Add the new vectors to the cache. Return "" or the reason why this failed."""
@@ -232,11 +283,5 @@ class ShardEmbedding:
             return ""
         excluded = {*self.cached, *self.reasons}
         new = [i for i in range(len(self.orfs)) if i not in excluded]
-        return self.cache.write([self.sequences[i] for i in new], self.vectors[new])
-
-    def _rows_of(self, batch: list[int]) -> NDArray[np.int64]:
-        if not self.encoder.spec.per_residue:
-            return np.array(batch, dtype=np.int64)
-        if not batch:
-            return np.empty(0, dtype=np.int64)
-        return np.concatenate([np.arange(self.bounds[i], self.bounds[i + 1]) for i in batch])
+        rows = np.concatenate([output.values[new] for output in self.outputs], axis=1)
+        return self.cache.write([self.sequences[i] for i in new], rows)

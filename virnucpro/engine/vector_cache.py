@@ -123,7 +123,13 @@ class VectorCache:
     _packs: list[str] = field(default_factory=list)  # names; "" for a deleted pack
     _index: list[_Entries] = field(default_factory=list)  # each at least twice as long as the next
 
+    @property
+    def _row_bytes(self) -> int:
+        """Return the bytes of a sequence's rows in all outputs, one after the other."""
+        return 4 * sum(output.width for output in self.encoder.outputs)
+
     def __post_init__(self) -> None:
+        assert all(output.has_one_row for output in self.encoder.outputs), "checked as options"
         text = json.dumps([self.encoder.facts, self.device, SHARD_FORMAT], sort_keys=True)
         self._key = sha256(text.encode()).hexdigest()
 
@@ -145,7 +151,10 @@ class VectorCache:
         return vectors
 
     def write(self, sequences: Sequence[str], vectors: NDArray[np.float32]) -> str:
-        """Add vectors (n, dim), and limit the folder's size. Return "" or a failure reason."""
+        """Add rows, and limit the folder's size. Return "" or a failure reason.
+
+        ``vectors`` is (n, width), with the outputs of a sequence one after the other.
+        """
         if self.is_refused or not sequences:
             return ""
         digests = [self._digest(sequence.encode()) for sequence in sequences]
@@ -211,7 +220,7 @@ class VectorCache:
         """
         magic, n = _HEAD.unpack(handle.read(_HEAD.size).ljust(_HEAD.size, b"\0"))
         n_bytes = os.fstat(handle.fileno()).st_size
-        if magic != _MAGIC or n_bytes != _HEAD.size + n * (2 * _N_DIGEST + 4 * self.encoder.dim):
+        if magic != _MAGIC or n_bytes != _HEAD.size + n * (2 * _N_DIGEST + self._row_bytes):
             raise ValueError("not a pack of this encoder")
         return int(n)
 
@@ -226,7 +235,7 @@ class VectorCache:
         vectors = {}
         with open_regular_file(self.folder.path / name) as handle:
             n = self._count(handle)
-            n_row = 4 * self.encoder.dim
+            n_row = self._row_bytes
             begin = _HEAD.size + n * _N_DIGEST
             for position, row in entries:
                 stored_checksum = os.pread(handle.fileno(), _N_DIGEST, begin + row * _N_DIGEST)

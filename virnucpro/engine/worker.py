@@ -113,7 +113,8 @@ class Worker:
         """
         spec = encoder.spec
         trial = _TRIAL_PROTEIN if spec.reads is Alphabet.PROTEIN else _TRIAL
-        if not np.isfinite(encoder.start([trial]).rows()).all():
+        outputs = encoder.start([trial]).outputs()
+        if not all(np.isfinite(rows).all() for rows in outputs):
             raise UnavailableError(
                 f"the model {printable(spec.model)} makes vectors that are not finite, on "
                 f"{self.device} in {spec.precision}",
@@ -310,8 +311,8 @@ class Worker:
                 embedding.mark_failed(dict.fromkeys(batch, reason))
                 if not embedding.attempt.is_tried_elsewhere(batch[0]):
                     self._count_failure(embedding.encoder.spec, reason)
-            case rows:
-                embedding.store_rows(batch, rows)
+            case outputs:
+                embedding.store_rows(batch, outputs)
                 self.first_failures.pop(embedding.encoder.spec, None)
         attempt = embedding.attempt
         n_tokens = embedding.count_tokens(batch)

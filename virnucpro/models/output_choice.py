@@ -107,10 +107,9 @@ def _choose_poolings(poolings: Sequence[Pooling], model: Model) -> list[Pooling]
         if pooling not in model.poolings:
             raise UsageError(
                 with_options(
-                    "{pooling:{value}}: {name} makes one vector per {unit}",
+                    "{pooling:{value}}: {name} makes one vector per frame",
                     value=pooling,
                     name=printable(model.name),
-                    unit=model.reads.unit,
                 ),
                 hint=with_options("leave {pooling} out, or name an ESM-2 with {model}"),
                 option="pooling",

@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.core.model_outputs import OutputSpec
 from virnucpro.core.recipe import Alphabet, EncoderSpec, FeatureFormat
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.core.types import Embeddings
+from virnucpro.core.types import Embeddings, OutputArray
 
 
 def export(
@@ -33,40 +35,69 @@ def export(
 
 
 def save_npz(path: Path, embeddings: Embeddings, tree: SafeDir) -> None:
-    """Write ``ids``, ``lengths`` and ``embeddings``, for ``numpy.load`` without pickle."""
+    """Write ``ids``, ``lengths``, ``embeddings`` and further outputs, for ``numpy.load``.
+
+    No pickle is needed.
+    """
+    arrays: dict[str, Any] = {
+        "ids": np.array(embeddings.ids, dtype=np.str_),
+        "lengths": embeddings.lengths,
+        "embeddings": embeddings.vectors,
+    }
+    arrays |= {array.spec.name: shaped_values(array) for array in embeddings.extra}
     with tree.atomic_write(path) as out:
-        np.savez(
-            out,
-            ids=np.array(embeddings.ids, dtype=np.str_),
-            lengths=embeddings.lengths,
-            embeddings=embeddings.vectors,
-        )
+        np.savez(out, **arrays)
 
 
 def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: SafeDir) -> None:
     """Write one row per ORF: ``id``, ``length``, ``embedding``. The metadata name the encoder.
 
-    An embedding is a list of ``dim`` float32 or, per residue, a list of such lists. Parquet text is
+    An embedding is a list of ``dim`` float32 or, per residue, a list of such lists. Further outputs
+    are columns with their names. Contacts are a list of all pairs, row by row. Parquet text is
     UTF-8, so any other byte in an id becomes four characters, such as ``\\xff``. With byte-stream
     splitting and compression, vectors stored as bfloat16 take half the disk space here too.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
-    rows = pa.FixedSizeListArray.from_arrays(pa.array(embeddings.vectors.ravel()), encoder.dim)
-    if embeddings.per_residue:
-        bounds = np.concatenate([[0], np.cumsum(embeddings.lengths)]).astype(np.int32)
-        rows = pa.ListArray.from_arrays(pa.array(bounds), rows)
+    first, *_ = encoder.outputs
+    arrays = [OutputArray(first, embeddings.vectors), *embeddings.extra]
+    names = ["embedding", *(array.spec.name for array in embeddings.extra)]
     raw_ids = (orf_id.encode("utf-8", "surrogateescape") for orf_id in embeddings.ids)
     ids = [raw_id.decode("utf-8", "backslashreplace") for raw_id in raw_ids]
     columns = {"id": pa.array(ids, pa.string()), "length": pa.array(embeddings.lengths)}
+    for name, array in zip(names, arrays, strict=True):
+        columns[name] = _to_column(array, embeddings.lengths)
     about = {name: str(value) for name, value in asdict(encoder).items()}
-    table = pa.table({**columns, "embedding": rows}, metadata=about)
+    if not encoder.extra:  # as in files by versions with one output
+        del about["extra"], about["heads_sha256"]
+    table = pa.table(columns, metadata=about)
     image = io.BytesIO()
-    numbers = "embedding" + ".list.element" * (2 if embeddings.per_residue else 1)
-    split = {"use_dictionary": False, "use_byte_stream_split": [numbers]}
+    numbers = [
+        name + ".list.element" * _count_lists(array.spec)
+        for name, array in zip(names, arrays, strict=True)
+    ]
+    split = {"use_dictionary": False, "use_byte_stream_split": numbers}
     parquet.write_table(table, image, compression="zstd", **split)
     tree.write_file(path, image.getvalue())
+
+
+def _count_lists(spec: OutputSpec) -> int:
+    """Count the levels of lists in a column."""
+    return int(spec.has_vectors) + (not spec.has_one_row)
+
+
+def _to_column(array: OutputArray, lengths: NDArray[np.int32]) -> Any:  # noqa: ANN401 - of Arrow
+    """Convert the rows of an output to a column with one entry per ORF."""
+    import pyarrow as pa
+
+    column = pa.array(array.values.ravel())
+    if array.spec.has_vectors:
+        column = pa.FixedSizeListArray.from_arrays(column, array.spec.width)
+    if not array.spec.has_one_row:
+        bounds = np.concatenate([[0], np.cumsum(array.spec.count_rows(lengths))])
+        column = pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), column)
+    return column
 
 
 def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: SafeDir) -> None:
@@ -90,6 +121,11 @@ def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Safe
     image = io.BytesIO()  # given a path, torch would store its name in the archive
     torch.save(content, image)
     tree.write_file(path, image.getvalue())
+
+
+def shaped_values(array: OutputArray) -> NDArray[np.float32]:
+    """Return the rows of an output: (n_rows, width), or (n_rows,) for single numbers."""
+    return array.values if array.spec.has_vectors else array.values[:, 0]
 
 
 def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:

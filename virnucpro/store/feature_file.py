@@ -33,11 +33,12 @@ from virnucpro._version import __version__
 from virnucpro.core.atomic_io import disk_error, hash_file, parse_json
 from virnucpro.core.errors import FeatureFileError, StorageError
 from virnucpro.core.logging import printable
+from virnucpro.core.model_outputs import OutputSpec
 from virnucpro.core.numeric import from_bfloat16
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Store
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.core.types import Embeddings, Failure
+from virnucpro.core.types import Embeddings, Failure, OutputArray
 
 if TYPE_CHECKING:
     import h5py
@@ -88,6 +89,8 @@ def write_embeddings(
     store: Store = "float32",
 ) -> Checksums:
     """Write a feature file with ``ids``, ``lengths``, ``embeddings``, and the failures.
+
+    With several outputs, each is a dataset with its name. The first one is ``embeddings`` too.
 
     An existing file with exactly the same content is left alone. The program version is stored too,
     but no reader checks it, because the recipe determines the numbers.
@@ -195,7 +198,11 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes, store: Store) -> by
         if store == "float32":
             h5["embeddings"] = embeddings.vectors
         else:
-            _add_bfloat16(h5, _to_bfloat16(embeddings.vectors))
+            _add_bfloat16(h5, "embeddings", _to_bfloat16(embeddings.vectors))
+        if embeddings.extra:
+            h5[str(attributes["output"])] = h5["embeddings"]
+        for array in embeddings.extra:
+            _add_output(h5, array)
         for name in Failure._fields:
             values = np.array([getattr(failure, name) for failure in failures], dtype=object)
             h5.create_dataset(f"failed/{name}", data=values, dtype=text)
@@ -203,15 +210,24 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes, store: Store) -> by
         return bytes(h5.id.get_file_image())
 
 
-def _add_bfloat16(h5: h5py.File, bits: NDArray[np.uint16]) -> None:
-    """Add the vector dataset in a custom HDF5 type."""
+def _add_output(h5: h5py.File, array: OutputArray) -> None:
+    """Add the dataset of an output. Single numbers have one dimension."""
+    values = array.values if array.spec.has_vectors else array.values[:, 0]
+    if array.spec.dtype == "float32":
+        h5[array.spec.name] = values
+    else:
+        _add_bfloat16(h5, array.spec.name, _to_bfloat16(values))
+
+
+def _add_bfloat16(h5: h5py.File, name: str, bits: NDArray[np.uint16]) -> None:
+    """Add a dataset in a custom HDF5 type."""
     from h5py import h5d, h5p, h5s
 
     kind = vector_type("bfloat16")
     timeless = h5p.create(h5p.DATASET_CREATE)
     timeless.set_obj_track_times(False)  # the same content gives the same bytes
     space = h5s.create_simple(bits.shape)
-    dataset = h5d.create(h5.id, b"embeddings", kind, space, timeless)
+    dataset = h5d.create(h5.id, name.encode(), kind, space, timeless)
     dataset.write(h5s.ALL, h5s.ALL, bits, kind)  # without a conversion
 
 
@@ -317,20 +333,29 @@ def read_label(path: Path, attributes: Attributes) -> Label:
     return label
 
 
-def read_embeddings(path: Path, attributes: Attributes, dim: int | None = None) -> Embeddings:
+def read_embeddings(
+    path: Path,
+    attributes: Attributes,
+    dim: int | None = None,
+    extra: Sequence[OutputSpec] = (),
+) -> Embeddings:
     """Read one file and verify every bit and the expected attributes.
 
-    ``dim`` is the expected vector width. In a file without vectors, the width may be 0.
+    ``dim`` is the expected vector width. In a file without vectors, the width may be 0. ``extra``
+    are the outputs to read besides the vectors.
 
     Raises:
         FeatureFileError: it is missing, corrupt, or belongs to another recipe, shard or width.
         OutputError, StorageError: it cannot be read now.
     """
-    return read_verified(path, attributes, dim)[0]
+    return read_verified(path, attributes, dim, extra)[0]
 
 
 def read_verified(
-    path: Path, attributes: Attributes, dim: int | None = None
+    path: Path,
+    attributes: Attributes,
+    dim: int | None = None,
+    extra: Sequence[OutputSpec] = (),
 ) -> tuple[Embeddings, Checksums]:
     """Read one file as ``read_embeddings`` does, with its checksums."""
     label = read_label(path, attributes)
@@ -343,6 +368,7 @@ def read_verified(
                 vectors=_vectors(_owned_copy(h5, "embeddings")),
                 per_residue=label.attributes.get("pooling") == "none",
                 failures=_failures(h5) if label.failed_records else (),
+                extra=tuple(_read_output(h5, spec) for spec in extra),
             )
         width = embeddings.vectors.shape[1]
         if dim not in (None, width) and (width or embeddings.ids):
@@ -413,6 +439,30 @@ def read_rows(path: Path, positions: Sequence[int]) -> list[NDArray[np.float32]]
         rows = h5["embeddings"]
         bounds = np.concatenate([[0], np.cumsum(h5["lengths"][:])])
         return [rows[bounds[i] : bounds[i + 1]] for i in positions]
+
+
+def _read_output(h5: h5py.File, spec: OutputSpec) -> OutputArray:
+    return OutputArray(spec, _vectors(_owned_copy(h5, spec.name)).reshape(-1, spec.width))
+
+
+def read_extra(
+    path: Path, specs: Sequence[OutputSpec], positions: Sequence[int]
+) -> list[list[NDArray[np.float32]]]:
+    """Read the rows of ORFs at these positions from a verified file, for each of the outputs.
+
+    Raises:
+        FeatureFileError: the file no longer exists, or has changed.
+    """
+    if not specs:
+        return []
+    with open_reader(path), open_features(path) as h5:
+        lengths = h5["lengths"][:]
+        parts = []
+        for spec in specs:
+            bounds = np.concatenate([[0], np.cumsum(spec.count_rows(lengths))])
+            values = _read_output(h5, spec).values
+            parts.append([values[bounds[i] : bounds[i + 1]] for i in positions])
+        return parts
 
 
 def find_vectors(path: Path) -> int:

@@ -31,7 +31,6 @@ from virnucpro.store.feature_file import (
     open_features,
     open_reader,
     read_checksummed,
-    read_embeddings,
     read_label_digest,
     verify,
     write_checksummed,
@@ -182,7 +181,7 @@ def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]
     """
     attributes = _part_checksum(store)
     for name, spans in _shown_orfs(store):
-        embeddings = read_embeddings(store.folder / name, attributes, store.encoder.dim)
+        embeddings = store.read(store.folder / name, attributes)[0]
         rows = split_rows(embeddings)
         for span in spans:
             yield from zip(embeddings.ids[slice(*span)], rows[slice(*span)], strict=True)

@@ -29,12 +29,12 @@ from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.core.types import SHARD_NAME, Embeddings, Failure, Orf, Shard
+from virnucpro.core.types import SHARD_NAME, Embeddings, Failure, Orf, OutputArray, Shard
 from virnucpro.store.feature_file import (
     Attributes,
     Checksums,
     find_vectors,
-    read_embeddings,
+    read_extra,
     read_label,
     read_rows,
     read_vectors,
@@ -67,9 +67,13 @@ class FeatureStore:
         """Return the file of a shard, or with ``copies=1``, the file of its copies."""
         return self.folder / f"{shard.name}{_COPIES * copies}.h5"
 
-    def partial_path(self, shard: Shard, owner: str) -> Path:
-        """Return a shard's partial file, kept for the owner's next attempt after a worker died."""
-        return self.folder / f".{shard.name}.{owner}.partial"
+    def partial_path(self, shard: Shard, owner: str, output: str = "") -> Path:
+        """Return a shard's partial file, kept for the owner's next attempt after a worker died.
+
+        ``output`` names an output in ``EncoderSpec.extra``.
+        """
+        stem = f".{shard.name}.{output}" if output else f".{shard.name}"
+        return self.folder / f"{stem}.{owner}.partial"
 
     @property
     def index(self) -> Path:
@@ -84,7 +88,9 @@ class FeatureStore:
     def attributes(self, shard: Shard, copies: int = 0) -> Attributes:
         """Return the attributes of a shard's file, as selected in ``path``."""
         encoder = self.encoder
+        names = {"output": encoder.outputs[0].name} if encoder.extra else {}
         return {
+            **names,
             "model": encoder.model,
             "layer": encoder.layer,
             "pooling": encoder.pooling,
@@ -109,7 +115,7 @@ class FeatureStore:
         Raises:
             FeatureFileError: it is missing or corrupt, or has other attributes.
         """
-        return read_verified(path, attributes, self.encoder.dim)
+        return read_verified(path, attributes, self.encoder.dim, self.encoder.extra)
 
     def write(self, shard: Shard, embeddings: Embeddings, copies: int = 0) -> Checksums:
         """Write a shard's file atomically, as selected in ``path``."""
@@ -144,7 +150,7 @@ class FeatureStore:
             FeatureFileError: a file is incomplete, or has another recipe.
         """
         for path, attributes in self.files():
-            yield path, find_vectors(path), read_embeddings(path, attributes, self.encoder.dim)
+            yield path, find_vectors(path), self.read(path, attributes)[0]
 
     def completed_names(self) -> set[str]:
         """List the folder once, and return the names of shards that have a file.
@@ -217,7 +223,7 @@ class FeatureStore:
         for i, (path, attributes) in enumerate(files):
             on_file(i, len(files))
             try:
-                _, checksums = read_verified(path, attributes, self.encoder.dim)
+                _, checksums = self.read(path, attributes)
             except FeatureFileError as error:
                 yield path, error
                 continue
@@ -254,6 +260,8 @@ class ReadOnlyStore(FeatureStore):
             and stored.failures == embeddings.failures
             and np.array_equal(stored.lengths, embeddings.lengths)
             and stored.vectors.tobytes() == embeddings.vectors.tobytes()
+            and [array.values.tobytes() for array in stored.extra]
+            == [array.values.tobytes() for array in embeddings.extra]
         )
         if not is_same:
             raise FeatureFileError(f"{printable(path)} has other vectors than the originals")
@@ -373,7 +381,7 @@ class FeatureReader:
     def _read_embedded(self, shard: Shard, orfs: Sequence[Orf]) -> StoredFeatures:
         store = self._store
         path = store.path(shard)
-        embeddings, checksums = read_verified(path, store.expected(shard), store.encoder.dim)
+        embeddings, checksums = store.read(path, store.expected(shard))
         reasons = {failure.orf_id: failure.reason for failure in embeddings.failures}
         if embeddings.ids != tuple(orf.id for orf in orfs if orf.id not in reasons):
             raise FeatureFileError(
@@ -387,7 +395,7 @@ class FeatureReader:
         self, copies: Sequence[Orf], lost_shards: Mapping[int, str], n_verified: int
     ) -> Embeddings:
         """Collect the rows or failures of copies."""
-        rows: dict[int, NDArray[np.float32]] = {}
+        rows: dict[int, tuple[NDArray[np.float32], ...]] = {}
         reasons: dict[int, str] = {}
         ordinals = sorted({orf.copy_of for orf in copies if orf.copy_of is not None})
         for number, group in groupby(
@@ -397,14 +405,20 @@ class FeatureReader:
             source = self._source(number, lost_shards, n_verified)
             positions = [ordinal - first for ordinal in group]
             source_rows = source.rows(positions, self._store.encoder)
-            rows |= {first + position: row for position, row in source_rows.items()}
+            rows |= {first + position: own_rows for position, own_rows in source_rows.items()}
             reasons |= {first + i: source.reasons[i] for i in positions if i in source.reasons}
         encoder = self._store.encoder
         delivered = [(orf, rows[orf.copy_of]) for orf in copies if orf.copy_of in rows]
+        no_rows = [_NO_ROWS, *(np.empty((0, spec.width), np.float32) for spec in encoder.extra)]
+        values = [
+            np.concatenate([own_rows[i] for _, own_rows in delivered] or [no_rows[i]])
+            for i in range(len(encoder.outputs))
+        ]
         return Embeddings(
             ids=tuple(orf.id for orf, _ in delivered),
             lengths=np.array([len(orf.text(encoder.reads)) for orf, _ in delivered], np.int32),
-            vectors=np.concatenate([row for _, row in delivered] or [_NO_ROWS]),
+            vectors=values[0],
+            extra=tuple(map(OutputArray, encoder.extra, values[1:])),
             per_residue=encoder.per_residue,
             failures=tuple(
                 Failure(orf.id, orf.record_id, reasons[orf.copy_of])
@@ -446,8 +460,11 @@ class _OriginalRows:
 
     def rows(
         self, positions: Sequence[int], encoder: EncoderSpec
-    ) -> dict[int, NDArray[np.float32]]:
-        """Read the rows of ORFs by position in the shard. Failed ORFs are omitted."""
+    ) -> dict[int, tuple[NDArray[np.float32], ...]]:
+        """Read the rows of ORFs in each output, by position in the shard.
+
+        Failed ORFs are omitted.
+        """
         positions = [position for position in positions if position not in self.reasons]
         # the file has no rows for failed ORFs
         rows = []
@@ -460,7 +477,8 @@ class _OriginalRows:
             vectors = read_rows(self.path, rows)
         else:
             vectors = read_vectors(self.path, self.start, encoder, rows)
-        return dict(zip(positions, vectors, strict=True))
+        extra = read_extra(self.path, encoder.extra, rows)
+        return dict(zip(positions, zip(vectors, *extra, strict=True), strict=True))
 
 
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)

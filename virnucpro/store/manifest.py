@@ -143,7 +143,11 @@ class Manifest:
         yield from _changed_fields(old_recipe, recipe, ("encoders",))
         for old, new in zip(old_recipe.encoders, recipe.encoders, strict=True):
             owner = f" of {new.model}" if len(recipe.encoders) > 1 else ""
-            yield from _changed_fields(old, new, new.implied, owner)
+            left_out = [*new.implied, "extra"]  # its types follow from other fields
+            if old.extra or new.extra:
+                left_out += ["layer", "pooling"]
+                yield from _changed_outputs(old, new, owner)
+            yield from _changed_fields(old, new, left_out, owner)
 
     def latest(self) -> dict[str, int]:
         """Map each replaced record to the last generation that has it."""
@@ -290,6 +294,16 @@ def _encoder_names(before: Recipe, now: Recipe) -> list[str]:
     return qualified
 
 
+def _changed_outputs(
+    before: EncoderSpec, now: EncoderSpec, owner: str
+) -> Iterator[tuple[str, str]]:
+    """Yield the difference between outputs, if they have other names."""
+    old = ", ".join(output.name for output in before.outputs)
+    new = ", ".join(output.name for output in now.outputs)
+    if old != new:
+        yield "extra", f"the outputs{owner} were {old}, now {new}"
+
+
 def _changed_fields(
     before: Recipe | EncoderSpec,
     now: Recipe | EncoderSpec,
@@ -320,6 +334,7 @@ _OPTIONS = (
 _FILES = {
     "encoders": "the models",
     "sha256": "the SHA-256 of the model",
+    "heads_sha256": "the SHA-256 of the heads of the model",
     "head_sha256": "the SHA-256 of the head",
     "scorer_sha256": "the SHA-256 of the scorer",
     "known_sha256": "the SHA-256 of the index of known viruses",

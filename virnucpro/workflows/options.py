@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from virnucpro.core.atomic_io import expand_path
 from virnucpro.core.errors import ResumeError, UsageError
 from virnucpro.core.logging import printable
+from virnucpro.core.model_outputs import Include, Pooling
 from virnucpro.core.option_schema import (
     CLUSTER,
     FILES,
@@ -20,7 +21,7 @@ from virnucpro.core.option_schema import (
     reject_options,
 )
 from virnucpro.core.option_text import with_options
-from virnucpro.core.recipe import Command, FeatureFormat, InputType, Pooling, Store
+from virnucpro.core.recipe import Command, FeatureFormat, InputType, Store
 from virnucpro.engine.options import CacheOptions, EngineOptions
 from virnucpro.models.options import ModelOptions
 
@@ -245,20 +246,42 @@ class ExtractOptions(RunOptions):
     """Options for ``extract``."""
 
     command: ClassVar[Command] = "extract"
-    table_options: ClassVar = ("model", "per_file", "pooling", "format")
+    table_options: ClassVar = ("model", "per_file", "layers", "pooling", "include", "format")
 
-    layer: Annotated[
-        int | None,
-        count("Take the representation after this layer.", MODEL, show_default="the last"),
-    ] = None
-    pooling: Annotated[
-        Pooling,
+    layers: Annotated[
+        tuple[str, ...],
         option(
-            "Pool residues into one vector. mean: their average; bos: the vector of the start "
-            "token, <cls>; none: one vector per residue.",
+            "Take the representations after these layers: numbers from 1, from -1 for the last "
+            "layer backwards, or all. Repeatable.",
             MODEL,
+            "--layers",
+            "--layer",
+            metavar="N,...|all",
+            show_default="the last",
+            has_commas=True,
         ),
-    ] = "mean"
+    ] = ()
+    pooling: Annotated[
+        tuple[Pooling, ...],
+        option(
+            "Pool residues into one vector. mean: their average; max: the largest number of each "
+            "dimension; std: its standard deviation; bos: the vector of the start token, <cls>; "
+            "none: one vector per residue. Repeatable.",
+            MODEL,
+            show_default="mean",
+            has_commas=True,
+        ),
+    ] = ()
+    include: Annotated[
+        tuple[Include, ...],
+        option(
+            "Also write these: contacts between residues; logits of each residue; perplexity, "
+            "with one masked residue per row; or perplexity-single-pass, its approximation "
+            "without masks. Repeatable.",
+            MODEL,
+            has_commas=True,
+        ),
+    ] = ()
     format: Annotated[
         FeatureFormat,
         option(
@@ -271,12 +294,10 @@ class ExtractOptions(RunOptions):
 
     def __post_init__(self) -> None:
         RunOptions.__post_init__(self)
-        if self.pooling == "none":
-            reject_options(
-                self,
-                ("cache",),
-                with_options("with {pooling:none}: a cache holds one vector per sequence"),
-            )
+        for name, value in (("pooling", "none"), ("include", "contacts"), ("include", "logits")):
+            if value in getattr(self, name):
+                where = with_options(f"with {{{name}:{value}}}: a cache has one row per sequence")
+                reject_options(self, ("cache",), where)
 
 
 def record_options(options: RunOptions) -> dict[str, dict[str, object]]:

@@ -20,6 +20,7 @@ from virnucpro.engine.base import Resources
 from virnucpro.engine.options import WorkOptions
 from virnucpro.models.base import Model
 from virnucpro.models.devices import count_workers
+from virnucpro.models.output_choice import OutputChoice
 from virnucpro.models.registry import DEFAULT_MODEL, TINY_MODEL
 from virnucpro.models.torch_build import require_torch
 from virnucpro.sequences.genetic_code import GeneticCode
@@ -32,7 +33,6 @@ from virnucpro.workflows.options import name_anywhere
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.rethreshold import find_lost_inputs
 from virnucpro.workflows.run_config import (
-    LayerChoice,
     RunConfig,
     check_inputs,
     make_recipe,
@@ -152,10 +152,12 @@ def _resolve_with_models(
         convert_options(options, ThresholdOptions), options.calls, head, list(rules)
     )
     engine = resolve_engine(options, models, recorded)
-    layers = [LayerChoice(None, None)] * len(models)
+    choices = [OutputChoice()] * len(models)
     if head is not None:
-        layers = [LayerChoice(facts.layer, facts.pooling) for facts in head.facts.encoders]
-    encoders = prepare_encoders(options, engine, layers, on_event)
+        choices = [
+            OutputChoice((str(facts.layer),), (facts.pooling,)) for facts in head.facts.encoders
+        ]
+    encoders = prepare_encoders(options, engine, choices, on_event)
     announcements = _announce_options(options, list(rules), is_default=is_default)
     chunk_size = classifier.chunk_size(options.chunk_size)
     shortest = max(classifier.min_length("nucleotide"), *(model.shortest for model in models))

@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.core.events import EventHandler
-from virnucpro.core.logging import format_count, printable
+from virnucpro.core.logging import printable
 from virnucpro.core.machine import read_machine
 from virnucpro.core.option_schema import convert_options
 from virnucpro.core.option_text import with_options
@@ -23,7 +23,6 @@ from virnucpro.core.recipe import (
     EncoderSpec,
     Footprint,
     InputType,
-    Pooling,
     Precision,
     Recipe,
     join_footprints,
@@ -33,6 +32,7 @@ from virnucpro.engine.options import EngineOptions, WorkOptions
 from virnucpro.models.base import Model
 from virnucpro.models.device_choice import DeviceChoice, choose_precision, choose_tokens
 from virnucpro.models.devices import choose_devices, count_workers
+from virnucpro.models.output_choice import OutputChoice, choose_outputs
 from virnucpro.models.registry import DEFAULT_MODEL, current_name
 from virnucpro.models.torch_build import require_torch
 from virnucpro.results.outputs import open_run_dir
@@ -137,8 +137,14 @@ def _resolve_extract(
     check_connector(options.hdf5_vol_connector)
     models = open_models(options, names, recorded, on_event, is_default=is_default)
     engine = resolve_engine(options, models, recorded)
-    layers = [LayerChoice(options.layer, options.pooling)] * len(models)
-    encoders = prepare_encoders(options, engine, layers, on_event)
+    choice = OutputChoice(options.layers, options.pooling, options.include)
+    encoders = prepare_encoders(options, engine, [choice] * len(models), on_event)
+    if options.format == "pt" and any(spec.extra for spec in encoders.specs):
+        raise UsageError(
+            with_options("{format:pt} has one vector per sequence, and this run several outputs"),
+            hint=with_options("use {format:npz} or {format:parquet}, or ask for one output"),
+            option="format",
+        )
     chunk_size = USUAL_CHUNK_SIZE if options.chunk_size is None else options.chunk_size
     shortest = max(model.shortest for model in models)
     return ExtractConfig(
@@ -276,13 +282,6 @@ def _refuse_other_run(name: str, recorded: Manifest | None) -> None:
         )
 
 
-class LayerChoice(NamedTuple):
-    """The layer and pooling that the user or a head requires. None: the model's default."""
-
-    layer: int | None
-    pooling: Pooling | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoders:
     """A run's prepared encoders, in order."""
@@ -344,55 +343,33 @@ def resolve_engine(
 
 
 def prepare_encoders(
-    options: RunOptions, engine: EngineConfig, layers: Sequence[LayerChoice], on_event: EventHandler
+    options: RunOptions,
+    engine: EngineConfig,
+    choices: Sequence[OutputChoice],
+    on_event: EventHandler,
 ) -> Encoders:
     """Prepare each model's weights, and specify how it turns sequences into vectors.
 
     Raises:
-        UsageError: a model lacks the layer or the pooling.
+        UsageError: a model lacks a layer, a pooling or a head.
     """
     prepared = [model.prepare(engine.precision, on_event) for model in engine.models]
     kind = engine.choice.kind if options.embeds_here else "cuda"
-    specs = []
-    for model, (_, digest), layer in zip(engine.models, prepared, layers, strict=True):
-        precision = model.precision_on(kind, engine.precision)
-        specs.append(_encoder_spec(options, model, digest, layer, precision))
-    return Encoders(
-        specs=tuple(specs),
-        weights=tuple(weights.resolve() for weights, _ in prepared),
-    )
-
-
-def _encoder_spec(
-    options: RunOptions, model: Model, digest: str, choice: LayerChoice, precision: Precision
-) -> EncoderSpec:
-    """Specify one encoder. By default it averages the last layer.
-
-    Raises:
-        UsageError: the model lacks this layer or this pooling.
-    """
-    n_layers = model.n_layers
-    layer = n_layers if choice.layer is None else choice.layer
-    pooling = model.poolings[0] if choice.pooling is None else choice.pooling
-    if not 1 <= layer <= n_layers:
-        raise UsageError(
-            f"there is no layer {layer}: the model has {format_count(n_layers, 'layer')}",
-            hint=with_options("leave {layer} out for the last one"),
-            option="layer",
+    specs: list[EncoderSpec] = []
+    paths: list[Path] = []
+    for model, (weights, digest), choice in zip(engine.models, prepared, choices, strict=True):
+        spec = model.spec(
+            sha256=digest,
+            precision=model.precision_on(kind, engine.precision),
+            store=options.store,
+            **choose_outputs(choice, model, options.store)._asdict(),
         )
-    if pooling not in model.poolings:
-        raise UsageError(
-            with_options(
-                "{pooling:{value}}: {name} makes one vector per frame",
-                value=pooling,
-                name=printable(model.name),
-            ),
-            hint=with_options("leave {pooling} out, or name an ESM-2 with {model}"),
-            option="pooling",
-        )
-    return model.spec(
-        sha256=digest, layer=layer, pooling=pooling, precision=precision, store=options.store
-    )
+        if spec.needs_head:
+            weights, heads_digest = model.prepare_heads(spec, weights)
+            spec = replace(spec, heads_sha256=heads_digest)
+        specs.append(spec)
+        paths.append(weights.resolve())
+    return Encoders(specs=tuple(specs), weights=tuple(paths))
 
 
 def make_recipe(
