@@ -204,7 +204,7 @@ def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions)
         with show_progress(console, is_one_stage=True) as events:
             checks = check(named.model, on, events)
         print_lines([line for outcome in checks for line in outcome.report_lines()])
-        if any(outcome.failures for outcome in checks):
+        if any(outcome.has_failed for outcome in checks):
             raise VirnucproError(
                 "the vectors differ from the reference: do not trust results with this model, "
                 "device and precision",

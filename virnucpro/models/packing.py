@@ -10,9 +10,11 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 import torch
@@ -245,6 +247,12 @@ class PackedEncoder(ABC):
         """Compute a batch's rows of each output in ``spec.outputs``, on the device."""
         assert not self.spec.extra, "this encoder has one output"
         return [self.embed(sequences)]
+
+    def with_outputs(self, spec: EncoderSpec) -> Self:
+        """Return an encoder with the same loaded model and other outputs."""
+        encoder = copy(self)
+        encoder.spec = spec
+        return encoder
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
         return sum(lengths) + EXTRA_TOKENS * len(lengths)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.core.types import MASK_LETTER
+
 CLS = 0
 PAD = 1
 EOS = 2
@@ -19,13 +21,14 @@ _TOKEN_OF_BYTE = np.full(256, UNK, dtype=np.int64)
 for _token, _letter in enumerate(RESIDUES, start=_FIRST_RESIDUE):
     _TOKEN_OF_BYTE[[ord(_letter), ord(_letter.lower())]] = _token
 _TOKEN_OF_BYTE[[ord("<"), ord(">")]] = CLS, EOS
+_TOKEN_OF_BYTE[ord(MASK_LETTER)] = MASK
 
 
 def tokenize(proteins: list[str]) -> NDArray[np.int64]:
     """Tokenize proteins end to end, each as ``<cls> residues <eos>``.
 
     Lower case counts as upper case. A letter without a token (``J``, an inner ``*``) becomes
-    ``<unk>``. n proteins -> (n_residues + 2 n,)
+    ``<unk>``, and ``MASK_LETTER`` ``<mask>``. n proteins -> (n_residues + 2 n,)
     """
     text = "".join([f"<{protein}>" for protein in proteins]).encode("ascii", "replace")
     tokens: NDArray[np.int64] = _TOKEN_OF_BYTE[np.frombuffer(text, dtype=np.uint8)]

@@ -27,7 +27,7 @@ from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import InputType
-from virnucpro.core.types import FastaRecord, Records
+from virnucpro.core.types import MASK_LETTER, MASK_TEXT, FastaRecord, Records
 from virnucpro.sequences import record_text
 from virnucpro.sequences.other_formats import PEEK_BYTES, find_other_format
 from virnucpro.sequences.record_text import (
@@ -55,12 +55,12 @@ _ENDING = re.compile(rf"({_FORMAT_PATTERN})?({_PACKED_PATTERN})?\Z", re.IGNORECA
 
 # IUPAC codes, RNA's U, the mask X, and the stop that some tools write
 _NUCLEOTIDES = b"ACGTURYSWKMBDHVNXacgturyswkmbdhvnx*"
-_RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*"
+_RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*" + MASK_LETTER.encode()
 _ONLY_PROTEIN = b"EFIJLOPQZefijlopqz"
 _PLAIN_BASES = b"ACGTUNacgtun"
 _MIN_TYPED_LETTERS = 50  # letters in the shortest record that reveals its type
 _SAMPLE = 1_000_000  # letters read to distinguish nucleotides from proteins
-_MASKS = b"Xx"  # any base or residue, so ignored when guessing the type
+_MASKS = b"Xx" + MASK_LETTER.encode()  # any base or residue, so ignored when guessing the type
 _BLANK_BYTES = [blank.encode() for blank in BLANKS]
 _WIDTH = 60
 _WRITTEN = 4096 * _WIDTH  # letters per write; a complete record would need 3 times its size
@@ -490,6 +490,8 @@ def _parse(
         sequences = [letters.replace("\n", "") for letters in sequences]
     if blanks := find_letters(INNER_BLANKS, sequences):
         sequences = [strip_letters(blanks, letters) for letters in sequences]
+    if find_letters("<", sequences):
+        sequences = [letters.replace(MASK_TEXT, MASK_LETTER) for letters in sequences]
     line_numbers = (firsts + number + 1).tolist()
     is_plain = lines.are_plain(header_starts)
     return make_records(headers, sequences, line_numbers, label, sample, is_plain=is_plain)
@@ -539,7 +541,8 @@ def find_invalid(record: FastaRecord, input_type: InputType) -> str:
         return ""
     strange = set(record.sequence) - set(_sequence_letters(input_type).decode())
     first = min(strange, key=record.sequence.index)
-    return f"{first!a} at position {record.sequence.index(first) + 1} is not a {input_type} letter"
+    shown = MASK_TEXT if first == MASK_LETTER else first
+    return f"{shown!a} at position {record.sequence.index(first) + 1} is not a {input_type} letter"
 
 
 def matches_type(letters: str, input_type: InputType) -> bool:

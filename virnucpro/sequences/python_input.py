@@ -17,13 +17,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from virnucpro.core.errors import InputError
 from virnucpro.core.logging import printable
+from virnucpro.core.types import MASK_LETTER, MASK_TEXT
 
 Record: TypeAlias = Any  # (id, sequence), or a SeqRecord of Biopython
 Paths: TypeAlias = str | Path | Iterable[str | Path]
 Sequences: TypeAlias = str | Path | Mapping[str, Any] | Iterable[str | Path] | Iterable[Record]
 _Kind: TypeAlias = Literal["path", "sequence", "record"]
 
-_RESIDUES = re.compile(r"[A-Z][A-Z*]*")
+_RESIDUES = re.compile(r"(?:[A-Z]|<mask>)(?:[A-Z*]|<mask>)*")
 _BASES = re.compile(r"[ACGTUNacgtun]+")
 _NO_SEQUENCE = re.compile(r"[^A-Za-z*>\s-]")  # a character that only paths have
 _LONGEST_NAME = 255  # bytes in a file name on common file systems
@@ -161,7 +162,7 @@ def _record(item: Record) -> NamedSequence:
     sequence = getattr(pair[1], "seq", pair[1])  # a dict may have SeqRecords as values
     if not isinstance(sequence, str) and not type(sequence).__module__.startswith("Bio."):
         return NamedSequence(name, "", f"its sequence is not text: {printable(repr(sequence))}")
-    letters = str(sequence)
+    letters = str(sequence).replace(MASK_TEXT, MASK_LETTER)
     if letters.split() not in ([letters], []) or ">" in letters:
         return NamedSequence(name, "", "its sequence has blanks or >")
     return NamedSequence(name, letters)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from virnucpro.core.recipe import Recipe, Status
-from virnucpro.core.types import FastaRecord, Records
+from virnucpro.core.types import MASK_LETTER, MASK_TEXT, FastaRecord, Records
 from virnucpro.sequences.fasta import find_invalid, matches_type
 
 _MAX_RESIDUES = 50_000  # longer than any known protein; the cost of attention is quadratic
@@ -15,6 +15,8 @@ def reject_reason(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, s
     """Return the status and note of a record that is rejected, or None and ""."""
     if invalid := find_invalid(record, recipe.input_type):
         return "invalid", invalid
+    if recipe.command == "predict" and MASK_LETTER in record.sequence:
+        return "invalid", f"{MASK_TEXT} is read by extract, not by predict"
     if recipe.input_type == "protein" and not record.protein:
         return "invalid", "the record holds nothing but a stop"
     return _screen_length(len(record.sequence), recipe)

@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from virnucpro.core.errors import UnavailableError
+from virnucpro.core.model_outputs import parse_vector_name
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.models.esmc.config import MODEL_TYPE, infer_shape, open_tensors
-from virnucpro.models.esmc.loading import config_of
+from virnucpro.models.esmc.loading import config_of, read_heads
 from virnucpro.models.packing import PackedEncoder
 from virnucpro.models.protein_tokens import tokenize
-from virnucpro.models.validation.roundings import Loss, Reference, add_roundings
+from virnucpro.models.validation.roundings import Loss, Reference, add_roundings, pool_alone
 
 _OLDEST = "5.23"  # the oldest compared version of transformers
+_HEAD_PARTS = {"dense": "dense", "norm": "layer_norm", "decoder": "decoder"}  # ours -> theirs
 _ATTENTION = "virnucpro_reference"  # name of our attention function in transformers
 
 
@@ -31,6 +33,7 @@ class _EsmcParts(NamedTuple):
 
     config: Any  # the class ``EsmcConfig``
     model: Any  # the class ``EsmcModel``
+    lm_head: Any  # the class ``EsmcMaskedLMHead``
     attention: Any  # the class ``AttentionInterface``
     sdpa: Any  # the function that computes attention with PyTorch's SDPA
 
@@ -41,7 +44,8 @@ def load_reference(spec: EncoderSpec, weights: Path, device: torch.device) -> Re
     Raises:
         UnavailableError: transformers is missing or too old, or the checkpoint cannot be used.
     """
-    encoder = _ReferenceEncoder(spec, load_module(weights, device), device)
+    lm_head = load_lm_head(weights, device) if spec.needs_head else None
+    encoder = _ReferenceEncoder(spec, load_module(weights, device), lm_head, device)
     return Reference("transformers", encoder, encoder.add_roundings)
 
 
@@ -61,6 +65,21 @@ def load_module(weights: Path, device: torch.device) -> Any:  # noqa: ANN401 - a
     return module
 
 
+def load_lm_head(weights: Path, device: torch.device) -> Any:  # noqa: ANN401 - of transformers
+    """Load transformers' language-model head in float32. Raises as ``load_module``."""
+    parts = _import_esmc()
+    heads = read_heads(weights)
+    state = {}
+    for name, tensor in heads.items():
+        _, part, kind = name.split(".")
+        state[f"{_HEAD_PARTS[part]}.{kind}"] = tensor
+    n_tokens, dim = heads["lm.decoder.weight"].shape
+    with torch.device(device):
+        lm_head = parts.lm_head(dim, n_tokens).eval().requires_grad_(False)
+    lm_head.load_state_dict(state)
+    return lm_head
+
+
 def _import_esmc() -> _EsmcParts:
     """Import the parts of transformers that the reference uses.
 
@@ -70,6 +89,7 @@ def _import_esmc() -> _EsmcParts:
     try:
         from transformers import AttentionInterface, EsmcConfig, EsmcModel
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
+        from transformers.models.esmc.modeling_esmc import EsmcMaskedLMHead
     except ImportError as error:
         try:
             found = f"version {version('transformers')} has no {MODEL_TYPE}"
@@ -79,7 +99,9 @@ def _import_esmc() -> _EsmcParts:
             f"the reference for ESM C is transformers {_OLDEST} or newer: {found}",
             hint=f"pip install 'transformers>={_OLDEST}'",
         ) from error
-    return _EsmcParts(EsmcConfig, EsmcModel, AttentionInterface, sdpa_attention_forward)
+    return _EsmcParts(
+        EsmcConfig, EsmcModel, EsmcMaskedLMHead, AttentionInterface, sdpa_attention_forward
+    )
 
 
 class _ReferenceEncoder(PackedEncoder):
@@ -91,33 +113,40 @@ class _ReferenceEncoder(PackedEncoder):
         self,
         spec: EncoderSpec,
         module: Any,  # noqa: ANN401 - an ``EsmcModel``
+        lm_head: Any,  # noqa: ANN401 - of transformers, or None
         device: torch.device,
     ) -> None:
         super().__init__(spec, device)
         self.module = module
+        self.lm_head = lm_head
 
     def count_flop(self, lengths: Sequence[int]) -> float:
         """Count the operations in the linear layers' matrix products, which dominate."""
         n_parameters = sum(each.numel() for each in self.module.layers.parameters())
         return 2.0 * float(n_parameters) * self.count_tokens(lengths)
 
-    @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """Compute a batch's rows, on the device."""
-        hidden = [self._embed_alone(sequence) for sequence in sequences]
-        if self.spec.per_residue:
-            return torch.cat(hidden)
-        return torch.stack([rows.mean(dim=0) for rows in hidden])
+        return self.embed_all(sequences)[0]
 
-    def _embed_alone(self, sequence: str) -> Tensor:
-        """Embed one protein. -> (n_residues, dim) float32"""
+    @torch.inference_mode()
+    def embed_all(self, sequences: Sequence[str]) -> Sequence[Tensor]:
+        by_sequence = [self._embed_alone(sequence) for sequence in sequences]
+        return [torch.cat(parts) for parts in zip(*by_sequence, strict=True)]
+
+    def _embed_alone(self, sequence: str) -> list[Tensor]:
+        """Compute the rows of each output for one protein. float32"""
         tokens = torch.from_numpy(tokenize([sequence]))[None].to(self.device)
-        if self.spec.layer == len(self.module.layers):
-            hidden: Tensor = self.module(tokens).last_hidden_state[0]
-        else:
-            out = self.module(tokens, output_hidden_states=True)
-            hidden = out.hidden_states[self.spec.layer][0]
-        return hidden[1:-1]
+        out = self.module(tokens, output_hidden_states=True)
+        rows: list[Tensor] = []
+        for output in self.spec.outputs:
+            vectors = parse_vector_name(output.name)
+            if vectors is None:
+                rows.append(self.lm_head(out.last_hidden_state[0])[1:-1])
+                continue
+            is_last = vectors.layer == len(self.module.layers)
+            hidden = out.last_hidden_state if is_last else out.hidden_states[vectors.layer]
+            rows.append(pool_alone(hidden[0], vectors.pooling))
+        return rows
 
     def add_roundings(self, precision: Precision, n_tokens: int) -> None:
         """Make the module as inexact as our encoder in a precision.
@@ -127,6 +156,8 @@ class _ReferenceEncoder(PackedEncoder):
         precision.
         """
         lose = add_roundings(self.module.layers, precision, n_tokens)
+        if precision == "fp32" and self.lm_head is not None:
+            add_roundings(self.lm_head, precision, n_tokens)
         self._round_scores(lose)
         if precision == "fp32":
             return

@@ -14,6 +14,7 @@ import math
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -34,8 +35,9 @@ from virnucpro.core.child_process import (
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import announce, printable
+from virnucpro.core.model_outputs import include_name, included_output, vector_name
 from virnucpro.core.option_schema import ComputeOptions
-from virnucpro.core.recipe import Alphabet, EncoderSpec, Precision
+from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
 from virnucpro.models import triton_kernels
 from virnucpro.models.attention import E4M3
 from virnucpro.models.base import Encoder, Model, Rows, load_encoder
@@ -43,14 +45,30 @@ from virnucpro.models.device_choice import DeviceChoice, choose_precision, choos
 from virnucpro.models.devices import choose_devices
 from virnucpro.models.fp8 import check_device
 from virnucpro.models.lookup import open_model
-from virnucpro.models.packing import use_device
+from virnucpro.models.packing import PackedEncoder, use_device
 from virnucpro.models.registry import find_family
+from virnucpro.models.validation.compare_outputs import (
+    CONTACT_LENGTHS,
+    OutputDeviation,
+    Outputs,
+    ReferenceOutputs,
+    Texts,
+    add_masked,
+    complete_spec,
+    find_output_deviations,
+    find_tolerances,
+    include_spec,
+    mask_each,
+    masked_proteins,
+    panel_spec,
+)
 from virnucpro.models.validation.roundings import Reference, largest_distance
 
 # Our roundings differ from those behind the tolerance, but have the same size: the worst of thirty
 # proteins is about as far off. In bf16, with 2, 6 and 12 layers, it was 0.8 to 1.1 times as far.
 # Twice as far is allowed.
 MARGIN = 2.0
+_MAX_NAMED = 3  # outputs in the verdict
 
 Vectors = Mapping[str, Rows]  # by id: (n_residues, dim), or (1, dim) if pooled
 
@@ -66,13 +84,15 @@ class _Deviation:
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """The reference's vectors, and the largest distances that roundings explain."""
+    """The reference's results, and the largest distances that roundings explain."""
 
     name: str
     rows: Vectors
     mean: float
     row: float
     tokens_per_second: float
+    outputs: ReferenceOutputs
+    tolerances: Mapping[str, float]  # by output
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +105,7 @@ class _Check:
     kernel: str
     deviations: list[_Deviation]
     tokens_per_second: float
+    outputs: list[OutputDeviation]  # the worst one first
 
     def share(self, deviation: _Deviation) -> float:
         """Return a sequence's share of the explained distance. Above 1 is a failure."""
@@ -94,6 +115,14 @@ class _Check:
     @property
     def failures(self) -> list[_Deviation]:
         return [one for one in self.deviations if self.share(one) > 1]
+
+    @property
+    def output_failures(self) -> list[OutputDeviation]:
+        return [one for one in self.outputs if one.share > 1]
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.failures or self.output_failures)
 
     def report_lines(self) -> list[str]:
         """Report distances, speeds and verdict as text."""
@@ -112,9 +141,30 @@ class _Check:
             "sequence      letters  mean, L2  worst row, L2  tolerance",
             *table,
             "",
+            *self._output_lines(),
+            "",
             f"virnucpro: {spec.precision} on {self.device}, {self.kernel}, "
             f"{self.tokens_per_second:,.0f} tokens/s",
             self.verdict(),
+        ]
+
+    def _output_lines(self) -> list[str]:
+        """Report each kind of output as a line, with the worst of its layers."""
+        worst: dict[str, OutputDeviation] = {}
+        counts = Counter[str]()
+        for one in self.outputs:
+            kind = one.output.partition("_layer")[0]
+            worst.setdefault(kind, one)
+            counts[kind] += 1
+        lines = [
+            f"{kind:<24}{counts[kind]:>6}  {one.output:<24}{one.sequence:<14}"
+            f"{one.distance:>10.1e}{one.share:>11.0%}"
+            for kind, one in worst.items()
+        ]
+        return [
+            "output                  arrays  worst array             sequence"
+            "        distance  tolerance",
+            *lines,
         ]
 
     def verdict(self) -> str:
@@ -124,6 +174,9 @@ class _Check:
         outcome = f"passed: all {n} sequences are within"
         if self.failures:
             outcome = f"failed: {len(self.failures)} of {n} sequences are beyond"
+        if self.output_failures and not self.failures:
+            names = ", ".join(one.output for one in self.output_failures[:_MAX_NAMED])
+            outcome = f"failed: the outputs {names} are beyond"
         return (
             f"{outcome} what roundings in {self.spec.precision} explain with these weights "
             f"(mean {oracle.mean:.1e}, row {oracle.row:.1e}); worst {worst.sequence} "
@@ -162,27 +215,83 @@ def check_on(
         announce(description)
     devices = tuple(dict.fromkeys(choice.devices))  # all CPU workers are one device
     n_tokens = choose_tokens(choice, model.footprint, precision)
-    oracle = _run_reference(spec, model, devices[0], on_event)
+    panel = Panel.for_model(model)
+    oracle = _run_reference(spec, model, panel, devices[0], on_event)
     checks = []
     for device in devices:
         use_device(torch.device(device))
         stage = f"virnucpro, {precision}, {device}"
         with report_unavailable(f"virnucpro in {precision}", device):
-            encoder = load_encoder(
-                replace(spec, pooling=model.poolings[-1]), weights, torch.device(device)
-            )
-            rows, _ = _embed(encoder, n_tokens, f"{stage}, rows", on_event)
+            ours = _run_ours(spec, model, weights, panel, n_tokens, device, stage, on_event)
             encoder = load_encoder(spec, weights, torch.device(device))
-            means, rate = _embed(encoder, n_tokens, stage, on_event)
+            embedded, rate = _embed(encoder, panel.usual, n_tokens, stage, on_event)
+        rows = ours[_row_name(model)]
+        (means,) = embedded.values()
         deviations = find_deviations(means, rows, oracle.rows)
-        outcome = _Check(spec, oracle, device, encoder.kernel, deviations, rate)
+        outputs = find_output_deviations(ours, oracle.outputs, oracle.tolerances, panel.texts)
+        outcome = _Check(spec, oracle, device, encoder.kernel, deviations, rate, outputs)
         deviations.sort(key=outcome.share, reverse=True)
         checks.append(outcome)
     return checks
 
 
+def _row_name(model: Model) -> str:
+    """Name the output with the most rows for each sequence, after the last layer."""
+    return vector_name(model.poolings[-1], model.n_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The sequences that both programs read."""
+
+    usual: Texts
+    texts: Texts  # with one that has masks, if the model reads masks
+    with_contacts: Texts  # not too long for the reference
+    short: Texts  # for the pseudo-perplexity
+    masked: Texts  # the short ones, with each residue masked in turn
+
+    @classmethod
+    def for_model(cls, model: Model) -> Panel:
+        usual = make_panel(model.reads)
+        has_masks = bool(model.includes)
+        contacts = {name: text for name, text in usual.items() if len(text) in CONTACT_LENGTHS}
+        return cls(
+            usual=usual,
+            texts=add_masked(usual) if has_masks else usual,
+            with_contacts=contacts if "contacts" in model.includes else {},
+            short={name: usual[name] for name in masked_proteins(usual)} if has_masks else {},
+            masked=mask_each(usual) if "perplexity" in model.includes else {},
+        )
+
+
+def _run_ours(
+    spec: EncoderSpec,
+    model: Model,
+    weights: Path,
+    panel: Panel,
+    n_tokens: int,
+    device: str,
+    stage: str,
+    on_event: EventHandler,
+) -> Outputs:
+    """Compute all outputs with our encoder, in batches as in a run."""
+    here = torch.device(device)
+    complete = complete_spec(spec, model)
+    if complete.needs_head:
+        weights, _ = model.prepare_heads(complete, weights)
+    encoder = load_encoder(complete, weights, here)
+    # The outputs of all layers are on the device at once.
+    n_tokens = max(Footprint.fewest_tokens, n_tokens // model.n_layers)
+    outputs, _ = _embed(encoder, panel.texts, n_tokens, f"{stage}, all outputs", on_event)
+    if not panel.masked:
+        return outputs
+    encoder = load_encoder(include_spec(spec, model, "perplexity"), weights, here)
+    masked, _ = _embed(encoder, panel.short, n_tokens, f"{stage}, perplexity", on_event)
+    return {**masked, **outputs}
+
+
 def _run_reference(
-    spec: EncoderSpec, model: Model, device: str, on_event: EventHandler
+    spec: EncoderSpec, model: Model, panel: Panel, device: str, on_event: EventHandler
 ) -> _Reference:
     """Embed the panel with the reference.
 
@@ -191,24 +300,78 @@ def _run_reference(
             precision.
     """
     precision = spec.precision
-    panel = make_panel(spec.reads)
     with report_unavailable("the reference in float32", device):
-        exact = replace(spec, precision="fp32", pooling=model.poolings[-1])
-        reference = _load_reference(exact, model.path, device)
+        exact_spec = panel_spec(replace(spec, precision="fp32"), model)
+        if "contacts" in model.includes:  # their head is loaded with the other one
+            contacts = included_output("contacts", model.n_tokens, spec.store)
+            exact_spec = replace(exact_spec, extra=(*exact_spec.extra, contacts))
+        reference = _load_reference(exact_spec, model.path, device)
         name = reference.name
-        encoder = reference.encoder
-        rows, rate = _embed(encoder, 1, f"{name}, float32, {device}", on_event)
-        longest = max(encoder.count_tokens([len(text)]) for text in panel.values())
+        longest = max(reference.encoder.count_tokens([len(text)]) for text in panel.texts.values())
+        stage = f"{name}, float32, {device}"
+        exact, rate = _read_reference(reference, exact_spec, model, panel, stage, on_event)
         reference.add_roundings(precision, longest)
-        rounded, _ = _embed(encoder, 1, f"what {precision} rounds off, {device}", on_event)
-    explained = find_deviations(_mean_vectors(rounded), rounded, rows)
+        stage = f"what {precision} rounds off, {device}"
+        rounded, _ = _read_reference(reference, exact_spec, model, panel, stage, on_event)
+    usual = {name: exact.panel[_row_name(model)][name] for name in panel.usual}
+    with_roundings = {name: rounded.panel[_row_name(model)][name] for name in panel.usual}
+    explained = find_deviations(_mean_vectors(with_roundings), with_roundings, usual)
+    names = [output.name for output in complete_spec(spec, model).outputs]
+    names += [include_name("perplexity")] if panel.masked else []
+    tolerances = find_tolerances(exact, rounded, names, panel.texts)
+    tolerances = {output: MARGIN * distance for output, distance in tolerances.items()}
     largest = MARGIN * max(one.row for one in explained)
-    if not math.isfinite(largest):
+    if not math.isfinite(max(largest, *tolerances.values())):
         raise UnavailableError(
             f"{precision} cannot hold the numbers of {printable(model.name)}",
             hint="give --precision bf16 or fp32, here and in every run with this model",
         )
-    return _Reference(name, rows, MARGIN * max(one.mean for one in explained), largest, rate)
+    return _Reference(
+        name=name,
+        rows=usual,
+        mean=MARGIN * max(one.mean for one in explained),
+        row=largest,
+        tokens_per_second=rate,
+        outputs=exact,
+        tolerances=tolerances,
+    )
+
+
+def _read_reference(
+    reference: Reference,
+    spec: EncoderSpec,
+    model: Model,
+    panel: Panel,
+    stage: str,
+    on_event: EventHandler,
+) -> tuple[ReferenceOutputs, float]:
+    """Compute all outputs with the reference, one sequence at a time.
+
+    Returns:
+        The outputs, and the tokens per second of the panel without contacts.
+    """
+    encoder = reference.encoder
+    plain = replace(spec, extra=tuple(o for o in spec.extra if o.kind != "pairwise"))
+    outputs, rate = _embed(with_outputs(encoder, plain), panel.texts, 1, stage, on_event)
+    contacts: Outputs = {}
+    masked: Outputs = {}
+    if panel.with_contacts:
+        asked = include_spec(spec, model, "contacts")
+        stage_of = f"{stage}, contacts"
+        contacts, _ = _embed(
+            with_outputs(encoder, asked), panel.with_contacts, 1, stage_of, on_event
+        )
+    if panel.masked:
+        asked = include_spec(spec, model, "logits")
+        masked, _ = _embed(
+            with_outputs(encoder, asked), panel.masked, 1, f"{stage}, masks", on_event
+        )
+    return ReferenceOutputs(outputs, contacts, masked), rate
+
+
+def with_outputs(encoder: Encoder, spec: EncoderSpec) -> Encoder:
+    """Return a reference's encoder with other outputs."""
+    return encoder.with_outputs(spec) if isinstance(encoder, PackedEncoder) else encoder
 
 
 def _load_reference(spec: EncoderSpec, path: Path, device: str) -> Reference:
@@ -226,27 +389,27 @@ def _mean_vectors(residues: Vectors) -> Vectors:
 
 
 def _embed(
-    encoder: Encoder, tokens_per_batch: int, stage: str, on_event: EventHandler
-) -> tuple[Vectors, float]:
-    """Embed the panel. -> its vectors, and tokens per second without the first, short batch"""
-    panel = make_panel(encoder.spec.reads)
-    ids = list(panel)
-    proteins = list(panel.values())
-    lengths = [len(protein) for protein in proteins]
+    encoder: Encoder, texts: Texts, tokens_per_batch: int, stage: str, on_event: EventHandler
+) -> tuple[Outputs, float]:
+    """Embed sequences. -> each output, and tokens per second without the first, short batch"""
+    ids = list(texts)
+    proteins = list(texts.values())
+    lengths = np.array([len(protein) for protein in proteins])
     # one by one, without padding
-    counts = [encoder.count_tokens([length]) for length in lengths]
-    vectors: dict[str, Rows] = {}
+    counts = [encoder.count_tokens([length]) for length in lengths.tolist()]
+    outputs: dict[str, dict[str, Rows]] = {spec.name: {} for spec in encoder.spec.outputs}
     n_done = 0
     encoder.start([min(proteins, key=len)]).rows()  # loads everything that is loaded at first use
     started = time.perf_counter()
-    for rows in encoder.plan(lengths, tokens_per_batch):
-        batch = encoder.start([proteins[i] for i in rows]).rows()
-        n_rows = [lengths[i] if encoder.spec.per_residue else 1 for i in rows]
-        parts = np.split(batch, np.cumsum(n_rows)[:-1])
-        vectors |= {ids[i]: part for i, part in zip(rows, parts, strict=True)}
-        n_done += sum(counts[i] for i in rows)
+    for batch in encoder.plan(lengths.tolist(), tokens_per_batch):
+        arrays = encoder.start([proteins[i] for i in batch]).outputs()
+        for spec, rows in zip(encoder.spec.outputs, arrays, strict=True):
+            n_rows = spec.count_rows(lengths[batch])
+            parts = np.split(rows, np.cumsum(n_rows)[:-1])
+            outputs[spec.name] |= {ids[i]: part for i, part in zip(batch, parts, strict=True)}
+        n_done += sum(counts[i] for i in batch)
         on_event(Progress(stage, n_done, sum(counts), "tokens"))
-    return vectors, n_done / (time.perf_counter() - started)
+    return outputs, n_done / (time.perf_counter() - started)
 
 
 def find_deviations(means: Vectors, rows: Vectors, oracle: Vectors) -> list[_Deviation]:

@@ -15,15 +15,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from virnucpro.core.model_outputs import include_name, parse_vector_name
 from virnucpro.core.recipe import EncoderSpec, Precision
-from virnucpro.models.esm2.config import ESM2Shape
-from virnucpro.models.esm2.loading import ROTARY, fair_esm_state_dict
+from virnucpro.core.types import MASK_LETTER, MASK_TEXT
+from virnucpro.models.esm2.config import HEADS_FAIR_ESM, ESM2Shape
+from virnucpro.models.esm2.loading import ROTARY, fair_esm_state_dict, read_heads
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.packing import PackedEncoder, to_device
 from virnucpro.models.protein_tokens import EXTRA_TOKENS
 from virnucpro.models.transformer import DTYPES, rotary_frequencies
 from virnucpro.models.validation.fair_esm import load_fair_esm
-from virnucpro.models.validation.roundings import Reference, add_roundings
+from virnucpro.models.validation.roundings import Reference, add_roundings, pool_alone
+
+# our names of the heads' tensors -> fair-esm's; its decoder is always the embedding
+_CONTACTS = include_name("contacts")
+_HEADS = {
+    name: stored
+    for part in (HEADS_FAIR_ESM.lm, HEADS_FAIR_ESM.contacts)
+    for name, (stored, *_) in part.items()
+    if name != "lm.decoder.weight"
+}
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _FairESMEncoder:
@@ -34,6 +45,11 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _FairESMEnco
     """
     shape = inspect_esm2(weights).shape
     model = load_model(weights, shape, DTYPES[spec.precision], device)
+    if spec.needs_head:
+        heads = read_heads(weights)
+        own_names = {name: _HEADS[name] for name in heads.keys() & _HEADS.keys()}
+        state = {own: heads[name] for name, own in own_names.items()}
+        model.load_state_dict(state, strict=False)
     return _FairESMEncoder(spec, model, shape, device)
 
 
@@ -46,6 +62,8 @@ def load_reference(spec: EncoderSpec, weights: Path, device: torch.device) -> Re
 
     def round_off(precision: Precision, n_tokens: int) -> None:
         lose = add_roundings(layers, precision, n_tokens)
+        if precision == "fp32":  # in others, our head is more exact than our layers
+            add_roundings(encoder.model.lm_head, precision, n_tokens)
         for module in rotations:
             module.register_forward_hook(lambda *call: tuple(map(lose, call[-1])))
 
@@ -101,16 +119,35 @@ class _FairESMEncoder(PackedEncoder):
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
         return plan_padded(lengths, tokens_per_batch)
 
-    @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """Compute a batch's rows, on the device."""
+        return self.embed_all(sequences)[0]
+
+    @torch.inference_mode()
+    def embed_all(self, sequences: Sequence[str]) -> Sequence[Tensor]:
         tokens = to_device(tokenize_proteins(self.model, sequences).numpy(), self.device)
-        layer = self.spec.layer
-        hidden: Tensor = self.model(tokens, repr_layers=[layer])["representations"][layer].float()
-        residues = [hidden[i, 1 : len(text) + 1] for i, text in enumerate(sequences)]
-        if self.spec.per_residue:
-            return torch.cat(residues)
-        return torch.stack([rows.mean(dim=0) for rows in residues])
+        names = [output.name for output in self.spec.outputs]
+        layers = [vectors.layer for name in names if (vectors := parse_vector_name(name))]
+        has_contacts = _CONTACTS in names
+        results = self.model(tokens, repr_layers=layers, return_contacts=has_contacts)
+        return [
+            torch.cat(
+                [_select_rows(results, name, row, len(text)) for row, text in enumerate(sequences)]
+            )
+            for name in names
+        ]
+
+
+def _select_rows(results: Any, name: str, row: int, length: int) -> Tensor:  # noqa: ANN401 - of fair-esm
+    """Return the rows of an output for one protein in fair-esm's results. float32"""
+    residues = slice(1, length + 1)
+    if name == _CONTACTS:
+        contacts: Tensor = results["contacts"][row, :length, :length]
+        return contacts.reshape(-1, 1).float()
+    if (vectors := parse_vector_name(name)) is None:
+        logits: Tensor = results["logits"][row, residues]
+        return logits.float()
+    hidden: Tensor = results["representations"][vectors.layer][row].float()
+    return pool_alone(hidden[: length + 2], vectors.pooling)
 
 
 def plan_padded(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
@@ -129,7 +166,8 @@ def tokenize_proteins(model: Any, sequences: Sequence[str]) -> Tensor:  # noqa: 
     longest = max(map(len, sequences)) + EXTRA_TOKENS
     tokens = torch.full((len(sequences), longest), model.padding_idx)
     for row, sequence in zip(tokens, sequences, strict=True):
-        letters = [model.alphabet.get_idx(letter) for letter in sequence.upper()]
+        texts = [MASK_TEXT if letter == MASK_LETTER else letter for letter in sequence.upper()]
+        letters = [model.alphabet.get_idx(text) for text in texts]
         row[: len(letters) + EXTRA_TOKENS] = torch.tensor([model.cls_idx, *letters, model.eos_idx])
     return tokens
 

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from virnucpro.core.model_outputs import Pooling
 from virnucpro.core.recipe import Precision
 from virnucpro.models.base import Encoder, Rows
 from virnucpro.models.fp8 import quantise, restore
@@ -41,10 +42,10 @@ _ONE_ROUNDING = 0.42  # u, in the root mean square
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Another program that computes a model's vectors in float32."""
+    """Another program that computes a model's outputs in float32."""
 
     name: str
-    encoder: Encoder  # with a vector for each residue, if the model has them
+    encoder: Encoder
     # make it as inexact as in a precision, for sequences with at most this number of tokens
     add_roundings: Callable[[Precision, int], None]
 
@@ -90,6 +91,25 @@ def _noise(device: torch.device, n_terms: int) -> Loss:
         return torch.addcmul(exact, exact, noise, value=size)
 
     return lose
+
+
+def pool_alone(hidden: Tensor, pooling: Pooling) -> Tensor:
+    """Pool one protein with its ``<cls>`` and ``<eos>``, without our own code.
+
+    (n_residues + 2, dim) -> (1, dim), or (n_residues, dim) without pooling
+    """
+    residues = hidden[1:-1]
+    match pooling:
+        case "mean":
+            return residues.mean(dim=0, keepdim=True)
+        case "max":
+            return residues.amax(dim=0, keepdim=True)
+        case "std":
+            return residues.std(dim=0, correction=0, keepdim=True)
+        case "bos":
+            return hidden[:1]
+        case "none":
+            return residues
 
 
 def largest_distance(vectors: Rows, exact: Rows) -> float:
