@@ -50,6 +50,7 @@ from virnucpro.viral.provirus import (
     ViralRun,
     classify_region,
     describe_evidence,
+    extend_known,
     refine_ends,
     regions_from_windows,
     split_runs,
@@ -1190,12 +1191,24 @@ def test_region_model_with_bad_figure_is_refused(tmp_path, key, value):
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared real sequences are not here")
-def test_lambda_in_the_chromosome_of_its_host_is_found():
+def test_lambda_is_found_between_its_repeat():
     host = next(read_fasta(SHARED / "inputs/ecoli_K12_MG1655_GCF_000005845.2.fna.gz")).sequence
     phage = next(read_fasta(SHARED / "inputs/lambda_virus.fa")).sequence
     lysogen = host[600_000:807_342] + phage[27_738:] + phage[:27_723] + host[807_327:1_100_000]
-    start, end = 207_327, 255_829
+    start, end = 207_327, 255_829 + 15
     regions = find(ProvirusFinder.load_builtin(11), lysogen)
     [region] = [one for one in regions if one.end > start - 20_000 and one.start < end + 20_000]
-    assert abs(region.start - start) < 2_000
-    assert abs(region.end - end) < 2_000
+    assert (region.start, region.end, region.att) == (start, end, "GCTTTTTTATACTAA")
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared real sequences are not here")
+def test_an_end_moves_over_known_bases_to_the_next_run():
+    phage = next(read_fasta(SHARED / "inputs/lambda_virus.fa")).sequence
+    record = 3_000 * "AC" + phage[:9_000] + 3_000 * "AC"
+    first, second = ViralRun(0, 1, 8_000, 10_000), ViralRun(2, 3, 12_300, 13_000)
+    [alone] = extend_known([first], record, 20_000)
+    assert 5_500 <= alone.start_base <= 6_000
+    assert 15_000 <= alone.end_base <= 15_500
+    assert extend_known([first], record, 1_000)[0][2:] == (7_000, 11_000)
+    before, behind = extend_known([first, second], record, 20_000)
+    assert (before.end_base, behind.start_base) == (12_300, 12_300)

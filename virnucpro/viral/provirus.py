@@ -36,6 +36,7 @@ from virnucpro.viral.host_markers import (
     open_edges,
 )
 from virnucpro.viral.identification import load_tables
+from virnucpro.viral.known import MOST_CELLULAR, KnownIndex
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.provirus_features import Genes, ReadGenes, WindowTable, median
 from virnucpro.viral.types import CalledRecords, FoundRegions, Region, Track
@@ -62,6 +63,8 @@ _ITEMS_AROUND = 4  # windows on either side whose genes are scored, too
 _SHORTEST_PROPHAGE = 18_000
 _LEAST_SHARE_OF_GENES = 0.4
 _LEAST_BLOCK = 6_000
+_KNOWN_PIECE = 500  # bases that are looked up together in the index of known viruses
+_FEWEST_KNOWN = 3  # k-mers of viruses in a known piece. One in 80 pieces of K-12 has two
 _TRNA_REACH = 125  # bases between a region's end and the end of a tRNA
 _LONGEST_GAP = 10_000  # host bases between two neighbouring viruses
 SHORTEST_NEIGHBOUR = 15_000  # bases in a virus next to another
@@ -329,7 +332,7 @@ def regions_from_windows(
         parts = chain.from_iterable(map(repeats.parts_of, by_all.parts(starts, model)))
         runs = repeats.confirmed(list(parts), by_pieces.parts(starts, model))
         runs = sorted([*runs, *filter(repeats.test_repeat, weak)])
-    ends = refine_ends(runs, repeats, code)
+    ends = refine_ends(extend_known(runs, sequence, repeats.reach), repeats, code)
     regions = []
     for run, (start, end, att) in zip(runs, ends, strict=True):
         mean = float(posterior[run.first : run.end].mean())
@@ -634,6 +637,38 @@ class Repeats:
     def _evidence(self, start: int, end: int) -> float:
         first, last = np.searchsorted(self.middles, (start, end)).tolist()
         return float(self.sums[last] - self.sums[first])
+
+
+def extend_known(runs: Sequence[ViralRun], sequence: str, reach: int) -> list[ViralRun]:
+    """Move the ends of runs outwards, over bases that known viruses have, at most ``reach`` bases.
+
+    The composition of windows shows the end of a virus within some thousand bases. Its k-mers show
+    it within some hundred. So a short repeat near the end is less likely by chance.
+    """
+    extended = list[ViralRun]()
+    for number, run in enumerate(runs):
+        low = extended[-1].end_base if extended else 0
+        high = runs[number + 1].start_base if number + 1 < len(runs) else len(sequence)
+        before = range(run.start_base, max(low, run.start_base - reach), -_KNOWN_PIECE)
+        behind = range(run.end_base, min(high, run.end_base + reach), _KNOWN_PIECE)
+        n_before = _count_known([sequence[max(low, i - _KNOWN_PIECE) : i] for i in before])
+        n_behind = _count_known([sequence[i : min(high, i + _KNOWN_PIECE)] for i in behind])
+        start = max(low, run.start_base - n_before * _KNOWN_PIECE)
+        end = min(high, run.end_base + n_behind * _KNOWN_PIECE)
+        extended.append(run._replace(start_base=start, end_base=end))
+    return extended
+
+
+def _count_known(pieces: Sequence[str]) -> int:
+    """Count the pieces up to the last known one, before the first two that are both unknown."""
+    hits = KnownIndex.load_builtin().look_up(pieces)
+    is_known = (hits.n_viral >= _FEWEST_KNOWN) & (hits.n_cellular < MOST_CELLULAR * hits.n_viral)
+    n_known = 0
+    for number in np.flatnonzero(is_known).tolist():
+        if number > n_known + 1:
+            break
+        n_known = number + 1
+    return n_known
 
 
 def refine_ends(
