@@ -38,6 +38,7 @@ from virnucpro.viral.known import (
 )
 from virnucpro.viral.lineage import load_lineages
 from virnucpro.viral.options import ThresholdOptions
+from virnucpro.viral.proteins import Proteins
 from virnucpro.viral.types import Call, Calls
 from virnucpro.viral.windows import Windows
 
@@ -186,6 +187,35 @@ def test_windows_equal_plain_python(viruses):
     assert np.stack(hits[1:], axis=1).tolist() == plain_rows(bases, 3, owners, EVERY)
 
 
+def protein_of(bases: str) -> str:
+    """The first frame; a stop is no residue."""
+    codons = [bases[i : i + 3] for i in range(0, len(bases) - 2, 3)]
+    return "".join(STANDARD.meanings.get(codon, "X") for codon in codons).replace("*", "X")
+
+
+@pytest.mark.parametrize("limit", [EVERY, 2**63 - 1])
+def test_protein_lookup_equals_plain_python(viruses, limit):
+    index = index_of(viruses, limit)
+    owners = {
+        hash_of(k): own for bases, own in viruses.items() for k, _ in kmers_with_centres(bases)
+    }
+    parts = [protein_of(bases) for bases in (*viruses, dna(60_000, 12))]
+    proteins = [parts[0][:8], parts[1], "".join(parts[:4]) + parts[0], "".join(reversed(parts))]
+    hits = index.look_up_proteins(Proteins.from_sequences(proteins))
+    assert hits.record.tolist() == [0, 1, 2, 3, 3, 3]  # above 15,000 residues: three windows
+    for record, protein in enumerate(proteins):
+        kmers = [protein[i : i + 9] for i in range(len(protein) - 8)]
+        hashes = [hash_of(k) for k in kmers if set(k) <= set(AMINO_ACIDS)]
+        hashes = [value for value in hashes if value <= limit]
+        found = [owners[value] for value in set(hashes) if value in owners]
+        is_own = hits.record == record
+        assert hits.n_kmers[is_own].sum() == len(hashes)
+        assert hits.n_cellular[is_own].sum() == found.count(CELLULAR)
+        assert hits.n_viral[is_own].sum() == len(found) - found.count(CELLULAR)
+    assert hits.owner.tolist()[1:3] == [2, 1]
+    assert hits.n_viral.min() < hits.n_viral.max() > 100 * (limit == EVERY)
+
+
 def test_lookup_ignores_strand(viruses):
     index = index_of(viruses)
     parts = [*viruses, dna(11_000, 9), dna(25_001, 10)]
@@ -317,6 +347,16 @@ def test_notes_tell_what_may_be_integrated():
     assert calls.notes == [MAY_BE_ENDOGENOUS]
 
 
+def test_protein_has_the_fdr_of_its_codons():
+    rates = []
+    for length, is_protein in ((450, False), (150, True)):
+        calls = Calls.from_calls([replace(call_of(0.1, is_virus=False), length=length)])
+        hits = hits_of((0, 80, 2, 0, 1, 2))
+        add_evidence(calls, hits, ThresholdOptions(), index_of({}), is_protein=is_protein)
+        rates += calls.rates
+    assert rates[0] == rates[1]
+
+
 def test_record_without_score_is_not_called():
     calls = Calls.from_calls([Call("a", 300, "no_orf")])
     add_evidence(calls, hits_of((0, 80, 9, 0, 1, 9)), ThresholdOptions(), index_of({}))
@@ -395,6 +435,16 @@ def test_known_pieces_are_called(lambda_pieces, tmp_path):
         assert by_score[name]["evidence"] == ("score" if is_scored else "")
     viruses = {row["record"] for row in rows(tmp_path / "both/viruses.tsv")}
     assert viruses == {name for name, row in both.items() if row["call"] == "virus"}
+
+
+def test_known_proteins_are_called(tmp_path):
+    predict(ROOT / "examples/proteins.faa", to=tmp_path / "known", evidence="known")
+    table = {row["record"]: row for row in rows(tmp_path / "known/predictions.tsv")}
+    called = {name for name, row in table.items() if row["call"] == "virus"}
+    assert called == {name for name in table if not name.startswith("NP_")}
+    spike = table["P0DTC2"]
+    assert (spike["evidence"], spike["known_family"]) == ("known", "Coronaviridae")
+    assert int(spike["n_known_kmers"]) > 100
 
 
 def test_resume_changes_evidence_without_scoring(lambda_pieces, tmp_path):

@@ -103,6 +103,16 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     # digits, starts, lengths and number of windows for n pieces, codon residues, the highest hash,
     # the table, the owner of each node, and one row per window
     "known_hits": (*_KNOWN, _Arrays(np.uint16), _COUNTS),
+    # residues, lengths and number of windows for n proteins, then the same from the hash on
+    "known_protein_hits": (
+        _BYTES,
+        _COUNTS,
+        _COUNTS,
+        c_int64,
+        *_KNOWN[6:],
+        _Arrays(np.uint16),
+        _COUNTS,
+    ),
     # the same, then k-mers of each piece, rows of piece, node and hits, and the number of rows
     "known_nodes": (*_KNOWN, _COUNTS, _Arrays(np.int32), _COUNTS),
     "known_hints": (_BYTES, _BYTES, _BYTES),

@@ -22,6 +22,7 @@ from virnucpro.viral.head import HeadInfo, chunk_scores, combine_log_odds, proba
 from virnucpro.viral.known import KnownIndex, WindowHits
 from virnucpro.viral.networks import ErrorRates, Scorer, false_discovery_rates, thresholds
 from virnucpro.viral.options import FALSE_POSITIVES, ThresholdOptions
+from virnucpro.viral.proteins import Proteins
 from virnucpro.viral.scoring import WindowScores, score_block, score_proteins
 from virnucpro.viral.types import CalledRecords, Calls, FoundRegions, FrameScores, Prediction
 
@@ -36,7 +37,7 @@ class ScoredRecords:
     log_odds: FloatArray  # (n,) NaN: no score
     n_pieces: IntArray  # (n,)
     pieces: WindowScores  # for all records
-    known: WindowHits  # for all records that passed the screen, none for proteins
+    known: WindowHits  # for all records that passed the screen
     # by index, for each searched record: its regions if called other, and if called virus
     found: dict[int, tuple[FoundRegions, FoundRegions]] = field(default_factory=dict)
 
@@ -56,7 +57,7 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
     if is_protein:
         proteins = [records.record_at(place).protein for place in places]
         scores, pieces = _whole_proteins(proteins, scorer)
-        known = WindowHits.empty()
+        known = KnownIndex.load_builtin().look_up_proteins(Proteins.from_sequences(proteins))
     else:
         sequences = [records.sequences[place] for place in places]
         scores, pieces = score_block(
@@ -122,8 +123,8 @@ def call_scored(
         [""] * n,
         [None] * n,
     )
-    if not is_protein:
-        add_evidence(calls, scored.known, cut, KnownIndex.load_builtin())
+    index = KnownIndex.load_builtin()
+    add_evidence(calls, scored.known, cut, index, is_protein=is_protein)
     return CalledRecords(records, calls, _frames(scored, is_known, is_protein=is_protein))
 
 

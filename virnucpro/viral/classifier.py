@@ -288,8 +288,8 @@ class _HeadClassifier(RecordClassifier):
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
         results = _call_by_frames(recipe, self.head_facts, records, frames)
-        if recipe.input_type == "nucleotide":
-            look_up_and_add(results, self.options)
+        is_protein = recipe.input_type == "protein"
+        look_up_and_add(results, self.options, is_protein=is_protein)
         return results
 
 

@@ -15,19 +15,31 @@ from virnucpro.viral.known import (
     WindowHits,
 )
 from virnucpro.viral.options import ThresholdOptions
+from virnucpro.viral.proteins import Proteins
 from virnucpro.viral.types import CalledRecords, Calls
+
+_BASES_PER_RESIDUE = 3
 
 
 def add_evidence(
-    calls: Calls, hits: WindowHits, options: ThresholdOptions, index: KnownIndex
+    calls: Calls,
+    hits: WindowHits,
+    options: ThresholdOptions,
+    index: KnownIndex,
+    *,
+    is_protein: bool = False,
 ) -> None:
     """Call records by the evidence that the options select, in place.
+
+    The index counts its false calls in nucleotides, so a protein has those of its codons.
 
     A record without a score is not called, and its score never changes. A known record gets the
     false discovery rate for its evidence, or the rate for its score if that is lower and counts.
     """
     known = index.classify(hits, len(calls.record_ids))
     lengths = np.array(calls.lengths, dtype=np.int64)
+    if is_protein:
+        lengths *= _BASES_PER_RESIDUE
     rates = index.false_discovery_rates(known.strength, lengths, options.prevalence).tolist()
     was_looked_up = np.flatnonzero(known.n_windows > 0).tolist()
     for place, n_kmers in zip(was_looked_up, known.n_viral[was_looked_up].tolist(), strict=True):
@@ -69,10 +81,17 @@ def _evidence_notes(index: KnownIndex, known: KnownRecords, place: int) -> Itera
         yield MAY_BE_ENDOGENOUS
 
 
-def look_up_and_add(results: CalledRecords, options: ThresholdOptions) -> None:
+def look_up_and_add(
+    results: CalledRecords, options: ThresholdOptions, *, is_protein: bool = False
+) -> None:
     """Look up the records with a score in the index, and call them as ``add_evidence`` does."""
     is_scored = [status == "scored" for status in results.calls.statuses]
     index = KnownIndex.load_builtin()
-    hits = index.look_up(list(compress(results.records.sequences, is_scored)))
     places = np.flatnonzero(is_scored)
-    add_evidence(results.calls, hits._replace(record=places[hits.record]), options, index)
+    if is_protein:
+        proteins = [results.records.record_at(place).protein for place in places.tolist()]
+        hits = index.look_up_proteins(Proteins.from_sequences(proteins))
+    else:
+        hits = index.look_up(list(compress(results.records.sequences, is_scored)))
+    hits = hits._replace(record=places[hits.record])
+    add_evidence(results.calls, hits, options, index, is_protein=is_protein)

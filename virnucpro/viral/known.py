@@ -36,6 +36,7 @@ from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.option_text import with_options
 from virnucpro.viral.features import RESIDUE_OF_CODE
 from virnucpro.viral.networks import load_tensors
+from virnucpro.viral.proteins import Proteins
 from virnucpro.viral.windows import Windows
 
 FORMAT = 2
@@ -201,6 +202,14 @@ class KnownIndex:
         rows = np.empty((int(n_windows.sum()), self._columns), dtype=np.int64)
         where = pieces.digits, pieces.starts, pieces.lengths, n_windows, len(pieces)
         call("known_hits", *where, RESIDUE_OF_CODE, *self._table, self._owner_of_node, rows)
+        return WindowHits.from_rows(n_windows, rows)
+
+    def look_up_proteins(self, proteins: Proteins) -> WindowHits:
+        """Look up the k-mers in each protein. A window has at most 15,000 residues."""
+        n_windows = count_windows(proteins.lengths)
+        rows = np.empty((int(n_windows.sum()), self._columns), dtype=np.int64)
+        where = proteins.residues, proteins.lengths, n_windows, len(proteins)
+        call("known_protein_hits", *where, *self._table, self._owner_of_node, rows)
         return WindowHits.from_rows(n_windows, rows)
 
     def count_nodes(self, pieces: Windows) -> tuple[NodeHits, IntArray]:

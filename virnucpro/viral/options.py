@@ -94,8 +94,8 @@ class ThresholdOptions:
     evidence: Annotated[
         Evidence,
         option(
-            "Call nucleotide records by their score, by the k-mers that they share with known "
-            "viruses, or by either of both.",
+            "Call records by their score, by the k-mers that they share with known viruses, or by "
+            "either of both.",
             _PANEL,
         ),
     ] = "both"

@@ -94,7 +94,6 @@ class PredictOptions(ThresholdOptions, RunOptions):
         super().check_type(input_type)
         if input_type == "protein":
             reject_options(self, ("region_model",), "on proteins, which have no regions")
-            reject_options(self, ("evidence",), "on proteins, which are called by their score")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -320,6 +320,48 @@ int known_hits(const uint8_t *digits, const int64_t *starts, const int64_t *leng
     return 0;
 }
 
+/* Look up the k-mers that end before this residue of a protein. */
+static void read_protein(const Index *index, Scan *scan, const uint8_t *residues, int64_t end,
+                         Hits *hits) {
+    uint64_t hashes[BATCH];
+    while (scan->position < end) {
+        int n_kmers = 0;
+        for (; scan->position < end && n_kmers < BATCH; scan->position++) {
+            uint64_t residue = residues[scan->position], hash;
+            scan->forward[0] = (scan->forward[0] << RESIDUE_BITS | residue) & KMER_MASK;
+            scan->n_forward[0] = residue < N_RESIDUES ? scan->n_forward[0] + 1 : 0;
+            hash = hash_kmer(scan->forward[0]);
+            if (scan->n_forward[0] >= KMER && hash <= index->limit)
+                hashes[n_kmers++] = hash;
+        }
+        look_up(index, hashes, n_kmers, hits);
+    }
+}
+
+/* Look up each protein in the index, window by window, of fewer than 2^15 residues each.
+ *
+ * residues: (sum of lengths). The other arguments are those of known_hits. */
+int known_protein_hits(const uint8_t *residues, const int64_t *lengths, const int64_t *n_windows,
+                       int64_t n, uint64_t limit, const int32_t *firsts, const uint8_t *sizes,
+                       const uint8_t *entries, const uint8_t *hints, const uint16_t *owner_of,
+                       int64_t *rows) {
+    const Index index = {firsts, sizes, entries, hints, owner_of, limit};
+    Hits *hits = open_hits();
+    if (!hits)
+        return -1;
+    for (int64_t i = 0; i < n; residues += lengths[i], i++) {
+        Scan scan = {0};
+        for (int64_t window = 0; window < n_windows[i]; window++, rows += N_COLUMNS) {
+            int64_t end = lengths[i] * (window + 1) / n_windows[i];
+            read_protein(&index, &scan, residues, end, hits);
+            write_row(hits, rows);
+            begin_window(hits);
+        }
+    }
+    close_hits(hits);
+    return 0;
+}
+
 /* Count the hits of each piece by node; equal k-mers count once in a window.
  *
  * The arguments up to `hints` are those of known_hits. n_kmers: (n,). rows: piece, node, hits of
