@@ -47,16 +47,15 @@ def simulate_run() -> EventLog:
     n_tokens = _N_RESIDUES + 2 * _N_PROTEINS
     start = time.monotonic() - _ROUNDS * _SHARD_SECONDS
     log = EventLog()
-    log.figures.started = start
-    log.figures.clock = lambda: start
+    log.state.started = start
+    log.state.clock = lambda: start
     log(EmbeddingStarted(tuple(shards), _N_DONE_BEFORE, encoders=(_ENCODER,)))
     for name in _SHARES:
         log(WorkerReady(name, "NVIDIA H100", _MEMORY))
-        log.figures.devices[name].since = start
     rows = tuple(range(_N_PROTEINS))
     for n_rounds in range(_ROUNDS):
         now = start + (n_rounds + 1) * _SHARD_SECONDS
-        log.figures.clock = lambda now=now: now  # type: ignore[misc]
+        log.state.clock = lambda now=now: now  # type: ignore[misc]
         for name in _SHARES:
             shard = shards.pop()
             log(BatchDone(name, shard, rows, n_tokens, _MEMORY))
@@ -69,7 +68,7 @@ def simulate_run() -> EventLog:
 def draw(log: EventLog) -> str:
     """Return the dashboard as an SVG, in the monospace font of the reader."""
     console = Console(record=True, width=_WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(Dashboard(log.figures, console).draw())
+    console.print(Dashboard(log.state, console).draw())
     svg = console.export_svg(
         title="virnucpro extract -i proteins.faa -o embeddings/ --gpus 0,1,2 --resume",
         theme=DIMMED_MONOKAI,

@@ -69,6 +69,7 @@ from virnucpro.core.option_text import OptionText, with_options
 from virnucpro.core.recipe import Command, FeatureFormat
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
+from virnucpro.engine.progress import ProgressState
 from virnucpro.models.hugging_face import cache_folder
 from virnucpro.results.outputs import REGION_TABLE, VIRUS_TABLE, open_run_dir
 from virnucpro.results.table_readers import read_identities, read_records, read_regions
@@ -724,27 +725,19 @@ def _executor_on(devices: Sequence[str]) -> Executor:
 def _event_handler(on_progress: OnProgress | None) -> EventHandler:
     """Pass progress to the caller's function: one call at a time, from any thread."""
     lock = Lock()
-    n_done = 0
-    n_shards = 0
+    state = ProgressState()
 
     def on_event(event: RunEvent) -> None:
-        nonlocal n_done, n_shards
         if on_progress is None:
             return
         with lock:
+            state.update(event)
             match event:
-                case Progress(stage=stage) if stage == STAGES[2] and n_done < n_shards:
-                    return  # tables are written during embedding; show only the shards
-                case Progress():
+                case Progress() if state.stage is event:  # not while shards are embedded
                     on_progress(event)
-                    return
-                case EmbeddingStarted(pending=pending, n_done_before=n_done):
-                    n_shards = n_done + len(pending)
-                case ShardDone() | ShardFailed():
-                    n_done += 1
-                case _:
-                    return
-            on_progress(Progress(STAGES[1], n_done, n_shards, "shards"))
+                case EmbeddingStarted() | ShardDone() | ShardFailed():
+                    embedding = state.embedding
+                    on_progress(Progress(STAGES[1], embedding.n_done, embedding.n_shards, "shards"))
 
     return on_event
 

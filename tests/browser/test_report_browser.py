@@ -19,7 +19,7 @@ from html_parser import EVIL, call, write_table
 
 from virnucpro.core.events import BatchDone, Memory, WorkerReady
 from virnucpro.core.types import Shard
-from virnucpro.engine.device_timeline import DeviceTimeline
+from virnucpro.engine.progress import EmbeddingProgress
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.viral.types import Call
 
@@ -75,12 +75,13 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = (f"long\t{at + 1}\t{at + 1000}\t-1.5\t0.25\n" for at in range(0, 100_000, 500))
     track = "record\tstart\tend\tlog_odds\tposterior\n" + "".join(lines)
     (folder / "tracks.tsv.gz").write_bytes(gzip.compress(track.encode()))
-    seconds = iter(range(100))
-    machine, shard = DeviceTimeline(lambda: float(next(seconds))), Shard(0, folder, 1, 1, 10, "")
-    with machine.recording(folder / "machine.json"):
-        machine.on_event(WorkerReady(EVIL, EVIL, Memory(1 << 30, 1 << 33)))
-        for i in range(60):
-            machine.on_event(BatchDone(EVIL, shard, (i,), 900 + i, Memory(2 << 30, 1 << 33)))
+    embedding = EmbeddingProgress()
+    shard = Shard(0, folder, 1, 1, 10, "")
+    embedding.update(WorkerReady(EVIL, EVIL, Memory(1 << 30, 1 << 33)), now=1.0)
+    for i in range(60):
+        batch = BatchDone(EVIL, shard, (i,), 900 + i, Memory(2 << 30, 1 << 33))
+        embedding.update(batch, now=2.0 + i)
+    embedding.timeline.append_to(folder / "machine.json")
     return report_folder(folder)
 
 

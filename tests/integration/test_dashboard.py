@@ -19,7 +19,7 @@ from test_scorer_run import predict
 
 from virnucpro.cli.console import is_for_console
 from virnucpro.cli.dashboard import ConsoleHandler, Dashboard
-from virnucpro.cli.progress import EventLog, Point, ProgressState, add_sample
+from virnucpro.cli.progress import EventLog, line_of
 from virnucpro.core.events import (
     SCORING,
     STAGES,
@@ -35,7 +35,13 @@ from virnucpro.core.events import (
 from virnucpro.core.logging import LOGGER, announce, log_to_handler, printable
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import Shard
-from virnucpro.store.progress_log import estimate_rate, seconds_left
+from virnucpro.engine.progress import (
+    Point,
+    ProgressState,
+    add_sample,
+    estimate_rate,
+    seconds_left,
+)
 
 GIB = 1 << 30
 ESCAPE = "\x1b"
@@ -58,7 +64,7 @@ def log():
 
 def drawn(log: EventLog, width: int = 120, height: int = 50, **options: object) -> str:
     console = Console(file=io.StringIO(), width=width, height=height, **options)
-    console.print(Dashboard(log.figures, console).draw())
+    console.print(Dashboard(log.state, console).draw())
     return console.file.getvalue()
 
 
@@ -79,14 +85,14 @@ def log_of(n_workers: int, n_shards_done: int = 3) -> EventLog:
 
 
 def test_the_line_has_all_the_facts(log):
-    line = log.figures.line
+    line = line_of(log.state)
     assert "4/6 shards (66%)" in line
     assert "11 failed" in line  # one sequence of shard 0, ten of shard 1
     assert "cuda:0 1 shard " in line and "memory 3.0/140.0 GiB" in line
     assert "elapsed 0:00:0" in line and "remaining 0:00:0" in line
     log(WorkerReady("node7 cuda:0", "an H200", Memory(0, 0)))
-    assert "node7 cuda:0 0 shards " in log.figures.line
-    assert log.figures.line.count("memory unknown") == 1
+    assert "node7 cuda:0 0 shards " in line_of(log.state)
+    assert line_of(log.state).count("memory unknown") == 1
 
 
 def test_dashboard_has_total_and_device_rows(log):
@@ -139,14 +145,14 @@ def test_a_terminal_of_a_few_lines_still_has_the_total():
 def test_a_shard_that_is_begun_again_counts_once(log):
     """Half of shard 2 is done when its worker is lost; then all of it."""
     half, whole = tuple(range(5)), tuple(range(10))
-    before = log.figures.n_tokens_done
+    before = log.state.embedding.n_tokens_done
     log(BatchDone("cuda:1", SHARDS[2], half, 510, Memory(GIB, 140 * GIB)))
-    assert log.figures.n_tokens_done == before + 510
+    assert log.state.embedding.n_tokens_done == before + 510
     log(WorkerLost("cuda:1", "SIGKILL", SHARDS[2]))
-    assert log.figures.n_tokens_done == before
+    assert log.state.embedding.n_tokens_done == before
     log(BatchDone("cuda:0", SHARDS[2], whole, 1020, Memory(GIB, 140 * GIB)))
     log(ShardDone("cuda:0", SHARDS[2], 0.5, 0))
-    assert log.figures.n_tokens_done == before + 1020 == 3 * 1020
+    assert log.state.embedding.n_tokens_done == before + 1020 == 3 * 1020
 
 
 def test_nothing_is_said_to_be_done_before_it_is(log):
@@ -173,10 +179,10 @@ def test_before_the_devices_start_the_stage_is_shown():
     bar, amount = drawn(log).splitlines()
     assert bar.startswith("reading  ━") and bar.endswith(" 25%")
     assert amount.startswith("250 of 1,000 letters   elapsed 0:00:0")
-    assert log.figures.line.startswith("reading: 250 of 1,000 letters (25%)")
+    assert line_of(log.state).startswith("reading: 250 of 1,000 letters (25%)")
     log(Progress("reading", 250, 0, "letters", also=("loss 0.5", "rate 0.001")))
     assert drawn(log).splitlines()[1].startswith("250 letters   elapsed")
-    assert "loss 0.5   rate 0.001" in drawn(log) and log.figures.line.endswith(
+    assert "loss 0.5   rate 0.001" in drawn(log) and line_of(log.state).endswith(
         ", loss 0.5, rate 0.001"
     )
 
@@ -251,27 +257,27 @@ def test_time_left_while_scoring():
     figures = ProgressState(clock=lambda: now)
     for number in range(1, 11):
         now += 0.001
-        figures.on_event(Progress("scoring", number, 100, "letters", (0, 170 - 2 * number)))
+        figures.update(Progress("scoring", number, 100, "letters", (0, 170 - 2 * number)))
     for number in range(11, 16):
         now += 2.0
         worked = 2 * (number - 10)
-        figures.on_event(Progress("scoring", number, 100, "letters", (worked, 150 - worked)))
-    assert figures.line.endswith("remaining 0:02:20")
+        figures.update(Progress("scoring", number, 100, "letters", (worked, 150 - worked)))
+    assert line_of(figures).endswith("remaining 0:02:20")
 
 
 def test_time_left_while_embedding():
     now = 0.0
     figures = ProgressState(clock=lambda: now)
     many = tuple(replace(SHARDS[0], index=index) for index in range(100))
-    figures.on_event(EmbeddingStarted(many, 0, encoders=(ESM2,)))
+    figures.update(EmbeddingStarted(many, 0, encoders=(ESM2,)))
     now = 600.0
-    figures.on_event(WorkerReady("cpu#0", "a CPU", Memory(GIB, 64 * GIB)))
+    figures.update(WorkerReady("cpu#0", "a CPU", Memory(GIB, 64 * GIB)))
     for shard in many[:20]:
         now += 1.0
-        figures.on_event(BatchDone("cpu#0", shard, tuple(range(10)), 1020, Memory(GIB, GIB)))
-        figures.on_event(ShardDone("cpu#0", shard, 1.0, 0))
+        figures.update(BatchDone("cpu#0", shard, tuple(range(10)), 1020, Memory(GIB, GIB)))
+        figures.update(ShardDone("cpu#0", shard, 1.0, 0))
         if not shard.index % 4:  # every fourth shard is in the tables too
-            figures.on_event(Progress(STAGES[2], 1 + shard.index // 4, 100, "shards"))
+            figures.update(Progress(STAGES[2], 1 + shard.index // 4, 100, "shards"))
     assert figures.seconds_left is not None
     assert figures.seconds_left > 300, "the tables take four times as long as the vectors"
 
@@ -282,14 +288,14 @@ def figures_at(*steps: tuple[float, Progress], **options: bool) -> ProgressState
     figures = ProgressState(clock=lambda: now, **options)
     for seconds, progress in steps:
         now = seconds
-        figures.on_event(progress)
+        figures.update(progress)
     return figures
 
 
 def test_time_left_of_reading_includes_scoring():
     steps = [(t, Progress("reading", 100 * t, 1000, "letters", (t, 110 - t))) for t in range(1, 6)]
     assert figures_at(*steps).seconds_left == 105
-    assert figures_at(*steps).line.endswith("remaining 0:01:45")
+    assert line_of(figures_at(*steps)).endswith("remaining 0:01:45")
 
 
 def test_time_left_continues_from_reading_to_scoring():
@@ -302,7 +308,7 @@ def test_time_left_continues_from_reading_to_scoring():
 def test_time_left_of_an_early_stage_is_unknown(stage):
     steps = [(t, Progress(stage, t, 10, "bytes")) for t in range(1, 6)]
     assert figures_at(*steps).seconds_left is None
-    assert figures_at(*steps).line.endswith("elapsed 0:00:05, remaining unknown")
+    assert line_of(figures_at(*steps)).endswith("elapsed 0:00:05, remaining unknown")
     assert figures_at(*steps, is_one_stage=True).seconds_left == 5
 
 
@@ -310,27 +316,27 @@ def test_time_left_of_tables_continues_after_embedding():
     now = 0.0
     figures = ProgressState(clock=lambda: now)
     shards = tuple(replace(SHARDS[0], index=index) for index in range(20))
-    figures.on_event(EmbeddingStarted(shards, 0, encoders=(ESM2,)))
-    figures.on_event(WorkerReady("cpu#0", "a CPU", Memory(GIB, 64 * GIB)))
+    figures.update(EmbeddingStarted(shards, 0, encoders=(ESM2,)))
+    figures.update(WorkerReady("cpu#0", "a CPU", Memory(GIB, 64 * GIB)))
     for shard in shards:
         now += 1.0
-        figures.on_event(BatchDone("cpu#0", shard, tuple(range(10)), 1020, Memory(GIB, GIB)))
-        figures.on_event(ShardDone("cpu#0", shard, 1.0, 0))
+        figures.update(BatchDone("cpu#0", shard, tuple(range(10)), 1020, Memory(GIB, GIB)))
+        figures.update(ShardDone("cpu#0", shard, 1.0, 0))
         if shard.index % 2:
             n_done = 1 + shard.index // 2
-            figures.on_event(Progress(STAGES[2], n_done, 20, "shards", (n_done, 20 - n_done)))
+            figures.update(Progress(STAGES[2], n_done, 20, "shards", (n_done, 20 - n_done)))
     now += 2.0
-    figures.on_event(Progress(STAGES[2], 11, 20, "shards", (11, 9)))
+    figures.update(Progress(STAGES[2], 11, 20, "shards", (11, 9)))
     assert figures.seconds_left == pytest.approx(18)
 
 
 def test_time_left_of_the_sender_counts_down():
     now = 0.0
     figures = ProgressState(clock=lambda: now)
-    figures.on_event(Progress("epoch 1 of 9", 5, 10, "frames", seconds_left=170.0))
+    figures.update(Progress("epoch 1 of 9", 5, 10, "frames", seconds_left=170.0))
     now = 20.0
     assert figures.seconds_left == 150
-    assert "remaining 0:02:30" in figures.line
+    assert "remaining 0:02:30" in line_of(figures)
 
 
 def test_run_reports_the_work_of_all_stages(tmp_path):
@@ -415,7 +421,7 @@ def test_log_lines_of_several_lines_keep_them() -> None:
 def test_training_on_a_gpu_shows_memory() -> None:
     figures, memory = ProgressState(), Memory(3 * GIB, 80 * GIB)
     for shown in (None, memory):
-        figures.on_event(Progress("epoch 1 of 2", 5, 10, "frames", memory=shown))
+        figures.update(Progress("epoch 1 of 2", 5, 10, "frames", memory=shown))
         console = Console(file=io.StringIO(), width=100)
         console.print(Dashboard(figures, console).draw())
         text = console.file.getvalue()

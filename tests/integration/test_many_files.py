@@ -19,10 +19,11 @@ import yaml
 from conftest import open_dna, random_dna
 from run_helpers import assert_same_run, assert_same_vectors, rows, run_inline, tables, vectors
 
-from virnucpro.cli.progress import DeviceState, ProgressState
+from virnucpro.cli.progress import counts_of, line_of
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.events import EmbeddingStarted, ShardDone
 from virnucpro.engine.local import InlineExecutor
+from virnucpro.engine.progress import ProgressState
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.workflows.status import inspect_run, measure_run
 
@@ -439,16 +440,14 @@ def test_files_are_counted_as_their_shards_are_done(predicted, folder):
     figures, counts = ProgressState(), []
 
     def hear(event: object) -> None:
-        if isinstance(event, ShardDone):
-            figures.devices.setdefault(event.worker, DeviceState())
         if isinstance(event, (EmbeddingStarted, ShardDone)):
-            figures.on_event(event)
-            counts.append(int(figures.counts[-1].removesuffix("/4 files")))
+            figures.update(event)
+            counts.append(int(counts_of(figures)[-1].removesuffix("/4 files")))
 
     predicted(folder, on_event=hear)
     assert counts[0] == 0 and counts[-1] == 4
     assert counts == sorted(counts) and len(set(counts)) > 2
-    assert "4/4 files" in figures.line
+    assert "4/4 files" in line_of(figures)
 
 
 def test_status_of_a_thousand_files_fits_a_screen(predicted, bad):

@@ -31,6 +31,7 @@ from virnucpro.core.events import (
 from virnucpro.core.types import Shard
 from virnucpro.engine.device_timeline import DeviceTimeline
 from virnucpro.engine.local import InlineExecutor
+from virnucpro.engine.progress import EmbeddingProgress
 from virnucpro.models.registry import TINY_MODEL
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.html import MOST_BYTES, render
@@ -599,21 +600,24 @@ def test_evaluation_page_has_figures_and_curves(tmp_path):
 # The record of the devices
 
 
-def test_device_timeline_bins_grow(tmp_path):
+def test_device_timeline_merges_its_bins(tmp_path):
     seconds = iter(np.arange(0, 5_000, 0.5).tolist())
-    machine = DeviceTimeline(lambda: next(seconds))
+    embedding = EmbeddingProgress()
     shard = Shard(0, tmp_path, 1, 1, 10, "")
-    machine.on_event(WorkerReady("cuda:0", "a GPU", Memory(10, 80)))
+
+    def update(event):
+        embedding.update(event, next(seconds))
+
+    update(WorkerReady("cuda:0", "a GPU", Memory(10, 80)))
     for i in range(9_000):
-        machine.on_event(BatchDone("cuda:0", shard, (i,), 7, Memory(20 + i % 3, 80)))
-    machine.on_event(ShardDone("cuda:0", shard, 1.0, 0))
-    machine.on_event(WorkerLost("cuda:0", "it died", shard))
-    machine.on_event(WorkerLost("cuda:1", "it did not start", is_final=True))
-    machine.on_event(ShardFailed("cuda:0", shard, "bad"))
+        update(BatchDone("cuda:0", shard, (i,), 7, Memory(20 + i % 3, 80)))
+    update(ShardDone("cuda:0", shard, 1.0, 0))
+    update(WorkerLost("cuda:0", "it died", shard))
+    update(WorkerLost("cuda:1", "it did not start", is_final=True))
+    update(ShardFailed("cuda:0", shard, "bad"))
     for n_tokens in range(120):
-        machine.on_event(BatchSizeReduced("cuda:0", n_tokens))
-    with machine.recording(tmp_path / "machine.json"):
-        pass
+        update(BatchSizeReduced("cuda:0", n_tokens))
+    embedding.timeline.append_to(tmp_path / "machine.json")
     (start,) = DeviceTimeline.read_all(tmp_path / "machine.json")
     assert start.seconds_per_bin == 32  # 4,500 seconds in 240 bins at most
     series = start.devices["cuda:0"]
@@ -622,9 +626,9 @@ def test_device_timeline_bins_grow(tmp_path):
     assert max(series.memory) == 22
     assert series.n_shards == 1
     assert (start.n_losses, start.n_failed_shards, start.n_reductions) == (2, 1, 120)
+    assert start.lost_devices == ["cuda:1 was taken out of the run: it did not start"]
     for _ in range(20):
-        with DeviceTimeline().recording(tmp_path / "machine.json"):
-            pass
+        DeviceTimeline().append_to(tmp_path / "machine.json")
     assert [start.devices for start in DeviceTimeline.read_all(tmp_path / "machine.json")] == [
         {}
     ] * 20

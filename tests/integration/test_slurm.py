@@ -14,7 +14,8 @@ from fair_esm_reference import random_protein
 from one_node_slurm import NEEDS_SLURM, Slurm, one_node_slurm
 from run_helpers import assert_same_run, leftovers, predict_here, wait_until
 
-from virnucpro.store.progress_log import ProgressLog
+from virnucpro.core.events import ShardDone
+from virnucpro.engine.event_log import read_events
 
 pytestmark = [pytest.mark.slurm, NEEDS_SLURM]
 SCRIPTS = Path(__file__).parents[2] / "examples" / "slurm"
@@ -43,10 +44,16 @@ def one_machine(proteins, tiny, tmp_path_factory) -> Path:
     return predict_here([proteins], tiny, tmp_path_factory.mktemp("one_machine") / "run")
 
 
+def done_shards(log: Path) -> set[int]:
+    """The shards that a process has done."""
+    events = (logged.event for logged in read_events(log)[0])
+    return {event.shard.index for event in events if isinstance(event, ShardDone)}
+
+
 def log_of(folder: Path, part: str) -> Path | None:
     """The log of the process that does a part now, once it has ended a shard."""
     for path in sorted((folder / "logs").glob("work-*.log")):
-        if f"part {part}:" in path.read_text() and any(ProgressLog.read(path)[0]):
+        if f"part {part}:" in path.read_text() and done_shards(path):
             return path
     return None
 
@@ -87,9 +94,7 @@ def test_killed_and_requeued_array_equals_one_machine(slurm, proteins, tiny, one
     assert "Restarts=1" in slurm.call("scontrol", "show", "job", f"{array}_1")
     logs = [path.read_text() for path in (folder / "logs").glob("work-*.log")]
     assert sum("part 1/4:" in text for text in logs) == 2
-    n_before_merge = len(
-        {f.shard for p in (folder / "logs").iterdir() for f in ProgressLog.read(p)[0]}
-    )
+    n_before_merge = len(set().union(*map(done_shards, (folder / "logs").glob("work-*.log"))))
     n_shards = len(list((folder / "features").glob("*[0-9].h5")))
     assert n_shards // 2 <= n_before_merge < n_shards  # two of four parts ended
     assert not leftovers(folder)

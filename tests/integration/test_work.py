@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE
@@ -33,6 +33,7 @@ from virnucpro.core.errors import (
 )
 from virnucpro.core.events import STAGES, EventHandler, Progress, RunEvent, ShardDone, WorkerEvent
 from virnucpro.core.types import Shard
+from virnucpro.engine.event_log import HostProgress, read_events, read_work, sum_hosts
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.retry_policy import Attempt
@@ -44,7 +45,6 @@ from virnucpro.sequences import inputs
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.feature_file import checksummed_label, read_label
 from virnucpro.store.plan import Plan, _PlanCounts, _SlicePlan
-from virnucpro.store.progress_log import HostProgress, ProgressLog, read_hosts
 from virnucpro.viral.head import Head
 from virnucpro.viral.known import KnownIndex
 from virnucpro.viral.networks import Scorer
@@ -517,22 +517,31 @@ def test_figures_of_each_host_are_read_from_the_logs(plan):
     assert line.endswith(" tokens/s, 0 sequences failed")
 
 
-def test_host_figures_sum_over_logs(tmp_path):
-    ends = {
-        1: [ProgressLog(0, "cpu", 100, 1, False, 2.0), ProgressLog(1, "cpu", 300, 0, True, 4.0)],
-        2: [ProgressLog(1, "cpu", 60, 2, False, 1.0), ProgressLog(2, "cpu", 0, 0, True, 2.0)],
-    }
-    for pid, figures in ends.items():
-        lines = (f"2026 INFO figures {json.dumps(asdict(end))}\n" for end in figures)
-        (tmp_path / f"work-node-{pid}.log").write_text("".join(lines))
-    short = json.dumps(asdict(ProgressLog(3, "cpu", 100, 0, False, 0.3)))
-    (tmp_path / "work-other-3.log").write_text(f"2026 INFO figures {short}\n")
+def write_log(path: Path, *ends: tuple[int, int, int | None], seconds: float) -> None:
+    """Write the log of a process: shard, tokens, and failed sequences (None: the shard failed)."""
+    fields = {"time": 100.0, "event": "WorkerReady", "worker": "cpu", "memory": [0, 0]}
+    lines = [fields | {"description": "a CPU"}]
+    for index, n_tokens, n_failed in ends:
+        of_shard = {"worker": "cpu", "shard": [index, 9, 9, 999], "time": 100.0 + seconds}
+        batch = {"event": "BatchDone", "n_tokens": n_tokens, "memory": [0, 0]}
+        end = {"event": "ShardDone", "seconds": 1.0, "n_failed": n_failed}
+        if n_failed is None:
+            end = {"event": "ShardFailed", "reason": "bad"}
+        lines += [of_shard | batch, of_shard | end]
+    path.write_text("".join(f"2026 INFO    event {json.dumps(line)}\n" for line in lines))
+
+
+def test_hosts_sum_their_processes(tmp_path):
+    write_log(tmp_path / "work-node-1.log", (0, 100, 1), (1, 300, None), seconds=4)
+    write_log(tmp_path / "work-node-2.log", (1, 60, 2), (2, 0, None), seconds=2)
+    write_log(tmp_path / "work-other-3.log", (3, 100, 0), seconds=0.3)
     other = HostProgress("other", 0, 1, 0, 0, 333.3)  # 100 / 0.3
     rate = (400 / 4 + 60 / 2) / 2  # none is at work: their mean
-    assert read_hosts(tmp_path) == [HostProgress("node", 0, 2, 3, 1, rate), other]
+    assert sum_hosts(read_work(tmp_path)) == [HostProgress("node", 0, 2, 3, 1, rate), other]
     with (tmp_path / "work-node-1.log").open() as log:
-        fcntl.flock(log, fcntl.LOCK_EX)  # of those that are at work alone
-        assert read_hosts(tmp_path) == [HostProgress("node", 1, 2, 3, 1, 400 / 4), other]
+        fcntl.flock(log, fcntl.LOCK_EX)  # only the rates of those at work count
+        node = HostProgress("node", 1, 2, 3, 1, 400 / 4)
+        assert sum_hosts(read_work(tmp_path)) == [node, other]
 
 
 def test_status_names_who_is_running_the_run(plan):
@@ -555,17 +564,21 @@ def test_status_while_the_input_is_read(tmp_path):
         inspect_run(tmp_path, verify=False)
 
 
-def test_foreign_figures_are_left_out(plan):
+def test_damaged_events_are_skipped(plan):
     folder = plan()
     work_inline(folder, "1/4")
     before = measure_run(folder)
     (log,) = (folder / "logs").iterdir()
+    end = {"time": 1, "event": "ShardDone", "worker": "cpu", "shard": [1, 1, 1, 9], "seconds": 1}
+    changes = (
+        *({"n_failed": "x"}, {"n_failed": -1}, {"n_failed": True}, {"shard": None}, {"shard": [1]}),
+        *({"event": "Other"}, {"worker": 3}, {"time": 1e300}, {"strange": 1}),
+    )
+    wrong = [json.dumps({"n_failed": 0, **end, **change}) for change in changes]
     with log.open("a") as lines:
-        one = asdict(ProgressLog(1, "cpu", 1, 0, False, 1.0))
-        wrong = [json.dumps(one | change) for change in ({"n_tokens": "x"}, {"n_failed": -1})]
         for text in ("{", "[]", '{"shard": 1}', *wrong, "[" * 100_000):
-            lines.write(f"2026 INFO figures {text}\n")
-    (folder / "logs" / "slurm-12.out").write_text('a figures {"shard": 1}\n')
+            lines.write(f"2026 INFO    event {text}\n")
+    (folder / "logs" / "slurm-12.out").write_text(f"a event {json.dumps({**end, 'n_failed': 0})}\n")
     assert measure_run(folder) == before
 
 
@@ -688,17 +701,18 @@ def test_part_is_named_or_that_of_the_task(text, array, part):
     assert choose_part(text, array) == part
 
 
-def test_a_log_is_read_on_from_its_last_whole_line(tmp_path):
-    log, line = (
-        tmp_path / "work-a-1.log",
-        json.dumps(asdict(ProgressLog(7, "cpu", 1, 0, False, 1))),
-    )
-    log.write_text(f"text\n2026 INFO figures {line}\n2026 INFO figures {line[:9]}")
-    figures, end = ProgressLog.read(log)
-    assert ([figure.shard for figure in figures], ProgressLog.read(log, end)) == ([7], ([], end))
+def test_logs_are_read_from_their_last_line_on(tmp_path):
+    log = tmp_path / "work-a-1.log"
+    write_log(log, (7, 1, 0), seconds=1)
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text(f"text\n{lines[0]}{lines[2][:40]}")
+    events, end = read_events(log)
+    assert ([type(logged.event).__name__ for logged in events]) == ["WorkerReady"]
+    assert read_events(log, end) == ([], end)
     with log.open("a") as out:
-        out.write(f"{line[9:]}\n")
-    assert ProgressLog.read(log, end) == (figures, log.stat().st_size)
+        out.write(lines[2][40:])
+    ((logged,), end) = read_events(log, end)
+    assert (logged.event.shard.index, end) == (7, log.stat().st_size)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def show_progress(options: ConsoleOptions, *, is_one_stage: bool = False) -> Ite
 
         console = Console(stderr=True)
         handler = ConsoleHandler(console)
-        shown = Dashboard(events.figures, console)
+        shown = Dashboard(events.state, console)
     elif _is_terminal():
         handler.setFormatter(_TerminalFormatter(FORMAT))
     if options.quiet:

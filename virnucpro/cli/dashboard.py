@@ -13,8 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from virnucpro.cli.progress import DeviceState, ProgressState, percent
+from virnucpro.cli.progress import counts_of, facts_of, memory_of, percent, title_of
 from virnucpro.core.logging import wrapped
+from virnucpro.engine.progress import DeviceProgress, ProgressState
 
 _GAP = "   "  # between the figures on a line
 _SHORTEST_BAR = 12  # characters of the shortest bar
@@ -32,12 +33,11 @@ class Dashboard:
     """Draws the figures of an ``EventLog`` on a terminal, four times a second.
 
     The total comes first, then a line per device. If space is short, devices are merged into one
-    line
-    and columns are dropped from the right, so no line wraps.
+    line and columns are dropped from the right, so no line wraps.
     """
 
-    def __init__(self, figures: ProgressState, console: Console) -> None:
-        self._figures = figures
+    def __init__(self, state: ProgressState, console: Console) -> None:
+        self._state = state
         self._console = console
         self._live = Live(
             console=console, get_renderable=self.draw, refresh_per_second=4, transient=True
@@ -52,13 +52,13 @@ class Dashboard:
             self._live.stop()
 
     def draw(self) -> RenderableType:
-        now = self._figures
+        now = self._state
         width = self._console.width
-        below = _flow(map(_styled, [*now.counts, *now.to_dict]), width)
+        below = _flow(map(_styled, [*counts_of(now), *facts_of(now)]), width)
         if now.stage is not None:
-            return Group(_headline(now.title, now.fraction), below)
+            return Group(_headline(title_of(now), now.fraction), below)
         total = _headline("total", now.fraction)
-        if not now.devices:
+        if not now.embedding.devices:
             return Group(total, below, Text("workers are starting"))
         n_above = 3 + len(below.split())  # total and figures, table header, an empty line
         table = _device_table(now, width, self._console.height - n_above)
@@ -106,13 +106,13 @@ def _flow(figures: Iterable[Text], width: int) -> Text:
 
 def _device_table(now: ProgressState, width: int, n_lines: int) -> Table:
     """Draw one line per device. The last line sums up devices that do not fit."""
-    devices = now.sorted_devices
+    devices = now.embedding.sorted_devices
     n_visible = len(devices) if len(devices) <= n_lines else max(0, n_lines - 1)
     visible = devices[:n_visible]
     folded = [device for _, device in devices[n_visible:]]
-    rows = [_headings(devices), *(_cells(name, [device]) for name, device in visible)]
+    rows = [_headings(devices), *(_cells(now, name, [device]) for name, device in visible)]
     if folded:
-        rows.append(_cells(f"+ {len(folded)} more", folded))
+        rows.append(_cells(now, f"+ {len(folded)} more", folded))
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     while len(widths) > 1 and _table_width(widths) > width:
         widths.pop()
@@ -120,7 +120,7 @@ def _device_table(now: ProgressState, width: int, n_lines: int) -> Table:
     table = Table.grid(padding=(0, _PADDING), pad_edge=False)
     for index in range(len(widths)):
         table.add_column(justify="right" if index else "left", no_wrap=True, overflow="ellipsis")
-    shares = [now.shard_fraction(device) for _, device in visible]
+    shares = [now.embedding.shard_fraction(device) for _, device in visible]
     bars: list[RenderableType] = [Text("current shard")]
     bars += [Text() if share is None else _bar(share, bar_width) for share in shares]
     if folded:
@@ -132,19 +132,19 @@ def _device_table(now: ProgressState, width: int, n_lines: int) -> Table:
     return table
 
 
-def _headings(devices: Sequence[tuple[str, DeviceState]]) -> tuple[str, ...]:
+def _headings(devices: Sequence[tuple[str, DeviceProgress]]) -> tuple[str, ...]:
     is_cuda = all(name.startswith("cuda") for name, _ in devices)
     memory = "GPU memory, used/total" if is_cuda else "memory, process/machine"
     return "device", "shards", "tokens/s", memory
 
 
-def _cells(name: str, devices: Sequence[DeviceState]) -> tuple[str, ...]:
+def _cells(now: ProgressState, name: str, devices: Sequence[DeviceProgress]) -> tuple[str, ...]:
     """Format a table row for one device, or the sum of several."""
     return (
         name,
         f"{sum(device.n_shards for device in devices):,}",
-        f"{sum(device.tokens_per_second for device in devices):,.0f}",
-        devices[0].memory_text if len(devices) == 1 else "",
+        f"{now.tokens_per_second(devices):,.0f}",
+        memory_of(devices[0]) if len(devices) == 1 else "",
     )
 
 

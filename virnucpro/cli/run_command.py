@@ -31,10 +31,9 @@ from virnucpro.models.hugging_face import cache_folder
 from virnucpro.workflows.options import RunOptions
 
 if TYPE_CHECKING:
-    from virnucpro.core.events import EventHandler
+    from virnucpro.core.events import EventHandler, ShardDone, ShardFailed
     from virnucpro.core.helper_pool import HelperPool
     from virnucpro.engine.base import Executor
-    from virnucpro.store.progress_log import ProgressLog
     from virnucpro.workflows.summary import Summary
 
 _RUN_KEPT = "what was finished is kept: run the same command with --resume"
@@ -120,7 +119,7 @@ def run_command(
     raise CommandExit(summary.exit_code)
 
 
-def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ProgressLog]:
+def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardDone | ShardFailed]:
     """Embed some shards of a run, in a process that a scheduler started on another machine.
 
     The process ends with its parent, unlike Parsl's own workers.

@@ -1,4 +1,4 @@
-"""Record in ``machine.json`` what each device did and when, for each start of a run.
+"""What each device did and when, for each start of a run, as ``machine.json`` contains it.
 
 The report and ``status`` read it. No result depends on it, and a run works without it.
 """
@@ -6,36 +6,24 @@ The report and ``status`` read it. No result depends on it, and a run works with
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from virnucpro.core.atomic_io import read_json
 from virnucpro.core.errors import VirnucproError
-from virnucpro.core.events import (
-    BatchDone,
-    BatchSizeReduced,
-    ShardDone,
-    ShardFailed,
-    WorkerEvent,
-    WorkerLost,
-    WorkerReady,
-)
 from virnucpro.core.logging import LOGGER
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import check_counts
 
-_INITIAL_BIN_SECONDS = 1.0  # initial bin width
-_MAX_BINS = 240  # with more, neighbours are merged, which doubles the bin width
+INITIAL_BIN_SECONDS = 1.0
+MAX_BINS = 240  # with more, neighbours are merged, which doubles the bin width
 _MAX_STARTS = 20  # keep the latest
 _MAX_SECONDS = 10**15  # upper bound for every duration
 
 
 @dataclass(slots=True)
-class _DeviceSeries:
+class DeviceSeries:
     """The work of one device in time bins."""
 
     description: str = ""
@@ -45,7 +33,7 @@ class _DeviceSeries:
 
     def __post_init__(self) -> None:
         check_counts(self.n_shards, *self.tokens, *self.memory)
-        if len(self.tokens) != len(self.memory) or len(self.tokens) > _MAX_BINS:
+        if len(self.tokens) != len(self.memory) or len(self.tokens) > MAX_BINS:
             raise ValueError("a device has tokens in other bins than memory")
         if not isinstance(self.description, str):
             raise TypeError("a device is described in words")
@@ -63,78 +51,36 @@ class _DeviceSeries:
         self.memory = [max(self.memory[i : i + 2]) for i in range(0, len(self.memory), 2)]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTimeline:
-    """One start of a run, from the first worker on. It consumes the executor's events."""
+    """One start of a run, from its first shard on."""
 
-    clock: Callable[[], float] = time.monotonic  # seconds
-    seconds_per_bin: float = _INITIAL_BIN_SECONDS
+    seconds_per_bin: float = INITIAL_BIN_SECONDS
     seconds: float = 0.0  # until the last event
-    devices: dict[str, _DeviceSeries] = field(default_factory=dict)
+    devices: dict[str, DeviceSeries] = field(default_factory=dict)
     n_losses: int = 0  # lost workers, replaced or not
     n_reductions: int = 0  # batches that did not fit into device memory
     n_failed_shards: int = 0
     lost_devices: list[str] = field(default_factory=list)  # a line for each
-    began: float = field(init=False)
 
     def __post_init__(self) -> None:
         check_counts(self.n_losses, self.n_reductions, self.n_failed_shards)
         if not (0 <= self.seconds <= _MAX_SECONDS and 0 < self.seconds_per_bin <= _MAX_SECONDS):
-            raise ValueError("JSON holds infinities and NaN too")
+            raise ValueError("JSON allows infinities and NaN too")
         if not all(isinstance(line, str) for line in self.lost_devices):
             raise TypeError("a lost device is described in words")
-        self.began = self.clock()
 
-    def on_event(self, event: WorkerEvent) -> None:
-        self.seconds = round(self.clock() - self.began, 3)
-        match event:
-            case WorkerReady(worker=worker, description=description, memory=memory):
-                device = self._device(worker)
-                device.description = description
-                device.add(self._bin_index(), 0, memory.used)
-            case BatchDone(worker=worker, n_tokens=n_tokens, memory=memory):
-                self._device(worker).add(self._bin_index(), n_tokens, memory.used)
-            case ShardDone(worker=worker):
-                self._device(worker).n_shards += 1
-            case WorkerLost(lost_device=line):
-                self.n_losses += 1
-                self.lost_devices += [line] if line else []
-            case BatchSizeReduced():
-                self.n_reductions += 1
-            case ShardFailed():
-                self.n_failed_shards += 1
-
-    def _device(self, worker: str) -> _DeviceSeries:
-        return self.devices.setdefault(worker, _DeviceSeries())
-
-    def _bin_index(self) -> int:
-        """Return the index of the current bin."""
-        while self.seconds >= _MAX_BINS * self.seconds_per_bin:
-            self.seconds_per_bin *= 2
-            for device in self.devices.values():
-                device.join_bins()
-        return int(self.seconds / self.seconds_per_bin)
-
-    @contextmanager
-    def recording(self, path: Path) -> Iterator[None]:
-        """Append this start to the earlier ones in a file, however the block ends.
+    def append_to(self, path: Path) -> None:
+        """Append this start to the earlier ones in a file.
 
         A failed write is only a warning, because no result depends on it.
         """
+        starts = [*self.read_all(path), self][-_MAX_STARTS:]
         try:
-            yield
-        finally:
-            starts = [*self.read_all(path), self][-_MAX_STARTS:]
-            try:
-                content = json.dumps({"starts": [start._to_dict for start in starts]})
-                SafeDir(path.parent).write_file(path, content + "\n")
-            except VirnucproError as error:
-                LOGGER.warning("the work of the devices over time is not recorded: %s", error)
-
-    @property
-    def _to_dict(self) -> dict[str, Any]:
-        facts = asdict(self)
-        return {name: facts[name] for name in facts if name not in ("clock", "began")}
+            content = json.dumps({"starts": [asdict(start) for start in starts]})
+            SafeDir(path.parent).write_file(path, content + "\n")
+        except VirnucproError as error:
+            LOGGER.warning("the work of the devices over time is not recorded: %s", error)
 
     @staticmethod
     def read_all(path: Path) -> list[DeviceTimeline]:
@@ -151,5 +97,5 @@ def _from_json(devices: dict[str, dict[str, Any]], **stored: Any) -> DeviceTimel
     Raises:
         ValueError, LookupError, TypeError, AttributeError: it was changed.
     """
-    series = {name: _DeviceSeries(**device) for name, device in devices.items()}
+    series = {name: DeviceSeries(**device) for name, device in devices.items()}
     return DeviceTimeline(**stored, devices=series)

@@ -4,9 +4,9 @@
     this process <--files--  vectors, and one log per process that works on a part
 
 A part is a list of shards, embedded in a process on a block, as ``virnucpro work`` does. Finished
-shards are read from its log while it runs, and from its result at the end. If a part is lost with
-its node, another block gets the shards without vectors. A part ends when no process owns the run
-folder's lock any more. Parsl's own processes end with this one.
+shards are read from its log while it runs, and from its result at the end. If a part is lost
+with its node, another block gets the shards without vectors. A part ends when no process owns the
+run folder's lock any more. Parsl's own processes end with this one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import inspect
 import os
 import shutil
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,23 +34,23 @@ from typeguard import TypeCheckError
 from virnucpro.core.errors import UsageError, VirnucproError
 from virnucpro.core.events import (
     BatchDone,
-    Memory,
     ShardDone,
     ShardFailed,
     WorkerEvent,
     WorkerLost,
-    WorkerReady,
 )
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.types import Shard
 from virnucpro.core.yaml_config import read_config
 from virnucpro.engine.base import Executor, Resources, WorkerConfig
+from virnucpro.engine.event_log import read_events
 from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.retry_policy import MAX_FAILURES_IDLE
-from virnucpro.store.progress_log import ProgressLog
 from virnucpro.store.run_dir import OutputNames, RunDir
+from virnucpro.store.run_lock import tags_in
 
-_RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ProgressLog]]
+# Embeds the shards with these indices on a block, and returns the end of each.
+RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ShardDone | ShardFailed]]
 _PROVIDERS = {"local": LocalProvider, "slurm": SlurmProvider}
 _OURS = ("provider", "parts")
 # numbers in the block YAML file -> smallest allowed value
@@ -61,7 +61,6 @@ _TICK_SECONDS = 1.0  # between two reads of the logs
 # for Parsl's processes on a node
 _HEARTBEAT_SECONDS = 5
 _SILENCE_SECONDS = 30
-_UNKNOWN = Memory(0, 0)
 # Parsl's errors when a scheduler or one of its processes does not answer
 _AT_END = (ParslError, CommandClientBadError, CommandClientTimeoutError, OSError)
 
@@ -120,12 +119,11 @@ class _ParslTask:
 
 @dataclass(slots=True)
 class _TaskEvents:
-    """The events of a run's shards, each reported once."""
+    """The events of a run's blocks. Each shard ends once."""
 
     logs: Path
-    shards: dict[int, Shard]  # not reported yet
+    shards: dict[int, Shard]  # not ended yet
     ends: dict[Path, int] = field(default_factory=dict)  # log -> bytes already read
-    workers: set[str] = field(default_factory=set)
 
     def skip(self) -> None:
         """Skip log content from earlier starts."""
@@ -134,32 +132,32 @@ class _TaskEvents:
     def read(self) -> Iterator[WorkerEvent]:
         """Yield the events added to the logs since the last call."""
         for path in self._paths():
-            figures, self.ends[path] = ProgressLog.read(path, self.ends.get(path, 0))
-            yield from self.report(path.stem.removeprefix("work-"), figures)
+            events, self.ends[path] = read_events(path, self.ends.get(path, 0))
+            process = path.stem.removeprefix("work-")
+            yield from self.report(process, (logged.event for logged in events))
 
-    def report(self, process: str, figures: Sequence[ProgressLog]) -> Iterator[WorkerEvent]:
-        for end in figures:
-            shard = self.shards.pop(end.shard, None)
-            if shard is None:
-                continue
-            worker = f"{process.rpartition('-')[0]} {end.device}"
-            if worker not in self.workers:
-                self.workers.add(worker)
-                yield WorkerReady(worker, f"of process {process}", _UNKNOWN)
-            if end.is_lost:
-                yield ShardFailed(worker, shard, "its worker gave it up: see the log of that host")
-                continue
-            yield BatchDone(worker, shard, (), end.n_tokens, _UNKNOWN)
-            yield ShardDone(worker, shard, 0.0, end.n_failed)
+    def report(self, process: str, events: Iterable[WorkerEvent]) -> Iterator[WorkerEvent]:
+        """Yield the events of a process, with its host in the names of the workers."""
+        host = process.rpartition("-")[0]
+        for event in events:
+            renamed = event._replace(worker=f"{host} {event.worker}")
+            match renamed:
+                case BatchDone(shard=shard) | ShardDone(shard=shard) | ShardFailed(shard=shard):
+                    if shard.index in self.shards:  # otherwise it ended before
+                        yield renamed._replace(shard=self.shards[shard.index])
+                case _:
+                    yield renamed
+            if isinstance(event, (ShardDone, ShardFailed)):
+                self.shards.pop(event.shard.index, None)
 
     def _paths(self) -> list[Path]:
-        return sorted(self.logs.glob("work-*.log"))
+        return list(tags_in(self.logs))
 
 
 class ParslExecutor(Executor):
     """Run parts on Parsl's blocks, as many at once as there are blocks."""
 
-    def __init__(self, config: Path | None, options: WorkOptions, run_part: _RunPart) -> None:
+    def __init__(self, config: Path | None, options: WorkOptions, run_part: RunPart) -> None:
         """Read the configuration of blocks.
 
         Raises:
@@ -184,9 +182,9 @@ class ParslExecutor(Executor):
         with load_parsl_executor(self.provider, rundir) as kernel:
             submit = parsl.python_app(self.run_part, data_flow_kernel=kernel)
 
-            def submit_part(part: _ParslTask) -> Future[list[ProgressLog]]:
+            def submit_part(part: _ParslTask) -> Future[list[ShardDone | ShardFailed]]:
                 indices = tuple(shard.index for shard in part.shards)
-                future: Future[list[ProgressLog]] = submit(self.options, indices)
+                future: Future[list[ShardDone | ShardFailed]] = submit(self.options, indices)
                 return future
 
             parts = [_ParslTask(tuple(shards[i::n])) for i in range(n)]
@@ -215,7 +213,7 @@ def _count_remaining(
         if any(store.is_pending(shard, frozenset()) for store in job.stores):
             pending.append(shard)
         else:
-            yield from news.report("block-0", [ProgressLog(shard.index, "", 0, 0, False, 0.0)])
+            yield from news.report("block-0", [ShardDone("", shard, 0.0, 0)])
     if not pending:
         return None
     reason = f"a part was lost: {type(error).__name__}: {printable(error)}"

@@ -30,7 +30,6 @@ from virnucpro.store.feature_store import (
     open_stores,
 )
 from virnucpro.store.manifest import Manifest, read_manifest, write_manifest
-from virnucpro.store.progress_log import HostProgress, read_hosts
 from virnucpro.store.run_lock import (
     LOCK,
     OF_A_LOCK,
@@ -201,10 +200,6 @@ class RunDir(SafeDir):
     def has_run(self) -> bool:
         """Return True if a process has locked this folder exclusively."""
         return is_held(self.root / LOCK)
-
-    def hosts(self) -> list[HostProgress]:
-        """Return the figures of each host that worked on the run, by name."""
-        return read_hosts(self.logs)
 
     def _refuse_links(self) -> None:
         own_paths = (self.log, self.logs, self.staged.root, self.parsl, *self._results)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import socket
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -18,24 +17,14 @@ import numpy as np
 
 from virnucpro._version import __version__
 from virnucpro.core.errors import FeatureFileError
-from virnucpro.core.events import (
-    STAGES,
-    STARTING,
-    BatchDone,
-    EmbeddingStarted,
-    EventHandler,
-    Progress,
-    ShardDone,
-    WorkerEvent,
-    WorkerLost,
-    WorkerReady,
-)
+from virnucpro.core.events import STAGES, EmbeddingStarted, EventHandler, Progress, WorkerEvent
 from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.types import Shard
 from virnucpro.engine.base import Executor, WorkerConfig
-from virnucpro.engine.device_timeline import DeviceTimeline
+from virnucpro.engine.event_log import read_work, sum_hosts
 from virnucpro.engine.local import ProcessExecutor
+from virnucpro.engine.progress import ProgressState
 from virnucpro.models.torch_build import torch_build
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import open_run_dir
@@ -49,7 +38,7 @@ from virnucpro.workflows.collect_inputs import collect_inputs
 from virnucpro.workflows.options import RunOptions, record_options
 from virnucpro.workflows.run_config import RunConfig
 from virnucpro.workflows.run_context import RunContext, RunRecord
-from virnucpro.workflows.summary import Summary
+from virnucpro.workflows.summary import Summary, warn_of_cache
 from virnucpro.workflows.table_cache import FinishedRows, RowStore, ScoreFiles
 from virnucpro.workflows.write_tables import Backlog, TableWriter
 
@@ -353,9 +342,12 @@ def _embed_and_write(
         started = EmbeddingStarted(tuple(pending), n_before, plan.shards_by_input, job.encoders)
         context.on_event(started)
         with write_in_thread(context.pool, backlog, write) as tables:
+            progress = ProgressState()
+            progress.update(started)
             with summary.stage(embedding):
                 events = executor.run(pending, job, config.resources)
-                _forward_events(events, context, backlog, summary, tables)
+                _forward_events(events, context, progress, backlog, tables)
+            summary.count_embedding(progress.embedding)
             with summary.stage(writing):
                 summary.records = tables.result()
     finally:
@@ -379,30 +371,22 @@ def write_in_thread(
 def _forward_events(
     events: Generator[WorkerEvent, None, None],
     context: RunContext,
+    progress: ProgressState,
     backlog: Backlog,
-    summary: Summary,
     tables: Future[RecordCounts],
 ) -> None:
     """Process executor events until they end, or until writing the tables fails."""
-    machine = DeviceTimeline()
-    start = time.monotonic()
-    with machine.recording(context.run_dir.machine), closing(events):
-        for event in events:
-            context.on_event(event)
-            machine.on_event(event)
-            backlog.on_event(event)
-            match event:
-                case WorkerReady(description=description):
-                    summary.workers.append(description)
-                    summary.seconds.setdefault(STARTING, round(time.monotonic() - start, 3))
-                case BatchDone(n_tokens=n_tokens):
-                    summary.n_tokens += n_tokens
-                case ShardDone():
-                    summary.count_cached(event)
-                case WorkerLost(lost_device=line) if line:
-                    summary.lost_devices.append(line)
-            if tables.done() and not backlog.is_empty:
-                return
+    try:
+        with closing(events):
+            for event in events:
+                context.on_event(event)
+                progress.update(event)
+                backlog.on_event(event)
+                warn_of_cache(event)
+                if tables.done() and not backlog.is_empty:
+                    return
+    finally:
+        progress.embedding.timeline.append_to(context.run_dir.machine)
     assert backlog.is_empty, "an executor ends each shard in ShardDone or ShardFailed"
 
 
@@ -433,7 +417,7 @@ def report_shards(on_event: EventHandler, stage: str) -> Callable[[int, int], No
 def finish_run(context: RunContext, summary: Summary, *, is_complete: bool = True) -> None:
     """Write the outcome to ``run.json``, delete intermediate files, and write the page."""
     run_dir = context.run_dir
-    hosts = [asdict(host) for host in run_dir.hosts()]
+    hosts = [asdict(host) for host in sum_hosts(read_work(run_dir.logs))]
     hashes = context.checksums.hash()
     state = "complete" if is_complete and not summary.exit_code else "partial"
     context.record.write(state, counts=summary.facts, hosts=hosts, **{Outputs.field: hashes})

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,8 @@ from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.types import Shard
 from virnucpro.engine.device_timeline import DeviceTimeline
+from virnucpro.engine.event_log import HostProgress, WorkProgress, read_work, sum_hosts
+from virnucpro.engine.progress import Point, estimate_rate, seconds_left
 from virnucpro.models.base import estimate_tokens
 from virnucpro.results.outputs import FAILED_FILES, OUTPUTS, open_run_dir
 from virnucpro.sequences.inputs import InputFile, hash_inputs
@@ -25,7 +27,6 @@ from virnucpro.store.checksums import Outputs, has_vectors
 from virnucpro.store.feature_store import FeatureStore, is_feature_file
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, count_done
-from virnucpro.store.progress_log import HostProgress, Point, estimate_rate, seconds_left
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.run_lock import find_run_lock
 from virnucpro.workflows.score_cache import ScoreStore
@@ -56,7 +57,7 @@ class _RunState:
     facts: Mapping[str, Any]  # complete content of ``run.json``
     running: str  # name of the run that has locked the folder
     plan: Plan | None
-    hosts: list[HostProgress]
+    work: list[WorkProgress]  # of other processes
     stores: tuple[FeatureStore, ...]  # empty: the scorer does all the work
     done: set[str]  # names of shards that every encoder has a file for
 
@@ -67,6 +68,10 @@ class _RunState:
     @property
     def shards(self) -> Sequence[Shard]:
         return self.plan.shards if self.plan else ()
+
+    @cached_property
+    def hosts(self) -> list[HostProgress]:
+        return sum_hosts(self.work)
 
     @cached_property
     def pending(self) -> list[Shard]:
@@ -108,7 +113,7 @@ def _read_state(folder: Path) -> Iterator[_RunState]:
             facts,
             run,
             plan,
-            rundir.hosts(),
+            read_work(rundir.logs),
             stores,
             set.intersection(*done) if done else set(),
         )
@@ -323,7 +328,9 @@ def _describe_shards(seen: _RunState) -> list[str]:
 def _lost_devices(seen: _RunState) -> list[str]:
     """A line for each device that the latest start with vectors lost."""
     starts = DeviceTimeline.read_all(seen.rundir.machine)
-    return starts[-1].lost_devices if starts else []
+    lines = starts[-1].lost_devices if starts else []
+    by_work = (process.state.embedding.lost_devices for process in seen.work)
+    return [*lines, *chain.from_iterable(by_work)]
 
 
 def _count_slices(seen: _RunState) -> dict[str, int]:

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from virnucpro.core.events import STAGES, STARTING, ShardDone
+from virnucpro.core.events import STAGES, STARTING, ShardDone, WorkerEvent
 from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.recipe import Command
+from virnucpro.engine.progress import EmbeddingProgress
 from virnucpro.models.base import estimate_tokens
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import (
@@ -39,9 +40,9 @@ _IN_TABLES = (
 )
 
 
-def warn_of_cache(event: ShardDone) -> None:
+def warn_of_cache(event: WorkerEvent) -> None:
     """Warn if a worker could not add vectors to the cache. It does not retry."""
-    if event.cache_fault:
+    if isinstance(event, ShardDone) and event.cache_fault:
         LOGGER.warning(
             "%s no longer adds to the cache: %s; the run is complete without it",
             event.worker,
@@ -117,11 +118,15 @@ class Summary:
         n_tokens = estimate_tokens(encoders, n_embedded, n_residues)
         self.n_tokens_in_all = n_tokens + self.n_tokens_saved
 
-    def count_cached(self, event: ShardDone) -> None:
-        """Count a shard's cached vectors, and warn if the cache rejected new ones."""
-        self.n_cached += event.n_cached
-        self.n_cached_tokens += event.n_cached_tokens
-        warn_of_cache(event)
+    def count_embedding(self, embedding: EmbeddingProgress) -> None:
+        """Add what the workers did. They start again if a feature file was damaged."""
+        self.n_tokens += embedding.n_tokens_embedded
+        self.n_cached += embedding.n_cached
+        self.n_cached_tokens += embedding.n_cached_tokens
+        self.workers += embedding.workers
+        self.lost_devices += embedding.lost_devices
+        if embedding.ready is not None:
+            self.seconds.setdefault(STARTING, round(embedding.ready - embedding.started, 3))
 
     @property
     def facts(self) -> dict[str, object]:

@@ -20,26 +20,24 @@ from itertools import chain
 
 from virnucpro.core.errors import FeatureFileError, OutputError, ResumeError, UsageError
 from virnucpro.core.events import (
-    BatchDone,
     EmbeddingStarted,
     EventHandler,
     Progress,
     ShardDone,
     ShardFailed,
     WorkerEvent,
-    WorkerLost,
-    WorkerReady,
 )
 from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.types import Shard
 from virnucpro.engine.base import WorkerConfig
+from virnucpro.engine.event_log import record_event
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import WorkOptions
+from virnucpro.engine.progress import ProgressState
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Selection
-from virnucpro.store.progress_log import ProgressLog
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.collect_inputs import number_taken_names
 from virnucpro.workflows.extract import extract_context, record_extract
@@ -65,12 +63,7 @@ class WorkShare:
     n_planned: int = 0  # slices that it has planned
     n_rows: int = 0  # slices with rows that it has written
     n_pending: int = 0  # shards that it has to embed
-    n_cached: int = 0  # vectors read from a cache
-    ended: list[ProgressLog] = field(default_factory=list)
-    lost_devices: list[str] = field(default_factory=list)  # a line for each
-    tokens: dict[int, int] = field(default_factory=dict)  # unfinished shards: index -> tokens
-    # Time when the first worker was ready.
-    ready: float = field(default_factory=time.monotonic, compare=False)
+    progress: ProgressState = field(default_factory=ProgressState, compare=False)
 
     def __str__(self) -> str:
         return f"{self.number + 1}/{self.n}"
@@ -93,68 +86,36 @@ class WorkShare:
     @property
     def n_shards(self) -> int:
         """Shards that it has embedded."""
-        return sum(not record.is_lost for record in self.ended)
+        return len(self.progress.embedding.done)
 
     @property
     def exit_code(self) -> int:
-        has_failed = any(record.n_failed or record.is_lost for record in self.ended)
-        return 2 if has_failed else 0
+        return 2 if self.progress.embedding.n_failed else 0
 
     @property
     def lines(self) -> list[str]:
         """The lines that the user sees at the end."""
+        embedding = self.progress.embedding
         planned = format_count(self.n_planned, "slice")
         written = format_count(self.n_rows, "slice")
         done = f"{self.n_shards:,} of {format_count(self.n_pending, 'pending shard')}"
         lines = [f"part {self}: {planned} planned, {done} done, tables of {written} written"]
-        if n_tokens := sum(record.n_tokens for record in self.ended):
-            rate = n_tokens / max(1e-3, time.monotonic() - self.ready)
+        if n_tokens := embedding.n_tokens_embedded:
+            rate = embedding.tokens_per_second
             lines += [f"tokens: {n_tokens:,} embedded at {rate:,.0f} per second"]
-        if self.n_cached:
-            lines += [f"cache: {format_count(self.n_cached, 'vector')} read"]
-        lines += map(printable, self.lost_devices)
+        if embedding.n_cached:
+            lines += [f"cache: {format_count(embedding.n_cached, 'vector')} read"]
+        lines += map(printable, embedding.lost_devices)
         if self.exit_code:
-            n_failed = sum(record.n_failed for record in self.ended)
-            n_lost = len(self.ended) - self.n_shards
+            n_failed = sum(embedding.done.values())
             lines += [
                 f"failed: {format_count(n_failed, 'sequence')}, and "
-                f"{format_count(n_lost, 'shard')} as a whole; run the same command again, or "
-                "--resume, to try them again"
+                f"{format_count(len(embedding.lost), 'shard')} as a whole; run the same command "
+                "again, or --resume, to try them again"
             ]
         if self.n_planned + self.n_pending + self.n_rows:
             lines += ["next: when all parts are done, run the planned command again with --resume"]
         return lines
-
-    def on_event(self, event: WorkerEvent) -> None:
-        """Count an event, and log the end of a shard.
-
-        Raises:
-            OutputError, StorageError: a shard could not be written.
-        """
-        match event:
-            case WorkerReady() if not (self.tokens or self.ended):
-                self.ready = time.monotonic()
-            case BatchDone(shard=shard, n_tokens=n_tokens):
-                self.tokens[shard.index] = self.tokens.get(shard.index, 0) + n_tokens
-            case ShardDone(n_failed=n_failed, n_cached=n_cached):
-                warn_of_cache(event)
-                self.n_cached += n_cached
-                self._finish(event, n_failed=n_failed)
-            case WorkerLost(lost_device=line) if line:
-                self.lost_devices.append(line)
-            case ShardFailed():
-                check_stored(event)
-                self._finish(event, is_lost=True)
-
-    def _finish(
-        self, event: ShardDone | ShardFailed, n_failed: int = 0, *, is_lost: bool = False
-    ) -> None:
-        index = event.shard.index
-        seconds = round(time.monotonic() - self.ready, 3)
-        n_tokens = self.tokens.pop(index, 0)
-        figures = ProgressLog(index, event.worker, n_tokens, n_failed, is_lost, seconds)
-        figures.record()
-        self.ended.append(figures)
 
 
 def work(
@@ -287,11 +248,14 @@ def do_part(
     ):
         if pending:
             n_before = n_shards - len(pending)
-            context.on_event(EmbeddingStarted(tuple(pending), n_before, encoders=job.encoders))
+            started = EmbeddingStarted(tuple(pending), n_before, encoders=job.encoders)
+            context.on_event(started)
+            part.progress.update(started)
         for event in events if pending else ():
             context.on_event(event)
-            part.on_event(event)
             backlog.on_event(event)
+            record_event(event, part.progress)
+            warn_of_cache(event)
         tables.result()
     done: set[str] = set()
     if job.stores:
@@ -365,26 +329,34 @@ def _run_all(plan: Plan, group: Group) -> list[Shard]:
     return list(chain.from_iterable(plan.slice_plans[slice_.index].shards for slice_ in group))
 
 
-def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ProgressLog]:
+def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardDone | ShardFailed]:
     """Embed shards for the run that locks the folder, until they are done or the run is over.
 
     If this machine cannot see the lock at the start, it does not check whether the run is over.
+
+    Returns:
+        The end of each shard.
 
     Raises:
         OutputError: the run is over.
         VirnucproError: see ``errors``.
     """
     rundir = open_run_dir(options.folder)
-    part = WorkShare()
+    ends: list[ShardDone | ShardFailed] = []
     with rundir.locked_for_work():
         can_see = rundir.has_run
         last = time.monotonic()
         share = resolve_share(rundir, find_run(rundir), options, lambda _: None)
         shards_by_index = {shard.index: shard for shard in share.plan.shards}
         shards = [shards_by_index[index] for index in indices]
+        progress = ProgressState()
         with closing(embed(shards, share.job, share.config, ProcessExecutor)) as events:
             for event in events:
-                part.on_event(event)
+                if isinstance(event, (ShardDone, ShardFailed)):
+                    check_stored(event)
+                    ends.append(event)
+                record_event(event, progress)
+                warn_of_cache(event)
                 if not can_see or time.monotonic() - last <= _LOOK_SECONDS:
                     continue
                 last = time.monotonic()
@@ -394,7 +366,7 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ProgressL
                         "it",
                         hint="continue with --resume",
                     )
-    return part.ended
+    return ends
 
 
 def embed(

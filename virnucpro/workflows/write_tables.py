@@ -116,13 +116,13 @@ class Backlog:
             raise AbandonedError
 
 
-def check_stored(event: ShardFailed) -> None:
+def check_stored(event: ShardDone | ShardFailed) -> None:
     """Raise the error behind a failed shard if other shards would fail, too.
 
     Raises:
         OutputError, StorageError, UnavailableError: the disk, the model or the device failed.
     """
-    if event.refusal is not None:
+    if isinstance(event, ShardFailed) and event.refusal is not None:
         raise event.refusal.to_error
 
 
