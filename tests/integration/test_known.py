@@ -124,8 +124,12 @@ def viruses() -> dict[str, int]:
     return {dna(900, 1): 1, dna(900, 2): 2, dna(900, 3): CELLULAR, dna(900, 4): 0}
 
 
-@pytest.mark.parametrize("limit", [EVERY, 2**63 - 1])
-def test_lookup_equals_plain_python(viruses, limit):
+@pytest.mark.parametrize(
+    ("limit", "n_unknown"),
+    # few bases are looked up without filters
+    [(EVERY, 0), (EVERY, 300_000), (2**63 - 1, 0)],
+)
+def test_lookup_equals_plain_python(viruses, limit, n_unknown):
     index = index_of(viruses, limit)
     owners = {
         hash_of(k): own for bases, own in viruses.items() for k, _ in kmers_with_centres(bases)
@@ -133,9 +137,9 @@ def test_lookup_equals_plain_python(viruses, limit):
     first, second, third, fourth = viruses
     mixed = dna(40, 5) + first[:300] + "NNN" + second[100:500].lower() + third[:90] + first[:200]
     records = ["", "ACGT", first[:26], first[:27], fourth, mixed, dna(500, 6)]
-    hits = index.look_up(records)
-    assert hits.record.tolist() == list(range(len(records)))
-    table = np.stack(hits[1:], axis=1).tolist()
+    hits = index.look_up([*records, "N" * n_unknown])
+    assert set(hits.record.tolist()) == {*range(len(records) + 1)}
+    table = np.stack(hits[1:], axis=1).tolist()[: len(records)]
     plain = [plain_rows(bases.upper(), 1, owners, limit)[0] for bases in records]
     assert table == plain
     assert sum(row[1] for row in table) > 100  # there is something to compare

@@ -69,6 +69,8 @@ _KNOWN = (
     _BYTES,
     _BYTES,
     _BYTES,
+    _Arrays(np.uint64),
+    c_int64,
 )
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "encode_bases": (_BYTES, c_int64, _BYTES),
@@ -115,7 +117,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     ),
     # the same, then k-mers of each piece, rows of piece, node and hits, and the number of rows
     "known_nodes": (*_KNOWN, _COUNTS, _Arrays(np.int32), _COUNTS),
-    "known_hints": (_BYTES, _BYTES, _BYTES),
+    "known_filters": (_BYTES, _BYTES, _BYTES, _Arrays(np.uint64)),
     "first_rotation": (_BYTES, c_int64, _COUNTS),
     "terminal_repeats": (_BYTES, _COUNTS, _COUNTS, c_int64, _COUNTS, _COUNTS),
     "longest_open": (

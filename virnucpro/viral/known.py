@@ -51,6 +51,10 @@ LONGEST_WINDOW = 15_000  # bases
 NEEDED_PER_FAMILY_HIT = 1.5  # hits in several families that count as one hit in a single family
 MOST_CELLULAR = 0.5  # cellular hits per viral hit in a known window are below this
 _BASES_AT_ONCE = 1_000_000  # for counting hits by node
+_BUCKETS_PER_WORD = 8  # of the filter
+# Fewer bases are looked up without filters, which take as long to make as some million lookups save
+_FEWEST_FOR_FILTERS = 300_000
+_NO_FILTERS = np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.uint64)
 LEAST_SHARE = 0.5  # viral hit share in known windows that a family needs to be named
 FEWEST_OF_FAMILY = 2  # hits that a family needs to be named
 ENDOGENOUS = ("Retroviridae", "Caulimoviridae")  # families with copies in host genomes
@@ -182,11 +186,18 @@ class KnownIndex:
         return index
 
     @cached_property
-    def _table(self) -> tuple[Any, ...]:
-        """Return the arguments for library functions."""
+    def _filters(self) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+        """Return the hints and the filter that save most searches."""
         hints = np.zeros(len(self.sizes), dtype=np.uint8)
-        call("known_hints", self.sizes, self.entries, hints)
-        return self.limit, self.firsts, self.sizes, self.entries, hints
+        words = np.zeros(2 * len(self.sizes) // _BUCKETS_PER_WORD, dtype=np.uint64)
+        call("known_filters", self.sizes, self.entries, hints, words)
+        return hints, words
+
+    def _table(self, n_bases: int) -> tuple[Any, ...]:
+        """Return the arguments for library functions that look up this many bases."""
+        has_filters = n_bases >= _FEWEST_FOR_FILTERS
+        filters = self._filters if has_filters else _NO_FILTERS
+        return self.limit, self.firsts, self.sizes, self.entries, *filters, int(has_filters)
 
     @cached_property
     def _owner_of_node(self) -> NDArray[np.uint16]:
@@ -201,7 +212,8 @@ class KnownIndex:
         n_windows = count_windows(pieces.lengths)
         rows = np.empty((int(n_windows.sum()), self._columns), dtype=np.int64)
         where = pieces.digits, pieces.starts, pieces.lengths, n_windows, len(pieces)
-        call("known_hits", *where, RESIDUE_OF_CODE, *self._table, self._owner_of_node, rows)
+        table = self._table(int(pieces.lengths.sum()))
+        call("known_hits", *where, RESIDUE_OF_CODE, *table, self._owner_of_node, rows)
         return WindowHits.from_rows(n_windows, rows)
 
     def look_up_proteins(self, proteins: Proteins) -> WindowHits:
@@ -240,7 +252,8 @@ class KnownIndex:
         rows = np.empty((int(most_rows.sum()), 3), dtype=np.int32)
         n_rows = np.zeros(1, dtype=np.int64)
         where = pieces.digits, pieces.starts, pieces.lengths, n_windows, len(pieces)
-        call("known_nodes", *where, RESIDUE_OF_CODE, *self._table, n_kmers, rows, n_rows)
+        table = self._table(int(pieces.lengths.sum()))
+        call("known_nodes", *where, RESIDUE_OF_CODE, *table, n_kmers, rows, n_rows)
         return rows[: n_rows[0]].astype(np.int64)
 
     def classify(self, hits: WindowHits, n_records: int) -> KnownRecords:

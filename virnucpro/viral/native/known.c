@@ -12,9 +12,15 @@
  * to a byte, the lower one first. An entry has three bytes, the lowest first: the node in the lower
  * bits, and the bits of the hash above them. Four more entries follow the last one, so that four
  * can always be read. Few k-mers are hits, and branches that depend on their bucket would be
- * mispredicted, so most of the search has none. `hints` has a byte for two buckets, with a bit for
- * each value of the three highest stored bits of the hash: it is set if an entry has them. It saves
- * the search for seven in ten k-mers.
+ * mispredicted, so most of the search has none.
+ *
+ * Two filters save the search for all but one in fifty k-mers that the index does not have. They
+ * are asked one after the other, because the first one fits into the cache of a core. `hints` has a
+ * byte for two buckets, with a bit for each value of the three highest stored bits of the hash. The
+ * bit is set if an entry has them, which is so for three in ten k-mers. `filter` has a word for
+ * eight buckets, in which each entry sets two bits (Putze et al. 2007,
+ * doi:10.1007/978-3-540-72845-0_9). A few k-mers are looked up without the filters, since making
+ * them takes longer.
  *
  * A record is read once, window by window, and only the hits of one window are in memory. The
  * number of windows of a record is odd, so no k-mer is centred on a border of two windows. A k-mer
@@ -37,6 +43,7 @@ enum {
     REST_BITS = 12,
     HINT_BITS = 3,
     N_HINTS = 1 << (BUCKET_BITS - 1), /* two buckets share the hints of their entries */
+    WORD_BITS = 3,                    /* 2^3 buckets share a word of the filter */
     NODE_BITS = 12,
     GROUP = 32,
     AT_ONCE = 4, /* entries that are compared without a branch */
@@ -52,6 +59,8 @@ static const uint64_t KMER_MASK = (UINT64_C(1) << KMER * RESIDUE_BITS) - 1;
 typedef struct {
     const int32_t *firsts;
     const uint8_t *sizes, *entries, *hints;
+    const uint64_t *filter;
+    int has_filters;
     const uint16_t *owner_of; /* of a node; hits are counted by owner */
     uint64_t limit;
 } Index;
@@ -180,16 +189,41 @@ static int find_node(const uint8_t *entries, int size, uint32_t rest) {
     return node;
 }
 
+static uint64_t bucket_of(uint64_t hash) { return hash & ((1 << BUCKET_BITS) - 1); }
+
+/* The bits of a k-mer in its word of the filter. */
+static uint64_t filter_bits(uint64_t hash) {
+    uint64_t rest = hash >> BUCKET_BITS;
+    return UINT64_C(1) << (rest & 63) | UINT64_C(1) << (rest >> 6 & 63);
+}
+
+/* The bit of a k-mer in its hints. */
+static uint8_t hint_bit(uint64_t hash) {
+    return hash >> (BUCKET_BITS + REST_BITS - HINT_BITS) & ((1 << HINT_BITS) - 1);
+}
+
 /* Drop the k-mers that no entry has, by the hints; return the number of the others. */
-static int drop_misses(const Index *index, uint64_t *hashes, int n) {
+static int drop_by_hints(const Index *index, uint64_t *hashes, int n) {
     int n_kept = 0;
     for (int i = 0; i < n; i++)
         __builtin_prefetch(index->hints + (hashes[i] & (N_HINTS - 1)));
     for (int i = 0; i < n; i++) {
         uint64_t hash = hashes[i];
-        int bit = hash >> (BUCKET_BITS + REST_BITS - HINT_BITS) & ((1 << HINT_BITS) - 1);
         hashes[n_kept] = hash;
-        n_kept += index->hints[hash & (N_HINTS - 1)] >> bit & 1;
+        n_kept += index->hints[hash & (N_HINTS - 1)] >> hint_bit(hash) & 1;
+    }
+    return n_kept;
+}
+
+/* Drop the k-mers that no entry has, by the filter; return the number of the others. */
+static int drop_by_filter(const Index *index, uint64_t *hashes, int n) {
+    int n_kept = 0;
+    for (int i = 0; i < n; i++)
+        __builtin_prefetch(index->filter + (bucket_of(hashes[i]) >> WORD_BITS));
+    for (int i = 0; i < n; i++) {
+        uint64_t hash = hashes[i], bits = filter_bits(hash);
+        hashes[n_kept] = hash;
+        n_kept += (index->filter[bucket_of(hash) >> WORD_BITS] & bits) == bits;
     }
     return n_kept;
 }
@@ -199,14 +233,15 @@ static void look_up(const Index *index, uint64_t *hashes, int n, Hits *hits) {
     int32_t places[BATCH];
     uint8_t sizes[BATCH];
     hits->n_kmers += n;
-    n = drop_misses(index, hashes, n);
+    if (index->has_filters)
+        n = drop_by_filter(index, hashes, drop_by_hints(index, hashes, n));
     for (int i = 0; i < n; i++) {
-        uint64_t bucket = hashes[i] & ((1 << BUCKET_BITS) - 1);
+        uint64_t bucket = bucket_of(hashes[i]);
         __builtin_prefetch(index->firsts + bucket / GROUP);
         __builtin_prefetch(index->sizes + bucket / 2);
     }
     for (int i = 0; i < n; i++) {
-        uint64_t bucket = hashes[i] & ((1 << BUCKET_BITS) - 1);
+        uint64_t bucket = bucket_of(hashes[i]);
         const uint8_t *group = index->sizes + bucket / GROUP * (GROUP / 2);
         places[i] = index->firsts[bucket / GROUP] + (int32_t)sum_of_first(group, bucket % GROUP);
         sizes[i] = (uint8_t)size_of(index->sizes, bucket);
@@ -275,11 +310,16 @@ static int64_t end_of_window(int64_t n, int64_t n_windows, int64_t window) {
     return window + 1 < n_windows ? (next_start + 21) / 2 + 1 : n - 2;
 }
 
-/* Compute the hints of the entries, which are ordered by bucket. hints: (N_HINTS,), zeros. */
-int known_hints(const uint8_t *sizes, const uint8_t *entries, uint8_t *hints) {
+/* Make the filters of the entries, which are ordered by bucket.
+ *
+ * hints: (N_HINTS,), filter: (2^(BUCKET_BITS - WORD_BITS),), zeros. */
+int known_filters(const uint8_t *sizes, const uint8_t *entries, uint8_t *hints, uint64_t *filter) {
     for (uint64_t bucket = 0; bucket < UINT64_C(1) << BUCKET_BITS; bucket++)
-        for (uint32_t i = 0; i < size_of(sizes, bucket); i++, entries += 3)
-            hints[bucket & (N_HINTS - 1)] |= 1 << (entries[2] >> (8 - HINT_BITS));
+        for (uint32_t i = 0; i < size_of(sizes, bucket); i++, entries += 3) {
+            uint64_t hash = (uint64_t)(read_entry(entries) >> NODE_BITS) << BUCKET_BITS;
+            hints[bucket & (N_HINTS - 1)] |= 1 << hint_bit(hash);
+            filter[bucket >> WORD_BITS] |= filter_bits(hash);
+        }
     return 0;
 }
 
@@ -295,13 +335,15 @@ static void read_window(const Index *index, Scan *scan, const uint8_t *digits, i
 
 /* Look up each piece of the digits in the index, window by window.
  *
- * n_windows: of each piece, odd. A window must have fewer than 2^15 bases. owner_of: (N_NODES,).
+ * n_windows: of each piece, odd. A window must have fewer than 2^15 bases. has_filters: 0 if the
+ * hints and the filter are not made. owner_of: (N_NODES,).
  * rows: (sum of n_windows, N_COLUMNS), by piece and window. */
 int known_hits(const uint8_t *digits, const int64_t *starts, const int64_t *lengths,
                const int64_t *n_windows, int64_t n, const uint8_t *residue_of, uint64_t limit,
                const int32_t *firsts, const uint8_t *sizes, const uint8_t *entries,
-               const uint8_t *hints, const uint16_t *owner_of, int64_t *rows) {
-    const Index index = {firsts, sizes, entries, hints, owner_of, limit};
+               const uint8_t *hints, const uint64_t *filter, int64_t has_filters,
+               const uint16_t *owner_of, int64_t *rows) {
+    const Index index = {firsts, sizes, entries, hints, filter, has_filters, owner_of, limit};
     uint8_t residues[2][N_CODES];
     Hits *hits = open_hits();
     if (!hits)
@@ -364,14 +406,15 @@ int known_protein_hits(const uint8_t *residues, const int64_t *lengths, const in
 
 /* Count the hits of each piece by node; equal k-mers count once in a window.
  *
- * The arguments up to `hints` are those of known_hits. n_kmers: (n,). rows: piece, node, hits of
+ * The arguments up to `has_filters` are those of known_hits. n_kmers: (n,). rows: piece, node, hits of
  * each node of a window, with room for all nodes or all k-mers of every window. */
 int known_nodes(const uint8_t *digits, const int64_t *starts, const int64_t *lengths,
                 const int64_t *n_windows, int64_t n, const uint8_t *residue_of, uint64_t limit,
                 const int32_t *firsts, const uint8_t *sizes, const uint8_t *entries,
-                const uint8_t *hints, int64_t *n_kmers, int32_t *rows, int64_t *n_rows) {
+                const uint8_t *hints, const uint64_t *filter, int64_t has_filters,
+                int64_t *n_kmers, int32_t *rows, int64_t *n_rows) {
     uint16_t owner_of[N_NODES];
-    const Index index = {firsts, sizes, entries, hints, owner_of, limit};
+    const Index index = {firsts, sizes, entries, hints, filter, has_filters, owner_of, limit};
     uint8_t residues[2][N_CODES];
     Hits *hits = open_hits();
     if (!hits)
