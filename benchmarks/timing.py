@@ -45,7 +45,7 @@ from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.models.attention import choose_kernel
 from virnucpro.models.base import Encoder
 from virnucpro.models.esm2.config import ESM2Shape
-from virnucpro.models.esm2.loading import load_esm2
+from virnucpro.models.esm2.loading import load_esm2, read_heads
 from virnucpro.models.protein_tokens import EXTRA_TOKENS
 from virnucpro.models.transformer import DTYPES
 from virnucpro.models.transformer_encoder import load_encoder
@@ -257,7 +257,8 @@ def plan_by(encoder: Encoder, n_tokens: int) -> Callable[[Sequence[str]], list[l
 def load_ours(setting: Setting, precision: Precision) -> TimedEncoder:
     """Load the encoder of a worker."""
     device = torch.device(setting.device)
-    ours = load_encoder(setting.spec(precision), setting.checkpoint, device, load_esm2)
+    spec = setting.spec(precision)
+    ours = load_encoder(spec, setting.checkpoint, device, load_esm2, read_heads)
     return TimedEncoder(ours.model, setting, plan_by(ours, setting.tokens_per_batch), ours.embed)
 
 

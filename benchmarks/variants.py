@@ -44,7 +44,7 @@ from virnucpro.models.attention import (
     choose_kernel,
     triton_kernels,
 )
-from virnucpro.models.esm2.config import ESM2Shape, ESM2Tensors
+from virnucpro.models.esm2.config import HEADS_FAIR_ESM, ESM2Shape, ESM2Tensors
 from virnucpro.models.esm2.loading import FAIR_ESM, ROTARY, create_esm2, empty_model, split_tensors
 from virnucpro.models.esm2.model import ESM2, Layer
 from virnucpro.models.packing import use_device
@@ -102,6 +102,7 @@ def random_tensors(shape: ESM2Shape, device: torch.device) -> ESM2Tensors:
         path=Path("random weights"),
         names=frozenset(parts.keys() - {ROTARY}),
         scheme=FAIR_ESM,
+        heads=HEADS_FAIR_ESM,
         n_heads=shape.n_heads,
         token_dropout=shape.token_dropout,
         read=lambda name, n: random_numbers(name, parts[name].shape, _SEED, device)[:n],

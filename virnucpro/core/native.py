@@ -105,7 +105,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     # digits, starts, lengths and number of windows for n pieces, codon residues, the highest hash,
     # the table, the owner of each node, and one row per window
     "known_hits": (*_KNOWN, _Arrays(np.uint16), _COUNTS),
-    # residues, lengths and number of windows for n proteins, then the same from the hash on
+    # residues, lengths and number of windows for n proteins, then the same from the highest hash on
     "known_protein_hits": (
         _BYTES,
         _COUNTS,

@@ -385,9 +385,9 @@ static void read_protein(const Index *index, Scan *scan, const uint8_t *residues
  * residues: (sum of lengths). The other arguments are those of known_hits. */
 int known_protein_hits(const uint8_t *residues, const int64_t *lengths, const int64_t *n_windows,
                        int64_t n, uint64_t limit, const int32_t *firsts, const uint8_t *sizes,
-                       const uint8_t *entries, const uint8_t *hints, const uint16_t *owner_of,
-                       int64_t *rows) {
-    const Index index = {firsts, sizes, entries, hints, owner_of, limit};
+                       const uint8_t *entries, const uint8_t *hints, const uint64_t *filter,
+                       int64_t has_filters, const uint16_t *owner_of, int64_t *rows) {
+    const Index index = {firsts, sizes, entries, hints, filter, has_filters, owner_of, limit};
     Hits *hits = open_hits();
     if (!hits)
         return -1;
