@@ -162,7 +162,7 @@ def installed_default(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def quick_starts(monkeypatch):
     """Workers are forked from a process that has imported what they need."""
-    monkeypatch.setattr(processes, "_start_interpreter", Forked)
+    monkeypatch.setattr(processes, "start_interpreter", Forked)
 
 
 @pytest.fixture(scope="session")

@@ -188,7 +188,7 @@ def _begun(
     if threads := env.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))  # torch read it when the server started
     hear_signals()
-    processes._start_interpreter = Forked
+    processes.start_interpreter = Forked
     if sys.version_info < (
         3,
         14,

@@ -353,3 +353,7 @@ def assert_same_vectors(
 def leftovers(folder: Path) -> list[str]:
     """Temporary and partial files that a run should not leave."""
     return [path.name for path in folder.rglob(".*") if path.name.endswith((".tmp", ".partial"))]
+
+
+def copies_files(folder: Path) -> list[Path]:
+    return sorted((folder / "features").glob("*_copies.h5"))

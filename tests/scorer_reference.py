@@ -11,10 +11,19 @@ from itertools import pairwise, product
 from math import log, log1p, prod, sqrt
 
 import numpy as np
+from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scorer_words import word_table
 
-from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
-from virnucpro.viral.features import AMINO_ACIDS, LENGTH, N_WORD_FIGURES, RARITY
+from virnucpro.core.types import reverse_complement
+from virnucpro.sequences.genetic_code import GENETIC_CODES, STANDARD, GeneticCode
+from virnucpro.viral.features import (
+    AMINO_ACIDS,
+    LENGTH,
+    N_WORD_FIGURES,
+    RARITY,
+    WordTable,
+)
 
 PAIRS = str.maketrans("ACGT", "TGCA")
 MOST_STRETCHES, LONG = 6, 20  # of a piece whose codons are counted; codons of those but one
@@ -414,3 +423,59 @@ def _gelus(sums: NDArray[np.int64], worth: NDArray[np.float64]) -> NDArray[np.in
     x = np.rint(inner.clip(-256, 803)).astype(np.float64) / 64
     tangent = np.tanh(0.7978845608028654 * (x + 0.044715 * x**3))
     return np.floor(20 * x * (1 + tangent) / 2 + 4.500001).astype(np.int64)
+
+
+CODES = st.sampled_from(GENETIC_CODES).map(GeneticCode.from_number)
+ANY_CASE = st.text("ACGTacgtUuNnRYKMSWBDHV-", max_size=300)
+# many codons of few kinds: long stretches, words and repeats
+CODON_TEXT = st.lists(st.sampled_from(["ATG", "GCC", "CAG", "TTA", "CTG"]), max_size=300).map(
+    "".join
+)
+
+
+def random_text(n_bases: int, seed: int, odd: float) -> str:
+    rng = np.random.default_rng(seed)
+    letters = rng.choice(list("ACGT"), n_bases)
+    is_odd = rng.random(n_bases) < odd
+    letters[is_odd] = rng.choice(list("NRYacgtu"), int(is_odd.sum()))
+    return "".join(letters)
+
+
+RANDOM = st.builds(
+    random_text, st.integers(0, 3000), st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 0.3])
+)
+PIECE = st.one_of(ANY_CASE, CODON_TEXT, RANDOM)
+
+
+def number_of(word: str) -> int:
+    number = 0
+    for residue in word:
+        number = 20 * number + AMINO_ACIDS.index(residue)
+    return number
+
+
+def owner_of(word: str) -> int:
+    """Some owner of most words, by their letters."""
+    return sum(word.encode()) % 7
+
+
+def words_in(text: str) -> set[str]:
+    """All words that any frame of a text may spell in any code."""
+    found = set()
+    for code in map(GeneticCode.from_number, GENETIC_CODES):
+        letters = code.meanings
+        bases = letters_of(text)
+        for strand in (bases, reverse_complement(bases)):
+            for frame in range(3):
+                codons = (strand[i : i + 3] for i in range(frame, len(strand) - 2, 3))
+                protein = "".join(letters.get(codon, "*") for codon in codons)
+                found.update(protein[i : i + LENGTH] for i in range(len(protein) - LENGTH + 1))
+    return {word for word in found if "*" not in word}
+
+
+def table_of(texts: list[str]) -> WordTable:
+    words = sorted({word for text in texts for word in words_in(text) if owner_of(word)})
+    return word_table(
+        np.array([*map(number_of, words)], dtype=np.int64),
+        np.array([*map(owner_of, words)], dtype=np.uint8),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import signal
 import socket
@@ -17,17 +18,25 @@ from typing import Literal
 
 import numpy as np
 import torch
-from fair_esm_reference import AMINO_ACIDS
+from fair_esm_reference import AMINO_ACIDS, tolerance
 from forkserver_runner import Beside
 from torch import Tensor
 from torch.nn import Module
 
-from virnucpro.core.errors import InputError, VirnucproError
+from virnucpro.core.errors import (
+    InputError,
+    VirnucproError,
+)
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.frame_networks import FrameNetwork
 from virnucpro.sequences.kmers import N_FEATURES
-from virnucpro.training.distributed import Ranks, run_on, run_under_torchrun, started_by_torchrun
+from virnucpro.training.distributed import (
+    Ranks,
+    run_on,
+    run_under_torchrun,
+    started_by_torchrun,
+)
 from virnucpro.training.frame_dataset import LabelledFrames, given_weights
 from virnucpro.training.networks import (
     Classifier,
@@ -37,7 +46,11 @@ from virnucpro.training.networks import (
     MaskedResidues,
 )
 from virnucpro.training.options import TrainOptions
-from virnucpro.training.trainer import Trainer, _ProgressState, is_complete
+from virnucpro.training.trainer import (
+    Trainer,
+    _ProgressState,
+    is_complete,
+)
 
 SHAPE = ESM2Shape(n_layers=2, dim=32, n_heads=2)
 N_ROWS = 50  # not a multiple of any batch
@@ -229,3 +242,26 @@ def main(given: tuple[Path, str]) -> None:
         run_under_torchrun(found, "cpu", nullcontext(), training, print)
     except VirnucproError as error:
         sys.exit(f"{error.exit_code}: {error}")
+
+
+# the roundings of a gradient are those of the forward pass, three times (see test_esm2_model)
+GRADIENT_LIMIT = 3 * tolerance(SHAPE.n_layers, torch.float32)
+
+
+def weights_limit(n_steps: int) -> float:
+    """How far roundings may bring the weights apart, as a part of how far they were moved.
+
+    Adam moves a weight by about lr, whatever the size of its gradient g, and by min(2, d / g) lr
+    too much or too little if g is off by d. Let d be a part r of the root mean square of all g,
+    and g spread like a normal number, with a density of 0.8 at 0: the mean square of the error is
+    lr^2 times the integral of 0.8 min(2, r / x)^2 dx from 0, which is 3.2 r. The errors of n
+    steps add up to n at worst, random moves to the root of n.
+    """
+    return math.sqrt(3.2 * GRADIENT_LIMIT * n_steps)
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor], start: dict[str, Tensor]) -> float:
+    """How far weights are apart, as a part of how far they were moved from ``start``."""
+    apart = sum(float((one[name] - other[name]).double().square().sum()) for name in one)
+    moved = sum(float((one[name] - start[name]).double().square().sum()) for name in one)
+    return math.sqrt(apart / moved)

@@ -60,7 +60,7 @@ from virnucpro.models.checkpoint import hash_weights
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.store.feature_file import read_checksummed, write_checksummed
-from virnucpro.store.plan import Plan
+from virnucpro.store.plan_reader import read_plan
 from virnucpro.training.evaluation.evaluate import EvaluationSpec
 from virnucpro.training.options import EvaluateOptions
 from virnucpro.workflows.find_proviruses import find_regions
@@ -664,12 +664,12 @@ def test_plan_with_a_flipped_bit_is_remade(finished, tiny, undisturbed, chaos_se
     assert numbers
     rundir = open_run_dir(config.output)
     manifest = rundir.read_manifest()
-    assert manifest is not None and not Plan.read(rundir, manifest).missing_slices
+    assert manifest is not None and not read_plan(rundir, manifest).missing_slices
     for place in (*numbers, *range(chaos_seed % 97, len(whole), 97)):
         flipped = bytearray(whole)
         flipped[place] ^= 1
         (config.output / plan).write_bytes(flipped)
-        found = Plan.read(rundir, manifest)
+        found = read_plan(rundir, manifest)
         assert found is None or found.missing_slices, (place, flipped)
         if place in numbers[:3]:
             assert_resumes(config, tiny, undisturbed)

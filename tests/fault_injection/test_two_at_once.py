@@ -224,10 +224,13 @@ def test_ctrl_c_while_a_name_is_written_leaves_no_lock(tmp_path, monkeypatch, ha
 
     if not has_flock:
         monkeypatch.setattr(fcntl, "flock", no_flock)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as held:
-        patch.setattr(lock, "_process_name", interrupted)
-        with open_run_dir(tmp_path / "run").locked(create=True):
-            pass
+    run = tmp_path / "run"
+    run.mkdir()
+    with (
+        pytest.raises(KeyboardInterrupt) as held,
+        lock.locked(run, run / "logs", name_process=interrupted),
+    ):
+        pass
     with open_run_dir(tmp_path / "run").locked(create=True):
         assert held  # and its traceback, which keeps what it has seen
 

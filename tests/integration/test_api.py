@@ -28,8 +28,7 @@ from Bio.SeqRecord import SeqRecord
 from conftest import open_dna, random_dna
 from faulty_workers import POISON, RaisingWorker
 from forkserver_runner import virnucpro as command
-from run_helpers import CONTIGS, ROOT, again, run_inline, vectors, write_fasta
-from test_repeats import copies_files
+from run_helpers import CONTIGS, ROOT, again, copies_files, run_inline, vectors, write_fasta
 
 import virnucpro
 from virnucpro.core.option_schema import option_names

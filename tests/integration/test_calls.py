@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from head_helpers import FACTS
 from hypothesis import given
 from hypothesis import strategies as st
-from test_head import FACTS
 
 from virnucpro.core.types import FastaRecord, Orf
 from virnucpro.results.call_rows import chunk_rows, frame_rows, record_rows

@@ -8,7 +8,7 @@ import pytest
 from build_lineages import Genome, GenomeLength, genome_lengths, sizes_of, usual_length
 from ictv_taxa import Isolate
 from run_helpers import rows
-from test_scorer_run import predict, write
+from scorer_run_helpers import predict, write
 
 from virnucpro.results.table_readers import parse_identity
 from virnucpro.sequences.fasta import read_fasta

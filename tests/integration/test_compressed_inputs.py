@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from conftest import write_contigs
 from run_helpers import again, run_inline, tables, write_run_json
-from test_scorer_run import many, predict, write
+from scorer_run_helpers import many, predict, write
 
 from virnucpro.core.atomic_io import zstd
 from virnucpro.core.errors import InputError, ResumeError
 from virnucpro.sequences.input_scan import InputScan
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.recorded_inputs import check_recorded, join_inputs
-from virnucpro.store.manifest import read_manifest
+from virnucpro.store.manifest_reader import read_manifest
 
 Pack = Callable[[bytes], bytes]
 PACKS: dict[str, Pack] = {

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 from run_helpers import CONTIGS, wait_until
-from test_scorer_run import predict
+from scorer_run_helpers import predict
 
 from virnucpro.cli.console import is_for_console
 from virnucpro.cli.dashboard import ConsoleHandler, Dashboard

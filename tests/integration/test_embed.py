@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from malformed_inputs import CLOSED
+from region_helpers import gene
 from run_helpers import (
     CONTIGS,
     PROTEINS,
@@ -25,7 +26,6 @@ from run_helpers import (
     write_fasta,
     write_run_json,
 )
-from test_genetic_code import gene
 
 from virnucpro.core.errors import ResumeError
 from virnucpro.core.events import BatchDone

@@ -33,7 +33,7 @@ from run_helpers import (
     within,
     write_fasta,
 )
-from test_scorer_run import many, predict
+from scorer_run_helpers import many, predict
 
 from virnucpro.core import helper_pool as tasks
 from virnucpro.core.errors import InputError, UnavailableError

@@ -15,10 +15,10 @@ from conftest import open_dna, random_dna
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reading import read_pieces
+from region_helpers import USUAL_IN_HOST, genes_dna, phage_dna
 from run_helpers import CONTIGS, rows, write_fasta
-from test_regions import USUAL_IN_HOST, genes_dna, phage_dna
-from test_scorer_library import CODES, PIECE, table_of
-from test_scorer_run import predict
+from scorer_reference import CODES, PIECE, table_of
+from scorer_run_helpers import predict
 
 from virnucpro.core.types import FastaRecord, reverse_complement
 from virnucpro.sequences.fasta import read_fasta

@@ -17,7 +17,7 @@ from conftest import open_dna, random_dna
 from known_kmers import different_residues, organism_of
 from run_helpers import rows
 from safetensors.numpy import save_file
-from test_scorer_run import predict, write
+from scorer_run_helpers import predict, write
 from toy_vmr import write_vmr
 
 from virnucpro.core.errors import UnavailableError

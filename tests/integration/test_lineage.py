@@ -12,7 +12,7 @@ from ictv_taxa import NOTHING, Taxa, agreed_part, common_part, find_lineages, re
 from kmer_taxa import CommonTaxa, KmerPairs, TaxonCodes
 from known_kmers import different_residues
 from run_helpers import rows
-from test_scorer_run import predict
+from scorer_run_helpers import predict
 from toy_vmr import REALM, write_vmr
 
 from virnucpro.core.errors import UnavailableError

@@ -17,9 +17,9 @@ from Bio.SeqIO.FastaIO import SimpleFastaParser
 from conftest import random_dna
 from hypothesis import given
 from hypothesis import strategies as st
+from region_helpers import host_dna, phage_dna
 from run_helpers import ROOT, invoke, rows
-from test_regions import host_dna, phage_dna
-from test_scorer_run import outputs, predict, write
+from scorer_run_helpers import outputs, predict, write
 
 import virnucpro
 from virnucpro.results.names import (

@@ -13,7 +13,7 @@ import make_man
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from test_architecture import tree_of
+from source_trees import tree_of
 
 from virnucpro.cli import main
 from virnucpro.cli.command import ConsoleOptions, command

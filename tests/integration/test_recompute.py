@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
+from region_helpers import host_dna, phage_dna
 from run_helpers import (
     invoke,
     run_inline,
@@ -18,7 +19,6 @@ from run_helpers import (
     write_run_json,
 )
 from safetensors.numpy import load, save
-from test_regions import host_dna, phage_dna
 
 from virnucpro.core.atomic_io import hash_file, zstd
 from virnucpro.core.errors import InputError, InputMissingError

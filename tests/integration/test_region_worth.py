@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import random_dna
+from region_helpers import host_dna, items_of, phage_dna
 from run_helpers import rows
-from test_regions import host_dna, items_of, phage_dna
-from test_scorer_run import predict, write
+from scorer_run_helpers import predict, write
 
 from virnucpro.core.errors import InputError, UnavailableError
 from virnucpro.training.options import EvaluateOptions, TrainOptions

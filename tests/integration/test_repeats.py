@@ -17,6 +17,7 @@ from conftest import TINY, open_dna
 from run_helpers import (
     assert_same_run,
     assert_same_vectors,
+    copies_files,
     exported,
     rows,
     run_inline,
@@ -101,10 +102,6 @@ def vectors_alone(tiny, proteins: dict[str, str], pool=mean_pool) -> dict[str, n
 
 def assert_right(folder: Path, expected: dict[str, np.ndarray]) -> None:
     assert_same_vectors(vectors(folder), {name: rows[0] for name, rows in expected.items()})
-
-
-def copies_files(folder: Path) -> list[Path]:
-    return sorted((folder / "features").glob("*_copies.h5"))
 
 
 # Runs

@@ -6,7 +6,7 @@ import io
 import json
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from math import exp
 from pathlib import Path
@@ -15,26 +15,25 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
+from region_helpers import gene
 from run_helpers import execute, failures, leftovers, our_processes, rows, statuses, write_run_json
 from run_helpers import tables as tables_of
 from safetensors.numpy import load, save
-from test_genetic_code import gene
+from scorer_run_helpers import NoExecutor, in_blocks, many, outputs, predict, write
 
 from virnucpro.core.atomic_io import zstd
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UsageError
-from virnucpro.core.events import EventHandler, Progress, RunEvent, WorkerEvent
+from virnucpro.core.events import Progress, RunEvent
 from virnucpro.core.option_schema import build_options
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.core.types import FastaRecord, Records, Shard
-from virnucpro.engine.base import Executor, Resources, WorkerConfig
+from virnucpro.core.types import FastaRecord, Records
 from virnucpro.models import devices, nvidia
 from virnucpro.models.device_choice import Gpu
 from virnucpro.models.torch_build import TorchBuild
 from virnucpro.results.outputs import VIRUS_TABLE, open_run_dir
-from virnucpro.sequences import open_codes, record_text
+from virnucpro.sequences import open_codes
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.store import plan
 from virnucpro.store.feature_file import read_checksummed, write_checksummed
 from virnucpro.viral import host_markers as landmarks
 from virnucpro.viral.calling import score_records
@@ -44,40 +43,8 @@ from virnucpro.viral.scoring import score_sequences
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.status import inspect_run, measure_run
-from virnucpro.workflows.summary import Summary
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "contigs.fa"
-
-
-class NoExecutor(Executor):
-    """Nothing may be embedded."""
-
-    def start(self, job: WorkerConfig, resources: Resources, n_workers: int) -> None:
-        assert not n_workers
-
-    def run(
-        self, shards: Sequence[Shard], job: WorkerConfig, resources: Resources
-    ) -> Iterator[WorkerEvent]:
-        raise AssertionError("a run without a language model embeds")
-
-
-def predict(
-    *inputs: Path, to: Path, on_event: EventHandler = lambda _: None, **changes: object
-) -> Summary:
-    options = PredictOptions(**{"input": inputs, "output_dir": to, **changes})
-    return execute(options, on_event, lambda _: NoExecutor())
-
-
-def write(path: Path, **records: str) -> Path:
-    path.write_text("".join(f">{name} of a test\n{bases}\n" for name, bases in records.items()))
-    return path
-
-
-def many(seed: int = 1) -> dict[str, str]:
-    rng = np.random.default_rng(seed)
-    lengths = [150, 151, 299, 300, 450, 499, 500, 749, 750, 999, 1000, 1249, 3000, 12_345]
-    open_ones = {f"open{n}": open_dna(n, rng) for n in lengths}
-    return open_ones | {f"random{n}": random_dna(n, rng) for n in lengths}
 
 
 @pytest.fixture(scope="module")
@@ -329,12 +296,6 @@ def many_more() -> dict[str, str]:
     return {f"more_{name}": bases for name, bases in many(5).items()}
 
 
-def in_blocks(monkeypatch: pytest.MonkeyPatch, n_letters: int = 2_000) -> None:
-    """Have runs be cut into small blocks."""
-    monkeypatch.setattr(plan, "LETTERS_AT_ONCE", n_letters)
-    monkeypatch.setattr(record_text, "READ_BYTES", n_letters)
-
-
 def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
     """When each score file was written, and what it holds."""
     files = (folder / "scores").iterdir()
@@ -503,12 +464,6 @@ def long_ones() -> dict[str, str]:
 
 # columns of viruses.tsv that are read from the letters of a virus
 IDENTITY = VIRUS_TABLE.columns[VIRUS_TABLE.columns.index("group") :]
-
-
-def outputs(folder: Path) -> dict[str, bytes]:
-    """Every output but those that tell of the time."""
-    names = [*tables_of(folder), "regions.tsv", "regions.bed", "regions.gff3", "regions.fasta"]
-    return {name: (folder / name).read_bytes() for name in (*names, "tracks.tsv.gz")}
 
 
 def test_rethreshold_equals_a_new_run(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import open_dna, random_dna
 from run_helpers import called, rows, run_inline
-from test_scorer_run import predict, write
+from scorer_run_helpers import predict, write
 
 import virnucpro
 from virnucpro.core.errors import OutputError

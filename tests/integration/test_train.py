@@ -28,8 +28,7 @@ from labelled_data_helpers import (
 )
 from run_helpers import leftovers, wait_until
 from safetensors.torch import load_file
-from test_training_loop import distance, weights_limit
-from training_helpers import under_torchrun
+from training_helpers import distance, under_torchrun, weights_limit
 
 from virnucpro.core.errors import InputError, InputMissingError, OutputError, ResumeError
 from virnucpro.core.events import Progress

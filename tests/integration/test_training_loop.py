@@ -26,10 +26,12 @@ from sklearn.metrics import accuracy_score, f1_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from training_helpers import (
+    GRADIENT_LIMIT,
     N_ROWS,
     SHAPE,
     Interrupting,
     Training,
+    distance,
     frames,
     history,
     last_checkpoint,
@@ -39,6 +41,7 @@ from training_helpers import (
     state_of,
     under_torchrun,
     weights,
+    weights_limit,
 )
 
 from virnucpro.core.errors import (
@@ -142,33 +145,10 @@ def train_every_cut(root: Path) -> None:
     run_on_two(*halved, Cut(2, 1).of(fp16), OVER_TWO.of(fp16))
 
 
-# the roundings of a gradient are those of the forward pass, three times (see test_esm2_model)
-GRADIENT_LIMIT = 3 * tolerance(SHAPE.n_layers, torch.float32)
-
-
 def first_moments(folder: Path) -> Tensor:
     """Adam's first moments of all weights; after one step, a tenth of the gradient."""
     states = torch.load(last_checkpoint(folder), weights_only=True)["optimizer"]["state"]
     return torch.cat([states[i]["exp_avg"].flatten() for i in sorted(states)])
-
-
-def weights_limit(n_steps: int) -> float:
-    """How far roundings may bring the weights apart, as a part of how far they were moved.
-
-    Adam moves a weight by about lr, whatever the size of its gradient g, and by min(2, d / g) lr
-    too much or too little if g is off by d. Let d be a part r of the root mean square of all g,
-    and g spread like a normal number, with a density of 0.8 at 0: the mean square of the error is
-    lr^2 times the integral of 0.8 min(2, r / x)^2 dx from 0, which is 3.2 r. The errors of n
-    steps add up to n at worst, random moves to the root of n.
-    """
-    return math.sqrt(3.2 * GRADIENT_LIMIT * n_steps)
-
-
-def distance(one: dict[str, Tensor], other: dict[str, Tensor], start: dict[str, Tensor]) -> float:
-    """How far weights are apart, as a part of how far they were moved from ``start``."""
-    apart = sum(float((one[name] - other[name]).double().square().sum()) for name in one)
-    moved = sum(float((one[name] - start[name]).double().square().sum()) for name in one)
-    return math.sqrt(apart / moved)
 
 
 @cases

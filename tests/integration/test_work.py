@@ -44,7 +44,8 @@ from virnucpro.results.report.run_report import report_folder
 from virnucpro.sequences import inputs
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.feature_file import checksummed_label, read_label
-from virnucpro.store.plan import Plan, _PlanCounts, _SlicePlan
+from virnucpro.store.plan import PlanCounts, SlicePlan
+from virnucpro.store.plan_reader import read_plan
 from virnucpro.viral.head import Head
 from virnucpro.viral.known import KnownIndex
 from virnucpro.viral.networks import Scorer
@@ -258,7 +259,7 @@ def test_parts_write_tables_and_the_end_joins(plan, merge, alone, tmp_path):
 
 def count_slices(folder: Path) -> int:
     manifest = open_run_dir(folder).read_manifest()
-    return len(Plan.read(open_run_dir(folder), manifest).slices)
+    return len(read_plan(open_run_dir(folder), manifest).slices)
 
 
 def test_merge_makes_what_parts_left_out(plan, merge, alone):
@@ -357,7 +358,7 @@ def stored_rows(plan: Callable[..., Path]) -> RowStore:
     """Rows of the first slice of a plan without a shard."""
     rundir = open_run_dir(plan(bytes_per_slice=SLICE))
     rundir.make_folder(rundir.rows)
-    store = RowStore(Plan.read(rundir, rundir.read_manifest()), "somebody")
+    store = RowStore(read_plan(rundir, rundir.read_manifest()), "somebody")
     store.write(store.plan.slices[:1], SliceRows(n_records=1))
     return store
 
@@ -369,7 +370,7 @@ def test_rows_of_other_records_are_not_joined(plan, tmp_path):
     shutil.copy(store.path(first), store.path(second))
     assert store.has(first) and not store.has(second)
     shard = Shard(first[0].index, tmp_path / "000000.faa", 1, 1, 1, "a hash")
-    parts = {first[0].index: _SlicePlan((shard,), _PlanCounts(), ())}
+    parts = {first[0].index: SlicePlan((shard,), PlanCounts(), ())}
     assert not replace(store, plan=replace(slices, slice_plans=parts)).has(first)
     assert not replace(store, made_by="somebody else").has(first)
     with_replaced = replace(slices.manifest, replaced=("contig1",))

@@ -6,17 +6,14 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from complexipy import code_complexity
+from source_trees import ROOT, path_of, tree_of
 
-import virnucpro
-
-ROOT = Path(virnucpro.__file__).parent
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in ROOT.rglob("*.py")
@@ -60,15 +57,6 @@ RUN_CODE |= {"torch.hub.load", "torch.package.PackageImporter", "os.execv", "os.
 PICKLERS = {"cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 
-def path_of(name: str) -> Path:
-    return ROOT / f"{name.replace('.', '/')}.py"
-
-
-@cache
-def tree_of(name: str) -> ast.Module:
-    return ast.parse(path_of(name).read_text(encoding="utf-8"))
-
-
 def imported(name: str) -> Iterator[str]:
     return imports_in(tree_of(name))
 
@@ -106,6 +94,17 @@ COMPLEX = 15  # cognitive complexity that a reader still follows
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter({name: used_by(name) for name in MODULES}).prepare()
+
+
+def test_test_modules_import_no_other_test_module() -> None:
+    """What several of them need is in a module of helpers, next to ``conftest``."""
+    importers = [
+        path.name
+        for path in Path(__file__).parents[1].rglob("*.py")
+        for name in imports_in(ast.parse(path.read_text(encoding="utf-8")))
+        if name.partition(".")[0].startswith("test_")
+    ]
+    assert not importers
 
 
 def test_functions_are_easy_to_follow() -> None:

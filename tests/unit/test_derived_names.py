@@ -13,9 +13,9 @@ import pytest
 from conftest import open_dna, random_dna
 from hypothesis import example, given
 from hypothesis import strategies as st
+from region_helpers import host_dna, phage_dna
 from run_helpers import again, execute, rows, run_inline, tables, vectors, write_run_json
-from test_regions import host_dna, phage_dna
-from test_scorer_run import in_blocks, outputs, predict, write
+from scorer_run_helpers import in_blocks, outputs, predict, write
 
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.engine.local import InlineExecutor

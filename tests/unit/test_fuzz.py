@@ -26,8 +26,8 @@ from conftest import open_dna, random_dna
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from labelled_data_helpers import write_labelled
+from region_helpers import host_dna
 from run_helpers import execute, predict_here, write_fasta, write_run_json
-from test_regions import host_dna
 
 from virnucpro.cli.main import main
 from virnucpro.core.atomic_io import MOST_JSON

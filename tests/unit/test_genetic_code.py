@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 from Bio.Data.CodonTable import unambiguous_dna_by_id as NCBI
+from region_helpers import gene
 
 from virnucpro.core.errors import UsageError
 from virnucpro.sequences.genetic_code import GENETIC_CODES, STANDARD, GeneticCode
@@ -14,19 +15,6 @@ from virnucpro.sequences.open_codes import find_open_codes
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_block
-
-SENSE = [c for c, x in STANDARD.meanings.items() if x != "*"]
-AT_RICH = [1 + 2 * sum(base in "AT" for base in codon) for codon in SENSE]
-
-
-def gene(n_codons: int, seed: int, *, code: int = 11) -> str:
-    """An open stretch of AT-rich codons; reassigned ones take their synonyms' places."""
-    rng = random.Random(seed)
-    codons = rng.choices(SENSE, AT_RICH, k=n_codons)
-    spelled = {
-        same: codon for codon, same in GeneticCode.from_number(code).standard_synonyms.items()
-    }
-    return "".join(spelled.get(codon, codon) for codon in codons)
 
 
 def noise(n_bases: int, seed: int) -> str:

@@ -26,7 +26,7 @@ from run_helpers import (
     run_inline,
     write_run_json,
 )
-from test_scorer_run import predict, write
+from scorer_run_helpers import predict, write
 
 from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.events import RunEvent

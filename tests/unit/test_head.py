@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from head_helpers import ENCODER, FACTS
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
@@ -19,24 +20,6 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
 from virnucpro.viral.classifier import RecordClassifier
 from virnucpro.viral.head import EncoderInfo, Head, HeadInfo, Layer, Network
-
-ENCODER = EncoderInfo(
-    family="esm2",
-    name="tiny, for the tests",
-    encoder_id="0123456789abcdef",
-    layer=3,
-    pooling="bos",
-    dim=6,
-)
-FACTS = HeadInfo(
-    encoders=(ENCODER,),
-    chunk_size=300,
-    threshold=0.625,
-    frame_rule="mean",
-    exponent=0.375,
-    training="not trained: random weights",
-)
-
 
 DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
 

@@ -12,7 +12,7 @@ from conftest import open_dna, random_dna
 from reading import piece_features
 from run_helpers import called, rows
 from safetensors.numpy import save_file
-from test_scorer_run import predict, write
+from scorer_run_helpers import predict, write
 from train_kin import kin_words, kinship_tensors
 
 import virnucpro

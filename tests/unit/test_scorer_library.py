@@ -12,6 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from reading import read_pieces
 from scorer_reference import (
+    CODES,
+    PIECE,
     common_words,
     features_of,
     kept_of,
@@ -19,26 +21,26 @@ from scorer_reference import (
     layout_of,
     letters_of,
     longest_open,
+    number_of,
+    owner_of,
+    random_text,
+    table_of,
     terminal_repeats,
 )
-from scorer_words import word_table
 
 from virnucpro.core import native as library
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.types import reverse_complement
 from virnucpro.sequences import open_codes
-from virnucpro.sequences.genetic_code import GENETIC_CODES, STANDARD, GeneticCode
+from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.open_codes import encode
 from virnucpro.viral import host_markers as landmarks
 from virnucpro.viral import taxonomy as kin
 from virnucpro.viral.features import (
-    AMINO_ACIDS,
     GC,
-    LENGTH,
     N_CODONS,
     N_FEATURES,
     N_PALINDROMES,
-    WordTable,
     layout_features,
 )
 from virnucpro.viral.hmm import RegionModel, viral_path
@@ -49,65 +51,13 @@ EXACT = [
     *ROOTS,
     *range(GC, GC + 3),
 ]  # columns without a logarithm that C and Python may round apart
-CODES = st.sampled_from(GENETIC_CODES).map(GeneticCode.from_number)
-ANY_CASE = st.text("ACGTacgtUuNnRYKMSWBDHV-", max_size=300)
-# many codons of few kinds: long stretches, words and repeats
-CODON_TEXT = st.lists(st.sampled_from(["ATG", "GCC", "CAG", "TTA", "CTG"]), max_size=300).map(
-    "".join
-)
 
 
-def random_text(n_bases: int, seed: int, odd: float) -> str:
-    rng = np.random.default_rng(seed)
-    letters = rng.choice(list("ACGT"), n_bases)
-    is_odd = rng.random(n_bases) < odd
-    letters[is_odd] = rng.choice(list("NRYacgtu"), int(is_odd.sum()))
-    return "".join(letters)
-
-
-RANDOM = st.builds(
-    random_text, st.integers(0, 3000), st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 0.3])
-)
 # of both strands, one shorter than a gene, with a stop in each frame between them
 GENES = "TAGTTAATTAACTAA".join(
     ("CAG" * 70, "ATGGCCCAG" * 40, "CTGGGCCAT" * 30, "ATGGCC" * 20, "GCC" * 10)
 )
-PIECE = st.one_of(ANY_CASE, CODON_TEXT, RANDOM)
 MODEL = RegionModel.load()
-
-
-def number_of(word: str) -> int:
-    number = 0
-    for residue in word:
-        number = 20 * number + AMINO_ACIDS.index(residue)
-    return number
-
-
-def owner_of(word: str) -> int:
-    """Some owner of most words, by their letters."""
-    return sum(word.encode()) % 7
-
-
-def words_in(text: str) -> set[str]:
-    """All words that any frame of a text may spell in any code."""
-    found = set()
-    for code in map(GeneticCode.from_number, GENETIC_CODES):
-        letters = code.meanings
-        bases = letters_of(text)
-        for strand in (bases, reverse_complement(bases)):
-            for frame in range(3):
-                codons = (strand[i : i + 3] for i in range(frame, len(strand) - 2, 3))
-                protein = "".join(letters.get(codon, "*") for codon in codons)
-                found.update(protein[i : i + LENGTH] for i in range(len(protein) - LENGTH + 1))
-    return {word for word in found if "*" not in word}
-
-
-def table_of(texts: list[str]) -> WordTable:
-    words = sorted({word for text in texts for word in words_in(text) if owner_of(word)})
-    return word_table(
-        np.array([*map(number_of, words)], dtype=np.int64),
-        np.array([*map(owner_of, words)], dtype=np.uint8),
-    )
 
 
 @given(st.lists(PIECE, min_size=1, max_size=3), CODES)
@@ -251,7 +201,8 @@ def test_library_is_built_from_the_sources() -> None:
     sources = [*package.rglob("*.c"), *package.rglob("*.h")]
     if not sources:
         pytest.skip("the sources are not part of an installed package")
-    built_from = (ctypes.c_char * 65).in_dll(library._load_library(), "source_sha256").value
+    loaded = library.load_library(library.LIBRARY)
+    built_from = (ctypes.c_char * 65).in_dll(loaded, "source_sha256").value
     content = b"".join(source.read_bytes() for source in sorted(sources))
     assert built_from.decode() == hashlib.sha256(content).hexdigest()
 
@@ -261,13 +212,9 @@ def test_missing_library_names_the_build(content: bytes | None, tmp_path, monkey
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "libvirnucpro.so")
     if content:
         (tmp_path / "libvirnucpro.so").write_bytes(content)
-    library._load_library.cache_clear()
-    try:
-        with pytest.raises(UnavailableError, match=r"libvirnucpro\.so") as caught:
-            read_pieces(Windows.from_sequences(["ACGT"]), table_of([]))
-        assert "pip install -e ." in str(caught.value.hint)
-    finally:
-        library._load_library.cache_clear()
+    with pytest.raises(UnavailableError, match=r"libvirnucpro\.so") as caught:
+        read_pieces(Windows.from_sequences(["ACGT"]), table_of([]))
+    assert "pip install -e ." in str(caught.value.hint)
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ DNABERT_S = FAMILIES["dnabert-s"].published["dnabert-s"]
 
 def hand_kernels(monkeypatch, to: Callable[[Any], object] = triton.jit) -> None:
     """Hand our kernels to the driver, or the interpreter, that Triton has now, or to a stand-in."""
-    monkeypatch.setattr(triton_kernels, "_wrap_kernel", functools.cache(to))
+    monkeypatch.setattr(triton_kernels, "wrap_kernel", functools.cache(to))
 
 
 # Compilation

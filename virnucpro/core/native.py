@@ -203,7 +203,7 @@ def call(name: str, *arguments: NDArray[Any] | float) -> None:
         kind.from_param(argument)
         for kind, argument in zip(_SIGNATURES[name], arguments, strict=True)
     ]
-    if getattr(_load_library(), name)(*converted):
+    if getattr(load_library(LIBRARY), name)(*converted):
         raise MemoryError(f"no memory is left for {name} of the scorer")
 
 
@@ -265,10 +265,15 @@ def _installed_library() -> Path | None:
 
 
 @cache
-def _load_library() -> CDLL:
-    installed = None if LIBRARY.exists() else _installed_library()
+def load_library(path: Path) -> CDLL:
+    """Load the compiled library, once per path.
+
+    Raises:
+        UnavailableError: the library is missing, or does not fit this machine.
+    """
+    installed = None if path.exists() else _installed_library()
     try:
-        library = CDLL(str(find_library(LIBRARY, PACKAGE, installed)))
+        library = CDLL(str(find_library(path, PACKAGE, installed)))
         for name in _SIGNATURES:
             getattr(library, name).restype = c_int
     except (OSError, AttributeError) as error:  # AttributeError: older than its sources

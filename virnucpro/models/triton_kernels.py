@@ -128,11 +128,12 @@ def _launch(
     """Run a kernel on its tensors' device. Triton itself launches on the current device."""
     if all(grid):
         with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
-            _wrap_kernel(kernel)[grid](*tensors, **sizes, **options)
+            wrap_kernel(kernel)[grid](*tensors, **sizes, **options)
 
 
 @cache
-def _wrap_kernel(function: Callable[..., None]) -> Any:  # noqa: ANN401 - Triton's
+def wrap_kernel(function: Callable[..., None]) -> Any:  # noqa: ANN401 - Triton's
+    """Make a kernel that Triton compiles, once per function."""
     return triton.jit(function)
 
 

@@ -21,7 +21,7 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -53,8 +53,14 @@ _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.
 
 
 @contextmanager
-def locked(folder: Path, tags: Path) -> Iterator[None]:
-    """Lock all others out of a folder within the block; ``tags`` is the folder with tags.
+def locked(
+    folder: Path, tags: Path, name_process: Callable[[], bytes] | None = None
+) -> Iterator[None]:
+    """Lock all others out of a folder within the block.
+
+    Args:
+        tags: the folder with tags.
+        name_process: names the owner for other processes. None: by process id, host and time.
 
     Raises:
         OutputError: another process has locked the folder, or it cannot be written, or was removed
@@ -75,7 +81,7 @@ def locked(folder: Path, tags: Path) -> Iterator[None]:
                             pass  # left by a killed process
             _reject_if_active(handle, folder, tags_in(tags))
             handle.truncate(0)
-            handle.write(_process_name())
+            handle.write((name_process or _process_name)())
             stack.callback(_remove_marker, handle)
             stack.enter_context(_heartbeat(handle.fileno()))
         yield
