@@ -26,7 +26,8 @@ from virnucpro.core.helper_pool import HelperPool
 from virnucpro.engine.base import WorkerConfig
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.results.outputs import open_run_dir
-from virnucpro.store.plan import Plan, Selection
+from virnucpro.store.plan import Selection
+from virnucpro.store.plan_reader import read_plan
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.predict import (
     predict_context,
@@ -119,7 +120,7 @@ def _work(rundir: RunDir, config: PredictConfig) -> TaskTimes:
     manifest = rundir.read_manifest()
     assert manifest is not None
     manifest = replace(manifest, inputs=tuple(file.with_stamp() for file in manifest.inputs))
-    plan = Plan.read(rundir, manifest)
+    plan = read_plan(rundir, manifest)
     assert plan is not None
     of_plan, of_rows, n_slices = list[float](), list[float](), len(plan.slices)
     for one in plan.slices:

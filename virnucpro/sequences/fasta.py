@@ -29,11 +29,11 @@ from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import InputType
 from virnucpro.core.types import MASK_LETTER, MASK_TEXT, FastaRecord, Records
 from virnucpro.sequences import record_text
-from virnucpro.sequences.other_formats import PEEK_BYTES, find_other_format
 from virnucpro.sequences.record_text import (
     BLANKS,
     BOM,
     INNER_BLANKS,
+    PEEK_BYTES,
     LineReader,
     LineTable,
     check_length,
@@ -62,6 +62,8 @@ _MIN_TYPED_LETTERS = 50  # letters in the shortest record that reveals its type
 _SAMPLE = 1_000_000  # letters read to distinguish nucleotides from proteins
 _MASKS = b"Xx" + MASK_LETTER.encode()  # any base or residue, so ignored when guessing the type
 _BLANK_BYTES = [blank.encode() for blank in BLANKS]
+# the start of a file that is no FASTA, or FASTA as PIR writes it
+_OTHER_THAN_FASTA = re.compile(rb"[^>]|>..;", re.DOTALL)
 _WIDTH = 60
 _WRITTEN = 4096 * _WIDTH  # letters per write; a complete record would need 3 times its size
 
@@ -372,12 +374,16 @@ def open_fasta(path: Path, label: str = "") -> Iterator[None]:
 
 def open_sequences(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
     handle = open_binary(path, on_block)
-    other_format = find_other_format(handle.peek(PEEK_BYTES)[:PEEK_BYTES])  # type: ignore[attr-defined]
-    if other_format is not None:
-        handle.close()
-        raise InputError(
-            f"{label}: this is {other_format.name}, not FASTA or FASTQ", hint=other_format.remedy
-        )
+    start = handle.peek(PEEK_BYTES)[:PEEK_BYTES]  # type: ignore[attr-defined]
+    if _OTHER_THAN_FASTA.match(start) or b"\0" in start:
+        from virnucpro.sequences.other_formats import find_other_format
+
+        if other_format := find_other_format(start):
+            handle.close()
+            raise InputError(
+                f"{label}: this is {other_format.name}, not FASTA or FASTQ",
+                hint=other_format.remedy,
+            )
     return handle
 
 

@@ -38,7 +38,7 @@ from virnucpro.sequences.fasta import (
     parse_block,
     read_blocks,
 )
-from virnucpro.sequences.other_formats import PEEK_BYTES, find_other_format
+from virnucpro.sequences.record_text import PEEK_BYTES
 
 _SHEET_SUFFIXES = (".tsv", ".csv")
 STDIN = Path("-")
@@ -315,6 +315,8 @@ def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: 
     with open_fasta(path, file.display_name):
         if file.text_sha256 or not is_compressed(path):
             return file
+        from virnucpro.sequences.other_formats import find_other_format
+
         with open_binary(path) as content:
             if find_other_format(content.peek(PEEK_BYTES)[:PEEK_BYTES]):  # type: ignore[attr-defined]
                 return file  # rejected when it is read

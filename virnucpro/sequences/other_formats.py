@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-PEEK_BYTES = 4096  # enough to recognise every format
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TAR_MARK = b"ustar"
 _TAR_MARK_OFFSET = 257  # after the header of the first file in the archive

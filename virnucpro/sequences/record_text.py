@@ -19,6 +19,7 @@ from virnucpro.core.types import Records
 # the limit in public archives and BAM; a run needs 3 to 4 bytes of memory per letter
 MAX_LETTERS = 2**31 - 1
 MAX_HEADER = 2**24  # characters
+PEEK_BYTES = 4096  # enough to recognise every format
 READ_BYTES = 2**19  # bytes per read call
 BOM = b"\xef\xbb\xbf"
 _GAPS = "-.~"  # alignment gaps

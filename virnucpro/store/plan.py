@@ -14,18 +14,17 @@ import json
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.atomic_io import hash_file, parse_json, text_writer
+from virnucpro.core.atomic_io import text_writer
 from virnucpro.core.errors import FeatureFileError, InputError
 from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.logging import printable
@@ -46,8 +45,7 @@ from virnucpro.sequences.input_scan import find_repeat
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import id_digests
 from virnucpro.sequences.screen import reject_reasons
-from virnucpro.store.feature_file import Attributes, read_checksummed, write_checksummed
-from virnucpro.store.feature_store import OnShard
+from virnucpro.store.feature_file import read_checksummed, write_checksummed
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import IDS, PLAN, RunDir
 from virnucpro.store.shard_files import N_SMALL_SHARDS, ShardWriter
@@ -63,7 +61,6 @@ LETTERS_AT_ONCE = 500_000  # in records that are called, translated or screened 
 _PARTS_AT_ONCE = 5_000  # records, or small files
 _FORMAT = 5  # increase when plan parts from two program states cannot be joined
 _LEAST_NUMBERS = 1000  # shard numbers per slice, so that shard names stay short
-_DAMAGE = (FeatureFileError, ValueError, KeyError, TypeError)  # errors from a corrupt file
 
 
 # Yields the records in a block that can be embedded, each with the index of the first ``--embed``
@@ -100,7 +97,7 @@ class Selection:
 
 
 @dataclass(slots=True)
-class _PlanCounts:
+class PlanCounts:
     """The counts of a plan."""
 
     n_records: int = 0
@@ -166,11 +163,11 @@ def group_parts(parts: Iterable[Part], n_letters: Callable[[Part], int]) -> Iter
 
 
 @dataclass(frozen=True, slots=True)
-class _SlicePlan:
+class SlicePlan:
     """The shards of a slice, and the inputs that they come from."""
 
     shards: tuple[Shard, ...]
-    counts: _PlanCounts
+    counts: PlanCounts
     spans: ShardSpans  # one per input
     # input parts that are scored together; empty if some process cannot read them
     blocks: tuple[InputSpans, ...] = ()
@@ -183,7 +180,7 @@ class Plan:
     rundir: RunDir
     manifest: Manifest
     slices: tuple[Slice, ...] = ()
-    slice_plans: Mapping[int, _SlicePlan] = field(default_factory=dict)  # by slice index
+    slice_plans: Mapping[int, SlicePlan] = field(default_factory=dict)  # by slice index
     keep_intermediate: bool = False  # keep the shards' bases, and the chunks
     # files are written to a staging folder, so that the old plan stays until this one is complete
     is_staged: bool = False
@@ -199,22 +196,6 @@ class Plan:
         slices = _split_slices(manifest)
         return cls(rundir, manifest, slices, {}, keep_intermediate, is_staged=True)
 
-    @classmethod
-    def read(cls, rundir: RunDir, manifest: Manifest) -> Plan | None:
-        """Read the slices in ``plan.json``, if it belongs to this run, with their intact plans."""
-        try:
-            listing = _read_json(rundir.plan, {"key": _plan_key(manifest)})
-            n_inputs = len(manifest.inputs)
-            slices = tuple(_slice_from_json(stored, n_inputs) for stored in listing["slices"])
-            plan = cls(rundir, manifest, slices, {}, bool(listing["keep_intermediate"]))
-        except _DAMAGE:
-            return None
-        slice_plans = {}
-        for input_slice in slices:
-            with suppress(*_DAMAGE):
-                slice_plans[input_slice.index] = _read_part(plan, input_slice)
-        return replace(plan, slice_plans=slice_plans)
-
     @property
     def folder(self) -> Path:
         return self.rundir.staged.shards if self.is_staged else self.rundir.shards
@@ -222,7 +203,7 @@ class Plan:
     @cached_property
     def key(self) -> str:
         """Return the key in this plan's files."""
-        return _plan_key(self.manifest)
+        return plan_key(self.manifest)
 
     def checksum_header(self, input_slice: Slice) -> dict[str, str | int]:
         """Return the attributes that identify the files of a slice."""
@@ -253,9 +234,9 @@ class Plan:
         return [shard.index for shard in self.shards]
 
     @cached_property
-    def counts(self) -> _PlanCounts:
+    def counts(self) -> PlanCounts:
         rows = [astuple(part.counts) for part in self.slice_plans.values()]
-        return _PlanCounts(*map(sum, zip(*rows, strict=True)))
+        return PlanCounts(*map(sum, zip(*rows, strict=True)))
 
     @cached_property
     def shards_by_input(self) -> tuple[ShardSpans, ...]:
@@ -279,18 +260,6 @@ class Plan:
         parts = {index: part for index, part in self.slice_plans.items() if index in indices}
         slices = tuple(input_slice for input_slice in self.slices if input_slice.index in indices)
         return replace(self, slices=slices, slice_plans=parts)
-
-    def without_damaged(self, shards: Sequence[Shard], on_shard: OnShard = lambda *_: None) -> Plan:
-        """Return the plan without slices that have corrupt ids or corrupt ``shards``."""
-        damaged = _find_damaged(shards, on_shard)
-        intact = {}
-        for input_slice in self.planned_slices:
-            slice_plan = self.slice_plans[input_slice.index]
-            if damaged.isdisjoint(shard.index for shard in slice_plan.shards):
-                with suppress(FeatureFileError):
-                    self.read_ids(input_slice)
-                    intact[input_slice.index] = slice_plan
-        return replace(self, slice_plans=intact)
 
     @property
     def keeps_chunks(self) -> bool:
@@ -444,13 +413,13 @@ class _SliceTask:
 
     slice: Slice
     n_letters: ClassVar[int] = 0  # waiting tasks keep no letters in memory
-    counts: _PlanCounts = field(default_factory=_PlanCounts)
+    counts: PlanCounts = field(default_factory=PlanCounts)
     digests: list[bytes] = field(default_factory=list)  # of ids, which would fill the memory
     blocks: list[list[tuple[int, Span]]] = field(default_factory=lambda: [[]])
     are_ranged: bool = True  # True if any process can read each block
     is_end: Callable[[int], bool] = field(init=False)
 
-    def do(self, planner: _Planner) -> _SlicePlan:
+    def do(self, planner: _Planner) -> SlicePlan:
         """Plan the slice and write its files.
 
         Raises:
@@ -478,7 +447,7 @@ class _SliceTask:
             spans.append((first, writer.end_index))
         writer.flush()
         if self.slice.rule_index:  # the first rule has counted each record
-            self.counts = _PlanCounts()
+            self.counts = PlanCounts()
         else:
             content = b"".join(self.digests)
             write_checksummed(rundir, stem.with_suffix(IDS), content, header)
@@ -488,7 +457,7 @@ class _SliceTask:
             replace(shard, path=rundir.shards / shard.path.name) for shard in writer.shards
         )
         blocks = tuple(map(tuple, filter(None, self.blocks))) if self.are_ranged else ()
-        slice_plan = _SlicePlan(shards, self.counts, tuple(spans), blocks)
+        slice_plan = SlicePlan(shards, self.counts, tuple(spans), blocks)
         content = _json(_slice_to_dict(slice_plan))
         write_checksummed(rundir, stem.with_suffix(PLAN), content, header)
         return slice_plan
@@ -626,7 +595,7 @@ def _group_by_distinct_ids(manifest: Manifest) -> Iterator[tuple[InputFile, Fast
 # The files of a plan
 
 
-def _plan_key(manifest: Manifest) -> str:
+def plan_key(manifest: Manifest) -> str:
     facts = [_input_facts(manifest, file) for file in manifest.inputs]
     rules = list(manifest.embed.items())
     text = repr((_FORMAT, manifest.recipe.fingerprint, facts, manifest.replaced, rules))
@@ -644,16 +613,7 @@ def _json(content: Mapping[str, object]) -> bytes:
     return json.dumps(content).encode()
 
 
-def _read_json(path: Path, seal: Attributes) -> dict[str, Any]:
-    """Read a JSON file of this plan, and verify it.
-
-    Raises:
-        FeatureFileError, ValueError, TypeError: it is missing, corrupt, or from another plan.
-    """
-    return dict(parse_json(read_checksummed(path, seal)[1]))
-
-
-def _slice_to_dict(part: _SlicePlan) -> dict[str, object]:
+def _slice_to_dict(part: SlicePlan) -> dict[str, object]:
     shards = [
         (shard.index, shard.n_orfs, shard.n_embedded, shard.n_residues, shard.sha256)
         for shard in part.shards
@@ -664,70 +624,3 @@ def _slice_to_dict(part: _SlicePlan) -> dict[str, object]:
         "spans": part.spans,
         "blocks": part.blocks,
     }
-
-
-def _slice_from_json(stored: Sequence[Any], n_inputs: int) -> Slice:
-    """Convert a stored slice.
-
-    Raises:
-        ValueError, TypeError: it does not describe a slice of ``n_inputs`` inputs.
-    """
-    index, generation, rule_index, spans, is_first = stored
-    check_counts(index, generation, rule_index)
-    return Slice(index, generation, rule_index, _row_spans(spans, n_inputs), bool(is_first))
-
-
-def _row_spans(stored: Sequence[Any], n_inputs: int) -> InputSpans:
-    """Convert stored input spans.
-
-    Raises:
-        ValueError, TypeError: they do not describe spans of ``n_inputs`` inputs.
-    """
-    spans = tuple((index, Span(*span)) for index, span in stored)
-    for index, span in spans:
-        check_counts(index, span.start, span.n_lines, span.start if span.end is None else span.end)
-        if index >= n_inputs:
-            raise ValueError("there are not so many inputs")
-    return spans
-
-
-def _read_part(plan: Plan, input_slice: Slice) -> _SlicePlan:
-    """Read the plan of a slice.
-
-    Raises:
-        FeatureFileError, ValueError, KeyError, TypeError: it is missing or corrupt.
-    """
-    stored = _read_json(
-        plan.folder / f"{input_slice.name}{PLAN}", plan.checksum_header(input_slice)
-    )
-    shards = []
-    for index, *facts in stored["shards"]:
-        if not input_slice.index <= index <= input_slice.index + len(stored["shards"]):
-            raise ValueError("a shard of another slice")
-        shards.append(Shard(index, plan.folder / f"{shard_name(index)}.faa", *facts))
-    spans = tuple((int(first), int(end)) for first, end in stored["spans"])
-    blocks = tuple(
-        _row_spans(block_spans, len(plan.manifest.inputs)) for block_spans in stored["blocks"]
-    )
-    return _SlicePlan(tuple(shards), _PlanCounts(**stored["counts"]), spans, blocks)
-
-
-def _find_damaged(shards: Sequence[Shard], on_shard: OnShard) -> set[int]:
-    """Return the indices of the shards with missing or corrupt files."""
-    damaged = set[int]()
-    with ThreadPoolExecutor() as pool:  # hashing a block releases the GIL
-        completeness = pool.map(_is_complete, shards)
-        for i, (shard, is_complete) in enumerate(zip(shards, completeness, strict=True)):
-            on_shard(i, len(shards))
-            if not is_complete:
-                damaged.add(shard.index)
-    return damaged
-
-
-def _is_complete(shard: Shard) -> bool:
-    try:
-        # each ORF and each residue takes at least one byte in the file
-        is_large_enough = shard.n_orfs + shard.n_residues <= shard.path.stat().st_size
-        return is_large_enough and hash_file(shard.path) == shard.sha256
-    except OSError:
-        return False

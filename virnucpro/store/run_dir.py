@@ -29,7 +29,7 @@ from virnucpro.store.feature_store import (
     index_path,
     open_stores,
 )
-from virnucpro.store.manifest import Manifest, read_manifest, write_manifest
+from virnucpro.store.manifest import Manifest, write_manifest
 from virnucpro.store.run_lock import (
     LOCK,
     OF_A_LOCK,
@@ -395,6 +395,10 @@ class RunDir(SafeDir):
         Raises:
             ResumeError: ``run.json`` is corrupt, or from another version.
         """
+        if not self.manifest.exists():
+            return None
+        from virnucpro.store.manifest_reader import read_manifest
+
         return read_manifest(self.manifest, self.copies)
 
     def read_facts(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from virnucpro.models.registry import TINY_MODEL, current_name
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.store.hdf5_check import check_connector
+from virnucpro.store.recipe_changes import list_changes
 from virnucpro.store.run_dir import RunDir
 from virnucpro.training.frame_dataset import FrameStore, delete_frames, write_frames
 from virnucpro.training.labelled_data import (
@@ -470,7 +471,7 @@ def check_features(training: TrainingRun, fasta_sha256: Iterable[str]) -> str:
         raise InputError(
             f"{printable(folder)} has no vectors", hint="name the folder of a virnucpro extract"
         )
-    if changes := run.changes(expected):
+    if changes := list_changes(run, expected):
         raise InputError(
             f"the vectors in {printable(folder)} are not those of this training: "
             f"{'; '.join(changes)}",

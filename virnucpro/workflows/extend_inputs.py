@@ -20,6 +20,7 @@ from virnucpro.sequences.inputs import InputFile, hash_inputs, list_inputs, with
 from virnucpro.sequences.recorded_inputs import check_recorded, find_present
 from virnucpro.sequences.samples import name_samples
 from virnucpro.store.manifest import Manifest
+from virnucpro.store.recipe_changes import check_same_recipe
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.run_config import RunConfig
 
@@ -159,7 +160,7 @@ def extend_run(
     if not options.add:
         _refuse_others(recorded, [*files, *(file for file, _ in survey.refused)], rundir)
     run_type = recorded.recipe.input_type
-    recorded.check_same_recipe(config.recipe_for(options.known_type or run_type))
+    check_same_recipe(recorded, config.recipe_for(options.known_type or run_type))
     _refuse_lost(recorded, survey)
     inputs = check_recorded(recorded.inputs, files)
     n_recorded = len(recorded.inputs)

@@ -18,6 +18,7 @@ from virnucpro.engine.local import ProcessExecutor
 from virnucpro.results.outputs import OUTPUTS, open_run_dir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
+from virnucpro.store.recipe_changes import check_same_recipe
 from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.classifier import RecordClassifier
 from virnucpro.viral.options import ThresholdOptions
@@ -235,7 +236,7 @@ def _predict_without_inputs(
     """
     recorded = run.recorded
     assert recorded is not None, "a run that is resumed"
-    recorded.check_same_recipe(config.recipe_for(recorded.recipe.input_type))
+    check_same_recipe(recorded, config.recipe_for(recorded.recipe.input_type))
     calls = resolve_calls(config, run.dir, recorded.recipe)
     assert calls.scores is not None, "scores are kept where the scorer calls"
     record = record_predict(run.dir, config, recorded, calls)

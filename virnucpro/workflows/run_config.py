@@ -412,7 +412,9 @@ def match_recorded(config: _Config, recorded: Manifest) -> _Config:
     Raises:
         UnavailableError: the model, head or scorer of the run is not on this machine.
     """
-    if changes := recorded.changed_files(config.recipe):
+    from virnucpro.store.recipe_changes import list_changed_files
+
+    if changes := list_changed_files(recorded, config.recipe):
         raise UnavailableError(
             f"this machine has other files than the run: {'; '.join(changes)}",
             hint="use the version of VirNucPro, the model and the head that the run was planned "

@@ -243,7 +243,9 @@ def _find_plan(
 
     Shards of slices that have rows are not read, because nothing needs them.
     """
-    plan = Plan.read(run.dir, record.manifest)
+    from virnucpro.store.plan_reader import read_plan, without_damaged
+
+    plan = read_plan(run.dir, record.manifest)
     if plan is None or (keep and not plan.keep_intermediate):
         return None
     plan = replace(plan, keep_intermediate=keep)
@@ -254,7 +256,7 @@ def _find_plan(
     )
     needed = {slice_.index for slice_ in plan.slices}.difference(finished.find_slices())
     on_shard = report_shards(on_event, "checking shards")
-    return plan.without_damaged(plan.select_slices(needed).shards, on_shard)
+    return without_damaged(plan, plan.select_slices(needed).shards, on_shard)
 
 
 def announce_plan(context: RunContext, options: RunOptions, warnings: Sequence[str] = ()) -> None:

@@ -27,6 +27,7 @@ from virnucpro.store.checksums import Outputs, has_vectors
 from virnucpro.store.feature_store import FeatureStore, is_feature_file
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, count_done
+from virnucpro.store.plan_reader import read_plan
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.run_lock import find_run_lock
 from virnucpro.workflows.score_cache import ScoreStore
@@ -103,7 +104,7 @@ def _read_state(folder: Path) -> Iterator[_RunState]:
         )
     manifest = manifest or rundir.read_run(hint=with_options("give the {output_dir} of a run"))
     facts = rundir.read_facts()
-    plan = Plan.read(rundir, manifest)
+    plan = read_plan(rundir, manifest)
     stores = rundir.feature_stores(manifest.recipe)
     done = [store.completed_names() for store in stores]
     try:

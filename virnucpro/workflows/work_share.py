@@ -38,6 +38,7 @@ from virnucpro.engine.progress import ProgressState
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Selection
+from virnucpro.store.plan_reader import read_plan, without_damaged
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.collect_inputs import number_taken_names
 from virnucpro.workflows.extract import extract_context, record_extract
@@ -132,7 +133,7 @@ def work(
     with rundir.shared():
         recorded = find_run(rundir)
         has_tables = rundir.record_table(recorded.recipe.command).exists()
-        if has_tables and Plan.read(rundir, recorded) is None:
+        if has_tables and read_plan(rundir, recorded) is None:
             announce("nothing is left to do: the tables of this run are written")
             return part
         inputs = tuple(file.with_stamp() for file in recorded.inputs)
@@ -166,7 +167,7 @@ def resolve_share(
         ResumeError: the run has no plan.
         VirnucproError: as ``resolve_extract_part`` and ``resolve_predict_part``.
     """
-    plan = Plan.read(rundir, manifest)
+    plan = read_plan(rundir, manifest)
     if plan is None:
         raise ResumeError(
             f"{printable(rundir.root)} holds no plan, or a damaged one",
@@ -285,7 +286,7 @@ def plan_part(
     n_shares, ours = part.shares(len(groups), has_shards=bool(share.job.stores))
     slices = [slice_ for index in ours for slice_ in groups[index]]
     plan = share.plan.select_slices({slice_.index for slice_ in slices})
-    plan = plan.without_damaged(plan.shards)
+    plan = without_damaged(plan, plan.shards)
     part.n_planned = len(plan.missing_slices)
 
     def on_letters(n_done: int) -> None:
@@ -293,7 +294,7 @@ def plan_part(
 
     if slices:
         plan = plan.plan_slices(share.selection, on_letters, pool)
-        now = Plan.read(plan.rundir, plan.manifest)
+        now = read_plan(plan.rundir, plan.manifest)
         if part.n_planned and now is not None and not now.missing_slices:
             now.reject_duplicates()
     shards: dict[int, list[Shard]] = {}
