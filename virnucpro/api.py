@@ -91,7 +91,6 @@ Vector: TypeAlias = NDArray[np.float32]
 OnProgress: TypeAlias = Callable[[Progress], object]
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-_FASTA = "records"  # name in messages, and sample name
 _USUAL = {"strict": True}  # defaults that differ from the command line
 _REWRITE = with_options("rewrite it: run its command with {resume}")  # for a corrupt table
 _WIDTH = 76  # characters per line in help texts
@@ -629,6 +628,7 @@ class _PythonInput:
             UsageError: the caller passed neither or both, sequences and paths.
             InputError: an item is neither a sequence nor a path.
         """
+        fasta = "records"  # name in messages, and sample name
         if (self.sequences is None) == (self.input is None):
             raise UsageError(
                 "both sequences and input" if self.sequences is not None else "no sequences",
@@ -644,7 +644,7 @@ class _PythonInput:
             folder.mkdir(parents=True, exist_ok=True)
         # in the run folder, from which it is copied, so that a resume finds the same content
         temporary = TemporaryDirectory(prefix=RECORDS, dir=folder)
-        path = Path(stack.enter_context(temporary)) / _FASTA
+        path = Path(stack.enter_context(temporary)) / fasta
         with path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out:
             for record in self._temporary_path(records):
                 write_record(out, record.id, record.letters)

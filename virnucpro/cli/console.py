@@ -25,11 +25,6 @@ from virnucpro.workflows.options import RunOptions
 if TYPE_CHECKING:
     from virnucpro.cli.progress import EventLog
 
-_BY_BUS = "PCI_BUS_ID"
-_TASKS = 16  # maximum number of tasks in a suggested job array
-_INDENT = " " * 4  # for lines that continue a log record
-_ERASE_LINE = "\r\x1b[2K"
-
 
 @contextmanager
 def loading(console: ConsoleOptions) -> Iterator[None]:
@@ -37,6 +32,7 @@ def loading(console: ConsoleOptions) -> Iterator[None]:
 
     It is plain text and leaves the cursor visible, because a signal ends the program at once here.
     """
+    erase_line = "\r\x1b[2K"
     # Numpy's matrices are small here, so its threads would only occupy cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     live = _is_live(console)
@@ -49,7 +45,7 @@ def loading(console: ConsoleOptions) -> Iterator[None]:
         gc.freeze()  # modules stay, and scanning them for garbage doubles the planning time
         gc.enable()
         if live:
-            _write_to_terminal(_ERASE_LINE)
+            _write_to_terminal(erase_line)
 
 
 def _write_to_terminal(text: str) -> None:
@@ -98,7 +94,8 @@ class _TerminalFormatter(logging.Formatter):
     """Wraps log lines at the terminal width, between words."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return wrapped(super().format(record), get_terminal_size().columns, _INDENT)
+        indent = " " * 4  # for lines that continue a log record
+        return wrapped(super().format(record), get_terminal_size().columns, indent)
 
 
 def is_for_console(record: logging.LogRecord, *, with_figures: bool) -> bool:
@@ -112,9 +109,10 @@ def is_for_console(record: logging.LogRecord, *, with_figures: bool) -> bool:
 
 def number_gpus_by_bus() -> None:
     """Make CUDA number the GPUs by bus position, as NVML does, whatever else is set."""
-    order = os.environ.get("CUDA_DEVICE_ORDER", _BY_BUS)
-    os.environ["CUDA_DEVICE_ORDER"] = _BY_BUS
-    if order != _BY_BUS:
+    by_bus = "PCI_BUS_ID"
+    order = os.environ.get("CUDA_DEVICE_ORDER", by_bus)
+    os.environ["CUDA_DEVICE_ORDER"] = by_bus
+    if order != by_bus:
         click.echo(
             f"note: GPUs are numbered by bus position, as in nvidia-smi; "
             f"CUDA_DEVICE_ORDER={order!a} is ignored",
@@ -171,6 +169,7 @@ def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
 
 def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> list[str]:
     """Suggest the commands after a plan: ``work``, then the same command with ``--resume``."""
+    tasks = 16  # maximum number of tasks in a suggested job array
     rest = _resume_command(argv, "--resume")
     if not n_slices:
         return as_command(rest)
@@ -179,7 +178,7 @@ def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> li
         is_for_cpus = options.device == "cpu" or not options.asks_for_vectors
         is_for_cpus |= (options.device, options.precision) == ("auto", "fp32")
         request = "--cpus-per-task=8" if is_for_cpus else "--gres=gpu:1"
-        array = f"--array=1-{min(_TASKS, n_slices)}"
+        array = f"--array=1-{min(tasks, n_slices)}"
         work = ["sbatch", array, request, "--wrap", shlex.join(work)]
     return [*as_command(work), *as_command(rest, before="then")]
 

@@ -17,15 +17,10 @@ from virnucpro.cli.progress import counts_of, facts_of, memory_of, percent, titl
 from virnucpro.core.logging import wrapped
 from virnucpro.engine.progress import DeviceProgress, ProgressState
 
-_GAP = "   "  # between the figures on a line
-_SHORTEST_BAR = 12  # characters of the shortest bar
-_LONGEST_BAR = 40  # characters of a device bar; the bar for the total fills the terminal
 _PADDING = 2  # between table columns
 # Distinct for readers with red-green colour blindness.
 _BAR = "cyan"
 _WARNING = "yellow"
-_LINE = "%(asctime)s %(levelname)-7s %(message)s"
-_TIME = "%H:%M:%S"
 _INDENT = " " * len("00:00:00 ")  # for lines that continue a record
 
 
@@ -95,10 +90,11 @@ def _bar(share: float | None, width: int | None = None) -> ProgressBar:
 
 def _flow(figures: Iterable[Text], width: int) -> Text:
     """Arrange figures side by side, on as many lines as needed."""
+    gap = "   "  # between the figures on a line
     lines: list[Text] = []
     for figure in figures:
-        if lines and lines[-1].cell_len + len(_GAP) + figure.cell_len <= width:
-            lines[-1] = Text.assemble(lines[-1], _GAP, figure)
+        if lines and lines[-1].cell_len + len(gap) + figure.cell_len <= width:
+            lines[-1] = Text.assemble(lines[-1], gap, figure)
         else:
             lines.append(figure)
     return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
@@ -106,6 +102,8 @@ def _flow(figures: Iterable[Text], width: int) -> Text:
 
 def _device_table(now: ProgressState, width: int, n_lines: int) -> Table:
     """Draw one line per device. The last line sums up devices that do not fit."""
+    longest_bar = 40  # characters of a device bar; the bar for the total fills the terminal
+    shortest_bar = 12  # characters of the shortest bar
     devices = now.embedding.sorted_devices
     n_visible = len(devices) if len(devices) <= n_lines else max(0, n_lines - 1)
     visible = devices[:n_visible]
@@ -116,7 +114,7 @@ def _device_table(now: ProgressState, width: int, n_lines: int) -> Table:
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     while len(widths) > 1 and _table_width(widths) > width:
         widths.pop()
-    bar_width = min(_LONGEST_BAR, width - _table_width([*widths, 0]))
+    bar_width = min(longest_bar, width - _table_width([*widths, 0]))
     table = Table.grid(padding=(0, _PADDING), pad_edge=False)
     for index in range(len(widths)):
         table.add_column(justify="right" if index else "left", no_wrap=True, overflow="ellipsis")
@@ -127,7 +125,7 @@ def _device_table(now: ProgressState, width: int, n_lines: int) -> Table:
         bars.append(Text())
     for row, bar in zip(rows, bars, strict=True):
         cells = [Text(cell) for cell in row[: len(widths)]]
-        table.add_row(*cells, *([bar] if bar_width >= _SHORTEST_BAR else []))
+        table.add_row(*cells, *([bar] if bar_width >= shortest_bar else []))
     table.rows[0].style = "dim"
     return table
 
@@ -156,9 +154,11 @@ class ConsoleHandler(logging.Handler):
     """Prints log records above a dashboard, without markup or milliseconds."""
 
     def __init__(self, console: Console) -> None:
+        time = "%H:%M:%S"
+        line = "%(asctime)s %(levelname)-7s %(message)s"
         super().__init__()
         self._console = console
-        self.setFormatter(logging.Formatter(_LINE, _TIME))
+        self.setFormatter(logging.Formatter(line, time))
 
     def emit(self, record: logging.LogRecord) -> None:
         text = wrapped(self.format(record), self._console.width, _INDENT)

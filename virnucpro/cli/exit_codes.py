@@ -17,7 +17,6 @@ from virnucpro.cli.early_exit import INTERRUPTED_EXIT
 from virnucpro.core.errors import StorageError, UnavailableError, VirnucproError
 
 USAGE_EXIT = 64
-TERMINATED_EXIT = 143
 # Schedulers send these before a time limit, or at one. A shell reports 128 plus the number.
 _ENDED_BY = {
     signal.SIGTERM: "terminated",
@@ -29,7 +28,6 @@ _ENDED_BY = {
 }
 DEAF_SECONDS = 10.0  # time to clean up after a signal, during which later signals are ignored
 GONE = (errno.EPIPE, errno.EIO)  # the reader of the output is gone
-_NO_THREADS = "too many processes and threads: see `ulimit -u`, or the limits of the job"
 
 
 class CommandExit(Exception):  # noqa: N818 - an end, not an error
@@ -44,8 +42,9 @@ class _Terminated(SystemExit):
     """A signal requested the end, or the terminal was closed. ``code`` is the exit code."""
 
     def __init__(self, number: signal.Signals) -> None:
+        terminated_exit = 143
         self.message = _ENDED_BY[number]
-        self.exit_code = TERMINATED_EXIT if number == signal.SIGHUP else 128 + number
+        self.exit_code = terminated_exit if number == signal.SIGHUP else 128 + number
         super().__init__(self.exit_code)
 
 
@@ -56,6 +55,7 @@ def exit_on_error(kept: Callable[[], str] = str) -> Iterator[None]:
     Args:
         kept: returns the hint for an interrupted command, from the files that exist by then.
     """
+    no_threads = "too many processes and threads: see `ulimit -u`, or the limits of the job"
     try:
         yield
     except VirnucproError as error:
@@ -83,7 +83,7 @@ def exit_on_error(kept: Callable[[], str] = str) -> Iterator[None]:
     except RuntimeError as error:
         if "can't start new thread" not in str(error):
             raise
-        _exit(StorageError("no thread can be started", _NO_THREADS), kept)
+        _exit(StorageError("no thread can be started", no_threads), kept)
 
 
 def _exit(error: VirnucproError, kept: Callable[[], str]) -> NoReturn:

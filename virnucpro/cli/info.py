@@ -24,9 +24,6 @@ from virnucpro.models.options import BenchOptions
 if TYPE_CHECKING:
     from virnucpro.workflows.recompute import Recomputed
 
-_MOST_SEED = 1_000_000  # short enough to be typed
-_MEASURED = "the tables and the --json file hold the measurements so far"
-
 
 @dataclass(frozen=True, kw_only=True)
 class _DevicesOptions:
@@ -72,7 +69,8 @@ def bench(options: BenchOptions) -> None:
 
     One model, before it is downloaded: virnucpro bench --models 650M --json bench.json
     """
-    with exit_on_error(lambda: _MEASURED):
+    measured = "the tables and the --json file hold the measurements so far"
+    with exit_on_error(lambda: measured):
         from virnucpro.models.validation.bench import bench as measure
 
         running.number_gpus_by_bus()
@@ -152,13 +150,14 @@ def status(options: _StatusOptions) -> None:
 
 
 def _recompute(options: _StatusOptions) -> Recomputed | None:
+    most_seed = 1_000_000  # short enough to be typed
     if options.recompute is None:
         return None
     from virnucpro.workflows.recompute import recompute
 
     end_cleanly()
     running.number_gpus_by_bus()
-    seed = secrets.randbelow(_MOST_SEED) if options.seed is None else options.seed
+    seed = secrets.randbelow(most_seed) if options.seed is None else options.seed
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return recompute(options.folder, options.recompute, seed, visible=visible)
 

@@ -16,8 +16,6 @@ from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
 if TYPE_CHECKING:
     from virnucpro.core.helper_pool import HelperPool
 
-_REGIONS_KEPT = "the folder is unchanged: run the same command again"
-
 
 @command(PredictOptions, ConsoleOptions)
 def predict(options: PredictOptions, console: ConsoleOptions) -> None:
@@ -90,7 +88,8 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
 
     Exit codes are those of predict.
     """
-    kept = _REGIONS_KEPT
+    regions_kept = "the folder is unchanged: run the same command again"
+    kept = regions_kept
     with exit_on_error(lambda: kept):
         with loading(console):
             from virnucpro.workflows.find_proviruses import TABLE, find_regions

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from virnucpro.engine.base import Executor
     from virnucpro.workflows.summary import Summary
 
-_RUN_KEPT = "what was finished is kept: run the same command with --resume"
 _FORCE_KEPT = (
     "if the earlier results are still there, run the same command again; if they are gone, with "
     "--resume in place of --force, which would delete what was finished"
@@ -101,7 +100,8 @@ def run_command(
         load: imports the workflow, and fails if a package that the options need is missing.
         start_pool: starts helpers while the workflow is imported.
     """
-    with exit_on_error(lambda: _FORCE_KEPT if options.force else _RUN_KEPT):
+    run_kept = "what was finished is kept: run the same command with --resume"
+    with exit_on_error(lambda: _FORCE_KEPT if options.force else run_kept):
         with loading(console):
             pool = start_pool()
             workflow = load()

@@ -17,7 +17,6 @@ from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import FILES
 from virnucpro.training.options import EvaluateOptions, ManifestOptions, TrainOptions
 
-_EVALUATION_KEPT = "run the same command again with --resume"
 _KEPT = "finished epochs are kept: continue with --resume"
 
 
@@ -171,7 +170,8 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
 
     Exit codes are those of predict.
     """
-    with exit_on_error(lambda: _EVALUATION_KEPT):
+    evaluation_kept = "run the same command again with --resume"
+    with exit_on_error(lambda: evaluation_kept):
         with loading(console):
             from virnucpro.training.evaluation.evaluate import report_evaluation
 

@@ -10,8 +10,6 @@ from virnucpro.cli.console import loading, print_lines, show_progress
 from virnucpro.cli.exit_codes import CommandExit, exit_on_error
 from virnucpro.engine.options import WorkOptions
 
-_WORK_KEPT = "finished files are kept: run the same command again to do the rest"
-
 
 @command(WorkOptions, ConsoleOptions)
 def work(options: WorkOptions, console: ConsoleOptions) -> None:
@@ -31,7 +29,8 @@ def work(options: WorkOptions, console: ConsoleOptions) -> None:
 
     Exit codes are those of predict.
     """
-    with exit_on_error(lambda: _WORK_KEPT):
+    work_kept = "finished files are kept: run the same command again to do the rest"
+    with exit_on_error(lambda: work_kept):
         with loading(console):
             from virnucpro.workflows import work_share as story
 

@@ -41,19 +41,15 @@ REGIONS_FILE = "regions.json"
 LEARNED_FILE = "encoder.safetensors"  # a learned network, or only the name of an ESM-2 model
 TEMPORARY = ".tmp"  # suffix of every temporary file
 MOST_JSON = 2**28  # bytes in a JSON file; run.json has 400 per input
-_DEEPEST = 64  # levels of JSON; our files have a handful
-_MOST_DIGITS = 21  # in a 64-bit number, with its sign
 _N_DIGITS = 8  # hexadecimal digits before the suffix
 _TEMPORARY = re.compile(rf"\..*\.[0-9a-f]{{{_N_DIGITS}}}{re.escape(TEMPORARY)}", re.DOTALL)
 _BLOCK = 1 << 20
-_PACKED_BLOCK = 1 << 16  # small, because its remainder is copied at the end of each stream
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # as in s3://bucket/reads.fa
 # first bytes of compressed files
 _GZIP = b"\x1f\x8b"
 _BZIP2 = b"BZh"
 _XZ = b"\xfd7zXZ\x00"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_BGZIP = b"BC\x02\0"  # in the header of each bgzip member
 _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 
@@ -64,7 +60,6 @@ _IN_THE_WAY = "something else has this name: move it away, or choose another pat
 _TOO_MANY = "too many files are open: see `ulimit -n`"
 _NO_MEMORY = "free memory, or ask for more: see `ulimit -v`, or the limits of the job"
 _NAME = "choose another path: this one is too long, or a broken link"
-_UNKNOWN = "check the path, its disk and its permissions, or choose another folder"
 _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
     errno.ENOSPC: (StorageError, _ROOM),
     errno.EDQUOT: (StorageError, _ROOM),
@@ -90,9 +85,10 @@ _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
 
 def disk_error(error: OSError, path: object = "") -> OutputError | StorageError:
     """Translate an OSError. Exit code 73 if the file cannot be created there, else 74."""
+    unknown = "check the path, its disk and its permissions, or choose another folder"
     where = path or error.filename
     message = error.strerror or str(error)
-    kind, hint = _REMEDIES.get(error.errno or 0, (StorageError, _UNKNOWN))
+    kind, hint = _REMEDIES.get(error.errno or 0, (StorageError, unknown))
     return kind(f"{printable(where)}: {message}" if where else message, hint)
 
 
@@ -198,7 +194,8 @@ def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - as it comes
     Raises:
         ValueError: the text is nested too deeply, or not JSON.
     """
-    too_deep = ValueError(f"it is nested more than {_DEEPEST} levels deep")
+    deepest = 64  # levels of JSON; our files have a handful
+    too_deep = ValueError(f"it is nested more than {deepest} levels deep")
     try:
         content = json.loads(
             text if isinstance(text, str) else text.decode(), parse_int=_parse_number
@@ -206,7 +203,7 @@ def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - as it comes
     except RecursionError as error:
         raise too_deep from error
     containers = [content] if isinstance(content, (dict, list)) else []
-    for _ in range(_DEEPEST):
+    for _ in range(deepest):
         containers = list(_iter_inner_containers(containers))
     if containers:
         raise too_deep
@@ -224,7 +221,8 @@ def _iter_inner_containers(containers: list[Any]) -> Iterator[Any]:
 
 def _parse_number(digits: str) -> int | float:
     """Parse an integer. An integer that does not fit into 64 bits becomes a float."""
-    is_short = len(digits) <= _MOST_DIGITS and abs(int(digits)) < 2**64
+    most_digits = 21  # in a 64-bit number, with its sign
+    is_short = len(digits) <= most_digits and abs(int(digits)) < 2**64
     return int(digits) if is_short else float(digits)
 
 
@@ -270,9 +268,10 @@ def open_binary(path: Path, on_block: OnBlock | None = None) -> BinaryIO:
         OSError: the file cannot be opened, or is a pipe or a device, which can be read only once.
         EOFError: a bgzip file ends between two members, which gzip does not notice.
     """
+    bgzip = b"BC\x02\0"  # in the header of each bgzip member
     with open_regular_file(path) as handle:
         magic = handle.read(16)
-        if magic.startswith(b"\x1f\x8b\x08\x04") and magic.endswith(_BGZIP):
+        if magic.startswith(b"\x1f\x8b\x08\x04") and magic.endswith(bgzip):
             handle.seek(-min(len(_BGZIP_END), path.stat().st_size), io.SEEK_END)
             if handle.read() != _BGZIP_END:
                 raise EOFError("the end mark of bgzip is missing")
@@ -342,21 +341,22 @@ def _decompress(
         EOFError: the file ends within a stream.
         OSError, LZMAError: the data cannot be decompressed.
     """
+    packed_block = 1 << 16  # small, because its remainder is copied at the end of each stream
     with opened() as handle:
-        packed = handle.read(_PACKED_BLOCK)
+        packed = handle.read(packed_block)
         while packed:
             stream = start()
             while not stream.eof:
                 if stream.needs_input and not packed:
                     raise EOFError("the file ends within a stream")
                 yield stream.decompress(packed, _BLOCK)
-                packed = handle.read(_PACKED_BLOCK) if stream.needs_input else b""
-            packed = stream.unused_data or handle.read(_PACKED_BLOCK)
+                packed = handle.read(packed_block) if stream.needs_input else b""
+            packed = stream.unused_data or handle.read(packed_block)
             # stream and block sizes are multiples of the padding, so no block ends within it
             while padding and packed.startswith(padding):
                 n_zeros = len(packed) - len(packed.lstrip(padding))
                 packed = packed[n_zeros - n_zeros % len(padding) :]
-                packed = packed or handle.read(_PACKED_BLOCK)
+                packed = packed or handle.read(packed_block)
 
 
 class _GeneratorReader(io.RawIOBase):

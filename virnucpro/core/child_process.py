@@ -57,8 +57,6 @@ _ENDING = (
     signal.SIGALRM,
     signal.SIGXCPU,
 )
-_SECONDS_TO_END = 2  # CPU time between SIGXCPU and the kill at the limit
-_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG in prctl(2)
 
 
 class Pipe(Connection):
@@ -245,10 +243,11 @@ def ask_before_cpu_limit() -> None:
     first, which looks like running out of memory and leaves no time to end. CPU time is counted per
     process.
     """
+    seconds_to_end = 2  # CPU time between SIGXCPU and the kill at the limit
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
     if hard == resource.RLIM_INFINITY:
         return
-    latest = max(1, hard - _SECONDS_TO_END)
+    latest = max(1, hard - seconds_to_end)
     if soft == resource.RLIM_INFINITY or soft > latest:
         resource.setrlimit(resource.RLIMIT_CPU, (latest, hard))
 
@@ -261,8 +260,9 @@ def exit_with_parent(parent: int) -> None:
 
 
 def _set_parent_death_signal() -> None:
+    set_death_signal = 1  # PR_SET_PDEATHSIG in prctl(2)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
 def _wait_for_parent_exit() -> None:

@@ -35,8 +35,6 @@ from virnucpro.core.logging import LOGGER, format_count, printable
 from virnucpro.core.option_text import with_options
 
 _SILENCE_SECONDS = 60.0  # helper silence before a warning
-_N_WAITS = 60  # within that time
-_END_SECONDS = 5.0  # for a process to exit after its pipe has closed
 _LETTERS_AHEAD = 50_000_000  # in pending blocks, unless a single record has more
 _LETTERS_PER_HELPER = 1_000_000  # with fewer, a new process would start too late to help
 
@@ -168,6 +166,7 @@ class HelperPool:
             VirnucproError: the task raised it, or the process died.
             AbandonedError: the processes were stopped.
         """
+        end_seconds = 5.0  # for a process to exit after its pipe has closed
         try:
             with _warn_if_silent(child):
                 self._send_context(child, tools, message)
@@ -176,7 +175,7 @@ class HelperPool:
         except (EOFError, OSError) as error:
             if self._is_stopped:
                 raise AbandonedError from error
-            raise self._helper_error(child.exit_reason(_END_SECONDS), child.remedy) from error
+            raise self._helper_error(child.exit_reason(end_seconds), child.remedy) from error
         return result
 
     def _helper_error(self, reason: str, remedy: str = "") -> VirnucproError:
@@ -300,10 +299,11 @@ def _warn_if_silent(child: ChildProcess) -> Iterator[None]:
 
     If this process itself is suspended (Ctrl-Z, a scheduler), that counts as at most one wait.
     """
+    n_waits = 60  # within that time
     answered = Event()
 
     def warn_after_silence() -> None:
-        if any(answered.wait(_SILENCE_SECONDS / _N_WAITS) for _ in range(_N_WAITS)):
+        if any(answered.wait(_SILENCE_SECONDS / n_waits) for _ in range(n_waits)):
             return
         LOGGER.warning(
             "process %d, which makes shards or tables, has not answered for %.0f seconds (hint: if "

@@ -21,15 +21,15 @@ from virnucpro.core.logging import printable
 
 _FORMAT = "json_format"
 _CHECKSUM = "sha256"
-_VERSION = 2  # format version; version 1 had neither entry
 _END = re.compile(rb',\n  "sha256": "([0-9a-f]{64})"\n}\n\Z')
 _END_BYTES = 83
 
 
 def add_checksum(content: Mapping[str, Any]) -> str:
     """Return a JSON object as indented text with a checksum, which replaces an earlier one."""
+    version = 2  # format version; version 1 had neither entry
     entries = {name: value for name, value in content.items() if name not in (_FORMAT, _CHECKSUM)}
-    text = json.dumps({_FORMAT: _VERSION, **entries}, indent=2).removesuffix("\n}")
+    text = json.dumps({_FORMAT: version, **entries}, indent=2).removesuffix("\n}")
     digest = hashlib.sha256(text.encode()).hexdigest()
     return f'{text},\n  "{_CHECKSUM}": "{digest}"\n}}\n'
 

@@ -16,8 +16,6 @@ from textwrap import fill
 
 LOGGER = logging.getLogger("virnucpro")
 FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
-_HEAD = 200  # characters shown from the start of a long text
-_TAIL = 100  # characters shown from its end
 
 
 def printable(text: object) -> str:
@@ -26,8 +24,10 @@ def printable(text: object) -> str:
     >>> printable("a\\x1b[31mb")
     'a\\\\x1b[31mb'
     """
+    tail = 100  # characters shown from its end
+    head = 200  # characters shown from the start of a long text
     safe = escape_markup(text)
-    return safe if len(safe) <= _HEAD + _TAIL else f"{safe[:_HEAD]}...{safe[-_TAIL:]}"
+    return safe if len(safe) <= head + tail else f"{safe[:head]}...{safe[-tail:]}"
 
 
 def escape_markup(text: object) -> str:

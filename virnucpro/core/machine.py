@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-_MIB = 1 << 20
 OF_MACHINE = "the machine"
 _OCTAL = re.compile(r"\\([0-7]{3})")  # in paths of mountinfo: a space is \040
 
@@ -233,6 +232,7 @@ def _slurm_memory(slurm: Mapping[str, str], available: int) -> Iterator[MemoryLi
 
     The share used by other tasks of the job is unknown. 0 means all memory of the node.
     """
+    mib = 1 << 20
     n_cpus = _number(slurm, "SLURM_CPUS_PER_TASK") or _number(slurm, "SLURM_CPUS_ON_NODE")
     counts = {
         "SLURM_MEM_PER_NODE": 1,
@@ -241,7 +241,7 @@ def _slurm_memory(slurm: Mapping[str, str], available: int) -> Iterator[MemoryLi
     }
     for name, count in counts.items():
         if size := _number(slurm, name):
-            total = size * count * _MIB
+            total = size * count * mib
             yield MemoryLimit(total, min(total, available), name)
 
 

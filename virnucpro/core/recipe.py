@@ -47,9 +47,6 @@ STATUSES: Mapping[Status, str] = {  # descriptions for users
 _DEFAULT_STORE: Store = "float32"
 USUAL_CHUNK_SIZE = 500  # bases
 RESIDUES_PER_SHARD = 250_000  # maximum
-_RESIDUES_PER_SHARD_PER_RESIDUE = 125_000  # maximum with one vector per residue
-_RESIDUES_PER_SHARD_PAIRWISE = 31_250  # maximum with one number per pair of residues
-_VECTORS_PER_SHARD = 8  # vectors per sequence; more of them make shards smaller
 SHARD_FORMAT = 8
 BYTES_PER_SLICE = 2**23  # uncompressed input that is planned and called together
 
@@ -159,12 +156,15 @@ class Recipe:
 
         All vectors of a shard are in memory at once.
         """
+        vectors_per_shard = 8  # vectors per sequence; more of them make shards smaller
+        residues_per_shard_pairwise = 31_250  # maximum with one number per pair of residues
+        residues_per_shard_per_residue = 125_000  # maximum with one vector per residue
         kinds = [output.kind for encoder in self.encoders for output in encoder.outputs]
-        limit = self.residues_per_shard // max(1, kinds.count("per_sequence") // _VECTORS_PER_SHARD)
+        limit = self.residues_per_shard // max(1, kinds.count("per_sequence") // vectors_per_shard)
         if n_arrays := kinds.count("per_residue"):
-            limit = min(limit, _RESIDUES_PER_SHARD_PER_RESIDUE // n_arrays)
+            limit = min(limit, residues_per_shard_per_residue // n_arrays)
         if "pairwise" in kinds:
-            limit = min(limit, _RESIDUES_PER_SHARD_PAIRWISE)
+            limit = min(limit, residues_per_shard_pairwise)
         return limit
 
     @property

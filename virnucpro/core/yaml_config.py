@@ -11,8 +11,6 @@ import yaml
 from virnucpro.core.errors import InputMissingError, UsageError
 from virnucpro.core.logging import printable
 
-_EXAMPLE = "write an option and its value on each line, for example: batch_size: 64"
-
 
 def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
     """Read options from a YAML file.
@@ -28,6 +26,7 @@ def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
         InputMissingError: the file cannot be read.
         UsageError: the file is not a table of options, or an option is unknown or repeated.
     """
+    example = "write an option and its value on each line, for example: batch_size: 64"
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         table = loader.get_single_node()
@@ -39,10 +38,10 @@ def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
         raise InputMissingError.cannot_open(path, error) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{printable(path)} is not YAML: {printable(error)}", hint=_EXAMPLE
+            f"{printable(path)} is not YAML: {printable(error)}", hint=example
         ) from error
     if not (content is None or isinstance(content, dict)):
-        raise UsageError(f"{printable(path)} is not a table of options", hint=_EXAMPLE)
+        raise UsageError(f"{printable(path)} is not a table of options", hint=example)
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     for line, key, value in entries:

@@ -18,8 +18,6 @@ from virnucpro.core.types import check_counts
 
 INITIAL_BIN_SECONDS = 1.0
 MAX_BINS = 240  # with more, neighbours are merged, which doubles the bin width
-_MAX_STARTS = 20  # keep the latest
-_MAX_SECONDS = 10**15  # upper bound for every duration
 
 
 @dataclass(slots=True)
@@ -64,8 +62,9 @@ class DeviceTimeline:
     lost_devices: list[str] = field(default_factory=list)  # a line for each
 
     def __post_init__(self) -> None:
+        max_seconds = 10**15  # upper bound for every duration
         check_counts(self.n_losses, self.n_reductions, self.n_failed_shards)
-        if not (0 <= self.seconds <= _MAX_SECONDS and 0 < self.seconds_per_bin <= _MAX_SECONDS):
+        if not (0 <= self.seconds <= max_seconds and 0 < self.seconds_per_bin <= max_seconds):
             raise ValueError("JSON allows infinities and NaN too")
         if not all(isinstance(line, str) for line in self.lost_devices):
             raise TypeError("a lost device is described in words")
@@ -75,7 +74,8 @@ class DeviceTimeline:
 
         A failed write is only a warning, because no result depends on it.
         """
-        starts = [*self.read_all(path), self][-_MAX_STARTS:]
+        max_starts = 20  # keep the latest
+        starts = [*self.read_all(path), self][-max_starts:]
         try:
             content = json.dumps({"starts": [asdict(start) for start in starts]})
             SafeDir(path.parent).write_file(path, content + "\n")

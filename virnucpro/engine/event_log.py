@@ -39,8 +39,6 @@ _MARK = " event "
 _KINDS = (WorkerReady, WorkerLost, BatchDone, BatchSizeReduced, ShardDone, ShardFailed)
 _KINDS_BY_NAME: Mapping[str, type[Any]] = {kind.__name__: kind for kind in _KINDS}
 _TYPES = {kind: get_type_hints(kind) for kind in _KINDS}
-_MAX_TIME = 10**12
-_NOT_LOGGED = ("rows", "warnings", "traceback", "refusal")
 
 
 def record_event(event: WorkerEvent, progress: ProgressState) -> None:
@@ -56,7 +54,8 @@ def record_event(event: WorkerEvent, progress: ProgressState) -> None:
 
 
 def _log(event: WorkerEvent) -> None:
-    fields = {name: value for name, value in event._asdict().items() if name not in _NOT_LOGGED}
+    not_logged = ("rows", "warnings", "traceback", "refusal")
+    fields = {name: value for name, value in event._asdict().items() if name not in not_logged}
     if (shard := fields.get("shard")) is not None:
         fields["shard"] = [shard.index, shard.n_orfs, shard.n_embedded, shard.n_residues]
     line = {"time": round(time.time(), 3), "event": type(event).__name__, **fields}
@@ -95,7 +94,8 @@ def _from_json(time: float, event: str, **fields: Any) -> LoggedEvent:  # noqa: 
     Raises:
         ValueError, TypeError, LookupError: it was changed.
     """
-    if not 0 <= time <= _MAX_TIME:
+    max_time = 10**12
+    if not 0 <= time <= max_time:
         raise ValueError("the time is not one of this epoch")
     kind = _KINDS_BY_NAME[event]
     types = _TYPES[kind]

@@ -64,11 +64,8 @@ if TYPE_CHECKING:
 
 # arguments: job, resources, name, device
 _WorkerFactory: TypeAlias = "Callable[[WorkerConfig, Resources, str, str], Worker]"
-_MAX_NAMED_SHARDS = 8  # per message
-_TICK_SECONDS = 1.0  # between two checks for silent workers
 _START_SECONDS = 900.0  # for a worker to import, load the model and report
 GRACE_SECONDS = 5.0  # for idle workers to exit
-_MAX_STARTUP_WARNINGS = 100  # kept from a worker's start
 # exit codes after a kill from outside
 _KILL_EXIT_CODES = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT, -signal.SIGXCPU}
 # glibc mallopt option -> size in bytes above which freed memory returns to the system
@@ -302,12 +299,13 @@ class ProcessExecutor(Executor):
         Time during which this process was suspended (Ctrl-Z, a scheduler) does not count, because
         the workers were suspended too.
         """
+        tick_seconds = 1.0  # between two checks for silent workers
         children = [worker.child for worker in self.workers]
         while True:
             wait_start = time.monotonic()
-            ready = ChildProcess.wait_any(children, _TICK_SECONDS)
+            ready = ChildProcess.wait_any(children, tick_seconds)
             now = time.monotonic()
-            if now - wait_start > 2 * _TICK_SECONDS:
+            if now - wait_start > 2 * tick_seconds:
                 for worker in self.workers:
                     worker.deadline += now - wait_start
             workers = [
@@ -381,10 +379,9 @@ class ProcessExecutor(Executor):
 
 
 def _no_device_error(shards: Sequence[Shard], job: WorkerConfig) -> UnavailableError:
-    names = ", ".join(shard.name for shard in shards[:_MAX_NAMED_SHARDS])
-    more = (
-        f" and {len(shards) - _MAX_NAMED_SHARDS:,} more" if len(shards) > _MAX_NAMED_SHARDS else ""
-    )
+    max_named_shards = 8  # per message
+    names = ", ".join(shard.name for shard in shards[:max_named_shards])
+    more = f" and {len(shards) - max_named_shards:,} more" if len(shards) > max_named_shards else ""
     return UnavailableError(
         f"vectors of {format_count(len(shards), 'shard')} are missing: {names}{more}",
         hint=with_options(
@@ -487,9 +484,10 @@ def worker_main(
     device: str,
 ) -> None:
     """Run a worker process: load the worker, then embed incoming shards."""
+    max_startup_warnings = 100  # kept from a worker's start
     if device == "cpu":
         _keep_freed_memory()
-    startup_log = BufferingHandler(_MAX_STARTUP_WARNINGS)
+    startup_log = BufferingHandler(max_startup_warnings)
     startup_log.setLevel(logging.WARNING)
     with log_to_handler(startup_log):
         try:

@@ -52,12 +52,9 @@ from virnucpro.store.run_lock import tags_in
 # Embeds the shards with these indices on a block, and returns the end of each.
 RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ShardDone | ShardFailed]]
 _PROVIDERS = {"local": LocalProvider, "slurm": SlurmProvider}
-_OURS = ("provider", "parts")
 # numbers in the block YAML file -> smallest allowed value
 _LEAST = {"parts": 1, "max_blocks": 1, "nodes_per_block": 1, "min_blocks": 0, "init_blocks": 0}
 _NOT_PLAIN = {"self", "launcher", "regex_job_id"}
-_PARTS_PER_BLOCK = 4  # so that a block that starts late or ends early costs little
-_TICK_SECONDS = 1.0  # between two reads of the logs
 # for Parsl's processes on a node
 _HEARTBEAT_SECONDS = 5
 _SILENCE_SECONDS = 30
@@ -75,9 +72,11 @@ def read_blocks(path: Path | None) -> tuple[Any, int]:
         InputMissingError: the file cannot be read.
         UsageError: it has an unknown or invalid option.
     """
+    parts_per_block = 4  # so that a block that starts late or ends early costs little
+    ours = ("provider", "parts")
     if path is None:
-        return LocalProvider(), _PARTS_PER_BLOCK
-    names = sorted(set(_OURS).union(*map(_describe_block, _PROVIDERS.values())))
+        return LocalProvider(), parts_per_block
+    names = sorted(set(ours).union(*map(_describe_block, _PROVIDERS.values())))
     try:
         settings = read_config(path, names)
     except UsageError as error:
@@ -88,7 +87,7 @@ def read_blocks(path: Path | None) -> tuple[Any, int]:
             problem = f"{name} is {printable(settings[name])}"
             raise _unusable_error(path, problem, f"give a whole number, {_LEAST[name]} or more")
     kind = str(settings.pop("provider", "local"))
-    n_parts = settings.pop("parts", _PARTS_PER_BLOCK * settings.get("max_blocks", 1))
+    n_parts = settings.pop("parts", parts_per_block * settings.get("max_blocks", 1))
     if kind not in _PROVIDERS:
         problem = f"there is no provider {printable(kind)}"
         raise _unusable_error(path, problem, f"there are {', '.join(_PROVIDERS)}")
@@ -175,6 +174,7 @@ class ParslExecutor(Executor):
         Raises:
             VirnucproError: a part failed with an error that would also occur on another block.
         """
+        tick_seconds = 1.0  # between two reads of the logs
         rundir = RunDir(job.root, OutputNames())  # only for the paths of logs and Parsl's files
         n = min(self.n_parts, len(shards))
         news = _TaskEvents(rundir.logs, {shard.index: shard for shard in shards})
@@ -190,7 +190,7 @@ class ParslExecutor(Executor):
             parts = [_ParslTask(tuple(shards[i::n])) for i in range(n)]
             running = {submit_part(part): part for part in parts}
             while running:
-                ended, _ = wait(running, _TICK_SECONDS, FIRST_COMPLETED)
+                ended, _ = wait(running, tick_seconds, FIRST_COMPLETED)
                 yield from news.read()
                 for future in ended:
                     part = running.pop(future)

@@ -44,10 +44,6 @@ from virnucpro.models.base import estimate_tokens
 from virnucpro.store.plan import count_done
 
 _FIRST = Progress("checking model and devices", 0, 0, "")
-_TABLES_BEHIND = 8  # shards; a smaller lag of the tables is ignored
-_MOST_POINTS = 2_000
-_FEWEST_STEPS = 2  # minimum steps for a rate, if available
-_STALLED = 3  # multiple of the longest step after which work counts as stalled
 
 # The time left
 
@@ -56,7 +52,8 @@ Point: TypeAlias = tuple[float, float]  # time in seconds, work done by then
 
 def add_sample(points: Sequence[Point], seconds: float, amount: float) -> list[Point]:
     """Return the points with a new one. If there are too many, every second point is dropped."""
-    kept_points = list(points) if len(points) < _MOST_POINTS else list(points[::2])
+    most_points = 2_000
+    kept_points = list(points) if len(points) < most_points else list(points[::2])
     return [*kept_points, (seconds, amount)]
 
 
@@ -79,25 +76,27 @@ def seconds_left(points: Sequence[Point], pending: float, now: float) -> float |
     Progress is seen when a step ends. The time since then counts towards the next step, unless it
     is far longer than earlier steps took.
     """
+    stalled = 3  # multiple of the longest step after which work counts as stalled
     rate = estimate_rate(points)
     if not rate:
         return None
     late = points[_first_of_late(points) :]
     waited = now - late[-1][0]
     longest = max(end - begin for (begin, _), (end, _) in pairwise(late))
-    if waited > _STALLED * longest:
+    if waited > stalled * longest:
         return pending * (now - late[0][0]) / (late[-1][1] - late[0][1])
     return max(0.0, pending / rate - waited)
 
 
 def _first_of_late(points: Sequence[Point]) -> int:
     """Return the index of the first point that counts as recent work."""
+    fewest_steps = 2  # minimum steps for a rate, if available
     if len(points) < 2:
         return 0
     begin = points[0][0]
     end = points[-1][0]
     third = bisect_left(points, (end - (end - begin) / 3, -inf))
-    return max(0, min(third, len(points) - 1 - _FEWEST_STEPS))
+    return max(0, min(third, len(points) - 1 - fewest_steps))
 
 
 # The state
@@ -356,13 +355,14 @@ class ProgressState:
     @property
     def seconds_left(self) -> float | None:
         """Seconds to the end of the run. None: unknown."""
+        tables_behind = 8  # shards; a smaller lag of the tables is ignored
         now = self.clock()
         if self.stage is not None:
             return self._seconds_after(self.stage, now)
         embedding = self.embedding
         left = seconds_left(self.points, embedding.n_tokens - embedding.n_tokens_done, now)
         n_written = self.tables[-1][1] if self.tables else embedding.n_before
-        if left is None or embedding.n_done - n_written < _TABLES_BEHIND:
+        if left is None or embedding.n_done - n_written < tables_behind:
             return left
         return max(left, seconds_left(self.tables, embedding.n_shards - n_written, now) or 0.0)
 

@@ -37,11 +37,8 @@ from virnucpro.core.events import (
 from virnucpro.core.types import Shard
 from virnucpro.engine.device_faults import DeviceFault
 
-_LARGE_SHARDS_IN_FLIGHT = 2  # shards per worker, without those being written
 MAX_IN_FLIGHT = 4  # the same for small shards, which together have fewer residues than ...
-_MAX_SMALL_SHARD_RESIDUES = 64_000
 MAX_UNEXPLAINED_FAILURES = 6  # consecutive worker failures per device without a finished batch
-MAX_FAILURES = 100  # the same, including failures caused by a single ORF
 MAX_FAILURES_IDLE = 4  # workers a shard may kill while no batch is in flight
 MAX_DEVICE_ERRORS = 2  # of one device in a run; batches that are done in between do not count
 
@@ -145,11 +142,13 @@ class WorkerState:
 
     def has_room(self, n_attempts: int) -> bool:
         """Return True if the worker is ready and can take another of ``n_attempts`` attempts."""
+        max_small_shard_residues = 64_000
+        large_shards_in_flight = 2  # shards per worker, without those being written
         if not self.is_ready:
             return False
         attempts = self.open_attempts
-        is_small = sum(attempt.shard.n_residues for attempt in attempts) < _MAX_SMALL_SHARD_RESIDUES
-        return len(attempts) < n_attempts and (len(attempts) < _LARGE_SHARDS_IN_FLIGHT or is_small)
+        is_small = sum(attempt.shard.n_residues for attempt in attempts) < max_small_shard_residues
+        return len(attempts) < n_attempts and (len(attempts) < large_shards_in_flight or is_small)
 
     def rows_of(self, attempt: Attempt) -> set[int]:
         """Return the rows of an attempt that are in flight."""
@@ -223,6 +222,7 @@ class WorkerState:
 
         A device is not to blame for ``n_cleared`` of its errors.
         """
+        max_failures = 100  # the same, including failures caused by a single ORF
         if loss.cause == "device":
             self.n_device_errors = max(0, self.n_device_errors + 1 - n_cleared)
             return not self.is_ready or self.n_device_errors >= MAX_DEVICE_ERRORS
@@ -233,7 +233,7 @@ class WorkerState:
         if not self.is_ready and is_hopeless:
             return True
         return (
-            self.n_failures >= MAX_FAILURES
+            self.n_failures >= max_failures
             or self.n_unexplained_failures >= MAX_UNEXPLAINED_FAILURES
         )
 

@@ -42,9 +42,6 @@ _PACK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{32}\.pack")
 _LEFT = re.compile(
     rf"\.{_PACK.pattern}\.[0-9a-f]+{re.escape(TEMPORARY)}"
 )  # left by a killed writer
-_LEAST_BYTES = 1 << 16  # minimum size counted per pack, to limit the number of packs
-_USED_SECONDS = 600.0  # between two updates of a pack's read time
-_OLD_SECONDS = 86_400.0  # age at which a temporary file counts as abandoned
 
 Vectors = Mapping[int, NDArray[np.float32]]  # position of a sequence -> (dim,)
 
@@ -93,17 +90,19 @@ class CacheDir:
 
     def _sizes(self) -> Iterator[tuple[float, int, str]]:
         """Yield for each pack the time it was last read, its counted bytes, and its name."""
+        least_bytes = 1 << 16  # minimum size counted per pack, to limit the number of packs
         for entry in self.files(_PACK):
             with suppress(FileNotFoundError):  # another process deleted it
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
-                    yield status.st_mtime, max(status.st_size, _LEAST_BYTES), entry.name
+                    yield status.st_mtime, max(status.st_size, least_bytes), entry.name
 
     def _sweep(self) -> None:
         """Delete unfinished files of killed writers that are a day old."""
+        old_seconds = 86_400.0  # age at which a temporary file counts as abandoned
         for entry in list(self.files(_LEFT)):
             with suppress(OSError):
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD_SECONDS:
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > old_seconds:
                     SafeDir(self.path).delete(self.path / entry.name)
 
 
@@ -232,6 +231,7 @@ class VectorCache:
         Raises:
             OSError, ValueError: the pack was deleted or is invalid.
         """
+        used_seconds = 600.0  # between two updates of a pack's read time
         vectors = {}
         with open_regular_file(self.folder.path / name) as handle:
             n = self._count(handle)
@@ -245,7 +245,7 @@ class VectorCache:
                 checksum = self._digest(digests[position] + content)
                 if stored_checksum == checksum and np.isfinite(vector).all():
                     vectors[position] = vector
-            if vectors and time.time() - os.fstat(handle.fileno()).st_mtime > _USED_SECONDS:
+            if vectors and time.time() - os.fstat(handle.fileno()).st_mtime > used_seconds:
                 with suppress(OSError):  # another user's file
                     os.utime(handle.fileno())
         return vectors

@@ -54,8 +54,6 @@ from virnucpro.store.shard_files import read_shard
 
 _ENDING_ERRORS = (OSError, OutputError, StorageError, UnavailableError)  # end the complete run
 _TRIAL = "ATG"  # bases
-_TRIAL_PROTEIN = "ACDEFGHIKLMNPQRSTVWY"
-_MAX_FIRST_FAILURES = 100  # sequences with the same failure before any has a vector
 _CHECK_BOTH = (
     "the model or the device is at fault, not the sequences: check the file with `virnucpro models "
     "verify` and the device with `virnucpro models check`, or try --precision fp32 or --device cpu"
@@ -111,8 +109,9 @@ class Worker:
         Raises:
             UnavailableError: its vector is not finite.
         """
+        trial_protein = "ACDEFGHIKLMNPQRSTVWY"
         spec = encoder.spec
-        trial = _TRIAL_PROTEIN if spec.reads is Alphabet.PROTEIN else _TRIAL
+        trial = trial_protein if spec.reads is Alphabet.PROTEIN else _TRIAL
         outputs = encoder.start([trial]).outputs()
         if not all(np.isfinite(rows).all() for rows in outputs):
             raise UnavailableError(
@@ -326,13 +325,14 @@ class Worker:
         Raises:
             UnavailableError: so many failed alike that the model or the device is at fault.
         """
+        max_first_failures = 100  # sequences with the same failure before any has a vector
         failures = self.first_failures.get(spec)
         if failures is None:
             return
         failures[reason] += 1
-        if failures.total() == failures[reason] == _MAX_FIRST_FAILURES:
+        if failures.total() == failures[reason] == max_first_failures:
             raise UnavailableError(
-                f"the first {_MAX_FIRST_FAILURES} sequences all failed with the model "
+                f"the first {max_first_failures} sequences all failed with the model "
                 f"{printable(spec.model)} on {self.device} in {spec.precision}: {reason}",
                 hint=_CHECK_BOTH,
             )

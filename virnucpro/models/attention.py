@@ -54,7 +54,6 @@ class RunLayout:
 Kernel = Callable[[Tensor, RunLayout], Tensor]
 
 E4M3 = torch.float8_e4m3fn
-_WIDEST_HEAD = 256  # dimensions per head, a limit in FlashAttention
 
 
 def attend_runs(qkv: Tensor, batch: RunLayout) -> Tensor:
@@ -177,11 +176,12 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Ke
     every head dimension. SDPA does, by padding. In 16 bits Triton does the rotation and the
     sub-layer boundaries. If Triton cannot run, PyTorch does them, after a warning with the reason.
     """
+    widest_head = 256  # dimensions per head, a limit in FlashAttention
     # AVX-512 has 32 registers with 16 numbers each.
     has_registers = torch.backends.cpu.get_cpu_capability() == "AVX512"
     if device.type == "cpu" and dtype != torch.float16 and has_registers:
         return attend_compiled
-    if device.type != "cuda" or head_dim % 8 or head_dim > _WIDEST_HEAD:
+    if device.type != "cuda" or head_dim % 8 or head_dim > widest_head:
         return attend_runs
     if dtype == torch.float32:
         return attend_efficient

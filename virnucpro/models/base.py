@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 Rows = NDArray[np.float32]
-_HEAD_BYTES = 256  # at the start of a file, enough for the first metadata entry
-_LONGEST_HEADER = 1 << 22  # bytes, enough for 30,000 tensors
 _NONSENSE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError)
 DAMAGE = (OSError, SafetensorError, *_NONSENSE)  # errors raised by reading a damaged file
 
@@ -183,10 +181,11 @@ def _inspect(family: Family, path: Path, on_event: EventHandler) -> Model | None
 
 def has_prefix(path: Path, entry: str) -> bool:
     """Return True for a safetensors file whose first metadata entry is this, even if damaged."""
+    head_bytes = 256  # at the start of a file, enough for the first metadata entry
     if not path.is_file():  # reading a pipe would block
         return False
     with suppress(OSError), path.open("rb") as handle:
-        return entry.encode() in handle.read(_HEAD_BYTES)
+        return entry.encode() in handle.read(head_bytes)
     return False
 
 
@@ -197,10 +196,11 @@ def check_header(path: Path) -> None:
         OSError: the path is not a regular file.
         ValueError: the header is longer than that of any model.
     """
+    longest_header = 1 << 22  # bytes, enough for 30,000 tensors
     with open_regular_file(path) as handle:
         n_bytes = int.from_bytes(handle.read(8), "little")
     # safetensors itself rejects a header longer than the file.
-    if _LONGEST_HEADER < n_bytes < path.stat().st_size:
+    if longest_header < n_bytes < path.stat().st_size:
         raise ValueError(f"it claims a header of {n_bytes:,} bytes")
 
 

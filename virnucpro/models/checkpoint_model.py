@@ -17,19 +17,19 @@ from virnucpro.models.base import Model, not_published, progress_of
 from virnucpro.models.checkpoint import check_finite, hash_weights
 
 WORTH_CONVERTING = 256 << 20  # bytes; smaller files load within a second
-_BYTES_PER_TOKEN_AND_DIM = 64  # peak activations in one layer, with a margin
-_FILLING = 32_768 * 1280  # saturating tokens * dim: 32k tokens of 650M, 16k of 3B, 131k of 8M
 
 
 def estimate_footprint(n_parameters: int, dim: int, file_bytes: int = 0) -> Footprint:
     """Estimate the memory and disk space of a transformer. A large file is converted."""
+    filling = 32_768 * 1280  # saturating tokens * dim: 32k tokens of 650M, 16k of 3B, 131k of 8M
+    bytes_per_token_and_dim = 64  # peak activations in one layer, with a margin
     converted = 2 * n_parameters if file_bytes >= WORTH_CONVERTING else 0
     return Footprint(
         n_parameters=n_parameters,
         file_bytes=file_bytes,
         converted_bytes=converted,
-        bytes_per_token=_BYTES_PER_TOKEN_AND_DIM * dim,
-        filling_tokens=_FILLING // dim,
+        bytes_per_token=bytes_per_token_and_dim * dim,
+        filling_tokens=filling // dim,
     )
 
 

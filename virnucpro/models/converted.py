@@ -38,8 +38,6 @@ from virnucpro.models.transformer import DTYPES, PackedTransformer
 _FORMAT = "2"  # format 1 copies may contain non-finite numbers
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SUFFIX = ".virnucpro.safetensors"
-_HEADS_SUFFIX = "_heads.safetensors"
-_STALE_SECONDS = 86_400  # older unfinished files no longer have a writer
 
 ReadHeads = Callable[[Path], Mapping[str, Tensor]]  # of a checkpoint; names as in ``HeadScheme``
 Network = TypeVar("Network", bound=PackedTransformer)
@@ -128,11 +126,12 @@ def _convert(
         UnavailableError: the checkpoint cannot be used.
         OSError, OutputError, StorageError: the folder cannot be written.
     """
+    stale_seconds = 86_400  # older unfinished files no longer have a writer
     folder = copy.parent
     folder.mkdir(parents=True, exist_ok=True)
     # Leftovers of killed conversions, ours and those of safetensors.
     for leftover in folder.glob(".*"):
-        if leftover.is_file() and leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
+        if leftover.is_file() and leftover.stat().st_mtime < time.time() - stale_seconds:
             leftover.unlink(missing_ok=True)
     state = model.load_network(precision).state_dict()
     with atomic_path(copy) as temporary:
@@ -189,7 +188,8 @@ def load_converted(
 
 def heads_path(copy: Path) -> Path:
     """Return the file with the heads of a converted copy, which all precisions share."""
-    return copy.with_name(f"{copy.name.partition('_')[0]}{_HEADS_SUFFIX}")
+    heads_suffix = "_heads.safetensors"
+    return copy.with_name(f"{copy.name.partition('_')[0]}{heads_suffix}")
 
 
 def keep_heads(copy: Path, checkpoint: Path, heads: Mapping[str, Tensor]) -> Path:

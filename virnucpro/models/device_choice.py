@@ -13,11 +13,7 @@ from virnucpro.core.recipe import Footprint, Precision
 GIB = 1 << 30
 NO_DRIVER = "no NVIDIA driver found"
 ELSE_CPU = with_options("see `virnucpro devices`, or run on the CPU with {device:cpu}")
-_CPU_TOKENS = 2048  # tokens that fit into the CPU caches, doubled for a narrow model
-_CPU_SHARE = 80  # to be busy, a GPU needs this many times more tokens than a core
-_MPS_TOKENS = 8192
 OLDEST_FOR_FP8 = (8, 9)
-_SMALL_BUDGET_SHARE = 0.75  # warn if a GPU has less than this share of another GPU's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +95,7 @@ class DeviceChoice:
             precision: the run's precision.
             is_auto: whether the devices determine the precision, and the tokens per batch.
         """
+        small_budget_share = 0.75  # warn if a GPU has less than this share of another GPU's tokens
         auto_precision, auto_tokens = is_auto
         lines: list[str] = []
         if not self.gpus:
@@ -111,7 +108,7 @@ class DeviceChoice:
             )
         alone = [replace(self, memory=gpu.memory_free) for gpu in self.gpus]
         tokens = [choose_tokens(each, footprint, precision) for each in alone]
-        small = [place for place, n in enumerate(tokens) if n < _SMALL_BUDGET_SHARE * max(tokens)]
+        small = [place for place, n in enumerate(tokens) if n < small_budget_share * max(tokens)]
         if auto_tokens and small:
             lines.append(
                 f"{self.describe_gpus(small)} has memory for batches of {min(tokens):,} "
@@ -199,10 +196,13 @@ def _why_no_fp8(choice: DeviceChoice) -> UnavailableError:
 
 def choose_tokens(choice: DeviceChoice, footprint: Footprint, precision: Precision) -> int:
     """Choose the tokens per batch: enough to saturate the device, and well within its memory."""
+    mps_tokens = 8192
+    cpu_share = 80  # to be busy, a GPU needs this many times more tokens than a core
+    cpu_tokens = 2048  # tokens that fit into the CPU caches, doubled for a narrow model
     if choice.kind == "cpu":
-        return min(max(_CPU_TOKENS, footprint.filling_tokens // _CPU_SHARE), 2 * _CPU_TOKENS)
+        return min(max(cpu_tokens, footprint.filling_tokens // cpu_share), 2 * cpu_tokens)
     if choice.kind == "mps":
-        return _MPS_TOKENS
+        return mps_tokens
     fitting = (choice.memory - footprint.weight_bytes(precision)) // 2 // footprint.bytes_per_token
     return max(footprint.fewest_tokens, min(fitting, footprint.filling_tokens))
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from virnucpro.core.option_schema import ComputeOptions
 
 _WORKER_BYTES = GIB // 2  # PyTorch and a batch in a CPU worker, without the model
-_MAX_WORKERS = 1024
 _CPU_FACTS = Path("/proc/cpuinfo")
 
 
@@ -117,13 +116,14 @@ def count_workers(workers: int | None, model_bytes: int, machine: Machine) -> in
     Raises:
         UsageError: the number is out of range.
     """
+    max_workers = 1024
     if workers is None:
         n_fitting = int(0.8 * machine.memory_available / (model_bytes + _WORKER_BYTES))
         return min(machine.cores, max(1, n_fitting))
-    if not 1 <= workers <= _MAX_WORKERS:
+    if not 1 <= workers <= max_workers:
         raise UsageError(
             with_options("{workers} is {value}", value=workers),
-            hint=f"give 1 to {_MAX_WORKERS}, or leave it out",
+            hint=f"give 1 to {max_workers}, or leave it out",
             option="workers",
         )
     return workers

@@ -30,7 +30,6 @@ from virnucpro.models.family import RemoteFile
 
 _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte
-_SLOWEST = 50_000  # minimum average bytes per second
 
 
 _OnBytes = Callable[[int, int], None]  # bytes so far, total bytes (0: unknown)
@@ -140,6 +139,7 @@ def _receive(
         UnavailableError: the file exceeds its size limit.
         OSError: the server sends another file, such as a login page. See also ``_fetch``.
     """
+    slowest = 50_000  # minimum average bytes per second
     announced = start + answer.length if answer.length else 0  # 0: unknown
     total = file.n_bytes or announced
     if announced not in (0, total):
@@ -155,7 +155,7 @@ def _receive(
         if n_bytes > most:
             raise UnavailableError(f"it is longer than {most} bytes")
         seconds = time.monotonic() - began
-        if seconds > 2 * _TIMEOUT + (n_bytes - start) / _SLOWEST:
+        if seconds > 2 * _TIMEOUT + (n_bytes - start) / slowest:
             raise OSError(
                 f"the connection is too slow: {n_bytes - start} bytes in {seconds:.0f} seconds"
             )

@@ -27,7 +27,6 @@ from virnucpro.core.option_text import with_options
 from virnucpro.models.attention import E4M3
 
 LARGEST = 448.0  # largest e4m3 number
-LEAST = 1e-12  # replaces the maximum of an all-zero row
 FP8_WIDTH = 16  # both dimensions of an 8-bit weight matrix are multiples of this
 
 
@@ -40,8 +39,9 @@ class Rows8(NamedTuple):
 
 def quantise(rows: Tensor) -> Rows8:
     """Scale rows, (n_rows, dim), and round them to e4m3."""
+    least = 1e-12  # replaces the maximum of an all-zero row
     rows = rows.float()
-    largest = rows.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST)
+    largest = rows.abs().amax(dim=-1, keepdim=True).clamp(min=least)
     return Rows8((rows * (LARGEST / largest)).to(E4M3), largest / LARGEST)
 
 

@@ -19,8 +19,6 @@ from virnucpro.models.attention import Kernel, RunLayout, rotate_run
 from virnucpro.models.checkpoint import LAYER_NORM_EPS
 from virnucpro.models.head_tensors import WITH_LM_HEAD
 
-_MAX_WEIGHTS = 1 << 26  # attention weights in memory at once, 256 MB in float32
-
 
 class LMHead(nn.Module):
     """The language-model head: linear layer, exact GELU, LayerNorm, linear layer to the tokens."""
@@ -128,9 +126,10 @@ def _add_attention(total: Tensor, rotated: Tensor, weights: Tensor) -> None:
         rotated: (2, n_proteins, n_heads, seqlen, head_dim), rotated queries and keys.
         weights: (n_heads,), the regression's weights for this layer.
     """
+    max_weights = 1 << 26  # attention weights in memory at once, 256 MB in float32
     _, n_proteins, n_heads, seqlen, head_dim = rotated.shape
-    heads_per_block = min(n_heads, max(1, _MAX_WEIGHTS // seqlen**2))
-    proteins_per_block = max(1, _MAX_WEIGHTS // (heads_per_block * seqlen**2))
+    heads_per_block = min(n_heads, max(1, max_weights // seqlen**2))
+    proteins_per_block = max(1, max_weights // (heads_per_block * seqlen**2))
     for first_protein in range(0, n_proteins, proteins_per_block):
         proteins = slice(first_protein, first_protein + proteins_per_block)
         for first_head in range(0, n_heads, heads_per_block):

@@ -53,7 +53,6 @@ _WITHOUT_DOWNLOAD = with_options(
     tiny=TINY_MODEL,
     notice=TINY_NOTICE,
 )
-_HEAD_BYTES = 6_800_000  # approximate size of a published head
 
 
 def _torch_hub() -> Path:
@@ -351,10 +350,11 @@ def open_default(on_event: EventHandler, hugging_face: Path | None = None) -> Mo
 
 def bytes_to_fetch(model: str, hugging_face: Path | None = None) -> int:
     """Count the bytes to download before a named model or bundle can be used."""
+    head_bytes = 6_800_000  # approximate size of a published head
     models = [find_published(name, hugging_face) for name in model_names(model)]
     n_bytes = sum(found.bytes_to_fetch for found in models if found)
     if model in BUNDLES and not bundled_head(model).exists():
-        n_bytes += _HEAD_BYTES
+        n_bytes += head_bytes
     return n_bytes
 
 

@@ -24,14 +24,11 @@ from virnucpro.models.device_choice import (
 )
 from virnucpro.models.torch_build import TorchBuild, require_torch
 
-_OLDEST_FOR_CUDA_13 = (7, 5)  # compute capability; CUDA 13 drops older cards
 # Compute capabilities supported by PyTorch 2.10 to 2.14 for CUDA 12.6.
 _OLDEST_FOR_CUDA_12 = (5, 0)
-_NEWEST_FOR_CUDA_12 = (9, 0)
 _INSTALL_FOR_CUDA_12 = (
     "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
 )
-_IDLE_FREE_SHARE = 0.9  # a GPU with this share of its memory free counts as unused
 
 
 class Unusable(NamedTuple):
@@ -55,18 +52,20 @@ def why_unusable(gpu: Gpu, torch: TorchBuild) -> Unusable | None:
     (NVIDIA, "CUDA Compatibility"). Builds for CUDA 12 differ in the cards that they have kernels
     for. In that case torch reports the mismatch when a worker starts.
     """
+    newest_for_cuda_12 = (9, 0)
+    oldest_for_cuda_13 = (7, 5)  # compute capability; CUDA 13 drops older cards
     build = f"this build of torch ({torch.version})"
     if torch.cuda is None:
         return Unusable(f"{build} has no CUDA", "install a PyTorch that is built for CUDA")
     major = int(torch.cuda.partition(".")[0])
-    fits_cuda_12 = _OLDEST_FOR_CUDA_12 <= gpu.capability <= _NEWEST_FOR_CUDA_12
+    fits_cuda_12 = _OLDEST_FOR_CUDA_12 <= gpu.capability <= newest_for_cuda_12
     install = f"install PyTorch for CUDA 12: {_INSTALL_FOR_CUDA_12}"
     update = f"update the NVIDIA driver to one for CUDA {major}"
-    if major >= 13 and gpu.capability < _OLDEST_FOR_CUDA_13:
+    if major >= 13 and gpu.capability < oldest_for_cuda_13:
         reason = (
             f"{gpu.name} has compute capability {format_version(gpu.capability)}, and "
             f"{build}, for CUDA "
-            f"{torch.cuda}, has kernels for {format_version(_OLDEST_FOR_CUDA_13)} and newer"
+            f"{torch.cuda}, has kernels for {format_version(oldest_for_cuda_13)} and newer"
         )
         return Unusable(reason, install if fits_cuda_12 else "use a newer GPU")
     if gpu.driver[0] < major:
@@ -256,12 +255,13 @@ def choose_gpus(request: str, cuda_visible_devices: str | None) -> DeviceChoice:
 
 def free_gpus(cuda_visible_devices: str | None) -> list[int]:
     """Return the indices of the usable GPUs that are idle."""
+    idle_free_share = 0.9  # a GPU with this share of its memory free counts as unused
     with suppress(UnavailableError):
         choice = choose_gpus("all", cuda_visible_devices)
         places = (int(device.partition(":")[2]) for device in choice.devices)
         return [
             place
             for place, gpu in zip(places, choice.gpus, strict=True)
-            if gpu.memory_free >= _IDLE_FREE_SHARE * gpu.memory_total
+            if gpu.memory_free >= idle_free_share * gpu.memory_total
         ]
     return []

@@ -19,7 +19,6 @@ from virnucpro.core.option_text import with_options
 from virnucpro.models.base import Model
 
 ALL_LAYERS = "all"
-_HINT = with_options("count layers from 1, or from -1 for the last one; {layers:all} takes each")
 
 
 class OutputChoice(NamedTuple):
@@ -79,12 +78,13 @@ def _parse_layer(text: str, n_layers: int) -> int:
     Raises:
         UsageError: it is no number, or the model lacks the layer.
     """
+    hint = with_options("count layers from 1, or from -1 for the last one; {layers:all} takes each")
     try:
         number = int(text)
     except ValueError as error:
         raise UsageError(
             with_options("{layers} has {text}, which is no layer", text=repr(printable(text))),
-            hint=_HINT,
+            hint=hint,
             option="layers",
         ) from error
     layer = n_layers + 1 + number if number < 0 else number

@@ -26,8 +26,6 @@ from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.base import Pending, Rows
 from virnucpro.models.protein_tokens import EXTRA_TOKENS, MASK, tokenize
 
-_SHAPES_KEPT = "32"  # a batch has about ten shapes, a training batch about twenty
-
 
 def use_device(device: torch.device) -> None:
     """Set this process up to compute in true float32. A GPU becomes the current device.
@@ -45,10 +43,11 @@ def use_device(device: torch.device) -> None:
 
     All of these settings are read only before the first product.
     """
+    shapes_kept = "32"  # a batch has about ten shapes, a training batch about twenty
     if device.type == "cpu":
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
         for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-            os.environ.setdefault(cache, _SHAPES_KEPT)
+            os.environ.setdefault(cache, shapes_kept)
     if device.type == "cuda":
         if device.index is not None:  # otherwise it is the current device
             torch.cuda.set_device(device)

@@ -21,7 +21,6 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.models.base import DAMAGE
 
-_MAGIC = (b"PK", b"\x80")  # a zip archive, or a bare pickle from older versions
 # Errors raised by torch.load for a damaged file.
 _DAMAGE = (*DAMAGE, EOFError, AssertionError, struct.error, zipfile.BadZipFile)
 
@@ -40,9 +39,10 @@ def read_pt(path: Path, kind: str, allowed: Sequence[_Allowed] = ()) -> object:
     Raises:
         UnavailableError: the file is of another kind, is damaged, or names anything else.
     """
+    magic = (b"PK", b"\x80")  # a zip archive, or a bare pickle from older versions
     try:
         with open_regular_file(path) as handle:
-            if not handle.read(2).startswith(_MAGIC):
+            if not handle.read(2).startswith(magic):
                 raise _unknown_format_error(path, kind, "neither a .pt file nor a model folder")
         is_archive = zipfile.is_zipfile(path)
         if is_archive and _is_compressed(path):

@@ -48,10 +48,7 @@ from virnucpro.models.transformer import DTYPES
 LEARNED, COMPOSITION = "learned", "composition"  # family names
 _HERE = "."  # the ESM-2 in the same folder as the file
 _FACTS = "virnucpro_encoder"  # metadata entry
-_OF_A_TRAINING = "training.json"
 _NETWORK = "network."  # prefix of weight names: the network's module in a reader
-_BYTES_PER_TOKEN = 8192  # for an LSTM, which needs most: gates, states and copies in float32
-_FILLING_TOKENS = 327_680  # per batch on a GPU
 
 Weights = Mapping[str, NDArray[np.float32]]
 
@@ -178,14 +175,16 @@ def inspect_trained_encoder(path: Path, on_event: EventHandler = lambda _: None)
 
 def _footprint(path: Path, weights: Weights, base: ESM2Model | None) -> Footprint:
     """Estimate the memory. An ESM-2 needs more per token than a network over its residues."""
+    filling_tokens = 327_680  # per batch on a GPU
+    bytes_per_token = 8192  # for an LSTM, which needs most: gates, states and copies in float32
     n_parameters = sum(values.size for values in weights.values())
     file_bytes = path.stat().st_size
     if base is None:
         return Footprint(
             n_parameters=n_parameters,
             file_bytes=file_bytes,
-            bytes_per_token=_BYTES_PER_TOKEN,
-            filling_tokens=_FILLING_TOKENS,
+            bytes_per_token=bytes_per_token,
+            filling_tokens=filling_tokens,
         )
     return replace(
         base.footprint,
@@ -225,7 +224,8 @@ def inspect(path: Path, on_event: EventHandler) -> Model | None:
         UnavailableError: the encoder is damaged, its ESM-2 is missing, or the folder belongs to a
             training, not to a model.
     """
-    if (path / _OF_A_TRAINING).is_file():
+    of_a_training = "training.json"
+    if (path / of_a_training).is_file():
         raise UnavailableError(
             f"{printable(path)} is the folder of a training, not of a model",
             hint=f"name the model in it: {printable(path / 'model')}",

@@ -40,8 +40,6 @@ DTYPES: Mapping[str, torch.dtype] = {
     "fp16": torch.float16,
     "fp8": torch.bfloat16,  # before ``PackedTransformer.quantise``
 }
-_USUAL_TOKENS = 2048  # in a batch on a CPU
-_MOST_WAITING = 2  # branches that one kernel adds at once
 _NO_NORM = nn.Identity()
 
 Factor = Tensor | Rows8  # the first factor in a product with weights
@@ -91,12 +89,13 @@ class ResidualStream:
 
     def normed(self, norm: nn.LayerNorm, dtype: torch.dtype) -> Factor:
         """Norm the stream for a sub-layer. -> (n_tokens, dim) in ``dtype``"""
+        most_waiting = 2  # branches that one kernel adds at once
         if not self.has_triton:
             rows: Tensor = norm(self.x)
             return quantise(rows) if dtype == E4M3 else rows.to(dtype)
         out = torch.empty_like(self.x, dtype=dtype)
         scales = self.x.new_empty(len(out), 1) if dtype == E4M3 else None
-        total = torch.empty_like(self.x) if len(self.waiting) == _MOST_WAITING else None
+        total = torch.empty_like(self.x) if len(self.waiting) == most_waiting else None
         self._add_and_norm(norm, out, total, scales)
         if total is not None:
             self.x = total
@@ -179,10 +178,11 @@ class TransformerLayer(nn.Module):
 
         The converted copy works only in ``linear`` and has no gradients.
         """
+        usual_tokens = 2048  # in a batch on a CPU
         self.is_fused = True
         for name in self.products:
             part = getattr(self, name)
-            ordered = torch.ops.mkldnn._reorder_linear_weight(part.weight, _USUAL_TOKENS)
+            ordered = torch.ops.mkldnn._reorder_linear_weight(part.weight, usual_tokens)
             part.weight = nn.Parameter(ordered, requires_grad=False)
 
     def quantise(self) -> None:

@@ -12,7 +12,6 @@ from typing import BinaryIO
 from virnucpro.core.atomic_io import storage_errors
 from virnucpro.core.safe_dir import SafeDir
 
-_BYTES_IN_MEMORY = 2**24  # bytes of lines to be sorted
 _BLOCK = 2**18  # bytes merged at once from a run of sorted lines
 
 
@@ -41,10 +40,11 @@ class SortedLines:
 
     def add(self, text: bytes | memoryview) -> None:
         """Add lines in ``sorted_lines`` order."""
+        bytes_in_memory = 2**24  # bytes of lines to be sorted
         if text:
             self._texts.append(bytes(text).replace(b"\t", b"\0"))
             self._n_bytes += len(text)
-        if self._n_bytes >= _BYTES_IN_MEMORY:
+        if self._n_bytes >= bytes_in_memory:
             self._write()
 
     def _write(self) -> None:

@@ -21,7 +21,6 @@ from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.option_text import with_options
 from virnucpro.results.names import read_tsv_field
 
-_BYTES_AT_ONCE = 2**22  # table bytes read at once
 NO_OLD_NAMES: Mapping[str, str] = MappingProxyType({})
 _Rows: TypeAlias = IntArray | list[int] | slice
 
@@ -174,6 +173,7 @@ def split_table(path: Path, old_names: Mapping[str, str] = NO_OLD_NAMES) -> Iter
     Raises:
         OSError: the table cannot be read.
     """
+    bytes_at_once = 2**22  # table bytes read at once
     if not path.is_file():
         return
     with path.open("rb") as lines:
@@ -183,7 +183,7 @@ def split_table(path: Path, old_names: Mapping[str, str] = NO_OLD_NAMES) -> Iter
         size = os.fstat(lines.fileno()).st_size
         while end < size:
             start = end
-            lines.seek(start + _BYTES_AT_ONCE)
+            lines.seek(start + bytes_at_once)
             lines.readline()
             end = min(lines.tell(), size)
             yield TableSpan(path, header, start, end)

@@ -18,8 +18,6 @@ from virnucpro.results.outputs import (
 )
 from virnucpro.viral.types import Call, Identity, Region
 
-_MOST_BASES = 10**15
-_EXTENTS = ("provirus", "whole")
 RecordKey = tuple[str, str]  # sample and id of a record
 
 
@@ -129,12 +127,14 @@ def parse_identity(row: dict[str, str]) -> tuple[RecordKey, Identity]:
 
 def parse_region(row: dict[str, str]) -> tuple[RecordKey, Region]:
     """Parse a record's sample and id, and its region, from a table of any version."""
+    extents = ("provirus", "whole")
+    most_bases = 10**15
     start = int(row["start"]) - 1
     end = int(row["end"])
     posterior = float(row["posterior"] or "nan")
-    if not (0 <= start < end <= _MOST_BASES and (isnan(posterior) or 0 <= posterior <= 1)):
+    if not (0 <= start < end <= most_bases and (isnan(posterior) or 0 <= posterior <= 1)):
         raise ValueError(f"{row['record']} has no region such as {row['region']}")
-    if row["extent"] not in _EXTENTS:
+    if row["extent"] not in extents:
         raise ValueError(f"{row['region']} is a {row['extent']}")
     if row["class"] not in ("prophage", "uncertain", ""):
         raise ValueError(f"{row['region']} is of the class {row['class']}")

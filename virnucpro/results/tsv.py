@@ -50,9 +50,7 @@ EMPTY = np.iinfo(np.int64).min  # written as an empty field
 # Column kinds. A positive kind counts decimals.
 _LETTERS = -2
 _TEXTS = -1
-_WHOLE = 0
 _WIDTH = 60  # letters per line
-_LARGEST = 1e9  # upper bound for numbers with decimals
 
 
 class Column(NamedTuple):
@@ -83,14 +81,16 @@ def _letters(sequences: Sequence[str]) -> Column:
 
 def format_integers(values: Sequence[int] | IntArray) -> Column:
     """Make an integer column. ``EMPTY`` gives an empty field."""
+    whole = 0
     content = np.array(values, dtype=np.int64)
-    return Column(len(values), _WHOLE, content, 20 * len(values))
+    return Column(len(values), whole, content, 20 * len(values))
 
 
 def format_decimals(values: Sequence[float | None] | FloatArray, n_decimals: int) -> Column:
     """Make a number column below 1e9, rounded to decimals as in Python. NaN, None: empty."""
+    largest = 1e9  # upper bound for numbers with decimals
     content = np.array(values, dtype=np.float64)
-    assert not (np.abs(content) >= _LARGEST).any(), "its digits would not be exact"
+    assert not (np.abs(content) >= largest).any(), "its digits would not be exact"
     return Column(len(values), n_decimals, content, (12 + n_decimals) * len(values))
 
 

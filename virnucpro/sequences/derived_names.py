@@ -23,7 +23,6 @@ _DERIVED = re.compile(
 # words in derived names, by their first letter
 _WORDS = {b"_": (b"_chunk_", b"_piece_"), b"|": (b"|provirus_", b"|whole_")}
 _OVERLAP = max(len(word) for words in _WORDS.values() for word in words) - 1
-_FEW = 100  # positions checked one by one
 
 
 def original_name(name: str) -> str:
@@ -74,8 +73,9 @@ def _occur(first: bytes, words: tuple[bytes, ...], data: bytes) -> bool:
     Most bytes are sequence letters, and searching for one letter is many times faster than
     searching for a word.
     """
+    few = 100  # positions checked one by one
     position = data.find(first)
-    for _ in range(_FEW):
+    for _ in range(few):
         if position < 0:
             return False
         if data.startswith(words, position):

@@ -56,9 +56,6 @@ _ENDING = re.compile(rf"({_FORMAT_PATTERN})?({_PACKED_PATTERN})?\Z", re.IGNORECA
 # IUPAC codes, RNA's U, the mask X, and the stop that some tools write
 _NUCLEOTIDES = b"ACGTURYSWKMBDHVNXacgturyswkmbdhvnx*"
 _RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*" + MASK_LETTER.encode()
-_ONLY_PROTEIN = b"EFIJLOPQZefijlopqz"
-_PLAIN_BASES = b"ACGTUNacgtun"
-_MIN_TYPED_LETTERS = 50  # letters in the shortest record that reveals its type
 _SAMPLE = 1_000_000  # letters read to distinguish nucleotides from proteins
 _MASKS = b"Xx" + MASK_LETTER.encode()  # any base or residue, so ignored when guessing the type
 _BLANK_BYTES = [blank.encode() for blank in BLANKS]
@@ -575,11 +572,13 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
     Raises:
         InputError: the letters fit neither type, or the file mixes both.
     """
+    plain_bases = b"ACGTUNacgtun"
+    only_protein = b"EFIJLOPQZefijlopqz"
     samples = list(_first_letters(path, name))
     letters = "".join(sample for _, sample in samples).encode("ascii", "replace")
     plain, protein, masks = (
         len(letters) - len(letters.translate(None, counted))
-        for counted in (_PLAIN_BASES, _ONLY_PROTEIN, _MASKS)
+        for counted in (plain_bases, only_protein, _MASKS)
     )
     total = len(letters) - masks
     if not letters:
@@ -619,7 +618,8 @@ def _first_letters(path: Path, name: str) -> Iterator[tuple[str, str]]:
 
 def _is_nucleotide(sequence: str) -> bool:
     """Return True if a sequence has only the four bases, each of them often, unlike any protein."""
+    min_typed_letters = 50  # letters in the shortest record that reveals its type
     counts = Counter(sequence.upper().replace("U", "T"))
     n_rarest = min(counts[base] for base in "ACGT")
     is_plain = counts.keys() <= set("ACGTNX")
-    return is_plain and len(sequence) >= _MIN_TYPED_LETTERS and n_rarest >= 0.05 * len(sequence)
+    return is_plain and len(sequence) >= min_typed_letters and n_rarest >= 0.05 * len(sequence)

@@ -28,8 +28,6 @@ from virnucpro.sequences.input_search import announce_reads
 from virnucpro.sequences.inputs import InputFile, hash_inputs, with_text_hash
 from virnucpro.sequences.samples import find_repeated_ids, id_digests, rename_records
 
-_IDS_AT_ONCE = 1000  # ids per lookup
-
 
 def _majority(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
     ranks = Counter(guess for _, guess in guesses if guess is not None).most_common()
@@ -247,10 +245,11 @@ def find_repeat(
 
     The digests from index ``first`` on, up to hundreds of millions, are sorted without a copy.
     """
+    ids_at_once = 1000  # ids per lookup
     suspects = _sort_and_compare(digests, first)
     positions: dict[str, str] = {}
     remaining = iter(records if len(suspects) else ())
-    while batch := list(islice(remaining, _IDS_AT_ONCE)):
+    while batch := list(islice(remaining, ids_at_once)):
         names = {*_suspect_repeats([record.id for _, record in batch], suspects)}
         for file, record in batch:
             if record.id in names:

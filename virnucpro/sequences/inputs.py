@@ -40,15 +40,12 @@ from virnucpro.sequences.fasta import (
 )
 from virnucpro.sequences.record_text import PEEK_BYTES
 
-_SHEET_SUFFIXES = (".tsv", ".csv")
 STDIN = Path("-")
 STDIN_NAME = "standard input"
 RECORDS = ".records-"  # folders for records passed in Python; their path means nothing to users
 RUN_FILE = "run.json"  # marks a run folder
 # fields that the run decides; all other fields describe the current file
 RUN_FIELDS = ("generation", "sample", "n_renamed", "error", "mate")
-# fields of a compressed file that are known only after decompression
-_TEXT_FIELDS = ("text_sha256", "n_text_bytes", "may_have_derived_names")
 
 
 class _FileStamp(NamedTuple):
@@ -130,9 +127,11 @@ class InputFile:
 
     def with_text_hash_of(self, recorded: Iterable[InputFile]) -> InputFile:
         """Return the file with the recorded hash of its decompressed content, if unchanged."""
+        # fields of a compressed file that are known only after decompression
+        text_fields = ("text_sha256", "n_text_bytes", "may_have_derived_names")
         for file in recorded:
             if file.sha256 == self.sha256 and file.text_sha256:
-                return replace(self, **{name: getattr(file, name) for name in _TEXT_FIELDS})
+                return replace(self, **{name: getattr(file, name) for name in text_fields})
         return self
 
     @property
@@ -346,7 +345,8 @@ def is_sheet(path: Path) -> bool:
     Raises:
         InputMissingError: the file cannot be read.
     """
-    if path.suffix.lower() not in _SHEET_SUFFIXES or not path.is_file():
+    sheet_suffixes = (".tsv", ".csv")
+    if path.suffix.lower() not in sheet_suffixes or not path.is_file():
         return False
     with open_fasta(path), path.open("rb") as handle:
         start = handle.read(4096)

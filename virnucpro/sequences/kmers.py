@@ -22,14 +22,12 @@ from virnucpro.sequences.base_digits import BASE_DIGITS, N_TETRANUCLEOTIDES
 N_CODONS = 64
 N_BORDERS = 16
 N_FEATURES = N_CODONS + N_TETRANUCLEOTIDES + N_BORDERS
-_GAP = "NNN"  # separates frames, so that no tetranucleotide or border spans two frames
 
 K = 31
 ONE_IN = 100  # sample one in this many k-mers
 
 _Hashes = NDArray[np.uint32]
 _Gaps = NDArray[np.uint16]
-_SPAN = 1_000_000  # k-mers per step, so that memory does not grow with the sequence
 _FULL_GAP = np.iinfo(np.uint16).max  # continues a gap that is too long for 16 bits
 
 
@@ -50,9 +48,10 @@ def frame_composition(frames: Sequence[str]) -> NDArray[np.float32]:
     Returns:
         (n, 336) float32.
     """
+    gap = "NNN"  # separates frames, so that no tetranucleotide or border spans two frames
     lengths = np.array([len(bases) for bases in frames], dtype=np.int64)
     assert not (lengths % 3).any(), "a frame is whole codons"
-    text = (_GAP.join(frames) + _GAP).encode("ascii", "replace")
+    text = (gap.join(frames) + gap).encode("ascii", "replace")
     digits = BASE_DIGITS[np.frombuffer(text, dtype=np.uint8)]
     row_of_codon = np.repeat(np.arange(len(frames)), lengths // 3 + 1)
     codon_digits = digits[: 3 * len(row_of_codon)].reshape(-1, 3)
@@ -107,8 +106,9 @@ class Sketch:
         >>> Sketch.from_sequences("ACGT" * 7).hashes.size  # shorter than a k-mer
         0
         """
-        spans = range(0, len(sequence) - K + 1, _SPAN)
-        return cls.merge(cls(_hash_kmers(sequence[i : i + _SPAN + K - 1])) for i in spans)
+        span = 1_000_000  # k-mers per step, so that memory does not grow with the sequence
+        spans = range(0, len(sequence) - K + 1, span)
+        return cls.merge(cls(_hash_kmers(sequence[i : i + span + K - 1])) for i in spans)
 
     @classmethod
     def merge(cls, sketches: Iterable[Sketch]) -> Sketch:

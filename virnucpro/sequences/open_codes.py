@@ -28,8 +28,6 @@ _ENCODED_AT_ONCE = 1_000_000  # letters
 _READ_ON = {4: ("TGA",), 15: ("TAG",), 6: ("TAA", "TAG")}
 OPEN_CODONS = 100  # codons in the shortest open stretch that indicates another code
 _OPEN_RATIO = 2.5  # minimum ratio of the longest open stretches, other code to bacterial code
-_SAME_LENGTH = 0.8  # a code with fewer reassigned stops needs this share of the longest stretch
-_SHORTEST_CODED = 2000  # bases
 _MOST_GC = 0.45  # at higher GC, wrong frames in genes are open too
 MOST_BY_CHANCE = 1e-3  # expected number of such stretches in a random sequence with these bases
 _CODES = (STANDARD.number, *_READ_ON)  # codes whose open stretches are compared
@@ -61,8 +59,9 @@ def find_open_codes(sequences: Sequence[str]) -> list[int | None]:
     times as long as the longest one under the bacterial code. If no code qualifies, the result is
     None. Short sequences always get None.
     """
+    shortest_coded = 2000  # bases
     codes: list[int | None] = [None] * len(sequences)
-    indices = [i for i, sequence in enumerate(sequences) if len(sequence) >= _SHORTEST_CODED]
+    indices = [i for i, sequence in enumerate(sequences) if len(sequence) >= shortest_coded]
     counts, longest = _longest_open([sequences[index] for index in indices])
     lengths = np.array([len(sequences[index]) for index in indices], dtype=np.int64)
     shares = counts / lengths[:, None]
@@ -112,6 +111,7 @@ def _best_open_code(
 
     For the bacterial code, return None.
     """
+    same_length = 0.8  # a code with fewer reassigned stops needs this share of the longest stretch
     closed = open_codons[STANDARD.number]
     lengths = {}
     for number, stops in _READ_ON.items():
@@ -121,7 +121,7 @@ def _best_open_code(
         if longest >= max(OPEN_CODONS, _OPEN_RATIO * closed) and n_by_chance < MOST_BY_CHANCE:
             lengths[number] = longest
     longest = max(lengths.values(), default=0)
-    return next((number for number in lengths if lengths[number] >= _SAME_LENGTH * longest), None)
+    return next((number for number in lengths if lengths[number] >= same_length * longest), None)
 
 
 def _chances_of_stop(shares: Mapping[str, float], read_on: Container[str]) -> tuple[float, float]:

@@ -10,10 +10,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_TAR_MARK = b"ustar"
-_TAR_MARK_OFFSET = 257  # after the header of the first file in the archive
-
 
 class OtherFormat(NamedTuple):
     """A format that VirNucPro does not read."""
@@ -138,13 +134,16 @@ def find_other_format(start: bytes) -> OtherFormat | None:
     >>> find_other_format(b"BAM\\1...").name, find_other_format(b">contig1\\nACGT")
     ('BAM', None)
     """
-    text = start.removeprefix(_BYTE_ORDER_MARK).lstrip(b"\r\n")
+    tar_mark_offset = 257  # after the header of the first file in the archive
+    tar_mark = b"ustar"
+    byte_order_mark = b"\xef\xbb\xbf"
+    text = start.removeprefix(byte_order_mark).lstrip(b"\r\n")
     for other_format, mark in FORMATS:
         if mark.match(text):
             return other_format
     if b"\0" not in start:
         return None
-    if start[_TAR_MARK_OFFSET:].startswith(_TAR_MARK):
+    if start[tar_mark_offset:].startswith(tar_mark):
         return OtherFormat("a tar archive", _UNPACK.format("tar xf"))
     return OtherFormat(
         "a binary file", "give FASTA or FASTQ, plain or compressed with gzip, bzip2, xz or zstd"

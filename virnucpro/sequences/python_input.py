@@ -27,7 +27,6 @@ _Kind: TypeAlias = Literal["path", "sequence", "record"]
 _RESIDUES = re.compile(r"(?:[A-Z]|<mask>)(?:[A-Z*]|<mask>)*")
 _BASES = re.compile(r"[ACGTUNacgtun]+")
 _NO_SEQUENCE = re.compile(r"[^A-Za-z*>\s-]")  # a character that only paths have
-_LONGEST_NAME = 255  # bytes in a file name on common file systems
 _WAYS = (
     "give a path as pathlib.Path or with input=, and a sequence in capital letters, as a pair of "
     "id and sequence, or in a dict"
@@ -128,7 +127,8 @@ def _may_be_sequence(item: Any) -> bool:  # noqa: ANN401 - user input
 
 def _exists(name: str) -> bool:
     """Return True if a file or folder has this name. Skip long names without a slash."""
-    is_short = len(name) <= _LONGEST_NAME or os.sep in name
+    longest_name = 255  # bytes in a file name on common file systems
+    is_short = len(name) <= longest_name or os.sep in name
     return bool(name) and "\0" not in name and is_short and os.path.lexists(name)
 
 

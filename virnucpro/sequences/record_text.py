@@ -25,7 +25,6 @@ BOM = b"\xef\xbb\xbf"
 _GAPS = "-.~"  # alignment gaps
 INNER_BLANKS = " \t\v\f"  # blanks between letters; str.split() also splits at control codes
 BLANKS = INNER_BLANKS + "\r\n"
-_SHOWN = 100  # header characters in a message
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # ``surrogateescape`` decodes invalid bytes to these
 
 
@@ -175,8 +174,9 @@ def _check_record(header: str, sequence: str, line: int, label: str) -> None:
 
 
 def check_length(n_letters: int, header: str, line: int, label: str) -> None:
+    shown = 100  # header characters in a message
     if n_letters > MAX_LETTERS:
-        name = printable(header[:_SHOWN])
+        name = printable(header[:shown])
         raise InputError(
             f"{label}:{line}: the record {name} has more than {MAX_LETTERS:,} letters",
             hint="cut it into several, for example with `seqkit sliding`",

@@ -35,11 +35,6 @@ from virnucpro.sequences.fasta import (
 )
 from virnucpro.sequences.inputs import InputFile, list_inputs
 
-_LONGEST = 100  # bytes in a name
-_ALLOWED = "._-+"
-_NO_NAME = "sample"
-_SHOWN = 3  # names in a message
-_LETTERS_AT_ONCE = 2**18  # id letters digested per step
 _MATE = re.compile(r"(?P<name>.+)(?P<mark>[._][Rr]?)(?P<mate>\d)(?P<rest>_001)?")
 
 
@@ -86,12 +81,13 @@ def _is_renamed(file: InputFile, sample: str) -> bool:
 
 def _announce_names(changed: Sequence[str], pairs: Sequence[str]) -> None:
     """Announce renamed samples, and samples with read pairs."""
+    shown = 3  # names in a message
     if changed:
-        announce(f"samples renamed: {list_inputs(changed, _SHOWN)}")
+        announce(f"samples renamed: {list_inputs(changed, shown)}")
     if pairs:
         announce(
             f"{format_count(len(pairs), 'sample')} with read pairs in two files: "
-            f"{list_inputs(pairs, _SHOWN)}; ids end in /1 and /2"
+            f"{list_inputs(pairs, shown)}; ids end in /1 and /2"
         )
 
 
@@ -133,9 +129,12 @@ def clean_name(text: str) -> str:
     >>> clean_name("../my sample:1")
     '_my_sample_1'
     """
+    no_name = "sample"
+    allowed = "._-+"
+    longest = 100  # bytes in a name
     letters = unicodedata.normalize("NFC", text)
-    name = "".join(c if c.isalnum() or c in _ALLOWED else "_" for c in letters).lstrip(".-")
-    return name.encode()[:_LONGEST].decode(errors="ignore") or _NO_NAME
+    name = "".join(c if c.isalnum() or c in allowed else "_" for c in letters).lstrip(".-")
+    return name.encode()[:longest].decode(errors="ignore") or no_name
 
 
 def _pair_key(name: str) -> str:
@@ -278,6 +277,7 @@ def id_digests(ids: Sequence[str]) -> NDArray[np.uint64]:
     The hash is multilinear: a sum of all bytes and an end mark, weighted by position (Lemire and
     Kaser 2014, doi:10.1093/comjnl/bxt070).
     """
+    letters_at_once = 2**18  # id letters digested per step
     letters = np.frombuffer("\0".join((*ids, "")).encode(), np.uint8)
     ends = np.flatnonzero(letters == 0)
     starts = np.append(0, ends + 1)[:-1]
@@ -286,7 +286,7 @@ def id_digests(ids: Sequence[str]) -> NDArray[np.uint64]:
     while low < len(letters):
         first = int(np.searchsorted(ends, low))
         offset = low - int(starts[first])  # in an id longer than a part, which is read alone
-        high = min(low + _LETTERS_AT_ONCE, int(ends[first]) + 1 if offset else len(letters))
+        high = min(low + letters_at_once, int(ends[first]) + 1 if offset else len(letters))
         rows = slice(first, int(np.searchsorted(ends, high - 1)) + 1)
         begins = np.maximum(starts[rows], low)
         positions = np.arange(low, high) - np.repeat(begins, np.diff(begins, append=high))

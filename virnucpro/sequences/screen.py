@@ -8,8 +8,6 @@ from virnucpro.core.recipe import Recipe, Status
 from virnucpro.core.types import MASK_LETTER, MASK_TEXT, FastaRecord, Records
 from virnucpro.sequences.fasta import find_invalid, matches_type
 
-_MAX_RESIDUES = 50_000  # longer than any known protein; the cost of attention is quadratic
-
 
 def reject_reason(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
     """Return the status and note of a record that is rejected, or None and ""."""
@@ -23,8 +21,9 @@ def reject_reason(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, s
 
 
 def _screen_length(length: int, recipe: Recipe) -> tuple[Status | None, str]:
-    if recipe.input_type == "protein" and length > _MAX_RESIDUES:
-        return "invalid", f"{length} residues; at most {_MAX_RESIDUES} are embedded"
+    max_residues = 50_000  # longer than any known protein; the cost of attention is quadratic
+    if recipe.input_type == "protein" and length > max_residues:
+        return "invalid", f"{length} residues; at most {max_residues} are embedded"
     if length < recipe.min_length:
         return "too_short", f"{length} of at least {recipe.min_length}"
     return None, ""

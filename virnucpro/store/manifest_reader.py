@@ -65,11 +65,12 @@ def _encoder_spec(stored: Mapping[str, Any], folder: Path) -> EncoderSpec:
     Raises:
         ResumeError: VirNucPro no longer has the encoder.
     """
+    another_folder = with_options("choose another {output_dir}, or start again with {force}")
     if removed := REMOVED_MODELS.get(stored["family"]):
         raise ResumeError(
             f"{printable(folder)} contains a run with the model {removed}, which VirNucPro no "
             "longer has",
-            hint=join_texts(". ", [_ANOTHER_FOLDER, removed_model_hint()]),
+            hint=join_texts(". ", [another_folder, removed_model_hint()]),
         )
     spec = EncoderSpec(**stored)
     return replace(spec, model=current_name(spec.model))

@@ -58,9 +58,7 @@ InputSpans: TypeAlias = tuple[tuple[int, Span], ...]
 Part = TypeVar("Part")  # a record or file
 ShardSpans: TypeAlias = tuple[tuple[int, int], ...]  # shard spans as (first, last + 1)
 LETTERS_AT_ONCE = 500_000  # in records that are called, translated or screened together
-_PARTS_AT_ONCE = 5_000  # records, or small files
 _FORMAT = 5  # increase when plan parts from two program states cannot be joined
-_LEAST_NUMBERS = 1000  # shard numbers per slice, so that shard names stay short
 
 
 # Yields the records in a block that can be embedded, each with the index of the first ``--embed``
@@ -135,13 +133,14 @@ def group_boundaries() -> Callable[[int], bool]:
 
     The parts of a group are called together.
     """
+    parts_at_once = 5_000  # records, or small files
     n_letters = n_parts = 0
 
     def is_end(n_more: int) -> bool:
         nonlocal n_letters, n_parts
         n_letters += n_more
         n_parts += 1
-        is_full = n_letters >= LETTERS_AT_ONCE or n_parts == _PARTS_AT_ONCE
+        is_full = n_letters >= LETTERS_AT_ONCE or n_parts == parts_at_once
         if is_full:
             n_letters = n_parts = 0
         return is_full
@@ -393,7 +392,8 @@ def _count_numbers(recipe: Recipe) -> int:
 
     Six frames have two residues per base, and a base is in at most two chunks.
     """
-    number = _LEAST_NUMBERS
+    least_numbers = 1000  # shard numbers per slice, so that shard names stay short
+    number = least_numbers
     while number < N_SMALL_SHARDS + 4 * recipe.bytes_per_slice // recipe.largest_shard:
         number *= 10
     return number

@@ -38,17 +38,14 @@ LOCK = ".lock"
 _MARK = f"{LOCK}.held"  # the lock on a file system without flock
 OF_A_LOCK = (LOCK, _MARK)
 _PATIENCE = 2.0  # seconds to wait for the owner's name
-_MOMENT = 0.02  # seconds between two checks for it
 _STALE_SECONDS = 0.2  # for filelock to take over the lock of a dead process
 _QUEUE_SECONDS = 10.0  # for processes that start together and take turns, without flock
 _TAG = re.compile(r"work-(?P<host>[\w.-]+)-(?P<pid>\d+)\.log", re.ASCII)
-_NAMED = 3  # maximum number of owners in a message
 _BEAT_SECONDS = 2.0  # between two beats
 _DEAD_SECONDS = 60.0  # without a beat, by file times, until a process counts as dead
 _WATCH_BEATS = 10  # beats to watch a file for if its time is inconclusive
 _NAME = re.compile(r"process (\d+) on (.+) since .+\n")
 _BEGINNING = b"process "  # starts a run's name in its lock
-_OF_MACHINE = "4026531836"  # the machine's own PID namespace: PROC_PID_INIT_INO in Linux
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
@@ -149,11 +146,12 @@ def _host() -> str:
 
     Containers often share their machine's name, and each has a process 1.
     """
+    of_machine = "4026531836"  # the machine's own PID namespace: PROC_PID_INIT_INO in Linux
     name = socket.gethostname()
-    number = _OF_MACHINE
+    number = of_machine
     with suppress(OSError):  # not Linux, or without /proc
         number = Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
-    return name if number == _OF_MACHINE else f"{name}-{number}"
+    return name if number == of_machine else f"{name}-{number}"
 
 
 def tags_in(folder: Path) -> dict[Path, tuple[str, int]]:
@@ -372,17 +370,19 @@ def _remove_marker(handle: FileIO) -> None:
 
 
 def _in_use_error(handle: FileIO, folder: Path, tags: Path, *hints: str) -> OutputError:
+    named = 3  # maximum number of owners in a message
+    moment = 0.02  # seconds between two checks for it
     deadline = time.monotonic() + _PATIENCE
     name = ""
     working: list[tuple[str, int]] = []
     while not (name or working) and time.monotonic() < deadline:
-        time.sleep(_MOMENT)
+        time.sleep(moment)
         handle.seek(0)
         name = handle.read().decode(errors="replace").strip()
         working = [holder for tag, holder in tags_in(tags).items() if is_held(tag)]
     if working:
-        names = [f"process {pid} on {host}" for host, pid in working[:_NAMED]]
-        more = f" and {len(working) - _NAMED} more" if len(working) > _NAMED else ""
+        names = [f"process {pid} on {host}" for host, pid in working[:named]]
+        more = f" and {len(working) - named} more" if len(working) > named else ""
         return OutputError(
             f"`virnucpro work` is using {printable(folder)}: {', '.join(names)}{more}",
             hint=join_texts(

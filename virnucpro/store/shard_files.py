@@ -29,7 +29,6 @@ from virnucpro.core.recipe import Alphabet, Recipe
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Orf, Shard, shard_name
 
-_AGAIN = "the next start writes shards anew"
 # (number of shards, residues per shard) before the largest; 17.5 million residues make 208 shards
 _SMALL_SHARDS = ((32, 16_000), (32, 32_000), (32, 64_000), (128, 125_000))
 N_SMALL_SHARDS = sum(n for n, _ in _SMALL_SHARDS)
@@ -181,15 +180,16 @@ def read_shard(shard: Shard) -> list[Orf]:
         StorageError: the file is missing or was changed.
         OutputError, StorageError: the file cannot be read now.
     """
+    again = "the next start writes shards anew"
     try:
         with open_regular_file(shard.path) as handle:
             content = handle.read()
     except FileNotFoundError as error:
-        raise StorageError(f"{printable(shard.path)}: {error.strerror}", hint=_AGAIN) from error
+        raise StorageError(f"{printable(shard.path)}: {error.strerror}", hint=again) from error
     except OSError as error:
         raise disk_error(error, shard.path) from error
     if hashlib.sha256(content).hexdigest() != shard.sha256:
-        raise StorageError(f"{printable(shard.path)} changed during the run", hint=_AGAIN)
+        raise StorageError(f"{printable(shard.path)} changed during the run", hint=again)
     lines = content.decode().split("\n")
     return [
         _parse(header, protein) for header, protein in zip(lines[:-1:2], lines[1::2], strict=True)

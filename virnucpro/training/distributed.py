@@ -40,17 +40,11 @@ from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.packing import use_device
 
 T = TypeVar("T")
-_LOCALHOST = "127.0.0.1"
 _TIMEOUT = timedelta(hours=6)  # the first rank may compute vectors while the others wait
 _LISTEN_SECONDS = 0.1  # between two checks
-_CAUSE_SECONDS = 5.0  # wait for the cause: others notice a killed process before it has ended
-_GRACE_SECONDS = 30.0  # for the other processes to notice an error, even on a busy machine
-_FIRST_SECONDS = 900  # connection timeout; the first process may not have started yet
 # Keys in the store that torchrun's processes share.
 _PREPARED = "virnucpro/prepared"
 _EXIT_CODE = "virnucpro/exit_code"
-_N_ERRORS = "virnucpro/n_errors"
-_N_HEARD = "virnucpro/n_heard"
 _KEPT = "finished epochs are kept: fix the cause, then continue with --resume"
 
 
@@ -177,11 +171,12 @@ def _connect() -> Store:
     Raises:
         UnavailableError: the process with the store (torchrun's agent or the first) is gone.
     """
+    first_seconds = 900  # connection timeout; the first process may not have started yet
     try:
-        store: Store = next(rendezvous("env://", timeout=timedelta(seconds=_FIRST_SECONDS)))[0]
+        store: Store = next(rendezvous("env://", timeout=timedelta(seconds=first_seconds)))[0]
     except dist.DistError as error:
         raise UnavailableError(
-            f"no connection to the other processes within {_FIRST_SECONDS} seconds: "
+            f"no connection to the other processes within {first_seconds} seconds: "
             f"{printable(error)}",
             hint="check that torchrun is still running, and that its first node can be reached",
         ) from error
@@ -192,6 +187,7 @@ def _connect() -> Store:
 @contextmanager
 def _fail_together(store: Store, world_size: int) -> Iterator[None]:
     """End all processes with the first error's exit code."""
+    n_errors = "virnucpro/n_errors"
     is_done = threading.Event()
     watcher = threading.Thread(
         target=_end_with_others, args=(store, world_size, is_done), daemon=True
@@ -204,7 +200,7 @@ def _fail_together(store: Store, world_size: int) -> Iterator[None]:
         watcher.join()
         reported_error = error if isinstance(error, VirnucproError) else disk_error(error)
         with suppress(dist.DistError):  # the store is gone, with its process
-            if store.add(_N_ERRORS, 1) > 1:
+            if store.add(n_errors, 1) > 1:
                 exit_code = int(store.get(_EXIT_CODE))
                 _wait_for_all(store, world_size, heard=1)
                 raise SystemExit(exit_code) from error
@@ -233,9 +229,11 @@ def _end_with_others(store: Store, world_size: int, is_done: threading.Event) ->
 
 def _wait_for_all(store: Store, world_size: int, *, heard: int) -> None:
     """Wait until all others have noticed an error: the process with the store must end last."""
-    store.add(_N_HEARD, heard)
-    deadline = time.monotonic() + _GRACE_SECONDS
-    while store.add(_N_HEARD, 0) < world_size - 1 and time.monotonic() < deadline:
+    n_heard = "virnucpro/n_heard"
+    grace_seconds = 30.0  # for the other processes to notice an error, even on a busy machine
+    store.add(n_heard, heard)
+    deadline = time.monotonic() + grace_seconds
+    while store.add(n_heard, 0) < world_size - 1 and time.monotonic() < deadline:
         time.sleep(_LISTEN_SECONDS)
 
 
@@ -300,13 +298,14 @@ def _forward_logs(
     Raises:
         VirnucproError: the error of the process to blame, or the reason why it ended.
     """
+    cause_seconds = 5.0  # wait for the cause: others notice a killed process before it has ended
     running = dict(zip(children, devices, strict=True))
     while running:
         ChildProcess.wait_any(list(running))
         if ends := _exit_order(running, on_event):
             # A cause is sent before other processes can fail because of it.
             ends += _exit_order(running, on_event)
-            deadline = time.monotonic() + _CAUSE_SECONDS
+            deadline = time.monotonic() + cause_seconds
             while running and all(end.may_be_consequence for end in ends):
                 if not ChildProcess.wait_any(list(running), max(0.0, deadline - time.monotonic())):
                     break
@@ -390,8 +389,9 @@ def _set_device(name: str) -> torch.device:
 
 def open_store(port: int, *, is_master: bool) -> dist.TCPStore:  # type: ignore[name-defined]
     """Open the store that local processes share. NCCL uses it too, with its time-out."""
+    localhost = "127.0.0.1"
     return dist.TCPStore(  # type: ignore[attr-defined]
-        _LOCALHOST, port, is_master=is_master, wait_for_workers=False, timeout=_TIMEOUT
+        localhost, port, is_master=is_master, wait_for_workers=False, timeout=_TIMEOUT
     )
 
 

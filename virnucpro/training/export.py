@@ -72,8 +72,6 @@ _TrainedOn = dict[str, Any]  # fields of ``Head``, by name; digests are ascendin
 Epochs = dict[int, list[dict[str, float]]]  # seed -> figures of each epoch
 _Run = tuple[Split, int, int]  # part of the split, number of chunks, index of the first chunk
 _HELD_OUT: tuple[Split, ...] = ("validation", "test")
-_PER_RECORD = 4  # maximum number of runs per length, evenly spread
-_SHORTEST = 0.9  # minimum length of a run, relative to its chunks end to end: they may overlap
 
 
 @dataclass
@@ -276,6 +274,8 @@ def _cut_fragments(
     fasta: Path, store: FrameStore, splits: Mapping[str, Split], size: int
 ) -> Iterator[tuple[_Run, str]]:
     """Yield chunk runs from held-out records, each with its bases."""
+    shortest = 0.9  # minimum length of a run, relative to its chunks end to end: they may overlap
+    per_record = 4  # maximum number of runs per length, evenly spread
     rows = np.flatnonzero(store.chunks[:, 2] == size)
     begin = np.searchsorted(store.chunks[rows, 0], np.arange(len(store.records) + 1))
     records = zip(read_fasta(fasta), store.records, pairwise(begin.tolist()), strict=True)
@@ -286,11 +286,11 @@ def _cut_fragments(
         own = rows[low:high]
         for n_chunks in N_CHUNKS:
             n_runs = len(own) // n_chunks
-            spread = np.linspace(0, n_runs - 1, min(n_runs, _PER_RECORD)).astype(np.int64)
+            spread = np.linspace(0, n_runs - 1, min(n_runs, per_record)).astype(np.int64)
             for i in np.unique(spread) * n_chunks:
                 start, last = store.chunks[own[[i, i + n_chunks - 1]], 1].tolist()
                 bases = record.sequence[start : last + size]
-                if len(bases) >= _SHORTEST * n_chunks * size:
+                if len(bases) >= shortest * n_chunks * size:
                     yield (split, n_chunks, int(own[i])), bases
 
 

@@ -44,24 +44,10 @@ from virnucpro.sequences.fasta import find_invalid, open_fasta, read_fasta
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.training.options import ManifestOptions
 
-_NEEDED = ("path", "label", "group")
-_HINT = (
-    "a manifest is a table with tabs between its columns and a header: path, label, group, "
-    "optionally id, weight, kingdom"
-)
-_HEAVIEST = 1e6  # outweighs everything else, and losses stay finite
 _MOST_NAMED = 5  # in a message
-_N_BYTES = 8  # per digest
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-_COLUMNS = ("group", "label", "kingdom", "split", "n_records")
-_FOR_VALIDATION = 0.15  # share of the groups
-_FOR_TEST = 0.15  # share of the groups
 _Stratum = tuple[str, str]  # label and kingdom
-_MANIFEST_COLUMNS = ("path", "id", "label", "group", "kingdom")
-_RANKS = ("family", "genus", "species")  # the first non-empty column is the group
-_IDS = ("accession", "id")
-_VIRUSES = ("viruses", "virus")  # a domain, and a label
 _DOMAINS = ("superkingdom", "domain", "realm")
 _KINGDOMS = ("kingdom", *_DOMAINS)
 _TAXONOMY = (
@@ -90,7 +76,8 @@ Labelled = tuple[LabelledRecord, FastaRecord]
 
 def group_digest(name: str) -> int:
     """Return a hash of the exact group name. Fits into a uint64."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=_N_BYTES).digest(), "little")
+    n_bytes = 8  # per digest
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=n_bytes).digest(), "little")
 
 
 def record_digest(sequence: str) -> int:
@@ -125,6 +112,11 @@ def read_data_manifest(path: Path) -> DataManifest:
         InputError: the manifest contradicts itself. The message names the line.
         InputMissingError: the manifest or a FASTA file cannot be opened.
     """
+    hint = (
+        "a manifest is a table with tabs between its columns and a header: path, label, group, "
+        "optionally id, weight, kingdom"
+    )
+    needed = ("path", "label", "group")
     if path.is_dir():
         raise InputMissingError(
             f"{printable(path)} is a folder, not a manifest",
@@ -133,7 +125,7 @@ def read_data_manifest(path: Path) -> DataManifest:
     digest = hashlib.sha256()
     paths: dict[str, Path] = {}
     files: dict[Path, _Rows] = {}
-    for line, cells in read_cells(path, _NEEDED, _HINT, digest.update):
+    for line, cells in read_cells(path, needed, hint, digest.update):
         where = f"{printable(path)}:{line}"
         cell = cells["path"]
         if cell not in paths:
@@ -277,11 +269,12 @@ def _check_record(label: str, where: str) -> str:
 
 
 def _weight(text: str, where: str) -> float:
+    heaviest = 1e6  # outweighs everything else, and losses stay finite
     try:
         weight = float(text or 1)
     except ValueError:
         weight = math.nan
-    if not 0 < weight <= _HEAVIEST:
+    if not 0 < weight <= heaviest:
         raise InputError(
             f"{where}: the weight is {printable(text)!r}",
             hint="a weight is a number above 0, at most a million; without one it is 1",
@@ -404,8 +397,10 @@ def _main_strata(records: Iterable[LabelledRecord]) -> dict[str, _Stratum]:
 
 def _allot(n_groups: int) -> tuple[int, int]:
     """Return the number of validation and test groups. At least one remains for training."""
-    n_test = min(max(1, round(n_groups * _FOR_TEST)), max(0, n_groups - 2))
-    n_validation = min(max(1, round(n_groups * _FOR_VALIDATION)), n_groups - n_test - 1)
+    for_test = 0.15  # share of the groups
+    for_validation = 0.15  # share of the groups
+    n_test = min(max(1, round(n_groups * for_test)), max(0, n_groups - 2))
+    n_validation = min(max(1, round(n_groups * for_validation)), n_groups - n_test - 1)
     return n_validation, n_test
 
 
@@ -415,9 +410,10 @@ def _rank(group: str, seed: int) -> bytes:
 
 def write_split(path: Path, records: Iterable[LabelledRecord], splits: Mapping[str, Split]) -> None:
     """Write a row per group, label and kingdom, sorted. Equal data gives equal bytes."""
+    columns = ("group", "label", "kingdom", "split", "n_records")
     counts = Counter((record.group, record.label, record.kingdom) for record in records)
     rows = ((*key, splits[key[0]], n_records) for key, n_records in sorted(counts.items()))
-    write_table(path, _COLUMNS, rows)
+    write_table(path, columns, rows)
 
 
 def read_split(path: Path) -> dict[str, Split]:
@@ -468,6 +464,7 @@ def write_manifest(options: ManifestOptions) -> list[str]:
         InputError: the table is invalid, a label is missing, or something is named twice.
         InputMissingError: a file cannot be read.
     """
+    manifest_columns = ("path", "id", "label", "group", "kingdom")
     if options.output.exists() and not options.force:
         raise OutputError(
             f"{printable(options.output)} already exists", hint="replace it with --force"
@@ -482,7 +479,7 @@ def write_manifest(options: ManifestOptions) -> list[str]:
         if not any(record.label == label for _, record in rows):
             raise InputError(f"no sequence has the label {label}", hint="give records of both")
     cells = ((path, record.id, record.label, record.group, record.kingdom) for path, record in rows)
-    write_table(options.output, _MANIFEST_COLUMNS, cells)
+    write_table(options.output, manifest_columns, cells)
     named = f"manifest: {printable(options.output)}; see `virnucpro train --check`"
     return [*_counts([record for _, record in rows]), named]
 
@@ -585,11 +582,13 @@ def _records_by_table(
 
 def _read_taxonomy(table: Path, group_by: str | None) -> dict[str, LabelledRecord]:
     """Read label, group and kingdom per accession."""
+    ids = ("accession", "id")
+    ranks = ("family", "genus", "species")  # the first non-empty column is the group
     facts: dict[str, LabelledRecord] = {}
     for line, cells in read_cells(table, (), _TAXONOMY):
         where = f"{printable(table)}:{line}"
-        name = _first_record(cells, _IDS)
-        group = _first_record(cells, (group_by,) if group_by else _RANKS)
+        name = _first_record(cells, ids)
+        group = _first_record(cells, (group_by,) if group_by else ranks)
         label = _label(cells, where)
         for what, value in (("accession", name), ("group", group), ("label", label)):
             if not value:
@@ -617,7 +616,8 @@ def _label(cells: Mapping[str, str], where: str) -> str:
     Raises:
         InputError: the label is neither virus nor other.
     """
+    viruses = ("viruses", "virus")  # a domain, and a label
     if label := cells.get("label", "").lower():
-        return _check_record("virus" if label in _VIRUSES else label, where)
+        return _check_record("virus" if label in viruses else label, where)
     domain = _first_record(cells, _DOMAINS).lower()
-    return "" if not domain else "virus" if domain in _VIRUSES else "other"
+    return "" if not domain else "virus" if domain in viruses else "other"

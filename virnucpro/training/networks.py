@@ -33,10 +33,6 @@ from virnucpro.training.training_config import TrainingRun
 
 NETWORKS = ("protein", "nucleotide")  # in a classifier; without residues only the second
 _LINEAR = ("qkv", "attention_out", "up", "down")  # in an ESM-2 layer
-_LEAST_SPREAD = 1e-3  # minimum deviation, so that weights of rare features hardly learn
-_VALIDATION_ROWS = 256  # per batch
-_BATCHES_AHEAD = 2  # per thread
-_NO_EPOCH = 2**32 - 1  # replaces the epoch in mask seeds for validation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,9 +151,10 @@ class Classifier(nn.Module):
         self.register_buffer("spread", torch.ones(N_FEATURES))
 
     def standardise(self, frames: LabelledFrames) -> None:
+        least_spread = 1e-3  # minimum deviation, so that weights of rare features hardly learn
         mean, deviation = mean_and_deviation(frames)
         self.centre.copy_(torch.from_numpy(mean))
-        self.spread.copy_(torch.from_numpy(deviation).clamp(min=_LEAST_SPREAD))
+        self.spread.copy_(torch.from_numpy(deviation).clamp(min=least_spread))
 
     def forward(self, pooled: Tensor, composition: Tensor) -> Tensor:
         """(n, dim), (n, N_FEATURES) -> log-odds, (n_networks, n). The last network reads both."""
@@ -247,10 +244,11 @@ class MaskedResidues:
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
         """Return the mean loss per chosen residue, with the same masks every time."""
+        no_epoch = 2**32 - 1  # replaces the epoch in mask seeds for validation
         loss = 0.0
         n_chosen = 0
         for rows, counts in _shares(np.arange(len(self.held_out)), ranks):
-            batch = self._mask_tokens(self.held_out, rows, _NO_EPOCH)
+            batch = self._mask_tokens(self.held_out, rows, no_epoch)
             loss += counts * float(module(batch))
             n_chosen += counts * len(batch.places)
         sums = np.sum(ranks.gather((loss, n_chosen)), axis=0)
@@ -263,11 +261,12 @@ def _shares(rows: Rows, ranks: Ranks) -> Iterator[tuple[Rows, bool]]:
     All ranks have the same number of batches, since ranks with sharded weights (FSDP) run in step.
     A rank with fewer batches repeats one, which does not count.
     """
-    n_batches = -(-len(rows) // _VALIDATION_ROWS)
+    validation_rows = 256  # per batch
+    n_batches = -(-len(rows) // validation_rows)
     n_slots = -(-n_batches // ranks.world_size) * ranks.world_size
     for slot in range(ranks.rank, n_slots, ranks.world_size):
-        first = slot % n_batches * _VALIDATION_ROWS
-        yield rows[first : first + _VALIDATION_ROWS], slot < n_batches
+        first = slot % n_batches * validation_rows
+        yield rows[first : first + validation_rows], slot < n_batches
 
 
 class FrameLabels:
@@ -435,6 +434,7 @@ def make_batches(
     Args:
         parts: rows per batch.
     """
+    batches_ahead = 2  # per thread
     if not n_threads:
         yield from (objective.batch(rows, epoch) for rows in parts)
         return
@@ -442,6 +442,6 @@ def make_batches(
     with ThreadPoolExecutor(n_threads) as pool:
         for rows in parts:
             coming.append(pool.submit(objective.batch, rows, epoch))
-            if len(coming) > _BATCHES_AHEAD * n_threads:
+            if len(coming) > batches_ahead * n_threads:
                 yield coming.popleft().result()
         yield from (batch.result() for batch in coming)

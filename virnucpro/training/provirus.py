@@ -50,9 +50,7 @@ from virnucpro.viral.provirus_features import HostBackground, Levels, WindowTabl
 from virnucpro.workflows.predict import predict
 from virnucpro.workflows.predict_options import PredictOptions
 
-_EVALUATED_TABLE = "regions_evaluation.tsv"
 _ALL = "all"
-_RUN = "run"
 Span = tuple[int, int]
 _COLUMNS = (
     "precision",
@@ -72,11 +70,6 @@ _COLUMNS = (
     "gene_f1",
 )
 _TRUTH = "a table of the columns seq_id, start, end (bases from 0, half-open) and kind: prophage"
-_AGAIN = "run the same command with --resume"
-_LONGEST = 10**15  # bases; no sequence is longer
-_DRAWS = 2_000
-_LEFT_OUT_TABLE = "regions_left_out.tsv"
-_FEWEST_PIECES = 100  # per host
 _FEWEST = 3  # chromosomes: one is left out, and two show how much hosts differ
 SIZE = 1_000
 STEP = 500
@@ -88,7 +81,6 @@ _FIRST_SHARE = 0.1  # share of records that begin in a virus; makes phage lambda
 _WEIGHT = 0.7 * STEP / SIZE  # per piece, because neighbours overlap and are alike
 _GENES_WEIGHT = 0.6 * _WEIGHT  # per piece with its genes, which span several pieces
 _KERNEL = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
-_LEAST = 0.02  # share of all pieces that is spread evenly over the bins
 
 
 def evaluate_regions(
@@ -102,12 +94,14 @@ def evaluate_regions(
     Raises:
         VirnucproError: see ``errors``. Also raised if a sequence in the truth was not called.
     """
+    run = "run"
+    evaluated_table = "regions_evaluation.tsv"
     truths = read_truth(truth_table)
     genes = read_genes(options.genes) if options.genes is not None else {}
     model = RegionModel.load(options.region_model)
     announce(f"regions were learned from {model.training}; figures for any of these are too good")
-    SafeDir(options.output_dir).refuse_links([_RUN, _EVALUATED_TABLE])
-    run_folder = options.output_dir / _RUN
+    SafeDir(options.output_dir).refuse_links([run, evaluated_table])
+    run_folder = options.output_dir / run
     asked = convert_options(
         options,
         PredictOptions,
@@ -124,18 +118,19 @@ def evaluate_regions(
             hint="figures of a part would mislead: run the same command with --resume",
         )
     scores = _measure(open_run_dir(run_folder), truths, genes)
-    return _write_table(options.output_dir / _EVALUATED_TABLE, scores, options.seed)
+    return _write_table(options.output_dir / evaluated_table, scores, options.seed)
 
 
 def _measure(
     rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Span]]
 ) -> dict[str, RegionScores]:
     """Score each sequence in the run. A sequence that the truth omits has no prophage."""
-    calls = list(read_calls(rundir.output(RECORD_TABLE.file), _AGAIN))
+    again = "run the same command with --resume"
+    calls = list(read_calls(rundir.output(RECORD_TABLE.file), again))
     _check_names([call.record_id for call in calls], truths)
     regions: dict[str, list[Span]] = {}
     if rundir.output(REGION_TABLE.file).exists():
-        for (_, name), region in read_regions(rundir.output(REGION_TABLE.file), _AGAIN):
+        for (_, name), region in read_regions(rundir.output(REGION_TABLE.file), again):
             regions.setdefault(name, []).append((region.start, region.end))
     figures = {}
     for name, n_bases in ((call.record_id, call.length) for call in calls):
@@ -273,8 +268,9 @@ def _parse_span(start: str, end: str, *, first: int) -> Span:
     Raises:
         ValueError: this is not an interval.
     """
+    longest = 10**15  # bases; no sequence is longer
     span = int(start) - first, int(end)
-    if not 0 <= span[0] < span[1] <= _LONGEST:
+    if not 0 <= span[0] < span[1] <= longest:
         raise ValueError(span)
     return span
 
@@ -390,9 +386,10 @@ def f1_interval(sequence_scores: Sequence[RegionScores], seed: int) -> tuple[flo
 
     A draw with neither a prophage nor a region has no F1, and is excluded.
     """
+    draws = 2_000
     rng = np.random.default_rng(seed)
     counts = np.array([scores.bases for scores in sequence_scores])
-    sums = counts[rng.integers(0, len(sequence_scores), (_DRAWS, len(sequence_scores)))].sum(axis=1)
+    sums = counts[rng.integers(0, len(sequence_scores), (draws, len(sequence_scores)))].sum(axis=1)
     sums = sums[sums.any(axis=1)]
     values = 2 * sums[:, 0] / (sums @ [2, 1, 1])
     low, high = np.percentile(values, INTERVAL).tolist()
@@ -449,6 +446,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: EventHandl
     Raises:
         VirnucproError: see ``errors``. Also raised if there are too few chromosomes.
     """
+    left_out_table = "regions_left_out.tsv"
     with open_run_dir(options.output_dir).locked_for_run(create=True):
         scorer = Scorer.load_builtin()
         read_genes = partial(find_host_genes, scorer=scorer)
@@ -468,7 +466,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: EventHandl
             figures = measure_regions(intervals, left_out.truth, len(left_out.sequence))
             scores[left_out.name] = figures
             announce(f"{printable(left_out.name)} left out: F1 {figures.f1:.3f}")
-        lines = _write_table(options.output_dir / _LEFT_OUT_TABLE, scores, options.seed)
+        lines = _write_table(options.output_dir / left_out_table, scores, options.seed)
         hosts = [host for _, host in genomes if host]
         n_prophages = sum(len(chromosome.truth.prophages) for chromosome in chromosomes)
         training = f"{format_count(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
@@ -502,6 +500,7 @@ def _read_genomes(
     Raises:
         InputError: a chromosome is missing, occurs twice, or has no host, or there are too few.
     """
+    fewest_pieces = 100  # per host
     truths = {name: truth for name, truth in read_truth(truth_table).items() if truth.prophages}
     genomes: list[_Genome] = []
     n_letters = 0
@@ -516,7 +515,7 @@ def _read_genomes(
             elif len(record.sequence) >= SHORTEST_RECORD:
                 host_tables.append(Chromosome.from_record(record, scorer, Truth()).items)
         host = WindowTable.concatenate(host_tables)
-        is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
+        is_host = np.count_nonzero(host.is_known) >= fewest_pieces
         genomes.append((chromosomes, host if is_host else None))
     names = [chromosome.name for members, _ in genomes for chromosome in members]
     _check_names(names, truths)
@@ -700,6 +699,7 @@ def _counts(contrasts: FloatArray) -> FloatArray:
 
 def _shares(counts: FloatArray) -> FloatArray:
     """Return the smoothed share of each bin, above 0. They sum to 1."""
+    least = 0.02  # share of all pieces that is spread evenly over the bins
     padded = np.pad(counts / counts.sum(), len(_KERNEL) // 2, mode="edge")
-    smooth = np.convolve(padded, _KERNEL / _KERNEL.sum(), "valid") + _LEAST / len(counts)
+    smooth = np.convolve(padded, _KERNEL / _KERNEL.sum(), "valid") + least / len(counts)
     return np.asarray(smooth / smooth.sum())

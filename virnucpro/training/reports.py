@@ -41,7 +41,6 @@ from virnucpro.training.training_config import (
 )
 from virnucpro.viral.head import Head
 
-_MOST_SEEDS = 6  # per chart
 _Table = list[dict[str, str]]
 # Per table of figures: the columns that name a row, and those to summarise.
 _SUMMARISED = {
@@ -51,7 +50,6 @@ _SUMMARISED = {
 EVALUATION = "evaluation.json"
 # Figures for all samples (without a score: lowest), and the ends of their interval.
 OF_ALL = ("no_orf_as_0", "no_orf_as_0_low", "no_orf_as_0_high")
-_N_HISTOGRAMS = 2  # complete records, and chunks or the longest fragments
 _MEASURES = {
     "recall": "recall",
     "false_positives": "false positives",
@@ -151,7 +149,8 @@ def _series(
     columns: Sequence[str], epochs: _Table
 ) -> Iterator[tuple[str, list[float], list[float | None]]]:
     """Yield a line for each seed and column, with a gap where a figure is not finite."""
-    seeds = list(dict.fromkeys(row["seed"] for row in epochs))[:_MOST_SEEDS]
+    most_seeds = 6  # per chart
+    seeds = list(dict.fromkeys(row["seed"] for row in epochs))[:most_seeds]
     for seed, column in product(seeds, columns):
         rows = [row for row in epochs if row["seed"] == seed]
         values = ((_parse_number(row["epoch"]), _parse_number(row[column])) for row in rows)
@@ -364,6 +363,7 @@ def _run_name(kind: Mapping[str, str]) -> str:
 
 def _evaluation_charts(figures: Mapping[str, Any]) -> Iterator[Chart]:
     """Yield charts: ROC, precision and recall, and reliability by kind, and of scores."""
+    n_histograms = 2  # complete records, and chunks or the longest fragments
     unit = (0.0, 1.0)
     overall = [row for row in figures["rows"] if row["subset"] == "all"]
     curves = [
@@ -393,7 +393,7 @@ def _evaluation_charts(figures: Mapping[str, Any]) -> Iterator[Chart]:
         if series:
             is_diagonal = name != "precision"
             yield Chart(name, title, text, x_label, y_label, series, unit, unit, is_diagonal)
-    for i, scores in enumerate(figures["scores"][-_N_HISTOGRAMS:]):
+    for i, scores in enumerate(figures["scores"][-n_histograms:]):
         yield _histogram(f"scores{i}", scores)
 
 

@@ -100,8 +100,6 @@ from virnucpro.workflows.options import ExtractOptions
 if TYPE_CHECKING:
     from virnucpro.training.event_file import EventFile
 
-_MOST_FRAMES = 20_000  # scored after each epoch
-_SECONDS_BETWEEN_STEPS = 0.2  # in TensorBoard; a step for a head alone takes a millisecond
 _N_BATCHES = 3  # timed batches; one earlier batch is not timed, since it also sets up the device
 _COMPOSITION_BYTES = 4 * N_FEATURES + 24  # per frame in ``frames/``, without its letters
 
@@ -416,8 +414,9 @@ class _Board:
 
     def on_step(self, step: int, figures: Mapping[str, float]) -> None:
         """Show a step's figures, unless others were shown a moment ago."""
+        seconds_between_steps = 0.2  # in TensorBoard; a step for a head alone takes a millisecond
         now = time.monotonic()
-        if now - self._told >= _SECONDS_BETWEEN_STEPS:
+        if now - self._told >= seconds_between_steps:
             self._told = now
             self._show("steps", step, figures)
 
@@ -442,8 +441,9 @@ class _Board:
 
 def _sample_rows(frames: LabelledFrames, seed: int) -> LabelledFrames:
     """Choose the validation frames that are scored after each epoch."""
+    most_frames = 20_000  # scored after each epoch
     order = np.random.default_rng([seed, len(frames)]).permutation(len(frames))
-    return frames.select(np.sort(order[:_MOST_FRAMES]))
+    return frames.select(np.sort(order[:most_frames]))
 
 
 def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[str]:

@@ -49,11 +49,8 @@ _OnStep = Callable[[int, dict[str, float]], None]  # number and figures of a ste
 _DATA = "waiting for data"
 _STEP = "forward and backward"
 _OPTIMIZER = "optimizer"
-_VALIDATION = "validation"
-_CHECKPOINT = "checkpoint"
 _TRAINING = (_DATA, _STEP, _OPTIMIZER)
 _ENCODER = "reader.encoder."  # prefix of the names of its weights
-_MOST_GRADIENT = 1.0  # norm to which a longer gradient is clipped
 _BEST = "best.pt"
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW moments, in the shape of their weight
 _EPOCH = re.compile(r"epoch_(\d{4,})\.pt")
@@ -144,6 +141,7 @@ class Trainer:
             UnavailableError: a batch does not fit into the device memory.
             VirnucproError: the loss is not finite.
         """
+        checkpoint = "checkpoint"
         settings = self.settings
         ranks = self.ranks
         self._schedule = _Schedule(len(self.objective.frames), settings, ranks)
@@ -160,7 +158,7 @@ class Trainer:
             if ranks.is_first:
                 self.checkpoints.save(content, self.state)
             ranks.wait()
-            self.clock.lap(_CHECKPOINT)
+            self.clock.lap(checkpoint)
         if self.state.best_epoch:
             self.checkpoints.load_best(self.module)
         return self.state
@@ -234,6 +232,7 @@ class Trainer:
 
     def _validate(self) -> dict[str, float]:
         """Return the validation figures, and record whether the epoch is the best."""
+        validation = "validation"
         state = self.state
         device = self.ranks.device
         self._wrapped.eval()
@@ -248,7 +247,7 @@ class Trainer:
         if value > state.best:
             state.best = value
             state.best_epoch = state.epoch
-        self.clock.lap(_VALIDATION)
+        self.clock.lap(validation)
         return figures
 
     def _seconds_left(self, n_epochs: float) -> float:
@@ -278,6 +277,7 @@ class Trainer:
         Returns:
             This rank's part of the loss, and the gradient norm.
         """
+        most_gradient = 1.0  # norm to which a longer gradient is clipped
         n_parts = self.settings.grad_accum_steps
         ranks = self.ranks
         wrapped = self._wrapped
@@ -294,7 +294,7 @@ class Trainer:
             loss += part_loss.detach()
             self.clock.lap(_STEP)
         self.scaler.unscale_(self._optimizer)
-        norm = is_complete(nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT))
+        norm = is_complete(nn.utils.clip_grad_norm_(wrapped.parameters(), most_gradient))
         arriving = copy_to_host([torch.stack([loss, norm])])
         self.scaler.step(self._optimizer)
         self.scaler.update()

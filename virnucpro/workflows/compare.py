@@ -27,11 +27,7 @@ from virnucpro.results.outputs import (
 from virnucpro.results.table_readers import parse_call, parse_identity
 from virnucpro.store.checksums import Outputs
 
-_ROUNDING = 1e-9  # tolerance for score differences; scores have 6 decimals
-_N_EXAMPLES = 3  # ids listed per kind of difference
 _KINDS = "only in A", "only in B", "labels differ"
-_LINE = "{:<8} {:>11}  {:>13}  {:>13}  {:>13}  {:>7}  {:>7}"
-_HINT = "copy it again from an intact folder, or make it again with this version"
 
 # A row for a frame, chunk, record or virus: id, label and score.
 _Row: TypeAlias = tuple[str, str, float | None]
@@ -52,7 +48,8 @@ class TableComparison:
 
     def agrees(self, tolerance: float | None) -> bool:
         """Return True if no row is missing, labels match, and scores agree within ``tolerance``."""
-        is_near = tolerance is None or self.largest <= tolerance + _ROUNDING
+        rounding = 1e-9  # tolerance for score differences; scores have 6 decimals
+        is_near = tolerance is None or self.largest <= tolerance + rounding
         return is_near and not any(self.kinds.values())
 
 
@@ -79,7 +76,8 @@ def compare(a: Path, b: Path) -> list[TableComparison]:
 
 def report_lines(comparisons: list[TableComparison]) -> Iterator[str]:
     """Format the comparison as a table, followed by a few example ids per difference."""
-    yield _LINE.format("table", "in both", *_KINDS, "largest", "median")
+    line = "{:<8} {:>11}  {:>13}  {:>13}  {:>13}  {:>7}  {:>7}"
+    yield line.format("table", "in both", *_KINDS, "largest", "median")
     for comparison in comparisons:
         sizes = [len(comparison.kinds[kind]) for kind in _KINDS]
         counts = [f"{n:,}" for n in (comparison.n_both, *sizes)]
@@ -87,16 +85,17 @@ def report_lines(comparisons: list[TableComparison]) -> Iterator[str]:
         if comparison.differences:
             scores = (comparison.largest, median(comparison.differences))
             texts = [f"{score:.2g}" for score in scores]
-        yield _LINE.format(comparison.table, *counts, *texts).rstrip()
+        yield line.format(comparison.table, *counts, *texts).rstrip()
     for comparison in comparisons:
         yield from _example_lines(comparison)
 
 
 def _example_lines(comparison: TableComparison) -> Iterator[str]:
+    n_examples = 3  # ids listed per kind of difference
     for kind, ids in comparison.kinds.items():
         if ids:
-            examples = ", ".join(map(printable, ids[:_N_EXAMPLES]))
-            more = ", ..." if len(ids) > _N_EXAMPLES else ""
+            examples = ", ".join(map(printable, ids[:n_examples]))
+            more = ", ..." if len(ids) > n_examples else ""
             yield f"{comparison.table}, {kind}: {examples}{more}"
 
 
@@ -169,6 +168,7 @@ def _read(name: str, path: Path) -> Iterator[_Row]:
     Raises:
         InputError: the table is damaged, or an id occurs twice.
     """
+    hint = "copy it again from an intact folder, or make it again with this version"
     ids = set[str]()
     sink, parse = _READERS[name]
 
@@ -181,7 +181,7 @@ def _read(name: str, path: Path) -> Iterator[_Row]:
         ids.add(row_id)
         return parsed_row
 
-    return sink.rows_at(path, parsed, _HINT)
+    return sink.rows_at(path, parsed, hint)
 
 
 def _frame_differences(row: dict[str, str]) -> _Row:

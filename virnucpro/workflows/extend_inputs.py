@@ -24,8 +24,6 @@ from virnucpro.store.recipe_changes import check_same_recipe
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.run_config import RunConfig
 
-_SHOWN = 3  # names in a message
-
 
 def name_again(
     recorded: Manifest, named: Sequence[InputFile]
@@ -54,6 +52,7 @@ def _refuse_others(recorded: Manifest, files: Iterable[InputFile], rundir: RunDi
     Raises:
         ResumeError: a file is new.
     """
+    shown = 3  # names in a message
     digests = {digest for file in recorded.inputs for digest in file.digests}
     locations = {file.path for file in recorded.inputs}
     locations.update(text for file in recorded.refused for text in (file.path, file.name) if text)
@@ -65,10 +64,10 @@ def _refuse_others(recorded: Manifest, files: Iterable[InputFile], rundir: RunDi
     if not new_files:
         return
     inputs = list_inputs(
-        [file.display_name for file in (*recorded.inputs, *recorded.refused)], _SHOWN
+        [file.display_name for file in (*recorded.inputs, *recorded.refused)], shown
     )
     raise ResumeError(
-        f"{list_inputs([file.display_name for file in new_files], _SHOWN)}: not in the run that "
+        f"{list_inputs([file.display_name for file in new_files], shown)}: not in the run that "
         f"{printable(rundir.root)} contains, which has {inputs}",
         hint=with_options(
             "add {add} to include it in that run, or choose another {output_dir} for a new run"

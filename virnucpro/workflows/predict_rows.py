@@ -24,7 +24,6 @@ from virnucpro.viral.types import CalledRecords, Prediction
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.table_tasks import BlockRows, Frame, FrameRange, RowBuilder, ShardFrames
 
-FRAMES_AT_ONCE = 2048
 # Which records predict embeds, and which it searches for regions.
 SELECTION = Selection(select=select_for_embedding, min_searched_length=SHORTEST_RECORD)
 
@@ -211,9 +210,10 @@ def _classify(
     head: Head, vectors: NDArray[np.float32], bases: Sequence[str], is_protein: bool = False
 ) -> list[float]:
     """Score frames that have vectors and bases, block by block."""
+    frames_at_once = 2048
     values: list[float] = []
-    for first in range(0, len(bases), FRAMES_AT_ONCE):
-        rows = slice(first, first + FRAMES_AT_ONCE)
+    for first in range(0, len(bases), frames_at_once):
+        rows = slice(first, first + frames_at_once)
         if is_protein:
             values += head.classify(vectors[rows]).tolist()
         else:

@@ -52,10 +52,6 @@ from virnucpro.workflows.work_share import RunShare, embed, resolve_share
 from virnucpro.workflows.write_tables import Backlog, Group, TableWriter
 
 T = TypeVar("T")
-_BYTES_AT_ONCE = 1 << 24  # read at a time when a table is searched
-_MARGIN = 2.0  # as in ``models check``
-_ONE_ROUNDING = 0.42  # units, root mean square: see ``models.validation.reference``
-_PRODUCTS_PER_LAYER = 8  # products with rounded results, per residue and layer
 # Half the distance between two numbers near 1. Factors in fp8 (2^-4) come from numbers that differ
 # by rounding to bf16 (2^-8), so only those near a boundary round to a different number.
 _UNITS: dict[Precision, float] = {
@@ -316,13 +312,16 @@ def largest_distance_explained(encoder: EncoderSpec) -> float:
     over layers and over both computations. The limit is twice the total. Rounding of stored numbers
     adds one of their units.
     """
+    products_per_layer = 8  # products with rounded results, per residue and layer
+    one_rounding = 0.42  # units, root mean square: see ``models.validation.reference``
+    margin = 2.0  # as in ``models check``
     unit = _UNITS[encoder.precision]
-    rounding_error = _ONE_ROUNDING * unit
+    rounding_error = one_rounding * unit
     if encoder.precision == "fp32":
         rounding_error *= math.sqrt(4 * encoder.dim)
-    n_roundings = 2 * _PRODUCTS_PER_LAYER * max(1, encoder.layer)
+    n_roundings = 2 * products_per_layer * max(1, encoder.layer)
     stored = 2.0**-8 if encoder.store == "bfloat16" else 0.0
-    return _MARGIN * rounding_error * math.sqrt(n_roundings) + stored
+    return margin * rounding_error * math.sqrt(n_roundings) + stored
 
 
 # Slices and their score blocks
@@ -432,8 +431,9 @@ def _has_rows(path: Path, text: bytes, output: OutputFile) -> bool:
 
 def _contains(table: BinaryIO, text: bytes) -> bool:
     """Return whether a file contains ``text``, which begins with a line end."""
+    bytes_at_once = 1 << 24  # read at a time when a table is searched
     window = b"\n"
-    while block := table.read(max(_BYTES_AT_ONCE, len(text))):
+    while block := table.read(max(bytes_at_once, len(text))):
         window += block
         if text in window:
             return True

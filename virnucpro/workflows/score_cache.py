@@ -37,13 +37,9 @@ from virnucpro.viral.known import WindowHits
 from virnucpro.viral.scoring import WindowScores
 from virnucpro.viral.types import Region, Track
 
-_LEVEL = 1  # for zstd: half of the content is numbers that hardly compress
-_RECORDS_AT_ONCE = 10_000  # hashed together
 # Limits on unpacked bytes: per block, per letter of its records (pieces and tracks take half a
 # byte), and per packed byte (for headers that are nearly identical).
 _FIXED_BYTES = 2**26
-_BYTES_PER_LETTER = 2
-_LARGEST_RATIO = 32
 # Errors that numpy, safetensors, zstd and JSON raise on a damaged file.
 # errors of numpy, safetensors, zstd and JSON on a damaged file
 _DAMAGE = (
@@ -85,7 +81,8 @@ class ScoreStore:
         Raises:
             OutputError, StorageError: the file cannot be written.
         """
-        content = zstd.compress(save(_to_arrays(scored)), _LEVEL)
+        level = 1  # for zstd: half of the content is numbers that hardly compress
+        content = zstd.compress(save(_to_arrays(scored)), level)
         attributes: dict[str, str | int] = {
             **self._attributes,
             "records": _cache_key(scored.records),
@@ -122,12 +119,13 @@ class ScoreStore:
         Raises:
             FeatureFileError: a file is missing or damaged.
         """
+        of_regions = ("text", "n_track", "track_")  # column names that depend on the finder
         label, arrays = self._arrays(index)
         other_label, other_arrays = other._arrays(index)
         has_regions = label.attributes.get("finder") == other_label.attributes.get("finder")
         if arrays.keys() != other_arrays.keys():
             return True
-        names = [name for name in arrays if has_regions or not name.startswith(_OF_REGIONS)]
+        names = [name for name in arrays if has_regions or not name.startswith(of_regions)]
         return not all(_is_equal(arrays[name], other_arrays[name]) for name in names)
 
     def _arrays(self, index: int) -> tuple[Label, Arrays]:
@@ -179,9 +177,11 @@ def _unpack(label: Label, content: bytes) -> bytes:
     Raises:
         ValueError, TypeError, ZstdError: the content is too large or damaged.
     """
+    largest_ratio = 32
+    bytes_per_letter = 2
     n_letters = label.attributes["n_letters"]
     check_counts(n_letters)
-    limit = _FIXED_BYTES + _BYTES_PER_LETTER * int(n_letters) + _LARGEST_RATIO * len(content)
+    limit = _FIXED_BYTES + bytes_per_letter * int(n_letters) + largest_ratio * len(content)
     n_bytes = zstd.get_frame_info(content).decompressed_size
     if n_bytes is None or n_bytes > limit:
         raise ValueError(f"its content has {n_bytes} bytes; {n_letters} letters give {limit}")
@@ -198,11 +198,12 @@ def _is_equal(array: NDArray[Any], other: NDArray[Any]) -> bool:
 
 def _cache_key(records: Records) -> str:
     """Hash the complete content of the records."""
+    records_at_once = 10_000  # hashed together
     digest = hashlib.sha256()
     for array in _to_columns(records).values():
         digest.update(array.data)
-    for start in range(0, len(records.sequences), _RECORDS_AT_ONCE):
-        letters = "".join(records.sequences[start : start + _RECORDS_AT_ONCE])
+    for start in range(0, len(records.sequences), records_at_once):
+        letters = "".join(records.sequences[start : start + records_at_once])
         digest.update(letters.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 

@@ -45,8 +45,6 @@ _NO_HASHES = (
     "outputs were not verified: run.json has no SHA-256 of them (the run is not finished, or an "
     "older version made it)"
 )
-_NO_CHECKSUM = "run.json has no SHA-256 of its own: an older version wrote it"
-_LISTED = 8  # maximum number of listed files
 
 
 @dataclass(frozen=True)
@@ -168,13 +166,14 @@ class _Findings:
 
 def _verify(seen: _RunState) -> tuple[list[str], str]:
     """Return a line per damaged file or changed input, and the line to print if there are none."""
+    no_checksum = "run.json has no SHA-256 of its own: an older version wrote it"
     findings = _Findings()
     hashes = Outputs(seen.rundir).read_hashes()
     if seen.stores:
         _verify_features(seen, hashes, findings)
     _verify_outputs(seen, hashes, findings)
     if not seen.rundir.has_checksum:
-        findings.remarks.append(_NO_CHECKSUM)
+        findings.remarks.append(no_checksum)
     _verify_inputs(seen, findings)
     return findings.faults, findings.line
 
@@ -489,6 +488,7 @@ def _tokens(encoders: Sequence[EncoderSpec], shards: Sequence[Shard]) -> int:
 
 def _folded(lines: list[str]) -> list[str]:
     """Return the first few lines, and a count for the rest."""
-    if len(lines) <= _LISTED + 1:
+    listed = 8  # maximum number of listed files
+    if len(lines) <= listed + 1:
         return lines
-    return [*lines[:_LISTED], f"          + {len(lines) - _LISTED:,} more"]
+    return [*lines[:listed], f"          + {len(lines) - listed:,} more"]

@@ -48,9 +48,6 @@ from virnucpro.workflows.run_steps import ExecutorOn, find_pending, write_in_thr
 from virnucpro.workflows.summary import warn_of_cache
 from virnucpro.workflows.write_tables import Backlog, Group, TableWriter, check_stored
 
-_LOOK_SECONDS = 2.0  # between two checks whether the run is over
-_FEWEST_SHARES = 4  # per part, so that all parts have about the same work
-
 
 @dataclass(slots=True)
 class WorkShare:
@@ -78,7 +75,8 @@ class WorkShare:
         Returns:
             Shares per slice, and this part's shares by slice index.
         """
-        n_shares = max(1, -(-_FEWEST_SHARES * self.n // max(1, n_slices))) if has_shards else 1
+        fewest_shares = 4  # per part, so that all parts have about the same work
+        n_shares = max(1, -(-fewest_shares * self.n // max(1, n_slices))) if has_shards else 1
         ours: dict[int, list[int]] = {}
         for share in range(self.number, n_slices * n_shares, self.n):
             ours.setdefault(share // n_shares, []).append(share % n_shares)
@@ -342,6 +340,7 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardDone
         OutputError: the run is over.
         VirnucproError: see ``errors``.
     """
+    look_seconds = 2.0  # between two checks whether the run is over
     rundir = open_run_dir(options.folder)
     ends: list[ShardDone | ShardFailed] = []
     with rundir.locked_for_work():
@@ -358,7 +357,7 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardDone
                     ends.append(event)
                 record_event(event, progress)
                 warn_of_cache(event)
-                if not can_see or time.monotonic() - last <= _LOOK_SECONDS:
+                if not can_see or time.monotonic() - last <= look_seconds:
                     continue
                 last = time.monotonic()
                 if not rundir.has_run:
@@ -415,7 +414,8 @@ def choose_part(text: str | None, array: Mapping[str, str]) -> WorkShare:
     Raises:
         UsageError: the text is not a part, or the array does not say which one this task is.
     """
-    task = next((array[name] for name in _TASKS if array.get(name, "").isdecimal()), None)
+    tasks = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID")
+    task = next((array[name] for name in tasks if array.get(name, "").isdecimal()), None)
     if text is None:
         return WorkShare() if task is None else _array_task_part(array)
     words = re.fullmatch(r"(?:([0-9]{1,9})/)?([1-9][0-9]{0,8})", text)

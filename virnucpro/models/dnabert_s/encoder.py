@@ -36,9 +36,6 @@ from virnucpro.models.registry import FAMILIES, Published
 from virnucpro.models.safe_pickle import check_plain, read_pt
 
 _FAMILY = FAMILIES["dnabert-s"]
-_BYTES_PER_TOKEN_AND_DIM = 128  # peak for all activations in a layer, with a margin
-_BYTES_PER_PARAMETER = 6  # two bf16 parts, one stored twice. float32 takes 4
-_FILLING = 65_536 * 768  # tokens times dimensions in a GPU batch
 
 
 class _DNABERTModel(Model):
@@ -64,12 +61,15 @@ class _DNABERTModel(Model):
 
 
 def _estimate_memory(dim: int, n_parameters: int, file_bytes: int) -> Footprint:
+    filling = 65_536 * 768  # tokens times dimensions in a GPU batch
+    bytes_per_parameter = 6  # two bf16 parts, one stored twice. float32 takes 4
+    bytes_per_token_and_dim = 128  # peak for all activations in a layer, with a margin
     return Footprint(
         n_parameters=n_parameters,
         file_bytes=file_bytes,
-        bytes_per_parameter=_BYTES_PER_PARAMETER,
-        bytes_per_token=_BYTES_PER_TOKEN_AND_DIM * dim,
-        filling_tokens=_FILLING // dim,
+        bytes_per_parameter=bytes_per_parameter,
+        bytes_per_token=bytes_per_token_and_dim * dim,
+        filling_tokens=filling // dim,
     )
 
 
@@ -150,7 +150,6 @@ def _read_tokenizer(n_letters: int) -> int:
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that exists is read
 _KIND = "a DNABERT-S"
 _HINT = "`virnucpro models download dnabert-s` fetches the published one"
 _POOLER = {"pooler.dense.weight", "pooler.dense.bias"}  # not needed for a text's vector
@@ -183,11 +182,12 @@ def _weights_file(path: Path) -> Path:
     Raises:
         UnavailableError: the folder has none.
     """
-    for name in _WEIGHTS:
+    weights = ("model.safetensors", "pytorch_model.bin")  # the first that exists is read
+    for name in weights:
         if (path / name).is_file():
             return path / name
     raise UnavailableError(
-        f"{printable(path)} has neither {' nor '.join(_WEIGHTS)}",
+        f"{printable(path)} has neither {' nor '.join(weights)}",
         hint="put the weights next to config.json and tokenizer.json",
     )
 

@@ -69,7 +69,6 @@ HEADS_FAIR_ESM = HeadScheme(
     lm={**_LM, "lm.decoder.weight": ("lm_head.weight", "embed_tokens.weight")}, contacts=CONTACTS
 )
 _MATRICES = ("q", "k", "v", "attention_out", "up", "down")
-_NORMS = ("attention_norm", "mlp_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +134,7 @@ def tensor_names(tensors: ESM2Tensors, n_layers: int) -> Iterator[tuple[str, boo
     Matrices in layers are converted to the dtype of the precision. Everything else stays in
     float32.
     """
+    norms = ("attention_norm", "mlp_norm")
     scheme = tensors.scheme
     yield f"{scheme['embedding']}.weight", False
     for kind in ("weight", "bias"):
@@ -142,7 +142,7 @@ def tensor_names(tensors: ESM2Tensors, n_layers: int) -> Iterator[tuple[str, boo
     if scheme["inv_freq"] in tensors.names:
         yield scheme["inv_freq"], False
     for layer in range(n_layers):
-        for module in (*_MATRICES, *_NORMS):
+        for module in (*_MATRICES, *norms):
             for kind in ("weight", "bias"):
                 yield f"{scheme[module].format(layer)}.{kind}", module in _MATRICES
 

@@ -31,7 +31,6 @@ from virnucpro.models.transformer import (
 # share of residues chosen in training, and shares of these masked or replaced (the rest stay)
 _CHOSEN = 0.15
 _OF_MASKED = 0.8
-_OF_RANDOM = 0.1
 TOKEN_DROPOUT_SCALE = 1 - _CHOSEN * _OF_MASKED  # token dropout zeroes masked tokens
 
 
@@ -93,6 +92,7 @@ class MaskedBatch:
 
         As in ESM-2, the remaining embeddings are scaled up to compensate for the masked ones.
         """
+        of_random = 0.1
         packed = PackedBatch.from_sequences(proteins)
         tokens = packed.tokens.copy()
         places = []
@@ -103,7 +103,7 @@ class MaskedBatch:
             places.append(chosen := begin + 1 + order)
             what = rng.random(len(chosen))
             tokens[chosen[what < _OF_MASKED]] = MASK
-            swapped = chosen[(what >= _OF_MASKED) & (what < _OF_MASKED + _OF_RANDOM)]
+            swapped = chosen[(what >= _OF_MASKED) & (what < _OF_MASKED + of_random)]
             tokens[swapped] = rng.choice(AMINO_ACID_TOKENS, len(swapped))
         n_tokens = np.diff(packed.cu_seqlens)
         is_masked = tokens == MASK

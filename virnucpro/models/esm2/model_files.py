@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from virnucpro.models.esm2.model import ESM2
 
 
-_CONTACTS_URL = "https://dl.fbaipublicfiles.com/fair-esm/regression/"
-
-
 def read_shape(published: Published) -> ESM2Shape:
     return ESM2Shape(published.n_layers, published.dim, published.n_heads)
 
@@ -76,12 +73,13 @@ class ESM2Model(CheckpointModel):
         return read_heads(self.path)
 
     def explain_missing(self, include: Include) -> str:
+        contacts_url = "https://dl.fbaipublicfiles.com/fair-esm/regression/"
         if include != "contacts":
             return "name a checkpoint with the language-model head, as published"
         if self.path.is_dir():
             return "name a folder of an EsmForMaskedLM, as published, or a .pt of fair-esm"
         contacts = contacts_path(self.path)
-        return f"put its contact head, {_CONTACTS_URL}{contacts.name}, next to it"
+        return f"put its contact head, {contacts_url}{contacts.name}, next to it"
 
 
 def open_checkpoint(path: Path) -> ESM2Tensors:

@@ -31,9 +31,6 @@ from virnucpro.models.head_tensors import HeadScheme
 KIND = "an ESM C checkpoint"
 MODEL_TYPE = "esmc"  # in config.json
 N_TOKENS = 64  # rows in the embedding; the last 31 have no token
-HEAD_DIM = 64  # in every published model
-_SCALED_LAYERS = 36  # layers of the model whose branches are added without a scale
-_PREFIX = "esmc."  # in a model with a head
 _LAYER = re.compile(r"(?:layers|transformer\.blocks)\.(\d+)\.(.+)")
 # our module name -> transformers' name; {} is the layer number
 TRANSFORMERS = {
@@ -51,9 +48,6 @@ TRANSFORMERS = {
     "up": "layers.{}.mlp.up_proj",
     "down": "layers.{}.mlp.down_proj",
 }
-MATRICES = ("q", "k", "v", "attention_out", "gate", "up", "down")
-NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
-WITH_BIAS = ("attention_norm", "mlp_norm")
 # concatenated tensors in a layer on the Hub -> their parts in transformers
 _JOINED = {
     "attn.layernorm_qkv.layer_norm_weight": ("input_layernorm.weight",),
@@ -130,7 +124,8 @@ class ESMCShape:
         The published factor is 1 / sqrt(layers / 36). Without it, the stream would grow in deep
         models.
         """
-        return float((_SCALED_LAYERS / self.n_layers) ** 0.5)
+        scaled_layers = 36  # layers of the model whose branches are added without a scale
+        return float((scaled_layers / self.n_layers) ** 0.5)
 
 
 def inner_of(dim: int) -> int:
@@ -202,8 +197,9 @@ def open_tensors(path: Path, framework: Literal["np", "pt"]) -> ESMCTensors:
 
 def _find_parts(slices: Mapping[str, Any]) -> Iterator[tuple[str, _Part]]:
     """Yield the tensors with their names in transformers, from either layout."""
+    prefix = "esmc."  # in a model with a head
     for stored_name, stored in slices.items():
-        name = stored_name.removeprefix(_PREFIX)
+        name = stored_name.removeprefix(prefix)
         if not (match := _LAYER.fullmatch(name)):
             yield _OUTSIDE_LAYERS.get(name, name), _Part(stored, 0, 1)
             continue
@@ -222,6 +218,7 @@ def infer_shape(tensors: ESMCTensors) -> ESMCShape:
     Raises:
         UnavailableError: the tensors are not an ESM C, or are damaged.
     """
+    head_dim = 64  # in every published model
     matches = [match for name in tensors.names if (match := _LAYER.fullmatch(name))]
     numbers = {int(match[1]) for match in matches}
     embedding = tensors.get(f"{TRANSFORMERS['embedding']}.weight")
@@ -232,11 +229,11 @@ def infer_shape(tensors: ESMCTensors) -> ESMCShape:
         raise tensors.error(f"{len(embedding)} tokens and {len(numbers)} layers")
     dim = embedding.shape[1]
     inner = down.shape[1]
-    n_heads = _read_size(tensors, "n_heads") or dim // HEAD_DIM
+    n_heads = _read_size(tensors, "n_heads") or dim // head_dim
     shape = ESMCShape(n_layers=len(numbers), dim=dim, n_heads=n_heads, inner=inner)
-    if not tensors.config and dim % HEAD_DIM:
+    if not tensors.config and dim % head_dim:
         raise tensors.error(
-            f"{dim} dimensions are no heads of {HEAD_DIM}; put its {CONFIG} next to the file"
+            f"{dim} dimensions are no heads of {head_dim}; put its {CONFIG} next to the file"
         )
     if n_heads < 1 or dim % (2 * n_heads):
         raise tensors.error(f"{n_heads} heads in {dim} dimensions")
@@ -296,13 +293,16 @@ def tensor_names(n_layers: int) -> Iterator[tuple[str, bool]]:
     Matrices in layers are converted to the dtype of the precision. Everything else stays in
     float32.
     """
+    with_bias = ("attention_norm", "mlp_norm")
+    norms = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
+    matrices = ("q", "k", "v", "attention_out", "gate", "up", "down")
     yield f"{TRANSFORMERS['embedding']}.weight", False
     yield f"{TRANSFORMERS['final_norm']}.weight", False
     for layer in range(n_layers):
-        for module in (*MATRICES, *NORMS):
+        for module in (*matrices, *norms):
             stored = TRANSFORMERS[module].format(layer)
-            yield f"{stored}.weight", module in MATRICES
-            if module in WITH_BIAS:
+            yield f"{stored}.weight", module in matrices
+            if module in with_bias:
                 yield f"{stored}.bias", False
 
 

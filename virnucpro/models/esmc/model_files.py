@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from virnucpro.models.esmc.model import ESMC
 
-_BYTES_PER_NUMBER = 4  # in the published files, which are float32
-
 
 def read_shape(published: Published) -> ESMCShape:
     return ESMCShape(
@@ -45,11 +43,12 @@ def read_shape(published: Published) -> ESMCShape:
 
 def footprint_of(published: Published) -> Footprint:
     """Return a published model's memory and disk space. Unrecorded sizes are estimated."""
+    bytes_per_number = 4  # in the published files, which are float32
     shape = read_shape(published)
     recorded = [file.n_bytes for file in published.files]
     n_bytes = sum(each for each in recorded if each is not None)
     if None in recorded:
-        n_bytes = _BYTES_PER_NUMBER * shape.n_parameters
+        n_bytes = bytes_per_number * shape.n_parameters
     return estimate_footprint(shape.n_parameters, shape.dim, n_bytes)
 
 

@@ -23,7 +23,6 @@ from virnucpro.models.packing import PackedEncoder
 from virnucpro.models.protein_tokens import tokenize
 from virnucpro.models.validation.roundings import Loss, Reference, add_roundings, pool_alone
 
-_OLDEST = "5.23"  # the oldest compared version of transformers
 _HEAD_PARTS = {"dense": "dense", "norm": "layer_norm", "decoder": "decoder"}  # ours -> theirs
 _ATTENTION = "virnucpro_reference"  # name of our attention function in transformers
 
@@ -86,6 +85,7 @@ def _import_esmc() -> _EsmcParts:
     Raises:
         UnavailableError: transformers is missing or too old.
     """
+    oldest = "5.23"  # the oldest compared version of transformers
     try:
         from transformers import AttentionInterface, EsmcConfig, EsmcModel
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -96,8 +96,8 @@ def _import_esmc() -> _EsmcParts:
         except PackageNotFoundError:
             found = "it is not installed"
         raise UnavailableError(
-            f"the reference for ESM C is transformers {_OLDEST} or newer: {found}",
-            hint=f"pip install 'transformers>={_OLDEST}'",
+            f"the reference for ESM C is transformers {oldest} or newer: {found}",
+            hint=f"pip install 'transformers>={oldest}'",
         ) from error
     return _EsmcParts(
         EsmcConfig, EsmcModel, EsmcMaskedLMHead, AttentionInterface, sdpa_attention_forward

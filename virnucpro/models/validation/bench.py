@@ -50,17 +50,11 @@ from virnucpro.models.transformer import DTYPES
 from virnucpro.models.validation.compare_reference import report_unavailable
 from virnucpro.models.validation.random_weights import MODELS, make_proteins, write_checkpoint
 
-_GPU_MODELS = ("650M", "3B", "150M", "35M", "8M")  # most informative first: time may run out
-_CPU_MODELS = ("8M", "35M")
-_QUICK_MODELS = ("8M",)
-_FAIR_ESM_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
 _N_BATCHES = 3  # different batches with the largest budget
-_N_REPEATS = 3
 _SECONDS, _QUICK_SECONDS = 2.0, 0.1  # minimum duration of a repeat
 _SIDE = {"cuda": 8192, "mps": 4096, "cpu": 1024}  # matrix rows and columns
 _COPIED = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}  # bytes, larger than any cache
 _SEED = 1
-_PACKAGES = ("torch", "fair-esm", "transformers", "openvino", "numpy")
 
 Say = Callable[[str], None]
 Show = Callable[[Iterable[str]], None]
@@ -102,10 +96,13 @@ def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> N
         UnavailableError: the device does not exist, or lacks a precision.
         OutputError, StorageError: the JSON cannot be written.
     """
+    quick_models = ("8M",)
+    cpu_models = ("8M", "35M")
+    gpu_models = ("650M", "3B", "150M", "35M", "8M")  # most informative first: time may run out
     choice = choose_devices(convert_options(options, ComputeOptions))
-    usual = _GPU_MODELS if choice.kind == "cuda" else _CPU_MODELS
+    usual = gpu_models if choice.kind == "cuda" else cpu_models
     models = _model_names(
-        "--models", options.models, _QUICK_MODELS if options.quick else usual, MODELS
+        "--models", options.models, quick_models if options.quick else usual, MODELS
     )
     measurement = _Bench(
         choice=choice,
@@ -186,8 +183,9 @@ class _Bench:
 
     def _measure_model(self, model: str, checkpoint: Path) -> None:
         """Measure fair-esm, and each precision with a run's batches."""
+        fair_esm_tokens = 4096  # per batch, in fair-esm's scripts/extract.py
         theirs = _Row(
-            model=model, program="fair-esm", precision="fp32", tokens_per_batch=_FAIR_ESM_TOKENS
+            model=model, program="fair-esm", precision="fp32", tokens_per_batch=fair_esm_tokens
         )
         rows = [theirs]
         room = estimate_memory(MODELS[model])
@@ -246,11 +244,12 @@ class _Bench:
 
 def _rates(encoder: Encoder, batches: Sequence[Sequence[str]], seconds: float) -> tuple[float, ...]:
     """Return each repeat's tokens per second, after a warm-up. A GPU gets two batches at a time."""
+    n_repeats = 3
     for batch in batches[:2]:
         encoder.start(batch).rows()
     rates = []
     endless = cycle(batches)
-    for _ in range(_N_REPEATS):
+    for _ in range(n_repeats):
         n_tokens = 0
         pending = deque[Pending]()
         started = time.perf_counter()
@@ -362,9 +361,10 @@ def machine_facts() -> dict[str, object]:
 
 
 def describe_versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = dict.fromkeys(("virnucpro", "python", *_PACKAGES))
+    packages = ("torch", "fair-esm", "transformers", "openvino", "numpy")
+    versions: dict[str, str | None] = dict.fromkeys(("virnucpro", "python", *packages))
     versions |= {"virnucpro": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in packages:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return versions

@@ -38,8 +38,6 @@ Outputs = Mapping[str, Mapping[str, Rows]]  # output -> sequence -> rows
 Texts = Mapping[str, str]  # sequence -> letters
 
 CONTACT_LENGTHS = range(9, 258)  # residues; the reference keeps the attention of all layers
-_MAX_MASKED = 16  # residues of the proteins whose residues are masked one by one
-_MASK_EVERY = 5  # every fifth residue of a protein with masks
 _REDUCTIONS: Mapping[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "std": np.std}
 _CONTACTS = include_name("contacts")
 _LOGITS = include_name("logits")
@@ -105,8 +103,9 @@ class ReferenceOutputs:
 
 def add_masked(panel: Texts) -> Texts:
     """Return the panel with a protein that has masks."""
+    mask_every = 5  # every fifth residue of a protein with masks
     letters = list(panel["ubiquitin"])
-    letters[::_MASK_EVERY] = MASK_LETTER * len(letters[::_MASK_EVERY])
+    letters[::mask_every] = MASK_LETTER * len(letters[::mask_every])
     return {**panel, "masked": "".join(letters)}
 
 
@@ -122,7 +121,8 @@ def mask_each(texts: Texts) -> Texts:
 
 def masked_proteins(texts: Texts) -> list[str]:
     """List the proteins for the pseudo-perplexity, which are short: its cost is quadratic."""
-    return [name for name, text in texts.items() if len(text) <= _MAX_MASKED]
+    max_masked = 16  # residues of the proteins whose residues are masked one by one
+    return [name for name, text in texts.items() if len(text) <= max_masked]
 
 
 def _masked_name(protein: str, i: int) -> str:

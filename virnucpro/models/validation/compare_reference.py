@@ -68,7 +68,6 @@ from virnucpro.models.validation.roundings import Reference, largest_distance
 # proteins is about as far off. In bf16, with 2, 6 and 12 layers, it was 0.8 to 1.1 times as far.
 # Twice as far is allowed.
 MARGIN = 2.0
-_MAX_NAMED = 3  # outputs in the verdict
 
 Vectors = Mapping[str, Rows]  # by id: (n_residues, dim), or (1, dim) if pooled
 
@@ -168,6 +167,7 @@ class _Check:
         ]
 
     def verdict(self) -> str:
+        max_named = 3  # outputs in the verdict
         oracle = self.oracle
         worst = self.deviations[0]
         n = len(self.deviations)
@@ -175,7 +175,7 @@ class _Check:
         if self.failures:
             outcome = f"failed: {len(self.failures)} of {n} sequences are beyond"
         if self.output_failures and not self.failures:
-            names = ", ".join(one.output for one in self.output_failures[:_MAX_NAMED])
+            names = ", ".join(one.output for one in self.output_failures[:max_named])
             outcome = f"failed: the outputs {names} are beyond"
         return (
             f"{outcome} what roundings in {self.spec.precision} explain with these weights "
@@ -504,7 +504,6 @@ def _try(pipe: Pipe, name: str) -> None:
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 BASES = "ACGT"
 ODD_LETTERS = "XBZUOJ.-*"  # J and * have no token: they become <unk>
-ODD_BASES = "NRU-"
 LENGTHS = (1, 2, 3, 5, 9, 16, 33, 50, 63, 64, 100, 128, 166, 167, 257, 400, 512, 777, 1022)
 _SEED = 1
 _KNOWN = {
@@ -519,11 +518,12 @@ _KNOWN = {
         "IKVNFKIRHNIEDGSVQLADHYQQNTPIGDGPVLLPDNHYLSTQSALSKDPNEKRDHMVLLEFVTAAGITHGMDELYK"
     ),
 }
-_EVERY = 5  # every fifth letter in a usual sequence becomes an odd one
 
 
 def make_panel(reads: Alphabet = Alphabet.PROTEIN) -> dict[str, str]:
     """Build proteins or bases by id: known, random, with odd letters, and in lower case."""
+    every = 5  # every fifth letter in a usual sequence becomes an odd one
+    odd_bases = "NRU-"
     rng = Random(_SEED)
     panel = dict(_KNOWN)
     usual = AMINO_ACIDS
@@ -531,14 +531,14 @@ def make_panel(reads: Alphabet = Alphabet.PROTEIN) -> dict[str, str]:
     if reads is not Alphabet.PROTEIN:
         panel = {}
         usual = BASES
-        odd = ODD_BASES
+        odd = odd_bases
     for length in LENGTHS:
         letters = [usual[int(rng.random() * len(usual))] for _ in range(length)]
         panel[f"random_{length}"] = "".join(letters)
     base = panel.get("ubiquitin", panel["random_400"])
     for letter in odd:
         letters = list(base)
-        letters[::_EVERY] = letter * len(letters[::_EVERY])
+        letters[::every] = letter * len(letters[::every])
         panel[f"odd_{letter}"] = "".join(letters)
     panel["odd_all"] = 7 * odd
     panel[f"only_{odd[0]}"] = 40 * odd[0]

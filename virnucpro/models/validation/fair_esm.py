@@ -35,7 +35,6 @@ _MODULES = (
     "data",
     "model.esm2",
 )
-_INSTALL = "pip install --force-reinstall --no-deps fair-esm==2.0.0"
 
 
 class FairESM(NamedTuple):
@@ -95,9 +94,10 @@ def _is_unchanged(recorded: PackagePath, path: Path) -> bool:
 
 
 def _damaged_error(why: str) -> UnavailableError:
+    install = "pip install --force-reinstall --no-deps fair-esm==2.0.0"
     return UnavailableError(
         f"fair-esm cannot be used: {why}",
-        hint=f"{_INSTALL}; the distribution `esm` has a package of the same name, so use an "
+        hint=f"{install}; the distribution `esm` has a package of the same name, so use an "
         "environment without it if this happens again",
     )
 

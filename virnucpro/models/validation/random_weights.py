@@ -28,7 +28,6 @@ MODELS: Mapping[str, ESM2Shape] = {
 BLOCK = 4096  # lengths drawn together
 _LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
 _CPU = torch.device("cpu")
-_LARGE = 2e9  # parameters
 # gains of linear layers. All others: 1. Larger queries and keys make attention prefer some keys
 _GAINS = {"q_proj": 1.5**0.5, "k_proj": 1.5**0.5, "out_proj": 0.5}
 
@@ -65,7 +64,8 @@ def write_checkpoint(path: Path, shape: ESM2Shape, seed: int, device: torch.devi
     Every part affects the result. Linear layers preserve a vector's length, except the last one in
     attention, which halves it. So numbers stay small with any number of layers.
     """
-    number = torch.float16 if shape.n_parameters > _LARGE else torch.float32
+    large = 2e9  # parameters
+    number = torch.float16 if shape.n_parameters > large else torch.float32
     parts = dict(split_tensors(empty_model(shape, shape.n_layers), FAIR_ESM))
     state = {
         name: random_numbers(name, parts[name].shape, seed, device).to("cpu", number)

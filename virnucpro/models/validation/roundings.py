@@ -37,7 +37,6 @@ from virnucpro.models.fp8 import quantise, restore
 from virnucpro.models.transformer import DTYPES
 
 Loss = Callable[[Tensor], Tensor]
-_ONE_ROUNDING = 0.42  # u, in the root mean square
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,9 @@ def _round_to_8_bits(exact: Tensor) -> Tensor:
 
 def _noise(device: torch.device, n_terms: int) -> Loss:
     """Return noise that is the same in every check on one kind of device."""
+    one_rounding = 0.42  # u, in the root mean square
     generator = torch.Generator(device).manual_seed(0)
-    size = _ONE_ROUNDING * torch.finfo(torch.float32).eps / 2 * math.sqrt(n_terms)
+    size = one_rounding * torch.finfo(torch.float32).eps / 2 * math.sqrt(n_terms)
 
     def lose(exact: Tensor) -> Tensor:
         noise = torch.randn(exact.shape, generator=generator, device=device)

@@ -33,10 +33,7 @@ _RULES: tuple[FrameRule, ...] = ("max", "mean")
 N_FOLDS = 5
 FEWEST_GROUPS = 2  # per label, to fit on some and measure on the rest
 _SEED = 0  # for resampling groups
-_FALSE_POSITIVES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
-_PULL = 1e-3  # towards the scorer alone; fragment weights sum to 1
 _STEPS = 50  # more than enough to converge
-_DAMPING = 1e-6  # keeps each step solvable, even if all rows are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +279,8 @@ def fit_error_rates(n_bases: int, log_odds: FloatArray, is_virus: BoolArray) -> 
 
     Viral shares count one more fragment than exists, so that no share is 0.
     """
-    shares = np.array(_FALSE_POSITIVES)
+    false_positives = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
+    shares = np.array(false_positives)
     at_shares = np.quantile(log_odds[~is_virus], 1 - shares)
     viral = np.sort(log_odds[is_virus])
     n_called = len(viral) - np.searchsorted(viral, at_shares)
@@ -344,6 +342,7 @@ def find_knot(knots: Sequence[EnsembleKnot], n_bases: int) -> EnsembleKnot:
 
 def fit_join_knot(fragments: ScoredFragments) -> EnsembleKnot:
     """Return the weights with the least cross-entropy, all at least 0."""
+    pull = 1e-3  # towards the scorer alone; fragment weights sum to 1
     complete = fragments.select(fragments.has_both)
     inputs = np.stack([complete.scores, complete.head, np.ones(len(complete))], axis=1)
     start = np.array([1.0, 0.0, 0.0])  # the scorer alone
@@ -353,7 +352,7 @@ def fit_join_knot(fragments: ScoredFragments) -> EnsembleKnot:
         """Fit the used columns, and set the others to 0. -> (3,)"""
         values = np.zeros(3)
         values[used] = fit_logistic(
-            inputs[:, used], complete.is_virus, complete.weights, start[used], _PULL
+            inputs[:, used], complete.is_virus, complete.weights, start[used], pull
         )
         return values
 
@@ -386,10 +385,11 @@ def fit_logistic(
     Returns:
         (k,) float64.
     """
+    damping = 1e-6  # keeps each step solvable, even if all rows are alike
     fitted: FloatArray = start.copy()
     for _ in range(_STEPS):
         chances = sigmoid(inputs @ fitted)
         gradient = inputs.T @ (weights * (is_virus - chances)) - pull * (fitted - start)
         curvature = (inputs * (weights * chances * (1 - chances))[:, None]).T @ inputs
-        fitted += np.linalg.solve(curvature + max(pull, _DAMPING) * np.eye(len(fitted)), gradient)
+        fitted += np.linalg.solve(curvature + max(pull, damping) * np.eye(len(fitted)), gradient)
     return fitted

@@ -81,10 +81,8 @@ _RUN = "run"  # run folder for the fragments
 _WHOLE = "whole"  # length of a complete record
 _COMPLEMENT = str.maketrans("ACGTURYKMBDHVacgturykmbdhv", "TGCAAYRMKVHDBtgcaayrmkvhdb")  # IUPAC
 _COLUMNS = ("fragment", "record", "length", "start", "end", "strand", "label", "group", "kingdom")
-_SHARE_OF_THE_SAME = 0.5  # of 31-mers
 # Model -> digests of training records, digests of training groups, and sampled training k-mers.
 Memories = Mapping[str, tuple[NDArray[np.uint64], NDArray[np.uint64], Sketch]]
-_ROC_POINTS = 200
 _AGAIN = "the run folder was changed by another program: start again with --force"
 _FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
 _CARD_TABLES = (
@@ -92,7 +90,6 @@ _CARD_TABLES = (
     ("Samples with a score", "scored"),
     ("Samples with a score; each group counts the same", "equal_groups"),
 )
-_N_BARS = 40  # in a histogram of scores from 0 to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -484,8 +481,9 @@ def _reliability(kind: _SamplesOfKind) -> Figures:
 
 def _roc(kind: _SamplesOfKind) -> Figures:
     """Return a few hundred points of the ROC curve of all samples, none for a single label."""
+    roc_points = 200
     _, true, false = kind.with_missing_lowest(0.0).curve()
-    points = np.unique(np.linspace(0, len(true) - 1, min(len(true), _ROC_POINTS)).astype(np.int64))
+    points = np.unique(np.linspace(0, len(true) - 1, min(len(true), roc_points)).astype(np.int64))
     has_both = true[-1] > 0 and false[-1] > 0
     return {
         "true_positives": (true[points] / true[-1]).round(6).tolist() if has_both else [],
@@ -495,10 +493,11 @@ def _roc(kind: _SamplesOfKind) -> Figures:
 
 def _histogram(kind: _SamplesOfKind) -> Figures:
     """Count samples per score bin, by label. Bins have equal widths."""
+    n_bars = 40  # in a histogram of scores from 0 to 1
     scored = kind.scored
     called = scored.scores[scored.is_called]
-    virus, _ = np.histogram(scored.scores[scored.is_virus], bins=_N_BARS, range=(0, 1))
-    other, _ = np.histogram(scored.scores[~scored.is_virus], bins=_N_BARS, range=(0, 1))
+    virus, _ = np.histogram(scored.scores[scored.is_virus], bins=n_bars, range=(0, 1))
+    other, _ = np.histogram(scored.scores[~scored.is_virus], bins=n_bars, range=(0, 1))
     return {
         "virus": virus.tolist(),
         "other": other.tolist(),
@@ -578,6 +577,7 @@ def with_known_groups(trained_on: Memories, labelled: LabelledRecord, sequence: 
     A record has a close relative if half of its sampled k-mers are in the sketch. This corresponds
     to about 98 % identical bases, wherever the record was cut from.
     """
+    share_of_the_same = 0.5  # of 31-mers
     sketch = Sketch.from_sequences(sequence)
     group = np.uint64(group_digest(labelled.group))
     return [
@@ -585,7 +585,7 @@ def with_known_groups(trained_on: Memories, labelled: LabelledRecord, sequence: 
         for owner, (records, groups, kmers) in trained_on.items()
         if np.uint64(labelled.digest) in records
         or group in groups
-        or sketch.containment(kmers) >= _SHARE_OF_THE_SAME
+        or sketch.containment(kmers) >= share_of_the_same
     ]
 
 

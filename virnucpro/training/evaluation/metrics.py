@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from virnucpro.core.numeric import BoolArray, FloatArray
 
 _PERCENT_VIRAL = (1, 5, 20)  # viral share of a sample for which precision is reported
-_MAX_FALSE_POSITIVES = 0.01  # share of non-viral samples at which recall is measured
 _N_BINS = 15  # in the reliability curve, equally wide
-_N_RESAMPLES = 200
 CHANCE = 0.5  # AUROC of random scores
 NOT_DEFINED = "n/a"  # table cell for None
 INTERVAL = (2.5, 97.5)  # percentiles of a 95 % interval
@@ -177,6 +175,7 @@ class Samples:
         Args:
             is_called: (n,) True for samples that are called viral.
         """
+        max_false_positives = 0.01  # share of non-viral samples at which recall is measured
         thresholds, true, false = self.curve(weights)
         n_virus = float(true[-1]) if len(true) else 0.0
         n_other = float(false[-1]) if len(false) else 0.0
@@ -191,7 +190,7 @@ class Samples:
             return figures
         curve = self.reliability(weights)
         gap = np.abs(curve.mean_score - curve.share_of_viruses)
-        n_allowed = int(np.searchsorted(false, _MAX_FALSE_POSITIVES * n_other, side="right"))
+        n_allowed = int(np.searchsorted(false, max_false_positives * n_other, side="right"))
         shares = true / np.maximum(true + false, np.finfo(float).tiny)
         return figures | {
             "auroc": _area(true, false),
@@ -226,12 +225,13 @@ class Samples:
 
     def resamples(self, seed: int) -> Iterator[FloatArray]:
         """Yield weights per group resample, or nothing if a label has fewer than two groups."""
+        n_resamples = 200
         sides, own = np.unique(self.sides, return_inverse=True)
         members = [np.flatnonzero(sides % 2 == label) for label in (0, 1)]
         if min(map(len, members)) < 2:
             return
         rng = np.random.default_rng(seed)
-        for _ in range(_N_RESAMPLES):
+        for _ in range(n_resamples):
             draws = [rng.choice(label_sides, len(label_sides)) for label_sides in members]
             groups = np.concatenate(draws)
             yield self.weights * np.bincount(groups, minlength=len(sides))[own]
