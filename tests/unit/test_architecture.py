@@ -107,6 +107,48 @@ def test_test_modules_import_no_other_test_module() -> None:
     assert not importers
 
 
+# what an extraction, or its share of the work, never imports at first
+OF_OTHER_COMMANDS = ("viral.", "training.", "results.report.", "api")
+# each is imported where the input, the machine or the options ask for it
+OPTIONAL = {
+    *("sequences.fastq", "sequences.translate", "sequences.spans", "sequences.sample_sheet"),
+    *("sequences.input_folder", "sequences.input_copies", "sequences.other_formats"),
+    *("models.nvidia", "models.download", "store.manifest_reader", "store.plan_reader"),
+    *("store.recipe_changes", "workflows.extend_inputs", "results.sample_writer"),
+    *("results.sorted_lines", "cli.completion_scripts"),
+}
+
+
+def imported_at_first(name: str) -> set[str]:
+    """The modules that Python loads with a module, without the imports of its functions."""
+    loaded = {name}
+    waiting = [name]
+    while waiting:
+        tree = tree_of(waiting.pop())
+        statements = ast.Module([node for node in tree.body if is_import(node)], [])
+        new = {found.removeprefix("virnucpro.") for found in imports_in(statements)} - loaded
+        new &= set(MODULES)
+        loaded |= new
+        waiting += new
+    return loaded
+
+
+def is_import(node: ast.stmt) -> bool:
+    return isinstance(node, (ast.Import, ast.ImportFrom))
+
+
+@pytest.mark.parametrize("command", ["extract", "work"])
+def test_extraction_loads_no_other_command(command: str) -> None:
+    workflow = {"extract": "extract", "work": "work_share"}[command]
+    loaded = imported_at_first(f"cli.{command}") | imported_at_first(f"workflows.{workflow}")
+    loaded |= imported_at_first("cli.main")
+    assert "engine.local" in loaded and "store.plan" in loaded
+    assert not [name for name in loaded if name.startswith(OF_OTHER_COMMANDS)]
+    if command == "extract":
+        assert set(MODULES) >= OPTIONAL
+        assert not loaded & OPTIONAL
+
+
 def test_functions_are_easy_to_follow() -> None:
     complex_ones = [
         f"{name}: {function.name}"
