@@ -3,6 +3,7 @@
 # make lint      check format, lint and import contracts
 # make docs      build the documentation site in site/html
 # make release   build and check the release archives in dist/
+# make coverage  the tests, and the share of the lines that they run
 # make sanitize  test the C library with the address and undefined-behaviour sanitizers
 # make pythons   try the installed program on every Python from 3.11 on that is here or can be had
 #
@@ -21,7 +22,7 @@ TORCH ?= $(if $(filter Linux,$(shell uname -s)),$(if $(NVIDIA),default,cpu),defa
 # Tests often wait for child processes, so there is one tester more than cores, but at most four.
 TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
 
-.PHONY: example test lint types tests sanitize pythons docs release clean
+.PHONY: example test lint types tests coverage sanitize pythons docs release clean
 
 # This first run writes the bytecode of all that it imports, even if Python is told to write none.
 # Later runs then start in half the time.
@@ -45,6 +46,10 @@ types: $(VENV)/installed-dev
 
 tests: $(VENV)/compiled
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(TESTERS) --dist worksteal
+
+# Slower than `make tests`, because every line is counted: not part of the gate.
+coverage: $(VENV)/compiled
+	$(BIN)/pytest -n $(TESTERS) --dist worksteal --cov=virnucpro --cov-report=term:skip-covered
 
 sanitize: $(VENV)/installed-dev
 	$(BIN)/python scripts/sanitize.py

@@ -7,6 +7,7 @@ tiny network, lies beside the project, and is compared where it is there.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -98,6 +99,13 @@ def test_the_published_tokenizer_gives_the_published_ids():
     assert len(cases) == 200
     for row, case in zip(ids, cases, strict=True):
         assert row == case["ids"], case["text"]
+
+
+def test_missing_tokenizer_library_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)  # its import fails
+    with pytest.raises(UnavailableError, match="the package tokenizers") as caught:
+        Tokenizer(WORDS, MERGES)
+    assert "virnucpro[published]" in caught.value.hint
 
 
 @pytest.mark.parametrize(
