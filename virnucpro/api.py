@@ -63,7 +63,7 @@ from virnucpro.core.events import (
 )
 from virnucpro.core.logging import log_to_handler, printable
 from virnucpro.core.machine import slurm_variables
-from virnucpro.core.model_outputs import Include, Pooling
+from virnucpro.core.model_outputs import Include, OutputSpec, Pooling
 from virnucpro.core.option_schema import build_options, option_annotations
 from virnucpro.core.option_text import OptionText, with_options
 from virnucpro.core.recipe import Command, FeatureFormat
@@ -308,6 +308,15 @@ class Extraction:
         yield from iter_features(self.folder, batch=batch)
 
     @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """Name the outputs of the run, for ``read``."""
+        return tuple(output.name for output in _manifest(self.folder).recipe.encoders[0].outputs)
+
+    def read(self, output: str) -> Iterator[tuple[str, Vector]]:
+        """Yield ids and rows of an output, as ``read_features`` does."""
+        yield from read_features(self.folder, output=output)
+
+    @cached_property
     def ids(self) -> tuple[str, ...]:
         """Return the ids of all vectors: nucleotide frames, or proteins."""
         return self._all.ids
@@ -515,21 +524,26 @@ def _to_embedded(
 
 
 @_option_words()
-def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
+def read_features(folder: str | Path, *, output: str | None = None) -> Iterator[tuple[str, Vector]]:
     """Yield each id in a run folder with its vector, float32, from all feature files.
 
-    A vector is (dim,), or (residues, dim) with ``--pooling none``. A run with two encoders yields
+    A vector is (dim,), or (residues, dim) with ``--pooling none``. ``output`` names another output
+    of the run, such as ``mean_layer6``, ``logits`` (residues, tokens), ``contacts`` (residues,
+    residues) or ``perplexity`` (a single number). A run with two encoders yields
     the first encoder's vectors. Each id comes once, copies included. Replaced records are omitted,
     as in ``features.h5``. Memory contains one feature file.
 
     Raises:
         VirnucproError: the folder contains no features, or they are corrupt.
     """
-    return _spell_value(read_shown(_open_features(folder)))
+    store = _open_features(folder)
+    return _spell_value(read_shown(store, _find_output(store, output)))
 
 
 @_option_words()
-def iter_features(folder: str | Path, *, batch: int = 1024) -> Iterator[Embedded]:
+def iter_features(
+    folder: str | Path, *, batch: int = 1024, output: str | None = None
+) -> Iterator[Embedded]:
     """Yield the vectors of a run folder in batches: ids, and an array (batch, dim), float32.
 
     They are the vectors of ``read_features``, in the order of the feature files. The last batch may
@@ -542,12 +556,31 @@ def iter_features(folder: str | Path, *, batch: int = 1024) -> Iterator[Embedded
     if batch < 1:
         raise UsageError(f"batch is {batch}", hint="give a number of rows, 1 or more")
     store = _open_features(folder)
-    if store.encoder.per_residue:
+    spec = _find_output(store, output)
+    if not spec.has_one_row:
         raise UsageError(
             f"{printable(store.tree.root)} holds a row for each residue, not one for each id",
             hint="use read_features, which gives all rows of an id",
         )
-    return _spell_value(_batches(read_shown(store), batch))
+    return _spell_value(_batches(read_shown(store, spec), batch))
+
+
+def _find_output(store: FeatureStore, name: str | None) -> OutputSpec:
+    """Find an output of a run by name. None stands for the first one.
+
+    Raises:
+        UsageError: the run has no output with this name.
+    """
+    outputs = store.encoder.outputs
+    if name is None:
+        return outputs[0]
+    for output in outputs:
+        if output.name == name:
+            return output
+    raise UsageError(
+        f"{printable(store.tree.root)} has no output {printable(name)}",
+        hint=f"it has {', '.join(output.name for output in outputs)}",
+    )
 
 
 def _batches(pairs: Iterator[tuple[str, Vector]], n: int) -> Iterator[Embedded]:

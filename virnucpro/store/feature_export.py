@@ -133,3 +133,17 @@ def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:
     if embeddings.per_residue:
         return np.split(embeddings.vectors, np.cumsum(embeddings.lengths))[:-1]
     return list(embeddings.vectors)
+
+
+def split_output(array: OutputArray, lengths: NDArray[np.int32]) -> list[NDArray[np.float32]]:
+    """Split an output into the rows of each ORF.
+
+    (width,) per sequence, (length, width) per residue, (length, length) for pairs, () for scalars.
+    """
+    values = shaped_values(array)
+    if array.spec.has_one_row:
+        return list(values)
+    parts = np.split(values, np.cumsum(array.spec.count_rows(lengths))[:-1])
+    if array.spec.kind == "per_residue":
+        return parts
+    return [part.reshape(n, n) for part, n in zip(parts, lengths.tolist(), strict=True)]

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from virnucpro.core.atomic_io import parse_json
 from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import printable
+from virnucpro.core.model_outputs import OutputSpec
 from virnucpro.core.numeric import find_runs
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import FeatureFormat
 from virnucpro.core.types import Embeddings, check_counts
-from virnucpro.store.feature_export import export, split_rows
+from virnucpro.store.feature_export import export, split_output, split_rows
 from virnucpro.store.feature_file import (
     Attributes,
     Checksums,
@@ -171,8 +172,10 @@ def check_parts(store: FeatureStore) -> None:
             )
 
 
-def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield each id of a finished run, with its rows.
+def read_shown(
+    store: FeatureStore, output: OutputSpec | None = None
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yield each id of a finished run, with its rows of an output, by default the first one.
 
     Files are read one by one, and verified.
 
@@ -182,9 +185,17 @@ def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]
     attributes = _part_checksum(store)
     for name, spans in _shown_orfs(store):
         embeddings = store.read(store.folder / name, attributes)[0]
-        rows = split_rows(embeddings)
+        rows = _split(embeddings, output)
         for span in spans:
             yield from zip(embeddings.ids[slice(*span)], rows[slice(*span)], strict=True)
+
+
+def _split(embeddings: Embeddings, output: OutputSpec | None) -> list[NDArray[np.float32]]:
+    """Split an output in a file into the rows of each ORF."""
+    for array in embeddings.extra:
+        if array.spec == output:
+            return split_output(array, embeddings.lengths)
+    return split_rows(embeddings)
 
 
 def _shown_orfs(store: FeatureStore) -> list[tuple[str, Sequence[Span]]]:
