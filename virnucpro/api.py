@@ -130,6 +130,7 @@ class _PredictKeywords(_FolderKeywords, total=False):
     evidence: Literal["both", "score", "known"]
     prevalence: float
     regions: bool
+    genes: bool
     region_model: str | Path | None
     head: str | Path | None
     calls: Literal["auto", "scorer", "head"]

@@ -93,6 +93,18 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     ),
     "layout_features": (*_PIECES, _VALUES),
     "kept_stretches": (*_PIECES, c_int64, _COUNTS, _COUNTS),
+    # for n pieces: stops and kinds of starts by codon code, whether each piece has binding sites,
+    # the shortest gene; the number of genes of each piece, and rows and scores of genes
+    "find_genes": (
+        *_PIECES,
+        _BYTES,
+        _BYTES,
+        _BYTES,
+        c_int64,
+        _COUNTS,
+        _COUNTS,
+        _VALUES,
+    ),
     "stretch_words": (*_PIECES, _BYTES, c_int64, _COUNTS, _COUNTS),
     "families_of": (
         _COUNTS,

@@ -19,7 +19,10 @@ from virnucpro.results.outputs import (
     CHUNK_TABLE,
     FAILED_SEQUENCES,
     FRAME_TABLE,
+    GENE_GFF3,
+    GENE_TABLE,
     ORIGIN,
+    PROTEIN_FASTA,
     RECORD_TABLE,
     REGION_BED,
     REGION_FASTA,
@@ -46,8 +49,9 @@ from virnucpro.results.tsv import (
 from virnucpro.sequences.derived_names import FRAME_ENDINGS
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.taken_names import NONE_TAKEN, TakenNames
+from virnucpro.viral.genes import find_genes
 from virnucpro.viral.identification import identify_viruses
-from virnucpro.viral.types import CalledRecords, Calls, FrameScores, Identity, Region, Viruses
+from virnucpro.viral.types import CalledRecords, Calls, FrameScores, Gene, Identity, Region, Viruses
 
 # Sequence Ontology terms: SO:0000113, SO:0001041.
 _GFF3_TERMS = {"provirus": "proviral_region", "whole": "viral_sequence"}
@@ -100,16 +104,18 @@ def make_batches(
     *,
     with_own: bool = False,
     taken: TakenNames = NONE_TAKEN,
+    finds_genes: bool = True,
 ) -> list[RowBatch]:
     """Make a batch per sample. With a genetic code, identify the viruses.
 
     Args:
         with_own: also make the rows of per-file outputs with ids from the input file.
         taken: piece and region names that get a number.
+        finds_genes: find the genes of viruses, if there is a genetic code.
     """
     results.frames = _rename_clashes(results, taken)
     results.region_suffixes = _free_region_suffixes(results, taken)
-    results.viruses = find_viruses(results, code)
+    results.viruses = find_viruses(results, code, finds_genes=finds_genes)
     per_file = [output for output in outputs if output.per_file]
     return [
         RowBatch(
@@ -259,7 +265,9 @@ def _wrap_origin(parts: Sequence[Region]) -> Region:
     return parts[0]._replace(end=parts[-1].end)
 
 
-def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
+def find_viruses(
+    results: CalledRecords, code: GeneticCode | None, *, finds_genes: bool = True
+) -> Viruses:
     """Find the viruses in the records. With a genetic code, identify each by its bases.
 
     A virus with missing letters (blanks) gets no identity: see ``rethreshold``.
@@ -274,19 +282,28 @@ def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
             first = parts[0]
             letters = "".join(sequence[part.start : part.end] for part in parts)
             location = (first.extent, first.start, parts[-1].end, first.over_origin)
-            rows.append((index, name, *location, letters, score, unknown))
+            rows.append((index, name, *location, letters, score, unknown, ()))
     viruses = Viruses.from_rows(rows)
-    return viruses if code is None else _identity_columns(results, viruses, code)
+    if code is None:
+        return viruses
+    return _identity_columns(results, viruses, code, finds_genes=finds_genes)
 
 
-def _identity_columns(results: CalledRecords, viruses: Viruses, code: GeneticCode) -> Viruses:
+def _identity_columns(
+    results: CalledRecords, viruses: Viruses, code: GeneticCode, *, finds_genes: bool
+) -> Viruses:
     records = results.records
     circles = [
         records.record_at(index).is_circular if name == records.ids[index] else None
         for index, name in zip(viruses.places, viruses.names, strict=True)
     ]
     sequences = ["" if " " in bases else bases for bases in viruses.letters]
-    return viruses._replace(identities=identify_viruses(sequences, circles, code))
+    identities = identify_viruses(sequences, circles, code)
+    if not finds_genes:
+        return viruses._replace(identities=identities)
+    groups = [identity.group for identity in identities]
+    genes = find_genes(sequences, list(map(bool, circles)), groups, code)
+    return viruses._replace(identities=identities, genes=genes)
 
 
 def _virus_rows(results: CalledRecords) -> bytes:
@@ -363,6 +380,87 @@ def _virus_fasta(results: CalledRecords) -> bytes:
         for index, name, extent, score, rate in words
     ]
     return format_fasta(headers, viruses.letters)
+
+
+# Genes
+
+
+# Makes the text for a gene: results, index of its virus, its name, and the gene.
+_GeneRow: TypeAlias = Callable[[CalledRecords, int, str, Gene], str]
+
+
+def _gene_rows(row: _GeneRow, results: CalledRecords) -> bytes | None:
+    """Format the genes of all viruses. None: no virus has a gene.
+
+    All gene files list the same genes under the same names.
+    """
+    viruses = results.viruses
+    texts = []
+    for place, (name, genes) in enumerate(zip(viruses.names, viruses.genes, strict=True)):
+        for number, gene in enumerate(genes, 1):
+            texts.append(row(results, place, f"{name}_{number}", gene))
+    return encode_texts("".join(texts)) if texts else None
+
+
+def _gene_end(viruses: Viruses, place: int, gene: Gene) -> int:
+    """Return the last base of a gene, counted from 1. It may precede the start in a circle."""
+    n_bases = len(viruses.letters[place])
+    return gene.end if gene.end <= n_bases else gene.end - n_bases
+
+
+def _gene_table_row(results: CalledRecords, place: int, name: str, gene: Gene) -> str:
+    viruses = results.viruses
+    record = viruses.places[place]
+    values = (
+        name,
+        viruses.names[place],
+        results.records.names[record],
+        results.calls.samples[record],
+        gene.start + 1,
+        _gene_end(viruses, place, gene),
+        gene.strand,
+        len(gene.protein),
+        gene.partial,
+        gene.start_codon,
+        f"{gene.coding_score:.2f}",
+        "" if gene.log_odds is None else f"{gene.log_odds:.2f}",
+        gene.n_known_kmers,
+        gene.known_family,
+    )
+    return tsv_line(values)
+
+
+def _gene_gff_row(results: CalledRecords, place: int, name: str, gene: Gene) -> str:
+    """Format a gene, after its virus if it is the first. A gene may cross a circle's origin."""
+    viruses = results.viruses
+    seqid = gff3_seqid(viruses.names[place])
+    n_bases = len(viruses.letters[place])
+    lines = []
+    if gene is viruses.genes[place][0]:
+        is_circle = viruses.identities[place].topology == "circular"
+        landmark = (
+            f"ID={gff3_value(viruses.names[place])}{';Is_circular=true' if is_circle else ''}"
+        )
+        lines.append(f"{seqid}\tvirnucpro\tregion\t1\t{n_bases}\t.\t.\t.\t{landmark}\n")
+    attributes = [
+        f"ID={gff3_value(name)}",
+        gene.partial and f"partial={gene.partial}",
+        gene.start_codon and f"start_codon={gene.start_codon}",
+        "" if gene.log_odds is None else f"log_odds={gene.log_odds:.2f}",
+        f"n_known_kmers={gene.n_known_kmers}",
+        gene.known_family and f"known_family={gff3_value(gene.known_family)}",
+    ]
+    bases = f"{gene.start + 1}\t{gene.end}\t{gene.coding_score:.2f}\t{gene.strand}\t0"
+    lines.append(f"{seqid}\tvirnucpro\tCDS\t{bases}\t{';'.join(filter(None, attributes))}\n")
+    return "".join(lines)
+
+
+def _protein_row(results: CalledRecords, place: int, name: str, gene: Gene) -> str:
+    """Format a protein, with position and strand of its gene as Prodigal writes them."""
+    end = _gene_end(results.viruses, place, gene)
+    strand = 1 if gene.strand == "+" else -1
+    header = f"{name} # {gene.start + 1} # {end} # {strand} # ID={name}"
+    return format_fasta([header], [gene.protein]).decode("utf-8", "surrogateescape")
 
 
 # Regions
@@ -538,6 +636,9 @@ CALL_ROWS: Mapping[OutputFile, _MakeRows] = {
     VIRAL_FASTA: _viral_fasta,
     VIRUS_TABLE: _virus_rows,
     VIRUS_FASTA: _virus_fasta,
+    GENE_TABLE: partial(_gene_rows, _gene_table_row),
+    GENE_GFF3: partial(_gene_rows, _gene_gff_row),
+    PROTEIN_FASTA: partial(_gene_rows, _protein_row),
     REGION_TABLE: _table_rows,
     REGION_BED: partial(_region_rows, _bed_row),
     REGION_GFF3: partial(_region_rows, _gff_row),

@@ -191,6 +191,30 @@ VIRUS_TABLE = OutputFile(
     },
 )
 VIRUS_FASTA = OutputFile("viruses.fasta", "their sequences")
+# One row per gene. Positions are those in the sequence of the virus.
+GENE_TABLE = OutputFile(
+    "genes.tsv",
+    "the genes of each virus, with what they resemble, also as .gff3",
+    (
+        "gene",
+        "virus",
+        "record",
+        "file",
+        "start",
+        "end",
+        "strand",
+        "n_residues",
+        "partial",
+        "start_codon",
+        "coding_score",
+        "log_odds",
+        "n_known_kmers",
+        "known_family",
+    ),
+    is_optional=True,
+)
+GENE_GFF3 = OutputFile("genes.gff3", columns=("##gff-version 3",), is_optional=True)
+PROTEIN_FASTA = OutputFile("proteins.faa", "their proteins", is_optional=True)
 
 
 # Samples
@@ -283,6 +307,9 @@ SEQUENCE_FILES = (VIRAL_FASTA.file, REGION_FASTA.file)
 REGION_OUTPUTS: tuple[OutputFile, ...] = (
     VIRUS_TABLE,
     VIRUS_FASTA,
+    GENE_TABLE,
+    GENE_GFF3,
+    PROTEIN_FASTA,
     SAMPLE_TABLE,
     MULTIQC,
     REGION_TABLE,

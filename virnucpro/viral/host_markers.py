@@ -14,11 +14,17 @@ from virnucpro.core.native import call
 from virnucpro.core.numeric import FloatArray, IntArray
 from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
-from virnucpro.sequences.open_codes import N_CODES, Digits, encode, genetic_code
+from virnucpro.sequences.open_codes import N_CODES, Digits, encode
 from virnucpro.viral.features import GENE_LIKE
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.scoring import score_proteins
-from virnucpro.viral.windows import Windows, codon_codes, find_stretches, opposite_strand
+from virnucpro.viral.windows import (
+    Windows,
+    codon_codes,
+    find_stretches,
+    opposite_strand,
+    residue_letters,
+)
 
 # conserved in RpoB, RpoC, S19, L2, S11 and S12 of bacteria of several phyla
 HOST_PEPTIDES = (
@@ -72,7 +78,7 @@ def find_host_genes(
     codons = [codon_codes(one).tobytes() for one in (digits, opposite_strand(digits))]
     columns = (strand.tolist(), start.tolist(), n_codons.tolist())
     proteins = [
-        codons[side][place : place + 3 * n : 3].translate(_letters(code)).decode("ascii")
+        codons[side][place : place + 3 * n : 3].translate(residue_letters(code)).decode("ascii")
         for side, place, n in zip(*columns, strict=True)
     ]
     new = [protein for protein in dict.fromkeys(proteins) if protein not in known]
@@ -128,7 +134,7 @@ def _peptides(code: GeneticCode) -> Digits:
     for number, of_peptide in enumerate(residues):
         table[len(of_peptide) :] |= 1 << number
         for place, letters in enumerate(of_peptide):
-            has_it = [chr(letter) in "".join(letters) for letter in _letters(code)[:N_CODES]]
+            has_it = [chr(letter) in "".join(letters) for letter in residue_letters(code)[:N_CODES]]
             table[place, has_it] |= 1 << number
     return table
 
@@ -139,15 +145,6 @@ def ribosomal_rna(sequence: str) -> list[int]:
     found = [word for word, n in zip(words, _count(words, sequence).tolist(), strict=True) if n]
     matches = (re.finditer(f"(?={word})", sequence) for word in found)
     return sorted(match.start() for match in chain.from_iterable(matches))
-
-
-@cache
-def _letters(code: GeneticCode) -> bytes:
-    """Return each codon code's residue letter, or X without one. (256,)"""
-    letters = bytearray(b"X" * 256)
-    for codon, letter in code.meanings.items():
-        letters[genetic_code(codon)] = ord(letter)
-    return bytes(letters)
 
 
 def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:

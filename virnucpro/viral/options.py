@@ -116,6 +116,10 @@ class ThresholdOptions:
         ),
     ] = True
     region_model: RegionModel = None
+    genes: Annotated[
+        bool,
+        option("Find the genes of each virus, and write them and their proteins.", _PANEL),
+    ] = True
 
     @property
     def min_posterior(self) -> float:

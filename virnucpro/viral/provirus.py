@@ -40,7 +40,7 @@ from virnucpro.viral.known import MOST_CELLULAR, KnownIndex
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.provirus_features import Genes, ReadGenes, WindowTable, median
 from virnucpro.viral.types import CalledRecords, FoundRegions, Region, Track
-from virnucpro.viral.windows import canonical_rotation, comes_first, is_reverse_first
+from virnucpro.viral.windows import CanonicalView
 
 SHORTEST_RECORD = 10_000  # bases. Shorter records are not searched
 # Repeats between an end of a region and its inside split it if fewer than this many are expected by
@@ -84,37 +84,6 @@ class ViralRun(NamedTuple):
         return any(
             self.start_base < one.end_base and one.start_base < self.end_base for one in others
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _RecordView:
-    """The searched view of a record: the strand that comes first in lexical order.
-
-    A circle starts at the base that makes its sequence first in lexical order, on either strand.
-    """
-
-    sequence: str  # upper case, without U
-    is_reverse: bool
-    is_circle: bool
-    first: int = 0  # base on this strand of the record at which the sequence begins
-
-    @classmethod
-    def from_record(cls, sequence: str, *, is_circle: bool) -> _RecordView:
-        sequence = sequence.upper().replace("U", "T")
-        if not is_circle:
-            is_reverse = is_reverse_first(sequence)
-            return cls(reverse_complement(sequence) if is_reverse else sequence, is_reverse, False)
-        strands = [sequence, reverse_complement(sequence)]
-        firsts = [canonical_rotation(strand) for strand in strands]
-        forward, reverse = (
-            strand[first:] + strand[:first] for strand, first in zip(strands, firsts, strict=True)
-        )
-        is_reverse = comes_first(reverse, forward)
-        return cls(reverse if is_reverse else forward, is_reverse, True, firsts[is_reverse])
-
-    def text(self, size: int) -> str:
-        """Return the bases for windows of ``size`` bases. In a circle, windows cross the origin."""
-        return self.sequence + self.sequence[: size - 1] if self.is_circle else self.sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,7 +139,7 @@ class ProvirusFinder:
             for is_virus in calls
         )
         readings = [
-            _RecordView.from_record(records[place].sequence, is_circle=is_circle)
+            CanonicalView.from_record(records[place].sequence, is_circle=is_circle)
             for place, is_circle in keys
         ]
         texts = [reading.text(self.model.size) for reading in readings]
@@ -185,7 +154,7 @@ class ProvirusFinder:
         ]
 
     def _score_windows(
-        self, reading: _RecordView, items: WindowTable, is_virus: bool
+        self, reading: CanonicalView, items: WindowTable, is_virus: bool
     ) -> FoundRegions:
         """Return a record's regions and track, in coordinates on its own strand."""
         if reading.is_circle:
@@ -201,7 +170,7 @@ class ProvirusFinder:
         of_items = sequence, items, self.model, read_genes, self.code
         return regions_from_windows(*of_items, is_virus=is_virus)
 
-    def _extend_circular(self, reading: _RecordView, items: WindowTable) -> FoundRegions:
+    def _extend_circular(self, reading: CanonicalView, items: WindowTable) -> FoundRegions:
         """Return the regions in a circle, cut open where it looks least viral.
 
         Its windows may cross the origin.

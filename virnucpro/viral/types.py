@@ -81,6 +81,24 @@ class Identity(NamedTuple):
     completeness_method: str = ""  # as in ``completeness.Completeness``
 
 
+Partial: TypeAlias = Literal["", "start", "end", "both"]
+
+
+class Gene(NamedTuple):
+    """A gene in a viral sequence. Its bases are ``sequence[start:end]``, with the stop codon."""
+
+    start: int
+    end: int  # in a circle, past the length if the gene crosses the origin
+    strand: Literal["+", "-"]
+    partial: Partial  # what lies outside the sequence
+    start_codon: str  # "": outside the sequence
+    protein: str
+    coding_score: float  # log-odds of a gene
+    log_odds: float | None = None  # of a viral protein over a cellular one. None: too short
+    n_known_kmers: int = 0  # that known viruses have and cells do not
+    known_family: str = ""  # family or cluster of most of them
+
+
 class Region(NamedTuple):
     """A viral interval in a record: a provirus, or a viral record without the host flanks.
 
@@ -193,6 +211,7 @@ class Viruses(NamedTuple):
     letters: list[str]
     scores: list[float]
     identities: list[Identity]
+    genes: list[tuple[Gene, ...]]  # empty if they were not searched
 
     @classmethod
     def from_rows(cls, rows: Iterable[tuple[Any, ...]]) -> Viruses:

@@ -118,6 +118,15 @@ def is_stop(code: GeneticCode) -> Digits:
     return table
 
 
+@cache
+def residue_letters(code: GeneticCode) -> bytes:
+    """Return each codon code's residue letter, or X without one. (256,)"""
+    letters = bytearray(b"X" * 256)
+    for codon, letter in code.meanings.items():
+        letters[genetic_code(codon)] = ord(letter)
+    return bytes(letters)
+
+
 def codon_codes(digits: Digits) -> Digits:
     """Return the code for the codon that starts at each base. (n_bases,) -> (n_bases - 2,)"""
     codes: Digits = 25 * digits[:-2] + 5 * digits[1:-1] + digits[2:]
@@ -157,6 +166,37 @@ def canonical_rotation(sequence: str) -> int:
     first = np.zeros(1, dtype=np.int64)
     call("first_rotation", encode(sequence), len(sequence), first)
     return int(first[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CanonicalView:
+    """The canonical view of a record: the strand that comes first in lexical order.
+
+    A circle starts at the base that makes its sequence first in lexical order, on either strand.
+    """
+
+    sequence: str  # upper case, without U
+    is_reverse: bool
+    is_circle: bool
+    first: int = 0  # base on this strand of the record at which the sequence begins
+
+    @classmethod
+    def from_record(cls, sequence: str, *, is_circle: bool) -> CanonicalView:
+        sequence = sequence.upper().replace("U", "T")
+        if not is_circle:
+            is_reverse = is_reverse_first(sequence)
+            return cls(reverse_complement(sequence) if is_reverse else sequence, is_reverse, False)
+        strands = [sequence, reverse_complement(sequence)]
+        firsts = [canonical_rotation(strand) for strand in strands]
+        forward, reverse = (
+            strand[first:] + strand[:first] for strand, first in zip(strands, firsts, strict=True)
+        )
+        is_reverse = comes_first(reverse, forward)
+        return cls(reverse if is_reverse else forward, is_reverse, True, firsts[is_reverse])
+
+    def text(self, size: int) -> str:
+        """Return the bases for windows of ``size`` bases. In a circle, windows cross the origin."""
+        return self.sequence + self.sequence[: size - 1] if self.is_circle else self.sequence
 
 
 def split_windows(

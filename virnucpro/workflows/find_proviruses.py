@@ -64,7 +64,12 @@ def find_regions(asked: RegionsOptions, on_event: EventHandler) -> RecordCounts:
         announce(f"regions: learned from {finder.model.training}")
         with Outputs(rundir).rewriting((RECORD_TABLE.file, *_WRITTEN)):
             tally = _write_files(
-                rundir, replace(manifest, taken=present.taken), inputs, finder, on_event
+                rundir,
+                replace(manifest, taken=present.taken),
+                inputs,
+                finder,
+                on_event,
+                finds_genes=options.genes,
             )
             _note_in_manifest(rundir, manifest, tally, options)
         if rundir.report.exists():
@@ -79,6 +84,8 @@ def _write_files(
     inputs: Sequence[InputFile],
     finder: ProvirusFinder,
     on_event: EventHandler,
+    *,
+    finds_genes: bool,
 ) -> RecordCounts:
     """Write the table of viruses, the region files, and the table of records with new notes."""
     tally = RecordCounts()
@@ -96,7 +103,12 @@ def _write_files(
             )
             finder.add_regions(results, 0)
             [batch] = make_batches(
-                results, sinks, finder.code, with_own=with_own, taken=manifest.taken
+                results,
+                sinks,
+                finder.code,
+                with_own=with_own,
+                taken=manifest.taken,
+                finds_genes=finds_genes,
             )
             add(batch)
             tally.include(batch.counts)

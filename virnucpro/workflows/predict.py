@@ -188,6 +188,7 @@ def make_row_builder(config: PredictConfig, plan: Plan, calls: Classification) -
         classifier=calls.classifier,
         finder=calls.finder,
         scores=calls.scores,
+        finds_genes=config.options.genes,
     )
 
 

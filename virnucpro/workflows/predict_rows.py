@@ -35,6 +35,7 @@ class CallRowBuilder(RowBuilder):
     classifier: RecordClassifier
     finder: ProvirusFinder | None = None  # None: no search for regions
     scores: ScoreStore | None = None  # None: scores are not stored
+    finds_genes: bool = True  # of viruses
 
     def pack_frames(
         self, orfs: Sequence[Orf], features: Sequence[ShardFeatures], reasons: Mapping[str, str]
@@ -82,6 +83,7 @@ class CallRowBuilder(RowBuilder):
             code,
             with_own=self.with_own_ids,
             taken=self.manifest.taken,
+            finds_genes=self.finds_genes,
         )
 
     def call(self, scored: ScoredRecords) -> CalledRecords:

@@ -25,6 +25,8 @@ static const int8_t CODING[N_CODONS] = {
 /* The same by strand and code of the forward strand; 0 for a codon with an unknown base. */
 static int8_t coding[2][N_CODES];
 
+int vnp_coding_weight(int number) { return CODING[number]; }
+
 static int n_bits_of(uint64_t bits) {
     bits -= (bits >> 1) & UINT64_C(0x5555555555555555);
     bits = (bits & UINT64_C(0x3333333333333333)) + ((bits >> 2) & UINT64_C(0x3333333333333333));

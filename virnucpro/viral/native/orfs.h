@@ -55,6 +55,9 @@ void vnp_find_stretches(const Bases *bases, int64_t from, int32_t length, int32_
 /* Sort stretches by their first base; ties keep their order, the longest first. */
 void vnp_sort_by_place(Stretch *stretches, int64_t n);
 
+/* How much a codon suggests the frame of a gene, by its number. */
+int vnp_coding_weight(int number);
+
 #pragma GCC visibility pop
 
 #endif

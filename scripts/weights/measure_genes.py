@@ -1,0 +1,146 @@
+"""Measure the genes of viruses against those of Prodigal, and against known proteins.
+
+    python scripts/weights/measure_genes.py VIRUSES.fa.gz ... --group phage \
+        [--proteins PROTEINS.faa.gz ...] [--sample 60] > table.tsv
+
+Genes are the same if their strand and their stop agree, so precision and recall are those of 3'
+ends. Genes without a stop in the sequence are left out. `starts` is the share of genes with the
+same stop that also have the same start. Prodigal runs with pyrodigal, in its metagenomic mode. Only
+this script needs it.
+
+A known protein is found in a sequence if it is the end of a translated open reading frame, from a
+start codon to a stop. It has 40 residues or more. Not all proteins of a sequence are known, so
+there is no precision.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pyrodigal
+
+from virnucpro.core.types import reverse_complement
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import STANDARD
+from virnucpro.viral.genes import find_genes
+
+SHORTEST_VIRUS = 3_000  # bases
+SHORTEST_PROTEIN = 40  # residues
+KEY = 25  # residues at the end of a protein that select candidates
+STARTS = ("ATG", "GTG", "TTG")
+SEED = 1
+Genes = dict[tuple[int, str, int], int]  # sequence, strand and end -> start, both on the strand
+
+
+def own_genes(sequences: Sequence[str], group: str) -> Genes:
+    """Return the genes that VirNucPro finds in viruses of this group."""
+    each = find_genes(sequences, [False] * len(sequences), [group] * len(sequences), STANDARD)
+    genes: Genes = {}
+    for number, (sequence, found) in enumerate(zip(sequences, each, strict=True)):
+        for gene in found:
+            if gene.partial in ("", "start"):
+                is_forward = gene.strand == "+"
+                end = gene.end if is_forward else len(sequence) - gene.start
+                genes[number, gene.strand, end] = end - (gene.end - gene.start)
+    return genes
+
+
+def prodigal_genes(sequences: Sequence[str]) -> Genes:
+    """Return the genes that Prodigal finds."""
+    finder = pyrodigal.GeneFinder(meta=True)
+    genes: Genes = {}
+    for number, sequence in enumerate(sequences):
+        for gene in finder.find_genes(sequence.encode()):
+            is_forward = gene.strand == 1
+            if gene.partial_end if is_forward else gene.partial_begin:
+                continue
+            end = gene.end if is_forward else len(sequence) - gene.begin + 1
+            strand = "+" if is_forward else "-"
+            genes[number, strand, end] = end - (gene.end - gene.begin + 1)
+    return genes
+
+
+def known_genes(sequences: Sequence[str], proteins: Mapping[str, set[str]]) -> Genes:
+    """Return the genes of known proteins."""
+    genes: Genes = {}
+    for number, sequence in enumerate(sequences):
+        for strand, bases in (("+", sequence), ("-", reverse_complement(sequence))):
+            for frame in range(3):
+                for start, end in known_in_frame(bases, frame, proteins):
+                    genes[number, strand, end] = start
+    return genes
+
+
+def known_in_frame(
+    bases: str, frame: int, proteins: Mapping[str, set[str]]
+) -> Iterator[tuple[int, int]]:
+    """Yield start and end of the genes of known proteins in a frame."""
+    codons = [bases[i : i + 3] for i in range(frame, len(bases) - 2, 3)]
+    residues = "".join(STANDARD.meanings.get(codon, "X") for codon in codons)
+    first = 0
+    for stretch in residues.split("*")[:-1]:  # the last one has no stop
+        end = first + len(stretch)
+        for protein in proteins.get(stretch[-KEY:], ()):
+            start = end - len(protein)
+            is_same = start >= first and residues[start + 1 : end] == protein[1:]
+            if is_same and codons[start] in STARTS:
+                yield frame + 3 * start, frame + 3 * end + 3
+        first = end + 1
+
+
+def read_proteins(paths: Sequence[Path]) -> dict[str, set[str]]:
+    """Read proteins by their last residues."""
+    proteins: dict[str, set[str]] = {}
+    for path in paths:
+        for record in read_fasta(path):
+            if len(record.protein) >= SHORTEST_PROTEIN:
+                proteins.setdefault(record.protein[-KEY:], set()).add(record.protein)
+    return proteins
+
+
+def compare(found: Genes, reference: Genes) -> tuple[float, float, float]:
+    """Return precision, recall, and the share of equal starts among equal stops."""
+    both = found.keys() & reference.keys()
+    n_starts = sum(found[key] == reference[key] for key in both)
+    shares = ((len(both), found), (len(both), reference), (n_starts, both))
+    precision, recall, starts = (n / len(of) if of else float("nan") for n, of in shares)
+    return precision, recall, starts
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("viruses", nargs="+", type=Path)
+    parser.add_argument("--group", default="phage", help="as in the table of viruses")
+    parser.add_argument("--proteins", nargs="*", type=Path, default=[])
+    parser.add_argument("--sample", type=int, help="measure this many viruses, drawn by chance")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    records = [record for path in arguments.viruses for record in read_fasta(path)]
+    sequences = [one.sequence.upper() for one in records if len(one.sequence) >= SHORTEST_VIRUS]
+    if arguments.sample:
+        sequences = random.Random(SEED).sample(sequences, arguments.sample)
+    own = own_genes(sequences, arguments.group)
+    prodigal = prodigal_genes(sequences)
+    known = known_genes(sequences, read_proteins(arguments.proteins))
+    print("genes\treference\tn_reference\tprecision\trecall\tstarts")
+    for name, genes, reference_name, reference in (
+        ("virnucpro", own, "prodigal", prodigal),
+        ("virnucpro", own, "known proteins", known),
+        ("prodigal", prodigal, "known proteins", known),
+    ):
+        precision, recall, starts = compare(genes, reference)
+        shown = f"{precision:.3f}" if reference is prodigal else ""
+        row = (name, reference_name, len(reference), shown, f"{recall:.3f}", f"{starts:.3f}")
+        print(*row, sep="\t")
+    print(f"{len(sequences)} sequences, {sum(map(len, sequences)):,} bases", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Genes of viruses: the same on both strands and in any circle, with starts and evidence."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from virnucpro.core.types import FastaRecord, Records, reverse_complement
+from virnucpro.results.call_rows import make_batches
+from virnucpro.results.outputs import GENE_GFF3, GENE_TABLE, PROTEIN_FASTA
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+from virnucpro.viral.genes import find_genes
+from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores, Gene
+
+INPUTS = Path(__file__).parents[3] / "shared/data/inputs"
+# frequent in genes of bacteria and their phages. The last two are stops on the other strand
+CODONS = ("GAA", "AAA", "CTG", "GGC", "GAT", "GCG", "ATT", "ACC", "GTT", "AAC", "TTA", "TCA")
+
+
+def coding(n_codons: int, seed: int) -> str:
+    return "".join(random.Random(seed).choices(CODONS, k=n_codons))
+
+
+def spacer(n: int, seed: int) -> str:
+    """Bases with stops in all frames."""
+    return "".join(random.Random(seed).choices("ACGT", k=n)) + "TAATTAATTAACTAGTTAG"
+
+
+def gene_bases(n_codons: int, seed: int, start: str = "ATG") -> str:
+    return "AGGAGGTATTAC" + start + coding(n_codons, seed) + "TAA"
+
+
+def phage(n_genes: int = 8) -> str:
+    """Genes on both strands, with binding sites, between short spacers."""
+    parts = []
+    for seed in range(n_genes):
+        gene = gene_bases(150 + 20 * seed, seed)
+        parts += [spacer(60, 100 + seed), gene if seed < 5 else reverse_complement(gene)]
+    return "".join(parts) + spacer(60, 99)
+
+
+def genes_of(sequence: str, *, is_circle: bool = False, code: GeneticCode = STANDARD) -> list[Gene]:
+    [genes] = find_genes([sequence], [is_circle], ["phage"], code)
+    return list(genes)
+
+
+def test_genes_begin_and_end_where_made():
+    sequence = phage()
+    genes = genes_of(sequence)
+    assert [gene.strand for gene in genes] == ["+"] * 5 + ["-"] * 3
+    for seed, gene in enumerate(genes):
+        bases = sequence[gene.start : gene.end]
+        bases = bases if gene.strand == "+" else reverse_complement(bases)
+        assert bases == "ATG" + coding(150 + 20 * seed, seed) + "TAA"
+        assert (gene.start_codon, gene.partial) == ("ATG", "")
+        assert gene.coding_score > 0
+        assert gene.log_odds is not None
+        letters = [STANDARD.meanings[bases[i : i + 3]] for i in range(0, len(bases) - 3, 3)]
+        assert gene.protein == "".join(letters)
+
+
+def mirrored(genes: list[Gene], n_bases: int) -> list[Gene]:
+    other = {"+": "-", "-": "+"}
+    swapped = [
+        gene._replace(
+            start=(n_bases - gene.end) % n_bases,
+            end=(n_bases - gene.end) % n_bases + gene.end - gene.start,
+            strand=other[gene.strand],
+        )
+        for gene in genes
+    ]
+    return sorted(swapped, key=lambda gene: (gene.start, gene.end))
+
+
+@pytest.mark.parametrize("is_circle", [False, True])
+def test_reverse_complement_has_same_genes(is_circle):
+    sequence = phage()
+    genes = genes_of(sequence, is_circle=is_circle)
+    other = genes_of(reverse_complement(sequence).lower(), is_circle=is_circle)
+    assert genes and mirrored(genes, len(sequence)) == other
+
+
+@pytest.mark.parametrize("cut", [1, 400, 2_345])  # 400: within a gene
+def test_circle_cut_elsewhere_has_same_genes(cut):
+    sequence = phage()
+    n_bases = len(sequence)
+    genes = genes_of(sequence, is_circle=True)
+    turned = genes_of(sequence[cut:] + sequence[:cut], is_circle=True)
+    moved = [
+        gene._replace(
+            start=(gene.start + cut) % n_bases,
+            end=(gene.start + cut) % n_bases + gene.end - gene.start,
+        )
+        for gene in turned
+    ]
+    assert len(genes) == 8
+    assert sorted(moved, key=lambda gene: gene.start) == genes
+
+
+def test_gene_over_the_origin_ends_past_it():
+    sequence = phage()
+    first = genes_of(sequence)[0]
+    cut = (first.start + first.end) // 2
+    genes = genes_of(sequence[cut:] + sequence[:cut], is_circle=True)
+    [crossing] = [gene for gene in genes if gene.end > len(sequence)]
+    assert (crossing.protein, crossing.partial) == (first.protein, "")
+    assert crossing.end - crossing.start == first.end - first.start
+
+
+def test_genes_at_the_ends_are_partial():
+    genes = genes_of(coding(200, 1) + "TAA" + spacer(60, 2) + "ATG" + coding(200, 3))
+    assert [gene.partial for gene in genes] == ["start", "end"]
+    assert [gene.start_codon for gene in genes] == ["", "ATG"]
+    assert not genes[0].protein.startswith("M") and genes[1].protein.startswith("M")
+
+
+def test_other_starts_need_a_prokaryotic_group():
+    sequence = spacer(60, 1) + gene_bases(200, 5, "GTG") + spacer(60, 2)
+    for group, codon in (("phage", "GTG"), ("RNA+", "GTG")):
+        [genes] = find_genes([sequence], [False], [group])
+        assert any(gene.start_codon == codon for gene in genes) == (group == "phage")
+
+
+def test_another_code_reads_through_its_codons():
+    sequence = (
+        spacer(60, 1) + "ATG" + coding(100, 1) + "TGA" + coding(100, 2) + "TAA" + spacer(9, 3)
+    )
+    proteins = [gene.protein for gene in genes_of(sequence, code=GeneticCode.from_number(4))]
+    assert any(len(protein) == 202 and protein[101] == "W" for protein in proteins)
+    assert all(len(gene.protein) != 202 for gene in genes_of(sequence))
+
+
+def test_sequences_without_bases_have_no_genes():
+    assert (
+        find_genes(["", "N" * 3_000, "ACGT"], [True, False, False], ["", "", "phage"]) == [()] * 3
+    )
+
+
+@pytest.mark.skipif(not INPUTS.exists(), reason="the shared real sequences are not here")
+def test_known_genes_name_their_family():
+    text = (INPUTS / "sars-cov-2_wuhan-hu-1.fasta").read_text()
+    sequence = "".join(text.split("\n")[1:])
+    [genes] = find_genes([sequence], [False], ["RNA+"])
+    spike = next(gene for gene in genes if gene.start == 21_562)
+    assert (spike.end, spike.strand, len(spike.protein)) == (25_384, "+", 1_273)
+    assert spike.known_family == "Coronaviridae"
+    assert spike.n_known_kmers >= 20
+
+
+def called(sequence: str, header: str) -> CalledRecords:
+    record = FastaRecord(header.split()[0], header, sequence, sample="file")
+    call = Call(record.id, len(sequence), "scored", "file", 0.9, 0.9, is_virus=True)
+    return CalledRecords(
+        Records.from_records([record]),
+        Calls.from_calls([call]),
+        FrameScores.from_predictions([[]]),
+    )
+
+
+def test_gene_files_list_the_same_genes():
+    sequence = phage()
+    cut = 400
+    turned = sequence[cut:] + sequence[:cut]
+    outputs = (GENE_TABLE, GENE_GFF3, PROTEIN_FASTA)
+    [batch] = make_batches(called(turned, "x;1 circular=true"), outputs, STANDARD)
+    table, gff3, fasta = (bytes(batch.rows[output.file]).decode() for output in outputs)
+    lines = [line.split("\t") for line in table.splitlines()]
+    rows = [dict(zip(GENE_TABLE.columns, values, strict=True)) for values in lines]
+    names = [f"x;1_{number}" for number in range(1, 9)]
+    assert [row["gene"] for row in rows] == names
+    assert int(rows[-1]["start"]) > int(rows[-1]["end"])  # over the origin
+    region, *features = [line.split("\t") for line in gff3.splitlines()]
+    assert region[2:5] == ["region", "1", str(len(sequence))]
+    assert region[8] == "ID=x%3B1;Is_circular=true"
+    for name, row, feature in zip(names, rows, features, strict=True):
+        start, end = int(feature[3]), int(feature[4])
+        assert feature[0] == "x%3B1" and feature[2] == "CDS" and feature[7] == "0"
+        assert (feature[6], str(start)) == (row["strand"], row["start"])
+        assert (end - 1) % len(sequence) + 1 == int(row["end"]) and end - start > 0
+        assert feature[8].startswith(f"ID={name.replace(';', '%3B')};")
+    headers = [line[1:].split(" # ") for line in fasta.splitlines() if line.startswith(">")]
+    strands = {"+": "1", "-": "-1"}
+    assert headers == [
+        [row["gene"], row["start"], row["end"], strands[row["strand"]], f"ID={row['gene']}"]
+        for row in rows
+    ]
+
+
+def test_no_genes_option_writes_no_gene_files():
+    outputs = (GENE_TABLE, GENE_GFF3, PROTEIN_FASTA)
+    [batch] = make_batches(called(phage(), "x"), outputs, STANDARD, finds_genes=False)
+    assert not batch.rows

@@ -1,0 +1,217 @@
+"""Find the genes of viruses: open reading frames with a start, and what each one resembles.
+
+A gene scores the log-odds of its codons against the codons of other frames over the same bases,
+which are learned from the sequence itself (``native/genes.c``). Its start is the most probable
+start codon by the codons after it and, in phages and viruses of archaea, by the ribosome binding
+site before it. ``scripts/weights/measure_genes.py`` measures the genes.
+
+A sequence and its reverse complement have the same genes, and so has a circular record that was cut
+open elsewhere. Spliced genes and frameshifts are not assembled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import accumulate, chain, pairwise
+from math import isnan
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from virnucpro.core.native import call
+from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
+from virnucpro.core.types import reverse_complement
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+from virnucpro.sequences.open_codes import N_CODES, Digits, genetic_code
+from virnucpro.viral.known import KnownIndex
+from virnucpro.viral.networks import Scorer
+from virnucpro.viral.proteins import SHORTEST
+from virnucpro.viral.scoring import score_proteins
+from virnucpro.viral.types import Gene, Partial
+from virnucpro.viral.windows import (
+    CanonicalView,
+    Windows,
+    codon_codes,
+    is_stop,
+    opposite_strand,
+    residue_letters,
+)
+
+SHORTEST_GENE = 30  # codons without the stop; a third less at an end of the sequence
+PROKARYOTIC_GROUPS = ("phage", "archaeal virus")  # whose ribosomes bind before a start
+_STARTS = ("ATG", "GTG", "TTG")  # as in ``native/genes.c``
+_PROKARYOTIC_CODES = (1, 4, 11, 15, 25)  # 1: bacterial records are often read with it
+_BASES_PER_GENE = 30  # fewer than a gene adds to the one before it
+_FEWEST_OF_FAMILY = 2  # known k-mers that name a family
+_MOST_OVERLAP = 60  # bases, as in ``native/genes.c``
+
+_PARTIALS: tuple[tuple[Partial, Partial], ...] = (("", "end"), ("start", "both"))
+
+
+class _Columns(NamedTuple):
+    """Genes in a sequence, in columns, (n,)."""
+
+    strand: IntArray  # 0 forward, 1 reverse
+    left: IntArray
+    right: IntArray
+    lacks_start: IntArray
+    lacks_end: IntArray
+    score: FloatArray
+
+    def take(self, chosen: BoolArray | slice) -> _Columns:
+        return _Columns._make(column[chosen] for column in self)
+
+
+def find_genes(
+    viruses: Sequence[str],
+    are_circles: Sequence[bool],
+    groups: Sequence[str],
+    code: GeneticCode = STANDARD,
+) -> list[tuple[Gene, ...]]:
+    """Find the genes in each viral sequence, in order of their first base.
+
+    Args:
+        groups: as in ``Identity``.
+    """
+    views = [
+        CanonicalView.from_record(sequence, is_circle=is_circle and bool(sequence))
+        for sequence, is_circle in zip(viruses, are_circles, strict=True)
+    ]
+    has_sites = np.array([group in PROKARYOTIC_GROUPS for group in groups], dtype=np.uint8)
+    # a gene may cross the origin of a circle, which is read twice
+    pieces = Windows.from_sequences([view.sequence * (1 + view.is_circle) for view in views])
+    columns = _find_columns(pieces, has_sites, code)
+    ends = np.cumsum(pieces.lengths)
+    genes = []
+    for view, some, end, n in zip(views, columns, ends, pieces.lengths, strict=True):
+        own = _cut_circle(some, len(view.sequence)) if view.is_circle else some
+        proteins = _translate(pieces.digits[end - n : end], own, code)
+        genes.append(list(_place_genes(view, own, proteins)))
+    return _add_evidence(viruses, genes)
+
+
+def _find_columns(pieces: Windows, has_sites: Digits, code: GeneticCode) -> Iterator[_Columns]:
+    """Yield the genes in each piece."""
+    n_genes = np.zeros(len(pieces), dtype=np.int64)
+    most = int((pieces.lengths // _BASES_PER_GENE + 2).sum())
+    rows = np.empty((most, len(_Columns._fields) - 1), dtype=np.int64)
+    scores = np.empty(most)
+    tables = is_stop(code), _start_kinds(code), has_sites
+    call("find_genes", *pieces.arguments(code), *tables, SHORTEST_GENE, n_genes, rows, scores)
+    first = 0
+    for n in n_genes.tolist():
+        some = slice(first, first + n)
+        yield _Columns._make([*rows[some].T.copy(), scores[some]])
+        first += n
+
+
+@cache
+def _start_kinds(code: GeneticCode) -> Digits:
+    """Return the kind of each codon as a start, without and with binding sites. (2, 125)"""
+    kinds = np.full((2, N_CODES), len(_STARTS), dtype=np.uint8)
+    kinds[:, genetic_code(_STARTS[0])] = 0
+    if code.number in _PROKARYOTIC_CODES:
+        for number, codon in enumerate(_STARTS):
+            kinds[1, genetic_code(codon)] = number
+    return kinds
+
+
+def _cut_circle(columns: _Columns, n_bases: int) -> _Columns:
+    """Return the genes in a circle from those in its sequence read twice.
+
+    The middle is used, where no end is near. If the first gene and the last one overlap there, the
+    better one is kept.
+    """
+    first = n_bases // 2
+    is_inside = (columns.left >= first) & (columns.left < first + n_bases)
+    is_complete = (columns.lacks_start | columns.lacks_end) == 0
+    inside = columns.take(is_inside & is_complete & (columns.right - columns.left <= n_bases))
+    if len(inside.left) < 2 or inside.right[-1] - _MOST_OVERLAP <= inside.left[0] + n_bases:
+        return inside
+    is_first_better = inside.score[0] >= inside.score[-1]
+    return inside.take(slice(0, -1) if is_first_better else slice(1, None))
+
+
+def _translate(digits: Digits, columns: _Columns, code: GeneticCode) -> list[str]:
+    """Translate genes without their stop. A start codon is M."""
+    if not len(columns.left):
+        return []
+    letters = residue_letters(code)
+    strands = [codon_codes(one).tobytes() for one in (digits, opposite_strand(digits))]
+    is_reverse = columns.strand == 1
+    starts = np.where(is_reverse, len(digits) - columns.right, columns.left)
+    ends = starts + columns.right - columns.left - np.where(columns.lacks_end, 0, 3)
+    rows = (columns.strand.tolist(), starts.tolist(), ends.tolist(), columns.lacks_start.tolist())
+    proteins = []
+    for strand, start, end, lacks_start in zip(*rows, strict=True):
+        protein = strands[strand][start:end:3].translate(letters).decode("ascii")
+        proteins.append(protein if lacks_start else "M" + protein[1:])
+    return proteins
+
+
+def _place_genes(view: CanonicalView, columns: _Columns, proteins: Sequence[str]) -> Iterator[Gene]:
+    """Convert the genes in the canonical view to genes in the sequence, by their first base."""
+    n_bases = len(view.sequence)
+    text = view.sequence * (1 + view.is_circle)
+    genes = []
+    rows = zip(*(column.tolist() for column in columns), proteins, strict=True)
+    for strand, left, right, lacks_start, lacks_end, score, protein in rows:
+        codon = reverse_complement(text[right - 3 : right]) if strand else text[left : left + 3]
+        start = n_bases - right - view.first if view.is_reverse else left + view.first
+        is_forward = bool(strand) == view.is_reverse
+        gene = Gene(
+            start=start % n_bases,
+            end=start % n_bases + right - left,
+            strand="+" if is_forward else "-",
+            partial=_PARTIALS[lacks_start][lacks_end],
+            start_codon="" if lacks_start else codon,
+            protein=protein,
+            coding_score=round(score, 2),
+        )
+        genes.append(gene)
+    yield from sorted(genes, key=attrgetter("start", "end"))
+
+
+def _add_evidence(
+    viruses: Sequence[str], genes: Sequence[Sequence[Gene]]
+) -> list[tuple[Gene, ...]]:
+    """Add what each gene resembles: its log-odds, and k-mers of known viruses."""
+    flat = list(chain.from_iterable(genes))
+    proteins = dict.fromkeys(gene.protein for gene in flat if len(gene.protein) >= SHORTEST)
+    scores = score_proteins(proteins, Scorer.load_builtin()).tolist()
+    log_odds = dict(zip(proteins, scores, strict=True))
+    bases = [
+        (sequence + sequence[: max(0, gene.end - len(sequence))])[gene.start : gene.end]
+        for sequence, some in zip(viruses, genes, strict=True)
+        for gene in some
+    ]
+    known = zip(flat, _known_kmers(bases), strict=True)
+    complete = [
+        gene._replace(
+            log_odds=_number(log_odds.get(gene.protein)), n_known_kmers=n, known_family=family
+        )
+        for gene, (n, family) in known
+    ]
+    ends = list(accumulate(map(len, genes), initial=0))
+    return [tuple(complete[first:end]) for first, end in pairwise(ends)]
+
+
+def _number(value: float | None) -> float | None:
+    """Round log-odds. None: the protein is too short, or has no known residue."""
+    return None if value is None or isnan(value) else round(value, 2)
+
+
+def _known_kmers(bases: Sequence[str]) -> list[tuple[int, str]]:
+    """Return for each gene the k-mers of known viruses, and the family of most, if there is one."""
+    index = KnownIndex.load_builtin()
+    hits = index.look_up(bases)
+    n_viral = np.bincount(hits.record, hits.n_viral, minlength=len(bases)).astype(np.int64)
+    has_family = (hits.n_owner >= _FEWEST_OF_FAMILY) & (2 * hits.n_owner > hits.n_viral)
+    owners = np.zeros(len(bases), dtype=np.int64)
+    order = np.argsort(hits.n_owner, kind="stable")  # of several windows, the one with most hits
+    chosen = order[has_family[order]]
+    owners[hits.record[chosen]] = hits.owner[chosen]
+    names = [index.owners[owner] for owner in owners.tolist()]
+    return list(zip(n_viral.tolist(), names, strict=True))
