@@ -17,13 +17,9 @@ from virnucpro.workflows.run_context import RunContext, RunRecord, has_sample_ta
 from virnucpro.workflows.run_steps import (
     ExecutorOn,
     announce_plan,
-    announce_start,
     choose_executor,
-    embed_and_write,
-    finish_plan,
-    finish_run,
+    complete_run,
     lock_run_dir,
-    log_summary,
     make_plan,
     open_run,
     read_inputs,
@@ -83,26 +79,17 @@ def run_locked_extract(
     Raises:
         VirnucproError: see ``errors``. Finished shards are always kept.
     """
-    options = config.options
-    selection = Selection()  # every record
+    every_record = Selection()
     summary = Summary()
     with open_run(config, executor, pool) as run:
         with summary.stage(STAGES[0]), run.dir.planning():
             manifest = read_inputs(run, config, on_event)
             record = record_extract(run.dir, config, manifest)
-            announce_start(config, record)
-            job = start_workers(run, config, manifest, executor)
-            plan = make_plan(run, record, options, selection, None, on_event)
+            job = start_workers(run, config, record, executor)
+            plan = make_plan(run, record, config.options, every_record, None, on_event)
             context = extract_context(config, record, plan, run.pool, on_event)
-            announce_plan(context, options, warnings=warn_of_plan(plan))
-            summary.count_plan(plan)
-            run.dir.delete(run.dir.report)  # it shows an earlier state
-        if options.plan_only:
-            finish_plan(context, summary)
-        else:
-            embed_and_write(context, config, job, executor, summary)
-            finish_run(context, summary)
-        log_summary(run, summary)
+            announce_plan(context, config.options, warnings=warn_of_plan(plan))
+        complete_run(context, config, job, executor, summary)
     return summary
 
 

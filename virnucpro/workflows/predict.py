@@ -32,11 +32,8 @@ from virnucpro.workflows.run_steps import (
     ExecutorOn,
     OpenRun,
     announce_plan,
-    announce_start,
     choose_executor,
-    embed_and_write,
-    finish_plan,
-    finish_run,
+    complete_run,
     lock_run_dir,
     log_summary,
     make_plan,
@@ -101,26 +98,18 @@ def run_locked_predict(
     with open_run(config, executor, pool) as run:
         if lost_inputs := find_lost_inputs(options, run.recorded):
             _predict_without_inputs(run, config, lost_inputs[0], summary, on_event)
-            log_summary(run, summary)
+            log_summary(run.dir, summary)
             return summary
         with summary.stage(STAGES[0]), run.dir.planning():
             manifest = read_inputs(run, config, on_event)
             calls = resolve_calls(config, run.dir, manifest.recipe)
             record = record_predict(run.dir, config, manifest, calls)
-            announce_start(config, record)
-            job = start_workers(run, config, manifest, executor)
+            job = start_workers(run, config, record, executor)
             plan = make_plan(run, record, options, SELECTION, calls.scores, on_event)
             context = predict_context(config, record, calls, plan, run.pool, on_event)
             announce_plan(context, options, warnings=warn_of_plan(calls.classifier, plan))
-            summary.count_plan(plan)
             summary.announce_calls(calls.classifier, run.recorded)
-            run.dir.delete(run.dir.report)  # it shows an earlier state
-        if options.plan_only:
-            finish_plan(context, summary)
-        else:
-            embed_and_write(context, config, job, executor, summary)
-            finish_run(context, summary)
-        log_summary(run, summary)
+        complete_run(context, config, job, executor, summary)
     return summary
 
 

@@ -158,18 +158,18 @@ def start_record(
     return RunRecord(run_dir=run_dir, manifest=manifest, facts=facts, cache_key=cache_key)
 
 
-def announce_start(config: RunConfig, record: RunRecord) -> None:
-    """Announce what the run will do, and warn about the costs of choices."""
+def start_workers(
+    run: OpenRun, config: RunConfig, record: RunRecord, executor: Executor
+) -> WorkerConfig:
+    """Announce the run, and start as many workers as its input justifies.
+
+    Their models load during planning.
+    """
     for announcement in record.facts["announced"]:
         announce(announcement)
     for compromise in config.compromises:
         LOGGER.warning("%s", compromise)
-
-
-def start_workers(
-    run: OpenRun, config: RunConfig, manifest: Manifest, executor: Executor
-) -> WorkerConfig:
-    """Start as many workers as the input justifies, so that models load during planning."""
+    manifest = record.manifest
     job = WorkerConfig.from_recipe(run.dir, manifest.recipe, config.weights, config.options)
     if job.stores:
         new = manifest.inputs[len(run.recorded.inputs) if run.recorded else 0 :]
@@ -219,6 +219,7 @@ def make_plan(
     if plan.keeps_chunks and not (options.plan_only or run.dir.chunks.is_file()):
         plan.write_chunks(selection)
     run.dir.clear_copies(record.manifest)
+    run.dir.delete(run.dir.report)  # it shows an earlier state
     return plan
 
 
@@ -290,12 +291,20 @@ def announce_plan(context: RunContext, options: RunOptions, warnings: Sequence[s
         )
 
 
-def finish_plan(context: RunContext, summary: Summary) -> None:
-    """Finish a plan: create the folders that the ``work`` processes need."""
-    for store in context.stores:
-        store.make_folder()
-    context.record.write_begun("planned")
-    summary.n_slices = len(context.plan.slices)
+def complete_run(
+    context: RunContext, config: RunConfig, job: WorkerConfig, executor: Executor, summary: Summary
+) -> None:
+    """Embed and write the tables, or with --plan-only leave this to ``work`` processes."""
+    summary.count_plan(context.plan)
+    if config.options.plan_only:
+        for store in context.stores:
+            store.make_folder()  # for the ``work`` processes
+        context.record.write_begun("planned")
+        summary.n_slices = len(context.plan.slices)
+    else:
+        embed_and_write(context, config, job, executor, summary)
+        finish_run(context, summary)
+    log_summary(context.run_dir, summary)
 
 
 # Embedding, and writing tables
@@ -437,6 +446,6 @@ def _write_report(context: RunContext) -> None:
     write_run_page(context.run_dir, context.pool)
 
 
-def log_summary(run: OpenRun, summary: Summary) -> None:
-    for line in summary.lines(run.dir.root):
+def log_summary(run_dir: RunDir, summary: Summary) -> None:
+    for line in summary.lines(run_dir.root):
         LOGGER.info("%s", line)
