@@ -17,6 +17,7 @@ from source_trees import tree_of
 
 from virnucpro.cli import main
 from virnucpro.cli.command import ConsoleOptions, command
+from virnucpro.cli.help_page import group_panels, wrap_command
 from virnucpro.cli.main import app
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import build_options, convert_options, option, option_annotations
@@ -99,6 +100,31 @@ def test_help_page_has_panels_defaults_and_ranges():
     assert "--wanted / --no-wanted On by default. [on by default]" in lines
     assert "--flagged A flag." in lines
     assert lines[lines.index("Kinds:") + 1] == "--kind <a|b> A kind. [default: a]"
+
+
+@pytest.mark.parametrize("name", ["predict", "extract", "train", "evaluate"])
+def test_help_lists_twelve_options_first(name):
+    one = dict(make_man.inner_commands(app))[name]
+    panels = group_panels(one, click.Context(one))
+    names = list(panels)
+    assert names[0] == "Files" and names[-2:] == ["Options", "Advanced"]
+    assert name != "predict" or names[1] == "Calls"
+    assert sum(len(panels[panel]) for panel in names[:-2]) == 12
+    shown = [row[0] for rows in panels.values() for row in rows]
+    assert len(shown) == len(set(shown)) == len(one.get_params(click.Context(one)))
+
+
+def test_main_option_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="no option plaec"):
+        command(Toy, main=["plaec"])(lambda _: None).build("toy")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_wrapped_command_can_be_copied(width):
+    words = "virnucpro predict -i contigs.fa -o results/ --model esm2_t33_650M_UR50D --cache x/"
+    lines = wrap_command(words, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert " ".join("".join(line.removesuffix("\\") for line in lines).split()) == words
 
 
 def test_the_help_of_every_command_has_an_example_of_it():

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from inspect import cleandoc
@@ -34,7 +34,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from virnucpro.cli.help_page import Argument, Option, default_note, write_help
+from virnucpro.cli.help_page import Argument, Option, default_note, mark_advanced, write_help
 from virnucpro.cli.mistaken_words import check_words, no_such_command
 from virnucpro.core.machine import slurm_variables
 from virnucpro.core.option_schema import (
@@ -89,6 +89,7 @@ class CommandSpec:
     run: Callable[..., None]
     groups: tuple[type, ...]
     more: tuple[click.Parameter, ...] = ()  # parameters that click alone handles
+    main: frozenset[str] = frozenset()  # options outside the panel "Advanced"; empty: all
 
     @property
     def help(self) -> str:
@@ -104,6 +105,8 @@ class CommandSpec:
         for group in self.groups:
             params += _parameters(group)
         params += self.more
+        if self.main:
+            mark_advanced(params, self.main)
         params.sort(key=lambda param: not param.required)
         return Command(
             name,
@@ -115,10 +118,16 @@ class CommandSpec:
 
 
 def command(
-    *groups: type, more: Sequence[click.Parameter] = ()
+    *groups: type, more: Sequence[click.Parameter] = (), main: Iterable[str] = ()
 ) -> Callable[[Callable[..., None]], CommandSpec]:
-    """Make a command from a function that takes one object per option class."""
-    return lambda run: CommandSpec(run, groups, tuple(more))
+    """Make a command from a function that takes one object per option class.
+
+    Args:
+        more: parameters that click alone handles.
+        main: fields of the options that most users need. ``--help`` lists the others in the panel
+            "Advanced". Empty: no option is advanced.
+    """
+    return lambda run: CommandSpec(run, groups, tuple(more), frozenset(main))
 
 
 class Subcommand(NamedTuple):

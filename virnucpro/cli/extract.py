@@ -7,15 +7,30 @@ from virnucpro.cli.exit_codes import require_packages
 from virnucpro.cli.run_command import Workflow, run_command
 from virnucpro.workflows.options import ExtractOptions
 
+_MAIN_OPTIONS = (
+    "input",
+    "output_dir",
+    "resume",
+    "force",
+    "format",
+    "model",
+    "layer",
+    "pooling",
+    "store",
+    "gpus",
+    "device",
+    "precision",
+)
 
-@command(ExtractOptions, ConsoleOptions)
+
+@command(ExtractOptions, ConsoleOptions, main=_MAIN_OPTIONS)
 def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
     """Embed FASTA or FASTQ with ESM-2, and write features.h5 and records.tsv.
 
     Proteins are embedded as they are. Nucleotides are chunked and translated as in predict. The
-    default
-    model is the published ESM-2 650M, from the torch hub or Hugging Face cache, or downloaded once
-    (2.6 GB). All visible GPUs are used, else CPU cores. Exit codes are those of predict.
+    default model is the published ESM-2 650M, from the torch hub or Hugging Face cache, or
+    downloaded once (2.6 GB). All visible GPUs are used, else CPU cores. Exit codes are those of
+    predict.
 
     Example: virnucpro extract -i proteins.faa -o features/
 

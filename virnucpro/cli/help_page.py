@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from textwrap import fill
 from typing import Any
 
 import click
 
-from virnucpro.core.option_schema import OptionInfo
+from virnucpro.core.option_schema import (
+    CALLS,
+    CLUSTER,
+    DEVICES,
+    FILES,
+    MODEL,
+    SAMPLES,
+    TRAINING,
+    OptionInfo,
+)
 
+_ARGUMENTS = "Arguments"
+_OTHERS = "Options"  # options without a panel, such as --quiet
+_ADVANCED = "Advanced"
+_ORDER = (_ARGUMENTS, FILES, SAMPLES, CALLS, MODEL, TRAINING, DEVICES, CLUSTER, _OTHERS, _ADVANCED)
 _NOTHING = (MISSING, None, ())  # defaults that need no note
 _NAMES = 30  # width of the column with option names
 # A paragraph that ends in a command, which is printed on one line so that it can be copied.
@@ -19,17 +32,20 @@ _EXAMPLE = re.compile(r"(?:(?P<about>.*:) |- )(?P<command>(?:virnucpro|torchrun|
 
 
 class Option(click.Option):
-    """An option in a panel of the help page."""
+    """An option in a panel of the help page. Advanced options have one panel, the last."""
+
+    is_advanced = False
 
     def __init__(self, names: Sequence[str], panel: str = "", **settings: Any) -> None:  # noqa: ANN401 - of click
         super().__init__(names, **settings)
-        self.panel = panel or "Options"
+        self.panel = panel or _OTHERS
 
 
 class Argument(click.Argument):
     """An argument with a help text."""
 
-    panel = "Arguments"
+    panel = _ARGUMENTS
+    is_advanced = False
 
     def __init__(self, names: Sequence[str], about: str, **settings: Any) -> None:  # noqa: ANN401 - of click
         super().__init__(names, **settings)
@@ -37,6 +53,19 @@ class Argument(click.Argument):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         return self.make_metavar(ctx), f"{self.about}  [required]" if self.required else self.about
+
+
+def mark_advanced(params: Iterable[click.Parameter], main: Collection[str]) -> None:
+    """Mark the options in panels that are not in ``main``. General options are never advanced.
+
+    Raises:
+        ValueError: there is no such main option.
+    """
+    options = {param.name: param for param in params if isinstance(param, Option)}
+    if missing := set(main) - options.keys():
+        raise ValueError(f"there is no option {' or '.join(sorted(missing))}")
+    for name, param in options.items():
+        param.is_advanced = name not in main and param.panel != _OTHERS
 
 
 def default_note(kind: Any, info: OptionInfo, default: object) -> str:  # noqa: ANN401 - a type
@@ -72,7 +101,7 @@ def write_help(
         if about:
             formatter.write(f"\n{_wrap(about, formatter.width, '  ', 2)}\n")
         if example:
-            formatter.write(f"    {example['command']}\n")
+            formatter.write(wrap_command(example["command"], formatter.width))
     for panel, rows in (group_panels(command, ctx) | dict(more or {})).items():
         formatter.write(f"\n{panel}:\n" if rows else "")
         for names, text in rows:
@@ -86,12 +115,38 @@ def write_help(
 def group_panels(
     command: click.Command, ctx: click.Context
 ) -> dict[str, Sequence[tuple[str, str]]]:
-    """Return parameter rows (name, text) by panel."""
-    panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-    for param in command.get_params(ctx):
+    """Return parameter rows (name, text) by panel. The advanced ones are sorted by subject."""
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for param in sorted(command.get_params(ctx), key=_rank):
         if row := param.get_help_record(ctx):
-            panels.setdefault(getattr(param, "panel", "Options"), []).append(row)
+            is_advanced = getattr(param, "is_advanced", False)
+            panel = _ADVANCED if is_advanced else getattr(param, "panel", _OTHERS)
+            panels.setdefault(panel, []).append(row)
     return dict(panels)
+
+
+def _rank(param: click.Parameter) -> tuple[bool, int, int]:
+    """Return the sort key of a parameter. An unknown panel comes before the general options."""
+    panel = getattr(param, "panel", _OTHERS)
+    place = _ORDER.index(panel if panel in _ORDER else _OTHERS)
+    return getattr(param, "is_advanced", False), place, panel == _OTHERS
+
+
+def wrap_command(text: str, width: int) -> str:
+    """Write a command that can be copied. A long one continues on the next line after a backslash.
+
+    >>> print(wrap_command("virnucpro predict -i contigs.fa -o results/ --gpus 0,1,2", 40), end="")
+        virnucpro predict -i contigs.fa \\
+            -o results/ --gpus 0,1,2
+    """
+    words = re.split(r" (?=-)", text)
+    lines = [words[0]]
+    for word in words[1:]:
+        if 4 + len(f"{lines[-1]} {word} \\") + 4 * (len(lines) > 1) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return "    " + " \\\n        ".join(lines) + "\n"
 
 
 def _wrap(text: str, width: int, first: str, indent: int) -> str:

@@ -17,7 +17,23 @@ if TYPE_CHECKING:
     from virnucpro.core.helper_pool import HelperPool
 
 
-@command(PredictOptions, ConsoleOptions)
+_MAIN_OPTIONS = (
+    "input",
+    "output_dir",
+    "min_length",
+    "per_file",
+    "resume",
+    "force",
+    "preset",
+    "threshold",
+    "prevalence",
+    "model",
+    "gpus",
+    "workers",
+)
+
+
+@command(PredictOptions, ConsoleOptions, main=_MAIN_OPTIONS)
 def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     """Find viruses in FASTA or FASTQ, and write viruses.tsv, viruses.fasta and predictions.tsv.
 

@@ -67,17 +67,30 @@ def manifest(options: ManifestOptions) -> None:
         print_lines(write_manifest(options))
 
 
-@command(TrainOptions, ConsoleOptions, more=[_CONFIG])
+_MAIN_OPTIONS = (
+    "data",
+    "output_dir",
+    "split",
+    "resume",
+    "model",
+    "finetune",
+    "pretrain",
+    "check",
+    "epochs",
+    "batch_size",
+    "lr",
+    "gpus",
+)
+
+
+@command(TrainOptions, ConsoleOptions, more=[_CONFIG], main=_MAIN_OPTIONS)
 def train(options: TrainOptions, console: ConsoleOptions) -> None:
     """Train a head for an encoder, fine-tune both, or pretrain an encoder.
 
     Records are cut and translated as by predict. Complete groups (viral families, host genera) are
-    held
-    out. DIR gets split.tsv, training.json, checkpoints/, tensorboard/, held_out.tsv, gain.tsv (what
-    the
-    head adds to the scorer), and model/, to be passed to predict, extract and evaluate as --model.
-    It
-    contains the encoder or its name, head.safetensors, and a model card, README.md.
+    held out. DIR gets split.tsv, training.json, checkpoints/, tensorboard/, held_out.tsv, gain.tsv
+    (what the head adds to the scorer), and model/, to be passed to predict, extract and evaluate as
+    --model. It contains the encoder or its name, head.safetensors, and a model card, README.md.
 
     Estimate the time, memory and disk that a training needs, without starting it:
 
@@ -148,15 +161,30 @@ def _report_result(output: Path, model: Path | None) -> list[str]:
     return lines
 
 
-@command(EvaluateOptions, ConsoleOptions)
+_MAIN_OPTIONS_OF_EVALUATE = (
+    "data",
+    "output_dir",
+    "split",
+    "part",
+    "resume",
+    "force",
+    "card",
+    "lengths",
+    "model",
+    "head",
+    "held_out_only",
+    "gpus",
+)
+
+
+@command(EvaluateOptions, ConsoleOptions, main=_MAIN_OPTIONS_OF_EVALUATE)
 def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
     """Measure the scorer or a head on labelled sequences that it was not trained on.
 
     Fragments of each length and complete records are called as by predict, in the run folder
-    DIR/run.
-    evaluation.tsv and evaluation.json contain AUROC (with intervals over groups), AUPRC, accuracy,
-    precision, recall, F1, false positives and calibration: for all samples and by kingdom, with and
-    without the samples that have no score. report.html shows the curves.
+    DIR/run. evaluation.tsv and evaluation.json contain AUROC (with intervals over groups), AUPRC,
+    accuracy, precision, recall, F1, false positives and calibration: for all samples and by
+    kingdom, with and without the samples that have no score. report.html shows the curves.
 
     Example: virnucpro evaluate --data manifest.tsv --output-dir evaluation/
 
@@ -164,8 +192,7 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
     training/split.tsv --output-dir evaluation/ --model training/model --card
 
     Compare regions with known prophages, in regions_evaluation.tsv: precision and recall by base,
-    and
-    by gene if a GFF is given, as well as matched and false regions and the error at their ends:
+    and by gene if a GFF is given, as well as matched and false regions and the error at their ends:
     virnucpro evaluate --data genomes/ --regions prophages.tsv --genes genes.gff -o evaluation/
 
     Exit codes are those of predict.

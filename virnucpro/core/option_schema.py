@@ -1,8 +1,8 @@
 """Declare, build and validate command options.
 
 A class declares the options of one command, or options that several commands share: name, type,
-default and help text. Options are declared nowhere else. ``cli.typer_dataclass`` builds a command
-line from the class. ``virnucpro.api`` constructs the object directly. A field that is ``Annotated``
+default and help text. Options are declared nowhere else. ``cli.command`` builds a command line
+from the class. ``virnucpro.api`` constructs the object directly. A field that is ``Annotated``
 with an ``OptionInfo`` is an option, and the caller fills all other fields. Each package declares
 its classes in its module ``options``.
 """
@@ -25,9 +25,12 @@ from virnucpro.core.option_text import OptionName, join_texts, join_words, with_
 
 T = TypeVar("T")
 
-# panels of --help
+# panels of --help, in order
 FILES = "Files"
+SAMPLES = "Samples"
+CALLS = "Calls"
 MODEL = "Model"
+TRAINING = "Training"
 DEVICES = "Devices"
 CLUSTER = "Several machines"
 

@@ -13,6 +13,8 @@ from virnucpro.core.option_schema import (
     DEVICES,
     FILES,
     MODEL,
+    SAMPLES,
+    TRAINING,
     DeviceOptions,
     OptionInfo,
     convert_options,
@@ -30,8 +32,6 @@ from virnucpro.workflows.options import FolderOptions, GeneticCode, OutputOption
 Mode = Literal["head", "finetune", "pretrain"]
 
 
-_SAMPLES = "Samples"
-_LOOP = "Training"
 SHAPE = {"layers": 6, "dim": 128, "heads": 4}  # default for a new encoder
 
 
@@ -53,7 +53,7 @@ def _split_table(default: str) -> OptionInfo:
 
 
 def _rate_option(help: str, **more: Any) -> OptionInfo:  # noqa: ANN401 - fields of ``OptionInfo``
-    return option(help, _LOOP, metavar="RATE", min=1e-9, max=1, **more)
+    return option(help, TRAINING, metavar="RATE", min=1e-9, max=1, **more)
 
 
 def _shape_option(name: str, noun: str) -> OptionInfo:
@@ -83,18 +83,18 @@ class _EvaluatedOptions(_LabelledOptions):
         option("Evaluate on this part of the split.", FILES, show_default="test"),
     ] = None  # not "test", so that it is rejected without a split
     lengths: Annotated[
-        str, option("Cut fragments of these lengths, in bases.", _SAMPLES, metavar="N,N,...")
+        str, option("Cut fragments of these lengths, in bases.", SAMPLES, metavar="N,N,...")
     ] = "150,300,500,1000,3000,10000"
     fragments_per_record: Annotated[
         int,
         count(
             "Cut at most N fragments per record and length, without overlap. A whole record is cut "
             "to N times the longest length if it is longer.",
-            _SAMPLES,
+            SAMPLES,
             min=1,
         ),
     ] = 3
-    seed: Annotated[int, count("Draw fragments and intervals with this seed.", _SAMPLES, min=0)] = 0
+    seed: Annotated[int, count("Draw fragments and intervals with this seed.", SAMPLES, min=0)] = 0
     genetic_code: GeneticCode = 11
     held_out_only: Annotated[
         bool,
@@ -280,9 +280,9 @@ class _LoopOptions:
     The weights after an epoch depend on all these options except ``LOOP_MAY_DIFFER``.
     """
 
-    epochs: Annotated[int, count("Train for this number of epochs.", _LOOP, min=1)] = 10
+    epochs: Annotated[int, count("Train for this number of epochs.", TRAINING, min=1)] = 10
     batch_size: Annotated[
-        int, count("Train on batches of N frames on each device.", _LOOP, min=1)
+        int, count("Train on batches of N frames on each device.", TRAINING, min=1)
     ] = 128
     lr: Annotated[float, _rate_option("Set the peak learning rate.")] = 5e-4
     encoder_lr: Annotated[
@@ -296,7 +296,7 @@ class _LoopOptions:
         Literal["none", "linear", "sqrt"],
         option(
             "Scale --lr by effective batch / --batch-size (linear), or by its square root (sqrt).",
-            _LOOP,
+            TRAINING,
         ),
     ] = "none"
     warmup_epochs: Annotated[
@@ -304,16 +304,16 @@ class _LoopOptions:
         option(
             "Raise the learning rate linearly for this number of epochs, then lower it along a "
             "cosine.",
-            _LOOP,
+            TRAINING,
             metavar="EPOCHS",
             min=0,
         ),
     ] = 0.1
     grad_accum_steps: Annotated[
-        int, count("Sum the gradients of N batches for each step.", _LOOP, min=1)
+        int, count("Sum the gradients of N batches for each step.", TRAINING, min=1)
     ] = 1
     weight_decay: Annotated[
-        float, option("Set the weight decay of AdamW.", _LOOP, metavar="RATE", min=0)
+        float, option("Set the weight decay of AdamW.", TRAINING, metavar="RATE", min=0)
     ] = 0.01
     class_weights: Annotated[
         Literal["auto", "recipe", "none"],
@@ -321,28 +321,30 @@ class _LoopOptions:
             "Weight frames. auto: both labels equally, each group by the square root of its number "
             "of frames; recipe: groups nearly evenly, both labels equally at each GC, as the "
             "scorer was trained; none: by the weights in the manifest.",
-            _LOOP,
+            TRAINING,
         ),
     ] = "auto"
-    eval_every: Annotated[int, count("Validate after every N epochs.", _LOOP, min=1)] = 1
+    eval_every: Annotated[int, count("Validate after every N epochs.", TRAINING, min=1)] = 1
     best_by: Annotated[
         Literal["auroc", "f1", "loss"],
         option(
             "Keep the epoch that is best by this measure on the validation frames; --pretrain "
             "always uses the loss.",
-            _LOOP,
+            TRAINING,
         ),
     ] = "auroc"
     early_stopping: Annotated[
-        int, count("Stop after N validations without improvement; 0: never.", _LOOP, min=0)
+        int, count("Stop after N validations without improvement; 0: never.", TRAINING, min=0)
     ] = 0
     keep_checkpoints: Annotated[
         int,
-        count("Keep the checkpoints of the last N epochs and of the best epoch.", _LOOP, min=1),
+        count("Keep the checkpoints of the last N epochs and of the best epoch.", TRAINING, min=1),
     ] = 1
     seed: Annotated[
         int,
-        count("Draw the split, initial weights, order and dropout with this seed.", _LOOP, min=0),
+        count(
+            "Draw the split, initial weights, order and dropout with this seed.", TRAINING, min=0
+        ),
     ] = 0
     fsdp: Annotated[
         bool,
@@ -407,7 +409,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
         option(
             "Print frames, groups, missing data, and the time, memory and disk that the training "
             "needs, without starting it.",
-            _LOOP,
+            TRAINING,
         ),
     ] = False
     seeds: Annotated[
@@ -415,7 +417,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
         count(
             "Train N times, with --seed and the seeds after it, to show the spread of the gain "
             "(gain.tsv); the head of --seed is kept.",
-            _LOOP,
+            TRAINING,
             min=1,
         ),
     ] = 1
@@ -552,7 +554,7 @@ class ManifestOptions:
         str | None,
         option(
             "Group the records of --table by this column.",
-            _SAMPLES,
+            SAMPLES,
             metavar="COLUMN",
             show_default="family, else genus, else species",
         ),

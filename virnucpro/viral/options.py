@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from virnucpro.core.errors import UsageError
-from virnucpro.core.option_schema import MODEL, option, reject_options
+from virnucpro.core.option_schema import CALLS, MODEL, option, reject_options
 from virnucpro.core.option_text import with_options
-
-_PANEL = "Calls"
 
 Head = Annotated[
     Path | None,
@@ -29,7 +27,7 @@ CallsBy = Annotated[
     option(
         "Let the scorer or the head call alone. auto: the scorer, joined with the head if training "
         "joined them.",
-        _PANEL,
+        CALLS,
     ),
 ]
 
@@ -38,7 +36,7 @@ RegionModel = Annotated[
     Path | None,
     option(
         "Find regions with this model (regions.json), made by `virnucpro train --regions`.",
-        _PANEL,
+        CALLS,
         metavar="PATH",
         show_default="the built-in model",
     ),
@@ -76,7 +74,7 @@ class ThresholdOptions:
         option(
             "Call a record virus if its score is at least this, and count a provirus as a virus "
             "if its posterior is at least this.",
-            _PANEL,
+            CALLS,
             metavar="SCORE",
             min=0,
             max=1,
@@ -88,7 +86,7 @@ class ThresholdOptions:
         option(
             "Use the thresholds, one per length, that are set to call at most 10, 3 or 0.5 % of "
             "unknown hosts; some kinds of hosts are called more often.",
-            _PANEL,
+            CALLS,
         ),
     ] = "default"
     evidence: Annotated[
@@ -96,14 +94,14 @@ class ThresholdOptions:
         option(
             "Call records by their score, by the k-mers that they share with known viruses, or by "
             "either of both.",
-            _PANEL,
+            CALLS,
         ),
     ] = "both"
     prevalence: Annotated[
         float,
         option(
             "Compute the column fdr for this share of viral records in the sample.",
-            _PANEL,
+            CALLS,
             metavar="SHARE",
         ),
     ] = 0.05
@@ -112,7 +110,7 @@ class ThresholdOptions:
         option(
             "Search nucleotide records of 10,000 bases or more for virus-like regions, such as "
             "prophages.",
-            _PANEL,
+            CALLS,
         ),
     ] = True
     region_model: RegionModel = None
