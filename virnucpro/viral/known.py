@@ -221,7 +221,7 @@ class KnownIndex:
         n_windows = count_windows(proteins.lengths)
         rows = np.empty((int(n_windows.sum()), self._columns), dtype=np.int64)
         where = proteins.residues, proteins.lengths, n_windows, len(proteins)
-        table = self._table(int(proteins.lengths.sum()))
+        table = self._table(3 * int(proteins.lengths.sum()))
         call("known_protein_hits", *where, *table, self._owner_of_node, rows)
         return WindowHits.from_rows(n_windows, rows)
 

@@ -406,8 +406,8 @@ int known_protein_hits(const uint8_t *residues, const int64_t *lengths, const in
 
 /* Count the hits of each piece by node; equal k-mers count once in a window.
  *
- * The arguments up to `has_filters` are those of known_hits. n_kmers: (n,). rows: piece, node, hits of
- * each node of a window, with room for all nodes or all k-mers of every window. */
+ * The arguments up to `has_filters` are those of known_hits. n_kmers: (n,). rows: piece, node, hits
+ * of each node of a window, with room for all nodes or all k-mers of every window. */
 int known_nodes(const uint8_t *digits, const int64_t *starts, const int64_t *lengths,
                 const int64_t *n_windows, int64_t n, const uint8_t *residue_of, uint64_t limit,
                 const int32_t *firsts, const uint8_t *sizes, const uint8_t *entries,
