@@ -22,12 +22,14 @@ if TYPE_CHECKING:
         embed,
         extract,
         iter_features,
+        open,
         predict,
         read_features,
         read_predictions,
     )
     from virnucpro.core.errors import VirnucproError
     from virnucpro.core.events import Progress
+    from virnucpro.store.vectors import Vectors
     from virnucpro.viral.types import Call, Identity, Region
 
 _HOMES = {  # public name -> module, for names defined outside ``virnucpro.api``
@@ -35,6 +37,7 @@ _HOMES = {  # public name -> module, for names defined outside ``virnucpro.api``
     "Identity": "virnucpro.viral.types",
     "Progress": "virnucpro.core.events",
     "Region": "virnucpro.viral.types",
+    "Vectors": "virnucpro.store.vectors",
     "VirnucproError": "virnucpro.core.errors",
 }
 __all__ = [
@@ -45,10 +48,12 @@ __all__ = [
     "Progress",
     "RecordStatus",
     "Region",
+    "Vectors",
     "VirnucproError",
     "embed",
     "extract",
     "iter_features",
+    "open",
     "predict",
     "read_features",
     "read_predictions",

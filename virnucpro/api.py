@@ -80,6 +80,7 @@ from virnucpro.store.feature_index import read_shown
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.manifest import Manifest
+from virnucpro.store.vectors import Vectors, open_vectors
 from virnucpro.viral.types import Call
 from virnucpro.workflows.extract import extract as run_extract
 from virnucpro.workflows.options import ExtractOptions, RunOptions
@@ -591,7 +592,12 @@ def _batches(pairs: Iterator[tuple[str, Vector]], n: int) -> Iterator[Embedded]:
 
 
 def _open_features(folder: str | Path) -> FeatureStore:
-    """Open the first encoder's vectors in a finished run.
+    """Open the first encoder's vectors in a finished run, as ``_open_stores`` does."""
+    return _open_stores(folder)[0]
+
+
+def _open_stores(folder: str | Path) -> tuple[FeatureStore, ...]:
+    """Open the vectors in a finished run, one store per encoder.
 
     Raises:
         InputMissingError: the run has no vectors.
@@ -606,7 +612,20 @@ def _open_features(folder: str | Path) -> FeatureStore:
             hint="make them with `virnucpro extract`, or predict with a model",
         )
     rundir.check_finished(recipe.command)
-    return stores[0]
+    return stores
+
+
+def open(folder: str | Path) -> Vectors:
+    """Open the vectors of a finished run: ``run["P12345"]``, ``run[5]``, ``run[10:20]``.
+
+    They are in input order. Only their positions are loaded, 24 bytes for each. A vector is read
+    when it is asked for. ``run.output("mean_layer33")`` is another output of the same run.
+
+    Raises:
+        VirnucproError: the run is not finished, has no vectors, or its index is missing or corrupt.
+            The message names the file, and ``hint`` says how to get it back.
+    """
+    return open_vectors(_open_stores(folder))
 
 
 @_option_words()

@@ -28,7 +28,6 @@ def without(package: str, *words: object) -> subprocess.CompletedProcess[str]:
     ("package", "extra", "command"),
     [
         ("yaml", "train", ("train", "--data", "m.tsv", "--config", "c.yaml")),
-        ("pyarrow", "arrow", ("extract", "--format", "parquet", "-i", "in.fa")),
         ("parsl", "cluster", ("extract", "--executor", "parsl", "-i", "in.fa")),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from virnucpro.cli.command import ConsoleOptions, command
-from virnucpro.cli.exit_codes import require_packages
 from virnucpro.cli.run_command import Workflow, run_command
 from virnucpro.workflows.options import ExtractOptions
 
@@ -44,9 +43,6 @@ def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
     """
 
     def load() -> Workflow[ExtractOptions]:
-        if options.format == "parquet":
-            with require_packages("arrow"):
-                import pyarrow.parquet  # noqa: F401 - fail before anything is embedded
         from virnucpro.workflows.extract import extract as run
 
         return run

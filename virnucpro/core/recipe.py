@@ -47,7 +47,7 @@ STATUSES: Mapping[Status, str] = {  # descriptions for users
 _DEFAULT_STORE: Store = "float32"
 USUAL_CHUNK_SIZE = 500  # bases
 RESIDUES_PER_SHARD = 250_000  # maximum
-SHARD_FORMAT = 8
+SHARD_FORMAT = 9
 BYTES_PER_SLICE = 2**23  # uncompressed input that is planned and called together
 
 

@@ -9,6 +9,7 @@ on construction. High-volume types are NamedTuples, which are three times faster
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ PROTEIN = "."  # the strand of an ORF that came as a protein
 _CIRCULAR = re.compile(
     r"[\s\[;,|](circular\s*=\s*(true|yes|y|1)|topology\s*=\s*circular)\b", re.IGNORECASE
 )
+_NO_DIGESTS = np.empty((0, 32), dtype=np.uint8)
+_NO_POSITIONS = np.empty(0, dtype=np.int32)
 _COMPLEMENT = str.maketrans("ACGTU", "TGCAA")
 
 
@@ -251,7 +254,10 @@ class Embeddings:
     """The vectors of a shard's ORFs, with their ids.
 
     ``vectors`` is (n_orfs, dim). With ``per_residue``, it is (sum of lengths, dim), ORF after ORF.
-    ``failures`` lists the ORFs without vectors. ``extra`` has the rows of further outputs.
+    ``failures`` lists the ORFs without vectors. ``extra`` has the rows of further outputs. Two
+    arrays serve the index of a run: ``sequence_sha256`` identifies what the encoder read, and
+    ``n_before`` gives the number of the shard's original vectors before each copy in input order.
+    Both are empty where they are unknown.
     """
 
     ids: tuple[str, ...]
@@ -260,6 +266,8 @@ class Embeddings:
     per_residue: bool = False
     failures: tuple[Failure, ...] = field(default=())
     extra: tuple[OutputArray, ...] = ()
+    sequence_sha256: NDArray[np.uint8] = field(default_factory=lambda: _NO_DIGESTS)  # (n_orfs, 32)
+    n_before: NDArray[np.int32] = field(default_factory=lambda: _NO_POSITIONS)  # (n_orfs,)
 
     def __post_init__(self) -> None:
         if self.lengths.dtype != np.int32 or self.vectors.dtype != np.float32:
@@ -269,6 +277,8 @@ class Embeddings:
             raise ValueError(f"{n_rows} rows expected for vectors of shape {self.vectors.shape}")
         if self.lengths.shape != (len(self.ids),):
             raise ValueError(f"{len(self.ids)} ids for lengths of shape {self.lengths.shape}")
+        if {len(self.sequence_sha256), len(self.n_before)} - {0, len(self.ids)}:
+            raise ValueError(f"digests or positions for other than {len(self.ids)} ids")
         if len({*self.ids, *(f.orf_id for f in self.failures)}) != self.n_orfs:
             raise ValueError("an ORF id occurs twice")
         if not np.isfinite(self.vectors).all():
@@ -287,14 +297,21 @@ class Embeddings:
             return self
         mask = np.array([orf_id not in hidden for orf_id in self.ids], dtype=np.bool_)
         row_mask = np.repeat(mask, self.lengths) if self.per_residue else mask
-        ids = tuple(compress(self.ids, mask))
         return replace(
             self,
-            ids=ids,
+            ids=tuple(compress(self.ids, mask)),
             lengths=self.lengths[mask],
             vectors=self.vectors[row_mask],
+            sequence_sha256=_NO_DIGESTS,
+            n_before=_NO_POSITIONS,
             extra=tuple(array.select(self.lengths, mask) for array in self.extra),
         )
+
+
+def hash_texts(texts: Iterable[str]) -> NDArray[np.uint8]:
+    """Return the SHA-256 of each text. n -> (n, 32)"""
+    digests = b"".join(hashlib.sha256(text.encode()).digest() for text in texts)
+    return np.frombuffer(digests, dtype=np.uint8).reshape(-1, 32)
 
 
 def concatenate_columns(tables: Iterable[Sequence[list[Any]]]) -> list[list[Any]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from virnucpro.core.atomic_io import storage_errors
 from virnucpro.core.logging import printable
 from virnucpro.core.model_outputs import OutputSpec
-from virnucpro.core.types import Embeddings, Failure, Orf, OutputArray
+from virnucpro.core.types import Embeddings, Failure, Orf, OutputArray, hash_texts
 from virnucpro.engine.device_faults import find_device_fault
 from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.vector_cache import VectorCache
@@ -255,11 +255,13 @@ class ShardEmbedding:
         """Write the feature file, once every ORF has a vector or a failure reason."""
         assert self.done.all(), "every ORF has a vector or a reason"
         ids = [orf.id for orf in self.orfs]
+        sequences = self.sequences
         lengths = self.lengths
         values = [output.values for output in self.outputs]
         if self.reasons:
             delivered = [i for i in range(len(ids)) if i not in self.reasons]
             ids = [ids[i] for i in delivered]
+            sequences = [sequences[i] for i in delivered]
             lengths = lengths[delivered]
             values = [output.select(delivered) for output in self.outputs]
         embeddings = Embeddings(
@@ -272,6 +274,7 @@ class ShardEmbedding:
                 for i in sorted(self.reasons)
             ),
             extra=tuple(map(OutputArray, self.encoder.spec.extra, values[1:])),
+            sequence_sha256=hash_texts(sequences),
         )
         self.store.write(self.attempt.shard, embeddings)
         for path, _ in self._partial_files(owner):

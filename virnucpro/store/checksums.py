@@ -22,7 +22,14 @@ from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.store.feature_store import PARTS, index_path, is_export, is_feature_file
+from virnucpro.store.feature_store import (
+    LOOKUP,
+    PARTS,
+    VECTOR_INDEX,
+    index_path,
+    is_export,
+    is_feature_file,
+)
 from virnucpro.store.run_dir import FEATURES, SCORES, RunDir
 
 _REMEDY = with_options(
@@ -100,7 +107,8 @@ class Outputs:
         names = self.rundir.owned_names
         paths = [self.rundir.report, *map(self.rundir.output, names.run)]
         for folder in self.rundir.feature_folders():
-            paths += [index_path(folder), folder / PARTS]
+            names_here = (PARTS, VECTOR_INDEX, LOOKUP)
+            paths += [index_path(folder), *(folder / name for name in names_here)]
             for path in sorted(folder.glob("*.*")):
                 if is_feature_file(path.name) or is_export(path):
                     paths.append(path)

@@ -1,11 +1,13 @@
 """Read and write feature files: HDF5 followed by a label. Files appear atomically.
 
 A file is built in memory, written sequentially, synced, read back and renamed, because HDF5's own
-writing is not safe on a full disk. The label follows the HDF5 content, where HDF5 readers do not
-look. The label's SHA-256 and length come last. The label names the recipe and the shard, so that
-files cannot be confused, and gives the length and SHA-256 of the content. ``read_label`` therefore
-needs only the last bytes to identify a file and see that it is complete. ``read_embeddings``
-verifies every bit.
+writing is not safe on a full disk. Two blocks follow the HDF5 content, where HDF5 readers do not
+look. The table lists ids, lengths and sequence digests, so that an index of many files needs only
+their ends. The label names the recipe and the shard, so that files cannot be confused. It gives the
+length and SHA-256 of the content and of the table, and the byte offset of the vectors, which can be
+mapped into memory. The label's SHA-256 and length come last. ``read_label`` therefore needs only
+the last bytes to identify a file and see that it is complete. ``read_embeddings`` verifies every
+bit.
 
 Vectors are float32 or, in half the space, bfloat16, a custom floating-point type that HDF5 converts
 to float32 on reading. The readers here convert it faster.
@@ -28,6 +30,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors import numpy as tensors
 
 from virnucpro._version import __version__
 from virnucpro.core.atomic_io import disk_error, hash_file, parse_json
@@ -38,7 +42,7 @@ from virnucpro.core.numeric import from_bfloat16
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Store
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.core.types import Embeddings, Failure, OutputArray
+from virnucpro.core.types import Embeddings, Failure, OutputArray, check_counts
 
 if TYPE_CHECKING:
     import h5py
@@ -47,7 +51,10 @@ _SEAL = struct.Struct("<32sI")  # label's SHA-256 and length
 _BLOCK = 1 << 18
 _MAX_LABEL = 1 << 28  # bytes; bounds the read before the hash is checked
 # errors that h5py raises on a corrupt file
-_DAMAGE = (OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError)
+_DAMAGE = (
+    *(OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError),
+    SafetensorError,
+)
 # errno values that concern the file; all others concern the disk or permissions
 _NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 # HDF5 bit fields of bfloat16: sign position, exponent position and size, mantissa position and size
@@ -62,16 +69,29 @@ class Label:
 
     attributes: Attributes
     failed_records: Sequence[str]
-    n_bytes: int  # size of the HDF5 content
-    sha256: str  # hash of the HDF5 content
+    n_bytes: int  # size of the content: HDF5 and table
+    sha256: str  # hash of the content
+    table_bytes: int = 0  # size of the table at the end of the content
+    table_sha256: str = ""
+    vectors_at: int = 0  # byte offset of the vectors; 0: none
 
     def __post_init__(self) -> None:
         if not isinstance(self.attributes, Mapping):
             raise TypeError("attributes have names")
+        check_counts(self.n_bytes, self.table_bytes, self.vectors_at)
         ids = self.failed_records
         is_sequence = isinstance(ids, (list, tuple))
         if not is_sequence or not all(isinstance(record_id, str) for record_id in ids):
             raise TypeError("failed records are named by their ids")
+
+
+class OrfTable(NamedTuple):
+    """The ORFs with a vector in a feature file, in the order of its rows."""
+
+    ids: tuple[str, ...]
+    lengths: NDArray[np.int32]  # (n,), residues
+    sequence_sha256: NDArray[np.uint8]  # (n, 32)
+    n_before: NDArray[np.int32]  # (n,) in a file of copies, else empty: see ``Embeddings``
 
 
 class Checksums(NamedTuple):
@@ -99,10 +119,19 @@ def write_embeddings(
         OutputError, StorageError: the file cannot be written, or reads back differently.
     """
     failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
-    content = _to_hdf5(embeddings, attributes, store)
-    # the content is large, so it is not copied
-    parts = (content, checksummed_label(content, attributes, failed_records))
-    checksums = Checksums(_label_digest(parts[1]), read_checksum(parts))
+    content, vectors_at = _to_hdf5(embeddings, attributes, store)
+    table = _to_table(embeddings)
+    label = Label(
+        attributes,
+        failed_records,
+        n_bytes=len(content) + len(table),
+        sha256=read_checksum([content, table]),
+        table_bytes=len(table),
+        table_sha256=read_checksum([table]),
+        vectors_at=vectors_at,
+    )
+    parts = (content, table, _seal(label))  # the content is large, so it is not copied
+    checksums = Checksums(_label_digest(parts[-1]), read_checksum(parts))
     with suppress(OSError):  # an unreadable file is replaced
         if path.is_file() and hash_file(path) == checksums.file:
             return checksums
@@ -131,8 +160,11 @@ def _has_layout(handle: BinaryIO, parts: Iterable[bytes]) -> bool:
 def checksummed_label(
     content: bytes, attributes: Attributes, failed_records: Sequence[str] = ()
 ) -> bytes:
-    """Return the end of a feature file: its label, and the label's hash and length."""
-    label = Label(attributes, failed_records, len(content), read_checksum([content]))
+    """Return what follows this content: its label, and the label's hash and length."""
+    return _seal(Label(attributes, failed_records, len(content), read_checksum([content])))
+
+
+def _seal(label: Label) -> bytes:
     text = json.dumps(asdict(label)).encode()
     return text + _SEAL.pack(hashlib.sha256(text).digest(), len(text))
 
@@ -188,7 +220,55 @@ def read_checksum(parts: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _to_hdf5(embeddings: Embeddings, attributes: Attributes, store: Store) -> bytes:
+def _to_table(embeddings: Embeddings) -> bytes:
+    names = [orf_id.encode("utf-8", "surrogateescape") for orf_id in embeddings.ids]
+    columns: dict[str, NDArray[Any]] = {
+        "ids": np.frombuffer(b"".join(names), dtype=np.uint8),
+        "id_bytes": np.fromiter(map(len, names), np.int32, len(names)),
+        "lengths": embeddings.lengths,
+        "sequence_sha256": embeddings.sequence_sha256,
+        "n_before": embeddings.n_before,
+    }
+    return tensors.save(columns)
+
+
+def read_table(path: Path, attributes: Attributes) -> OrfTable:
+    """Read the ids, lengths and digests in a feature file from its end, and verify them.
+
+    The vectors are neither read nor verified.
+
+    Raises:
+        FeatureFileError: the file is missing or corrupt, or belongs to another recipe or shard.
+        OutputError, StorageError: it cannot be read now.
+    """
+    label = read_label(path, attributes)
+    with open_reader(path):
+        if not label.table_bytes:
+            raise ValueError("it has no table: an earlier version wrote it")
+        with path.open("rb") as handle:
+            handle.seek(label.n_bytes - label.table_bytes)
+            table = handle.read(label.table_bytes)
+        if read_checksum([table]) != label.table_sha256:
+            raise ValueError("its table has another hash")
+        columns = tensors.load(table)
+        return OrfTable(
+            ids=tuple(_split(columns["ids"].tobytes(), columns["id_bytes"])),
+            lengths=columns["lengths"],
+            sequence_sha256=columns["sequence_sha256"],
+            n_before=columns["n_before"],
+        )
+
+
+def _split(text: bytes, sizes: NDArray[np.int32]) -> Iterator[str]:
+    """Yield the ids in their concatenated UTF-8."""
+    first = 0
+    for end in np.cumsum(sizes).tolist():
+        yield text[first:end].decode("utf-8", "surrogateescape")
+        first = end
+
+
+def _to_hdf5(embeddings: Embeddings, attributes: Attributes, store: Store) -> tuple[bytes, int]:
+    """Return an HDF5 file, and the byte offset of its vectors."""
     text = text_type()
     failures = embeddings.failures
     with new_hdf5() as h5:
@@ -207,7 +287,8 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes, store: Store) -> by
             values = np.array([getattr(failure, name) for failure in failures], dtype=object)
             h5.create_dataset(f"failed/{name}", data=values, dtype=text)
         h5.flush()
-        return bytes(h5.id.get_file_image())
+        vectors_at = h5["embeddings"].id.get_offset() or 0  # None: without rows
+        return bytes(h5.id.get_file_image()), vectors_at
 
 
 def _add_output(h5: h5py.File, array: OutputArray) -> None:
@@ -308,6 +389,11 @@ def read_label(path: Path, attributes: Attributes) -> Label:
         FeatureFileError: it is missing, truncated, or belongs to another recipe or shard.
         OutputError, StorageError: it cannot be read now.
     """
+    return read_label_and_digest(path, attributes)[0]
+
+
+def read_label_and_digest(path: Path, attributes: Attributes) -> tuple[Label, str]:
+    """Read a label as ``read_label`` does, with its SHA-256."""
     with open_reader(path):
         _refuse_pipe(path)
         with path.open("rb") as handle:
@@ -330,7 +416,7 @@ def read_label(path: Path, attributes: Attributes) -> Label:
                 raise FeatureFileError(
                     f"{printable(path)} has {name} {printable(actual)}, not {printable(value)}"
                 )
-    return label
+    return label, bytes(digest).hex()
 
 
 def read_embeddings(
@@ -386,19 +472,6 @@ def verify(path: Path, attributes: Attributes) -> Checksums:
     label = read_label(path, attributes)
     with open_reader(path):
         return _check_content(path, label)
-
-
-def read_names(path: Path) -> tuple[NDArray[np.object_], NDArray[np.int32]]:
-    """Read the ids (UTF-8 bytes) and lengths in a verified file.
-
-    Returns:
-        Two arrays, both (n_orfs,).
-
-    Raises:
-        FeatureFileError: the file no longer exists, or has changed.
-    """
-    with open_reader(path), open_features(path) as h5:
-        return _owned_copy(h5, "ids")[:], _owned_copy(h5, "lengths")[:]
 
 
 def _failures(h5: h5py.File) -> tuple[Failure, ...]:

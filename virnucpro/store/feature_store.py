@@ -29,7 +29,15 @@ from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.core.types import SHARD_NAME, Embeddings, Failure, Orf, OutputArray, Shard
+from virnucpro.core.types import (
+    SHARD_NAME,
+    Embeddings,
+    Failure,
+    Orf,
+    OutputArray,
+    Shard,
+    hash_texts,
+)
 from virnucpro.store.feature_file import (
     Attributes,
     Checksums,
@@ -37,6 +45,7 @@ from virnucpro.store.feature_file import (
     read_extra,
     read_label,
     read_rows,
+    read_table,
     read_vectors,
     read_verified,
     write_embeddings,
@@ -48,7 +57,10 @@ _COPIES = "_copies"  # ends the stem of a file with copies
 _FILE = re.compile(rf"({SHARD_NAME})({_COPIES})?\.h5")
 _EXPORT = re.compile(rf"{SHARD_NAME}(?:{_COPIES})?\.(?:npz|pt|parquet)")
 _FOLDER = re.compile(r"\w+-[0-9a-f]{16}")
-PARTS = "parts.json"  # name of a store's file list
+# names of a store's file list, index of vectors, and lookup table
+PARTS = "parts.json"
+VECTOR_INDEX = "index.parquet"
+LOOKUP = "lookup.npy"
 _REPLACED = with_options(
     "delete it, then repeat the command of the run with {resume} to make it again"
 )
@@ -84,6 +96,16 @@ class FeatureStore:
     def parts(self) -> Path:
         """Return the path of a finished run's file list."""
         return self.folder / PARTS
+
+    @property
+    def vector_index(self) -> Path:
+        """Return the path of a finished run's index of vectors."""
+        return self.folder / VECTOR_INDEX
+
+    @property
+    def lookup(self) -> Path:
+        """Return the path of the lookup table from ids to positions in the index."""
+        return self.folder / LOOKUP
 
     def attributes(self, shard: Shard, copies: int = 0) -> Attributes:
         """Return the attributes of a shard's file, as selected in ``path``."""
@@ -224,6 +246,7 @@ class FeatureStore:
             on_file(i, len(files))
             try:
                 _, checksums = self.read(path, attributes)
+                read_table(path, attributes)
             except FeatureFileError as error:
                 yield path, error
                 continue
@@ -371,7 +394,9 @@ class FeatureReader:
         else:
             files.append(self._read_embedded(shard, embedded))
         if copies := [orf for orf in orfs if orf.copy_of is not None]:
-            embeddings = self._copy_to(copies, lost_shards, n_verified)
+            delivered = files[0].embeddings.ids if files else ()
+            n_before = _count_before(orfs, frozenset(delivered))
+            embeddings = self._copy_to(copies, n_before, lost_shards, n_verified)
             checksums = self._store.write(shard, embeddings, copies=1)
             files.append(StoredFeatures(self._store.path(shard, copies=1), embeddings, checksums))
         for file in files:
@@ -392,9 +417,13 @@ class FeatureReader:
         return StoredFeatures(path, embeddings, checksums)
 
     def _copy_to(
-        self, copies: Sequence[Orf], lost_shards: Mapping[int, str], n_verified: int
+        self,
+        copies: Sequence[Orf],
+        n_before: Sequence[int],
+        lost_shards: Mapping[int, str],
+        n_verified: int,
     ) -> Embeddings:
-        """Collect the rows or failures of copies."""
+        """Collect the rows or failures of copies. ``n_before``: see ``Embeddings``."""
         rows: dict[int, tuple[NDArray[np.float32], ...]] = {}
         reasons: dict[int, str] = {}
         ordinals = sorted({orf.copy_of for orf in copies if orf.copy_of is not None})
@@ -408,18 +437,22 @@ class FeatureReader:
             rows |= {first + position: own_rows for position, own_rows in source_rows.items()}
             reasons |= {first + i: source.reasons[i] for i in positions if i in source.reasons}
         encoder = self._store.encoder
-        delivered = [(orf, rows[orf.copy_of]) for orf in copies if orf.copy_of in rows]
+        delivered = [i for i, orf in enumerate(copies) if orf.copy_of in rows]
+        texts = [copies[i].text(encoder.reads) for i in delivered]
+        copied = [rows[copies[i].copy_of or 0] for i in delivered]
         no_rows = [_NO_ROWS, *(np.empty((0, spec.width), np.float32) for spec in encoder.extra)]
         values = [
-            np.concatenate([own_rows[i] for _, own_rows in delivered] or [no_rows[i]])
+            np.concatenate([own_rows[i] for own_rows in copied] or [no_rows[i]])
             for i in range(len(encoder.outputs))
         ]
         return Embeddings(
-            ids=tuple(orf.id for orf, _ in delivered),
-            lengths=np.array([len(orf.text(encoder.reads)) for orf, _ in delivered], np.int32),
+            ids=tuple(copies[i].id for i in delivered),
+            lengths=np.array(list(map(len, texts)), np.int32),
             vectors=values[0],
             extra=tuple(map(OutputArray, encoder.extra, values[1:])),
             per_residue=encoder.per_residue,
+            sequence_sha256=hash_texts(texts),
+            n_before=np.array([n_before[i] for i in delivered], np.int32),
             failures=tuple(
                 Failure(orf.id, orf.record_id, reasons[orf.copy_of])
                 for orf in copies
@@ -444,6 +477,18 @@ class FeatureReader:
                 embedded = [orf for orf in read_shard(shard) if orf.copy_of is None]
                 self._read_embedded(shard, embedded)
         return self._sources[shard.index]
+
+
+def _count_before(orfs: Sequence[Orf], delivered: frozenset[str]) -> list[int]:
+    """Return for each copy how many ORFs with an original vector precede it in the shard."""
+    counts = []
+    n_originals = 0
+    for orf in orfs:
+        if orf.copy_of is not None:
+            counts.append(n_originals)
+        elif orf.id in delivered:
+            n_originals += 1
+    return counts
 
 
 @dataclass(frozen=True, eq=False)

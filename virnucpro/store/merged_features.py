@@ -20,7 +20,7 @@ from virnucpro.core.recipe import EncoderSpec
 from virnucpro.store.feature_file import (
     find_vectors,
     open_reader,
-    read_names,
+    read_table,
     text_type,
     vector_type,
     verify,
@@ -119,14 +119,15 @@ def _copy_names(h5: h5py.File, store: FeatureStore, part: IndexPart, first: int)
         The file's SHA-256.
     """
     path = store.folder / part.name
-    checksums = verify(path, {"fingerprint": store.fingerprint})
-    ids, lengths = read_names(path)
-    if (len(ids), part.dim) != (part.n_orfs, store.encoder.dim):
+    attributes = {"fingerprint": store.fingerprint}
+    checksums = verify(path, attributes)
+    table = read_table(path, attributes)
+    if (len(table.ids), part.dim) != (part.n_orfs, store.encoder.dim):
         raise FeatureFileError(f"{printable(path)} is not the file whose rows were counted")
     for begin, end in part.orfs:
         rows = slice(first, first + end - begin)
-        h5["ids"][rows] = ids[begin:end]
-        h5["lengths"][rows] = lengths[begin:end]
+        h5["ids"][rows] = table.ids[begin:end]
+        h5["lengths"][rows] = table.lengths[begin:end]
         first = rows.stop
     return checksums.file
 

@@ -53,7 +53,7 @@ FAILED_SEQUENCES = "failed_sequences.fa"  # records to correct and add to the ru
 # files that a run creates in its subfolders
 _OURS = re.compile(
     rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|parquet|faa|fna|scores|plan|ids|chunks|rows)"
-    r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|(plan|parts)\.json"
+    r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|(plan|parts)\.json|index\.parquet|lookup\.npy"
     r"|work-[\w.-]+-\d+\.log|\..*\.(tmp|partial)"
 )
 _PARTIAL = re.compile(r"\..*\.partial")

@@ -35,6 +35,7 @@ from virnucpro.store.manifest import Manifest
 from virnucpro.store.merged_features import write_merged
 from virnucpro.store.plan import Slice, group_parts
 from virnucpro.store.run_dir import RunDir
+from virnucpro.store.vector_index import write_index
 from virnucpro.workflows.run_context import RunContext
 from virnucpro.workflows.table_cache import SliceRows
 from virnucpro.workflows.table_tasks import (
@@ -168,7 +169,7 @@ class TableWriter:
         return counts
 
     def _write_features(self, store: FeatureStore, parts: Sequence[IndexPart]) -> None:
-        """Write ``features.h5`` of a store and its file list, and record their hashes.
+        """Write ``features.h5`` of a store, its file list and its index, and record their hashes.
 
         Raises:
             FeatureFileError: a feature file is missing or damaged.
@@ -176,6 +177,7 @@ class TableWriter:
         """
         hashes = write_merged(store, parts, self.context.max_merged_bytes)
         write_parts(store, parts)
+        write_index(store, parts)
         for part in parts:
             digest = hashes.get(part.name) or hash_part(store, part)
             self.context.hashes[store.folder / part.name] = digest
