@@ -82,6 +82,7 @@ from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.vectors import Vectors, open_vectors
 from virnucpro.viral.types import Call
+from virnucpro.workflows.export import open_finished_stores
 from virnucpro.workflows.extract import extract as run_extract
 from virnucpro.workflows.options import ExtractOptions, RunOptions
 from virnucpro.workflows.predict import predict as run_predict
@@ -603,16 +604,7 @@ def _open_stores(folder: str | Path) -> tuple[FeatureStore, ...]:
         InputMissingError: the run has no vectors.
     """
     check_connector(os.environ.get("HDF5_VOL_CONNECTOR"))
-    rundir = open_run_dir(expand_path(folder))
-    manifest = _manifest(rundir.root)
-    recipe = manifest.recipe
-    if not (stores := rundir.feature_stores(recipe)):
-        raise InputMissingError(
-            f"{printable(rundir.root)} holds a run without vectors: {recipe.reader} called it",
-            hint="make them with `virnucpro extract`, or predict with a model",
-        )
-    rundir.check_finished(recipe.command)
-    return stores
+    return open_finished_stores(expand_path(folder))
 
 
 def open(folder: str | Path) -> Vectors:

@@ -33,6 +33,10 @@ COMMANDS = {
         "extract",
         "Embed FASTA or FASTQ with ESM-2, and write features.h5 and records.tsv.",
     ),
+    "export": (
+        "export",
+        "Write the vectors of a finished run in the layout of another program.",
+    ),
     "work": (
         "work",
         "Run one part of a planned run. Parts can run concurrently on any number of machines.",

@@ -84,7 +84,7 @@ def _write(
     hashes: dict[str, str] = {}
     n_orfs = [sum(end - first for first, end in part.orfs) for part in merged]
     shape = (sum(part.n_shown_rows for part in merged), store.encoder.dim)
-    with _new_hdf5(out) as h5:
+    with new_hdf5_in(out, _ALIGNED) as h5:
         h5.attrs.update(shared_attributes(store, parts))
         h5.create_dataset("ids", (sum(n_orfs),), text_type())
         h5.create_dataset("lengths", (sum(n_orfs),), np.int32)
@@ -154,8 +154,11 @@ def _stored_rows(store: FeatureStore, part: IndexPart) -> Iterator[bytes]:
 
 
 @contextmanager
-def _new_hdf5(out: BinaryIO) -> Iterator[h5py.File]:
+def new_hdf5_in(out: BinaryIO, alignment: int = 1) -> Iterator[h5py.File]:
     """Create an HDF5 file in an open file.
+
+    Args:
+        alignment: large objects begin at a multiple of this many bytes.
 
     Raises:
         OSError: the disk rejected a write by HDF5.
@@ -163,7 +166,7 @@ def _new_hdf5(out: BinaryIO) -> Iterator[h5py.File]:
     import h5py
 
     shielded = _LoggedFile(out)
-    aligned = {"alignment_threshold": _ALIGNED, "alignment_interval": _ALIGNED}
+    aligned = {"alignment_threshold": alignment, "alignment_interval": alignment}
     with h5py.File(shielded, "w", libver="v110", **aligned) as h5:
         yield h5
     if shielded.error is not None:

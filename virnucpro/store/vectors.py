@@ -455,9 +455,13 @@ class Vectors:
             "fingerprint": self._store.fingerprint,
         }
 
+    def read_index(self) -> pa.Table:
+        """Read id, length and SHA-256 of each sequence, as an Arrow table in input order."""
+        return self._index.read_table()
+
     def digests(self) -> list[bytes]:
         """Return the SHA-256 of each sequence, in upper case and without a final stop."""
-        digests: list[bytes] = self._index.read_table()["sha256"].to_pylist()
+        digests: list[bytes] = self.read_index()["sha256"].to_pylist()
         return digests
 
     def __reduce__(self) -> tuple[Any, ...]:
