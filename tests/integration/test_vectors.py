@@ -101,7 +101,7 @@ def test_vectors_per_residue(finished, sequences):
     folder = finished(pooling="none")
     expected = dict(virnucpro.read_features(folder))
     run = virnucpro.open(folder)
-    assert run.name.startswith("residues_layer") and run.per_residue
+    assert run.name.startswith("residues_layer") and not run.has_one_row
     for name, letters in sequences.items():
         assert run[name].shape == (len(letters), run.dim)
         assert np.array_equal(run[name], expected[name])

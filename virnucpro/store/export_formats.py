@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from virnucpro.core.atomic_io import storage_errors, temporary_path
 from virnucpro.core.errors import InputError
 from virnucpro.core.logging import printable
+from virnucpro.core.model_outputs import OutputKind
 from virnucpro.core.recipe import Alphabet
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.store.feature_file import text_type
@@ -39,6 +40,7 @@ FormatName: TypeAlias = Literal[
     "uniprot-h5", "safetensors", "parquet", "anndata", "skbio", "npz", "pt"
 ]
 PART_BYTES = 1 << 28  # of vectors in each part of a safetensors export
+RESTORE_INPUT = "put the input of the run back, or choose a format without sequences"
 _ALIGNED = 8  # bytes, of the tensor in a part
 PART_NAME = "part-{:05}.safetensors"
 INDEX_NAME = "index.parquet"
@@ -79,7 +81,7 @@ class ExportSource:
             if letters is None or sha256(letters.encode()).digest() != digest:
                 raise InputError(
                     f"the input has another sequence for {printable(orf_id)} than the run",
-                    hint="put the input of the run back, or choose a format without sequences",
+                    hint=RESTORE_INPUT,
                 )
             yield letters
 
@@ -92,7 +94,7 @@ class ExportFormat:
     """A layout of another program."""
 
     ending: str  # of the default output, after the name of the run folder
-    per_residue: bool  # can have a vector per residue
+    kinds: tuple[OutputKind, ...]  # outputs that it can have
     write: Writer
 
 
@@ -136,7 +138,7 @@ def write_safetensors(
     """
     from pyarrow import parquet
 
-    is_short = source.vectors.encoder.store == "bfloat16"
+    is_short = source.vectors.spec.dtype == "bfloat16"
     row_bytes = source.vectors.dim * (2 if is_short else 4)
     with new_folder(tree, path) as folder:
         rows_per_part = max(1, part_bytes // row_bytes)
@@ -158,8 +160,7 @@ def _write_parts(
     def write_part() -> None:
         path = folder.root / PART_NAME.format(number)
         rows = np.concatenate(blocks or [np.empty((0, source.vectors.dim), np.float32)])
-        facts = {name: str(value) for name, value in source.vectors.facts.items()}
-        _add_safetensors(folder, path, rows, facts, is_short=is_short)
+        _add_safetensors(folder, path, rows, source.vectors.facts, is_short=is_short)
 
     for _, vector in source.items():
         if n_rows >= rows_per_part:
@@ -227,9 +228,9 @@ def write_parquet(source: ExportSource, tree: SafeDir, path: Path) -> None:
 
     vectors = source.vectors
     table = vectors.read_index()
-    kind = embedding_type(vectors.dim, per_residue=vectors.per_residue)
+    kind = embedding_type(vectors.spec)
     schema = table.schema.append(pa.field("embedding", kind))
-    numbers = "embedding" + ".list.element" * (2 if vectors.per_residue else 1)
+    numbers = "embedding" + ".list.element" * (1 if vectors.has_one_row else 2)
     split = {"use_dictionary": False, "use_byte_stream_split": [numbers]}
     first = 0
     with (
@@ -239,7 +240,7 @@ def write_parquet(source: ExportSource, tree: SafeDir, path: Path) -> None:
         for batch in source.batches():
             rows = table.slice(first, len(batch.ids)).combine_chunks()
             rows = rows.append_column(
-                schema.field("embedding"), embedding_column(batch, vectors.dim)
+                schema.field("embedding"), embedding_column(batch, vectors.spec)
             )
             writer.write_table(rows)
             first += len(batch.ids)
@@ -251,7 +252,6 @@ def write_anndata(source: ExportSource, tree: SafeDir, path: Path) -> None:
     The layout is that of anndata's on-disk format 0.1.0.
     """
     vectors = source.vectors
-    vectors.require_one_each("anndata")
     with _new_hdf5(tree, path) as h5:
         _mark(h5, "anndata", "0.1.0")
         matrix = h5.create_dataset("X", (len(vectors), vectors.dim), np.float32)
@@ -310,7 +310,7 @@ def write_skbio(source: ExportSource, tree: SafeDir, path: Path) -> None:
     """
     vectors = source.vectors
     lengths = vectors.lengths.astype(np.int64)
-    row_counts = lengths if vectors.per_residue else np.ones_like(lengths)
+    row_counts = vectors.spec.count_rows(lengths)
     with _new_hdf5(tree, path) as h5:
         h5.attrs.update({"format": "embedding", "format-version": "1.0"})
         h5.attrs.update({"dtype": "float32", "dim": vectors.dim})
@@ -332,7 +332,6 @@ def write_skbio(source: ExportSource, tree: SafeDir, path: Path) -> None:
 def write_npz(source: ExportSource, tree: SafeDir, path: Path) -> None:
     """Write ``ids``, ``lengths`` and ``embeddings``, for ``numpy.load`` without pickle."""
     vectors = source.vectors
-    vectors.require_one_each("npz")
     with tree.atomic_write(path) as out, zipfile.ZipFile(out, "w") as archive:
         for name, values in {
             "ids": np.array(list(vectors.ids), dtype=np.str_),
@@ -394,12 +393,15 @@ def new_folder(tree: SafeDir, path: Path) -> Iterator[SafeDir]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+_ONE_EACH: tuple[OutputKind, ...] = ("per_sequence", "scalar")
+_VECTORS: tuple[OutputKind, ...] = (*_ONE_EACH, "per_residue")
+_ANY: tuple[OutputKind, ...] = (*_VECTORS, "pairwise")
 FORMATS: Mapping[FormatName, ExportFormat] = {
-    "uniprot-h5": ExportFormat(ending=".uniprot.h5", per_residue=True, write=write_uniprot_h5),
-    "safetensors": ExportFormat(ending="-safetensors", per_residue=True, write=write_safetensors),
-    "parquet": ExportFormat(ending=".parquet", per_residue=True, write=write_parquet),
-    "anndata": ExportFormat(ending=".h5ad", per_residue=False, write=write_anndata),
-    "skbio": ExportFormat(ending=".skbio.h5", per_residue=True, write=write_skbio),
-    "npz": ExportFormat(ending=".npz", per_residue=False, write=write_npz),
-    "pt": ExportFormat(ending=".pt", per_residue=True, write=write_pt),
+    "uniprot-h5": ExportFormat(ending=".uniprot.h5", kinds=_ANY, write=write_uniprot_h5),
+    "safetensors": ExportFormat(ending="-safetensors", kinds=_VECTORS, write=write_safetensors),
+    "parquet": ExportFormat(ending=".parquet", kinds=_VECTORS, write=write_parquet),
+    "anndata": ExportFormat(ending=".h5ad", kinds=_ONE_EACH, write=write_anndata),
+    "skbio": ExportFormat(ending=".skbio.h5", kinds=_VECTORS, write=write_skbio),
+    "npz": ExportFormat(ending=".npz", kinds=_ONE_EACH, write=write_npz),
+    "pt": ExportFormat(ending=".pt", kinds=_ANY, write=write_pt),
 }

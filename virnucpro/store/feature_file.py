@@ -24,7 +24,7 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -73,12 +73,12 @@ class Label:
     sha256: str  # hash of the content
     table_bytes: int = 0  # size of the table at the end of the content
     table_sha256: str = ""
-    vectors_at: int = 0  # byte offset of the vectors; 0: none
+    offsets: Mapping[str, int] = field(default_factory=dict)  # dataset -> byte offset; 0: empty
 
     def __post_init__(self) -> None:
         if not isinstance(self.attributes, Mapping):
             raise TypeError("attributes have names")
-        check_counts(self.n_bytes, self.table_bytes, self.vectors_at)
+        check_counts(self.n_bytes, self.table_bytes, *self.offsets.values())
         ids = self.failed_records
         is_sequence = isinstance(ids, (list, tuple))
         if not is_sequence or not all(isinstance(record_id, str) for record_id in ids):
@@ -119,7 +119,7 @@ def write_embeddings(
         OutputError, StorageError: the file cannot be written, or reads back differently.
     """
     failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
-    content, vectors_at = _to_hdf5(embeddings, attributes, store)
+    content, offsets = _to_hdf5(embeddings, attributes, store)
     table = _to_table(embeddings)
     label = Label(
         attributes,
@@ -128,7 +128,7 @@ def write_embeddings(
         sha256=read_checksum([content, table]),
         table_bytes=len(table),
         table_sha256=read_checksum([table]),
-        vectors_at=vectors_at,
+        offsets=offsets,
     )
     parts = (content, table, _seal(label))  # the content is large, so it is not copied
     checksums = Checksums(_label_digest(parts[-1]), read_checksum(parts))
@@ -267,8 +267,10 @@ def _split(text: bytes, sizes: NDArray[np.int32]) -> Iterator[str]:
         first = end
 
 
-def _to_hdf5(embeddings: Embeddings, attributes: Attributes, store: Store) -> tuple[bytes, int]:
-    """Return an HDF5 file, and the byte offset of its vectors."""
+def _to_hdf5(
+    embeddings: Embeddings, attributes: Attributes, store: Store
+) -> tuple[bytes, dict[str, int]]:
+    """Return an HDF5 file, and the byte offsets of its vectors by dataset."""
     text = text_type()
     failures = embeddings.failures
     with new_hdf5() as h5:
@@ -287,8 +289,9 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes, store: Store) -> tu
             values = np.array([getattr(failure, name) for failure in failures], dtype=object)
             h5.create_dataset(f"failed/{name}", data=values, dtype=text)
         h5.flush()
-        vectors_at = h5["embeddings"].id.get_offset() or 0  # None: without rows
-        return bytes(h5.id.get_file_image()), vectors_at
+        names = ["embeddings"]
+        offsets = {name: h5[name].id.get_offset() or 0 for name in names}  # None: without rows
+        return bytes(h5.id.get_file_image()), offsets
 
 
 def _add_output(h5: h5py.File, array: OutputArray) -> None:

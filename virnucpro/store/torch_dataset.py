@@ -58,10 +58,10 @@ class VectorDataset(IterableDataset[tuple[str, torch.Tensor]]):
 
     def _windows(self, first: int, end: int) -> Iterator[NDArray[np.int64]]:
         """Yield the positions of this share in order, as many at once as are shuffled together."""
-        n_rows = max(1, _WINDOW_BYTES // (4 * self.vectors.dim))
-        if self.vectors.per_residue:
-            mean_length = max(1.0, float(self.vectors.lengths.mean()))
-            n_rows = max(1, int(n_rows / mean_length))
+        if not len(self.vectors):
+            return
+        rows_per_vector = float(self.vectors.spec.count_rows(self.vectors.lengths).mean())
+        n_rows = max(1, int(_WINDOW_BYTES / (4 * self.vectors.dim * max(1.0, rows_per_vector))))
         rng = np.random.default_rng((self.seed, self.epoch))
         order = self._epoch_order(rng)[first:end]
         window_rng = np.random.default_rng((self.seed, self.epoch, first))

@@ -21,10 +21,17 @@ from numpy.typing import NDArray
 
 from virnucpro.core.errors import FeatureFileError, UnavailableError, UsageError
 from virnucpro.core.logging import printable
+from virnucpro.core.model_outputs import OutputSpec
 from virnucpro.core.numeric import from_bfloat16
 from virnucpro.core.option_text import with_options
-from virnucpro.core.recipe import EncoderSpec
-from virnucpro.store.feature_file import Label, open_reader, read_label_and_digest, verify
+from virnucpro.store.feature_file import (
+    Attributes,
+    Label,
+    open_reader,
+    read_label_and_digest,
+    read_table,
+    verify,
+)
 from virnucpro.store.feature_index import IndexPart
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.vector_index import Lookup, VectorIndex
@@ -41,10 +48,13 @@ _BATCH_BYTES = 1 << 26  # of vectors that are read together
 _REWRITE = with_options("repeat the command of the run with {resume} to make what is missing")
 
 
-def output_name(encoder: EncoderSpec) -> str:
-    """Name what an encoder puts into a store, such as ``mean_layer33`` or ``residues_layer33``."""
-    kind = "residues" if encoder.per_residue else encoder.pooling
-    return f"{kind}_layer{encoder.layer}"
+class StoredOutput(NamedTuple):
+    """One output of a run, and where it is stored."""
+
+    store: FeatureStore
+    spec: OutputSpec
+    dataset: str  # name in the feature files
+    is_first: bool  # of its encoder
 
 
 class VectorBatch(NamedTuple):
@@ -59,10 +69,11 @@ class VectorBatch(NamedTuple):
 class _MappedParts:
     """The feature files of a store, mapped into memory on first use."""
 
-    store: FeatureStore
+    output: StoredOutput
     parts: tuple[IndexPart, ...]
     mapped: OrderedDict[int, NDArray[Any]] = field(default_factory=OrderedDict)
     verified: set[int] = field(default_factory=set)
+    bounds: dict[int, NDArray[np.int64]] = field(default_factory=dict)
 
     def rows(self, number: int) -> NDArray[Any]:
         """Return the rows of a file as they are stored: float32, or bfloat16 as uint16.
@@ -73,32 +84,50 @@ class _MappedParts:
         """
         if (rows := self.mapped.get(number)) is not None:
             return rows
-        rows = self._map(self.parts[number])
+        rows = self._map(number)
         if len(self.mapped) >= _MAX_MAPPED:
             self.mapped.popitem(last=False)
         self.mapped[number] = rows
         return rows
 
-    def _map(self, part: IndexPart) -> NDArray[Any]:
-        path = self.store.folder / part.name
+    def first_rows(self, number: int) -> NDArray[np.int64]:
+        """Return the first row of each ORF in a file, and the end of the last."""
+        if number not in self.bounds:
+            path = self._path(number)
+            lengths = read_table(path, self._attributes).lengths
+            counts = self.output.spec.count_rows(lengths)
+            self.bounds[number] = np.concatenate([[0], np.cumsum(counts)])
+        return self.bounds[number]
+
+    @property
+    def _attributes(self) -> Attributes:
+        return {"fingerprint": self.output.store.fingerprint}
+
+    def _path(self, number: int) -> Path:
+        return self.output.store.folder / self.parts[number].name
+
+    def _map(self, number: int) -> NDArray[Any]:
+        part = self.parts[number]
+        path = self._path(number)
         label = self._read_label(path, part)
-        encoder = self.store.encoder
-        kind = np.dtype("<u2" if encoder.store == "bfloat16" else "<f4")
+        spec = self.output.spec
+        kind = np.dtype("<u2" if spec.dtype == "bfloat16" else "<f4")
+        n_rows = part.n_rows if self.output.is_first else int(self.first_rows(number)[-1])
         with open_reader(path), path.open("rb") as handle:
-            if not part.n_rows:
-                return np.empty((0, part.dim), kind)
-            content = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
-            count = part.n_rows * part.dim
-            if label.vectors_at + count * kind.itemsize > label.n_bytes:
+            offset = label.offsets[self.output.dataset]
+            if not n_rows:
+                return np.empty((0, spec.width), kind)
+            if offset + n_rows * spec.width * kind.itemsize > label.n_bytes:
                 raise ValueError("its vectors are outside its content")
-            rows = np.frombuffer(content, kind, count, label.vectors_at)
-            return rows.reshape(part.n_rows, part.dim)
+            content = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+            return np.frombuffer(content, kind, n_rows * spec.width, offset).reshape(n_rows, -1)
 
     def _read_label(self, path: Path, part: IndexPart) -> Label:
-        label, digest = read_label_and_digest(path, {"fingerprint": self.store.fingerprint})
+        label, digest = read_label_and_digest(path, self._attributes)
         if digest != part.label:
+            parts = self.output.store.parts
             raise FeatureFileError(
-                f"{printable(path)} is not the file that {printable(self.store.parts)} lists",
+                f"{printable(path)} is not the file that {printable(parts)} lists",
                 hint=_REWRITE,
             )
         return label
@@ -111,10 +140,9 @@ class _MappedParts:
         """
         if number in self.verified:
             return
-        part = self.parts[number]
-        path = self.store.folder / part.name
-        self._read_label(path, part)
-        verify(path, {"fingerprint": self.store.fingerprint})
+        path = self._path(number)
+        self._read_label(path, self.parts[number])
+        verify(path, self._attributes)
         self.verified.add(number)
 
 
@@ -152,25 +180,26 @@ class VectorIds(Sequence[str]):
 class Vectors:
     """The vectors of a finished run, in input order. ``virnucpro.open`` returns them.
 
-    ``run["P12345"]`` and ``run[5]`` are a vector: (dim,) float32, or (residues, dim) with
-    ``--pooling none``. ``run[10:20]`` and ``run[[3, 1]]`` are several: (n, dim), or a list of
-    arrays with a row per residue. Nothing is read before it is asked for, and a single vector is
-    read without its neighbours.
+    ``run["P12345"]`` and ``run[5]`` are float32 of the shape (dim,), or (residues, dim) for vectors
+    per residue, or (residues, residues) for contacts. ``run[10:20]`` and ``run[[3, 1]]`` are
+    several: an array (n, dim), or a list where shapes differ. Nothing is read before it is asked
+    for, and a single vector is read without its neighbours.
 
     A missing, replaced or truncated feature file raises FeatureFileError, which names it.
     Everything that reads many vectors (``batches``, ``to_arrow``, ``to_anndata``,
     ``torch_dataset``, exports) also verifies every bit.
     """
 
-    def __init__(self, stores: Mapping[str, FeatureStore], name: str) -> None:
-        store = stores[name]
-        self.folder = store.tree.root
-        self.encoder = store.encoder
+    def __init__(self, outputs: Mapping[str, StoredOutput], name: str) -> None:
+        output = outputs[name]
+        self.folder = output.store.tree.root
+        self.encoder = output.store.encoder
+        self.spec = output.spec
         self.name = name
-        self._store = store
-        self._stores = stores
-        self._index = VectorIndex.read(store)
-        self._files = _MappedParts(store, self._index.parts)
+        self._store = output.store
+        self._outputs = outputs
+        self._index = VectorIndex.read(output.store)
+        self._files = _MappedParts(output, self._index.parts)
 
     def __repr__(self) -> str:
         return f"<{len(self):,} vectors {self.name} of {self.dim} numbers in {str(self.folder)!r}>"
@@ -182,17 +211,17 @@ class Vectors:
     @property
     def dim(self) -> int:
         """Return the numbers per vector."""
-        return self.encoder.dim
+        return self.spec.width
 
     @property
-    def per_residue(self) -> bool:
-        """Return True if each residue has a vector, False if each sequence has one."""
-        return self.encoder.per_residue
+    def has_one_row(self) -> bool:
+        """Return True if each sequence has one vector, whatever its length."""
+        return self.spec.has_one_row
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Return the names of the run's outputs, such as ``mean_layer33``."""
-        return tuple(self._stores)
+        return tuple(self._outputs)
 
     def output(self, name: str) -> Vectors:
         """Return another output of the same run.
@@ -200,12 +229,12 @@ class Vectors:
         Raises:
             UsageError: the run has no such output.
         """
-        if name not in self._stores:
+        if name not in self._outputs:
             raise UsageError(
                 f"the run has no output {printable(name)}",
-                hint=f"it has {', '.join(map(printable, self._stores))}",
+                hint=f"it has {', '.join(map(printable, self._outputs))}",
             )
-        return Vectors(self._stores, name)
+        return Vectors(self._outputs, name)
 
     @property
     def lengths(self) -> NDArray[np.int32]:
@@ -280,14 +309,20 @@ class Vectors:
 
     def _read_one(self, position: int) -> Vector:
         index = self._index
-        rows = self._files.rows(int(index.part[position]))
-        if self.per_residue:
+        part = int(index.part[position])
+        row = int(index.row[position])
+        rows = self._files.rows(part)
+        if self.has_one_row:
+            return _to_float32(rows[row])
+        length = int(index.length[position])
+        if self.spec.kind == "per_residue":
             first = int(index.residue[position])
-            return _to_float32(rows[first : first + int(index.length[position])])
-        return _to_float32(rows[int(index.row[position])])
+            return _to_float32(rows[first : first + length])
+        first = int(self._files.first_rows(part)[row])
+        return _to_float32(rows[first : first + length * length]).reshape(length, length)
 
     def _read(self, positions: NDArray[np.int64]) -> Vector | list[Vector]:
-        if self.per_residue:
+        if not self.has_one_row:
             return [self._read_one(position) for position in positions.tolist()]
         vectors = np.empty((len(positions), self.dim), dtype=np.float32)
         part = self._index.part[positions]
@@ -331,20 +366,19 @@ class Vectors:
         """Yield the first position and the end of each batch."""
         if size < 0:
             raise UsageError(f"size is {size}", hint="give a number of vectors, 1 or more")
-        if not size and self.per_residue:
+        if not size:
             yield from self._ranges_by_bytes()
             return
-        step = size or max(1, _BATCH_BYTES // (4 * self.dim))
-        for first in range(0, len(self), step):
-            yield first, min(first + step, len(self))
+        for first in range(0, len(self), size):
+            yield first, min(first + size, len(self))
 
     def _ranges_by_bytes(self) -> Iterator[tuple[int, int]]:
-        max_residues = max(1, _BATCH_BYTES // (4 * self.dim))
-        ends = np.cumsum(self.lengths, dtype=np.int64)
+        max_rows = max(1, _BATCH_BYTES // (4 * self.dim))
+        ends = np.cumsum(self.spec.count_rows(self.lengths))
         first = 0
         while first < len(self):
             n_before = int(ends[first - 1]) if first else 0
-            end = int(np.searchsorted(ends, n_before + max_residues, side="right"))
+            end = int(np.searchsorted(ends, n_before + max_rows, side="right"))
             end = max(end, first + 1)
             yield first, end
             first = end
@@ -399,8 +433,8 @@ class Vectors:
         """
         import pyarrow as pa
 
-        kind = embedding_type(self.dim, per_residue=self.per_residue)
-        chunks = [embedding_column(batch, self.dim) for batch in self.batches()]
+        kind = embedding_type(self.spec)
+        chunks = [embedding_column(batch, self.spec) for batch in self.batches()]
         return self._index.read_table().append_column("embedding", pa.chunked_array(chunks, kind))
 
     def to_anndata(self) -> anndata.AnnData:
@@ -431,27 +465,24 @@ class Vectors:
         )
 
     def require_one_each(self, layout: str) -> None:
-        """Reject an output with a vector per residue.
+        """Reject an output with several rows per sequence.
 
         Raises:
-            UsageError: it has one.
+            UsageError: it has several.
         """
-        if self.per_residue:
+        if not self.has_one_row:
             raise UsageError(
-                f"{layout} has one vector per sequence, and {printable(self.name)} one per residue",
-                hint="use uniprot-h5, safetensors, parquet, skbio or pt, or extract with mean "
-                "pooling",
+                f"{layout} has one vector per sequence, and {printable(self.name)} has more",
+                hint="use another format, or extract with mean pooling",
             )
 
     @property
-    def facts(self) -> Mapping[str, str | int]:
-        """Return what made the vectors: model, layer, pooling, precision, and recipe."""
-        encoder = self.encoder
+    def facts(self) -> Mapping[str, str]:
+        """Return what made the vectors: model, output, precision, and recipe."""
         return {
-            "model_name": encoder.model,
-            "layer": encoder.layer,
-            "pooling": encoder.pooling,
-            "precision": encoder.precision,
+            "model_name": self.encoder.model,
+            "output": self.spec.name,
+            "precision": self.encoder.precision,
             "fingerprint": self._store.fingerprint,
         }
 
@@ -466,7 +497,7 @@ class Vectors:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Reopen the run in another process, because mapped files cannot be sent."""
-        return Vectors, (self._stores, self.name)
+        return Vectors, (self._outputs, self.name)
 
 
 def _to_float32(rows: NDArray[Any]) -> Vector:
@@ -476,37 +507,38 @@ def _to_float32(rows: NDArray[Any]) -> Vector:
     return np.array(rows, dtype=np.float32)
 
 
-def embedding_type(dim: int, *, per_residue: bool) -> pa.DataType:
+def embedding_type(spec: OutputSpec) -> pa.DataType:
     """Return the Arrow type of an embedding: a list of numbers, or a list of such lists."""
     import pyarrow as pa
 
-    row = pa.list_(pa.float32(), dim)
-    return pa.list_(row) if per_residue else row
+    row = pa.list_(pa.float32(), spec.width)
+    return row if spec.has_one_row else pa.list_(row)
 
 
-def embedding_column(batch: VectorBatch, dim: int) -> pa.Array:
+def embedding_column(batch: VectorBatch, spec: OutputSpec) -> pa.Array:
     """Return the vectors of a batch as an Arrow array."""
     import pyarrow as pa
 
-    if isinstance(batch.vectors, np.ndarray):
-        return pa.FixedSizeListArray.from_arrays(pa.array(batch.vectors.ravel()), dim)
-    rows = np.concatenate([np.empty((0, dim), np.float32), *batch.vectors])
-    bounds = np.concatenate([[0], np.cumsum(batch.lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(
-        pa.array(bounds), pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), dim)
-    )
+    values = np.concatenate([np.empty(0, np.float32), *map(np.ravel, batch.vectors)])
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(values), spec.width)
+    if spec.has_one_row:
+        return rows
+    bounds = np.concatenate([[0], np.cumsum(spec.count_rows(batch.lengths))])
+    return pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), rows)
 
 
 def open_vectors(stores: Iterable[FeatureStore]) -> Vectors:
-    """Open the vectors of a finished run. The first store is the default output.
+    """Open the vectors of a finished run. The first output of the first store is the default.
 
     Raises:
         InputMissingError, FeatureFileError: as ``VectorIndex.read``.
     """
-    by_name: dict[str, FeatureStore] = {}
+    outputs: dict[str, StoredOutput] = {}
     for store in stores:
-        name = output_name(store.encoder)
-        if name in by_name:  # two models with the same layer and pooling
-            name = f"{store.encoder.model}/{name}"
-        by_name[name] = store
-    return Vectors(by_name, next(iter(by_name)))
+        for number, spec in enumerate(store.encoder.outputs):
+            name = spec.name
+            if name in outputs:  # two models with the same layer and pooling
+                name = f"{store.encoder.model}/{name}"
+            dataset = spec.name if number else "embeddings"
+            outputs[name] = StoredOutput(store, spec, dataset, is_first=not number)
+    return Vectors(outputs, next(iter(outputs)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from virnucpro.core.atomic_io import storage_errors
-from virnucpro.core.errors import InputMissingError, OutputError, UsageError
+from virnucpro.core.errors import InputError, InputMissingError, OutputError, UsageError
 from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import format_count, printable
 from virnucpro.core.safe_dir import SafeDir
@@ -15,13 +15,14 @@ from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.export_formats import (
     FORMATS,
     INDEX_NAME,
+    RESTORE_INPUT,
     ExportFormat,
     ExportSource,
     FormatName,
 )
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
-from virnucpro.store.vectors import Vectors, open_vectors
+from virnucpro.store.vectors import open_vectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +77,13 @@ def export_vectors(export: Export, on_event: EventHandler) -> str:
     vectors = open_vectors(open_finished_stores(export.folder))
     if export.vectors is not None:
         vectors = vectors.output(export.vectors)
-    if vectors.per_residue and not layout.per_residue:
-        vectors.require_one_each(export.format)
+    if vectors.spec.kind not in layout.kinds:
+        able = [name for name, other in FORMATS.items() if vectors.spec.kind in other.kinds]
+        raise UsageError(
+            f"{export.format} cannot have {printable(vectors.name)}, which is "
+            f"{vectors.spec.kind.replace('_', ' ')}",
+            hint=f"use --format {', '.join(able)}, or export another output with --vectors",
+        )
     manifest = open_run_dir(export.folder).read_run(hint="name a run folder")
     tree = _claim(export, layout)
     n_vectors = len(vectors)
@@ -87,7 +93,7 @@ def export_vectors(export: Export, on_event: EventHandler) -> str:
 
     source = ExportSource(
         vectors=vectors,
-        read_sequences=lambda: _read_sequences(manifest, vectors),
+        read_sequences=lambda: _read_sequences(manifest),
         on_vectors=on_vectors,
     )
     layout.write(source, tree, tree.root / export.path.name)
@@ -139,16 +145,20 @@ def _delete_parts(tree: SafeDir, folder: Path) -> None:
         )
 
 
-def _read_sequences(manifest: Manifest, vectors: Vectors) -> Iterator[tuple[str, str]]:
+def _read_sequences(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield the id and letters of each protein of the run's input.
 
     Raises:
         UsageError: the run embedded frames of nucleotides.
+        InputError: an input has changed since the run.
     """
     if manifest.recipe.input_type != "protein":
         raise UsageError(
             "this format stores protein sequences, and the run embedded frames of nucleotides",
             hint="use uniprot-h5, safetensors or parquet",
         )
-    for record in manifest.records(manifest.inputs):
-        yield record.id, record.protein
+    try:
+        for record in manifest.records(manifest.inputs):
+            yield record.id, record.protein
+    except InputError as error:
+        raise InputError(error.message, hint=RESTORE_INPUT) from error
