@@ -116,7 +116,7 @@ class ThresholdOptions:
     region_model: RegionModel = None
     genes: Annotated[
         bool,
-        option("Find the genes of each virus, and write them and their proteins.", _PANEL),
+        option("Find the genes of each virus, and write them and their proteins.", CALLS),
     ] = True
 
     @property

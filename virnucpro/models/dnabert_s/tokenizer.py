@@ -67,7 +67,7 @@ def _make_encoder(words: Sequence[str], merges: Sequence[tuple[str, str]]) -> to
         ) from error
     vocabulary = {word: number for number, word in enumerate(words)}
     encoder = Encoder(BPE(vocabulary, list(merges), unk_token=_SPECIAL[UNKNOWN]))
-    encoder.pre_tokenizer = Whitespace()  # type: ignore[assignment]
+    encoder.pre_tokenizer = Whitespace()
     return encoder
 
 
