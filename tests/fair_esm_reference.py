@@ -72,6 +72,13 @@ def save_fair_esm(model: esm.ESM2, path: Path) -> Path:
     return path
 
 
+def save_contact_head(model: esm.ESM2, path: Path) -> None:
+    """Write the contact head in a file of its own, as fair-esm publishes it."""
+    state = model.state_dict()
+    contacts = {name: state[name] for name in state if name.startswith("contact_head.")}
+    torch.save({"model": contacts}, path)
+
+
 def random_protein(length: int, seed: int = 0) -> str:
     return "".join(np.random.default_rng([length, seed]).choice(list(AMINO_ACIDS), length))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from virnucpro.models.attention import RunLayout
+from virnucpro.models.attention import Kernel, RunLayout
 from virnucpro.models.base import Pending
 from virnucpro.models.packing import PackedBatch
 from virnucpro.models.pooling import Pool, bos_pool
@@ -70,8 +70,29 @@ def forget_the_last_norm(encoder: TransformerEncoder) -> None:
 
 
 def take_an_earlier_layer(encoder: TransformerEncoder) -> None:
-    pools = encoder.outputs.pools
-    pools[encoder.spec.layer - 1] = pools.pop(encoder.spec.layer)
+    iter_states = encoder.model.iter_states
+    last = len(encoder.model.layers)
+
+    def iter_earlier(
+        batch: RunLayout, numbers: set[int], attend: Kernel
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        earlier = None
+        for number, hidden in iter_states(batch, {*numbers, last - 1}, attend):
+            if number in numbers:
+                yield number, earlier if number == last else hidden
+            earlier = hidden
+
+    encoder.model.iter_states = iter_earlier
+
+
+def scale_lm_head(encoder: TransformerEncoder) -> None:
+    if encoder.outputs.heads is not None:
+        encoder.outputs.heads.lm.norm.weight.mul_(1.001)
+
+
+def scale_contact_head(encoder: TransformerEncoder) -> None:
+    if encoder.outputs.heads is not None and encoder.outputs.heads.contacts is not None:
+        encoder.outputs.heads.contacts.weight.mul_(1.01)
 
 
 def pool_first(encoder: TransformerEncoder, pool: Pool) -> None:
@@ -99,9 +120,10 @@ def read_j_as_leucine(encoder: TransformerEncoder) -> None:
 
 def exchange_two_rows(encoder: TransformerEncoder) -> None:
     def start(proteins: Sequence[str]) -> Pending:
-        rows = TransformerEncoder.start(encoder, proteins).rows()
-        rows[:2] = rows[1::-1] if len(rows) > 1 else rows[:2]
-        return SimpleNamespace(rows=lambda: rows)
+        outputs = TransformerEncoder.start(encoder, proteins).outputs()
+        for rows in outputs:
+            rows[:2] = rows[1::-1] if len(rows) > 1 else rows[:2]
+        return Pending(lambda: outputs[0], lambda: outputs[1:])
 
     encoder.start = start
 

@@ -31,6 +31,12 @@ def calls() -> None:
             take(float(vector[0]), [len(name)])
         take(None, [record.n_embedded for record in result.records()])
         take(result.ids, [])  # type: ignore[arg-type]
+    several = virnucpro.extract(
+        "in.faa", layers=[6, "-1"], pooling=["mean", "std"], include="logits"
+    )
+    for name, rows in several.read(several.outputs[1]):
+        take(float(rows[0]), [len(name)])
+    virnucpro.extract("in.faa", include="attention")  # type: ignore[arg-type]
     virnucpro.embed("MKV", on_error="ignore")  # type: ignore[arg-type]
     virnucpro.extract("in.fa", threshold=0.5)  # type: ignore[call-arg]
     virnucpro.predict("in.fa", min_lenght=500)  # type: ignore[call-arg]

@@ -344,7 +344,7 @@ def test_the_option_is_refused_where_it_has_no_effect(tmp_path):
     with pytest.raises(UsageError, match="--cache: no effect with --plan-only"):
         PredictOptions(**common, plan_only=True)
     with pytest.raises(UsageError, match="--cache: no effect with --pooling none"):
-        ExtractOptions(**common, pooling="none")
+        ExtractOptions(**common, pooling=("none",))
     with pytest.raises(UsageError, match="--cache-size: no effect without --cache"):
         WorkOptions(folder=tmp_path, cache_size=3.0)
 

@@ -11,7 +11,7 @@ import faulty_encoders as faults
 import numpy as np
 import pytest
 from conftest import TINY
-from fair_esm_reference import make_fair_esm, save_fair_esm
+from fair_esm_reference import make_fair_esm, save_contact_head, save_fair_esm
 from forkserver_runner import run_command, virnucpro
 
 from virnucpro.core.errors import UnavailableError
@@ -148,6 +148,29 @@ def test_fault_larger_than_rounding_fails(model, fault, precision):
     assert f"worst {outcome.deviations[0].sequence} (" in outcome.report_lines()[-1]
     failed = {one.sequence for one in outcome.failures}
     assert (failed == {"odd_J", "odd_all"}) == (fault is faults.read_j_as_leucine)
+
+
+@pytest.mark.usefixtures("short_panel")
+@pytest.mark.parametrize(
+    ("fault", "output"),
+    [(faults.scale_lm_head, "logits"), (faults.scale_contact_head, "contacts")],
+)
+def test_fault_of_a_head_fails(tmp_path, fault, output):
+    module = make_fair_esm(TINY)
+    path = save_fair_esm(module, tmp_path / "tiny.pt")
+    save_contact_head(module, tmp_path / "tiny-contact-regression.pt")
+    intact = run(path)
+    kinds = {one.output.partition("_layer")[0] for one in intact.outputs}
+    assert kinds == {
+        *("mean", "max", "std", "bos", "residues"),
+        *("logits", "contacts", "perplexity", "perplexity_single_pass"),
+    }
+    assert not intact.has_failed, intact.report_lines()
+    with faults.crooked(fault):
+        outcome = run(path)
+    assert not outcome.failures and outcome.has_failed
+    assert output in {one.output for one in outcome.output_failures}
+    assert "failed: the outputs " in outcome.verdict()
 
 
 def run_crooked(words: list[str]) -> None:

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import pytest
+from conftest import TINY
+from fair_esm_reference import make_fair_esm, save_contact_head, save_fair_esm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/EMBEDDINGS.md").read_text(encoding="utf-8")
@@ -22,11 +25,14 @@ COMMANDS = [
 ]
 # the page has the published model on GPUs
 REPLACEMENTS = {
+    "outputs/ --model esm2_t33_650M_UR50D": "outputs/ --model ./with_heads.pt",
+    "--layers 6,20,33": "--layers 1,2",
+    "--layers 20": "--layers 4",
     "esm2_t33_650M_UR50D": "virnucpro-tiny",
     "esmc-600m": "virnucpro-tiny",
     " --gpus 0,1,2": " --device cpu --workers 1",
     " --gpus 0": " --device cpu",
-    "--layer 20": "--layer 4",
+    "--pooling mean,std": "--pooling mean,std --device cpu --workers 1",
 }
 
 
@@ -42,6 +48,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     records = (ROOT / "examples/proteins.faa").read_text(encoding="utf-8").split(">")[1:5]
     (folder / "proteins.faa").write_text("".join(f">{record}" for record in records))
+    module = make_fair_esm(TINY)  # the built-in model has no heads
+    save_fair_esm(module, folder / "with_heads.pt")
+    save_contact_head(module, folder / "with_heads-contact-regression.pt")
     bin_folder = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": os.pathsep.join([bin_folder, os.environ["PATH"]])}
     for command in COMMANDS:
@@ -62,10 +71,13 @@ def test_page_commands_run(folder: Path) -> None:
         rows = (folder / name / "records.tsv").read_text().splitlines()
         assert [row.split("\t")[3] for row in rows] == ["status"] + ["embedded"] * 4
     assert (folder / "residues/features/000000.parquet").exists()
+    with h5py.File(folder / "outputs/features/000000.h5") as h5:
+        assert {"std_layer1", "mean_layer2", "contacts", "perplexity"} <= set(h5)
 
 
 def test_page_python_runs(folder: Path) -> None:
     program = "\n".join([*PYTHON, "print(vectors.shape, n_vectors, table.height)"])
+    program = program.replace("mean_layer6", "mean_layer1")
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True
     )

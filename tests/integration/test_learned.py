@@ -201,7 +201,7 @@ def test_learned_encoder_fixes_its_pooling(trained, tmp_path):
     fasta.write_text(">a\n" + "ACG" * 100 + "\n")
     asked = on_cpu(tmp_path / "run", model=str(training.model / LEARNED_FILE), input=(fasta,))
     with pytest.raises(UsageError, match="--pooling bos"):
-        execute(ExtractOptions(**asked, pooling="bos"), lambda _: None)
+        execute(ExtractOptions(**asked, pooling=("bos",)), lambda _: None)
     execute(ExtractOptions(**asked), lambda _: None, lambda _: InlineExecutor())
     assert rows(tmp_path / "run" / "records.tsv")
 

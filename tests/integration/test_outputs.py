@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from conftest import TINY
-from fair_esm_reference import make_fair_esm, random_protein, save_fair_esm
+from fair_esm_reference import make_fair_esm, random_protein, save_contact_head, save_fair_esm
 from pyarrow import parquet
-from run_helpers import write_fasta
+from run_helpers import invoke, write_fasta
 
 import virnucpro
-from virnucpro.cli.main import app
 from virnucpro.core.errors import ResumeError, UsageError
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.models.base import load_encoder
@@ -38,9 +37,7 @@ Arrays = dict[str, dict[str, np.ndarray]]
 def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     module = make_fair_esm(TINY)
-    state = module.state_dict()
-    contacts = {name: state[name] for name in state if name.startswith("contact_head.")}
-    torch.save({"model": contacts}, folder / "tiny-contact-regression.pt")
+    save_contact_head(module, folder / "tiny-contact-regression.pt")
     return save_fair_esm(module, folder / "tiny.pt")
 
 
@@ -156,7 +153,8 @@ def test_cache_has_outputs_with_one_row(model, tmp_path):
     options = {"pooling": ["mean", "max"], "include": "perplexity", "cache": tmp_path / "cache"}
     folders = [extract(model, tmp_path / name, **options).folder for name in ("one", "other")]
     packs = list((tmp_path / "cache").glob("*.pack"))
-    assert packs and "vectors read from the cache" in (folders[1] / "virnucpro.log").read_text()
+    counts = json.loads((folders[1] / "run.json").read_text())["counts"]
+    assert packs and counts["n_cached"] == len(PROTEINS) - 1  # without the copy
     with (
         h5py.File(folders[0] / "features/000000.h5") as one,
         h5py.File(folders[1] / "features/000000.h5") as other,
@@ -190,12 +188,13 @@ def test_both_layers_of_a_repeated_option_are_taken(model, tmp_path):
     fasta = write_fasta(tmp_path / "p.faa", {"p": PROTEINS["p1"]})
     words = ["extract", "-i", fasta, "-o", tmp_path / "run", "--model", model, "--plan-only"]
     words += ["--precision", "fp32", "--layer", "2", "--layer", "1"]
-    outcome = CliRunner().invoke(app, list(map(str, words)))
-    assert outcome.exit_code == 0, outcome.output
+    exit_code, text = invoke(*words)
+    assert exit_code == 0, text
     text = (tmp_path / "run/run.json").read_text()
     assert "mean_layer1" in text
 
 
 def test_mask_in_predict_is_invalid(tmp_path):
-    (call,) = virnucpro.predict({"p": "MKV<mask>LEF"}, device="cpu")
+    protein = random_protein(80)
+    (call,) = virnucpro.predict({"p": f"{protein}<mask>{protein}"})
     assert call.status == "invalid" and "<mask>" in call.note

@@ -88,7 +88,7 @@ def test_other_family_is_named_by_path(toy_config, contigs, tmp_path):
     rows = {name: row.tolist() for name, row in vectors(options.output_dir).items()}
     assert rows == counts
     with pytest.raises(UsageError, match="--pooling bos: counts makes one vector per frame"):
-        resolve(replace(options, output_dir=tmp_path / "bos", pooling="bos"), lambda _: None)
+        resolve(replace(options, output_dir=tmp_path / "bos", pooling=("bos",)), lambda _: None)
     assert f"path        {path}" in describe_model(str(path))[0]
 
 

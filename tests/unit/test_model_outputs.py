@@ -16,6 +16,7 @@ from fair_esm_reference import (
     fair_esm_tokens,
     make_fair_esm,
     random_protein,
+    save_contact_head,
     save_fair_esm,
     tolerance,
 )
@@ -24,7 +25,10 @@ from safetensors.torch import load_file, save_file
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.model_outputs import Include, Pooling
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.core.types import MASK_LETTER
+from virnucpro.core.safe_dir import SafeDir
+from virnucpro.core.types import MASK_LETTER, Orf, Shard
+from virnucpro.engine.retry_policy import Attempt
+from virnucpro.engine.shard_embedding import ShardEmbedding
 from virnucpro.models.base import Encoder, load_encoder
 from virnucpro.models.checkpoint_model import CheckpointModel
 from virnucpro.models.converted import heads_path, prepare
@@ -34,8 +38,11 @@ from virnucpro.models.esmc.config import ESMCShape
 from virnucpro.models.esmc.loading import random_esmc, save_esmc
 from virnucpro.models.esmc.model_files import inspect_esmc
 from virnucpro.models.esmc.reference import load_lm_head, load_module
+from virnucpro.models.lookup import imported_names
+from virnucpro.models.manage import describe_model, import_model
 from virnucpro.models.output_choice import OutputChoice, choose_outputs
 from virnucpro.models.protein_tokens import tokenize
+from virnucpro.store.feature_store import FeatureStore
 
 SHAPE = ESM2Shape(n_layers=3, dim=32, n_heads=2)
 CPU = torch.device("cpu")
@@ -61,9 +68,7 @@ def checkpoint(fair_esm, tmp_path_factory) -> Path:
     """A ``.pt`` with its contact head in a file next to it, as fair-esm publishes them."""
     folder = tmp_path_factory.mktemp("fair_esm")
     path = save_fair_esm(fair_esm, folder / "tiny.pt")
-    state = fair_esm.state_dict()
-    contacts = {name: state[name] for name in state if name.startswith("contact_head.")}
-    torch.save({"model": contacts}, folder / "tiny-contact-regression.pt")
+    save_contact_head(fair_esm, folder / "tiny-contact-regression.pt")
     return path
 
 
@@ -201,7 +206,7 @@ def test_fp16_overflow_recomputes_every_output(checkpoint, tmp_path):
     """The first MLP gives numbers that fp16 cannot hold."""
     content = torch.load(checkpoint, weights_only=False)
     name = "encoder.sentence_encoder.layers.0.fc2.weight"
-    content["model"][name] = content["model"][name] * 3e5
+    content["model"][name] = content["model"][name] * 1e5
     torch.save(content, tmp_path / "large.pt")
     model = inspect_esm2(tmp_path / "large.pt")
     choice = OutputChoice(("1", "3"), ("mean", "none"), ("logits",))
@@ -230,6 +235,34 @@ def test_converted_copy_has_its_heads(checkpoint, tmp_path, monkeypatch):
         load_encoder(replace(spec, heads_sha256=digest), copy, CPU)
 
 
+def test_partial_files_keep_every_output(checkpoint, tmp_path):
+    """A worker is killed after one of three batches: the next one embeds the others."""
+    model = inspect_esm2(checkpoint)
+    choice = OutputChoice((), ("mean", "none"), ("contacts", "perplexity"))
+    encoder = load(model, specify(model, choice))
+    store = FeatureStore(SafeDir(tmp_path), tmp_path / "features", encoder.spec, "f")
+    store.make_folder()
+    texts = ["MKVLE", "MA", "MST"]
+    orfs = [Orf(text, text, text, 0, len(text), ".", text) for text in texts]
+    shard = Shard(0, tmp_path / "s", n_orfs=3, n_embedded=3, n_residues=10, sha256="")
+    first = ShardEmbedding(encoder, store, None, Attempt(shard), orfs)
+    first.store_rows([1], encoder.start([texts[1]]).outputs())
+    first.save_partial([1], "owner")
+    second = ShardEmbedding(encoder, store, None, Attempt(shard, n_failures=1), orfs)
+    second.load_partial("owner")
+    assert second.done.tolist() == [False, True, False]
+    for output, rows in zip(first.outputs, second.outputs, strict=True):
+        assert rows.select([1]).tobytes() == output.select([1]).tobytes()
+    second.store_rows([0, 2], encoder.start([texts[0], texts[2]]).outputs())
+    second.write("owner")
+    assert not list(store.folder.glob(".*"))
+    stored, _ = store.read(store.path(shard), store.expected(shard))
+    assert stored.ids == tuple(texts)
+    expected = encoder.start(texts).outputs()
+    for array, rows in zip(stored.extra, expected[1:], strict=True):
+        assert np.allclose(array.values, rows, rtol=1e-4, atol=1e-5), array.spec.name
+
+
 # Choices
 
 
@@ -237,6 +270,15 @@ def test_converted_copy_has_its_heads(checkpoint, tmp_path, monkeypatch):
 def bare(checkpoint, tmp_path) -> ESM2Model:
     """The model without its contact head."""
     return inspect_esm2(Path(shutil.copy(checkpoint, tmp_path / "bare.pt")))
+
+
+def test_import_copies_the_contact_head(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    model, _ = import_model(checkpoint, "mine")
+    assert model.includes == get_args(Include) and "mine" in imported_names()
+    assert not [name for name in imported_names() if "regression" in name]
+    lines, _ = describe_model("mine")
+    assert "includes    contacts, logits, perplexity, perplexity-single-pass" in lines
 
 
 def test_order_of_choices_does_not_matter(checkpoint):
@@ -259,7 +301,7 @@ def test_layer_out_of_range_is_refused(checkpoint, text):
 def test_missing_contact_head_is_named(bare):
     with pytest.raises(UsageError, match="--include contacts: bare has no contact head") as refusal:
         choose_outputs(OutputChoice(includes=("contacts",)), bare, "float32")
-    assert "regression/bare-contact-regression.pt, next to it" in refusal.value.hint
+    assert f"bare-contact-regression.pt, as {bare.path.parent}" in refusal.value.hint
 
 
 def test_folder_without_heads_is_named(tiny):

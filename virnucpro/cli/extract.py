@@ -38,6 +38,9 @@ def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
 
     Many files: virnucpro extract -i proteomes/ -i samples.tsv -o features/
 
+    Three layers, two poolings and contacts in one pass: virnucpro extract -i proteins.faa
+    -o outputs/ --layers 6,20,-1 --pooling mean,std --include contacts
+
     With half the disk space, and as Parquet too: virnucpro extract -i contigs.fa -o features/
     --store bfloat16 --format parquet
     """

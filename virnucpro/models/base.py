@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 Rows = NDArray[np.float32]
+_MAX_NAMED = 6  # outputs in the announcement
 _NONSENSE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError)
 DAMAGE = (OSError, SafetensorError, *_NONSENSE)  # errors raised by reading a damaged file
 
@@ -49,6 +50,7 @@ class Model:
     footprint: Footprint
     # copied by `models import`, weights first; empty: the model is used from its original path
     files: Sequence[Path] = ()
+    companions: Sequence[Path] = ()  # further files next to a model file, named after it
     head: Path | None = None  # shipped with the model
     shortest: int = 0  # minimum record length, in bases or residues
     notice: str = ""  # shown to every user of the model
@@ -68,6 +70,10 @@ class Model:
             f"{self.footprint.n_parameters / 1e6:.1f} M parameters; layer {spec.layer}, "
             f"{spec.pooling} pooling{of_what}, {spec.precision}"
         )
+        if spec.extra:
+            names = [output.name for output in spec.extra]
+            more = ", ..." if len(names) > _MAX_NAMED else ""
+            text += f"; also {', '.join(names[:_MAX_NAMED])}{more}"
         if spec.precision == "fp16":
             text += ", fp32 for proteins with numbers too large for fp16"
         return text

@@ -24,6 +24,7 @@ from virnucpro.core.logging import printable
 from virnucpro.core.option_text import join_texts, with_options
 from virnucpro.core.recipe import Footprint
 from virnucpro.models.base import Model, identify_model, not_published
+from virnucpro.models.esm2.config import CONTACTS_SUFFIX
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.hugging_face import find_snapshot
 from virnucpro.models.registry import (
@@ -231,7 +232,9 @@ def _imported(name: str) -> list[Path]:
 def imported_names() -> list[str]:
     """Name the imported models that are not published."""
     files = [path for path in imported_folder().glob("*") if not path.name.startswith(".")]
+    heads = [path for path in files if path.stem.endswith(CONTACTS_SUFFIX)]
     models = [path for path in files if path.is_dir() or path.suffix == ".pt"]
+    models = [path for path in models if path not in heads]
     names = {path.name if path.is_dir() else path.stem for path in models}
     return sorted(names.difference(NAMES))
 

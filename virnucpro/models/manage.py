@@ -138,6 +138,7 @@ def describe_model(model: str, hugging_face: Path | None = None) -> tuple[list[s
         facts = (there.n_layers, there.dim, there.footprint, there.encoder_id)
         lines = [f"path        {printable(path)}"]
         lines += [f"note        {there.notice}"] if there.notice else []
+        lines += [f"includes    {', '.join(there.includes)}"] if there.includes else []
     n_layers, dim, footprint, encoder_id = facts
     lines += [
         f"layers      {n_layers}",
@@ -262,6 +263,10 @@ def import_model(source: Path, name: str) -> tuple[Model, str]:
     else:
         target = found.home if found else imported_folder() / f"{name}.pt"
     _copy(model, target, hashes)
+    for companion in model.companions:
+        copy = target.with_name(target.stem + companion.name.removeprefix(source.stem))
+        with storage_errors(copy), atomic_path(copy) as temporary:
+            _copy_file(companion, temporary, copy)
     return identify_model(target, lambda _: None), digest
 
 

@@ -57,7 +57,9 @@ def _changes(manifest: Manifest, recipe: Recipe) -> Iterator[tuple[str, str]]:
         left_out = [*new.implied, "extra"]  # its types follow from other fields
         if old.extra or new.extra:
             left_out += ["layer", "pooling"]
-            yield from _changed_outputs(old, new, owner)
+        if changes := list(_changed_outputs(old, new, owner)):
+            left_out.append("heads_sha256")  # other outputs may need other heads
+            yield from changes
         yield from _changed_fields(old, new, left_out, owner)
 
 
@@ -76,7 +78,9 @@ def _encoder_names(before: Recipe, now: Recipe) -> list[str]:
 def _changed_outputs(
     before: EncoderSpec, now: EncoderSpec, owner: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield the difference between outputs, if they have other names."""
+    """Yield the difference between outputs, if there are several with other names."""
+    if not (before.extra or now.extra):
+        return
     old = ", ".join(output.name for output in before.outputs)
     new = ", ".join(output.name for output in now.outputs)
     if old != new:

@@ -29,6 +29,7 @@ from virnucpro.models.family import CONFIG
 from virnucpro.models.head_tensors import HeadScheme
 
 N_TOKENS = 33
+CONTACTS_SUFFIX = "-contact-regression"  # in the name of a file with a contact head
 KIND = "an ESM-2 checkpoint"
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 # our module name -> Hugging Face's; {} is the layer number
@@ -201,7 +202,7 @@ def _published_name(stored_name: str) -> str:
 
 def contacts_path(path: Path) -> Path:
     """Return the file next to a ``.pt`` with its contact head, as fair-esm names it."""
-    return path.with_name(f"{path.stem}-contact-regression.pt")
+    return path.with_name(f"{path.stem}{CONTACTS_SUFFIX}.pt")
 
 
 def not_esm2_error(path: Path, why: object) -> UnavailableError:

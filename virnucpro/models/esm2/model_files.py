@@ -79,7 +79,7 @@ class ESM2Model(CheckpointModel):
         if self.path.is_dir():
             return "name a folder of an EsmForMaskedLM, as published, or a .pt of fair-esm"
         contacts = contacts_path(self.path)
-        return f"put its contact head, {contacts_url}{contacts.name}, next to it"
+        return f"save its contact head, {contacts_url}{contacts.name}, as {printable(contacts)}"
 
 
 def open_checkpoint(path: Path) -> ESM2Tensors:
@@ -125,15 +125,22 @@ def inspect_esm2(path: Path) -> ESM2Model:
         n_tokens=N_TOKENS,
         footprint=estimate_memory(shape, count_bytes(path)),
         files=files,
+        companions=_companions(path),
         head=path / HEAD_FILE if path / HEAD_FILE in files else None,
         shape=shape,
     )
 
 
+def _companions(path: Path) -> list[Path]:
+    """Return the contact head next to a ``.pt``, if there is one."""
+    contacts = contacts_path(path)
+    return [contacts] if path.is_file() and contacts.is_file() else []
+
+
 def _find_includes(path: Path, tensors: ESM2Tensors) -> tuple[Include, ...]:
     """Return the values of ``--include`` that a checkpoint has a head for."""
     names = set(tensors.names)
-    if path.is_file() and contacts_path(path).is_file():
+    if _companions(path):
         names.update(name for (name,) in CONTACTS.values())
     return tensors.heads.find_includes(names)
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -299,42 +300,60 @@ def _run_reference(
         UnavailableError: the reference is missing, does not run here, or its numbers overflow the
             precision.
     """
+    measured = _measure_reference(spec, model, panel, device, on_event)
+    rows = {name: measured.exact.panel[_row_name(model)][name] for name in panel.usual}
+    rounded = {name: measured.rounded.panel[_row_name(model)][name] for name in panel.usual}
+    explained = find_deviations(_mean_vectors(rounded), rounded, rows)
+    outputs = [output.name for output in complete_spec(spec, model).outputs]
+    outputs += [include_name("perplexity")] if panel.masked else []
+    distances = find_tolerances(measured.exact, measured.rounded, outputs, panel.texts)
+    tolerances = {output: MARGIN * distance for output, distance in distances.items()}
+    largest = MARGIN * max(one.row for one in explained)
+    if not math.isfinite(max(largest, *tolerances.values())):
+        raise UnavailableError(
+            f"{spec.precision} cannot hold the numbers of {printable(model.name)}",
+            hint="give --precision bf16 or fp32, here and in every run with this model",
+        )
+    return _Reference(
+        name=measured.name,
+        rows=rows,
+        mean=MARGIN * max(one.mean for one in explained),
+        row=largest,
+        tokens_per_second=measured.tokens_per_second,
+        outputs=measured.exact,
+        tolerances=tolerances,
+    )
+
+
+class _Measured(NamedTuple):
+    """The reference's outputs in float32, and with the roundings of the precision."""
+
+    name: str
+    exact: ReferenceOutputs
+    rounded: ReferenceOutputs
+    tokens_per_second: float
+
+
+def _measure_reference(
+    spec: EncoderSpec, model: Model, panel: Panel, device: str, on_event: EventHandler
+) -> _Measured:
+    """Compute all outputs with the reference, first in float32. Raises as ``_run_reference``."""
     precision = spec.precision
+    exact_spec = panel_spec(replace(spec, precision="fp32"), model)
+    if "contacts" in model.includes:  # so that their head is loaded
+        contacts = included_output("contacts", model.n_tokens, spec.store)
+        exact_spec = replace(exact_spec, extra=(*exact_spec.extra, contacts))
     with report_unavailable("the reference in float32", device):
-        exact_spec = panel_spec(replace(spec, precision="fp32"), model)
-        if "contacts" in model.includes:  # their head is loaded with the other one
-            contacts = included_output("contacts", model.n_tokens, spec.store)
-            exact_spec = replace(exact_spec, extra=(*exact_spec.extra, contacts))
         reference = _load_reference(exact_spec, model.path, device)
         name = reference.name
-        longest = max(reference.encoder.count_tokens([len(text)]) for text in panel.texts.values())
+        encoder = reference.encoder
+        longest = max(encoder.count_tokens([len(text)]) for text in panel.texts.values())
         stage = f"{name}, float32, {device}"
         exact, rate = _read_reference(reference, exact_spec, model, panel, stage, on_event)
         reference.add_roundings(precision, longest)
         stage = f"what {precision} rounds off, {device}"
         rounded, _ = _read_reference(reference, exact_spec, model, panel, stage, on_event)
-    usual = {name: exact.panel[_row_name(model)][name] for name in panel.usual}
-    with_roundings = {name: rounded.panel[_row_name(model)][name] for name in panel.usual}
-    explained = find_deviations(_mean_vectors(with_roundings), with_roundings, usual)
-    names = [output.name for output in complete_spec(spec, model).outputs]
-    names += [include_name("perplexity")] if panel.masked else []
-    tolerances = find_tolerances(exact, rounded, names, panel.texts)
-    tolerances = {output: MARGIN * distance for output, distance in tolerances.items()}
-    largest = MARGIN * max(one.row for one in explained)
-    if not math.isfinite(max(largest, *tolerances.values())):
-        raise UnavailableError(
-            f"{precision} cannot hold the numbers of {printable(model.name)}",
-            hint="give --precision bf16 or fp32, here and in every run with this model",
-        )
-    return _Reference(
-        name=name,
-        rows=usual,
-        mean=MARGIN * max(one.mean for one in explained),
-        row=largest,
-        tokens_per_second=rate,
-        outputs=exact,
-        tolerances=tolerances,
-    )
+    return _Measured(name, exact, rounded, rate)
 
 
 def _read_reference(
