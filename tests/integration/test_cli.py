@@ -465,11 +465,11 @@ def test_terminal_gets_dashboard_and_colours(
     arguments = ["predict", "-i", CONTIGS, "-o", tmp_path / "run", *model, *more]
     exit_code, shown = in_terminal(list(map(str, arguments)), environment)
     assert exit_code == 0, shown
-    assert "records: " in shown
+    assert " records in " in shown
     assert (ESCAPE in shown) == has_dashboard
     assert not has_dashboard or ("elapsed" in shown and "remaining" in shown)
-    (line,) = [line for line in shown.splitlines() if "called virus: " in line]
-    assert (ESCAPE in line.partition("called virus: ")[2]) == has_colours
+    (line,) = [line for line in shown.splitlines() if " viruses: " in line]
+    assert (ESCAPE in line.partition(" viruses: ")[2]) == has_colours
     codes = [code.split("m")[0] for code in shown.split(ESCAPE + "[")[1:]]
     colours = [code for code in codes if code.isdigit() and code[0] in "34"]
     assert bool(colours) == has_colours
@@ -490,7 +490,7 @@ def test_quiet_prints_warnings_and_the_summary_only(model, tmp_path):
     short = write_fasta(tmp_path / "short.fa", {"a": "ACGT" * 5})
     answer = virnucpro("predict", "-i", CONTIGS, "-o", tmp_path / "run", *model, "--quiet")
     assert answer.stderr == ""
-    assert answer.stdout.startswith("records: 16 in = ")
+    assert answer.stdout.startswith("8 viruses: 8 contigs\n16 records in ")
     warned = virnucpro("predict", "-i", short, "-o", tmp_path / "short", *model, "--quiet")
     lines = warned.stderr.splitlines()
     assert lines and all(" WARNING " in line for line in lines)
@@ -502,7 +502,7 @@ def test_predict_ends_with_a_useful_command(model, tmp_path):
     answer = virnucpro("predict", "-i", CONTIGS, "-o", folder, *model)
     assert answer.returncode == 0, answer.stderr
     n_records = CONTIGS.read_text().count(">")
-    assert f"records: {n_records} in = " in answer.stdout
+    assert f"{n_records} records in " in answer.stdout
     assert f"results: {folder}" in answer.stdout
     assert ESCAPE not in answer.stdout + answer.stderr
     assert len((folder / "predictions.tsv").read_text().splitlines()) == n_records + 1

@@ -287,7 +287,7 @@ def test_head_calls_embedded_and_scorer_the_rest(run_on, tiny, tmp_path):
         has_rate = name in left or row["evidence"] in ("known", "both")
         assert (row["fdr"] != "") == has_rate
     cut = json.loads((tmp_path / "run/run.json").read_text())["counts"]["cut"]
-    assert cut.startswith("scores of 0.5 or more; and known viruses; not embedded: preset default")
+    assert cut.startswith("a score of 0.5 or more; not embedded: at most 3 % false positives")
 
 
 def test_block_of_replaced_records_is_called(tiny):

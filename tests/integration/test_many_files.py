@@ -147,9 +147,9 @@ def test_unreadable_files_are_listed(predicted, make_config, tiny, bad, tmp_path
     config = make_config(bad)
     summary = run_inline(config, tiny.head)
     assert summary.exit_code == 2
-    assert "5 of 9 could not be read" in "\n".join(summary.lines(config.output))
+    assert "failed: 5 of 9 files: see " in "\n".join(summary.lines(config.output))
     of_one = "\n".join(replace(summary, n_refused=1).lines(config.output))
-    assert "  fix it, or remove it from the command;" in of_one
+    assert "  fix it or remove it from the command," in of_one
     figures = measure_run(config.output)
     assert figures["state"] == "partial" and figures["remaining_seconds"] == 0
     assert figures["shards"]["total"] == figures["shards"]["done"] > 0

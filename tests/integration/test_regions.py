@@ -652,7 +652,7 @@ def test_regions_command_equals_predict(tmp_path, chromosomes):
             assert (later / path).read_bytes() == (once / path).read_bytes(), path
     log = (later / "virnucpro.log").read_text()
     assert "virnucpro regions later" in log
-    line = f"{tally.virus_line}\n"
+    line = f"{tally.virus_line()}\n"
     assert line in log and line in (once / "virnucpro.log").read_text()
     manifests = [json.loads((folder / "run.json").read_text()) for folder in (once, later)]
     for key in ("recipe", "inputs", "cut"):
@@ -854,10 +854,12 @@ def test_regions_are_counted_by_kind():
         [portion] = make_batches(some, (), None)
         summary.records.include(portion.counts)
     assert (summary.records.n_regions, summary.records.n_whole_regions) == (4, 2)
-    assert summary.records.virus_line == (
-        "viruses: 0 = 0 records + 0 of 2 virus-like regions in other records; see viruses.tsv"
+    assert summary.records.virus_line() == "no viruses"
+    counts = RecordCounts(n_viral=3, n_known_only=2, n_proviruses=1)
+    assert counts.virus_line() == (
+        "4 viruses: 3 contigs (2 by the index of known viruses alone), 1 provirus"
     )
-    assert RecordCounts(n_viral=3).virus_line == "viruses: 3; see viruses.tsv"
+    assert RecordCounts(n_viral=1).virus_line("protein") == "1 virus: 1 protein"
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_the_summary_and_run_json_say_what_was_saved(make_config, tiny, repeated
     n_saved = n_all - sum(len(text) + 2 for text in unique)
     n_copies = len(proteins) - len(unique)
     line = (
-        f"copies: {n_copies} frames with a sequence that occurred before, "
+        f"copies: {n_copies} proteins with a sequence that occurred before, "
         f"{n_saved:,} tokens not embedded again ({n_saved / n_all:.1%})"
     )
     assert line in summary.lines(config.output)

@@ -125,7 +125,7 @@ def test_threshold_of_a_finished_run_changes(tmp_path):
     summary = predict(source, to=folder, threshold=float(middle), resume=True)
     assert scores(folder) == before
     assert called(folder) == {name for name, score in before.items() if score >= middle}
-    assert f"scores of {float(middle)} or more" in summary.lines(folder)[1]
+    assert summary.cut == f"a score of {float(middle)} or more"
     assert json.loads((folder / "run.json").read_text())["cut"]["threshold"] == float(middle)
     for _ in range(2):
         predict(source, to=folder, resume=True)
@@ -133,11 +133,12 @@ def test_threshold_of_a_finished_run_changes(tmp_path):
     told = [
         line
         for line in (folder / "virnucpro.log").read_text().splitlines()
-        if "the earlier start called" in line
+        if "the earlier start" in line
     ]
     assert len(told) == 2
-    assert "called records by another cut: preset default" in told[0]
-    assert f"called records by another cut: scores of {float(middle)} or more" in told[1]
+    usual_words = "at most 3 % false positives per length (preset default)"
+    assert told[0].endswith(f"used another threshold: {usual_words}")
+    assert told[1].endswith(f"used another threshold: a score of {float(middle)} or more")
 
 
 def test_false_discovery_rate_follows_prevalence(tmp_path):
@@ -279,9 +280,12 @@ def test_no_process_is_started_and_no_feature_is_written(tmp_path):
     assert "scoring" in stages
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert not names & {"features", "features.h5", "chunks.fa"}
-    lines = "\n".join(summary.lines(tmp_path / "run"))
-    assert "called by the scorer of VirNucPro" in lines
-    assert not any(word in lines for word in ("frames", "tokens", "embedding"))
+    lines = summary.lines(tmp_path / "run")
+    assert [line.split()[1] for line in lines[:2]] == ["viruses:", "records"] and len(lines) == 3
+    assert lines[2] == f"results: {tmp_path / 'run'} (start with report.html)"
+    log = (tmp_path / "run/virnucpro.log").read_text()
+    for words in ("called by the scorer", "known viruses", "threshold: ", "time: ", lines[0]):
+        assert log.count(words) == 1, "each message once"
     stored = json.loads((tmp_path / "run/run.json").read_text())
     assert stored["state"] == "complete"
     assert stored["recipe"]["scorer_sha256"] == Scorer.load_builtin().sha256

@@ -53,7 +53,7 @@ def done_shards(log: Path) -> set[int]:
 def log_of(folder: Path, part: str) -> Path | None:
     """The log of the process that does a part now, once it has ended a shard."""
     for path in sorted((folder / "logs").glob("work-*.log")):
-        if f"part {part}:" in path.read_text() and done_shards(path):
+        if f"part {part}: " in path.read_text() and done_shards(path):
             return path
     return None
 
@@ -77,9 +77,9 @@ def test_killed_and_requeued_array_equals_one_machine(slurm, proteins, tiny, one
         3: lambda _: slurm.call("scancel", f"{array}_3"),
     }
     while harm:
-        wait_until(lambda: any(log_of(folder, f"{task}/4") for task in harm))
+        wait_until(lambda: any(log_of(folder, f"{task} of 4") for task in harm))
         for task in list(harm):
-            if log := log_of(folder, f"{task}/4"):
+            if log := log_of(folder, f"{task} of 4"):
                 harm.pop(task)(log)
 
     states = slurm.wait(plan, array, merge)
@@ -93,7 +93,7 @@ def test_killed_and_requeued_array_equals_one_machine(slurm, proteins, tiny, one
     }, slurm.logs()
     assert "Restarts=1" in slurm.call("scontrol", "show", "job", f"{array}_1")
     logs = [path.read_text() for path in (folder / "logs").glob("work-*.log")]
-    assert sum("part 1/4:" in text for text in logs) == 2
+    assert sum("part 1 of 4: " in text for text in logs) == 2
     n_before_merge = len(set().union(*map(done_shards, (folder / "logs").glob("work-*.log"))))
     n_shards = len(list((folder / "features").glob("*[0-9].h5")))
     assert n_shards // 2 <= n_before_merge < n_shards  # two of four parts ended

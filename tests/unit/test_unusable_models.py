@@ -173,7 +173,7 @@ def test_fewer_failures_are_reported_with_a_remedy(make_config, tmp_path):
     summary = run_inline(config, None, executor=InlineExecutor("cpu", worker=AllNanWorker))
     assert summary.exit_code == 1
     said = "\n".join(summary.lines(config.output))
-    assert "failed: all 99 frames" in said and "the vector is not finite" in said
+    assert "failed: all 99 proteins" in said and "the vector is not finite" in said
     assert "`virnucpro models check`" in said and "failed_sequences.fa" not in said
 
 

@@ -148,9 +148,9 @@ def print_lines(lines: Iterable[str], quiet: bool = False) -> None:
 def _colorize(line: str) -> str:
     """Style a summary line. Colours repeat the words and suit colour-blind readers."""
     name, colon, fact = line.partition(": ")
+    if name.endswith((" virus", " viruses")):
+        return click.style(line, fg="cyan", bold=True)
     match name:
-        case "called virus":
-            return name + colon + click.style(fact, fg="cyan", bold=True)
         case "failed":
             return click.style(line, fg="yellow", bold=True)
         case "next":

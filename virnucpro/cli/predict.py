@@ -116,4 +116,4 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
         kinds = f"{tally.n_regions or 0:,}, {tally.n_whole_regions:,} of them whole records"
         table = options.folder / TABLE
         step = next_step(table, (), failed=False) if table.exists() else []
-        print_lines([tally.virus_line, f"virus-like regions: {kinds}", *step], console.quiet)
+        print_lines([tally.virus_line(), f"virus-like regions: {kinds}", *step], console.quiet)

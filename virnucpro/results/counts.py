@@ -8,7 +8,6 @@ from operator import itemgetter
 
 from virnucpro.core.logging import format_count
 from virnucpro.core.recipe import STATUSES, Status
-from virnucpro.results.outputs import VIRUS_TABLE
 
 LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # starts of length classes, in bases or residues
 NO_HIT = (-1.0, 0, "")
@@ -43,19 +42,21 @@ class RecordCounts:
         """Rows in the table of viruses."""
         return self.n_viral + self.n_proviruses
 
-    @property
-    def virus_line(self) -> str:
-        """The summary line on viruses: records and, if searched for, proviruses elsewhere."""
-        see = f"see {VIRUS_TABLE.file}"
-        n_within = (self.n_regions or 0) - self.n_whole_regions
-        if not n_within:
-            return f"viruses: {self.n_viruses:,}; {see}"
-        return (
-            f"viruses: {self.n_viruses:,} = {format_count(self.n_viral, 'record')} + "
-            f"{self.n_proviruses:,} of {format_count(n_within, 'virus-like region')} in "
-            f"other records; "
-            f"{see}"
-        )
+    def virus_line(self, noun: str = "contig") -> str:
+        """The summary line on viruses: called records, and proviruses in other records.
+
+        >>> RecordCounts(n_viral=2, n_proviruses=6).virus_line()
+        '8 viruses: 2 contigs, 6 proviruses'
+        """
+        if not self.n_viruses:
+            return "no viruses"
+        parts = []
+        if self.n_viral:
+            index = f" ({self.n_known_only:,} by the index of known viruses alone)"
+            parts.append(f"{format_count(self.n_viral, noun)}{index * bool(self.n_known_only)}")
+        if self.n_proviruses:
+            parts.append(format_count(self.n_proviruses, "provirus", "proviruses"))
+        return f"{format_count(self.n_viruses, 'virus', 'viruses')}: {', '.join(parts)}"
 
     def include(self, other: RecordCounts) -> None:
         """Add counts from later records."""

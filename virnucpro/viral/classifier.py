@@ -208,7 +208,7 @@ class _ScorerClassifier(RecordClassifier):
 
     @property
     def announcements(self) -> tuple[str, ...]:
-        return (f"called by the scorer of VirNucPro {__version__}",)
+        return (_describe_callers(self.options, f"the scorer of VirNucPro {__version__}"),)
 
     @property
     def threshold(self) -> ThresholdText:
@@ -271,11 +271,11 @@ class _HeadClassifier(RecordClassifier):
 
     @property
     def announcements(self) -> tuple[str, ...]:
-        return (f"called by {self.frame_head.facts.description} alone",)
+        return (_describe_callers(self.options, self.frame_head.facts.description),)
 
     @property
     def threshold(self) -> ThresholdText:
-        return _with_evidence(self.options, _describe_fixed_threshold(self.head_facts.threshold))
+        return _describe_fixed_threshold(self.options, self.head_facts.threshold)
 
     @property
     def head_facts(self) -> HeadInfo:
@@ -323,7 +323,8 @@ class _Ensemble(RecordClassifier):
 
     @property
     def announcements(self) -> tuple[str, ...]:
-        who = f"called by the scorer and {self.frame_head.facts.description}"
+        head = self.frame_head.facts.description
+        who = _describe_callers(self.options, "the scorer", head)
         lines = [f"{who}; {self._join.weights}"]
         if not any(knot.head for knot in self._join.knots):
             lines.append("the head has no weight at any length: scores are those of the scorer")
@@ -483,28 +484,38 @@ def _kmers_of(scorer: Scorer) -> Sketch:
         return Sketch.unpack(handle.get_tensor("trained_kmers")) if is_of_it else Sketch()
 
 
+def _describe_callers(options: ThresholdOptions, *classifiers: str) -> str:
+    """Name what calls the records.
+
+    >>> _describe_callers(ThresholdOptions(), "the scorer")
+    'called by the scorer and the index of known viruses'
+    """
+    index = "the index of known viruses"
+    if options.evidence == "known":
+        return f"called by {index} alone"
+    if options.evidence == "score":
+        *first, last = classifiers
+        return f"called by {' and '.join([*first, last])}{' alone' * (not first)}"
+    return f"called by {', '.join(classifiers)} and {index}"
+
+
 def _describe_threshold(
     options: ThresholdOptions, error_rates: Sequence[ErrorRates]
 ) -> ThresholdText:
     """Describe the user's threshold, or else that from a preset, by error rates."""
-    if options.threshold is not None:
-        return _with_evidence(options, _describe_fixed_threshold(options.threshold))
+    if options.threshold is not None or options.evidence == "known":
+        return _describe_fixed_threshold(options, options.threshold)
     share = FALSE_POSITIVES[options.preset]
-    words = f"set to call at most {share:.1%} of unknown hosts; some kinds more"
+    words = f"at most {100 * share:g} % false positives per length (preset {options.preset})"
     scores = tuple((rates.n_bases, probability(rates.threshold_at(share))) for rates in error_rates)
-    return _with_evidence(options, (f"preset {options.preset}, {words}", scores))
+    return words, scores
 
 
-def _with_evidence(options: ThresholdOptions, cut: ThresholdText) -> ThresholdText:
-    """Add the evidence to the rule. Scores do not matter if only the index calls."""
-    words, scores = cut
-    if options.evidence == "known":
-        return "known viruses only", ()
-    return (words if options.evidence == "score" else f"{words}; and known viruses"), scores
-
-
-def _describe_fixed_threshold(threshold: float) -> ThresholdText:
-    return (f"scores of {threshold} or more", ((1, threshold),))
+def _describe_fixed_threshold(options: ThresholdOptions, threshold: float | None) -> ThresholdText:
+    """Describe a threshold for all lengths. Scores do not matter if only the index calls."""
+    if options.evidence == "known" or threshold is None:
+        return "none, because scores do not count", ()
+    return f"a score of {threshold} or more", ((1, threshold),)
 
 
 def _call_by_frames(

@@ -74,7 +74,7 @@ def find_regions(asked: RegionsOptions, on_event: EventHandler) -> RecordCounts:
             _note_in_manifest(rundir, manifest, tally, options)
         if rundir.report.exists():
             write_run_page(rundir, HelperPool())
-        LOGGER.info("%s", tally.virus_line)
+        LOGGER.info("%s", tally.virus_line())
     return tally
 
 

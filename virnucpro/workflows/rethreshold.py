@@ -125,7 +125,7 @@ def rethreshold(
     if lacking:
         raise InputMissingError(
             f"{printable(lost)} is missing, so these were deleted: {', '.join(sorted(lacking))}: "
-            "the new cut needs sequences of the input",
+            "the new threshold needs sequences from the input",
             hint="put the input back and run the same command again; all other tables are written",
         )
 

@@ -274,7 +274,7 @@ def announce_plan(context: RunContext, options: RunOptions, warnings: Sequence[s
         return
     counts = plan.counts
     shards = f"; {format_count(len(plan.shards), 'shard')}" if plan.shards else ""
-    announce(f"{format_count(counts.n_records, 'record')} of {n_files}, {input_type}{shards}")
+    announce(f"{format_count(counts.n_records, 'record')} in {n_files}, {input_type}{shards}")
     if not counts.n_records:
         LOGGER.warning(
             "the input has no records, so tables have only a header: check the files, or what "
@@ -317,7 +317,7 @@ def embed_and_write(
     try:
         _embed_and_write(context, config, job, executor, summary)
     except FeatureFileError as error:
-        LOGGER.warning("%s; checking every feature file; damaged ones are made again", error)
+        LOGGER.warning("%s; checking all feature files, to recompute the damaged ones", error)
         on_shard = report_shards(context.on_event, "checking every feature file")
         for store in job.stores:
             store.discard_damaged(context.plan.shards, on_shard)
@@ -447,5 +447,6 @@ def _write_report(context: RunContext) -> None:
 
 
 def log_summary(run_dir: RunDir, summary: Summary) -> None:
+    LOGGER.info("%s", summary.time_line)
     for line in summary.lines(run_dir.root):
         LOGGER.info("%s", line)

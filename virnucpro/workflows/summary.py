@@ -14,7 +14,7 @@ from typing import Protocol
 
 from virnucpro.core.events import STAGES, STARTING, ShardDone, WorkerEvent
 from virnucpro.core.logging import LOGGER, announce, format_count, printable
-from virnucpro.core.recipe import Command
+from virnucpro.core.recipe import Command, InputType
 from virnucpro.engine.progress import EmbeddingProgress
 from virnucpro.models.base import estimate_tokens
 from virnucpro.results.counts import RecordCounts
@@ -30,6 +30,7 @@ from virnucpro.store.plan import Plan
 
 # Figures that ``run.json`` omits, because they follow from the tables.
 _IN_TABLES = (
+    "input_type",
     "n_failed_records",
     "first_failure",
     "n_mendable",
@@ -68,6 +69,7 @@ class Summary:
     """A run's figures."""
 
     callers: tuple[str, ...] = ()  # lines that describe the classifiers
+    input_type: InputType = "nucleotide"
     stages: tuple[str, ...] = STAGES
     cut: str = ""  # threshold rule for calling a record viral, in words
     # The same in numbers: length, and the lowest score of a viral record with that length.
@@ -96,13 +98,14 @@ class Summary:
         self.stages = classifier.stages
         self.cut, self.cut_scores = classifier.threshold
         if self.cut:
-            announce(f"calls: {self.cut}")
+            announce(f"threshold: {self.cut}")
         if recorded is not None and self.cut != recorded.cut != "":
-            announce(f"the earlier start called records by another cut: {recorded.cut}")
+            announce(f"the earlier start used another threshold: {recorded.cut}")
 
     def count_plan(self, plan: Plan) -> None:
         """Count a run's files and the tokens that copies save."""
         manifest = plan.manifest
+        self.input_type = manifest.recipe.input_type
         encoders = manifest.recipe.encoders
         counts = plan.counts
         shards = plan.shards
@@ -139,6 +142,11 @@ class Summary:
         return facts
 
     @property
+    def unit(self) -> str:
+        """What is embedded."""
+        return "protein" if self.input_type == "protein" else "frame"
+
+    @property
     def is_embedding(self) -> bool:
         """True if vectors are computed, False if only the scorer reads the letters."""
         return STAGES[1] in self.stages
@@ -158,17 +166,18 @@ class Summary:
                 f"results: {printable(folder)}",
                 *self._repair_lines(folder),
             ]
-        report = open_run_dir(folder).report
-        times = ", ".join(f"{name} {self.seconds[name]:.1f} s" for name in self.stages)
+        has_report = open_run_dir(folder).report.exists()
         return [
             *self._record_lines(),
-            *self.callers,
             *self._engine_lines(),
-            f"time: {times}",
-            f"results: {printable(folder)}",
-            *([f"report: {printable(report)}"] if report.exists() else []),
+            f"results: {printable(folder)}{' (start with report.html)' * has_report}",
             *self._repair_lines(folder),
         ]
+
+    @property
+    def time_line(self) -> str:
+        """The seconds of each stage."""
+        return "time: " + ", ".join(f"{name} {self.seconds[name]:.1f} s" for name in self.stages)
 
     def first_table(self, folder: Path, command: Command) -> Path:
         """Return the table to read first: viruses if there are any, else all records."""
@@ -178,27 +187,25 @@ class Summary:
 
     def _record_lines(self) -> Iterator[str]:
         records = self.records
-        parts = [f"{n:,} {status}" for status, n in records.statuses.items() if n]
-        yield f"records: {records.n_records:,} in = {' + '.join(parts) or '0'}"
-        if n_scored := records.statuses["scored"]:
-            yield f"called virus: {records.n_viral:,} of {n_scored:,} ({self.cut})"
-            if records.n_known_only:
-                yield f"called as known viruses alone: {records.n_known_only:,}"
-        elif self.cut and records.n_records:
-            yield f"no record was scored: see the columns status and note of {RECORD_TABLE.file}"
         if self.cut:
-            yield records.virus_line
+            yield records.virus_line("protein" if self.input_type == "protein" else "contig")
+        statuses = ", ".join(f"{n:,} {status}" for status, n in records.statuses.items() if n)
+        seconds = sum(self.seconds[name] for name in self.stages)
+        n_records = format_count(records.n_records, "record")
+        yield f"{n_records} in {seconds:,.1f} s{': ' * bool(statuses)}{statuses}"
+        if self.cut and records.n_records and not records.statuses["scored"]:
+            yield f"no record was scored: see the columns status and note of {RECORD_TABLE.file}"
 
     def _engine_lines(self) -> Iterator[str]:
         if n_frames := self.records.n_frames:
-            yield f"frames embedded: {n_frames:,}"
+            yield f"embedded: {format_count(n_frames, self.unit)}{self._speed}"
         if self.n_left:
             share = self.n_left_letters / self.n_letters
             left = format_count(self.n_left, "record")
             yield f"not embedded (--embed): {left}, {share:.1%} of all letters"
         if self.n_copies:
             share = self.n_tokens_saved / self.n_tokens_in_all
-            copies = format_count(self.n_copies, "frame")
+            copies = format_count(self.n_copies, self.unit)
             yield (
                 f"copies: {copies} with a sequence that occurred before, "
                 f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})"
@@ -207,14 +214,19 @@ class Summary:
             share = self.n_cached_tokens / (self.n_cached_tokens + self.n_tokens)
             vectors = format_count(self.n_cached, "vector")
             yield f"cache: {vectors} read, {share:.1%} of the tokens of this start"
-        if self.n_tokens:
-            starting = self.seconds.get(STARTING, 0.0)
-            rate = self.n_tokens / max(1e-3, self.seconds[STAGES[1]] - starting)
-            yield (
-                f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second, once the workers "
-                f"were ready after {starting:.1f} s"
-            )
         yield from map(printable, self.lost_devices)
+
+    @property
+    def _speed(self) -> str:
+        """The tokens of this start and their speed, in words, or "" if nothing was embedded."""
+        if not self.n_tokens:
+            return ""
+        starting = self.seconds.get(STARTING, 0.0)
+        rate = self.n_tokens / max(1e-3, self.seconds[STAGES[1]] - starting)
+        return (
+            f", {self.n_tokens:,} tokens at {rate:,.0f} per second (workers ready after "
+            f"{starting:.1f} s)"
+        )
 
     def _repair_lines(self, folder: Path) -> list[str]:
         listing = printable(folder / FAILED_FILES.file)
@@ -223,22 +235,22 @@ class Summary:
             listing = f"virnucpro status {printable(folder)}"
         if self.n_refused:
             pronoun = "it" if self.n_refused == 1 else "them"
+            n_files = format_count(self.n_files, "file")
             lines += [
-                f"files: {self.n_refused:,} of {self.n_files:,} could not be read: see {listing};",
-                f"  fix {pronoun}, or remove {pronoun} from the command; then run it with --resume",
+                f"failed: {self.n_refused:,} of {n_files}: see {listing}",
+                f"  fix {pronoun} or remove {pronoun} from the command, then run with --resume",
             ]
         n = self.records.n_failed_frames
         if n > 1 and not self.records.n_frames:
             lines += [
-                f"failed: all {format_count(n, 'frame')}, see {listing}; the first is",
-                f"  {printable(self.records.first_failure)}",
-                "  if all failed for one reason, check the model and the device with `virnucpro "
-                "models check`;",
+                f"failed: all {format_count(n, self.unit)}: see {listing}",
+                f"  the first one: {printable(self.records.first_failure)}",
+                "  check the model and the device with `virnucpro models check`,",
                 "  then run with --resume to try the same sequences again",
             ]
         elif n:
             lines += [
-                f"failed: {format_count(n, 'frame')}, see {listing}; to repair,",
+                f"failed: {format_count(n, self.unit)}: see {listing}",
                 "  run with --resume to try the same sequences again, or fix them and run with",
                 f"  --resume --add --input {printable(folder / FAILED_SEQUENCES.file)}",
             ]

@@ -64,7 +64,7 @@ class WorkShare:
     progress: ProgressState = field(default_factory=ProgressState, compare=False)
 
     def __str__(self) -> str:
-        return f"{self.number + 1}/{self.n}"
+        return f"part {self.number + 1} of {self.n}"
 
     def shares(self, n_slices: int, *, has_shards: bool = True) -> tuple[int, dict[int, list[int]]]:
         """Divide the slices into shares.
@@ -95,25 +95,29 @@ class WorkShare:
     def lines(self) -> list[str]:
         """The lines that the user sees at the end."""
         embedding = self.progress.embedding
-        planned = format_count(self.n_planned, "slice")
-        written = format_count(self.n_rows, "slice")
-        done = f"{self.n_shards:,} of {format_count(self.n_pending, 'pending shard')}"
-        lines = [f"part {self}: {planned} planned, {done} done, tables of {written} written"]
+        work = []
+        if self.n_planned:
+            work.append(f"{format_count(self.n_planned, 'slice')} planned")
+        if self.n_pending:
+            work.append(f"{self.n_shards:,} of {format_count(self.n_pending, 'shard')} embedded")
+        if self.n_rows:
+            work.append(f"tables of {format_count(self.n_rows, 'slice')} written")
+        lines = [f"{self} done: {', '.join(work) or 'nothing was left to do'}"]
         if n_tokens := embedding.n_tokens_embedded:
             rate = embedding.tokens_per_second
-            lines += [f"tokens: {n_tokens:,} embedded at {rate:,.0f} per second"]
+            lines += [f"embedded: {n_tokens:,} tokens at {rate:,.0f} per second"]
         if embedding.n_cached:
             lines += [f"cache: {format_count(embedding.n_cached, 'vector')} read"]
         lines += map(printable, embedding.lost_devices)
         if self.exit_code:
             n_failed = sum(embedding.done.values())
+            n_lost = len(embedding.lost)
             lines += [
-                f"failed: {format_count(n_failed, 'sequence')}, and "
-                f"{format_count(len(embedding.lost), 'shard')} as a whole; run the same command "
-                "again, or --resume, to try them again"
+                f"failed: {format_count(n_failed, 'sequence')} and {format_count(n_lost, 'shard')}",
+                "  run the same command again, or --resume, to try them again",
             ]
-        if self.n_planned + self.n_pending + self.n_rows:
-            lines += ["next: when all parts are done, run the planned command again with --resume"]
+        if work:
+            lines += ["next: when all parts are done, run the planned command with --resume"]
         return lines
 
 
@@ -132,7 +136,7 @@ def work(
         recorded = find_run(rundir)
         has_tables = rundir.record_table(recorded.recipe.command).exists()
         if has_tables and read_plan(rundir, recorded) is None:
-            announce("nothing is left to do: the tables of this run are written")
+            announce("nothing to do: this run is complete")
             return part
         inputs = tuple(file.with_stamp() for file in recorded.inputs)
         manifest = number_taken_names(replace(recorded, inputs=inputs), on_event)
@@ -232,7 +236,7 @@ def do_part(
     part.n_pending = len(pending)
     n_shards = sum(map(len, shards.values()))
     if n_shards:
-        announce(f"part {part}: {format_count(n_shards, 'shard')}, {len(pending):,} pending")
+        announce(f"{part}: {len(pending):,} of {format_count(n_shards, 'shard')} to embed")
     has_rows = context.finished_rows.cache.has
     missing = [group for group in groups if not has_rows(group)]
     alone = []

@@ -214,10 +214,10 @@ def scores_by_length(
     high = 2 ** (last / PER_DOUBLING)
     if cut:
         points = [(x_at(length), y_at(odds)) for length, odds in _within(cut, low, high)]
-        layers.append(_ChartPath("cut", _line(points), "cut: lowest score called virus"))
+        layers.append(_ChartPath("cut", _line(points), "threshold: lowest score called virus"))
     return _Drawing(
         "Scores by length",
-        f"Records called virus (above the cut): {counts.n_viral:,}; other records: "
+        f"Records called virus (above the threshold): {counts.n_viral:,}; other records: "
         f"{int(density.sum()) - counts.n_viral:,}.",
         f"length in {letters}",
         "score",

@@ -647,7 +647,7 @@ def _provenance(run: _RunFiles) -> Iterator[tuple[str, str]]:
     yield "Run", " on ".join(filter(None, [facts.text("time"), facts.text("host")]))
     for text in _texts(facts.sequence("announced")):
         yield "Messages", text
-    yield "Calls", facts.text("counts", "cut")
+    yield "Threshold", facts.text("counts", "cut")
     for encoder in facts.iter_section("recipe", "encoders"):
         yield "Encoder", _key_values(encoder.content)
     for label, name in (("Head", "head_sha256"), ("Scorer", "scorer_sha256")):
