@@ -13,7 +13,7 @@ _MAIN_OPTIONS = (
     "force",
     "format",
     "model",
-    "layer",
+    "layers",
     "pooling",
     "store",
     "gpus",
