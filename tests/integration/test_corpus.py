@@ -34,8 +34,9 @@ BOUND = 50_000_000  # letters of a record, in these tests
 # what a run may leave in its folder
 OURS = re.compile(
     r"run\.json|virnucpro\.log|\.lock|predictions\.tsv|prediction_results\.txt"
-    r"|prediction_results_highestscore\.csv|viral\.fasta|viruses\.(tsv|fasta)|samples\.tsv|virnucpro_mqc\.tsv|chunks\.fa|report\.html|machine\.json"
+    r"|prediction_results_highestscore\.csv|viral\.fasta|viruses\.(tsv|fasta)|samples\.tsv|virnucpro_(families_)?mqc\.tsv|chunks\.fa|report\.html|machine\.json"
     r"|regions\.(tsv|bed|gff3|fasta)|tracks\.tsv\.gz"
+    r"|genes\.(tsv|gff3)|proteins\.faa|miuvig\.tsv"
     r"|features|features\.h5|features/(\d{6}(_copies)?\.h5|parts\.json)"
     r"|scores|scores/\d{6}\.scores"
     r"|shards|shards/(\d{6}\.(f[an]a|plan|ids|chunks)|plan\.json)|inputs|inputs/[0-9a-f]{16}\.fa"

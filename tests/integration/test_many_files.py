@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +23,14 @@ from run_helpers import assert_same_run, assert_same_vectors, rows, run_inline, 
 from virnucpro.cli.progress import counts_of, line_of
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.events import EmbeddingStarted, ShardDone
+from virnucpro.core.safe_dir import SafeDir
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.progress import ProgressState
+from virnucpro.results.counts import RecordCounts
+from virnucpro.results.outputs import MULTIQC_FAMILIES
+from virnucpro.results.sample_tables import LAST_LINES, OutputDir
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.workflows.status import inspect_run, measure_run
 
 POISON = "TGG" * 4 + "TGC" + "TGG" * 4
@@ -599,6 +605,21 @@ def test_multiqc_counts_every_file(predicted, pairs):
     expected = {"first": "empty", "one": "complete", "two": "complete", "late": "empty"}
     assert [(row["file"], row["status"]) for row in samples] == [*expected.items()]
     assert {path.name for path in (output / "samples").iterdir()} == expected.keys()
+
+
+def test_multiqc_shows_families(tmp_path):
+    names = [f"Family{number:02}viridae" for number in range(22)]
+    counts = RecordCounts(families=Counter({name: 30 - n for n, name in enumerate(names)}))
+    files = [InputFile(path=f"{name}.fa", sha256="", n_bytes=0, sample=name) for name in "ab"]
+    output_dir = OutputDir(tmp_path, SafeDir(tmp_path), tmp_path, files)
+    text = LAST_LINES[MULTIQC_FAMILIES](output_dir, {"a": counts, "b": RecordCounts()})
+    lines = text.splitlines()
+    facts = yaml.safe_load("\n".join(line[2:] for line in lines if line.startswith("# ")))
+    assert (facts["plot_type"], facts["id"]) == ("bargraph", "virnucpro_families")
+    header, *rows = (line.split("\t") for line in lines if not line.startswith("#"))
+    assert header == ["Sample", *names[:20], "others"]
+    assert rows == [["a", *(str(30 - n) for n in range(20)), "19"], ["b", *["0"] * 21]]
+    assert not LAST_LINES[MULTIQC_FAMILIES](output_dir, {"a": RecordCounts()})
 
 
 def test_unreadable_mate_makes_a_partial_sample(predicted, pairs):

@@ -1,4 +1,4 @@
-"""Genes of viruses: the same on both strands and in any circle, with starts and evidence."""
+"""Genes of viruses, and their description by MIUViG."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from virnucpro._version import __version__
 from virnucpro.core.types import FastaRecord, Records, reverse_complement
 from virnucpro.results.call_rows import make_batches
-from virnucpro.results.outputs import GENE_GFF3, GENE_TABLE, PROTEIN_FASTA
+from virnucpro.results.miuvig import (
+    checkv_quality,
+    completeness_score,
+    genome_structure,
+    genome_type,
+)
+from virnucpro.results.outputs import GENE_GFF3, GENE_TABLE, MIUVIG_TABLE, PROTEIN_FASTA
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.viral.genes import find_genes
-from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores, Gene
+from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores, Gene, Identity
 
 INPUTS = Path(__file__).parents[3] / "shared/data/inputs"
 # frequent in genes of bacteria and their phages. The last two are stops on the other strand
@@ -186,6 +193,45 @@ def test_gene_files_list_the_same_genes():
         [row["gene"], row["start"], row["end"], strands[row["strand"]], f"ID={row['gene']}"]
         for row in rows
     ]
+
+
+def test_miuvig_describes_each_virus():
+    [batch] = make_batches(called(phage(), "x"), (MIUVIG_TABLE,), STANDARD)
+    [line] = bytes(batch.rows[MIUVIG_TABLE.file]).decode().splitlines()
+    row = dict(zip(MIUVIG_TABLE.columns, line.split("\t"), strict=True))
+    software = f"VirNucPro;{__version__}"
+    assert row["virus"] == "x" and row["samp_name"] == "file"
+    assert row["detec_type"] == "independent sequence (UViG)"
+    assert (row["topology"], row["assembly_qual"]) == ("linear", "Genome fragment(s)")
+    assert row["vir_ident_software"] == f"{software};predict"
+    assert row["feat_pred"] == f"{software};genes"
+    assert row["checkv_quality"] == "Not-determined"
+
+
+@pytest.mark.parametrize(
+    ("identity", "expected"),
+    [
+        (
+            Identity(group="dsDNA", completeness=100.0, completeness_method="ITR"),
+            ("uncharacterized", "undetermined", "high;100.0%", "Complete"),
+        ),
+        (
+            Identity(genome_type="ssRNA(-)", completeness_method="segmented"),
+            ("ssRNA (-)", "segmented", "", "Not-determined"),
+        ),
+        (
+            Identity(genome_type="dsDNA", completeness=92.0, completeness_method="genus length"),
+            ("dsDNA", "non-segmented", "high;92.0%", "High-quality"),
+        ),
+        (
+            Identity(group="RNA+", completeness=49.9, completeness_method="family length"),
+            ("ssRNA (+)", "non-segmented", "low;49.9%", "Low-quality"),
+        ),
+    ],
+)
+def test_miuvig_terms(identity, expected):
+    terms = (genome_type, genome_structure, completeness_score, checkv_quality)
+    assert tuple(term(identity) for term in terms) == expected
 
 
 def test_no_genes_option_writes_no_gene_files():

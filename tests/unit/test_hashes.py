@@ -40,7 +40,9 @@ from virnucpro.workflows.find_proviruses import find_regions
 from virnucpro.workflows.predict_options import RegionsOptions
 
 REGIONS = {"regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.tsv.gz"}
-VERDICT = {"viruses.tsv", "viruses.fasta", "samples.tsv", "virnucpro_mqc.tsv"}
+GENES = {"genes.tsv", "genes.gff3", "proteins.faa"}
+OF_VIRUSES = {"viruses.tsv", "viruses.fasta", "miuvig.tsv", *GENES}
+VERDICT = {*OF_VIRUSES, "samples.tsv", "virnucpro_mqc.tsv"}
 RECORDS = {"predictions.tsv", "prediction_results.txt", "viral.fasta"}
 SETTINGS = {"per_file": True, "threshold": 0.0}  # so that every record is called viral
 SCORES = "scores/000000.scores"

@@ -14,6 +14,7 @@ import numpy as np
 from virnucpro.core.numeric import DECIMALS, FloatArray
 from virnucpro.core.types import FRAMES_FAILED
 from virnucpro.results.counts import LENGTH_CLASSES, NO_HIT, RecordCounts
+from virnucpro.results.miuvig import miuvig_rows
 from virnucpro.results.names import bed_chrom, gff3_seqid, gff3_value, tsv_line
 from virnucpro.results.outputs import (
     CHUNK_TABLE,
@@ -21,6 +22,7 @@ from virnucpro.results.outputs import (
     FRAME_TABLE,
     GENE_GFF3,
     GENE_TABLE,
+    MIUVIG_TABLE,
     ORIGIN,
     PROTEIN_FASTA,
     RECORD_TABLE,
@@ -382,6 +384,10 @@ def _virus_fasta(results: CalledRecords) -> bytes:
     return format_fasta(headers, viruses.letters)
 
 
+def _miuvig_rows(results: CalledRecords) -> bytes:
+    return encode_texts("".join(map(tsv_line, miuvig_rows(results))))
+
+
 # Genes
 
 
@@ -636,6 +642,7 @@ CALL_ROWS: Mapping[OutputFile, _MakeRows] = {
     VIRAL_FASTA: _viral_fasta,
     VIRUS_TABLE: _virus_rows,
     VIRUS_FASTA: _virus_fasta,
+    MIUVIG_TABLE: _miuvig_rows,
     GENE_TABLE: partial(_gene_rows, _gene_table_row),
     GENE_GFF3: partial(_gene_rows, _gene_gff_row),
     PROTEIN_FASTA: partial(_gene_rows, _protein_row),

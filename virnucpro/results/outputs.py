@@ -191,6 +191,27 @@ VIRUS_TABLE = OutputFile(
     },
 )
 VIRUS_FASTA = OutputFile("viruses.fasta", "their sequences")
+# One row per virus, in the terms of a checklist: see ``miuvig``.
+MIUVIG_TABLE = OutputFile(
+    "miuvig.tsv",
+    "their description by MIUViG, for a submission to GenBank",
+    (
+        "virus",
+        "samp_name",
+        "detec_type",
+        "pred_genome_type",
+        "pred_genome_struc",
+        "topology",
+        "number_contig",
+        "assembly_qual",
+        "compl_score",
+        "compl_software",
+        "checkv_quality",
+        "tax_ident",
+        "vir_ident_software",
+        "feat_pred",
+    ),
+)
 # One row per gene. Positions are those in the sequence of the virus.
 GENE_TABLE = OutputFile(
     "genes.tsv",
@@ -255,6 +276,12 @@ MULTIQC = OutputFile(
     "counts of every sample, for MultiQC",
     per_file=False,
 )
+MULTIQC_FAMILIES = OutputFile(
+    "virnucpro_families_mqc.tsv",
+    "viruses of every sample by family, for MultiQC",
+    per_file=False,
+    is_optional=True,
+)
 FAILED_FILES = OutputFile(
     "failed_files.txt",
     "what failed in each file",
@@ -307,11 +334,13 @@ SEQUENCE_FILES = (VIRAL_FASTA.file, REGION_FASTA.file)
 REGION_OUTPUTS: tuple[OutputFile, ...] = (
     VIRUS_TABLE,
     VIRUS_FASTA,
+    MIUVIG_TABLE,
     GENE_TABLE,
     GENE_GFF3,
     PROTEIN_FASTA,
     SAMPLE_TABLE,
     MULTIQC,
+    MULTIQC_FAMILIES,
     REGION_TABLE,
     REGION_BED,
     REGION_GFF3,

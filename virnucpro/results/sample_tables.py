@@ -17,10 +17,13 @@ from virnucpro.results.outputs import (
     EMBEDDED_SAMPLE_TABLE,
     FAILED_FILES,
     MULTIQC,
+    MULTIQC_FAMILIES,
     SAMPLE_TABLE,
     OutputFile,
 )
 from virnucpro.sequences.inputs import InputFile
+
+_MOST_FAMILIES = 20  # bars in the graph for MultiQC, besides the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,35 @@ Sample\tn_records\tn_scored\tn_virus\tn_provirus
 """
 
 
+def _family_lines(output_dir: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
+    """Format the viruses of each sample by family, for a bar graph. "" if no family is named."""
+    files = _list_input_files(output_dir, counts_by_sample)
+    samples = list(dict.fromkeys(file.sample for file in files))
+    by_sample = [counts_by_sample.get(sample, RecordCounts()).families for sample in samples]
+    totals = Counter[str]()
+    for families in by_sample:
+        totals.update(families)
+    if not totals:
+        return ""
+    ranked = sorted(totals, key=lambda name: (-totals[name], name))
+    shown = ranked[:_MOST_FAMILIES]
+    others = ranked[_MOST_FAMILIES:]
+    rows = [("Sample", *shown, *(["others"] if others else []))]
+    for sample, families in zip(samples, by_sample, strict=True):
+        n_others = [sum(families[name] for name in others)] if others else []
+        rows.append((sample, *(str(families[name]) for name in shown), *map(str, n_others)))
+    return _MULTIQC_FAMILY_GRAPH + "".join("\t".join(row) + "\n" for row in rows)
+
+
+_MULTIQC_FAMILY_GRAPH = """\
+# id: virnucpro_families
+# section_name: 'VirNucPro: families of viruses'
+# description: 'viruses with a named family, or with a cluster of viruses without a family'
+# plot_type: bargraph
+# pconfig: {id: virnucpro_families_plot, title: 'VirNucPro: families of viruses', ylab: viruses}
+"""
+
+
 def _failure_lines(output_dir: OutputDir, counts_by_sample: Mapping[str, RecordCounts]) -> str:
     """Format path, stage and error for each file with a failure, separated by ``|`` and sorted."""
     rows = [(file, "read", file.error) for file in output_dir.refused]
@@ -194,5 +226,6 @@ LAST_LINES: Mapping[OutputFile, _LastLines] = {
     SAMPLE_TABLE: _sample_lines,
     EMBEDDED_SAMPLE_TABLE: _embedded_sample_lines,
     MULTIQC: _multiqc_lines,
+    MULTIQC_FAMILIES: _family_lines,
     FAILED_FILES: _failure_lines,
 }

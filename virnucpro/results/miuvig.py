@@ -1,0 +1,113 @@
+"""Describe each virus in the terms of MIUViG, for a submission to a sequence archive.
+
+The fields are those of the checklist "minimum information about an uncultivated virus genome"
+(Roux et al. 2019, doi:10.1038/nbt.4306). Fields that only the submitter knows, such as the source
+of the sample, are not included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from virnucpro._version import __version__
+from virnucpro.viral.completeness import CLOSED
+from virnucpro.viral.lineage import SEGMENTED
+from virnucpro.viral.types import CalledRecords, Identity
+
+_SOFTWARE = f"VirNucPro;{__version__}"
+_DETECTION = {"whole": "independent sequence (UViG)", "provirus": "provirus (UpViG)"}
+_UNKNOWN = "uncharacterized"
+# Genome type as ICTV writes it, or group -> term of MIUViG.
+_GENOME_TYPES = {
+    "dsDNA": "dsDNA",
+    "ssDNA": "ssDNA",
+    "ssDNA(+)": "ssDNA",
+    "ssDNA(-)": "ssDNA",
+    "ssDNA(+/-)": "ssDNA",
+    "dsRNA": "dsRNA",
+    "ssRNA(+)": "ssRNA (+)",
+    "ssRNA(-)": "ssRNA (-)",
+    "ssRNA(+/-)": "ssRNA",
+    "ssRNA": "ssRNA",
+    "dsDNA-RT": "dsDNA",
+    "ssRNA-RT": "ssRNA (+)",
+    "RNA+": "ssRNA (+)",
+    "RNA-": "ssRNA (-)",
+}
+_HIGH_QUALITY = 90.0  # percent of a genome
+_MEDIUM_QUALITY = 50.0
+
+
+def miuvig_rows(results: CalledRecords) -> Iterator[tuple[str, ...]]:
+    """Yield the values for each virus. A virus without bases has few."""
+    viruses = results.viruses
+    for place, record in enumerate(viruses.places):
+        identity = viruses.identities[place]
+        yield (
+            viruses.names[place],
+            results.calls.samples[record],
+            _DETECTION[viruses.extents[place]],
+            genome_type(identity),
+            genome_structure(identity),
+            "circular" if identity.topology == "circular" else "linear",
+            "1",
+            assembly_quality(identity),
+            completeness_score(identity),
+            _SOFTWARE if identity.completeness_method else "",
+            checkv_quality(identity),
+            identity.taxonomy,
+            f"{_SOFTWARE};predict",
+            f"{_SOFTWARE};genes" if viruses.genes[place] else "",
+        )
+
+
+def genome_type(identity: Identity) -> str:
+    """Return the genome type by ICTV, else by the group.
+
+    >>> genome_type(Identity(genome_type="ssRNA(-)")), genome_type(Identity(group="phage"))
+    ('ssRNA (-)', 'uncharacterized')
+    """
+    return _GENOME_TYPES.get(identity.genome_type or identity.group, _UNKNOWN)
+
+
+def genome_structure(identity: Identity) -> str:
+    """Return whether the genome of the taxon has several molecules."""
+    if identity.completeness_method == SEGMENTED:
+        return "segmented"
+    is_known = identity.completeness_method.endswith(" length")
+    return "non-segmented" if is_known else "undetermined"
+
+
+def assembly_quality(identity: Identity) -> str:
+    """Return the quality of the genome. A finished genome needs manual review."""
+    is_high = (identity.completeness or 0) >= _HIGH_QUALITY
+    return "High-quality draft genome" if is_high else "Genome fragment(s)"
+
+
+def completeness_score(identity: Identity) -> str:
+    """Return the estimated completeness: a word, and the percentage.
+
+    >>> completeness_score(Identity(completeness=72.5)), completeness_score(Identity())
+    ('med;72.5%', '')
+    """
+    percent = identity.completeness
+    if percent is None:
+        return ""
+    word = "high" if percent >= _HIGH_QUALITY else "med" if percent >= _MEDIUM_QUALITY else "low"
+    return f"{word};{percent:.1f}%"
+
+
+def checkv_quality(identity: Identity) -> str:
+    """Return the quality in CheckV's words.
+
+    >>> checkv_quality(Identity(completeness=100.0, completeness_method="DTR"))
+    'Complete'
+    """
+    percent = identity.completeness
+    if percent is None:
+        return "Not-determined"
+    if identity.completeness_method in CLOSED:
+        return "Complete"
+    if percent >= _HIGH_QUALITY:
+        return "High-quality"
+    return "Medium-quality" if percent >= _MEDIUM_QUALITY else "Low-quality"
