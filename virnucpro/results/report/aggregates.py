@@ -248,7 +248,7 @@ class RunCounts:
         n_others = self.n_records - self.n_viral
         n_shown = min(n_others, most - len(viral))
         others = np.arange(n_shown) * n_others // max(1, n_shown)
-        tasks: list[_CountTask[RecordRows]] = []
+        tasks: list[CountTask[RecordRows]] = []
         n_rows_before: list[int] = []
         row = other = 0
         for span, n_rows, n_others in self.blocks:
@@ -256,7 +256,7 @@ class RunCounts:
             bounds = np.searchsorted(others, (other, other + n_others))
             block_others = others[slice(*bounds)] - other
             if len(block_viral) + len(block_others):
-                tasks.append(_CountTask(span, partial(_rows_in, block_viral, block_others)))
+                tasks.append(CountTask(span, partial(_rows_in, block_viral, block_others)))
                 n_rows_before.append(row)
             row += n_rows
             other += n_others
@@ -314,7 +314,7 @@ def bounded_log_odds(scores: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True, slots=True)
-class _CountTask(Generic[T]):
+class CountTask(Generic[T]):
     """Processes the lines in a table span."""
 
     span: TableSpan
@@ -352,7 +352,7 @@ def count_records(table: Path, input_type: str, helpers: TaskRunner[None]) -> Ru
     counts = RunCounts.empty(starts)
     spans = list(split_table(table))
     count = partial(RunCounts.from_block, starts)
-    block_counts = helpers.map_in_order(_CountTask(span, count) for span in spans)
+    block_counts = helpers.map_in_order(CountTask(span, count) for span in spans)
     for span, added in zip(spans, block_counts, strict=True):
         counts.add(span, added)
     return counts
@@ -380,7 +380,7 @@ def find_records(
     if not wanted:
         return {}
     find = partial(_select_records, wanted, columns)
-    matches = helpers.map_in_order(_CountTask(span, find) for span in split_table(table, old_names))
+    matches = helpers.map_in_order(CountTask(span, find) for span in split_table(table, old_names))
     return dict(chain.from_iterable(matches))
 
 
@@ -404,7 +404,7 @@ def count_groups(table: Path, helpers: TaskRunner[None]) -> GroupCounts:
     groups: Counter[tuple[str, int]] = Counter()
     families: Counter[str] = Counter()
     for block_groups, block_families in helpers.map_in_order(
-        _CountTask(span, _count_groups_of_block)
+        CountTask(span, _count_groups_of_block)
         for span in split_table(table, VIRUS_TABLE.old_names)
     ):
         groups.update(block_groups)

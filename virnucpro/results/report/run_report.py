@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain, compress
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +29,7 @@ from virnucpro.results.outputs import (
     EMBEDDED_SAMPLE_TABLE,
     FAILED_FILES,
     FAILED_SEQUENCES,
+    GENE_TABLE,
     OUTPUTS,
     REGION_TABLE,
     SAMPLE_TABLE,
@@ -55,6 +57,13 @@ from virnucpro.results.report.run_json import (
     read_complaints,
     read_page_regions,
     read_tracks,
+)
+from virnucpro.results.report.virus_rows import (
+    ListedVirus,
+    best_proviruses,
+    count_classes,
+    lineage_bars,
+    read_gene_maps,
 )
 from virnucpro.results.table_blocks import TableBlock, open_table_reader, split_table
 from virnucpro.store.checksums import Outputs
@@ -115,6 +124,9 @@ class _RunFiles(NamedTuple):
     complaints: Mapping[str, int]
     groups: GroupCounts
     identities: Mapping[Key, tuple[str, ...]]  # group and family of the best viral records
+    evidences: Mapping[Key, tuple[str, ...]]  # why these are called
+    proviruses: list[ListedVirus]  # best first
+    classes: Mapping[tuple[str, str], int]  # viruses by file and class
     rows: RecordRows  # the rows for the page, if they fit
     helpers: TaskRunner[None]
 
@@ -189,6 +201,7 @@ def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
         "classes": classes,
         "has_fdr": not all(math.isnan(rate) for _, rate in run.counts.lowest),
         "groups": _group_rows(run) if run.has_table else None,
+        "lineages": lineage_bars(run.classes),
         "scores": scores_by_length(run.counts, run.rows, run.facts.cut, run.letters),
         "regions": _first_regions(run),
         "has_samples": samples is not None,
@@ -254,6 +267,9 @@ def _read_run(rundir: RunDir, helpers: TaskRunner[None]) -> _RunFiles:
         read_complaints(rundir.log),
         count_groups(viruses, helpers),
         find_records(viruses, best, ("group", "family"), helpers, VIRUS_TABLE.old_names),
+        find_records(table, best, ("evidence",), helpers),
+        best_proviruses(viruses, _N_TOP, helpers),
+        count_classes(viruses, helpers),
         rows,
         helpers,
     )
@@ -363,26 +379,46 @@ def _headline(run: _RunFiles) -> dict[str, object]:
     names.sort(key=lambda name: not name[0].startswith("viruses"))  # these are first
     if run.rundir.feature_index.is_file():
         names.append((run.rundir.feature_index.name, "all vectors, with their ids"))
-    top = run.rows.best(_N_TOP)
-    keys = zip(top.files, top.records, strict=True)
-    identities = [run.identities.get(key, ("", "")) for key in keys]
-    columns = [
-        top.records.tolist(),
-        top.files.tolist(),
-        top.lengths.tolist(),
-        top.scores.tolist(),
-        top.rates.tolist(),
-        identities,
-        top.notes.tolist(),
-    ]
+    top = _best_viruses(run)
     return {
         "n_within": run.n_regions.total(),
         "looked_for_regions": has_regions or run.facts.section("counts").get("n_regions") == 0,
-        "top": list(zip(*columns, strict=True)),
-        "has_fdr": not all(map(math.isnan, top.rates)),
-        "has_groups": any(group for group, _ in run.identities.values()),
+        "top": top,
+        "n_viruses": run.counts.n_viral + run.facts.number("counts", "n_proviruses"),
+        "has_fdr": not all(math.isnan(virus.rate) for virus in top),
+        "has_groups": any(virus.group for virus in top),
+        "has_evidence": any(virus.evidence for virus in top),
+        "has_proviruses": any(virus.extent == "provirus" for virus in top),
+        "gene_maps": read_gene_maps(run.rundir.output(GENE_TABLE.file), top, run.helpers),
         "files": names,
     }
+
+
+def _best_viruses(run: _RunFiles) -> list[ListedVirus]:
+    """Return the records and proviruses with the highest scores, those of proviruses posteriors."""
+    top = run.rows.best(_N_TOP)
+    columns = (top.records, top.files, top.lengths, top.scores, top.rates, top.notes)
+    viruses = []
+    for record, file, length, score, rate, note in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        group, family = run.identities.get((file, record), ("", ""))
+        (evidence,) = run.evidences.get((file, record), ("",))
+        whole = ListedVirus(
+            record=record,
+            file=file,
+            extent="whole",
+            length=length,
+            score=score,
+            rate=rate,
+            evidence=evidence,
+            group=group,
+            family=family,
+            note=note,
+        )
+        viruses.append(whole)
+    both = [*viruses, *run.proviruses]
+    return sorted(both, key=attrgetter("score"), reverse=True)[:_N_TOP]
 
 
 def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
@@ -633,6 +669,9 @@ def _machine(run: _RunFiles, charts: Sequence[Sequence[Chart]]) -> dict[str, obj
         "n_more_hosts": max(0, len(hosts) - _MOST_HOSTS),
         "n_starts": len(run.starts),
         "n_losses": sum(start.n_losses for start in run.starts),
+        "lost_devices": [printable(line) for start in run.starts for line in start.lost_devices][
+            :_MOST_LINES
+        ],
         "n_reductions": sum(start.n_reductions for start in run.starts),
         "n_failed_shards": sum(start.n_failed_shards for start in run.starts),
         "starts": starts,

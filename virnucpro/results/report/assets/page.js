@@ -10,6 +10,7 @@
   const scaled = (values, scale, digits) => (i) => (values[i] === null ? "" : (values[i] / scale).toFixed(digits));
   const has = (values) => values.some((value) => value !== null && value !== 0 && value !== "");
   const search = (fields) => fields.text.value.trim().toLowerCase();
+  offerDrawings();
   const data = await unpack(document.getElementById("data").textContent.trim());
   if (data === null) return;
   const records = data.columns ? showRecords(data) : null;
@@ -18,6 +19,40 @@
   showCharts(data, records);
   document.documentElement.dataset.ready = "true";
   performance.mark("ready");
+
+  // A button for each drawing saves it as an SVG file that needs no style sheet.
+  function offerDrawings() {
+    for (const figure of document.querySelectorAll("figure[data-chart], figure[data-export]")) {
+      const button = element("button", { type: "button", className: "save", textContent: "save as SVG" });
+      button.addEventListener("click", () => saveDrawing(figure));
+      (figure.querySelector("figcaption") ?? figure).append(button);
+    }
+  }
+
+  function saveDrawing(figure) {
+    const sources = [...figure.querySelectorAll("svg")].filter((svg) => !svg.closest(".legend"));
+    const sheet = drawn("svg", { xmlns: SVG });
+    let top = 0, widest = 0;
+    for (const source of sources) {
+      const box = source.getBoundingClientRect();
+      const copy = source.cloneNode(true);
+      const pairs = [source, ...source.querySelectorAll("*")].map((node, i) => [node, [copy, ...copy.querySelectorAll("*")][i]]);
+      for (const [node, twin] of pairs) {
+        const style = getComputedStyle(node);
+        for (const name of ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-family"]) twin.setAttribute(name, style.getPropertyValue(name));
+      }
+      for (const [name, value] of Object.entries({ x: 0, y: top, width: box.width, height: box.height })) copy.setAttribute(name, value);
+      sheet.append(copy);
+      top += box.height + 8;
+      widest = Math.max(widest, box.width);
+    }
+    sheet.setAttribute("viewBox", `0 0 ${widest} ${top}`);
+    const text = new XMLSerializer().serializeToString(sheet);
+    const link = element("a", { href: URL.createObjectURL(new Blob([text], { type: "image/svg+xml" })) });
+    link.download = `${figure.dataset.export ?? figure.dataset.chart}.svg`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
 
   async function unpack(text) {
     if (!text || !("DecompressionStream" in window)) return null;
