@@ -213,7 +213,7 @@ def test_miuvig_describes_each_virus():
     [
         (
             Identity(group="dsDNA", completeness=100.0, completeness_method="ITR"),
-            ("uncharacterized", "undetermined", "high;100.0%", "Complete"),
+            ("dsDNA", "undetermined", "high;100.0%", "Complete"),
         ),
         (
             Identity(genome_type="ssRNA(-)", completeness_method="segmented"),

@@ -27,7 +27,7 @@ from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import N_CODES, Digits, genetic_code
 from virnucpro.viral.known import KnownIndex
 from virnucpro.viral.networks import Scorer
-from virnucpro.viral.proteins import SHORTEST
+from virnucpro.viral.proteins import SHORTEST, Proteins
 from virnucpro.viral.scoring import score_proteins
 from virnucpro.viral.types import Gene, Partial
 from virnucpro.viral.windows import (
@@ -89,7 +89,7 @@ def find_genes(
         own = _cut_circle(some, len(view.sequence)) if view.is_circle else some
         proteins = _translate(pieces.digits[end - n : end], own, code)
         genes.append(list(_place_genes(view, own, proteins)))
-    return _add_evidence(viruses, genes)
+    return _add_evidence(genes)
 
 
 def _find_columns(pieces: Windows, has_sites: Digits, code: GeneticCode) -> Iterator[_Columns]:
@@ -174,20 +174,13 @@ def _place_genes(view: CanonicalView, columns: _Columns, proteins: Sequence[str]
     yield from sorted(genes, key=attrgetter("start", "end"))
 
 
-def _add_evidence(
-    viruses: Sequence[str], genes: Sequence[Sequence[Gene]]
-) -> list[tuple[Gene, ...]]:
+def _add_evidence(genes: Sequence[Sequence[Gene]]) -> list[tuple[Gene, ...]]:
     """Add what each gene resembles: its log-odds, and k-mers of known viruses."""
     flat = list(chain.from_iterable(genes))
     proteins = dict.fromkeys(gene.protein for gene in flat if len(gene.protein) >= SHORTEST)
     scores = score_proteins(proteins, Scorer.load_builtin()).tolist()
     log_odds = dict(zip(proteins, scores, strict=True))
-    bases = [
-        (sequence + sequence[: max(0, gene.end - len(sequence))])[gene.start : gene.end]
-        for sequence, some in zip(viruses, genes, strict=True)
-        for gene in some
-    ]
-    known = zip(flat, _known_kmers(bases), strict=True)
+    known = zip(flat, _known_kmers([gene.protein for gene in flat]), strict=True)
     complete = [
         gene._replace(
             log_odds=_number(log_odds.get(gene.protein)), n_known_kmers=n, known_family=family
@@ -203,13 +196,13 @@ def _number(value: float | None) -> float | None:
     return None if value is None or isnan(value) else round(value, 2)
 
 
-def _known_kmers(bases: Sequence[str]) -> list[tuple[int, str]]:
-    """Return for each gene the k-mers of known viruses, and the family of most, if there is one."""
+def _known_kmers(proteins: Sequence[str]) -> list[tuple[int, str]]:
+    """Return each protein's k-mers of known viruses, and the family of most, if there is one."""
     index = KnownIndex.load_builtin()
-    hits = index.look_up(bases)
-    n_viral = np.bincount(hits.record, hits.n_viral, minlength=len(bases)).astype(np.int64)
+    hits = index.look_up_proteins(Proteins.from_sequences(proteins))
+    n_viral = np.bincount(hits.record, hits.n_viral, minlength=len(proteins)).astype(np.int64)
     has_family = (hits.n_owner >= _FEWEST_OF_FAMILY) & (2 * hits.n_owner > hits.n_viral)
-    owners = np.zeros(len(bases), dtype=np.int64)
+    owners = np.zeros(len(proteins), dtype=np.int64)
     order = np.argsort(hits.n_owner, kind="stable")  # of several windows, the one with most hits
     chosen = order[has_family[order]]
     owners[hits.record[chosen]] = hits.owner[chosen]
