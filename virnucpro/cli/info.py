@@ -233,6 +233,10 @@ class _ReportOptions:
     """A folder with results."""
 
     folder: Annotated[Path, folder("Run folder.")]
+    ro_crate: Annotated[
+        bool,
+        option("Write DIR/ro-crate-metadata.json instead: the run in machine-readable form."),
+    ] = False
 
 
 @command(_ReportOptions)
@@ -243,9 +247,16 @@ def report(options: _ReportOptions) -> None:
     page.
 
     Example: virnucpro report results/
+
+    As metadata for an archive such as Zenodo or WorkflowHub: virnucpro report results/ --ro-crate
     """
     end_cleanly()
     with exit_on_error():
+        if options.ro_crate:
+            from virnucpro.results.ro_crate import write_ro_crate
+
+            running.print_lines([f"RO-Crate: {printable(write_ro_crate(options.folder))}"])
+            return
         from virnucpro.results.report.run_report import report_folder
 
         running.print_lines([f"report: {printable(report_folder(options.folder))}"])

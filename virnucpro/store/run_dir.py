@@ -89,6 +89,7 @@ class RunDir(SafeDir):
     manifest = _RunPath(RUN_FILE)
     log = _RunPath("virnucpro.log")
     report = _RunPath(page)
+    crate = _RunPath("ro-crate-metadata.json")  # written on request
     machine = _RunPath("machine.json")  # device work over time
     logs = _RunPath("logs")  # logs of ``work``, one per process
     parsl = _RunPath(f".parsl{TEMPORARY}")  # Parsl's files, while it runs
@@ -130,6 +131,7 @@ class RunDir(SafeDir):
             self.copies,
             self.samples,
             self.report,
+            self.crate,
             self.machine,
             *map(self.output, self.owned_names.run),
         )
