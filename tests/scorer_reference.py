@@ -301,23 +301,6 @@ def common_words(left: str, right: str, size: int, longest: int) -> list[tuple[i
     return found
 
 
-def kin_words_of(text: str, code: GeneticCode) -> list[str]:
-    """Words of long stretches of equal pieces of at most 10,000 bases, which may share a base.
-
-    Codons mean what they usually do.
-    """
-    sequence, words = letters_of(text), []
-    n = -(-len(sequence) // 10_000)
-    for number in range(n):
-        first, behind = divmod((number + 1) * len(sequence), n)
-        piece = sequence[number * len(sequence) // n : first + (behind > 0)]
-        for n_codons, strand, start in kept_of(piece, code, shortest=30)[0]:
-            bases = strands_of(piece)[strand][start : start + 3 * n_codons]
-            protein = "".join(LETTERS.get(bases[i : i + 3], "*") for i in range(0, len(bases), 3))
-            words += [protein[i : i + LENGTH] for i in range(len(protein) - LENGTH + 1)]
-    return [word for word in words if "*" not in word]
-
-
 def is_plain(repeat: str) -> bool:
     """Whether a repeat is unknown, of one base, or of a short unit."""
     n = len(repeat)

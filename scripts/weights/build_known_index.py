@@ -54,7 +54,7 @@ from known_kmers import (
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from scorer_manifest import NAMELESS, Row
-from train_kin import Viruses, families_of, owners_of
+from train_virus_groups import Viruses, families_of, owners_of
 
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.sequences.open_codes import Digits
@@ -152,8 +152,8 @@ def name_owners(
     """The owner of each virus, and the names of all owners.
 
     Families of ICTV come first, then the clusters of labelled viruses without a family, as in
-    ``train_kin``. Other species have a nameless owner; those behind the last number share it with
-    others.
+    ``train_virus_groups``. Other species have a nameless owner. Those behind the last number share
+    it with others.
     """
     is_labelled = np.array([virus.row["kind"] != REFERENCE for virus in viruses])
     pairs = zip(viruses, lineages, strict=True)

@@ -7,7 +7,8 @@ Viruses are those of ``build_known_index.py``. A fifth of all species is set apa
 Otherwise, a fifth of the others (or of their genera, or of all families) is left out of an index,
 three times by chance. A fragment of each length is drawn from each species that was left out, and
 named as ``Lineages.name`` does. A name is right if the virus is in this taxon and in all above it.
-Viruses of which nobody says the taxon of a rank do not count at this rank.
+Viruses of which nobody says the taxon of a rank do not count at this rank. Kinds are those of the
+named taxa. They are right if the catalogue has the same kind.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ictv_taxa import FAMILY, UNKNOWN, Lineage, Taxa, find_lineages, n_known_ran
 from kmer_taxa import CommonTaxa, KmerPairs, TaxonCodes
 from known_kmers import (
     RATE_OF_SEVERAL,
+    REFERENCE,
     LabelledSequence,
     address_of,
     compile_library,
@@ -34,12 +36,15 @@ from known_kmers import (
     species_of,
 )
 from numpy.typing import NDArray
+from scorer_manifest import Row
+from train_virus_groups import kind_index
 
 from virnucpro.core.numeric import BoolArray, IntArray
 from virnucpro.sequences.open_codes import Digits
 from virnucpro.viral.features import RESIDUE_OF_CODE
 from virnucpro.viral.known import NodeHits, Nodes
 from virnucpro.viral.lineage import LIMITS, RANKS, Limits, Lineages, load_lineages
+from virnucpro.viral.taxonomy import KINDS, group_of_taxon
 
 TEST = (0, 1)  # tenths of the species
 SHARE_LEFT_OUT = 1 / 5
@@ -180,6 +185,19 @@ def measure(
                 tally.n += truth[rank] != ""
                 tally.n_named += is_named
                 tally.n_right += is_named and named[: rank + 1] == truth[: rank + 1]
+            kind = kind_of_row(material.viruses[fragment.virus].row)
+            if kind:
+                tally = names.tallies[name, fragment.n_bases, "kind", limits]
+                found_kind = group_of_taxon(material.known.taxa[number])
+                tally.n += 1
+                tally.n_named += found_kind != ""
+                tally.n_right += found_kind == kind
+
+
+def kind_of_row(row: Row) -> str:
+    """The kind of a labelled virus; empty if its catalogue does not say."""
+    number = -1 if row["kind"] == REFERENCE else kind_index(row)
+    return KINDS[number] if number >= 0 else ""
 
 
 def validate(material: Material, names: Names) -> None:

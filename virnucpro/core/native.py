@@ -105,15 +105,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         _COUNTS,
         _VALUES,
     ),
-    "stretch_words": (*_PIECES, _BYTES, c_int64, _COUNTS, _COUNTS),
-    "families_of": (
-        _COUNTS,
-        c_int64,
-        _Arrays(np.int32),
-        _Arrays(np.uint16),
-        _Arrays(np.uint16),
-        _Arrays(np.int32),
-    ),
     # digits, starts, lengths and number of windows for n pieces, codon residues, the highest hash,
     # the table, the owner of each node, and one row per window
     "known_hits": (*_KNOWN, _Arrays(np.uint16), _COUNTS),

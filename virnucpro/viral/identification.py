@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.viral.completeness import estimate_completeness
-from virnucpro.viral.lineage import Taxon, load_builtin_lineages, name_taxa
-from virnucpro.viral.taxonomy import load_builtin_taxonomy
+from virnucpro.viral.lineage import Relative, Taxon, find_relatives, load_builtin_lineages
+from virnucpro.viral.taxonomy import group_of_taxon, load_builtin_groups, topologies
 from virnucpro.viral.types import Identity
 from virnucpro.viral.windows import Windows
 
@@ -24,7 +24,7 @@ def load_tables() -> None:
     Raises:
         UnavailableError: a table is missing or damaged.
     """
-    load_builtin_taxonomy()
+    load_builtin_groups()
     load_builtin_lineages()
 
 
@@ -43,12 +43,17 @@ def identify_viruses(
 def _identities(
     viruses: Sequence[str], are_circles: Sequence[bool | None] | None, code: GeneticCode
 ) -> Iterator[Identity]:
-    identities = load_builtin_taxonomy().assign(viruses, are_circles, code)
-    taxa = name_taxa(Windows.from_sequences(viruses))
-    for bases, identity, taxon in zip(viruses, identities, taxa, strict=True):
-        if not identity.group:
-            yield identity
+    sequences = Windows.from_sequences(viruses)
+    relatives = find_relatives(sequences)
+    groups = _find_groups(sequences, relatives, code)
+    ends = topologies(sequences, are_circles or [None] * len(viruses))
+    for bases, relative, group, end in zip(viruses, relatives, groups, ends, strict=True):
+        if not group[0]:
+            yield Identity()
             continue
+        share = round(relative.family_share, 3) if relative.family else None
+        identity = Identity(*group, relative.family, relative.family_kmers, share, *end)
+        taxon = relative.taxon
         named = taxon if taxon.lineage else tailed_phage_class(identity, len(bases))
         completeness = estimate_completeness(len(bases), identity.topology, named)
         yield identity._replace(
@@ -59,6 +64,22 @@ def _identities(
             completeness=completeness.percent,
             completeness_method=completeness.method,
         )
+
+
+def _find_groups(
+    sequences: Windows, relatives: Sequence[Relative], code: GeneticCode
+) -> list[tuple[str, float | None]]:
+    """Return the group of each virus and its probability, empty without a known base."""
+    predictor = load_builtin_groups()
+    groups: list[tuple[str, float | None]] = [
+        (group_of_taxon(relative.taxon), predictor.certainty(relative.n_taxon_kmers))
+        for relative in relatives
+    ]
+    others = [place for place, (group, _) in enumerate(groups) if not group]
+    unnamed = sequences.select(sequences.starts[others], sequences.lengths[others])
+    for place, group in zip(others, predictor.predict(unnamed, code), strict=True):
+        groups[place] = group
+    return groups
 
 
 def tailed_phage_class(identity: Identity, n_bases: int) -> Taxon:

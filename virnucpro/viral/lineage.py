@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 from virnucpro.core.atomic_io import EMBEDDED_FOLDER, open_regular_file, parse_json
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
-from virnucpro.core.numeric import IntArray
+from virnucpro.core.numeric import FloatArray, IntArray
 from virnucpro.viral.known import KnownIndex, NodeHits, Nodes
 from virnucpro.viral.windows import Windows
 
 FORMAT = 1
 RANKS = ("realm", "kingdom", "phylum", "class", "order", "family", "genus")
+FAMILY = RANKS.index("family")
 SEGMENTED = "segmented"  # instead of a rank: genomes in the taxon have several molecules
 ROOT = "Viruses"  # before the realm, as geNomad writes it
 KMERS_PER_HIT = 1_200  # a long sequence needs one k-mer from the taxon for this many k-mers
@@ -44,6 +45,18 @@ class Limits(NamedTuple):
 
 # chosen on validation species by ``measure_lineages.py``
 LIMITS = Limits(fewest=3, least_share=0.8)
+
+
+CLUSTER = "cluster:"  # prefix of the names of clusters
+KMERS_PER_CLUSTER_HIT = 400  # as KMERS_PER_HIT. Most viruses without a family have no cluster
+CLUSTER_LIMITS = Limits(fewest=3, least_share=0.7)
+
+
+class Support(NamedTuple):
+    """The evidence for a taxon or cluster in each record, in columns, (n_records,)."""
+
+    n_hits: IntArray
+    share: FloatArray  # among the hits that distinguish it from others at its rank
 
 
 class Taxon(NamedTuple):
@@ -62,13 +75,28 @@ class Taxon(NamedTuple):
         >>> Taxon(("Ribozyviria", "", "", "", "", "Kolmioviridae", "Deltavirus"), "", "").taxonomy
         'Viruses;Ribozyviria;;;;;Kolmioviridae'
         """
-        n_ranks = RANKS.index("family") + 1
+        n_ranks = FAMILY + 1
         names = (*self.lineage, *[""] * n_ranks)[:n_ranks]
         return ";".join((ROOT, *names)) if self.lineage else ""
 
     @property
+    def family(self) -> str:
+        """Return the family, or an empty string if it has no name."""
+        return (*self.lineage, *[""] * len(RANKS))[FAMILY]
+
+    @property
     def genus(self) -> str:
         return self.lineage[-1] if len(self.lineage) == len(RANKS) else ""
+
+
+class Relative(NamedTuple):
+    """The taxon of a virus, and its closest family or cluster."""
+
+    taxon: Taxon  # the lowest with enough evidence
+    n_taxon_kmers: int  # k-mers from this taxon
+    family: str  # family, or else cluster. Empty: neither
+    family_kmers: int
+    family_share: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,9 +150,26 @@ class Lineages:
             named[of_record[is_named]] = candidate[is_named]
         return named
 
+    def support(self, hits: NodeHits, nodes: Nodes, taxa: IntArray) -> Support:
+        """Return the evidence for one taxon in each record, 0 without a taxon. (n_records,)"""
+        of_record = taxa[hits.record]
+        rank = self._ranks[of_record]
+        distinguishes = (of_record > 0) & (nodes.depths[hits.node] > rank)
+        is_inside = distinguishes & (self.ancestors[nodes.taxa[hits.node], rank] == of_record)
+        n_hits, total = (
+            np.bincount(hits.record[chosen], hits.n_hits[chosen], minlength=len(taxa))
+            for chosen in (is_inside, distinguishes)
+        )
+        return Support(n_hits.astype(np.int64), n_hits / np.maximum(1, total))
 
-def name_taxa(pieces: Windows) -> list[Taxon]:
-    """Return each sequence's taxon, from the built-in index.
+    @cached_property
+    def _ranks(self) -> IntArray:
+        """Return the rank of each taxon: an index in ``RANKS``. (n_taxa,)"""
+        return np.array([max(0, len(taxon.lineage) - 1) for taxon in self.taxa])
+
+
+def find_relatives(pieces: Windows) -> list[Relative]:
+    """Return each sequence's taxon and closest family or cluster, from the built-in index.
 
     Raises:
         UnavailableError: a package file is missing, damaged, or does not match the others.
@@ -133,7 +178,53 @@ def name_taxa(pieces: Windows) -> list[Taxon]:
     lineages = load_builtin_lineages()
     hits, n_kmers = index.count_nodes(pieces)
     taxa = lineages.name(hits, n_kmers, index.nodes)
-    return [lineages.taxa[number] for number in taxa.tolist()]
+    families = lineages.ancestors[taxa, FAMILY]
+    of_taxon = lineages.support(hits, index.nodes, taxa)
+    of_family = lineages.support(hits, index.nodes, families)
+    clusters, of_cluster = name_clusters(hits, n_kmers, index.nodes, index.owners)
+    relatives = []
+    for record, (taxon, family) in enumerate(zip(taxa.tolist(), families.tolist(), strict=True)):
+        support = of_family if family else of_cluster
+        relatives.append(
+            Relative(
+                taxon=lineages.taxa[taxon],
+                n_taxon_kmers=int(of_taxon.n_hits[record]),
+                family=lineages.taxa[family].family or clusters[record],
+                family_kmers=int(support.n_hits[record]),
+                family_share=float(support.share[record]),
+            )
+        )
+    return relatives
+
+
+def name_clusters(
+    hits: NodeHits, n_kmers: IntArray, nodes: Nodes, owners: Sequence[str]
+) -> tuple[list[str], Support]:
+    """Return the cluster that owns most k-mers in each record, or an empty string.
+
+    Args:
+        hits: of the records, by node.
+        n_kmers: (n_records,) k-mers that were looked up.
+        nodes: the owners behind the node numbers.
+        owners: names of families and clusters.
+    """
+    n_records = len(n_kmers)
+    n_owners = len(owners)
+    total = np.bincount(hits.record, hits.n_hits, minlength=n_records)
+    keys = hits.record * n_owners + nodes.owners[hits.node]
+    pairs, pair_index = np.unique(keys, return_inverse=True)
+    n_hits = np.bincount(pair_index, hits.n_hits, minlength=len(pairs)).astype(np.int64)
+    record, owner = np.divmod(pairs, n_owners)
+    is_cluster = np.array([name.startswith(CLUSTER) for name in owners])
+    needed = np.maximum(CLUSTER_LIMITS.fewest, n_kmers[record] / KMERS_PER_CLUSTER_HIT)
+    is_named = is_cluster[owner] & (n_hits >= needed)
+    is_named &= n_hits >= CLUSTER_LIMITS.least_share * total[record]  # at most one per record
+    names = [""] * n_records
+    counts = np.zeros(n_records, dtype=np.int64)
+    counts[record[is_named]] = n_hits[is_named]
+    for place, number in zip(record[is_named].tolist(), owner[is_named].tolist(), strict=True):
+        names[place] = owners[number]
+    return names, Support(counts, counts / np.maximum(1, total))
 
 
 @cache

@@ -1,14 +1,8 @@
-"""Identify a viral sequence: its kind, its family or cluster, and its topology.
+"""Predict the group of a virus, and find its topology.
 
-A k-mer is nine residues in an open reading frame. The table contains k-mers that occur in only one
-family: all k-mers that several genera in the family have, and one in 16 of the others, selected by
-hash. A k-mer from viruses without a family belongs to the only cluster of related genomes that has
-it, or has no taxon (0). A sequence gets a family if enough known k-mers belong to it, and
-the kind of that family. Otherwise it may get a cluster by the same rule, and a network predicts the
-kind from the scorer's features, except k-mers.
-
-``scripts/weights/train_kin.py`` writes ``embedded/kin.safetensors``, which contains the table, the
-network and their metadata.
+A virus has the group of its named taxon (``lineage``). Without one, a network predicts the group
+from the features of the scorer, except k-mers. ``scripts/weights/train_virus_groups.py`` writes the
+network, ``embedded/virus_groups.safetensors``.
 
 The topology comes from terminal repeats, direct or inverted, or from a header that says circular.
 Assemblers leave a direct repeat where they cut a circle, and many linear genomes end in one: the
@@ -22,9 +16,12 @@ count either.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from math import isnan
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -41,22 +38,13 @@ from virnucpro.viral.features import (
     CLIP,
     FIGURES,
     NO_WORDS,
-    RESIDUE_OF_CODE,
-    Numbers,
     library_input,
 )
+from virnucpro.viral.lineage import Taxon
 from virnucpro.viral.networks import load_tensors
-from virnucpro.viral.types import Identity
 from virnucpro.viral.windows import Windows, split_windows
 
-FORMAT = 2
-MIN_KMERS = 2  # minimum number to name a family
-BASES_PER_KMER = 3_000  # a long sequence needs more k-mers: one per this many bases
-# the same for a cluster, stricter because most viruses without a family belong to no known cluster
-_MIN_CLUSTER_KMERS = 3
-_BASES_PER_CLUSTER_KMER = 300
-CLUSTER = "cluster:"  # cluster name prefix
-MIN_KMER_SHARE = 0.7  # minimum share among the known k-mers in a sequence, to name their taxon
+FORMAT = 3
 KINDS = (
     "phage",
     "archaeal virus",
@@ -69,123 +57,31 @@ KINDS = (
 )
 GROUP_FEATURES = slice(0, FIGURES.stop)  # all but k-mers and ratios
 GROUP_PIECE_BASES = 1000  # bases
-UNKNOWN = -1  # instead of a taxon: the table does not contain the k-mer
 _OUTPUTS = 16  # layer outputs that the library computes together
-_KMER_PIECE = 10_000  # bases searched for open reading frames in one go
 _SEQUENCES_AT_ONCE = 128  # read by the network together: they fit into the processor's cache
-_PIECES_AT_ONCE, _BASES_AT_ONCE = 10_000, 1_000_000  # for looking up k-mers
-_MIN_STRETCH_CODONS = 30  # codons
-_KMER_BITS = 39  # enough for a k-mer number: there are 20**9
+# ICTV lists soil and water as the source of most Leviviricetes. The others have several genome
+# types there, such as one for each sense
+_GROUP_OF_TAXON = {
+    "Leviviricetes": "phage",
+    "Negarnaviricota": "RNA-",
+    "Alphasatellitidae": "ssDNA",
+    "Anelloviridae": "ssDNA",
+    "Naryaviridae": "ssDNA",
+    "Parvoviridae": "ssDNA",
+    "Tolecusatellitidae": "ssDNA",
+    "Vilyaviridae": "ssDNA",
+}
+_GROUP_OF_GENOME = {
+    "ssRNA(+)": "RNA+",
+    "ssRNA(-)": "RNA-",
+    "ssRNA(+/-)": "RNA-",
+    "ssRNA(-); ssRNA(+/-)": "RNA-",
+    "dsRNA": "dsRNA",
+    "dsDNA": "dsDNA",
+}
 
 Topology: TypeAlias = Literal["linear", "DTR", "ITR", "circular"]
-Taxa = NDArray[np.uint16]
 Weights = NDArray[np.float32]
-
-
-@dataclass(frozen=True, eq=False)
-class KmerTable:
-    """K-mers and their taxa.
-
-    A k-mer is stored as 36 bits of its hash: a bucket, and the remainder. With two million k-mers
-    in the table, one k-mer in 3e4 matches by chance.
-    """
-
-    n_of_bucket: NDArray[np.uint8]  # (2**20,)
-    rests: NDArray[np.uint16]  # (n_words,) by bucket, ascending
-    taxa: Taxa  # (n_words,) index of the family or cluster, or 0
-
-    def __post_init__(self) -> None:
-        if not self.n_of_bucket.sum() == len(self.rests) == len(self.taxa):
-            raise ValueError(f"{len(self.rests)} words, but {len(self.taxa)} owners")
-
-    @cached_property
-    def _first(self) -> NDArray[np.int32]:
-        """Return the index of each bucket's first k-mer, and of the end. (2**20 + 1,)"""
-        first = np.zeros(len(self.n_of_bucket) + 1, dtype=np.int32)
-        np.cumsum(self.n_of_bucket, out=first[1:])
-        return first
-
-    def find_taxa(self, numbers: Numbers) -> NDArray[np.int32]:
-        """Return the taxon of each k-mer, or ``UNKNOWN`` if it is not in the table. (n,) -> (n,)"""
-        owners = np.empty(len(numbers), dtype=np.int32)
-        call("families_of", numbers, len(numbers), self._first, self.rests, self.taxa, owners)
-        return owners
-
-
-def iter_kmers(
-    sequences: Windows, code: GeneticCode = STANDARD
-) -> Iterator[tuple[IntArray, Numbers]]:
-    """Yield k-mers from some sequences at a time: sequence index and k-mer number. (n,), (n,)
-
-    A k-mer may occur several times in a sequence.
-    """
-    owner, places, lengths = _word_pieces(sequences)
-    first = 0
-    while first < len(places):
-        end = int(np.searchsorted(places, places[first] + _BASES_AT_ONCE))
-        some = slice(first, min(end, first + _PIECES_AT_ONCE))
-        pieces = sequences.select(places[some], lengths[some])
-        n_words = np.empty(len(pieces), dtype=np.int64)
-        numbers = np.empty(int((pieces.lengths // 2 + 1).sum()), dtype=np.int64)
-        sizes = RESIDUE_OF_CODE, _MIN_STRETCH_CODONS, n_words, numbers
-        call("stretch_words", *pieces.arguments(code), *sizes)
-        yield np.repeat(owner[some], n_words), numbers[: int(n_words.sum())]
-        first = some.stop
-
-
-def _word_pieces(sequences: Windows) -> tuple[IntArray, IntArray, IntArray]:
-    """Return sequence, start and length for each window that is searched for k-mers.
-
-    Windows in a sequence are equally long and share at most one base, if the rounding of their ends
-    assigns it to both. So the reverse complement has the same windows.
-    """
-    n_pieces = -(-sequences.lengths // _KMER_PIECE)
-    owner = np.repeat(np.arange(len(sequences)), n_pieces)
-    number = np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner]
-    n_bases = sequences.lengths[owner]
-    n_parts = n_pieces[owner]
-    start = number * n_bases // n_parts
-    end = -(-(number + 1) * n_bases // n_parts)
-    return owner, sequences.starts[owner] + start, end - start
-
-
-def assign_taxa(
-    sequences: Windows, table: KmerTable, n_families: int, code: GeneticCode = STANDARD
-) -> tuple[IntArray, IntArray, FloatArray]:
-    """Return each sequence's family or cluster, the number of its k-mers, and their share.
-
-    The taxon owns enough known k-mers, or is 0. Each k-mer counts once. The share is among
-    the k-mers in the table.
-    n -> (n,), (n,), (n,)
-    """
-    pairs, counts = np.unique(_taxa_of_kmers(sequences, table, code), return_counts=True)
-    sequence = pairs >> 16
-    owner = pairs & 0xFFFF
-    n = len(sequences)
-    total = np.bincount(sequence, counts, minlength=n)
-    named, n_words = np.zeros((2, n), dtype=np.int64)
-    is_family = owner < n_families
-    fewest = np.where(is_family, MIN_KMERS, _MIN_CLUSTER_KMERS)
-    bases_per_word = np.where(is_family, BASES_PER_KMER, _BASES_PER_CLUSTER_KMER)
-    is_enough = counts >= np.maximum(fewest, sequences.lengths[sequence] / bases_per_word)
-    is_enough &= counts / total[sequence] >= MIN_KMER_SHARE  # at most one taxon has this share
-    named[sequence[is_enough]], n_words[sequence[is_enough]] = owner[is_enough], counts[is_enough]
-    return named, n_words, n_words / np.maximum(1, total)
-
-
-def _taxa_of_kmers(sequences: Windows, table: KmerTable, code: GeneticCode) -> IntArray:
-    """Return, for each known k-mer, its sequence, and its taxon in the lowest 16 bits."""
-    each = [np.empty((3, 0), dtype=np.int64)]
-    for of_words, of_numbers in iter_kmers(sequences, code):
-        of_owners = table.find_taxa(of_numbers)
-        known = np.flatnonzero(of_owners != UNKNOWN)
-        each.append(np.stack([of_words[known], of_numbers[known], of_owners[known]]))
-    whose, numbers, owners = np.concatenate(each, axis=1)
-    assert len(sequences) < 1 << 63 - _KMER_BITS, "a block of records has fewer"
-    words = whose << _KMER_BITS | numbers
-    order = np.argsort(words)  # equal k-mers in a sequence become neighbours
-    is_new = np.diff(words[order], prepend=-1) != 0
-    return np.asarray(whose[order[is_new]] << 16 | owners[order[is_new]])
 
 
 def group_features(sequences: Windows, code: GeneticCode = STANDARD) -> FloatArray:
@@ -201,7 +97,7 @@ def group_features(sequences: Windows, code: GeneticCode = STANDARD) -> FloatArr
 
 @dataclass(frozen=True, eq=False)
 class GroupNetwork:
-    """Predict the kind of a virus from mean window features: two layers and a GELU."""
+    """Predict the group of a virus from mean window features: two layers and a GELU."""
 
     mean: Weights  # (n_features,)
     deviation: Weights  # (n_features,)
@@ -236,7 +132,7 @@ class GroupNetwork:
         (n, n_features), (n,) -> (n, n_kinds)
         """
         lengths, slopes = zip(*self.slopes, strict=True)
-        slope = np.interp(np.log(n_bases), np.log(lengths), slopes)
+        slope = np.interp(np.log(np.maximum(1, n_bases)), np.log(lengths), slopes)
         scaled = slope[:, None] * self.logits(features)
         odds = np.exp(scaled - scaled.max(axis=1, keepdims=True))
         return np.asarray(odds / odds.sum(axis=1, keepdims=True))
@@ -262,71 +158,59 @@ def _product(values: FloatArray, weights: FloatArray, bias: FloatArray) -> Float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TaxonAssigner:
-    """The k-mer table and the network that identify viruses."""
+class GroupPredictor:
+    """Predict the group of viruses, from their named taxon or from their features."""
 
-    kmers: KmerTable
-    families: tuple[str, ...]  # by taxon index. Taxon 0 has no name
-    kind_of_family: tuple[str, ...]  # parallel to families, empty for 0
-    clusters: tuple[str, ...]  # by taxon index, after the families
-    net: GroupNetwork
-    # (n k-mers from the family, share of sequences with n or more that get the right kind)
+    network: GroupNetwork
+    # (k-mers from the named taxon, share of viruses with so many or more whose group is right)
     certainties: tuple[tuple[int, float], ...]
 
-    def assign(
-        self,
-        viruses: Sequence[str],
-        are_circles: Sequence[bool | None] | None = None,
-        code: GeneticCode = STANDARD,
-    ) -> list[Identity]:
-        """Identify each viral sequence. Without a known base, its identity is empty.
+    def certainty(self, n_kmers: int) -> float:
+        """Return how often the group of a named taxon is right, given its k-mers in the virus."""
+        index = bisect_right(self.certainties, n_kmers, key=itemgetter(0))
+        return self.certainties[max(0, index - 1)][1]
 
-        In ``are_circles``, None marks a region, which has no topology.
+    def predict(
+        self, sequences: Windows, code: GeneticCode = STANDARD
+    ) -> list[tuple[str, float | None]]:
+        """Return each sequence's most probable group by its features, and the probability.
+
+        Without a known base, the group is empty.
         """
-        sequences = Windows.from_sequences(viruses)
-        ends = topologies(sequences, are_circles or [None] * len(viruses))
-        rows = zip(self._assign_taxa(sequences, code), ends, strict=True)
-        return [Identity(*kin, *end) if kin[0] else Identity() for kin, end in rows]
+        blocks = [np.empty((0, len(KINDS)))]
+        for first in range(0, len(sequences), _SEQUENCES_AT_ONCE):
+            block = slice(first, first + _SEQUENCES_AT_ONCE)
+            some = sequences.select(sequences.starts[block], sequences.lengths[block])
+            blocks.append(self.network.probabilities(group_features(some, code), some.lengths))
+        probabilities = np.concatenate(blocks)
+        best = probabilities.max(axis=1).tolist()
+        kinds = probabilities.argmax(axis=1).tolist()
+        return [
+            ("", None) if isnan(probability) else (KINDS[kind], round(probability, 3))
+            for kind, probability in zip(kinds, best, strict=True)
+        ]
 
-    def _assign_taxa(
-        self, sequences: Windows, code: GeneticCode
-    ) -> Iterator[tuple[str, float, str, int, float | None]]:
-        """Yield the kind, its probability, the family or cluster, and its k-mers: number, share."""
-        n = len(sequences)
-        n_families = len(self.families)
-        owner, n_words, shares = assign_taxa(sequences, self.kmers, n_families, code)
-        has_family = (owner > 0) & (owner < n_families)
-        kinds = np.full(n, len(KINDS))
-        chances = np.empty(n)
-        others = np.flatnonzero(~has_family & (sequences.lengths > 0))
-        kinds[others], chances[others] = self._predict_groups(sequences, others, code)
-        fewest, values = zip(*self.certainties, strict=True)
-        certainties = np.array(values)[np.searchsorted(fewest, n_words, side="right") - 1]
-        chances[has_family] = certainties[has_family]
-        kinds[has_family] += owner[has_family]
-        names = [*self.families, *(CLUSTER + name for name in self.clusters)]
-        words = [*KINDS, *self.kind_of_family]
-        columns = (column.tolist() for column in (kinds, chances, owner, n_words, shares))
-        for kind, chance, number, n_of_kin, share in zip(*columns, strict=True):
-            kin = (names[number], n_of_kin, round(share, 3)) if number else ("", 0, None)
-            yield words[kind], chance, *kin
 
-    def _predict_groups(
-        self, sequences: Windows, chosen: IntArray, code: GeneticCode
-    ) -> tuple[IntArray, FloatArray]:
-        """Return the chosen sequences' most probable kind, and its probability.
+def group_of_taxon(taxon: Taxon) -> str:
+    """Return the group of the viruses in a taxon, or an empty string if they differ.
 
-        Without a known base, the kind is ``len(KINDS)``.
-        """
-        each = [np.empty((0, len(KINDS)))]
-        for first in range(0, len(chosen), _SEQUENCES_AT_ONCE):
-            some = chosen[first : first + _SEQUENCES_AT_ONCE]
-            few = sequences.select(sequences.starts[some], sequences.lengths[some])
-            each.append(self.net.probabilities(group_features(few, code), few.lengths))
-        chances = np.concatenate(each)
-        best = chances.max(axis=1)
-        kinds = np.where(np.isnan(best), len(KINDS), chances.argmax(axis=1))
-        return kinds, np.array([round(chance, 3) for chance in best.tolist()])
+    Viruses with the same genome type may infect eukaryotes or prokaryotes. So a taxon above the
+    family has a group only if its host source is known.
+    """
+    for name in taxon.lineage:
+        if name in _GROUP_OF_TAXON:
+            return _GROUP_OF_TAXON[name]
+    if taxon.host_source == "bacteria":
+        return "phage"
+    if taxon.host_source == "archaea":
+        return "archaeal virus"
+    if not taxon.host_source and not taxon.family:
+        return ""
+    if taxon.genome_type.endswith("-RT"):
+        return "reverse-transcribing"
+    if taxon.genome_type.startswith("ssDNA"):
+        return "ssDNA"
+    return _GROUP_OF_GENOME.get(taxon.genome_type, "")
 
 
 def topologies(
@@ -353,17 +237,17 @@ def topologies(
 
 
 @cache
-def load_builtin_taxonomy() -> TaxonAssigner:
-    """Return the built-in k-mer table and network, which each process reads once.
+def load_builtin_groups() -> GroupPredictor:
+    """Return the built-in predictor, which each process reads once.
 
     Raises:
-        UnavailableError: as ``load_taxonomy``.
+        UnavailableError: as ``load_groups``.
     """
-    return load_taxonomy(EMBEDDED_FOLDER / "kin.safetensors")
+    return load_groups(EMBEDDED_FOLDER / "virus_groups.safetensors")
 
 
-def load_taxonomy(path: Path) -> TaxonAssigner:
-    """Read the k-mer table and the network from their safetensors file.
+def load_groups(path: Path) -> GroupPredictor:
+    """Read the network and its certainties from their safetensors file.
 
     Raises:
         UnavailableError: the file is missing, damaged, or in another format.
@@ -376,16 +260,12 @@ def load_taxonomy(path: Path) -> TaxonAssigner:
             (tensors[f"kind.{i}.weight"], tensors[f"kind.{i}.bias"]) for i in range(2)
         )
         slopes = tuple((n_bases, slope) for n_bases, slope in facts["slopes"])
-        return TaxonAssigner(
-            KmerTable(*(tensors[f"words.{name}"] for name in ("buckets", "rests", "owners"))),
-            tuple(facts["families"]),
-            tuple(facts["kind_of_family"]),
-            tuple(facts["clusters"]),
+        return GroupPredictor(
             GroupNetwork(tensors["kind.mean"], tensors["kind.deviation"], hidden, output, slopes),
             tuple((fewest, value) for fewest, value in facts["certainties"]),
         )
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
-            f"{printable(path)} is not the table of viral families: {printable(error)}",
+            f"{printable(path)} is not the network for groups of viruses: {printable(error)}",
             hint="reinstall VirNucPro: this file is part of it",
         ) from error
