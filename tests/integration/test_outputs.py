@@ -198,3 +198,15 @@ def test_mask_in_predict_is_invalid(tmp_path):
     protein = random_protein(80)
     (call,) = virnucpro.predict({"p": f"{protein}<mask>{protein}"})
     assert call.status == "invalid" and "<mask>" in call.note
+
+
+def test_every_output_is_opened_by_name(finished):
+    run = virnucpro.open(finished)
+    assert run.outputs == virnucpro.Extraction(finished).outputs
+    for name in run.outputs:
+        output = run.output(name)
+        expected = dict(virnucpro.read_features(finished, output=name))
+        assert list(output.ids) == list(PROTEINS)
+        for orf_id, rows in output.items():
+            assert rows.shape == expected[orf_id].shape and np.array_equal(rows, expected[orf_id])
+            assert np.array_equal(output[orf_id], rows)

@@ -258,7 +258,7 @@ def write_anndata(source: ExportSource, tree: SafeDir, path: Path) -> None:
         _mark(matrix, "array", "0.2.0")
         first = 0
         for batch in source.batches():
-            matrix[first : first + len(batch.ids)] = batch.vectors
+            matrix[first : first + len(batch.ids)] = np.reshape(batch.vectors, (-1, vectors.dim))
             first += len(batch.ids)
         digests = [digest.hex() for digest in vectors.digests()]
         columns: dict[str, list[str] | NDArray[Any]] = {

@@ -289,7 +289,7 @@ def _to_hdf5(
             values = np.array([getattr(failure, name) for failure in failures], dtype=object)
             h5.create_dataset(f"failed/{name}", data=values, dtype=text)
         h5.flush()
-        names = ["embeddings"]
+        names = ["embeddings", *(array.spec.name for array in embeddings.extra)]
         offsets = {name: h5[name].id.get_offset() or 0 for name in names}  # None: without rows
         return bytes(h5.id.get_file_image()), offsets
 

@@ -54,7 +54,7 @@ class VectorDataset(IterableDataset[tuple[str, torch.Tensor]]):
         for window in self._windows(first, end):
             rows = self.vectors.read_verified(window)
             for position, row in zip(window.tolist(), rows, strict=True):
-                yield self.vectors.ids[position], torch.from_numpy(row)
+                yield self.vectors.ids[position], torch.as_tensor(row)
 
     def _windows(self, first: int, end: int) -> Iterator[NDArray[np.int64]]:
         """Yield the positions of this share in order, as many at once as are shuffled together."""

@@ -181,9 +181,9 @@ class Vectors:
     """The vectors of a finished run, in input order. ``virnucpro.open`` returns them.
 
     ``run["P12345"]`` and ``run[5]`` are float32 of the shape (dim,), or (residues, dim) for vectors
-    per residue, or (residues, residues) for contacts. ``run[10:20]`` and ``run[[3, 1]]`` are
-    several: an array (n, dim), or a list where shapes differ. Nothing is read before it is asked
-    for, and a single vector is read without its neighbours.
+    per residue, (residues, residues) for contacts, and () for a perplexity. ``run[10:20]`` and
+    ``run[[3, 1]]`` are several: an array (n, dim), or a list where shapes differ. Nothing is read
+    before it is asked for, and a single vector is read without its neighbours.
 
     A missing, replaced or truncated feature file raises FeatureFileError, which names it.
     Everything that reads many vectors (``batches``, ``to_arrow``, ``to_anndata``,
@@ -313,7 +313,7 @@ class Vectors:
         row = int(index.row[position])
         rows = self._files.rows(part)
         if self.has_one_row:
-            return _to_float32(rows[row])
+            return self._shaped(_to_float32(rows[row]))
         length = int(index.length[position])
         if self.spec.kind == "per_residue":
             first = int(index.residue[position])
@@ -333,7 +333,11 @@ class Vectors:
             chosen = order[first:end]
             rows = self._files.rows(int(part[chosen[0]]))
             vectors[chosen] = _to_float32(rows[row[chosen]])
-        return vectors
+        return self._shaped(vectors)
+
+    def _shaped(self, vectors: Vector) -> Vector:
+        """Drop the last axis of single numbers, such as perplexities."""
+        return vectors if self.spec.has_vectors else vectors[..., 0]
 
     def __iter__(self) -> Iterator[Vector]:
         """Yield each vector in input order, from verified files."""
@@ -458,7 +462,7 @@ class Vectors:
         vectors = np.empty((len(self), self.dim), dtype=np.float32)
         first = 0
         for batch in self.batches():
-            vectors[first : first + len(batch.ids)] = batch.vectors
+            vectors[first : first + len(batch.ids)] = np.reshape(batch.vectors, (-1, self.dim))
             first += len(batch.ids)
         return anndata.AnnData(
             X=vectors, obs=pandas.DataFrame(columns, index=index), uns=dict(self.facts)
