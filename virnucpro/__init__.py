@@ -17,6 +17,7 @@ TYPE_CHECKING = False  # as in typing, which takes a while to load
 if TYPE_CHECKING:
     from virnucpro.api import (
         Embedded,
+        Embedder,
         Extraction,
         RecordStatus,
         embed,
@@ -43,6 +44,7 @@ _HOMES = {  # public name -> module, for names defined outside ``virnucpro.api``
 __all__ = [
     "Call",
     "Embedded",
+    "Embedder",
     "Extraction",
     "Identity",
     "Progress",

@@ -82,11 +82,13 @@ from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.vectors import Vectors, open_vectors
 from virnucpro.viral.types import Call
+from virnucpro.workflows.embedder import ResidentEmbedder
 from virnucpro.workflows.export import open_finished_stores
 from virnucpro.workflows.extract import extract as run_extract
 from virnucpro.workflows.options import ExtractOptions, RunOptions
 from virnucpro.workflows.predict import predict as run_predict
 from virnucpro.workflows.predict_options import PredictOptions
+from virnucpro.workflows.run_config import resolve_extract
 from virnucpro.workflows.run_steps import ExecutorOn
 
 Vector: TypeAlias = NDArray[np.float32]
@@ -607,6 +609,67 @@ def _open_stores(folder: str | Path) -> tuple[FeatureStore, ...]:
     return open_finished_stores(expand_path(folder))
 
 
+class Embedder(ResidentEmbedder):
+    """A model that stays loaded: ``with Embedder("esm2_t33_650M_UR50D") as embedder: ...``
+
+    ``embed`` takes a list of proteins. A call takes a batch of columns, so that an instance is an
+    actor of Ray Data: ``dataset.map_batches(virnucpro.Embedder, fn_constructor_args=[model])``.
+    Results have the bytes of ``extract`` with the same options.
+
+    Args:
+        model: name or path, as in ``extract``.
+        devices: ``all`` GPUs (else the CPU), a kind (``cuda``, ``cpu``, ``mps``), or numbers of
+            GPUs (``0,2``). A single device is used in this process, and several in their own.
+        layer: 1 to the last, or from -1 backwards. None: the last.
+        pooling: ``mean``, ``max``, ``std``, ``bos``, or ``none`` for a vector per residue.
+        precision: as in ``extract``.
+        batch_size: tokens per batch, or ``auto``.
+        workers: processes on a CPU.
+        sequence_column: column of a batch with the proteins.
+        vector_column: column that a call adds.
+
+    Raises:
+        VirnucproError: the model or a device cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        devices: str = "all",
+        layer: int | None = None,
+        pooling: Pooling = "mean",
+        precision: Literal["auto", "bf16", "fp16", "fp32", "fp8"] = "auto",
+        batch_size: int | str = "auto",
+        workers: int | None = 1,
+        sequence_column: str = "sequence",
+        vector_column: str = "embedding",
+    ) -> None:
+        values: dict[str, object] = {
+            "model": model and str(model),
+            "layers": [] if layer is None else [layer],
+            "pooling": [pooling],
+            "precision": precision,
+            "esm_batch_size": str(batch_size),
+            "workers": workers,
+            **_choose_devices(devices),
+        }
+        with _option_words(), TemporaryDirectory(prefix="virnucpro-") as folder:
+            paths = {"output_dir": Path(folder) / "run", "input": ()}
+            options = build_options(ExtractOptions, {**paths, **_process_options(), **values})
+            config = resolve_extract(options, lambda _: None)
+            super().__init__(config, sequence_column, vector_column)
+
+
+def _choose_devices(devices: str) -> dict[str, object]:
+    """Return the device options for a word or for numbers of GPUs."""
+    if devices == "all":
+        return {}
+    if devices in ("cuda", "cpu", "mps"):
+        return {"device": devices}
+    return {"gpus": devices}
+
+
 def open(folder: str | Path) -> Vectors:
     """Open the vectors of a finished run: ``run["P12345"]``, ``run[5]``, ``run[10:20]``.
 
@@ -751,16 +814,20 @@ def _open_run_dir(
     """
     warnings = _Warnings(get_type_hints(keywords))
     with _option_words(), log_to_handler(warnings), ExitStack() as stack:
-        defaults = {
-            **_USUAL,
-            "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-            "hugging_face": cache_folder(os.environ),
-            "hdf5_vol_connector": os.environ.get("HDF5_VOL_CONNECTOR"),
-            "slurm": slurm_variables(os.environ),
-        }
+        defaults = {**_USUAL, **_process_options()}
         options = build_options(kind, {"output_dir": folder, "input": (), **defaults, **values})
         options = build_options(kind, {**vars(options), "input": python_input.write(folder, stack)})
         workflow(options, _event_handler(on_progress), _executor_on)
+
+
+def _process_options() -> dict[str, object]:
+    """Return the fields of options that describe this process."""
+    return {
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "hugging_face": cache_folder(os.environ),
+        "hdf5_vol_connector": os.environ.get("HDF5_VOL_CONNECTOR"),
+        "slurm": slurm_variables(os.environ),
+    }
 
 
 def _executor_on(devices: Sequence[str]) -> Executor:

@@ -36,7 +36,7 @@ from virnucpro.core.events import (
 )
 from virnucpro.core.logging import printable
 from virnucpro.core.recipe import Alphabet, EncoderSpec
-from virnucpro.core.types import Shard
+from virnucpro.core.types import Orf, Shard
 from virnucpro.engine.base import Resources, WorkerConfig
 from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.shard_embedding import (
@@ -178,9 +178,13 @@ class Worker:
         yield from self._run_batches(drain=True)
         yield from self._report_written()
 
+    def read_orfs(self, shard: Shard) -> list[Orf]:
+        """Return the ORFs of a shard that are not copies."""
+        return [orf for orf in read_shard(shard) if orf.copy_of is None]
+
     def _open_shard(self, attempt: Attempt) -> _OpenShard:
         started = time.monotonic()
-        orfs = [orf for orf in read_shard(attempt.shard) if orf.copy_of is None]
+        orfs = self.read_orfs(attempt.shard)
         embeddings = [
             ShardEmbedding(encoder, store, cache, attempt, orfs)
             for encoder, store, cache in zip(
