@@ -20,7 +20,6 @@ from scorer_reference import (
     layout_of,
     letters_of,
     longest_open,
-    number_of,
     owner_of,
     random_text,
     table_of,
