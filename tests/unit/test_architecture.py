@@ -111,7 +111,14 @@ def test_test_modules_import_no_other_test_module() -> None:
 OF_OTHER_COMMANDS = ("viral.", "training.", "results.report.", "api")
 # each is imported where the input, the machine or the options ask for it
 OPTIONAL = {
-    *("sequences.fastq", "sequences.translate", "sequences.spans", "sequences.sample_sheet"),
+    *(
+        "core.plugins",
+        "store.feature_export",
+        "sequences.fastq",
+        "sequences.translate",
+        "sequences.spans",
+        "sequences.sample_sheet",
+    ),
     *("sequences.input_folder", "sequences.input_copies", "sequences.other_formats"),
     *("models.nvidia", "models.download", "store.manifest_reader", "store.plan_reader"),
     *("store.recipe_changes", "workflows.extend_inputs", "results.sample_writer"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from labelled_data_helpers import head_facts
 from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
 
 from virnucpro.core.numeric import FloatArray, sigmoid
 from virnucpro.sequences.kmers import N_FEATURES
@@ -17,6 +18,7 @@ from virnucpro.training.evaluation.calibration import (
     FALSE_POSITIVES,
     Calibration,
     calibrate,
+    fit_logistic,
     fit_temperature,
     select_chunks,
 )
@@ -193,3 +195,16 @@ def test_protein_network_has_its_temperature():
     # both are within the same noise of what made them too sure, or not sure enough
     assert found.protein_temperature / found.temperature == pytest.approx(4, rel=0.02)
     assert found.temperature == pytest.approx(0.5, rel=0.1)
+
+
+def test_logistic_fit_agrees_with_scikit_learn() -> None:
+    """Without a pull, which scikit-learn has only towards 0."""
+    rng = np.random.default_rng(3)
+    inputs = np.column_stack([rng.normal(size=(400, 2)), np.ones(400)])
+    is_virus = rng.random(400) < sigmoid(inputs @ np.array([1.5, -0.7, 0.3]))
+    weights = rng.random(400)
+    weights /= weights.sum()
+    model = LogisticRegression(C=np.inf, fit_intercept=False, tol=1e-10, max_iter=1000)
+    model.fit(inputs, is_virus, sample_weight=weights * len(weights))
+    fitted = fit_logistic(inputs, is_virus, weights, np.zeros(3))
+    np.testing.assert_allclose(fitted, model.coef_[0], rtol=1e-5)

@@ -32,7 +32,6 @@ from pathlib import Path
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
-from virnucpro.core.plugins import find_plugins
 
 # Other packages import these three names from this module.
 from virnucpro.models.family import Family as Family
@@ -88,6 +87,8 @@ FAMILIES: dict[str, Family] = {  # the first one gets, and may reject, unrecogni
 
 def installed_families() -> dict[str, Family]:
     """Return the families of other packages, by name."""
+    from virnucpro.core.plugins import find_plugins
+
     return {name: load() for name, load in find_plugins(PLUGINS, Family).items()}
 
 
@@ -99,6 +100,8 @@ def find_family(name: str) -> Family:
     """
     if name in FAMILIES:
         return FAMILIES[name]
+    from virnucpro.core.plugins import find_plugins
+
     if load := find_plugins(PLUGINS, Family).get(name):
         return load()
     raise UnavailableError(

@@ -25,7 +25,6 @@ from virnucpro.core.numeric import find_runs
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import FeatureFormat
 from virnucpro.core.types import Embeddings, check_counts
-from virnucpro.store.feature_export import export, split_output, split_rows
 from virnucpro.store.feature_file import (
     Attributes,
     Checksums,
@@ -92,7 +91,10 @@ class IndexPart:
         """
         parts = []
         for path, embeddings, checksums in features.files:
-            export(path, embeddings.without_ids(hidden), layout, store.encoder, store.tree)
+            if layout != "h5":
+                from virnucpro.store.feature_export import export
+
+                export(path, embeddings.without_ids(hidden), layout, store.encoder, store.tree)
             if embeddings.vectors.shape[1]:  # 0 for copies whose originals have no vector
                 parts.append(cls.from_file(path.name, embeddings, checksums, hidden))
         return parts
@@ -192,6 +194,8 @@ def read_shown(
 
 def _split(embeddings: Embeddings, output: OutputSpec | None) -> list[NDArray[np.float32]]:
     """Split an output in a file into the rows of each ORF."""
+    from virnucpro.store.feature_export import split_output, split_rows
+
     for array in embeddings.extra:
         if array.spec == output:
             return split_output(array, embeddings.lengths)
