@@ -147,11 +147,15 @@ def have_no_room(encoder: TransformerEncoder) -> None:
 
 
 def take_bf16_angles(encoder: TransformerEncoder) -> None:
-    def forward(batch: PackedBatch) -> torch.Tensor:
-        staged = RunLayout.from_batch(batch, encoder.model.inv_freq)
-        positions = torch.from_numpy(batch.positions).bfloat16()
-        angles = positions[:, None] * encoder.model.inv_freq.bfloat16()
-        turned = replace(staged, cos=angles.cos().float().repeat(1, 2), sin=angles.sin().float())
-        return encoder.model.encode(turned)
+    iter_states = encoder.model.iter_states
 
-    encoder.model.forward = forward
+    def iter_turned(
+        batch: RunLayout, numbers: set[int], attend: Kernel
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        starts = batch.cu_seqlens[:-1].repeat_interleave(batch.cu_seqlens.diff())
+        positions = (torch.arange(len(batch.tokens)) - starts).bfloat16()
+        angles = positions[:, None] * encoder.model.inv_freq.bfloat16()
+        turned = replace(batch, cos=angles.cos().float().repeat(1, 2), sin=angles.sin().float())
+        yield from iter_states(turned, numbers, attend)
+
+    encoder.model.iter_states = iter_turned

@@ -480,6 +480,13 @@ def embed(
             "embed gives one vector per protein, not one per residue",
             hint="use extract with pooling='none', and iterate over its result",
         )
+    for name in ("layer", "pooling"):
+        value = options.get(name)
+        if isinstance(value, (list, tuple)) or "," in str(value) or value == "all":
+            raise UsageError(
+                f"embed gives one vector per protein; {name} is {printable(repr(value))}",
+                hint=f"give one {name}, or use extract, whose result has several outputs",
+            )
     if on_error not in ("raise", "skip"):
         raise UsageError(f"on_error is {printable(repr(on_error))}", hint="give 'raise' or 'skip'")
     with _option_words(), ExitStack() as stack:

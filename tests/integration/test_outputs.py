@@ -194,6 +194,13 @@ def test_both_layers_of_a_repeated_option_are_taken(model, tmp_path):
     assert "mean_layer1" in text
 
 
+@pytest.mark.parametrize("several", [{"pooling": ["mean", "max"]}, {"layer": "1,2"}])
+def test_embed_refuses_several_outputs(model, several):
+    with pytest.raises(UsageError, match="embed gives one vector per protein") as refusal:
+        virnucpro.embed(["MKV"], str(model), **several)
+    assert "use extract" in refusal.value.hint
+
+
 def test_mask_in_predict_is_invalid(tmp_path):
     protein = random_protein(80)
     (call,) = virnucpro.predict({"p": f"{protein}<mask>{protein}"})
