@@ -176,8 +176,10 @@ class Summary:
 
     @property
     def time_line(self) -> str:
-        """The seconds of each stage."""
-        return "time: " + ", ".join(f"{name} {self.seconds[name]:.1f} s" for name in self.stages)
+        """The seconds of each stage that this start has reached."""
+        return "time: " + ", ".join(
+            f"{name} {self.seconds[name]:.1f} s" for name in self.stages if name in self.seconds
+        )
 
     def first_table(self, folder: Path, command: Command) -> Path:
         """Return the table to read first: viruses if there are any, else all records."""
