@@ -41,7 +41,13 @@ from virnucpro.results.table_readers import parse_region
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, log_likelihoods, viral_path
-from virnucpro.viral.host_markers import Repeat, find_host_genes, find_trna_ends, host_peptides
+from virnucpro.viral.host_markers import (
+    RecordText,
+    Repeat,
+    find_host_genes,
+    find_trna_ends,
+    host_peptides,
+)
 from virnucpro.viral.options import FALSE_POSITIVES, ThresholdOptions
 from virnucpro.viral.provirus import (
     SHORTEST_RECORD,
@@ -903,7 +909,8 @@ def repeats_of(word: str, *, elsewhere: str = "") -> list[Repeat]:
     """The repeats around (40_000, 60_000) of a record with a word from 45_000 and up to 70_000."""
     bases, size = random_dna(200_000, np.random.default_rng(11)), len(word)
     bases = bases[:45_000] + word + bases[45_000 + size : 70_000 - size] + word + bases[70_000:]
-    return Repeat.from_ends(bases + elsewhere, (40_000, 60_000), (0, len(bases)), 20_000)
+    record = RecordText.from_bases(bases + elsewhere)
+    return Repeat.from_ends(record, (40_000, 60_000), (0, len(bases)), 20_000)
 
 
 def test_a_repeat_far_from_the_ends_must_be_long():
@@ -928,7 +935,8 @@ def test_terminators_are_no_attachment_sites():
     left, right = gene[:300] + "A" + gene[301:], gene[:300] + "C" + gene[301:]
     bases = random_dna(200_000, np.random.default_rng(13))
     record = bases[:45_000] + left + bases[46_000:69_000] + right + bases[70_000:]
-    assert not Repeat.from_ends(record, (40_000, 60_000), (0, len(record)), 20_000)
+    text = RecordText.from_bases(record)
+    assert not Repeat.from_ends(text, (40_000, 60_000), (0, len(record)), 20_000)
 
 
 def test_ends_move_only_with_most_evidence():

@@ -178,7 +178,7 @@ def test_common_words_are_those_of_plain_python(left: str, right: str, n_shared:
 def test_words_are_counted_as_python_counts_them(text: str, words: list[str]) -> None:
     text = "A" * 50 + text + "".join(words) * 2
     words += [*map(reverse_complement, words), "A" * 12]  # does not lie on itself
-    counts = landmarks._count(words, text).tolist()
+    counts = landmarks.RecordText.from_bases(text).count_around(words, 0)[0].tolist()
     assert counts == [text.count(word) for word in words]
 
 

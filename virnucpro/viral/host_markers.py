@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from typing import NamedTuple
@@ -142,9 +143,17 @@ def _peptides(code: GeneticCode) -> Digits:
 def ribosomal_rna(sequence: str) -> list[int]:
     """Return positions, in bases, of conserved 16S and 23S rRNA k-mers. Takes upper case."""
     words = [*RIBOSOMAL_RNA, *map(reverse_complement, RIBOSOMAL_RNA)]
-    found = [word for word, n in zip(words, _count(words, sequence).tolist(), strict=True) if n]
-    matches = (re.finditer(f"(?={word})", sequence) for word in found)
-    return sorted(match.start() for match in chain.from_iterable(matches))
+    counts = _count(words, _encode_bases(sequence)).tolist()
+    found = [word for word, n in zip(words, counts, strict=True) if n]
+    return sorted(chain.from_iterable(_find_all(word, sequence) for word in found))
+
+
+def _find_all(word: str, sequence: str) -> Iterator[int]:
+    """Yield the positions of a word, which may overlap."""
+    place = sequence.find(word)
+    while place >= 0:
+        yield place
+        place = sequence.find(word, place + 1)
 
 
 def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
@@ -159,6 +168,33 @@ def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
     return near
 
 
+@dataclass(frozen=True, slots=True)
+class RecordText:
+    """The bases of a record, encoded once for many searches."""
+
+    bases: str  # upper case
+    letters: Digits  # the same in ASCII, (n_bases,)
+    _counts: dict[tuple[int, str], int] = field(default_factory=dict)  # of start and word
+
+    @classmethod
+    def from_bases(cls, bases: str) -> RecordText:
+        return cls(bases, _encode_bases(bases))
+
+    def count_around(self, words: Sequence[str], middle: int) -> tuple[IntArray, int]:
+        """Count each word on the given strand, in the ``_ELSEWHERE`` bases around a base.
+
+        Equal words in the same bases are counted once. -> (n_words,), bases
+        """
+        n_bases = len(self.bases)
+        first = max(0, min(middle - _ELSEWHERE // 2, n_bases - _ELSEWHERE))
+        around = self.letters[first : first + _ELSEWHERE]
+        new = [word for word in dict.fromkeys(words) if (first, word) not in self._counts]
+        if new:
+            keys = [(first, word) for word in new]
+            self._counts.update(zip(keys, _count(new, around).tolist(), strict=True))
+        return np.array([self._counts[first, word] for word in words]), len(around)
+
+
 class Repeat(NamedTuple):
     """The same bases at two positions, as often found around an integrated element."""
 
@@ -169,7 +205,7 @@ class Repeat(NamedTuple):
 
     @staticmethod
     def from_ends(
-        sequence: str, ends: tuple[int, int], bounds: tuple[int, int], reach: int
+        record: RecordText, ends: tuple[int, int], bounds: tuple[int, int], reach: int
     ) -> list[Repeat]:
         """Return the direct repeats around a region that are unlikely by chance, best first.
 
@@ -189,11 +225,13 @@ class Repeat(NamedTuple):
         def places(i: IntArray, j: IntArray) -> tuple[FloatArray, FloatArray]:
             return _find_kmers(i - start), _find_kmers(j - end)
 
-        repeats = _repeats(sequence, left, right, places, MOST_BY_CHANCE)
-        return _is_unique_repeat(sequence, ends, repeats, MOST_BY_CHANCE)
+        repeats = _repeats(record.bases, left, right, places, MOST_BY_CHANCE)
+        return _is_unique_repeat(record, ends, repeats, MOST_BY_CHANCE)
 
     @staticmethod
-    def at_one_end(sequence: str, ends: tuple[int, int], shortest: int, reach: int) -> list[Repeat]:
+    def at_one_end(
+        record: RecordText, ends: tuple[int, int], shortest: int, reach: int
+    ) -> list[Repeat]:
         """Return repeats between an end and the inside of a region, where a neighbour ends.
 
         The inner copy may be anywhere at least ``shortest`` bases from both ends. A repeat is
@@ -201,6 +239,7 @@ class Repeat(NamedTuple):
         ``from_ends``.
         """
         start, end = ends
+        sequence = record.bases
         inside = start + shortest, end - shortest
         n_inside = np.array(inside[1] - inside[0], dtype=np.float64)
         near_start = max(0, start - reach), min(inside[0], start + reach)
@@ -213,7 +252,7 @@ class Repeat(NamedTuple):
                 sequence, inside, near_end, lambda _, j: (n_inside, _find_kmers(j - end)), 1.0
             ),
         ]
-        return _is_unique_repeat(sequence, ends, each, 1.0)
+        return _is_unique_repeat(record, ends, each, 1.0)
 
 
 def _repeats(
@@ -255,7 +294,7 @@ def _repeats(
 
 
 def _is_unique_repeat(
-    sequence: str,
+    record: RecordText,
     ends: tuple[int, int],
     repeats: Sequence[tuple[Repeat, float]],
     most_by_chance: float,
@@ -263,21 +302,20 @@ def _is_unique_repeat(
     """Return the repeats that stay unlikely given their nearby occurrences, best first."""
     if not repeats:
         return []
-    first = max(0, min(sum(ends) - _ELSEWHERE, 2 * len(sequence) - 2 * _ELSEWHERE) // 2)
-    around = sequence[first : first + _ELSEWHERE]
     words = [repeat.bases for repeat, _ in repeats]
-    on_both = _count([*words, *map(reverse_complement, words)], around)
+    both = [*words, *map(reverse_complement, words)]
+    on_both, n_bases = record.count_around(both, sum(ends) // 2)
     counts = on_both.reshape(2, -1).sum(axis=0).tolist()
     expected = [
-        repeat._replace(n_by_chance=max(repeat.n_by_chance, n_places * (count - 2) / len(around)))
+        repeat._replace(n_by_chance=max(repeat.n_by_chance, n_places * (count - 2) / n_bases))
         for (repeat, n_places), count in zip(repeats, counts, strict=True)
     ]
     return sorted(repeat for repeat in expected if repeat.n_by_chance < most_by_chance)
 
 
-def _count(words: Sequence[str], sequence: str) -> IntArray:
-    """Count the non-overlapping occurrences of each word, on the given strand only. -> (n,)"""
-    of_words, text = map(_encode_bases, ("".join(words), sequence))
+def _count(words: Sequence[str], text: Digits) -> IntArray:
+    """Count the non-overlapping occurrences of each word in ASCII letters. -> (n_words,)"""
+    of_words = _encode_bases("".join(words))
     lengths = np.array([len(word) for word in words], dtype=np.int64)
     counts = np.zeros(len(words), dtype=np.int64)
     call("count_words", text, len(text), of_words, lengths, len(words), counts)

@@ -29,6 +29,7 @@ from virnucpro.core.types import FastaRecord, reverse_complement
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.viral.hmm import OWN_REGION_MODEL, RegionModel, corrupt_model_error, viral_path
 from virnucpro.viral.host_markers import (
+    RecordText,
     Repeat,
     find_host_genes,
     find_trna_ends,
@@ -456,11 +457,13 @@ def _middles(starts: IntArray, model: RegionModel) -> IntArray:
 def near_host_genes(
     sequence: str, middles: IntArray, runs: Sequence[ViralRun], code: GeneticCode
 ) -> BoolArray:
-    """Mask the items whose middle is near a host gene in one of the runs."""
+    """Mask the items whose middle is near a host gene in one of the runs. They are ascending."""
     is_near = np.zeros(len(middles), dtype=np.bool_)
     for run in runs:
         for start, end in host_genes(sequence[run.start_base : run.end_base], code):
-            is_near |= (middles >= run.start_base + start) & (middles <= run.start_base + end)
+            first = np.searchsorted(middles, run.start_base + start, side="left")
+            last = np.searchsorted(middles, run.start_base + end, side="right")
+            is_near[first:last] = True
     return is_near
 
 
@@ -468,7 +471,7 @@ def near_host_genes(
 class Repeats:
     """The direct repeats in a record, and the evidence between them."""
 
-    bases: str  # upper case
+    record: RecordText
     middles: IntArray  # of items
     sums: FloatArray  # cumulative evidence before each item, and the total
     reach: int  # maximum bases between a repeat's end and a run's end
@@ -484,7 +487,8 @@ class Repeats:
         (_, enter), (leave, _) = model.transition(model.step)
         reach = round(model.virus_bases)
         cost = -enter - leave
-        return cls(sequence, starts + model.size // 2, sums, reach, cost)
+        record = RecordText.from_bases(sequence)
+        return cls(record, starts + model.size // 2, sums, reach, cost)
 
     def from_window(self, run: ViralRun, bounds: tuple[int, int] | None = None) -> Repeat | None:
         """Return the best repeat around a run that encloses more than half its evidence.
@@ -492,11 +496,12 @@ class Repeats:
         Without bounds, it may be anywhere. A run at a record's end has none.
         """
         start, end = ends = run.start_base, run.end_base
-        bounds = bounds or (0, len(self.bases))
-        if start <= 0 or end >= len(self.bases):
+        n_bases = len(self.record.bases)
+        bounds = bounds or (0, n_bases)
+        if start <= 0 or end >= n_bases:
             return None
         if (run, bounds) not in self._known:
-            repeats = Repeat.from_ends(self.bases, ends, bounds, self.reach)
+            repeats = Repeat.from_ends(self.record, ends, bounds, self.reach)
             least = self._evidence(*ends) / 2
             most = (one for one in repeats if self._evidence(one.start, one.end) > least)
             self._known[run, bounds] = next(most, None)
@@ -509,7 +514,7 @@ class Repeats:
         ends = run.start_base, run.end_base
         if self.from_window(run) and self._evidence(*ends) < 2 * self.cost:
             return [run]
-        inner = Repeat.at_one_end(self.bases, ends, SHORTEST_NEIGHBOUR, self.reach)
+        inner = Repeat.at_one_end(self.record, ends, SHORTEST_NEIGHBOUR, self.reach)
         parts = self._pair_ends(run, inner) or self._single_ends(run, inner)
         if len(parts) < 2:
             return parts or [run]
@@ -648,7 +653,7 @@ def refine_ends(
     The markers are a direct repeat around both ends, or the nearest open reading frame edge
     for each end. No end passes the midpoint to the next end, so separate runs stay separate.
     """
-    sequence = repeats.bases
+    sequence = repeats.record.bases
     moved: list[tuple[int, int, str]] = []
     for i, run in enumerate(runs):
         start = run.start_base
