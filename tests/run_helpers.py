@@ -226,7 +226,7 @@ def within(seconds: int) -> Iterator[None]:
 def exported(run_folder: Path, layout: str) -> dict[str, NDArray[np.float32]]:
     """The vectors of a run in another format, by id."""
     found: dict[str, NDArray[np.float32]] = {}
-    for path in (run_folder / "features").glob(f"*.{layout}"):
+    for path in (run_folder / "features").glob(f"[0-9]*.{layout}"):
         if layout == "npz":
             with np.load(path) as stored:
                 found |= dict(zip(stored["ids"].tolist(), stored["embeddings"], strict=True))

@@ -91,6 +91,7 @@ def test_threads_of_the_process_are_kept():
         torch.set_num_threads(before)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # of its own code
 def test_ray_actors_make_the_same_bytes(sequences, expected):
     ray = pytest.importorskip("ray", reason="ray is not installed")
     pytest.importorskip("ray.data", reason="ray[data] is not installed")

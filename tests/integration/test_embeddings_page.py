@@ -71,6 +71,8 @@ def test_page_commands_run(folder: Path) -> None:
         rows = (folder / name / "records.tsv").read_text().splitlines()
         assert [row.split("\t")[3] for row in rows] == ["status"] + ["embedded"] * 4
     assert (folder / "residues/features/000000.parquet").exists()
+    assert (folder / "embeddings.uniprot.h5").exists()
+    assert (folder / "parts/part-00000.safetensors").exists()
     with h5py.File(folder / "outputs/features/000000.h5") as h5:
         assert {"std_layer1", "mean_layer2", "contacts", "perplexity"} <= set(h5)
 
