@@ -121,17 +121,21 @@ def write_embeddings(
     failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
     content, offsets = _to_hdf5(embeddings, attributes, store)
     table = _to_table(embeddings)
+    digest = hashlib.sha256(content)  # the content is large, so it is hashed once
+    digest.update(table)
     label = Label(
         attributes,
         failed_records,
         n_bytes=len(content) + len(table),
-        sha256=read_checksum([content, table]),
+        sha256=digest.hexdigest(),
         table_bytes=len(table),
         table_sha256=read_checksum([table]),
         offsets=offsets,
     )
-    parts = (content, table, _seal(label))  # the content is large, so it is not copied
-    checksums = Checksums(_label_digest(parts[-1]), read_checksum(parts))
+    end = _seal(label)
+    digest.update(end)
+    checksums = Checksums(_label_digest(end), digest.hexdigest())
+    parts = (content, table, end)  # not joined, which would copy the content
     with suppress(OSError):  # an unreadable file is replaced
         if path.is_file() and hash_file(path) == checksums.file:
             return checksums
