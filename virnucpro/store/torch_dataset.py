@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-if TYPE_CHECKING:
-    from virnucpro.store.vectors import Vectors
+from virnucpro.core.model_outputs import OutputSpec
 
 _WINDOW_BYTES = 1 << 26  # of vectors that are shuffled together
+
+
+_Vectors = NDArray[np.float32] | list[NDArray[np.float32]]
+
+
+class StoredVectors(Protocol):
+    """The vectors of a run: see ``store.vectors.Vectors``."""
+
+    spec: OutputSpec
+
+    def __len__(self) -> int: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def lengths(self) -> NDArray[np.int32]: ...
+
+    @property
+    def ids(self) -> Sequence[str]: ...
+
+    def read_verified(self, positions: NDArray[np.int64]) -> _Vectors: ...
+
+    def parts_in_order(self) -> Sequence[NDArray[np.int64]]: ...
 
 
 class VectorDataset(IterableDataset[tuple[str, torch.Tensor]]):
@@ -23,7 +46,7 @@ class VectorDataset(IterableDataset[tuple[str, torch.Tensor]]):
     """
 
     def __init__(
-        self, vectors: Vectors, *, shuffle: bool, seed: int, rank: int, world_size: int
+        self, vectors: StoredVectors, *, shuffle: bool, seed: int, rank: int, world_size: int
     ) -> None:
         self.vectors = vectors
         self.shuffle = shuffle
