@@ -32,6 +32,7 @@ MODEL += [
     f"models.{name}"
     for name in (
         *("attention", "checkpoint", "checkpoint_model", "converted", "fp8", "packing"),
+        *("head_tensors", "heads", "output_pass", "output_choice"),
         *("pooling", "protein_tokens", "transformer", "transformer_encoder", "triton_kernels"),
     )
 ]
@@ -41,6 +42,7 @@ MODEL_MAY_USE = {
     for name in ("errors", "logging", "option_text", "atomic_io", "native", "safe_dir")
 }
 MODEL_MAY_USE |= {
+    "core.model_outputs",
     "core.option_text",
     "core.recipe",
     "core.events",
@@ -334,6 +336,8 @@ BY_PATH |= {"symlink_to", "hardlink_to"}
 # the run folder itself may be a link, and is made as one
 OF_A_ROOT = {"self.root.mkdir": "store.run_dir", "folder.mkdir": "api"}
 OF_A_ROOT |= {"folder.path.mkdir": "engine.vector_cache"}
+# the user names it, outside of the run folder
+OF_A_ROOT |= {"parent.mkdir": "workflows.export"}
 
 
 def writing_that_follows_links(tree: ast.Module) -> Iterator[object]:

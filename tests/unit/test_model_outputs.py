@@ -23,10 +23,10 @@ from fair_esm_reference import (
 from safetensors.torch import load_file, save_file
 
 from virnucpro.core.errors import UnavailableError, UsageError
-from virnucpro.core.model_outputs import Include, Pooling
+from virnucpro.core.model_outputs import MASK_LETTER, Include, Pooling
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.core.types import MASK_LETTER, Orf, Shard
+from virnucpro.core.types import Orf, Shard
 from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.shard_embedding import ShardEmbedding
 from virnucpro.models.base import Encoder, load_encoder

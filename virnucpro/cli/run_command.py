@@ -25,7 +25,6 @@ from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.machine import slurm_variables
 from virnucpro.core.option_schema import convert_options
-from virnucpro.core.plugins import find_plugins
 from virnucpro.engine.options import WorkOptions
 from virnucpro.models.hugging_face import cache_folder
 from virnucpro.workflows.options import RunOptions
@@ -71,6 +70,8 @@ def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
 
         return ProcessExecutor
     if options.executor != "parsl":
+        from virnucpro.core.plugins import find_plugins
+
         plugins = find_plugins(_PLUGINS, type)
         if options.executor not in plugins:
             raise UsageError(

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+MASK_LETTER = "\x01"  # stands for ``MASK_TEXT``, so that each residue has one letter
 Pooling = Literal["mean", "max", "std", "bos", "none"]
 Include = Literal["contacts", "logits", "perplexity", "perplexity-single-pass"]
 Store = Literal["float32", "bfloat16"]  # numbers on disk; bfloat16 rounds to nearest even

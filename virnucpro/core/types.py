@@ -24,7 +24,6 @@ from virnucpro.core.model_outputs import OutputSpec
 from virnucpro.core.recipe import Alphabet
 
 MASK_TEXT = "<mask>"  # a masked residue in a protein
-MASK_LETTER = "\x01"  # stands for ``MASK_TEXT``, so that each residue has one letter
 FRAMES_FAILED = "frames failed"  # in the note of a record that may be run again
 PROTEIN = "."  # the strand of an ORF that came as a protein
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.types import MASK_LETTER
+from virnucpro.core.model_outputs import MASK_LETTER
 
 CLS = 0
 PAD = 1

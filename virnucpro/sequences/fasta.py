@@ -25,9 +25,10 @@ import numpy as np
 from virnucpro.core.atomic_io import OnBlock, open_binary, zstd
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.logging import printable
+from virnucpro.core.model_outputs import MASK_LETTER
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import InputType
-from virnucpro.core.types import MASK_LETTER, MASK_TEXT, FastaRecord, Records
+from virnucpro.core.types import MASK_TEXT, FastaRecord, Records
 from virnucpro.sequences import record_text
 from virnucpro.sequences.record_text import (
     BLANKS,

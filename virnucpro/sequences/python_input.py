@@ -17,7 +17,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from virnucpro.core.errors import InputError
 from virnucpro.core.logging import printable
-from virnucpro.core.types import MASK_LETTER, MASK_TEXT
+from virnucpro.core.model_outputs import MASK_LETTER
+from virnucpro.core.types import MASK_TEXT
 
 Record: TypeAlias = Any  # (id, sequence), or a SeqRecord of Biopython
 Paths: TypeAlias = str | Path | Iterable[str | Path]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from virnucpro.core.model_outputs import MASK_LETTER
 from virnucpro.core.recipe import Recipe, Status
-from virnucpro.core.types import MASK_LETTER, MASK_TEXT, FastaRecord, Records
+from virnucpro.core.types import MASK_TEXT, FastaRecord, Records
 from virnucpro.sequences.fasta import find_invalid, matches_type
 
 

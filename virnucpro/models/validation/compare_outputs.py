@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.model_outputs import (
+    MASK_LETTER,
     Include,
     include_name,
     parse_vector_name,
     vector_name,
 )
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.core.types import MASK_LETTER
 from virnucpro.models.base import Model, Rows
 from virnucpro.models.output_choice import ALL_LAYERS, OutputChoice, choose_outputs
 from virnucpro.models.protein_tokens import MASK, tokenize

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from virnucpro.core.model_outputs import include_name, parse_vector_name
+from virnucpro.core.model_outputs import MASK_LETTER, include_name, parse_vector_name
 from virnucpro.core.recipe import EncoderSpec, Precision
-from virnucpro.core.types import MASK_LETTER, MASK_TEXT
+from virnucpro.core.types import MASK_TEXT
 from virnucpro.models.esm2.config import HEADS_FAIR_ESM, ESM2Shape
 from virnucpro.models.esm2.loading import ROTARY, fair_esm_state_dict, read_heads
 from virnucpro.models.esm2.model_files import inspect_esm2
