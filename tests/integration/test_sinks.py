@@ -257,6 +257,6 @@ def test_sample_files_equal_a_run_of_that_file(tmp_path):
         alone = tmp_path / f"alone_{source.stem}"
         predict(source, to=alone, threshold=0.0)
         files = list((tmp_path / "both/samples" / source.stem).iterdir())
-        assert len(files) == 11
+        assert len(files) == 15
         for path in files:
             assert path.read_bytes() == (alone / path.name).read_bytes(), path.name
