@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from html_parser import EVIL, call, write_table
 from virnucpro.core.events import BatchDone, Memory, WorkerReady
 from virnucpro.core.types import Shard
 from virnucpro.engine.progress import EmbeddingProgress
+from virnucpro.results.outputs import GENE_TABLE, VIRUS_TABLE
 from virnucpro.results.report.run_report import report_folder
 from virnucpro.viral.types import Call
 
@@ -82,6 +84,22 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
         batch = BatchDone(EVIL, shard, (i,), 900 + i, Memory(2 << 30, 1 << 33))
         embedding.update(batch, now=2.0 + i)
     embedding.timeline.append_to(folder / "machine.json")
+    return report_folder(folder)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a virus with a hostile id, its genes and its class."""
+    folder = tmp_path_factory.mktemp("drawn")
+    write_table(folder, [call(EVIL, 0.99, 900, sample=EVIL)])
+    gene = {"virus": EVIL, "record": EVIL, "file": EVIL, "known_family": EVIL, "n_known_kmers": "2"}
+    gene |= {"start": "1", "end": "300", "log_odds": "1.5", "strand": "-", "gene": f"{EVIL}_1"}
+    virus = {"virus": EVIL, "record": EVIL, "file": EVIL, "extent": "whole", "score": "0.99"}
+    virus |= {"length": "900", "group": "phage", "taxonomy": f"Viruses;;;;{EVIL};;"}
+    for output, row in ((GENE_TABLE, gene), (VIRUS_TABLE, virus)):
+        values = [row.get(name, "") for name in output.columns]
+        lines = ("\t".join(output.columns), "\t".join(values), "")
+        (folder / output.file).write_text("\n".join(lines))
     return report_folder(folder)
 
 
@@ -263,6 +281,22 @@ def test_rows_are_copied_as_text_with_tabs(opened, few):
     names, row = one.page.evaluate("navigator.clipboard.readText()").splitlines()
     assert names.split("\t")[:4] == ["#", "record", "file", "bases"]
     assert row.split("\t")[:4] == ["171", "contig170", "a", "670"]
+
+
+@pytest.mark.parametrize("name", ["genes_1", "lineages", "scores-by-length"])
+def test_drawing_is_saved_as_svg(opened, drawn, name):
+    one = opened(drawn, color_scheme="dark", accept_downloads=True)
+    one.page.wait_for_function(READY)
+    figure = f"figure[data-export='{name}'], figure[data-chart='{name}']"
+    with one.page.expect_download() as download:
+        one.page.click(f":is({figure}) .save")
+    assert download.value.suggested_filename == f"{name}.svg"
+    root = ElementTree.fromstring(Path(download.value.path()).read_text(encoding="utf-8"))
+    shapes = [node for node in root.iter() if node.tag.endswith(("}path", "}rect"))]
+    assert root.tag == "{http://www.w3.org/2000/svg}svg" and shapes
+    colours = [node.get(name, "") for node in shapes for name in ("fill", "stroke")]
+    assert any(colour.startswith("rgb") for colour in colours)
+    assert one.complaints == []
 
 
 def test_page_without_javascript(opened, few):
