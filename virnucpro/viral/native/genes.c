@@ -306,7 +306,8 @@ static double link_of(const Candidate *one, const Candidate *next) {
 }
 
 static void find_path(List *list) {
-    qsort(list->rows, list->n, sizeof(Candidate), by_right);
+    if (list->n > 1) /* without candidates there are no rows */
+        qsort(list->rows, list->n, sizeof(Candidate), by_right);
     for (int64_t i = 0; i < list->n; i++) {
         Candidate *one = list->rows + i;
         int64_t near = first_above(list, one->left - NEAR);
