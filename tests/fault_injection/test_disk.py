@@ -545,7 +545,7 @@ def test_read_only_folder_can_be_inspected(finished, few, tiny):
     command = (*program, "status", config.output, "--verify")
     answer = subprocess.run(read_only(config.output, *command), capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
-    assert "verified  whole: " in answer.stdout
+    assert "verified  intact: " in answer.stdout
     assert content_of(config.output) == before
 
 

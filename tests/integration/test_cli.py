@@ -583,7 +583,7 @@ def test_devices_models_and_status_show_what_there_is(model, tiny, tmp_path):
     virnucpro("predict", "-i", CONTIGS, "-o", tmp_path / "run", *model)
     answer = virnucpro("status", tmp_path / "run", "--verify")
     assert answer.returncode == 0
-    assert "complete" in answer.stdout and "whole: " in answer.stdout
+    assert "complete" in answer.stdout and "intact: " in answer.stdout
 
 
 def test_resume_without_a_run_starts_one(tmp_path):

@@ -593,7 +593,7 @@ def test_status_finds_damaged_or_misplaced_features(predicted, contigs, finished
     n_outputs = len(json.loads((folder / "run.json").read_text())["outputs"]) - n_files
     lines, n_damaged = inspect_run(folder, verify=True)
     whole = f"{n_files} feature files, {n_outputs} outputs, 1 input"
-    assert lines[-1] == f"verified  whole: {whole}"
+    assert lines[-1] == f"verified  intact: {whole}"
     assert n_damaged == 0
     one, two = (folder / "features" / f"{i:06d}.h5" for i in (1, 2))
     match harm:
@@ -625,7 +625,7 @@ def test_status_finds_swapped_files_by_the_plan(predicted, contigs, tmp_path):
     one, two = (output / "features" / f"{i:06d}.h5" for i in (1, 2))
     lines, _ = inspect_run(output, verify=True)
     assert lines[-1].startswith(
-        "verified  whole: 7 feature files, 1 input; outputs were not verified"
+        "verified  intact: 7 feature files, 1 input; outputs were not verified"
     )
     assert "was not checked" not in lines[-1]
     one.rename(tmp_path / "aside")

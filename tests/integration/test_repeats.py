@@ -215,7 +215,7 @@ def test_status_verifies_copies_and_force_clears_them(predicted, repeated):
     lines, n_damaged = inspect_run(output, verify=True)
     assert f"shards    {n_shards} done, 0 pending" in lines and n_damaged == 0
     n_files = len(list((output / "features").glob("*.h5")))
-    assert lines[-1].startswith(f"verified  whole: {n_files} feature files, ")
+    assert lines[-1].startswith(f"verified  intact: {n_files} feature files, ")
     copies = copies_files(output)[0]
     copies.write_bytes(copies.read_bytes()[:-1])
     lines, n_damaged = inspect_run(output, verify=True)

@@ -141,7 +141,7 @@ def test_every_output_has_its_sha256(finished):
     expected = OF_THE_RUN | of_samples | {SCORES}
     assert set(hashes_of(finished)) == expected
     code, told = say("status", finished, "--verify")
-    assert code == 0 and f"verified whole: {len(expected)} outputs" in told
+    assert code == 0 and f"verified intact: {len(expected)} outputs" in told
 
 
 def test_verify_names_one_flipped_bit(copied):

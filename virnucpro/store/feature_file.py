@@ -504,7 +504,7 @@ def open_reader(path: Path) -> Iterator[None]:
         raise FeatureFileError(
             f"{printable(path)} is not whole: {printable(error)}",
             hint=with_options(
-                "check the disk, and run the same command with {resume}: it is made again"
+                "check the disk, and run the same command with {resume} to recompute it"
             ),
         ) from error
 

@@ -225,7 +225,7 @@ class FeatureStore:
         try:
             return set(read_label(path, self.expected(shard, copies)).failed_records)
         except FeatureFileError as error:
-            LOGGER.warning("%s; it is made again", error)
+            LOGGER.warning("%s; it will be recomputed", error)
             return None
 
     def find_damaged(
@@ -257,7 +257,7 @@ class FeatureStore:
     def discard_damaged(self, shards: Sequence[Shard], on_shard: OnShard) -> None:
         """Read all files and delete the corrupt ones."""
         for path, error in self.find_damaged(shards, on_shard):
-            LOGGER.warning("%s; it is made again", error)
+            LOGGER.warning("%s; it will be recomputed", error)
             with storage_errors(path):
                 self.tree.delete(path)
 

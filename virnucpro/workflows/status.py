@@ -161,7 +161,7 @@ class _Findings:
     @property
     def line(self) -> str:
         counts = ", ".join(self.intact) or "nothing"
-        return f"verified  whole: {'; '.join([counts, *self.remarks])}"
+        return f"verified  intact: {'; '.join([counts, *self.remarks])}"
 
 
 def _verify(seen: _RunState) -> tuple[list[str], str]:
@@ -193,7 +193,7 @@ def _verify_features(
             findings.faults.append(f"damaged   {error}{hint}")
     for path in hashes_by_path:
         if not path.exists():
-            missing = f"damaged   {printable(path)} is missing; --resume makes it again"
+            missing = f"damaged   {printable(path)} is missing; --resume recomputes it"
             findings.faults.append(missing)
     n_files = sum(len(list(store.files())) for store in seen.stores)
     findings.intact.append(format_count(n_files, "feature file"))
@@ -315,7 +315,7 @@ def _describe_shards(seen: _RunState) -> list[str]:
     if not seen.rundir.plan.exists():
         return [head]
     if seen.plan is None:
-        return [f"{head}, the plan is damaged or belongs to other inputs: --resume makes it again"]
+        return [f"{head}, the plan is damaged or belongs to other inputs: --resume recomputes it"]
     files = seen.plan.shards_by_input
     pending = [shard.index for shard in seen.pending]
     return [

@@ -135,7 +135,7 @@ class RowStore:
             return _unpack(facts, memoryview(text), group[0].index)
         except (FeatureFileError, ValueError, LookupError, TypeError, AttributeError) as error:
             fault = error if isinstance(error, FeatureFileError) else f"{printable(path)}: {error}"
-            LOGGER.warning("%s; it is made again", fault)
+            LOGGER.warning("%s; it will be recomputed", fault)
             self.plan.rundir.delete(path)
             return None
 

@@ -172,7 +172,7 @@ def resolve_share(
     plan = read_plan(rundir, manifest)
     if plan is None:
         raise ResumeError(
-            f"{printable(rundir.root)} holds no plan, or a damaged one",
+            f"{printable(rundir.root)} has no plan, or a damaged one",
             hint="make it with --resume --plan-only, and the options of the run",
         )
     if manifest.recipe.command == "extract":
