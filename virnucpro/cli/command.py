@@ -71,7 +71,15 @@ class ConsoleOptions:
 
 
 class Command(click.Command):
-    """A command with our help page and hints for mistaken words."""
+    """A command with our help page and hints for mistaken words.
+
+    Attributes:
+        option_groups: the classes that declare its options.
+    """
+
+    def __init__(self, name: str, option_groups: Sequence[type], **settings: Any) -> None:  # noqa: ANN401 - of click
+        super().__init__(name, **settings)
+        self.option_groups = option_groups
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_help(self, ctx, formatter)
@@ -110,6 +118,7 @@ class CommandSpec:
         params.sort(key=lambda param: not param.required)
         return Command(
             name,
+            self.groups,
             params=params,
             callback=partial(_call, self.run, self.groups),
             help=self.help,
