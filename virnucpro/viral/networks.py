@@ -97,7 +97,7 @@ class NetworkStack:
     @property
     def n_kinds(self) -> int:
         """Return the number of kinds of which the networks give probabilities, or 0."""
-        sizes = [layers[-1][1].shape[1] for layers, _ in self.stacks.values()]
+        sizes: list[int] = [layers[-1][1].shape[1] for layers, _ in self.stacks.values()]
         return max([0, *(size for size in sizes if size > _LABELS)])
 
     def log_odds(self, features: Features) -> FloatArray:
