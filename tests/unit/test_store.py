@@ -370,12 +370,13 @@ def test_unsweepable_leftovers_do_not_stop(tmp_path: Path) -> None:
 @pytest.mark.parametrize("per_residue", [False, True], ids=["mean", "per-residue"])
 def test_exports_load_without_code(tmp_path: Path, n_orfs: int, per_residue: bool) -> None:
     embeddings = make_embeddings(n_orfs, per_residue=per_residue)
+    encoder = replace(ENCODER, pooling="none" if per_residue else "mean")
     save_npz(tmp_path / "000000.npz", embeddings, SafeDir(tmp_path))
     with np.load(tmp_path / "000000.npz", allow_pickle=False) as stored:
         ids = tuple(stored["ids"].tolist())
         found = Embeddings(ids, stored["lengths"], stored["embeddings"], per_residue)
     assert is_same(found, embeddings)
-    save_pt(tmp_path / "000000.pt", embeddings, ENCODER, SafeDir(tmp_path))
+    save_pt(tmp_path / "000000.pt", embeddings, encoder, SafeDir(tmp_path))
     stored = torch.load(tmp_path / "000000.pt", weights_only=True)
     assert set(stored) == {"proteins", "data"}
     assert len(stored["proteins"]) == len(stored["data"]) == n_orfs
@@ -384,7 +385,7 @@ def test_exports_load_without_code(tmp_path: Path, n_orfs: int, per_residue: boo
         for name, tensor in zip(stored["proteins"], stored["data"], strict=True)
     }
     assert all(tensor.ndim == 1 + per_residue for tensor in stored["data"])
-    save_parquet(tmp_path / "000000.parquet", embeddings, ENCODER, SafeDir(tmp_path))
+    save_parquet(tmp_path / "000000.parquet", embeddings, encoder, SafeDir(tmp_path))
     table = parquet.read_table(tmp_path / "000000.parquet")
     rows = zip(table["id"].to_pylist(), table["embedding"].to_pylist(), strict=True)
     assert {name: row if per_residue else [row] for name, row in rows} == rows_by_id(embeddings)
