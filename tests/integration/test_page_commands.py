@@ -125,7 +125,7 @@ def test_page_command_parses(step: Step) -> None:
 
 def test_parser_finds_faults() -> None:
     """A page with such a command fails."""
-    for fault in ("predict -i x -o y --nope", "predict -i x", "modles list", "work r --workers x"):
+    for fault in ("predict -i x -o y --nope", "predict -i x", "model list", "work r --workers x"):
         with pytest.raises(Exception, match=r"(?i)no such option|missing|no command|workers is"):
             parse(fault.split())
 
