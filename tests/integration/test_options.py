@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_type_hints
+from typing import Annotated, ClassVar, Literal, get_args, get_type_hints
 
 import click
 import make_man
@@ -74,6 +74,12 @@ class Toy:
     typed: tuple[str, ...] = ()
 
 
+class Misspelt(Toy):
+    """Its main option has another name."""
+
+    main_options: ClassVar = ("plaec",)
+
+
 def run_toy(*arguments: str) -> tuple[int, Toy | None]:
     seen: list[Toy] = []
     toy = command(Toy)(seen.append).build("toy")
@@ -116,7 +122,7 @@ def test_help_lists_twelve_options_first(name):
 
 def test_main_option_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="no option plaec"):
-        command(Toy, main=["plaec"])(lambda _: None).build("toy")
+        command(Misspelt)(lambda _: None).build("toy")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

@@ -134,7 +134,7 @@ exit 3
 CALLS = {
     "right": [
         *("devices", "predict", "predict_cpu", "predict_compared"),
-        *("network", "network_cpu", "network_compared", "tests", "full_650M"),
+        *("tests", "full_650M"),
         *("check", "check_fp32", "check_fp8", "right"),
     ],
     "time": ["time_650M", "time_3B"],

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from inspect import cleandoc
@@ -97,7 +97,6 @@ class CommandSpec:
     run: Callable[..., None]
     groups: tuple[type, ...]
     more: tuple[click.Parameter, ...] = ()  # parameters that click alone handles
-    main: frozenset[str] = frozenset()  # options outside the panel "Advanced"; empty: all
 
     @property
     def help(self) -> str:
@@ -110,11 +109,13 @@ class CommandSpec:
 
     def build(self, name: str) -> click.Command:
         params: list[click.Parameter] = []
+        main_options: set[str] = set()
         for group in self.groups:
             params += _parameters(group)
+            main_options.update(getattr(group, "main_options", ()))
         params += self.more
-        if self.main:
-            mark_advanced(params, self.main)
+        if main_options:
+            mark_advanced(params, main_options)
         params.sort(key=lambda param: not param.required)
         return Command(
             name,
@@ -127,16 +128,17 @@ class CommandSpec:
 
 
 def command(
-    *groups: type, more: Sequence[click.Parameter] = (), main: Iterable[str] = ()
+    *groups: type, more: Sequence[click.Parameter] = ()
 ) -> Callable[[Callable[..., None]], CommandSpec]:
     """Make a command from a function that takes one object per option class.
 
+    A class may list the options that most users need in ``main_options``. ``--help`` shows the
+    others in the panel "Advanced".
+
     Args:
         more: parameters that click alone handles.
-        main: fields of the options that most users need. ``--help`` lists the others in the panel
-            "Advanced". Empty: no option is advanced.
     """
-    return lambda run: CommandSpec(run, groups, tuple(more), frozenset(main))
+    return lambda run: CommandSpec(run, groups, tuple(more))
 
 
 class Subcommand(NamedTuple):

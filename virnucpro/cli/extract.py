@@ -6,23 +6,8 @@ from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.run_command import Workflow, run_command
 from virnucpro.workflows.options import ExtractOptions
 
-_MAIN_OPTIONS = (
-    "input",
-    "output_dir",
-    "resume",
-    "force",
-    "format",
-    "model",
-    "layers",
-    "pooling",
-    "store",
-    "gpus",
-    "device",
-    "precision",
-)
 
-
-@command(ExtractOptions, ConsoleOptions, main=_MAIN_OPTIONS)
+@command(ExtractOptions, ConsoleOptions)
 def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
     """Embed FASTA or FASTQ with ESM-2, and write features.h5 and records.tsv.
 

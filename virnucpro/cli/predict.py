@@ -17,23 +17,7 @@ if TYPE_CHECKING:
     from virnucpro.core.helper_pool import HelperPool
 
 
-_MAIN_OPTIONS = (
-    "input",
-    "output_dir",
-    "min_length",
-    "per_file",
-    "resume",
-    "force",
-    "preset",
-    "threshold",
-    "prevalence",
-    "model",
-    "gpus",
-    "workers",
-)
-
-
-@command(PredictOptions, ConsoleOptions, main=_MAIN_OPTIONS)
+@command(PredictOptions, ConsoleOptions)
 def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     """Find viruses in FASTA or FASTQ, and write viruses.tsv, viruses.fasta and predictions.tsv.
 

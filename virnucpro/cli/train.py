@@ -67,23 +67,7 @@ def manifest(options: ManifestOptions) -> None:
         print_lines(write_manifest(options))
 
 
-_MAIN_OPTIONS = (
-    "data",
-    "output_dir",
-    "split",
-    "resume",
-    "model",
-    "finetune",
-    "pretrain",
-    "check",
-    "epochs",
-    "batch_size",
-    "lr",
-    "gpus",
-)
-
-
-@command(TrainOptions, ConsoleOptions, more=[_CONFIG], main=_MAIN_OPTIONS)
+@command(TrainOptions, ConsoleOptions, more=[_CONFIG])
 def train(options: TrainOptions, console: ConsoleOptions) -> None:
     """Train a head for an encoder, fine-tune both, or pretrain an encoder.
 
@@ -161,23 +145,7 @@ def _report_result(output: Path, model: Path | None) -> list[str]:
     return lines
 
 
-_MAIN_OPTIONS_OF_EVALUATE = (
-    "data",
-    "output_dir",
-    "split",
-    "part",
-    "resume",
-    "force",
-    "card",
-    "lengths",
-    "model",
-    "head",
-    "held_out_only",
-    "gpus",
-)
-
-
-@command(EvaluateOptions, ConsoleOptions, main=_MAIN_OPTIONS_OF_EVALUATE)
+@command(EvaluateOptions, ConsoleOptions)
 def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
     """Measure the scorer or a head on labelled sequences that it was not trained on.
 

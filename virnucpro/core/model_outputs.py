@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MASK_LETTER = "\x01"  # stands for ``MASK_TEXT``, so that each residue has one letter
 Pooling = Literal["mean", "max", "std", "bos", "none"]
@@ -52,7 +53,7 @@ class OutputSpec:
 
     def count_rows(self, lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         """Count the rows for sequences of these lengths. (n,) residues -> (n,)"""
-        return lengths.astype(np.int64) ** _EXPONENTS[self.kind]
+        return lengths.astype("int64") ** _EXPONENTS[self.kind]
 
     def shape(self, lengths: NDArray[np.integer[Any]]) -> tuple[int, ...]:
         """Return the shape of the array for sequences of these lengths.

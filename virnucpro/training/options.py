@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
@@ -111,6 +111,22 @@ class _EvaluatedOptions(_LabelledOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
+    # the options that most users need; --help lists the others in the panel Advanced
+    main_options: ClassVar = (
+        "data",
+        "output_dir",
+        "split",
+        "part",
+        "resume",
+        "force",
+        "card",
+        "lengths",
+        "model",
+        "head",
+        "held_out_only",
+        "gpus",
+    )
+
     regions: Annotated[Path | None, _known_prophages("Evaluate regions, not a head, on")] = None
     region_model: RegionModel = None
     genes: Annotated[
@@ -391,6 +407,22 @@ LOOP_MAY_DIFFER = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
+    # the options that most users need; --help lists the others in the panel Advanced
+    main_options: ClassVar = (
+        "data",
+        "output_dir",
+        "split",
+        "resume",
+        "model",
+        "finetune",
+        "pretrain",
+        "check",
+        "epochs",
+        "batch_size",
+        "lr",
+        "gpus",
+    )
+
     regions: Annotated[Path | None, _known_prophages("Learn regions, not a head, from")] = None
     workers: Annotated[
         int | None,

@@ -247,6 +247,21 @@ class ExtractOptions(RunOptions):
 
     command: ClassVar[Command] = "extract"
     table_options: ClassVar = ("model", "per_file", "layers", "pooling", "include", "format")
+    # the options that most users need; --help lists the others in the panel Advanced
+    main_options: ClassVar = (
+        "input",
+        "output_dir",
+        "resume",
+        "force",
+        "format",
+        "model",
+        "layers",
+        "pooling",
+        "store",
+        "gpus",
+        "device",
+        "precision",
+    )
 
     layers: Annotated[
         tuple[str, ...],
@@ -279,6 +294,7 @@ class ExtractOptions(RunOptions):
             "with one masked residue per row; or perplexity-single-pass, its approximation "
             "without masks. Repeatable.",
             MODEL,
+            metavar="OUTPUT,...",
             has_commas=True,
         ),
     ] = ()

@@ -32,6 +32,21 @@ class PredictOptions(ThresholdOptions, RunOptions):
     command: ClassVar[Command] = "predict"
     threshold_options: ClassVar = tuple(field.name for field in fields(ThresholdOptions))
     table_options: ClassVar = ("model", "head", "calls", "embed", "per_file")
+    # the options that most users need; --help lists the others in the panel Advanced
+    main_options: ClassVar = (
+        "input",
+        "output_dir",
+        "min_length",
+        "per_file",
+        "resume",
+        "force",
+        "preset",
+        "threshold",
+        "prevalence",
+        "model",
+        "gpus",
+        "workers",
+    )
 
     model: Annotated[
         str | None,
