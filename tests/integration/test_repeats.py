@@ -224,7 +224,7 @@ def test_status_verifies_copies_and_force_clears_them(predicted, repeated):
     other = write_fasta(copies.parents[1].with_name("other.faa"), {"a": random_proteins(1)[0]})
     predicted(other, force=True)
     left = {path.name for path in (output / "features").iterdir()}
-    assert left == {"000000.h5", "parts.json"}
+    assert left == {"000000.h5", "index.parquet", "lookup.npy", "parts.json"}
 
 
 # Failures
