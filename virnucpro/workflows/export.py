@@ -10,6 +10,7 @@ from virnucpro.core.atomic_io import storage_errors
 from virnucpro.core.errors import InputError, InputMissingError, OutputError, UsageError
 from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import format_count, printable
+from virnucpro.core.option_text import with_options
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.export_formats import (
@@ -82,7 +83,10 @@ def export_vectors(export: Export, on_event: EventHandler) -> str:
         raise UsageError(
             f"{export.format} cannot have {printable(vectors.name)}, which is "
             f"{vectors.spec.kind.replace('_', ' ')}",
-            hint=f"use --format {', '.join(able)}, or export another output with --vectors",
+            hint=with_options(
+                "use {format} {able}, or export another output with {vectors}",
+                able=" or ".join(able),
+            ),
         )
     manifest = open_run_dir(export.folder).read_run(hint="name a run folder")
     tree = _claim(export, layout)
@@ -112,7 +116,7 @@ def _claim(export: Export, layout: ExportFormat) -> SafeDir:
     if export.folder.resolve() in (parent, *parent.parents):
         raise UsageError(
             f"{printable(path)} is in the run folder",
-            hint="name a file or folder elsewhere with --output",
+            hint=with_options("name a file or folder elsewhere with {output}"),
         )
     with storage_errors(path):
         parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +127,7 @@ def _claim(export: Export, layout: ExportFormat) -> SafeDir:
     if not export.force:
         raise OutputError(
             f"{printable(path)} already exists",
-            hint="add --force to replace it, or name another with --output",
+            hint=with_options("add {force} to replace it, or name another with {output}"),
         )
     if target.is_dir():
         _delete_parts(tree, target)
@@ -141,7 +145,7 @@ def _delete_parts(tree: SafeDir, folder: Path) -> None:
     if folder.exists():
         raise OutputError(
             f"{printable(folder)} has files that are not from an export",
-            hint="move them away, or name another folder with --output",
+            hint=with_options("move them away, or name another folder with {output}"),
         )
 
 
