@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
-from typing import get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 import h5py
 import numpy as np
@@ -479,8 +479,13 @@ def test_call_error_names_the_argument(tmp_path: Path) -> None:
     assert "input_type='nucleotide'" in caught.value.hint and "--" not in caught.value.hint
 
 
-def as_given(kind: object) -> object:
-    """The type of an option, for which a path may be text."""
+def as_given(name: str, kind: object) -> object:
+    """The type of an option, for which a path may be text, and a list one value."""
+    if name == "layers":
+        return int | str | Sequence[int | str]
+    if get_origin(kind) is tuple:
+        value = get_args(kind)[0]
+        return value | Sequence[value]
     text = str | Path
     return {Path: text, Path | None: text | None}.get(kind, kind)  # type: ignore[call-overload]
 
@@ -489,13 +494,19 @@ def as_given(kind: object) -> object:
     ("function", "options", "own", "without"),
     [
         ("predict", PredictOptions, {"output_dir", "on_progress"}, {"input", "output_dir"}),
-        ("extract", ExtractOptions, {"output_dir", "on_progress"}, {"input", "output_dir"}),
+        (
+            "extract",
+            ExtractOptions,
+            {"output_dir", "on_progress", "layer"},
+            {"input", "output_dir"},
+        ),
         (
             "embed",
             ExtractOptions,
-            {"model", "on_progress", "on_error"},
+            {"model", "on_progress", "on_error", "layer", "pooling"},
             {"input", "input_type", "model", "genetic_code", "chunk_size", "format", "store"}
-            | {"output_dir", "per_file", "resume", "add", "force", "keep_intermediate", "report"},
+            | {"output_dir", "per_file", "resume", "add", "force", "keep_intermediate", "report"}
+            | {"include", "layers", "pooling"},
         ),
     ],
 )
@@ -511,7 +522,7 @@ def test_signature_shows_types_and_defaults(
     types = get_type_hints(options)
     declared = {field.name: field.default for field in fields(options)} | {"strict": True}
     for name, parameter in shown.items():
-        assert (name, parameter.annotation) == (name, as_given(types[name]))
+        assert (name, parameter.annotation) == (name, as_given(name, types[name]))
         assert (name, parameter.default) == (name, declared[name])
         assert f"    {name}: " in called.__doc__
     assert "--" not in called.__doc__.replace("train --regions", "")

@@ -141,15 +141,13 @@ def test_model_or_head_with_code_is_refused(
     [
         ("head.safetensors", "virnucpro_head"),
         ("encoder.safetensors", "virnucpro_encoder"),
-        ("cnn/model.safetensors", "virnucpro_codons"),
         ("esm2/model.safetensors", ""),
         ("bert/model.safetensors", ""),
     ],
 )
 def test_huge_header_claim_is_refused_early(tiny, tmp_path, name, entry) -> None:
     write_dnabert(tmp_path / "bert", "model.safetensors")
-    for folder in ("cnn", "esm2"):
-        (tmp_path / folder).mkdir()
+    (tmp_path / "esm2").mkdir()
     shutil.copy(tiny.model / "config.json", tmp_path / "esm2")
     path, n_bytes = tmp_path / name, 90_000_000
     with path.open("wb") as handle:  # the rest is a hole
