@@ -250,7 +250,7 @@ def test_progress_is_reported_in_tokens_to_the_end(model):
     told = [event for event in stages.values() if event.unit == "tokens"]
     assert len(told) == 7  # the other totals are of masked proteins, or of a larger panel
     assert all(event.done == event.total > 0 for event in told)
-    assert [event.total for event in told].count(n_tokens) >= 2
+    assert n_tokens in [event.total for event in told]
 
 
 def test_vectors_are_compared_by_id():
