@@ -22,9 +22,9 @@ Fault = Callable[[Any], None]
 
 
 @contextmanager
-def crooked(fault: Fault) -> Iterator[None]:
-    """Every ESM-2 that is loaded in this block has the fault."""
-    before = FAMILIES["esm2"]
+def crooked(fault: Fault, family: str = "esm2") -> Iterator[None]:
+    """Every encoder of the family that is loaded in this block has the fault."""
+    before = FAMILIES[family]
 
     def load(*arguments: object) -> object:
         encoder = before.implementation.load(*arguments)
@@ -34,11 +34,11 @@ def crooked(fault: Fault) -> Iterator[None]:
     sys.modules["crooked_encoder"] = SimpleNamespace(
         load=load, inspect=before.implementation.inspect
     )
-    FAMILIES["esm2"] = replace(before, module="crooked_encoder")
+    FAMILIES[family] = replace(before, module="crooked_encoder")
     try:
         yield
     finally:
-        FAMILIES["esm2"] = before
+        FAMILIES[family] = before
         del sys.modules["crooked_encoder"]
 
 

@@ -371,7 +371,7 @@ def test_many_files_need_few_open_ones(make_config, tiny, tmp_path):
 
     count(None)
     run_inline(config, tiny.head, count)
-    assert len(sample_files(config.output)) == 600
+    assert len(sample_files(config.output)) == 700
     assert max(n_open) - n_open[0] < 60
 
 

@@ -224,6 +224,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
             ids=(f"p{shard.index}",),
             lengths=np.array([N_RESIDUES], dtype=np.int32),
             vectors=rng.standard_normal((1, DIM)).astype(np.float32),
+            sequence_sha256=np.zeros((1, 32), dtype=np.uint8),
         )
         store.write(shard, embeddings)
     return FinishedRun(config, rundir, plan, store)
