@@ -50,7 +50,6 @@ from virnucpro.viral.taxonomy import (
 from virnucpro.viral.types import Call, Identity, Region
 from virnucpro.viral.windows import Windows
 
-LAYER = "weight", "bias"
 EXAMPLE = Path(__file__).parents[2] / "examples/contigs.fa"
 
 

@@ -102,6 +102,3 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
             "finish it with that version, choose another {output_dir}, or start with {force}"
         ),
     )
-
-
-_ANOTHER_FOLDER = with_options("choose another {output_dir}, or start again with {force}")

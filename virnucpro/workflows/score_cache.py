@@ -208,7 +208,6 @@ def _cache_key(records: Records) -> str:
     return digest.hexdigest()
 
 
-_OF_REGIONS = ("text", "n_track", "track_")  # column names that depend on the finder
 _TEXTS = ("ids", "headers", "samples", "own_ids")  # text columns of records
 _NUMBERS = ("lines", "n_gaps", "lengths")
 

@@ -436,7 +436,6 @@ def choose_part(text: str | None, array: Mapping[str, str]) -> WorkShare:
     return WorkShare(int(words[1]) - 1, n)
 
 
-_TASKS = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID")
 _SLURM = tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "STEP", "COUNT"))
 
 

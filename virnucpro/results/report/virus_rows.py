@@ -101,12 +101,12 @@ def best_proviruses(table: Path, n: int, helpers: TaskRunner[None]) -> list[List
 
 def _proviruses_in(n: int, block: TableBlock) -> list[ListedVirus]:
     chosen = np.flatnonzero(block.has_columns("extent", b"provirus"))
-    scores = block.numbers("score")[chosen]
-    chosen = chosen[np.argsort(-scores, kind="stable")[:n]]
+    scores = block.numbers("score")
+    chosen = chosen[np.argsort(-scores[chosen], kind="stable")[:n]]
     names = ("virus", "file", "group", "family", "note")
     rows = zip(*block.columns(names, chosen), strict=True)
     lengths = block.integers("length")[chosen].tolist()
-    values = block.numbers("score")[chosen].tolist()
+    values = scores[chosen].tolist()
     return [
         ListedVirus(
             record=virus,
@@ -223,13 +223,12 @@ def read_gene_maps(
 def _genes_in(
     wanted: Collection[tuple[str, str]], block: TableBlock
 ) -> list[tuple[tuple[str, str], _GeneRow]]:
-    names = {virus for _, virus in wanted}
     columns = [block.texts("file"), block.texts("record"), block.texts("virus")]
     keys = [
         (file, record if (file, record) in wanted else virus)
         for file, record, virus in zip(*columns, strict=True)
     ]
-    rows = [row for row, key in enumerate(keys) if key in wanted and key[1] in names]
+    rows = [row for row, key in enumerate(keys) if key in wanted]
     log_odds = block.numbers("log_odds")[rows].tolist()
     n_known = block.integers("n_known_kmers")[rows].tolist()
     starts = block.integers("start")[rows].tolist()
