@@ -25,7 +25,7 @@ from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.open_codes import N_CODES, Digits, genetic_code
-from virnucpro.viral.known import KnownIndex
+from virnucpro.viral.known import FEWEST_OF_FAMILY, LEAST_SHARE, KnownIndex
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.proteins import SHORTEST, Proteins
 from virnucpro.viral.scoring import score_proteins
@@ -44,7 +44,6 @@ PROKARYOTIC_GROUPS = ("phage", "archaeal virus")  # whose ribosomes bind before 
 _STARTS = ("ATG", "GTG", "TTG")  # as in ``native/genes.c``
 _PROKARYOTIC_CODES = (1, 4, 11, 15, 25)  # 1: bacterial records are often read with it
 _BASES_PER_GENE = 30  # fewer than a gene adds to the one before it
-_FEWEST_OF_FAMILY = 2  # known k-mers that name a family
 _MOST_OVERLAP = 60  # bases, as in ``native/genes.c``
 
 _PARTIALS: tuple[tuple[Partial, Partial], ...] = (("", "end"), ("start", "both"))
@@ -201,7 +200,8 @@ def _known_kmers(proteins: Sequence[str]) -> list[tuple[int, str]]:
     index = KnownIndex.load_builtin()
     hits = index.look_up_proteins(Proteins.from_sequences(proteins))
     n_viral = np.bincount(hits.record, hits.n_viral, minlength=len(proteins)).astype(np.int64)
-    has_family = (hits.n_owner >= _FEWEST_OF_FAMILY) & (2 * hits.n_owner > hits.n_viral)
+    is_most = hits.n_owner > LEAST_SHARE * hits.n_viral
+    has_family = (hits.n_owner >= FEWEST_OF_FAMILY) & is_most
     owners = np.zeros(len(proteins), dtype=np.int64)
     order = np.argsort(hits.n_owner, kind="stable")  # of several windows, the one with most hits
     chosen = order[has_family[order]]
