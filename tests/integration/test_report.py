@@ -634,6 +634,20 @@ def test_device_timeline_merges_its_bins(tmp_path):
     ] * 20
 
 
+def test_report_names_lost_devices(tmp_path):
+    recipe = {"command": "predict", "encoders": [{"model": "esm2"}]}
+    folder = write_table(tmp_path / "run", [call("a", 0.99)], recipe=recipe)
+    embedding = EmbeddingProgress()
+    embedding.update(WorkerLost("cuda:0", "it was replaced"), 1.0)
+    embedding.update(WorkerLost("cuda:1", EVIL, is_final=True), 2.0)
+    embedding.timeline.append_to(folder / "machine.json")
+    DeviceTimeline().append_to(folder / "machine.json")  # a resume without losses
+    [line] = embedding.lost_devices
+    page = Page(report_folder(folder))
+    assert f"workers lost 2 device lost {line} batches" in page.words
+    assert EVIL in line and EVIL not in page.source
+
+
 def test_every_start_of_a_run_is_shown(make_config, tiny, contigs):
     config = make_config(contigs)
     run_inline(config, tiny.head)
