@@ -16,9 +16,8 @@ def work(options: WorkOptions, console: ConsoleOptions) -> None:
     """Run one part of a planned run. Parts can run concurrently on any number of machines.
 
     DIR was planned with --plan-only and is on a file system that all machines share. A part reads
-    and
-    translates its slices of the input, embeds them, and writes their table rows. Afterwards, the
-    planned command with --resume joins all parts and does the missing work.
+    and translates its slices of the input, embeds them, and writes their table rows. Afterwards,
+    the planned command with --resume joins all parts and does the missing work.
 
     Example: virnucpro work results/ --part 3/16
 
