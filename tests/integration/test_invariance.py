@@ -131,7 +131,7 @@ def test_strand_scores_of_genes(n_bases: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("length", [500, 3_001, 9_999, 25_001])
-def test_strand_kin(length: int) -> None:
+def test_strand_identity(length: int) -> None:
     texts = sequences_of(length)
     reverse = list(map(reverse_complement, texts))
     assert identify_viruses(texts) == identify_viruses(reverse)

@@ -1,4 +1,4 @@
-"""A virus gets the kind and the family that its own bases tell, and no name on thin evidence."""
+"""A virus gets the group and the family that its own bases show, and no name on thin evidence."""
 
 from __future__ import annotations
 
