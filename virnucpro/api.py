@@ -571,7 +571,7 @@ def iter_features(
     spec = _find_output(store, output)
     if not spec.has_one_row:
         raise UsageError(
-            f"{printable(store.tree.root)} holds a row for each residue, not one for each id",
+            f"{printable(store.tree.root)} has a row for each residue, not one for each id",
             hint="use read_features, which gives all rows of an id",
         )
     return _spell_value(_batches(read_shown(store, spec), batch))

@@ -401,7 +401,7 @@ def test_vectors_that_were_replaced_are_left_out(make_config, tiny, tmp_path):
     assert len(pairs) == len(expected) and dict(pairs).keys() == expected.keys() != before.keys()
     assert all(np.array_equal(vector, expected[name]) for name, vector in pairs)
     (config.output / "features/parts.json").unlink()
-    with pytest.raises(virnucpro.VirnucproError, match="is not whole") as caught:
+    with pytest.raises(virnucpro.VirnucproError, match="is damaged or truncated") as caught:
         next(virnucpro.read_features(config.output))
     assert "resume=True" in caught.value.hint
 
@@ -415,7 +415,7 @@ def test_residues_come_as_rows(make_config, repeated):
 
 
 def test_folder_without_vectors_is_refused(tmp_path):
-    with pytest.raises(virnucpro.VirnucproError, match="holds no run"):
+    with pytest.raises(virnucpro.VirnucproError, match="contains no run"):
         virnucpro.read_features(tmp_path)
     with pytest.raises(virnucpro.VirnucproError, match="does not exist"):
         virnucpro.read_predictions(tmp_path)

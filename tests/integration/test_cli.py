@@ -572,7 +572,7 @@ def test_log_has_settings_times_and_end(model, tmp_path):
     virnucpro(
         "predict", "-i", CONTIGS, "-o", tmp_path / "run", *model, "--resume", "--min-length", 9
     )
-    assert "the run ended: this folder holds" in (tmp_path / "run" / "virnucpro.log").read_text()
+    assert "the run ended: this folder contains" in (tmp_path / "run" / "virnucpro.log").read_text()
 
 
 def test_devices_models_and_status_show_what_there_is(model, tiny, tmp_path):

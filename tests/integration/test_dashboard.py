@@ -169,7 +169,7 @@ def test_lost_device_is_shown(log):
     log(WorkerLost("cpu#0", "it never started", is_final=True))
     rows = {line.split()[0]: line.rstrip() for line in drawn(log).splitlines()}
     assert rows["cuda:0"].endswith("starting")
-    assert rows["cuda:1"].endswith("given up") and rows["cpu#0"].endswith("given up")
+    assert rows["cuda:1"].endswith("abandoned") and rows["cpu#0"].endswith("abandoned")
     assert "memory, process/machine" in drawn(log)
 
 

@@ -317,7 +317,7 @@ RENAMED = {f"bert.{name}": tensor for name, tensor in STATE.items()}
         ({WO: None}, r"Missing key.*layers\.1\.down\.weight"),
         ({"cls.bias": torch.zeros(3)}, r"Unexpected key.*cls\.bias"),
         ({WO: STATE[WO].T.contiguous()}, r"size mismatch for layers\.1\.down\.weight"),
-        ({WO: STATE[WO] / 0}, r"layers\.1\.down\.weight holds a number that is not finite"),
+        ({WO: STATE[WO] / 0}, r"layers\.1\.down\.weight contains a number that is not finite"),
         ({WO: STATE[WO].int()}, "int32"),
         ({WO: torch.zeros(1).expand(STATE[WO].shape)}, "repeats what is stored"),
         (dict.fromkeys(STATE) | RENAMED, "Missing key"),  # as in DNABERT-2
@@ -338,6 +338,6 @@ def test_pickle_with_code_is_refused(tmp_path):
     path = dnabert_reference.write_dnabert(
         tmp_path / "model", state={**state, "extra": Payload(tmp_path / "done")}
     )
-    with pytest.raises(UnavailableError, match="holds more than tensors"):
+    with pytest.raises(UnavailableError, match="contains more than tensors"):
         identify_model(path, lambda _: None)
     assert not (tmp_path / "done").exists()

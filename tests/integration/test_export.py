@@ -228,7 +228,7 @@ def test_damaged_part_ends_the_export(tmp_path):
     virnucpro.extract(SEQUENCES, output_dir=folder, model="virnucpro-tiny", device="cpu")
     flip_bit(folder / "features/000000.h5")
     code, shown = invoke("export", folder, "--format", "parquet", "-o", tmp_path / "x.parquet")
-    assert code == 1 and "000000.h5 is not whole" in shown and "--resume" in shown
+    assert code == 1 and "000000.h5 is damaged or truncated" in shown and "--resume" in shown
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 

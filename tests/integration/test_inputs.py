@@ -223,7 +223,9 @@ def test_unexpected_alphabet_is_one_warning(write, caplog) -> None:
 
 def test_equal_numbers_of_both_alphabets_are_refused(write) -> None:
     dna, protein = write("dna.fa", b">a\nACGTACGT\n"), write("protein.fa", b">c\nMKVLEFPQIL\n")
-    with pytest.raises(InputError, match=r"dna\.fa holds nucleotides.*protein\.fa proteins") as e:
+    with pytest.raises(
+        InputError, match=r"dna\.fa contains nucleotides.*protein\.fa proteins"
+    ) as e:
         kinds_of(*hashed(protein, dna))
     assert "--input-type" in e.value.hint
 

@@ -147,7 +147,7 @@ def test_retrained_base_is_refused(trained, tiny, data, tmp_path):
     (moved / LEARNED_FILE).write_bytes((training.model / LEARNED_FILE).read_bytes())
     for path in tiny.model.iterdir():
         shutil.copy(path, moved)
-    with pytest.raises(UnavailableError, match="holds other weights") as caught:
+    with pytest.raises(UnavailableError, match="contains other weights") as caught:
         inspect_trained_encoder(moved / LEARNED_FILE)
     assert "next to it" in caught.value.hint
 

@@ -39,7 +39,7 @@ BAD = {
     "truncated.fa.gz": "cannot be decompressed",
     "junk.fa": "this is a binary file",
     "twice.fa": "occurs twice",
-    "protein.fa": "holds proteins",
+    "protein.fa": "contains proteins",
     "gone.fa": "No such file",
 }
 

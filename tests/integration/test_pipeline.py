@@ -223,7 +223,7 @@ def test_file_damaged_twice_is_remade_then_reported(
     predicted, make_config, tiny, contigs, undisturbed
 ):
     config, events = make_config(contigs), []
-    with pytest.raises(FeatureFileError, match="is not whole") as caught:
+    with pytest.raises(FeatureFileError, match="is damaged or truncated") as caught:
         run_inline(config, tiny.head, events.append, FailingDisk())
     assert done_shards(events) == [*range(7), 6]
     assert "--resume" in caught.value.hint

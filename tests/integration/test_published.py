@@ -137,7 +137,7 @@ def test_published_head_gives_published_scores():
 def test_head_with_code_is_refused(classifier, tmp_path):
     classifier.extra = Payload(tmp_path / "done")
     torch.save(classifier, tmp_path / "500_model.pth")
-    with pytest.raises(UnavailableError, match="holds more than tensors"):
+    with pytest.raises(UnavailableError, match="contains more than tensors"):
         load_legacy_head(tmp_path / "500_model.pth", FACTS, 500)
     assert not (tmp_path / "done").exists()
 

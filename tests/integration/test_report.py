@@ -478,7 +478,7 @@ def test_page_and_device_record_belong_to_the_run(predicted, contigs):
 def test_evaluation_run_is_named_by_its_folder(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
-    with pytest.raises(InputMissingError, match="holds no run") as caught:
+    with pytest.raises(InputMissingError, match="contains no run") as caught:
         report_folder(tmp_path)
     assert caught.value.hint == f"did you mean {tmp_path / 'run'}?"
 

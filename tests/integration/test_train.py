@@ -481,7 +481,7 @@ def test_vectors_are_made_once_for_a_head(head_only, data, tiny, tmp_path):
     made = {path: path.stat().st_mtime_ns for path in (out / "features" / "features").glob("*.h5")}
     given = ("train", "--data", data, "-o", out, "--model", tiny.model, *SMALL, *ON_CPU)
     refused = virnucpro(*given, "--workers", "1")
-    assert refused.returncode == 73 and "holds a training already" in refused.stderr
+    assert refused.returncode == 73 and "already contains a training" in refused.stderr
     answer = virnucpro(*given, "--workers", "1", "--resume", env=ONE_THREAD)
     assert answer.returncode == 0, answer.stderr
     assert "continuing after epoch 1" in answer.stderr
@@ -504,7 +504,7 @@ def test_other_training_options_are_refused(finetuned, data, tiny):
         "precision": "bf16",
     }
     asked = {"finetune": True, "model": str(tiny.model), "chunk_size": (300, 210), "resume": True}
-    with pytest.raises(ResumeError, match="holds a training with other ") as caught:
+    with pytest.raises(ResumeError, match="contains a training with other ") as caught:
         train_here(options(data, finetuned, **asked | changes))
     named = re.findall(r"(\w+) \([^;]*, now", str(caught.value))
     of_devices = {"lr": "peak_lr", "batch_size": "effective_batch"}
@@ -545,7 +545,7 @@ def test_foreign_or_shared_folder_is_refused(data, tiny, tmp_path):
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("mine")
     for resume in (False, True):
-        with pytest.raises(OutputError, match=r"holds no training: thesis\.txt"):
+        with pytest.raises(OutputError, match=r"has no training: thesis\.txt"):
             train_here(options(data, foreign, encoding="composition", resume=resume))
     assert (foreign / "thesis.txt").read_text() == "mine"
     out = tmp_path / "out"

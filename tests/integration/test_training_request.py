@@ -371,7 +371,7 @@ def test_kill_before_claiming_can_be_resumed(data):
     training = opened(data)
     split = training.split.read_bytes()
     (training.output / "training.json").unlink()
-    with pytest.raises(OutputError, match=r"holds no training: frames"):
+    with pytest.raises(OutputError, match=r"has no training: frames"):
         opened(data)
     opened(data, resume=True)
     assert training.split.read_bytes() == split
@@ -528,7 +528,7 @@ def test_vectors_of_another_recipe_are_refused(data, tiny: Tiny, extracted, tmp_
         opened(data, chunk_size=(210,), **asked)
     with pytest.raises(InputError, match="the SHA-256 of the model was"):
         opened(data, **{**asked, "model": TINY_MODEL})
-    with pytest.raises(InputMissingError, match="holds no run"):
+    with pytest.raises(InputMissingError, match="contains no run"):
         opened(data, **{**asked, "features": data.parent})
     fasta = data.with_name("data.fa")
     fasta.write_text(fasta.read_text().replace("A", "C", 1))

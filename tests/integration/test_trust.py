@@ -116,7 +116,7 @@ IN_FOLDERS = ("folder/pytorch_model.bin", "folder/model.safetensors")
 @pytest.mark.parametrize(
     ("option", "name", "place", "why"),
     [
-        *(("model", "x.pt", place, "x.pt holds more than") for place in PLACES),
+        *(("model", "x.pt", place, "x.pt contains more than") for place in PLACES),
         *(("model", name, "model", "safetensors") for name in IN_FOLDERS),
         *(("head", name, "layers.0.weight", f"{name} is not a VirNucPro head") for name in HEADS),
     ],
@@ -279,7 +279,7 @@ def test_feature_file_with_external_link_is_refused(tmp_path, secret, point, nam
     forge(path, lambda h5: None)
     assert read_embeddings(path, ATTRIBUTES).ids == ("a",)
     forge(path, lambda h5: point(h5, secret, name))
-    with pytest.raises(FeatureFileError, match=r"000000\.h5 is not whole"):
+    with pytest.raises(FeatureFileError, match=r"000000\.h5 is damaged or truncated"):
         read_embeddings(path, ATTRIBUTES)
 
 
@@ -299,7 +299,7 @@ def test_feature_file_with_pickle_runs_no_code(tmp_path, trap, name) -> None:
         h5[name] = np.array([np.void(as_pickle_alone(Payload(trap)))])
 
     forge(path, change)
-    with pytest.raises(FeatureFileError, match=r"000000\.h5 is not whole"):
+    with pytest.raises(FeatureFileError, match=r"000000\.h5 is damaged or truncated"):
         read_embeddings(path, ATTRIBUTES)
     assert not trap.exists()
 

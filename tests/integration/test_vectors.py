@@ -258,7 +258,7 @@ def test_flipped_bit_is_found_by_whole_reads(tmp_path):
     flip_bit(tmp_path / "run/features/000001.h5", 200)
     readers = (run.to_arrow, lambda: list(run), lambda: list(run.torch_dataset(shuffle=True)))
     for read in readers:
-        with pytest.raises(FeatureFileError, match=r"000001\.h5 is not whole"):
+        with pytest.raises(FeatureFileError, match=r"000001\.h5 is damaged or truncated"):
             read()
 
 

@@ -561,7 +561,7 @@ def test_status_while_the_input_is_read(tmp_path):
     reading = pytest.raises(InputMissingError, match="is still reading the input")
     with open_run_dir(tmp_path).locked_for_run(), reading:
         inspect_run(tmp_path, verify=False)
-    with pytest.raises(InputMissingError, match=r"holds no run$"):
+    with pytest.raises(InputMissingError, match=r"contains no run$"):
         inspect_run(tmp_path, verify=False)
 
 
@@ -588,7 +588,7 @@ def test_damaged_events_are_skipped(plan):
 
 def test_folder_without_a_run_is_refused(tmp_path):
     for look in (work_inline, report_folder, read_features, partial(inspect_run, verify=False)):
-        with pytest.raises(InputMissingError, match="holds no run"):
+        with pytest.raises(InputMissingError, match="contains no run"):
             look(tmp_path)
         with pytest.raises(InputMissingError, match="nowhere: there is no such folder"):
             look(tmp_path / "nowhere")
@@ -634,7 +634,7 @@ def test_device_without_the_precision_is_refused(plan, asked, precision):
     again = asked(resume=True, device="cpu")
     with pytest.raises(UnavailableError, match=f"computes in {precision}, and CPU") as caught:
         resolve(again, lambda _: None)
-    assert caught.value.hint.endswith("start anew with --force and another --precision")
+    assert caught.value.hint.endswith("start again with --force and another --precision")
     config = resolve(replace(again, no_embed=True), lambda _: None)
     assert config.recipe.encoders[0].precision == precision
 

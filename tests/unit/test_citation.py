@@ -143,6 +143,6 @@ def test_cite_follows_the_recipe(tmp_path, family, model, expected):
 
 def test_cite_without_a_run_is_refused(tmp_path):
     code, said = invoke("cite", tmp_path)
-    assert code == 66 and "holds no run" in said
+    assert code == 66 and "contains no run" in said
     (tmp_path / "run.json").write_text("{")
     assert invoke("cite", tmp_path)[0] == 73

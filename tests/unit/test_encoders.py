@@ -167,7 +167,7 @@ def test_other_encoder_is_refused_on_resume(pair, make_config, contigs):
 
 def test_an_encoder_of_bases_refuses_proteins(toy_config, tmp_path):
     fasta = write_fasta(tmp_path / "proteins.faa", {"p": "MKVLEFPQIL"})
-    with pytest.raises(UsageError, match="counts reads nucleotides; the input holds proteins"):
+    with pytest.raises(UsageError, match="counts reads nucleotides; the input contains proteins"):
         run_inline(toy_config(fasta), None)
 
 

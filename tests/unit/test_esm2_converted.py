@@ -135,7 +135,7 @@ def test_a_model_folder_may_have_any_name(tiny, tmp_path):
 
 
 def test_foreign_file_by_that_name_is_refused(converted, tmp_path):
-    with pytest.raises(UnavailableError, match=r"it holds torch\.bfloat16"):
+    with pytest.raises(UnavailableError, match=r"it contains torch\.bfloat16"):
         load_esm2(converted, 1, torch.float32, CPU)
     other = tmp_path / "other.virnucpro.safetensors"
     other.write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")

@@ -559,7 +559,7 @@ def test_other_weights_get_no_published_name(tmp_path, kind, shape):
 
 def test_file_with_code_is_not_imported(tmp_path):
     torch.save({"model": {"x": Payload(tmp_path / "ran")}}, tmp_path / "bad.pt")
-    with pytest.raises(UnavailableError, match="holds more than tensors"):
+    with pytest.raises(UnavailableError, match="contains more than tensors"):
         bring(tmp_path / "bad.pt", "bad")
     assert not (tmp_path / "ran").exists()
     assert imported_names() == []

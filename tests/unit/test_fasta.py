@@ -374,7 +374,7 @@ def test_letters_tell_nucleotides_from_proteins(write, content: bytes, expected)
 
 def test_masked_nucleotides_among_proteins(write) -> None:
     path = write(b">p\nMKVLEFPQILAAGGEFPQIL\n>n\n" + b"ACGT" * 20 + b"X" * 20 + b"\n")
-    with pytest.raises(InputError, match="the record n holds nucleotides"):
+    with pytest.raises(InputError, match="the record n contains nucleotides"):
         guess_input_type(path)
 
 

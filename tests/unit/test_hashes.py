@@ -330,7 +330,7 @@ def test_flipped_bit_in_vectors_is_noticed(tmp_path, tiny, make_config, command,
     before = path.read_bytes()
     flip_bit(path)
     code, told = say("status", config.output, "--verify")
-    assert code == 1 and told.count("damaged ") == 1 and name in told
+    assert code == 1 and told.count("damaged /") == 1 and name in told
     assert say("report", config.output)[0] == 0  # which reads no vectors
     run_inline(again(config, resume=True), head)
     assert path.read_bytes() == before
@@ -348,7 +348,7 @@ def test_another_whole_feature_file_is_noticed(tmp_path, make_config):
     other = replace(found, vectors=found.vectors + np.float32(1))
     write_embeddings(path, other, label.attributes, SafeDir(config.output))
     code, told = say("status", config.output, "--verify")
-    assert code == 1 and "features/000000.h5 is a whole feature file, but run.json has" in told
+    assert code == 1 and "features/000000.h5 is a complete feature file, but run.json has" in told
     assert "delete it, then repeat the command" in told
     path.unlink()
     code, told = say("status", config.output, "--verify")

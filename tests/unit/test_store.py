@@ -199,7 +199,7 @@ def test_odd_label_is_refused(path: Path, attributes: object, failed_records: ob
     seal = struct.pack("<32sI", hashlib.sha256(text).digest(), len(text))
     path.write_bytes(content + text + seal)
     for required in (ATTRIBUTES, {}):
-        assert "is not whole" in str(refusal_of(path, required))
+        assert "is damaged or truncated" in str(refusal_of(path, required))
 
 
 def test_changed_label_bit_is_refused(path: Path) -> None:
@@ -211,7 +211,7 @@ def test_changed_label_bit_is_refused(path: Path) -> None:
         changed = bytearray(whole)
         changed[place] ^= 1
         path.write_bytes(changed)
-        assert "is not whole" in str(refusal_of(path, {})), place
+        assert "is damaged or truncated" in str(refusal_of(path, {})), place
 
 
 def test_a_label_without_bound_is_refused_unread(path: Path) -> None:
@@ -285,7 +285,7 @@ def test_truncated_file_is_refused(path: Path) -> None:
     cut = [content[:length] for length, _ in truncations(content)]
     for damaged in (*cut, content[:512] + content[1024:]):
         path.write_bytes(damaged)
-        with pytest.raises(FeatureFileError, match="is not whole"):
+        with pytest.raises(FeatureFileError, match="is damaged or truncated"):
             read_label(path, ATTRIBUTES)
 
 

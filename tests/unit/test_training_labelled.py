@@ -136,18 +136,18 @@ WEIGHTS = "path\tlabel\tgroup\tweight"
         (IDS, ["nowhere.fa\t\tvirus\tA"], "nowhere.fa: No such file"),
         (IDS, ["loop.fa\t\tvirus\tA"], "loop.fa: Too many levels"),
         (IDS, ["~nosuchuser/a.fa\t\tvirus\tA"], ":2: ~nosuchuser/a.fa: no home folder"),
-        (IDS, ["viruses.fa\t\tvirus\tA", "empty.fa\t\tother\tB"], "empty.fa holds no record"),
+        (IDS, ["viruses.fa\t\tvirus\tA", "empty.fa\t\tother\tB"], "empty.fa contains no record"),
         (IDS, ["viruses.fa\tvirus\tA"], "manifest.tsv:2: 3 cells for 4 columns"),
         (IDS, ["viruses.fa\tv1\tvirus\tA"] * 2, "manifest.tsv:3: the record v1 of"),
         (IDS, ["viruses.fa\t\tvirus\tA"] * 2, "is named twice (first in line 2)"),
         (IDS, ["viruses.fa\tv1\tvirus\tA", "viruses.fa\t\tvirus\tA"], "twice (first in line 2)"),
         (IDS, ["viruses.fa\t\tvirus\tA", "./viruses.fa\tv1\tvirus\tA"], "twice (first in line 2)"),
         (IDS, ["viruses.fa\tv1\tvirus\tA", "viruses.fa\tv9\tvirus\tA"], "manifest.tsv:3: "),
-        (IDS, ["viruses.fa\tv9\tvirus\tA"], "holds no record v9"),
+        (IDS, ["viruses.fa\tv9\tvirus\tA"], "contains no record v9"),
         (
             IDS,
             ["viruses.fa\tv1\tvirus\tA", "cells.fa\tv1\tother\tA"],
-            "cells.fa holds no record v1",
+            "cells.fa contains no record v1",
         ),
         *(
             (WEIGHTS, [f"viruses.fa\tvirus\tA\t{weight}"], f":2: the weight is {weight!r}")

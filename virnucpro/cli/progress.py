@@ -56,7 +56,7 @@ def facts_of(state: ProgressState) -> list[str]:
 
 def memory_of(device: DeviceProgress) -> str:
     if device.memory is None:
-        return "given up" if device.is_given_up else "starting"
+        return "abandoned" if device.is_given_up else "starting"
     return _format_memory(device.memory)
 
 

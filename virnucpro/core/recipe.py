@@ -146,7 +146,7 @@ class Recipe:
         for encoder in self.encoders:
             if encoder.reads is not Alphabet.PROTEIN and self.input_type == "protein":
                 raise UsageError(
-                    f"{encoder.model} reads nucleotides; the input holds proteins",
+                    f"{encoder.model} reads nucleotides; the input contains proteins",
                     hint="give the nucleotide sequences, or name a model that reads proteins",
                 )
 

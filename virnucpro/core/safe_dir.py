@@ -235,7 +235,7 @@ def _refuse_link(path: Path, folder: int | None = None) -> None:
         "or deleted through a link inside the output folder",
         hint=with_options(
             "put what it leads to in its place, or delete the link; to use another disk, "
-            "name a folder there with {output_dir}, or make the whole folder a link"
+            "name a folder there with {output_dir}, or make the folder itself a link"
         ),
     )
 

@@ -130,7 +130,7 @@ class Worker:
         return ", ".join(parts)
 
     def _describe_gpu(self) -> list[str]:
-        """Describe the state of a GPU, and the cores that this process may use beside it."""
+        """Describe the state of a GPU, and the cores that this process may use near it."""
         if self.device.type != "cuda":
             return []
         uuid = str(torch.cuda.get_device_properties(self.device).uuid)

@@ -273,7 +273,7 @@ def check_unchanged(spec: EncoderSpec, weights: Path, digest: str) -> None:
         raise UnavailableError(
             with_options(
                 "{weights} was replaced since the run began: put the old file back, or start "
-                "anew with {force}",
+                "again with {force}",
                 weights=printable(weights),
             ),
             hint=with_options("with the old file in place, run the same command with {resume}"),

@@ -145,7 +145,7 @@ def open_slices(path: Path, framework: Literal["np", "pt"]) -> dict[str, Any]:
 def unreadable_error(path: Path, why: object) -> UnavailableError:
     return UnavailableError(
         f"{printable(path)} cannot be read: {printable(why)}",
-        hint=f"a model folder holds {CONFIG} and *.safetensors files"
+        hint=f"a model folder contains {CONFIG} and *.safetensors files"
         if path.is_dir()
         else "the file is damaged: get it again",
     )
@@ -262,7 +262,7 @@ def check_finite(path: Path, network: Any) -> None:  # noqa: ANN401 - a module o
     for name, tensor in network.state_dict().items():
         if not tensor.isfinite().all():
             raise UnavailableError(
-                f"{printable(path)}: {name} holds a number that is not finite",
+                f"{printable(path)}: {name} contains a number that is not finite",
                 hint="the file is damaged: download it again",
             )
 

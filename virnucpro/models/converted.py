@@ -173,14 +173,14 @@ def load_converted(
         with safe_open(path, framework="pt") as handle:
             facts = handle.metadata()
             if facts["dtype"] != str(dtype):
-                raise ValueError(f"it holds {facts['dtype']}")
+                raise ValueError(f"it contains {facts['dtype']}")
             network = make_empty(parse_json(facts["shape"]))
             tensors = {name: handle.get_tensor(name) for name in network.state_dict()}
         network.load_state_dict(tensors, assign=True)
     except DAMAGE as error:
         raise UnavailableError(
             f"{printable(path)} cannot be used: {printable(error)}",
-            hint="delete it: it is made again from the model",
+            hint="delete it: the next run creates it from the model",
         ) from error
     network.attend = choose_kernel(device, dtype, network.shape.head_dim)
     return network.to(device).eval().requires_grad_(False)

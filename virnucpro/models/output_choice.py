@@ -78,7 +78,7 @@ def _parse_layer(text: str, n_layers: int) -> int:
     Raises:
         UsageError: it is no number, or the model lacks the layer.
     """
-    hint = with_options("count layers from 1, or from -1 for the last one; {layers:all} takes each")
+    hint = with_options("count layers from 1, or from -1 for the last one; {layers:all} gives each")
     try:
         number = int(text)
     except ValueError as error:

@@ -52,7 +52,7 @@ def read_pt(path: Path, kind: str, allowed: Sequence[_Allowed] = ()) -> object:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except pickle.UnpicklingError as error:
         raise UnavailableError(
-            f"{printable(path)} holds more than tensors, or is damaged: it was not loaded",
+            f"{printable(path)} contains more than tensors, or is damaged: it was not loaded",
             hint="use the published file, or one in the format safetensors",
         ) from error
     except _DAMAGE as error:

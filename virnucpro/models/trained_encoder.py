@@ -208,7 +208,7 @@ def _find_base(path: Path, base: _BaseModel, on_event: EventHandler) -> ESM2Mode
     if checkpoint.encoder_id != base.encoder_id:
         raise UnavailableError(
             f"{printable(path)} was learned on {printable(base.model)} ({base.encoder_id}); "
-            f"{printable(checkpoint.path)} holds other weights ({checkpoint.encoder_id})",
+            f"{printable(checkpoint.path)} contains other weights ({checkpoint.encoder_id})",
             hint=f"put the checkpoint that it was learned on next to it, as {printable(beside)}",
         )
     return checkpoint

@@ -203,6 +203,6 @@ def open_table_reader(table: Path, *more_errors: type[Exception]) -> Iterator[No
         raise InputError(
             f"{printable(table)} is damaged: {printable(error)}",
             hint=with_options(
-                "run the command of the run again with {resume}: it writes the tables anew"
+                "run the command of the run again with {resume}: it rewrites the tables"
             ),
         ) from error

@@ -588,8 +588,8 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
         stranger = next((name for name, sample in samples if _is_nucleotide(sample)), None)
         if stranger is not None:
             raise InputError(
-                f"{name or printable(path)} holds proteins, but the record {printable(stranger)} "
-                "holds nucleotides",
+                f"{name or printable(path)} contains proteins, but the record "
+                f"{printable(stranger)} contains nucleotides",
                 hint=with_options(
                     "run them separately, or set the type of all records with {input_type}"
                 ),

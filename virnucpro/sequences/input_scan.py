@@ -34,7 +34,7 @@ def _majority(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputTyp
     if len(ranks) > 1 and ranks[0][1] == ranks[1][1]:
         files = {guess: file.display_name for file, guess in reversed(guesses)}
         raise InputError(
-            f"{files['nucleotide']} holds nucleotides, {files['protein']} proteins",
+            f"{files['nucleotide']} contains nucleotides, {files['protein']} proteins",
             hint=with_options(
                 "run them separately, or set the type of all files with {input_type}"
             ),
@@ -185,7 +185,7 @@ class InputScan:
             with self.rejecting(file):
                 if guess not in (None, agreed):
                     raise InputError(
-                        f"{file.display_name} holds {guess}s, the other files {agreed}s",
+                        f"{file.display_name} contains {guess}s, the other files {agreed}s",
                         hint=with_options(
                             "run it separately, or set the type of all files with {input_type}"
                         ),

@@ -17,7 +17,7 @@ def reject_reason(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, s
     if recipe.command == "predict" and MASK_LETTER in record.sequence:
         return "invalid", f"{MASK_TEXT} is read by extract, not by predict"
     if recipe.input_type == "protein" and not record.protein:
-        return "invalid", "the record holds nothing but a stop"
+        return "invalid", "the record contains only a stop"
     return _screen_length(len(record.sequence), recipe)
 
 

@@ -502,7 +502,7 @@ def open_reader(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in _NO_FILE:
             raise disk_error(error, path) from error
         raise FeatureFileError(
-            f"{printable(path)} is not whole: {printable(error)}",
+            f"{printable(path)} is damaged or truncated: {printable(error)}",
             hint=with_options(
                 "check the disk, and run the same command with {resume} to recompute it"
             ),

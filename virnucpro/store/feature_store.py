@@ -251,7 +251,7 @@ class FeatureStore:
                 yield path, error
                 continue
             if hashes.get(path, checksums.file) != checksums.file:
-                problem = "is a whole feature file, but run.json has another SHA-256"
+                problem = "is a complete feature file, but run.json has another SHA-256"
                 yield path, FeatureFileError(f"{printable(path)} {problem}", _REPLACED)
 
     def discard_damaged(self, shards: Sequence[Shard], on_shard: OnShard) -> None:

@@ -97,7 +97,8 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
     if version == __version__:
         program = f"an earlier state of virnucpro {__version__}"
     return ResumeError(
-        f"{printable(folder)} holds a run of {program}; virnucpro {__version__} cannot resume it",
+        f"{printable(folder)} contains a run of {program}; "
+        f"virnucpro {__version__} cannot resume it",
         hint=with_options(
             "finish it with that version, choose another {output_dir}, or start with {force}"
         ),

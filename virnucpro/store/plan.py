@@ -579,7 +579,7 @@ def reject_duplicates(digests: array[int], manifest: Manifest, *, is_begun: bool
 
 
 _AGAIN = with_options(
-    "; then start again with {force}. Vectors in a {cache} are read and not made again; "
+    "; then start again with {force}. Vectors in a {cache} are read and not recomputed; "
     "nothing was deleted"
 )
 

@@ -21,7 +21,7 @@ def check_same_recipe(manifest: Manifest, recipe: Recipe) -> None:
     if changes := list_changes(manifest, recipe):
         raise ResumeError(
             with_options(
-                "this folder holds a run with other settings: {changes}",
+                "this folder contains a run with other settings: {changes}",
                 changes=join_texts("; ", changes),
             ),
             hint=with_options(

@@ -260,7 +260,7 @@ class RunDir(SafeDir):
             raise OutputError(
                 f"{printable(self.root)} already has a run",
                 hint=with_options(
-                    "add {resume} to continue it, or {force} to delete it and start anew"
+                    "add {resume} to continue it, or {force} to delete it and start again"
                 ),
             )
 
@@ -435,7 +435,7 @@ class RunDir(SafeDir):
         """
         if not self.record_table(command).exists():
             raise InputMissingError(
-                f"{printable(self.root)} holds a run that is not finished",
+                f"{printable(self.root)} contains a run that is not finished",
                 hint=with_options("finish it: run its command with {resume}"),
             )
 
@@ -446,7 +446,7 @@ class RunDir(SafeDir):
             within = self.root / "run"  # where an evaluation keeps its run
             if (within / self.manifest.name).is_file():
                 hint = f"did you mean {printable(within)}?"
-            return InputMissingError(f"{where} holds no run", hint)
+            return InputMissingError(f"{where} contains no run", hint)
         fault = "not a folder" if self.root.exists() else "there is no such folder"
         return InputMissingError(f"{where}: {fault}", hint)
 

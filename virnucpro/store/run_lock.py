@@ -305,7 +305,7 @@ def _open(tree: SafeDir, path: Path, beginning: bytes = b"") -> FileIO:
             return handle
     handle.close()
     raise OutputError(
-        f"{printable(path)} is not the lock of a run: it is not a plain file, or holds other text",
+        f"{printable(path)} is not the lock of a run: it is not a plain file, or has other text",
         hint="inspect it, then move it away",
     )
 

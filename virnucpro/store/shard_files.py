@@ -180,7 +180,7 @@ def read_shard(shard: Shard) -> list[Orf]:
         StorageError: the file is missing or was changed.
         OutputError, StorageError: the file cannot be read now.
     """
-    again = "the next start writes shards anew"
+    again = "the next start rewrites shards"
     try:
         with open_regular_file(shard.path) as handle:
             content = handle.read()

@@ -278,7 +278,7 @@ class Lookup:
                 raise self._damaged()
 
     def _damaged(self) -> FeatureFileError:
-        return FeatureFileError(f"{printable(self.path)} is not whole", hint=_REWRITE)
+        return FeatureFileError(f"{printable(self.path)} is damaged or truncated", hint=_REWRITE)
 
 
 # Reading

@@ -426,7 +426,7 @@ def link_vectors(folder: Path, extracted: Path) -> None:
         raise FeatureFileError(
             f"{printable(extracted)} has no vector for {printable(absent[0])} "
             f"({len(absent):,} missing of {len(ids):,})",
-            hint="delete the folder: its vectors are made again; vectors given with --features "
+            hint="delete the folder: its vectors are recomputed; vectors given with --features "
             "must be of the same files and --chunk-size",
         )
     tree = SafeDir(folder.parent)

@@ -137,7 +137,7 @@ def read_data_manifest(path: Path) -> DataManifest:
             earlier, _ = rows.get(row.id) or next(iter(rows.values()))
             raise InputError(
                 f"{where}: {what}{printable(paths[cell])} is named twice (first in line {earlier})",
-                hint="keep one of the lines; a line without an id stands for the whole file",
+                hint="keep one of the lines; a line without an id means all records in the file",
             )
         rows[row.id] = line, row
     return DataManifest(path, digest.hexdigest(), files)
@@ -172,7 +172,7 @@ def read_records(
                 yield replace(entry[1], id=record.id, digest=bases), record
         if "" in rows and len(id_paths) == n_before:
             raise InputError(
-                f"{printable(manifest.path)}:{rows[''][0]}: {printable(fasta)} holds no record",
+                f"{printable(manifest.path)}:{rows[''][0]}: {printable(fasta)} contains no record",
                 hint="give a FASTA file that is not empty, or leave the line out",
             )
         _check_complete(manifest.path, fasta, rows, id_paths)
@@ -196,7 +196,7 @@ def _check_complete(manifest: Path, fasta: Path, rows: _Rows, id_paths: Mapping[
     absent = [name for name in rows if name and id_paths.get(name) != fasta]
     if absent:
         raise InputError(
-            f"{printable(manifest)}:{rows[absent[0]][0]}: {printable(fasta)} holds no record "
+            f"{printable(manifest)}:{rows[absent[0]][0]}: {printable(fasta)} contains no record "
             f"{printable(absent[0])} ({len(absent)} missing from this file)",
             hint="an id is the first word after the '>'; check the id and the path",
         )
@@ -244,7 +244,7 @@ def _row(cells: dict[str, str], where: str) -> LabelledRecord:
     if not cells["group"]:
         raise InputError(
             f"{where}: the group is empty",
-            hint="name what a split must keep whole, for example the viral family",
+            hint="name what a split must keep together, for example the viral family",
         )
     return LabelledRecord(
         cells.get("id", ""),
@@ -437,7 +437,7 @@ def read_split(path: Path) -> dict[str, Split]:
         if splits.setdefault(group, split) != split:
             raise InputError(
                 f"{where}: the group {printable(group)} is in {splits[group]} and in {split}",
-                hint="a group is whole: give all its lines the same split",
+                hint="a group cannot be divided: give all its lines the same split",
             )
     return splits
 

@@ -621,7 +621,7 @@ def _open_checkpoint(path: Path) -> Iterator[dict[str, Any]]:
     """
     hint = "delete it: training continues from the previous checkpoint, or else from the best"
     if path.name == _BEST:
-        hint = "nothing else holds these weights: train again, in another --output-dir"
+        hint = "no other file has these weights: train again, in another --output-dir"
     try:
         open_regular_file(path).close()
         with ZipFile(path) as archive:  # check its CRCs, which torch does not
@@ -629,7 +629,7 @@ def _open_checkpoint(path: Path) -> Iterator[dict[str, Any]]:
                 raise ValueError(f"{name} has another CRC")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, *_WRONG, RuntimeError, EOFError, BadZipFile, pickle.UnpicklingError) as error:
-        why = "it is damaged, or holds more than tensors"
+        why = "it is damaged, or contains more than tensors"
         if isinstance(error, OSError):
             why = printable(error)
         raise ResumeError(f"{printable(path)} cannot be read: {why}", hint=hint) from error
@@ -652,6 +652,6 @@ def _load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     theirs = {name: tensor.shape for name, tensor in weights.items()}
     ours = {name: tensor.shape for name, tensor in own.items()}
     if differ := sorted(name for name, _ in theirs.items() ^ ours.items()):
-        raise ValueError(f"it holds another network: {differ[0]} differs")
+        raise ValueError(f"it contains another network: {differ[0]} differs")
     loaded = {name: _truncate_like(own[name], tensor) for name, tensor in weights.items()}
     module.load_state_dict(loaded, strict=False)  # frozen weights are already loaded

@@ -337,14 +337,14 @@ def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
     entries = {entry.name for entry in folder.iterdir()} - RunDir.of_any_command
     if is_begun and not resume:
         raise OutputError(
-            f"{printable(folder)} holds a training already",
+            f"{printable(folder)} already contains a training",
             hint="continue it with --resume, or give another --output-dir",
         )
     if resume:
         entries -= {SPLIT, _FRAMES, _FASTA}  # from a start killed before it claimed the folder
     if entries and not is_begun:
         raise OutputError(
-            f"{printable(folder)} is not empty, and holds no training: {printable(min(entries))}",
+            f"{printable(folder)} is not empty, and has no training: {printable(min(entries))}",
             hint="give another --output-dir",
         )
 
@@ -510,7 +510,7 @@ def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
     ]
     if differences:
         raise ResumeError(
-            f"{printable(path.parent)} holds a training with other {'; '.join(differences)}",
+            f"{printable(path.parent)} contains a training with other {'; '.join(differences)}",
             hint="give the options it was started with, or another --output-dir",
         )
 

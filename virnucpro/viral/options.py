@@ -93,7 +93,7 @@ class ThresholdOptions:
         Evidence,
         option(
             "Call records by their score, by the k-mers that they share with known viruses, or by "
-            "either of both.",
+            "either.",
             CALLS,
         ),
     ] = "both"

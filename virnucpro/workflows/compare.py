@@ -168,7 +168,7 @@ def _read(name: str, path: Path) -> Iterator[_Row]:
     Raises:
         InputError: the table is damaged, or an id occurs twice.
     """
-    hint = "copy it again from an intact folder, or make it again with this version"
+    hint = "copy it again from an intact folder, or write it again with this version"
     ids = set[str]()
     sink, parse = _READERS[name]
 

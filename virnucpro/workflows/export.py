@@ -55,7 +55,7 @@ def open_finished_stores(folder: Path) -> tuple[FeatureStore, ...]:
     recipe = run_dir.read_run(hint="name a run folder").recipe
     if not (stores := run_dir.feature_stores(recipe)):
         raise InputMissingError(
-            f"{printable(run_dir.root)} holds a run without vectors: {recipe.reader} called it",
+            f"{printable(run_dir.root)} contains a run without vectors: {recipe.reader} called it",
             hint="make them with `virnucpro extract`, or predict with a model",
         )
     run_dir.check_finished(recipe.command)

@@ -139,7 +139,7 @@ def _finished_run(rundir: RunDir) -> Manifest:
     recipe = manifest.recipe
     if recipe.command != "predict" or recipe.input_type != "nucleotide":
         raise UsageError(
-            f"{printable(rundir.root)} holds a run of {recipe.command} on "
+            f"{printable(rundir.root)} contains a run of {recipe.command} on "
             f"{recipe.input_type}s: only called nucleotide records are searched for regions",
             hint="run `virnucpro predict` on nucleotides",
         )

@@ -52,7 +52,7 @@ class OutputOptions:
 class FolderOptions(OutputOptions):
     """A run folder."""
 
-    force: Annotated[bool, option("Delete the results in DIR and start anew.", FILES)] = False
+    force: Annotated[bool, option("Delete the results in DIR and start again.", FILES)] = False
     keep_intermediate: Annotated[
         bool, option("Keep chunks.fa and shards/ after the run.", FILES)
     ] = False

@@ -91,7 +91,7 @@ class Recomputed:
         skipped = (
             f"; {format_count(self.n_skipped, 'slice')} without tables" if self.n_skipped else ""
         )
-        return f"made again from the input: {', '.join(parts)}{skipped}; --seed {self.seed}"
+        return f"recomputed from the input: {', '.join(parts)}{skipped}; --seed {self.seed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +148,13 @@ def _unchanged(file: InputFile) -> InputFile:
     """
     if not Path(file.path).exists():
         raise InputMissingError(
-            f"{file.display_name} is gone: nothing can be made again without the input",
+            f"{file.display_name} is gone: nothing can be recomputed without the input",
             hint="put it back, or leave --recompute out",
         )
     now = hash_inputs(file)
     if now.sha256 != file.sha256:
         raise InputError(
-            f"{file.display_name} has changed: nothing can be made again from another input",
+            f"{file.display_name} has changed: nothing can be recomputed from another input",
             hint="put the input of the run back, or leave --recompute out",
         )
     return now

@@ -489,7 +489,7 @@ def _precision(options: RunOptions, request: str, choice: DeviceChoice) -> Preci
         raise UnavailableError(  # the precision is recorded in the run, not an option of this start
             f"the run computes in {request}, and {choice.descriptions[0]} does not",
             hint=with_options(
-                "use devices that do, or start anew with {force} and another {precision}"
+                "use devices that do, or start again with {force} and another {precision}"
             ),
         ) from error
 

@@ -352,7 +352,7 @@ def _count_slices(seen: _RunState) -> dict[str, int]:
 
 def _host_line(figures: HostProgress) -> str:
     now = f"{figures.n_working} at work" if figures.n_working else "ended"
-    lost_text = f", {format_count(figures.n_lost, 'shard')} given up" if figures.n_lost else ""
+    lost_text = f", {format_count(figures.n_lost, 'shard')} abandoned" if figures.n_lost else ""
     return (
         f"host      {figures.host}: {now}, {format_count(figures.n_shards, 'shard')} done, "
         f"{figures.tokens_per_second:,.0f} tokens/s, "

@@ -402,8 +402,8 @@ def find_run(rundir: RunDir) -> Manifest:
     manifest = rundir.read_run(hint)
     if len(manifest.models) != len(manifest.recipe.encoders):
         raise ResumeError(
-            f"{printable(rundir.root)} holds a run with {printable(manifest.recipe.reader)}, which "
-            "was not planned for several machines",
+            f"{printable(rundir.root)} contains a run with {printable(manifest.recipe.reader)}, "
+            "which was not planned for several machines",
             hint="run its command with --resume --plan-only",
         )
     return manifest
@@ -451,5 +451,5 @@ def _array_task_part(array: Mapping[str, str]) -> WorkShare:
             return WorkShare((number - first) // step, n)
     raise UsageError(
         "this job array does not say which part each task does: it is not of SLURM, or has gaps",
-        hint="give the number of tasks of the whole array, as in --part 16, or --part I/N",
+        hint="give the number of tasks of the complete array, as in --part 16, or --part I/N",
     )

@@ -234,7 +234,7 @@ def load_dnabert(path: Path, n_layers: int) -> tuple[DNABERT, Tokenizer]:
     with check_intact(_weights_file(path), _KIND, _HINT):
         for name, tensor in model.state_dict().items():
             if not torch.isfinite(tensor).all():
-                raise ValueError(f"{name} holds a number that is not finite")
+                raise ValueError(f"{name} contains a number that is not finite")
     return model.float().eval().requires_grad_(False), tokenizer
 
 

@@ -61,7 +61,7 @@ class RunJson:
         """
         if not path.is_file():
             raise InputMissingError(
-                f"{printable(path.parent)} holds no run",
+                f"{printable(path.parent)} contains no run",
                 hint=with_options("give the {output_dir} of a run"),
             )
         return cls(read_facts(path))
