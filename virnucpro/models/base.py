@@ -52,7 +52,6 @@ class Model:
     files: Sequence[Path] = ()
     companions: Sequence[Path] = ()  # further files next to a model file, named after it
     head: Path | None = None  # shipped with the model
-    shortest: int = 0  # minimum record length, in bases or residues
     notice: str = ""  # shown to every user of the model
 
     def __post_init__(self) -> None:

@@ -160,7 +160,7 @@ def _resolve_with_models(
     encoders = prepare_encoders(options, engine, choices, on_event)
     announcements = _announce_options(options, list(rules), is_default=is_default)
     chunk_size = classifier.chunk_size(options.chunk_size)
-    shortest = max(classifier.min_length("nucleotide"), *(model.shortest for model in models))
+    shortest = classifier.min_length("nucleotide")
     return PredictConfig(
         options=options,
         classifier=classifier,

@@ -146,10 +146,9 @@ def _resolve_extract(
             option="format",
         )
     chunk_size = USUAL_CHUNK_SIZE if options.chunk_size is None else options.chunk_size
-    shortest = max(model.shortest for model in models)
     return ExtractConfig(
         options=options,
-        recipe=make_recipe(options, encoders.specs, chunk_size, shortest),
+        recipe=make_recipe(options, encoders.specs, chunk_size),
         resources=engine.resources,
         checkpoints=engine.checkpoints,
         weights=encoders.weights,
@@ -376,13 +375,13 @@ def make_recipe(
     options: RunOptions,
     encoders: tuple[EncoderSpec, ...],
     chunk_size: int,
-    shortest: int,
+    shortest: int = 0,
     hashes: Mapping[str, str] | None = None,
 ) -> Recipe:
     """Build the recipe for nucleotides.
 
     Args:
-        shortest: bases of the shortest record that encoders and classifier can read.
+        shortest: bases of the shortest record that the classifier can read.
         hashes: field name -> SHA-256 of the head and the scorer.
     """
     return convert_options(  # recipe fields have the names of their options
