@@ -95,7 +95,9 @@ Vector: TypeAlias = NDArray[np.float32]
 OnProgress: TypeAlias = Callable[[Progress], object]
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-_USUAL = {"strict": True}  # defaults that differ from the command line
+# defaults that differ from the command line
+_USUAL: Mapping[str, object] = {"strict": True}
+_OF_EMBED: Mapping[str, object] = {**_USUAL, "pooling": "mean"}  # one value, not a list
 _REWRITE = with_options("rewrite it: run its command with {resume}")  # for a corrupt table
 _WIDTH = 76  # characters per line in help texts
 
@@ -207,11 +209,13 @@ class _Warnings(logging.StreamHandler):  # type: ignore[type-arg]  # of Python 3
         return _translate_message(value) if value.names <= {*self._options} else ""
 
 
-def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]:
+def _with_options(
+    options: type[RunOptions], keywords: type, own_defaults: Mapping[str, object] = _USUAL
+) -> Callable[[F], F]:
     """Add the declared options to a function's signature and docstring."""
     infos = option_annotations(get_type_hints(options, include_extras=True))
-    defaults = {field.name: field.default for field in fields(options)} | _USUAL
-    defaults |= dict.fromkeys(_ALIASES)
+    defaults = {field.name: field.default for field in fields(options)}
+    defaults |= {**dict.fromkeys(_ALIASES), **own_defaults}
     shown = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
         for name, kind in get_type_hints(keywords).items()
@@ -450,7 +454,7 @@ def extract(
     return result
 
 
-@_with_options(ExtractOptions, _EmbedKeywords)
+@_with_options(ExtractOptions, _EmbedKeywords, _OF_EMBED)
 def embed(
     sequences: Sequences | None = None,
     model: str | Path | None = None,
@@ -473,7 +477,7 @@ def embed(
     Raises:
         VirnucproError: see ``errors``. A protein without a vector is named in the message.
     """
-    values = _check_readable(options, _EmbedKeywords)
+    values = {**_OF_EMBED, **_check_readable(options, _EmbedKeywords)}
     values |= {"input_type": "protein", "report": False, "model": model and str(model)}
     if options.get("pooling") == "none":
         raise UsageError(

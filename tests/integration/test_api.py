@@ -529,6 +529,12 @@ def test_signature_shows_types_and_defaults(
     assert "--" not in called.__doc__.replace("train --regions", "")
 
 
+def test_embed_shows_one_pooling() -> None:
+    parameter = inspect.signature(virnucpro.embed).parameters["pooling"]
+    assert parameter.default == "mean"
+    assert parameter.default in get_args(parameter.annotation)
+
+
 # Regions and progress
 
 
