@@ -681,6 +681,7 @@ def _choose_devices(devices: str) -> dict[str, object]:
     return {"gpus": devices}
 
 
+@_option_words()
 def open(folder: str | Path) -> Vectors:
     """Open the vectors of a finished run: ``run["P12345"]``, ``run[5]``, ``run[10:20]``.
 

@@ -287,7 +287,7 @@ def test_run_without_index_says_how_to_get_it(finished):
     (folder / "features/index.parquet").unlink()
     with pytest.raises(InputMissingError, match=r"index\.parquet") as caught:
         virnucpro.open(folder)
-    assert "--resume" in caught.value.hint
+    assert "resume=True" in caught.value.hint
 
 
 def test_resume_writes_the_same_index(tmp_path, make_config, sequences):
