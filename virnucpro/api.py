@@ -180,7 +180,7 @@ def _option_words() -> Iterator[None]:
         raise disk_error(error) from error
 
 
-def _spell_value(items: Iterator[T]) -> Iterator[T]:
+def _translate_errors(items: Iterator[T]) -> Iterator[T]:
     """Yield the items, with errors written for Python."""
     with _option_words():
         yield from items
@@ -408,7 +408,7 @@ def predict(
     """
     if output_dir is None:
         options["report"] = False  # the folder is temporary
-    values = _check_readable(options, _PredictKeywords)
+    values = _resolve_keywords(options, _PredictKeywords)
     with _option_words(), ExitStack() as stack:
         folder = _find_run_dir(output_dir, stack)
         python_input = _PythonInput(sequences, input)
@@ -438,7 +438,7 @@ def extract(
     """
     if output_dir is None:
         options["report"] = False  # the folder is temporary
-    values = _check_readable(options, _ExtractKeywords)
+    values = _resolve_keywords(options, _ExtractKeywords)
     with _option_words(), ExitStack() as stack:
         folder = _find_run_dir(output_dir, stack)
         python_input = _PythonInput(sequences, input)
@@ -448,7 +448,7 @@ def extract(
         stack.pop_all()  # the folder stays
     if output_dir is not None:
         return Extraction(folder)
-    delete = _delete_on_error(folder.parent)
+    delete = _make_deleter(folder.parent)
     result = Extraction(folder, delete)
     weakref.finalize(result, delete)
     return result
@@ -477,7 +477,7 @@ def embed(
     Raises:
         VirnucproError: see ``errors``. A protein without a vector is named in the message.
     """
-    values = {**_OF_EMBED, **_check_readable(options, _EmbedKeywords)}
+    values = {**_OF_EMBED, **_resolve_keywords(options, _EmbedKeywords)}
     values |= {"input_type": "protein", "report": False, "model": model and str(model)}
     if options.get("pooling") == "none":
         raise UsageError(
@@ -553,7 +553,7 @@ def read_features(folder: str | Path, *, output: str | None = None) -> Iterator[
         VirnucproError: the folder contains no features, or they are corrupt.
     """
     store = _open_features(folder)
-    return _spell_value(read_shown(store, _find_output(store, output)))
+    return _translate_errors(read_shown(store, _find_output(store, output)))
 
 
 @_option_words()
@@ -578,7 +578,7 @@ def iter_features(
             f"{printable(store.tree.root)} has a row for each residue, not one for each id",
             hint="use read_features, which gives all rows of an id",
         )
-    return _spell_value(_batches(read_shown(store, spec), batch))
+    return _translate_errors(_batches(read_shown(store, spec), batch))
 
 
 def _find_output(store: FeatureStore, name: str | None) -> OutputSpec:
@@ -707,11 +707,11 @@ def read_predictions(folder: str | Path) -> Iterator[Call]:
     return _open_calls(expand_path(folder), "predict")
 
 
-def _check_readable(options: Mapping[str, object], keywords: type) -> dict[str, object]:
-    """Check the option names of a call.
+def _resolve_keywords(options: Mapping[str, object], keywords: type) -> dict[str, object]:
+    """Return the options of a call by the names of their fields.
 
     Raises:
-        UsageError: an option does not exist.
+        UsageError: an option does not exist, or is given under two names.
     """
     names = get_type_hints(keywords)
     if strangers := options.keys() - names:
@@ -766,11 +766,11 @@ class _PythonInput:
         temporary = TemporaryDirectory(prefix=RECORDS, dir=folder)
         path = Path(stack.enter_context(temporary)) / fasta
         with path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out:
-            for record in self._temporary_path(records):
+            for record in self._keep_writable(records):
                 write_record(out, record.id, record.letters)
         return [path]
 
-    def _temporary_path(self, records: Iterable[NamedSequence]) -> Iterator[NamedSequence]:
+    def _keep_writable(self, records: Iterable[NamedSequence]) -> Iterator[NamedSequence]:
         """Yield the records that FASTA can represent. Keep the faults of all others.
 
         Raises:
@@ -788,7 +788,7 @@ class _PythonInput:
             self.faults[record.id] = record.fault
 
 
-def _delete_on_error(folder: Path) -> Callable[[], None]:
+def _make_deleter(folder: Path) -> Callable[[], None]:
     """Make a function that deletes a temporary folder."""
     return partial(shutil.rmtree, folder, ignore_errors=True)
 
@@ -804,7 +804,7 @@ def _find_run_dir(output_dir: str | Path | None, stack: ExitStack) -> Path:
     if output_dir is not None:
         return expand_path(output_dir)
     temporary = Path(tempfile.mkdtemp(prefix="virnucpro-"))
-    stack.callback(_delete_on_error(temporary))
+    stack.callback(_make_deleter(temporary))
     return temporary / "run"
 
 
@@ -897,7 +897,7 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
     if rundir.output(VIRUS_TABLE.file).exists():
         viruses = read_identities(rundir.output(VIRUS_TABLE.file), _REWRITE)
         calls = _with_rows(calls, "identities", viruses)
-    return _spell_value(calls)
+    return _translate_errors(calls)
 
 
 def _with_rows(
