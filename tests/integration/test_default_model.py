@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import TINY, random_esm2
 from fair_esm_reference import make_fair_esm, save_fair_esm
@@ -18,6 +19,7 @@ from http_server import serving, whole
 from labelled_data_helpers import options as training_options
 from labelled_data_helpers import write_labelled
 from run_helpers import assert_same_vectors, invoke, resolve, run, vectors, write_fasta
+from safetensors.numpy import save_file
 
 import virnucpro
 from virnucpro.core.atomic_io import HEAD_FILE, hash_file
@@ -129,6 +131,14 @@ def test_removed_model_names_alternatives(words, contigs, tmp_path, monkeypatch)
     assert code == 69 and "VirNucPro no longer has the model cnn_virnucpro" in said
     assert f"index of known viruses, and extract embeds with {DEFAULT_MODEL}" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_file_of_removed_model_is_recognised(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({"head.weight": np.zeros(2, np.float32)}, path, {"virnucpro_codons": "{}"})
+    code, said = invoke("models", "info", path)
+    assert code == 69 and "is cnn_virnucpro, a model that VirNucPro no longer has" in said
+    assert f"extract embeds with {DEFAULT_MODEL}" in said
 
 
 @pytest.mark.parametrize("words", [["status"], ["work"], ["predict", "--resume", "-i", "in", "-o"]])

@@ -22,7 +22,14 @@ from virnucpro.core.logging import printable
 from virnucpro.core.model_outputs import Include
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Pooling, Precision
-from virnucpro.models.registry import FAMILIES, Family, find_family, installed_families
+from virnucpro.models.registry import (
+    FAMILIES,
+    REMOVED_FILES,
+    Family,
+    find_family,
+    installed_families,
+    removed_model_hint,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -163,8 +170,15 @@ def identify_model(path: Path, on_event: EventHandler) -> Model:
     """Inspect a model file or folder. Families from other packages are tried last.
 
     Raises:
-        UnavailableError: no family recognises the model, or it is damaged.
+        UnavailableError: no family recognises the model, VirNucPro no longer has it, or it is
+            damaged.
     """
+    for entry, name in REMOVED_FILES.items():
+        if has_prefix(path, entry):
+            raise UnavailableError(
+                f"{printable(path)} is {name}, a model that VirNucPro no longer has",
+                hint=removed_model_hint(),
+            )
     try:
         for family in reversed(FAMILIES.values()):
             if model := _inspect(family, path, on_event):

@@ -45,6 +45,7 @@ TINY_NOTICE = "built-in demonstration model, not Meta's ESM-2 weights"
 EARLIER_NAMES = {"esm2_virnucpro": TINY_MODEL}
 # Models that VirNucPro no longer has, by family. Options and run.json may still name them.
 REMOVED_MODELS = {"codons": "cnn_virnucpro"}
+REMOVED_FILES = {"virnucpro_codons": "cnn_virnucpro"}  # by the metadata entry of the file
 PLUGINS = "virnucpro.encoders"  # entry point group: each value is a Family
 
 
