@@ -32,7 +32,7 @@ from virnucpro.core.recipe import EncoderSpec, Store
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Embeddings, Failure
 from virnucpro.results.outputs import open_run_dir
-from virnucpro.store.feature_export import save_npz, save_parquet, save_pt
+from virnucpro.store.feature_export import export, save_npz, save_parquet
 from virnucpro.store.feature_file import read_embeddings, read_label, write_embeddings
 
 ATTRIBUTES: dict[str, str | int] = {
@@ -376,7 +376,7 @@ def test_exports_load_without_code(tmp_path: Path, n_orfs: int, per_residue: boo
         ids = tuple(stored["ids"].tolist())
         found = Embeddings(ids, stored["lengths"], stored["embeddings"], per_residue)
     assert is_same(found, embeddings)
-    save_pt(tmp_path / "000000.pt", embeddings, encoder, SafeDir(tmp_path))
+    export(tmp_path / "000000.pt", embeddings, "pt", encoder, SafeDir(tmp_path))
     stored = torch.load(tmp_path / "000000.pt", weights_only=True)
     assert set(stored) == {"proteins", "data"}
     assert len(stored["proteins"]) == len(stored["data"]) == n_orfs
@@ -416,7 +416,7 @@ def test_equal_content_gives_equal_bytes(tmp_path: Path) -> None:
         tree = SafeDir(folder)
         write_embeddings(folder / "000000.h5", parts[0], ATTRIBUTES, tree, "bfloat16")
         save_npz(folder / "000000.npz", parts[0], tree)
-        save_pt(folder / "000000.pt", parts[0], ENCODER, tree)
+        export(folder / "000000.pt", parts[0], "pt", ENCODER, tree)
         save_parquet(folder / "000000.parquet", parts[0], ENCODER, tree)
         wait_until(lambda began=began: time.time() > began + 1)  # HDF5 counts time in seconds
     for name in ("000000.h5", "000000.npz", "000000.pt", "000000.parquet"):
@@ -425,6 +425,6 @@ def test_equal_content_gives_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_a_pt_file_has_the_same_bytes_from_any_process(tmp_path: Path) -> None:
-    save_pt(tmp_path / "000000.pt", make_embeddings(5), ENCODER, SafeDir(tmp_path))
+    export(tmp_path / "000000.pt", make_embeddings(5), "pt", ENCODER, SafeDir(tmp_path))
     with zipfile.ZipFile(tmp_path / "000000.pt") as archive:
         assert not any(f".{os.getpid()}" in name for name in archive.namelist())

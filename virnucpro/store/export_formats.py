@@ -7,7 +7,6 @@ name of a file.
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import zipfile
@@ -26,11 +25,10 @@ from virnucpro.core.atomic_io import storage_errors, temporary_path
 from virnucpro.core.errors import InputError
 from virnucpro.core.logging import printable
 from virnucpro.core.model_outputs import OutputKind
-from virnucpro.core.recipe import Alphabet
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.store.feature_file import text_type
+from virnucpro.store.feature_export import save_pt
+from virnucpro.store.feature_file import id_text, text_type
 from virnucpro.store.merged_features import new_hdf5_in
-from virnucpro.store.vector_index import id_text
 from virnucpro.store.vectors import Vector, VectorBatch, Vectors, embedding_column, embedding_type
 
 if TYPE_CHECKING:
@@ -355,25 +353,10 @@ def _new_member(archive: zipfile.ZipFile, name: str) -> Any:  # noqa: ANN401 - a
 def write_pt(source: ExportSource, tree: SafeDir, path: Path) -> None:
     """Write the original VirNucPro's layout of ``_ESM.pt``: ``proteins`` and ``data``.
 
-    ``proteins`` lists the ids, and ``data`` has a tensor for each. Memory contains all vectors.
-    A model of bases has ``nucleotide`` and entries with ``label`` and ``mean_representation``.
+    See ``save_pt``. Memory contains all vectors.
     """
-    import torch
-
-    ids = list(source.vectors.ids)
-    content: dict[str, object]
-    if source.vectors.encoder.reads is Alphabet.PROTEIN:
-        tensors = [torch.from_numpy(np.array(vector)) for _, vector in source.items()]
-        content = {"proteins": ids, "data": tensors}
-    else:
-        data = [
-            {"label": orf_id, "mean_representation": vector.tolist()}
-            for orf_id, vector in source.items()
-        ]
-        content = {"nucleotide": ids, "data": data}
-    image = io.BytesIO()  # given a path, torch would store its name in the archive
-    torch.save(content, image)
-    tree.write_file(path, image.getvalue())
+    vectors = (vector for _, vector in source.items())
+    save_pt(path, source.vectors.ids, vectors, source.vectors.encoder.reads, tree)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from virnucpro.core.model_outputs import OutputSpec
 from virnucpro.core.recipe import Alphabet, EncoderSpec, FeatureFormat
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Embeddings, OutputArray
+from virnucpro.store.feature_file import id_text
 
 
 def export(
@@ -31,7 +33,7 @@ def export(
         case "parquet":
             save_parquet(path, embeddings, encoder, tree)
         case "pt":
-            save_pt(path, embeddings, encoder, tree)
+            save_pt(path, embeddings.ids, split_rows(embeddings), encoder.reads, tree)
 
 
 def save_npz(path: Path, embeddings: Embeddings, tree: SafeDir) -> None:
@@ -63,9 +65,10 @@ def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree:
     first, *_ = encoder.outputs
     arrays = [OutputArray(first, embeddings.vectors), *embeddings.extra]
     names = ["embedding", *(array.spec.name for array in embeddings.extra)]
-    raw_ids = (orf_id.encode("utf-8", "surrogateescape") for orf_id in embeddings.ids)
-    ids = [raw_id.decode("utf-8", "backslashreplace") for raw_id in raw_ids]
-    columns = {"id": pa.array(ids, pa.string()), "length": pa.array(embeddings.lengths)}
+    columns = {
+        "id": pa.array([id_text(orf_id) for orf_id in embeddings.ids], pa.string()),
+        "length": pa.array(embeddings.lengths),
+    }
     for name, array in zip(names, arrays, strict=True):
         columns[name] = _to_column(array, embeddings.lengths)
     about = {name: str(value) for name, value in asdict(encoder).items()}
@@ -100,7 +103,13 @@ def _to_column(array: OutputArray, lengths: NDArray[np.int32]) -> Any:  # noqa: 
     return column
 
 
-def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: SafeDir) -> None:
+def save_pt(
+    path: Path,
+    ids: Iterable[str],
+    vectors: Iterable[NDArray[np.float32]],
+    reads: Alphabet,
+    tree: SafeDir,
+) -> None:
     """Write the original VirNucPro's layout of ``_ESM.pt`` or ``_DNABERT_S.pt``.
 
     Protein files contain ``proteins`` (ids) and ``data`` (one tensor each). Base files contain
@@ -109,15 +118,17 @@ def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Safe
     """
     import torch
 
-    ids = list(embeddings.ids)
+    names = list(ids)
     content: dict[str, object]
-    if encoder.reads is not Alphabet.PROTEIN:
-        rows = zip(ids, embeddings.vectors.tolist(), strict=True)
-        data = [{"label": name, "mean_representation": row} for name, row in rows]
-        content = {"nucleotide": ids, "data": data}
+    if reads is Alphabet.PROTEIN:
+        tensors = [torch.from_numpy(np.array(vector)) for vector in vectors]
+        content = {"proteins": names, "data": tensors}
     else:
-        tensors = [torch.from_numpy(rows.copy()) for rows in split_rows(embeddings)]
-        content = {"proteins": ids, "data": tensors}
+        data = [
+            {"label": name, "mean_representation": vector.tolist()}
+            for name, vector in zip(names, vectors, strict=True)
+        ]
+        content = {"nucleotide": names, "data": data}
     image = io.BytesIO()  # given a path, torch would store its name in the archive
     torch.save(content, image)
     tree.write_file(path, image.getvalue())

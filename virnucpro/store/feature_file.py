@@ -351,6 +351,19 @@ def _vectors(dataset: h5py.Dataset) -> NDArray[np.float32]:
     return from_bfloat16(bits)
 
 
+def id_text(orf_id: str) -> str:
+    """Return an id as text for Parquet, which is UTF-8.
+
+    Any other byte becomes four characters.
+
+    >>> id_text("a\\udcffb")
+    'a\\\\xffb'
+    """
+    if orf_id.isascii():
+        return orf_id
+    return orf_id.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def text_type() -> np.dtype[Any]:
     """Return the type for text datasets, in UTF-8."""
     import h5py

@@ -24,7 +24,7 @@ from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.errors import FeatureFileError, InputMissingError, UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
-from virnucpro.store.feature_file import OrfTable, open_reader, read_table
+from virnucpro.store.feature_file import OrfTable, id_text, open_reader, read_table
 from virnucpro.store.feature_index import IndexPart, read_parts
 from virnucpro.store.feature_store import FeatureStore
 
@@ -187,19 +187,6 @@ def _to_table(batch: Sequence[IndexRows], names: Sequence[str], schema: pa.Schem
         ),
     ]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def id_text(orf_id: str) -> str:
-    """Return an id as text for Parquet, which is UTF-8.
-
-    Any other byte becomes four characters.
-
-    >>> id_text("a\\udcffb")
-    'a\\\\xffb'
-    """
-    if orf_id.isascii():
-        return orf_id
-    return orf_id.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def digest_id(orf_id: str) -> bytes:
