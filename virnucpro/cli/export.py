@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.console import loading, print_lines, show_progress
 from virnucpro.cli.exit_codes import exit_on_error
 from virnucpro.core.option_schema import folder, option
+from virnucpro.core.recipe import ExportFormatName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class _ExportOptions:
 
     folder: Annotated[Path, folder("Run folder.")]
     format: Annotated[
-        Literal["uniprot-h5", "safetensors", "parquet", "anndata", "skbio", "npz", "pt"],
+        ExportFormatName,
         option("Layout of the export: see the table in the documentation."),
     ]
     output: Annotated[

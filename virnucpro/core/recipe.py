@@ -30,6 +30,9 @@ Precision = Literal[
     "fp32", "bf16", "fp16", "bf16x2", "fp8"
 ]  # bf16x2: each number as two bf16 parts
 FeatureFormat = Literal["h5", "npz", "pt", "parquet"]
+ExportFormatName = Literal[
+    "uniprot-h5", "safetensors", "parquet", "anndata", "skbio", "npz", "pt"
+]  # keys of ``store.export_formats.FORMATS``
 Command = Literal["predict", "extract"]
 EmbeddingRule = Literal["all", "viral", "uncertain"]  # from least to most restrictive
 

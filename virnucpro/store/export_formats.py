@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from virnucpro.core.atomic_io import storage_errors, temporary_path
 from virnucpro.core.errors import InputError
 from virnucpro.core.logging import printable
 from virnucpro.core.model_outputs import OutputKind
+from virnucpro.core.recipe import ExportFormatName
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.store.feature_export import save_pt
 from virnucpro.store.feature_file import id_text, text_type
@@ -34,9 +35,6 @@ from virnucpro.store.vectors import Vector, VectorBatch, Vectors, embedding_colu
 if TYPE_CHECKING:
     import h5py
 
-FormatName: TypeAlias = Literal[
-    "uniprot-h5", "safetensors", "parquet", "anndata", "skbio", "npz", "pt"
-]
 PART_BYTES = 1 << 28  # of vectors in each part of a safetensors export
 RESTORE_INPUT = "put the input of the run back, or choose a format without sequences"
 _ALIGNED = 8  # bytes, of the tensor in a part
@@ -379,7 +377,7 @@ def new_folder(tree: SafeDir, path: Path) -> Iterator[SafeDir]:
 _ONE_EACH: tuple[OutputKind, ...] = ("per_sequence", "scalar")
 _VECTORS: tuple[OutputKind, ...] = (*_ONE_EACH, "per_residue")
 _ANY: tuple[OutputKind, ...] = (*_VECTORS, "pairwise")
-FORMATS: Mapping[FormatName, ExportFormat] = {
+FORMATS: Mapping[ExportFormatName, ExportFormat] = {
     "uniprot-h5": ExportFormat(ending=".uniprot.h5", kinds=_ANY, write=write_uniprot_h5),
     "safetensors": ExportFormat(ending="-safetensors", kinds=_VECTORS, write=write_safetensors),
     "parquet": ExportFormat(ending=".parquet", kinds=_VECTORS, write=write_parquet),

@@ -11,6 +11,7 @@ from virnucpro.core.errors import InputError, InputMissingError, OutputError, Us
 from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import format_count, printable
 from virnucpro.core.option_text import with_options
+from virnucpro.core.recipe import ExportFormatName
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.export_formats import (
@@ -19,7 +20,6 @@ from virnucpro.store.export_formats import (
     RESTORE_INPUT,
     ExportFormat,
     ExportSource,
-    FormatName,
 )
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
@@ -31,7 +31,7 @@ class Export:
     """What to export, and where to."""
 
     folder: Path  # of the run
-    format: FormatName
+    format: ExportFormatName
     output: Path | None = None  # None: next to the run folder, with its name
     vectors: str | None = None  # an output of the run; None: the first
     force: bool = False  # replace an existing export
