@@ -35,7 +35,7 @@ from torch import Tensor
 
 from virnucpro.core.errors import UnavailableError
 from virnucpro.models.esm2.config import ESM2Shape
-from virnucpro.models.esm2.loading import load_esm2, save_esm2, verify_weights
+from virnucpro.models.esm2.loading import load_esm2, save_esm2
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.packing import PackedBatch
 
@@ -480,15 +480,15 @@ def test_verification_finds_a_number_that_is_not_finite(tmp_path, stored, ours, 
     model.state_dict()[stored].view(-1)[-1] = number
     path = save_fair_esm(model, tmp_path / "model.pt")
     with pytest.raises(UnavailableError, match=rf"{ours}.* not finite"):
-        verify_weights(path)
+        inspect_esm2(path).verify()
 
 
 def test_verify_finds_a_missing_tensor(fair_esm, tmp_path):
     folder = save_hub_folder(fair_esm, tmp_path / "model")
-    verify_weights(folder)
+    inspect_esm2(folder).verify()
     rename_tensors(folder, {"esm.encoder.layer.1.output.dense.bias": ""})
     with pytest.raises(UnavailableError, match=r"layer\.1\.output\.dense\.bias"):
-        verify_weights(folder)
+        inspect_esm2(folder).verify()
 
 
 ROTARY_OF_PT = "layers.0.self_attn.rot_emb.inv_freq"

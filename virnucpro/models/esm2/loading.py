@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.models.checkpoint import LAYER_NORM_EPS, check_finite
+from virnucpro.models.checkpoint import LAYER_NORM_EPS
 from virnucpro.models.converted import is_converted, load_converted
 from virnucpro.models.esm2.config import (
     HEADS_FAIR_ESM,
@@ -176,15 +176,6 @@ def _config(shape: ESM2Shape, architecture: str) -> dict[str, object]:
         "pad_token_id": PAD,
         "max_position_embeddings": 1026,
     }
-
-
-def verify_weights(path: Path) -> None:
-    """Load a complete checkpoint in float32 and check every number.
-
-    Raises:
-        UnavailableError: a tensor is missing, has another shape, or is not finite.
-    """
-    check_finite(path, load_complete(path, torch.float32))
 
 
 def load_complete(path: Path, dtype: torch.dtype) -> ESM2:
