@@ -13,14 +13,14 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
 from virnucpro.core.errors import UsageError
-
-# Other packages import these two names from this module.
 from virnucpro.core.model_outputs import (
     OutputSpec,
     include_name,
     parse_vector_name,
     vector_output,
 )
+
+# Other packages import these two names from this module.
 from virnucpro.core.model_outputs import Pooling as Pooling
 from virnucpro.core.model_outputs import Store as Store
 from virnucpro.core.option_text import with_options
