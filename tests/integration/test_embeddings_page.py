@@ -42,10 +42,10 @@ def for_this_machine(command: str) -> str:
     return command
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     """The folder in which all commands of the page have run, in order."""
-    folder = tmp_path_factory.mktemp("page")
+    folder = tmp_path
     records = (ROOT / "examples/proteins.faa").read_text(encoding="utf-8").split(">")[1:5]
     (folder / "proteins.faa").write_text("".join(f">{record}" for record in records))
     module = make_fair_esm(TINY)  # the built-in model has no heads
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_page_commands_run(folder: Path) -> None:
+def check_commands(folder: Path) -> None:
     assert len(COMMANDS) >= 8
     for name in ("embeddings", "run"):
         rows = (folder / name / "records.tsv").read_text().splitlines()
@@ -77,7 +77,7 @@ def test_page_commands_run(folder: Path) -> None:
         assert {"std_layer1", "mean_layer2", "contacts", "perplexity"} <= set(h5)
 
 
-def test_page_python_runs(folder: Path) -> None:
+def check_python(folder: Path) -> None:
     program = "\n".join([*PYTHON, "print(vectors.shape, n_vectors, table.height)"])
     program = program.replace("mean_layer6", "mean_layer1")
     done = subprocess.run(
@@ -86,3 +86,9 @@ def test_page_python_runs(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "(4, 128)" in done.stdout  # a batch of mean vectors
     assert done.stdout.endswith("(2, 128) 4 4\n")
+
+
+def test_page_runs(folder: Path) -> None:
+    """One test, because testers in parallel would each run all commands."""
+    check_commands(folder)
+    check_python(folder)
