@@ -99,7 +99,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _USUAL: Mapping[str, object] = {"strict": True}
 _OF_EMBED: Mapping[str, object] = {**_USUAL, "pooling": "mean"}  # one value, not a list
 _REWRITE = with_options("rewrite it: run its command with {resume}")  # for a corrupt table
-_WIDTH = 76  # characters per line in help texts
 
 
 class _RunKeywords(TypedDict, total=False):
@@ -221,6 +220,8 @@ def _with_options(
         for name, kind in get_type_hints(keywords).items()
     ]
 
+    characters_per_line = 76  # characters per line in help texts
+
     def text(parameter: Parameter) -> str:
         info = infos[_ALIASES.get(parameter.name, parameter.name)]
         description = _translate_message(info.help)
@@ -230,7 +231,9 @@ def _with_options(
             description = f"{description} Default: {_translate_message(info.show_default)}."
         head = f"    {parameter.name}: {formatannotation(parameter.annotation)}"
         indent = " " * 8
-        body = fill(description, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+        body = fill(
+            description, characters_per_line, initial_indent=indent, subsequent_indent=indent
+        )
         return f"{head} = {parameter.default!r}\n{body}"
 
     def wrap(function: F) -> F:

@@ -25,7 +25,10 @@ from pathlib import Path
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
 
-_ACCESSION = re.compile(r"[A-Z]{1,6}_?\d{5,}(\.\d+)?")  # of NCBI, as in NC_001416.1
+
+def _is_accession(text: str) -> bool:
+    """Recognise an accession of NCBI, such as NC_001416.1."""
+    return re.fullmatch(r"[A-Z]{1,6}_?\d{5,}(\.\d+)?", text) is not None
 
 
 class VirnucproError(Exception):
@@ -63,7 +66,7 @@ class InputMissingError(VirnucproError):
         hint = "check the path and its permissions"
         if isinstance(error, FileNotFoundError) and "," in path.name:
             hint = with_options("{hint}; several files are given as {input:A} {input:B}", hint=hint)
-        elif isinstance(error, FileNotFoundError) and _ACCESSION.fullmatch(str(path)):
+        elif isinstance(error, FileNotFoundError) and _is_accession(str(path)):
             hint += "; if it is an accession, download its sequence first"
         return cls(f"{printable(where)}: {error.strerror}", hint)
 

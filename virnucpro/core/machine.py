@@ -20,7 +20,6 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 OF_MACHINE = "the machine"
-_OCTAL = re.compile(r"\\([0-7]{3})")  # in paths of mountinfo: a space is \040
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,4 +263,5 @@ def _read_numbers(path: Path) -> dict[str, int]:
 
 
 def _unescape(path: str) -> str:
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
+    # In the paths of mountinfo, a space is \040.
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)

@@ -21,8 +21,6 @@ Include = Literal["contacts", "logits", "perplexity", "perplexity-single-pass"]
 Store = Literal["float32", "bfloat16"]  # numbers on disk; bfloat16 rounds to nearest even
 OutputKind = Literal["per_sequence", "per_residue", "pairwise", "scalar"]
 
-_EXPONENTS = {"scalar": 0, "per_sequence": 0, "per_residue": 1, "pairwise": 2}  # rows by length
-_VECTORS = re.compile(r"([a-z]+)_layer([0-9]+)")
 _RESIDUES = "residues"  # the name of vectors without pooling
 
 
@@ -53,7 +51,8 @@ class OutputSpec:
 
     def count_rows(self, lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         """Count the rows for sequences of these lengths. (n,) residues -> (n,)"""
-        return lengths.astype("int64") ** _EXPONENTS[self.kind]
+        exponents = {"scalar": 0, "per_sequence": 0, "per_residue": 1, "pairwise": 2}
+        return lengths.astype("int64") ** exponents[self.kind]
 
     def shape(self, lengths: NDArray[np.integer[Any]]) -> tuple[int, ...]:
         """Return the shape of the array for sequences of these lengths.
@@ -86,7 +85,7 @@ def parse_vector_name(name: str) -> VectorName | None:
     >>> parse_vector_name("residues_layer6"), parse_vector_name("logits")
     (VectorName(pooling='none', layer=6), None)
     """
-    match = _VECTORS.fullmatch(name)
+    match = re.fullmatch(r"([a-z]+)_layer([0-9]+)", name)
     if match is None:
         return None
     word, number = match.groups()

@@ -52,14 +52,7 @@ from virnucpro.store.run_lock import tags_in
 # Embeds the shards with these indices on a block, and returns the end of each.
 RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ShardDone | ShardFailed]]
 _PROVIDERS = {"local": LocalProvider, "slurm": SlurmProvider}
-# numbers in the block YAML file -> smallest allowed value
-_LEAST = {"parts": 1, "max_blocks": 1, "nodes_per_block": 1, "min_blocks": 0, "init_blocks": 0}
-_NOT_PLAIN = {"self", "launcher", "regex_job_id"}
-# for Parsl's processes on a node
-_HEARTBEAT_SECONDS = 5
-_SILENCE_SECONDS = 30
-# Parsl's errors when a scheduler or one of its processes does not answer
-_AT_END = (ParslError, CommandClientBadError, CommandClientTimeoutError, OSError)
+_SILENCE_SECONDS = 30  # of Parsl's processes on a node
 
 
 def read_blocks(path: Path | None) -> tuple[Any, int]:
@@ -82,10 +75,11 @@ def read_blocks(path: Path | None) -> tuple[Any, int]:
     except UsageError as error:
         hint = f"give a table of options of blocks: {', '.join(names)}"
         raise UsageError(str(error), hint) from error
-    for name in _LEAST.keys() & settings:
-        if type(settings[name]) is not int or settings[name] < _LEAST[name]:
+    minima = {"parts": 1, "max_blocks": 1, "nodes_per_block": 1, "min_blocks": 0, "init_blocks": 0}
+    for name in minima.keys() & settings:
+        if type(settings[name]) is not int or settings[name] < minima[name]:
             problem = f"{name} is {printable(settings[name])}"
-            raise _unusable_error(path, problem, f"give a whole number, {_LEAST[name]} or more")
+            raise _unusable_error(path, problem, f"give a whole number, {minima[name]} or more")
     kind = str(settings.pop("provider", "local"))
     n_parts = settings.pop("parts", parts_per_block * settings.get("max_blocks", 1))
     if kind not in _PROVIDERS:
@@ -107,7 +101,8 @@ def _unusable_error(path: Path, problem: str, hint: str) -> UsageError:
 
 
 def _describe_block(provider: type) -> set[str]:
-    return set(inspect.signature(provider).parameters) - _NOT_PLAIN
+    not_plain = {"self", "launcher", "regex_job_id"}
+    return set(inspect.signature(provider).parameters) - not_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +238,7 @@ def load_parsl_executor(provider: Any, rundir: RunDir) -> Iterator[DataFlowKerne
         address="127.0.0.1" if isinstance(provider, LocalProvider) else None,
         max_workers_per_node=1,
         cores_per_worker=1e-6,  # one worker per block, which starts a process per device
-        heartbeat_period=_HEARTBEAT_SECONDS,
+        heartbeat_period=5,
         heartbeat_threshold=_SILENCE_SECONDS,
         interchange_launch_cmd=[sys.executable, "-c", bound],
     )
@@ -259,9 +254,11 @@ def load_parsl_executor(provider: Any, rundir: RunDir) -> Iterator[DataFlowKerne
     try:
         yield kernel
     finally:
+        # Parsl's errors when a scheduler or one of its processes does not answer
+        errors_at_end = (ParslError, CommandClientBadError, CommandClientTimeoutError, OSError)
         try:
             kernel.cleanup()
-        except _AT_END as error:
+        except errors_at_end as error:
             LOGGER.warning(
                 "Parsl did not shut down cleanly: %s; cancel its jobs if squeue still lists them",
                 printable(error),

@@ -39,9 +39,6 @@ _HEAD = struct.Struct("<16sQ")  # file type, number of vectors
 _MAGIC = b"VirNucPro pack 1"
 _N_DIGEST = 16  # bytes; among 10^12 sequences, two share a digest with probability 10^-15
 _PACK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{32}\.pack")
-_LEFT = re.compile(
-    rf"\.{_PACK.pattern}\.[0-9a-f]+{re.escape(TEMPORARY)}"
-)  # left by a killed writer
 
 Vectors = Mapping[int, NDArray[np.float32]]  # position of a sequence -> (dim,)
 
@@ -100,7 +97,8 @@ class CacheDir:
     def _sweep(self) -> None:
         """Delete unfinished files of killed writers that are a day old."""
         old_seconds = 86_400.0  # age at which a temporary file counts as abandoned
-        for entry in list(self.files(_LEFT)):
+        left_by_killed_writers = re.compile(rf"\.{_PACK.pattern}\.[0-9a-f]+{re.escape(TEMPORARY)}")
+        for entry in list(self.files(left_by_killed_writers)):
             with suppress(OSError):
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime > old_seconds:
                     SafeDir(self.path).delete(self.path / entry.name)

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import torch
 
 Rows = NDArray[np.float32]
-_MAX_NAMED = 6  # outputs in the announcement
 _NONSENSE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError)
 DAMAGE = (OSError, SafetensorError, *_NONSENSE)  # errors raised by reading a damaged file
 
@@ -76,10 +75,11 @@ class Model:
             f"{self.footprint.n_parameters / 1e6:.1f} M parameters; layer {spec.layer}, "
             f"{spec.pooling} pooling{of_what}, {spec.precision}"
         )
+        max_named = 6  # outputs in the announcement
         if spec.extra:
             names = [output.name for output in spec.extra]
-            more = ", ..." if len(names) > _MAX_NAMED else ""
-            text += f"; also {', '.join(names[:_MAX_NAMED])}{more}"
+            more = ", ..." if len(names) > max_named else ""
+            text += f"; also {', '.join(names[:max_named])}{more}"
         if spec.precision == "fp16":
             text += ", fp32 for proteins with numbers too large for fp16"
         return text

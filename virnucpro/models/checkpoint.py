@@ -30,8 +30,6 @@ from virnucpro.models.family import CONFIG, INDEX, join_digests
 
 LAYER_NORM_EPS = 1e-5  # in ESM-2 and ESM C
 ROPE_THETA = 10000.0  # in ESM-2 and ESM C
-FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # number types in safetensors
-_BESIDE = {HEAD_FILE, LEARNED_FILE}
 # Errors raised for tensors and sizes that fit no model.
 INVALID_CONTENT = (
     *(TypeError, ValueError, IndexError, ArithmeticError, RuntimeError),
@@ -44,7 +42,6 @@ _LARGEST: Mapping[str, float] = {
     "bf16": (2 - 2**-7) * 2.0**127,
     "fp8": (2 - 2**-7) * 2.0**127,  # weights are scaled from bf16 to 8 bits
 }
-_NUMPY_HAS = {"F64", "F32", "F16", "I64"}  # a folder may also contain integer positions
 
 
 # Files
@@ -60,7 +57,8 @@ def weight_files(path: Path) -> list[Path]:
         return [path]
     if (path / INDEX).is_file():
         return _indexed_files(path)
-    files = sorted(file for file in path.glob("*.safetensors") if file.name not in _BESIDE)
+    not_weights = {HEAD_FILE, LEARNED_FILE}
+    files = sorted(file for file in path.glob("*.safetensors") if file.name not in not_weights)
     if not files:
         raise UnavailableError(
             f"{printable(path)}: no *.safetensors file in this folder",
@@ -137,7 +135,8 @@ def open_slices(path: Path, framework: Literal["np", "pt"]) -> dict[str, Any]:
                 slices[name] = handle.get_slice(name)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, SafetensorError) as error:
         raise unreadable_error(path, error) from error
-    if framework == "np" and {each.get_dtype() for each in slices.values()} - _NUMPY_HAS:
+    numpy_types = {"F64", "F32", "F16", "I64"}  # a folder may also contain integer positions
+    if framework == "np" and {each.get_dtype() for each in slices.values()} - numpy_types:
         return open_slices(path, "pt")
     return slices
 
@@ -208,7 +207,8 @@ def read_slice(part: Any, first: int, n_rows: int | None) -> Any:  # noqa: ANN40
     Raises:
         ValueError: the slice does not contain floats.
     """
-    if part.get_dtype() not in FLOATS:
+    float_types = frozenset({"F64", "F32", "F16", "BF16"})  # number types in safetensors
+    if part.get_dtype() not in float_types:
         raise ValueError(f"a tensor of {part.get_dtype()}")
     return part[first : None if n_rows is None else first + n_rows]
 

@@ -36,7 +36,6 @@ from virnucpro.models.heads import Heads, hash_heads, select_heads
 from virnucpro.models.transformer import DTYPES, PackedTransformer
 
 _FORMAT = "2"  # format 1 copies may contain non-finite numbers
-_SHA256 = re.compile("[0-9a-f]{64}")
 _SUFFIX = ".virnucpro.safetensors"
 
 ReadHeads = Callable[[Path], Mapping[str, Tensor]]  # of a checkpoint; names as in ``HeadScheme``
@@ -114,7 +113,7 @@ def _note_conversion(path: Path, name: str) -> str:
         digest = str(read_json(path)[name])
     except DAMAGE:
         return ""
-    return digest if _SHA256.fullmatch(digest) else ""
+    return digest if re.fullmatch("[0-9a-f]{64}", digest) else ""
 
 
 def _convert(

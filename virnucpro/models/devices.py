@@ -20,7 +20,6 @@ from virnucpro.models.device_choice import ELSE_CPU, GIB, NO_DRIVER, DeviceChoic
 if TYPE_CHECKING:
     from virnucpro.core.option_schema import ComputeOptions
 
-_WORKER_BYTES = GIB // 2  # PyTorch and a batch in a CPU worker, without the model
 _CPU_FACTS = Path("/proc/cpuinfo")
 
 
@@ -118,7 +117,8 @@ def count_workers(workers: int | None, model_bytes: int, machine: Machine) -> in
     """
     max_workers = 1024
     if workers is None:
-        n_fitting = int(0.8 * machine.memory_available / (model_bytes + _WORKER_BYTES))
+        worker_bytes = GIB // 2  # PyTorch and a batch in a CPU worker, without the model
+        n_fitting = int(0.8 * machine.memory_available / (model_bytes + worker_bytes))
         return min(machine.cores, max(1, n_fitting))
     if not 1 <= workers <= max_workers:
         raise UsageError(

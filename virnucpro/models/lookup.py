@@ -44,7 +44,6 @@ from virnucpro.models.registry import (
     removed_model_hint,
 )
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _WITHOUT_DOWNLOAD = with_options(
     "choose one of these:\n"
     "  virnucpro models download {name}  where there is a network\n"
@@ -187,7 +186,7 @@ def _check_published(file: RemoteFile, path: Path, name: str) -> None:
 
 def is_name(text: str) -> bool:
     """Return True if the text is a possible model name."""
-    return _NAME.fullmatch(text) is not None
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", text, flags=re.ASCII) is not None
 
 
 def find_published(name: str, hugging_face: Path | None = None) -> NamedModel | None:

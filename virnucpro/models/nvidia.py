@@ -25,7 +25,6 @@ from virnucpro.models.device_choice import (
 from virnucpro.models.torch_build import TorchBuild, require_torch
 
 # Compute capabilities supported by PyTorch 2.10 to 2.14 for CUDA 12.6.
-_OLDEST_FOR_CUDA_12 = (5, 0)
 _INSTALL_FOR_CUDA_12 = (
     "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
 )
@@ -58,7 +57,8 @@ def why_unusable(gpu: Gpu, torch: TorchBuild) -> Unusable | None:
     if torch.cuda is None:
         return Unusable(f"{build} has no CUDA", "install a PyTorch that is built for CUDA")
     major = int(torch.cuda.partition(".")[0])
-    fits_cuda_12 = _OLDEST_FOR_CUDA_12 <= gpu.capability <= newest_for_cuda_12
+    oldest_for_cuda_12 = (5, 0)
+    fits_cuda_12 = oldest_for_cuda_12 <= gpu.capability <= newest_for_cuda_12
     install = f"install PyTorch for CUDA 12: {_INSTALL_FOR_CUDA_12}"
     update = f"update the NVIDIA driver to one for CUDA {major}"
     if major >= 13 and gpu.capability < oldest_for_cuda_13:

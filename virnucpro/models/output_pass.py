@@ -28,7 +28,6 @@ from virnucpro.models.transformer import PackedTransformer
 
 _CONTACTS = include_name("contacts")
 _LOGITS = include_name("logits")
-_PERPLEXITY = include_name("perplexity")
 _SINGLE_PASS = include_name("perplexity-single-pass")
 
 
@@ -74,8 +73,9 @@ class OutputPass:
                 results |= self._predict_tokens(hidden, batch)
         if contacts is not None:
             results[_CONTACTS] = contacts.contacts()
-        if _PERPLEXITY in self.names:
-            results[_PERPLEXITY] = self._pseudo_perplexity(batch, tokens_per_pass)
+        perplexity = include_name("perplexity")
+        if perplexity in self.names:
+            results[perplexity] = self._pseudo_perplexity(batch, tokens_per_pass)
         return [results[name] for name in self.names]
 
     @property

@@ -43,7 +43,6 @@ T = TypeVar("T")
 _TIMEOUT = timedelta(hours=6)  # the first rank may compute vectors while the others wait
 _LISTEN_SECONDS = 0.1  # between two checks
 # Keys in the store that torchrun's processes share.
-_PREPARED = "virnucpro/prepared"
 _EXIT_CODE = "virnucpro/exit_code"
 _KEPT = "finished epochs are kept: fix the cause, then continue with --resume"
 
@@ -155,10 +154,11 @@ def run_under_torchrun(
     rank = started.rank
     world_size = started.world_size
     store = _connect()
+    prepared_key = "virnucpro/prepared"
     with _fail_together(store, world_size), prepared if rank == 0 else nullcontext():
         if rank == 0:
-            store.set(_PREPARED, "")
-        while not store.check([_PREPARED]):  # ``wait`` would block the store for other threads
+            store.set(prepared_key, "")
+        while not store.check([prepared_key]):  # ``wait`` would block the store for other threads
             time.sleep(_LISTEN_SECONDS)
         join_group(store, rank, world_size, used)
         work(Ranks(rank, world_size, used, on_event))

@@ -52,7 +52,6 @@ _MOST_WEIGHT = 10.0  # maximum weight of a frame, if the mean is 1
 BASES_POWER = 0.25  # a group counts by its size to this power
 GC_EDGES = np.linspace(0.25, 0.7, 10)  # edges of bins in which both labels weigh the same
 HEAVIEST = 4.0  # maximum factor that a bin applies to a weight
-_MOST_MAPS = 256  # mapped feature files per process; each stays open, and 1,024 is a usual limit
 _VECTORS = "vectors.json"
 _VECTOR_ROWS = "vector_rows.npy"
 _RECORDS = "records.json"
@@ -91,7 +90,8 @@ class _FeatureRows:
         self.store = store
         self.shape = (len(rows), dim)
         self._firsts = np.cumsum([0, *(n for _, _, n in files)], dtype=np.int64)
-        self._mapped = lru_cache(_MOST_MAPS)(self._map)
+        # Each mapped file stays open, and 1,024 is a usual limit per process.
+        self._mapped = lru_cache(256)(self._map)
 
     def _map(self, number: int) -> Values:
         path, begin, n = self.files[number]

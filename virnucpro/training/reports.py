@@ -63,8 +63,6 @@ _NONE_YET = (
     "FOLDER --card` measures it and writes all figures here.\n"
 )
 _OF_DATA = ("data_sha256", "split_sha256")
-# Shown elsewhere, or specific to this machine.
-_LEFT_OUT = {*_OF_DATA, "manifest", "encoder", "encoder_id", "vectors", "fasta_sha256", "settings"}
 
 
 def write_training_page(folder: Path) -> None:
@@ -526,7 +524,17 @@ def _summary_rows(training: Path, model: Path, facts: Mapping[str, Any]) -> Iter
     for name in _OF_DATA:
         yield f"- {name.removesuffix('_sha256')}: SHA-256 {facts[name]}"
     yield "\n## Settings\n"
-    shown = [item for item in {**facts, **settings}.items() if item[0] not in _LEFT_OUT]
+    # Shown elsewhere, or specific to this machine.
+    not_listed = {
+        *_OF_DATA,
+        "manifest",
+        "encoder",
+        "encoder_id",
+        "vectors",
+        "fasta_sha256",
+        "settings",
+    }
+    shown = [item for item in {**facts, **settings}.items() if item[0] not in not_listed]
     yield from markdown_table([{"option": name, "value": value} for name, value in shown])
     for name, title in (
         (HELD_OUT, "AUROC on the groups that were held out"),

@@ -101,7 +101,6 @@ if TYPE_CHECKING:
     from virnucpro.training.event_file import EventFile
 
 _N_BATCHES = 3  # timed batches; one earlier batch is not timed, since it also sets up the device
-_COMPOSITION_BYTES = 4 * N_FEATURES + 24  # per frame in ``frames/``, without its letters
 
 
 def train(
@@ -553,7 +552,8 @@ def _cost_lines(
         seconds, n_trained = _time_batches(training, device, proteins)
     steps_per_epoch = count_steps(n_train, options.effective_batch(n_ranks))
     n_steps = options.epochs * steps_per_epoch * options.seeds
-    n_bytes = n_frames * _COMPOSITION_BYTES + n_residues + 4 * n_trained
+    composition_bytes = 4 * N_FEATURES + 24  # per frame in ``frames/``, without its letters
+    n_bytes = n_frames * composition_bytes + n_residues + 4 * n_trained
     n_bytes += (options.keep_checkpoints + 1) * 12 * n_trained * options.seeds
     if not is_stored:
         total = _duration(seconds * n_steps * options.grad_accum_steps)

@@ -50,10 +50,7 @@ _DATA = "waiting for data"
 _STEP = "forward and backward"
 _OPTIMIZER = "optimizer"
 _TRAINING = (_DATA, _STEP, _OPTIMIZER)
-_ENCODER = "reader.encoder."  # prefix of the names of its weights
 _BEST = "best.pt"
-_MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW moments, in the shape of their weight
-_EPOCH = re.compile(r"epoch_(\d{4,})\.pt")
 _WRONG = (AttributeError, LookupError, TypeError, ValueError)  # errors from unexpected content
 
 
@@ -416,8 +413,9 @@ def make_optimizer(module: nn.Module, lr: float, settings: TrainOptions) -> torc
     if settings.encoder_lr is not None:
         rates[True] = settings.encoder_lr / settings.lr
     groups = []
+    encoder_prefix = "reader.encoder."  # prefix of the names of its weights
     for is_encoder, rate in rates.items():
-        own = [p for n, p in learned if (len(rates) > 1 and _ENCODER in n) == is_encoder]
+        own = [p for n, p in learned if (len(rates) > 1 and encoder_prefix in n) == is_encoder]
         for is_matrix, decay in ((True, settings.weight_decay), (False, 0.0)):
             params = [p for p in own if (p.ndim > 1) == is_matrix]
             groups.append({"params": params, "weight_decay": decay, "of_lr": rate})
@@ -545,9 +543,10 @@ class _Checkpoints:
             state = _ProgressState(**content["state"])
             _load_weights(module, content["module"])
             weights = [p for group in optimizer.param_groups for p in group["params"]]
+            adamw_moments = ("exp_avg", "exp_avg_sq")  # AdamW moments, in the shape of their weight
             for number, moments in content["optimizer"]["state"].items():
                 for name, value in moments.items():
-                    cut = _truncate_like(weights[number], value) if name in _MOMENTS else value
+                    cut = _truncate_like(weights[number], value) if name in adamw_moments else value
                     moments[name] = cut.clone()  # a copy, because the mapped file is deleted later
             optimizer.load_state_dict(content["optimizer"])
             if "scaler" in content:
@@ -568,7 +567,10 @@ class _Checkpoints:
 
     def _epochs(self) -> dict[Path, int]:
         """Return epoch checkpoints in order, and their numbers. Other names are ignored."""
-        names = {path: _EPOCH.fullmatch(path.name) for path in self.folder.glob("epoch_*.pt")}
+        names = {
+            path: re.fullmatch(r"epoch_(\d{4,})\.pt", path.name)
+            for path in self.folder.glob("epoch_*.pt")
+        }
         numbers = [(int(match[1]), path) for path, match in names.items() if match]
         return {path: number for number, path in sorted(numbers)}
 

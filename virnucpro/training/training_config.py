@@ -78,8 +78,6 @@ _OURS = (
     _FEATURES,
     MODEL_FOLDER,
 )
-# Compared by content: data_sha256, encoder_id, features_fingerprint.
-_PLACES = {"manifest", "encoder", "vectors"}
 _MORE_GROUPS = "label more groups, or move some in a table of the split and give it with --split"
 
 
@@ -500,7 +498,9 @@ def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
             hint="give another --output-dir",
         ) from error
     now = _flatten(facts)
-    may_differ = {*LOOP_MAY_DIFFER, *_PLACES}
+    # Compared by content: data_sha256, encoder_id, features_fingerprint.
+    places = {"manifest", "encoder", "vectors"}
+    may_differ = {*LOOP_MAY_DIFFER, *places}
     if now["epochs"] < stored.get("epochs", 0):
         may_differ.remove("epochs")  # the rate would have to rise again
     differences = [

@@ -54,9 +54,6 @@ from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
 from virnucpro.viral.options import FALSE_POSITIVES, CallsBy, ThresholdOptions
 from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores, Prediction
 
-# false positive rates, at each length, for the lowest embedded score ...
-NEARLY_VIRAL = 0.2
-SURELY_VIRAL = FALSE_POSITIVES["conservative"]  # ... and for the lowest that all presets call virus
 _NOTE = "not embedded"
 
 # digests of training records and their groups, and a sketch of all sequences
@@ -469,8 +466,11 @@ def _first_selecting_rule(
     log_odds = score_records(records, recipe, scorer).log_odds
     lengths = records.lengths
     rates = scorer.select_error_rates(recipe.input_type)
-    is_low = log_odds < thresholds(rates, lengths, NEARLY_VIRAL)  # False for NaN, no score
-    is_sure = log_odds >= thresholds(rates, lengths, SURELY_VIRAL)
+    # The false positive rate at the lowest embedded score, and that of the strictest preset.
+    max_rate = 0.2
+    min_rate = FALSE_POSITIVES["conservative"]
+    is_low = log_odds < thresholds(rates, lengths, max_rate)  # False for NaN, no score
+    is_sure = log_odds >= thresholds(rates, lengths, min_rate)
     left_out = {"all": np.zeros_like(is_low), "viral": is_low, "uncertain": is_low | is_sure}
     asks = ~np.array([left_out[rule] for rule in rules])
     first = np.where(asks.any(axis=0), asks.argmax(axis=0), -1)

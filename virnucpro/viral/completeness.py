@@ -11,9 +11,6 @@ from typing import NamedTuple
 from virnucpro.viral.lineage import SEGMENTED, Taxon
 
 CLOSED = ("DTR", "ITR", "circular")  # topologies that complete molecules have
-# Percent of typical length. Below it, terminal repeats do not indicate a complete genome: they
-# may belong to a transposon or a repeated segment.
-LEAST_OF_CLOSED = 50.0
 
 
 class Completeness(NamedTuple):
@@ -36,7 +33,10 @@ def estimate_completeness(n_bases: int, topology: str, taxon: Taxon) -> Complete
     percent = None
     if taxon.genome_length:
         percent = min(100.0, round(100 * n_bases / taxon.genome_length, 1))
-    if topology in CLOSED and (percent is None or percent >= LEAST_OF_CLOSED):
+    # Percent of typical length. Below it, terminal repeats do not indicate a complete genome: they
+    # may belong to a transposon or a repeated segment.
+    min_percent_of_closed = 50.0
+    if topology in CLOSED and (percent is None or percent >= min_percent_of_closed):
         return Completeness(100.0, topology)
     if taxon.length_basis == SEGMENTED:
         return Completeness(None, SEGMENTED)

@@ -18,8 +18,6 @@ from virnucpro.viral.options import ThresholdOptions
 from virnucpro.viral.proteins import Proteins
 from virnucpro.viral.types import CalledRecords, Calls
 
-_BASES_PER_RESIDUE = 3
-
 
 def add_evidence(
     calls: Calls,
@@ -39,7 +37,8 @@ def add_evidence(
     known = index.classify(hits, len(calls.record_ids))
     lengths = np.array(calls.lengths, dtype=np.int64)
     if is_protein:
-        lengths *= _BASES_PER_RESIDUE
+        bases_per_residue = 3
+        lengths *= bases_per_residue
     rates = index.false_discovery_rates(known.strength, lengths, options.prevalence).tolist()
     was_looked_up = np.flatnonzero(known.n_windows > 0).tolist()
     for place, n_kmers in zip(was_looked_up, known.n_viral[was_looked_up].tolist(), strict=True):

@@ -45,8 +45,6 @@ RARITY = 8  # one k-mer in this many belongs to the sample, a power of two
 BUCKET_BITS = 20
 REST_BITS = 13
 OWNER_BITS = 3
-_HINT_BITS = 2  # remainder bits that a hint covers
-_GROUP = 16  # buckets that share an index of their first entry
 N_BUCKETS = 2 << BUCKET_BITS
 
 Residues = NDArray[np.uint8]
@@ -112,8 +110,10 @@ class WordTable:
         Raises:
             ValueError: a k-mer has an unknown class.
         """
-        hints = np.zeros(N_BUCKETS >> 1 << _HINT_BITS >> 3, dtype=np.uint8)
-        first = np.zeros(N_BUCKETS // _GROUP, dtype=np.int32)
+        hint_bits = 2  # remainder bits that a hint covers
+        hints = np.zeros(N_BUCKETS >> 1 << hint_bits >> 3, dtype=np.uint8)
+        buckets_per_group = 16  # buckets that share an index of their first entry
+        first = np.zeros(N_BUCKETS // buckets_per_group, dtype=np.int32)
         n_strange = np.zeros(1, np.int64)
         of_table = self.n_of_bucket, self.entries, len(self)
         if len(self):

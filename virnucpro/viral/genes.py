@@ -40,13 +40,6 @@ from virnucpro.viral.windows import (
 )
 
 SHORTEST_GENE = 30  # codons without the stop; a third less at an end of the sequence
-PROKARYOTIC_GROUPS = ("phage", "archaeal virus")  # whose ribosomes bind before a start
-_STARTS = ("ATG", "GTG", "TTG")  # as in ``native/genes.c``
-_PROKARYOTIC_CODES = (1, 4, 11, 15, 25)  # 1: bacterial records are often read with it
-_BASES_PER_GENE = 30  # fewer than a gene adds to the one before it
-_MOST_OVERLAP = 60  # bases, as in ``native/genes.c``
-
-_PARTIALS: tuple[tuple[Partial, Partial], ...] = (("", "end"), ("start", "both"))
 
 
 class _Columns(NamedTuple):
@@ -78,7 +71,8 @@ def find_genes(
         CanonicalView.from_record(sequence, is_circle=is_circle and bool(sequence))
         for sequence, is_circle in zip(viruses, are_circles, strict=True)
     ]
-    has_sites = np.array([group in PROKARYOTIC_GROUPS for group in groups], dtype=np.uint8)
+    prokaryotic_groups = ("phage", "archaeal virus")  # whose ribosomes bind before a start
+    has_sites = np.array([group in prokaryotic_groups for group in groups], dtype=np.uint8)
     # a gene may cross the origin of a circle, which is read twice
     pieces = Windows.from_sequences([view.sequence * (1 + view.is_circle) for view in views])
     columns = _find_columns(pieces, has_sites, code)
@@ -94,7 +88,8 @@ def find_genes(
 def _find_columns(pieces: Windows, has_sites: Digits, code: GeneticCode) -> Iterator[_Columns]:
     """Yield the genes in each piece."""
     n_genes = np.zeros(len(pieces), dtype=np.int64)
-    most = int((pieces.lengths // _BASES_PER_GENE + 2).sum())
+    bases_per_gene = 30  # fewer than a gene adds to the one before it
+    most = int((pieces.lengths // bases_per_gene + 2).sum())
     rows = np.empty((most, len(_Columns._fields) - 1), dtype=np.int64)
     scores = np.empty(most)
     tables = is_stop(code), _start_kinds(code), has_sites
@@ -109,10 +104,12 @@ def _find_columns(pieces: Windows, has_sites: Digits, code: GeneticCode) -> Iter
 @cache
 def _start_kinds(code: GeneticCode) -> Digits:
     """Return the kind of each codon as a start, without and with binding sites. (2, 125)"""
-    kinds = np.full((2, N_CODES), len(_STARTS), dtype=np.uint8)
-    kinds[:, genetic_code(_STARTS[0])] = 0
-    if code.number in _PROKARYOTIC_CODES:
-        for number, codon in enumerate(_STARTS):
+    start_codons = ("ATG", "GTG", "TTG")  # as in ``native/genes.c``
+    kinds = np.full((2, N_CODES), len(start_codons), dtype=np.uint8)
+    kinds[:, genetic_code(start_codons[0])] = 0
+    prokaryotic_codes = (1, 4, 11, 15, 25)  # 1: bacterial records are often read with it
+    if code.number in prokaryotic_codes:
+        for number, codon in enumerate(start_codons):
             kinds[1, genetic_code(codon)] = number
     return kinds
 
@@ -127,7 +124,8 @@ def _cut_circle(columns: _Columns, n_bases: int) -> _Columns:
     is_inside = (columns.left >= first) & (columns.left < first + n_bases)
     is_complete = (columns.lacks_start | columns.lacks_end) == 0
     inside = columns.take(is_inside & is_complete & (columns.right - columns.left <= n_bases))
-    if len(inside.left) < 2 or inside.right[-1] - _MOST_OVERLAP <= inside.left[0] + n_bases:
+    max_overlap = 60  # bases, as in ``native/genes.c``
+    if len(inside.left) < 2 or inside.right[-1] - max_overlap <= inside.left[0] + n_bases:
         return inside
     is_first_better = inside.score[0] >= inside.score[-1]
     return inside.take(slice(0, -1) if is_first_better else slice(1, None))
@@ -156,6 +154,7 @@ def _place_genes(view: CanonicalView, columns: _Columns, proteins: Sequence[str]
     text = view.sequence * (1 + view.is_circle)
     genes = []
     rows = zip(*(column.tolist() for column in columns), proteins, strict=True)
+    partials: tuple[tuple[Partial, Partial], ...] = (("", "end"), ("start", "both"))
     for strand, left, right, lacks_start, lacks_end, score, protein in rows:
         codon = reverse_complement(text[right - 3 : right]) if strand else text[left : left + 3]
         start = n_bases - right - view.first if view.is_reverse else left + view.first
@@ -164,7 +163,7 @@ def _place_genes(view: CanonicalView, columns: _Columns, proteins: Sequence[str]
             start=start % n_bases,
             end=start % n_bases + right - left,
             strand="+" if is_forward else "-",
-            partial=_PARTIALS[lacks_start][lacks_end],
+            partial=partials[lacks_start][lacks_end],
             start_codon="" if lacks_start else codon,
             protein=protein,
             coding_score=round(score, 2),

@@ -42,11 +42,8 @@ from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 from virnucpro.viral.networks import ErrorRates, interpolate_lengths
 from virnucpro.viral.types import Prediction
 
-_NEAR = 1e-6  # in units of the last decimal: thousands of times the spacing of doubles near 1
 _SURE = 10.0**-DECIMALS  # log-odds are computed from scores clipped to [_SURE, 1 - _SURE]
 CLASSES = "others,virus"
-_LONGEST_CHUNK = 1_000_000_000  # bases
-_HEAVIEST = 1e6  # weight in an ensemble
 HEAD_ENTRY = "virnucpro_head"  # metadata key
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _NETWORKS = ("protein", "nucleotide")
@@ -103,7 +100,8 @@ class EnsembleKnot:
 
     def __post_init__(self) -> None:
         weights = (self.base, self.head, self.offset)
-        is_usual = all(abs(weight) <= _HEAVIEST for weight in weights)  # not NaN
+        max_weight = 1e6  # weight in an ensemble
+        is_usual = all(abs(weight) <= max_weight for weight in weights)  # not NaN
         if self.n_bases < 1 or not is_usual or min(self.base, self.head) < 0:
             raise ValueError(f"invalid weights: {self}")
 
@@ -161,10 +159,11 @@ class HeadInfo:
     def __post_init__(self) -> None:
         check_counts(self.chunk_size)
         shares = (self.threshold, self.exponent)
+        max_chunk_bases = 1_000_000_000  # bases
         is_head = (
             bool(self.encoders)
             and self.classes == CLASSES
-            and 30 <= self.chunk_size <= _LONGEST_CHUNK
+            and 30 <= self.chunk_size <= max_chunk_bases
             and self.frame_rule in ("max", "mean")
             and all(type(share) in (int, float) and 0 <= share <= 1 for share in shares)
             and isinstance(self.training, str)
@@ -448,7 +447,8 @@ def probabilities(log_odds: FloatArray) -> FloatArray:
     whole = np.rint(scaled)
     scores = whole / 10**DECIMALS  # the double that is nearest to these decimals
     # numpy's tanh may differ in the last bit, which matters halfway between two scores
-    for place in np.flatnonzero(np.abs(np.abs(scaled - whole) - 0.5) < _NEAR).tolist():
+    nearest = 1e-6  # in units of the last decimal: thousands of times the spacing of doubles near 1
+    for place in np.flatnonzero(np.abs(np.abs(scaled - whole) - 0.5) < nearest).tolist():
         scores[place] = probability(float(log_odds[place]))
     return np.asarray(scores)
 

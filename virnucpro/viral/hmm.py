@@ -32,7 +32,6 @@ from virnucpro.viral.provirus_features import N_SHAPE, HostBackground, Levels, W
 OWN_REGION_MODEL = EMBEDDED_FOLDER / "regions.json"
 FORMAT = 4
 _DEPARTURES = np.arange(-5.0, 5.25, 0.25)  # of a host, in standard deviations between hosts
-_LARGEST = 1e12  # squares and products of larger values may overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +66,17 @@ class RegionModel:
         spreads = (self.levels.spread, self.genes.spread)
         others = (self.gc_weight, self.shape_weight, self.weight, self.deviation, *spreads)
         hosts = (host.gc, host.slope, *host.shape, *host.deviation, *rates)
+        largest = 1e12  # squares and products of larger values may overflow
         is_model = (
             1 <= self.step <= self.size
-            and all(abs(value) < _LARGEST for value in (*numbers, *others, *hosts))  # not NaN
+            and all(abs(value) < largest for value in (*numbers, *others, *hosts))  # not NaN
             and min(rates) >= 1
             and len(host.shape) == len(host.deviation) == N_SHAPE
             and min(host.deviation) > 0
             and 0 < self.first_share < 1
             and len(self.edges) + 1 == len(self.log_ratios) == len(self.gene_log_ratios)
             and list(self.edges) == sorted(self.edges)
-            and self.deviation > 1 / _LARGEST
+            and self.deviation > 1 / largest
             and min(self.weight, self.distance) > 0
         )
         if not is_model:

@@ -11,10 +11,6 @@ from virnucpro.viral.taxonomy import group_of_taxon, load_builtin_groups, topolo
 from virnucpro.viral.types import Identity
 from virnucpro.viral.windows import Windows
 
-# A virus without a named taxon is a tailed phage if it has the kind "phage", with at least this
-# probability, and at least this many bases. ``measure_tailed_phages.py`` measures both.
-TAILED_PROBABILITY = 0.95
-TAILED_BASES = 15_000
 TAILED_CLASS = "Caudoviricetes"
 
 
@@ -84,10 +80,13 @@ def _find_groups(
 
 def tailed_phage_class(identity: Identity, n_bases: int) -> Taxon:
     """Return the class of a virus without a named taxon, if its kind and length match it."""
+    # ``measure_tailed_phages.py`` measures the precision at these limits.
+    min_probability = 0.95
+    min_bases = 15_000
     is_tailed = (
         identity.group == "phage"
-        and (identity.group_probability or 0) >= TAILED_PROBABILITY
-        and n_bases >= TAILED_BASES
+        and (identity.group_probability or 0) >= min_probability
+        and n_bases >= min_bases
     )
     lineages = load_builtin_lineages()
     return lineages.find_taxon(TAILED_CLASS) if is_tailed else lineages.taxa[0]

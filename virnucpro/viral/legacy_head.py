@@ -23,8 +23,6 @@ from virnucpro.models.lookup import fetch_head
 from virnucpro.models.safe_pickle import check_plain, read_pt
 from virnucpro.viral.head import EncoderInfo, Head, HeadInfo, Network
 
-_KIND = "a head of VirNucPro"
-_CONVERTED = "head.safetensors"  # in the published file's folder
 _TRAINING = (
     "published by the authors of VirNucPro; frames and chunks are called as they call them; the "
     "call of a record is ours: the mean of its chunks' log-odds"
@@ -35,9 +33,6 @@ class _Module(nn.Module):
     """An empty substitute for the original class: a pickle can only put data into it."""
 
 
-_ALLOWED = ((_Module, "__main__.MLPClassifier"), nn.Linear, nn.BatchNorm1d, nn.Dropout, set)
-
-
 def find_head(bundle: str, models: tuple[Model, ...], on_event: EventHandler) -> Path:
     """Return the bundled head for these encoders. Download it if needed, and convert it once.
 
@@ -46,7 +41,7 @@ def find_head(bundle: str, models: tuple[Model, ...], on_event: EventHandler) ->
     """
     source, chunk_size = fetch_head(bundle, on_event)
     encoders = tuple(map(EncoderInfo.from_spec, models))
-    converted = source.with_name(_CONVERTED)
+    converted = source.with_name("head.safetensors")
     with suppress(UnavailableError):  # it does not exist yet, or is damaged
         if Head.load(converted).facts.encoders == encoders:
             return converted
@@ -61,7 +56,15 @@ def load_legacy_head(path: Path, encoders: tuple[EncoderInfo, ...], chunk_size: 
         UnavailableError: the file does not contain such a head, is damaged, or contains code, which
             is never run.
     """
-    module = read_pt(path, _KIND, _ALLOWED)
+    kind = "a head of VirNucPro"
+    allowed_classes = (
+        (_Module, "__main__.MLPClassifier"),
+        nn.Linear,
+        nn.BatchNorm1d,
+        nn.Dropout,
+        set,
+    )
+    module = read_pt(path, kind, allowed_classes)
     facts = HeadInfo(
         encoders=encoders,
         chunk_size=chunk_size,
@@ -86,7 +89,7 @@ def load_legacy_head(path: Path, encoders: tuple[EncoderInfo, ...], chunk_size: 
         return Head(facts, Network(layers))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise UnavailableError(
-            f"{printable(path)} is not {_KIND}: {printable(error)}",
+            f"{printable(path)} is not {kind}: {printable(error)}",
             hint="get the published head with `virnucpro models download virnucpro-500`",
         ) from error
 

@@ -48,7 +48,6 @@ LIMITS = Limits(fewest=3, least_share=0.8)
 
 
 CLUSTER = "cluster:"  # prefix of the names of clusters
-KMERS_PER_CLUSTER_HIT = 400  # as KMERS_PER_HIT. Most viruses without a family have no cluster
 CLUSTER_LIMITS = Limits(fewest=3, least_share=0.7)
 
 
@@ -216,7 +215,8 @@ def name_clusters(
     n_hits = np.bincount(pair_index, hits.n_hits, minlength=len(pairs)).astype(np.int64)
     record, owner = np.divmod(pairs, n_owners)
     is_cluster = np.array([name.startswith(CLUSTER) for name in owners])
-    needed = np.maximum(CLUSTER_LIMITS.fewest, n_kmers[record] / KMERS_PER_CLUSTER_HIT)
+    kmers_per_hit = 400  # as KMERS_PER_HIT. Most viruses without a family have no cluster
+    needed = np.maximum(CLUSTER_LIMITS.fewest, n_kmers[record] / kmers_per_hit)
     is_named = is_cluster[owner] & (n_hits >= needed)
     is_named &= n_hits >= CLUSTER_LIMITS.least_share * total[record]  # at most one per record
     names = [""] * n_records

@@ -57,14 +57,6 @@ FALSE_POSITIVES: Mapping[_Preset, float] = {
 }
 
 
-# the lowest posterior at which a provirus counts as a virus, see docs/REGIONS.md
-LEAST_POSTERIORS: Mapping[_Preset, float] = {
-    "sensitive": 0.0,
-    "default": 0.5,
-    "conservative": 0.9,
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class ThresholdOptions:
     """Thresholds between viral and other records, and for regions. Scores do not depend on them."""
@@ -124,7 +116,13 @@ class ThresholdOptions:
         """Return the lowest posterior at which a provirus counts as a virus."""
         if self.threshold is not None:
             return self.threshold
-        return LEAST_POSTERIORS.get(self.preset, 0.0)
+        # the lowest posterior at which a provirus counts as a virus, see docs/REGIONS.md
+        min_posteriors = {
+            "sensitive": 0.0,
+            "default": 0.5,
+            "conservative": 0.9,
+        }
+        return min_posteriors.get(self.preset, 0.0)
 
     def __post_init__(self) -> None:
         if self.threshold is not None:

@@ -23,7 +23,6 @@ from virnucpro.sequences.open_codes import N_CODES, UNKNOWN, Digits, encode, gen
 
 NOT_YET = 255  # instead of a class: the k-mer has not been looked up yet
 SHORTEST = 5  # codons in an open reading frame
-_BASES_OF_ENDS = 1_000  # strands nearly always differ in them
 Read: TypeAlias = tuple[Digits, Digits, NDArray[np.int32], IntArray]  # see `read_bases`
 
 
@@ -144,8 +143,9 @@ def is_reverse_first(sequence: str) -> bool:
     >>> is_reverse_first("GATTACA"), is_reverse_first("UGUAAUC"), is_reverse_first("ACGT")
     (False, True, False)
     """
-    forward = sequence[:_BASES_OF_ENDS]
-    reverse = reverse_complement(sequence[-_BASES_OF_ENDS:])
+    n_bases_of_ends = 1_000  # strands nearly always differ in them
+    forward = sequence[:n_bases_of_ends]
+    reverse = reverse_complement(sequence[-n_bases_of_ends:])
     if encode(forward).tobytes() == encode(reverse).tobytes():
         forward = sequence
         reverse = reverse_complement(sequence)

@@ -33,8 +33,6 @@ from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.summary import Summary
 from virnucpro.workflows.write_tables import open_tables
 
-# Parses a region name into record id, start and end.
-_PLACE = re.compile(r"(.*)\|[a-z]+_([0-9]+)_([0-9]+)(?:_[0-9]+)?", re.DOTALL)
 _UNKNOWN_LINE = re.compile(
     rf"^[^>\n]*{ScoreStore.unknown}".encode(), re.MULTILINE
 )  # a sequence line with unknown letters
@@ -176,7 +174,10 @@ def _add_sequences(
     if viral.next is not None and viral.next.id == record.id:
         letters = viral.take()
     while regions.next is not None:
-        location = _PLACE.fullmatch(regions.next.id)
+        # The name of a region has the id, start and end of its record.
+        location = re.fullmatch(
+            r"(.*)\|[a-z]+_([0-9]+)_([0-9]+)(?:_[0-9]+)?", regions.next.id, flags=re.DOTALL
+        )
         if location is None or location[1] != record.id:
             break
         start = int(location[2]) - 1

@@ -42,9 +42,6 @@ from virnucpro.workflows.summary import Summary, warn_of_cache
 from virnucpro.workflows.table_cache import FinishedRows, RowStore, ScoreFiles
 from virnucpro.workflows.write_tables import Backlog, TableWriter
 
-# Time to read a letter, relative to the time to score one: 0.07 for contigs of 3,000 bases, 0.11
-# for chromosomes, 0.13 for reads of 150 (`taskset -c 1 virnucpro predict -i FILE --workers 1`)
-_READING = 0.1
 _BYTES_PER_WORKER = 1_000_000  # input bytes; less is planned in a tenth of a second
 
 T = TypeVar("T")
@@ -228,7 +225,11 @@ def _reading_progress(n_done: int, total: int, *, is_scored: bool) -> Progress:
     work = None
     if is_scored and total:
         n_unread = max(0, total - n_done)
-        work = (int(n_done * _READING), int(n_unread * _READING) + total)
+        # Time to read a letter, relative to the time to score one: 0.07 for contigs of 3,000 bases,
+        # 0.11 for chromosomes, 0.13 for reads of 150
+        # (`taskset -c 1 virnucpro predict -i FILE --workers 1`).
+        reading_share = 0.1
+        work = (int(n_done * reading_share), int(n_unread * reading_share) + total)
     return Progress(STAGES[0], n_done, total, "letters", work)
 
 

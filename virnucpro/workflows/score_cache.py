@@ -37,11 +37,7 @@ from virnucpro.viral.known import WindowHits
 from virnucpro.viral.scoring import WindowScores
 from virnucpro.viral.types import Region, Track
 
-# Limits on unpacked bytes: per block, per letter of its records (pieces and tracks take half a
-# byte), and per packed byte (for headers that are nearly identical).
-_FIXED_BYTES = 2**26
-# Errors that numpy, safetensors, zstd and JSON raise on a damaged file.
-# errors of numpy, safetensors, zstd and JSON on a damaged file
+# Errors of numpy, safetensors, zstd and JSON on a damaged file.
 _DAMAGE = (
     FeatureFileError,
     LookupError,
@@ -181,7 +177,10 @@ def _unpack(label: Label, content: bytes) -> bytes:
     bytes_per_letter = 2
     n_letters = label.attributes["n_letters"]
     check_counts(n_letters)
-    limit = _FIXED_BYTES + bytes_per_letter * int(n_letters) + largest_ratio * len(content)
+    # Limits on unpacked bytes: per block, per letter of its records (pieces and tracks take half a
+    # byte), and per packed byte (for headers that are nearly identical).
+    fixed_bytes = 2**26
+    limit = fixed_bytes + bytes_per_letter * int(n_letters) + largest_ratio * len(content)
     n_bytes = zstd.get_frame_info(content).decompressed_size
     if n_bytes is None or n_bytes > limit:
         raise ValueError(f"its content has {n_bytes} bytes; {n_letters} letters give {limit}")

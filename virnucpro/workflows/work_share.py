@@ -436,9 +436,6 @@ def choose_part(text: str | None, array: Mapping[str, str]) -> WorkShare:
     return WorkShare(int(words[1]) - 1, n)
 
 
-_SLURM = tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "STEP", "COUNT"))
-
-
 def _array_task_part(array: Mapping[str, str]) -> WorkShare:
     """Return the part of a task in a SLURM job array with equally spaced numbers.
 
@@ -446,7 +443,10 @@ def _array_task_part(array: Mapping[str, str]) -> WorkShare:
         UsageError: the array does not say which part this task is.
     """
     with suppress(KeyError, ValueError, ZeroDivisionError):
-        number, first, last, step, n = (int(array[name]) for name in _SLURM)
+        variables = tuple(
+            f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "STEP", "COUNT")
+        )
+        number, first, last, step, n = (int(array[name]) for name in variables)
         if last - first == (n - 1) * step and (number - first) % step == 0:
             return WorkShare((number - first) // step, n)
     raise UsageError(

@@ -152,7 +152,6 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 _KIND = "a DNABERT-S"
 _HINT = "`virnucpro models download dnabert-s` fetches the published one"
-_POOLER = {"pooler.dense.weight", "pooler.dense.bias"}  # not needed for a text's vector
 _OUR_NAMES = {  # module names, by their names in the Hub
     "embeddings.word_embeddings": "embedding",
     "embeddings.token_type_embeddings": "token_types",
@@ -255,7 +254,8 @@ def _open_folder(path: Path) -> tuple[DNABERT, Tokenizer]:
         tensors: Any = load_file(file) if file.suffix == ".safetensors" else read_pt(file, _KIND)
         for tensor in tensors.values():
             check_plain(tensor)
-        state = {_published_name(name): tensors[name] for name in tensors.keys() - _POOLER}
+        unused = {"pooler.dense.weight", "pooler.dense.bias"}  # not needed for a text's vector
+        state = {_published_name(name): tensors[name] for name in tensors.keys() - unused}
         model.load_state_dict(state, assign=True)
     return model, tokenizer
 

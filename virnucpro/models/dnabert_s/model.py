@@ -23,7 +23,6 @@ from virnucpro.models.attention import triton_kernels
 from virnucpro.models.packing import PackedBatch, bag_mean, segment_mean, to_device
 
 LAYER_NORM_EPS = 1e-12
-_GELU = "none"  # exact, by erf
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ class _Layer(nn.Module):
         qkv = self.qkv(x).view(len(x), 3, self.n_heads, -1)
         x = self.attention_norm(x + self.attention_out(attend(qkv).flatten(1)))
         gate, up = self.gate_and_up(x).chunk(2, dim=1)
-        normed: Tensor = self.mlp_norm(x + self.down(F.gelu(gate, approximate=_GELU) * up))
+        normed: Tensor = self.mlp_norm(x + self.down(F.gelu(gate) * up))
         return normed
 
 

@@ -31,7 +31,6 @@ from virnucpro.models.head_tensors import HeadScheme
 N_TOKENS = 33
 CONTACTS_SUFFIX = "-contact-regression"  # in the name of a file with a contact head
 KIND = "an ESM-2 checkpoint"
-_LAYER_NUMBER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 # our module name -> Hugging Face's; {} is the layer number
 HUGGING_FACE = {
     "embedding": "embeddings.word_embeddings",
@@ -112,7 +111,8 @@ def infer_shape(tensors: ESM2Tensors) -> ESM2Shape:
     path = tensors.path
     scheme = tensors.scheme
     try:
-        numbers = {int(match[1]) for name in tensors.names if (match := _LAYER_NUMBER.search(name))}
+        layer_number = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
+        numbers = {int(match[1]) for name in tensors.names if (match := layer_number.search(name))}
         embedding = tensors.get(f"{scheme['embedding']}.weight")
         if len(embedding) != N_TOKENS or numbers != set(range(len(numbers))) or not numbers:
             raise not_esm2_error(path, f"{len(embedding)} tokens and {len(numbers)} layers")

@@ -36,7 +36,6 @@ from virnucpro.models.protein_tokens import MASK, PAD
 from virnucpro.models.safe_pickle import check_plain, read_pt
 from virnucpro.models.transformer import allocate, copy_tensors, iter_tensors
 
-_FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
 ROTARY = "layers.0.self_attn.rot_emb.inv_freq"  # in fair-esm; the same in every layer
 # our module name -> fair-esm's; {} is the layer number
 FAIR_ESM = {
@@ -194,8 +193,9 @@ def _open_pt(path: Path) -> ESM2Tensors:
     content = read_pt(path, KIND, [argparse.Namespace])
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise not_esm2_error(path, "no state dict under 'model'")
+    fairseq_prefix = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
     tensors = {
-        _FAIRSEQ_PREFIX.sub("", name): value
+        fairseq_prefix.sub("", name): value
         for name, value in content["model"].items()
         if isinstance(name, str) and isinstance(value, Tensor)
     }

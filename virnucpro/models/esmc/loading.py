@@ -26,8 +26,6 @@ from virnucpro.models.family import CONFIG, WEIGHTS
 from virnucpro.models.transformer import allocate, copy_tensors, iter_tensors
 
 # our modules -> the modules in transformers that they concatenate
-_JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-_CPU = torch.device("cpu")
 
 
 def load_esmc(path: Path, layer: int | None, dtype: torch.dtype, device: torch.device) -> ESMC:
@@ -51,7 +49,7 @@ def load_esmc(path: Path, layer: int | None, dtype: torch.dtype, device: torch.d
 
 def load_complete(path: Path, dtype: torch.dtype) -> ESMC:
     """Load all layers of a checkpoint on the CPU. Raises as ``load_esmc``."""
-    return load_esmc(path, None, dtype, _CPU)
+    return load_esmc(path, None, dtype, torch.device("cpu"))
 
 
 def read_heads(path: Path) -> dict[str, Tensor]:
@@ -71,7 +69,8 @@ def empty_esmc(shape: ESMCShape, layer: int | None, dtype: torch.dtype = torch.f
 
 def split_esmc(model: ESMC) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a model by their names in transformers, as views."""
-    return iter_tensors(model, TRANSFORMERS, _JOINED)
+    joined = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+    return iter_tensors(model, TRANSFORMERS, joined)
 
 
 def random_esmc(shape: ESMCShape, seed: int) -> ESMC:

@@ -23,9 +23,6 @@ from virnucpro.models.packing import PackedEncoder
 from virnucpro.models.protein_tokens import tokenize
 from virnucpro.models.validation.roundings import Loss, Reference, add_roundings, pool_alone
 
-_HEAD_PARTS = {"dense": "dense", "norm": "layer_norm", "decoder": "decoder"}  # ours -> theirs
-_ATTENTION = "virnucpro_reference"  # name of our attention function in transformers
-
 
 class _EsmcParts(NamedTuple):
     """The parts of transformers that the reference uses."""
@@ -69,9 +66,10 @@ def load_lm_head(weights: Path, device: torch.device) -> Any:  # noqa: ANN401 - 
     parts = _import_esmc()
     heads = read_heads(weights)
     state = {}
+    their_names = {"dense": "dense", "norm": "layer_norm", "decoder": "decoder"}  # ours -> theirs
     for name, tensor in heads.items():
         _, part, kind = name.split(".")
-        state[f"{_HEAD_PARTS[part]}.{kind}"] = tensor
+        state[f"{their_names[part]}.{kind}"] = tensor
     n_tokens, dim = heads["lm.decoder.weight"].shape
     with torch.device(device):
         lm_head = parts.lm_head(dim, n_tokens).eval().requires_grad_(False)
@@ -179,5 +177,6 @@ class _ReferenceEncoder(PackedEncoder):
         ) -> object:
             return parts.sdpa(module, lose(query), lose(key), *arguments, **settings)
 
-        parts.attention.register(_ATTENTION, attend)
-        self.module.set_attn_implementation(_ATTENTION)
+        attention_name = "virnucpro_reference"  # name of our attention function in transformers
+        parts.attention.register(attention_name, attend)
+        self.module.set_attn_implementation(attention_name)

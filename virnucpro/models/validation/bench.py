@@ -53,7 +53,6 @@ from virnucpro.models.validation.random_weights import MODELS, make_proteins, wr
 _N_BATCHES = 3  # different batches with the largest budget
 _SECONDS, _QUICK_SECONDS = 2.0, 0.1  # minimum duration of a repeat
 _SIDE = {"cuda": 8192, "mps": 4096, "cpu": 1024}  # matrix rows and columns
-_COPIED = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}  # bytes, larger than any cache
 _SEED = 1
 
 Say = Callable[[str], None]
@@ -276,7 +275,9 @@ def _count_tokens(proteins: Sequence[str]) -> int:
 def _limits(device: torch.device, precisions: Sequence[Precision]) -> Iterator[_HardwareLimit]:
     """Measure the product in each precision, and the copy (bytes read and written)."""
     side = _SIDE[device.type]
-    n_bytes = _COPIED[device.type]
+    # Larger than any cache.
+    copied_bytes = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}
+    n_bytes = copied_bytes[device.type]
     for precision in precisions:
         if precision != "fp8":  # its products need a scale per row
             what = f"matrix product, {side} x {side}"

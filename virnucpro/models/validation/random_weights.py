@@ -26,10 +26,7 @@ MODELS: Mapping[str, ESM2Shape] = {
     for name, published in FAMILIES["esm2"].published.items()
 }
 BLOCK = 4096  # lengths drawn together
-_LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
 _CPU = torch.device("cpu")
-# gains of linear layers. All others: 1. Larger queries and keys make attention prefer some keys
-_GAINS = {"q_proj": 1.5**0.5, "k_proj": 1.5**0.5, "out_proj": 0.5}
 
 Lengths = NDArray[np.int64]
 
@@ -53,7 +50,8 @@ def make_proteins(
     lengths = np.concatenate(blocks)
     n_proteins = int(np.searchsorted(np.cumsum(lengths + EXTRA_TOKENS), n_tokens, side="right"))
     lengths = lengths[: max(1, n_proteins)]
-    text = _LETTERS[rng.integers(0, len(_LETTERS), int(lengths.sum()))].tobytes().decode()
+    residues = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
+    text = residues[rng.integers(0, len(residues), int(lengths.sum()))].tobytes().decode()
     ends = np.cumsum(lengths).tolist()
     return [text[end - n : end] for end, n in zip(ends, lengths.tolist(), strict=True)]
 
@@ -81,10 +79,12 @@ def random_numbers(name: str, size: torch.Size, seed: int, device: torch.device)
     """Draw the numbers in a tensor in float32, on a device."""
     module = name.split(".")[-2]
     scale, offset = 0.1, 0.0  # of a bias
+    # All others: 1. Larger queries and keys make attention prefer some keys.
+    gains = {"q_proj": 1.5**0.5, "k_proj": 1.5**0.5, "out_proj": 0.5}
     if module == "embed_tokens":
         scale = 1.0
     elif len(size) == 2:
-        scale = _GAINS.get(module, 1.0) * size[1] ** -0.5
+        scale = gains.get(module, 1.0) * size[1] ** -0.5
     elif name.endswith("norm.weight") or name.endswith("norm_after.weight"):
         offset = 1.0
     generator = torch.Generator(device).manual_seed(crc32(f"{seed} {name}".encode()))

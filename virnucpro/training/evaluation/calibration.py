@@ -29,11 +29,9 @@ from virnucpro.viral.networks import ErrorRates, Scorer, interpolate_lengths, th
 FALSE_POSITIVES = 0.05  # share of non-viral validation samples that reach the threshold
 N_CHUNKS = (1, 2, 6, 20)  # per record; 500 to 10,000 bases if a chunk has 500
 _TEMPERATURES: list[float] = np.geomspace(1 / 20, 20, 601).round(4).tolist()  # 1 % apart
-_RULES: tuple[FrameRule, ...] = ("max", "mean")
 N_FOLDS = 5
 FEWEST_GROUPS = 2  # per label, to fit on some and measure on the rest
 _SEED = 0  # for resampling groups
-_STEPS = 50  # more than enough to converge
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +59,9 @@ def calibrate(protein: FloatArray, nucleotide: FloatArray, frames: LabelledFrame
         frames: the n frames.
     """
     weight = balanced_weights(frames).astype(np.float64)
-    chunks = {rule: select_chunks(nucleotide, frames, weight, rule) for rule in _RULES}
-    rule = max(_RULES, key=lambda rule: chunks[rule].auroc())
+    rules: tuple[FrameRule, ...] = ("max", "mean")
+    chunks = {rule: select_chunks(nucleotide, frames, weight, rule) for rule in rules}
+    rule = max(rules, key=lambda rule: chunks[rule].auroc())
     temperature = fit_temperature(chunks[rule])
     most_chunks = len(chunks[rule])  # no record has more chunks
     fragments = [_monotone_runs(chunks[rule], n, temperature) for n in (*N_CHUNKS, most_chunks)]
@@ -387,7 +386,8 @@ def fit_logistic(
     """
     damping = 1e-6  # keeps each step solvable, even if all rows are alike
     fitted: FloatArray = start.copy()
-    for _ in range(_STEPS):
+    n_steps = 50  # more than enough to converge
+    for _ in range(n_steps):
         chances = sigmoid(inputs @ fitted)
         gradient = inputs.T @ (weights * (is_virus - chances)) - pull * (fitted - start)
         curvature = (inputs * (weights * chances * (1 - chances))[:, None]).T @ inputs

@@ -79,7 +79,6 @@ from virnucpro.workflows.predict_options import PredictOptions
 Figures = dict[str, Any]  # for JSON: rounded; None: not defined
 _RUN = "run"  # run folder for the fragments
 _WHOLE = "whole"  # length of a complete record
-_COMPLEMENT = str.maketrans("ACGTURYKMBDHVacgturykmbdhv", "TGCAAYRMKVHDBtgcaayrmkvhdb")  # IUPAC
 _COLUMNS = ("fragment", "record", "length", "start", "end", "strand", "label", "group", "kingdom")
 # Model -> digests of training records, digests of training groups, and sampled training k-mers.
 Memories = Mapping[str, tuple[NDArray[np.uint64], NDArray[np.uint64], Sketch]]
@@ -530,12 +529,13 @@ def write_fragments(
     fragments: list[_Fragment] = []
     with atomic_path(fasta) as temporary:
         with temporary.open("w", encoding="utf-8", newline="\n") as out:
+            complement = str.maketrans("ACGTURYKMBDHVacgturykmbdhv", "TGCAAYRMKVHDBtgcaayrmkvhdb")
             for labelled, record in pairs:
                 for fragment in cut_record(labelled, len(record.sequence), options):
                     numbered = fragment._replace(id=f"fragment{len(fragments) + 1:07d}")
                     bases = record.sequence[fragment.start : fragment.end]
                     if fragment.strand == "-":
-                        bases = bases.translate(_COMPLEMENT)[::-1]
+                        bases = bases.translate(complement)[::-1]
                     write_record(out, numbered.id, bases)
                     fragments.append(numbered)
         if scored not in (None, hash_file(temporary)):
