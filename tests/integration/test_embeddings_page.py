@@ -47,7 +47,9 @@ def folder(tmp_path: Path) -> Path:
     """The folder in which all commands of the page have run, in order."""
     folder = tmp_path
     records = (ROOT / "examples/proteins.faa").read_text(encoding="utf-8").split(">")[1:5]
-    (folder / "proteins.faa").write_text("".join(f">{record}" for record in records))
+    # Perplexity reads a protein once per residue, so short proteins save most of the time.
+    first_lines = ["\n".join(record.split("\n")[:2]) for record in records]
+    (folder / "proteins.faa").write_text("".join(f">{lines}\n" for lines in first_lines))
     module = make_fair_esm(TINY)  # the built-in model has no heads
     save_fair_esm(module, folder / "with_heads.pt")
     save_contact_head(module, folder / "with_heads-contact-regression.pt")
