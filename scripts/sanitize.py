@@ -24,7 +24,12 @@ FLAGS = (
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
 )
 RUNTIMES = ("libasan.so", "libubsan.so")
-TESTS = ("tests/unit/test_scorer_library.py", "tests/unit/test_scorer_proteins.py")
+TESTS = (
+    "tests/unit/test_scorer_library.py",
+    "tests/unit/test_scorer_proteins.py",
+    "tests/unit/test_shards.py",
+    "tests/unit/test_translate.py",
+)
 
 
 def find_runtimes() -> list[str]:

@@ -16,6 +16,7 @@ from virnucpro.core.recipe import RESIDUES_PER_SHARD, EncoderSpec, Recipe
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Embeddings, Failure, Orf, Shard
 from virnucpro.results.outputs import open_run_dir
+from virnucpro.sequences.orfs import Orfs
 from virnucpro.store.feature_file import find_vectors, read_embeddings, write_embeddings
 from virnucpro.store.feature_store import FeatureReader, FeatureStore, ShardFeatures, open_stores
 from virnucpro.store.run_dir import RunDir
@@ -63,7 +64,9 @@ def test_shards_grow_with_their_place(tmp_path):
         **{"encoders": (ENCODER,), "residues_per_shard": 50_000},
     )
     writer = ShardWriter(SafeDir(tmp_path), tmp_path, recipe)
-    writer.add_orfs([make_orf(f"p{n}")._replace(protein=f"{n:A>16000}") for n in range(100)])
+    writer.add_orfs(
+        Orfs.from_proteins([f"p{n}" for n in range(100)], [f"{n:A>16000}" for n in range(100)])
+    )
     writer.flush()
     sizes = [shard.n_residues for shard in writer.shards]
     assert sizes == [16_000] * 32 + [32_000] * 32 + [64_000]  # the last has one more than it needs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import FastaRecord, Orf, Records
 from virnucpro.sequences.fasta import read_fasta, write_record
+from virnucpro.sequences.genetic_code import GENETIC_CODES, GeneticCode
+from virnucpro.sequences.orfs import FRAMES
 from virnucpro.sequences.screen import reject_reason, reject_reasons
-from virnucpro.sequences.translate import FRAMES, Chunk, translate_six_frames
+from virnucpro.sequences.translate import Chunk, translate_six_frames
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = pytest.mark.parametrize("case", ["random", "edge_format", "no_orf"])
@@ -84,20 +86,29 @@ def naive_reverse(sequence: str) -> str:
     return "".join(complement.get(base, base) for base in reversed(sequence.upper()))
 
 
-def naive_translate(bases: str) -> str:
+def naive_translate(bases: str, code: Mapping[str, str] = CODE) -> str:
     codons = (bases[i : i + 3] for i in range(0, len(bases) - 2, 3))
-    return "".join(CODE.get(codon.replace("U", "T"), "") for codon in codons)
+    return "".join(code.get(codon.replace("U", "T"), "") for codon in codons)
 
 
-def naive_frames(chunk_id: str, sequence: str) -> list[tuple[str, str, str]]:
-    """Id, protein and nucleotides, with T for U, of each frame that is kept."""
-    kept, sequence = [], sequence.upper().replace("U", "T")
-    for letter, strand in (("F", sequence), ("R", naive_reverse(sequence))):
+def naive_frames(chunk: Chunk, code: Mapping[str, str] = CODE) -> list[Orf]:
+    """The frames that are kept, with T for U."""
+    kept, sequence = [], chunk.sequence.upper().replace("U", "T")
+    for sign, strand in (("+", sequence), ("-", naive_reverse(sequence))):
         for offset in range(3):
-            protein = naive_translate(strand[offset:])
+            protein = naive_translate(strand[offset:], code)
             if protein and "*" not in protein:
+                frame_id = f"{chunk.id}{'F' if sign == '+' else 'R'}{offset + 1}"
+                n_bases = 3 * (len(strand[offset:]) // 3)
+                first = offset if sign == "+" else len(strand) - offset - n_bases
+                start = chunk.start + first
                 bases = strand[offset : offset + 1 + 3 * len(protein)]
-                kept.append((f"{chunk_id}{letter}{offset + 1}", protein, bases))
+                kept.append(
+                    Orf(
+                        *(frame_id, chunk.id, chunk.record_id, start, start + n_bases),
+                        *(sign, protein, bases),
+                    )
+                )
     return kept
 
 
@@ -134,13 +145,22 @@ def test_chunk_rules_hold_for_any_sequence(sequence: str, size: int) -> None:
     assert [chunk.id for chunk in chunks] == [f"r_chunk_{i + 1}" for i in range(len(chunks))]
 
 
-@given(sequences)
+@given(
+    st.lists(st.tuples(sequences, st.integers(0, 2**40)), max_size=4),
+    st.sampled_from(GENETIC_CODES),
+)
 @settings(deadline=None)
-def test_frames_follow_the_rules_for_any_sequence(sequence: str) -> None:
-    chunk = Chunk("c", "r", 0, sequence)
-    orfs = translate_six_frames([chunk])
-    found = [(orf.id, orf.protein, orf.bases) for orf in orfs]
-    assert found == naive_frames("c", sequence)
+def test_frames_follow_the_rules(texts: list[tuple[str, int]], number: int) -> None:
+    code = GeneticCode.from_number(number)
+    chunks = [Chunk(f"c{i}", f"r{i}", start, text) for i, (text, start) in enumerate(texts)]
+    expected = [orf for chunk in chunks for orf in naive_frames(chunk, code.meanings)]
+    assert translate_six_frames(chunks, code) == expected
+
+
+@given(st.text("ACGTNacgtuRYK", max_size=10))
+def test_frames_of_short_chunks(sequence: str) -> None:
+    chunk = Chunk("c", "r", 7, sequence)
+    assert translate_six_frames([chunk]) == naive_frames(chunk)
 
 
 @given(st.lists(sequences, max_size=6), st.data())

@@ -1,8 +1,7 @@
 """Call the C library with arrays, without the GIL.
 
-The build compiles ``viral/native/*.c``, ``models/attention.c`` and ``native.c`` to
-``libvirnucpro.so`` (``hatch_build.py``). ``viral.windows`` defines the base digits. Codon tables
-have one byte for each of 125 codes.
+The build compiles every ``.c`` file of the package to ``libvirnucpro.so`` (``hatch_build.py``).
+``viral.windows`` defines the base digits. Codon tables have one byte for each of 125 codes.
 """
 
 from __future__ import annotations
@@ -44,6 +43,8 @@ _BYTES = _Arrays(np.uint8)
 _COUNTS = _Arrays(np.int64)
 _FLOATS = _Arrays(np.float32)
 _VALUES = _Arrays(np.float64)
+_DIGESTS = _Arrays(np.uint64)
+_TEXTS = (_BYTES, _COUNTS)  # texts in one buffer, and the bounds of each
 # n digits, the output of `read_bases` for them, and starts and lengths of n pieces
 _READ = (_BYTES, _BYTES, _Arrays(np.int32), _COUNTS)
 _PIECES = (_BYTES, c_int64, *_READ, _COUNTS, _COUNTS, c_int64)
@@ -172,6 +173,28 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         _Arrays(np.int8),
         c_double,
         _FLOATS,
+    ),
+    # n chunks as text, their lengths, tables of the code; columns, proteins and bases of n frames
+    "translate_frames": (_BYTES, _COUNTS, c_int64, _BYTES, _COUNTS, _BYTES, _BYTES, _COUNTS),
+    # n texts or pairs of texts, 1 or 2, n; digests of two words
+    "digest_texts": (*_TEXTS, *_TEXTS, c_int64, c_int64, _DIGESTS),
+    # digests, n, two hash tables, slots of each, the most digests in one; state and originals
+    "find_originals": (_DIGESTS, c_int64, _DIGESTS, c_int64, c_int64, _COUNTS, _COUNTS),
+    # ids of chunks and records; chunk, frame, start and end of n ORFs, proteins, bases and
+    # originals; entries of a shard and their ends
+    "write_entries": (
+        *_TEXTS,
+        *_TEXTS,
+        _COUNTS,
+        _BYTES,
+        _COUNTS,
+        _COUNTS,
+        *_TEXTS,
+        *_TEXTS,
+        _COUNTS,
+        c_int64,
+        _BYTES,
+        _COUNTS,
     ),
     # tables: n rows, n columns, column kinds, column addresses, and the text before each field
     "write_rows": (c_int64, c_int64, _COUNTS, _Arrays(np.uintp), _BYTES, _BYTES, _COUNTS),

@@ -14,29 +14,32 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.types import FastaRecord, Orf, reverse_complement
+from virnucpro.core.native import call
+from virnucpro.core.types import FastaRecord, Orf
 from virnucpro.sequences.base_digits import BASE_DIGITS
-from virnucpro.sequences.genetic_code import STANDARD, STOP, GeneticCode
-
-FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
-_STOP = ord(STOP)
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+from virnucpro.sequences.orfs import FRAMES, Orfs, Texts
 
 
 @cache
-def _codon_tables(code: GeneticCode) -> tuple[bytes, bytes, bytes]:
-    """Return three 256-byte tables: base to digit, and codon to residue on either strand.
+def _translation_tables(code: GeneticCode) -> NDArray[np.uint8]:
+    """Return the tables by which the library translates. (5, 256)
 
-    A codon with the digits a, b, c has the number 25a + 5b + c. Any letter but ACGTU has the digit
-    4. A codon with such a letter has the residue 0.
+    Base to digit, base to upper case with T for U, base to its complement, and codon to residue on
+    either strand. A codon with the digits a, b, c has the number 25a + 5b + c. Any letter but ACGTU
+    has the digit 4. A codon with such a letter has the residue 0.
     """
     digits = np.minimum(BASE_DIGITS, 4).astype(np.uint8)
-    forward = np.zeros(256, dtype=np.uint8)  # 125 are used; bytes.translate needs 256
-    reverse = np.zeros(256, dtype=np.uint8)
+    letters = bytes(range(256))
+    upper = letters.upper().replace(b"U", b"T")
+    complement = upper.translate(bytes.maketrans(b"ACGT", b"TGCA"))
+    residues = np.zeros((2, 256), dtype=np.uint8)  # codons have numbers below 125
     for codon, letter in code.meanings.items():
         a, b, c = (int(digits[ord(base)]) for base in codon)
-        forward[25 * a + 5 * b + c] = ord(letter)
-        reverse[25 * (3 - c) + 5 * (3 - b) + (3 - a)] = ord(letter)
-    return digits.tobytes(), forward.tobytes(), reverse.tobytes()
+        residues[0, 25 * a + 5 * b + c] = ord(letter)
+        residues[1, 25 * (3 - c) + 5 * (3 - b) + (3 - a)] = ord(letter)
+    by_letter = (digits, np.frombuffer(upper, np.uint8), np.frombuffer(complement, np.uint8))
+    return np.vstack([*by_letter, residues])
 
 
 class Chunk(NamedTuple):
@@ -72,94 +75,44 @@ class Chunk(NamedTuple):
             start += size - overlap - (1 if i < n_wider else 0)
 
 
-def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) -> list[Orf]:
+def translate_chunks(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) -> Orfs:
     """Translate the six frames of each chunk. Keep those without a stop, in chunk order.
 
-    Codons with a letter other than ACGTU are skipped, and frames without residues are dropped.
-    Translating many chunks at once costs little more than one.
+    Codons with a letter other than ACGTU are skipped, and frames without residues are dropped. The
+    bases are those that the original VirNucPro writes: three per residue, and one more.
+    """
+    text = "".join([chunk.sequence for chunk in chunks]).encode("ascii", "replace")
+    lengths = np.array([len(chunk.sequence) for chunk in chunks], dtype=np.int64)
+    columns = np.empty((6, len(FRAMES) * len(chunks)), dtype=np.int64)
+    proteins = np.empty(2 * len(text), dtype=np.uint8)
+    bases = np.empty(len(FRAMES) * len(text), dtype=np.uint8)
+    n_frames = np.zeros(1, dtype=np.int64)
+    tables = _translation_tables(code)
+    letters = np.frombuffer(text, dtype=np.uint8)
+    call(
+        "translate_frames",
+        *(letters, lengths, len(chunks), tables),
+        *(columns, proteins, bases, n_frames),
+    )
+    n = int(n_frames[0])
+    rows, frames, starts, ends, protein_ends, base_ends = columns[:, :n]
+    chunk_starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)[rows]
+    return Orfs(
+        chunk_ids=Texts.from_strings([chunk.id for chunk in chunks]),
+        record_ids=Texts.from_strings([chunk.record_id for chunk in chunks]),
+        chunks=rows,
+        frames=frames.astype(np.uint8),
+        starts=chunk_starts + starts,
+        ends=chunk_starts + ends,
+        proteins=Texts(proteins, np.append(0, protein_ends)),
+        bases=Texts(bases, np.append(0, base_ends)),
+    )
+
+
+def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) -> list[Orf]:
+    """Return the ORFs of ``translate_chunks`` as objects.
 
     >>> [orf.id for orf in translate_six_frames([Chunk("c1", "r", 0, "ATGTAA")])]
     ['c1F2', 'c1F3', 'c1R1', 'c1R2', 'c1R3']
     """
-    if not chunks:
-        return []
-    text = "".join([chunk.sequence for chunk in chunks]).encode("ascii", "replace")
-    strands = _letters_by_strand(text, code)
-    lengths = np.array([len(chunk.sequence) for chunk in chunks])
-    ends = np.cumsum(lengths)
-    offsets = np.arange(3)
-    n_codons = np.maximum(0, lengths[:, None] - offsets) // 3  # (n_chunks, 3)
-    first_forward = (ends - lengths)[:, None] + offsets  # first base of the first codon
-    first_reverse = ends[:, None] - offsets - 3 * n_codons  # first base of the last codon
-    mask = np.hstack(
-        [
-            (n_codons > 0) & ~_has_stop(letters, first, n_codons)
-            for letters, first in zip(strands, (first_forward, first_reverse), strict=True)
-        ]
-    )
-    rows, frames = np.nonzero(mask)
-    firsts = np.hstack([first_forward, first_reverse])[rows, frames]
-    counts = np.hstack([n_codons, n_codons])[rows, frames]
-    starts = np.array([chunk.start for chunk in chunks])[rows] + firsts - (ends - lengths)[rows]
-    # frame start and chunk end in the joined chunks, on the frame's strand
-    is_forward = frames < 3
-    first_base = np.where(is_forward, (ends - lengths)[rows], len(text) - ends[rows]) + frames % 3
-    last_base = np.where(is_forward, ends[rows], len(text) - (ends - lengths)[rows])
-    bases = text.decode("ascii").upper().replace("U", "T")
-    coding = (bases, reverse_complement(bases))
-    columns = (rows, frames, firsts, counts, starts, first_base, last_base)
-
-    orfs = []
-    for i, frame, first, n, start, begin, end in zip(*(c.tolist() for c in columns), strict=True):
-        letters = strands[frame // 3][first : first + 3 * n : 3].replace(b"\0", b"")
-        if letters:
-            chunk = chunks[i]
-            strand = "+-"[frame // 3]
-            protein = (letters if frame < 3 else letters[::-1]).decode("ascii")
-            # the bases that the original VirNucPro writes
-            frame_bases = coding[frame // 3][begin : min(end, begin + 1 + 3 * len(protein))]
-            orf = Orf(
-                chunk.id + FRAMES[frame],
-                chunk.id,
-                chunk.record_id,
-                start,
-                start + 3 * n,
-                strand,
-                protein,
-                frame_bases,
-            )
-            orfs.append(orf)
-    return orfs
-
-
-def _letters_by_strand(text: bytes, code: GeneticCode) -> tuple[bytes, bytes]:
-    """Return the residue of the codon at each base but the last two, on both strands."""
-    base_digits, forward, reverse = _codon_tables(code)
-    digits = np.frombuffer(text.translate(base_digits), dtype=np.uint8)
-    codons = digits[:-2] * 25
-    codons += digits[1:-1] * 5
-    codons += digits[2:]
-    numbers = codons.tobytes()
-    return numbers.translate(forward), numbers.translate(reverse)
-
-
-def _has_stop(
-    letters: bytes, first: NDArray[np.int64], n_codons: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Return a mask of frames with a stop among ``n_codons`` codons from ``first`` on.
-
-    Args:
-        letters: (n_bases,) residues as bytes.
-        first: (n_chunks, 3) positions.
-        n_codons: (n_chunks, 3) counts.
-
-    Returns:
-        (n_chunks, 3) bool.
-    """
-    stops = np.flatnonzero(np.frombuffer(letters, dtype=np.uint8) == _STOP)
-    stride = len(letters) + 3  # keeps the stops of each phase contiguous and ordered
-    keys = np.sort((stops % 3) * stride + stops)
-    lowest = (first % 3) * stride + first
-    position = np.searchsorted(keys, lowest)
-    has_stop: NDArray[np.bool_] = position != np.searchsorted(keys, lowest + 3 * n_codons - 2)
-    return has_stop
+    return translate_chunks(chunks, code).to_list()

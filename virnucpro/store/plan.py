@@ -31,9 +31,7 @@ from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EmbeddingRule, Recipe
 from virnucpro.core.types import (
-    PROTEIN,
     FastaRecord,
-    Orf,
     Records,
     Shard,
     check_counts,
@@ -43,6 +41,7 @@ from virnucpro.sequences.derived_names import FRAME_ENDINGS
 from virnucpro.sequences.fasta import Block, Span, StreamCache, parse_block, write_record
 from virnucpro.sequences.input_scan import find_repeat
 from virnucpro.sequences.inputs import InputFile
+from virnucpro.sequences.orfs import Orfs
 from virnucpro.sequences.samples import id_digests
 from virnucpro.sequences.screen import reject_reasons
 from virnucpro.store.feature_file import read_checksummed, write_checksummed
@@ -462,25 +461,25 @@ class _SliceTask:
         write_checksummed(rundir, stem.with_suffix(PLAN), content, header)
         return slice_plan
 
-    def orfs(self, planner: _Planner, index: int, span: Span) -> Iterator[Sequence[Orf]]:
+    def orfs(self, planner: _Planner, index: int, span: Span) -> Iterator[Orfs]:
         """Yield the ORFs of a span, in blocks."""
         recipe = planner.plan.manifest.recipe
         records = self.selected(planner, index, span)
         if not recipe.has_chunks:
             for block in group_parts(records, lambda record: len(record.sequence)):
-                texts = [(record.id, record.protein) for record in block]
-                yield [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts]
+                ids = [record.id for record in block]
+                yield Orfs.from_proteins(ids, [record.protein for record in block])
             return
         # not needed for proteins
         from virnucpro.sequences.genetic_code import GeneticCode
-        from virnucpro.sequences.translate import translate_six_frames
+        from virnucpro.sequences.translate import translate_chunks
 
         code = GeneticCode.from_number(recipe.genetic_code)
         chunks_by_record = (_cut(record, planner.plan.manifest) for record in records)
         for chunks in group_parts(
             chain.from_iterable(chunks_by_record), lambda chunk: len(chunk.sequence)
         ):
-            yield translate_six_frames(chunks, code)
+            yield translate_chunks(chunks, code)
 
     def selected(self, planner: _Planner, index: int, span: Span) -> Iterator[FastaRecord]:
         """Yield the records that this rule embeds, and count the records that no rule embeds.

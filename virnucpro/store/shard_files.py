@@ -19,15 +19,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from hashlib import blake2s
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from virnucpro.core.atomic_io import disk_error, open_regular_file
 from virnucpro.core.errors import StorageError
 from virnucpro.core.logging import printable
+from virnucpro.core.native import call
 from virnucpro.core.recipe import Alphabet, Recipe
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Orf, Shard, shard_name
+from virnucpro.sequences.orfs import Orfs, Texts
 
 # (number of shards, residues per shard) before the largest; 17.5 million residues make 208 shards
 _SMALL_SHARDS = ((32, 16_000), (32, 32_000), (32, 64_000), (128, 125_000))
@@ -48,30 +53,59 @@ class SequenceIndex:
     """The ordinals of a slice's latest ORFs, by digest, in bounded memory."""
 
     def __init__(self, most: int = MOST_SEEN) -> None:
-        self.n_embedded = 0
         self._most = most
-        self._newer: dict[bytes, int] = {}
-        self._older: dict[bytes, int] = {}
+        self._n_slots = 2 << most.bit_length()
+        # two hash tables: for each slot a digest, and an ordinal + 1, or 0
+        self._slots = np.zeros((2, self._n_slots, 3), dtype=np.uint64)
+        # originals, digests in the newer table, and its index
+        self._state = np.zeros(3, dtype=np.int64)
 
-    def find_original(self, digest: bytes) -> int | None:
-        """Return the ordinal of an ORF's original, or None if its digest is new or forgotten."""
-        ordinal = self._newer.get(digest, self._older.get(digest))
-        if ordinal is None:
-            if len(self._newer) == self._most:
-                self._older = self._newer
-                self._newer = {}
-            self._newer[digest] = self.n_embedded
-            self.n_embedded += 1
-        return ordinal
+    @property
+    def n_embedded(self) -> int:
+        return int(self._state[0])
+
+    def find_originals(self, digests: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return the ordinal of each ORF's original, or -1 if its digest is new or forgotten.
+
+        (n, 2) -> (n,)
+        """
+        originals = np.empty(len(digests), dtype=np.int64)
+        tables = (self._slots, self._n_slots, self._most)
+        call("find_originals", digests, len(digests), *tables, self._state, originals)
+        return originals
 
 
-def digests_of(orfs: Sequence[Orf], reads: Sequence[Alphabet]) -> list[bytes]:
-    """Return a 128-bit digest of the text that is read from each ORF.
+def digests_of(orfs: Orfs, reads: Sequence[Alphabet]) -> NDArray[np.uint64]:
+    """Return a 128-bit BLAKE2s digest of the text that is read from each ORF. (n, 2)
 
     Among 10^12 ORFs, a collision has a probability of 10^-15.
     """
-    texts = (" ".join([orf.text(alphabet) for alphabet in reads]) for orf in orfs)
-    return [blake2s(text.encode()).digest()[:16] for text in texts]
+    texts = [orfs.bases if alphabet is Alphabet.DNA else orfs.proteins for alphabet in reads]
+    digests = np.empty((len(orfs), 2), dtype=np.uint64)
+    first, last = texts[0], texts[-1]
+    columns = (first.letters, first.bounds, last.letters, last.bounds)
+    call("digest_texts", *columns, len(texts), len(orfs), digests)
+    return digests
+
+
+def write_entries(orfs: Orfs, originals: NDArray[np.int64]) -> Texts:
+    """Return the shard entry of each ORF. A copy names its original."""
+    constant_bytes = 130  # at most: words, endings and numbers
+    n_id_bytes = 2 * orfs.chunk_ids.lengths + orfs.record_ids.lengths
+    n_bytes = int(n_id_bytes[orfs.chunks].sum()) + constant_bytes * len(orfs)
+    n_bytes += int(orfs.proteins.lengths.sum() + orfs.bases.lengths.sum())
+    entries = np.empty(n_bytes, dtype=np.uint8)
+    bounds = np.zeros(len(orfs) + 1, dtype=np.int64)
+    call(
+        "write_entries",
+        *(orfs.chunk_ids.letters, orfs.chunk_ids.bounds),
+        *(orfs.record_ids.letters, orfs.record_ids.bounds),
+        *(orfs.chunks, orfs.frames, orfs.starts, orfs.ends),
+        *(orfs.proteins.letters, orfs.proteins.bounds),
+        *(orfs.bases.letters, orfs.bases.bounds),
+        *(originals, len(orfs), entries, bounds[1:]),
+    )
+    return Texts(entries, bounds)
 
 
 class ShardWriter:
@@ -105,32 +139,46 @@ class ShardWriter:
         self._open_next()
 
     def _open_next(self) -> None:
-        self._entries: list[str] = []
+        self._entries: list[bytes] = []
         self._bases: list[str] = []
-        self._n_embedded = self._n_residues = 0
+        self._n_orfs = self._n_embedded = self._n_residues = 0
         self._full = shard_size(self._n_before + len(self.shards), self._recipe.largest_shard)
 
-    def add_orfs(self, orfs: Sequence[Orf]) -> None:
+    def add_orfs(self, orfs: Orfs) -> None:
         """Add ORFs. An ORF that occurred before becomes a copy."""
-        for orf, digest in zip(orfs, digests_of(orfs, self._recipe.alphabets), strict=True):
-            original = self._seen.find_original(digest)
-            bases = f" bases={orf.bases}" if orf.bases else ""
-            copy = "" if original is None else f" copy={original}"
-            self._entries.append(
-                f">{orf.id} chunk={orf.chunk_id} record={orf.record_id} start={orf.start} "
-                f"end={orf.end} strand={orf.strand}{bases}{copy}\n{orf.protein}\n"
-            )
-            if bases and self._keep_bases:
-                self._bases.append(f">{orf.id}\n{orf.bases}\n")
-            if original is None:
-                self._n_embedded += 1
-                self._n_residues += len(orf.protein)
-            else:
-                self.n_copies += 1
-                self.n_copied_residues += len(orf.protein)
+        originals = self._seen.find_originals(digests_of(orfs, self._recipe.alphabets))
+        entries = write_entries(orfs, originals)
+        fna = self._frame_entries(orfs)
+        is_copy = originals >= 0
+        n_residues = orfs.proteins.lengths
+        # totals before each ORF, and at the end
+        n_embedded = _running_totals(~is_copy)
+        embedded = _running_totals(np.where(is_copy, 0, n_residues))
+        copied = _running_totals(np.where(is_copy, n_residues, 0))
+        first = 0
+        while first < len(orfs):
             n_copied = self.n_copied_residues - self._n_copied_before
-            if max(self._n_residues, n_copied) >= self._full:
+            last = min(
+                _find_total(embedded, embedded[first] + self._full - self._n_residues),
+                _find_total(copied, copied[first] + self._full - n_copied),
+            )
+            end = min(last, len(orfs))
+            self._entries.append(entries.join(first, end))
+            self._bases += fna[first:end]
+            self._n_orfs += end - first
+            self._n_embedded += int(n_embedded[end] - n_embedded[first])
+            self._n_residues += int(embedded[end] - embedded[first])
+            self.n_copies += int(is_copy[first:end].sum())
+            self.n_copied_residues += int(copied[end] - copied[first])
+            if last <= len(orfs):
                 self.flush()
+            first = end
+
+    def _frame_entries(self, orfs: Orfs) -> list[str]:
+        """Return a FASTA entry with the bases of each frame, if they are kept."""
+        if not (self._keep_bases and orfs.bases.lengths.any()):
+            return []
+        return [f">{orf.id}\n{orf.bases}\n" for orf in orfs.to_list()]
 
     @property
     def next_index(self) -> int:
@@ -147,7 +195,7 @@ class ShardWriter:
         if not self._entries:
             return
         index = self.next_index
-        content = "".join(self._entries).encode()
+        content = b"".join(self._entries)
         path = self._folder / f"{shard_name(index)}.faa"
         self._write(path, content)
         if self._bases:
@@ -155,7 +203,7 @@ class ShardWriter:
         shard = Shard(
             index,
             path,
-            n_orfs=len(self._entries),
+            n_orfs=self._n_orfs,
             n_embedded=self._n_embedded,
             n_residues=self._n_residues,
             sha256=hashlib.sha256(content).hexdigest(),
@@ -171,6 +219,18 @@ class ShardWriter:
         """
         with self._tree.atomic_write(path, is_synced=False) as out:
             out.write(content)
+
+
+def _running_totals(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the total before each value, and that of all. (n,) -> (n + 1,)"""
+    totals = np.zeros(len(values) + 1, dtype=np.int64)
+    np.cumsum(values, out=totals[1:])
+    return totals
+
+
+def _find_total(totals: NDArray[np.int64], least: int) -> int:
+    """Return the index of the first total that reaches ``least``, or one after the last."""
+    return int(np.searchsorted(totals, least))
 
 
 def read_shard(shard: Shard) -> list[Orf]:
