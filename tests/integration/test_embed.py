@@ -34,6 +34,7 @@ from virnucpro.core.types import FastaRecord, Records
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.screen import EXCLUDED, REJECTED
 from virnucpro.store.manifest import Manifest
 from virnucpro.viral.classifier import choose_classifier, select_for_embedding
 from virnucpro.viral.head import EnsembleKnot, EnsembleWeights
@@ -117,18 +118,14 @@ def test_rest_is_called_as_without_a_model(run_on, tmp_path):
         assert vector == pytest.approx(of_all[name], abs=1e-5)
 
 
-def places_of(
-    records: Records, recipe: Recipe, rules: tuple[EmbeddingRule, ...]
-) -> list[int | None]:
+def places_of(records: Records, recipe: Recipe, rules: tuple[EmbeddingRule, ...]) -> list[int]:
     """The place of the first rule that asks for each record that can be embedded."""
     encoder = EncoderSpec(
         model="tiny", sha256="0" * 64, layer=1, pooling="mean", precision="fp32", dim=1
     )
-    assert not [*select_for_embedding(records, recipe, rules)]
-    return [
-        place
-        for _, place in select_for_embedding(records, replace(recipe, encoders=(encoder,)), rules)
-    ]
+    assert (select_for_embedding(records, recipe, rules) == REJECTED).all()
+    recipe = replace(recipe, encoders=(encoder,))
+    return select_for_embedding(records, recipe, rules).tolist()
 
 
 def test_rules_are_shares_of_cells_by_length():
@@ -153,7 +150,7 @@ def test_rules_are_shares_of_cells_by_length():
         assert [place == 0 for place in places] == asks.tolist(), rule
     both = places_of(records, NUCLEOTIDES, ("uncertain", "viral"))
     assert [place == 0 for place in both] == expected["uncertain"].tolist()
-    assert [place is None for place in both] == (~expected["viral"]).tolist()
+    assert [place == EXCLUDED for place in both] == (~expected["viral"]).tolist()
 
 
 def test_what_the_scorer_cannot_read_is_embedded():

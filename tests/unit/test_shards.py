@@ -15,7 +15,7 @@ from virnucpro.core.recipe import Alphabet, EncoderSpec, Recipe
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Orf
 from virnucpro.sequences.orfs import Orfs
-from virnucpro.sequences.translate import Chunk, translate_chunks
+from virnucpro.sequences.translate import Chunk, Chunks, translate_chunks, translate_six_frames
 from virnucpro.store.shard_files import ShardWriter, digests_of, read_shard, shard_size
 
 READS = st.sampled_from([(Alphabet.PROTEIN,), (Alphabet.DNA,), (Alphabet.DNA, Alphabet.PROTEIN)])
@@ -77,11 +77,11 @@ def naive_entry(orf: Orf) -> str:
 @settings(deadline=None)
 def test_shards_have_their_orfs_in_order(pairs, n_first, reads):
     chunks = chunks_of(pairs + pairs[::2])  # with copies
-    orfs = translate_chunks(chunks).to_list()
+    orfs = translate_six_frames(chunks)
     with TemporaryDirectory() as folder:
         writer = make_writer(Path(folder), reads)
         for part in (chunks[:n_first], chunks[n_first:]):
-            writer.add_orfs(translate_chunks(part))
+            writer.add_orfs(translate_chunks(Chunks.from_chunks(part)))
         writer.flush()
         expected = naive_shards(orfs, reads)
         assert [shard.path.read_text() for shard in writer.shards] == [
@@ -107,7 +107,7 @@ def test_digests_of_proteins(proteins):
 @given(texts, READS)
 @settings(deadline=None)
 def test_digests_of_frames(pairs, reads):
-    orfs = translate_chunks(chunks_of(pairs))
+    orfs = translate_chunks(Chunks.from_chunks(chunks_of(pairs)))
     expected = [hash_text(naive_text(orf, reads)) for orf in orfs.to_list()]
     assert digests_of(orfs, reads).astype("<u8").tobytes() == b"".join(expected)
 

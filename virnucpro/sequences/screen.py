@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from virnucpro.core.model_outputs import MASK_LETTER
+from virnucpro.core.numeric import IntArray
 from virnucpro.core.recipe import Recipe, Status
 from virnucpro.core.types import MASK_TEXT, FastaRecord, Records
 from virnucpro.sequences.fasta import find_invalid, matches_type
+
+# instead of the index of the first ``--embed`` rule that selects a record
+EXCLUDED = -1  # no rule selects it
+REJECTED = -2  # it cannot be embedded
 
 
 def reject_reason(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
@@ -41,3 +48,12 @@ def reject_reasons(records: Records, recipe: Recipe) -> dict[int, tuple[Status, 
         indices = [index for index, n in enumerate(lengths) if n in rejected]
     screened = ((index, *reject_reason(records.record_at(index), recipe)) for index in indices)
     return {index: (status, note) for index, status, note in screened if status is not None}
+
+
+def reject_records(first_rules: IntArray, records: Records, recipe: Recipe) -> IntArray:
+    """Return the first rule of each record, or ``REJECTED`` if it cannot be embedded. (n,)"""
+    if not recipe.encoders:
+        return np.full_like(first_rules, REJECTED)
+    rules = first_rules.copy()
+    rules[list(reject_reasons(records, recipe))] = REJECTED
+    return rules

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.native import call
-from virnucpro.core.types import FastaRecord, Orf
+from virnucpro.core.types import FastaRecord, Orf, Records
 from virnucpro.sequences.base_digits import BASE_DIGITS
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.orfs import FRAMES, Orfs, Texts
@@ -56,34 +57,80 @@ class Chunk(NamedTuple):
 
     @classmethod
     def from_record(cls, record: FastaRecord, size: int) -> Iterator[Chunk]:
-        """Cut a record into the fewest chunks of at most ``size`` bases, overlapping evenly.
+        """Cut a record as ``Chunks.from_records`` does."""
+        for chunks in Chunks.from_records(Records.from_records([record]), size):
+            yield from map(cls, *chunks)
 
-        All chunks but the last have ``size`` bases. If the overlaps cannot be equal, the first ones
-        are one base longer.
+
+class Chunks(NamedTuple):
+    """Neighbouring chunks as parallel columns, with the fields of ``Chunk`` in its order."""
+
+    ids: list[str]
+    record_ids: list[str]
+    starts: list[int]
+    sequences: list[str]
+
+    @classmethod
+    def from_chunks(cls, chunks: Sequence[Chunk]) -> Chunks:
+        columns = list(zip(*chunks, strict=True)) or [()] * len(cls._fields)
+        return cls._make(map(list, columns))
+
+    @classmethod
+    def from_records(cls, records: Records, size: int) -> Iterator[Chunks]:
+        """Cut records into chunks, and yield neighbouring chunks with a bounded number of bases.
+
+        Each record gives the fewest chunks of at most ``size`` bases, overlapping evenly. All its
+        chunks but the last have ``size`` bases. If the overlaps cannot be equal, the first ones are
+        one base longer.
         """
-        length = len(record.sequence)
-        if 0 < length <= size:  # as most reads are
-            yield cls(f"{record.id}_chunk_1", record.id, 0, record.sequence)
-            return
-        n_chunks = -(-length // size)
-        overlap, spare = divmod(n_chunks * size - length, n_chunks) if n_chunks else (0, 0)
-        n_wider = spare + overlap  # k = R - q(n - 1), with R = qn + spare
-        start = 0
-        for i in range(n_chunks):
-            sequence = record.sequence[start : start + size]
-            yield cls(f"{record.id}_chunk_{i + 1}", record.id, start, sequence)
-            start += size - overlap - (1 if i < n_wider else 0)
+        bases_at_once = 500_000
+        lengths = records.lengths
+        n_chunks = -(-lengths // size)
+        overlaps, spares = np.divmod(n_chunks * size - lengths, np.maximum(n_chunks, 1))
+        n_wider = spares + overlaps  # k = R - q(n - 1), with R = qn + spare
+        rows = np.repeat(np.arange(len(lengths)), n_chunks)
+        numbers = np.arange(len(rows)) - np.repeat(np.cumsum(n_chunks) - n_chunks, n_chunks)
+        starts = numbers * (size - overlaps[rows]) - np.minimum(numbers, n_wider[rows])
+        groups = np.cumsum(np.minimum(lengths[rows] - starts, size)) // bases_at_once
+        bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(rows)]
+        for first, end in pairwise(bounds):
+            group = slice(first, end)
+            yield cls._cut(records, rows[group], numbers[group], starts[group], size)
+
+    @classmethod
+    def _cut(
+        cls,
+        records: Records,
+        rows: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        size: int,
+    ) -> Chunks:
+        """Cut the chunks with these record indices, numbers in their record and starts."""
+        row_list = rows.tolist()
+        start_list = starts.tolist()
+        record_ids = [records.ids[row] for row in row_list]
+        ids = [
+            f"{record_id}_chunk_{number}"
+            for record_id, number in zip(record_ids, (numbers + 1).tolist(), strict=True)
+        ]
+        sequences = [
+            records.sequences[row][start : start + size]
+            for row, start in zip(row_list, start_list, strict=True)
+        ]
+        return cls(ids, record_ids, start_list, sequences)
 
 
-def translate_chunks(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) -> Orfs:
+def translate_chunks(chunks: Chunks, code: GeneticCode = STANDARD) -> Orfs:
     """Translate the six frames of each chunk. Keep those without a stop, in chunk order.
 
     Codons with a letter other than ACGTU are skipped, and frames without residues are dropped. The
     bases are those that the original VirNucPro writes: three per residue, and one more.
     """
-    text = "".join([chunk.sequence for chunk in chunks]).encode("ascii", "replace")
-    lengths = np.array([len(chunk.sequence) for chunk in chunks], dtype=np.int64)
-    columns = np.empty((6, len(FRAMES) * len(chunks)), dtype=np.int64)
+    n_chunks = len(chunks.ids)
+    text = "".join(chunks.sequences).encode("ascii", "replace")
+    lengths = np.array(list(map(len, chunks.sequences)), dtype=np.int64)
+    columns = np.empty((6, len(FRAMES) * n_chunks), dtype=np.int64)
     proteins = np.empty(2 * len(text), dtype=np.uint8)
     bases = np.empty(len(FRAMES) * len(text), dtype=np.uint8)
     n_frames = np.zeros(1, dtype=np.int64)
@@ -91,15 +138,15 @@ def translate_chunks(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) -> O
     letters = np.frombuffer(text, dtype=np.uint8)
     call(
         "translate_frames",
-        *(letters, lengths, len(chunks), tables),
+        *(letters, lengths, n_chunks, tables),
         *(columns, proteins, bases, n_frames),
     )
     n = int(n_frames[0])
     rows, frames, starts, ends, protein_ends, base_ends = columns[:, :n]
-    chunk_starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)[rows]
+    chunk_starts = np.array(chunks.starts, dtype=np.int64)[rows]
     return Orfs(
-        chunk_ids=Texts.from_strings([chunk.id for chunk in chunks]),
-        record_ids=Texts.from_strings([chunk.record_id for chunk in chunks]),
+        chunk_ids=Texts.from_strings(chunks.ids),
+        record_ids=Texts.from_strings(chunks.record_ids),
         chunks=rows,
         frames=frames.astype(np.uint8),
         starts=chunk_starts + starts,
@@ -110,9 +157,9 @@ def translate_chunks(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) -> O
 
 
 def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) -> list[Orf]:
-    """Return the ORFs of ``translate_chunks`` as objects.
+    """Return the open frames of chunks as objects. See ``translate_chunks``.
 
     >>> [orf.id for orf in translate_six_frames([Chunk("c1", "r", 0, "ATGTAA")])]
     ['c1F2', 'c1F3', 'c1R1', 'c1R2', 'c1R3']
     """
-    return translate_chunks(chunks, code).to_list()
+    return translate_chunks(Chunks.from_chunks(chunks), code).to_list()

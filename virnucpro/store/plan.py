@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
 
@@ -28,6 +28,7 @@ from virnucpro.core.atomic_io import text_writer
 from virnucpro.core.errors import FeatureFileError, InputError
 from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.logging import printable
+from virnucpro.core.numeric import IntArray
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EmbeddingRule, Recipe
 from virnucpro.core.types import (
@@ -43,14 +44,14 @@ from virnucpro.sequences.input_scan import find_repeat
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.orfs import Orfs
 from virnucpro.sequences.samples import id_digests
-from virnucpro.sequences.screen import reject_reasons
+from virnucpro.sequences.screen import EXCLUDED, REJECTED, reject_records
 from virnucpro.store.feature_file import read_checksummed, write_checksummed
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.run_dir import IDS, PLAN, RunDir
 from virnucpro.store.shard_files import N_SMALL_SHARDS, ShardWriter
 
 if TYPE_CHECKING:
-    from virnucpro.sequences.translate import Chunk
+    from virnucpro.sequences.translate import Chunks
 
 # spans of inputs, each with the input's index in the manifest
 InputSpans: TypeAlias = tuple[tuple[int, Span], ...]
@@ -60,23 +61,16 @@ LETTERS_AT_ONCE = 500_000  # in records that are called, translated or screened 
 _FORMAT = 5  # increase when plan parts from two program states cannot be joined
 
 
-# Yields the records in a block that can be embedded, each with the index of the first ``--embed``
-# rule that selects it, or None if no rule does. Helper processes import it by its name.
-SelectRecords: TypeAlias = Callable[
-    [Records, Recipe, Sequence[EmbeddingRule]], Iterator[tuple[FastaRecord, int | None]]
-]
+# Returns for each record in a block the index of the first ``--embed`` rule that selects it,
+# ``EXCLUDED`` or ``REJECTED``: (n,). Helper processes import it by its name.
+SelectRecords: TypeAlias = Callable[[Records, Recipe, Sequence[EmbeddingRule]], IntArray]
 
 
 def select_all_records(
     records: Records, recipe: Recipe, rules: Sequence[EmbeddingRule]
-) -> Iterator[tuple[FastaRecord, int | None]]:
+) -> IntArray:
     """Select every record that has a frame to embed, for the first rule."""
-    if not recipe.encoders:
-        return
-    screened = reject_reasons(records, recipe)
-    for index, record in enumerate(records.iter_records()):
-        if index not in screened:
-            yield record, 0
+    return reject_records(np.zeros(len(records.ids), dtype=np.int64), records, recipe)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,9 +277,10 @@ class Plan:
                 task = _SliceTask(input_slice)
                 planner = _Planner(self, selection)
                 for index, span in input_slice.spans:
-                    for record in task.selected(planner, index, span):
-                        for chunk in _cut(record, self.manifest):
-                            write_record(out, chunk.id, chunk.sequence)
+                    for records in task.selected(planner, index, span):
+                        for chunks in _cut(records, self.manifest):
+                            for name, text in zip(chunks.ids, chunks.sequences, strict=True):
+                                write_record(out, name, text)
 
     def plan_slices(
         self, selection: Selection, on_letters: Callable[[int], None], pool: HelperPool
@@ -464,25 +459,23 @@ class _SliceTask:
     def orfs(self, planner: _Planner, index: int, span: Span) -> Iterator[Orfs]:
         """Yield the ORFs of a span, in blocks."""
         recipe = planner.plan.manifest.recipe
-        records = self.selected(planner, index, span)
+        blocks = self.selected(planner, index, span)
         if not recipe.has_chunks:
-            for block in group_parts(records, lambda record: len(record.sequence)):
-                ids = [record.id for record in block]
-                yield Orfs.from_proteins(ids, [record.protein for record in block])
+            for records in blocks:
+                proteins = [record.protein for record in records.iter_records()]
+                yield Orfs.from_proteins(records.ids, proteins)
             return
         # not needed for proteins
         from virnucpro.sequences.genetic_code import GeneticCode
         from virnucpro.sequences.translate import translate_chunks
 
         code = GeneticCode.from_number(recipe.genetic_code)
-        chunks_by_record = (_cut(record, planner.plan.manifest) for record in records)
-        for chunks in group_parts(
-            chain.from_iterable(chunks_by_record), lambda chunk: len(chunk.sequence)
-        ):
-            yield translate_chunks(chunks, code)
+        for records in blocks:
+            for chunks in _cut(records, planner.plan.manifest):
+                yield translate_chunks(chunks, code)
 
-    def selected(self, planner: _Planner, index: int, span: Span) -> Iterator[FastaRecord]:
-        """Yield the records that this rule embeds, and count the records that no rule embeds.
+    def selected(self, planner: _Planner, index: int, span: Span) -> Iterator[Records]:
+        """Yield the records that this rule embeds, in blocks. The first rule counts all records.
 
         Each rule scores every record again.
         """
@@ -492,16 +485,13 @@ class _SliceTask:
         rules = tuple(manifest.embed)
         blocks = manifest.ids.blocks(file, span, planner.plan.streams)
         for records in parse_block(blocks if recipe.encoders else self.listed(blocks, index)):
-            self.count(records, planner.selection)
             ids = _disambiguate_ids(manifest, file, records.ids)
             self.digests.append(id_digests(ids).tobytes())
-            for record, rule_index in planner.selection.select(records, recipe, rules):
-                self.counts.n_short += 2 * len(record.sequence) < recipe.chunk_size
-                if rule_index == self.slice.rule_index:
-                    yield record
-                elif rule_index is None:
-                    self.counts.n_left += 1
-                    self.counts.n_left_letters += len(record.sequence)
+            first_rules = planner.selection.select(records, recipe, rules)
+            self.count(records, first_rules, planner)
+            is_selected = first_rules == self.slice.rule_index
+            if is_selected.any():
+                yield records.select(is_selected.tolist())
 
     def listed(self, blocks: Iterable[Block], index: int) -> Iterator[Block]:
         """Pass on the blocks of an input, and record their spans."""
@@ -518,30 +508,40 @@ class _SliceTask:
                 self.blocks.append([])
             yield block
 
-    def count(self, records: Records, selection: Selection) -> None:
+    def count(self, records: Records, first_rules: IntArray, planner: _Planner) -> None:
         counts = self.counts
         lengths = records.lengths
         counts.n_records += len(lengths)
         counts.n_letters += int(lengths.sum())
-        counts.n_searched += selection.count_searched(lengths)
+        counts.n_searched += planner.selection.count_searched(lengths)
         counts.n_gapped += sum(map(bool, records.n_gaps))
         counts.n_gaps += sum(records.n_gaps)
+        is_short = 2 * lengths < planner.plan.manifest.recipe.chunk_size
+        counts.n_short += int((is_short & (first_rules != REJECTED)).sum())
+        counts.n_left += int((first_rules == EXCLUDED).sum())
+        counts.n_left_letters += int(lengths[first_rules == EXCLUDED].sum())
 
 
-def _cut(record: FastaRecord, manifest: Manifest) -> Iterator[Chunk]:
-    """Cut a record into chunks. Neither chunks nor their frames get the id of another record."""
-    from virnucpro.sequences.translate import Chunk  # not needed for proteins
+def _cut(records: Records, manifest: Manifest) -> Iterator[Chunks]:
+    """Cut records into chunks. Neither chunks nor their frames get the id of another record."""
+    from virnucpro.sequences.translate import Chunks  # not needed for proteins
 
-    chunks = Chunk.from_record(record, manifest.recipe.chunk_size)
+    blocks = Chunks.from_records(records, manifest.recipe.chunk_size)
     taken = manifest.taken
-    ids = [record.id, record.name]
-    if not (taken and taken.concern(ids).any()):
-        return chunks
-    n_before = len(record.id)
-    return (
-        chunk._replace(id=record.id + taken.free_suffix(ids, chunk.id[n_before:], FRAME_ENDINGS))
-        for chunk in chunks
-    )
+    if not taken:
+        yield from blocks
+        return
+    names = records.names
+    is_concerned = taken.concern(records.ids) | taken.concern(names)
+    concerned = dict(compress(zip(records.ids, names, strict=True), is_concerned))
+    for chunks in blocks:
+        ids = list(chunks.ids)
+        for row, record_id in enumerate(chunks.record_ids):
+            if record_id in concerned:
+                suffix = ids[row][len(record_id) :]
+                own_ids = (record_id, concerned[record_id])
+                ids[row] = record_id + taken.free_suffix(own_ids, suffix, FRAME_ENDINGS)
+        yield chunks._replace(ids=ids)
 
 
 def _disambiguate_ids(manifest: Manifest, file: InputFile, ids: list[str]) -> list[str]:

@@ -25,6 +25,7 @@ from virnucpro.core.atomic_io import EMBEDDED_FOLDER
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.events import SCORING, STAGES
 from virnucpro.core.logging import format_count
+from virnucpro.core.numeric import IntArray
 from virnucpro.core.option_schema import reject_options
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import (
@@ -37,7 +38,7 @@ from virnucpro.core.recipe import (
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.kmers import Sketch
-from virnucpro.sequences.screen import reject_reasons
+from virnucpro.sequences.screen import EXCLUDED, reject_reasons, reject_records
 from virnucpro.viral.calling import ScoredRecords, call_scored, combine_calls, score_records
 from virnucpro.viral.evidence import look_up_and_add
 from virnucpro.viral.head import (
@@ -442,26 +443,21 @@ def choose_classifier(
 
 def select_for_embedding(
     records: Records, recipe: Recipe, rules: Sequence[EmbeddingRule]
-) -> Iterator[tuple[FastaRecord, int | None]]:
-    """Select the records to embed, each with the index of the first rule that selects it.
+) -> IntArray:
+    """Return for each record the index of the first rule that selects it. See ``SelectRecords``.
 
-    None: no rule selects it. Every rule selects the records that the scorer cannot read.
+    Every rule selects the records that the scorer cannot read.
     """
-    if not recipe.encoders:
-        return
-    screened = reject_reasons(records, recipe)
-    first = _first_selecting_rule(records, recipe, rules)
-    for place, (record, rule) in enumerate(zip(records.iter_records(), first, strict=True)):
-        if place not in screened:
-            yield record, rule
+    first_rules = np.zeros(len(records.ids), dtype=np.int64)
+    if recipe.encoders and rules[0] != "all":
+        first_rules = _first_selecting_rule(records, recipe, rules)
+    return reject_records(first_rules, records, recipe)
 
 
 def _first_selecting_rule(
     records: Records, recipe: Recipe, rules: Sequence[EmbeddingRule]
-) -> list[int | None]:
-    """Return the index of the first rule that selects each record, or None without one."""
-    if rules[0] == "all":
-        return [0] * len(records.ids)
+) -> IntArray:
+    """Return the index of the first rule that selects each record, or ``EXCLUDED``."""
     scorer = Scorer.load_builtin()
     log_odds = score_records(records, recipe, scorer).log_odds
     lengths = records.lengths
@@ -473,8 +469,7 @@ def _first_selecting_rule(
     is_sure = log_odds >= thresholds(rates, lengths, min_rate)
     left_out = {"all": np.zeros_like(is_low), "viral": is_low, "uncertain": is_low | is_sure}
     asks = ~np.array([left_out[rule] for rule in rules])
-    first = np.where(asks.any(axis=0), asks.argmax(axis=0), -1)
-    return [None if place < 0 else place for place in first.tolist()]
+    return np.where(asks.any(axis=0), asks.argmax(axis=0), EXCLUDED)
 
 
 def _kmers_of(scorer: Scorer) -> Sketch:
