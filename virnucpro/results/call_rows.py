@@ -420,7 +420,7 @@ def _gene_table_row(results: CalledRecords, place: int, name: str, gene: Gene) -
     values = (
         name,
         viruses.names[place],
-        results.records.names[record],
+        results.records.record_at(record).name,
         results.calls.samples[record],
         gene.start + 1,
         _gene_end(viruses, place, gene),
