@@ -42,7 +42,7 @@ from virnucpro.viral.features import (
 )
 from virnucpro.viral.hmm import RegionModel, viral_path
 from virnucpro.viral.taxonomy import topologies
-from virnucpro.viral.windows import Windows, find_stretches
+from virnucpro.viral.windows import Windows, find_reversed, find_stretches, is_reverse_first
 
 ROOTS = range(GC - N_PALINDROMES)
 EXACT = [
@@ -240,3 +240,12 @@ def test_ctrl_c_during_a_call(monkeypatch):
     monkeypatch.setattr(library._Arrays, "from_param", interrupted)
     with pytest.raises(KeyboardInterrupt):
         encode("ACGT")
+
+
+@given(st.lists(st.text("ACGTNacgtu", max_size=9), max_size=5))
+def test_reversed_windows(texts):
+    digits = str.maketrans("ACGTN", "01234")
+    reads = [(text.upper().replace("U", "T"), reverse_complement(text)) for text in texts]
+    expected = [other.translate(digits) < text.translate(digits) for text, other in reads]
+    assert find_reversed(Windows.from_sequences(texts)) == expected
+    assert list(map(is_reverse_first, texts)) == expected

@@ -123,6 +123,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "known_nodes": (*_KNOWN, _COUNTS, _Arrays(np.int32), _COUNTS),
     "known_filters": (_BYTES, _BYTES, _BYTES, _Arrays(np.uint64)),
     "first_rotation": (_BYTES, c_int64, _COUNTS),
+    "reverse_first": (_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES),
     "terminal_repeats": (_BYTES, _COUNTS, _COUNTS, c_int64, _COUNTS, _COUNTS),
     "longest_open": (
         _BYTES,

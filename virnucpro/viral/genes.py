@@ -34,6 +34,7 @@ from virnucpro.viral.windows import (
     CanonicalView,
     Windows,
     codon_codes,
+    find_reversed,
     is_stop,
     opposite_strand,
     residue_letters,
@@ -67,9 +68,12 @@ def find_genes(
     Args:
         groups: as in ``Identity``.
     """
+    are_reverse = find_reversed(Windows.from_sequences(viruses))
     views = [
-        CanonicalView.from_record(sequence, is_circle=is_circle and bool(sequence))
-        for sequence, is_circle in zip(viruses, are_circles, strict=True)
+        CanonicalView.from_record(sequence, is_circle=True)
+        if is_circle and sequence
+        else CanonicalView.from_linear(sequence, is_reverse=is_reverse)
+        for sequence, is_circle, is_reverse in zip(viruses, are_circles, are_reverse, strict=True)
     ]
     prokaryotic_groups = ("phage", "archaeal virus")  # whose ribosomes bind before a start
     has_sites = np.array([group in prokaryotic_groups for group in groups], dtype=np.uint8)
@@ -77,8 +81,11 @@ def find_genes(
     pieces = Windows.from_sequences([view.sequence * (1 + view.is_circle) for view in views])
     columns = _find_columns(pieces, has_sites, code)
     ends = np.cumsum(pieces.lengths)
-    genes = []
+    genes: list[list[Gene]] = []
     for view, some, end, n in zip(views, columns, ends, pieces.lengths, strict=True):
+        if not len(some.left):
+            genes.append([])
+            continue
         own = _cut_circle(some, len(view.sequence)) if view.is_circle else some
         proteins = _translate(pieces.digits[end - n : end], own, code)
         genes.append(list(_place_genes(view, own, proteins)))
@@ -94,10 +101,11 @@ def _find_columns(pieces: Windows, has_sites: Digits, code: GeneticCode) -> Iter
     scores = np.empty(most)
     tables = is_stop(code), _start_kinds(code), has_sites
     call("find_genes", *pieces.arguments(code), *tables, SHORTEST_GENE, n_genes, rows, scores)
+    columns = _Columns._make([*rows.T.copy(), scores])
+    no_genes = columns.take(slice(0))
     first = 0
     for n in n_genes.tolist():
-        some = slice(first, first + n)
-        yield _Columns._make([*rows[some].T.copy(), scores[some]])
+        yield columns.take(slice(first, first + n)) if n else no_genes
         first += n
 
 

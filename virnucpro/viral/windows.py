@@ -152,6 +152,17 @@ def is_reverse_first(sequence: str) -> bool:
     return comes_first(reverse, forward)
 
 
+def find_reversed(pieces: Windows) -> list[bool]:
+    """Return whether the reverse complement of each window comes first, in the order of digits.
+
+    >>> find_reversed(Windows.from_sequences(["GATTACA", "UGUAAUC", "ACGT", ""]))
+    [False, True, False, False]
+    """
+    is_reverse = np.empty(len(pieces), dtype=np.uint8)
+    call("reverse_first", pieces.digits, pieces.starts, pieces.lengths, len(pieces), is_reverse)
+    return list(map(bool, is_reverse.tolist()))
+
+
 def comes_first(sequence: str, other: str) -> bool:
     """Return whether a sequence comes before another one, in the order of digits."""
     return encode(sequence).tobytes() < encode(other).tobytes()
@@ -182,10 +193,9 @@ class CanonicalView:
 
     @classmethod
     def from_record(cls, sequence: str, *, is_circle: bool) -> CanonicalView:
-        sequence = sequence.upper().replace("U", "T")
         if not is_circle:
-            is_reverse = is_reverse_first(sequence)
-            return cls(reverse_complement(sequence) if is_reverse else sequence, is_reverse, False)
+            return cls.from_linear(sequence, is_reverse=is_reverse_first(sequence))
+        sequence = sequence.upper().replace("U", "T")
         strands = [sequence, reverse_complement(sequence)]
         firsts = [canonical_rotation(strand) for strand in strands]
         forward, reverse = (
@@ -193,6 +203,12 @@ class CanonicalView:
         )
         is_reverse = comes_first(reverse, forward)
         return cls(reverse if is_reverse else forward, is_reverse, True, firsts[is_reverse])
+
+    @classmethod
+    def from_linear(cls, sequence: str, *, is_reverse: bool) -> CanonicalView:
+        """Return the view of a linear record, whose reverse complement may come first."""
+        sequence = sequence.upper().replace("U", "T")
+        return cls(reverse_complement(sequence) if is_reverse else sequence, is_reverse, False)
 
     def text(self, size: int) -> str:
         """Return the bases for windows of ``size`` bases. In a circle, windows cross the origin."""

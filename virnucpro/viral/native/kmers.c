@@ -238,6 +238,21 @@ int first_rotation(const uint8_t *digits, int64_t n, int64_t *first) {
     return 0;
 }
 
+/* Whether the opposite strand of each piece comes first in lexical order. */
+int reverse_first(const uint8_t *digits, const int64_t *starts, const int64_t *lengths, int64_t n,
+                  uint8_t *is_reverse) {
+    for (int64_t piece = 0; piece < n; piece++) {
+        const uint8_t *left = digits + starts[piece], *right = left + lengths[piece];
+        int64_t n_left = lengths[piece];
+        for (; n_left > 0 && *left == opposite(right[-1]); n_left--) {
+            left++;
+            right--;
+        }
+        is_reverse[piece] = n_left > 0 && opposite(right[-1]) < *left;
+    }
+    return 0;
+}
+
 /* Lengths of the terminal repeats of each piece, direct and inverted; 0: none. A direct repeat is
  * searched on both strands, as its first bases must agree. */
 int terminal_repeats(const uint8_t *digits, const int64_t *starts, const int64_t *lengths,
