@@ -177,6 +177,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     ),
     # n chunks as text, their lengths, tables of the code; columns, proteins and bases of n frames
     "translate_frames": (_BYTES, _COUNTS, c_int64, _BYTES, _COUNTS, _BYTES, _BYTES, _COUNTS),
+    # n frames as text, their lengths, digits of letters; shares of codons and other words
+    "frame_composition": (_BYTES, _COUNTS, c_int64, _BYTES, _FLOATS),
     # n texts or pairs of texts, 1 or 2, n; digests of two words
     "digest_texts": (*_TEXTS, *_TEXTS, c_int64, c_int64, _DIGESTS),
     # digests, n, two hash tables, slots of each, the most digests in one; state and originals

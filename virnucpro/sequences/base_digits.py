@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-N_TETRANUCLEOTIDES = 256
-# any letter but ACGTU gets a digit so large that k-mers with it are never counted
-BASE_DIGITS = np.full(256, N_TETRANUCLEOTIDES, dtype=np.uint16)
+UNKNOWN_DIGIT = 4  # of any letter but ACGTU
+BASE_DIGITS = np.full(256, UNKNOWN_DIGIT, dtype=np.uint8)
 for _digit, _base in enumerate("ACGT"):
     BASE_DIGITS[[ord(_base), ord(_base.lower())]] = _digit
 BASE_DIGITS[[ord("U"), ord("u")]] = BASE_DIGITS[ord("T")]

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.core.native import call
 from virnucpro.core.numeric import mix_hashes
-from virnucpro.sequences.base_digits import BASE_DIGITS, N_TETRANUCLEOTIDES
+from virnucpro.sequences.base_digits import BASE_DIGITS
 
-N_CODONS = 64
-N_BORDERS = 16
-N_FEATURES = N_CODONS + N_TETRANUCLEOTIDES + N_BORDERS
+N_FEATURES = 64 + 256 + 16  # codons, tetranucleotides and codon borders
 
 K = 31
 ONE_IN = 100  # sample one in this many k-mers
@@ -48,41 +47,11 @@ def frame_composition(frames: Sequence[str]) -> NDArray[np.float32]:
     Returns:
         (n, 336) float32.
     """
-    gap = "NNN"  # separates frames, so that no tetranucleotide or border spans two frames
     lengths = np.array([len(bases) for bases in frames], dtype=np.int64)
     assert not (lengths % 3).any(), "a frame is whole codons"
-    text = (gap.join(frames) + gap).encode("ascii", "replace")
-    digits = BASE_DIGITS[np.frombuffer(text, dtype=np.uint8)]
-    row_of_codon = np.repeat(np.arange(len(frames)), lengths // 3 + 1)
-    codon_digits = digits[: 3 * len(row_of_codon)].reshape(-1, 3)
-    codons = 16 * codon_digits[:, 0] + 4 * codon_digits[:, 1] + codon_digits[:, 2]
-    pairs = 4 * digits[:-1] + digits[1:]
-    tetranucleotides = 16 * pairs[:-2] + pairs[2:]
-    row_of_base = np.repeat(row_of_codon, 3)[:-3]
-    borders = pairs[2:-1:3]
-    features = np.empty((len(frames), N_FEATURES), dtype=np.float32)
-    last = N_CODONS + N_TETRANUCLEOTIDES
-    features[:, :N_CODONS] = _fractions(codons, row_of_codon, len(frames), N_CODONS)
-    features[:, N_CODONS:last] = _fractions(
-        tetranucleotides, row_of_base, len(frames), N_TETRANUCLEOTIDES
-    )
-    features[:, last:] = _fractions(borders, row_of_codon[:-1], len(frames), N_BORDERS)
-    return features
-
-
-def _fractions(
-    words: NDArray[np.uint16], rows: NDArray[np.int64], n_rows: int, n_words: int
-) -> NDArray[np.float64]:
-    """Return the share of each k-mer below ``n_words`` among the valid k-mers in a row.
-
-    Returns:
-        (n_rows, n_words) float64.
-    """
-    is_counted = words < n_words
-    keys = rows[is_counted] * n_words + words[is_counted]
-    counts = np.bincount(keys, minlength=n_rows * n_words).reshape(n_rows, n_words)
-    totals = counts.sum(axis=1, keepdims=True)
-    shares: NDArray[np.float64] = counts / np.maximum(totals, 1)
+    text = np.frombuffer("".join(frames).encode("ascii", "replace"), dtype=np.uint8)
+    shares = np.empty((len(frames), N_FEATURES), dtype=np.float32)
+    call("frame_composition", text, lengths, len(frames), BASE_DIGITS, shares)
     return shares
 
 

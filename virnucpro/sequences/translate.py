@@ -30,16 +30,15 @@ def _translation_tables(code: GeneticCode) -> NDArray[np.uint8]:
     either strand. A codon with the digits a, b, c has the number 25a + 5b + c. Any letter but ACGTU
     has the digit 4. A codon with such a letter has the residue 0.
     """
-    digits = np.minimum(BASE_DIGITS, 4).astype(np.uint8)
     letters = bytes(range(256))
     upper = letters.upper().replace(b"U", b"T")
     complement = upper.translate(bytes.maketrans(b"ACGT", b"TGCA"))
     residues = np.zeros((2, 256), dtype=np.uint8)  # codons have numbers below 125
     for codon, letter in code.meanings.items():
-        a, b, c = (int(digits[ord(base)]) for base in codon)
+        a, b, c = (int(BASE_DIGITS[ord(base)]) for base in codon)
         residues[0, 25 * a + 5 * b + c] = ord(letter)
         residues[1, 25 * (3 - c) + 5 * (3 - b) + (3 - a)] = ord(letter)
-    by_letter = (digits, np.frombuffer(upper, np.uint8), np.frombuffer(complement, np.uint8))
+    by_letter = (BASE_DIGITS, np.frombuffer(upper, np.uint8), np.frombuffer(complement, np.uint8))
     return np.vstack([*by_letter, residues])
 
 

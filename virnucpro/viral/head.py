@@ -325,7 +325,10 @@ class Head:
         """
         if self.nucleotide is None:
             return self.classify(vectors)
-        inputs = np.hstack([vectors.astype(np.float64), frame_composition(frames)])
+        dim = vectors.shape[1]
+        inputs = np.empty((len(frames), dim + N_FEATURES))
+        inputs[:, :dim] = vectors
+        inputs[:, dim:] = frame_composition(frames)
         return self.nucleotide.classify(inputs)
 
     @staticmethod
