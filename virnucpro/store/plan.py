@@ -58,7 +58,7 @@ InputSpans: TypeAlias = tuple[tuple[int, Span], ...]
 Part = TypeVar("Part")  # a record or file
 ShardSpans: TypeAlias = tuple[tuple[int, int], ...]  # shard spans as (first, last + 1)
 LETTERS_AT_ONCE = 500_000  # in records that are called, translated or screened together
-_FORMAT = 5  # increase when plan parts from two program states cannot be joined
+_FORMAT = 6  # increase when plan parts from two program states cannot be joined
 
 
 # Returns for each record in a block the index of the first ``--embed`` rule that selects it,
@@ -161,8 +161,9 @@ class SlicePlan:
     shards: tuple[Shard, ...]
     counts: PlanCounts
     spans: ShardSpans  # one per input
-    # input parts that are scored together; empty if some process cannot read them
+    # input parts that are called together; empty if some process cannot read them
     blocks: tuple[InputSpans, ...] = ()
+    n_orfs: tuple[int, ...] = ()  # of each block, also if some process cannot read them
 
 
 @dataclass(frozen=True)
@@ -277,7 +278,8 @@ class Plan:
                 task = _SliceTask(input_slice)
                 planner = _Planner(self, selection)
                 for index, span in input_slice.spans:
-                    for records in task.selected(planner, index, span):
+                    blocks = self.manifest.blocks([(index, span)], self.streams)
+                    for records in task.selected(planner, index, blocks):
                         for chunks in _cut(records, self.manifest):
                             for name, text in zip(chunks.ids, chunks.sequences, strict=True):
                                 write_record(out, name, text)
@@ -409,8 +411,10 @@ class _SliceTask:
     n_letters: ClassVar[int] = 0  # waiting tasks keep no letters in memory
     counts: PlanCounts = field(default_factory=PlanCounts)
     digests: list[bytes] = field(default_factory=list)  # of ids, which would fill the memory
-    blocks: list[list[tuple[int, Span]]] = field(default_factory=lambda: [[]])
+    blocks: list[list[tuple[int, Span]]] = field(default_factory=list)
+    n_orfs: list[int] = field(default_factory=list)  # of each block
     are_ranged: bool = True  # True if any process can read each block
+    is_complete: bool = True  # True if the next record begins a block
     is_end: Callable[[int], bool] = field(init=False)
 
     def do(self, planner: _Planner) -> SlicePlan:
@@ -438,6 +442,7 @@ class _SliceTask:
             first = writer.next_index
             for orfs in self.orfs(planner, index, span):
                 writer.add_orfs(orfs)
+                self.n_orfs[-1] += len(orfs)
             spans.append((first, writer.end_index))
         writer.flush()
         if self.slice.rule_index:  # the first rule has counted each record
@@ -450,18 +455,21 @@ class _SliceTask:
         shards = tuple(
             replace(shard, path=rundir.shards / shard.path.name) for shard in writer.shards
         )
-        blocks = tuple(map(tuple, filter(None, self.blocks))) if self.are_ranged else ()
-        slice_plan = SlicePlan(shards, self.counts, tuple(spans), blocks)
+        blocks = tuple(map(tuple, self.blocks)) if self.are_ranged else ()
+        n_orfs = tuple(self.n_orfs)
+        slice_plan = SlicePlan(shards, self.counts, tuple(spans), blocks, n_orfs)
         content = _json(_slice_to_dict(slice_plan))
         write_checksummed(rundir, stem.with_suffix(PLAN), content, header)
         return slice_plan
 
     def orfs(self, planner: _Planner, index: int, span: Span) -> Iterator[Orfs]:
         """Yield the ORFs of a span, in blocks."""
-        recipe = planner.plan.manifest.recipe
-        blocks = self.selected(planner, index, span)
+        manifest = planner.plan.manifest
+        recipe = manifest.recipe
+        blocks = manifest.ids.blocks(manifest.inputs[index], span, planner.plan.streams)
+        selected = self.selected(planner, index, self.listed(blocks, index))
         if not recipe.has_chunks:
-            for records in blocks:
+            for records in selected:
                 proteins = [record.protein for record in records.iter_records()]
                 yield Orfs.from_proteins(records.ids, proteins)
             return
@@ -470,11 +478,11 @@ class _SliceTask:
         from virnucpro.sequences.translate import translate_chunks
 
         code = GeneticCode.from_number(recipe.genetic_code)
-        for records in blocks:
-            for chunks in _cut(records, planner.plan.manifest):
+        for records in selected:
+            for chunks in _cut(records, manifest):
                 yield translate_chunks(chunks, code)
 
-    def selected(self, planner: _Planner, index: int, span: Span) -> Iterator[Records]:
+    def selected(self, planner: _Planner, index: int, blocks: Iterable[Block]) -> Iterator[Records]:
         """Yield the records that this rule embeds, in blocks. The first rule counts all records.
 
         Each rule scores every record again.
@@ -483,8 +491,7 @@ class _SliceTask:
         recipe = manifest.recipe
         file = manifest.inputs[index]
         rules = tuple(manifest.embed)
-        blocks = manifest.ids.blocks(file, span, planner.plan.streams)
-        for records in parse_block(blocks if recipe.encoders else self.listed(blocks, index)):
+        for records in parse_block(blocks):
             ids = _disambiguate_ids(manifest, file, records.ids)
             self.digests.append(id_digests(ids).tobytes())
             first_rules = planner.selection.select(records, recipe, rules)
@@ -496,6 +503,9 @@ class _SliceTask:
     def listed(self, blocks: Iterable[Block], index: int) -> Iterator[Block]:
         """Pass on the blocks of an input, and record their spans."""
         for block in blocks:
+            if self.is_complete:
+                self.blocks.append([])
+                self.n_orfs.append(0)
             span = None if isinstance(block, Records) else block.span
             group = self.blocks[-1]
             if span is None:
@@ -504,8 +514,7 @@ class _SliceTask:
                 group[-1] = (index, group[-1][1]._replace(end=span.end))
             else:
                 group.append((index, span))
-            if self.is_end(block.n_letters):
-                self.blocks.append([])
+            self.is_complete = self.is_end(block.n_letters)
             yield block
 
     def count(self, records: Records, first_rules: IntArray, planner: _Planner) -> None:
@@ -622,4 +631,5 @@ def _slice_to_dict(part: SlicePlan) -> dict[str, object]:
         "shards": shards,
         "spans": part.spans,
         "blocks": part.blocks,
+        "n_orfs": part.n_orfs,
     }

@@ -109,7 +109,11 @@ def _read_part(plan: Plan, input_slice: Slice) -> SlicePlan:
     blocks = tuple(
         _row_spans(block_spans, len(plan.manifest.inputs)) for block_spans in stored["blocks"]
     )
-    return SlicePlan(tuple(shards), PlanCounts(**stored["counts"]), spans, blocks)
+    n_orfs = tuple(stored["n_orfs"])
+    check_counts(*n_orfs)
+    if sum(n_orfs) != sum(shard.n_orfs for shard in shards):
+        raise ValueError("blocks have other ORFs than the shards")
+    return SlicePlan(tuple(shards), PlanCounts(**stored["counts"]), spans, blocks, n_orfs)
 
 
 def _find_damaged(shards: Sequence[Shard], on_shard: OnShard) -> set[int]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress, groupby
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,23 +61,45 @@ class Frame(NamedTuple):
 class ShardFrames:
     """A shard's frames as JSON, which is parsed only where it is used."""
 
+    n_frames: int
     packed: bytes
+    packed_runs: bytes  # record id and number of frames, for neighbouring frames
     vectors: NDArray[np.float32] = field(default_factory=lambda: NO_VECTORS)  # (n_waiting, dim)
 
     @classmethod
     def pack(
         cls, frames: Iterable[Frame], vectors: NDArray[np.float32] = NO_VECTORS
     ) -> ShardFrames:
-        return cls(json.dumps(list(frames)).encode(), vectors)
+        rows = list(frames)
+        groups = groupby(rows, key=lambda frame: frame.record_id)
+        runs = [(record_id, len(list(group))) for record_id, group in groups]
+        return cls(len(rows), json.dumps(rows).encode(), json.dumps(runs).encode(), vectors)
 
     def unpack(self) -> list[Frame]:
         return [Frame._make(values) for values in json.loads(self.packed)]
+
+    def find_runs(self, first: int, end: int) -> Iterator[tuple[str, int, int]]:
+        """Yield the record id, first and end of the runs of frames in this range."""
+        run_end = 0
+        for record_id, n_frames in json.loads(self.packed_runs):
+            run_first = run_end
+            run_end += n_frames
+            if first <= run_first and run_end <= end:
+                yield record_id, run_first, run_end
+
+
+class ShardRange(NamedTuple):
+    """The frames of a block in one shard."""
+
+    frames: ShardFrames
+    first: int
+    end: int
 
 
 class FrameRange(NamedTuple):
     """A record's neighbouring frames in one shard of a block."""
 
-    shard: int  # index in ``BlockTask.frames``
+    shard: int  # index among the block's shards
     first: int
     end: int
 
@@ -150,7 +171,6 @@ class RowBuilder(ABC):
 class ScoredShard(NamedTuple):
     """The scored frames of a shard, and its feature files for the index of each store."""
 
-    records: list[tuple[str, int]]  # record id and number of frames, for neighbouring frames
     frames: ShardFrames
     files: list[list[IndexPart]]
 
@@ -185,13 +205,7 @@ class ShardTask:
         reasons: dict[str, str] = {}
         for shard_features in reversed(features):
             reasons |= shard_features.reasons
-        groups = groupby(orfs, key=lambda orf: orf.record_id)
-        n_frames = [(record_id, len(list(group))) for record_id, group in groups]
-        return ScoredShard(n_frames, builder.pack_frames(orfs, features, reasons), files)
-
-
-# Flat: for each frame range, the index of its record, then its ``FrameRange``.
-RecordRanges: TypeAlias = "array[int]"
+        return ScoredShard(builder.pack_frames(orfs, features, reasons), files)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -202,8 +216,7 @@ class BlockTask:
     n_letters: int  # approximate
     parts: tuple[Block, ...] = ()  # neighbouring records, one file each
     spans: tuple[tuple[int, Span], ...] = ()  # records that are not in ``parts``
-    ranges: RecordRanges = field(default_factory=lambda: array("q"))
-    frames: Sequence[ShardFrames] = ()
+    frames: Sequence[ShardRange] = ()
     hidden: frozenset[str] = frozenset()  # records that a later input replaces: they get no row
     files: Sequence[list[IndexPart]] = ()  # per store, from the shards since the last block
 
@@ -216,11 +229,12 @@ class BlockTask:
         blocks = chain(self.parts, builder.manifest.blocks(self.spans, StreamCache()))
         records = Records.concatenate(list(parse_block(blocks)))
         n_read = len(records.ids)
+        ranges = self._ranges_by_record(records.ids)
         is_shown = [name not in self.hidden for name in records.ids]
         if not all(is_shown):
             records = records.select(is_shown)
-        ranges = list(compress(self._ranges_by_record(n_read), is_shown))
-        rows = builder.make_rows(self.index, records, ranges, self.frames)
+            ranges = list(compress(ranges, is_shown))
+        rows = builder.make_rows(self.index, records, ranges, [part.frames for part in self.frames])
         return SliceRows(
             files=self.files,
             batches=rows.batches,
@@ -232,11 +246,20 @@ class BlockTask:
             index=self.index,
         )
 
-    def _ranges_by_record(self, n_records: int) -> list[list[FrameRange]]:
-        ranges: list[list[FrameRange]] = [[] for _ in range(n_records)]
-        for record, *values in np.reshape(self.ranges, (-1, 4)).tolist():
-            ranges[record].append(FrameRange(*values))
-        return ranges
+    def _ranges_by_record(self, ids: Sequence[str]) -> list[list[FrameRange]]:
+        """Return the frames of each record of the block.
+
+        Raises:
+            InputError: there are frames of other records.
+        """
+        ranges: dict[str, list[FrameRange]] = {}
+        for shard, (frames, first, end) in enumerate(self.frames):
+            for record_id, run_first, run_end in frames.find_runs(first, end):
+                ranges.setdefault(record_id, []).append(FrameRange(shard, run_first, run_end))
+        ranges_by_record = [ranges.pop(record_id, []) for record_id in ids]
+        if ranges:
+            raise input_changed()
+        return ranges_by_record
 
 
 def input_changed() -> InputError:

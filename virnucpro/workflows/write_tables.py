@@ -1,20 +1,18 @@
 """Write every run output in one pass over the inputs and the predictions.
 
-The inputs are read again, and the frames of each record are looked up in the shards by record id.
-Tasks (``table_tasks``) do all computing, up to the text of a row, in this process or in helpers.
-Results are consumed in order, so the output is deterministic. Few tasks are in flight, so memory is
-bounded.
+The plan divides the inputs and their frames into blocks. Tasks (``table_tasks``) read them again
+and do all computing, up to the text of a row, in this process or in helpers. Results are consumed
+in order, so the output is deterministic. Few tasks are in flight, so memory is bounded.
 """
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from operator import attrgetter
 from threading import Condition
@@ -23,12 +21,12 @@ from typing import TypeAlias
 from virnucpro.core.events import SCORING, STAGES, Progress, ShardDone, ShardFailed, WorkerEvent
 from virnucpro.core.helper_pool import AbandonedError, TaskRunner
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.core.types import FastaRecord, Records, Shard, shard_name
+from virnucpro.core.types import Shard, shard_name
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.output_writer import open_outputs
 from virnucpro.results.row_batches import RowBatch
 from virnucpro.results.sample_tables import OutputDir
-from virnucpro.sequences.fasta import Block, StreamCache, parse_block
+from virnucpro.sequences.fasta import Block, StreamCache
 from virnucpro.store.feature_index import IndexPart, hash_part, write_parts
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
@@ -43,14 +41,11 @@ from virnucpro.workflows.table_tasks import (
     RowBuilder,
     ScoredShard,
     ShardFrames,
+    ShardRange,
     ShardTask,
     input_changed,
 )
 
-# The frames of a record are neighbours in each shard: shard, first index, end index (exclusive).
-# There are millions of these, so they are plain tuples, and few functions handle them.
-FrameRun: TypeAlias = tuple[ShardFrames, int, int]
-FramedRecord: TypeAlias = tuple[FastaRecord, Sequence[FrameRun]]
 Group: TypeAlias = Sequence[Slice]  # slices with the same records, one per step of --embed
 _Files: TypeAlias = Sequence[list[IndexPart]]  # one list per store
 
@@ -279,16 +274,16 @@ class TableWriter:
             if self.context.stores:
                 yield from self._framed_blocks(group, hidden, helpers)
             else:
-                yield from self._plain_blocks(group[0], hidden)
+                yield from self._blocks(group[0], hidden)
 
-    def _plain_blocks(self, slice_: Slice, hidden: frozenset[str]) -> Iterator[BlockTask]:
-        """Yield blocks with records without frames."""
+    def _blocks(self, slice_: Slice, hidden: frozenset[str]) -> Iterator[BlockTask]:
+        """Yield the blocks of a slice, as they were planned, without frames."""
         blocks = self.context.plan.slice_plans[slice_.index].blocks
         inputs = self.context.manifest.inputs
         # Each block of a compressed file would be unpacked from the start of the file.
         if not blocks or any(inputs[position].text_sha256 for position, _ in slice_.spans):
             records = self.context.manifest.blocks(slice_.spans, self.streams)
-            yield from tasks_without_frames(records, slice_.index, hidden)
+            yield from group_blocks(records, slice_.index, hidden)
             return
         for index, spans in enumerate(blocks, slice_.index):
             n_bytes = sum((span.end or 0) - span.start for _, span in spans)
@@ -297,7 +292,7 @@ class TableWriter:
     def _framed_blocks(
         self, group: Group, hidden: frozenset[str], helpers: TaskRunner[RowBuilder]
     ) -> Iterator[BlockTask]:
-        """Yield blocks with framed records, as soon as the frames are embedded."""
+        """Yield blocks with their frames, as soon as the frames are embedded."""
         files: list[list[IndexPart]] = [[] for _ in self.context.stores]
 
         def take_files() -> list[list[IndexPart]]:
@@ -306,29 +301,14 @@ class TableWriter:
                 store_files.clear()
             return taken
 
-        series = [self._score_shards(slice_, files, hidden, helpers) for slice_ in group]
-        framed = self._join_frames(group[0], series)
-        yield from tasks_with_frames(framed, group[0].index, hidden, take_files)
+        series = []
+        for slice_ in group:
+            shards = self._score_shards(slice_, files, hidden, helpers)
+            n_orfs = self.context.plan.slice_plans[slice_.index].n_orfs
+            series.append(frames_by_block(shards, n_orfs))
+        for task, *frames in zip(self._blocks(group[0], hidden), *series, strict=True):
+            yield replace(task, frames=list(chain.from_iterable(frames)), files=take_files())
         assert not any(files), "the last shard of a series has frames of the last block"
-
-    def _join_frames(
-        self, slice_: Slice, series: Iterable[Iterable[ScoredShard]]
-    ) -> Iterator[FramedRecord]:
-        """Yield each record in a slice with its frames, which are neighbours in the shards."""
-        streams = map(frames_by_record, series)
-        firsts = ((next(stream, None), stream) for stream in streams)
-        heads = {first[0]: (first[1], stream) for first, stream in firsts if first}
-        records = parse_block(self.context.manifest.blocks(slice_.spans, self.streams))
-        for record in chain.from_iterable(block.iter_records() for block in records):
-            if record.id not in heads:
-                yield record, ()
-                continue
-            frames, stream = heads.pop(record.id)
-            yield record, frames
-            if following := next(stream, None):
-                heads[following[0]] = (following[1], stream)
-        if heads:
-            raise input_changed()
 
     def _score_shards(
         self,
@@ -385,73 +365,36 @@ def locate_outputs(
     return OutputDir(run_dir.root, tree, run_dir.shards, manifest.inputs, manifest.refused, samples)
 
 
-def frames_by_record(
-    shards: Iterable[ScoredShard],
-) -> Iterator[tuple[str, list[FrameRun]]]:
-    """Yield the id and frame runs of each record with a frame. Ids may repeat."""
-    record_id = ""
-    runs = list[FrameRun]()
-    for shard in shards:
-        first = 0
-        for next_id, n_frames in shard.records:
-            if next_id != record_id and runs:
-                yield record_id, runs
-                runs = []
-            record_id = next_id
-            runs.append((shard.frames, first, first + n_frames))
-            first += n_frames
-    if runs:
-        yield record_id, runs
-
-
-def tasks_with_frames(
-    framed: Iterable[FramedRecord],
-    first_index: int,
-    hidden: frozenset[str],
-    take_files: Callable[[], _Files],
-) -> Iterator[BlockTask]:
-    """Yield block tasks, each of bounded size or for one longer record.
+def frames_by_block(
+    shards: Iterable[ScoredShard], n_orfs: Iterable[int]
+) -> Iterator[list[ShardRange]]:
+    """Yield the frames of each block. They are neighbours in the shards of a slice.
 
     Args:
-        take_files: returns the feature files of the shards that were read since the last call.
+        n_orfs: number of frames of each block.
     """
-    groups = group_parts(
-        framed, lambda framed_record: len(framed_record[0].header) + len(framed_record[0].sequence)
-    )
-    for index, group in enumerate(groups, first_index):
-        records = [record for record, _ in group]
-        ranges = array("q")
-        frames = list[ShardFrames]()
-        numbers = dict[int, int]()  # index in ``frames`` by identity
-        for record_index, shard, first, end in _visible_runs(group, hidden):
-            number = numbers.setdefault(id(shard), len(frames))
-            if number == len(frames):
-                frames.append(shard)
-            ranges.extend((record_index, number, first, end))
-        yield BlockTask(
-            index=index,
-            n_letters=sum(len(record.sequence) for record in records),
-            parts=(Records.from_records(records),),
-            ranges=ranges,
-            frames=frames,
-            hidden=hidden,
-            files=take_files(),
-        )
+    scored = iter(shards)
+    frames: ShardFrames | None = None
+    first = 0  # frame of the shard that comes next
+    for n_missing in n_orfs:
+        ranges = list[ShardRange]()
+        while n_missing:
+            if frames is None:
+                frames = next(scored).frames
+                first = 0
+            n_taken = min(n_missing, frames.n_frames - first)
+            ranges.append(ShardRange(frames, first, first + n_taken))
+            n_missing -= n_taken
+            first += n_taken
+            if first == frames.n_frames:
+                frames = None
+        yield ranges
 
 
-def _visible_runs(
-    group: Iterable[FramedRecord], hidden: frozenset[str]
-) -> Iterator[tuple[int, ShardFrames, int, int]]:
-    """Yield the frames in records that get a row, with the index of their record."""
-    for index, (record, runs) in enumerate(group):
-        if record.id not in hidden:
-            yield from ((index, *run) for run in runs)
-
-
-def tasks_without_frames(
+def group_blocks(
     blocks: Iterable[Block], first_index: int, hidden: frozenset[str]
 ) -> Iterator[BlockTask]:
-    """Yield tasks for records without frames: neighbouring blocks, up to a bounded size."""
+    """Yield tasks for neighbouring blocks, up to a bounded size, as ``Plan`` groups them."""
     groups = group_parts(blocks, lambda block: block.n_letters)
     for index, parts in enumerate(groups, first_index):
         n_letters = sum(part.n_letters for part in parts)
