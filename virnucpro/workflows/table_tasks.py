@@ -7,11 +7,11 @@ has its bases, and the vector waits for the record. Scores do not depend on bloc
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress, groupby
+from math import isnan
 from typing import NamedTuple
 
 import numpy as np
@@ -53,39 +53,70 @@ class Frame(NamedTuple):
     @property
     def orf(self) -> Orf:
         """The frame without its letters."""
-        location = (self.id, self.chunk_id, self.record_id, self.start, self.end, self.strand)
+        location = self[:6]
         return Orf(*location, protein="")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ShardFrames:
-    """A shard's frames as JSON, which is parsed only where it is used."""
+    """A shard's frames as columns, which a process can pass on without reading them."""
 
-    n_frames: int
-    packed: bytes
-    packed_runs: bytes  # record id and number of frames, for neighbouring frames
-    vectors: NDArray[np.float32] = field(default_factory=lambda: NO_VECTORS)  # (n_waiting, dim)
+    ids: str  # one per line, as ids contain no white space
+    chunk_ids: str
+    record_ids: str
+    starts: NDArray[np.int64]  # (n,)
+    ends: NDArray[np.int64]  # (n,)
+    strands: str  # one letter each
+    scores: NDArray[np.float64]  # (n,), NaN: None
+    failures: Mapping[int, str]  # by position in the shard
+    vector_rows: NDArray[np.int64]  # (n,), -1: None
+    vectors: NDArray[np.float32]  # (n_waiting, dim)
 
     @classmethod
     def pack(
         cls, frames: Iterable[Frame], vectors: NDArray[np.float32] = NO_VECTORS
     ) -> ShardFrames:
-        rows = list(frames)
-        groups = groupby(rows, key=lambda frame: frame.record_id)
-        runs = [(record_id, len(list(group))) for record_id, group in groups]
-        return cls(len(rows), json.dumps(rows).encode(), json.dumps(runs).encode(), vectors)
+        columns = list(zip(*frames, strict=True)) or [()] * len(Frame._fields)
+        ids, chunk_ids, record_ids, starts, ends, strands, scores, failures, rows = columns
+        return cls(
+            ids="\n".join(ids),
+            chunk_ids="\n".join(chunk_ids),
+            record_ids="\n".join(record_ids),
+            starts=np.array(starts, dtype=np.int64),
+            ends=np.array(ends, dtype=np.int64),
+            strands="".join(strands),
+            scores=np.array(scores, dtype=np.float64),
+            failures={position: reason for position, reason in enumerate(failures) if reason},
+            vector_rows=np.array([-1 if row is None else row for row in rows], dtype=np.int64),
+            vectors=vectors,
+        )
+
+    @property
+    def n_frames(self) -> int:
+        return len(self.starts)
 
     def unpack(self) -> list[Frame]:
-        return [Frame._make(values) for values in json.loads(self.packed)]
+        if not self.n_frames:
+            return []
+        columns = (
+            self.ids.split("\n"),
+            self.chunk_ids.split("\n"),
+            self.record_ids.split("\n"),
+            self.starts.tolist(),
+            self.ends.tolist(),
+            self.strands,
+            [None if isnan(score) else score for score in self.scores.tolist()],
+            [self.failures.get(position, "") for position in range(self.n_frames)],
+            [None if row < 0 else row for row in self.vector_rows.tolist()],
+        )
+        return list(map(Frame, *columns))
 
     def find_runs(self, first: int, end: int) -> Iterator[tuple[str, int, int]]:
-        """Yield the record id, first and end of the runs of frames in this range."""
-        run_end = 0
-        for record_id, n_frames in json.loads(self.packed_runs):
-            run_first = run_end
-            run_end += n_frames
-            if first <= run_first and run_end <= end:
-                yield record_id, run_first, run_end
+        """Yield the record id, first and end of each run of frames in a range."""
+        for record_id, run in groupby(self.record_ids.split("\n")[first:end]):
+            n_frames = len(list(run))
+            yield record_id, first, first + n_frames
+            first += n_frames
 
 
 class ShardRange(NamedTuple):
