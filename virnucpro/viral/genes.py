@@ -79,21 +79,24 @@ def find_genes(
     has_sites = np.array([group in prokaryotic_groups for group in groups], dtype=np.uint8)
     # a gene may cross the origin of a circle, which is read twice
     pieces = Windows.from_sequences([view.sequence * (1 + view.is_circle) for view in views])
-    columns = _find_columns(pieces, has_sites, code)
-    ends = np.cumsum(pieces.lengths)
-    genes: list[list[Gene]] = []
-    for view, some, end, n in zip(views, columns, ends, pieces.lengths, strict=True):
-        if not len(some.left):
-            genes.append([])
-            continue
-        own = _cut_circle(some, len(view.sequence)) if view.is_circle else some
-        proteins = _translate(pieces.digits[end - n : end], own, code)
-        genes.append(list(_place_genes(view, own, proteins)))
+    n_genes, columns = _find_columns(pieces, has_sites, code)
+    gene_ends = np.cumsum(n_genes)
+    genes: list[list[Gene]] = [[] for _ in views]
+    for place in np.flatnonzero(n_genes).tolist():
+        view = views[place]
+        own = columns.take(slice(gene_ends[place] - n_genes[place], gene_ends[place]))
+        if view.is_circle:
+            own = _cut_circle(own, len(view.sequence))
+        first = pieces.starts[place]
+        digits = pieces.digits[first : first + pieces.lengths[place]]
+        genes[place] = list(_place_genes(view, own, _translate(digits, own, code)))
     return _add_evidence(genes)
 
 
-def _find_columns(pieces: Windows, has_sites: Digits, code: GeneticCode) -> Iterator[_Columns]:
-    """Yield the genes in each piece."""
+def _find_columns(
+    pieces: Windows, has_sites: Digits, code: GeneticCode
+) -> tuple[IntArray, _Columns]:
+    """Return the number of genes in each piece, (n_pieces,), and the genes, piece by piece."""
     n_genes = np.zeros(len(pieces), dtype=np.int64)
     bases_per_gene = 30  # fewer than a gene adds to the one before it
     most = int((pieces.lengths // bases_per_gene + 2).sum())
@@ -101,12 +104,8 @@ def _find_columns(pieces: Windows, has_sites: Digits, code: GeneticCode) -> Iter
     scores = np.empty(most)
     tables = is_stop(code), _start_kinds(code), has_sites
     call("find_genes", *pieces.arguments(code), *tables, SHORTEST_GENE, n_genes, rows, scores)
-    columns = _Columns._make([*rows.T.copy(), scores])
-    no_genes = columns.take(slice(0))
-    first = 0
-    for n in n_genes.tolist():
-        yield columns.take(slice(first, first + n)) if n else no_genes
-        first += n
+    total = int(n_genes.sum())
+    return n_genes, _Columns._make([*rows[:total].T.copy(), scores[:total]])
 
 
 @cache
