@@ -385,7 +385,8 @@ def _virus_fasta(results: CalledRecords) -> bytes:
 
 
 def _miuvig_rows(results: CalledRecords) -> bytes:
-    return encode_texts("".join(map(tsv_line, miuvig_rows(results))))
+    columns = list(zip(*miuvig_rows(results), strict=True))
+    return format_rows(*map(quoted_texts, columns)) if columns else b""
 
 
 # Genes
