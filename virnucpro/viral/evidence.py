@@ -47,11 +47,12 @@ def add_evidence(
         calls.known_families[place] = index.owners[known.owner[place]]
     uses_score = options.evidence != "known"
     uses_index = options.evidence != "score"
-    for place, (is_viral, is_known) in enumerate(
-        zip(calls.are_viruses, known.is_known.tolist(), strict=True)
-    ):
-        by_score = is_viral and uses_score
-        by_index = is_known and uses_index and calls.virus_scores[place] is not None
+    # Other records are not called, and have no evidence.
+    candidates = known.is_known | np.array(calls.are_viruses, dtype=np.bool_)
+    for place in np.flatnonzero(candidates).tolist():
+        by_score = calls.are_viruses[place] and uses_score
+        has_score = calls.virus_scores[place] is not None
+        by_index = bool(known.is_known[place]) and uses_index and has_score
         calls.are_viruses[place] = by_score or by_index
         calls.evidences[place] = _WORDS[by_score, by_index]
         if by_index:
