@@ -396,16 +396,16 @@ def _miuvig_rows(results: CalledRecords) -> bytes:
 _GeneRow: TypeAlias = Callable[[CalledRecords, int, str, Gene], str]
 
 
-def _gene_rows(row: _GeneRow, results: CalledRecords) -> bytes | None:
-    """Format the genes of all viruses. None: no virus has a gene.
-
-    All gene files list the same genes under the same names.
-    """
-    viruses = results.viruses
-    texts = []
+def _iter_genes(viruses: Viruses) -> Iterator[tuple[int, str, Gene]]:
+    """Yield the index of the virus, the name, and the gene, for each gene in the gene files."""
     for place, (name, genes) in enumerate(zip(viruses.names, viruses.genes, strict=True)):
         for number, gene in enumerate(genes, 1):
-            texts.append(row(results, place, f"{name}_{number}", gene))
+            yield place, f"{name}_{number}", gene
+
+
+def _gene_rows(row: _GeneRow, results: CalledRecords) -> bytes | None:
+    """Format the genes of all viruses. None: no virus has a gene."""
+    texts = [row(results, place, name, gene) for place, name, gene in _iter_genes(results.viruses)]
     return encode_texts("".join(texts)) if texts else None
 
 
@@ -462,12 +462,16 @@ def _gene_gff_row(results: CalledRecords, place: int, name: str, gene: Gene) -> 
     return "".join(lines)
 
 
-def _protein_row(results: CalledRecords, place: int, name: str, gene: Gene) -> str:
-    """Format a protein, with position and strand of its gene as Prodigal writes them."""
-    end = _gene_end(results.viruses, place, gene)
-    strand = 1 if gene.strand == "+" else -1
-    header = f"{name} # {gene.start + 1} # {end} # {strand} # ID={name}"
-    return format_fasta([header], [gene.protein]).decode("utf-8", "surrogateescape")
+def _protein_fasta(results: CalledRecords) -> bytes | None:
+    """Format the proteins, with position and strand of each gene as Prodigal writes them."""
+    headers = []
+    proteins = []
+    for place, name, gene in _iter_genes(results.viruses):
+        end = _gene_end(results.viruses, place, gene)
+        strand = 1 if gene.strand == "+" else -1
+        headers.append(f"{name} # {gene.start + 1} # {end} # {strand} # ID={name}")
+        proteins.append(gene.protein)
+    return format_fasta(headers, proteins) or None
 
 
 # Regions
@@ -646,7 +650,7 @@ CALL_ROWS: Mapping[OutputFile, _MakeRows] = {
     MIUVIG_TABLE: _miuvig_rows,
     GENE_TABLE: partial(_gene_rows, _gene_table_row),
     GENE_GFF3: partial(_gene_rows, _gene_gff_row),
-    PROTEIN_FASTA: partial(_gene_rows, _protein_row),
+    PROTEIN_FASTA: _protein_fasta,
     REGION_TABLE: _table_rows,
     REGION_BED: partial(_region_rows, _bed_row),
     REGION_GFF3: partial(_region_rows, _gff_row),
