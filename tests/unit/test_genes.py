@@ -145,6 +145,17 @@ def test_sequences_without_bases_have_no_genes():
     )
 
 
+def test_genes_stay_with_their_sequence():
+    viruses = ["ACGT", phage(3), "", phage(5), "N" * 3_000, phage(5)]
+    are_circles = [False, False, True, True, False, False]
+    alone = [
+        find_genes([virus], [is_circle], ["phage"])[0]
+        for virus, is_circle in zip(viruses, are_circles, strict=True)
+    ]
+    assert list(map(bool, alone)) == [False, True, False, True, False, True]
+    assert find_genes(viruses, are_circles, ["phage"] * len(viruses)) == alone
+
+
 @pytest.mark.skipif(not INPUTS.exists(), reason="the shared real sequences are not here")
 def test_known_genes_name_their_family():
     text = (INPUTS / "sars-cov-2_wuhan-hu-1.fasta").read_text()
