@@ -353,7 +353,8 @@ class ShardFeatures:
         ids = [orf_id for content in contents for orf_id in content.ids]
         if not orf_ids:
             return _NO_ROWS
-        vectors = np.concatenate([content.vectors for content in contents if content.ids])
+        filled = [content.vectors for content in contents if content.ids]
+        vectors = filled[0] if len(filled) == 1 else np.concatenate(filled)
         if list(orf_ids) == ids:
             return vectors
         positions = {orf_id: i for i, orf_id in enumerate(ids)}
