@@ -11,6 +11,9 @@ and a second of a device represents a tenth of a second.
 computed in the same run, by a clock that runs only while the worker's main thread or its device
 computes. It is the share on a host that has a core for each thread and a parent that keeps up. CPU
 seconds per million tokens show how many devices the parent can keep up with.
+
+``n_devices_worth`` counts from the start of the run. It therefore includes the plan, for which all
+devices wait, and the start of the workers.
 """
 
 from __future__ import annotations
@@ -72,13 +75,14 @@ class SimulatedRow:
     busy: float | None = None  # share of the time between a device's first and last batch
     busy_alone: float | None = None  # the same, if no thread waited for a core or another thread
     busy_of_run: float | None = None  # share of the time between the run's first and last batch
+    before: float | None = None  # seconds from the start of the run to the first batch
     outside: float | None = None  # seconds from the last batch until the last shard is written
     after: float | None = None  # seconds from there to the end of the run, not dilated
     cpu_of_worker: float | None = None  # seconds per million tokens
     cpu_of_parent: float | None = None  # the same, while devices work and after
     cpu_of_helpers: float | None = None  # the same, for plan and tables, with their start
     cpu_of_plan: float | None = None  # the same, of the parent before devices work
-    seconds: float | None = None  # from the first batch to the end of the run
+    seconds: float | None = None  # of the run, from its start to its end
     n_devices_worth: float | None = None  # tokens in that time, over what one device could do
     reason: str = ""
 
@@ -246,6 +250,7 @@ def _simulate(fasta: Path, row: SimulatedRow, folder: Path) -> SimulatedRow:
     weights = folder / "speed"
     weights.write_text(str(row.speed / row.dilation))
     watch, cpu_before, of_children = _Watch(), time.process_time(), _cpu_of_children()
+    start = time.monotonic()
     config = config_of(row, fasta, folder / "run", weights)
     run_predict(config, ProcessExecutor(config.resources.devices, SimulatedWorker), watch)
     end, cpu = time.monotonic(), time.process_time()
@@ -262,14 +267,15 @@ def _simulate(fasta: Path, row: SimulatedRow, folder: Path) -> SimulatedRow:
         busy=mean(d["busy"] / (d["last"] - d["first"]) for d in used),
         busy_alone=mean(d["busy"] / d["alone"] for d in used),
         busy_of_run=sum(d["busy"] for d in used) / (last - first) / row.n_devices,
+        before=first - start,
         outside=watch.last_done - last,
         after=end - watch.last_done,
         cpu_of_worker=sum(d["cpu"] for d in used) / millions,
         cpu_of_parent=(cpu - watch.cpu_before) / millions,
         cpu_of_helpers=(of_children - sum(d["cpu_with_start"] for d in devices)) / millions,
         cpu_of_plan=(watch.cpu_before - cpu_before) / millions,
-        seconds=end - first,
-        n_devices_worth=n_tokens / (end - first) / (row.speed / row.dilation),
+        seconds=end - start,
+        n_devices_worth=n_tokens / (end - start) / (row.speed / row.dilation),
     )
 
 
