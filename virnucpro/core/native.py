@@ -177,6 +177,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     ),
     # n chunks as text, their lengths, tables of the code; columns, proteins and bases of n frames
     "translate_frames": (_BYTES, _COUNTS, c_int64, _BYTES, _COUNTS, _BYTES, _BYTES, _COUNTS),
+    # n numbers; their upper halves, rounded
+    "to_bfloat16": (_FLOATS, c_int64, _Arrays(np.uint16)),
     # n frames as text, their lengths, digits of letters; shares of codons and other words
     "frame_composition": (_BYTES, _COUNTS, c_int64, _BYTES, _FLOATS),
     # n texts or pairs of texts, 1 or 2, n; digests of two words

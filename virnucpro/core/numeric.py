@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.core.native import call
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -30,9 +32,19 @@ def find_runs(mask: BoolArray) -> list[tuple[int, int]]:
     return list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
+def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return the bits of finite numbers as bfloat16, rounded to nearest, ties to even."""
+    values = np.ascontiguousarray(values)
+    bits = np.empty(values.shape, dtype=np.uint16)
+    call("to_bfloat16", values, values.size, bits)
+    return bits
+
+
 def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     """Convert the bits of bfloat16 numbers to float32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    upper = bits.astype(np.uint32)
+    upper <<= 16
+    return upper.view(np.float32)
 
 
 def mix_hashes(words: NDArray[np.uint64]) -> NDArray[np.uint64]:

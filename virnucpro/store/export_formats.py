@@ -28,8 +28,8 @@ from virnucpro.core.model_outputs import OutputKind
 from virnucpro.core.recipe import ExportFormatName
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.store.feature_export import save_pt
-from virnucpro.store.feature_file import id_text, text_type
-from virnucpro.store.merged_features import new_hdf5_in
+from virnucpro.store.feature_file import id_text
+from virnucpro.store.hdf5_layout import new_hdf5_in, text_type
 from virnucpro.store.vectors import Vector, VectorBatch, Vectors, embedding_column, embedding_type
 
 if TYPE_CHECKING:

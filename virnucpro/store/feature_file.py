@@ -1,16 +1,15 @@
 """Read and write feature files: HDF5 followed by a label. Files appear atomically.
 
-A file is built in memory, written sequentially, synced, read back and renamed, because HDF5's own
-writing is not safe on a full disk. Two blocks follow the HDF5 content, where HDF5 readers do not
-look. The table lists ids, lengths and sequence digests, so that an index of many files needs only
-their ends. The label names the recipe and the shard, so that files cannot be confused. It gives the
-length and SHA-256 of the content and of the table, and the byte offset of the vectors, which can be
-mapped into memory. The label's SHA-256 and length come last. ``read_label`` therefore needs only
-the last bytes to identify a file and see that it is complete. ``read_embeddings`` verifies every
-bit.
+A file is laid out by HDF5 (``hdf5_layout``), written sequentially, synced and renamed. Two blocks
+follow the HDF5 content, where HDF5 readers do not look. The table lists ids, lengths and sequence
+digests, so that an index of many files needs only their ends. The label names the recipe and the
+shard, so that files cannot be confused. It gives the length and SHA-256 of the content and of the
+table, and the byte offset of the vectors, which can be mapped into memory. The label's SHA-256 and
+length come last. ``read_label`` therefore needs only the last bytes to identify a file and see that
+it is complete. ``read_embeddings`` verifies every bit.
 
 Vectors are float32 or, in half the space, bfloat16, a custom floating-point type that HDF5 converts
-to float32 on reading. The readers here convert it faster.
+to float32 on reading. The readers here take the vectors from the verified bytes, without HDF5.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import stat
 import struct
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +34,22 @@ from safetensors import numpy as tensors
 
 from virnucpro._version import __version__
 from virnucpro.core.atomic_io import disk_error, hash_file, parse_json
-from virnucpro.core.errors import FeatureFileError, StorageError
+from virnucpro.core.errors import FeatureFileError
 from virnucpro.core.logging import printable
 from virnucpro.core.model_outputs import OutputSpec
-from virnucpro.core.numeric import from_bfloat16
+from virnucpro.core.numeric import from_bfloat16, to_bfloat16
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Store
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Embeddings, Failure, OutputArray, check_counts
+from virnucpro.store.hdf5_layout import (
+    ALIGNMENT,
+    SparseFile,
+    is_bfloat16,
+    new_hdf5_in,
+    reserve_vectors,
+    text_type,
+)
 
 if TYPE_CHECKING:
     import h5py
@@ -57,8 +64,6 @@ _DAMAGE = (
 )
 # errno values that concern the file; all others concern the disk or permissions
 _NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-# HDF5 bit fields of bfloat16: sign position, exponent position and size, mantissa position and size
-_BFLOAT16 = (15, 7, 8, 0, 7)
 
 Attributes = Mapping[str, str | int]
 
@@ -116,17 +121,19 @@ def write_embeddings(
     but no reader checks it, because the recipe determines the numbers.
 
     Raises:
-        OutputError, StorageError: the file cannot be written, or reads back differently.
+        OutputError, StorageError: the file cannot be written.
     """
     failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
-    content, offsets = _to_hdf5(embeddings, attributes, store)
+    hdf5, offsets = _to_hdf5(embeddings, attributes, store)
     table = _to_table(embeddings)
-    digest = hashlib.sha256(content)  # the content is large, so it is hashed once
-    digest.update(table)
+    content = [*hdf5, table]
+    digest = hashlib.sha256()  # the content is large, so it is hashed once
+    for part in content:
+        digest.update(part)
     label = Label(
         attributes,
         failed_records,
-        n_bytes=len(content) + len(table),
+        n_bytes=sum(map(len, content)),
         sha256=digest.hexdigest(),
         table_bytes=len(table),
         table_sha256=read_checksum([table]),
@@ -135,30 +142,13 @@ def write_embeddings(
     end = _seal(label)
     digest.update(end)
     checksums = Checksums(_label_digest(end), digest.hexdigest())
-    parts = (content, table, end)  # not joined, which would copy the content
     with suppress(OSError):  # an unreadable file is replaced
         if path.is_file() and hash_file(path) == checksums.file:
             return checksums
     with tree.atomic_write(path) as out:
-        for part in parts:
+        for part in (*content, end):
             out.write(part)
-        out.seek(0)
-        if not _has_layout(out, parts):
-            raise StorageError(
-                f"{printable(path)} was written, but reads back differently",
-                hint="the disk has a fault: check the system log",
-            )
     return checksums
-
-
-def _has_layout(handle: BinaryIO, parts: Iterable[bytes]) -> bool:
-    """Return True if a file consists of these parts. Compare in blocks."""
-    for part in parts:
-        for first in range(0, len(part), _BLOCK):
-            block = part[first : first + _BLOCK]
-            if handle.read(len(block)) != block:
-                return False
-    return not handle.read(1)
 
 
 def checksummed_label(
@@ -254,13 +244,17 @@ def read_table(path: Path, attributes: Attributes) -> OrfTable:
             table = handle.read(label.table_bytes)
         if read_checksum([table]) != label.table_sha256:
             raise ValueError("its table has another hash")
-        columns = tensors.load(table)
-        return OrfTable(
-            ids=tuple(_split(columns["ids"].tobytes(), columns["id_bytes"])),
-            lengths=columns["lengths"],
-            sequence_sha256=columns["sequence_sha256"],
-            n_before=columns["n_before"],
-        )
+        return _parse_table(table)
+
+
+def _parse_table(table: bytes) -> OrfTable:
+    columns = tensors.load(table)
+    return OrfTable(
+        ids=tuple(_split(columns["ids"].tobytes(), columns["id_bytes"])),
+        lengths=columns["lengths"],
+        sequence_sha256=columns["sequence_sha256"],
+        n_before=columns["n_before"],
+    )
 
 
 def _split(text: bytes, sizes: NDArray[np.int32]) -> Iterator[str]:
@@ -273,82 +267,41 @@ def _split(text: bytes, sizes: NDArray[np.int32]) -> Iterator[str]:
 
 def _to_hdf5(
     embeddings: Embeddings, attributes: Attributes, store: Store
-) -> tuple[bytes, dict[str, int]]:
-    """Return an HDF5 file, and the byte offsets of its vectors by dataset."""
-    text = text_type()
+) -> tuple[list[bytes | memoryview], dict[str, int]]:
+    """Return the parts of an HDF5 file, and the byte offsets of its vectors by dataset."""
+    stores: dict[str, Store] = {"embeddings": store}
+    arrays = {"embeddings": _to_stored(embeddings.vectors, store)}
+    for output in embeddings.extra:
+        spec = output.spec
+        values = output.values if spec.has_vectors else output.values[:, 0]  # single numbers: 1-D
+        stores[spec.name] = spec.dtype
+        arrays[spec.name] = _to_stored(values, spec.dtype)
     failures = embeddings.failures
-    with new_hdf5() as h5:
+    layout = SparseFile()
+    with new_hdf5_in(layout, ALIGNMENT) as h5:
         h5.attrs.update({**attributes, "virnucpro_version": __version__})
-        h5.create_dataset("ids", data=np.array(embeddings.ids, dtype=object), dtype=text)
+        ids = np.array(embeddings.ids, dtype=object)
+        h5.create_dataset("ids", data=ids, dtype=text_type())
         h5["lengths"] = embeddings.lengths
-        if store == "float32":
-            h5["embeddings"] = embeddings.vectors
-        else:
-            _add_bfloat16(h5, "embeddings", _to_bfloat16(embeddings.vectors))
+        offsets = {
+            name: reserve_vectors(h5, name, array.shape, stores[name])
+            for name, array in arrays.items()
+        }
         if embeddings.extra:
             h5[str(attributes["output"])] = h5["embeddings"]
-        for array in embeddings.extra:
-            _add_output(h5, array)
         for name in Failure._fields:
-            values = np.array([getattr(failure, name) for failure in failures], dtype=object)
-            h5.create_dataset(f"failed/{name}", data=values, dtype=text)
-        h5.flush()
-        names = ["embeddings", *(array.spec.name for array in embeddings.extra)]
-        offsets = {name: h5[name].id.get_offset() or 0 for name in names}  # None: without rows
-        return bytes(h5.id.get_file_image()), offsets
+            texts = np.array([getattr(failure, name) for failure in failures], dtype=object)
+            h5.create_dataset(f"failed/{name}", data=texts, dtype=text_type())
+    filled = {offsets[name]: array for name, array in arrays.items() if array.size}
+    return list(layout.parts(filled)), offsets
 
 
-def _add_output(h5: h5py.File, array: OutputArray) -> None:
-    """Add the dataset of an output. Single numbers have one dimension."""
-    values = array.values if array.spec.has_vectors else array.values[:, 0]
-    if array.spec.dtype == "float32":
-        h5[array.spec.name] = values
-    else:
-        _add_bfloat16(h5, array.spec.name, _to_bfloat16(values))
-
-
-def _add_bfloat16(h5: h5py.File, name: str, bits: NDArray[np.uint16]) -> None:
-    """Add a dataset in a custom HDF5 type."""
-    from h5py import h5d, h5p, h5s
-
-    kind = vector_type("bfloat16")
-    timeless = h5p.create(h5p.DATASET_CREATE)
-    timeless.set_obj_track_times(False)  # the same content gives the same bytes
-    space = h5s.create_simple(bits.shape)
-    dataset = h5d.create(h5.id, name.encode(), kind, space, timeless)
-    dataset.write(h5s.ALL, h5s.ALL, bits, kind)  # without a conversion
-
-
-def vector_type(store: Store) -> h5py.h5t.TypeFloatID:
-    """Return the HDF5 type for the numbers in a vector."""
-    from h5py import h5t
-
-    kind = h5t.IEEE_F32LE.copy()
-    if store == "bfloat16":
-        kind.set_fields(*_BFLOAT16)
-        kind.set_size(2)
-        kind.set_ebias(127)
-    return kind
-
-
-def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Return the upper halves of finite numbers, rounded to nearest, ties to even."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    halves: NDArray[np.uint16] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return halves
-
-
-def _vectors(dataset: h5py.Dataset) -> NDArray[np.float32]:
-    """Read the vectors in a file. HDF5 would take 40 times as long to convert bfloat16."""
-    from h5py import h5s
-
-    kind = dataset.id.get_type()
-    if kind.get_size() != 2 or kind.get_fields() != _BFLOAT16:
-        rows: NDArray[np.float32] = dataset[:]
-        return rows
-    bits = np.empty(dataset.shape, dtype=np.uint16)
-    dataset.id.read(h5s.ALL, h5s.ALL, bits, kind)
-    return from_bfloat16(bits)
+def _to_stored(
+    values: NDArray[np.float32], store: Store
+) -> NDArray[np.float32] | NDArray[np.uint16]:
+    """Return finite numbers as they are stored, contiguous and little-endian."""
+    values = np.ascontiguousarray(values, dtype="<f4")
+    return values if store == "float32" else to_bfloat16(values)
 
 
 def id_text(orf_id: str) -> str:
@@ -362,22 +315,6 @@ def id_text(orf_id: str) -> str:
     if orf_id.isascii():
         return orf_id
     return orf_id.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def text_type() -> np.dtype[Any]:
-    """Return the type for text datasets, in UTF-8."""
-    import h5py
-
-    kind: np.dtype[Any] = h5py.string_dtype("utf-8")
-    return kind
-
-
-def new_hdf5() -> h5py.File:
-    """Create an empty file in memory, with a name unique to the thread."""
-    import h5py
-
-    name = f"memory of thread {threading.get_ident()}"
-    return h5py.File(name, "w", driver="core", backing_store=False, libver="v110")
 
 
 def open_features(path: Path) -> h5py.File:
@@ -466,20 +403,74 @@ def read_verified(
     """Read one file as ``read_embeddings`` does, with its checksums."""
     label = read_label(path, attributes)
     with open_reader(path):
-        checksums = _check_content(path, label)
+        content, checksums = _read_content(path, label)
         with open_features(path) as h5:
+            ids, lengths = _read_names(h5, label, content)
             embeddings = Embeddings(
-                ids=_to_strings(_owned_copy(h5, "ids")),
-                lengths=_owned_copy(h5, "lengths")[:],
-                vectors=_vectors(_owned_copy(h5, "embeddings")),
+                ids=ids,
+                lengths=lengths,
+                vectors=_read_vectors(h5, "embeddings", content),
                 per_residue=label.attributes.get("pooling") == "none",
                 failures=_failures(h5) if label.failed_records else (),
-                extra=tuple(_read_output(h5, spec) for spec in extra),
+                extra=tuple(_read_output(h5, spec, content) for spec in extra),
             )
         width = embeddings.vectors.shape[1]
         if dim not in (None, width) and (width or embeddings.ids):
             raise ValueError(f"its vectors have {width} values of {dim}")
     return embeddings, checksums
+
+
+def _read_names(
+    h5: h5py.File, label: Label, content: NDArray[np.uint8]
+) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    """Return the ids and lengths in a verified file, from its table if it has one."""
+    if not label.table_bytes:
+        return _to_strings(_owned_copy(h5, "ids")), _owned_copy(h5, "lengths")[:]
+    table = _parse_table(content[-label.table_bytes :].tobytes())
+    return table.ids, table.lengths
+
+
+class _Numbers(NamedTuple):
+    """Where a file has the numbers of a dataset."""
+
+    start: int  # byte offset
+    shape: tuple[int, ...]
+    store: Store
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype("<u2" if self.store == "bfloat16" else "<f4")
+
+    def convert(self, stored: NDArray[Any]) -> NDArray[np.float32]:
+        """Return stored numbers as float32."""
+        if self.store == "bfloat16":
+            return from_bfloat16(stored)
+        return stored if stored.flags.aligned else stored.copy()
+
+
+def _find_numbers(h5: h5py.File, name: str) -> _Numbers:
+    """Find the numbers of a dataset, which are stored contiguously.
+
+    Raises:
+        ValueError: they are stored in another way.
+    """
+    dataset = _owned_copy(h5, name)
+    kind = dataset.id.get_type()
+    is_short = is_bfloat16(kind)
+    if not is_short and dataset.dtype != np.dtype("<f4"):
+        raise ValueError(f"{name} has numbers of another type")
+    start = dataset.id.get_offset()  # None: empty or chunked
+    if start is None and dataset.size > 0:
+        raise ValueError("its vectors are not stored one after the other")
+    return _Numbers(start or 0, dataset.shape, "bfloat16" if is_short else "float32")
+
+
+def _read_vectors(h5: h5py.File, name: str, content: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the vectors of a dataset from the verified bytes of its file."""
+    numbers = _find_numbers(h5, name)
+    n_bytes = math.prod(numbers.shape) * numbers.dtype.itemsize
+    stored = content[numbers.start : numbers.start + n_bytes].view(numbers.dtype)
+    return numbers.convert(stored.reshape(numbers.shape))
 
 
 def verify(path: Path, attributes: Attributes) -> Checksums:
@@ -522,40 +513,43 @@ def open_reader(path: Path) -> Iterator[None]:
         ) from error
 
 
-def read_rows(path: Path, positions: Sequence[int]) -> list[NDArray[np.float32]]:
-    """Read the rows of ORFs at these positions from a verified file, each as (length, dim).
-
-    Raises:
-        FeatureFileError: the file no longer exists, or has changed.
-    """
-    with open_reader(path), open_features(path) as h5:
-        rows = h5["embeddings"]
-        bounds = np.concatenate([[0], np.cumsum(h5["lengths"][:])])
-        return [rows[bounds[i] : bounds[i + 1]] for i in positions]
+def _read_output(h5: h5py.File, spec: OutputSpec, content: NDArray[np.uint8]) -> OutputArray:
+    return OutputArray(spec, _read_vectors(h5, spec.name, content).reshape(-1, spec.width))
 
 
-def _read_output(h5: h5py.File, spec: OutputSpec) -> OutputArray:
-    return OutputArray(spec, _vectors(_owned_copy(h5, spec.name)).reshape(-1, spec.width))
-
-
-def read_extra(
-    path: Path, specs: Sequence[OutputSpec], positions: Sequence[int]
+def read_rows(
+    path: Path, outputs: Mapping[str, OutputSpec], positions: Sequence[int]
 ) -> list[list[NDArray[np.float32]]]:
-    """Read the rows of ORFs at these positions from a verified file, for each of the outputs.
+    """Read the rows of ORFs at these positions from a verified file.
+
+    Args:
+        outputs: dataset -> what it has.
+
+    Returns:
+        For each output, and for each position, an array of shape (rows of the ORF, width).
 
     Raises:
         FeatureFileError: the file no longer exists, or has changed.
     """
-    if not specs:
+    if not outputs:
         return []
-    with open_reader(path), open_features(path) as h5:
+    with open_reader(path), open_features(path) as h5, path.open("rb", buffering=0) as handle:
         lengths = h5["lengths"][:]
-        parts = []
-        for spec in specs:
-            bounds = np.concatenate([[0], np.cumsum(spec.count_rows(lengths))])
-            values = _read_output(h5, spec).values
-            parts.append([values[bounds[i] : bounds[i + 1]] for i in positions])
-        return parts
+        arrays = []
+        for name, spec in outputs.items():
+            numbers = _find_numbers(h5, name)
+            row_bytes = spec.width * numbers.dtype.itemsize
+            bounds = np.concatenate([[0], np.cumsum(spec.count_rows(lengths))]).tolist()
+            rows = []
+            for i in positions:
+                n_bytes = (bounds[i + 1] - bounds[i]) * row_bytes
+                stored = os.pread(handle.fileno(), n_bytes, numbers.start + bounds[i] * row_bytes)
+                values = np.frombuffer(stored, numbers.dtype).reshape(-1, spec.width)
+                if values.nbytes != n_bytes:
+                    raise ValueError("it is cut short")
+                rows.append(numbers.convert(values))
+            arrays.append(rows)
+        return arrays
 
 
 def find_vectors(path: Path) -> int:
@@ -565,11 +559,7 @@ def find_vectors(path: Path) -> int:
         FeatureFileError: the file no longer exists, or has changed.
     """
     with open_reader(path), open_features(path) as h5:
-        rows = _owned_copy(h5, "embeddings")
-        start = rows.id.get_offset()  # None: empty or chunked
-        if start is None and rows.size > 0:
-            raise ValueError("its vectors are not stored one after the other")
-        return start or 0
+        return _find_numbers(h5, "embeddings").start
 
 
 def read_vectors(
@@ -629,8 +619,21 @@ def _check_content(path: Path, label: Label) -> Checksums:
         while n_left > 0 and (block := handle.read(min(n_left, _BLOCK))):
             digest.update(block)
             n_left -= len(block)
-        if n_left or digest.hexdigest() != label.sha256:
-            raise ValueError("its content has another hash")
-        end = handle.read()
+        return _check_hash(digest, label, handle.read())
+
+
+def _read_content(path: Path, label: Label) -> tuple[NDArray[np.uint8], Checksums]:
+    """Read the content of a file, and verify it as ``_check_content`` does."""
+    content = np.empty(label.n_bytes, dtype=np.uint8)
+    with path.open("rb") as handle:
+        if handle.readinto(content.data) != label.n_bytes:
+            raise ValueError("it is cut short")
+        return content, _check_hash(hashlib.sha256(content.data), label, handle.read())
+
+
+def _check_hash(digest: hashlib._Hash, label: Label, end: bytes) -> Checksums:
+    """Compare the hash of a file's content with its label, which is in the end of the file."""
+    if digest.hexdigest() != label.sha256:
+        raise ValueError("its content has another hash")
     digest.update(end)
     return Checksums(_label_digest(end), digest.hexdigest())

@@ -42,7 +42,6 @@ from virnucpro.store.feature_file import (
     Attributes,
     Checksums,
     find_vectors,
-    read_extra,
     read_label,
     read_rows,
     read_table,
@@ -519,12 +518,13 @@ class _OriginalRows:
             rows.append(position - n_failed_before)
         if not rows:
             return {}
+        extra = {spec.name: spec for spec in encoder.extra}
         if encoder.per_residue:
-            vectors = read_rows(self.path, rows)
+            outputs = read_rows(self.path, {"embeddings": encoder.outputs[0], **extra}, rows)
         else:
             vectors = read_vectors(self.path, self.start, encoder, rows)
-        extra = read_extra(self.path, encoder.extra, rows)
-        return dict(zip(positions, zip(vectors, *extra, strict=True), strict=True))
+            outputs = [vectors, *read_rows(self.path, extra, rows)]
+        return dict(zip(positions, zip(*outputs, strict=True), strict=True))
 
 
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)

@@ -18,7 +18,7 @@ from virnucpro.core.child_process import (
 )
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
-from virnucpro.store.feature_file import new_hdf5
+from virnucpro.store.hdf5_layout import SparseFile, new_hdf5_in
 
 _STDERR = 2
 
@@ -50,11 +50,9 @@ def check_connector(name: str | None) -> None:
 
 
 def try_hdf5(pipe: Pipe) -> None:
-    """Write a file in memory, as feature files are. HDF5's own messages are dropped."""
+    """Lay out a file in memory, as feature files are. HDF5's own messages are dropped."""
     with open(os.devnull, "wb") as nothing:  # noqa: PTH123 - a device
         os.dup2(nothing.fileno(), _STDERR)
-    with new_hdf5() as h5:
+    with new_hdf5_in(SparseFile()) as h5:
         h5.create_dataset("numbers", data=[1.0])
-        h5.flush()
-        h5.id.get_file_image()
     pipe.send(None)

@@ -8,9 +8,8 @@ unconverted to the space that HDF5 reserved for them. The file appears atomicall
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -21,12 +20,11 @@ from virnucpro.store.feature_file import (
     find_vectors,
     open_reader,
     read_table,
-    text_type,
-    vector_type,
     verify,
 )
 from virnucpro.store.feature_index import IndexPart, shared_attributes
 from virnucpro.store.feature_store import FeatureStore
+from virnucpro.store.hdf5_layout import ALIGNMENT, new_hdf5_in, reserve_vectors, text_type
 
 if TYPE_CHECKING:
     import h5py
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 # stores vectors a second time, and every resume rewrites it.
 MAX_BYTES = 4 * 10**9
 _BLOCK = 1 << 22  # bytes per copy
-_ALIGNED = 4096  # alignment of the vectors, so that they can be mapped into memory
 
 
 def write_merged(
@@ -84,11 +81,11 @@ def _write(
     hashes: dict[str, str] = {}
     n_orfs = [sum(end - first for first, end in part.orfs) for part in merged]
     shape = (sum(part.n_shown_rows for part in merged), store.encoder.dim)
-    with new_hdf5_in(out, _ALIGNED) as h5:
+    with new_hdf5_in(out, ALIGNMENT) as h5:
         h5.attrs.update(shared_attributes(store, parts))
         h5.create_dataset("ids", (sum(n_orfs),), text_type())
         h5.create_dataset("lengths", (sum(n_orfs),), np.int32)
-        position = _add_vectors(h5, store.encoder, shape)
+        position = reserve_vectors(h5, "embeddings", shape, store.encoder.store)
         for part, first in zip(merged, accumulate(n_orfs, initial=0), strict=False):
             hashes[part.name] = _copy_names(h5, store, part, first)
             out.seek(position)
@@ -96,20 +93,6 @@ def _write(
                 out.write(block)
                 position += len(block)
     return hashes
-
-
-def _add_vectors(h5: h5py.File, encoder: EncoderSpec, shape: tuple[int, int]) -> int:
-    """Reserve the space for the vectors, and return its first byte in the file."""
-    from h5py import h5d, h5p, h5s
-
-    layout = h5p.create(h5p.DATASET_CREATE)
-    layout.set_obj_track_times(False)  # the same content gives the same bytes
-    layout.set_alloc_time(h5d.ALLOC_TIME_EARLY)
-    layout.set_fill_time(h5d.FILL_TIME_NEVER)
-    kind = vector_type(encoder.store)
-    space = h5s.create_simple(shape)
-    dataset = h5d.create(h5.id, b"embeddings", kind, space, layout)
-    return dataset.get_offset() or 0  # None: without rows
 
 
 def _copy_names(h5: h5py.File, store: FeatureStore, part: IndexPart, first: int) -> str:
@@ -151,74 +134,3 @@ def _stored_rows(store: FeatureStore, part: IndexPart) -> Iterator[bytes]:
                     raise ValueError("it is cut short")
                 n_left -= len(block)
                 yield block
-
-
-@contextmanager
-def new_hdf5_in(out: BinaryIO, alignment: int = 1) -> Iterator[h5py.File]:
-    """Create an HDF5 file in an open file.
-
-    Args:
-        alignment: large objects begin at a multiple of this many bytes.
-
-    Raises:
-        OSError: the disk rejected a write by HDF5.
-    """
-    import h5py
-
-    shielded = _LoggedFile(out)
-    aligned = {"alignment_threshold": alignment, "alignment_interval": alignment}
-    with h5py.File(shielded, "w", libver="v110", **aligned) as h5:
-        yield h5
-    if shielded.error is not None:
-        raise shielded.error
-
-
-class _LoggedFile:
-    """A file that hides disk errors from HDF5, which cannot close a file after one.
-
-    The first error is recorded. Anything written after it is invalid.
-    """
-
-    def __init__(self, out: BinaryIO) -> None:
-        self.error: OSError | None = None
-        self._out = out
-
-    def write(self, content: bytes | memoryview) -> int:
-        with self._keep_error():
-            self._out.write(content)
-        return len(content)
-
-    def truncate(self, n_bytes: int) -> int:
-        with self._keep_error():
-            self._out.truncate(n_bytes)
-        return n_bytes
-
-    def flush(self) -> None:
-        with self._keep_error():
-            self._out.flush()
-
-    def read(self, n_bytes: int = -1) -> bytes:
-        """Read bytes. h5py accepts an object as a file only if it has this method."""
-        return self._out.read(n_bytes)
-
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any buffer
-        content = b""
-        with self._keep_error():
-            content = self._out.read(len(buffer))
-        buffer[:] = content + bytes(len(buffer) - len(content))
-        return len(buffer)
-
-    def seek(self, position: int, whence: int = 0) -> int:
-        with self._keep_error():
-            return self._out.seek(position, whence)
-        return position
-
-    def tell(self) -> int:
-        return self._out.tell()
-
-    @contextmanager
-    def _keep_error(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self.error = self.error or error
