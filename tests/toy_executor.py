@@ -41,7 +41,7 @@ class BackwardExecutor(Executor):
     def _events(
         self, worker: Worker, work: WorkerState, waiting: deque[Attempt]
     ) -> Iterator[WorkerEvent]:
-        with worker.writer:
+        with worker.writers:
             yield WorkerReady(worker.name, worker.description, worker.memory())
             while waiting:
                 work.attempts.append(waiting.popleft())

@@ -120,7 +120,7 @@ class InlineExecutor(Executor):
         n_threads = torch.get_num_threads()
         try:
             worker = self.worker(job, resources, self.device, self.device)
-            with worker.writer:
+            with worker.writers:
                 yield WorkerReady(worker.name, worker.description, worker.memory())
                 for shard in shards:
                     yield from worker.run(Attempt(shard))

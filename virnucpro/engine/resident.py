@@ -89,7 +89,7 @@ class ResidentWorker(Worker):
 
     def close(self) -> None:
         """Stop the writing thread, and free the device."""
-        self.writer.shutdown()
+        self.writers.shutdown()
         self.encoders.clear()
         self.free_memory()
 
