@@ -625,10 +625,14 @@ def _check_content(path: Path, label: Label) -> Checksums:
 def _read_content(path: Path, label: Label) -> tuple[NDArray[np.uint8], Checksums]:
     """Read the content of a file, and verify it as ``_check_content`` does."""
     content = np.empty(label.n_bytes, dtype=np.uint8)
+    digest = hashlib.sha256()
     with path.open("rb") as handle:
-        if handle.readinto(content.data) != label.n_bytes:
-            raise ValueError("it is cut short")
-        return content, _check_hash(hashlib.sha256(content.data), label, handle.read())
+        for first in range(0, len(content), _BLOCK):
+            block = content[first : first + _BLOCK].data
+            if handle.readinto(block) != len(block):
+                raise ValueError("it is cut short")
+            digest.update(block)
+        return content, _check_hash(digest, label, handle.read())
 
 
 def _check_hash(digest: hashlib._Hash, label: Label, end: bytes) -> Checksums:
