@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -591,13 +592,21 @@ def test_status_counts_letters_of_a_live_run(tmp_path, monkeypatch):
     fasta = write(tmp_path / "in.fa", **many())
     total = sum(map(len, many().values()))
     told: list[tuple[int, dict[str, Any]]] = []
+    speeds: list[str] = []
 
     def look(event: RunEvent) -> None:
         if isinstance(event, Progress) and event.stage == "scoring":
             told.append((event.done, measure_run(tmp_path / "run")))
+            lines, _ = inspect_run(tmp_path / "run", verify=False)
+            speeds.extend(line for line in lines if line.startswith("speed"))
 
     predict(fasta, to=tmp_path / "run", on_event=look)
     assert len(told) > 3
+    assert len(speeds) == len(told)
+    assert all(re.fullmatch(r"speed     [\d,]+ letters/s, remaining [\d:]+", s) for s in speeds)
+    assert not any(
+        line.startswith("speed") for line in inspect_run(tmp_path / "run", verify=False)[0]
+    )
     for n_done, status in told:
         letters = {"total": total, "done": n_done, "pending": total - n_done}
         assert status["letters"] == letters and "shards" not in status

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from functools import cached_property
 from itertools import accumulate, chain
 from pathlib import Path
@@ -259,6 +260,7 @@ def _describe(seen: _RunState) -> list[str]:
     if rules := manifest.embed_rules:
         lines.append(f"embedded  only records that --embed {rules} chooses")
     lines += _describe_shards(seen) if seen.stores else _describe_letters(seen)
+    lines += _describe_speed(seen)
     lines += _folded([f"device    {printable(line)}" for line in _lost_devices(seen)])
     step = seen.state
     if (slices := _count_slices(seen)) and seen.state == "planned":
@@ -325,6 +327,17 @@ def _describe_shards(seen: _RunState) -> list[str]:
     ]
 
 
+def _describe_speed(seen: _RunState) -> Iterator[str]:
+    """Yield the speed and the time left, if the run is at work and has done something."""
+    if not seen.running and not any(host.n_working for host in seen.hosts):
+        return
+    work = _measure_work(seen)
+    rate, left = _rate(seen, work)
+    if rate:
+        remaining = "unknown" if left is None else timedelta(seconds=left)
+        yield f"speed     {rate * work.per_work:,.0f} {work.unit}/s, remaining {remaining}"
+
+
 def _lost_devices(seen: _RunState) -> list[str]:
     """A line for each device that the latest start with vectors lost."""
     starts = DeviceTimeline.read_all(seen.rundir.machine)
@@ -373,7 +386,7 @@ def measure_run(
         InputMissingError, ResumeError: as ``inspect_run``.
     """
     with _read_state(folder) as seen:
-        work = _embedding(seen) if seen.stores else _scoring(seen)
+        work = _measure_work(seen)
         rate, left = _rate(seen, work)
         damaged: dict[str, Any] = {"damaged": _verify(seen)[0]} if verify else {}
         if recomputed:
@@ -412,6 +425,10 @@ class _Work(NamedTuple):
     pending: float
     points: list[Point]
     per_work: float = 1.0  # letters or tokens per unit of work
+
+
+def _measure_work(seen: _RunState) -> _Work:
+    return _embedding(seen) if seen.stores else _scoring(seen)
 
 
 def _rate(seen: _RunState, work: _Work) -> tuple[float, int | None]:
