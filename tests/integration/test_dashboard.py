@@ -195,11 +195,13 @@ Rates = Callable[[float, random.Random], float]  # work per second, by the share
 
 def steps_of(rates: Rates, n_steps: int, seed: int) -> list[Point]:
     """The steps of 5,000 units of work whose rate depends on the share that is done."""
-    chance, seconds, points = random.Random(seed), 0.0, [(0.0, 0.0)]
+    chance = random.Random(seed)
+    seconds = 0.0
+    points = [Point(0.0, 0.0)]
     for n_done in range(1, 5001):
         seconds += 1 / rates(n_done / 5000, chance)
         if not n_done % (5000 // n_steps):
-            points.append((seconds, float(n_done)))
+            points.append(Point(seconds, n_done))
     return points
 
 
@@ -224,31 +226,34 @@ def test_time_left_is_within_a_third(stream, n_steps):
             thinned: list[Point] = []
             for seconds, done in some:
                 thinned = add_sample(thinned, seconds, done)
-            now, truth = some[-1][0], points[-1][0] - some[-1][0]
+            now = some[-1].seconds
+            truth = points[-1].seconds - now
             for known in (some, thinned):
-                left = seconds_left(known, 5000 - some[-1][1], now)
+                left = seconds_left(known, 5000 - some[-1].done, now)
                 assert left is not None and 1 / 1.3 < left / truth < 1.3, (seed, share, left, truth)
 
 
 def test_time_left_with_steps_in_bursts():
     """Four helpers that end a block each at about the same time."""
-    points = [(float(10 * (n // 4) + n % 4 * 0.1), float(n)) for n in range(41)]
-    left = seconds_left(points[:21], 180, points[20][0])
+    points = [Point(10 * (n // 4) + n % 4 * 0.1, n) for n in range(41)]
+    left = seconds_left(points[:21], 180, points[20].seconds)
     assert left is not None and 1 / 1.3 < left / (180 * 2.5) < 1.3
 
 
 def test_time_left_within_a_step():
-    assert seconds_left([], 10, now=5.0) is seconds_left([(0.0, 0.0)], 10, now=5.0) is None
-    assert estimate_rate([(1.0, 0.0), (1.0, 5.0)]) == 0.0
+    assert seconds_left([], 10, now=5.0) is seconds_left([Point(0.0, 0.0)], 10, now=5.0) is None
+    assert estimate_rate([Point(1.0, 0.0), Point(1.0, 5.0)]) == 0.0
     work = ((1000, 500), (1030, 510), (1060, 520), (1070, 600), (1080, 720), (1090, 820))
-    points = [(float(seconds), float(done)) for seconds, done in work]
+    points = [Point(seconds, done) for seconds, done in work]
     assert estimate_rate(points) == (820 - 520) / 30  # of the last third of the time
     assert seconds_left(points, 400, now=1090.0) == 40
     assert seconds_left(points, 400, now=1095.0) == 35
     assert seconds_left(points, 100, now=1110.0) == 0
     assert seconds_left(points, 400, now=1120.0) == 10  # a step may take three times the longest
     assert seconds_left(points, 400, now=1121.0) == 400 * (1121 - 1060) / (820 - 520)
-    assert estimate_rate([(0, 0), (10, 10), (19, 11), (20, 12)]) == 0.2  # of two steps at least
+    assert (
+        estimate_rate([Point(0, 0), Point(10, 10), Point(19, 11), Point(20, 12)]) == 0.2
+    )  # two steps
 
 
 def test_time_left_while_scoring():

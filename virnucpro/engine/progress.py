@@ -14,8 +14,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import inf
-from typing import TypeAlias
+from operator import attrgetter
+from typing import NamedTuple
 
 from virnucpro.core.events import (
     STAGES,
@@ -47,14 +47,19 @@ _FIRST = Progress("checking model and devices", 0, 0, "")
 
 # The time left
 
-Point: TypeAlias = tuple[float, float]  # time in seconds, work done by then
+
+class Point(NamedTuple):
+    """The work done by a time."""
+
+    seconds: float
+    done: float
 
 
 def add_sample(points: Sequence[Point], seconds: float, amount: float) -> list[Point]:
     """Return the points with a new one. If there are too many, every second point is dropped."""
     most_points = 2_000
     kept_points = list(points) if len(points) < most_points else list(points[::2])
-    return [*kept_points, (seconds, amount)]
+    return [*kept_points, Point(seconds, amount)]
 
 
 def estimate_rate(points: Sequence[Point]) -> float:
@@ -65,9 +70,10 @@ def estimate_rate(points: Sequence[Point]) -> float:
     """
     if not points:
         return 0.0
-    begin, done_before = points[_first_of_late(points)]
-    end, done = points[-1]
-    return (done - done_before) / (end - begin) if end > begin else 0.0
+    first = points[_first_of_late(points)]
+    last = points[-1]
+    seconds = last.seconds - first.seconds
+    return (last.done - first.done) / seconds if seconds > 0 else 0.0
 
 
 def seconds_left(points: Sequence[Point], pending: float, now: float) -> float | None:
@@ -81,10 +87,10 @@ def seconds_left(points: Sequence[Point], pending: float, now: float) -> float |
     if not rate:
         return None
     late = points[_first_of_late(points) :]
-    waited = now - late[-1][0]
-    longest = max(end - begin for (begin, _), (end, _) in pairwise(late))
+    waited = now - late[-1].seconds
+    longest = max(end.seconds - begin.seconds for begin, end in pairwise(late))
     if waited > stalled * longest:
-        return pending * (now - late[0][0]) / (late[-1][1] - late[0][1])
+        return pending * (now - late[0].seconds) / (late[-1].done - late[0].done)
     return max(0.0, pending / rate - waited)
 
 
@@ -93,9 +99,9 @@ def _first_of_late(points: Sequence[Point]) -> int:
     fewest_steps = 2  # minimum steps for a rate, if available
     if len(points) < 2:
         return 0
-    begin = points[0][0]
-    end = points[-1][0]
-    third = bisect_left(points, (end - (end - begin) / 3, -inf))
+    begin = points[0].seconds
+    end = points[-1].seconds
+    third = bisect_left(points, end - (end - begin) / 3, key=attrgetter("seconds"))
     return max(0, min(third, len(points) - 1 - fewest_steps))
 
 
@@ -341,12 +347,12 @@ class ProgressState:
         if event.stage == STAGES[2] and self.tables:  # they were written while shards were embedded
             self.points = self.tables
         elif event.work and self.stage is not None and self.stage.work:
-            self.n_work_before = self.points[-1][1]
+            self.n_work_before = self.points[-1].done
         else:
             self.points = self._with_point([], 0)
 
     def _with_point(self, points: Sequence[Point], amount: float) -> list[Point]:
-        return add_sample(points, self.clock(), max(amount, points[-1][1] if points else 0))
+        return add_sample(points, self.clock(), max(amount, points[-1].done if points else 0))
 
     def tokens_per_second(self, devices: Sequence[DeviceProgress]) -> float:
         now = self.clock()
@@ -361,7 +367,7 @@ class ProgressState:
             return self._seconds_after(self.stage, now)
         embedding = self.embedding
         left = seconds_left(self.points, embedding.n_tokens - embedding.n_tokens_done, now)
-        n_written = self.tables[-1][1] if self.tables else embedding.n_before
+        n_written = self.tables[-1].done if self.tables else embedding.n_before
         if left is None or embedding.n_done - n_written < tables_behind:
             return left
         return max(left, seconds_left(self.tables, embedding.n_shards - n_written, now) or 0.0)
@@ -369,7 +375,7 @@ class ProgressState:
     def _seconds_after(self, stage: Progress, now: float) -> float | None:
         """Return seconds from a stage other than embedding to the end of the run."""
         if stage.seconds_left is not None:
-            return max(0.0, stage.seconds_left - (now - self.points[-1][0]))
+            return max(0.0, stage.seconds_left - (now - self.points[-1].seconds))
         if stage.work is not None:
             return seconds_left(self.points, stage.work[1], now)
         if self.is_one_stage and stage.total:

@@ -495,7 +495,8 @@ def _rate_points(rundir: RunDir, ends: Iterable[tuple[float, float]]) -> list[Po
     began = rundir.manifest.stat().st_mtime
     since = sorted((seconds, amount) for seconds, amount in ends if seconds > began)
     done = accumulate(amount for _, amount in since)
-    return [(began, 0.0), *zip([seconds for seconds, _ in since], done, strict=True)]
+    points = [Point(seconds, total) for (seconds, _), total in zip(since, done, strict=True)]
+    return [Point(began, 0.0), *points]
 
 
 def _tokens(encoders: Sequence[EncoderSpec], shards: Sequence[Shard]) -> int:
