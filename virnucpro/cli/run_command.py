@@ -126,7 +126,7 @@ def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardD
     The process ends with its parent, unlike Parsl's own workers.
     """
     from virnucpro.core.child_process import exit_with_parent
-    from virnucpro.workflows import work_share as story
+    from virnucpro.workflows import work_share
 
     exit_with_parent(os.getppid())
     here = replace(
@@ -136,4 +136,4 @@ def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardD
         hdf5_vol_connector=os.environ.get("HDF5_VOL_CONNECTOR"),
         slurm=slurm_variables(os.environ),
     )
-    return story.work_for_run(here, indices)
+    return work_share.work_for_run(here, indices)

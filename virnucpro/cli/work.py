@@ -31,10 +31,10 @@ def work(options: WorkOptions, console: ConsoleOptions) -> None:
     work_kept = "finished files are kept: run the same command again to do the rest"
     with exit_on_error(lambda: work_kept):
         with loading(console):
-            from virnucpro.workflows import work_share as story
+            from virnucpro.workflows import work_share
 
         with show_progress(console) as events:
-            part = story.work(replace(options, array=dict(os.environ)), events)
+            part = work_share.work(replace(options, array=dict(os.environ)), events)
     with exit_on_error():
         print_lines(part.lines, console.quiet)
     raise CommandExit(part.exit_code)
