@@ -45,7 +45,7 @@ CALL = (
 KIND = (
     *("extent", "length", "score", "fdr", "note", "group", "group_probability", "family"),
     *("family_kmers", "family_share", "topology", "repeat_length"),
-    *("taxonomy", "genus", "genome_type", "host_source"),
+    *("taxonomy", "genus", "genome_type", "host_source", "host_genus"),
     *("completeness", "completeness_method"),
 )
 

@@ -271,11 +271,11 @@ def test_built_in_nodes_have_valid_taxa():
 @pytest.mark.parametrize(
     ("file", "names"),
     [
-        ("lambda_virus.fa", ("Zimmerviridae", "Lambdavirus", "dsDNA", "bacteria")),
-        ("ebola.fasta", ("Filoviridae", "Orthoebolavirus", "ssRNA(-)", "vertebrates")),
+        ("lambda_virus.fa", ("Zimmerviridae", "Lambdavirus", "dsDNA", "bacteria", "Escherichia")),
+        ("ebola.fasta", ("Filoviridae", "Orthoebolavirus", "ssRNA(-)", "vertebrates", "")),
         (
             "sars-cov-2_wuhan-hu-1.fasta",
-            ("Coronaviridae", "Betacoronavirus", "ssRNA(+)", "vertebrates"),
+            ("Coronaviridae", "Betacoronavirus", "ssRNA(+)", "vertebrates", ""),
         ),
     ],
 )
@@ -288,9 +288,11 @@ def test_run_names_known_viruses(tmp_path, file, names):
     for row in table:
         root, *_, family = row["taxonomy"].split(";")
         assert root == "Viruses"
-        assert (family, row["genus"], row["genome_type"], row["host_source"]) == names
+        columns = ("genus", "genome_type", "host_source", "host_genus")
+        assert (family, *(row[column] for column in columns)) == names
         _, identity = parse_identity(row)
         assert (identity.taxonomy, identity.genus) == (row["taxonomy"], row["genus"])
+        assert identity.host_genus == row["host_genus"]
 
 
 def test_unknown_letters_have_no_lineage():
@@ -299,7 +301,8 @@ def test_unknown_letters_have_no_lineage():
 
 @pytest.mark.parametrize("has_old_names", [False, True])
 def test_earlier_virus_table_is_read(tmp_path, has_old_names):
-    earlier = VIRUS_TABLE.columns[: -VIRUS_TABLE.n_later_columns]
+    later = VIRUS_TABLE.later_columns
+    earlier = [name for name in VIRUS_TABLE.columns if name not in later]
     values = dict.fromkeys(earlier, "") | {
         "file": "f",
         "record": "r",

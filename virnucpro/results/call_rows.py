@@ -348,6 +348,7 @@ def _format_identities(identities: Sequence[Identity]) -> Iterator[Column]:
     yield quoted_texts([identity.genus for identity in identities])
     yield quoted_texts([identity.genome_type for identity in identities])
     yield quoted_texts([identity.host_source for identity in identities])
+    yield quoted_texts([identity.host_genus for identity in identities])
     yield format_decimals([identity.completeness for identity in identities], 1)
     yield quoted_texts([identity.completeness_method for identity in identities])
 

@@ -37,7 +37,7 @@ class OutputFile:
     is_optional: bool = False  # written only if it has a line; else an old file is deleted
     is_packed: bool = False  # compressed with gzip
     is_sorted: bool = False  # by the first column
-    n_later_columns: int = 0  # number of last columns that tables from earlier versions lack
+    later_columns: frozenset[str] = frozenset()  # those that tables from earlier versions may lack
     # name of a column in tables from earlier versions -> present name
     old_names: Mapping[str, str] = field(default_factory=dict)
 
@@ -45,8 +45,9 @@ class OutputFile:
         """Return the present names for the columns in a header line, None for another table."""
         names = header.rstrip("\r\n").split("\t")
         columns = tuple(self.old_names.get(name, name) for name in names)
-        earlier = self.columns[: len(self.columns) - self.n_later_columns]
-        return columns if columns in (self.columns, earlier) else None
+        missing = self.later_columns.difference(columns)
+        expected = tuple(name for name in self.columns if name not in missing)
+        return columns if columns == expected else None
 
     def rows_at(
         self, path: Path, parse: Callable[[dict[str, str]], Row], hint: str
@@ -121,7 +122,7 @@ RECORD_TABLE = OutputFile(
         "known_family",
         "n_known_kmers",
     ),
-    n_later_columns=3,
+    later_columns=frozenset({"evidence", "known_family", "n_known_kmers"}),
 )
 # For a run that calls nothing.
 EMBEDDED_TABLE = OutputFile(
@@ -177,10 +178,21 @@ VIRUS_TABLE = OutputFile(
         "genus",
         "genome_type",
         "host_source",
+        "host_genus",
         "completeness",
         "completeness_method",
     ),
-    n_later_columns=6,
+    later_columns=frozenset(
+        {
+            "taxonomy",
+            "genus",
+            "genome_type",
+            "host_source",
+            "host_genus",
+            "completeness",
+            "completeness_method",
+        }
+    ),
     old_names={
         "kind": "extent",
         "virus_kind": "group",

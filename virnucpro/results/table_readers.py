@@ -119,6 +119,7 @@ def parse_identity(row: dict[str, str]) -> tuple[RecordKey, Identity]:
         genus=row.get("genus", ""),
         genome_type=row.get("genome_type", ""),
         host_source=row.get("host_source", ""),
+        host_genus=row.get("host_genus", ""),
         completeness=_float(row.get("completeness", "")),
         completeness_method=row.get("completeness_method", ""),
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.viral.completeness import estimate_completeness
 from virnucpro.viral.lineage import Relative, Taxon, find_relatives, load_builtin_lineages
+from virnucpro.viral.phage_hosts import find_host_genus
 from virnucpro.viral.taxonomy import group_of_taxon, load_builtin_groups, topologies
 from virnucpro.viral.types import Identity
 from virnucpro.viral.windows import Windows
@@ -57,6 +58,7 @@ def _identities(
             genus=named.genus,
             genome_type=named.genome_type,
             host_source=named.host_source,
+            host_genus=find_host_genus(named),
             completeness=completeness.percent,
             completeness_method=completeness.method,
         )

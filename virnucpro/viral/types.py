@@ -77,6 +77,7 @@ class Identity(NamedTuple):
     genus: str = ""
     genome_type: str = ""  # of the lowest named taxon, as ICTV writes it
     host_source: str = ""  # the same
+    host_genus: str = ""  # of phages, by genus or family
     completeness: float | None = None  # percent of a genome, or of a molecule with closed ends
     completeness_method: str = ""  # as in ``completeness.Completeness``
 
