@@ -17,7 +17,7 @@ from select import select
 import pytest
 import torch
 from conftest import random_esm2
-from fair_esm_reference import make_fair_esm, save_fair_esm
+from fair_esm_reference import make_fair_esm, save_contact_head, save_fair_esm
 from http_server import Answer, answering, part, serving, whole
 from malformed_inputs import Payload
 
@@ -29,6 +29,7 @@ from virnucpro.models.esm2.loading import save_esm2
 from virnucpro.models.esm2.model_files import ESM2Model, inspect_esm2, read_shape, require_esm2
 from virnucpro.models.lookup import (
     embedded_model,
+    fetch_contact_head,
     find_model,
     hub_folder,
     imported_folder,
@@ -147,6 +148,44 @@ def test_missing_model_is_fetched_once(checkpoint, tmp_path):
     assert len(told) > 1 and told == sorted(told)
     assert {total for _, total in told} == {told[-1][0]} == {len(checkpoint)}
     assert find_checkpoint(NAME, base_url=base_url) == found, "the server is gone"
+
+
+def publish_contact_head(url: str) -> str:
+    """Publish a contact head for the small model, and return its file name."""
+    head = RemoteFile(url=f"{url}/{NAME}-contact-regression.pt", most_bytes=100_000)
+    PUBLISHED[NAME] = replace(PUBLISHED[NAME], contact_head=head)
+    return head.name
+
+
+def test_contact_head_is_fetched_once_and_lies_next_to_the_model(checkpoint, tmp_path):
+    with serving(whole(checkpoint)) as (url, _):
+        model = find_checkpoint(NAME, base_url=url)
+    assert "contacts" not in model.includes
+    save_contact_head(make_fair_esm(SHAPE), tmp_path / "head.pt")
+    with serving(whole((tmp_path / "head.pt").read_bytes())) as (url, asked):
+        name = publish_contact_head(url)
+        fetch_contact_head(NAME, model, lambda _: None)
+        complete = inspect_esm2(model.path)
+        assert "contacts" in complete.includes
+        fetch_contact_head(NAME, complete, lambda _: None)
+    assert asked == [f"/models/{name}"]
+    assert sorted(files()) == sorted([f"{NAME}.pt", name])
+
+
+def test_other_file_is_no_contact_head(checkpoint):
+    with serving(whole(checkpoint)) as (url, _):
+        model = find_checkpoint(NAME, base_url=url)
+    with serving(whole(b"<html>log in</html>")) as (url, _):
+        publish_contact_head(url)
+        with pytest.raises(UnavailableError):
+            fetch_contact_head(NAME, model, lambda _: None)
+    assert files() == [f"{NAME}.pt"]
+
+
+def test_missing_contact_head_is_answered_with_its_download(checkpoint):
+    with serving(whole(checkpoint)) as (url, _):
+        model = find_checkpoint(NAME, base_url=url)
+    assert f"`virnucpro models download {NAME}`" in model.explain_missing("contacts")
 
 
 def test_server_without_length_is_read_to_the_end(checkpoint, publish):

@@ -84,20 +84,23 @@ def show_model(options: _NamedModel) -> None:
 def download_model(options: _NamedModel, console: ConsoleOptions) -> None:
     """Download a published checkpoint, or all files of a bundle, to the torch hub folders.
 
-    The hashes must match the published files. An interrupted download continues where it stopped.
+    The contact head of an ESM-2 comes in a file of its own. Hashes must match the published files.
+    An interrupted download continues where it stopped.
 
     Example: virnucpro models download esm2_t33_650M_UR50D
 
     The encoders and the head of the original VirNucPro: virnucpro models download virnucpro-500
     """
     with exit_on_error():
-        from virnucpro.models.lookup import model_names, open_model
+        from virnucpro.models.lookup import fetch_contact_head, model_names, open_model
         from virnucpro.viral.legacy_head import find_head
 
         with show_progress(console, is_one_stage=True) as events:
             names = model_names(options.model)
             cache = cache_folder(os.environ)
             opened = tuple(open_model(name, events, cache) for name in names)
+            for name, model in zip(names, opened, strict=True):
+                fetch_contact_head(name, model, events)
             head = find_head(options.model, opened, events) if len(names) > 1 else None
         lines = [f"{printable(model.name)} is at {printable(model.path)}" for model in opened]
         print_lines([*lines, *([f"its head is at {printable(head)}"] if head else [])])

@@ -49,6 +49,7 @@ class Published:
     files: tuple[RemoteFile, ...]  # several files share a folder with the model's name
     folder_sha256: str = ""  # for model.safetensors, if a single file is also published as a folder
     repository: str = ""  # folder name on the Hugging Face Hub
+    contact_head: RemoteFile | None = None  # next to a single file, if published on its own
 
     @property
     def is_file(self) -> bool:

@@ -24,6 +24,7 @@ from virnucpro.core.logging import printable
 from virnucpro.core.option_text import join_texts, with_options
 from virnucpro.core.recipe import Footprint
 from virnucpro.models.base import Model, identify_model, not_published
+from virnucpro.models.checkpoint_model import CheckpointModel
 from virnucpro.models.esm2.config import CONTACTS_SUFFIX
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.hugging_face import find_snapshot
@@ -348,6 +349,33 @@ def open_default(on_event: EventHandler, hugging_face: Path | None = None) -> Mo
 
 
 # Downloads
+
+
+def fetch_contact_head(name: str, model: Model, on_event: EventHandler) -> None:
+    """Download the contact head of a named model, if it is published as a file of its own.
+
+    It is saved next to a model in one file. Nobody publishes its hash, so it is read as a check.
+
+    Raises:
+        DownloadError: it cannot be downloaded.
+        UnavailableError: it is not a contact head.
+        OutputError, StorageError: it cannot be written.
+    """
+    found = find_published(name)
+    head = found.published.contact_head if found else None
+    if head is None or not isinstance(model, CheckpointModel):
+        return
+    if not model.path.is_file() or "contacts" in model.includes:
+        return
+    from virnucpro.models.download import fetch_file
+
+    path = model.path.with_name(head.name)
+    fetch_file(head, path, on_event)
+    try:
+        model.read_heads()
+    except UnavailableError:
+        path.unlink()
+        raise
 
 
 def bytes_to_fetch(model: str, hugging_face: Path | None = None) -> int:

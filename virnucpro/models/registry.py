@@ -57,7 +57,8 @@ def _read_published(family: str) -> dict[str, Published]:
     published = {}
     for name, facts in _FACTS["models"][family].items():
         files = tuple(RemoteFile(**file) for file in facts["files"])
-        published[name] = Published(**{**facts, "files": files})
+        head = RemoteFile(**facts["contact_head"]) if "contact_head" in facts else None
+        published[name] = Published(**{**facts, "files": files, "contact_head": head})
     return published
 
 

@@ -28,7 +28,7 @@ from virnucpro.models.esm2.config import (
     tensor_names,
 )
 from virnucpro.models.family import CONFIG
-from virnucpro.models.registry import Published
+from virnucpro.models.registry import FAMILIES, Published
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,10 @@ class ESM2Model(CheckpointModel):
         if self.path.is_dir():
             return "name a folder of an EsmForMaskedLM, as published, or a .pt of fair-esm"
         contacts = contacts_path(self.path)
-        return f"save its contact head, {contacts_url}{contacts.name}, as {printable(contacts)}"
+        by_hand = f"save its contact head, {contacts_url}{contacts.name}, as {printable(contacts)}"
+        if self.name not in FAMILIES["esm2"].published:
+            return by_hand
+        return f"run `virnucpro models download {self.name}`, or {by_hand}"
 
 
 def open_checkpoint(path: Path) -> ESM2Tensors:
