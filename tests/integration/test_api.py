@@ -63,17 +63,11 @@ def guide_example() -> str:
     return example
 
 
-@pytest.mark.parametrize("how", ["script", "exec"])
-def test_guide_example_runs_in_a_new_process(tmp_path, how):
-    """It needs no guard for ``__main__``, and runs as typed in IPython, too."""
+def test_guide_example_runs_without_a_guard_for_main(tmp_path):
     (tmp_path / "examples").symlink_to(CONTIGS.parent)
     (tmp_path / "example.py").write_text(guide_example())
-    program = {
-        "script": ["example.py"],
-        "exec": ["-c", "exec(compile(open('example.py').read(), '<cell>', 'exec'), {})"],
-    }
     answer = subprocess.run(
-        [sys.executable, *program[how]],
+        [sys.executable, "example.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -84,6 +78,18 @@ def test_guide_example_runs_in_a_new_process(tmp_path, how):
     assert any(line.startswith("example_virus_") for line in lines)
     assert (tmp_path / "api-results" / "predictions.tsv").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"examples", "example.py", "api-results"}
+
+
+def test_workers_start_from_code_without_a_file():
+    """As in a cell of IPython."""
+    cell = (
+        "import virnucpro\n"
+        "vectors = virnucpro.embed({'p': 'MKTAYIAKQR'}, model='virnucpro-tiny', device='cpu')\n"
+        "print(vectors.ids, vectors.vectors.shape)\n"
+    )
+    program = f"exec(compile({cell!r}, '<cell>', 'exec'), {{}})"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert answer.stdout == "('p',) (1, 128)\n", answer.stderr
 
 
 def test_importing_the_package_imports_nothing_large():
