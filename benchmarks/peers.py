@@ -1,7 +1,10 @@
-"""Run the other programs that ours is compared with: transformers and OpenVINO.
+"""Run the other programs that ours is compared with: transformers, OpenVINO and esm-cpp.
 
 transformers is optional (``pip install '.[oracle]'``); without it, loading raises an error with the
-command. OpenVINO (``'.[oracle,openvino]'``) is compared on CPUs, if it is installed.
+command. On CPUs, OpenVINO (``'.[oracle,openvino]'``) is compared if it is installed, also in int8
+with ``pip install nncf``. So is esm-cpp in float32 and int8 (``pip install --no-deps esm-cpp``,
+which asks for an older NumPy, but runs with ours). It gives vectors of one protein at a time, and
+uses all cores that it may run on.
 
 In bf16, both keep the rotary frequencies in float32: with 8 significant bits the angles are wrong,
 and vectors are wrong beyond some 256 residues.
@@ -10,14 +13,18 @@ and vectors are wrong beyond some 256 residues.
 from __future__ import annotations
 
 import importlib
+import logging
 import warnings
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from timing import (
     Setting,
     TimedEncoder,
@@ -34,7 +41,10 @@ from virnucpro.models.esm2.loading import fair_esm_state_dict
 from virnucpro.models.packing import to_device
 from virnucpro.models.protein_tokens import EXTRA_TOKENS, PAD, tokenize
 from virnucpro.models.transformer import rotary_frequencies
+from virnucpro.models.validation.random_weights import make_proteins
 from virnucpro.models.validation.reference import plan_padded
+
+_N_CALIBRATION = 8  # batches of proteins
 
 # a part of a layer in fair-esm -> in transformers
 _LAYER_PARTS = {
@@ -59,6 +69,11 @@ def peer_ways(setting: Setting, *, has_bf16: bool) -> list[Way]:
         precision: Precision = "bf16" if has_bf16 else "fp32"
         load = partial(openvino_model, precision=precision)
         ways.append(Way("openvino", precision, tokens, load))
+        if find_spec("nncf"):
+            ways.append(Way("openvino", "int8", tokens, openvino_int8))
+    if setting.device == "cpu" and find_spec("esm_cpp"):
+        ways.append(Way("esm-cpp", "fp32", "one by one", esm_cpp_fp32))
+        ways.append(Way("esm-cpp", "int8", "one by one", esm_cpp_int8))
     return ways
 
 
@@ -83,12 +98,43 @@ def transformers_bf16(setting: Setting) -> TimedEncoder:
 
 def openvino_model(setting: Setting, precision: Precision) -> TimedEncoder:
     """transformers' ``EsmModel``, converted by OpenVINO, with as many threads as torch has."""
+    converted = _convert_to_openvino(setting)
+    return _compile_by_openvino(setting, converted, precision)
+
+
+def openvino_int8(setting: Setting) -> TimedEncoder:
+    """The same with products of 8-bit weights and activations, by NNCF. The rest is float32.
+
+    Activations are calibrated on random proteins.
+    """
+    nncf = importlib.import_module("nncf")
+    batches = [make_proteins(1_000, seed) for seed in range(_N_CALIBRATION)]
+    inputs = [(tokens, tokens != PAD) for tokens in (_pad(batch).numpy() for batch in batches)]
+    logging.getLogger("nncf").setLevel(logging.ERROR)
+    quantised = nncf.quantize(
+        _convert_to_openvino(setting),
+        nncf.Dataset(inputs),
+        model_type=nncf.ModelType.TRANSFORMER,
+        subset_size=_N_CALIBRATION,
+    )
+    return _compile_by_openvino(setting, quantised, "fp32")
+
+
+def _convert_to_openvino(setting: Setting) -> Any:  # noqa: ANN401 - packages without types
     openvino = _import("openvino", "oracle,openvino")
     example = _pad(["MKVLA", "MKV"])
     model = LastHiddenState(_esm_model(setting))
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the converter's use of torch, and about tracing
-        converted = openvino.convert_model(model, example_input=(example, example.ne(PAD)))
+        return openvino.convert_model(model, example_input=(example, example.ne(PAD)))
+
+
+def _compile_by_openvino(
+    setting: Setting,
+    converted: Any,  # noqa: ANN401 - packages without types
+    precision: Precision,
+) -> TimedEncoder:
+    openvino = _import("openvino", "oracle,openvino")
     settings = {
         "INFERENCE_PRECISION_HINT": {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}[precision],
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
@@ -100,6 +146,56 @@ def openvino_model(setting: Setting, precision: Precision) -> TimedEncoder:
         return _mean_of_residues(compiled(_pad(proteins)), proteins)
 
     return TimedEncoder(compiled, setting, partial(plan_of, setting), embed)
+
+
+def esm_cpp_fp32(setting: Setting) -> TimedEncoder:
+    return _esm_cpp(setting, EsmCppModel(_load_esm_cpp(setting)))
+
+
+def esm_cpp_int8(setting: Setting) -> TimedEncoder:
+    """Products of 8-bit weights and activations, without its smoothing of activations."""
+    model = _load_esm_cpp(setting)
+    model.quantize_weights()
+    return _esm_cpp(setting, EsmCppModel(model))
+
+
+def _esm_cpp(setting: Setting, model: EsmCppModel) -> TimedEncoder:
+    @torch.inference_mode()
+    def embed(proteins: list[str]) -> Tensor:
+        return torch.stack([model(protein)[1:-1].mean(dim=0) for protein in proteins])
+
+    return TimedEncoder(model, setting, partial(plan_of, setting), embed)
+
+
+def _load_esm_cpp(setting: Setting) -> Any:  # noqa: ANN401 - packages without types
+    """Load a model into esm-cpp, which reads the files of an earlier transformers."""
+    encoder = _esm_model(setting)
+    hub = _import("transformers", "oracle")
+    complete = hub.EsmForMaskedLM(encoder.config)
+    complete.esm.load_state_dict(encoder.state_dict(), strict=False)
+    state = {name: value.contiguous() for name, value in complete.state_dict().items()}
+    frequencies = state.pop("esm.rotary_embeddings.inv_freq")
+    for i in range(setting.shape.n_layers):
+        name = f"esm.encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq"
+        state[name] = frequencies.clone()
+    state["lm_head.decoder.weight"] = state["lm_head.decoder.weight"].clone()  # shared
+    with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
+        path = Path(folder) / "model.safetensors"
+        save_file(state, path)
+        return importlib.import_module("esm_cpp").Model.load_from_safetensors(str(path))
+
+
+class EsmCppModel(nn.Module):
+    """A model in esm-cpp. A protein -> (length + 2, dim) float32"""
+
+    def __init__(self, model: Any) -> None:  # noqa: ANN401 - packages without types
+        super().__init__()
+        self.model = model
+
+    def forward(self, protein: str) -> Tensor:
+        tokens = tokenize([protein]).astype(np.int32)
+        _, hidden_states = self.model.forward_with_hidden_states(tokens)
+        return torch.from_numpy(hidden_states[-1])
 
 
 class LastHiddenState(nn.Module):

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 import numpy as np
 import psutil
@@ -137,7 +138,7 @@ class Way:
     """A program with its settings. Picklable: ``load`` is a function of a module."""
 
     program: str
-    precision: Precision
+    precision: Precision | Literal["int8"]
     how: str  # batches, kernel
     load: Callable[[Setting], TimedEncoder]
 
@@ -350,7 +351,7 @@ class EncoderRow:
     model: str
     profile: str
     program: str
-    precision: Precision
+    precision: Precision | Literal["int8"]
     how: str
     layout: str
     n_proteins: int
