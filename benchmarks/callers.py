@@ -1,14 +1,14 @@
 """Time the default ``virnucpro predict`` and other virus callers on the same file.
 
     python benchmarks/callers.py contigs.fa \\
-        --genomad bin/genomad --deepmicroclass bin/DeepMicroClass \\
+        --genomad bin/genomad --deepmicroclass bin/DeepMicroClass --jaeger bin/jaeger \\
         --kraken2 bin/kraken2 --kraken2-database DIR
 
 A program that is not named is left out. Each program runs as a whole command on one core, from the
 file to its tables, in its own folder. All programs run in turn, ``--repeats`` times. For each, a
 line of JSON has the median CPU seconds of all its processes, start included, and the bases per CPU
-second. geNomad runs only its network (``nn-classification``). kraken2 needs a database, which
-hardly affects its speed.
+second. geNomad runs only its network (``nn-classification``). Jaeger reads contigs of 2,000 bases
+or more. kraken2 needs a database, which hardly affects its speed.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ def commands_of(options: argparse.Namespace, folder: Path) -> dict[str, list[str
         "deepmicroclass": [
             *("predict", "-i", file, "-o", output + "deepmicroclass", "--device", "cpu"),
             *("--encoding", "onehot", "--mode", "hybrid", "--cpu_thread", "1"),
+        ],
+        "jaeger": [
+            *("predict", "-i", file, "-o", output + "jaeger"),
+            *("--cpu", "--workers", "1"),
         ],
         "kraken2": [
             *("--db", str(options.kraken2_database), "--threads", "1"),
@@ -80,6 +84,7 @@ def main() -> None:
     parser.add_argument("--virnucpro", default=shutil.which("virnucpro") or "virnucpro")
     parser.add_argument("--genomad")
     parser.add_argument("--deepmicroclass")
+    parser.add_argument("--jaeger")
     parser.add_argument("--kraken2")
     parser.add_argument("--kraken2-database", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
