@@ -40,6 +40,7 @@ NOT_RUN = {
     r"--executor parsl ": "Parsl; test_cluster.py runs it",
     r" virnucpro models check ": "minutes on a CPU; test_check.py runs it",
     r" virnucpro bench ": "minutes on a CPU; test_bench.py runs it",
+    r" benchmarks/gpu\.sh (right|time|files)$": "needs a GPU; test_benchmarks.py rehearses it",
     r"--gpus (0,2$|GPU-)|CUDA_VISIBLE_DEVICES=": "these GPUs are not here",
     r"virnucpro-500| dnabert-s ": "published weights; test_published.py has random ones",
     r" virnucpro compare contigs_merged": "results of the original program",
@@ -162,7 +163,8 @@ def write_inputs(folder: Path) -> None:
     write_fasta(folder / "data.fa", {name: random_dna(900, draw) for name in "abcd"})
     rows = [f"data.fa\t{name}\t{'virus' if name < 'c' else 'other'}\t{name}\n" for name in "abcd"]
     (folder / "manifest.tsv").write_text("path\tid\tlabel\tgroup\n" + "".join(rows))
-    (folder / "examples").symlink_to(ROOT / "examples")
+    for name in ("benchmarks", "examples"):
+        (folder / name).symlink_to(ROOT / name)
 
 
 def for_this_machine(text: str) -> str:
