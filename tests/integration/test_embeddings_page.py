@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs/EMBEDDINGS.md").read_text(encoding="utf-8")
 SHELL = re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 PYTHON = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 COMMANDS = [
-    command.replace("\\\n", " ").partition("  #")[0].strip()
+    " ".join(command.replace("\\\n", " ").split())
     for block in SHELL
     for command in re.findall(r"^virnucpro (?:[^\n]*\\\n)*[^\n]*$", block, re.MULTILINE)
     if "models download" not in command

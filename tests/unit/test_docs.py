@@ -136,6 +136,13 @@ def test_the_page_lists_the_families_that_can_be_named() -> None:
     assert line and re.findall(r"\*(\w+)\*", line[1]) == sorted(filter(None, families))
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_shell_lines_fit_a_narrow_screen(page: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert [line for line in lines if len(line) > 76] == []
+
+
 def test_readme_is_short() -> None:
     assert len(README.read_text().splitlines()) <= 100
 
