@@ -134,8 +134,8 @@ right) # 10 + 60 + 2 * 25 + 10 + 100 + 75 + 3 * 30 + 75 seconds
     run 60 gpu_devices.txt python3 -m virnucpro devices
     predict 25
     tests 100 gpu_tests -k 'cuda or gpu' tests/unit/test_esm2_model.py \
-        tests/integration/test_dnabert_s.py::test_a_gpu_gives_the_vectors_of_a_cpu \
-        tests/integration/test_engine.py::test_a_gpu_gives_the_vectors_of_a_cpu
+        tests/integration/test_dnabert_s.py::test_gpu_gives_the_vectors_of_a_cpu \
+        tests/integration/test_engine.py::test_gpu_gives_the_vectors_of_a_cpu
     for model in $(of_models 650M); do
         measure 75 "gpu_full_$model" full --models "$model" ${TOKENS:+--tokens "$TOKENS"}
     done
@@ -169,9 +169,9 @@ files) # 60 + 100 + 130 + 160 + 60 + 60 seconds
         --batch-size 8 --device "$device" \
         --data "$scratch/manifest.tsv" --output-dir "$scratch/trained"
     tests 60 gpu_tests_of_training tests/unit/test_devices.py \
-        tests/integration/test_training_loop.py::test_a_profile_waits_for_the_device \
+        tests/integration/test_training_loop.py::test_profile_waits_for_the_device \
         tests/integration/test_training_loop.py::test_training_has_the_gradients_of_sdpa \
-        tests/unit/test_training_readers.py::test_a_gpu_reads_in_float32_as_a_cpu_does
+        tests/unit/test_training_readers.py::test_gpu_reads_in_float32_like_a_cpu
     ;;
 esac
 exit "$status"

@@ -1,7 +1,7 @@
-"""Nothing is lost, whoever ends the run, and however.
+"""Nothing is lost, however a run ends.
 
-``pytest tests/fault_injection --rounds 200`` runs so many rounds of random harm; a failing round is
-replayed with ``--rounds 1 --chaos-seed`` and its number. Its story is in the log that pytest shows.
+``pytest tests/fault_injection --rounds 200`` runs 200 rounds with random faults. A failing round is
+replayed with ``--rounds 1 --chaos-seed`` and its number. pytest shows the log of its faults.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def setting(tmp_path_factory) -> Setting:
 
 
 class Campaign:
-    """Harm that a seed decides on, told in the log."""
+    """A random sequence of faults, from a seed, with a log."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -72,14 +72,14 @@ class Campaign:
         self.wait(1.0)
 
     def put_to_sleep(self, run: Run) -> None:
-        """As Ctrl-Z and, later, `fg`."""
+        """Stop it as Ctrl-Z does, and continue it later as `fg` does."""
         self.tell("SIGSTOP for all, and SIGCONT")
         run.send_to_all(signal.SIGSTOP)
         time.sleep(self.chance.choice([0.5, SILENCE + 1]))
         run.send_to_all(signal.SIGCONT)
 
     def end(self, run: Run) -> None:
-        """End it, or let it come to its end, and look at what that was."""
+        """End the run, or wait for its end, and check how it ended."""
         number = self.chance.choice([*ENDS, signal.SIGKILL, None])
         expected = {0} if number is None else {0, *ENDS[number]}
         if number is not None:
@@ -136,7 +136,7 @@ def test_stopped_worker_ends_with_killed_parent(setting, tmp_path):
 
 
 def test_ended_run_stops_soon_and_keeps_its_work(setting, tmp_path):
-    """By Ctrl-C, and when it is resumed by a batch system."""
+    """By Ctrl-C, and by a batch system that resumes it."""
     output = tmp_path / "run"
     done = end_amid_shards(setting, output, signal.SIGINT, 130, "interrupted")
     assert done
@@ -147,7 +147,7 @@ def test_ended_run_stops_soon_and_keeps_its_work(setting, tmp_path):
 
 
 def assert_resumes(setting: Setting, output: Path) -> None:
-    """A command that nobody disturbs goes on to the bytes of an undisturbed run."""
+    """Check that an undisturbed command completes the run with the expected bytes."""
     ended = virnucpro(*setting.words, "-o", output, "--resume", "--workers", "1")
     assert ended.returncode == 0, ended.stderr
     assert_same_run(output, setting.undisturbed)

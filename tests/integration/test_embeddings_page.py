@@ -1,4 +1,4 @@
-"""The commands and the code of docs/EMBEDDINGS.md, run with the built-in model on a CPU."""
+"""The commands and the code in docs/EMBEDDINGS.md run with the built-in model on a CPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def for_this_machine(command: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder in which all commands of the page have run, in order."""
+    """A folder in which all commands of the page have run, in order."""
     folder = tmp_path
     records = (ROOT / "examples/proteins.faa").read_text(encoding="utf-8").split(">")[1:5]
     # Perplexity reads a protein once per residue, so short proteins save most of the time.
@@ -91,6 +91,6 @@ def check_python(folder: Path) -> None:
 
 
 def test_page_runs(folder: Path) -> None:
-    """One test, because testers in parallel would each run all commands."""
+    """One test, because parallel test processes would each run all commands."""
     check_commands(folder)
     check_python(folder)

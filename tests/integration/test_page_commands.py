@@ -1,4 +1,4 @@
-"""Every command of every page: its options are parsed, and it is run where that is possible."""
+"""Every command of every page is parsed, and run where that is possible."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ class Step(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it is not run, or an empty string."""
+        """Return why it is not run, or an empty string."""
         return next((why for key, why in NOT_RUN.items() if re.search(key, self.name)), "")
 
 
 @cache
 def steps() -> list[Step]:
-    """All commands in shell blocks, in order."""
+    """Return all commands in shell blocks, in order."""
     found = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -99,13 +99,13 @@ def help_examples() -> Iterator[Step]:
 
 
 def calls_in(text: str) -> Iterator[list[str]]:
-    """The arguments of each call of virnucpro in a command."""
+    """Yield the arguments of each call of virnucpro in a command."""
     for arguments in re.findall(r"(?:^|[\s\"'])virnucpro ([^|;&>)\"']*)", text):
         yield shlex.split(arguments)
 
 
 def parse(words: list[str]) -> None:
-    """Parse arguments as the program does, and build the objects of their options."""
+    """Parse arguments as the program does, and build the option objects."""
     context = click.Context(app, info_name="virnucpro")
     command: click.Command = app
     while isinstance(command, click.Group):
@@ -141,7 +141,7 @@ def run_pages() -> list[str]:
 
 
 def write_inputs(folder: Path) -> None:
-    """The files that the pages name, with a few records."""
+    """Write the files that the pages name, with a few records."""
     records = list(read_fasta(CONTIGS))[:6]
     texts = [f">{record.id}\n{record.sequence}\n" for record in records]
     for name in ("contigs.fa", "reads.fa", "human.fa", "viruses/a.fa", "viruses/b.fa"):

@@ -1,4 +1,4 @@
-"""What the documents name is there."""
+"""What the pages name exists: options, links, messages, tests, folders and rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def all_options() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_option_that_a_page_names_is_one(page: Path) -> None:
+def test_options_on_pages_exist(page: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text()))
     programs = "--install-completion", "--help", "--version"
     assert named <= {*all_options(), *programs, *OF_OTHERS.split()}
@@ -59,7 +59,7 @@ def test_every_option_that_a_page_names_is_one(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "Makefile"], ids=lambda page: page.name)
 def test_printed_folders_are_ignored(page: Path) -> None:
-    """A command of a page that runs in the source leaves the repository clean."""
+    """Page commands that run in the source folder leave the repository clean."""
     printed = re.findall(r"(?:--output-dir|-o) ([\w-]+)(?:/|$|\s)", page.read_text(), re.MULTILINE)
     printed += re.findall(r'output_dir="([\w-]+)', page.read_text())
     ignored = re.findall(r"^/([\w*-]+)/$", (ROOT / ".gitignore").read_text(), re.MULTILINE)
@@ -68,13 +68,13 @@ def test_printed_folders_are_ignored(page: Path) -> None:
 
 
 def test_tutorial_has_a_folder_of_its_own() -> None:
-    """So its results/ is not that of the README."""
+    """Its results/ is not that of the README."""
     _, _, steps = (ROOT / "docs/TUTORIAL.md").read_text().partition("```sh\n")
     assert steps.startswith("mkdir -p tutorial/genomes\ncd tutorial\n")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_within_the_source_leads_somewhere(page: Path) -> None:
+def test_links_on_pages_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
         name, _, heading = link.partition("#")
         target = page.parent / name if name else page
@@ -99,7 +99,7 @@ def test_quoted_messages_exist() -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """The rows of the example with vectors, by their records."""
+    """The rows of the example with vectors, by record."""
     options = PredictOptions(
         input=(CONTIGS,),
         output_dir=tmp_path_factory.mktemp("example") / "run",
@@ -127,7 +127,7 @@ def test_shown_rows_equal_the_example(page: Path, made) -> None:
         assert values.items() <= made[row[0]].items()
 
 
-def test_the_page_lists_the_families_that_can_be_named() -> None:
+def test_page_lists_families_with_names() -> None:
     text = (ROOT / "docs/TAXONOMY.md").read_text()
     line = re.search(r"These are the 237:\n\n(.*?)\n\n", text, re.DOTALL)
     lineages = load_builtin_lineages()
