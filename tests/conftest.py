@@ -45,7 +45,7 @@ settings.register_profile("gate", max_examples=50, derandomize=True, deadline=No
 settings.register_profile("long", max_examples=5_000, deadline=None)
 settings.load_profile("gate")
 
-use_device(torch.device("cpu"))  # before a test computes: see there
+use_device(torch.device("cpu"))  # called before a test computes
 
 TINY = ESM2Shape(n_layers=2, dim=32, n_heads=2)
 

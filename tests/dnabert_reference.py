@@ -94,7 +94,7 @@ def write_dnabert(
         "vocab_size": len(words),
     }
     tokenizer = {
-        "truncation": {"max_length": 20},  # of which nothing may be seen, as of the padding
+        "truncation": {"max_length": 20},  # the result must not depend on it, as on padding
         "padding": {"strategy": {"Fixed": 20}, "pad_id": 3},
         "normalizer": None,
         "pre_tokenizer": {"type": "Whitespace"},

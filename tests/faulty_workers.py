@@ -27,7 +27,7 @@ from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.worker import Worker
 from virnucpro.models.base import Encoder, Pending, Rows
 
-POISON = "WWWWCWWWW"  # no test protein holds it by chance
+POISON = "WWWWCWWWW"  # no test protein contains it by chance
 
 
 class PoisonableWorker(Worker):
@@ -100,7 +100,7 @@ class OneDeviceWorker(Worker):
     """Starts only on the first device, and only after the others have failed."""
 
     def __init__(self, job, resources, name: str, device: str) -> None:
-        failed = job.root / ".failed.00000000.tmp"  # swept away like all temporary files
+        failed = job.root / ".failed.00000000.tmp"  # deleted like all temporary files
         if not name.endswith("#0"):
             failed.touch()
             raise RuntimeError("no kernel image is available for this device (a test)")

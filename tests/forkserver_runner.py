@@ -192,6 +192,6 @@ def _begun(
     if sys.version_info < (
         3,
         14,
-    ):  # from then on a server wants a key, and a command starts its own
+    ):  # later versions need a key, and a command starts its own server
         forkserver._forkserver.ensure_running = lambda: None
     run(given)

@@ -32,7 +32,7 @@ class Payload:
 
 
 Maker = Callable[[Path], list[Path]]
-# the files of a folder, by their names; made when they are asked for, for some are large
+# folder files by name, made on demand because some are large
 Files = Callable[[], dict[str, str | bytes]]
 
 
@@ -167,5 +167,5 @@ def written_to(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))  # wakes who still waits
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))  # wakes a process that still waits
         thread.join(timeout=10)

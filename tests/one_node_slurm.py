@@ -96,7 +96,7 @@ def one_node_slurm() -> Iterator[Slurm]:
     """Start munged and both SLURM daemons, and end them with all their jobs."""
     with TemporaryDirectory(prefix="virnucpro-slurm-") as folder:
         root = Path(folder)
-        root.chmod(0o755)  # munged, as its own user, must reach what is its own
+        root.chmod(0o755)  # munged runs as its own user and must reach its files
         with _daemons(root) as slurm:
             yield slurm
 

@@ -40,7 +40,7 @@ TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAni
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
-        # a container has no name spaces for the sandbox of root
+        # root has no sandbox in a container without user namespaces
         flags = ["--no-sandbox"] if os.geteuid() == 0 else []
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield chromium
@@ -258,7 +258,7 @@ def test_table_works_by_keyboard(opened, few):
     page.focus(f"{ROWS} button")
     for key, record in {"ArrowDown": "contig0", "End": r"a\u202eb", "ArrowUp": "lost"}.items():
         page.keyboard.press(key)
-        page.evaluate(TWO_FRAMES)  # what a scroll sets off is done
+        page.evaluate(TWO_FRAMES)  # the reaction to a scroll is complete
         assert page.evaluate("document.activeElement.textContent") == record
     assert page.evaluate(
         "document.activeElement.getBoundingClientRect().bottom"

@@ -17,7 +17,7 @@ from forkserver_runner import virnucpro
 from run_helpers import hear_signals, is_ours, wait_until, write_fasta
 
 SILENCE = 8  # seconds after which a worker counts as hung
-# a signal may come before the program can catch it: then the system ends it, with the same meaning
+# a signal before the program can catch it ends it too, with the same meaning
 ENDS = {
     signal.SIGKILL: {-signal.SIGKILL},
     signal.SIGINT: {130, -signal.SIGINT},
@@ -65,7 +65,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": ""},  # as users have it
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # as for users
             start_new_session=True,  # a group of its own, as a shell makes for a job
             preexec_fn=hear_signals,
         )

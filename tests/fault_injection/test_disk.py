@@ -74,7 +74,7 @@ UNREADABLE = {errno.EIO: 74, errno.EMFILE: 74, errno.EACCES: 73, errno.ESTALE: 7
 Strike = Callable[[int, str], None]  # the number of a call, and its path
 
 
-# where a call has the open folder that a relative path begins in
+# argument index of the open folder that a relative path starts from
 _DESCRIPTORS = {"os.rename": 2, "os.remove": 1, "os.mkdir": 2}
 
 
@@ -93,9 +93,9 @@ class Calls:
 
     def __init__(self) -> None:
         self.folder = ""
-        self.made: list[tuple[str, str]] = []  # what was done, and to which file
+        self.made: list[tuple[str, str]] = []  # the call, and its file
         self.strike: Strike = lambda *_: None
-        self.lock = threading.Lock()  # tables are written beside embedding
+        self.lock = threading.Lock()  # tables are written while shards are embedded
 
     def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
         if not self.folder or event not in ("open", "os.rename", "os.remove", "os.mkdir"):
@@ -200,7 +200,7 @@ def assert_resumes(config: RunConfig, tiny, undisturbed: Path) -> None:
     assert not leftovers(config.output)
 
 
-# Calls that are refused
+# Failing calls
 
 
 def test_failed_system_call_is_reported_and_resumed(
@@ -247,7 +247,7 @@ def test_failed_fsync_is_reported_and_resumed(make, tiny, undisturbed, tmp_path,
         error = ending_of(make(), tiny.head)
         if left[0] > 0:
             break
-        if error is None:  # of the one file that no result depends on
+        if error is None:  # the one file that no result depends on
             log = (tmp_path / "run" / "virnucpro.log").read_text()
             assert "machine.json: Input/output error" in log
             continue
@@ -269,7 +269,7 @@ def test_file_size_limit_names_the_file(make, tiny, undisturbed, tmp_path, chaos
                 shutil.copytree(undisturbed, folder)
             with no_file_longer_than(size - 1):
                 error = ending_of(make(resume=is_embedded), tiny.head)
-            if error is not None:  # the log may be the longest: it stops no run
+            if error is not None:  # the log may be the longest, and never stops a run
                 assert error.exit_code == 74 and "File too large" in str(error)
                 assert "ulimit" in error.hint
                 blamed.add(str(error).partition(": ")[0].rpartition("/")[2])
@@ -278,7 +278,7 @@ def test_file_size_limit_names_the_file(make, tiny, undisturbed, tmp_path, chaos
     assert len(blamed) > 3, blamed
 
 
-# Disks that are full
+# Full disks
 
 
 def in_own_mounts(*command: object) -> list[str]:
@@ -395,7 +395,7 @@ def test_full_disk_in_workers_is_one_message(few, tiny, tmp_path):
     assert "--resume" in answer.stderr and not leftovers(tmp_path / "run")
 
 
-# Folders that are taken away, or may not be written
+# Moved, deleted and read-only folders
 
 
 def test_moved_run_folder_is_reported(make, tiny, undisturbed, tmp_path, chaos_seed):
@@ -558,7 +558,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-# Files that are not as they were
+# Changed and damaged files
 
 
 def damage(path: Path, harm: str, aside: Path) -> None:
@@ -687,7 +687,7 @@ def put(*keys: object, value: object) -> Callable[[dict], None]:
     return change
 
 
-INDEX, N_ORFS, N_EMBEDDED, N_RESIDUES, DIGEST = range(5)  # of a shard in a plan
+INDEX, N_ORFS, N_EMBEDDED, N_RESIDUES, DIGEST = range(5)  # index of a shard in a plan
 OF_LISTING = {
     "no slices": put("slices", value=None),
     "a slice of less": put("slices", 0, value=[1, 1]),
@@ -843,7 +843,7 @@ def harm_after_shard_1(config, name, harm):
     return strike
 
 
-# Starting again
+# Replaced results and added inputs
 
 
 @pytest.mark.parametrize(
@@ -916,14 +916,14 @@ def end_of_killed(config: RunConfig, tiny, folder: Path, number: int) -> None:
             run_inline(config, tiny.head)
 
     process = multiprocessing.get_context("fork").Process(target=run)
-    with warnings.catch_warnings():  # of threads: there are none that hold a lock now
+    with warnings.catch_warnings():  # about threads: none holds a lock now
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
 
 
-# Copies of what can be read only once
+# Copies of pipes
 
 
 def test_run_on_a_copy_resumes_in_a_moved_folder(make_config, few, tiny, tmp_path):

@@ -61,7 +61,7 @@ class Campaign:
         if workers:
             victim = self.chance.choice(workers)
             ways = [signal.SIGKILL, signal.SIGSEGV]
-            if run.is_ready(victim):  # a start may take its time
+            if run.is_ready(victim):  # starting may take time
                 ways.append(signal.SIGSTOP)
             number = self.chance.choice(ways)
             self.tell(f"{number.name} for worker {victim.pid}, of {len(workers)}")
@@ -90,11 +90,11 @@ class Campaign:
                 self.wait(0.3)
                 self.tell("SIGINT once more")
                 run.send_to_all(signal.SIGINT)
-                expected.add(-signal.SIGINT)  # Python itself does not listen to the very end
+                expected.add(-signal.SIGINT)  # Python ignores signals at its very end
         errors = run.end()
         self.tell(f"ended with {run.process.returncode}")
         assert run.process.returncode in expected, errors
-        if run.process.returncode >= 0:  # else the system ended it, perhaps while it was imported
+        if run.process.returncode >= 0:  # else the system ended it, perhaps during imports
             assert "Traceback" not in errors, errors
             assert not leftovers(run.output)
             assert ("--resume" in errors) == (run.process.returncode > 0), errors
@@ -125,7 +125,9 @@ def test_stopped_worker_ends_with_killed_parent(setting, tmp_path):
     assert len(workers) == 2
 
     def are_stopped() -> bool:
-        for worker in filter(run.is_ready, workers):  # it has asked to end with its parent
+        for worker in filter(
+            run.is_ready, workers
+        ):  # the process ends with its parent by its own request
             worker.suspend()
         return all(worker.status() == psutil.STATUS_STOPPED for worker in workers)
 

@@ -149,7 +149,7 @@ def test_folder_in_use_is_rejected_and_owner_named(contend, make_config, tiny, c
         locks = {config.output / name for name in (".lock", MARK)}
         for path in before.keys() - locks:
             assert path.read_bytes() == before[path]
-        assert refusal_of(config.output)  # looking at it has not freed it
+        assert refusal_of(config.output)  # reading the lock has not released it
     run_inline(make_config(contigs, resume=True), tiny.head)
 
 
@@ -232,7 +232,7 @@ def test_ctrl_c_while_locking_leaves_no_lock(tmp_path, monkeypatch, has_flock):
     ):
         pass
     with open_run_dir(tmp_path / "run").locked(create=True):
-        assert held  # and its traceback, which keeps what it has seen
+        assert held  # and its traceback, which keeps objects alive
 
 
 def test_features_are_read_without_file_locks(make_config, tiny, contigs, tmp_path):
@@ -250,7 +250,7 @@ def test_features_are_read_without_file_locks(make_config, tiny, contigs, tmp_pa
     assert_same_run(config.output, tmp_path / "before")
 
 
-# Another version of the program
+# Other versions of the program
 
 
 @pytest.fixture

@@ -75,7 +75,9 @@ def test_vectors_are_read_back_bit_for_bit(tmp_path):
     for place, sequence in ((0, "MA"), (2, "MKVL"), (3, "W"), (4, "MA")):
         assert found[place].tobytes() == vector_of(sequence).tobytes()
     fill(cache_in(tmp_path), "C")
-    assert cache.read(["C"])[0].tobytes() == vector_of("C").tobytes()  # it came since
+    assert (
+        cache.read(["C"])[0].tobytes() == vector_of("C").tobytes()
+    )  # it was added in the meantime
 
 
 @pytest.mark.parametrize(

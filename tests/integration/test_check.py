@@ -68,7 +68,7 @@ def test_panel_is_the_same_everywhere():
     assert hashlib.sha256(text.encode()).hexdigest() == PANEL_SHA256
 
 
-# It passes
+# Correct vectors
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -127,7 +127,7 @@ def test_both_programs_use_the_rotary_table_of_the_file(tmp_path):
     assert not outcome.failures, outcome.report_lines()
 
 
-# It fails
+# Wrong vectors
 
 
 SMALL = [faults.scale_a_norm, faults.scale_rotary, faults.round_rotary, faults.change_a_weight]
@@ -187,7 +187,7 @@ def test_failed_check_ends_with_1_and_a_hint(model):
     assert "hint:  try `--precision fp32` and `--device cpu`" in answer.stderr
 
 
-# It cannot be made
+# Checks that cannot run
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_model_unknown_to_fair_esm_is_refused(tmp_path):
     assert caught.value.hint
 
 
-# On the way
+# Progress
 
 
 def test_progress_is_reported_in_tokens(model):

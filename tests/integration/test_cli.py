@@ -102,7 +102,7 @@ def test_gpus_are_numbered_by_bus(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-# libraries that take a share of a short run to import, and have no part in this one
+# libraries that are slow to import and that this run does not need
 UNUSED = {"torch", "h5py", "Bio", "pydantic", "rich", "filelock", "http.client", "ssl", "asyncio"}
 UNUSED |= {"importlib.metadata", "numpy.ma", "virnucpro.training.options"}
 
@@ -169,7 +169,7 @@ def test_input_may_come_from_a_pipe(model, tmp_path):
         (["-i", "{example}", "-o", "x", "--model", "{example}"], 69, "is not an ESM-2 checkpoint"),
         (["-i", "{example}", "-o", "x", "--head", "{example}"], 69, "is not a VirNucPro head"),
         (["-i", "{example}", "-o", "x", "--head", "nowhere"], 66, "no such head"),
-        # told before the model is fetched
+        # reported before the download
         (["-i", "{example}", "-o", "x", "--model", SMALL, "--head", "nowhere"], 66, "no such head"),
     ],
 )

@@ -187,7 +187,7 @@ def test_stage_is_shown_before_devices_start():
     )
 
 
-# The time that is left
+# Time left
 
 
 Rates = Callable[[float, random.Random], float]  # work per second, by the share that is done

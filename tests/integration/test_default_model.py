@@ -412,7 +412,7 @@ def test_useless_download_is_refused(options, publish, given, error, reason):
     assert not asked
 
 
-# What a run with the default model does
+# Runs with the default model
 
 
 def test_default_model_changes_no_call(options, downloaded):

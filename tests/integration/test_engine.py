@@ -559,7 +559,7 @@ def test_worker_that_does_not_read_delays_nobody():
     peer, began = peer_with(), time.monotonic()
     peer.child.pipe, theirs = Pipe()
     attempt = Attempt(SHARDS[0], suspects=frozenset(range(1_000_000)))
-    with ThreadPoolExecutor() as pool, theirs:  # whose end is the end of whoever still sends
+    with ThreadPoolExecutor() as pool, theirs:  # the end of this pipe ends its sender
         pool.submit(peer.assign, attempt).result(timeout=10)
         assert theirs.recv() == attempt
     assert peer.deadline > began + 1.0  # silence counts from when it got a shard
@@ -639,6 +639,6 @@ def test_error_in_the_parent_leaves_no_process(make_config, tiny, contigs):
         if isinstance(event, BatchStarted):
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt) as held:  # a held traceback keeps generators alive
+    with pytest.raises(KeyboardInterrupt) as held:  # a traceback keeps generators alive
         run_inline(make_config(contigs), tiny.head, interrupt, ProcessExecutor(["cpu"] * 2))
     assert held and not our_processes()

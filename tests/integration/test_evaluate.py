@@ -84,7 +84,7 @@ def records_by_fragment(folder: Path) -> dict[str, dict[str, str]]:
     return {row["fragment"]: row for row in rows(folder / "fragments.tsv")}
 
 
-# What is scored
+# Scored fragments
 
 
 def test_fragments_tile_both_strands(manifest, tmp_path):
@@ -127,7 +127,7 @@ def test_senseless_lengths_are_refused(lengths):
         replace(CUTTING, lengths=lengths)
 
 
-# What is measured
+# Figures
 
 
 def test_record_figures_match_the_table(ask, tiny, tmp_path):

@@ -168,7 +168,10 @@ def disowned_in_the_terminal(words: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("run", "n_records", "exit_code"),
-    [(in_the_terminal, 500, 143), (disowned_in_the_terminal, 5, 0)],  # the first is not to end
+    [
+        (in_the_terminal, 500, 143),
+        (disowned_in_the_terminal, 5, 0),
+    ],  # the first signal does not end it
 )
 def test_closed_terminal_ends_the_run(tiny, tmp_path, run, n_records, exit_code):
     """The exit code is right without a reader for dashboard, warnings and summary."""
@@ -241,7 +244,7 @@ def test_entry_point_loads_next_to_nothing():
     assert 'virnucpro = "virnucpro.cli.launch:main"' in project
 
 
-# Signals of schedulers, and the limit of CPU time, to running commands
+# Signals from schedulers, and CPU time limits
 
 
 def limited_to(seconds: int, words: list[str]) -> None:

@@ -112,7 +112,7 @@ def test_hashing_reports_its_progress(write) -> None:
     paths = [write("a.fa"), write("b.fa", b""), write("c.fa", b"x" * 10)]
     inputs = InputScan(is_strict=True).hash((InputFile(str(path)) for path in paths), told.append)
     assert [known.n_bytes for known in inputs] == [6, 0, 10]
-    assert inputs[1].sha256.startswith("e3b0c44298fc1c14")  # of nothing
+    assert inputs[1].sha256.startswith("e3b0c44298fc1c14")  # SHA-256 of nothing
     assert len({known.sha256 for known in inputs}) == 3
     assert told == [6, 16]
 
@@ -131,7 +131,7 @@ def test_touched_input_is_hashed_once_more(write) -> None:
     content = Path(known.path).read_bytes()
     os.utime(known.path, (1, 1))
     known.check_unchanged()
-    with Path(known.path).open("r+b") as handle:  # what a second hash would read
+    with Path(known.path).open("r+b") as handle:  # content that a second hash would read
         handle.write(content.swapcase())
         os.utime(handle.fileno(), (1, 1))
     with pytest.raises(InputError, match="changed during"):
@@ -185,7 +185,7 @@ def test_inputs_not_repeated_must_be_unchanged(write) -> None:
         check_recorded(inputs)
 
 
-# What they hold
+# Content
 
 
 def kinds_of(*inputs: InputFile) -> tuple[str, list[InputFile], list[str]]:

@@ -79,7 +79,7 @@ def test_scorer_runs_without_torch(tmp_path):
     assert list(json.loads((tmp_path / "torch" / "run.json").read_text())["versions"]) == ["numpy"]
 
 
-# The gate's check of every Python
+# The check of every Python version
 
 
 @pytest.mark.parametrize(

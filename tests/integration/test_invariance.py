@@ -277,7 +277,7 @@ def test_run_in_other_files(variants: Path, records: dict[str, str], tmp_path: P
         assert here == {name: row for name, row in there.items() if name in records}
 
 
-# Records that are joined
+# Joined records
 
 
 def test_joined_records() -> None:

@@ -75,7 +75,7 @@ def run(tmp_path_factory, records) -> Path:
     return folder / "results"
 
 
-# Each format by itself
+# Single formats
 
 
 @given(st.lists(ids, min_size=1, max_size=9))
@@ -209,7 +209,7 @@ def test_tables_of_training_keep_names(tmp_path) -> None:
     assert [row["id"] for row in rows(tmp_path / "t.tsv")] == IDS
 
 
-# Readers of others
+# Other readers
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -136,7 +136,7 @@ def test_worker_ends_with_parent_killed_in_planning(predicting, tmp_path):
     parent = predicting(fasta)
     try:
         with within(120):
-            wait_for_import(parent, "numpy")  # so it knows what it is to do
+            wait_for_import(parent, "numpy")  # so it has received its task
             parent.send_signal(signal.SIGSTOP)
             worker = wait_for_import(parent, "libtorch")
         assert not (tmp_path / "out" / "run.json").exists()
@@ -159,7 +159,7 @@ def wait_for_import(parent: subprocess.Popen[bytes], library: str) -> psutil.Pro
     return wait_until(look)
 
 
-# What a process says: forked ones, for the way from a new interpreter is that of all tests above
+# Messages of forked processes. The tests above start new interpreters.
 
 
 quick = pytest.mark.usefixtures("quick_starts")

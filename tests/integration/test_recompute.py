@@ -143,7 +143,7 @@ def copied(called, tmp_path) -> Path:
     return folder
 
 
-# Runs as they should be
+# Unchanged runs
 
 
 def test_honest_vectors_have_the_same_bits(extracted):
@@ -215,7 +215,7 @@ def test_seed_decides_what_is_recomputed(extracted):
     assert 0 < len(found) < 12
 
 
-# Files that do not follow from the input, although every checksum is right
+# Files that do not follow from the input, with correct checksums
 
 
 def shift_vectors(folder: Path, path: Path, by: float) -> None:

@@ -199,7 +199,7 @@ def test_regions_lie_within_the_record_and_apart(values, is_virus, seed):
     sequence = open_dna(n_bases, np.random.default_rng(seed))
     regions = regions_of(sequence, np.array(values), is_virus=is_virus)
     ends = [end for region in regions for end in (region.start, region.end)]
-    assert ends == sorted(set(ends))  # none is empty, and no two touch
+    assert ends == sorted(set(ends))  # no region is empty, and no two touch
     assert not ends or (ends[0] >= 0 and ends[-1] <= n_bases)
     assert all(0 <= region.posterior <= 1 for region in regions)
     assert not is_virus or [region.extent for region in regions] == ["whole"]
@@ -556,7 +556,7 @@ def test_trna_repeat_and_genes_are_evidence():
     rng = np.random.default_rng(7)
     sequence = random_dna(500, rng) + TRNA + random_dna(700, rng)
     log_odds = np.array([1.0, 0.0, -1.0])
-    # the arm of a tRNA that is looked for, here bases 548 to 565, lies within 125 bases of an end
+    # the searched tRNA arm, here bases 548 to 565, is within 125 bases of an end
     for place, is_near in ((439, False), (440, True), (673, True), (674, False)):
         words = ["att_length=5", *["trna=yes"] * is_near, "viral_genes=1/3"]
         assert describe_evidence(sequence, (1_200, place), "ACGTA", log_odds) == ";".join(words)

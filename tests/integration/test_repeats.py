@@ -397,7 +397,7 @@ def test_feature_file_in_other_order_is_refused(make_config, tmp_path):
         FeatureReader(store, [shard]).read(shard, orfs, {}, 0)
 
 
-# What is found
+# Detected copies
 
 
 def test_forgotten_copies_cost_only_time(

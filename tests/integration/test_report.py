@@ -50,7 +50,7 @@ def predict(to: Path, *inputs: Path, **changes: object) -> Path:
     return open_run_dir(to).report
 
 
-# What it says
+# Content
 
 
 def test_report_command_equals_predict(tmp_path):
@@ -325,7 +325,7 @@ def write_samples(folder: Path, rows: list[tuple[object, ...]]) -> None:
     (folder / "samples.tsv").write_text(names + "".join(lines))
 
 
-# More records than a page can hold
+# More records than fit a page
 
 
 def test_page_shows_viral_records_and_a_sample(tmp_path):
@@ -362,7 +362,7 @@ def test_page_size_is_limited(tmp_path):
     assert re.search(r"shows [\d,]+ of 20,000 records", Page(path).words)
 
 
-# Text of the user's
+# User text
 
 TEMPLATE_CODE = ("{{ 7*7 }}", "{% raw %}", "{% endblock %}", "{# a", "{{ script }}", "-%}")
 
@@ -456,7 +456,7 @@ def test_page_policy_allows_only_its_own_code(tmp_path):
         assert not (attributes.get("href") or "").startswith(("http", "/")), tag
 
 
-# It is the run's own
+# Pages of other runs
 
 
 def test_no_report_deletes_an_old_one(tmp_path):
@@ -511,7 +511,7 @@ def test_damaged_table_is_reported(tmp_path, row):
         report_folder(folder)
 
 
-# Of a training, and of an evaluation
+# Trainings and evaluations
 
 
 def test_table_fields_are_read_as_in_python(tmp_path):
@@ -597,7 +597,7 @@ def test_evaluation_page_has_figures_and_curves(tmp_path):
     assert "virus (10) other (1,200) lowest score called virus" in page.words
 
 
-# The record of the devices
+# Device record
 
 
 def test_device_timeline_merges_its_bins(tmp_path):

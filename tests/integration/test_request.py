@@ -60,7 +60,7 @@ def kept(monkeypatch, tmp_path) -> Path:
     return tmp_path / "hub" / "virnucpro"
 
 
-# The model that comes with the program
+# The built-in model
 
 
 def test_built_in_model_comes_with_its_head(options):

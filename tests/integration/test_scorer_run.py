@@ -69,7 +69,7 @@ def scores(folder: Path) -> dict[str, str]:
     return {row["record"]: row["virus_score"] for row in rows(folder / "predictions.tsv")}
 
 
-# Who is scored, and how
+# Scores
 
 
 def test_every_record_from_150_bases_is_scored(tmp_path):
@@ -255,7 +255,7 @@ def test_long_record_takes_four_bytes_per_base(tmp_path, monkeypatch):
     peaks = []
     for n_bases in (500_000, 1_500_000):
         source, rounds = write(tmp_path / f"{n_bases}.fa", a=bases[:n_bases]), []
-        for i in range(2):  # what else the process does meanwhile only adds to it
+        for i in range(2):  # anything else in the process only adds to it
             tracemalloc.start()
             predict(source, to=tmp_path / f"{n_bases}-{i}", report=False, workers=1)
             rounds.append(tracemalloc.get_traced_memory()[1])
@@ -264,7 +264,7 @@ def test_long_record_takes_four_bytes_per_base(tmp_path, monkeypatch):
     assert peaks[1] - peaks[0] < 4 * 1_000_000
 
 
-# A run without a language model is a run
+# Complete runs
 
 
 def test_no_process_starts_and_no_vector_is_written(tmp_path):
@@ -520,7 +520,7 @@ def test_wider_threshold_without_the_input(
         if name in str(caught.value):
             assert not path.exists()
         elif name == "viruses.tsv":
-            # the letters of what is called anew are nowhere: it is not told what it is
+            # newly called records have no letters left, so they get no identity
             told, whole = rows(path), rows(tmp_path / "new" / name)
             is_known = [bool(row["group"]) for row in told]
             assert [

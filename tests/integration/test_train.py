@@ -54,7 +54,7 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 HIDDEN = 8
 SMALL = ("--chunk-size", "300", "--batch-size", "16", "--hidden", str(HIDDEN), "--epochs", "2")
 ON_CPU = ("--device", "cpu", "--precision", "fp32")
-# what every training leaves
+# files of every training
 OF_ALL = {
     "report.html",
     "frames",
@@ -98,7 +98,7 @@ def pretrained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-# What is left
+# Results
 
 
 def names_in(folder: Path) -> set[str]:
@@ -397,7 +397,7 @@ def test_useless_classifier_gets_a_warning(tmp_path, is_learnable):
     assert (tmp_path / "out" / "held_out.tsv").exists()
 
 
-# Data that are held out
+# Held-out data
 
 
 def test_evaluate_takes_only_the_test_part(head_only, data):

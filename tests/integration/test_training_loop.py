@@ -83,7 +83,7 @@ def assert_all_gone(processes: list[psutil.Process]) -> None:
     assert not alive
 
 
-# The same batch, however it is cut
+# Batches cut in different ways
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Cut:
 OVER_TWO = Cut(2, 1, fsdp=True)
 WHOLE, CUTS = Cut(1, 1), [Cut(2, 1), Cut(1, 2), Cut(2, 2), OVER_TWO]
 N_STEPS = settings().epochs * (N_ROWS // settings().batch_size)
-# the loop that cuts is the same for both; of residues a whole copy and a part on each device do
+# both use the same loop to cut, so for residues one copy and one part per device suffice
 CASES = [*(("labels", cut) for cut in CUTS), ("residues", Cut(2, 1)), ("residues", OVER_TWO)]
 cases = pytest.mark.parametrize(("task", "cut"), CASES, ids=str)
 
@@ -436,7 +436,7 @@ def test_torchrun_is_known_by_its_environment():
         started_by_torchrun({k: v for k, v in known.items() if k != "MASTER_PORT"})
 
 
-# How long, and how fast
+# Epochs, rates and speed
 
 
 def test_weights_of_the_best_epoch_are_kept(tmp_path):
@@ -553,7 +553,7 @@ def test_fp16_overflow_skips_the_step(trained, tmp_path):
     trainer.on_step = lambda step, _: moved.append(classifier[1].weight.detach().clone())
     trainer.run()
     assert trainer.scaler.get_scale() < 2**16
-    # a step is told when the next one is done
+    # a step is logged when the next one is done
     assert torch.equal(moved[0], moved[1]) and not torch.equal(moved[1], moved[2])
     stored = torch.load(last_checkpoint(training.folder), weights_only=True)
     assert stored["scaler"]["scale"] == trainer.scaler.get_scale()
@@ -608,7 +608,7 @@ def test_training_has_the_gradients_of_sdpa(device: str) -> None:
     assert distance(one, other, nothing) < GRADIENT_LIMIT
 
 
-# What is told of it
+# Log and files
 
 
 CLOCKS = [
@@ -678,7 +678,7 @@ def row(epoch: int, loss: float, **figures: float) -> dict[str, float]:
 def test_repeated_epoch_is_shown_once(tmp_path):
     killed = _Board(SafeDir(tmp_path), tmp_path)
     killed.on_epoch(row(1, 0.5))
-    killed.on_epoch(row(2, 0.25))  # it was told, but killed before it was stored
+    killed.on_epoch(row(2, 0.25))  # it was logged, but killed before it was stored
     with closing(_Board(SafeDir(tmp_path), tmp_path)) as again:
         again.on_epoch(row(2, 0.26))
         again.on_epoch(row(3, 0.125, auroc=0.75))

@@ -80,7 +80,7 @@ def opened(data: Path, **changes: object) -> TrainingRun:
     return training
 
 
-# A file of options
+# Option files
 
 
 def parsed(*arguments: object, given: tuple[str, ...] = ("--data", "m.tsv", "-o", "out")):
@@ -239,7 +239,7 @@ def test_impossible_options_are_refused_first(data, changes, words):
     assert not out_of(data).exists()
 
 
-# What the options become
+# Resolved options
 
 
 def test_encoder_is_given_or_new(data, tiny: Tiny):
@@ -300,7 +300,7 @@ def test_another_seed_is_another_split(data):
     assert read_split(opened(data, seed=1).split) != before
 
 
-# Data that will not do
+# Unusable data
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_genes_move_no_fold(
         assert (GENES in kingdoms_drawn) is are_read
 
 
-# Made negatives
+# Artificial negatives
 
 
 @pytest.mark.parametrize("kind", made.KINDS)

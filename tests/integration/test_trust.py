@@ -179,7 +179,7 @@ def test_converted_model_with_code_is_refused(tiny, tmp_path, trap, as_pickle, m
     exit_code, shown = ending_of(work)
     assert exit_code == 69 and "cannot be used" in shown
     assert prepare(*facts)[0] == converted
-    work()  # the copy was made again
+    work()  # the copy was remade
     assert not trap.exists()
 
 
@@ -484,7 +484,7 @@ class Placing:
 
     def __init__(self, path: Path, outside: Path, kind: type) -> None:
         self.path, self.outside, self.kind = path, outside, kind
-        self.before: dict[str, bytes] = {}  # what lies outside then
+        self.before: dict[str, bytes] = {}  # content outside the folder afterwards
 
     def __call__(self, event: RunEvent) -> None:
         if not self.before and isinstance(event, self.kind):

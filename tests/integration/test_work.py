@@ -312,9 +312,9 @@ def test_damaged_planned_run_is_repaired(plan, merge, alone):
     pipe.unlink()
     os.mkfifo(pipe)
     *_, damaged, last = sorted((folder / "rows").glob("*.rows"))
-    (folder / "shards" / f"{last.stem}.faa").unlink()  # its rows are there, its vectors not
+    (folder / "shards" / f"{last.stem}.faa").unlink()  # its rows exist, its vectors do not
     (folder / "features" / f"{last.stem}.h5").unlink()
-    (folder / "shards" / f"{damaged.stem}.faa").unlink()  # its vectors are there, its rows damaged
+    (folder / "shards" / f"{damaged.stem}.faa").unlink()  # its vectors exist, its rows are damaged
     damaged.write_bytes(damaged.read_bytes().replace(b"contig", b"CONTIG", 1))
     rows = sorted((folder / "rows").glob("*.rows"))[3:-2]
     for path, forgery in zip(rows, FORGERIES, strict=False):
@@ -583,7 +583,7 @@ def test_damaged_events_are_skipped(plan):
     assert measure_run(folder) == before
 
 
-# Who may, and with what
+# Rejected work
 
 
 def test_folder_without_a_run_is_refused(tmp_path):

@@ -91,7 +91,7 @@ def used_by(name: str) -> set[str]:
 
 # Order
 
-COMPLEX = 15  # cognitive complexity that a reader still follows
+COMPLEX = 15  # limit on cognitive complexity
 
 
 def test_imports_have_no_cycle() -> None:
@@ -111,7 +111,7 @@ def test_test_modules_import_no_other_test_module() -> None:
 
 # what an extraction, or its share of the work, never imports at first
 OF_OTHER_COMMANDS = ("viral.", "training.", "results.report.", "api")
-# each is imported where the input, the machine or the options ask for it
+# each is imported only where input, machine or options need it
 OPTIONAL = {
     *(
         "core.plugins",
@@ -219,7 +219,7 @@ def test_only_engine_and_benchmark_start_processes() -> None:
     assert users == {"core.child_process", "models.triton_kernels"}
 
 
-# Imports when the program runs
+# Imports at run time
 
 
 def loaded_after(statement: str) -> set[str]:
@@ -261,7 +261,7 @@ def test_worker_start_imports_no_compiler() -> None:
     assert not {"torch._dynamo", "sympy"} & loaded_after(statement)
 
 
-# What no module does: each check yields what it finds in a module. Relative imports and prints are
+# Forbidden code: each check yields what it finds in a module. Relative imports and prints are
 # refused by ruff (TID252, T201).
 
 
@@ -325,7 +325,7 @@ def variables_of_the_environment(tree: ast.Module) -> Iterator[object]:
 
 # models.packing only sets there what MKL must know, which has no other switch in torch
 ENVIRONMENT = (*COMMAND_LINE, "api", "models.packing")
-# rooms that write into a run folder, and what would do that by a path
+# packages that write into a run folder, and calls that would do so by a path
 IN_A_RUN_FOLDER = [
     name
     for name in MODULES

@@ -81,7 +81,7 @@ def test_cite_prints_text_and_bibtex():
     assert "author = {{The VirNucPro developers}}," in alone
 
 
-# What a run used
+# Works that a run used
 
 PROGRAM, ESM2 = "virnucpro", "lin2023esm2"
 ORIGINAL, DNABERT_S = "li2025virnucpro", "zhou2025dnaberts"

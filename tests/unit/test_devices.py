@@ -86,7 +86,7 @@ def nvml(cards: Sequence[Card], driver: int) -> SimpleNamespace:
         return [pynvml.NVML_DEVICE_MIG_ENABLE] * 2
 
     def slice_of(card: tuple[int], place: int) -> tuple[int, int]:
-        if not 0 <= place - 2 < len(cards[card[0]].slices):  # the first places are empty
+        if not 0 <= place - 2 < len(cards[card[0]].slices):  # the first slots are empty
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return (*card, place - 2)
 
@@ -193,7 +193,7 @@ def test_mig_card_without_instance_is_reported(feign):
         choose("cuda")
 
 
-# Drivers, cards and builds of torch that do not go together
+# Incompatible drivers, cards and builds of torch
 
 CUDA_12_6 = TorchBuild("2.13.0+cu126", "12.6")
 
@@ -416,7 +416,7 @@ def test_untestable_gpu_is_described():
     assert not our_processes()
 
 
-# Unlike GPUs
+# Different GPUs
 
 MEDIUM = footprint("esm2_t33_650M_UR50D")
 
@@ -440,9 +440,9 @@ BATCHES = r"cuda:0 \(NVIDIA A2\) .* 11,733 tokens.* 32,768: leave it out with --
     ("cards", "is_auto", "words"),
     [
         ([A100, A100, GTX], (True, True), PRECISION),
-        ([A100, A100, GTX], (False, True), ""),  # the precision was asked for
+        ([A100, A100, GTX], (False, True), ""),  # the precision was requested
         ([A2, A100, A100], (True, True), BATCHES),
-        ([A2, A100, A100], (True, False), ""),  # the budget was asked for
+        ([A2, A100, A100], (True, False), ""),  # the budget was requested
         ([A100, A100], (True, True), ""),
         ([A100, A100._replace(free=70)], (True, True), ""),
         ([A100, T4], (True, False), ""),

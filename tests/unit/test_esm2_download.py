@@ -244,7 +244,7 @@ def test_complete_download_is_not_requested_again(checkpoint):
 
 def test_error_without_server_names_the_address():
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         assert "refused" in str(refusal(f"http://127.0.0.1:{taken.getsockname()[1]}"))
 
 
@@ -494,7 +494,7 @@ def test_published_name_tells_the_size(name, monkeypatch):
         assert file.n_bytes == pytest.approx(bytes_each * shape.n_parameters, rel=0.02)
 
 
-# Brought by file
+# Imported files
 
 
 @pytest.fixture

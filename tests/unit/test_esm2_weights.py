@@ -225,7 +225,7 @@ def test_saved_model_is_loaded_to_the_last_bit(fair_esm, tmp_path, dtype):
     cpu = torch.device("cpu")
     pt = save_fair_esm(fair_esm, tmp_path / "model.pt")
     saved = load_esm2(pt, SHAPE.n_layers, dtype, cpu)
-    saved.inv_freq[1] += 0.01  # kept as it is, not computed anew
+    saved.inv_freq[1] += 0.01  # kept unchanged, not recomputed
     save_esm2(tmp_path / "saved", saved)
     assert inspect_esm2(tmp_path / "saved").shape == SHAPE
     loaded = load_esm2(tmp_path / "saved", SHAPE.n_layers, dtype, cpu)
@@ -290,7 +290,7 @@ def test_token_dropout_follows_the_configuration(tmp_path):
 
 ROTARY = "esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq"
 NO_FREQUENCIES = {ROTARY.format(0): "", ROTARY.format(1): ""}
-WRITTEN_BY = {  # where the frequencies of a Hugging Face folder lie
+WRITTEN_BY = {  # where a Hugging Face folder has the frequencies
     "transformers 4": {},
     "transformers 5": NO_FREQUENCIES | {ROTARY.format(0): ROTARY.format("*")},
     "transformers 5 from no frequencies": NO_FREQUENCIES
@@ -515,7 +515,7 @@ def test_absurd_checkpoint_is_refused(tmp_path, name, n_heads):
         inspect_esm2(path)
 
 
-# Files that stand for more than they hold
+# Files that claim more than they contain
 
 
 def repeated(*shape: int) -> Tensor:

@@ -100,7 +100,7 @@ def with_size(**sizes: int) -> Iterator[None]:
         yield
 
 
-# What is read
+# Accepted files
 
 
 @pytest.mark.parametrize("pack", [bytes, *PACKED.values()], ids=["plain", *PACKED])
@@ -151,7 +151,7 @@ def test_sequences_are_written_in_lines_of_sixty() -> None:
     assert out.getvalue() == f">a b\n{'A' * 60}\nC\n>empty\n"
 
 
-# What is refused
+# Refused files
 
 
 FAULTS = {
@@ -261,7 +261,7 @@ def test_truncated_second_stream_is_refused(write, pack) -> None:
     for length in range(2, len(first + second)):
         path = write((first + second)[:length])
         if length == len(first):
-            assert read(path) == [("a", "AC")]  # as if it were whole
+            assert read(path) == [("a", "AC")]  # as if it were complete
         else:
             refusal_of(path)
 
@@ -415,7 +415,7 @@ def test_first_invalid_letter_is_named(sequence, input_type, note) -> None:
     assert find_invalid(FastaRecord("a", "a", sequence), input_type) == note
 
 
-# Bounds
+# Limits
 
 ENDLESS = {
     "one line": b"ACGT" * 2**18,
@@ -508,7 +508,7 @@ def traced(work: Callable[[], Any]) -> tuple[Any, int]:
         tracemalloc.stop()
 
 
-# Anything at all
+# Random bytes
 
 
 @pytest.fixture(scope="module")

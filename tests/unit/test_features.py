@@ -118,7 +118,7 @@ def test_copy_has_the_row_of_its_original(stores):
     reasons = {name: why for found in features for name, why in found.reasons.items()}
     assert reasons == {"b": "no memory", "B": "no memory"}
     files = {name for *_, content in store.read_files() for name in content.ids}
-    assert files == rows.keys()  # so whoever opens the files finds the copies too
+    assert files == rows.keys()  # so that readers of the files find the copies too
 
 
 def test_lost_shard_fails_with_its_copies(stores):

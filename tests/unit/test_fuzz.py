@@ -90,7 +90,7 @@ def end_of(*words: object, code: int | None = None) -> str:
     return text
 
 
-# Damage, of a seed
+# Damage from a seed
 
 
 class Damage:
@@ -173,7 +173,7 @@ def written(path: Path, content: bytes) -> Path:
     return path
 
 
-# Valid files, made once
+# Valid files
 
 
 @pytest.fixture(scope="module")
@@ -425,7 +425,7 @@ def test_any_truth_and_genes_end_as_promised(damage, genome, folder):
     end_of("evaluate", "--data", genome, *words)
 
 
-# Faults that were found
+# Known faults
 
 
 def test_deep_or_large_model_json_is_refused(tiny, folder):
@@ -435,7 +435,7 @@ def test_deep_or_large_model_json_is_refused(tiny, folder):
         (model / "config.json").write_text(content)
         assert "cannot be read" in end_of("models", "info", model, code=69)
     with (model / "config.json").open("r+b") as config:
-        config.truncate(MOST_JSON + 1)  # a hole: it takes no room
+        config.truncate(MOST_JSON + 1)  # a hole, which takes no space
     assert "more than 268,435,456 bytes" in end_of("models", "info", model, code=69)
 
 

@@ -40,7 +40,7 @@ def end_batch(work: WorkerState, *rows: int, shard: Shard = SHARD) -> None:
     work.on_event(BatchDone(work.worker, shard, rows, 50, NO_MEMORY))
 
 
-# What the next attempt at a shard knows
+# The next attempt at a shard
 
 SUSPECTS, ALONE = frozenset(BATCH), frozenset(ROW)
 
@@ -100,7 +100,7 @@ def test_shard_that_kills_outside_batches(loss):
     assert next_attempt(attempt, NOTHING, loss) is None
 
 
-# Who is guilty
+# Blame
 
 
 def suspect(place: int, *rows: int) -> Attempt:
@@ -229,7 +229,7 @@ def test_finished_batch_resets_device_failures():
     assert (work.n_failures, work.n_unexplained_failures) == (1, 1), "this loss alone"
 
 
-# How much a worker holds, and how long it may be silent
+# Assigned work and silence
 
 
 def test_written_shard_makes_room():

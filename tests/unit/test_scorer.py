@@ -388,7 +388,7 @@ def test_calibration_is_linear_in_log_length(
     middle = round((50 * 500) ** 0.5)
     lengths = np.array([1, 50, middle, 500, 10**6])
     found = calibrate(scorer.knots, np.ones(5), lengths)
-    # a whole number of bases lies up to 0.2 % beside the middle of the logarithms
+    # an integer number of bases is up to 0.2 % off the middle of the logarithms
     np.testing.assert_allclose(found, [0.6, 0.6, 1.15, 1.7, 1.7], rtol=0, atol=3e-3)
 
 

@@ -40,7 +40,7 @@ def make_writer(folder: Path, reads: Sequence[Alphabet]) -> ShardWriter:
     return ShardWriter(SafeDir(folder), folder, recipe)
 
 
-# The rules once more, one ORF at a time.
+# A second implementation of the rules, one ORF at a time.
 
 
 def naive_text(orf: Orf, reads: Sequence[Alphabet]) -> str:

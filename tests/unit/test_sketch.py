@@ -36,8 +36,8 @@ def test_relative_is_known_by_shared_words() -> None:
     genome = random_bases(200_000, seed=2)
     known = Sketch.from_sequences(genome)
     assert Sketch.from_sequences(random_bases(200_000, seed=3)).containment(known) < 0.01
-    # one base in 50 is drawn anew and three in four of these differ: a word is whole by
-    # (1 - 0.015) ** 31 = 0.63; of 2,000 sampled words the share is within 0.05 of it
+    # one base in 50 is redrawn and three in four of these differ. A word is unchanged with
+    # probability (1 - 0.015) ** 31 = 0.63. In 2,000 sampled words the share is within 0.05 of it.
     relative = Sketch.from_sequences(mutated(genome, 0.02, seed=4))
     assert relative.containment(known) == pytest.approx((1 - 0.015) ** K, abs=0.05)
 

@@ -215,7 +215,7 @@ def test_changed_label_bit_is_refused(path: Path) -> None:
 def test_huge_label_is_refused_unread(path: Path) -> None:
     """A foreign file, or one that is cut within numbers, may claim gigabytes."""
     with path.open("wb") as out:
-        out.truncate(1 << 29)  # takes no room
+        out.truncate(1 << 29)  # takes no space
         out.seek(0, os.SEEK_END)
         out.write(struct.pack("<32sI", b"", 1 << 29))
     tracemalloc.start()

@@ -119,7 +119,7 @@ def test_measurement_is_repeated_after_a_warm_up(setting, seconds, n_repeats, n_
     assert place.n_passes == n_passes
 
 
-# What goes in
+# Inputs
 
 
 def test_seed_gives_the_same_proteins():
@@ -147,7 +147,7 @@ def test_seed_gives_the_same_weights(tmp_path):
     assert not torch.equal(a["embed_tokens.weight"], c["embed_tokens.weight"])
 
 
-# Ways that fail
+# Failing methods
 
 
 @pytest.mark.usefixtures("quick_starts")

@@ -180,7 +180,7 @@ def test_seed_fixes_the_interval() -> None:
     assert one == other
     assert resampled(samples, 0.5, seed=8)[0] != one[0]
     value = measured(samples, 0.5)
-    assert one[0]["calibration_error"] is None  # resamples lie above it
+    assert one[0]["calibration_error"] is None  # resamples are above it
     for name in MEASURES[:-1]:
         assert one[0][name] <= value[name] <= one[1][name], name
 

@@ -64,7 +64,7 @@ def test_group_in_two_strata_stays_together() -> None:
         LabelledRecord("b", False, "both", 1.0, "bacteria"),
         LabelledRecord("c", False, "both", 1.0, "bacteria"),
     ]
-    # alone in its stratum: training, whatever the other strata hold
+    # alone in its stratum: training, independent of the other strata
     assert split_groups(both + make_records(9), seed=4)["both"] == "train"
 
 

@@ -61,7 +61,7 @@ def frames_of_dna(chunks: list[Chunk]) -> Callable[[str], bool]:
     return lambda frame_id: frame_id not in rna
 
 
-# The rules once more, one base at a time, written from their description.
+# A second implementation of the rules, one base at a time, from their description.
 
 
 def naive_overlaps(length: int, size: int) -> list[int]:

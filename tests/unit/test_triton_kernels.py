@@ -171,7 +171,7 @@ def test_rotation_compiles_for_every_gpu(cache, capability, number, shapes):
     for shape in shapes.values():
         sizes = triton_kernels.sizes_to_rotate(shape.n_heads, shape.head_dim)
         kernel = triton_kernels.rotate_token, pointers, sizes
-        # half a head, which is what lies together, is 24 bytes in 35M, else a multiple of 16
+        # half a head, the contiguous unit, has 24 bytes in 35M, else a multiple of 16
         n_bytes = 16 if shape.head_dim % 16 == 0 else 8
         check_rows_of_tokens(capability, cache, kernel, shape.dim, n_bytes)
 
@@ -332,7 +332,7 @@ def test_machine_without_a_gpu_gives_reasons():
     assert all(reason.startswith("RuntimeError: ") for reason in refusals.values())
 
 
-# What they compute, by Triton's interpreter
+# Results, by Triton's interpreter
 
 
 convert_float = interpreter._convert_float
@@ -738,5 +738,5 @@ def test_dnabert_s_one_launch_per_layer(monkeypatch):
     assert not {name for name in jagged if "attention" in name}
     assert jagged == launches_of(monkeypatch, attend_texts_triton, range(60, 62))
     more = by_runs.total() - jagged.total()
-    # a copy into its place is a launch beside each attention, of 20 lengths in each layer
+    # each attention also launches a copy of its result, for 20 lengths in each layer
     assert more > 2 * 20 * n_layers - n_layers
