@@ -58,6 +58,20 @@ def test_long_code_lines_wrap(site: Path) -> None:
     assert "white-space: pre-wrap" in (site / "site.css").read_text(encoding="utf-8")
 
 
+def test_printed_tables_keep_their_columns(site: Path) -> None:
+    page = (site / "OVERVIEW.html").read_text(encoding="utf-8")
+    assert '<div class="language-text highlight">' in page
+    assert ".language-text pre > code" in (site / "site.css").read_text(encoding="utf-8")
+
+
+def test_options_are_marked_in_code() -> None:
+    code = '<a href="x--y"><code><span class="w"> </span>a --no-report=1 -i</code> --text</a>'
+    marked = make_site.mark_options(code)
+    assert marked.count('<span class="option">') == 2
+    assert '<span class="option">--no-report</span>=1 <span class="option">-i</span>' in marked
+    assert re.sub(r"<[^>]+>", "", marked) == re.sub(r"<[^>]+>", "", code)
+
+
 def test_pages_load_nothing_from_a_network(site: Path) -> None:
     pages = list(site.glob("*.html"))
     assert len(pages) > 15
@@ -69,8 +83,9 @@ def test_site_commands_have_real_options(site: Path) -> None:
     page = (site / "COMMANDS.html").read_text(encoding="utf-8")
     for name in ("predict", "models-check", "train", "work"):
         assert f'id="virnucpro-{name}"' in page
-    assert "--threshold SCORE" in page
-    assert "virnucpro predict -i contigs.fa -o results/" in re.sub(r"<[^>]+>", "", page)
+    text = re.sub(r"<[^>]+>", "", page)
+    assert "--threshold SCORE" in text
+    assert "virnucpro predict -i contigs.fa -o results/" in text
 
 
 def test_broken_link_is_refused(tmp_path: Path) -> None:
