@@ -115,7 +115,7 @@ tests() { # SECONDS NAME TESTS...
 
 # the mission's line on this device and on the CPU: the same calls
 predict() { # SECONDS
-    local contigs=(python3 -m virnucpro predict --input examples/contigs.fa)
+    local contigs=(python3 -m virnucpro predict --input examples/contigs.fa --model virnucpro-tiny)
     run "$1" gpu_predict.txt "${contigs[@]}" --output-dir "$scratch/there" --device "$device"
     run "$1" gpu_predict_cpu.txt "${contigs[@]}" --output-dir "$scratch/here" --device cpu
     run 10 gpu_predict_compared.txt python3 -m virnucpro compare --tolerance 0 \
@@ -166,7 +166,7 @@ files) # 60 + 100 + 130 + 160 + 60 + 60 seconds
         /^>/ { id = substr($1, 2); print fasta, id, id ~ /virus/ ? "virus" : "other", id }' \
         fasta="$scratch/contigs.fa" "$scratch/contigs.fa" >"$scratch/manifest.tsv"
     run 60 gpu_train.txt python3 -m virnucpro train --quiet --finetune --profile --epochs 2 \
-        --batch-size 8 --device "$device" \
+        --batch-size 8 --device "$device" --model virnucpro-tiny \
         --data "$scratch/manifest.tsv" --output-dir "$scratch/trained"
     tests 60 gpu_tests_of_training tests/unit/test_devices.py \
         tests/integration/test_training_loop.py::test_profile_waits_for_the_device \
