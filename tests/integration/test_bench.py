@@ -93,7 +93,7 @@ def test_interrupted_bench_prints_its_rows(tmp_path):
         err = errors.read()
     process.join()
     assert process.exitcode == 143
-    assert "matrix product" in said.read_text() and "hold the measurements" in err
+    assert "matrix product" in said.read_text() and "contain the measurements" in err
     assert json.loads(path.read_text())["limits"]
     left = {file.name for file in tmp_path.iterdir()}
     assert left == {"bench.json", "said"}, "no weights are left"

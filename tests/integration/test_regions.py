@@ -755,8 +755,8 @@ def test_stricter_presets_drop_more_proviruses():
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("lysogen", "virus-like regions: 1, 0 of them whole records\nnext: head"),
-        ("short", "virus-like regions: 0, 0 of them whole records\n"),
+        ("lysogen", "virus-like regions: 1, 0 of them complete records\nnext: head"),
+        ("short", "virus-like regions: 0, 0 of them complete records\n"),
     ],
 )
 def test_regions_command_counts_and_names_tables(tmp_path, chromosomes, name, line):

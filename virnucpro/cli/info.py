@@ -68,7 +68,7 @@ def bench(options: BenchOptions) -> None:
 
     One model: virnucpro bench --models 650M --json bench.json
     """
-    measured = "the tables and the --json file hold the measurements so far"
+    measured = "the tables and the --json file contain the measurements so far"
     with exit_on_error(lambda: measured):
         from virnucpro.models.validation.bench import bench as measure
 

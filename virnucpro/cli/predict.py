@@ -98,7 +98,7 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
         with show_progress(console) as events:
             tally = find_regions(options, events)
         kept = ""
-        kinds = f"{tally.n_regions or 0:,}, {tally.n_whole_regions:,} of them whole records"
+        kinds = f"{tally.n_regions or 0:,}, {tally.n_whole_regions:,} of them complete records"
         table = options.folder / TABLE
         step = next_step(table, (), failed=False) if table.exists() else []
         print_lines([tally.virus_line(), f"virus-like regions: {kinds}", *step], console.quiet)
