@@ -93,7 +93,7 @@ def test_chunk_is_viral_by_its_surest_frame(scores: list[float], is_virus: bool)
     )
 
 
-def test_only_frames_and_chunks_with_a_score_have_a_row() -> None:
+def test_only_scored_frames_and_chunks_have_rows() -> None:
     predictions = [*frames("a", None, None), frame("b0", "b", None, "no memory")]
     scores = FrameScores.from_predictions([[*predictions, *frames("b", 0.75), *frames("c", 0.1)]])
     assert chunk_rows(scores) == b"b\tTrue\nc\tFalse\n"

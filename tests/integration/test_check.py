@@ -118,7 +118,7 @@ def test_command_checks_a_model(tiny):
     assert "random_1022" in answer.stdout and "odd_J" in answer.stdout
 
 
-def test_both_programs_use_the_rotary_table_of_the_file(tmp_path):
+def test_both_programs_use_the_files_rotary_table(tmp_path):
     """Both fair-esm and we read it from the file."""
     fair_esm = make_fair_esm(TINY)
     for layer in fair_esm.layers:
@@ -223,7 +223,7 @@ def test_overflow_of_the_precision_is_reported(tmp_path):
         ("virnucpro-tiny --precision fp16 --device cpu", 69, "fp16 is not possible on CPU"),
     ],
 )
-def test_what_cannot_be_checked_is_reported(arguments, exit_code, words):
+def test_impossible_checks_are_reported(arguments, exit_code, words):
     answer = run_check(*arguments.split())
     assert answer.returncode == exit_code and words in answer.stderr
     assert exit_code == 64 or "hint:  " in answer.stderr

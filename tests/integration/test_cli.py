@@ -448,7 +448,7 @@ def test_log_lines_on_a_terminal_wrap_between_words(tmp_path, term, more):
     assert words == f"WARNING {paths} have the same content: each record counts twice"
 
 
-def test_a_closed_standard_input_is_refused(tmp_path):
+def test_closed_standard_input_is_refused(tmp_path):
     command = [sys.executable, "-m", "virnucpro", "predict", "-i", "-", "-o", str(tmp_path / "y")]
     without_stdin = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
     closed = subprocess.run(without_stdin, capture_output=True, text=True)

@@ -96,7 +96,7 @@ def test_items_of_two_kinds_are_refused(given):
 
 
 @pytest.mark.parametrize("given", ["", None, 3, b"MKV", [b"MKV"], [("a",)], [(1, "MKV")]])
-def test_what_is_no_sequence_is_refused(given):
+def test_other_values_are_refused(given):
     with pytest.raises(InputError) as caught:
         list(split_input(given)[1])
     assert caught.value.hint

@@ -199,7 +199,7 @@ def test_run_without_copies_does_not_mention_them(make_config, tiny, tmp_path):
     assert not copies_files(config.output)
 
 
-def test_shards_end_where_either_of_their_files_is_full(predicted, tmp_path):
+def test_shards_end_when_either_file_is_full(predicted, tmp_path):
     (text,) = random_proteins(1)
     fasta = write_fasta(tmp_path / "same.faa", {f"p{i}": text for i in range(200)})
     output = predicted(fasta, residues_per_shard=2000)

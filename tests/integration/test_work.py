@@ -639,7 +639,7 @@ def test_device_without_the_precision_is_refused(plan, asked, precision):
     assert config.recipe.encoders[0].precision == precision
 
 
-def test_a_plan_in_fp8_for_cpus_is_refused(asked):
+def test_plan_in_fp8_for_cpus_is_refused(asked):
     with pytest.raises(UnavailableError, match="--precision fp8 needs GPUs") as caught:
         resolve(asked(plan_only=True, device="cpu", precision="fp8"), lambda _: None)
     assert "models check MODEL --device cpu --precision fp8" in caught.value.hint

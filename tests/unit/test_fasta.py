@@ -136,7 +136,7 @@ sequences = st.text("ACGTNacgtnRYKM*XLEFP", max_size=200)
 
 
 @given(st.lists(st.tuples(headers, sequences), max_size=5))
-def test_what_is_written_is_read_back(tmp_path_factory, entries: list[tuple[str, str]]) -> None:
+def test_written_records_are_read_back(tmp_path_factory, entries: list[tuple[str, str]]) -> None:
     path = tmp_path_factory.getbasetemp() / "round-trip.fa"
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out:
         for header, sequence in entries:

@@ -390,7 +390,7 @@ def test_any_file_of_options_ends_as_promised(damage, folder):
 
 
 @fuzzed
-def test_any_labelled_manifest_and_split_end_as_promised(damage, folder):
+def test_any_manifest_and_split_end_as_promised(damage, folder):
     labelled = folder / "labelled"
     if not labelled.exists():
         labelled.mkdir()

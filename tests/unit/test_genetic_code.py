@@ -39,7 +39,7 @@ def test_unknown_code_is_refused(number: int) -> None:
     assert "4, 5, 6" in str(refusal.value.hint)
 
 
-def test_the_bacterial_code_reads_as_the_standard_one() -> None:
+def test_bacterial_code_equals_the_standard_code() -> None:
     assert GeneticCode.from_number(11).letters == STANDARD.letters
     assert GeneticCode.from_number(11).standard_synonyms == {}
 
