@@ -1,21 +1,26 @@
 #!/usr/bin/env bash
-# What needs a GPU, in three calls of less than ten minutes each, on a machine with torch >= 2.10
-# built for CUDA, in the order of their worth. Every figure is written when it is measured, so a call
-# that is cut off has left what it had; at most one model is on the card at a time.
+# Measure everything that needs a GPU, in three calls of less than ten minutes each, the most useful
+# first. The machine needs torch >= 2.10 built for CUDA. Every figure is written as soon as it is
+# measured, so an interrupted call keeps its figures. At most one model is on the card at a time.
 #
-#   benchmarks/gpu.sh right    # is it right? which kernels run, tests, a full card, limits
-#   benchmarks/gpu.sh time     # where does the time go? 650M and 3B, what would each change gain?
-#   benchmarks/gpu.sh files    # files to files, beside the peers; and a training
+#   benchmarks/gpu.sh right    # correctness: kernels, tests, a full card, limits
+#   benchmarks/gpu.sh time     # time per kernel of 650M and 3B, and the gain of each change
+#   benchmarks/gpu.sh files    # files to files, compared with other programs, and a training
 #
-# Before a card is paid for, on any machine:
+# Before you pay for a card, on any machine:
 #
 #   benchmarks/gpu.sh --dry-run right     # print the commands of a call, and run none
-#   benchmarks/gpu.sh --rehearse right    # run them on the CPU with a tiny model; tests are collected
+#   benchmarks/gpu.sh --rehearse right    # run them on the CPU with a tiny model, and collect tests
 #
-# RESULTS is the folder of the results (benchmarks/results). WHEELS holds wheels of what the machine
-# lacks, so that no network is needed: fair-esm, biopython, backports.zstd, nvidia-ml-py, ...; for `right`
-# hypothesis too, for `files` tensorboard (each with all that it needs). MODELS takes the place of
-# each call's models (15B is one for `time`), DEVICE of cuda, SECONDS_PER_WAY of 3, TOKENS of batches.
+# Variables:
+#   RESULTS          folder for the results (benchmarks/results)
+#   WHEELS           folder with wheels that the machine lacks, so that no network is needed:
+#                    fair-esm, biopython, backports.zstd, nvidia-ml-py, ... For `right` hypothesis
+#                    too, for `files` tensorboard, each with its dependencies
+#   MODELS           models instead of those of the call (15B can be one for `time`)
+#   DEVICE           device (cuda)
+#   SECONDS_PER_WAY  seconds for each measurement (3)
+#   TOKENS           tokens per batch
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=run
@@ -52,7 +57,7 @@ if [[ $mode != dry-run ]]; then
 fi
 export PYTHONPATH=$PWD:$scratch/site${PYTHONPATH:+:$PYTHONPATH}
 
-# need MODULE...: what is missing is known before the first second is spent
+# need MODULE...: fail at once if a module is missing
 need() {
     [[ $mode != dry-run ]] || return 0
     python3 -c 'import ctypes, importlib, sys
@@ -65,8 +70,8 @@ ctypes.CDLL(str(sys.modules["virnucpro.core.native"].LIBRARY))' \
     }
 }
 
-# run SECONDS FILE COMMAND...: what it prints is kept as it comes; the next one runs all the same.
-# A .jsonl has its rows alone: warnings, errors and how it ended are in the .txt beside it.
+# run SECONDS FILE COMMAND...: write the output as it comes, and continue after a failure.
+# A .jsonl has only rows. Warnings, errors and the exit code are in the .txt next to it.
 run() {
     local seconds=$1 file=$results/$2 errors=/dev/stdout
     shift 2
@@ -76,7 +81,7 @@ run() {
         printf '\n'
         return
     fi
-    [[ $mode != rehearse ]] || seconds=$((10 * seconds)) # a CPU, and perhaps a busy one
+    [[ $mode != rehearse ]] || seconds=$((10 * seconds)) # a CPU is slower, and perhaps busy
     local words=${file%.*}.txt
     [[ $file == "$words" ]] || errors=$words
     timeout --signal=TERM --kill-after=10 "$seconds" "$@" 2>"$errors" | tee "$file" || {
@@ -91,7 +96,7 @@ measure() { # SECONDS NAME COMMAND OPTIONS...
     run "$seconds" "$name.jsonl" python3 benchmarks/measure.py "$1" --device "$device" "${@:2}"
 }
 
-# of_models MODELS: the names, one a line
+# of_models MODELS: print the names, one per line
 of_models() {
     tr , '\n' <<<"${MODELS:-$1}"
 }
@@ -105,7 +110,7 @@ files() { # SECONDS MODEL
     measure "$1" "gpu_files_$2" files --models "$2" ${TOKENS:+--tokens "$TOKENS"}
 }
 
-# warnings of a compiler or a driver that nobody has seen yet fail no test
+# Unknown warnings from a compiler or a driver do not fail a test.
 tests() { # SECONDS NAME TESTS...
     local collect=()
     [[ $mode != rehearse ]] || collect=(--collect-only --quiet)
@@ -113,9 +118,9 @@ tests() { # SECONDS NAME TESTS...
         "${collect[@]}" "${@:3}"
 }
 
-# the mission's line on this device and on the CPU: the same calls
+# Calls on this device and on the CPU must be equal.
 predict() { # SECONDS
-    local contigs=(python3 -m virnucpro predict --input examples/contigs.fa)
+    local contigs=(python3 -m virnucpro predict --input examples/contigs.fa --model virnucpro-tiny)
     run "$1" gpu_predict.txt "${contigs[@]}" --output-dir "$scratch/there" --device "$device"
     run "$1" gpu_predict_cpu.txt "${contigs[@]}" --output-dir "$scratch/here" --device cpu
     run 10 gpu_predict_compared.txt python3 -m virnucpro compare --tolerance 0 \
@@ -134,8 +139,8 @@ right) # 10 + 60 + 2 * 25 + 10 + 100 + 75 + 3 * 30 + 75 seconds
     run 60 gpu_devices.txt python3 -m virnucpro devices
     predict 25
     tests 100 gpu_tests -k 'cuda or gpu' tests/unit/test_esm2_model.py \
-        tests/integration/test_dnabert_s.py::test_a_gpu_gives_the_vectors_of_a_cpu \
-        tests/integration/test_engine.py::test_a_gpu_gives_the_vectors_of_a_cpu
+        tests/integration/test_dnabert_s.py::test_gpu_gives_the_vectors_of_a_cpu \
+        tests/integration/test_engine.py::test_gpu_gives_the_vectors_of_a_cpu
     for model in $(of_models 650M); do
         measure 75 "gpu_full_$model" full --models "$model" ${TOKENS:+--tokens "$TOKENS"}
     done
@@ -166,12 +171,12 @@ files) # 60 + 100 + 130 + 160 + 60 + 60 seconds
         /^>/ { id = substr($1, 2); print fasta, id, id ~ /virus/ ? "virus" : "other", id }' \
         fasta="$scratch/contigs.fa" "$scratch/contigs.fa" >"$scratch/manifest.tsv"
     run 60 gpu_train.txt python3 -m virnucpro train --quiet --finetune --profile --epochs 2 \
-        --batch-size 8 --device "$device" \
+        --batch-size 8 --device "$device" --model virnucpro-tiny \
         --data "$scratch/manifest.tsv" --output-dir "$scratch/trained"
     tests 60 gpu_tests_of_training tests/unit/test_devices.py \
-        tests/integration/test_training_loop.py::test_a_profile_waits_for_the_device \
+        tests/integration/test_training_loop.py::test_profile_waits_for_the_device \
         tests/integration/test_training_loop.py::test_training_has_the_gradients_of_sdpa \
-        tests/unit/test_training_readers.py::test_a_gpu_reads_in_float32_as_a_cpu_does
+        tests/unit/test_training_readers.py::test_gpu_reads_in_float32_like_a_cpu
     ;;
 esac
 exit "$status"

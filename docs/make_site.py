@@ -42,6 +42,8 @@ FUNCTIONS = [
     *("predict", "extract", "embed"),
     *("read_predictions", "read_features", "iter_features"),
 ]
+CODE = re.compile(r"<code>.*?</code>", re.DOTALL)
+OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?!https?:|#)(?P<file>[^)\s#]+)(?P<heading>#[^)\s]*)?\)")
 
 
@@ -64,6 +66,22 @@ def main(folder: Path) -> None:
         strict=True,
     )
     build(config)
+    for path in (source.parent / "html").glob("*.html"):
+        marked = mark_options(path.read_text(encoding="utf-8"))
+        path.write_text(marked, encoding="utf-8")
+
+
+def mark_options(text: str) -> str:
+    """Mark the options in the code of a page. Its style breaks no line after their hyphens."""
+
+    def mark(code: re.Match[str]) -> str:
+        parts = re.split(r"(<[^>]+>)", code[0])
+        for i, part in enumerate(parts):
+            if not part.startswith("<"):
+                parts[i] = OPTION.sub(r'<span class="option">\g<0></span>', part)
+        return "".join(parts)
+
+    return CODE.sub(mark, text)
 
 
 def page(path: Path) -> str:
@@ -76,7 +94,8 @@ def page(path: Path) -> str:
         if target in PAGES:
             return f"[{link['text']}]({PAGES[target]}{link['heading'] or ''})"
         name = relpath(target, ROOT)
-        return link["text"] if name in link["text"] else f"{link['text']} (`{name}`)"
+        shown = name.replace("/", "/<wbr>")  # where a line may break
+        return link["text"] if name in link["text"] else f"{link['text']} (<code>{shown}</code>)"
 
     return LINK.sub(lead, path.read_text(encoding="utf-8"))
 

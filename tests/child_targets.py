@@ -1,4 +1,4 @@
-"""What processes do that a test starts anew: they import nothing else of the tests."""
+"""Functions that test processes run. They import no other test module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests share: a tiny real ESM-2 with its head, and runs on it."""
+"""Shared fixtures: a tiny ESM-2 with random weights, its head, and runs with them."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ settings.register_profile("gate", max_examples=50, derandomize=True, deadline=No
 settings.register_profile("long", max_examples=5_000, deadline=None)
 settings.load_profile("gate")
 
-use_device(torch.device("cpu"))  # before a test computes: see there
+use_device(torch.device("cpu"))  # called before a test computes
 
 TINY = ESM2Shape(n_layers=2, dim=32, n_heads=2)
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """A model small enough for a test, and a head for it: random weights."""
+    """A model that is small enough for tests, and a head for it. Weights are random."""
 
     model: Path
     head_file: Path
@@ -63,7 +63,7 @@ class Tiny:
 
 
 def make_tiny(folder: Path, shape: ESM2Shape = TINY, seed: int = 0) -> Tiny:
-    """Write ``esm2_tiny/`` and ``head.safetensors``; weights of which each changes the result."""
+    """Write ``esm2_tiny/`` and ``head.safetensors``. Every weight affects the result."""
     model = random_esm2(shape, seed)
     folder.mkdir(parents=True, exist_ok=True)
     save_esm2(folder / "esm2_tiny", model)
@@ -92,7 +92,10 @@ def make_tiny(folder: Path, shape: ESM2Shape = TINY, seed: int = 0) -> Tiny:
 
 
 def random_esm2(shape: ESM2Shape, seed: int) -> ESM2:
-    """Linear layers keep the length of a vector; norms are not 1 and biases not 0."""
+    """Make random weights.
+
+    Linear layers keep the length of a vector. Norms are not 1 and biases not 0.
+    """
     model = ESM2(shape, shape.n_layers, torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -108,7 +111,7 @@ def random_esm2(shape: ESM2Shape, seed: int) -> ESM2:
 
 
 def random_layers(rng: np.random.Generator, *sizes: int) -> tuple[Layer, ...]:
-    """Fully connected layers between so many values; the scores lie on either side of 0.5."""
+    """Make fully connected layers of these widths. Scores lie on both sides of 0.5."""
     return tuple(
         (
             (4 * n_in**-0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32),
@@ -120,7 +123,7 @@ def random_layers(rng: np.random.Generator, *sizes: int) -> tuple[Layer, ...]:
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Make a folder that no test changes: the first tester makes it, the others wait for it."""
+    """Make a folder once for all test processes. The first one makes it and the others wait."""
     ours = tmp_path_factory.getbasetemp()
     common = ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours
 
@@ -145,7 +148,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 @pytest.fixture
 def installed_default(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Publish the tiny model as the default one, and install it as `models import` does."""
+    """Make the tiny model the default, and install it as `models import` does."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     file = RemoteFile(url=f"http://127.0.0.1:1/{DEFAULT_MODEL}.pt", sha256="0" * 64)
     published = Published(
@@ -161,13 +164,13 @@ def installed_default(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def quick_starts(monkeypatch):
-    """Workers are forked from a process that has imported what they need."""
+    """Fork workers from a process that has imported their modules."""
     monkeypatch.setattr(processes, "start_interpreter", Forked)
 
 
 @pytest.fixture(scope="session")
 def configure(tiny: Tiny) -> Callable[..., RunConfig]:
-    """A run in fp32 with small shards; keywords go to its options, or to what was made of them."""
+    """Configure a run in fp32 with small shards. Keywords change its options or its config."""
 
     def make(*inputs: Path, output: Path, **changes: object) -> RunConfig:
         recipe = {
@@ -225,7 +228,7 @@ def make_config(configure: Callable[..., RunConfig], tmp_path: Path) -> Callable
 
 @pytest.fixture
 def predicted(make_config: Callable[..., RunConfig], tiny: Tiny) -> Callable[..., Path]:
-    """Make a run in this process, called by the tiny head, that ends so. -> its folder"""
+    """Run in this process with the tiny head, and check the outcome. -> the run folder"""
 
     def predict(
         *inputs: Path,
@@ -246,7 +249,7 @@ def random_dna(n: int, rng: np.random.Generator) -> str:
 
 
 def open_dna(n: int, rng: np.random.Generator) -> str:
-    """Random bases without a stop codon in the first frame."""
+    """Return random bases without a stop codon in the first frame."""
     codons = [a + b + c for a in "ACG" for b in "ACGT" for c in "ACGT"]
     return "".join(rng.choice(codons, n // 3 + 1))[:n]
 
@@ -258,14 +261,14 @@ def contigs(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(configure, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of the contigs on one device; no test changes it."""
+    """The run of the contigs on one device. No test changes it."""
     folder = tmp_path_factory.mktemp("undisturbed")
     run_inline(configure(write_contigs(folder / "contigs.fa"), output=folder / "run"), tiny.head)
     return folder / "run"
 
 
 def write_contigs(path: Path) -> Path:
-    """40 records: open frames, random ones, one without a frame, one empty, one that is no DNA."""
+    """Write 40 records: open, random, without a frame, empty, and one that is not DNA."""
     rng = np.random.default_rng(7)
     records = [
         (f"contig{i}", open_dna(200 + 60 * i, rng) if i % 3 else random_dna(700, rng))
@@ -280,7 +283,7 @@ def write_contigs(path: Path) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Small matrices are slower on many threads, and much slower on a busy machine."""
+    """Use one thread, because small matrices are slower on many, most of all on a busy machine."""
     torch.set_num_threads(1)
 
 
@@ -292,7 +295,7 @@ def no_process_is_left() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """The global random numbers of a test are the same every time, in any order of tests."""
+    """Seed the global random generators before each test, whatever the order of tests."""
     seed = item.config.getoption("--global-seed")
     random.seed(seed)
     np.random.seed(seed)

@@ -1,4 +1,4 @@
-"""A tiny DNABERT-S in the layout of the Hub, and what it should give, by the formulas alone."""
+"""A tiny DNABERT-S in the layout of the Hub, and its vectors computed from the formulas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ State = dict[str, Tensor]
 
 
 def make_words(seed: int = 0) -> tuple[list[str], list[tuple[str, str]]]:
-    """Words and merges; "AA" and "AAAA" are among them, which overlap themselves."""
+    """Make words and merges. "AA" and "AAAA" are among them, which overlap themselves."""
     rng = np.random.default_rng(seed)
     words, merges = [*SPECIAL, *"ACGT"], [("A", "A"), ("AA", "AA")]
     words += ["AA", "AAAA"]
@@ -32,7 +32,7 @@ def make_words(seed: int = 0) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def merge_by_rank(text: str, words: Sequence[str], merges: Sequence[tuple[str, str]]) -> list[int]:
-    """The ids of a text by the definition: one merge after the other, each wherever it can be."""
+    """Return the ids of a text by the definition: apply one merge after the other, everywhere."""
     row = [letter if letter in "ACGT" else "[UNK]" for letter in text]
     for left, right in merges:
         merged, i = [], 0
@@ -45,7 +45,7 @@ def merge_by_rank(text: str, words: Sequence[str], merges: Sequence[tuple[str, s
 
 
 def make_state(n_words: int, seed: int = 0) -> State:
-    """Random weights by the Hub's names; large enough that each of them changes the result."""
+    """Make random weights under the Hub's names. All are large enough to change the result."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int, around: float = 0.0) -> Tensor:
@@ -77,7 +77,7 @@ def make_state(n_words: int, seed: int = 0) -> State:
 def write_dnabert(
     folder: Path, form: str = "pytorch_model.bin", state: State | None = None
 ) -> Path:
-    """A model folder, with its weights in a file of this name."""
+    """Write a model folder with its weights in a file with this name."""
     words, merges = make_words()
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -94,7 +94,7 @@ def write_dnabert(
         "vocab_size": len(words),
     }
     tokenizer = {
-        "truncation": {"max_length": 20},  # of which nothing may be seen, as of the padding
+        "truncation": {"max_length": 20},  # the result must not depend on it, as on padding
         "padding": {"strategy": {"Fixed": 20}, "pad_id": 3},
         "normalizer": None,
         "pre_tokenizer": {"type": "Whitespace"},
@@ -118,7 +118,11 @@ def write_dnabert(
 
 
 def slopes(n_heads: int) -> list[float]:
-    """For powers of two 2^(-8/n), squared, cubed ...; else of the power below, and then between."""
+    """Return the ALiBi slopes.
+
+    For a power of two they are 2^(-8/n), its square, its cube and so on. Otherwise they are those
+    of the next lower power, and then values in between.
+    """
     power = 1
     while 2 * power <= n_heads:
         power *= 2
@@ -141,7 +145,7 @@ def forward(
     token_type: float = 1.0,
     gate_first: bool = True,
 ) -> Tensor:
-    """One text, (n_tokens, DIM) float64, with the scores written out; or with a mistake."""
+    """Embed one text, (n_tokens, DIM) float64, with explicit scores, or with a mistake."""
     state = {name: tensor.double() for name, tensor in state.items()}
     place = torch.arange(len(ids), dtype=torch.float64)
     distance = (place[:, None] - place).abs()

@@ -1,7 +1,7 @@
-"""fair-esm 2.0.0 as the oracle: small models with seeded weights, their files, their vectors.
+"""Reference vectors from fair-esm 2.0.0, for small models with seeded weights.
 
-Every protein is embedded alone, in float32, by fair-esm's own code. ``tolerance`` says how far
-another computation may be from it, derived from how these weights are made.
+fair-esm's own code embeds every protein alone, in float32. ``tolerance`` is derived from the scale
+of these weights. It bounds the distance of another computation.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ MLP_SHARE = 2 / 3
 
 
 def make_fair_esm(shape: ESM2Shape, seed: int = 0) -> esm.ESM2:
-    """An ESM-2 with random weights, in which each part changes the result.
+    """Make an ESM-2 with random weights, in which each part changes the result.
 
-    Linear layers keep the length of a vector, but for the attention's last, which halves it,
-    and queries and keys, which give the scores their spread. Biases and norms are not 0 and 1.
+    Linear layers keep the length of a vector, except the last one in attention, which halves it,
+    and those of queries and keys, which spread the attention scores. Biases are not 0 and norms not
+    1.
     """
     model = esm.ESM2(shape.n_layers, shape.dim, shape.n_heads, token_dropout=shape.token_dropout)
     generator = torch.Generator().manual_seed(seed)
@@ -49,7 +50,7 @@ def make_fair_esm(shape: ESM2Shape, seed: int = 0) -> esm.ESM2:
 
 
 def stored_state(model: esm.ESM2) -> dict[str, Tensor]:
-    """The tensors under the names that fairseq gave them; without the contact head."""
+    """Return the tensors under fairseq's names, without the contact head."""
     return {
         ("encoder." if name.startswith("lm_head.") else "encoder.sentence_encoder.") + name: tensor
         for name, tensor in model.state_dict().items()
@@ -67,13 +68,13 @@ def stored_config(model: esm.ESM2) -> argparse.Namespace:
 
 
 def save_fair_esm(model: esm.ESM2, path: Path) -> Path:
-    """Write a ``.pt`` as fair-esm publishes them."""
+    """Write a ``.pt`` file as fair-esm publishes them."""
     torch.save({"cfg": {"model": stored_config(model)}, "model": stored_state(model)}, path)
     return path
 
 
 def save_contact_head(model: esm.ESM2, path: Path) -> None:
-    """Write the contact head in a file of its own, as fair-esm publishes it."""
+    """Write the contact head to its own file, as fair-esm publishes it."""
     state = model.state_dict()
     contacts = {name: state[name] for name in state if name.startswith("contact_head.")}
     torch.save({"model": contacts}, path)
@@ -84,14 +85,14 @@ def random_protein(length: int, seed: int = 0) -> str:
 
 
 def fair_esm_tokens(model: esm.ESM2, protein: str) -> Tensor:
-    """(1, n_residues + 2), by fair-esm's look-up of one letter; its ``encode`` fails on ``*``."""
+    """Return tokens, (1, n_residues + 2), by letter. fair-esm's ``encode`` fails on ``*``."""
     letters = [model.alphabet.get_idx(letter) for letter in protein.upper()]
     return torch.tensor([[model.cls_idx, *letters, model.eos_idx]])
 
 
 @torch.inference_mode()
 def fair_esm_hidden(model: esm.ESM2, proteins: Sequence[str], layer: int) -> list[Tensor]:
-    """One (n_residues + 2, dim) per protein, ``<cls>`` first and ``<eos>`` last."""
+    """Return one (n_residues + 2, dim) array per protein, from ``<cls>`` to ``<eos>``."""
     return [
         model(fair_esm_tokens(model, protein), [layer])["representations"][layer][0]
         for protein in proteins
@@ -99,29 +100,30 @@ def fair_esm_hidden(model: esm.ESM2, proteins: Sequence[str], layer: int) -> lis
 
 
 def worst_row(vectors: Tensor, reference: Tensor) -> float:
-    """The largest relative L2 distance of a row from that of the reference."""
+    """Return the largest relative L2 distance of a row from the reference."""
     a, b = vectors.cpu().double(), reference.cpu().double()
     assert a.shape == b.shape
     return float(((a - b).norm(dim=-1) / b.norm(dim=-1)).max())
 
 
 def tolerance(n_layers: int, dtype: torch.dtype, reference: torch.dtype = torch.float32) -> float:
-    """The relative L2 distance of two computations that their roundings explain."""
+    """Return the relative L2 distance of two computations that rounding explains."""
     return math.hypot(_error(n_layers, dtype), _error(n_layers, reference))
 
 
 def _error(n_layers: int, dtype: torch.dtype) -> float:
-    """The relative L2 distance from the exact vector, for matrix products in ``dtype``.
+    """Return the relative L2 distance from the exact vector, for matrix products in ``dtype``.
 
-    One rounding: the error is uniform in half a spacing to either side, 2u of a significand
-    in [1, 2) at most, and significands are log-uniform, so in the root mean square it is
-    2u sqrt(1/12 * 3 / (8 ln 2)) = 0.42 u of the number, where u = 2^-8 for bf16 (8 bits), 2^-11
-    for fp16, 2^-24 for float32. Errors of different roundings are independent: their squares
-    add, and a sum of products of random sign has the relative error of one of its terms.
+    One rounding: the error is uniform in half a spacing to either side. For a significand in [1, 2)
+    that is at most 2u. Significands are log-uniform, so the root mean square is 2u sqrt(1/12 * 3 /
+    (8 ln 2)) = 0.42 u of the number, where u = 2^-8 for bf16 (8 bits), 2^-11 for fp16, and 2^-24
+    for float32. Errors of different roundings are independent, so their squares add. A sum of
+    products with random signs has the relative error of one of its terms.
 
-    In e4m3 (u = 2^-4: 3 bits behind the first) are the factors of products with weights alone, all
-    else is in bf16, of whose roundings 256 weigh as much as one of e4m3. Between the largest number
-    of a row and the least that has all its bits lie 15 powers of two, so others do not count.
+    In e4m3 (u = 2^-4: 3 bits after the first), only the factors of products with weights are
+    rounded. All else is in bf16, where 256 roundings weigh as much as one of e4m3. Between the
+    largest number of a row and the smallest one with all its bits there are 15 powers of two, so
+    other numbers do not count.
     """
     one_rounding = 0.42 * torch.finfo(dtype).eps / 2
     in_8_bits = dtype == torch.float8_e4m3fn

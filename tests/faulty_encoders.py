@@ -1,4 +1,4 @@
-"""Encoders that are right but for a small fault, each as a family with ``load``."""
+"""Encoders with one small fault each, as families with ``load``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Fault = Callable[[Any], None]
 
 @contextmanager
 def crooked(fault: Fault, family: str = "esm2") -> Iterator[None]:
-    """Every encoder of the family that is loaded in this block has the fault."""
+    """Give the fault to every encoder of the family that is loaded in this block."""
     before = FAMILIES[family]
 
     def load(*arguments: object) -> object:

@@ -1,4 +1,4 @@
-"""Workers with a fault built in, for the tests of the engine. Spawned processes import them."""
+"""Workers with a built-in fault, for the tests of the engine. Spawned processes import them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from virnucpro.engine.retry_policy import Attempt
 from virnucpro.engine.worker import Worker
 from virnucpro.models.base import Encoder, Pending, Rows
 
-POISON = "WWWWCWWWW"  # no test protein holds it by chance
+POISON = "WWWWCWWWW"  # no test protein contains it by chance
 
 
 class PoisonableWorker(Worker):
-    """Is harmed by a batch with a poisonous sequence."""
+    """Fails on a batch with a poisonous sequence."""
 
     is_harmed = False
 
@@ -43,7 +43,7 @@ class PoisonableWorker(Worker):
 
 
 class CrashingWorker(PoisonableWorker):
-    """Dies on the spot, as by a fault in a kernel."""
+    """Exits at once, as after a fault in a kernel."""
 
     def suffer(self) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -62,7 +62,7 @@ class HangingWorker(PoisonableWorker):
 
 
 class LostContextWorker(PoisonableWorker):
-    """Its device's context is unusable after a poisoned sequence."""
+    """Has an unusable device context after a poisonous sequence."""
 
     def suffer(self) -> None:
         raise torch.AcceleratorError("an illegal memory access was encountered (a test)")
@@ -81,7 +81,7 @@ class NanWorker(Worker):
 
 
 def take_memory(sequences: Sequence[str], n_used: int = 0) -> int:
-    """The tokens of a batch, for which there may be no memory: there is some for 500."""
+    """Return the tokens of a batch, or fail if they do not fit memory for 500 tokens."""
     n_tokens = sum(len(text) + 2 for text in sequences)
     if n_used + n_tokens > 500:
         raise torch.OutOfMemoryError("CUDA out of memory (a test)")
@@ -97,10 +97,10 @@ class SmallWorker(Worker):
 
 
 class OneDeviceWorker(Worker):
-    """Starts on the first device only, and not before the others have failed."""
+    """Starts only on the first device, and only after the others have failed."""
 
     def __init__(self, job, resources, name: str, device: str) -> None:
-        failed = job.root / ".failed.00000000.tmp"  # swept away like all temporary files
+        failed = job.root / ".failed.00000000.tmp"  # deleted like all temporary files
         if not name.endswith("#0"):
             failed.touch()
             raise RuntimeError("no kernel image is available for this device (a test)")
@@ -155,7 +155,7 @@ class KilledWorker(Worker):
 
 
 class EarlyKilledWorker(KilledWorker):
-    """Is killed before it has begun a batch."""
+    """Is killed before its first batch."""
 
     is_early = True
 
@@ -167,7 +167,7 @@ class HuntedWorker(KilledWorker):
 
 
 class OverlappingWorker(Worker):
-    """Keeps two batches in flight, as on a GPU: a batch is only done when it is asked for."""
+    """Keeps two batches in flight, as on a GPU. A batch ends only when it is collected."""
 
     def __init__(self, job, resources, name: str, device: str) -> None:
         super().__init__(job, resources, name, device)
@@ -190,7 +190,7 @@ class OverlappingCrashingWorker(OverlappingWorker):
 
 
 class OverlappingSmallWorker(OverlappingWorker):
-    """Runs out of memory only when a batch is waited for, not when it is started."""
+    """Runs out of memory when a batch is collected, not when it starts."""
 
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
         def rows() -> Rows:
@@ -202,7 +202,7 @@ class OverlappingSmallWorker(OverlappingWorker):
 
 
 class CrowdedWorker(Worker):
-    """Has memory for 500 tokens in all batches that are in flight, of which there may be two."""
+    """Has memory for 500 tokens in all batches in flight, of which there may be two."""
 
     def __init__(self, job, resources, name: str, device: str) -> None:
         self.n_used = 0
@@ -222,7 +222,7 @@ class CrowdedWorker(Worker):
 
 
 class ScarceWorker(Worker):
-    """Runs out of memory once, at its n-th batch."""
+    """Runs out of memory once, in its n-th batch."""
 
     n = 0
 
@@ -245,7 +245,7 @@ class StuckWorker(Worker):
 
 
 class StumblingWorker(Worker):
-    """Dies of shard 1 before it has begun a batch of it."""
+    """Exits in shard 1 before its first batch there."""
 
     def run(self, attempt: Attempt) -> Iterator[WorkerEvent]:
         if attempt.shard.index == 1:
@@ -254,7 +254,7 @@ class StumblingWorker(Worker):
 
 
 class FatalWriter(Worker):
-    """Dies while it writes shard 0."""
+    """Exits while it writes shard 0."""
 
     def _write_shard(self, shard: Shard, embedded: Sequence[Embeddings]) -> float:
         if shard.index == 0:
@@ -264,7 +264,7 @@ class FatalWriter(Worker):
 
 
 class _Mallinfo(ctypes.Structure):
-    """What glibc tells of its memory: ten numbers, of which one is of use here."""
+    """The ten numbers that glibc reports about its memory. One of them is used here."""
 
     _fields_: ClassVar = [
         ("before", ctypes.c_int * 3),
@@ -274,7 +274,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def serve_and_describe_the_allocator(pipe: Pipe, device: str) -> None:
-    """A worker process that embeds nothing; it describes itself by ``keeps_large_blocks``."""
+    """Run a worker that embeds nothing and reports ``keeps_large_blocks``."""
 
     def load(*_: object) -> SimpleNamespace:
         return SimpleNamespace(description=keeps_large_blocks(), memory=tuple, finish=tuple)
@@ -284,7 +284,7 @@ def serve_and_describe_the_allocator(pipe: Pipe, device: str) -> None:
 
 
 def load_and_tell_of_the_allocator(pipe: Pipe, job: WorkerConfig, resources: Resources) -> None:
-    """A process of the user's own, which loads a model and has no workers of ours."""
+    """Load a model in a user's own process, without our workers."""
     _reset_allocator()
     with closing(InlineExecutor().run([], job, resources)) as events:
         next(events)
@@ -292,12 +292,12 @@ def load_and_tell_of_the_allocator(pipe: Pipe, job: WorkerConfig, resources: Res
 
 
 def _reset_allocator() -> None:
-    """Have glibc map large blocks, as in a new process: this one is a fork of another."""
+    """Let glibc map large blocks as in a new process, because this one is a fork."""
     assert ctypes.CDLL(None).mallopt(-3, 128 << 10) == 1  # M_MMAP_THRESHOLD
 
 
 def keeps_large_blocks() -> bool:
-    """True unless glibc maps a block of 20 MB, and so gives it back as soon as it is freed."""
+    """Return False if glibc maps a block of 20 MB, and so returns it when it is freed."""
     library = ctypes.CDLL(None)
     library.malloc.restype, library.mallinfo.restype = ctypes.c_void_p, _Mallinfo
     n_before = library.mallinfo().n_mapped
@@ -308,7 +308,7 @@ def keeps_large_blocks() -> bool:
 
 
 class AllNanWorker(Worker):
-    """Makes vectors that are not finite, except for the trial at its start."""
+    """Returns vectors that are not finite, except for the trial at its start."""
 
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
         pending = super().start(encoder, sequences)
@@ -316,9 +316,10 @@ class AllNanWorker(Worker):
 
 
 class FeignedGpu(Worker):
-    """Computes on the CPU under the name of a GPU; the GPU ``cuda:1`` has a fault.
+    """Computes on the CPU under the name of a GPU. The GPU ``cuda:1`` has a fault.
 
-    A ``share`` of its batches have it. Other GPUs begin when it has begun ``n_awaited`` batches.
+    The fault occurs in a ``share`` of its batches. Other GPUs start when it has started
+    ``n_awaited`` batches.
     """
 
     def __init__(
@@ -387,14 +388,14 @@ class RaisingGpu(FeignedGpu):
 
 
 class NanEverywhereGpu(AllNanWorker):
-    """Computes on the CPU under the name of a GPU; no GPU makes a finite vector."""
+    """Computes on the CPU under the name of a GPU. No GPU returns a finite vector."""
 
     def __init__(self, job, resources, name: str, device: str) -> None:
         super().__init__(job, resources, name, "cpu")
 
 
 class PoisonedGpu(Worker):
-    """Computes on the CPU under the name of a GPU; a kernel has a defect that poison meets."""
+    """Computes on the CPU under the name of a GPU. A faulty kernel fails on poison."""
 
     def __init__(self, job, resources, name: str, device: str) -> None:
         super().__init__(job, resources, name, "cpu")

@@ -1,4 +1,4 @@
-"""Processes of ours that start quickly: forked from one that has imported what they need."""
+"""Processes that start quickly: forked from one that has imported their modules."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def fork_server() -> multiprocessing.context.ForkServerContext:
 
 
 def _blocked_signals() -> set[int]:
-    """The signal mask of this thread, which a child of the fork server does not inherit."""
+    """Return the signal mask of this thread, which a child of the fork server does not inherit."""
     return {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
 
 
@@ -93,7 +93,7 @@ def start(
     env: Mapping | None = None,
     run: Callable[[list[str]], None] = run_command,
 ) -> BaseProcess:
-    """Start a command with these standard streams; its workers are forked as well."""
+    """Start a command with these standard streams. Its workers are forked as well."""
     return _start(run, [*map(str, words)], streams, cwd, env)
 
 
@@ -115,7 +115,7 @@ def _start(
 
 
 class Beside:
-    """A command, or a function of what is given, that runs beside the test."""
+    """A command or a function that runs in parallel with the test."""
 
     def __init__(
         self, *words: object, run: Callable[..., None] | None = None, env: Mapping | None = None
@@ -133,7 +133,7 @@ class Beside:
         return self.process.exitcode
 
     def said(self, seconds: float = 120) -> str:
-        """Wait for its end and return what it wrote to stderr; after ``seconds``, kill it."""
+        """Wait for the end and return what was written to stderr. After ``seconds``, kill it."""
         self.process.join(seconds)
         if self.process.is_alive():
             self.process.kill()
@@ -192,6 +192,6 @@ def _begun(
     if sys.version_info < (
         3,
         14,
-    ):  # from then on a server wants a key, and a command starts its own
+    ):  # later versions need a key, and a command starts its own server
         forkserver._forkserver.ensure_running = lambda: None
     run(given)

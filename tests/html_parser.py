@@ -1,4 +1,4 @@
-"""Pages for the tests: the data in one, its text, and tables to make one of."""
+"""Reports for tests: parse their data and text, and write tables to report on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 
 
 class Page(HTMLParser):
-    """What a parser makes of a page: its elements, its text, and its title."""
+    """The parsed page: its elements, text and title."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Page(HTMLParser):
 
     @property
     def words(self) -> str:
-        """The text with single blanks."""
+        """The text with single spaces."""
         return " ".join(self.text.split())
 
     @property
@@ -57,12 +57,12 @@ class Page(HTMLParser):
 
     @property
     def ids(self) -> list[str]:
-        """The ids of the table of records."""
+        """The ids in the table of records."""
         return self.data["columns"]["record"].split("\n")
 
 
 def write_table(folder: Path, calls: Iterable[Call], **facts: object) -> Path:
-    """A run folder with a table of these calls and a ``run.json`` of these facts."""
+    """Write a run folder with a table of these calls and a ``run.json`` with these facts."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / RECORD_TABLE.file).open("w", encoding="utf-8", newline="\n") as out:
         out.write("\t".join(RECORD_TABLE.columns) + "\n")
@@ -73,7 +73,7 @@ def write_table(folder: Path, calls: Iterable[Call], **facts: object) -> Path:
 
 
 def call(name: str, score: float, length: int = 700, **more: Any) -> Call:
-    """A scored record, viral from 0.9 on."""
+    """Make a scored record that is viral from 0.9 on."""
     return Call(
         name,
         length,

@@ -1,4 +1,4 @@
-"""A server on loopback, for what is fetched."""
+"""A server on loopback, for downloads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @contextmanager
 def serving(answer: Answer) -> Iterator[tuple[str, list[str]]]:
-    """A server on loopback: its address, and the paths that it is asked for."""
+    """Run a server on loopback. -> its address, and the requested paths"""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -38,7 +38,7 @@ def serving(answer: Answer) -> Iterator[tuple[str, list[str]]]:
 
 
 def answering(*parts: bytes, status: int = 200, **headers: object) -> Answer:
-    """Send these headers, named with ``_`` for ``-``, and then one part after the other."""
+    """Send these headers, named with ``_`` for ``-``, and then the parts in order."""
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(status)
@@ -56,5 +56,5 @@ def whole(content: bytes) -> Answer:
 
 
 def part(content: bytes, n_bytes: int) -> Answer:
-    """Promise all of the content, and send the beginning."""
+    """Announce all of the content, and send its beginning."""
     return answering(content[:n_bytes], Content_Length=len(content))

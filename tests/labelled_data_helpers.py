@@ -1,4 +1,4 @@
-"""Labelled sequences small enough for a test, and ``virnucpro train`` on them, in this process."""
+"""Small labelled data sets, and ``virnucpro train`` on them in this process."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _CODONS = {
 
 
 def coding(label: str, n_bases: int, rng: np.random.Generator) -> str:
-    """Bases without a T, so without a stop; codons that one label has more of than the other."""
+    """Return bases without T, so without a stop. One label has more of some codons."""
     return "".join(rng.choice(_CODONS[label], n_bases // 3 + 1))[:n_bases]
 
 
 def write_labelled(folder: Path, n_groups: int = 6, per_group: int = 2) -> Path:
-    """A manifest of so many groups of each label, of 300 to 800 bases, on either strand."""
+    """Write a manifest with this number of groups per label, of 300 to 800 bases."""
     rng = np.random.default_rng(3)
     rows = ["path\tid\tlabel\tgroup\tweight\tkingdom"]
     with (folder / "data.fa").open("w") as out:
@@ -58,7 +58,7 @@ def write_labelled(folder: Path, n_groups: int = 6, per_group: int = 2) -> Path:
 
 
 def relabelled(folder: Path, codons_of: dict[str, str], n_groups: int = 16) -> Path:
-    """Records whose bases are those of the label that ``codons_of`` says."""
+    """Return records whose bases fit the labels from ``codons_of``."""
     path, rng = write_labelled(folder, n_groups, per_group=3), np.random.default_rng(8)
     records = records_of(path)
     with (folder / "data.fa").open("w") as out:
@@ -68,7 +68,7 @@ def relabelled(folder: Path, codons_of: dict[str, str], n_groups: int = 16) -> P
 
 
 def pairs_of(data: Path, splits: dict[str, Split] | None = None, *parts: Split) -> list[Labelled]:
-    """The records of a manifest with their sequences; of these parts of a split, if any."""
+    """Return the records of a manifest with their sequences, or only of some split parts."""
     pairs = read_records(read_data_manifest(data))
     return [pair for pair in pairs if splits is None or splits[pair[0].group] in parts]
 
@@ -80,7 +80,7 @@ def records_of(
 
 
 def frames_of(training: Path, part: Split, chunk_size: int = 300) -> LabelledFrames:
-    """What a training made of the groups of one part."""
+    """Return the frames that a training made from the groups of one part."""
     splits = read_split(training / "split.tsv")
     return FrameStore.open(training / "frames").select(splits, part, [chunk_size])
 
@@ -91,7 +91,7 @@ def ids_of(training: Path, frames: LabelledFrames) -> list[str]:
 
 
 def options(data: Path, output: Path, **changes: object) -> TrainOptions:
-    """Small, on the CPU, and for the tests in float32."""
+    """Return options for a small training on the CPU, in float32."""
     small = {
         "epochs": 2,
         "batch_size": 16,
@@ -115,7 +115,7 @@ def head_facts(found: Calibration, encoder: EncoderInfo, chunk_size: int) -> Hea
 
 
 def train_and_be_killed(given: list[TrainOptions]) -> None:
-    """Train as far as the first step of the third epoch."""
+    """Train up to the first step of the third epoch."""
 
     def kill(event: RunEvent) -> None:
         if isinstance(event, Progress) and event.stage.startswith("epoch 3 "):
@@ -125,5 +125,5 @@ def train_and_be_killed(given: list[TrainOptions]) -> None:
 
 
 def train_here(asked: TrainOptions, told: list[RunEvent] | None = None) -> TrainingRun:
-    """Train in this process, as the command does it."""
+    """Train in this process, as the command does."""
     return train(asked, ([] if told is None else told).append)

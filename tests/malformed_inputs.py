@@ -1,7 +1,7 @@
-"""Hostile inputs that git cannot keep, or that are large: each is made when a test asks for it.
+"""Malformed inputs that git cannot store, or that are large. Each is made on demand.
 
-``outcomes.tsv`` names them as ``made:`` and their name here. A maker is given an empty
-folder, and returns what the user would name with ``--input``.
+``outcomes.tsv`` names them as ``made:`` and their name here. A maker gets an empty folder, and
+returns what the user would name with ``--input``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BLOCK = 1 << 20
 
 
 class Payload:
-    """An object whose unpickling makes a file."""
+    """An object that makes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,7 +32,7 @@ class Payload:
 
 
 Maker = Callable[[Path], list[Path]]
-# the files of a folder, by their names; made when they are asked for, for some are large
+# folder files by name, made on demand because some are large
 Files = Callable[[], dict[str, str | bytes]]
 
 
@@ -84,7 +84,7 @@ INSIDE: dict[str, Files] = {  # the user names the folder
 
 
 def endless_protein() -> bytes:
-    """Far more letters than the test's bound; the last of many lines has no end either."""
+    """Make a protein far above the test's limit. The last of its many lines has no end."""
     lines = gzip.compress(b"MKVLEFPQIL\n" * _BLOCK) + gzip.compress(b"MKVLEFPQIL" * _BLOCK)
     return gzip.compress(b">first\nMKV\n>endless\n") + 16 * lines
 
@@ -156,7 +156,7 @@ MAKERS: dict[str, Maker] = {
 
 @contextmanager
 def written_to(path: Path) -> Iterator[None]:
-    """Somebody writes two records into a pipe, for the time of the block."""
+    """Write two records into a pipe during the block."""
 
     def write() -> None:
         with suppress(BrokenPipeError):
@@ -167,5 +167,5 @@ def written_to(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))  # wakes who still waits
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))  # wakes a process that still waits
         thread.join(timeout=10)

@@ -1,4 +1,4 @@
-"""A SLURM of one node in a scratch folder: its daemons, jobs, and their ends."""
+"""A SLURM cluster of one node in a temporary folder: daemons, jobs and how they end."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ class Slurm:
         return answer.stdout.strip()
 
     def submit(self, *arguments: object) -> str:
-        """Submit a job of one core, and return its number."""
+        """Submit a job with one core, and return its number."""
         small = ("--parsable", "--gres=none", "--cpus-per-task=1", "--mem=1G", "--chdir", self.root)
         return self.call("sbatch", *small, *arguments)
 
     def states(self, job: str) -> dict[str, str]:
-        """The state of each task of a job, by its name."""
+        """Return the state of each task of a job, by its name."""
         lines = self.call("squeue", "--all", "--states=all", "-rho", "%i %T", f"--jobs={job}")
         return dict(line.split() for line in lines.splitlines())
 
     def wait(self, *jobs: str, seconds: float = 240.0) -> dict[str, str]:
-        """Wait for the end of jobs, and return the states of their tasks."""
+        """Wait until jobs end, and return the states of their tasks."""
 
         def look() -> dict[str, str] | None:
             states = {task: state for job in jobs for task, state in self.states(job).items()}
@@ -93,10 +93,10 @@ class Slurm:
 
 @contextmanager
 def one_node_slurm() -> Iterator[Slurm]:
-    """Start munged and both daemons of SLURM, and end them with all their jobs."""
+    """Start munged and both SLURM daemons, and end them with all their jobs."""
     with TemporaryDirectory(prefix="virnucpro-slurm-") as folder:
         root = Path(folder)
-        root.chmod(0o755)  # munged, as its own user, must reach what is its own
+        root.chmod(0o755)  # munged runs as its own user and must reach its files
         with _daemons(root) as slurm:
             yield slurm
 
@@ -123,7 +123,7 @@ def _daemons(root: Path) -> Iterator[Slurm]:
 
 
 def _step_starter(folder: Path, conf: Path) -> Path:
-    """A folder with an ``srun`` that knows this SLURM, where a job lost its variables."""
+    """Make a folder with an ``srun`` that finds this SLURM even if a job lost its variables."""
     folder.mkdir()
     starter = folder / "srun"
     srun = shutil.which("srun")
@@ -133,7 +133,7 @@ def _step_starter(folder: Path, conf: Path) -> Path:
 
 
 def _munged(folder: Path) -> list[str]:
-    """The command for munged, which wants files of its own user alone."""
+    """Return the command for munged, which accepts only files of its own user."""
     folder.mkdir()
     key = folder / "key"
     key.write_bytes(secrets.token_bytes(128))

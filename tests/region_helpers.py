@@ -37,7 +37,7 @@ MODEL = RegionModel(
 
 
 def items_of(log_odds: np.ndarray, model: RegionModel = MODEL) -> WindowTable:
-    """Pieces with these log-odds, all else being as in a host."""
+    """Return pieces with these log-odds. Everything else is as in a host."""
     starts = model.step * np.arange(len(log_odds))
     gc = np.full(len(log_odds), model.host.gc)
     shape = np.tile(model.host.shape, (len(log_odds), 1))
@@ -65,12 +65,12 @@ USUAL_IN_T4 = {
 
 
 def host_dna(n_bases: int, rng: np.random.Generator) -> str:
-    """Genes of 300 codons as E. coli has them, on either strand; they look cellular."""
+    """Return genes of 300 codons as in E. coli, on both strands. They look cellular."""
     return genes_dna(n_bases, rng, 300, USUAL_IN_HOST, "TTAGTTAACTAACTTAG")
 
 
 def phage_dna(n_bases: int, rng: np.random.Generator) -> str:
-    """Short genes as T4 has them; they look viral."""
+    """Return short genes as in T4. They look viral."""
     return genes_dna(n_bases, rng, 150, USUAL_IN_T4)
 
 
@@ -100,7 +100,7 @@ AT_RICH = [1 + 2 * sum(base in "AT" for base in codon) for codon in SENSE]
 
 
 def gene(n_codons: int, seed: int, *, code: int = 11) -> str:
-    """An open stretch of AT-rich codons; reassigned ones take their synonyms' places."""
+    """Return an open stretch of AT-rich codons. Synonyms replace reassigned codons."""
     rng = random.Random(seed)
     codons = rng.choices(SENSE, AT_RICH, k=n_codons)
     spelled = {

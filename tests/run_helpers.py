@@ -1,4 +1,4 @@
-"""Runs for the tests, and what they left, in a form that can be compared."""
+"""Run commands for tests, and read their results in a form that can be compared."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run_inline(
     on_event: EventHandler = lambda _: None,
     executor: Executor | None = None,
 ) -> Summary:
-    """Run in this process; a prediction is called by the head, or without one by the scorer."""
+    """Run in this process. The head calls, or the scorer if there is no head."""
     if isinstance(config, PredictConfig):
         options = config.options
         config = replace(config, classifier=choose_classifier(options, options.calls, head))
@@ -81,7 +81,7 @@ def run_inline(
 
 
 def run(config: RunConfig, executor: Executor, on_event: EventHandler) -> Summary:
-    """Run what was resolved by ``predict`` or ``extract``."""
+    """Run a config that ``predict`` or ``extract`` resolved."""
     if isinstance(config, PredictConfig):
         return run_predict(config, executor, on_event)
     assert isinstance(config, ExtractConfig)
@@ -91,7 +91,7 @@ def run(config: RunConfig, executor: Executor, on_event: EventHandler) -> Summar
 def execute(
     options: RunOptions, on_event: EventHandler, executor_on: ExecutorOn = ProcessExecutor
 ) -> Summary:
-    """Do what the options ask for."""
+    """Run with these options."""
     if isinstance(options, PredictOptions):
         return predict(options, on_event, executor_on)
     assert isinstance(options, ExtractOptions)
@@ -106,13 +106,13 @@ def resolve(options: RunOptions, on_event: EventHandler) -> RunConfig:
 
 
 def invoke(*words: object) -> tuple[int, str]:
-    """Run a command in this process. Returns its exit code, and what it prints."""
+    """Run a command in this process. -> its exit code, and its output"""
     outcome = CliRunner().invoke(app, list(map(str, words)))
     return getattr(outcome.exception, "exit_code", outcome.exit_code), outcome.output
 
 
 def predict_here(proteins: Sequence[Path], tiny: Tiny, folder: Path) -> Path:
-    """The run of proteins on one machine, in this process. Returns its folder."""
+    """Run the proteins on one machine, in this process. -> the run folder"""
     options = PredictOptions(
         input=tuple(proteins),
         output_dir=folder,
@@ -131,12 +131,12 @@ def write_fasta(path: Path, records: Mapping[str, str]) -> Path:
 
 
 def again(config: RunConfig, **changes: object) -> RunConfig:
-    """The same run, asked for with other options."""
+    """Configure the same run with other options."""
     return replace(config, options=replace(config.options, **changes))
 
 
 def called(*rows: tuple[FastaRecord, Call, Sequence[Region] | None]) -> CalledRecords:
-    """Records with their calls and regions, which no piece tells; None: not searched."""
+    """Return records with their calls and regions. None: not searched."""
     records, calls, regions = zip(*rows, strict=True)
     track = Track(*(np.empty(0, kind) for kind in (np.int64, np.int64, np.float64, np.float64)))
     return CalledRecords(
@@ -148,13 +148,13 @@ def called(*rows: tuple[FastaRecord, Call, Sequence[Region] | None]) -> CalledRe
 
 
 def hear_signals() -> None:
-    """For a process about to be a command: what started the tests may ignore these (`nohup`)."""
+    """Restore signal handlers that the test runner ignores (`nohup`), before a command starts."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 def our_processes() -> list[psutil.Process]:
-    """The running processes that this one started, forked ones included."""
+    """Return the running processes that this one started, including forked ones."""
     forked = list[psutil.Process]()
     for child in multiprocessing.active_children():
         with suppress(psutil.NoSuchProcess):  # it has just ended
@@ -163,7 +163,7 @@ def our_processes() -> list[psutil.Process]:
 
 
 def kill_ours() -> int:
-    """Kill the processes that this one started. Returns how many there were."""
+    """Kill the processes that this one started. -> their number"""
     ours = our_processes()
     for process in ours:
         with suppress(psutil.NoSuchProcess):
@@ -178,7 +178,7 @@ def is_ours(process: psutil.Process) -> bool:
 
 
 def assert_gone(*pids: int) -> None:
-    """The processes have ended; a zombie that its parent has not collected counts as ended."""
+    """Check that the processes have ended. A zombie counts as ended."""
     for pid in pids:
         wait_until(lambda pid=pid: not is_there(pid), seconds=10)
 
@@ -192,7 +192,7 @@ def wait_until(
     apart: float = 0.01,
     story: Callable[[], str] = lambda: "",
 ) -> T:
-    """Call ``look`` until it returns something true, and return that; else fail with a story."""
+    """Call ``look`` until it returns a true value, and return that, or fail with a description."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < deadline, f"nothing came within {seconds} seconds\n{story()}"
@@ -209,7 +209,7 @@ def is_there(pid: int) -> bool:
 
 @contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Fail if the block takes longer than this, instead of waiting for ever."""
+    """Fail if the block takes longer than this, instead of waiting forever."""
 
     def give_up(*_: object) -> None:
         pytest.fail(f"nothing came within {seconds} seconds")
@@ -224,7 +224,7 @@ def within(seconds: int) -> Iterator[None]:
 
 
 def exported(run_folder: Path, layout: str) -> dict[str, NDArray[np.float32]]:
-    """The vectors of a run in another format, by id."""
+    """Return the vectors of a run in another format, by id."""
     found: dict[str, NDArray[np.float32]] = {}
     for path in (run_folder / "features").glob(f"[0-9]*.{layout}"):
         if layout == "npz":
@@ -250,7 +250,7 @@ def flip_bit(path: Path, place: int | None = None) -> None:
 
 @contextmanager
 def no_file_longer_than(n_bytes: int) -> Iterator[None]:
-    """Writing past this length fails, much as on a full disk."""
+    """Let writes past this length fail, much as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:
@@ -260,14 +260,14 @@ def no_file_longer_than(n_bytes: int) -> Iterator[None]:
 
 
 def forget_hashes(folder: Path) -> None:
-    """Make a finished run one of an older version, whose ``run.json`` has no hash of an output."""
+    """Turn a finished run into one of an older version, without output hashes in ``run.json``."""
     stored = json.loads((folder / "run.json").read_text())
     del stored["outputs"]
     write_run_json(folder, stored)
 
 
 def write_run_json(folder: Path, stored: Mapping[str, object]) -> None:
-    """Replace ``run.json``, with a right checksum."""
+    """Replace ``run.json``, with a correct checksum."""
     (folder / "run.json").write_text(add_checksum(stored))
 
 
@@ -276,7 +276,7 @@ def tables(folder: Path) -> dict[str, bytes]:
 
 
 def vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
-    """Every embedding of a run by its id, through ``features.h5``; a row or one a residue."""
+    """Return the vectors in ``features.h5`` by id: a row, or a row per residue."""
     with h5py.File(folder / "features.h5") as h5:
         if "ids" not in h5:
             return {}
@@ -288,7 +288,7 @@ def vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def vectors_of_each(folder: Path, recipe: Recipe) -> list[dict[str, NDArray[np.float32]]]:
-    """The vectors of each encoder of a run, by the ids of their frames."""
+    """Return the vectors of each encoder in a run, by frame id."""
     stores = open_stores(folder / "features", recipe.encoders, recipe.fingerprint)
     parts = [[content for *_, content in store.read_files()] for store in stores]
     return [
@@ -307,14 +307,14 @@ def bases_by_frame(fasta: Path) -> dict[str, str]:
 
 
 def statuses(folder: Path, table: str = "predictions.tsv") -> dict[str, str]:
-    """The status of each record, by its id, which here no other file has."""
+    """Return the status of each record by id. Ids must be unique over all files."""
     found = rows(folder / table)
     assert len({row["record"] for row in found}) == len(found)
     return {row["record"]: row["status"] for row in found}
 
 
 def rows(table: Path) -> list[dict[str, str]]:
-    """The lines of a table, by their columns."""
+    """Return the lines of a table as dicts by column."""
     with table.open(encoding="utf-8", errors="surrogateescape", newline="") as lines:
         found = list(csv.DictReader(lines, delimiter="\t", strict=True))
     assert all(None not in row and None not in row.values() for row in found)
@@ -322,7 +322,7 @@ def rows(table: Path) -> list[dict[str, str]]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """The tables, and what failed, have the same bytes, and the vectors the same bits, id by id."""
+    """Check that tables and failures have equal bytes, and vectors equal bits, id by id."""
     assert tables(one) == tables(other)
     assert failures(one) == failures(other)
     chunks = [folder / "chunks.fa" for folder in (one, other)]
@@ -333,7 +333,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 def failures(folder: Path) -> dict[str, bytes]:
-    """The files that are there only if something failed."""
+    """Return the files that exist only if something failed."""
     paths = [folder / name for name in ("failed_files.txt", "failed_sequences.fa")]
     return {path.name: path.read_bytes() for path in paths if path.exists()}
 
@@ -351,7 +351,7 @@ def assert_same_vectors(
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Temporary and partial files that a run should not leave."""
+    """Return temporary and partial files that a run must not leave."""
     return [path.name for path in folder.rglob(".*") if path.name.endswith((".tmp", ".partial"))]
 
 

@@ -1,6 +1,6 @@
-"""The features of a piece and common words in plain Python: the oracle of the library.
+"""Features of a piece and common words in plain Python: the reference for the C library.
 
-Slow and simple, letter by letter; it shares the tables of codons with the package, and no more.
+It is slow and simple, and reads letter by letter. It shares only the codon tables with the package.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Stretch = tuple[int, int, int]  # codons, strand, start on the strand
 
 
 def letters_of(sequence: str) -> str:
-    """A, C, G and T, and N for any other letter."""
+    """Return A, C, G and T, and N for any other letter."""
     upper = sequence.upper().replace("U", "T")
     return "".join(letter if letter in "ACGT" else "N" for letter in upper)
 
@@ -56,7 +56,7 @@ def strands_of(sequence: str) -> tuple[str, str]:
 
 
 def frames_of(sequence: str, code: GeneticCode = STANDARD) -> list[list[Stretch]]:
-    """All stretches of the six frames, base by base, with those of no codon."""
+    """Return all stretches in the six frames, base by base, including those without a codon."""
     frames = []
     for strand, bases in enumerate(strands_of(sequence)):
         for frame in range(3):
@@ -78,12 +78,12 @@ def first_base(stretch: Stretch, sequence: str) -> int:
 def kept_of(
     sequence: str, code: GeneticCode = STANDARD, shortest: int = 5
 ) -> tuple[list[Stretch], int]:
-    """The stretches that are kept, and the number of bases that they cover."""
+    """Return the stretches that are kept, and the number of bases that they cover."""
     return kept_in_order(in_order(sequence, code, shortest), sequence)
 
 
 def kept_in_order(found: Sequence[Stretch], sequence: str) -> tuple[list[Stretch], int]:
-    """Each is kept that earlier ones hardly cover."""
+    """Keep each stretch that earlier ones hardly cover."""
     covered: set[int] = set()
     kept = []
     for stretch in found:
@@ -96,9 +96,9 @@ def kept_in_order(found: Sequence[Stretch], sequence: str) -> tuple[list[Stretch
 
 
 def in_order(sequence: str, code: GeneticCode, shortest: int) -> list[Stretch]:
-    """The longest first, but before it the most gene-like of those that lack a codon at most.
+    """Sort by length, but the most gene-like of those at most one codon shorter come first.
 
-    Of equally long ones, those of the strand that comes first in lexical order.
+    Among equally long ones, those on the strand that comes first in lexical order come first.
     """
     frames = frames_of(sequence, code)
     forward, reverse = (strand.replace("N", "Z") for strand in strands_of(sequence))
@@ -134,7 +134,7 @@ def roots(counts: Counter[str], names: Sequence[str]) -> list[float]:
 
 
 def log_ratios(counts: Counter[str], gc: float) -> list[float]:
-    """Codons over what single bases let expect."""
+    """Return log-ratios of codons over what single bases predict."""
     share = min(max(gc, np.float32(0.05)), np.float32(0.95))
     chance = {base: share / 2 if base in "GC" else (1 - share) / 2 for base in "ACGT"}
     total = sum(counts[codon] for codon in STANDARD.codons)
@@ -167,7 +167,7 @@ def palindromes_of(sequence: str) -> list[float]:
 
 
 def switches_of(stretches: Sequence[Stretch], sequence: str) -> tuple[int, int]:
-    """How often neighbours change the strand, and how many lie on the commoner one."""
+    """Return how often neighbours change strands, and how many are on the more frequent strand."""
     ordered = sorted(stretches, key=lambda one: first_base(one, sequence))
     n_reverse = sum(strand for _, strand, _ in ordered)
     n_switches = sum(left[1] != right[1] for left, right in pairwise(ordered))
@@ -175,7 +175,7 @@ def switches_of(stretches: Sequence[Stretch], sequence: str) -> tuple[int, int]:
 
 
 def figures_of(sequence: str, code: GeneticCode) -> list[float]:
-    """The 36 plain figures."""
+    """Return the 36 plain figures."""
     n_bases, frames = max(1, len(sequence)), frames_of(sequence, code)
     kept, n_covered = kept_of(sequence, code)
     a, c, g, t = (sequence.count(base) for base in "ACGT")
@@ -217,7 +217,7 @@ def figures_of(sequence: str, code: GeneticCode) -> list[float]:
 def features_of(
     text: str, code: GeneticCode, owner_of: Callable[[str], int]
 ) -> NDArray[np.float64]:
-    """The 1,229 features of a piece, by the owner of each word of residues; 0: none."""
+    """Return the 1,229 features of a piece, by the owner of each residue word (0: none)."""
     sequence = letters_of(text)
     kept, _ = kept_of(sequence, code)
     read = kept[:1] + [stretch for stretch in kept[1:MOST_STRETCHES] if stretch[0] >= LONG]
@@ -253,7 +253,7 @@ def features_of(
 
 
 def layout_of(text: str, code: GeneticCode) -> list[float]:
-    """The 12 figures of how gene-like stretches lie."""
+    """Return the 12 figures about the arrangement of gene-like stretches."""
     sequence = letters_of(text)
     kept, _ = kept_of(sequence, code, shortest=30)
     lengths = [n_codons for n_codons, _, _ in kept]
@@ -282,7 +282,7 @@ def layout_of(text: str, code: GeneticCode) -> list[float]:
 
 
 def common_words(left: str, right: str, size: int, longest: int) -> list[tuple[int, int, int]]:
-    """Longest common words of known letters, that begin where the left has a word once or twice."""
+    """Return the longest common words of known letters that begin with a rare word of the left."""
     found = []
     for j in range(len(right) - size + 1):
         word = right[j : j + size]
@@ -302,7 +302,7 @@ def common_words(left: str, right: str, size: int, longest: int) -> list[tuple[i
 
 
 def is_plain(repeat: str) -> bool:
-    """Whether a repeat is unknown, of one base, or of a short unit."""
+    """Return True if a repeat is unknown, has one base, or consists of a short unit."""
     n = len(repeat)
     if repeat.count("N") > 0.2 * n or max(map(repeat.count, "ACGT")) > 0.75 * n:
         return True
@@ -312,7 +312,7 @@ def is_plain(repeat: str) -> bool:
 
 
 def terminal_repeats(text: str) -> tuple[int, int]:
-    """Bases of the direct and of the inverted terminal repeat; 0: none."""
+    """Return the bases of the direct and of the inverted terminal repeat (0: none)."""
     sequence, other = strands_of(letters_of(text))
     inverted = 0
     while inverted < len(sequence) // 2 and sequence[inverted] == other[inverted]:
@@ -322,7 +322,7 @@ def terminal_repeats(text: str) -> tuple[int, int]:
 
 
 def direct_repeat(sequence: str) -> int:
-    """Bases of the direct repeat whose first 21 agree; 0: none."""
+    """Return the bases of the direct repeat whose first 21 agree (0: none)."""
     half, seed = len(sequence) // 2, sequence[:21]
     if half < 21 or is_plain(seed) or sequence.count(seed) > 8:
         return 0
@@ -335,7 +335,7 @@ def direct_repeat(sequence: str) -> int:
 
 
 def longest_open(text: str, stops: Sequence[str]) -> int:
-    """Codons of the longest stretch of any frame without one of these stops."""
+    """Return the codons of the longest stretch in any frame without one of these stops."""
     longest = 0
     for bases in strands_of(letters_of(text)):
         for frame in range(3):
@@ -355,10 +355,10 @@ def log_odds_in_whole_numbers(
     nets: Sequence[tuple[int, Layers, int]],
     prokaryotic: tuple[int, Layers, int] | None = None,
 ) -> NDArray[np.float64]:
-    """The mean log-odds of nets: their first column, layers, and kinds of viruses. (n,)
+    """Return the mean log-odds of networks from their integer weights. (n,)
 
-    A net that knows prokaryotes alone moves it half of the way to its own, times their probability
-    by the others.
+    The network for prokaryotes moves the result towards its own, by half their probability in the
+    other networks.
     """
     scale = np.float32(127 / 6) / deviation
     centre = (np.rint(mean.astype(np.float64) * scale) / scale).astype(np.float32)
@@ -392,7 +392,7 @@ def _sums(
     step: float,
     zero: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Sums of a layer in whole numbers, and what one is worth. (n, n_outputs), (n_outputs,)"""
+    """Return integer sums of a layer, and the value of one unit. (n, n_outputs), (n_outputs,)"""
     smallest = np.maximum(abs(bias) / step / 2**22, np.finfo(np.float32).tiny)
     of_one = np.maximum(abs(weight).max(axis=1) / 63, smallest)
     numbers = np.rint(weight / of_one[:, None]).astype(np.int64)
@@ -401,7 +401,7 @@ def _sums(
 
 
 def _gelus(sums: NDArray[np.int64], worth: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Levels of GELUs, twenty for 1, of what is rounded to a 64th; halves are taken up."""
+    """Return GELU levels, twenty per 1, of a number rounded to a 64th. Halves are rounded up."""
     inner = sums.astype(np.float32) * (worth.astype(np.float32) * np.float32(64))
     x = np.rint(inner.clip(-256, 803)).astype(np.float64) / 64
     tangent = np.tanh(0.7978845608028654 * (x + 0.044715 * x**3))
@@ -438,12 +438,12 @@ def number_of(word: str) -> int:
 
 
 def owner_of(word: str) -> int:
-    """Some owner of most words, by their letters."""
+    """Return an owner for most words, by their letters."""
     return sum(word.encode()) % 7
 
 
 def words_in(text: str) -> set[str]:
-    """All words that any frame of a text may spell in any code."""
+    """Return all words that any frame of a text may spell in any code."""
     found = set()
     for code in map(GeneticCode.from_number, GENETIC_CODES):
         letters = code.meanings

@@ -1,4 +1,4 @@
-"""Runs of predict without a model, and their inputs and outputs."""
+"""Runs of predict without a model, with their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from virnucpro.workflows.summary import Summary
 
 
 class NoExecutor(Executor):
-    """Nothing may be embedded."""
+    """Fails if anything is to be embedded."""
 
     def start(self, job: WorkerConfig, resources: Resources, n_workers: int) -> None:
         assert not n_workers
@@ -52,12 +52,12 @@ def many(seed: int = 1) -> dict[str, str]:
 
 
 def in_blocks(monkeypatch: pytest.MonkeyPatch, n_letters: int = 2_000) -> None:
-    """Have runs be cut into small blocks."""
+    """Cut runs into small blocks."""
     monkeypatch.setattr(plan, "LETTERS_AT_ONCE", n_letters)
     monkeypatch.setattr(record_text, "READ_BYTES", n_letters)
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
-    """Every output but those that tell of the time."""
+    """Return every output that does not contain times."""
     names = [*tables_of(folder), "regions.tsv", "regions.bed", "regions.gff3", "regions.fasta"]
     return {name: (folder / name).read_bytes() for name in (*names, "tracks.tsv.gz")}

@@ -1,4 +1,4 @@
-"""An encoder as anyone could write one: a line in ``FAMILIES``, or an entry point, names it."""
+"""An encoder as a third party could write it. A line in ``FAMILIES`` or an entry point adds it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def open_published(name: str, published: Published, path: Path) -> CountingModel
 
 
 class CountingModel(Model):
-    """The file, inspected but not loaded."""
+    """The model file, inspected but not loaded."""
 
     def describe(self, spec: EncoderSpec) -> str:
         return "four counts"
@@ -60,7 +60,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> CountingEnco
 
 @dataclass(frozen=True)
 class CountingEncoder:
-    """How often each base occurs: four numbers for each frame."""
+    """Counts each base: four numbers for each frame."""
 
     spec: EncoderSpec
     kernel = "count"

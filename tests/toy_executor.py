@@ -1,4 +1,4 @@
-"""An executor as anyone could write one: one class, and one line or an entry point for it."""
+"""An executor as a third party could write it: one class, and one line or entry point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small trainings, with a fault built in where a test wants one. Spawned processes import them."""
+"""Small trainings, some with a built-in fault. Spawned processes import them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Fault = Literal["", "told", "untold", "killed", "hanging", "full disk", "frail"]
 
 
 def frames(n: int = N_ROWS, seed: int = 0) -> LabelledFrames:
-    """Proteins of 20 to 60 residues; viral ones have more of the first ten amino acids."""
+    """Make proteins of 20 to 60 residues. Viral ones have more of the first ten amino acids."""
     rng = np.random.default_rng([n, seed])
     is_virus = np.arange(n) % 3 == 0
     letters = np.array(list(AMINO_ACIDS))
@@ -90,7 +90,7 @@ def settings(**changes: object) -> TrainOptions:
 
 @dataclass(frozen=True)
 class Training:
-    """What a process of a training runs. The first one leaves ``weights.pt`` and ``state.json``."""
+    """A training process. The first one writes ``weights.pt`` and ``state.json``."""
 
     folder: Path
     settings: TrainOptions
@@ -167,7 +167,7 @@ class Training:
 
 
 class Interrupting(Training):
-    """Ctrl-C comes while its first process starts: when it is pickled to be sent there."""
+    """Sends Ctrl-C when it is pickled, that is, while its first process starts."""
 
     def __getstate__(self) -> dict[str, object]:
         os.kill(os.getpid(), signal.SIGINT)
@@ -176,7 +176,7 @@ class Interrupting(Training):
 
 @dataclass(frozen=True)
 class Several:
-    """Trainings one after another: processes take seconds to start."""
+    """Runs several trainings in one process, because processes take seconds to start."""
 
     trainings: tuple[Training, ...]
 
@@ -186,7 +186,7 @@ class Several:
 
 
 def run_here(*trainings: Training) -> dict[str, Tensor]:
-    """Run the trainings in this process. Returns the weights that the last one left."""
+    """Run the trainings in this process. -> the weights of the last one"""
     Several(trainings)(Ranks(0, 1, torch.device("cpu")))
     return weights(trainings[-1].folder)
 
@@ -197,7 +197,7 @@ def run_on_two(*trainings: Training) -> dict[str, Tensor]:
 
 
 def variables_of_torchrun(rank: int) -> dict[str, str]:
-    """What torchrun sets for one of two processes, except the port; each uses one thread."""
+    """Return torchrun's variables for one of two processes, except the port. Each uses a thread."""
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     return {**os.environ, **own, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
 
@@ -215,7 +215,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def history(folder: Path) -> list[dict[str, float]]:
-    """The figures of each epoch, except the speed, which differs each time."""
+    """Return the figures of each epoch, except the speed, which always differs."""
     rows = json.loads((folder / "state.json").read_text())
     return [{k: v for k, v in row.items() if k != "frames_per_second"} for row in rows]
 
@@ -229,7 +229,7 @@ def state_of(checkpoint: Path) -> _ProgressState:
 
 
 def main(given: tuple[Path, str]) -> None:
-    """A training in a process that a test can kill, or with a fault as torchrun starts it."""
+    """Run a training in a process that a test can kill, or with a fault as torchrun starts it."""
     folder, how = given
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if how == "hanging":  # a parent and its processes
@@ -249,19 +249,19 @@ GRADIENT_LIMIT = 3 * tolerance(SHAPE.n_layers, torch.float32)
 
 
 def weights_limit(n_steps: int) -> float:
-    """How far roundings may bring the weights apart, as a part of how far they were moved.
+    """Return how far rounding may separate weights, as a share of how far they were moved.
 
     Adam moves a weight by about lr, whatever the size of its gradient g, and by min(2, d / g) lr
-    too much or too little if g is off by d. Let d be a part r of the root mean square of all g,
-    and g spread like a normal number, with a density of 0.8 at 0: the mean square of the error is
-    lr^2 times the integral of 0.8 min(2, r / x)^2 dx from 0, which is 3.2 r. The errors of n
-    steps add up to n at worst, random moves to the root of n.
+    too much or too little if g is off by d. Let d be a share r of the root mean square of all g,
+    and g normally distributed, with a density of 0.8 at 0. The mean square of the error is then
+    lr^2 times the integral of 0.8 min(2, r / x)^2 dx from 0, which is 3.2 r. In n steps, errors add
+    up to n at worst, and random moves to the root of n.
     """
     return math.sqrt(3.2 * GRADIENT_LIMIT * n_steps)
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor], start: dict[str, Tensor]) -> float:
-    """How far weights are apart, as a part of how far they were moved from ``start``."""
+    """Return the distance of weights, as a share of how far they were moved from ``start``."""
     apart = sum(float((one[name] - other[name]).double().square().sum()) for name in one)
     moved = sum(float((one[name] - start[name]).double().square().sum()) for name in one)
     return math.sqrt(apart / moved)

@@ -1,6 +1,7 @@
-"""Calls of a program that mypy checks strictly, for the gate: nothing here is run.
+"""Calls from a user's program, which mypy checks strictly. Nothing here is run.
 
-An ``ignore`` that hides no error is an error itself, so each of these is one to whoever writes it.
+An ``ignore`` that hides no error is an error. So each one here marks an error that a caller would
+see.
 """
 
 from __future__ import annotations

@@ -548,9 +548,9 @@ def read_features(folder: str | Path, *, output: str | None = None) -> Iterator[
 
     A vector is (dim,), or (residues, dim) with ``--pooling none``. ``output`` names another output
     of the run, such as ``mean_layer6``, ``logits`` (residues, tokens), ``contacts`` (residues,
-    residues) or ``perplexity`` (a single number). A run with two encoders yields
-    the first encoder's vectors. Each id comes once, copies included. Replaced records are omitted,
-    as in ``features.h5``. Memory contains one feature file.
+    residues) or ``perplexity`` (a single number). A run with two encoders yields the first
+    encoder's vectors. Each id comes once, copies included. Replaced records are omitted, as in
+    ``features.h5``. Memory contains one feature file.
 
     Raises:
         VirnucproError: the folder contains no features, or they are corrupt.

@@ -1,6 +1,6 @@
-"""The page of a run in a real browser: Debian's Chromium, driven by playwright.
+"""Open report.html in Chromium, driven by playwright.
 
-They need the extra `browser` and the program `chromium`, and are skipped without.
+The tests need the extra `browser` and the program `chromium`. They are skipped without these.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAni
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
-        # a container has no name spaces for the sandbox of root
+        # root has no sandbox in a container without user namespaces
         flags = ["--no-sandbox"] if os.geteuid() == 0 else []
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield chromium
@@ -49,7 +49,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of 300 records with hostile ids, notes, regions, failures and devices."""
+    """A report with 300 records, odd ids, notes, regions, failures and devices."""
     rng = np.random.default_rng(1)
     calls = [
         call(f"contig{i}", score, 500 + i, sample="ab"[i % 2], false_discovery_rate=0.1)
@@ -89,7 +89,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a virus with a hostile id, its genes and its class."""
+    """A report with a virus that has an odd id, genes and a class."""
     folder = tmp_path_factory.mktemp("drawn")
     write_table(folder, [call(EVIL, 0.99, 900, sample=EVIL)])
     gene = {"virus": EVIL, "record": EVIL, "file": EVIL, "known_family": EVIL, "n_known_kmers": "2"}
@@ -105,7 +105,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of 100,000 records, with ids as assemblers write them."""
+    """A report with 100,000 records and ids as assemblers write them."""
     rng = np.random.default_rng(2)
     lengths = (10 ** rng.uniform(2.2, 5, N_MANY)).astype(int).tolist()
     columns = (lengths, rng.beta(0.3, 0.6, N_MANY).tolist(), rng.uniform(1, 50, N_MANY).tolist())
@@ -117,7 +117,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Opened:
-    """A page in the browser, and all that it asked for and complained of."""
+    """A page in the browser, with its requests and its console errors."""
 
     def __init__(self, browser: Any, path: Path, **context: object) -> None:
         self.requests: list[str] = []
@@ -132,7 +132,7 @@ class Opened:
             self.page.wait_for_function(READY)
 
     def ids(self) -> list[str]:
-        """The ids in the rows that are drawn."""
+        """Return the ids in the visible rows."""
         return self.page.eval_on_selector_all(
             f"{ROWS} button", "buttons => buttons.map((button) => button.textContent)"
         )
@@ -172,8 +172,8 @@ def test_user_text_never_becomes_markup(opened, few):
     assert one.complaints == []
 
 
-def test_a_script_that_got_into_the_page_would_not_run(opened, few, tmp_path):
-    """The policy holds even where escaping failed."""
+def test_injected_script_does_not_run(opened, few, tmp_path):
+    """The content security policy blocks a script even if escaping fails."""
     forged = tmp_path / "forged.html"
     text = few.read_text(encoding="utf-8")
     forged.write_text(text.replace("<h1>", f"{EVIL}<script>document.title='bad'</script><h1>", 1))
@@ -183,8 +183,8 @@ def test_a_script_that_got_into_the_page_would_not_run(opened, few, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_chart_stands_out_in_either_scheme(opened, few, scheme):
-    """Lines, dots and words have other colours than the page behind them."""
+def test_charts_contrast_in_light_and_dark(opened, few, scheme):
+    """Lines, dots and words differ in colour from the background."""
     page = opened(few, color_scheme=scheme).page
     away = page.evaluate(
         """() => {
@@ -252,13 +252,13 @@ def test_search_filter_sort_and_scroll(opened, many, few):
     assert one.complaints == []
 
 
-def test_the_table_is_worked_by_keys_alone(opened, few):
+def test_table_works_by_keyboard(opened, few):
     one = opened(few)
     page = one.page
     page.focus(f"{ROWS} button")
     for key, record in {"ArrowDown": "contig0", "End": r"a\u202eb", "ArrowUp": "lost"}.items():
         page.keyboard.press(key)
-        page.evaluate(TWO_FRAMES)  # what a scroll sets off is done
+        page.evaluate(TWO_FRAMES)  # the reaction to a scroll is complete
         assert page.evaluate("document.activeElement.textContent") == record
     assert page.evaluate(
         "document.activeElement.getBoundingClientRect().bottom"
@@ -376,7 +376,7 @@ def test_samples_table_sorts_and_searches_fast(opened, tmp_path):
 @pytest.mark.parametrize(
     ("scheme", "rules"), [("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")]
 )
-def test_axe_finds_nothing_serious(opened, few, scheme, rules):
+def test_axe_reports_no_serious_violation(opened, few, scheme, rules):
     axe = pytest.importorskip("axe_playwright_python", reason="needs the extra `browser`")
     page = opened(few, color_scheme=scheme).page
     page.evaluate(files(axe).joinpath("axe.min.js").read_text(encoding="utf-8"))
@@ -390,6 +390,6 @@ def test_axe_finds_nothing_serious(opened, few, scheme, rules):
     assert len(found["passes"]) >= (20 if scheme == "light" else 1)
 
 
-def test_a_narrow_window_does_not_scroll_sideways(opened, few):
+def test_narrow_window_does_not_scroll_sideways(opened, few):
     page = opened(few, viewport={"width": 390, "height": 800}).page
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -1,4 +1,4 @@
-"""Real runs of the command line in sessions of their own, and the harm that is done to them."""
+"""Run commands in sessions of their own, and kill, stop or signal their processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forkserver_runner import virnucpro
 from run_helpers import hear_signals, is_ours, wait_until, write_fasta
 
 SILENCE = 8  # seconds after which a worker counts as hung
-# a signal may come before the program can catch it: then the system ends it, with the same meaning
+# a signal before the program can catch it ends it too, with the same meaning
 ENDS = {
     signal.SIGKILL: {-signal.SIGKILL},
     signal.SIGINT: {130, -signal.SIGINT},
@@ -28,7 +28,7 @@ ENDS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A command without its output folder, and what it leaves when nobody disturbs it."""
+    """A command without its output folder, and the result of an undisturbed run."""
 
     program: tuple[str, ...]
     words: tuple[str, ...]
@@ -53,7 +53,7 @@ def make_setting(folder: Path, n_records: int) -> Setting:
 
 @dataclass
 class Run:
-    """A command that runs, with all processes that it starts."""
+    """A running command, with all processes that it starts."""
 
     process: subprocess.Popen[str]
     output: Path
@@ -65,14 +65,14 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": ""},  # as users have it
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # as for users
             start_new_session=True,  # a group of its own, as a shell makes for a job
             preexec_fn=hear_signals,
         )
         return cls(process, output)
 
     def wait_for_work(self) -> None:
-        """Wait until another worker has said that it is ready, or the run is over."""
+        """Wait until another worker is ready, or the run has ended."""
         known = self.log().count("is ready")
         wait_until(lambda: self.log().count("is ready") > known or self.process.poll() is not None)
 
@@ -87,11 +87,11 @@ class Run:
         return [one for one in self.family() if is_ours(one)]
 
     def family(self) -> list[psutil.Process]:
-        """All processes of the run that are there, whoever their parent is now."""
+        """Return all processes of the run that exist, whatever their parent."""
         return [one for one in psutil.process_iter() if _session(one.pid) == self.process.pid]
 
     def send(self, number: int) -> None:
-        """Send a signal to the parent alone, as ``kill`` does."""
+        """Send a signal to the parent only, as ``kill`` does."""
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
 
@@ -101,7 +101,7 @@ class Run:
             os.killpg(self.process.pid, number)
 
     def end(self, seconds: float = 120) -> str:
-        """Wait for the end of the run and of all its processes. Returns what it complained of."""
+        """Wait until the run and all its processes have ended. -> its error output"""
         try:
             _, errors = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
-"""Work on small disks in memory, for ``test_disk``: fill them, make room, go on, keep the result.
+"""Run commands on small disks in memory, for ``test_disk``: fill, make room, resume, keep results.
 
-Its process has mounts of its own. It writes one line of JSON for each disk.
+Its process has its own mounts. It writes one line of JSON for each disk.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Training:
 
 
 def main(work: Callable[[bool], None], folder: Path, kept: Path, limits: list[str]) -> None:
-    """Let ``work`` fill disks at the parent of its ``folder``; it takes whether it is a resume."""
+    """Let ``work`` fill disks at the parent of ``folder``. Its argument is True for a resume."""
     disk = folder.parent
     for limit in limits:
         subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "tmpfs", disk], check=True)

@@ -1,7 +1,7 @@
-"""Faults of the disk, wherever they strike: one clear message, nothing lost, --resume goes on.
+"""Disk faults at any call: one clear message, nothing is lost, and --resume continues.
 
-The operating system refuses chosen calls by an audit hook, and by limits of a process, so that
-every file a run writes gets to be the one that fails. ``--rounds 32`` strikes every call.
+An audit hook and resource limits make chosen system calls fail, so that each file of a run is once
+the one that fails. ``--rounds 32`` covers every call.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ UNREADABLE = {errno.EIO: 74, errno.EMFILE: 74, errno.EACCES: 73, errno.ESTALE: 7
 Strike = Callable[[int, str], None]  # the number of a call, and its path
 
 
-# where a call has the open folder that a relative path begins in
+# argument index of the open folder that a relative path starts from
 _DESCRIPTORS = {"os.rename": 2, "os.remove": 1, "os.mkdir": 2}
 
 
 def path_of(descriptor: object) -> Path:
-    """The path of an open folder; without one, of the current folder."""
+    """Return the path of an open folder, or of the current folder."""
     if descriptor == -1:
         return Path()
     if sys.platform == "darwin":
@@ -89,13 +89,13 @@ def path_of(descriptor: object) -> Path:
 
 
 class Calls:
-    """Hears of every file that is opened, made, renamed or deleted below a folder."""
+    """Records every file that is opened, made, renamed or deleted below a folder."""
 
     def __init__(self) -> None:
         self.folder = ""
-        self.made: list[tuple[str, str]] = []  # what was done, and to which file
+        self.made: list[tuple[str, str]] = []  # the call, and its file
         self.strike: Strike = lambda *_: None
-        self.lock = threading.Lock()  # tables are written beside embedding
+        self.lock = threading.Lock()  # tables are written while shards are embedded
 
     def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
         if not self.folder or event not in ("open", "os.rename", "os.remove", "os.mkdir"):
@@ -145,7 +145,7 @@ def refusing(fault: int) -> Callable[[str], None]:
 
 
 def ending_of(config: RunConfig, head, on_event=lambda _: None) -> VirnucproError | None:
-    """How a run was refused; any other exception would be a traceback for its user."""
+    """Return how a run was rejected. Any other exception would be a traceback for the user."""
     try:
         run_inline(config, head, on_event)
     except VirnucproError as error:
@@ -165,7 +165,7 @@ SMALL = {"keep_intermediate": True, "residues_per_shard": 500}
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory) -> Path:
-    """14 records of three shards, of which two hold the same."""
+    """14 records in three shards. Two of them are identical."""
     fasta = tmp_path_factory.mktemp("few") / "few.fa"
     records = write_contigs(fasta).read_text().split(">")[1:14]
     fasta.write_text("".join(f">{record}" for record in [*records, f"again{records[4]}"]))
@@ -174,7 +174,7 @@ def few(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def make(make_config, few) -> Callable[..., RunConfig]:
-    """A run that writes every kind of file but a copy of its input."""
+    """Configure a run that writes every kind of file except a copy of its input."""
     return partial(make_config, few, **SMALL)
 
 
@@ -187,26 +187,26 @@ def undisturbed(configure, few, tiny, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def finished(make, undisturbed) -> RunConfig:
-    """The resume of a copy of the undisturbed run."""
+    """Resume a copy of the undisturbed run."""
     config = make(resume=True)
     shutil.copytree(undisturbed, config.output)
     return config
 
 
 def assert_resumes(config: RunConfig, tiny, undisturbed: Path) -> None:
-    """``config`` is one with ``resume``."""
+    """Check the result of a resume. ``config`` has ``resume``."""
     run_inline(config, tiny.head)
     assert_same_run(config.output, undisturbed)
     assert not leftovers(config.output)
 
 
-# Calls that are refused
+# Failing calls
 
 
 def test_failed_system_call_is_reported_and_resumed(
     make_config, few, tiny, undisturbed, tmp_path, chaos_seed
 ):
-    """Of 16 rounds each strikes other calls; the input is inside the folder, so it is copied."""
+    """Each of 16 rounds covers other calls. The input is inside the folder, so it is copied."""
     chance, folder = random.Random(chaos_seed), emptied(tmp_path / "run")
     inside = shutil.copy(few, folder)
     n_calls = len(CALLS.of(make_config(Path(inside), **SMALL), tiny.head))
@@ -231,7 +231,7 @@ def test_failed_system_call_is_reported_and_resumed(
 
 
 def test_failed_fsync_is_reported_and_resumed(make, tiny, undisturbed, tmp_path, monkeypatch):
-    """Where most disks tell of a fault: at the end of a file."""
+    """Most disks report a fault at the end of a file."""
     sync, left = os.fsync, [0]
 
     def faulty(descriptor: int) -> None:
@@ -247,7 +247,7 @@ def test_failed_fsync_is_reported_and_resumed(make, tiny, undisturbed, tmp_path,
         error = ending_of(make(), tiny.head)
         if left[0] > 0:
             break
-        if error is None:  # of the one file that no result depends on
+        if error is None:  # the one file that no result depends on
             log = (tmp_path / "run" / "virnucpro.log").read_text()
             assert "machine.json: Input/output error" in log
             continue
@@ -259,7 +259,7 @@ def test_failed_fsync_is_reported_and_resumed(make, tiny, undisturbed, tmp_path,
 
 
 def test_file_size_limit_names_the_file(make, tiny, undisturbed, tmp_path, chaos_seed):
-    """In a new run, and where only the tables are missing."""
+    """In a new run, and in one where only the tables are missing."""
     sizes = {path.stat().st_size for path in undisturbed.rglob("*") if path.is_file()}
     blamed, folder = set(), tmp_path / "run"
     for size in sorted(sizes)[chaos_seed % 3 :: 3]:
@@ -269,7 +269,7 @@ def test_file_size_limit_names_the_file(make, tiny, undisturbed, tmp_path, chaos
                 shutil.copytree(undisturbed, folder)
             with no_file_longer_than(size - 1):
                 error = ending_of(make(resume=is_embedded), tiny.head)
-            if error is not None:  # the log may be the longest: it stops no run
+            if error is not None:  # the log may be the longest, and never stops a run
                 assert error.exit_code == 74 and "File too large" in str(error)
                 assert "ulimit" in error.hint
                 blamed.add(str(error).partition(": ")[0].rpartition("/")[2])
@@ -278,11 +278,11 @@ def test_file_size_limit_names_the_file(make, tiny, undisturbed, tmp_path, chaos
     assert len(blamed) > 3, blamed
 
 
-# Disks that are full
+# Full disks
 
 
 def in_own_mounts(*command: object) -> list[str]:
-    """A command with mounts that nobody else sees, and that end with it."""
+    """Return a command with private mounts that end with it."""
     own = ["unshare", "--mount", "--map-root-user"]
     try:
         subprocess.run([*own, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], check=True, timeout=10)
@@ -292,9 +292,9 @@ def in_own_mounts(*command: object) -> list[str]:
 
 
 def fill_disks(work: Callable[[bool], None], folder: Path, limits: list[str]) -> list[Path]:
-    """Work in ``folder`` on small disks, and to its end when there is room. -> what it left
+    """Run ``work`` on small disks, and to its end when there is room. -> its results
 
-    Each disk that was too small must have been told, with what lies on it and what to do.
+    Each disk that was too small must be reported, with its path and a remedy.
     """
     kept, task = emptied(folder.parents[1] / "kept"), folder.parents[1] / "task"
     emptied(folder.parent)
@@ -316,7 +316,7 @@ def fill_disks(work: Callable[[bool], None], folder: Path, limits: list[str]) ->
 
 
 def test_full_disk_is_reported_and_resumed(make, tiny, undisturbed, tmp_path, request):
-    """Disks in memory that are small, or may hold few files; more of them with more rounds."""
+    """Disks are in memory, and small in bytes or files. More rounds use more of them."""
     apart = max(1, 20 // request.config.getoption("--rounds"))
     limits = [f"size={4096 * n}" for n in range(5, 45, apart)]
     limits += [f"nr_inodes={n}" for n in range(5, 40, apart)]
@@ -326,7 +326,7 @@ def test_full_disk_is_reported_and_resumed(make, tiny, undisturbed, tmp_path, re
 
 
 def test_full_disk_while_scoring_is_resumed(tmp_path, request):
-    """Small disks in memory: most are full while blocks are scored."""
+    """Most disks become full while blocks are scored."""
     rng = np.random.default_rng(4)
     fasta = write_fasta(tmp_path / "in.fa", {f"c{n}": random_dna(1_500, rng) for n in range(30)})
     options = PredictOptions(input=(fasta,), output_dir=tmp_path / "whole", report=False)
@@ -378,7 +378,7 @@ def test_full_disk_while_evaluating_is_resumed(make_config, tiny, tmp_path, requ
 
 
 def test_full_disk_in_workers_is_one_message(few, tiny, tmp_path):
-    """By the command line: errors do not cross processes, their words do."""
+    """On the command line, where errors cross processes as text."""
     command = [*(sys.executable, "-m", "virnucpro", "predict", "--quiet", "--workers", "1"), "-i"]
     command += [few, "--device", "cpu", "--model", tiny.model, "--head", tiny.head_file]
     command += ["-o", tmp_path / "run"]
@@ -395,11 +395,11 @@ def test_full_disk_in_workers_is_one_message(few, tiny, tmp_path):
     assert "--resume" in answer.stderr and not leftovers(tmp_path / "run")
 
 
-# Folders that are taken away, or may not be written
+# Moved, deleted and read-only folders
 
 
 def test_moved_run_folder_is_reported(make, tiny, undisturbed, tmp_path, chaos_seed):
-    """At any moment; the run goes on where the folder is now."""
+    """At any call. The run can be resumed in the new place."""
     folder, moved = tmp_path / "run", tmp_path / "moved"
     calls = CALLS.of(make(), tiny.head)
     first = calls.index(("write", "virnucpro.log"))
@@ -415,7 +415,7 @@ def test_moved_run_folder_is_reported(make, tiny, undisturbed, tmp_path, chaos_s
 
 
 def moved_at(number: int, folder: Path, command: Callable[[], object]) -> VirnucproError | None:
-    """How a command ends if its folder is moved away at a call of this number."""
+    """Return how a command ends if its folder is moved at this call."""
     moved = folder.with_name("moved")
     with CALLS.below(folder, at(number, lambda _: folder.rename(moved))):
         try:
@@ -436,7 +436,7 @@ COMMANDS: dict[str, Callable[[Path, Path], object]] = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_folder_moved_at_first_look_stays_away(tmp_path, name):
-    """One lock is held from the first look to the end, so nobody makes the folder again."""
+    """One lock is held from the first access to the end, so no process recreates the folder."""
     source, folder = write_fasta(tmp_path / "in.fa", MORE), tmp_path / "run"
     predict(PredictOptions(input=(source,), output_dir=folder), lambda _: None)
     command = partial(COMMANDS[name], source, folder)
@@ -464,7 +464,7 @@ def test_new_folder_moved_at_first_look_stays_away(tmp_path):
 
 
 def test_moved_training_folder_stays_away(tmp_path, chaos_seed, capfd):
-    """At any moment, and without a traceback of TensorBoard."""
+    """At any call, and without a traceback from TensorBoard."""
     data, folder = write_labelled(tmp_path), tmp_path / "run"
     asked = options(data, folder, encoding="composition")
     with CALLS.below(folder):
@@ -481,7 +481,7 @@ def test_moved_training_folder_stays_away(tmp_path, chaos_seed, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_options_that_are_refused_make_no_folder(tmp_path):
+def test_rejected_options_make_no_folder(tmp_path):
     source, folder = write_fasta(tmp_path / "in.fa", MORE), tmp_path / "run"
     options = PredictOptions(input=(source,), output_dir=folder, genetic_code=99)
     with pytest.raises(VirnucproError):
@@ -523,7 +523,7 @@ def test_deleted_run_folder_is_reported(make, tiny, tmp_path):
 
 
 def read_only(folder: Path, *command: object) -> list[str]:
-    """A command for which a folder may not be written; permissions mean nothing to root."""
+    """Return a command for which a folder is read-only, even for root."""
     if os.geteuid():
         for path in (folder, *folder.rglob("*")):
             path.chmod(path.stat().st_mode & ~0o222)
@@ -550,7 +550,7 @@ def test_read_only_folder_can_be_inspected(finished, few, tiny):
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """All files of a run but its log and its lock."""
+    """Return all files of a run except its log and its lock."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
@@ -558,7 +558,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-# Files that are not as they were
+# Changed and damaged files
 
 
 def damage(path: Path, harm: str, aside: Path) -> None:
@@ -606,7 +606,7 @@ def test_damaged_feature_file_is_remade(finished, make, tiny, undisturbed, tmp_p
 
 @pytest.mark.parametrize("harm", [None, "flipped"])
 def test_unreadable_feature_file_is_named_and_kept(make, tiny, undisturbed, harm):
-    """Whoever opens it, also when all files are read because another is damaged."""
+    """Also when all files are read because another one is damaged."""
     config, name = make(resume=True), "features/000001.h5"
 
     def start() -> None:
@@ -647,7 +647,7 @@ def test_folder_in_place_of_a_file_is_kept(finished, tiny, undisturbed):
 
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("name", ["shards/plan.json", "shards/000001.faa"])
-def test_a_plan_that_is_not_as_it_was_is_made_again(finished, tiny, undisturbed, name, harm):
+def test_changed_plan_is_remade(finished, tiny, undisturbed, name, harm):
     config = finished
     (config.output / "features" / "000001.h5").unlink()
     damage(config.output / name, harm, config.output)
@@ -677,7 +677,7 @@ def test_plan_with_a_flipped_bit_is_remade(finished, tiny, undisturbed, chaos_se
 
 
 def put(*keys: object, value: object) -> Callable[[dict], None]:
-    """Change one value of a plan."""
+    """Change one value in a plan."""
 
     def change(plan: dict) -> None:
         for key in keys[:-1]:
@@ -687,7 +687,7 @@ def put(*keys: object, value: object) -> Callable[[dict], None]:
     return change
 
 
-INDEX, N_ORFS, N_EMBEDDED, N_RESIDUES, DIGEST = range(5)  # of a shard in a plan
+INDEX, N_ORFS, N_EMBEDDED, N_RESIDUES, DIGEST = range(5)  # index of a shard in a plan
 OF_LISTING = {
     "no slices": put("slices", value=None),
     "a slice of less": put("slices", 0, value=[1, 1]),
@@ -723,8 +723,8 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("name", [*FORGERIES, *OF_LISTING])
-def test_a_plan_of_what_no_plan_holds_is_made_again(finished, tiny, undisturbed, name):
-    """With the hash that belongs to it: whoever makes such a file can count that."""
+def test_plan_with_impossible_values_is_remade(finished, tiny, undisturbed, name):
+    """Its checksum is correct, because whoever makes such a file can compute it."""
     config = finished
     plan = "shards/plan.json" if name in OF_LISTING else "shards/000000.plan"
     whole = (config.output / plan).read_bytes()
@@ -779,7 +779,7 @@ def test_special_file_in_place_of_a_file(finished, tiny, undisturbed, name, kind
 
 
 def test_add_to_a_run_with_a_damaged_table(make_config, few, tiny, tmp_path):
-    """It tells which records failed, and may be given anew."""
+    """The table tells which records failed, and an input for them may be added."""
     more, config = write_fasta(tmp_path / "more.fa", MORE), make_config(few)
     run_inline(config, tiny.head)
     table, added = config.output / "predictions.tsv", make_config(few, more, resume=True, add=True)
@@ -831,7 +831,7 @@ def test_feature_file_damaged_during_the_run_is_remade(make, tiny, undisturbed, 
 
 
 def harm_after_shard_1(config, name, harm):
-    """Harm a file once, before the tables can hear that the shard is done."""
+    """Damage a file once, before the tables learn that the shard is done."""
     is_harmed = False
 
     def strike(event) -> None:
@@ -843,7 +843,7 @@ def harm_after_shard_1(config, name, harm):
     return strike
 
 
-# Starting again
+# Replaced results and added inputs
 
 
 @pytest.mark.parametrize(
@@ -854,10 +854,8 @@ def harm_after_shard_1(config, name, harm):
         (lambda text: text + b">\nACGT\n", "the header has no id"),
     ],
 )
-def test_old_results_survive_an_input_that_is_refused(
-    finished, make, few, tiny, tmp_path, spoil, why
-):
-    """Flaws that are found at the end of the input."""
+def test_old_results_survive_a_rejected_input(finished, make, few, tiny, tmp_path, spoil, why):
+    """The faults are at the end of the input."""
     before, bad = content_of(finished.output), tmp_path / "bad.fa"
     bad.write_bytes(spoil(few.read_bytes()))
     for _ in range(2):
@@ -889,7 +887,7 @@ def test_kill_while_old_results_are_replaced(make, few, tiny, undisturbed, tmp_p
 
 
 def test_kill_while_an_input_is_added(make_config, few, tiny, undisturbed, tmp_path, chaos_seed):
-    """At every call that puts a planned file in its place, in three rounds."""
+    """At every call that moves a planned file into place, in three rounds."""
     more, folder = write_fasta(tmp_path / "more.fa", MORE), tmp_path / "run"
     config = make_config(few, more, resume=True, add=True, **SMALL)
     shutil.copytree(undisturbed, folder)
@@ -906,30 +904,30 @@ def test_kill_while_an_input_is_added(make_config, few, tiny, undisturbed, tmp_p
 
 
 def shards_of(folder: Path) -> dict[str, bytes]:
-    """The bytes of the shards' files, which include the bases of frames; these have no hash."""
+    """Return the bytes of the shard files, which include the bases of frames and have no hash."""
     return {path.name: path.read_bytes() for path in (folder / "shards").iterdir()}
 
 
 def end_of_killed(config: RunConfig, tiny, folder: Path, number: int) -> None:
-    """Run in a process that ends at its call of this number, as by ``kill -9``."""
+    """Run in a process that ends at this call, as after ``kill -9``."""
 
     def run() -> None:
         with CALLS.below(folder, at(number, lambda _: os.kill(os.getpid(), signal.SIGKILL))):
             run_inline(config, tiny.head)
 
     process = multiprocessing.get_context("fork").Process(target=run)
-    with warnings.catch_warnings():  # of threads: there are none that hold a lock now
+    with warnings.catch_warnings():  # about threads: none holds a lock now
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
 
 
-# Copies of what can be read only once
+# Copies of pipes
 
 
-def test_a_run_on_a_copy_goes_on_in_a_moved_folder(make_config, few, tiny, tmp_path):
-    """With the pipe given again, with the copy named, and with another input alone."""
+def test_run_on_a_copy_resumes_in_a_moved_folder(make_config, few, tiny, tmp_path):
+    """With the same data on the pipe, with the copy named, and with another input only."""
     other = write_fasta(tmp_path / "other.fa", MORE)
     small = {"residues_per_shard": 500}
     run_inline(make_config(few, other, output=tmp_path / "both", **small), tiny.head)
@@ -956,7 +954,7 @@ def test_a_run_on_a_copy_goes_on_in_a_moved_folder(make_config, few, tiny, tmp_p
 
 @contextmanager
 def fed(pipe: Path, source: Path) -> Iterator[None]:
-    """Somebody writes into a pipe."""
+    """Write into a pipe from another thread."""
     feeder = subprocess.Popen(["sh", "-c", 'cat "$0" > "$1"', source, pipe])
     try:
         yield

@@ -1,7 +1,7 @@
-"""Nothing is lost, whoever ends the run, and however.
+"""Nothing is lost, however a run ends.
 
-``pytest tests/fault_injection --rounds 200`` runs so many rounds of random harm; a failing round is
-replayed with ``--rounds 1 --chaos-seed`` and its number. Its story is in the log that pytest shows.
+``pytest tests/fault_injection --rounds 200`` runs 200 rounds with random faults. A failing round is
+replayed with ``--rounds 1 --chaos-seed`` and its number. pytest shows the log of its faults.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def setting(tmp_path_factory) -> Setting:
 
 
 class Campaign:
-    """Harm that a seed decides on, told in the log."""
+    """A random sequence of faults, from a seed, with a log."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -61,7 +61,7 @@ class Campaign:
         if workers:
             victim = self.chance.choice(workers)
             ways = [signal.SIGKILL, signal.SIGSEGV]
-            if run.is_ready(victim):  # a start may take its time
+            if run.is_ready(victim):  # starting may take time
                 ways.append(signal.SIGSTOP)
             number = self.chance.choice(ways)
             self.tell(f"{number.name} for worker {victim.pid}, of {len(workers)}")
@@ -72,14 +72,14 @@ class Campaign:
         self.wait(1.0)
 
     def put_to_sleep(self, run: Run) -> None:
-        """As Ctrl-Z and, later, `fg`."""
+        """Stop it as Ctrl-Z does, and continue it later as `fg` does."""
         self.tell("SIGSTOP for all, and SIGCONT")
         run.send_to_all(signal.SIGSTOP)
         time.sleep(self.chance.choice([0.5, SILENCE + 1]))
         run.send_to_all(signal.SIGCONT)
 
     def end(self, run: Run) -> None:
-        """End it, or let it come to its end, and look at what that was."""
+        """End the run, or wait for its end, and check how it ended."""
         number = self.chance.choice([*ENDS, signal.SIGKILL, None])
         expected = {0} if number is None else {0, *ENDS[number]}
         if number is not None:
@@ -90,11 +90,11 @@ class Campaign:
                 self.wait(0.3)
                 self.tell("SIGINT once more")
                 run.send_to_all(signal.SIGINT)
-                expected.add(-signal.SIGINT)  # Python itself does not listen to the very end
+                expected.add(-signal.SIGINT)  # Python ignores signals at its very end
         errors = run.end()
         self.tell(f"ended with {run.process.returncode}")
         assert run.process.returncode in expected, errors
-        if run.process.returncode >= 0:  # else the system ended it, perhaps while it was imported
+        if run.process.returncode >= 0:  # else the system ended it, perhaps during imports
             assert "Traceback" not in errors, errors
             assert not leftovers(run.output)
             assert ("--resume" in errors) == (run.process.returncode > 0), errors
@@ -125,7 +125,9 @@ def test_stopped_worker_ends_with_killed_parent(setting, tmp_path):
     assert len(workers) == 2
 
     def are_stopped() -> bool:
-        for worker in filter(run.is_ready, workers):  # it has asked to end with its parent
+        for worker in filter(
+            run.is_ready, workers
+        ):  # the process ends with its parent by its own request
             worker.suspend()
         return all(worker.status() == psutil.STATUS_STOPPED for worker in workers)
 
@@ -136,7 +138,7 @@ def test_stopped_worker_ends_with_killed_parent(setting, tmp_path):
 
 
 def test_ended_run_stops_soon_and_keeps_its_work(setting, tmp_path):
-    """By Ctrl-C, and when it is resumed by a batch system."""
+    """By Ctrl-C, and by a batch system that resumes it."""
     output = tmp_path / "run"
     done = end_amid_shards(setting, output, signal.SIGINT, 130, "interrupted")
     assert done
@@ -147,7 +149,7 @@ def test_ended_run_stops_soon_and_keeps_its_work(setting, tmp_path):
 
 
 def assert_resumes(setting: Setting, output: Path) -> None:
-    """A command that nobody disturbs goes on to the bytes of an undisturbed run."""
+    """Check that an undisturbed command completes the run with the expected bytes."""
     ended = virnucpro(*setting.words, "-o", output, "--resume", "--workers", "1")
     assert ended.returncode == 0, ended.stderr
     assert_same_run(output, setting.undisturbed)

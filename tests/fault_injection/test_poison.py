@@ -1,4 +1,4 @@
-"""Sequences that no device can embed fail alone, among many others, at a bounded cost."""
+"""Sequences that no device can embed fail alone, at a bounded cost."""
 
 from __future__ import annotations
 

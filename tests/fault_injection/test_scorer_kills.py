@@ -1,4 +1,4 @@
-"""A run of the scorer is killed at any moment, parent alone or all, and goes on to the same bytes.
+"""A run of the scorer is killed at any moment, and a resume gives the same bytes.
 
 ``pytest tests/fault_injection/test_scorer_kills.py --rounds 50`` runs 50 rounds. Replay a failing
 round with ``--rounds 1 --chaos-seed`` and its number.
@@ -48,7 +48,7 @@ def setting(tmp_path_factory) -> Setting:
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
-    """All files of a run but those that tell of the time."""
+    """Return all files of a run that do not contain times."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in OF_A_TIME)
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -75,10 +75,10 @@ def test_repeated_kills_of_a_scorer_run(setting, tmp_path, chaos_seed):
 
 
 def wait_for_scores(run: Run, n_blocks: int) -> None:
-    """Until so many blocks are scored, or the run is over."""
+    """Wait until this number of blocks is scored, or the run has ended."""
     wait_until(lambda: run.process.poll() is not None or len(score_files(run.output)) >= n_blocks)
 
 
 def score_files(folder: Path) -> dict[str, int]:
-    """The score files that are there, and when each was written."""
+    """Return the score files, and when each was written."""
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("scores/*.scores")}

@@ -1,6 +1,6 @@
-"""A sick GPU harms no protein: its work goes to another device, and the run names it.
+"""A faulty GPU harms no protein: another device does its work, and the run names the GPU.
 
-The GPUs are feigned: their workers compute on the CPU. ``--rounds 20`` runs so many rounds.
+The GPUs are simulated: their workers compute on the CPU. ``--rounds 20`` runs 20 rounds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def healthy(configure, tiny, proteins) -> Path:
 
 @pytest.fixture
 def run_on(make_config, tiny, proteins):
-    """Run the proteins on feigned GPUs. -> folder, summary, events"""
+    """Run the proteins on simulated GPUs. -> folder, summary, events"""
 
     def start(worker, gpus=GPUS, fasta=proteins, **changes):
         config, events = make_config(fasta, **ABOUT | changes), []
@@ -81,7 +81,7 @@ def run_on(make_config, tiny, proteins):
     ],
 )
 def test_sick_gpu_harms_no_protein(run_on, healthy, gpu, share, n_awaited, end, chaos_seed):
-    """An end of None: the GPU may recover, or be taken out of the run."""
+    """``end`` None: the GPU may recover, or be taken out of the run."""
     worker = partial(gpu, seed=chaos_seed, share=share, n_awaited=n_awaited)
     folder, summary, events = run_on(worker)
     assert summary.exit_code == 0
@@ -141,7 +141,7 @@ def test_model_that_fails_on_all_gpus_ends_run(run_on):
 
 
 def test_last_gpu_with_faults_ends_run(run_on, tiny, make_config, proteins, healthy, tmp_path):
-    """The error and `status` name it; --resume on another device completes the run."""
+    """The error and `status` name it. A resume on another device completes the run."""
     worker = partial(faulty_workers.EccGpu, seed=1, share=0.1, n_awaited=0)
     with pytest.raises(UnavailableError) as ended:
         run_on(worker, ["cuda:1"])

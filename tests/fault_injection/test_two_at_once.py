@@ -1,4 +1,4 @@
-"""Two runs in one folder, locks that outlived their run, and runs of another version."""
+"""Two runs in one folder, locks that outlive their run, and runs of other versions."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ FORK = multiprocessing.get_context("fork")
 
 
 class Contender:
-    """A process that wants each folder it is told, alone or to work there beside others.
+    """A process that takes each folder it is sent, exclusively or shared with other `work`.
 
-    It says whether it got it, and keeps it until it is told to go on.
+    It reports if it got the folder, and keeps it until it is told to release it.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def contend_for_folders(pipe: Connection) -> None:
 
 @pytest.fixture(params=["flock", "no flock"])
 def contend(request, monkeypatch) -> Iterator[Callable[[], Contender]]:
-    """Starts processes; they, and this one, are on a file system with or without locks."""
+    """Start processes on a file system with or without locks, as for this one."""
     if request.param == "no flock":
         monkeypatch.setattr(fcntl, "flock", no_flock)
     with ExitStack() as stack:
@@ -95,7 +95,7 @@ def no_flock(*_: object) -> None:
 
 @contextmanager
 def held(folder: Path, contend: Callable[[], Contender], how: str = "alone") -> Iterator[Contender]:
-    """Another process has the folder; after the block it is killed."""
+    """Let another process lock the folder during the block, and then kill it."""
     contender = contend()
     contender.tell(how, folder)
     assert contender.hear() == "in"
@@ -111,8 +111,8 @@ def refusal_of(folder: Path) -> OutputError:
     return caught.value
 
 
-def test_of_many_that_start_at_once_exactly_one_gets_in(contend, tmp_path, chaos_seed):
-    """Into a folder that is new, into one that was left in order, and into one that was not."""
+def test_one_of_many_starts_gets_the_folder(contend, tmp_path, chaos_seed):
+    """In a new folder, in one that was released, and in one that was not."""
     with held(tmp_path / "killed", contend):
         pass
     contenders = [contend() for _ in range(5)]
@@ -134,7 +134,7 @@ def test_of_many_that_start_at_once_exactly_one_gets_in(contend, tmp_path, chaos
             contender.tell()
 
 
-def test_a_folder_in_use_is_refused_and_its_holder_named(contend, make_config, tiny, contigs):
+def test_folder_in_use_is_rejected_and_owner_named(contend, make_config, tiny, contigs):
     config = make_config(contigs)
     run_inline(config, tiny.head)
     before = {path: path.read_bytes() for path in config.output.rglob("*.*") if path.is_file()}
@@ -149,7 +149,7 @@ def test_a_folder_in_use_is_refused_and_its_holder_named(contend, make_config, t
         locks = {config.output / name for name in (".lock", MARK)}
         for path in before.keys() - locks:
             assert path.read_bytes() == before[path]
-        assert refusal_of(config.output)  # looking at it has not freed it
+        assert refusal_of(config.output)  # reading the lock has not released it
     run_inline(make_config(contigs, resume=True), tiny.head)
 
 
@@ -188,7 +188,7 @@ def test_work_and_runs_exclude_each_other(contend, tmp_path, monkeypatch):
 
 
 def test_work_never_overlaps_a_run(contend, tmp_path, chaos_seed):
-    """Whoever is in, all who are in at once work, or it is one run alone."""
+    """Either any number of `work` processes have the folder, or one run."""
     contenders = [contend() for _ in range(5)]
     kinds = ["alone", "work", "work", "alone", "work"]
     for number in range(6):
@@ -204,7 +204,7 @@ def test_work_never_overlaps_a_run(contend, tmp_path, chaos_seed):
 
 
 def test_unreadable_lock_is_kept_and_deletable(tmp_path, monkeypatch):
-    """Without file locks: one that names nobody, of a kill between two calls."""
+    """Without file locks, after a kill between two calls, the lock names nobody."""
     monkeypatch.setattr(fcntl, "flock", no_flock)
     monkeypatch.setattr(lock, "_PATIENCE", 0.1)
     mark = tmp_path / MARK
@@ -218,7 +218,7 @@ def test_unreadable_lock_is_kept_and_deletable(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("has_flock", [True, False])
-def test_ctrl_c_while_a_name_is_written_leaves_no_lock(tmp_path, monkeypatch, has_flock):
+def test_ctrl_c_while_locking_leaves_no_lock(tmp_path, monkeypatch, has_flock):
     def interrupted() -> bytes:
         raise KeyboardInterrupt
 
@@ -232,11 +232,11 @@ def test_ctrl_c_while_a_name_is_written_leaves_no_lock(tmp_path, monkeypatch, ha
     ):
         pass
     with open_run_dir(tmp_path / "run").locked(create=True):
-        assert held  # and its traceback, which keeps what it has seen
+        assert held  # and its traceback, which keeps objects alive
 
 
-def test_features_are_read_where_files_cannot_be_locked(make_config, tiny, contigs, tmp_path):
-    """HDF5 would lock what it opens: here it cannot, for somebody else has."""
+def test_features_are_read_without_file_locks(make_config, tiny, contigs, tmp_path):
+    """HDF5 locks the files that it opens. It cannot here, because another process has."""
     config = make_config(contigs, keep_intermediate=True)
     run_inline(config, tiny.head)
     shutil.copytree(config.output, tmp_path / "before")
@@ -250,12 +250,12 @@ def test_features_are_read_where_files_cannot_be_locked(make_config, tiny, conti
     assert_same_run(config.output, tmp_path / "before")
 
 
-# Another version of the program
+# Other versions of the program
 
 
 @pytest.fixture
 def older(make_config, tiny, contigs, tmp_path) -> Path:
-    """A run of this version, complete; ``before`` holds a copy of it."""
+    """A complete run of this version. ``before`` contains a copy of it."""
     config = make_config(contigs, keep_intermediate=True)
     run_inline(config, tiny.head)
     shutil.copytree(config.output, tmp_path / "before")
@@ -273,7 +273,7 @@ def change(run: Path, **facts: object) -> None:
 def test_newer_version_continues_an_older_run(
     make_config, tiny, contigs, older, tmp_path, monkeypatch
 ):
-    """What counts for the numbers is the recipe; the version is told, not compared."""
+    """Only the recipe must agree. Another version is logged."""
     for name, module in list(sys.modules.items()):
         if name.startswith("virnucpro") and hasattr(module, "__version__"):
             monkeypatch.setattr(module, "__version__", "99.0.0")
@@ -322,7 +322,7 @@ def quick_beats(monkeypatch) -> None:
 
 
 def left_by_another_host(folder: Path, name: str) -> Path:
-    """What a process of another host has in a folder, or left there when it died."""
+    """Return the lock file that a process on another host has, or left when it died."""
     contents = {
         MARK: "7\nelsewhere\n",
         ".lock": "process 7 on elsewhere since 2026-01-01 00:00:00\n",

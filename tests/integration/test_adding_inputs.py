@@ -1,4 +1,4 @@
-"""A resume keeps the inputs of its run, and takes further ones only with ``--add``."""
+"""A resume keeps the inputs of its run, and adds others only with ``--add``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from virnucpro.workflows.predict_options import PredictOptions
 
 @pytest.fixture
 def fasta(tmp_path: Path) -> Callable[[str], Path]:
-    """Write a file of one record, named as the file."""
+    """Write a file with one record of the same name."""
 
     def write(name: str) -> Path:
         rng = np.random.default_rng(sum(map(ord, name)))
@@ -41,7 +41,7 @@ def records(folder: Path) -> list[str]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """All files of a run but its log, which notes every start."""
+    """Return all files of a run except its log, which records every start."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path): path.read_bytes() for path in files if path.name != "virnucpro.log"}
 
@@ -64,7 +64,7 @@ def test_add_includes_another_input(fasta, tmp_path):
     assert records(run) == ["a", "b"], "it is an input of the run from then on"
 
 
-def test_add_starts_a_run_where_none_is(fasta, tmp_path):
+def test_add_starts_a_run_if_there_is_none(fasta, tmp_path):
     run = predict(fasta("a"), to=tmp_path / "run", resume=True, add=True)
     assert records(run) == ["a"]
 

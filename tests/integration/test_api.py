@@ -1,4 +1,4 @@
-"""What users of Python get: the same as on the command line, and nothing left behind."""
+"""The Python API: the same results as on the command line, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PROTEINS = [("p1", "MKVLEFPQIL"), ("p2", "MSTNPKPQRK"), ("p3", "MKVLEFPQIL"), ("
 
 
 def traces() -> tuple[object, ...]:
-    """What a call could leave behind in this process."""
+    """Return what a call could leave behind in this process."""
     logger = logging.getLogger("virnucpro")
     return (
         torch.get_num_threads(),
@@ -92,7 +92,7 @@ def test_workers_start_from_code_without_a_file():
     assert answer.stdout == "('p',) (1, 128)\n", answer.stderr
 
 
-def test_importing_the_package_imports_nothing_large():
+def test_import_loads_nothing_large():
     large = {"torch", "numpy", "h5py", "Bio", "click"}
     code = f"import sys, virnucpro; print({large} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -103,7 +103,7 @@ def test_importing_the_package_imports_nothing_large():
 
 
 @pytest.mark.usefixtures("quick_starts")
-def test_calls_are_those_of_the_command_line_by_id(tiny, tmp_path):
+def test_calls_equal_the_command_line_by_id(tiny, tmp_path):
     models = {"model": str(tiny.model), "head": tiny.head_file}
     calls = list(virnucpro.predict(CONTIGS, **models, **ON_ONE))
     arguments = ("--model", tiny.model, "--head", tiny.head_file, "--device", "cpu")
@@ -276,7 +276,7 @@ def test_extract_of_nothing_has_no_rows(tiny):
         assert [record.status for record in result.records()] == ["invalid"]
 
 
-def test_a_call_that_fails_leaves_no_trace_either(tiny):
+def test_failed_call_leaves_no_trace(tiny):
     before = traces()
     with pytest.raises(virnucpro.VirnucproError, match=r"1 of 2 .* p9 is invalid") as caught:
         virnucpro.embed([("p1", "MKV"), ("p9", "M1")], model=tiny.model, **ON_ONE)
@@ -322,7 +322,7 @@ def test_warning_names_the_argument(tiny, capsys):
         ([("a", "ACGT"), ("a", "ACGT")], {}, r"^records:3: the id a occurs twice"),
     ],
 )
-def test_a_mistake_is_an_error_with_a_hint_and_no_exit(sequences, options, words):
+def test_mistake_is_an_error_with_a_hint(sequences, options, words):
     with pytest.raises(virnucpro.VirnucproError, match=words) as caught:
         virnucpro.predict(sequences, **options)
     assert caught.value.hint
@@ -345,7 +345,7 @@ def test_embed_refuses_bad_input(tmp_path, monkeypatch, options, words):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_cannot_be_read_does_not_vanish(tmp_path):
+def test_unreadable_file_is_an_error(tmp_path):
     (tmp_path / "bad.fa").write_text("no FASTA")
     with pytest.raises(virnucpro.VirnucproError, match=r"bad\.fa"):
         virnucpro.predict([CONTIGS, tmp_path / "bad.fa"])
@@ -393,7 +393,7 @@ def test_vector_batches_cross_files(make_config, repeated):
         assert name == other and np.array_equal(vector, row)
 
 
-def test_vectors_that_were_replaced_are_left_out(make_config, tiny, tmp_path):
+def test_replaced_vectors_are_left_out(make_config, tiny, tmp_path):
     rng = np.random.default_rng(6)
     poison = "".join({"W": "TGG", "C": "TGC"}[residue] for residue in POISON)
     start, others = open_dna(900, rng), open_dna(600, rng)
@@ -438,7 +438,7 @@ OTHERS = {"manage.py", "bench.py", "compare_reference.py", "work_share.py", "yam
 
 
 def plain_texts_of_errors() -> Iterator[tuple[str, str]]:
-    """The texts that errors are made from, without those that ``with_options`` makes."""
+    """Return the texts of errors, except those that ``with_options`` makes."""
     package = Path(virnucpro.__file__).parent
     for path in (path for name in REACHED for path in (package / name).rglob("*.py")):
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if type(node) is ast.Call]
@@ -452,7 +452,7 @@ def plain_texts_of_errors() -> Iterator[tuple[str, str]]:
 
 
 def test_errors_mention_options_by_field() -> None:
-    """So that Python can write them as arguments; commands in backquotes stay commands."""
+    """So Python can write them as arguments. Commands in backquotes stay commands."""
     names = option_names(PredictOptions, ExtractOptions) - OF_SEVERAL_MACHINES
     texts = list(plain_texts_of_errors())
     assert len(texts) > 100
@@ -487,7 +487,7 @@ def test_call_error_names_the_argument(tmp_path: Path) -> None:
 
 
 def as_given(name: str, kind: object) -> object:
-    """The type of an option, for which a path may be text, and a list one value."""
+    """Return the type of an option, for which a path may be text, and a list one value."""
     if name == "layers":
         return int | str | Sequence[int | str]
     if get_origin(kind) is tuple:
@@ -552,7 +552,7 @@ def with_prophage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_fasta(tmp_path_factory.mktemp("regions") / "in.fa", records)
 
 
-def test_a_call_has_the_regions_that_the_files_have(with_prophage: Path, tmp_path: Path) -> None:
+def test_call_has_the_regions_of_the_files(with_prophage: Path, tmp_path: Path) -> None:
     calls = list(virnucpro.predict(with_prophage, output_dir=tmp_path / "run"))
     found = [
         [call.record_id, region.extent, str(region.start + 1), str(region.end), region.is_virus]

@@ -1,4 +1,4 @@
-"""What ``virnucpro bench`` promises: how fast a device is."""
+"""``virnucpro bench`` measures how fast a device embeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from virnucpro.models.validation.random_weights import MODELS
 
 
 def measure(tmp_path, monkeypatch, **models: ESM2Shape) -> tuple[dict, list[str]]:
-    """The JSON and the lines of a short measurement of models of these shapes."""
+    """Return the JSON and the lines of a short measurement, for models of these shapes."""
     for name, shape in models.items():
         monkeypatch.setitem(MODELS, name, shape)
     path, lines = tmp_path / "new" / "bench.json", []
@@ -46,7 +46,7 @@ def test_both_programs_are_measured_in_each_precision(tmp_path, monkeypatch):
     assert f"{ours[-1]['tokens_per_second']:,.0f}" in lines[-1]
 
 
-def test_a_limit_of_a_cpu_is_measured_on_all_its_threads():
+def test_cpu_limit_is_measured_on_all_threads():
     before, seen = torch.get_num_threads(), set[int]()
     torch.set_num_threads(3)
     try:
@@ -60,7 +60,7 @@ def test_a_limit_of_a_cpu_is_measured_on_all_its_threads():
 
 
 def test_model_too_large_for_memory_is_a_row(tmp_path, monkeypatch):
-    """More bytes than a process can address."""
+    """It needs more bytes than a process can address."""
     huge = ESM2Shape(n_layers=1, dim=1 << 42, n_heads=1)
     figures, lines = measure(tmp_path, monkeypatch, huge=huge, second=huge)
     assert [row["model"] for row in figures["encoder"]] == ["huge", "second"]
@@ -93,7 +93,7 @@ def test_interrupted_bench_prints_its_rows(tmp_path):
         err = errors.read()
     process.join()
     assert process.exitcode == 143
-    assert "matrix product" in said.read_text() and "hold the measurements" in err
+    assert "matrix product" in said.read_text() and "contain the measurements" in err
     assert json.loads(path.read_text())["limits"]
     left = {file.name for file in tmp_path.iterdir()}
     assert left == {"bench.json", "said"}, "no weights are left"

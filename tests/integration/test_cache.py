@@ -1,4 +1,4 @@
-"""--cache: vectors by content, shared by runs, users and machines, and never believed unread."""
+"""--cache: vectors by content, shared by runs, users and machines, and verified when read."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ N_ROUNDS = 8  # of four writers that are killed
 
 
 def cache_in(folder: Path, n_bytes: int = ROOM, **changes: object) -> VectorCache:
-    """A cache as another process would open it."""
+    """Open a cache as another process would."""
     folder.mkdir(exist_ok=True)
     return VectorCache(CacheDir(folder, n_bytes), replace(ENCODER, **changes), "cpu")
 
 
 def vector_of(sequence: str) -> np.ndarray:
-    """What the toy encoder would make of a sequence."""
+    """Return the toy encoder's vector of a sequence."""
     return np.random.default_rng(list(sequence.encode())).normal(size=8).astype(np.float32)
 
 
@@ -75,7 +75,9 @@ def test_vectors_are_read_back_bit_for_bit(tmp_path):
     for place, sequence in ((0, "MA"), (2, "MKVL"), (3, "W"), (4, "MA")):
         assert found[place].tobytes() == vector_of(sequence).tobytes()
     fill(cache_in(tmp_path), "C")
-    assert cache.read(["C"])[0].tobytes() == vector_of("C").tobytes()  # it came since
+    assert (
+        cache.read(["C"])[0].tobytes() == vector_of("C").tobytes()
+    )  # it was added in the meantime
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_flipped_bit_costs_only_its_vector(tmp_path):
 
 
 @pytest.mark.parametrize("place", [0, 10, 23, 24, 60, 200])
-def test_a_pack_that_is_cut_short_is_ignored(tmp_path, place):
+def test_truncated_pack_is_ignored(tmp_path, place):
     fill(cache_in(tmp_path), "MKV", "MA", "MKVL", "W")
     (pack,) = packs(tmp_path)
     cache = cache_in(tmp_path)
@@ -189,7 +191,7 @@ def test_pack_deleted_while_read_is_a_miss(tmp_path):
     assert cache.read(["MKV"]) == {}
 
 
-def test_what_a_killed_writer_left_is_swept_a_day_later(tmp_path):
+def test_leftovers_of_a_killed_writer_are_swept(tmp_path):
     pack = f"{'0' * 16}-{'1' * 32}.pack"
     old, new, other = (tmp_path / f".{name}.tmp" for name in (f"{pack}.01ab", f"{pack}.02ab", "a"))
     for path in (old, new, other):
@@ -201,7 +203,7 @@ def test_what_a_killed_writer_left_is_swept_a_day_later(tmp_path):
 
 
 def write_for_ever(folder: Path, number: int) -> None:
-    """Write and read small packs, in a cache that is always full, until somebody kills this."""
+    """Write and read small packs, in a cache that is always full, until this process is killed."""
     rng = random.Random(number)
     cache = cache_in(folder, 40 * 2**16)
     while True:
@@ -290,7 +292,7 @@ def test_runs_that_share_records_share_their_vectors(predict_on, tmp_path):
 
 
 @pytest.mark.usefixtures("quick_starts")
-def test_the_workers_of_a_run_share_the_cache(predict_on, tmp_path):
+def test_workers_of_a_run_share_the_cache(predict_on, tmp_path):
     executor = ProcessExecutor
     predict_on("first", cache=tmp_path / "cache", executor=executor, workers=2)
     second = predict_on("second", cache=tmp_path / "cache", executor=executor, workers=1)
@@ -309,7 +311,7 @@ def test_unreadable_cache_is_a_warning(predict_on, tmp_path, place):
 
 
 def lines_of(folder: Path, text: str) -> list[str]:
-    """The lines with a text in the log of a run."""
+    """Return the lines with this text in the log of a run."""
     lines = (folder / "virnucpro.log").read_text().splitlines()
     return [line for line in lines if text in line]
 
@@ -330,7 +332,7 @@ def test_unwritable_cache_is_a_warning(predict_on, tmp_path):
     assert " WARNING " in line and str(cache) in line
 
 
-def test_a_full_disk_is_a_reason_that_is_reported_once(tmp_path):
+def test_full_disk_is_reported_once(tmp_path):
     cache = cache_in(tmp_path)
     with no_file_longer_than(10):
         reason = cache.write(["MKV"], vector_of("MKV")[None])
@@ -339,7 +341,7 @@ def test_a_full_disk_is_a_reason_that_is_reported_once(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_option_is_refused_where_it_has_no_effect(tmp_path):
+def test_cache_without_effect_is_refused(tmp_path):
     common = {"input": (CONTIGS,), "output_dir": tmp_path, "cache": tmp_path / "cache"}
     with pytest.raises(UsageError, match="--cache: no effect with --plan-only"):
         PredictOptions(**common, plan_only=True)
@@ -349,7 +351,7 @@ def test_the_option_is_refused_where_it_has_no_effect(tmp_path):
         WorkOptions(folder=tmp_path, cache_size=3.0)
 
 
-def test_extract_and_work_have_the_cache_too(tiny, predict_on, tmp_path):
+def test_extract_and_work_have_the_cache(tiny, predict_on, tmp_path):
     options = {"model": str(tiny.model), "device": "cpu", "precision": "fp32"}
     options |= {"input": (PROTEINS,), "cache": tmp_path / "cache"}
     for folder in ("one", "two"):
@@ -366,7 +368,7 @@ def test_extract_and_work_have_the_cache_too(tiny, predict_on, tmp_path):
 
 
 @pytest.mark.usefixtures("quick_starts")
-def test_python_has_the_options(tiny, tmp_path):
+def test_python_has_the_cache_options(tiny, tmp_path):
     options = {"model": str(tiny.model), "device": "cpu", "precision": "fp32"}
     options |= {"cache": tmp_path / "cache", "cache_size": 0.5}
     one, other = (virnucpro.embed(PROTEINS, **options) for _ in range(2))

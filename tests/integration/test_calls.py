@@ -1,4 +1,4 @@
-"""Frames become chunks, chunks become records: by VirNucPro's rules, and ours for the record."""
+"""Frames become chunks by VirNucPro's rules, and chunks become records by ours."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def score(*chunks: list[float], **changes: object) -> float:
 # Chunks
 
 
-def test_chunks_are_called_as_by_the_original(tmp_path: Path) -> None:
+def test_chunks_are_called_as_in_the_original(tmp_path: Path) -> None:
     rows = (GOLDEN / "prediction_results.txt").read_text().splitlines()
     assert tuple(rows[0].split("\t")) == FRAME_TABLE.columns
     predictions = [
@@ -93,7 +93,7 @@ def test_chunk_is_viral_by_its_surest_frame(scores: list[float], is_virus: bool)
     )
 
 
-def test_only_frames_and_chunks_with_a_score_have_a_row() -> None:
+def test_only_scored_frames_and_chunks_have_rows() -> None:
     predictions = [*frames("a", None, None), frame("b0", "b", None, "no memory")]
     scores = FrameScores.from_predictions([[*predictions, *frames("b", 0.75), *frames("c", 0.1)]])
     assert chunk_rows(scores) == b"b\tTrue\nc\tFalse\n"
@@ -105,7 +105,7 @@ def test_only_frames_and_chunks_with_a_score_have_a_row() -> None:
 # Frames
 
 
-def test_many_scores_are_those_of_each_to_the_last_bit() -> None:
+def test_scores_of_many_equal_single_ones_bit_by_bit() -> None:
     rng = np.random.default_rng(8)
     middles = (rng.integers(1, 10**6 - 1, 5_000) + 0.5) / 10**6  # between two scores
     middles = np.log(middles / (1 - middles))
@@ -130,7 +130,7 @@ def test_numbers_are_written_as_python_writes_them(n_decimals: int) -> None:
     assert decimal_texts([], n_decimals) == []
 
 
-def test_a_row_has_any_text_as_it_is_and_whole_numbers() -> None:
+def test_row_keeps_text_and_whole_numbers() -> None:
     names = ["", "a b", "\u00e9\u6f22", "\udcff", "x" * 10_000, "a\ttab"]
     numbers = [0, -1, 10**18, EMPTY, 7, -(2**63) + 1]
     expected = "".join(
@@ -140,7 +140,7 @@ def test_a_row_has_any_text_as_it_is_and_whole_numbers() -> None:
 
 
 @given(st.lists(st.integers(0, 200), max_size=5))
-def test_a_record_of_fasta_has_sixty_letters_a_line(lengths: list[int]) -> None:
+def test_fasta_has_sixty_letters_per_line(lengths: list[int]) -> None:
     sequences = [("ACGTN" * 40)[:n] for n in lengths]
     out = StringIO()
     for number, sequence in enumerate(sequences):
@@ -204,7 +204,7 @@ def test_one_sure_chunk_does_not_silence_others() -> None:
     ("score", "threshold", "is_virus"),
     [(0.7, 0.7, True), (0.699999, 0.7, False), (0.0, 0.0, True), (1.0, 0.999999, True)],
 )
-def test_a_record_is_viral_from_the_threshold_on(score, threshold, is_virus) -> None:
+def test_record_is_viral_from_the_threshold_on(score, threshold, is_virus) -> None:
     assert call(*frames("c", score), threshold=threshold).is_virus is is_virus
 
 
@@ -307,7 +307,7 @@ def test_failed_records_are_read_from_the_table() -> None:
     ("n_lines", "longest"), [(0, 1), (1, 1), (200, 1), (200, 600_000)], ids=str
 )
 def test_rows_are_sorted_by_id_in_little_memory(tmp_path: Path, n_lines: int, longest: int) -> None:
-    """The last case has 60 MB of lines; 16 MB stay in memory, 0.25 MB are read at once."""
+    """The last case has 60 MB of lines. 16 MB stay in memory, and 0.25 MB are read at once."""
     rng = np.random.default_rng(n_lines)
     odd = ["\u00e9", "\U0001f9a0", "\x01", "\x85", " ", "_chunk_", *"Z~#", "\udcff", "10", "9"]
     ids = [

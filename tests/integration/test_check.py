@@ -1,4 +1,4 @@
-"""What ``models check`` promises: it passes for the right vectors, and tells the wrong ones."""
+"""``models check`` passes for correct vectors, and fails for wrong ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def short_panel(monkeypatch) -> set[str]:
-    """The shorter half of the panel, which takes a tenth of the time."""
+    """Use the shorter half of the panel, which takes a tenth of the time."""
     panel = {name: protein for name, protein in make_panel().items() if len(protein) < 200}
     assert len(panel) > 20 and "odd_J" in panel
     monkeypatch.setattr("virnucpro.models.validation.compare_reference.make_panel", lambda _: panel)
@@ -48,7 +48,7 @@ def short_panel(monkeypatch) -> set[str]:
 
 
 def run_check(*words: object, run: Callable[[list[str]], None] = run_command):
-    """The command; its threads would wait for each other where other tests have the cores."""
+    """Run the command with one thread, because other tests use the cores."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return virnucpro("models", "check", *words, env=env, run=run)
 
@@ -62,13 +62,13 @@ def run(model: object, precision: Precision = "fp32", events: list[RunEvent] | N
 # The panel
 
 
-def test_the_panel_is_the_same_everywhere():
-    """Proteins of 1 to 1022 residues, and every odd letter in either case."""
+def test_panel_is_the_same_everywhere():
+    """It has proteins of 1 to 1022 residues, and every unusual letter in upper and lower case."""
     text = "".join(f">{name}\n{protein}\n" for name, protein in make_panel().items())
     assert hashlib.sha256(text.encode()).hexdigest() == PANEL_SHA256
 
 
-# It passes
+# Correct vectors
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -85,7 +85,7 @@ def test_check_passes_in_both_formats(model, tiny, precision):
 
 @pytest.mark.usefixtures("short_panel")
 def test_tolerance_follows_layers_and_precision(tmp_path, model):
-    """A rounding of bf16 is 2^16 times as large as one of float32, whose long sums have many."""
+    """Rounding in bf16 is 2^16 times that in float32, but long sums in float32 round often."""
     path = save_fair_esm(make_fair_esm(DEEP), tmp_path / "deep.pt")
     for precision, least, most in (
         ("fp32", 0, 1e-5),
@@ -99,7 +99,7 @@ def test_tolerance_follows_layers_and_precision(tmp_path, model):
         assert least < shallow.oracle.row < most
 
 
-def test_the_embedded_model_passes(short_panel):
+def test_built_in_model_passes(short_panel):
     outcome = run("virnucpro-tiny")
     assert not outcome.failures, outcome.report_lines()
     assert {one.sequence for one in outcome.deviations} == short_panel
@@ -110,7 +110,7 @@ def test_panel_of_bases() -> None:
     assert set("ACGTNRUa") <= letters <= set("ACGTNRU-acgt")
 
 
-def test_the_command_checks_a_model(tiny):
+def test_command_checks_a_model(tiny):
     answer = run_check(tiny.model, "--device", "cpu", "--quiet")
     assert answer.returncode == 0, answer.stderr
     assert "passed: all" in answer.stdout and "worst " in answer.stdout
@@ -118,8 +118,8 @@ def test_the_command_checks_a_model(tiny):
     assert "random_1022" in answer.stdout and "odd_J" in answer.stdout
 
 
-def test_both_programs_use_the_rotary_table_of_the_file(tmp_path):
-    """fair-esm reads it from the file, and so do we."""
+def test_both_programs_use_the_files_rotary_table(tmp_path):
+    """Both fair-esm and we read it from the file."""
     fair_esm = make_fair_esm(TINY)
     for layer in fair_esm.layers:
         layer.self_attn.rot_emb.inv_freq.mul_(1.01)
@@ -127,7 +127,7 @@ def test_both_programs_use_the_rotary_table_of_the_file(tmp_path):
     assert not outcome.failures, outcome.report_lines()
 
 
-# It fails
+# Wrong vectors
 
 
 SMALL = [faults.scale_a_norm, faults.scale_rotary, faults.round_rotary, faults.change_a_weight]
@@ -178,7 +178,7 @@ def run_crooked(words: list[str]) -> None:
         run_command(words)
 
 
-def test_a_failed_check_ends_with_1_and_says_what_to_do(model):
+def test_failed_check_ends_with_1_and_a_hint(model):
     words = (model, "--device", "cpu", "--precision", "fp32")
     answer = run_check(*words, run=run_crooked)
     assert answer.returncode == 1, answer.stderr
@@ -187,7 +187,7 @@ def test_a_failed_check_ends_with_1_and_says_what_to_do(model):
     assert "hint:  try `--precision fp32` and `--device cpu`" in answer.stderr
 
 
-# It cannot be made
+# Checks that cannot run
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_missing_program_is_named_with_a_remedy(model, fault, words):
 
 
 def test_overflow_of_the_precision_is_reported(tmp_path):
-    """On a CPU fp16 is refused; what a GPU would be told is the same code with its rounding."""
+    """A CPU refuses fp16. The same code reports it on a GPU, with that rounding."""
     fair_esm = make_fair_esm(TINY)
     fair_esm.layers[0].fc1.weight.mul_(1e6)
     model = save_fair_esm(fair_esm, tmp_path / "large.pt")
@@ -223,13 +223,13 @@ def test_overflow_of_the_precision_is_reported(tmp_path):
         ("virnucpro-tiny --precision fp16 --device cpu", 69, "fp16 is not possible on CPU"),
     ],
 )
-def test_what_cannot_be_checked_is_reported(arguments, exit_code, words):
+def test_impossible_checks_are_reported(arguments, exit_code, words):
     answer = run_check(*arguments.split())
     assert answer.returncode == exit_code and words in answer.stderr
     assert exit_code == 64 or "hint:  " in answer.stderr
 
 
-def test_a_model_that_fair_esm_does_not_have_is_refused(tmp_path):
+def test_model_unknown_to_fair_esm_is_refused(tmp_path):
     facts = _TrainedEncoderInfo(encoding="onehot", architecture="cnn", dim=8)
     save_trained_encoder(
         tmp_path / "encoder.safetensors", facts, {"weight": np.ones(3, np.float32)}
@@ -239,10 +239,10 @@ def test_a_model_that_fair_esm_does_not_have_is_refused(tmp_path):
     assert caught.value.hint
 
 
-# On the way
+# Progress
 
 
-def test_progress_is_reported_in_tokens_to_the_end(model):
+def test_progress_is_reported_in_tokens(model):
     events: list[RunEvent] = []
     run(model, "fp32", events)
     stages = {event.stage: event for event in events if isinstance(event, Progress)}

@@ -1,4 +1,4 @@
-"""``predict --executor parsl``: blocks on this machine, and on a real SLURM of one node."""
+"""``predict --executor parsl``: blocks on this machine, and on a SLURM cluster of one node."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def one_machine(proteins, tiny, tmp_path_factory) -> Path:
 
 
 class Run:
-    """A command in a process, and all that come of it, by a variable that they inherit."""
+    """A command in a process, and all its descendants, found by a variable that they inherit."""
 
     def __init__(self, folder: Path, arguments: list[object], environment: dict[str, str]) -> None:
         self.folder, self.mark = folder, uuid.uuid4().hex
@@ -72,7 +72,7 @@ class Run:
         wait_until(look)
 
     def busy_pool(self) -> psutil.Process:
-        """Parsl's process of a block that embeds now."""
+        """Return Parsl's process of a block that is embedding."""
 
         def look() -> psutil.Process | None:
             for pool in self.descendants():
@@ -93,7 +93,7 @@ class Run:
         wait_until(lambda: not self.descendants())
 
     def await_end_of_devices(self) -> None:
-        """Wait until nothing embeds: a pool that was killed leaves an idle process of Parsl's."""
+        """Wait until nothing embeds. A killed pool leaves an idle process of Parsl."""
         wait_until(lambda: not any("virnucpro" in line for line in self.command_lines()))
 
     def command_lines(self) -> Iterator[str]:
@@ -165,7 +165,7 @@ def test_blocks_of_slurm_give_the_run_of_one_machine(start, one_machine):
 
 
 class StubbornProvider(LocalProvider):
-    """A scheduler that does not take a job back."""
+    """A scheduler that does not cancel a job."""
 
     def cancel(self, job_ids):
         super().cancel(job_ids)
@@ -193,7 +193,7 @@ def test_silent_scheduler_is_reported(tmp_path, monkeypatch, caplog):
         ("colour: red\n", "no option colour"),
     ],
 )
-def test_a_faulty_description_of_blocks_is_refused(tmp_path, text, words):
+def test_faulty_block_description_is_refused(tmp_path, text, words):
     path = tmp_path / "blocks.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=words) as caught:

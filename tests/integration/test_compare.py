@@ -22,7 +22,7 @@ CHUNKS = "Modified_ID\tIs_Virus\na_chunk_1\tTrue\nb_chunk_1\tTrue\n"
 
 @pytest.fixture
 def result(tmp_path) -> Path:
-    """A result of the original: two tables, scores as of numpy."""
+    """Write a result of the original: two tables, with scores as numpy writes them."""
     return write(tmp_path / "original", FRAMES, CHUNKS)
 
 
@@ -154,7 +154,7 @@ def test_nothing_to_compare_is_reported(result, tmp_path):
         ("", "its columns have other names"),
     ],
 )
-def test_a_damaged_table_is_reported(result, tmp_path, frames, why):
+def test_damaged_table_is_reported(result, tmp_path, frames, why):
     other = write(tmp_path / "other", frames, CHUNKS)
     with pytest.raises(InputError, match=why):
         compare(result, other)

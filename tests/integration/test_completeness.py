@@ -1,4 +1,4 @@
-"""Completeness of viruses: the usual lengths of taxa, the estimate, and what runs write."""
+"""Completeness of viruses: the usual lengths of taxa, the estimate, and the columns of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An input is known by its decompressed content: it may be compressed between two starts."""
+"""Inputs are identified by decompressed content, so they may be compressed between two starts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PAIRS = [
 
 
 def repack(path: Path, before: str, now: str) -> Path:
-    """Replace a file by the same content in another packing."""
+    """Replace a file by the same content in another compression format."""
     unpack = {".fa": bytes, ".fa.gz": gzip.decompress, "_without_suffix": gzip.decompress}
     text = unpack[before](path.read_bytes())
     path.unlink()
@@ -62,7 +62,7 @@ def inputs_of(run: Path) -> list[dict[str, object]]:
 
 
 def forget_text_hashes(run: Path) -> None:
-    """Make ``run.json`` one of an earlier version, which knew files by their hash on disk."""
+    """Turn ``run.json`` into that of an earlier version, which only had hashes of files on disk."""
     stored = json.loads((run / "run.json").read_text())
     for file in stored["inputs"]:
         del file["text_sha256"], file["n_text_bytes"]
@@ -73,7 +73,7 @@ def forget_text_hashes(run: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", PACKS)
-def test_identity_does_not_depend_on_packing(tmp_path, suffix: str) -> None:
+def test_identity_does_not_depend_on_compression(tmp_path, suffix: str) -> None:
     text = b">a\nACGT\n>b\nGGTT\n"
     (tmp_path / "plain.fa").write_bytes(text)
     (tmp_path / f"packed{suffix}").write_bytes(PACKS[suffix](text))

@@ -1,4 +1,4 @@
-"""Hostile files: each ends as ``corpus/outcomes.tsv`` says, and nothing of it escapes."""
+"""Malformed files end as ``malformed/outcomes.tsv`` lists, and nothing escapes the run folder."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Case:
 
     @property
     def expected(self) -> list[tuple[str, str]]:
-        """The ids and statuses of the table of records; in a count the ids are left open."""
+        """Return the ids and statuses in the table of records. A count leaves the ids open."""
         n, star, status = self.rows.partition("*")
         if star and n.isdigit():
             return int(n) * [("", status)]
@@ -91,7 +91,7 @@ def names(cases: list[Case]) -> list[str]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a case happens: a folder for input, one to stand in, and the run folder, deep."""
+    """The folders of a case: for input, as the current folder, and the nested run folder."""
 
     root: Path
 
@@ -154,7 +154,7 @@ def check(case: Case, outcome: Outcome, place: Place, inputs: list[Path]) -> Non
 
 
 def ids_by_biopython(inputs: list[Path], place: Place) -> list[str]:
-    """The ids that another reader finds, in order."""
+    """Return the ids that another reader finds, in order."""
     files = [
         file
         for path in inputs
@@ -173,7 +173,7 @@ def ids_by_biopython(inputs: list[Path], place: Place) -> list[str]:
 
 
 def run_as_a_command_would(config, head, on_event: EventHandler) -> Outcome:
-    """Run in this process. Returns what a user would see, and the exit code."""
+    """Run in this process. -> the output for the user, and the exit code"""
     shown = io.StringIO()
     handler = logging.StreamHandler(shown)
     handler.addFilter(partial(is_for_console, with_figures=True))
@@ -188,7 +188,7 @@ def run_as_a_command_would(config, head, on_event: EventHandler) -> Outcome:
 
 
 def interference(case: Case, inputs: list[Path]) -> EventHandler:
-    """What somebody does to the input when embedding begins."""
+    """Change the input when embedding begins."""
 
     def interfere(event: RunEvent) -> None:
         if isinstance(event, EmbeddingStarted):
@@ -202,7 +202,7 @@ def interference(case: Case, inputs: list[Path]) -> EventHandler:
 
 
 @pytest.mark.parametrize("case", INLINE, ids=names(INLINE))
-def test_a_hostile_file_ends_as_the_table_says(case, place, tiny, make_config, monkeypatch) -> None:
+def test_malformed_file_ends_as_the_table_says(case, place, tiny, make_config, monkeypatch) -> None:
     skip_if_impossible(case, place)
     monkeypatch.setattr(virnucpro.sequences.record_text, "MAX_LETTERS", BOUND)
     inputs = place.inputs_of(case)
@@ -216,7 +216,7 @@ def test_a_hostile_file_ends_as_the_table_says(case, place, tiny, make_config, m
 
 
 @pytest.mark.parametrize("case", AS_PROCESS, ids=names(AS_PROCESS))
-def test_a_hostile_file_ends_so_on_the_command_line_too(case, place, tiny) -> None:
+def test_malformed_file_on_the_command_line(case, place, tiny) -> None:
     skip_if_impossible(case, place)
     inputs, piped = place.inputs_of(case), FILES / "ids_with_control_characters.fa"
     words = ["--keep-intermediate", *(f"--input={path}" for path in inputs), "-o", place.run]

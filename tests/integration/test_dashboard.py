@@ -1,4 +1,4 @@
-"""The figures that a user sees while a run goes on."""
+"""The figures that a user sees during a run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SHARDS = tuple(Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(4
 
 @pytest.fixture
 def log():
-    """An event log that has heard of two workers and one shard done."""
+    """An event log with two workers and one finished shard."""
     log = EventLog()
     log(EmbeddingStarted(SHARDS, 2, encoders=(ESM2,)))
     for name in ("cuda:0", "cuda:1"):
@@ -69,7 +69,7 @@ def drawn(log: EventLog, width: int = 120, height: int = 50, **options: object) 
 
 
 def log_of(n_workers: int, n_shards_done: int = 3) -> EventLog:
-    """An event log of workers that have each done some shards, and a part of one more."""
+    """Return an event log of workers that each finished some shards and part of another."""
     shards = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 980, "") for i in range(1000)]
     log, memory = EventLog(), Memory(100 * GIB, 140 * GIB)
     log(EmbeddingStarted(tuple(shards), 0, encoders=(ESM2,)))
@@ -84,7 +84,7 @@ def log_of(n_workers: int, n_shards_done: int = 3) -> EventLog:
     return log
 
 
-def test_the_line_has_all_the_facts(log):
+def test_line_has_all_figures(log):
     line = line_of(log.state)
     assert "4/6 shards (66%)" in line
     assert "11 failed" in line  # one sequence of shard 0, ten of shard 1
@@ -117,7 +117,7 @@ def test_device_row_fits_a_narrow_terminal(width):
         assert ("current shard" in " ".join(plain)) == (width >= 100)
 
 
-def test_the_bar_of_the_total_is_as_wide_as_the_terminal():
+def test_total_bar_is_as_wide_as_the_terminal():
     log = log_of(8, n_shards_done=60)
     lengths = [drawn(log, width).splitlines()[0].count("━") for width in (60, 100, 200)]
     # 484 of 1000 shards, without "total", "48%" and two gaps of two
@@ -136,14 +136,14 @@ def test_extra_devices_are_summed_in_one_row(width):
     assert n_shards == 96 and "96/1,000 shards" in "".join(lines)
 
 
-def test_a_terminal_of_a_few_lines_still_has_the_total():
+def test_terminal_of_a_few_lines_has_the_total():
     lines = drawn(log_of(32), 60, height=5).splitlines()
     assert lines[0].startswith("total")
     assert lines[-1].startswith("+ 32 more")
 
 
-def test_a_shard_that_is_begun_again_counts_once(log):
-    """Half of shard 2 is done when its worker is lost; then all of it."""
+def test_restarted_shard_counts_once(log):
+    """Its worker is lost when half of shard 2 is done. Then all of it is done."""
     half, whole = tuple(range(5)), tuple(range(10))
     before = log.state.embedding.n_tokens_done
     log(BatchDone("cuda:1", SHARDS[2], half, 510, Memory(GIB, 140 * GIB)))
@@ -155,7 +155,7 @@ def test_a_shard_that_is_begun_again_counts_once(log):
     assert log.state.embedding.n_tokens_done == before + 1020 == 3 * 1020
 
 
-def test_nothing_is_said_to_be_done_before_it_is(log):
+def test_nothing_counts_as_done_too_early(log):
     log(BatchDone("cuda:0", SHARDS[2], tuple(range(10)), 1020, Memory(GIB, 140 * GIB)))
     log(ShardDone("cuda:0", SHARDS[2], 0.5, 0))
     log(BatchDone("cuda:0", SHARDS[3], tuple(range(9)), 1019, Memory(GIB, 140 * GIB)))
@@ -173,7 +173,7 @@ def test_lost_device_is_shown(log):
     assert "memory, process/machine" in drawn(log)
 
 
-def test_before_the_devices_start_the_stage_is_shown():
+def test_stage_is_shown_before_devices_start():
     log = EventLog()
     log(Progress("reading", 250, 1000, "letters"))
     bar, amount = drawn(log).splitlines()
@@ -187,14 +187,14 @@ def test_before_the_devices_start_the_stage_is_shown():
     )
 
 
-# The time that is left
+# Time left
 
 
 Rates = Callable[[float, random.Random], float]  # work per second, by the share that is done
 
 
 def steps_of(rates: Rates, n_steps: int, seed: int) -> list[Point]:
-    """The steps of 5,000 units of work whose rate depends on the share that is done."""
+    """Return the steps of 5,000 units of work, at a rate that depends on the share that is done."""
     chance = random.Random(seed)
     seconds = 0.0
     points = [Point(0.0, 0.0)]
@@ -234,7 +234,7 @@ def test_time_left_is_within_a_third(stream, n_steps):
 
 
 def test_time_left_with_steps_in_bursts():
-    """Four helpers that end a block each at about the same time."""
+    """Four helpers finish a block each at about the same time."""
     points = [Point(10 * (n // 4) + n % 4 * 0.1, n) for n in range(41)]
     left = seconds_left(points[:21], 180, points[20].seconds)
     assert left is not None and 1 / 1.3 < left / (180 * 2.5) < 1.3
@@ -257,7 +257,7 @@ def test_time_left_within_a_step():
 
 
 def test_time_left_while_scoring():
-    """Blocks that were there before cost nothing, and records that are searched cost twice."""
+    """Earlier blocks cost nothing, and records that are searched for regions cost twice."""
     now = 0.0
     figures = ProgressState(clock=lambda: now)
     for number in range(1, 11):
@@ -288,7 +288,7 @@ def test_time_left_while_embedding():
 
 
 def figures_at(*steps: tuple[float, Progress], **options: bool) -> ProgressState:
-    """The figures after stages whose progress came at these times."""
+    """Return the figures after stages whose progress came at these times."""
     now = 0.0
     figures = ProgressState(clock=lambda: now, **options)
     for seconds, progress in steps:
@@ -355,7 +355,7 @@ def test_run_reports_the_work_of_all_stages(tmp_path):
     assert scoring[-1][1] == 0, "nothing is left at the end"
 
 
-def test_a_line_of_figures_comes_every_few_seconds():
+def test_figures_are_logged_every_few_seconds():
     stream = io.StringIO()
     with log_to_handler(logging.StreamHandler(stream)), EventLog(every_seconds=0.05):
         wait_until(lambda: stream.getvalue().count("elapsed") >= 2)
@@ -375,7 +375,7 @@ def test_console_gets_warnings_and_file_gets_all(log):
     assert "000002" not in console.getvalue()
 
 
-def test_text_of_users_is_never_markup_or_control_codes():
+def test_user_text_is_never_markup_or_control_codes():
     console = Console(file=io.StringIO(), width=200)
     with log_to_handler(ConsoleHandler(console)):
         LOGGER.warning("the id %s", printable("[red]a[/red]\x1b[2J\r\u202e"))

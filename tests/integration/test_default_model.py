@@ -1,4 +1,4 @@
-"""Which model a run uses: its name, the default, and the places where it is looked for."""
+"""Which model a run uses: its name, the default, and where it is found."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def proteins(tmp_path) -> Path:
 
 @pytest.fixture
 def options(tmp_path, contigs, proteins):
-    """An extraction of proteins, or a prediction of contigs; keywords change it."""
+    """An extraction of proteins, or a prediction of contigs. Keywords change it."""
 
     def make(command: str = "extract", folder: str = "run", **changes: object) -> RunOptions:
         kind = {"extract": ExtractOptions, "predict": PredictOptions}[command]
@@ -174,7 +174,7 @@ def checkpoint(tmp_path_factory) -> bytes:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """The published folder: the same shape and other weights, so that it shows which is used."""
+    """A published folder of the same shape with other weights, which show that it was used."""
     path = tmp_path_factory.mktemp("published") / "folder"
     save_esm2(path, random_esm2(TINY, seed=1))
     return path
@@ -182,7 +182,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def publish(tmp_path, monkeypatch, checkpoint, folder) -> Callable[[str], None]:
-    """Publish the small model at an address, which nobody serves until a test does."""
+    """Publish the small model at an address that no server has until a test starts one."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hugging_face"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -412,7 +412,7 @@ def test_useless_download_is_refused(options, publish, given, error, reason):
     assert not asked
 
 
-# What a run with the default model does
+# Runs with the default model
 
 
 def test_default_model_changes_no_call(options, downloaded):
@@ -462,7 +462,7 @@ def labelled(tmp_path) -> Path:
 
 
 def opened(data: Path, **changes: object) -> TrainingRun:
-    """A training that is about to make its first step."""
+    """Open a training that is about to make its first step."""
     asked = training_options(data, data.parents[1] / "out", **changes)
     training, _ = resolve_training(asked, lambda _: None)
     training.output.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""DNABERT-S: bases in, the published network's vector out; other weights are refused in a sentence.
+"""DNABERT-S: the vectors of the published network, and clear errors for other weights.
 
-The formulas are written down once more in ``dnabert``. What the published code itself gave, on a
-tiny network, lies beside the project, and is compared where it is there.
+``dnabert_reference`` has the formulas again. The output of the published code, on a tiny network,
+is outside the repository, and is compared where it exists.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_tokenizer_merges_as_published(text):
 
 
 @given(st.lists(st.text(alphabet="AC", max_size=30), max_size=6))
-def test_a_text_has_the_same_tokens_in_any_batch(texts):
+def test_text_has_the_same_tokens_in_any_batch(texts):
     assert TOKENIZER.encode(texts) == [TOKENIZER.encode([text])[0] for text in texts]
 
 
@@ -86,14 +86,14 @@ def test_each_other_letter_is_one_unknown_token(text, unknown):
     assert TOKENIZER.encode([text]) == [[1, *[0] * unknown, 2]]
 
 
-def test_white_space_vanishes_and_no_word_spans_it():
+def test_white_space_separates_words():
     (ids,) = TOKENIZER.encode(["AA\tAA \n"])
     (word,) = TOKENIZER.encode(["AA"])
     assert ids == [1, *word[1:-1], *word[1:-1], 2]
 
 
 @golden
-def test_the_published_tokenizer_gives_the_published_ids():
+def test_published_tokenizer_gives_published_ids():
     cases = json.loads((GOLDEN / "tokenisations.json").read_text())["cases"]
     ids = read_tokenizer(GOLDEN / "tokenizer.json").encode([case["text"] for case in cases])
     assert len(cases) == 200
@@ -134,7 +134,7 @@ def test_another_tokenizer_is_refused(folder, tmp_path, change, why):
 def distance(
     folder: Path, texts: list[str], tokens: slice = slice(None), **mistake: object
 ) -> float:
-    """The largest difference of a pooled number from what the formulas give, for some tokens."""
+    """Return the largest difference of a pooled number from the formulas, for some tokens."""
     encoder = load_encoder(SPEC, folder, CPU)
     state = torch.load(folder / "pytorch_model.bin", weights_only=True)
     expected = [
@@ -165,8 +165,8 @@ def test_vector_is_the_mean_of_all_tokens(folder, texts):
     ],
     ids=["eps", "tanh", "sorted", "simple", "flat", "types", "gate", "ends"],
 )
-def test_a_mistake_in_the_network_is_seen(folder, texts, mistake):
-    """Whoever makes it, our network or the formulas."""
+def test_mistake_in_the_network_is_detected(folder, texts, mistake):
+    """Whether our network or the formulas have it."""
     # the mean of no token at all is not a number
     assert distance(folder, [text for text in texts if text], **mistake) > 2 * POOLED
 
@@ -180,12 +180,12 @@ def test_a_mistake_in_the_network_is_seen(folder, texts, mistake):
         (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
     ],
 )
-def test_the_slopes_stand_in_the_order_of_the_heads(n_heads, expected):
+def test_slopes_are_in_the_order_of_the_heads(n_heads, expected):
     assert alibi_slopes(n_heads) == pytest.approx(expected, rel=1e-15)
 
 
-def test_a_vector_does_not_depend_on_its_batch(folder, texts):
-    """Bit for bit, but for batches of under four tokens: MKL sums them otherwise on AMD's CPUs."""
+def test_vector_does_not_depend_on_its_batch(folder, texts):
+    """Bit by bit, except for batches of fewer than four tokens on AMD CPUs (MKL)."""
     texts = [text for text in texts if len(text) > 1]
     encoder = load_encoder(SPEC, folder, CPU)
     together = encoder.start(texts).rows()
@@ -196,7 +196,7 @@ def test_a_vector_does_not_depend_on_its_batch(folder, texts):
 
 
 def test_two_part_products_are_near_float32(folder, texts):
-    """Twice 8 bits of a factor: 2^-17 of each product is lost, in the root mean square less."""
+    """A factor has twice 8 bits: each product loses 2^-17, and less in the root mean square."""
     exact = load_encoder(SPEC, folder, CPU).start(texts).rows()
     split = load_encoder(replace(SPEC, precision="bf16x2"), folder, CPU).start(texts).rows()
     error = np.linalg.norm(split - exact, axis=1) / np.linalg.norm(exact, axis=1)
@@ -221,7 +221,7 @@ def test_no_precision_moves_the_published_calls(folder, kind, precision, own):
 
 @golden
 @pytest.mark.parametrize("form", ["pytorch_model.bin", "model.safetensors"])
-def test_the_published_code_gives_the_same(tmp_path, form):
+def test_vectors_equal_the_published_code(tmp_path, form):
     """Each text alone, and all of them packed, in another order."""
     for name in ("config.json", form):
         (tmp_path / name).symlink_to(GOLDEN / "tiny" / name)
@@ -266,8 +266,8 @@ def test_attention_kernel_or_a_warning(monkeypatch, caplog, device, has_triton, 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["fp32", "bf16x2"])
-def test_a_gpu_gives_the_vectors_of_a_cpu(folder, texts, precision):
-    """bf16x2 rounds alike on both; sums are in another order, as those of the published code."""
+def test_gpu_gives_the_vectors_of_a_cpu(folder, texts, precision):
+    """bf16x2 rounds alike on both. Sums are in another order, as in the published code."""
     spec = replace(SPEC, precision=precision)
     here, there = (load_encoder(spec, folder, torch.device(kind)) for kind in ("cpu", "cuda"))
     distances = here.start(texts).rows() - there.start(texts).rows()
@@ -298,7 +298,7 @@ def test_other_weights_or_tokens_are_another_encoder(folder, tmp_path):
 
 
 def merged_otherwise(number: int) -> str:
-    """A merge of two earlier words into the same one, the last that there is."""
+    """Merge two earlier words into the same one, the last merge of all."""
     earlier = WORDS[5 : number + 9]
     word = WORDS[number + 9]
     places = range(1, len(word))
@@ -325,7 +325,7 @@ RENAMED = {f"bert.{name}": tensor for name, tensor in STATE.items()}
         ({WO: 7}, "'int' object has no attribute"),
     ],
 )
-def test_other_weights_are_refused_in_a_sentence(tmp_path, changes, why):
+def test_other_weights_are_refused(tmp_path, changes, why):
     state = {name: one for name, one in (STATE | changes).items() if one is not None}
     path = dnabert_reference.write_dnabert(tmp_path / "model", state=state)
     with pytest.raises(UnavailableError, match=why) as caught:

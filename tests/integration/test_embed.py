@@ -1,4 +1,4 @@
-"""--embed: the scorer says which records are embedded, and calls the others."""
+"""--embed: the scorer chooses which records are embedded, and calls the others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Run = Callable[..., Summary]
 
 @pytest.fixture(scope="module")
 def head(tiny, tmp_path_factory) -> Path:
-    """The tiny head, joined with the scorer so that it changes scores."""
+    """The tiny head, combined with the scorer so that it changes scores."""
     scorer = Scorer.load_builtin()
     join = EnsembleWeights(scorer.sha256, (EnsembleKnot(500, 0.8, 0.5, 0.1),), scorer.error_rates)
     path = tmp_path_factory.mktemp("joined") / "head.safetensors"
@@ -64,7 +64,7 @@ def head(tiny, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run_on(tiny, head, tmp_path) -> Run:
-    """A run of the tiny model and the joined head, in this process and in small shards."""
+    """Run the tiny model and the joined head, in this process and in small shards."""
 
     def start(folder: str, *inputs: Path, **options: object) -> Summary:
         on_event = options.pop("on_event", lambda _: None)
@@ -81,12 +81,12 @@ def run_on(tiny, head, tmp_path) -> Run:
 
 
 def beginnings(path: Path) -> Path:
-    """The first bases of the contigs, of some of which the scorer is not sure."""
+    """The first bases of the contigs. The scorer is not sure about some of them."""
     return write_fasta(path, {one.id: one.sequence[:1200] for one in read_fasta(CONTIGS)})
 
 
 def calls(folder: Path) -> dict[str, dict[str, str]]:
-    """The rows of the table of records, by id, without their notes."""
+    """Return the rows in the table of records, by id, without their notes."""
     return {row["record"]: row for row in rows(folder / "predictions.tsv")}
 
 
@@ -98,7 +98,7 @@ def records_with_vectors(folder: Path) -> set[str]:
     return {frame.partition("_chunk_")[0] for frame in vectors(folder)}
 
 
-def test_rest_is_called_as_without_a_model(run_on, tmp_path):
+def test_other_records_are_called_without_a_model(run_on, tmp_path):
     summary = run_on("viral", embed="viral")
     run_on("all")
     execute(PredictOptions(input=(CONTIGS,), output_dir=tmp_path / "alone"), lambda _: None)
@@ -119,7 +119,7 @@ def test_rest_is_called_as_without_a_model(run_on, tmp_path):
 
 
 def places_of(records: Records, recipe: Recipe, rules: tuple[EmbeddingRule, ...]) -> list[int]:
-    """The place of the first rule that asks for each record that can be embedded."""
+    """Return the index of the first rule that selects each record that can be embedded."""
     encoder = EncoderSpec(
         model="tiny", sha256="0" * 64, layer=1, pooling="mean", precision="fp32", dim=1
     )
@@ -153,7 +153,7 @@ def test_rules_are_shares_of_cells_by_length():
     assert [place == EXCLUDED for place in both] == (~expected["viral"]).tolist()
 
 
-def test_what_the_scorer_cannot_read_is_embedded():
+def test_records_without_a_score_are_embedded():
     short, unknown = FastaRecord("a", "a", "ACGT" * 20), FastaRecord("b", "b", "N" * 500)
     recipe = replace(NUCLEOTIDES, min_length=0)
     assert places_of(Records.from_records([short, unknown]), recipe, ("uncertain",)) == [0, 0]
@@ -233,7 +233,7 @@ def test_later_input_or_rule_moves_no_shard():
 
 
 def test_bytes_do_not_depend_on_helpers_or_rules(run_on, tmp_path):
-    """A million letters are worth a helper, and half a million are a block."""
+    """A million letters start a helper, and half a million are a block."""
     contigs = beginnings(tmp_path / "in.fa")
     records = contigs.read_text().split(">")[1:]
     closed = CLOSED * (2_100_000 // len(CLOSED) // len(records))
@@ -268,7 +268,7 @@ def test_notes_on_code_and_vectors_are_joined(run_on, tmp_path):
 
 
 def test_head_calls_embedded_and_scorer_the_rest(run_on, tiny, tmp_path):
-    """The head too where the scorer can read nothing."""
+    """The head also calls records that the scorer cannot read."""
     inputs = (tmp_path / "in.fa", tmp_path / "empty.fa")
     inputs[0].write_text(f"{CONTIGS.read_text()}>unknown\n{'N' * 600}\n")
     inputs[1].touch()
@@ -336,7 +336,7 @@ def test_outputs_count_records_not_embedded(run_on, tmp_path):
     assert f"records not embedded (--embed)</dt><dd>{len(left)}</dd>" in page
 
 
-def test_a_run_json_with_an_unknown_rule_is_damaged(run_on, tmp_path):
+def test_run_json_with_an_unknown_rule_is_damaged(run_on, tmp_path):
     run_on("run", embed="viral")
     stored = json.loads((tmp_path / "run/run.json").read_text())
     for rules in ([["some", 0]], [], [["viral"]]):

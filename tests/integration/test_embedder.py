@@ -1,4 +1,4 @@
-"""``virnucpro.Embedder`` keeps a model loaded, and makes the bytes of ``extract``."""
+"""``virnucpro.Embedder`` keeps a model loaded, and gives the bytes of ``extract``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODEL = "virnucpro-tiny"
 
 @pytest.fixture(scope="module")
 def sequences() -> list[str]:
-    """More residues than the first shard takes, and repeated proteins."""
+    """More residues than fit the first shard, and repeated proteins."""
     rng = np.random.default_rng(9)
     letters = list("ACDEFGHIKLMNPQRSTVWY")
     unique = ["M" + "".join(rng.choice(letters, n)) for n in rng.integers(20, 400, 110)]

@@ -1,4 +1,4 @@
-"""The commands and the code of docs/EMBEDDINGS.md, run with the built-in model on a CPU."""
+"""The commands and the code in docs/EMBEDDINGS.md run with the built-in model on a CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs/EMBEDDINGS.md").read_text(encoding="utf-8")
 SHELL = re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 PYTHON = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 COMMANDS = [
-    command.replace("\\\n", " ").partition("  #")[0].strip()
+    " ".join(command.replace("\\\n", " ").split())
     for block in SHELL
     for command in re.findall(r"^virnucpro (?:[^\n]*\\\n)*[^\n]*$", block, re.MULTILINE)
     if "models download" not in command
@@ -44,7 +44,7 @@ def for_this_machine(command: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder in which all commands of the page have run, in order."""
+    """A folder in which all commands of the page have run, in order."""
     folder = tmp_path
     records = (ROOT / "examples/proteins.faa").read_text(encoding="utf-8").split(">")[1:5]
     # Perplexity reads a protein once per residue, so short proteins save most of the time.
@@ -91,6 +91,6 @@ def check_python(folder: Path) -> None:
 
 
 def test_page_runs(folder: Path) -> None:
-    """One test, because testers in parallel would each run all commands."""
+    """One test, because parallel test processes would each run all commands."""
     check_commands(folder)
     check_python(folder)

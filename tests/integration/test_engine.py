@@ -1,4 +1,4 @@
-"""What the engine promises when workers die, hang, run out of memory or meet poison."""
+"""The engine when workers die, hang, run out of memory, or meet sequences that crash them."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ CODONS_OF_POISON = "TGG" * 4 + "TGC" + "TGG" * 4
 
 @pytest.fixture
 def early_starts(monkeypatch):
-    """Workers start before the plan for small inputs too."""
+    """Start workers before the plan for small inputs too."""
     monkeypatch.setattr(run_steps, "_BYTES_PER_WORKER", 1)
 
 
 @pytest.fixture
 def run_by(make_config, tiny, contigs):
-    """Runs the contigs, or another input, by an executor. -> folder, exit code, events"""
+    """Run the contigs, or another input, with an executor. -> folder, exit code, events"""
 
     def start(executor=None, fasta=contigs, **changes):
         config, events = make_config(fasta, **changes), []
@@ -84,7 +84,7 @@ def run_by(make_config, tiny, contigs):
 
 
 class Watch:
-    """Hears a run, and notes which processes there are whenever it tells of something."""
+    """Handles the events of a run, and records which processes exist at each event."""
 
     def __init__(self) -> None:
         self.events: list[RunEvent] = []
@@ -106,7 +106,7 @@ def of_kind(kind, events):
 
 @pytest.fixture
 def poisoned(contigs):
-    """The contigs with poison in two of them, which shard 0 and a later one hold."""
+    """The contigs with poison in two of them, one in shard 0 and one in a later shard."""
     text = contigs.read_text()
     for name in ("contig1", "contig23"):
         header = f">{name} of a test\n"
@@ -182,7 +182,7 @@ def test_overlapping_batches_change_nothing(run_by, tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("pooling", ["mean", "bos", "none"])
-def test_a_gpu_gives_the_vectors_of_a_cpu(make_config, contigs, tmp_path, pooling):
+def test_gpu_gives_the_vectors_of_a_cpu(make_config, contigs, tmp_path, pooling):
     config = make_config(contigs, output=tmp_path / "gpu", command="extract", pooling=pooling)
     plain = make_config(contigs, output=tmp_path / "cpu", command="extract", pooling=pooling)
     run_inline(config, None, executor=InlineExecutor("cuda:0"))
@@ -240,7 +240,7 @@ def test_shards_of_killed_workers_are_done(run_by, undisturbed, worker):
 
 @pytest.mark.parametrize("worker", [faulty_workers.KilledWorker, faulty_workers.EarlyKilledWorker])
 def test_three_random_kills_lose_no_sequence(run_by, tmp_path, worker):
-    """Of a shard with one sequence, in its batch; and of a worker that has not begun one."""
+    """In a shard with one sequence, in its batch, and in a worker before its first batch."""
     fasta = write_fasta(tmp_path / "one.faa", ONE)
     _, exit_code, events = run_by(ProcessExecutor(["cpu"], worker), fasta, input_type="protein")
     lost = [event.reason for event in of_kind(WorkerLost, events)]
@@ -248,7 +248,7 @@ def test_three_random_kills_lose_no_sequence(run_by, tmp_path, worker):
 
 
 def test_many_poisonous_sequences_delay_no_others(run_by, tmp_path):
-    """More of them in a row than a device may lose workers that no single one is to blame for."""
+    """There are more in a row than the losses after which a device is given up."""
     bad = {f"bad{i}": f"{faulty_workers.POISON}{'ACDEFGHIKL'[i]}" for i in range(7)}
     fasta = write_fasta(tmp_path / "crowd.faa", bad | {"good": random_protein(40)})
     executor = ProcessExecutor(["cpu"], faulty_workers.CrashingWorker)
@@ -266,7 +266,7 @@ def test_many_poisonous_sequences_delay_no_others(run_by, tmp_path):
         (faulty_workers.OverlappingCrashingWorker, "the worker died: SIGKILL"),
     ],
 )
-def test_a_poisonous_sequence_fails_alone(make_config, tiny, poisoned, tmp_path, worker, reason):
+def test_poisonous_sequence_fails_alone(make_config, tiny, poisoned, tmp_path, worker, reason):
     config = make_config(poisoned, output=tmp_path / "poisoned")
     healthy = make_config(poisoned, output=tmp_path / "healthy")
     run_inline(healthy, tiny.head)
@@ -298,7 +298,7 @@ def test_a_poisonous_sequence_fails_alone(make_config, tiny, poisoned, tmp_path,
 
 
 def test_custom_executor_gives_the_same_run(run_by, undisturbed, poisoned, tmp_path):
-    """Whether nothing happens, or its workers are lost."""
+    """Without losses, and with lost workers."""
     folder, _, _ = run_by(BackwardExecutor(), output=tmp_path / "toy")
     assert_same_run(folder, undisturbed)
 
@@ -355,7 +355,7 @@ def test_repaired_sequences_complete_the_run(make_config, tiny, poisoned, tmp_pa
 
 
 def lines_of(folder: Path) -> list[str]:
-    """The lines of all tables, whatever their order, and whatever file a record is of."""
+    """Return the lines of all tables, in any order and without the file of a record."""
     by_file = ("predictions.tsv", "viruses.tsv", "samples.tsv")
     texts = {name: text for name, text in tables(folder).items() if name not in by_file}
     calls = [str({**row, "file": ""}) for name in by_file[:2] for row in rows(folder / name)]
@@ -375,7 +375,7 @@ def test_resume_retries_failed_sequences(run_by, poisoned, tmp_path):
 
 
 def peer_with(*shards: Shard) -> WorkerHandle:
-    """The parent's view of a ready worker that was given these; there is no process."""
+    """Return the parent's view of a ready worker with these shards. There is no process."""
     resources = Resources(devices=("cpu",), tokens_per_batch=2048, silence_seconds=1.0)
     child = SimpleNamespace(pipe=SimpleNamespace(send=lambda _: None), is_alive=False)
     work = WorkerState("cpu", is_ready=True)
@@ -443,7 +443,7 @@ def test_library_failure_ends_the_worker(message):
         run_catching(work)
 
 
-def test_a_sequence_too_large_for_the_device_fails_alone(run_by, tmp_path):
+def test_sequence_too_large_for_device_fails_alone(run_by, tmp_path):
     proteins = {"small": "MKVLEFPQIL", "large": "MKVLEFPQIL" * 60}
     fasta = write_fasta(tmp_path / "proteins.faa", proteins)
     executor = InlineExecutor(worker=faulty_workers.SmallWorker)
@@ -463,7 +463,7 @@ def test_large_batch_is_embedded_alone(run_by, tmp_path):
     assert_same_run(folder, plain)
 
 
-def test_memory_that_runs_out_at_any_batch_loses_nothing(run_by, tmp_path):
+def test_out_of_memory_in_any_batch_loses_nothing(run_by, tmp_path):
     proteins = {f"p{i}": random_protein(100, i) for i in range(72)}
     fasta = write_fasta(tmp_path / "some.faa", proteins)
 
@@ -481,7 +481,7 @@ def test_memory_that_runs_out_at_any_batch_loses_nothing(run_by, tmp_path):
         assert run_and_count(f"scarce{n}", scarce) > n_batches
 
 
-def test_a_worker_that_never_becomes_ready_is_given_up(make_config, tiny, contigs):
+def test_worker_that_never_starts_is_given_up(make_config, tiny, contigs):
     lost: list[RunEvent] = []
     executor = ProcessExecutor(["cpu"], faulty_workers.StuckWorker, start_seconds=0.5)
     with pytest.raises(UnavailableError, match="fell silent"):
@@ -523,14 +523,14 @@ def test_slow_start_keeps_no_work(run_by, undisturbed):
     assert_same_run(folder, undisturbed)
 
 
-def test_when_no_device_can_start_the_run_says_why(run_by, tmp_path):
+def test_run_says_why_no_device_can_start(run_by, tmp_path):
     with pytest.raises(UnavailableError, match="CUDA driver version is insufficient"):
         run_by(ProcessExecutor(["cpu"] * 2, faulty_workers.NeverStartingWorker))
     assert not (tmp_path / "run" / "predictions.tsv").exists()
 
 
 def test_interrupt_while_workers_end(make_config, tiny, tmp_path):
-    """One that was stopped does not end by itself: the run waits for it when Ctrl-C comes."""
+    """A stopped worker does not end by itself. The run waits for it when Ctrl-C comes."""
     fasta = write_fasta(tmp_path / "one.faa", ONE)
     stopped = []
 
@@ -559,7 +559,7 @@ def test_worker_that_does_not_read_delays_nobody():
     peer, began = peer_with(), time.monotonic()
     peer.child.pipe, theirs = Pipe()
     attempt = Attempt(SHARDS[0], suspects=frozenset(range(1_000_000)))
-    with ThreadPoolExecutor() as pool, theirs:  # whose end is the end of whoever still sends
+    with ThreadPoolExecutor() as pool, theirs:  # the end of this pipe ends its sender
         pool.submit(peer.assign, attempt).result(timeout=10)
         assert theirs.recv() == attempt
     assert peer.deadline > began + 1.0  # silence counts from when it got a shard
@@ -604,8 +604,8 @@ def test_ctrl_c_while_workers_start_leaves_none(make_config, tiny, contigs, monk
     assert started and not any(child.is_alive for child in started)
 
 
-def test_a_pause_of_all_processes_is_no_silence(monkeypatch):
-    """Ctrl-Z and, later, `fg`: whoever is silent after it as well is lost."""
+def test_pause_of_all_processes_is_no_silence(monkeypatch):
+    """Ctrl-Z and, later, `fg`. A worker that stays silent afterwards is lost."""
     peer = peer_with(SHARDS[0])
     peer.deadline = (began := time.monotonic()) + 8.0
     clock = [began]
@@ -624,7 +624,7 @@ def test_a_pause_of_all_processes_is_no_silence(monkeypatch):
 
 
 def test_unkillable_process_is_reported(caplog):
-    """A process in a call to a device or a disk that does not answer is such a one."""
+    """For example a process in a call to a device or a disk that does not answer."""
     peer = peer_with()
     waited = []
     peer.child = SimpleNamespace(kill=lambda: None, wait=waited.append, pid=123)
@@ -634,11 +634,11 @@ def test_unkillable_process_is_reported(caplog):
     assert "cpu (process 123) does not end" in caplog.text
 
 
-def test_an_error_in_the_parent_leaves_no_process_behind(make_config, tiny, contigs):
+def test_error_in_the_parent_leaves_no_process(make_config, tiny, contigs):
     def interrupt(event):
         if isinstance(event, BatchStarted):
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt) as held:  # a held traceback keeps generators alive
+    with pytest.raises(KeyboardInterrupt) as held:  # a traceback keeps generators alive
         run_inline(make_config(contigs), tiny.head, interrupt, ProcessExecutor(["cpu"] * 2))
     assert held and not our_processes()

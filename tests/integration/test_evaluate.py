@@ -1,4 +1,4 @@
-"""What ``virnucpro evaluate`` promises: honest figures of what users get, by id."""
+"""``virnucpro evaluate``: figures by id, on sequences that no model was trained on."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CUTTING = EvaluateOptions(data=Path("m.tsv"), output_dir=Path("out"), **SAMPLES)
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    """Viruses of two kingdoms and cells of one; ids that look like those of chunks."""
+    """Viruses of two kingdoms and cells of one. Some ids look like those of chunks."""
     rng = np.random.default_rng(5)
     rows = ["path\tid\tlabel\tgroup\tkingdom"]
     with (tmp_path / "data.fa").open("w") as out:
@@ -67,7 +67,7 @@ def manifest(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ask(tiny, make_config, manifest, tmp_path):
-    """Evaluate the tiny head; keywords change the question, the head or the run."""
+    """Evaluate the tiny head. Keywords change the options, the head or the run."""
 
     def asked(head=tiny.head, run=None, executor=None, **changes):
         given = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES}
@@ -84,7 +84,7 @@ def records_by_fragment(folder: Path) -> dict[str, dict[str, str]]:
     return {row["fragment"]: row for row in rows(folder / "fragments.tsv")}
 
 
-# What is scored
+# Scored fragments
 
 
 def test_fragments_tile_both_strands(manifest, tmp_path):
@@ -122,16 +122,16 @@ def test_record_is_cut_independently_of_others():
 
 
 @pytest.mark.parametrize("lengths", ["", "0,300", "5,5", "300,-5", "300,b"])
-def test_lengths_that_make_no_sense_are_refused(lengths):
+def test_senseless_lengths_are_refused(lengths):
     with pytest.raises(UsageError, match="must be numbers of bases above 0, each once"):
         replace(CUTTING, lengths=lengths)
 
 
-# What is measured
+# Figures
 
 
 def test_record_figures_match_the_table(ask, tiny, tmp_path):
-    """A kingdom all of whose pieces are too short for a length has no row, one class no AUROC."""
+    """A kingdom with only too short pieces has no row, and a single class has no AUROC."""
     figures, folder = ask(), tmp_path / "evaluation"
     write_report(folder, figures)
     of = records_by_fragment(folder)
@@ -251,7 +251,7 @@ def test_scorer_is_measured_without_a_model(manifest, tmp_path):
     assert stored["roc"][0]["true_positives"][-1] == 1.0
 
 
-def test_the_scorer_remembers_what_it_was_trained_on(manifest, tmp_path):
+def test_scorer_knows_its_training_data(manifest, tmp_path):
     records = records_of(manifest)
     scorer = trained_on(Scorer.load_builtin(), groups=[records[0].group])
     save_scorer(tmp_path / "scorer.safetensors", scorer)
@@ -262,8 +262,8 @@ def test_the_scorer_remembers_what_it_was_trained_on(manifest, tmp_path):
         list(held_out_groups(pairs_of(manifest), caller, asked, set()))
 
 
-def test_shipped_scorer_knows_its_training_data():
-    """Its sketch lies beside it; one of another scorer counts as none."""
+def test_shipped_scorer_has_its_training_sketch():
+    """The sketch is next to the scorer. That of another scorer does not count."""
     records, _, kmers = choose_classifier(ThresholdOptions(), "auto", None).trained_on["the scorer"]
     assert len(kmers.hashes) > 10 * len(records) > 0
 
@@ -331,7 +331,7 @@ def test_evaluation_on_training_data_says_so(ask, tiny, tmp_path):
         ([0], [1], "the head was trained on 2, its encoder was trained on 2 of 24 records, or"),
     ],
 )
-def test_the_refusal_names_who_was_trained_on_the_data(ask, tiny, of_head, of_encoder, words):
+def test_refusal_names_the_model_trained_on_the_data(ask, tiny, of_head, of_encoder, words):
     head = trained_on(tiny.head, groups=["another", *(f"group{i}virus" for i in of_head)])
     known = trained_on(tiny.head, groups=[f"group{i}virus" for i in of_encoder]).trained_groups
     with pytest.raises(InputError) as caught:
@@ -339,7 +339,7 @@ def test_the_refusal_names_who_was_trained_on_the_data(ask, tiny, of_head, of_en
     assert str(caught.value).startswith(words)
 
 
-def test_a_test_without_both_labels_is_refused(ask, tiny, manifest):
+def test_evaluation_needs_both_labels(ask, tiny, manifest):
     viral = {record.group for record in records_of(manifest) if record.is_virus}
     with pytest.raises(InputError, match="viruses or other records are missing"):
         ask(trained_on(tiny.head, groups=viral), held_out_only=True)
@@ -398,9 +398,7 @@ def test_missing_scores_give_no_figures(ask, tmp_path):
     assert ask(run={"resume": True})["rows"]
 
 
-def test_a_table_that_lost_a_frame_since_is_not_measured(
-    ask, tiny, make_config, manifest, tmp_path
-):
+def test_table_that_lost_a_frame_is_not_measured(ask, tiny, make_config, manifest, tmp_path):
     ask()
     table = tmp_path / "evaluation" / "run" / "prediction_results.txt"
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))

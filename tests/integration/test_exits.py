@@ -1,4 +1,4 @@
-"""How a command ends that is asked to: once, by an exception, and with no process left behind."""
+"""An interrupted command ends once, with the right exit code, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def signals_as_before():
     ],
 )
 def test_end_is_reported_after_cleanup(capsys, number, exit_code, word):
-    """The signal may come in the middle of a line on its way to the terminal."""
+    """The signal may come in the middle of a line to the terminal."""
     said_before = []
     with pytest.raises(CommandExit) as finished, exit_on_error(lambda: "all is kept"):
         end_cleanly()
@@ -96,7 +96,7 @@ def test_system_limit_is_reported_with_a_remedy(capsys, error, words):
     assert re.match(f"error: {words}.*; all is kept\n", capsys.readouterr().err)
 
 
-def test_too_many_open_files_are_no_fault_of_the_scorer():
+def test_too_many_open_files_do_not_blame_the_scorer():
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
@@ -155,7 +155,7 @@ def test_stopped_child_does_not_block_the_end(tmp_path):
 
 
 def in_the_terminal(words: list[str]) -> None:
-    """A command as the first process of the terminal that it has as its standard streams."""
+    """Start a command as the session leader of a terminal, which is its standard streams."""
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     run_command(words)
@@ -168,10 +168,13 @@ def disowned_in_the_terminal(words: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("run", "n_records", "exit_code"),
-    [(in_the_terminal, 500, 143), (disowned_in_the_terminal, 5, 0)],  # the first is not to end
+    [
+        (in_the_terminal, 500, 143),
+        (disowned_in_the_terminal, 5, 0),
+    ],  # the first signal does not end it
 )
 def test_closed_terminal_ends_the_run(tiny, tmp_path, run, n_records, exit_code):
-    """Without a reader for the dashboard, the warnings and the summary, the exit code is true."""
+    """The exit code is right without a reader for dashboard, warnings and summary."""
     rng, output, (parent, child) = np.random.default_rng(1), tmp_path / "run", pty.openpty()
     records = {f"r{i}": open_dna(600, rng) for i in range(n_records)}
     process = start(
@@ -196,7 +199,7 @@ def test_closed_terminal_ends_the_run(tiny, tmp_path, run, n_records, exit_code)
 
 
 def test_early_interrupt_is_reported(monkeypatch, capsys):
-    """It could not say so itself."""
+    """The child cannot report it itself."""
 
     @click.command()
     def slow_to_begin() -> None:
@@ -212,7 +215,7 @@ def test_early_interrupt_is_reported(monkeypatch, capsys):
 
 @pytest.mark.parametrize("module_name", ["virnucpro.cli.main", "click", "virnucpro.core.errors"])
 def test_interrupt_while_loading_is_reported(module_name):
-    """Ctrl-C at the moment when this module is imported."""
+    """Ctrl-C comes while this module is imported."""
     code = f"""
 import sys
 
@@ -231,8 +234,8 @@ main()
     assert "Traceback" not in ended.stderr
 
 
-def test_the_entry_point_loads_next_to_nothing():
-    """Before it has run, Ctrl-C prints a traceback."""
+def test_entry_point_loads_next_to_nothing():
+    """Before it runs, Ctrl-C would print a traceback."""
     code = "import sys; before = {*sys.modules}; import virnucpro.cli.launch; print(*sys.modules)"
     program = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"]
     loaded = subprocess.run(program, capture_output=True, text=True, check=True).stdout.split()
@@ -241,18 +244,18 @@ def test_the_entry_point_loads_next_to_nothing():
     assert 'virnucpro = "virnucpro.cli.launch:main"' in project
 
 
-# Signals of schedulers, and the limit of CPU time, to running commands
+# Signals from schedulers, and CPU time limits
 
 
 def limited_to(seconds: int, words: list[str]) -> None:
-    """A command with this limit of CPU time, as `ulimit -t` sets it: without a warning before."""
+    """Return a command with this CPU time limit, set as by `ulimit -t`, without a soft limit."""
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     run_command(words)
 
 
 @pytest.fixture
 def long_run(tiny, tmp_path) -> list[object]:
-    """``predict`` with a model, for more than a minute."""
+    """Return ``predict`` with a model, for more than a minute."""
     rng = np.random.default_rng(1)
     fasta = write_fasta(tmp_path / "in.fa", {f"r{i}": open_dna(600, rng) for i in range(2_000)})
     words = ["predict", "-i", fasta, "-o", tmp_path / "run", "--model", tiny.model]
@@ -272,7 +275,7 @@ def test_signal_of_scheduler_ends_run(long_run, tmp_path, number):
 
 
 def test_signal_to_all_processes_of_job(long_run, tmp_path):
-    """``scancel --signal=USR1`` reaches the workers too, which leave it to the parent."""
+    """``scancel --signal=USR1`` reaches the workers too, which ignore it for the parent."""
     features = tmp_path / "run" / "features"
     command = [PROGRAM, *map(str, long_run)]
     with (tmp_path / "said").open("w+") as said:
@@ -314,7 +317,7 @@ ChildProcess.kill_all([child])
 
 
 def test_cpu_limit_of_child_is_named(tmp_path):
-    """A limit that `ulimit -t` sets has no warning before the kill, unless we ask for one."""
+    """A limit by `ulimit -t` kills without a warning, unless a soft limit is set."""
     ended = subprocess.run(
         [sys.executable, "-c", SPINNING],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""``virnucpro export``: each layout is read back by a library that it is for."""
+"""``virnucpro export``: the library of each layout reads it back."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def export(run: Path, layout: str, path: Path) -> Path:
 
 
 def check(found: dict[str, NDArray[np.float32]], run: Path) -> None:
-    """Each id has the vector of the run, to the last bit."""
+    """Check that each id has the vector of the run, to the last bit."""
     expected = dict(virnucpro.open(run).items())
     assert list(found) == list(expected) == list(SEQUENCES)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)

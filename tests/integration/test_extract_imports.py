@@ -1,4 +1,4 @@
-"""An extraction imports nothing of the classifier, in any of its processes."""
+"""An extraction imports nothing from the classifier, in any of its processes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ IN_PARENT_AND_HELPER = "virnucpro.store.plan"
 
 @pytest.fixture(scope="module")
 def imports(tmp_path_factory) -> Counter[str]:
-    """How many processes of an extraction import each module of ours.
+    """Count the processes of an extraction that import each of our modules.
 
-    Python lists the imports of every process in standard error, because ours pass on ``-X``. The
+    Python lists the imports of every process in stderr, because our processes pass on ``-X``. The
     input is large enough for a helper (six workers on a CPU have one), and all but one of its
     proteins are too short to embed.
     """

@@ -1,4 +1,4 @@
-"""fair-esm is found by its distribution, also where another package is called ``esm``."""
+"""fair-esm is found by its distribution, even if another package is called ``esm``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OTHER_ESM = "__version__ = '3.2.1'\n"  # as the distribution `esm` has it
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder with an installed fair-esm, over which the distribution ``esm`` was installed."""
+    """A folder with fair-esm, over which the distribution ``esm`` was installed."""
     installed = distribution("fair-esm")
     for file in installed.files or ():
         if file.suffix in (".py", "") and ".." not in file.parts:

@@ -1,4 +1,4 @@
-"""A connector of HDF5 that cannot be loaded is reported once, before the work."""
+"""An HDF5 connector that cannot be loaded is reported once, before any work."""
 
 from __future__ import annotations
 

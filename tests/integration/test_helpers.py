@@ -1,4 +1,4 @@
-"""Processes that make tables: the same bytes as without any, and none is left, whatever happens."""
+"""Helper processes give the same bytes as a run without any, and none is left behind."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def helpers_for(n_helpers: int) -> Iterator[tasks.TaskRunner[str]]:
 
 @pytest.fixture
 def in_small_blocks(monkeypatch) -> None:
-    """Every run has work for helpers, in many tasks, and they are ready before it is given out."""
+    """Give every run many tasks for helpers, which are ready before the first one."""
     usual = tasks.TaskRunner.map_in_order
 
     def when_ready(helpers: tasks.TaskRunner, blocks) -> Iterator:
@@ -76,7 +76,7 @@ def in_small_blocks(monkeypatch) -> None:
 
 
 def give_all_to_helpers(monkeypatch, before_second: Callable[[], object] = lambda: None) -> None:
-    """Have a helper take each block before the next is made, and do this before the second."""
+    """Let a helper take each block before the next is made, and the first before the second."""
     usual = tasks.TaskRunner.map_in_order
 
     def given(helpers: tasks.TaskRunner, blocks) -> Iterator:
@@ -94,7 +94,7 @@ def give_all_to_helpers(monkeypatch, before_second: Callable[[], object] = lambd
 
 @pytest.fixture
 def hard(tmp_path) -> list[Path]:
-    """Two files: repeats, frames with letters that are no base, frames that fail, long records."""
+    """Two files: repeats, frames with unknown letters, frames that fail, and long records."""
     rng = np.random.default_rng(3)
     records = {}
     for i in range(30):
@@ -161,7 +161,7 @@ def test_called_records_have_the_same_tables(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("in_small_blocks")
 def test_killed_planning_helper_frees_the_folder(make_config, tiny, contigs, tmp_path, monkeypatch):
-    """Both helpers, when one has a slice and before the other gets the next."""
+    """Both helpers are killed when one has a slice and before the other gets the next."""
     n_killed: list[int] = []
     config = make_config(contigs, n_helpers=2, bytes_per_slice=3_000)
     with monkeypatch.context() as patch:
@@ -178,7 +178,7 @@ def test_killed_planning_helper_frees_the_folder(make_config, tiny, contigs, tmp
     assert_same_run(config.output, alone.output)
 
 
-def test_a_small_input_starts_no_process(make_config, tiny, contigs):
+def test_small_input_starts_no_process(make_config, tiny, contigs):
     seen = []
     run_inline(make_config(contigs, n_helpers=8), tiny.head, lambda _: seen.append(our_processes()))
     assert seen and not any(seen)
@@ -187,7 +187,7 @@ def test_a_small_input_starts_no_process(make_config, tiny, contigs):
 @pytest.mark.usefixtures("in_small_blocks")
 @pytest.mark.parametrize("n_helpers", [0, 2])
 def test_file_damaged_during_tables_is_remade(make_config, tiny, contigs, undisturbed, n_helpers):
-    """It is the last: most of the records were counted before."""
+    """It is the last file: most records were counted before."""
     config, done = make_config(contigs, n_helpers=n_helpers), []
 
     def damage(event) -> None:
@@ -209,7 +209,7 @@ def test_file_damaged_during_tables_is_remade(make_config, tiny, contigs, undist
 def test_killed_helper_is_reported_and_resumed(
     make_config, tiny, contigs, undisturbed, monkeypatch
 ):
-    """A run that does not need it any more ends well: here each block is given to a helper."""
+    """Each block is given to a helper here. A run that no longer needs the helper would succeed."""
 
     def kill(event) -> None:
         if isinstance(event, ShardDone):
@@ -227,7 +227,7 @@ def test_killed_helper_is_reported_and_resumed(
 
 
 @pytest.mark.usefixtures("in_small_blocks")
-def test_an_interruption_ends_helpers_that_are_at_work(make_config, tiny, contigs):
+def test_interrupt_ends_working_helpers(make_config, tiny, contigs):
     def interrupt(event) -> None:
         if isinstance(event, ShardDone):
             assert len(our_processes()) == 2
@@ -238,7 +238,7 @@ def test_an_interruption_ends_helpers_that_are_at_work(make_config, tiny, contig
     assert not our_processes()
 
 
-def test_helper_error_is_reported_in_words(capfd):
+def test_helper_error_is_reported_as_text(capfd):
     with (
         helpers_for(1) as helpers,
         pytest.raises(UnavailableError, match="was lost: AttributeError: 'str' object"),
@@ -260,7 +260,7 @@ with HelperPool(2) as pool:
 
 @pytest.fixture
 def beginning() -> Callable[[str], subprocess.Popen[str]]:
-    """Starts a program that finds the modules of this process."""
+    """Return the start of a program that finds the modules of this process."""
     places = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
     def begin(program: str) -> subprocess.Popen[str]:
@@ -271,7 +271,7 @@ def beginning() -> Callable[[str], subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_helpers_end_with_a_parent_that_is_killed(beginning, number):
+def test_helpers_end_with_a_killed_parent(beginning, number):
     with beginning(PARENT) as parent:
         pids = list(map(int, parent.stdout.readline().split()))
         assert len(pids) == 2
@@ -302,7 +302,7 @@ def test_helpers_take_the_cores_that_devices_leave(devices, n_cores, expected):
 
 @dataclass(frozen=True)
 class WhoDoesIt:
-    """A block whose result is the process that did it."""
+    """A block whose result is the process that computed it."""
 
     n_letters: int
 
@@ -320,7 +320,7 @@ def test_long_record_is_not_copied_to_a_helper():
 
 @dataclass(frozen=True)
 class SlowElsewhere:
-    """A block that ends at once in this process, and elsewhere when a file is gone."""
+    """A block that is immediate in this process. In another it waits until a file is deleted."""
 
     number: int
     here: int
@@ -336,7 +336,7 @@ class SlowElsewhere:
 
 
 def test_busy_helpers_keep_the_order(tmp_path):
-    """The helper waits for this process, which would wait for the helper if it did nothing."""
+    """The helper waits for this process, which would wait for the helper if it had no work."""
     file = tmp_path / "wait"
     file.touch()
 
@@ -354,7 +354,7 @@ def test_busy_helpers_keep_the_order(tmp_path):
 
 
 def test_last_blocks_are_done_in_the_parent(tmp_path):
-    """The helper waits for this process, which has no further block."""
+    """The helper waits for this process, which has no other block."""
     file = tmp_path / "wait"
     file.touch()
     with HelperPool(9) as pool, within(60):  # of which one has enough work
@@ -384,7 +384,7 @@ def test_first_bad_block_is_reported(n_helpers):
 
 
 def test_blocks_ahead_are_limited_by_memory(tmp_path):
-    """The third waits until the first is done, though a helper has time for none of them."""
+    """The third waits until the first is done, though helpers are free."""
     file, taken = tmp_path / "wait", []
     file.touch()
 
@@ -405,7 +405,7 @@ def test_blocks_ahead_are_limited_by_memory(tmp_path):
     ("most", "n_letters", "expected"),
     [(1, 990_000, 0), (1, 1_000_000, 1), (15, 2_400_000, 2), (15, 10**9, 15), (0, 10**9, 0)],
 )
-def test_a_helper_is_started_for_every_million_letters(most, n_letters, expected):
+def test_helper_starts_for_every_million_letters(most, n_letters, expected):
     assert tasks.count_useful_helpers(most, n_letters) == expected
 
 
@@ -445,7 +445,7 @@ with tasks.HelperPool(1) as pool:
 
 
 def test_stopped_parent_is_no_helper_silence(beginning):
-    """Ctrl-Z and, later, `fg`: a helper that is silent after it as well is named."""
+    """Ctrl-Z and, later, `fg`. A helper that stays silent afterwards is named."""
     with beginning(PAUSED_PARENT) as parent, within(120):
         _, status = os.waitpid(parent.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)

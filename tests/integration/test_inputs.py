@@ -1,4 +1,4 @@
-"""Inputs are found in order, copied if they cannot be read twice, and never change unnoticed."""
+"""Inputs are kept in order, copied if they cannot be read twice, and checked for changes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def hashed(*paths: Path) -> list[InputFile]:
 
 
 def hashed_pipes(run: Path, copies: Path, *contents: bytes) -> list[InputFile]:
-    """What a run sees of inputs that it had to copy: here, of files inside its folder."""
+    """Return the inputs of a run that had to copy them, here files inside its folder."""
     paths = []
     for i, content in enumerate(contents):
         paths.append(run / f"{i}.fa")
@@ -84,7 +84,7 @@ def test_paths_are_absolute_and_links_resolved(write, run, copies, tmp_path, mon
     ]
 
 
-def test_what_comes_through_named_pipes_arrives_whole(run, copies, tmp_path: Path) -> None:
+def test_named_pipes_are_copied_completely(run, copies, tmp_path: Path) -> None:
     paths = [tmp_path / f"pipe{i}" for i in range(30)]
     contents = [b">%d\n" % i + b"ACGT" * 20_000 * (i % 3) + b"\n" for i in range(30)]
     for path, content in zip(paths, contents, strict=True):
@@ -95,7 +95,7 @@ def test_what_comes_through_named_pipes_arrives_whole(run, copies, tmp_path: Pat
     assert [Path(file.path).read_bytes() for file in found] == contents
 
 
-def test_standard_input_is_copied_and_may_be_packed(run, copies, monkeypatch) -> None:
+def test_standard_input_may_be_compressed(run, copies, monkeypatch) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(gzip.compress(A)))
     monkeypatch.setattr(sys, "stdin", stdin)
     [file] = find_inputs([Path("-")], run, copies)
@@ -112,7 +112,7 @@ def test_hashing_reports_its_progress(write) -> None:
     paths = [write("a.fa"), write("b.fa", b""), write("c.fa", b"x" * 10)]
     inputs = InputScan(is_strict=True).hash((InputFile(str(path)) for path in paths), told.append)
     assert [known.n_bytes for known in inputs] == [6, 0, 10]
-    assert inputs[1].sha256.startswith("e3b0c44298fc1c14")  # of nothing
+    assert inputs[1].sha256.startswith("e3b0c44298fc1c14")  # SHA-256 of nothing
     assert len({known.sha256 for known in inputs}) == 3
     assert told == [6, 16]
 
@@ -131,7 +131,7 @@ def test_touched_input_is_hashed_once_more(write) -> None:
     content = Path(known.path).read_bytes()
     os.utime(known.path, (1, 1))
     known.check_unchanged()
-    with Path(known.path).open("r+b") as handle:  # what a second hash would read
+    with Path(known.path).open("r+b") as handle:  # content that a second hash would read
         handle.write(content.swapcase())
         os.utime(handle.fileno(), (1, 1))
     with pytest.raises(InputError, match="changed during"):
@@ -185,11 +185,11 @@ def test_inputs_not_repeated_must_be_unchanged(write) -> None:
         check_recorded(inputs)
 
 
-# What they hold
+# Content
 
 
 def kinds_of(*inputs: InputFile) -> tuple[str, list[InputFile], list[str]]:
-    """What they agree on, what is kept, and why the others are not."""
+    """Return the common type of inputs, the ones that are kept, and the reasons for the others."""
     survey = InputScan()
     agreed, kept = survey.decide_type(inputs)
     return agreed, kept, [str(error) for _, error in survey.refused]
@@ -230,7 +230,7 @@ def test_equal_numbers_of_both_alphabets_are_refused(write) -> None:
     assert "--input-type" in e.value.hint
 
 
-def test_packed_size_says_nothing_of_letters():
+def test_compressed_size_does_not_count_letters():
     plain, packed = (InputFile(f"/data/{name}", "", 7) for name in ("a.fa", "B.FA.GZ"))
     assert (InputFile.total_letters([plain, plain]), InputFile.total_letters([plain, packed])) == (
         14,

@@ -1,4 +1,4 @@
-"""Where packages are missing, and on which Pythons the installed program runs."""
+"""Missing packages, and the Python versions on which the installed program runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from run_helpers import write_fasta
 
 
 def without(package: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run a command where a package is not installed."""
+    """Run a command as if a package were not installed."""
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
         "from virnucpro.cli.main import main\n"
@@ -79,7 +79,7 @@ def test_scorer_runs_without_torch(tmp_path):
     assert list(json.loads((tmp_path / "torch" / "run.json").read_text())["versions"]) == ["numpy"]
 
 
-# The gate's check of every Python
+# The check of every Python version
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_no_python_at_all_is_a_fault():
 
 
 def test_check_needs_interpreter_of_the_version(tmp_path, monkeypatch):
-    """A program of that name that does not start, such as a shim, is no interpreter."""
+    """A program with that name that does not start, such as a shim, does not count."""
     for version in ("3.90", "3.91"):
         shim = tmp_path / f"python{version}"
         shim.write_text("#!/bin/sh\necho 'not installed' >&2; exit 127\n" * (version == "3.90"))

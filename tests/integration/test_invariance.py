@@ -1,4 +1,4 @@
-"""What must not change a result: strand, origin of a circle, order, case, U, and files.
+"""Results do not depend on strand, origin of a circle, order, case, U, or files.
 
 docs/OUTPUT.md, "What a result depends on", has the same list, and what may differ.
 """
@@ -51,7 +51,7 @@ KIND = (
 
 
 def gc_rich(n_bases: int, choose: random.Random) -> str:
-    """A gene with few stops in other frames: several stretches are equally long."""
+    """A gene with few stops in other frames, so that several stretches are equally long."""
     third = "GC" * 9 + "AT"
     codons = (
         choose.choice("GCGCGCAT") + choose.choice("GCGCAT") + choose.choice(third)
@@ -138,7 +138,7 @@ def test_strand_identity(length: int) -> None:
 
 
 def test_strand_terminal_repeat() -> None:
-    """Its first 21 bases agree at one end alone."""
+    """Its first 21 bases agree at one end only."""
     repeat = random_dna(500, np.random.default_rng(1))
     copy = "A" if repeat[2] != "A" else "C"
     text = repeat + random_dna(3_000, np.random.default_rng(2)) + repeat[:2] + copy + repeat[3:]
@@ -147,7 +147,7 @@ def test_strand_terminal_repeat() -> None:
 
 
 def test_strand_genetic_code() -> None:
-    """Stops of one strand are rarer than those of the other where A is rarer than T."""
+    """Where A is rarer than T, stops of one strand are rarer than those of the other."""
     choose = random.Random(3)
     codons = ["TTT", "GTT", "CTT", "TGA", "GAA", "AAA", "TTA", "CAA"]
     for seed in range(40):
@@ -172,7 +172,7 @@ def test_first_of_circle(text: str) -> None:
 
 @pytest.fixture(scope="module")
 def lysogen() -> str:
-    """Genes of a host, and those of a phage within; the length is no multiple of a step."""
+    """A phage within a host. The length is not a multiple of a step."""
     rng = np.random.default_rng(11)
     host = genes_dna(120_123, rng, 300, USUAL_IN_HOST)
     return host[:50_000] + phage_dna(30_000, rng) + host[50_000:]
@@ -197,7 +197,7 @@ def assert_same_track(track: Track, other: Track, n_bases: int) -> None:
 
 
 def test_circle_regions(lysogen: str) -> None:
-    """However a circle was cut open and on either strand, the same bases are in regions."""
+    """The same bases are in regions wherever a circle was cut open, and on either strand."""
     finder, n_bases, found = ProvirusFinder.load_builtin(11), len(lysogen), set()
     for first in (0, 777, 61_001, 75_500):
         turned = lysogen[first:] + lysogen[:first]
@@ -212,7 +212,7 @@ def test_circle_regions(lysogen: str) -> None:
 
 
 def test_circle_score() -> None:
-    """Of a circle whose length the pieces divide, turned by a multiple of them."""
+    """The pieces divide the length of the circle, which is turned by a multiple of them."""
     text = open_dna(30_000, np.random.default_rng(5))
     turned = text[10_000:] + text[:10_000]
     [one, other], _ = score_block([text, turned], Scorer.load_builtin())
@@ -224,7 +224,7 @@ def test_circle_score() -> None:
 
 @pytest.fixture(scope="module")
 def records() -> dict[str, str]:
-    """Contigs of the example, whole and in parts of 150 to 700 bases."""
+    """The contigs of the example, complete and in parts of 150 to 700 bases."""
     whole = {record.id: record.sequence for record in read_fasta(CONTIGS)}
     parts = {
         f"{name}_{size}": bases[size : 2 * size]
@@ -236,7 +236,7 @@ def records() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def variants(records: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with the other strand of each record, its RNA, and its letters in mixed case."""
+    """Run the reverse complement of each record, its RNA, and its letters in mixed case."""
     folder = tmp_path_factory.mktemp("variants")
     texts = dict(records)
     for name, bases in records.items():
@@ -263,7 +263,7 @@ def test_run_of_variants(variants: Path, records: dict[str, str], change: str) -
 
 
 def test_run_in_other_files(variants: Path, records: dict[str, str], tmp_path: Path) -> None:
-    """Records in another order, in three files, one of them after another run's."""
+    """Records in another order, in three files. One file follows another run's file."""
     names = list(records)
     random.Random(4).shuffle(names)
     files = [
@@ -277,11 +277,11 @@ def test_run_in_other_files(variants: Path, records: dict[str, str], tmp_path: P
         assert here == {name: row for name, row in there.items() if name in records}
 
 
-# Records that are joined
+# Joined records
 
 
 def test_joined_records() -> None:
-    """A record joined with N has the mean of its pieces, as if they were those of one record."""
+    """A record joined with N has the mean of all pieces, as if they were from one record."""
     own = Scorer.load_builtin()
     [nets] = [nets for nets in own.pieces if nets.size == 500]
     scorer = replace(own, pieces=(nets,), knots=(Knot(500, 1.0, 0.0),))

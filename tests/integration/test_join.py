@@ -1,4 +1,4 @@
-"""What a head adds to the scorer: the rule by which both call a record, in the file and in runs."""
+"""The rule by which scorer and head call together, in the head file and in runs."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def scorer() -> Scorer:
 
 @pytest.fixture
 def joined(tiny, scorer) -> Head:
-    """The tiny head, with weights that make both of them count."""
+    """The tiny head, with weights that make both scores count."""
     knots = (EnsembleKnot(500, 0.8, 0.5, 0.1), EnsembleKnot(1000, 0.6, 1.0, -0.3))
     join = EnsembleWeights(scorer.sha256, knots, (RATES,))
     return replace(tiny.head, facts=replace(tiny.head.facts, join=join))
 
 
 def rows_of(folder: Path) -> dict[str, dict[str, str]]:
-    """The rows of ``predictions.tsv``, by their records."""
+    """Return the rows of ``predictions.tsv`` by record."""
     return {row["record"]: row for row in rows(folder / "predictions.tsv")}
 
 
@@ -73,14 +73,14 @@ def test_joined_log_odds_are_weighed_by_length():
         *({name: 1e300} for name in ("base", "head", "offset")),
     ],
 )
-def test_a_join_has_finite_weights_and_none_below_zero(wrong):
+def test_join_has_finite_positive_weights(wrong):
     knot = {"n_bases": 500, "base": 1.0, "head": 1.0, "offset": 0.0}
     with pytest.raises(ValueError, match="invalid weights: EnsembleKnot"):
         EnsembleKnot(**knot | wrong)
     assert EnsembleKnot(**knot | {"n_bases": 1}).n_bases == 1
 
 
-def test_a_join_names_its_scorer_and_its_lengths_rise():
+def test_join_names_its_scorer_and_sorted_lengths():
     short, long = (EnsembleKnot(n, 1.0, 1.0, 0.0) for n in (500, 1000))
     for knots in ((), (long, short), (short, short)):
         with pytest.raises(ValueError, match="lengths of a join must rise"):
@@ -91,7 +91,7 @@ def test_a_join_names_its_scorer_and_its_lengths_rise():
         EnsembleWeights(7, (short, long), (RATES,))
 
 
-def test_a_head_remembers_its_join_in_its_file(joined, tmp_path):
+def test_head_file_contains_its_join(joined, tmp_path):
     joined.save(tmp_path / "head.safetensors")
     assert Head.load(tmp_path / "head.safetensors").facts.join == joined.facts.join
 
@@ -128,7 +128,7 @@ def test_record_without_frame_is_called_by_scorer(joined):
     assert {*of_both.are_viruses} == {True, False}
 
 
-def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tmp_path):
+def test_run_calls_by_scorer_and_head(joined, scorer, make_config, tmp_path):
     rng = np.random.default_rng(5)
     sequences = {
         "open": open_dna(700, rng),
@@ -218,7 +218,7 @@ def test_head_without_weight_is_announced_first(joined, make_config, contigs):
     assert no_weight in logs[0]
 
 
-def test_the_head_calls_alone_where_that_is_asked_for(joined, make_config, contigs, tmp_path):
+def test_head_calls_alone_on_request(joined, make_config, contigs, tmp_path):
     run_inline(make_config(contigs, calls="head"), joined)
     not_joined = replace(joined, facts=replace(joined.facts, join=None))
     run_inline(make_config(contigs, output=tmp_path / "alone"), not_joined)
@@ -226,7 +226,7 @@ def test_the_head_calls_alone_where_that_is_asked_for(joined, make_config, conti
 
 
 def test_vectors_without_a_head_change_no_call(make_config, contigs, tmp_path):
-    """A record that is embedded and one that is not have the same row, to the byte."""
+    """Embedded and other records have the same rows, byte by byte."""
     run_inline(make_config(contigs, min_length=150), None)
     options = PredictOptions(input=(contigs,), output_dir=tmp_path / "scored")
     execute(options, lambda _: None)

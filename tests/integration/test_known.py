@@ -1,4 +1,4 @@
-"""The index of known viruses: its k-mers, its rule, and what it changes in a run."""
+"""The index of known viruses: its k-mers, its rule, and its effect on a run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NAMES = ("", "Unaviridae", "Duoviridae", "Retroviridae")
 
 
 def hash_of(kmer: str) -> int:
-    """The hash of nine residues, as in known.c."""
+    """Hash nine residues as known.c does."""
     value = 0
     for residue in kmer:
         value = value << 5 | AMINO_ACIDS.index(residue)
@@ -63,7 +63,7 @@ def hash_of(kmer: str) -> int:
 
 
 def kmers_with_centres(bases: str) -> list[tuple[str, float]]:
-    """The nine-residue k-mers of all six frames, with their centres on the forward strand."""
+    """Return the 9-residue k-mers of all six frames, with their centres on the forward strand."""
     found = []
     for strand, text in enumerate((bases, reverse_complement(bases))):
         for first in range(len(text) - 26):
@@ -76,7 +76,7 @@ def kmers_with_centres(bases: str) -> list[tuple[str, float]]:
 
 
 def index_of(owners: dict[str, int], limit: int = EVERY) -> KnownIndex:
-    """An index of sequences and their owners."""
+    """Build an index of sequences and their owners."""
     of_kmer = {
         hash_of(k): own for bases, own in owners.items() for k, _ in kmers_with_centres(bases)
     }
@@ -100,7 +100,7 @@ def index_of(owners: dict[str, int], limit: int = EVERY) -> KnownIndex:
 
 
 def plain_rows(bases: str, n_windows: int, owners: dict[int, int], limit: int) -> list[list[int]]:
-    """What the library counts in each window, without its table."""
+    """Count what the library counts in each window, without its table."""
     table = []
     for window in range(n_windows):
         low, high = (len(bases) * w / n_windows for w in (window, window + 1))
@@ -192,7 +192,7 @@ def test_windows_equal_plain_python(viruses):
 
 
 def protein_of(bases: str) -> str:
-    """The first frame; a stop is no residue."""
+    """Translate the first frame, without stops."""
     codons = [bases[i : i + 3] for i in range(0, len(bases) - 2, 3)]
     return "".join(STANDARD.meanings.get(codon, "X") for codon in codons).replace("*", "X")
 
@@ -249,7 +249,7 @@ def test_inverted_hash_gives_residues():
 
 
 def hits_of(*windows: tuple[int, ...]) -> WindowHits:
-    """(record, k-mers, viral, cellular, owner, hits of the owner) of each window."""
+    """Return (record, k-mers, viral, cellular, owner, hits of the owner) for each window."""
     return WindowHits(*np.array(windows, dtype=np.int64).T.copy())
 
 
@@ -320,7 +320,7 @@ def call_of(score: float, *, is_virus: bool) -> Call:
         ("known", ["known", "", "known", ""], [0.1597, 0.2, 0.1597, 0.2]),
     ],
 )
-def test_evidence_chooses_who_calls(evidence, words, rates):
+def test_evidence_option_selects_the_evidence(evidence, words, rates):
     index = index_of({})
     scores = (0.9, 0.9, 0.1, 0.1)
     calls = Calls.from_calls(call_of(score, is_virus=score > 0.5) for score in scores)
@@ -334,14 +334,14 @@ def test_evidence_chooses_who_calls(evidence, words, rates):
     assert calls.known_families == ["Unaviridae", "", "Unaviridae", ""]
 
 
-def test_lower_fdr_of_the_score_stands():
+def test_lower_fdr_of_the_score_is_kept():
     call = call_of(0.9, is_virus=True)
     calls = Calls.from_calls([replace(call, false_discovery_rate=0.0001)])
     add_evidence(calls, hits_of((0, 80, 2, 0, 1, 2)), ThresholdOptions(), index_of({}))
     assert (calls.rates, calls.evidences) == ([0.0001], ["both"])
 
 
-def test_notes_tell_what_may_be_integrated():
+def test_notes_mark_possible_integrated_copies():
     index, virus = index_of({}), (0, 6_000, 400, 0, 2, 390)
     calls = Calls.from_calls([call_of(0.1, is_virus=False)])
     add_evidence(calls, hits_of(virus, virus, (0, 6_000, 0, 0, 0, 0)), ThresholdOptions(), index)
@@ -406,7 +406,7 @@ def test_organism_is_read_from_titles():
 
 @pytest.fixture(scope="module")
 def lambda_pieces(tmp_path_factory) -> Path:
-    """Pieces of phage lambda and random sequences."""
+    """Pieces of phage lambda, and random sequences."""
     path = SHARED_INPUTS / "lambda_virus.fa"
     if not path.exists():
         pytest.skip("the genome of lambda is not here")

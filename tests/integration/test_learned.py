@@ -1,4 +1,4 @@
-"""Whatever ``train`` makes, ``predict`` and ``evaluate`` take, with the scores of the training."""
+"""``predict`` and ``evaluate`` accept all results of ``train``, with the training's scores."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory):
-    """A training of a kind; each is made once."""
+    """Return a training of this kind. Each is made once."""
     made: dict[str, TrainingRun] = {}
 
     def train(kind: str) -> TrainingRun:
@@ -77,7 +77,7 @@ def on_cpu(output: Path, **changes: object) -> dict[str, object]:
 
 
 def scores_of(training: TrainingRun, fasta: Path, output: Path) -> dict[str, float]:
-    """The score of each frame, by ``predict``."""
+    """Return the score of each frame by ``predict``."""
     asked = on_cpu(output, model=str(training.model), input=(fasta,))
     execute(PredictOptions(**asked), lambda _: None, lambda _: InlineExecutor())
     lines = (output / "prediction_results.txt").read_text().splitlines()[1:]
@@ -85,7 +85,7 @@ def scores_of(training: TrainingRun, fasta: Path, output: Path) -> dict[str, flo
 
 
 def scores_in_training(training: TrainingRun) -> dict[str, float]:
-    """The scores that the network of the best epoch gives the test groups."""
+    """Return the scores of the test groups by the network of the best epoch."""
     frames = frames_of(training.output, "test")
     module = build_module(training, frames)
     best = torch.load(training.output / "checkpoints" / "best.pt", weights_only=True)
@@ -99,7 +99,7 @@ def scores_in_training(training: TrainingRun) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_predict_uses_what_train_made(kind, trained, data, tmp_path):
+def test_predict_uses_the_trained_model(kind, trained, data, tmp_path):
     training = trained(kind)
     fasta = tmp_path / "test.fa"
     with fasta.open("w") as out:
@@ -113,7 +113,7 @@ def test_predict_uses_what_train_made(kind, trained, data, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["composition", "finetuned esm2-cnn"])
-def test_evaluate_takes_what_train_made(kind, trained, data, tmp_path):
+def test_evaluate_uses_the_trained_model(kind, trained, data, tmp_path):
     training = trained(kind)
     asked = on_cpu(
         tmp_path / "evaluation",
@@ -153,7 +153,7 @@ def test_retrained_base_is_refused(trained, tiny, data, tmp_path):
 
 
 def test_encoder_in_current_folder_needs_its_path(trained, tmp_path, monkeypatch):
-    """A file with the name of a model is not taken for that model, either."""
+    """A file that is named like a model is not taken for that model, either."""
     training = trained("onehot-cnn")
     monkeypatch.chdir(tmp_path)
     content = (training.model / LEARNED_FILE).read_bytes()
@@ -167,7 +167,7 @@ def test_encoder_in_current_folder_needs_its_path(trained, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("kind", ["composition", "onehot-cnn", "esm2-cnn"])
-def test_an_encoder_is_sized_and_described_by_what_it_is(kind, trained, tiny):
+def test_encoder_is_sized_and_described(kind, trained, tiny):
     path = trained(kind).model / LEARNED_FILE
     model, base = open_model(str(path), lambda _: None), open_model(str(tiny.model), lambda _: None)
     n_weights = sum(values.size for values in load_file(path).values())
@@ -179,7 +179,7 @@ def test_an_encoder_is_sized_and_described_by_what_it_is(kind, trained, tiny):
 
 
 @pytest.mark.parametrize("damage", ["cut", "other weights"])
-def test_a_damaged_file_of_an_encoder_is_reported(damage, trained, tmp_path):
+def test_damaged_encoder_file_is_reported(damage, trained, tmp_path):
     training = trained("onehot-cnn")
     path = tmp_path / LEARNED_FILE
     if damage == "cut":

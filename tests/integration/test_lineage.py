@@ -1,4 +1,4 @@
-"""Lineages of viruses: how the ICTV table is read, what a name needs, and what runs write."""
+"""Lineages of viruses: the ICTV table, what a name needs, and the columns of a run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def taxa(isolates) -> Taxa:
 
 
 def virus(**facts: str) -> dict[str, str]:
-    """A row of a catalogue."""
+    """Make a row of a catalogue."""
     names = ("source_id", "organism", "family", "genus", "cluster")
     return dict.fromkeys(names, "") | {"kind": "phage"} | facts
 
@@ -137,7 +137,7 @@ def test_common_taxa_of_kmers():
 
 @pytest.fixture(scope="module")
 def lineages(tmp_path_factory) -> Lineages:
-    """Taxa 1 to 4: a realm, a family without an order, and two genera of it."""
+    """Taxa 1 to 4: a realm, a family without an order, and two of its genera."""
     path = tmp_path_factory.mktemp("lineages") / "lineage.json"
     write_lineages(
         path,
@@ -164,7 +164,7 @@ SEVERAL, FAMILY, ALPHA_NODE, BETA_NODE, OF_FAMILY, UNKNOWN = range(6)
 
 
 def names(lineages: Lineages, *records: dict[int, int], n_kmers: int = 100) -> list[int]:
-    """The taxa of records with these hits of nodes."""
+    """Return the taxa of records with these hits by node."""
     hits = [(i, node, n) for i, record in enumerate(records) for node, n in record.items()]
     columns = np.array(hits, dtype=np.int64).reshape(-1, 3).T
     found = lineages.name(NodeHits(*columns), np.full(len(records), n_kmers), NODES)

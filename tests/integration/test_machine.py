@@ -26,7 +26,7 @@ UNLIMITED = 9223372036854771712
 def make_root(
     root: Path, mounts: str, groups: str, files: Mapping[str, object], available: int = 12 * GIB
 ) -> Path:
-    """Write ``proc`` and control groups of a machine with 16 GiB."""
+    """Write ``proc`` and the control groups of a machine with 16 GiB."""
     texts = {
         "proc/meminfo": f"MemTotal: {16 * GIB >> 10} kB\nMemAvailable: {available >> 10} kB\n",
         "proc/self/mountinfo": mounts,
@@ -76,7 +76,7 @@ def test_v1_limits_of_own_group(tmp_path):
 
 
 def test_v2_limits_of_groups_above(tmp_path):
-    """The smallest limit on the path to the root counts, whichever group has it."""
+    """The smallest limit on the path to the root counts."""
     top = "sys/fs/cgroup"
     root = make_root(
         tmp_path,
@@ -121,7 +121,7 @@ def test_container_sees_limit_at_its_mount(tmp_path, groups, top):
 
 
 def test_hidden_parent_limits_memory_in_v1(tmp_path):
-    """The container sees its own group, and in memory.stat the limit of those above."""
+    """The container sees its own group, and in memory.stat the limit of its parents."""
     files = {
         "cg/memory.limit_in_bytes": UNLIMITED,
         "cg/memory.stat": f"hierarchical_memory_limit {3 * GIB}",

@@ -1,4 +1,4 @@
-"""Runs of many files: each is a sample, ids may repeat, and one bad file is no bad run."""
+"""Runs with many files: each is a sample, ids may repeat, and a bad file does not stop the run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BAD = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Four assemblies, each of which counts its contigs from 1."""
+    """Four assemblies that each number their contigs from 1."""
     folder = tmp_path / "assemblies"
     folder.mkdir()
     rng = np.random.default_rng(1)
@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bad(folder: Path) -> Path:
-    """The same, and files that cannot be read, each in its own way."""
+    """The same, and files that are unreadable for different reasons."""
     packed = gzip.compress((folder / "a.fa").read_bytes())
     (folder / "truncated.fa.gz").write_bytes(packed[:-100])
     (folder / "junk.fa").write_bytes(b"\x7fELF\0\0" * 100)
@@ -109,9 +109,7 @@ def test_each_file_has_its_own_results(predicted, folder, tmp_path):
             assert np.array_equal(found[f"{name}:{frame}"], vector)
 
 
-def test_a_run_stays_with_the_ids_that_it_began_with(
-    predicted, make_config, tiny, folder, tmp_path
-):
+def test_resumed_run_keeps_its_ids(predicted, make_config, tiny, folder, tmp_path):
     first = predicted(folder / "a.fa")
     before = tables(first)
     with pytest.raises(InputError, match="contig_1 occurs twice") as caught:
@@ -310,7 +308,7 @@ def test_ids_of_a_truncated_file_count(predicted, folder):
     assert {file for file, _ in keys(output)} == {"a", "long"}
 
 
-def test_results_of_other_runs_are_no_input(predicted, folder):
+def test_results_of_other_runs_are_skipped(predicted, folder):
     before = predicted(folder)
     (folder / "viral.fasta").write_bytes((before / "viral.fasta").read_bytes())
     (folder / "run.json").write_bytes((before / "run.json").read_bytes())
@@ -388,7 +386,7 @@ def poisoned(folder: Path) -> Path:
     return folder
 
 
-def test_repaired_sequences_stand_behind_others(predicted, make_config, tiny, folder, tmp_path):
+def test_repaired_sequences_come_last(predicted, make_config, tiny, folder, tmp_path):
     config = make_config(poisoned(folder), per_file=True)
     executor = InlineExecutor(worker=faulty_workers.RaisingWorker)
     assert run_inline(config, tiny.head, executor=executor).exit_code == 2
@@ -413,7 +411,7 @@ def test_repaired_sequences_stand_behind_others(predicted, make_config, tiny, fo
 
 
 def by_id(folder: Path) -> dict[str, tuple[str, str]]:
-    """Status and score of each record, by its id in a run of several files."""
+    """Return status and score of each record, by its id in a run of several files."""
     return {
         row["record"] if ":" in row["record"] else f"{row['file']}:{row['record']}": (
             row["status"],
@@ -477,7 +475,7 @@ def test_status_of_a_thousand_files_fits_a_screen(predicted, bad):
 
 @pytest.fixture
 def slow_clock(monkeypatch) -> None:
-    """The clock of this machine is an hour before that of the file server."""
+    """Set the clock of this machine an hour behind that of the file server."""
     now = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now() + 3_600 * 10**9)
 
@@ -542,7 +540,7 @@ def test_input_swapped_before_planning_is_noticed(predicted, folder):
 
 
 def as_fastq(path, mate: int = 0) -> str:
-    """The records of a file as reads of FASTQ, in the form of Casava if they are mates."""
+    """Return the records of a file as FASTQ reads. Mates have Casava headers."""
     reads = list(read_fasta(path))
     words = f" {mate}:N:0:ACGT" if mate else ""
     return "".join(f"@{r.id}{words}\n{r.sequence}\n+\n{len(r.sequence) * '@'}\n" for r in reads)
@@ -550,7 +548,7 @@ def as_fastq(path, mate: int = 0) -> str:
 
 @pytest.fixture
 def pairs(folder: Path, tmp_path: Path) -> Path:
-    """Two samples of read pairs, each in two files, packed and plain."""
+    """Two samples of read pairs, each in two files, compressed and plain."""
     reads = tmp_path / "reads"
     reads.mkdir()
     for number, mate in ((1, "ab"), (2, "cd")):
@@ -668,7 +666,7 @@ def test_repaired_pair_has_the_bytes_of_a_fresh_run(predicted, pairs, tmp_path):
     assert tables(output) == tables(whole)
 
 
-def test_a_sheet_names_the_two_files_of_a_sample(predicted, pairs, tmp_path):
+def test_sheet_names_both_files_of_a_sample(predicted, pairs, tmp_path):
     for columns in ("sample,path,path_2", "sample,fastq_1,fastq_2"):
         sheet = tmp_path / "sheet.csv"
         places = [f"{pairs}/{name}.fastq.gz" for name in ("two_R1", "one_R2", "one_R1")]

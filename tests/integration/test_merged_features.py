@@ -1,4 +1,4 @@
-"""``features.h5`` is one real file: it has every vector of a run, or it is not there."""
+"""``features.h5`` is one real HDF5 file with every vector of a run, or it is not written."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def make_store(folder: Path, *, store: Store = "float32", pooling: str = "mean")
 def make_parts(
     store: FeatureStore, sizes: Sequence[int], hidden: frozenset[str] = frozenset()
 ) -> tuple[list[IndexPart], dict[str, np.ndarray]]:
-    """Feature files with so many ORFs each, and the rows that count, by id."""
+    """Write feature files with these numbers of ORFs. -> the expected rows by id"""
     rng, parts, rows = np.random.default_rng(1), list[IndexPart](), dict[str, np.ndarray]()
     for index, n_orfs in enumerate(sizes):
         lengths = rng.integers(1, 5, n_orfs).astype(np.int32)
@@ -163,14 +163,14 @@ def test_same_content_has_same_bytes(tmp_path):
 
 
 def read_few(path: Path, n_rows: int) -> None:
-    """In a process of its own, which may open few files."""
+    """Run in a separate process, which may open few files."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     found = read_merged(path)
     assert len(found) == n_rows and all(found) and np.isfinite(list(found.values())).all()
 
 
-def test_is_read_whole_with_64_open_files(tmp_path):
+def test_all_is_read_with_64_open_files(tmp_path):
     store = make_store(tmp_path)
     parts, rows = make_parts(store, [3] * 74)
     write_merged(store, parts)
@@ -181,7 +181,7 @@ def test_is_read_whole_with_64_open_files(tmp_path):
 
 
 def test_memory_does_not_grow_with_files(tmp_path):
-    """Memory has a block, and the ids of one file; a file here has 1.3 MB."""
+    """Memory has one block and the ids of one file. A file here has 1.3 MB."""
     peaks = []
     for n_files in (2, 24):
         store = make_store(tmp_path / str(n_files))
@@ -215,7 +215,7 @@ def test_damaged_part_is_named_and_not_merged(tmp_path, harm):
 
 @pytest.mark.parametrize("n_bytes", [0, 50, 1000, 5000, 20_000, 40_000])
 def test_full_disk_is_reported_and_keeps_old_file(tmp_path, n_bytes):
-    """HDF5 writes its part of the file first and last, and the vectors between."""
+    """HDF5 writes its part of the file first and last, and the vectors in between."""
     store = make_store(tmp_path)
     parts, _ = make_parts(store, [900, 900])
     store.index.write_bytes(b"the old one")
@@ -292,7 +292,7 @@ def test_exchanged_files_are_noticed(tmp_path, how):
 
 
 def link_as_older_runs(store: FeatureStore, hidden: frozenset[str]) -> None:
-    """Write ``features.h5`` as before: virtual datasets over the feature files."""
+    """Write ``features.h5`` as older versions did: virtual datasets over the feature files."""
     names = sorted(path.name for path in store.folder.glob("*.h5"))
     with h5py.File(store.index, "w", libver="v110") as h5:
         for number, name in enumerate(names):
@@ -327,7 +327,7 @@ def proteins(tmp_path) -> Path:
 
 @pytest.fixture
 def make_limited(make_config, proteins) -> Callable[..., object]:
-    """Make a run whose ``features.h5`` may have so many bytes of vectors."""
+    """Run with a limit on the bytes of vectors in ``features.h5``."""
 
     def make(max_bytes: int, **changes: object) -> object:
         config = make_config(proteins, command="extract", **changes)

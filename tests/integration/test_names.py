@@ -1,4 +1,4 @@
-"""Ids of any kind come out of every table and file as they went in."""
+"""Ids of any kind are the same in every table and file as in the input."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def records() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, records) -> Path:
-    """A finished run of ``../in.fa``, named as in the documents, which nobody changes."""
+    """A finished run of ``../in.fa``, with the names of the documentation. No test changes it."""
     folder = tmp_path_factory.mktemp("names")
     predict(write(folder / "in.fa", **records), to=folder / "results", preset="sensitive")
     return folder / "results"
 
 
-# Each format by itself
+# Single formats
 
 
 @given(st.lists(ids, min_size=1, max_size=9))
@@ -91,7 +91,7 @@ def test_tsv_field_without_quotes_is_unchanged(name: str) -> None:
 
 
 @pytest.mark.parametrize("field", ['"', '"c1', 'c"', '"a"b"', 'a""b'])
-def test_field_that_is_not_quoted_is_its_text(field: str) -> None:
+def test_unquoted_field_is_its_text(field: str) -> None:
     assert read_tsv_field(field) == field
 
 
@@ -193,7 +193,7 @@ def test_regions_and_report_read_the_ids_back(run, tmp_path) -> None:
     assert 'id="regions"' in (folder / "report.html").read_text()
 
 
-def test_another_cut_without_the_input_keeps_the_ids(run, tmp_path) -> None:
+def test_other_threshold_without_input_keeps_ids(run, tmp_path) -> None:
     write(tmp_path / "in.fa", **{"of": "ACGT" * 50})
     shutil.copy(run.parent / "in.fa", tmp_path / "in.fa")
     predict(tmp_path / "in.fa", to=tmp_path / "run", preset="sensitive")
@@ -209,7 +209,7 @@ def test_tables_of_training_keep_names(tmp_path) -> None:
     assert [row["id"] for row in rows(tmp_path / "t.tsv")] == IDS
 
 
-# Readers of others
+# Other readers
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -239,7 +239,7 @@ def test_documented_snippet_reads_the_ids(run, monkeypatch, table, language, cod
 
 
 def read_column(table: Path) -> tuple[str, list[str]]:
-    """The first column of a table, which has names, and its values."""
+    """Return the name and the values of the first column of a table."""
     opened = gzip.open if table.suffix == ".gz" else open
     with opened(table, "rt", encoding="utf-8", newline="") as lines:
         columns, *values = csv.reader(lines, delimiter="\t", strict=True)
@@ -248,7 +248,7 @@ def read_column(table: Path) -> tuple[str, list[str]]:
 
 
 def column_in_r(code: str, expected: tuple[str, list[str]]) -> list[str]:
-    """The values of a column that R reads, as it writes them into a file."""
+    """Return the values of a column as R reads and writes them."""
     if not shutil.which("Rscript"):
         pytest.skip("needs R")
     name = expected[0]

@@ -1,4 +1,4 @@
-"""Texts name options as their reader types them, whatever text of a user is in them."""
+"""Texts name options as their reader types them, whatever user text they contain."""
 
 from __future__ import annotations
 

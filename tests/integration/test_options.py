@@ -1,4 +1,4 @@
-"""An option stands in one place, and what is made of it is the same from wherever it comes."""
+"""An option is declared once, and has the same effect on the command line and from Python."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RUNS = (PredictOptions, ExtractOptions)
 
 
 def defined(tree: ast.Module) -> Iterator[str]:
-    """Fields and parameters with a default, and names in lists and the like."""
+    """Return fields and parameters with a default, and names in lists."""
     for node in ast.walk(tree):
         match node:
             case ast.ClassDef(body=body):
@@ -75,7 +75,7 @@ class Toy:
 
 
 class Misspelt(Toy):
-    """Its main option has another name."""
+    """A class whose main option is misspelt."""
 
     main_options: ClassVar = ("plaec",)
 
@@ -90,7 +90,7 @@ def run_toy(*arguments: str) -> tuple[int, Toy | None]:
 
 
 def test_summary_of_each_command_begins_its_help():
-    """The list of commands repeats it, so that --help need not import all options."""
+    """The command list repeats it, so that --help need not import all options."""
     listed = dict(make_man.inner_commands(app))
     for name, (_, summary) in main.COMMANDS.items():
         assert " ".join((listed[name].help or "").split()).startswith(summary), name
@@ -120,7 +120,7 @@ def test_help_lists_twelve_options_first(name):
     assert len(shown) == len(set(shown)) == len(one.get_params(click.Context(one)))
 
 
-def test_main_option_that_is_not_there_is_refused():
+def test_unknown_main_option_is_refused():
     with pytest.raises(ValueError, match="no option plaec"):
         command(Misspelt)(lambda _: None).build("toy")
 
@@ -133,14 +133,14 @@ def test_wrapped_command_can_be_copied(width):
     assert " ".join("".join(line.removesuffix("\\") for line in lines).split()) == words
 
 
-def test_the_help_of_every_command_has_an_example_of_it():
+def test_help_of_every_command_has_an_example():
     each = list(make_man.walk("virnucpro", app))
     commands = [(name, one) for name, one in each if not isinstance(one, click.Group)]
     assert len(commands) > 15
     assert not [name for name, one in commands if name not in " ".join(one.help.split())]
 
 
-def test_a_field_of_a_class_is_an_option_of_its_command():
+def test_class_field_is_a_command_option():
     _, toy = run_toy("--place", "x", "--places", "y", "--places", "z", "--flagged")
     assert toy is not None and toy.argv
     assert toy == Toy(
@@ -170,7 +170,7 @@ def test_a_field_of_a_class_is_an_option_of_its_command():
         ({"number": "three"}, "--number is 'three'"),
     ],
 )
-def test_an_invalid_value_is_refused_from_python_too(values, words):
+def test_python_refuses_invalid_values(values, words):
     with pytest.raises(UsageError, match=words) as caught:
         build_options(Toy, {"place": "x", **values})
     assert caught.value.hint
@@ -179,7 +179,7 @@ def test_an_invalid_value_is_refused_from_python_too(values, words):
     )  # a folder may have that name
 
 
-def test_a_number_of_numpy_or_in_a_text_is_a_number():
+def test_numpy_and_text_numbers_are_numbers():
     assert build_options(Toy, {"place": "x", "number": "3"}).number == 3
     toy = build_options(Toy, {"place": "x", "number": np.int64(3)})
     assert toy.number == 3 and type(toy.number) is int
@@ -223,19 +223,19 @@ def test_shared_options_carry_over():
         (TrainOptions, {"pretrain": True, "hidden": 9}, "--hidden: no effect with --pretrain"),
     ],
 )
-def test_an_option_that_would_not_be_read_is_refused(options, values, words):
+def test_option_without_effect_is_refused(options, values, words):
     needed = {"output_dir": "o", **({"input": "i"} if options in RUNS else {"data": "d"})}
     with pytest.raises(UsageError, match=words) as refused:
         build_options(options, values if options is ConsoleOptions else needed | values)
     assert "leave out --" in refused.value.hint
 
 
-def test_a_network_that_no_memory_holds_is_refused():
+def test_network_too_large_for_memory_is_refused():
     with pytest.raises(UsageError, match="--hidden is 1000000000000"):
         build_options(TrainOptions, {"data": "d", "output_dir": "o", "hidden": 10**12})
 
 
-def test_region_options_are_those_that_are_read():
+def test_region_options_are_used():
     common = {"data": "d", "output_dir": "o", "regions": "t", "seed": 1}
     more = {"genes": "g", "region_model": "m", "genetic_code": 4}
     asked = build_options(EvaluateOptions, {**common, **more})

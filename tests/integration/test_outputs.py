@@ -1,4 +1,4 @@
-"""``extract`` with several outputs: what its files have, resume, cache, and refusals."""
+"""``extract`` with several outputs: its files, resume, cache, and errors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def specification(model: Path) -> EncoderSpec:
 
 
 def stored(folder: Path, spec: EncoderSpec) -> Arrays:
-    """The rows in the feature files, by output and protein."""
+    """Return the rows in the feature files, by output and protein."""
     arrays: Arrays = {output.name: {} for output in spec.outputs}
     for path in sorted((folder / "features").glob("*.h5")):
         with h5py.File(path) as h5:
@@ -85,7 +85,7 @@ def assert_same(one: Arrays, other: Arrays) -> None:
 
 
 def test_files_have_every_output_by_id(model, finished):
-    """The vectors are those of the encoder, and a copy has the rows of its original."""
+    """Vectors equal those of the encoder, and a copy has the rows of its original."""
     spec = specification(model)
     arrays = stored(finished, spec)
     encoder = load_encoder(spec, model, torch.device("cpu"))
@@ -113,8 +113,8 @@ def test_readers_give_any_output(finished, model):
     assert "mean_layer1, " in refusal.value.hint
 
 
-def test_one_output_has_the_files_of_before(model, tmp_path):
-    """Only the asked-for rows, under their usual name."""
+def test_one_output_has_the_usual_files(model, tmp_path):
+    """Only the requested rows, under their usual name."""
     folder = extract(model, tmp_path / "run", layers=(), pooling=(), include=()).folder
     with h5py.File(folder / "features/000000.h5") as h5:
         assert set(h5) == {"ids", "lengths", "embeddings", "failed"}
@@ -183,8 +183,8 @@ def test_exports_have_every_output(model, tmp_path):
         extract(model, tmp_path / "pt", format="pt")
 
 
-def test_both_layers_of_a_repeated_option_are_taken(model, tmp_path):
-    """--layer 2 --layer 1 once kept the last one silently."""
+def test_repeated_layer_option_keeps_both(model, tmp_path):
+    """--layer 2 --layer 1 once silently kept the last one."""
     fasta = write_fasta(tmp_path / "p.faa", {"p": PROTEINS["p1"]})
     words = ["extract", "-i", fasta, "-o", tmp_path / "run", "--model", model, "--plan-only"]
     words += ["--precision", "fp32", "--layer", "2", "--layer", "1"]

@@ -1,4 +1,4 @@
-"""Every command of every page: its options are parsed, and it is run where that is possible."""
+"""Every command of every page is parsed, and run where that is possible."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ NOT_RUN = {
     r"--executor parsl ": "Parsl; test_cluster.py runs it",
     r" virnucpro models check ": "minutes on a CPU; test_check.py runs it",
     r" virnucpro bench ": "minutes on a CPU; test_bench.py runs it",
+    r" benchmarks/gpu\.sh (right|time|files)$": "needs a GPU; test_benchmarks.py rehearses it",
     r"--gpus (0,2$|GPU-)|CUDA_VISIBLE_DEVICES=": "these GPUs are not here",
     r"virnucpro-500| dnabert-s ": "published weights; test_published.py has random ones",
     r" virnucpro compare contigs_merged": "results of the original program",
@@ -73,13 +74,13 @@ class Step(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it is not run, or an empty string."""
+        """Return why it is not run, or an empty string."""
         return next((why for key, why in NOT_RUN.items() if re.search(key, self.name)), "")
 
 
 @cache
 def steps() -> list[Step]:
-    """All commands in shell blocks, in order."""
+    """Return all commands in shell blocks, in order."""
     found = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -98,13 +99,13 @@ def help_examples() -> Iterator[Step]:
 
 
 def calls_in(text: str) -> Iterator[list[str]]:
-    """The arguments of each call of virnucpro in a command."""
+    """Yield the arguments of each call of virnucpro in a command."""
     for arguments in re.findall(r"(?:^|[\s\"'])virnucpro ([^|;&>)\"']*)", text):
         yield shlex.split(arguments)
 
 
 def parse(words: list[str]) -> None:
-    """Parse arguments as the program does, and build the objects of their options."""
+    """Parse arguments as the program does, and build the option objects."""
     context = click.Context(app, info_name="virnucpro")
     command: click.Command = app
     while isinstance(command, click.Group):
@@ -140,7 +141,7 @@ def run_pages() -> list[str]:
 
 
 def write_inputs(folder: Path) -> None:
-    """The files that the pages name, with a few records."""
+    """Write the files that the pages name, with a few records."""
     records = list(read_fasta(CONTIGS))[:6]
     texts = [f">{record.id}\n{record.sequence}\n" for record in records]
     for name in ("contigs.fa", "reads.fa", "human.fa", "viruses/a.fa", "viruses/b.fa"):
@@ -162,7 +163,8 @@ def write_inputs(folder: Path) -> None:
     write_fasta(folder / "data.fa", {name: random_dna(900, draw) for name in "abcd"})
     rows = [f"data.fa\t{name}\t{'virus' if name < 'c' else 'other'}\t{name}\n" for name in "abcd"]
     (folder / "manifest.tsv").write_text("path\tid\tlabel\tgroup\n" + "".join(rows))
-    (folder / "examples").symlink_to(ROOT / "examples")
+    for name in ("benchmarks", "examples"):
+        (folder / name).symlink_to(ROOT / name)
 
 
 def for_this_machine(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a run promises to its user: every record one row, and resume, and refusals."""
+"""A run: one row for every record, resume, and refused inputs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SHARED = Path(__file__).parents[3] / "shared"
 
 @pytest.fixture
 def finished(make_config, contigs, undisturbed):
-    """The configuration of a run that is complete: a copy of the undisturbed one."""
+    """The config of a complete run, a copy of the undisturbed one."""
     config = make_config(contigs)
     shutil.copytree(undisturbed, config.output)
     return config
@@ -79,7 +79,7 @@ def test_every_record_is_one_row_in_order(make_config, tiny, contigs):
     assert sum(summary.records.statuses.values()) == len(ids)
 
 
-def test_the_tables_agree_with_each_other(tiny, undisturbed):
+def test_tables_agree_with_each_other(tiny, undisturbed):
     frames = [
         line.split("\t")
         for line in (undisturbed / "prediction_results.txt").read_text().splitlines()[1:]
@@ -123,7 +123,7 @@ def test_scores_match_head_and_vectors_by_id(tiny, contigs, undisturbed):
 
 
 def bases_of_frames(fasta: Path) -> dict[str, str]:
-    """The bases of each frame of chunks of 300, by its id."""
+    """Return the bases of each frame in chunks of 300, by id."""
     return {
         orf.id: orf.coding_sequence(record.sequence)
         for record in read_fasta(fasta)
@@ -141,7 +141,7 @@ def test_head_without_nucleotides_scores_proteins(make_config, tiny, contigs):
 
 
 @pytest.mark.parametrize("text", ["", "\n\n"])
-def test_an_empty_input_gives_tables_with_a_header_only(predicted, tmp_path, text):
+def test_empty_input_gives_header_only_tables(predicted, tmp_path, text):
     fasta = tmp_path / "empty.fa"
     fasta.write_text(text)
     output = predicted(fasta)
@@ -149,9 +149,7 @@ def test_an_empty_input_gives_tables_with_a_header_only(predicted, tmp_path, tex
         assert len(content.splitlines()) == (0 if name.endswith(".fasta") else 1)
 
 
-def test_resume_embeds_only_what_is_missing_or_not_whole(
-    make_config, tiny, contigs, undisturbed, tmp_path
-):
+def test_resume_embeds_missing_or_damaged_shards(make_config, tiny, contigs, undisturbed, tmp_path):
     resumed = make_config(contigs, resume=True)
     shutil.copytree(undisturbed, resumed.output)
     features = resumed.output / "features"
@@ -210,7 +208,7 @@ def test_interrupt_after_last_shard_ends_tables(make_config, tiny, contigs, monk
 
 
 class FailingDisk(InlineExecutor):
-    """Whenever the last feature file is written, a byte of it is another."""
+    """Changes a byte whenever the last feature file is written."""
 
     def run(self, shards, job, resources):
         for event in super().run(shards, job, resources):
@@ -241,7 +239,7 @@ def test_existing_run_needs_resume_or_force(predicted, tiny, contigs, finished):
     assert tables(finished.output) == before
 
 
-def test_force_starts_again_and_touches_nothing_else(predicted, contigs, finished):
+def test_force_deletes_only_results(predicted, contigs, finished):
     (finished.output / "notes.txt").write_text("mine")
     (finished.output / "features" / "mine.txt").write_text("mine")
     (finished.output / "features" / "999999.h5").write_text("old")
@@ -262,7 +260,7 @@ def test_force_keeps_results_if_input_is_refused(predicted, tmp_path, finished):
     assert tables(finished.output) == before
 
 
-def test_a_folder_may_be_input_and_output_at_once(make_config, tiny, contigs, tmp_path):
+def test_folder_may_be_input_and_output(make_config, tiny, contigs, tmp_path):
     folder = tmp_path / "both"
     folder.mkdir()
     shutil.copyfile(contigs, folder / "contigs.fa")
@@ -304,7 +302,7 @@ def test_refused_added_input_is_not_in_the_run(predicted, contigs, tmp_path, fin
     assert tables(tmp_path / "run") == before
 
 
-def test_an_input_that_is_refused_leaves_the_folder_free(predicted, contigs, tmp_path):
+def test_refused_input_leaves_the_folder_free(predicted, contigs, tmp_path):
     bad = tmp_path / "bad.fa"
     bad.write_text(f">a\n{'GCA' * 100}\n>a\nACGT\n")
     with pytest.raises(InputError, match="occurs twice"):
@@ -329,7 +327,7 @@ def test_an_input_that_is_refused_leaves_the_folder_free(predicted, contigs, tmp
         lambda run: run["recipe"].update(genetic_code=15),  # not what its fingerprint says
     ],
 )
-def test_a_run_json_of_another_shape_is_refused(predicted, contigs, edit, finished):
+def test_run_json_of_another_shape_is_refused(predicted, contigs, edit, finished):
     stored = json.loads((finished.output / "run.json").read_text())
     edit(stored)
     write_run_json(finished.output, stored)
@@ -337,12 +335,12 @@ def test_a_run_json_of_another_shape_is_refused(predicted, contigs, edit, finish
         predicted(contigs, resume=True)
 
 
-def test_a_model_by_another_name_is_the_same_model(make_config, tiny, contigs, finished):
+def test_model_by_another_name_is_the_same_model(make_config, tiny, contigs, finished):
     resumed = make_config(contigs, resume=True, model="renamed")
     assert run_inline(resumed, tiny.head).n_tokens == 0
 
 
-def test_a_run_without_frames_has_an_empty_feature_index(predicted, tmp_path):
+def test_run_without_frames_has_an_empty_index(predicted, tmp_path):
     fasta = tmp_path / "closed.fa"
     fasta.write_text(">closed\n" + "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * 4 + "\n")
     output = predicted(fasta)
@@ -353,7 +351,7 @@ def test_a_run_without_frames_has_an_empty_feature_index(predicted, tmp_path):
 @pytest.mark.parametrize(
     "name", ["viral.fasta", "shards", "shards/000001.fna", "inputs", "inputs/mine.fa"]
 )
-def test_a_folder_with_strangers_files_is_refused(make_config, tiny, contigs, name):
+def test_folder_with_other_files_is_refused(make_config, tiny, contigs, name):
     config = make_config(contigs, force=True)
     (config.output / name).parent.mkdir(parents=True)
     (config.output / name).write_text("precious")
@@ -363,7 +361,7 @@ def test_a_folder_with_strangers_files_is_refused(make_config, tiny, contigs, na
 
 
 @pytest.mark.parametrize("name", ["logs", ".mine.tmp"])
-def test_a_strangers_file_stays_in_the_output_folder(make_config, tiny, contigs, name):
+def test_other_files_stay_in_the_output_folder(make_config, tiny, contigs, name):
     config = make_config(contigs)
     config.output.mkdir()
     (config.output / name).write_text("precious")
@@ -390,7 +388,7 @@ def test_changed_recipe_is_named(make_config, tiny, contigs, undisturbed, change
         run_inline(config, tiny.head)
 
 
-def test_a_changed_input_is_refused_and_named(predicted, contigs):
+def test_changed_input_is_refused_and_named(predicted, contigs):
     predicted(contigs)
     contigs.write_text(contigs.read_text() + ">more\nACGTACGTAC\n")
     with pytest.raises(ResumeError, match=r"contigs\.fa changed") as caught:
@@ -398,7 +396,7 @@ def test_a_changed_input_is_refused_and_named(predicted, contigs):
     assert "--force" in caught.value.hint
 
 
-def test_copies_of_a_pipe_stay_only_if_the_run_has_them(predicted, contigs, tmp_path):
+def test_only_used_copies_of_a_pipe_are_kept(predicted, contigs, tmp_path):
     """Here the pipe is a file in the run folder, which is copied as well."""
     given = tmp_path / "run" / "given.fa"
     given.parent.mkdir()
@@ -457,7 +455,7 @@ def test_proteins_are_scored_one_by_one(predicted, tmp_path):
 
 
 def test_protein_scores_do_not_depend_on_others(predicted, tiny, tmp_path):
-    """More of them than are scored at once."""
+    """There are more proteins than are scored at once."""
     fasta, texts = tmp_path / "proteins.faa", islice(permutations("ACDEFGHIKLMNPQRS", 3), 2_100)
     fasta.write_text("".join(f">p{i}\n{''.join(text)}\n" for i, text in enumerate(texts)))
     output = predicted(fasta, residues_per_shard=100_000)
@@ -519,7 +517,7 @@ def test_calls_use_bfloat16_vectors_as_stored(predicted, make_config, tiny, cont
         predicted(contigs, output=config.output, resume=True)
 
 
-def test_intermediate_files_are_kept_only_when_asked_for(predicted, contigs, undisturbed, tmp_path):
+def test_intermediate_files_are_kept_on_request(predicted, contigs, undisturbed, tmp_path):
     assert not (undisturbed / "shards").exists()
     assert not (undisturbed / "chunks.fa").exists()
     output = predicted(contigs, output=tmp_path / "kept", keep_intermediate=True)
@@ -541,8 +539,8 @@ def test_intermediate_files_are_kept_only_when_asked_for(predicted, contigs, und
     assert (output / "chunks.fa").read_text().startswith(">contig0_chunk_1\n")
 
 
-def test_chunks_of_fewer_inputs_are_made_again(predicted, contigs, tmp_path):
-    """An input was added in between, without ``--keep-intermediate``, and that run was killed."""
+def test_chunks_of_fewer_inputs_are_remade(predicted, contigs, tmp_path):
+    """An input was added without ``--keep-intermediate``, and that run was killed."""
     more = tmp_path / "more.fa"
     more.write_text(">more\n" + "GCA" * 150 + "\n")
     output = predicted(contigs, keep_intermediate=True)
@@ -557,7 +555,7 @@ def test_chunks_of_fewer_inputs_are_made_again(predicted, contigs, tmp_path):
     assert ">more_chunk_1\n" in (output / "chunks.fa").read_text()
 
 
-def test_somebodys_files_beside_the_shards_are_kept(make_config, tiny, contigs):
+def test_other_files_next_to_shards_are_kept(make_config, tiny, contigs):
     config = make_config(contigs)
 
     def leave(event) -> None:
@@ -569,7 +567,7 @@ def test_somebodys_files_beside_the_shards_are_kept(make_config, tiny, contigs):
     assert {path.name: path.read_text() for path in shards.iterdir()} == {"notes.txt": "precious"}
 
 
-def test_run_json_says_where_the_numbers_come_from(make_config, tiny, contigs):
+def test_run_json_has_the_provenance(make_config, tiny, contigs):
     config = make_config(contigs, argv=("virnucpro", "predict"))
     summary = run_inline(config, tiny.head)
     stored = json.loads((config.output / "run.json").read_text())
@@ -637,7 +635,7 @@ def test_status_finds_swapped_files_by_the_plan(predicted, contigs, tmp_path):
         assert f"{path} has shard_sha256 " in line
 
 
-def test_status_of_a_damaged_plan_says_so(predicted, contigs):
+def test_status_reports_a_damaged_plan(predicted, contigs):
     output = predicted(contigs, keep_intermediate=True)
     (output / "shards" / "plan.json").write_text('{"series": 5}')
     lines, _ = inspect_run(output, verify=True)

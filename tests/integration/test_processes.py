@@ -1,4 +1,4 @@
-"""How our processes start and die: what lies beside the data is not code, and none is left."""
+"""How processes start and end: files in the data folder are never imported, and none is left."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = ["struct", "pickle", "json", "socket", "random", "numpy", "torch", "site
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A folder of data in which each file of these names leaves a mark when it is imported."""
+    """A data folder with modules that leave a mark if they are imported."""
     folder = tmp_path / "hostile"
     folder.mkdir()
     for name in NAMES:
@@ -57,8 +57,8 @@ def test_folder_with_shadowing_modules(hostile):
     assert marks(hostile) == "struct\n"
 
 
-def test_predict_imports_nothing_from_the_current_folder(hostile, tiny):
-    """Nor do its processes, which are started as those of every command are."""
+def test_predict_imports_nothing_from_current_folder(hostile, tiny):
+    """Neither do its processes, which start like those of every command."""
     options = ["--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", 1]
     predict = ["predict", "-q", "-i", EXAMPLE, "-o"]
     run_in(hostile, sys.executable, "-m", "virnucpro", *predict, "out")
@@ -93,7 +93,7 @@ def test_child_imports_package_of_its_parent(tmp_path):
 
 
 def test_process_sets_gpu_order_and_one_thread(monkeypatch):
-    """Whatever is set, and whoever starts it."""
+    """Whatever the environment of the parent."""
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     with defer_interrupts():
@@ -136,7 +136,7 @@ def test_worker_ends_with_parent_killed_in_planning(predicting, tmp_path):
     parent = predicting(fasta)
     try:
         with within(120):
-            wait_for_import(parent, "numpy")  # so it knows what it is to do
+            wait_for_import(parent, "numpy")  # so it has received its task
             parent.send_signal(signal.SIGSTOP)
             worker = wait_for_import(parent, "libtorch")
         assert not (tmp_path / "out" / "run.json").exists()
@@ -147,7 +147,7 @@ def test_worker_ends_with_parent_killed_in_planning(predicting, tmp_path):
 
 
 def wait_for_import(parent: subprocess.Popen[bytes], library: str) -> psutil.Process:
-    """-> a worker that has begun to load it"""
+    """Wait for a worker that has begun to import the model. -> the worker"""
 
     def look() -> psutil.Process | None:
         assert parent.poll() is None
@@ -159,7 +159,7 @@ def wait_for_import(parent: subprocess.Popen[bytes], library: str) -> psutil.Pro
     return wait_until(look)
 
 
-# What a process says: forked ones, for the way from a new interpreter is that of all tests above
+# Messages of forked processes. The tests above start new interpreters.
 
 
 quick = pytest.mark.usefixtures("quick_starts")
@@ -179,7 +179,7 @@ def end(pipe: Pipe, how: int) -> None:
 
 
 def hear(target: object, *words: object) -> tuple[list[object], str]:
-    """All that a process says, and what ended it."""
+    """Return all messages of a process, and what ended it."""
     with defer_interrupts():
         child = start_process(target, *words)
     heard = []
@@ -210,7 +210,7 @@ def test_messages_and_exit_reason_arrive(target, words, heard, cause):
 
 
 def test_failed_send_keeps_no_buffer_view():
-    """A view of a ``BytesIO`` in a traceback crashes Python 3.12 when garbage is collected."""
+    """A ``BytesIO`` view in a traceback crashes Python 3.12 in garbage collection."""
     ours, theirs = Pipe.pair()
     theirs.close()
     with ours, pytest.raises(OSError) as caught:
@@ -222,7 +222,7 @@ def test_failed_send_keeps_no_buffer_view():
 
 
 @quick
-def test_an_exception_is_the_last_message_of_a_process():
+def test_exception_is_the_last_message():
     (last,), cause = hear(fail)
     assert isinstance(last, ChildError)
     assert last.reason == "RuntimeError: a [red]fault[/red]" and "in fail" in last.traceback

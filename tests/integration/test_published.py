@@ -1,7 +1,7 @@
 """The published model: two encoders, the head of the original VirNucPro, and their files.
 
-The networks are tiny and their weights made up, the file formats are those of the published ones;
-the published names are given to them here. The true head is compared where its file is at hand.
+The networks are tiny and have random weights under the published names. File formats are the
+published ones. The real head is compared where its file exists.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ NOWHERE = "http://127.0.0.1:1"
 
 
 class Classifier(nn.Module):
-    """The original's classifier, whose pickles name it as of the program that was run."""
+    """The original's classifier, which pickles name as in the original program."""
 
     __module__, __qualname__ = "__main__", "MLPClassifier"
 
@@ -78,7 +78,7 @@ class Classifier(nn.Module):
 
 @pytest.fixture
 def classifier(monkeypatch) -> Classifier:
-    """One with weights and statistics of which each changes the result, in training mode."""
+    """A classifier in training mode. Each weight and statistic changes the result."""
     monkeypatch.setattr(sys.modules["__main__"], "MLPClassifier", Classifier, raising=False)
     module, generator = Classifier(DIM, 8), torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -101,8 +101,8 @@ FACTS = encoder_facts(dnabert_reference.DIM, TINY.dim)
 # The head
 
 
-def test_a_published_head_gives_the_scores_of_its_module(classifier, tmp_path):
-    """Its batch norm is folded; float32 against float64 differs by 1e-7, six decimals by 5e-7."""
+def test_published_head_equals_its_module(classifier, tmp_path):
+    """Its batch norm is folded. float32 differs by 1e-7 from float64, six decimals by 5e-7."""
     torch.save(classifier, tmp_path / "500_model.pth")
     vectors = np.random.default_rng(0).normal(size=(50, DIM)).astype(np.float32)
     with torch.no_grad():
@@ -156,7 +156,7 @@ def test_head_with_code_is_refused(classifier, tmp_path):
         (lambda module: module.state_dict(), "it has no hidden_layer"),  # which is what is stored
     ],
 )
-def test_a_file_of_another_module_is_refused(classifier, tmp_path, spoil, why):
+def test_file_of_another_module_is_refused(classifier, tmp_path, spoil, why):
     with torch.no_grad():
         spoilt = spoil(classifier)
     content = spoilt if isinstance(spoilt, dict) else classifier
@@ -176,7 +176,7 @@ def published_as(file: Path) -> RemoteFile:
 
 @pytest.fixture
 def brought(classifier, tmp_path, monkeypatch) -> Path:
-    """A folder with the files of a bundle of tiny models, which have the published names here."""
+    """A folder with the files of a bundle of tiny models, under the published names."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     folder = dnabert_reference.write_dnabert(tmp_path / "brought")
     name = BUNDLES["virnucpro-500"].encoders[1]
@@ -203,7 +203,7 @@ def open_bundle() -> tuple[Model, ...]:
     return tuple(open_model(name, lambda _: None) for name in model_names("virnucpro-500"))
 
 
-def test_the_figures_of_dnabert_s_are_those_of_its_shape():
+def test_dnabert_s_figures_follow_its_shape():
     published = DNABERT_S["dnabert-s"]
     dimensions = published.n_layers, published.dim, published.n_heads
     shape = DNABERTShape(*dimensions, inner=3072, n_words=4096)
@@ -211,7 +211,7 @@ def test_the_figures_of_dnabert_s_are_those_of_its_shape():
     assert published.n_parameters == shape.n_parameters == 117_068_544 - 590_592
 
 
-def test_a_git_id_is_that_of_git(tmp_path):
+def test_git_id_equals_that_of_git(tmp_path):
     (tmp_path / "hello").write_bytes(b"hello\n")  # printf 'hello\n' | git hash-object --stdin
     blob = "ce013625030ba8dba906f756967f9e9ca394464a"
     check_file(RemoteFile(url=NOWHERE, git_blob=blob), tmp_path / "hello")
@@ -241,8 +241,8 @@ def test_bundle_is_imported_without_network(brought, tmp_path):
     assert import_files("virnucpro-500", tmp_path) == [], "all of it is there"
 
 
-def test_a_bundle_is_fetched_by_one_command(brought, monkeypatch):
-    """But for ESM-2, which has a server of its own, and is here."""
+def test_bundle_is_downloaded_by_one_command(brought, monkeypatch):
+    """Except for ESM-2, which has its own server and is already here."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     encoder = BUNDLES["virnucpro-500"].encoders[1]
     import_model(brought / f"{encoder}.pt", encoder)
@@ -276,7 +276,7 @@ def test_incomplete_folder_is_reported(brought):
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "tokenizer.json", "500_model.pth"])
-def test_another_file_under_a_published_name_is_refused(brought, name):
+def test_other_file_with_published_name_is_refused(brought, name):
     import_files("virnucpro-500", brought)
     content = bytearray((brought / name).read_bytes())
     content[-1] ^= 1
@@ -301,7 +301,7 @@ def test_error_without_network_names_the_files(brought, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_bundle_is_not_one_model(brought):
+def test_bundle_is_not_one_model(brought):
     with pytest.raises(UsageError, match="virnucpro-500 is not one model, but dnabert-s and"):
         find_model("virnucpro-500")
     with pytest.raises(UsageError, match=r"--from is for esmc-300m, .*, dnabert-s, virnucpro"):
@@ -326,7 +326,7 @@ def options(brought, contigs, tmp_path) -> PredictOptions:
 
 
 def test_resume_keeps_each_encoder_precision(options):
-    """DNABERT-S has a precision of its own, which says nothing about that of ESM-2."""
+    """DNABERT-S has its own precision, independent of that of ESM-2."""
     first = replace(options, precision="bf16")
     config = resolve(first, lambda _: None)
     assert [one.precision for one in config.recipe.encoders] == ["fp32", "bf16"]
@@ -336,7 +336,7 @@ def test_resume_keeps_each_encoder_precision(options):
     assert again.recipe == config.recipe
 
 
-def test_two_models_on_a_device_need_the_memory_of_both():
+def test_two_models_need_the_memory_of_both():
     esm2 = Footprint(n_parameters=100, file_bytes=7, bytes_per_token=9, filling_tokens=50)
     bases = Footprint(
         n_parameters=10, file_bytes=3, bytes_per_parameter=6, bytes_per_token=4, filling_tokens=80
@@ -395,7 +395,7 @@ def test_killed_run_resumes_with_other_workers(options, quick_starts):
 
 
 def test_resume_keeps_the_bundle(options, quick_starts):
-    """Its two models are those of another bundle too, so it is not known by them."""
+    """Its two models are also in another bundle, so they do not identify it."""
     (fasta,) = options.input
     fasta.write_text("".join(fasta.read_text().splitlines(keepends=True)[:10]))
     config = resolve(options, lambda _: None)
@@ -406,7 +406,7 @@ def test_resume_keeps_the_bundle(options, quick_starts):
 
 
 def test_base_vectors_in_the_original_layout(brought, contigs, tmp_path):
-    """As ``merge_data`` of the original reads it: bit for bit the vectors of the h5 file."""
+    """As ``merge_data`` of the original reads it: the vectors of the h5 file, bit by bit."""
     import_files("virnucpro-500", brought)
     options = ExtractOptions(
         input=(contigs,),

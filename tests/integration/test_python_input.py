@@ -1,4 +1,4 @@
-"""What Python callers pass is sorted into paths and sequences, and never guessed."""
+"""Arguments from Python are recognised as paths or sequences, and never guessed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_sequences_come_with_their_ids(given, expected):
 
 
 @pytest.mark.parametrize("text", ["contigs", "Contigs", "mkvla", "MKV LA", "M-KV", ">a\nMKV\n"])
-def test_text_that_may_be_either_is_refused(text):
+def test_ambiguous_text_is_refused(text):
     for given in (text, [text], [text, "MKVLA"]):
         with pytest.raises(InputError, match=r"neither a file nor a sequence|text of a FASTA"):
             split_input(given)
@@ -96,7 +96,7 @@ def test_items_of_two_kinds_are_refused(given):
 
 
 @pytest.mark.parametrize("given", ["", None, 3, b"MKV", [b"MKV"], [("a",)], [(1, "MKV")]])
-def test_what_is_no_sequence_is_refused(given):
+def test_other_values_are_refused(given):
     with pytest.raises(InputError) as caught:
         list(split_input(given)[1])
     assert caught.value.hint

@@ -1,4 +1,4 @@
-"""``status --recompute`` finds what no checksum can: files that do not follow from the input."""
+"""``status --recompute`` finds files that do not follow from the input, which no checksum can."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def recompute(folder: Path, n: int = 10**6, seed: int = 0) -> Recomputed:
 
 
 def verified(folder: Path) -> bool:
-    """Whether ``status --verify`` finds nothing."""
+    """Return True if ``status --verify`` finds nothing."""
     return invoke("status", folder, "--verify")[0] == 0
 
 
 def record_hash(folder: Path, path: Path) -> None:
-    """Put the present SHA-256 of a file into ``run.json``, as somebody who can count does."""
+    """Put the present SHA-256 of a file into ``run.json``, as an attacker could."""
     stored = json.loads((folder / "run.json").read_text())
     place = str(path.relative_to(folder))
     assert place in stored["outputs"]
@@ -83,7 +83,7 @@ def hashes(tiny) -> dict[str, str]:
 
 @pytest.fixture
 def make_run(make_config, tiny, hashes) -> Callable[..., Path]:
-    """Make a run whose model can be found by its path."""
+    """Run with a model that can be found by its path."""
 
     def make(*inputs: Path, **changes: object) -> Path:
         given = {"head": tiny.head_file, **hashes}
@@ -112,7 +112,7 @@ def extracted(make_run, proteins) -> Path:
 
 @pytest.fixture(scope="module")
 def called(tmp_path_factory) -> Iterator[Path]:
-    """A run of the scorer, with regions, several slices and blocks, and tables of each file."""
+    """A run of the scorer, with regions, several slices and blocks, and tables per file."""
     folder, rng = tmp_path_factory.mktemp("called"), np.random.default_rng(8)
     sources = []
     for name in "ab":
@@ -143,7 +143,7 @@ def copied(called, tmp_path) -> Path:
     return folder
 
 
-# Runs as they should be
+# Unchanged runs
 
 
 def test_honest_vectors_have_the_same_bits(extracted):
@@ -205,7 +205,7 @@ def test_slices_of_an_unfinished_run_are_skipped(make_run, proteins):
 # Choice
 
 
-def test_seed_decides_what_is_made_again(extracted):
+def test_seed_decides_what_is_recomputed(extracted):
     one, again, other = (recompute(extracted, 1, seed) for seed in (5, 5, 6))
     assert one == again
     assert (one.n_shards, one.n_slices) == (other.n_shards, other.n_slices) == (1, 1)
@@ -215,7 +215,7 @@ def test_seed_decides_what_is_made_again(extracted):
     assert 0 < len(found) < 12
 
 
-# Files that do not follow from the input, although every checksum is right
+# Files that do not follow from the input, with correct checksums
 
 
 def shift_vectors(folder: Path, path: Path, by: float) -> None:
@@ -307,7 +307,7 @@ def test_changed_packed_table_is_found(copied):
     assert recompute(copied).faults == [f"{path} has other rows than the input gives"]
 
 
-def test_row_between_others_is_found(copied):
+def test_inserted_row_is_found(copied):
     """A record that the input does not have."""
     path = copied / "predictions.tsv"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -319,7 +319,7 @@ def test_row_between_others_is_found(copied):
 # Errors
 
 
-def test_without_its_input_nothing_is_made(extracted, proteins):
+def test_nothing_is_recomputed_without_the_input(extracted, proteins):
     text = proteins.read_text()
     proteins.write_text(text + ">more\nMKV\n")
     with pytest.raises(InputError, match="has changed") as caught:

@@ -1,4 +1,4 @@
-"""What regions are worth, and how they are learned: figures by hand, and the two commands."""
+"""Figures about regions counted by hand, and the training and evaluation of regions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from virnucpro.viral.hmm import RegionModel
 TRUTH = Truth(prophages=((100, 200), (300, 400), (600, 700)), unclear=((500, 520),))
 
 
-def test_figures_are_those_counted_by_hand():
+def test_figures_equal_hand_counts():
     """One region spans two prophages, one prophage has two regions, one region is unclear."""
     regions = [(90, 390), (500, 520), (600, 660), (670, 700), (900, 1000)]
     genes = [(100, 150), (210, 250), (600, 690), (905, 995), (650, 690), (661, 669), (505, 515)]
@@ -81,7 +81,7 @@ def test_sums_over_sequences_and_their_interval():
         ("seq_id\tstart\tend\tkind\na\t1\t5\tother\n", "no row of the kind prophage"),
     ],
 )
-def test_a_truth_of_no_use_is_refused(tmp_path, text, words):
+def test_useless_truth_is_refused(tmp_path, text, words):
     path = tmp_path / "truth.tsv"
     path.write_text(text)
     with pytest.raises(InputError, match=words) as caught:
@@ -103,7 +103,7 @@ def test_genes_are_the_cds_of_a_gff3_file(tmp_path):
 
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory) -> tuple[Path, Path]:
-    """Three chromosomes with a virus each, and the table of these."""
+    """Three chromosomes with a virus each, and the table of the viruses."""
     folder = tmp_path_factory.mktemp("truth")
     lines, records = ["seq_id\tstart\tend\tkind\tname"], {}
     for number in range(3):
@@ -178,7 +178,7 @@ def test_predicted_regions_are_measured(truth, tmp_path):
         evaluate_regions(again, elsewhere, lambda _: None)
 
 
-def test_two_sequences_of_one_name_are_refused(truth, tmp_path):
+def test_two_sequences_with_one_name_are_refused(truth, tmp_path):
     data, table = truth
     folder = tmp_path / "genomes"
     folder.mkdir()
@@ -207,7 +207,7 @@ def test_too_few_chromosomes_are_refused(truth, tmp_path):
 
 
 def chromosome(seed: int, prophage: tuple[int, int] = (20_000, 30_000)) -> Chromosome:
-    """A chromosome of 100,000 bases whose prophage has log-odds far above its host's."""
+    """A chromosome of 100,000 bases whose prophage has much higher log-odds than its host."""
     rng = np.random.default_rng(seed)
     log_odds = rng.normal(-4, 1, 199)
     log_odds[40:59] += 5

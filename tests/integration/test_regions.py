@@ -1,4 +1,4 @@
-"""Virus-like regions: the chain, what bounds them, and the files that all say the same."""
+"""Virus-like regions: the hidden Markov chain, the ends of regions, and their files."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ OWN = RegionModel.load()
 
 
 def log_joint(path: tuple[bool, ...], starts: np.ndarray, evidence: np.ndarray) -> float:
-    """The log probability of a path and all evidence, by the definition of the chain."""
+    """Return the log probability of a path and all evidence, by the definition of the chain."""
     share = MODEL.first_share
     total = log(share) if path[0] else log1p(-share)
     for (a, b), (start, end) in zip(pairwise(path), pairwise(starts.tolist()), strict=True):
@@ -114,19 +114,19 @@ def test_states_change_at_their_rates():
     assert far == pytest.approx(np.array([[5 / 6, 1 / 6]] * 2))
 
 
-def test_a_piece_without_log_odds_is_no_evidence():
+def test_piece_without_log_odds_is_no_evidence():
     assert MODEL.evidence(np.array([np.nan, -0.5, 1.0, 3.0])).tolist() == [0.0, -1.0, 0.1, 1.0]
 
 
 @pytest.fixture(params=range(12))
 def chain(request) -> tuple[np.ndarray, np.ndarray]:
-    """Nine items, some far from the next, as if those between were missing."""
+    """Nine items. Some are far from the next, as if those between were missing."""
     rng = np.random.default_rng(request.param)
     starts = np.cumsum(rng.choice([500, 1000, 4000, 30_000], 9))
     return starts, rng.normal(0, 2.5, 9)
 
 
-def test_the_path_is_the_best_of_all_paths(chain):
+def test_path_is_the_best_of_all_paths(chain):
     best = max(product((False, True), repeat=9), key=lambda path: log_joint(path, *chain))
     assert tuple(viral_path(*chain, MODEL)[0].tolist()) == best
 
@@ -139,8 +139,8 @@ def test_posterior_is_the_share_of_viral_paths(chain):
     np.testing.assert_allclose(viral_path(*chain, MODEL)[1], expected, rtol=1e-10)
 
 
-def test_items_without_evidence_may_as_well_be_missing(chain):
-    """Transitions count bases: an item between that says nothing changes nothing."""
+def test_items_without_evidence_change_nothing(chain):
+    """Transitions count bases, so an item in between that has no evidence changes nothing."""
     starts, evidence = chain
     silent = (starts[:-1] + starts[1:]) // 2
     order = np.argsort(np.concatenate([starts, silent]))
@@ -176,13 +176,13 @@ def test_host_level_follows_its_gc():
 
 
 def no_genes(sequence: str) -> tuple[np.ndarray, ...]:
-    """What is read of a sequence without a gene."""
+    """Return the genes of a sequence without any."""
     nothing = np.zeros(0, np.int64)
     return nothing, nothing, np.zeros(0), nothing
 
 
 def regions_of(sequence, log_odds, model=MODEL, *, is_virus=False):
-    """The regions of a sequence whose pieces have these log-odds."""
+    """Return the regions of a sequence whose pieces have these log-odds."""
     items = items_of(log_odds, model)
     return regions_from_windows(sequence, items, model, no_genes, is_virus=is_virus)[0]
 
@@ -199,14 +199,14 @@ def test_regions_lie_within_the_record_and_apart(values, is_virus, seed):
     sequence = open_dna(n_bases, np.random.default_rng(seed))
     regions = regions_of(sequence, np.array(values), is_virus=is_virus)
     ends = [end for region in regions for end in (region.start, region.end)]
-    assert ends == sorted(set(ends))  # none is empty, and no two touch
+    assert ends == sorted(set(ends))  # no region is empty, and no two touch
     assert not ends or (ends[0] >= 0 and ends[-1] <= n_bases)
     assert all(0 <= region.posterior <= 1 for region in regions)
     assert not is_virus or [region.extent for region in regions] == ["whole"]
 
 
 def genes_like(log_odds: float) -> ReadGenes:
-    """Reads a gene of 900 bases in each 1,000 of any sequence, with these log-odds."""
+    """Return a gene of 900 bases in each 1,000 of any sequence, with these log-odds."""
 
     def read(sequence: str) -> tuple[np.ndarray, ...]:
         start = np.arange(0, len(sequence) - 900, 1_000)
@@ -215,7 +215,7 @@ def genes_like(log_odds: float) -> ReadGenes:
     return read
 
 
-def test_proteins_decide_where_the_pieces_leave_a_doubt():
+def test_proteins_decide_doubtful_pieces():
     rng = np.random.default_rng(4)
     level = OWN.levels.index_at(OWN.host.gc)
     log_odds = rng.normal(level, 1.0, 399)
@@ -272,7 +272,7 @@ def test_short_record_is_a_provirus_if_far_above_hosts():
         assert [tuple(one[:3]) for one in regions] == [(0, n_bases, "provirus")] * is_region
 
 
-def test_the_level_of_a_long_host_hardly_matters():
+def test_level_of_a_long_host_hardly_matters():
     rng = np.random.default_rng(3)
     log_odds = rng.normal(-4, 1.5, 3000)
     log_odds[1500:1550] += 6
@@ -312,7 +312,7 @@ def test_neighbours_are_split_between_evidence():
     assert split_runs(run, starts, np.full(9, 0.9), MODEL) == [run]
 
 
-def test_what_gc_alone_explains_is_partly_taken_out():
+def test_gc_effect_is_partly_removed():
     rng = np.random.default_rng(7)
     items = items_of(rng.normal(-3, 1, 4000))
     gc = np.repeat(rng.uniform(0.3, 0.7, 200), 20)
@@ -400,7 +400,7 @@ def test_rna_polymerase_peptide_in_every_frame(bases):
         "GGTCCTCTCGTA",  # on the other strand
     ],
 )
-def test_universal_bacterial_genes_are_the_hosts(gene):
+def test_universal_bacterial_genes_are_host(gene):
     rng = np.random.default_rng(4)
     log_odds = rng.normal(-4, 1, 300)
     log_odds[104:120] += 8
@@ -457,7 +457,7 @@ def apart(draw) -> list[tuple[int, int, str]]:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(apart(), min_size=1, max_size=4))
-def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
+def test_region_files_agree(tmp_path_factory, regions_of):
     folder = tmp_path_factory.mktemp("files")
     made = results(*regions_of)
     written(folder, made)
@@ -512,7 +512,7 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
         ("class", "phage", "x is of the class phage"),
     ],
 )
-def test_a_row_of_regions_that_makes_no_sense_is_refused(name, value, why):
+def test_senseless_region_row_is_refused(name, value, why):
     usual = dict.fromkeys(REGION_TABLE.columns, "") | {"start": "101", "end": "300"}
     usual |= {"record": "r", "region": "x", "extent": "provirus", "posterior": "0.5"}
 
@@ -556,7 +556,7 @@ def test_trna_repeat_and_genes_are_evidence():
     rng = np.random.default_rng(7)
     sequence = random_dna(500, rng) + TRNA + random_dna(700, rng)
     log_odds = np.array([1.0, 0.0, -1.0])
-    # the arm of a tRNA that is looked for, here bases 548 to 565, lies within 125 bases of an end
+    # the searched tRNA arm, here bases 548 to 565, is within 125 bases of an end
     for place, is_near in ((439, False), (440, True), (673, True), (674, False)):
         words = ["att_length=5", *["trna=yes"] * is_near, "viral_genes=1/3"]
         assert describe_evidence(sequence, (1_200, place), "ACGTA", log_odds) == ";".join(words)
@@ -598,7 +598,7 @@ def test_genes_of_both_strands_with_log_odds():
 
 @pytest.fixture(scope="module")
 def chromosomes() -> dict[str, str]:
-    """Genes of a host, and those of a phage within."""
+    """Host genes with phage genes inside."""
     rng = np.random.default_rng(11)
     host = host_dna(200_000, rng)
     return {
@@ -610,7 +610,7 @@ def chromosomes() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory, chromosomes) -> Path:
-    """A run of ``../in.fa`` that looked for regions at once, which nobody changes."""
+    """A finished run of ``../in.fa`` with regions. No test changes it."""
     folder = tmp_path_factory.mktemp("once")
     predict(write(folder / "in.fa", **chromosomes), to=folder / "run")
     return folder / "run"
@@ -640,7 +640,7 @@ IN_ITS_OWN_WAY = (".json", ".log", ".html", ".scores")
 
 
 def test_regions_command_equals_predict(tmp_path, chromosomes):
-    """Of one run in two files with the same ids and tables of each, and again when repeated."""
+    """For a run of two files with equal ids and tables per file, and again when repeated."""
     sources = [write(tmp_path / name, **chromosomes) for name in ("a.fa", "b.fa")]
     once, later = tmp_path / "once", tmp_path / "later"
     predict(*sources, to=once, per_file=True)
@@ -666,8 +666,8 @@ def test_regions_command_equals_predict(tmp_path, chromosomes):
     assert manifests[1]["counts"]["n_regions"] == 2
 
 
-def test_regions_keep_the_warnings_of_the_page(tmp_path, chromosomes):
-    """And show their own, of the last time only."""
+def test_regions_keep_the_warnings_of_the_report(tmp_path, chromosomes):
+    """And add their own, only those of the last time."""
     gaps = chromosomes["short"][:500] + "---" + chromosomes["short"][500:]
     source = write(tmp_path / "in.fa", **chromosomes, gapped=gaps)
     predict(source, to=tmp_path / "run", regions=False)
@@ -689,7 +689,7 @@ def test_regions_keep_the_warnings_of_the_page(tmp_path, chromosomes):
 
 
 def test_regions_command_uses_the_runs_model(tmp_path, chromosomes, tiny):
-    """That is named by the run, or lies beside the head of the model that it embedded with."""
+    """The run names it, or it is next to the head of the model that embedded."""
     source, folder = write(tmp_path / "in.fa", host=chromosomes["host"]), tmp_path / "run"
     own = tmp_path / "model" / "regions.json"
     shutil.copytree(tiny.model, own.parent)
@@ -747,7 +747,7 @@ def test_stricter_threshold_drops_proviruses(tmp_path, chromosomes):
     assert [(folder / name).read_bytes() for name in ("viruses.fasta", "regions.fasta")] == before
 
 
-def test_stricter_presets_ask_more_of_proviruses():
+def test_stricter_presets_drop_more_proviruses():
     least = [ThresholdOptions(preset=name).min_posterior for name in FALSE_POSITIVES]
     assert least == sorted(set(least))
 
@@ -755,8 +755,8 @@ def test_stricter_presets_ask_more_of_proviruses():
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("lysogen", "virus-like regions: 1, 0 of them whole records\nnext: head"),
-        ("short", "virus-like regions: 0, 0 of them whole records\n"),
+        ("lysogen", "virus-like regions: 1, 0 of them complete records\nnext: head"),
+        ("short", "virus-like regions: 0, 0 of them complete records\n"),
     ],
 )
 def test_regions_command_counts_and_names_tables(tmp_path, chromosomes, name, line):
@@ -817,7 +817,7 @@ def test_tracks_hold_pieces_of_searched_records(once, chromosomes):
 
 
 def test_region_over_the_origin_has_two_parts():
-    """However the circle was cut open, the same bases are told."""
+    """The same bases are reported wherever the circle was cut open."""
     rng, finder = np.random.default_rng(11), ProvirusFinder.load_builtin(11)
     host = genes_dna(200_000, rng, 300, USUAL_IN_HOST)  # the hairpins of others are repeats
     bases = host[:90_000] + phage_dna(30_000, rng) + host[90_000:]
@@ -880,7 +880,7 @@ def test_regions_are_counted_by_kind():
         ("x a circular=truest phage", False),
     ],
 )
-def test_a_header_can_declare_a_circle(header, expected):
+def test_header_can_declare_a_circle(header, expected):
     assert FastaRecord("1", header, "").is_circular == expected
 
 
@@ -898,7 +898,7 @@ def test_direct_repeats_are_the_ends():
 
 
 def repeats_by(evidence: np.ndarray, sequence: str) -> Repeats:
-    """The repeats of a sequence whose pieces begin 500 bases apart and have this evidence."""
+    """Return the repeats of a sequence with pieces every 500 bases and this evidence."""
     return Repeats.from_sequence(sequence, 500 * np.arange(len(evidence)), evidence, MODEL_OF_LONG)
 
 
@@ -906,14 +906,14 @@ ATT = "CTTCTAAGTCGTGGGCCGCAGGTTCGAATCCTGCAGGGCGCGCCATT"  # of DLP12 in the gene 
 
 
 def repeats_of(word: str, *, elsewhere: str = "") -> list[Repeat]:
-    """The repeats around (40_000, 60_000) of a record with a word from 45_000 and up to 70_000."""
+    """Return repeats around (40_000, 60_000), with a word from 45_000 and up to 70_000."""
     bases, size = random_dna(200_000, np.random.default_rng(11)), len(word)
     bases = bases[:45_000] + word + bases[45_000 + size : 70_000 - size] + word + bases[70_000:]
     record = RecordText.from_bases(bases + elsewhere)
     return Repeat.from_ends(record, (40_000, 60_000), (0, len(bases)), 20_000)
 
 
-def test_a_repeat_far_from_the_ends_must_be_long():
+def test_repeat_far_from_the_ends_must_be_long():
     [repeat] = repeats_of(ATT)
     assert (repeat.start, repeat.end, repeat.bases) == (45_000, 70_000, ATT)
     assert repeat.n_by_chance < 1e-10
@@ -985,8 +985,8 @@ def test_neighbours_bounded_by_repeats_stay_apart():
     ]
 
 
-def test_virus_beside_a_bounded_one():
-    """Also where a search around both finds the repeat of the first."""
+def test_virus_next_to_a_bounded_one():
+    """Also if a search around both finds the repeat of the first."""
     bases = random_dna(180_000, np.random.default_rng(12))
     first, second = (50_000, 88_000), (90_000, 106_000)
     one = bases[:87_975] + bases[50_000:50_025] + bases[88_000:]
@@ -1061,7 +1061,7 @@ def find(finder: ProvirusFinder, bases: str, *, is_virus: bool = False) -> tuple
     return regions
 
 
-def test_a_record_that_is_called_a_virus_is_one_region(chromosomes):
+def test_called_record_is_one_region(chromosomes):
     virus = open_dna(20_000, np.random.default_rng(2))
     finder = ProvirusFinder.load_builtin(11)
     [region] = find(finder, virus, is_virus=True)
@@ -1131,7 +1131,7 @@ def test_lambda_is_found_between_its_repeat():
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared real sequences are not here")
-def test_an_end_moves_over_known_bases_to_the_next_run():
+def test_end_moves_over_known_bases():
     phage = next(read_fasta(SHARED / "inputs/lambda_virus.fa")).sequence
     record = 3_000 * "AC" + phage[:9_000] + 3_000 * "AC"
     first, second = ViralRun(0, 1, 8_000, 10_000), ViralRun(2, 3, 12_300, 13_000)

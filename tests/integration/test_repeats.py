@@ -49,7 +49,7 @@ N_TIMES = 3
 
 
 def random_proteins(n: int, seed: int = 1) -> list[str]:
-    """Random proteins of 40 to 159 residues."""
+    """Return random proteins of 40 to 159 residues."""
     rng = np.random.default_rng(seed)
     letters = list("ACDEFGHIKLMNPQRSTVWY")
     return ["".join(rng.choice(letters, rng.integers(40, 160))) for _ in range(n)]
@@ -62,7 +62,7 @@ def write_fasta(path: Path, proteins: dict[str, str]) -> Path:
 
 @pytest.fixture(scope="module")
 def proteins() -> dict[str, str]:
-    """Each protein three times: first all once, then all once more, then each beside itself."""
+    """Three copies of each protein: all once, all again, and then each next to itself."""
     texts = random_proteins(N_PROTEINS)
     again = [*texts, *texts, *(text for text in random_proteins(20, 2) for _ in range(N_TIMES))]
     again += texts
@@ -82,7 +82,7 @@ def alone(tiny, proteins) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def undisturbed(configure, tiny, repeated, tmp_path_factory) -> Path:
-    """A finished run of the repeated proteins, which nobody changes."""
+    """A finished run of the repeated proteins. No test changes it."""
     config = configure(repeated, output=tmp_path_factory.mktemp("undisturbed") / "run")
     run_inline(config, tiny.head)
     return config.output
@@ -93,7 +93,7 @@ def n_embedded(events: Sequence[object]) -> int:
 
 
 def vectors_alone(tiny, proteins: dict[str, str], pool=mean_pool) -> dict[str, np.ndarray]:
-    """Each protein embedded by itself, whatever was embedded before."""
+    """Embed each protein by itself, whatever was embedded before."""
     model = load_esm2(tiny.model, TINY.n_layers, torch.float32, torch.device("cpu"))
     found = {}
     for name, text in proteins.items():
@@ -166,14 +166,14 @@ def test_without_pooling_a_copy_has_a_row_per_residue(make_config, tiny, repeate
 
 
 @pytest.mark.parametrize("layout", ["npz", "parquet", "pt"])
-def test_other_formats_hold_the_copies_too(make_config, repeated, alone, layout):
+def test_other_formats_have_the_copies(make_config, repeated, alone, layout):
     config = make_config(repeated, command="extract", format=layout)
     run_inline(config, None)
     found = exported(config.output, layout)
     assert_same_vectors(found, {name: vector[0] for name, vector in alone.items()})
 
 
-def test_the_summary_and_run_json_say_what_was_saved(make_config, tiny, repeated, proteins):
+def test_summary_and_run_json_count_copies(make_config, tiny, repeated, proteins):
     config = make_config(repeated)
     summary = run_inline(config, tiny.head)
     unique = set(proteins.values())
@@ -191,7 +191,7 @@ def test_the_summary_and_run_json_say_what_was_saved(make_config, tiny, repeated
     assert (counts["n_tokens"], counts["n_tokens_in_all"]) == (n_all - n_saved, n_all)
 
 
-def test_a_run_without_copies_does_not_mention_them(make_config, tiny, tmp_path):
+def test_run_without_copies_does_not_mention_them(make_config, tiny, tmp_path):
     texts = dict(zip("abc", random_proteins(3), strict=True))
     config = make_config(write_fasta(tmp_path / "unique.faa", texts))
     summary = run_inline(config, tiny.head)
@@ -199,7 +199,7 @@ def test_a_run_without_copies_does_not_mention_them(make_config, tiny, tmp_path)
     assert not copies_files(config.output)
 
 
-def test_shards_end_where_either_of_their_files_is_full(predicted, tmp_path):
+def test_shards_end_when_either_file_is_full(predicted, tmp_path):
     (text,) = random_proteins(1)
     fasta = write_fasta(tmp_path / "same.faa", {f"p{i}": text for i in range(200)})
     output = predicted(fasta, residues_per_shard=2000)
@@ -234,7 +234,7 @@ def test_status_verifies_copies_and_force_clears_them(predicted, repeated):
 
 @pytest.fixture
 def poisoned(tmp_path, proteins) -> Path:
-    """A poisonous protein in the first shard, and its copies at the end: good, X, ..., Y, Z."""
+    """A poisonous protein in the first shard, with its copies at the end: good, X, ..., Y, Z."""
     text = faulty_workers.POISON + random_proteins(1, 9)[0]
     return write_fasta(tmp_path / "poisoned.faa", {"X": text, **proteins, "Y": text, "Z": text})
 
@@ -372,7 +372,7 @@ def test_run_without_deduplication_is_refused(make_config, tiny, repeated, undis
 def test_added_input_copies_nothing_earlier(
     predicted, repeated, undisturbed, proteins, alone, tmp_path
 ):
-    """Records of the earlier ones may fail, and be mended, by themselves."""
+    """Records of earlier inputs may fail, and be repaired, by themselves."""
     shutil.copytree(undisturbed, tmp_path / "run")
     more = {f"more{name}": text for name, text in proteins.items()}
     added = write_fasta(tmp_path / "more.faa", more)
@@ -397,7 +397,7 @@ def test_feature_file_in_other_order_is_refused(make_config, tmp_path):
         FeatureReader(store, [shard]).read(shard, orfs, {}, 0)
 
 
-# What is found
+# Detected copies
 
 
 def test_forgotten_copies_cost_only_time(
@@ -423,7 +423,7 @@ def digests(proteins: Sequence[str]) -> NDArray[np.uint64]:
 
 
 @pytest.mark.parametrize("most", [1, 8, 2**16])
-def test_a_copy_always_has_the_protein_of_its_original(most):
+def test_copy_has_the_protein_of_its_original(most):
     rng = np.random.default_rng(most)
     proteins = ["".join(rng.choice(list("AC"), rng.integers(1, 9))) for _ in range(5000)]
     seen = SequenceIndex(most)

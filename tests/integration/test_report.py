@@ -1,4 +1,4 @@
-"""The page of a run: what it says, that it is the run's own, and that nothing in it is code."""
+"""The report: its content, that it belongs to the run, and that no user text becomes code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def predict(to: Path, *inputs: Path, **changes: object) -> Path:
     return open_run_dir(to).report
 
 
-# What it says
+# Content
 
 
 def test_report_command_equals_predict(tmp_path):
@@ -73,7 +73,7 @@ def test_report_command_equals_predict(tmp_path):
     assert "8 records called virus, of 16 with a score (50 %)" in page.words
 
 
-def test_the_page_reports_a_table_that_does_not_add_up(tmp_path):
+def test_page_reports_a_table_that_does_not_add_up(tmp_path):
     counts = {"statuses": {"scored": 2, "too_short": 1}}
     page = Page(report_folder(write_table(tmp_path / "run", [call("a", 0.5)], counts=counts)))
     assert "1 in = 1 scored the counts do not add up" in page.words
@@ -83,7 +83,7 @@ def test_the_page_reports_a_table_that_does_not_add_up(tmp_path):
 @pytest.mark.parametrize(
     ("others", "exit_code", "title"), [(">a\nMKVLEFPQIL\n", 2, "PARTIAL: "), ("", 1, "FAILED: ")]
 )
-def test_a_partial_run_says_so_in_its_title(make_config, tiny, tmp_path, others, exit_code, title):
+def test_title_says_that_a_run_is_partial(make_config, tiny, tmp_path, others, exit_code, title):
     (tmp_path / "in.faa").write_text(f"{others}>poison\nMKVLEFPQIL{faulty_workers.POISON}\n")
     config = make_config(tmp_path / "in.faa", input_type="protein")
     executor = InlineExecutor(worker=faulty_workers.NanWorker)
@@ -94,7 +94,7 @@ def test_a_partial_run_says_so_in_its_title(make_config, tiny, tmp_path, others,
     assert ("a", {"href": "failed_sequences.fa"}) in page.elements
 
 
-def test_unfinished_run_says_so_in_its_title(tmp_path, caplog):
+def test_title_says_that_a_run_is_unfinished(tmp_path, caplog):
     folder = write_table(tmp_path / "run", [], state="unfinished")
     (folder / "predictions.tsv").unlink()
     (folder / "virnucpro.log").write_text(
@@ -110,8 +110,8 @@ def test_unfinished_run_says_so_in_its_title(tmp_path, caplog):
     assert "an old one" not in page.words
 
 
-def test_a_run_of_an_older_version_has_a_page_too(tmp_path):
-    """Such a run lacks the columns and the facts that came later."""
+def test_run_of_an_older_version_has_a_page(tmp_path):
+    """It lacks later columns and data."""
     write_run_json(tmp_path, {"state": "complete", "recipe": 3, "inputs": 0})
     (tmp_path / "predictions.tsv").write_text(
         "record\tlength\tstatus\tcall\tvirus_score\na\t700\tscored\tvirus\t0.990000\n"
@@ -121,7 +121,7 @@ def test_a_run_of_an_older_version_has_a_page_too(tmp_path):
     assert "1 record called virus, of 1 with a score" in page.words
 
 
-def test_a_run_without_a_record_has_a_page(tmp_path):
+def test_run_without_a_record_has_a_page(tmp_path):
     page = Page(report_folder(write_table(tmp_path / "run", [])))
     assert "0 in = 0 scored the counts add up" in page.words
     assert "The input has no records." in page.words
@@ -136,7 +136,7 @@ def test_hidden_notes_are_counted(tmp_path):
     assert "of at least" not in page.words
 
 
-def test_a_run_cites_what_it_used(tmp_path):
+def test_page_cites_what_the_run_used(tmp_path):
     folder = write_table(tmp_path / "run", [])
     stored = json.loads((folder / "run.json").read_text())
     for families, is_cited in (([], False), (["esm2"], True)):
@@ -168,9 +168,9 @@ REGIONS = (
 
 
 def region(record: str, extent: str, start: int, end: int, *words: str) -> str:
-    """A row of the table of regions, in a run of the files ``contigs``.
+    """Make a row in the table of regions, in a run of the files ``contigs``.
 
-    The words are its virus, note and evidence.
+    ``words`` are its virus, note and evidence.
     """
     place = f"{extent}\t{start}\t{end}\t{end - start + 1}\t0.9\tother\t0.1"
     last = "\t".join([*words, "", "", ""][:3])
@@ -279,7 +279,7 @@ def test_region_over_the_origin_is_counted_once(tmp_path):
     assert drawn["posterior"] == [0, *[None] * 18, 100]
 
 
-def test_a_long_record_has_a_map_of_bounded_size(tmp_path):
+def test_map_of_a_long_record_has_bounded_size(tmp_path):
     length = 300_000_000
     folder = write_table(tmp_path / "run", [call("chr1", 0.1, length)])
     (folder / "regions.tsv").write_text(REGIONS + region("chr1", "provirus", 9_001, 19_900))
@@ -304,7 +304,7 @@ def test_page_has_every_sample_of_many(tmp_path):
     assert "path" not in columns
 
 
-def test_a_damaged_table_of_samples_is_reported(tmp_path):
+def test_damaged_table_of_samples_is_reported(tmp_path):
     folder = write_table(tmp_path / "run", [])
     write_samples(folder, [("a", "complete", 1, 2), ("b", "complete", 1, "many")])
     with pytest.raises(InputError, match=r"samples\.tsv is damaged"):
@@ -325,7 +325,7 @@ def write_samples(folder: Path, rows: list[tuple[object, ...]]) -> None:
     (folder / "samples.tsv").write_text(names + "".join(lines))
 
 
-# More records than a page can hold
+# More records than fit a page
 
 
 def test_page_shows_viral_records_and_a_sample(tmp_path):
@@ -344,7 +344,7 @@ def test_page_shows_viral_records_and_a_sample(tmp_path):
     assert "210,000 in = 210,000 scored" in page.words
 
 
-def test_of_too_many_viral_records_the_page_has_the_best(tmp_path):
+def test_page_has_the_best_of_many_viral_records(tmp_path):
     rank = np.random.default_rng(1).permutation(210_000)
     scores = 0.9 + np.maximum(rank - 109_999, 0) / 1_000_000  # the best have one each
     calls = (call(f"contig{i}", score) for i, score in enumerate(scores.tolist()))
@@ -362,7 +362,7 @@ def test_page_size_is_limited(tmp_path):
     assert re.search(r"shows [\d,]+ of 20,000 records", Page(path).words)
 
 
-# Text of the user's
+# User text
 
 TEMPLATE_CODE = ("{{ 7*7 }}", "{% raw %}", "{% endblock %}", "{# a", "{{ script }}", "-%}")
 
@@ -374,7 +374,7 @@ TEMPLATE_CODE = ("{{ 7*7 }}", "{% raw %}", "{% endblock %}", "{# a", "{{ script 
         *("küssen-噬菌体", "a\u202eb", *TEMPLATE_CODE),
     ],
 )
-def test_an_id_is_text_and_never_markup(tmp_path, name):
+def test_id_is_text_and_never_markup(tmp_path, name):
     folder = write_table(tmp_path / "run", [call(name, 0.99, note=name, sample=name)])
     page = Page(report_folder(folder))
     plain = Page(report_folder(write_table(tmp_path / "plain", [])))
@@ -390,7 +390,7 @@ def test_an_id_is_text_and_never_markup(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["</script>", "</title>", *TEMPLATE_CODE])
 def test_template_code_in_names_is_text(tmp_path, name):
-    """Where the template itself writes a name: title, list of viral records, table of files."""
+    """In all places where the template writes a name: title, viral records, table of files."""
     calls = [call(name, 0.99, note=name, sample=name)]
     page = Page(report_folder(write_table(tmp_path / "run", calls, inputs=[{"sample": name}])))
     assert page.title == f"{name}, VirNucPro"
@@ -400,7 +400,7 @@ def test_template_code_in_names_is_text(tmp_path, name):
     assert "49" not in page.title
 
 
-def test_a_name_without_value_is_an_error():
+def test_template_name_without_value_is_an_error():
     with pytest.raises(UndefinedError, match="'charts' is undefined"):
         render("training.html", {"tables": [], "complaints": [], "provenance": []}, {})
 
@@ -424,7 +424,7 @@ def test_page_names_hosts_without_markup(tmp_path):
     assert "1,234" in page.text and "56,789" in page.text
 
 
-def test_an_id_that_is_no_utf_8_is_in_the_page(tmp_path):
+def test_id_that_is_not_utf_8_is_in_the_page(tmp_path):
     folder = write_table(tmp_path / "run", [call("a", 0.99)])
     table = folder / "predictions.tsv"
     table.write_bytes(table.read_bytes().replace(b"\na\t", b"\na\xff\t"))
@@ -456,10 +456,10 @@ def test_page_policy_allows_only_its_own_code(tmp_path):
         assert not (attributes.get("href") or "").startswith(("http", "/")), tag
 
 
-# It is the run's own
+# Pages of other runs
 
 
-def test_no_report_leaves_none_not_even_an_old_one(tmp_path):
+def test_no_report_deletes_an_old_one(tmp_path):
     path = predict(tmp_path / "run", EXAMPLE)
     assert path.exists()
     predict(tmp_path / "run", EXAMPLE, resume=True, report=False)
@@ -484,7 +484,7 @@ def test_evaluation_run_is_named_by_its_folder(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])
-def test_a_damaged_run_json_is_reported(tmp_path, text):
+def test_damaged_run_json_is_reported(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ResumeError, match=r"run\.json is damaged"):
         report_folder(tmp_path)
@@ -503,7 +503,7 @@ def test_a_damaged_run_json_is_reported(tmp_path, text):
         "b\tc\t700\tscored\tvirus\t-0.9" + 6 * "\t",
     ],
 )
-def test_a_damaged_table_is_reported(tmp_path, row):
+def test_damaged_table_is_reported(tmp_path, row):
     folder = write_table(tmp_path / "run", [call("a", 0.99)])
     with (folder / "predictions.tsv").open("a") as out:
         out.write(row + "\n")
@@ -511,10 +511,10 @@ def test_a_damaged_table_is_reported(tmp_path, row):
         report_folder(folder)
 
 
-# Of a training, and of an evaluation
+# Trainings and evaluations
 
 
-def test_fields_of_a_table_are_read_as_python_reads_them(tmp_path):
+def test_table_fields_are_read_as_in_python(tmp_path):
     rows = [
         ["", "", "virus", "a\ttab"],
         ["0.123456", "7", "virus", "\u00e9\udcff"],
@@ -542,7 +542,7 @@ def test_fields_of_a_table_are_read_as_python_reads_them(tmp_path):
 
 
 def test_training_page_has_curves_and_tables(tmp_path):
-    """What is no number is a gap in its curve."""
+    """A value that is no number is a gap in its curve."""
     (tmp_path / "training.json").write_text(json.dumps({"manifest": EVIL, "settings": {"lr": 0.1}}))
     (tmp_path / "epochs.tsv").write_text(
         "seed\tepoch\tlr\tloss\tvalidation_loss\tauroc\n"
@@ -597,7 +597,7 @@ def test_evaluation_page_has_figures_and_curves(tmp_path):
     assert "virus (10) other (1,200) lowest score called virus" in page.words
 
 
-# The record of the devices
+# Device record
 
 
 def test_device_timeline_merges_its_bins(tmp_path):
@@ -672,7 +672,7 @@ def test_infinite_figures_are_left_out(tmp_path):
     assert Page(report_folder(folder)).words
 
 
-def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path):
+def test_pipe_in_place_of_a_log_is_not_read(tmp_path):
     folder = write_table(tmp_path / "run", [call("a", 0.99)])
     for name in ("virnucpro.log", "machine.json"):
         (folder / name).unlink(missing_ok=True)
@@ -682,7 +682,7 @@ def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path):
 
 
 def start_with(tokens: str) -> str:
-    """A record of the devices with one start of one device."""
+    """Write a device record with one start of one device."""
     device = f'"description": "", "n_shards": 1, "tokens": {tokens}'
     zeros = '"n_losses": 0, "n_reductions": 0, "n_failed_shards": 0'
     start = f'"seconds_per_bin": 1, "seconds": 1, "devices": {{"cpu": {{{device}, "memory": [1]}}}}'
@@ -696,7 +696,7 @@ def start_with(tokens: str) -> str:
         *map(start_with, ["[Infinity]", "[NaN]", "[-1]", f"[{10**400}]", "[1, 2]"]),
     ],
 )
-def test_a_damaged_record_of_the_devices_is_none(tmp_path, text):
+def test_damaged_device_record_is_ignored(tmp_path, text):
     folder = write_table(
         tmp_path / "run",
         [call("a", 0.99)],

@@ -1,4 +1,4 @@
-"""From options to a run: what is sized, converted and kept before any work begins."""
+"""From options to a run config: what is sized, converted and rejected before any work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from virnucpro.workflows.run_config import RunConfig
 
 @pytest.fixture
 def options(tmp_path, contigs):
-    """An extraction with a fair-esm checkpoint; keywords change it."""
+    """An extraction with a fair-esm checkpoint. Keywords change it."""
     model = save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt")
 
     def make(name: str = "run", **changes: object) -> RunOptions:
@@ -53,17 +53,17 @@ def options(tmp_path, contigs):
 
 @pytest.fixture
 def kept(monkeypatch, tmp_path) -> Path:
-    """Every model is large enough to be converted, and this is where it is kept."""
+    """Let every model be large enough to be converted. -> the folder of copies"""
     monkeypatch.setattr(checkpoint_model, "WORTH_CONVERTING", 0)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     (tmp_path / "hub").mkdir()
     return tmp_path / "hub" / "virnucpro"
 
 
-# The model that comes with the program
+# The built-in model
 
 
-def test_the_model_of_the_package_comes_with_its_head(options):
+def test_built_in_model_comes_with_its_head(options):
     config = resolve(options(command="predict", model=TINY_MODEL, calls="head"), lambda _: None)
     head, folder = config.classifier.frame_head, embedded_head().with_name(TINY_MODEL)
     assert config.checkpoints == (folder.resolve(),)
@@ -135,7 +135,7 @@ def test_only_named_gpus_are_used(options, installed_default, monkeypatch):
         ),
     ],
 )
-def test_what_would_be_ignored_is_refused(options, given, reason):
+def test_options_without_effect_are_refused(options, given, reason):
     usual = {"command": "predict", "model": None, "device": "auto", "precision": "auto"}
     with pytest.raises(UsageError, match=reason):
         resolve(options(**{**usual, **given}), lambda _: None)
@@ -150,7 +150,7 @@ def test_missing_scorer_file_is_named(options, tmp_path, monkeypatch):
         resolve(options(command="predict", model=None, device="auto"), lambda _: None)
 
 
-def test_a_worker_may_be_silent_for_as_long_as_was_asked(options):
+def test_worker_timeout_is_as_requested(options):
     config = resolve(options(worker_timeout=7.0), lambda _: None)
     assert config.resources.silence_seconds == 7.0
 
@@ -181,7 +181,7 @@ def save_changed(head: Head, path: Path, **changes: object) -> Path:
 
 
 def given_alone(options, **given: object) -> RunConfig:
-    """A prediction for which nobody named a model."""
+    """A prediction without a named model."""
     usual = {"device": "auto", "workers": None, "model": None}
     return resolve(options(command="predict", **{**usual, **given}), lambda _: None)
 
@@ -213,7 +213,7 @@ def test_start_names_the_option_that_embeds(
 
 
 @pytest.mark.parametrize("budget", ["1", "7", "512"])
-def test_any_budget_is_taken_and_gives_the_same_vectors(options, budget):
+def test_any_token_budget_gives_the_same_vectors(options, budget):
     config = resolve(options(budget, esm_batch_size=budget, precision="fp32"), lambda _: None)
     plain = resolve(options("plain", precision="fp32"), lambda _: None)
     events: list[object] = []
@@ -226,7 +226,7 @@ def test_any_budget_is_taken_and_gives_the_same_vectors(options, budget):
 
 
 @pytest.mark.parametrize("budget", ["0", "-5", "1e3", "512.0", "9" * 5000, "", "many"])
-def test_a_budget_that_is_no_number_of_tokens_is_refused(options, budget):
+def test_budget_that_is_no_number_is_refused(options, budget):
     with pytest.raises(UsageError, match="--esm-batch-size is") as caught:
         resolve(options(esm_batch_size=budget), lambda _: None)
     assert caught.value.hint
@@ -263,7 +263,7 @@ def test_other_weights_of_a_published_name_are_refused(options, monkeypatch, tmp
         resolve(options(model=name), lambda _: None)
 
 
-def test_a_package_without_its_model_says_so(options, monkeypatch, tmp_path):
+def test_package_without_its_model_says_so(options, monkeypatch, tmp_path):
     monkeypatch.setattr(download, "EMBEDDED_FOLDER", tmp_path / "nothing")
     with pytest.raises(UnavailableError, match="no such file or folder"):
         resolve(options(model=TINY_MODEL), lambda _: None)

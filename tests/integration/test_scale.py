@@ -1,4 +1,4 @@
-"""Large inputs: what is held in memory, and what a resumed run reads before it goes on.
+"""Large inputs: what is in memory, and what a resumed run reads before it continues.
 
 Full size: ``pytest tests/integration/test_scale.py --records 10000000 --shards 100000``.
 """
@@ -87,7 +87,7 @@ FEW_RECORDS = 50_000  # fill a block of letters, and shards of both kinds
 
 
 def write_reads(path: Path, n_records: int) -> None:
-    """Reads of which many are equal, so that the table of proteins met before stays small."""
+    """Write reads with many repeats, so that the table of known proteins stays small."""
     rng = np.random.default_rng(3)
     pool = [rng.choice(list(b"ACGT"), READ_LENGTH).astype(np.uint8).tobytes() for _ in range(4000)]
     with path.open("wb") as out:
@@ -96,7 +96,7 @@ def write_reads(path: Path, n_records: int) -> None:
 
 
 def plan_reads(fasta: Path, n_records: int, told: Path) -> None:
-    """Write the peak of the memory that planning adds, in bytes. Needs its own process."""
+    """Print the peak memory that planning adds, in bytes. Run it in a separate process."""
     rundir = open_run_dir(fasta.with_suffix(".run"))
     rundir.root.mkdir()
     manifest = Manifest(
@@ -114,7 +114,7 @@ N_HASHES = 2_000_000
 
 
 def look_for_duplicates(told: Path) -> None:
-    """Write the peak of the memory added to the ids' hashes, in bytes. Needs its own process."""
+    """Print the peak memory on top of the id hashes, in bytes. Run it in a separate process."""
     hashes = array("q")
     hashes.frombytes(np.random.default_rng(0).integers(-(2**62), 2**62, N_HASHES).tobytes())
     before = kernel_says("status", "VmHWM:")
@@ -123,7 +123,10 @@ def look_for_duplicates(told: Path) -> None:
 
 
 def survey_reads(paths: list[Path], told: Path) -> None:
-    """Write the peak of the memory that a survey adds, in bytes. Needs its own process."""
+    """Print the peak memory that a scan of the input adds, in bytes.
+
+    Run it in a separate process.
+    """
     inputs = InputScan(is_strict=True).hash((InputFile(str(path)) for path in paths), nothing)
     survey = InputScan()
     before = kernel_says("status", "VmHWM:")
@@ -148,11 +151,10 @@ def memory_of_planning(folder: Path, n_records: int) -> int:
 
 @needs_proc
 def test_planning_memory_per_record(tmp_path, request):
-    """And a byte of each while neighbours are compared; whatever else it holds is of fixed size.
+    """Memory also has a byte per record while neighbours are compared. The rest has a fixed size.
 
-    The array that grows may be a sixteenth larger than what is in it. Beside the records there may
-    be 4 MiB of what the allocator keeps, and 1 kB of each shard, of which there is one for 2,000
-    records.
+    The growing array may be a sixteenth larger than its content. In addition there may be 4 MiB in
+    the allocator, and 1 kB for each shard, of which there is one for 2,000 records.
     """
     n_records = request.config.getoption("--records")
     assert run_alone(look_for_duplicates, tmp_path / "told.json") < 10 * N_HASHES
@@ -164,9 +166,9 @@ def test_planning_memory_per_record(tmp_path, request):
 
 @needs_proc
 def test_files_are_compared_in_9_bytes_per_record(tmp_path, request):
-    """8 in an array that may be a sixteenth too large, and 1 while neighbours are compared.
+    """8 bytes in an array that may be a sixteenth too large, and 1 while neighbours are compared.
 
-    A file that is being read takes some more, whatever its size; ids are different everywhere.
+    A file that is read takes some more, whatever its size. Ids differ everywhere.
     """
     peaks = []
     for n_records in (FEW_RECORDS, request.config.getoption("--records")):
@@ -197,7 +199,7 @@ class FinishedRun:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
-    """A run folder with many shards that are all embedded; the tables are still to be made."""
+    """A run folder with many embedded shards, before its tables are made."""
     folder = tmp_path_factory.mktemp("finished")
     rng = np.random.default_rng(5)
     fasta = folder / "proteins.faa"
@@ -251,7 +253,7 @@ def test_resumed_run_of_many_shards_embeds_nothing(finished):
 
 
 def read_merged(path: Path, n_files: int) -> None:
-    """In a process of its own, with fewer open files than a store has."""
+    """Read in a separate process, with fewer open files than a store has."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     with h5py.File(path) as h5:

@@ -50,7 +50,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "contigs.fa"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """A finished run of ``../in.fa``, which nobody changes."""
+    """A finished run of ``../in.fa``. No test changes it."""
     folder = tmp_path_factory.mktemp("whole")
     predict(write(folder / "in.fa", **many()), to=folder / "run")
     return folder / "run"
@@ -70,7 +70,7 @@ def scores(folder: Path) -> dict[str, str]:
     return {row["record"]: row["virus_score"] for row in rows(folder / "predictions.tsv")}
 
 
-# Who is scored, and how
+# Scores
 
 
 def test_every_record_from_150_bases_is_scored(tmp_path):
@@ -93,7 +93,7 @@ def test_every_record_from_150_bases_is_scored(tmp_path):
     assert list(found) == [*many(), *others]
 
 
-def test_scores_are_those_of_the_scorer_by_id(whole):
+def test_scores_equal_the_scorer_by_id(whole):
     log_odds = score_sequences(many().values(), Scorer.load_builtin())
     expected = {name: f"{1 / (1 + exp(-x)):.6f}" for name, x in zip(many(), log_odds, strict=True)}
     assert scores(whole) == expected
@@ -165,7 +165,7 @@ def test_false_discovery_rate_follows_prevalence(tmp_path):
         ({"genetic_code": 7}, "--genetic-code is 7"),
     ],
 )
-def test_a_cut_without_sense_is_refused(tmp_path, changes, reason):
+def test_senseless_threshold_is_refused(tmp_path, changes, reason):
     source = write(tmp_path / "in.fa", **many())
     with pytest.raises(UsageError, match=reason):
         of_user = {"input": [source], "output_dir": tmp_path / "run", **changes}
@@ -219,7 +219,7 @@ def test_rna_scores_equal_dna_scores(tmp_path, whole, caplog):
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_the_tables_in_the_original_format_show_pieces(tmp_path):
+def test_original_tables_show_pieces(tmp_path):
     rng = np.random.default_rng(2)
     records = {"long": random_dna(1300, rng), "gap": random_dna(500, rng) + 500 * "N"}
     predict(write(tmp_path / "in.fa", **records, short=random_dna(460, rng)), to=tmp_path / "run")
@@ -235,8 +235,8 @@ def test_the_tables_in_the_original_format_show_pieces(tmp_path):
     assert [told["gap"][name] for name in counts] == ["2", "1", "0"]
 
 
-def test_a_piece_has_a_score_of_its_own_bases(tmp_path):
-    """Pieces of 300 bases of 950, which overlap, and the same in another record."""
+def test_piece_score_depends_on_its_own_bases(tmp_path):
+    """Overlapping pieces of 300 bases in 950, and the same in another record."""
     bases = random_dna(950, np.random.default_rng(3))
     other = random_dna(300, np.random.default_rng(4)) + bases[217:517]
     predict(write(tmp_path / "in.fa", whole=bases, other=other), to=tmp_path / "run")
@@ -247,7 +247,7 @@ def test_a_piece_has_a_score_of_its_own_bases(tmp_path):
 
 
 def test_long_record_takes_four_bytes_per_base(tmp_path, monkeypatch):
-    """It is read, scored, searched for regions, and written; what is read at once is small here."""
+    """It is read, scored, searched for regions and written. Few bases are read at once here."""
     monkeypatch.setattr(landmarks, "_BASES_AT_ONCE", 99_999)
     monkeypatch.setattr(open_codes, "_ENCODED_AT_ONCE", 100_000)
     rng = np.random.default_rng(4)
@@ -256,7 +256,7 @@ def test_long_record_takes_four_bytes_per_base(tmp_path, monkeypatch):
     peaks = []
     for n_bases in (500_000, 1_500_000):
         source, rounds = write(tmp_path / f"{n_bases}.fa", a=bases[:n_bases]), []
-        for i in range(2):  # what else the process does meanwhile only adds to it
+        for i in range(2):  # anything else in the process only adds to it
             tracemalloc.start()
             predict(source, to=tmp_path / f"{n_bases}-{i}", report=False, workers=1)
             rounds.append(tracemalloc.get_traced_memory()[1])
@@ -265,10 +265,10 @@ def test_long_record_takes_four_bytes_per_base(tmp_path, monkeypatch):
     assert peaks[1] - peaks[0] < 4 * 1_000_000
 
 
-# A run without a language model is a run
+# Complete runs
 
 
-def test_no_process_is_started_and_no_feature_is_written(tmp_path):
+def test_no_process_starts_and_no_vector_is_written(tmp_path):
     stages = []
 
     def hear(event: RunEvent) -> None:
@@ -302,7 +302,7 @@ def many_more() -> dict[str, str]:
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """When each score file was written, and what it holds."""
+    """Return when each score file was written, and its content."""
     files = (folder / "scores").iterdir()
     return {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
 
@@ -521,7 +521,7 @@ def test_wider_threshold_without_the_input(
         if name in str(caught.value):
             assert not path.exists()
         elif name == "viruses.tsv":
-            # the letters of what is called anew are nowhere: it is not told what it is
+            # newly called records have no letters left, so they get no identity
             told, whole = rows(path), rows(tmp_path / "new" / name)
             is_known = [bool(row["group"]) for row in told]
             assert [
@@ -575,7 +575,7 @@ def test_missing_input_without_usable_scores(tmp_path, monkeypatch):
     assert tables_of(tmp_path / "run") == before
 
 
-def test_proteins_are_cut_again_without_their_input_too(tmp_path):
+def test_proteins_are_rethresholded_without_input(tmp_path):
     rng = np.random.default_rng(8)
     proteins = {f"p{n}": "".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), 90)) for n in range(30)}
     (folder := tmp_path / "in").mkdir()
@@ -677,7 +677,7 @@ def test_help_of_min_length_names_the_default():
     assert f"at least {shortest} bases" in option.help
 
 
-def test_workers_score_whatever_gpus_there_are(tmp_path, monkeypatch):
+def test_workers_score_on_cpus_despite_gpus(tmp_path, monkeypatch):
     gpu = Gpu(0, "GPU-a", "NVIDIA A100", 80 << 30, 79 << 30, (8, 0), (13, 0))
     monkeypatch.setattr(devices, "has_nvml", lambda: True)
     monkeypatch.setattr(nvidia, "list_gpus", lambda: ([gpu], ""))

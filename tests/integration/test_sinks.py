@@ -1,4 +1,4 @@
-"""What a new output takes: its description, with its file name, and its place in a list."""
+"""A new output needs only its description, with its file name, and an entry in a list."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def lengths(folder: Path) -> dict[str, int]:
 def test_new_output_is_written_for_each_file(
     predicted, make_config, contigs, with_lengths, tmp_path
 ):
-    """It is cleared by ``--force``, kept out of the inputs, and refused if it is a link."""
+    """``--force`` clears it, it is never an input, and it is refused if it is a link."""
     other = tmp_path / "other.fa"
     other.write_text(">late\nGCAGCAGCAGCAGCAGCAGCAGCAGCAGCAGCAGCA\n")
     output = predicted(contigs, other, per_file=True)
@@ -79,7 +79,7 @@ def test_new_output_is_written_for_each_file(
 
 
 def test_output_name_is_written_once():
-    """Outside of docstrings and of the summaries of commands, which are prose."""
+    """Outside of docstrings and command summaries, which are prose."""
     names = {sink.file for sink in all_outputs()}
     found = []
     package = Path(virnucpro.__file__).parent
@@ -102,7 +102,7 @@ Row: TypeAlias = tuple[FastaRecord, Call, list[Region] | None]
 
 
 def result(name: str, regions: list[Region] | None, *, is_virus: bool) -> Row:
-    """A record of the file ``in`` with these regions; None: it was not searched."""
+    """Make a record of the file ``in`` with these regions. None: not searched."""
     sequence = random_dna(400, np.random.default_rng(len(name)))
     score = {"virus_score": 0.98 if is_virus else 0.02, "false_discovery_rate": 0.05}
     call = Call(name, 400, "scored", "in", is_virus=is_virus, **score)
@@ -110,7 +110,7 @@ def result(name: str, regions: list[Region] | None, *, is_virus: bool) -> Row:
 
 
 def written(folder: Path, *results: Row) -> dict[str, dict[str, str]]:
-    """Write results. Returns the rows of ``viruses.tsv``, by the names of the viruses."""
+    """Write results. -> the rows of ``viruses.tsv``, by virus"""
     with open_outputs(REGION_OUTPUTS, OutputDir(folder, SafeDir(folder), folder)) as add:
         for portion in make_batches(called(*results), REGION_OUTPUTS, None):
             add(portion)
@@ -245,7 +245,7 @@ def test_replaced_file_has_no_sample_row(tmp_path):
 
 
 def test_sample_files_equal_a_run_of_that_file(tmp_path):
-    """By its own ids, whatever other files have."""
+    """With its own ids, whatever ids other files have."""
     sources = []
     for seed, name in enumerate("ab"):
         rng = np.random.default_rng(seed)

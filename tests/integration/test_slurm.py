@@ -1,4 +1,4 @@
-"""The scripts of ``examples/slurm``, on a real SLURM of one node."""
+"""The scripts in ``examples/slurm`` on a SLURM cluster of one node."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def one_machine(proteins, tiny, tmp_path_factory) -> Path:
 
 
 def done_shards(log: Path) -> set[int]:
-    """The shards that a process has done."""
+    """Return the shards that a process has done."""
     events = (logged.event for logged in read_events(log)[0])
     return {event.shard.index for event in events if isinstance(event, ShardDone)}
 
 
 def log_of(folder: Path, part: str) -> Path | None:
-    """The log of the process that does a part now, once it has ended a shard."""
+    """Return the log of the process that works on a part, after its first shard."""
     for path in sorted((folder / "logs").glob("work-*.log")):
         if f"part {part}: " in path.read_text() and done_shards(path):
             return path

@@ -1,4 +1,4 @@
-"""The workflow of ``examples/snakemake``, on this machine and on a real SLURM of one node."""
+"""The workflow in ``examples/snakemake``, on this machine and on a SLURM cluster of one node."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def snakemake(folder: Path, environment: dict[str, str], *how: str, **config: ob
 
 
 def embed_two_samples(folder: Path, tiny, environment: dict[str, str], *how: str) -> None:
-    """Two samples, in two parts each, are the runs of one machine; one has two files."""
+    """Compare two samples, in two parts each, with runs on one machine. One has two files."""
     files = [folder / f"{name}.faa" for name in ("deep", "shallow 1", "shallow 2")]
     for number, path in enumerate(files):
         proteins = [random_protein(500, 1000 * number + i) for i in range(300)]
@@ -69,6 +69,6 @@ def test_without_parts_each_sample_is_one_job(tmp_path):
 
 @pytest.mark.slurm
 @NEEDS_SLURM
-def test_the_same_on_slurm(tiny):
+def test_workflow_on_slurm(tiny):
     with one_node_slurm() as slurm:
         embed_two_samples(slurm.root, tiny, slurm.environment, *ON_SLURM)

@@ -1,4 +1,4 @@
-"""What ``virnucpro train`` leaves, that ``predict`` says the same with it, and what it survives."""
+"""``virnucpro train``: its results, their use by ``predict``, and resumes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 HIDDEN = 8
 SMALL = ("--chunk-size", "300", "--batch-size", "16", "--hidden", str(HIDDEN), "--epochs", "2")
 ON_CPU = ("--device", "cpu", "--precision", "fp32")
-# what every training leaves
+# files of every training
 OF_ALL = {
     "report.html",
     "frames",
@@ -75,7 +75,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def head_only(data: Path, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A head on stored vectors, by the command line."""
+    """Train a head on stored vectors, on the command line."""
     out = tmp_path_factory.mktemp("head") / "model"
     more = ("--model", tiny.model, "--workers", "1", "--keep-checkpoints", "2")
     answer = virnucpro("train", "--data", data, "-o", out, *more, *SMALL, *ON_CPU)
@@ -85,7 +85,7 @@ def head_only(data: Path, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def finetuned(data: Path, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Encoder and head, in this process; chunks of two sizes."""
+    """Train encoder and head, in this process, with two chunk sizes."""
     out = tmp_path_factory.mktemp("finetuned") / "model"
     train_here(options(data, out, finetune=True, model=str(tiny.model), chunk_size=(300, 210)))
     return out
@@ -98,14 +98,14 @@ def pretrained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-# What is left
+# Results
 
 
 def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_the_command_leaves_what_its_help_says(head_only, finetuned, pretrained):
+def test_train_writes_what_its_help_lists(head_only, finetuned, pretrained):
     tables = {"held_out.tsv", "gain.tsv"}
     of_labels = {*OF_ALL, *tables, "records.fa", "model"}
     assert names_in(head_only) == {*of_labels, "features"}
@@ -158,7 +158,7 @@ def test_check_derives_sharded_memory(data, tmp_path):
     assert re.search(r"memory +[\d.]+ .*B for weights.* on each of 2 devices, derived", lines[-1])
 
 
-def test_a_check_says_what_is_missing(tmp_path):
+def test_check_names_what_is_missing(tmp_path):
     data = write_labelled(tmp_path, n_groups=1)
     asked = ("--data", data, "-o", tmp_path / "out", "--check", "--model", TINY_MODEL)
     answer = virnucpro("train", *asked, *ON_CPU)
@@ -167,7 +167,7 @@ def test_a_check_says_what_is_missing(tmp_path):
     assert answer.stdout.count("virus") == 3, "the table is there all the same"
 
 
-def test_a_check_warns_of_groups_that_cannot_help(tmp_path):
+def test_check_warns_of_useless_groups(tmp_path):
     data = write_labelled(tmp_path)
     (tmp_path / "stops.fa").write_text(f">stops\n{'TTAATTAATTAA' * 50}\n")
     with data.open("a") as rows:
@@ -182,7 +182,7 @@ def test_a_check_warns_of_groups_that_cannot_help(tmp_path):
     assert "warning" not in virnucpro(*asked, "--encoding", "composition").stderr.lower()
 
 
-def test_status_says_how_far_a_training_is(head_only, pretrained, tmp_path):
+def test_status_shows_the_progress_of_a_training(head_only, pretrained, tmp_path):
     figures = json.loads(virnucpro("status", head_only, "--json").stdout)
     assert (figures["kind"], figures["mode"], figures["epochs"]) == ("training", "head", 2)
     assert figures["is_finished"] and figures["seeds"].keys() == {"0"}
@@ -216,7 +216,7 @@ def test_models_info_describes_a_head(head_only):
 
 
 def test_model_folder_has_a_card_with_figures(finetuned, data, tiny, tmp_path, monkeypatch):
-    """It is imported under a name; code that somebody put into it is not run."""
+    """It is imported under a name. Code that is added to it does not run."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     moved = shutil.copytree(finetuned / "model", tmp_path / "moved")
     config = json.loads((moved / "config.json").read_text())
@@ -313,7 +313,7 @@ def test_checkpoint_excludes_a_frozen_encoder(data, tiny, tmp_path):
 
 @pytest.fixture(scope="module")
 def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the options are compared with."""
+    """The training that the options are compared with."""
     out = tmp_path_factory.mktemp("plain") / "model"
     train_here(options(data, out, encoding="onehot", epochs=1, grad_accum_steps=2))
     return out
@@ -365,7 +365,7 @@ def test_best_epoch_is_by_the_chosen_figure(data, tmp_path, best_by, name):
 
 
 def messages(out: Path) -> list[str]:
-    """What a training said, by its log."""
+    """Return the messages of a training, from its log."""
     lines = (out / "virnucpro.log").read_text().splitlines()
     return [line.split(maxsplit=3)[-1] for line in lines]
 
@@ -397,7 +397,7 @@ def test_useless_classifier_gets_a_warning(tmp_path, is_learnable):
     assert (tmp_path / "out" / "held_out.tsv").exists()
 
 
-# Data that are held out
+# Held-out data
 
 
 def test_evaluate_takes_only_the_test_part(head_only, data):
@@ -490,7 +490,10 @@ def test_vectors_are_made_once_for_a_head(head_only, data, tiny, tmp_path):
 
 
 def test_other_training_options_are_refused(finetuned, data, tiny):
-    """All that the weights depend on; the number of devices by the effective batch."""
+    """All options that the weights depend on.
+
+    The number of devices counts by the effective batch.
+    """
     changes = {
         "epochs": 1,
         "lr": 0.1,
@@ -561,7 +564,7 @@ def test_foreign_or_shared_folder_is_refused(data, tiny, tmp_path):
 
 @pytest.fixture(scope="module")
 def on_one_and_two(data, tiny, tmp_path_factory) -> tuple[Path, Path, str]:
-    """One epoch of the same effective batch, on one process and on two, and what two said."""
+    """Train one epoch with one effective batch, on one process and on two. -> both, and the log"""
     root = tmp_path_factory.mktemp("two")
     once = {"finetune": True, "model": str(tiny.model), "epochs": 1, "dropout": 0.0}
     train_here(options(data, root / "one", **once))
@@ -592,7 +595,7 @@ def assert_trained_alike(one: Path, two: Path, tiny: Tiny, data: Path) -> None:
     assert distance(*weights, nothing) < weights_limit(n_steps)
 
 
-def test_first_process_speaks_once(on_one_and_two):
+def test_first_process_logs_once(on_one_and_two):
     _, two, console = on_one_and_two
     log = (two / "virnucpro.log").read_text()
     for said in ("effective batch 16: 8 on each of 2", "epoch 1: ", "best epoch: 1", "model: "):
@@ -602,7 +605,7 @@ def test_first_process_speaks_once(on_one_and_two):
 
 
 def test_torchrun_starts_the_command_too(on_one_and_two, data, tiny, tmp_path):
-    """Here with an encoder that is cut over the processes."""
+    """Here with an encoder that is sharded over the processes."""
     one, _, _ = on_one_and_two
     out = tmp_path / "out"
     more = ("--epochs", 1, "--dropout", 0, "--batch-size", 8, "--fsdp")
@@ -631,7 +634,7 @@ def test_torchrun_error_ends_all_processes(data, tiny, tmp_path):
 
 
 def test_torchrun_unwritable_folder_ends_all_with_73(data, tiny, tmp_path):
-    """It is found while the other one waits within torch."""
+    """One process finds it while the other waits in torch."""
     out = tmp_path / "out"
     first, other = under_torchrun(*command(data, out, tiny.model, "--epochs", 500))
     wait_until(lambda: list(out.glob("checkpoints/epoch_*")) or has_ended(first))
@@ -655,7 +658,7 @@ def test_sigterm_ends_torchruns_processes_with_143(data, tiny, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux ends them")
-def test_no_process_outlives_a_torchrun_that_is_killed(data, tiny, tmp_path):
+def test_no_process_outlives_a_killed_torchrun(data, tiny, tmp_path):
     out = tmp_path / "out"
     module = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
     arguments = command(data, out, tiny.model, "--epochs", "500")

@@ -1,4 +1,4 @@
-"""Which weights of an encoder a training changes, and at what rate."""
+"""Which encoder weights a training changes, and at what rate."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tuned(data: Path, out: Path, tiny: Tiny, **changes: object) -> dict[str, Tensor]:
-    """The weights of the encoder after an epoch."""
+    """Return the encoder weights after an epoch."""
     asked = {"finetune": True, "model": str(tiny.model), "epochs": 1, "lr": 0.01, **changes}
     train_here(options(data, out, **asked))
     return load_file(out / "model" / "model.safetensors")
 
 
 def changed(found: dict[str, Tensor], tiny: Tiny) -> set[str]:
-    """The names of the weights that are not those of the model that was started from."""
+    """Return the names of the weights that differ from the starting model."""
     start = load_file(tiny.model / "model.safetensors")
     return {name for name, weight in found.items() if not torch.equal(weight, start[name])}
 
@@ -73,15 +73,15 @@ def test_merged_encoder_equals_the_trained_one() -> None:
     assert float((trained - before).norm() / before.norm()) > 100 * off
 
 
-def test_the_last_layers_are_trained_and_the_others_stay(data, tiny, tmp_path):
+def test_only_the_last_layers_are_trained(data, tiny, tmp_path):
     names = changed(tuned(data, tmp_path / "out", tiny, train_layers=1), tiny)
     last = f".layer.{TINY.n_layers - 1}."
     assert any(last in name for name in names)
     assert all(last in name or "emb_layer_norm_after" in name for name in names)
 
 
-def test_an_encoder_has_a_rate_of_its_own(data, tiny, tmp_path):
-    """At a rate that is next to nothing it hardly moves, and the head does."""
+def test_encoder_has_its_own_rate(data, tiny, tmp_path):
+    """At a rate close to 0 it hardly moves, and the head does."""
     start = load_file(tiny.model / "model.safetensors")
     moved = {}
     for rate in (None, 1e-7):
@@ -94,7 +94,7 @@ def test_an_encoder_has_a_rate_of_its_own(data, tiny, tmp_path):
     assert float(weights[1].abs().max()) > 1e-2
 
 
-def test_less_memory_for_activations_changes_no_weight(data, tiny, tmp_path):
+def test_checkpointing_changes_no_weight(data, tiny, tmp_path):
     plain = tuned(data, tmp_path / "plain", tiny)
     again = tuned(data, tmp_path / "again", tiny, gradient_checkpointing=True)
     assert all(torch.equal(plain[name], again[name]) for name in plain)

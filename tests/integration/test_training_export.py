@@ -1,4 +1,4 @@
-"""What ``predict`` gets says what the trained network says, and what it was trained on."""
+"""Exported models give the scores of the trained network, and know their training data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def vectors() -> NDArray[np.float32]:
 
 @pytest.fixture
 def classifier(frames: list[str]) -> Classifier:
-    """Standardised by half of the frames, in training mode."""
+    """A classifier standardised on half of the frames, in training mode."""
     torch.manual_seed(3)
     found = Classifier(DIM, HIDDEN, dropout=0.5)
     found.standardise(
@@ -65,18 +65,18 @@ def written(path: Path, classifier: Classifier, tiny: Tiny, known: dict[str, obj
 
 
 def records(*trained: tuple[str, str]) -> list[LabelledRecord]:
-    """Viral records with these bases and groups."""
+    """Make viral records with these bases and groups."""
     return [
         LabelledRecord(bases, True, group, digest=record_digest(bases)) for bases, group in trained
     ]
 
 
 def limit(network: Network, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far scores may be off if each weight of two layers is rounded once to float32. (n,)
+    """Return how far scores may differ if the weights of two layers are rounded to float32. (n,)
 
-    A rounding is half of eps at most; what it changes is carried to the logits with the largest
-    weights that it may meet, and a score is off by a quarter of its logit at most. Then come the
-    decimals of a score.
+    A rounding is at most half of eps. Its effect on the logits is bounded by the largest weights on
+    the way, and a score differs by at most a quarter of its logit. The decimals of a score come on
+    top.
     """
     half = np.finfo(np.float32).eps / 2
     (w1, b1), (w2, b2) = ([np.abs(v.astype(np.float64)) for v in layer] for layer in network.layers)
@@ -88,7 +88,10 @@ def limit(network: Network, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
 def scores_of(
     classifier: Classifier, vectors: NDArray[np.float32], frames: list[str]
 ) -> NDArray[np.float64]:
-    """Scores of both networks, by torch in float64, from odds over temperatures. (2, n)"""
+    """Return scores of both networks, by torch in float64, with log-odds over temperatures.
+
+    (2, n)
+    """
     exact = classifier.double().eval()
     composition = torch.from_numpy(frame_composition(frames)).double()
     with torch.inference_mode():
@@ -110,14 +113,14 @@ def test_head_scores_with_its_temperature(head, classifier, vectors, frames):
     assert limit(head.nucleotide, beside).max() < 1e-4, "the limit tells"
 
 
-def test_the_head_remembers_every_record_and_group_once(head):
+def test_head_lists_training_records_and_groups(head):
     assert set(head.trained_records.tolist()) == {record_digest("ACGT"), record_digest("GGG")}
     assert len(head.trained_records) == 2
     assert sorted(head.trained_groups.tolist()) == sorted(map(group_digest, "ab"))
     assert not len(head.encoder_records) and not len(head.encoder_groups)
 
 
-def test_training_data_of_an_encoder_goes_along(head):
+def test_training_data_of_an_encoder_is_passed_on(head):
     more = Sketch(KMERS.hashes + 1)
     kept, finetuned = (
         find_trained(records(("CCC", "c")), more, head, is_finetuned)

@@ -1,4 +1,4 @@
-"""What a frame weighs, and what is learned from it."""
+"""Frame weights, and what is learned from frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU = Ranks(0, 1, torch.device("cpu"))
 
 
 def grouped(groups: str, viral: str):
-    """A frame per letter, which is its group; the groups of ``viral`` are viral."""
+    """Make a frame per letter, which is its group. The groups in ``viral`` are viral."""
     n = len(groups)
     return replace(
         frames(n),
@@ -35,7 +35,7 @@ def test_both_classes_weigh_the_same():
     assert weight[weighed.is_virus].sum() == pytest.approx(len(weighed) / 2, rel=1e-5)
 
 
-def test_a_group_weighs_as_the_root_of_its_frames():
+def test_group_weighs_as_the_root_of_its_frames():
     weighed = grouped("a" * 16 + "b" * 4 + "c" * 100 + "d", viral="ab")
     weight = balanced_weights(weighed)
     of = {name: weight[weighed.group == ord(name)].sum() for name in "abcd"}
@@ -43,26 +43,26 @@ def test_a_group_weighs_as_the_root_of_its_frames():
     assert of["c"] / of["d"] == pytest.approx(10 / 1, rel=1e-5)
 
 
-def test_a_frame_weighs_more_if_the_manifest_says_so():
+def test_frame_weight_follows_the_manifest():
     weighed = grouped("aaab", viral="a")
     weighed.weight[0] = 3
     weight = balanced_weights(weighed)
     assert weight[0] / weight[1] == pytest.approx(3, rel=1e-5)
 
 
-def test_frames_of_one_class_alone_have_a_weight():
+def test_frames_of_a_single_class_have_a_weight():
     assert balanced_weights(grouped("aab", viral="ab")).sum() == pytest.approx(1.5, rel=1e-5)
 
 
 def with_gc(weighed, gc: list[float]):
-    """The same frames, of codons AAA and GCG alone, so that each has this GC."""
+    """Build the same frames from the codons AAA and GCG, with these GC contents."""
     composition = np.zeros((len(weighed), N_FEATURES), dtype=np.float32)
     composition[:, 0] = 1 - np.array(gc)
     composition[:, 38] = gc  # GCG: 16 * 2 + 4 * 1 + 2
     return replace(weighed, all_compositions=composition)
 
 
-def test_by_the_recipe_groups_count_nearly_evenly():
+def test_recipe_weighs_groups_nearly_evenly():
     weighed = with_gc(grouped("a" * 16 + "b" + "c" * 16 + "d", viral="ab"), [0.5] * 34)
     weight = recipe_weights(weighed)
     of = {name: weight[weighed.group == ord(name)].sum() for name in "abcd"}

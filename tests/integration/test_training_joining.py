@@ -1,4 +1,4 @@
-"""The weights of a head beside the scorer, what they are fitted to, and the gain that is told."""
+"""The weights of a head next to the scorer, how they are fitted, and the reported gain."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def of_500_bases() -> ErrorRates:
 
 
 def fragments(n: int = 600, informs: float = 1.0, seed: int = 1) -> ScoredFragments:
-    """Log-odds of a scorer, and of a head that says as much more as ``informs``."""
+    """Make log-odds of a scorer, and of a head that adds this much information."""
     rng = np.random.default_rng(seed)
     is_virus = np.arange(n) % 2 == 0
     side = np.where(is_virus, 1.0, -1.0)
@@ -56,7 +56,7 @@ def fragments(n: int = 600, informs: float = 1.0, seed: int = 1) -> ScoredFragme
 
 
 def scored(n_bases: int, base: FloatArray, head: FloatArray, is_virus: BoolArray, group: Rows):
-    """Fragments of which nobody asks which chunks they are of."""
+    """Make fragments without chunks."""
     chunks = np.zeros((len(base), 2), dtype=np.int64)
     return replace(ScoredFragments.from_scores(n_bases, base, is_virus, group, chunks), head=head)
 
@@ -110,7 +110,7 @@ def test_useless_head_has_no_weight():
 
 @pytest.mark.parametrize("seed", [1, 2, 9])
 def test_chance_gain_gives_no_weight(seed):
-    """By its gain alone this head would join; the interval over groups reaches below 0."""
+    """Its gain alone would be enough, but the interval over groups reaches below 0."""
     data = fragments(informs=0.25, seed=seed)
     before, after = data.group_by(data.scores), data.group_by(fold_log_odds(data))
     gain, (low, _) = auroc_gain(before, after, 0)
@@ -136,7 +136,7 @@ def test_groups_and_labels_count_evenly():
     assert share == pytest.approx(n_large**0.25)
 
 
-def test_folds_hold_whole_groups():
+def test_folds_keep_groups_together():
     data = fragments(60)
     few = regrouped(data, np.arange(60) // 2 % 2 * 2 + data.is_virus)  # two of each label
     mixed = regrouped(data, np.arange(60) // 4)  # groups with both labels
@@ -149,7 +149,7 @@ def test_folds_hold_whole_groups():
     assert set(_folds(data).tolist()) == set(range(N_FOLDS))
 
 
-def test_without_groups_to_measure_on_there_is_no_join():
+def test_no_join_without_groups_to_measure_on():
     data = fragments()
     one_group = regrouped(data, data.is_virus.astype(np.int64))
     assert fit_join([one_group], scorer()) is None
@@ -161,7 +161,7 @@ def test_without_groups_to_measure_on_there_is_no_join():
 @pytest.mark.parametrize("share", [0.1, 0.03, 0.001])
 @pytest.mark.parametrize("more", [-0.5, 4.0])
 def test_joined_threshold_keeps_the_share_of_cells(share, more):
-    """Below the share of all cells that a cut may call, and far above."""
+    """Below the share of cells that a threshold may call, and far above."""
     data = fragments()
     data = replace(data, scores=np.where(data.is_virus, data.scores, data.scores + more))
     join = fit_join([data], scorer())
@@ -195,14 +195,14 @@ def test_no_weight_means_scorer_calls():
 # Runs of chunks
 
 
-def test_a_run_has_the_mean_of_its_scored_chunks():
+def test_stretch_has_the_mean_of_its_scored_chunks():
     runs = replace(fragments(3), chunks=np.array([[0, 2], [4, 6], [8, 10]]))
     found = runs.with_head(np.array([0, 1, 5, 7]), np.array([1.0, 2.0, 4.0, 8.0]))
     assert found.head[:2].tolist() == [1.5, 4.0] and np.isnan(found.head[2])
     assert found.scores.tolist() == runs.scores.tolist()
 
 
-def test_runs_are_scored_on_their_chunks(tmp_path):
+def test_stretches_are_scored_on_their_chunks(tmp_path):
     rng, scorer = np.random.default_rng(4), Scorer.load_builtin()
     sequences = [random_dna(n, rng) for n in (700, 3100, 900, 2000)]
     splits = {"a": "train", "b": "validation", "c": "test", "d": "validation"}

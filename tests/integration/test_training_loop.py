@@ -1,4 +1,4 @@
-"""A training gives the weights that its settings ask for, on one device or more, killed or not."""
+"""A training gives the same weights on one device or more, interrupted or not."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def assert_all_gone(processes: list[psutil.Process]) -> None:
     assert not alive
 
 
-# The same batch, however it is cut
+# Batches cut in different ways
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How an effective batch is cut into parts."""
+    """How an effective batch is divided into parts."""
 
     n_processes: int
     n_steps: int  # whose gradients are added up
@@ -114,14 +114,14 @@ class Cut:
 OVER_TWO = Cut(2, 1, fsdp=True)
 WHOLE, CUTS = Cut(1, 1), [Cut(2, 1), Cut(1, 2), Cut(2, 2), OVER_TWO]
 N_STEPS = settings().epochs * (N_ROWS // settings().batch_size)
-# the loop that cuts is the same for both; of residues a whole copy and a part on each device do
+# both use the same loop to cut, so for residues one copy and one part per device suffice
 CASES = [*(("labels", cut) for cut in CUTS), ("residues", Cut(2, 1)), ("residues", OVER_TWO)]
 cases = pytest.mark.parametrize(("task", "cut"), CASES, ids=str)
 
 
 @pytest.fixture(scope="module")
 def trained(made_once) -> Path:
-    """For each task and cut one step (``TASK_once/CUT``), and a training (``TASK/CUT``)."""
+    """For each task and cut, one step (``TASK_once/CUT``) and a training (``TASK/CUT``)."""
     return made_once("cuts", train_every_cut)
 
 
@@ -146,7 +146,10 @@ def train_every_cut(root: Path) -> None:
 
 
 def first_moments(folder: Path) -> Tensor:
-    """Adam's first moments of all weights; after one step, a tenth of the gradient."""
+    """Return Adam's first moments of all weights.
+
+    After one step, that is a tenth of the gradient.
+    """
     states = torch.load(last_checkpoint(folder), weights_only=True)["optimizer"]["state"]
     return torch.cat([states[i]["exp_avg"].flatten() for i in sorted(states)])
 
@@ -168,7 +171,7 @@ def test_weights_equal_those_of_one_process(trained, task, cut):
         assert ours == pytest.approx(theirs, rel=weights_limit(N_STEPS))
 
 
-def test_the_limit_of_the_weights_detects_other_batches(trained, tmp_path):
+def test_weight_limit_detects_other_batches(trained, tmp_path):
     one = trained / "labels" / str(WHOLE)
     start = Training(one, settings()).trainer(CPU).module.state_dict()
     other = run_here(Training(tmp_path, settings(batch_size=15)))
@@ -180,7 +183,7 @@ def test_the_limit_of_the_weights_detects_other_batches(trained, tmp_path):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Path:
-    """One process, with dropout; the checkpoints of all epochs are there."""
+    """One process, with dropout. The checkpoints of all epochs are kept."""
     folder = tmp_path_factory.mktemp("undisturbed")
     run_here(Training(folder, settings(keep_checkpoints=3), dropout=0.3))
     return folder
@@ -249,9 +252,9 @@ def test_best_and_last_checkpoints_are_kept(tmp_path):
 
 
 def test_training_resumes_on_other_device_count(trained, tmp_path):
-    """One process is stopped, two go on with parts of half the size, and then one again.
+    """One process is stopped, two continue with parts of half the size, and then one again.
 
-    The two cut the weights, which those of one are not.
+    The two shard the weights, and the one does not.
     """
     with pytest.raises(InputError):
         run_here(Training(tmp_path, settings(), fault="told"))
@@ -266,7 +269,7 @@ def test_training_resumes_on_other_device_count(trained, tmp_path):
     assert len(history(tmp_path)) == 4
 
 
-def test_a_finished_training_goes_on_for_more_epochs(undisturbed, tmp_path):
+def test_finished_training_continues_for_more_epochs(undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
     before = history(undisturbed)
     run_here(Training(tmp_path, settings(epochs=5), dropout=0.3))
@@ -308,7 +311,7 @@ def test_foreign_or_damaged_checkpoint_is_refused(undisturbed, tmp_path):
     ],
     ids=str,
 )
-def test_a_checkpoint_with_another_content_is_refused(undisturbed, tmp_path, change):
+def test_checkpoint_with_other_content_is_refused(undisturbed, tmp_path, change):
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
     last = last_checkpoint(tmp_path)
     torch.save({**torch.load(last, weights_only=True), **change}, last)
@@ -317,7 +320,7 @@ def test_a_checkpoint_with_another_content_is_refused(undisturbed, tmp_path, cha
 
 
 def wait_until_it_hangs(folder: Path, parent: Beside) -> list[psutil.Process]:
-    """Wait for the second epoch, in which nothing is sent. -> the processes of the training"""
+    """Wait for the second epoch, in which nothing is sent. -> the training processes"""
     wait_until(lambda: (folder / "hanging").exists() or parent.returncode is not None)
     family = [psutil.Process(int(path.name)) for path in (folder / "processes").iterdir()]
     assert len(family) == 2
@@ -379,7 +382,7 @@ def test_ctrl_c_while_processes_start_leaves_none(tmp_path):
     assert not our_processes()
 
 
-def test_finished_process_may_end_anyhow(trained, tmp_path):
+def test_finished_process_may_end_with_any_code(trained, tmp_path):
     job = Training(tmp_path, settings(batch_size=8), fault="frail", faulty_rank=1)
     assert_same_bits(run_on_two(job), weights(trained / "labels" / str(Cut(2, 1))))
 
@@ -405,7 +408,7 @@ def test_error_beside_the_store_owner_is_reported(tmp_path):
     ("device", "backend", "told"), [("cuda:1", "nccl", "cuda:1"), ("cpu", "gloo", None)]
 )
 def test_processes_wait_for_a_slow_first(monkeypatch, device, backend, told):
-    """NCCL asks the store for its address, with the store's patience, and guesses no device."""
+    """NCCL asks the store for its address, with the store's timeout, and guesses no device."""
     joined = {}
     monkeypatch.setattr(
         ranks.dist, "init_process_group", lambda *words, **facts: joined.update(facts, to=words)
@@ -433,7 +436,7 @@ def test_torchrun_is_known_by_its_environment():
         started_by_torchrun({k: v for k, v in known.items() if k != "MASTER_PORT"})
 
 
-# How long, and how fast
+# Epochs, rates and speed
 
 
 def test_weights_of_the_best_epoch_are_kept(tmp_path):
@@ -482,7 +485,7 @@ def test_best_file_without_figure_is_not_loaded(tmp_path):
         ({"early_stopping": 1, "eval_every": 2}, (0.9, 0.8, 1.0), 4),
     ],
 )
-def test_a_training_ends_when_nothing_improves_any_more(tmp_path, changes, measured, n_epochs):
+def test_early_stopping_ends_a_training(tmp_path, changes, measured, n_epochs):
     run_here(Training(tmp_path, settings(epochs=6, **changes), measured=measured))
     assert [row["epoch"] for row in history(tmp_path)] == list(range(1, n_epochs + 1))
 
@@ -505,7 +508,7 @@ def test_rate_rises_linearly_and_falls_by_cosine():
 @pytest.mark.parametrize(
     ("scale_lr", "expected"), [("none", 0.01), ("linear", 0.08), ("sqrt", 0.01 * 8**0.5)]
 )
-def test_the_rate_is_scaled_for_the_effective_batch(scale_lr, expected):
+def test_rate_is_scaled_for_the_effective_batch(scale_lr, expected):
     chosen = settings(lr=0.01, scale_lr=scale_lr, grad_accum_steps=2)
     assert chosen.scaled_lr(world_size=4) == pytest.approx(expected)
 
@@ -550,7 +553,7 @@ def test_fp16_overflow_skips_the_step(trained, tmp_path):
     trainer.on_step = lambda step, _: moved.append(classifier[1].weight.detach().clone())
     trainer.run()
     assert trainer.scaler.get_scale() < 2**16
-    # a step is told when the next one is done
+    # a step is logged when the next one is done
     assert torch.equal(moved[0], moved[1]) and not torch.equal(moved[1], moved[2])
     stored = torch.load(last_checkpoint(training.folder), weights_only=True)
     assert stored["scaler"]["scale"] == trainer.scaler.get_scale()
@@ -562,7 +565,7 @@ def test_fp16_overflow_skips_the_step(trained, tmp_path):
 
 
 @pytest.mark.parametrize("weigh", [given_weights, balanced_weights])
-def test_the_loss_of_validation_is_that_of_training(tmp_path, weigh):
+def test_validation_loss_equals_training_loss(tmp_path, weigh):
     """One step over all frames that hardly moves a weight, and then the same frames again."""
     training = Training(tmp_path, settings(batch_size=N_ROWS, epochs=1, lr=1e-12))
     trainer = training.trainer(CPU)
@@ -572,7 +575,7 @@ def test_the_loss_of_validation_is_that_of_training(tmp_path, weigh):
     assert row["validation_loss"] == pytest.approx(row["loss"], rel=2 * 100 * 2**-24)
 
 
-def test_a_smaller_last_batch_waits_for_the_next_epoch(tmp_path):
+def test_smaller_last_batch_waits_for_next_epoch(tmp_path):
     told = []
     watched = replace(CPU, on_event=told.append)
     trainer = Training(tmp_path, settings(epochs=1)).trainer(watched)
@@ -605,7 +608,7 @@ def test_training_has_the_gradients_of_sdpa(device: str) -> None:
     assert distance(one, other, nothing) < GRADIENT_LIMIT
 
 
-# What is told of it
+# Log and files
 
 
 CLOCKS = [
@@ -638,7 +641,7 @@ def test_profile_has_shares_per_device():
     assert len({len(line) for line in lines}) == 1
 
 
-def test_the_time_of_a_training_goes_to_its_parts(tmp_path):
+def test_training_time_is_divided_by_stage(tmp_path):
     trainer = Training(tmp_path, settings(epochs=1)).trainer(CPU)
     begun = time.perf_counter()
     trainer.run()
@@ -649,7 +652,7 @@ def test_the_time_of_a_training_goes_to_its_parts(tmp_path):
 
 
 @gpu
-def test_a_profile_waits_for_the_device():
+def test_profile_waits_for_the_device():
     device = torch.device("cuda")
     big = torch.randn(8192, 8192, device=device)
     for _ in range(2):  # the first product loads what it needs
@@ -675,7 +678,7 @@ def row(epoch: int, loss: float, **figures: float) -> dict[str, float]:
 def test_repeated_epoch_is_shown_once(tmp_path):
     killed = _Board(SafeDir(tmp_path), tmp_path)
     killed.on_epoch(row(1, 0.5))
-    killed.on_epoch(row(2, 0.25))  # it was told, but killed before it was stored
+    killed.on_epoch(row(2, 0.25))  # it was logged, but killed before it was stored
     with closing(_Board(SafeDir(tmp_path), tmp_path)) as again:
         again.on_epoch(row(2, 0.26))
         again.on_epoch(row(3, 0.125, auroc=0.75))
@@ -684,7 +687,7 @@ def test_repeated_epoch_is_shown_once(tmp_path):
     killed.close()
 
 
-def test_a_training_that_learns_nothing_leaves_no_file(tmp_path):
+def test_training_that_learns_nothing_leaves_no_file(tmp_path):
     _Board(SafeDir(tmp_path), tmp_path / "logs").close()
     assert not (tmp_path / "logs").exists()
 

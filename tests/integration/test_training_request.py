@@ -1,4 +1,4 @@
-"""What ``virnucpro train`` makes of its options, a file of them, and data that will not do."""
+"""``virnucpro train``: its options, its option file, and data that it refuses."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def resolved(data: Path, **changes: object) -> TrainingRun:
 
 
 def opened(data: Path, **changes: object) -> TrainingRun:
-    """A training that is about to make its first step."""
+    """Open a training that is about to make its first step."""
     asked = options(data, out_of(data), **{"encoding": "composition", **changes})
     training, _ = resolve_training(asked, lambda _: None)
     training.output.mkdir(exist_ok=True)
@@ -80,11 +80,11 @@ def opened(data: Path, **changes: object) -> TrainingRun:
     return training
 
 
-# A file of options
+# Option files
 
 
 def parsed(*arguments: object, given: tuple[str, ...] = ("--data", "m.tsv", "-o", "out")):
-    """The options that the command gets, without running it."""
+    """Return the options that the command gets, without running it."""
     context = TRAIN.make_context("train", [*given, *map(str, arguments)])
     return read_options(context, TrainOptions)
 
@@ -129,7 +129,7 @@ def test_command_line_overrides_the_file(tmp_path):
         ("model: !!python/object/apply:os.getcwd []", "is not YAML"),
     ],
 )
-def test_file_that_is_no_option_table_is_refused(tmp_path, content, message):
+def test_file_without_an_option_table_is_refused(tmp_path, content, message):
     config = tmp_path / "train.yaml"
     config.write_text(content)
     with pytest.raises(UsageError, match=message) as caught:
@@ -239,7 +239,7 @@ def test_impossible_options_are_refused_first(data, changes, words):
     assert not out_of(data).exists()
 
 
-# What the options become
+# Resolved options
 
 
 def test_encoder_is_given_or_new(data, tiny: Tiny):
@@ -265,7 +265,7 @@ def test_module_for_remote_weights_is_empty(data, mode):
     assert {one.device.type for one in empty.values()} == {"meta"}
 
 
-def test_a_cpu_is_one_process_unless_more_are_asked_for(data):
+def test_cpu_is_one_process_by_default(data):
     def devices(**changes: object) -> DeviceChoice:
         return resolve_training(options(data, data, encoding="onehot", **changes), lambda _: None)[
             1
@@ -284,7 +284,7 @@ def test_damaged_head_is_reported_first(data, tiny: Tiny, tmp_path):
     assert resolved(data, model=model, pretrain=True).encoder.path == Path(model)
 
 
-def test_a_training_announces_its_mode_model_and_devices(data, tiny: Tiny):
+def test_training_logs_mode_model_and_devices(data, tiny: Tiny):
     gpus = DeviceChoice(("cuda:0", "cuda:1"), ("cuda:0 A, 79 GiB", "cuda:1 B, 80 GiB"), True, 1)
     lines = describe_training(resolved(data, model=str(tiny.model)), gpus)
     assert lines[0].startswith("head: ESM-2 of 2 layers, 32 dimensions") and "fp32" in lines[0]
@@ -300,7 +300,7 @@ def test_another_seed_is_another_split(data):
     assert read_split(opened(data, seed=1).split) != before
 
 
-# Data that will not do
+# Unusable data
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_pretraining_needs_no_labels_and_no_test(data, tmp_path):
     assert read_split(tmp_path / "out" / "split.tsv") == read_split(split)
 
 
-def test_a_group_that_the_split_does_not_know_is_named(data, tmp_path):
+def test_group_missing_from_the_split_is_named(data, tmp_path):
     split = tmp_path / "split.tsv"
     split.write_text("group\tsplit\nvirus 0\ttrain\n")
     with pytest.raises(InputError, match="the split lacks 7 groups"):
@@ -336,7 +336,7 @@ def test_a_group_that_the_split_does_not_know_is_named(data, tmp_path):
 
 
 def closed(n_bases: int) -> str:
-    """Stops in all six frames."""
+    """Return bases with stops in all six frames."""
     return ("TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * n_bases)[:n_bases]
 
 
@@ -379,7 +379,7 @@ def test_kill_before_claiming_can_be_resumed(data):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"settings": 3}', "{"])
-def test_a_damaged_training_json_is_reported(data, content):
+def test_damaged_training_json_is_reported(data, content):
     training = opened(data)
     (training.output / "training.json").write_text(content)
     with pytest.raises(ResumeError, match=r"training\.json cannot be read"):
@@ -412,7 +412,7 @@ def test_training_writes_through_no_link(data, tmp_path, name):
         opened(data, resume=True)
 
 
-def test_training_waits_for_no_pipe(data):
+def test_training_reads_no_pipe(data):
     training = opened(data)
     for name in ("training.json", "split.tsv"):
         content = (training.output / name).read_bytes()
@@ -439,7 +439,7 @@ def test_harmless_options_may_change_on_resume(data):
 
 @pytest.fixture
 def with_vectors(data: Path, tiny: Tiny) -> TrainingRun:
-    """A training of a head for which the engine is about to make the vectors."""
+    """Open a training of a head before the engine makes its vectors."""
     return opened(data, encoding="esm2", model=str(tiny.model))
 
 
@@ -472,7 +472,7 @@ def test_frame_vectors_are_found_by_id(make_config, with_vectors, tmp_path):
 
 
 def test_many_vector_files_need_few_open_ones(tmp_path):
-    """A file holds a few rows behind some bytes of its own, or none."""
+    """Each file has a few rows or none, after a header."""
     rng = np.random.default_rng(0)
     files, expected = [], []
     for i in range(600):
@@ -488,7 +488,7 @@ def test_many_vector_files_need_few_open_ones(tmp_path):
     assert psutil.Process().num_fds() - before <= 256
 
 
-def test_vectors_that_were_made_again_are_read_again(tmp_path):
+def test_remade_vectors_are_read_again(tmp_path):
     for value in (1, 2):
         path = tmp_path / "made"
         path.write_bytes(np.full(4, value, dtype=np.float32).tobytes())
@@ -499,7 +499,7 @@ def test_vectors_that_were_made_again_are_read_again(tmp_path):
 
 @pytest.fixture
 def extracted(data: Path, tiny: Tiny, tmp_path: Path) -> Path:
-    """Vectors of the labelled FASTA itself, in a folder of their own."""
+    """Extract vectors of the labelled FASTA into their own folder."""
     out = tmp_path / "vectors"
     given = ("-i", data.with_name("data.fa"), "-o", out, "--model", tiny.model)
     more = ("--chunk-size", 300, "--device", "cpu", "--workers", 1, "--precision", "fp32")

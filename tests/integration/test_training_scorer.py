@@ -1,4 +1,4 @@
-"""The scorer's training: every group has its say, nothing of a fold leaks, negatives are made."""
+"""Training of the scorer: groups count evenly, folds do not leak, and negatives are generated."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SHARES = {"phages": 0.75, "RNA viruses": 0.25, "bacteria": 1.0}
 
 
 def collection_of(rows: list[tuple[str, bool, str, str]], n_bases: int = 400) -> Collection:
-    """Random records: id, is viral, group, kingdom."""
+    """Make random records from (id, is viral, group, kingdom)."""
     rng = np.random.default_rng(0)
     records = tuple(
         LabelledRecord(name, is_virus, group, kingdom=kingdom)
@@ -69,7 +69,7 @@ def collection_of(rows: list[tuple[str, bool, str, str]], n_bases: int = 400) ->
 
 @pytest.fixture(scope="module")
 def collection() -> Collection:
-    """A large group of phages beside a small one, RNA viruses, and two groups of bacteria."""
+    """A large and a small group of phages, RNA viruses, and two groups of bacteria."""
     phages = [(f"p{i}", True, "large" if i < 81 else "small", "phages") for i in range(82)]
     others = [("r", True, "rna", "RNA viruses"), ("b", False, "b1", "bacteria")]
     return collection_of([*phages, *others, ("c", False, "b2", "bacteria")])
@@ -129,7 +129,7 @@ def test_labels_weigh_the_same_at_every_gc() -> None:
 
 @pytest.fixture(scope="module")
 def relatives() -> Collection:
-    """Three groups of viruses and one of cells that share a sequence, and two groups alone."""
+    """Three groups of viruses and one of cells that share a sequence, and two other groups."""
     rows = [(name, name != "c", name, "phages" if name != "c" else "bacteria") for name in "abcd"]
     shared = collection_of([*rows, ("e", True, "e", "phages"), ("f", False, "f", "bacteria")])
     digits = shared.digits.reshape(6, -1).copy()
@@ -208,12 +208,12 @@ def test_genes_move_no_fold(
         assert (GENES in kingdoms_drawn) is are_read
 
 
-# Made negatives
+# Artificial negatives
 
 
 @pytest.mark.parametrize("kind", made.KINDS)
 @pytest.mark.parametrize("n_bases", [150, 1000])
-def test_made_sequences_have_their_length(kind: str, n_bases: int) -> None:
+def test_artificial_sequences_keep_the_length(kind: str, n_bases: int) -> None:
     rng = np.random.default_rng(4)
     sequence = made.make_sequence(
         kind, n_bases, rng.integers(4, size=n_bases).astype(np.uint8), rng
@@ -240,7 +240,7 @@ def test_shuffling_keeps_dinucleotides() -> None:
 
 
 def biased(n: int, codon: str, rng: np.random.Generator) -> Digits:
-    """Fragments of 150 bases in which every third codon is this one."""
+    """Make fragments of 150 bases in which every third codon is this one."""
     digits = rng.integers(4, size=(n, 50, 3)).astype(np.uint8)
     digits[:, ::3] = encode(codon)
     return digits.reshape(n, 150)
@@ -290,7 +290,7 @@ def test_prokaryote_net_moves_similar_records(
     )
 
 
-def test_dropout_spares_the_features_that_are_named() -> None:
+def test_dropout_spares_named_features() -> None:
     rng = np.random.default_rng(11)
     features = rng.normal(size=(400, N_FEATURES)).astype(np.float32)
     kinds = (features[:, GC] <= 0).astype(np.int64)
@@ -384,7 +384,7 @@ def test_rare_lengths_borrow_thresholds() -> None:
     odds = [np.arange(3.0) - place for place in range(len(lengths))]
 
     def found(powers: list[float]) -> list[float]:
-        """What is left of cuts and margins, as powers of ten, where they begin with these."""
+        """Return thresholds and margins, as powers of ten, that start from these."""
         rates = [
             ErrorRates(n, tuple(at), shares, true_positives, (*(at + power)[:2], at[2]))
             for n, at, power in zip(lengths, odds, powers, strict=True)
@@ -426,7 +426,7 @@ def test_margin_allows_for_noisier_groups() -> None:
     assert margins[1][7] == pytest.approx(2, abs=0.3)
 
 
-def test_cuts_that_call_more_than_they_say_are_refused() -> None:
+def test_thresholds_above_their_rate_are_refused() -> None:
     for cuts in ((1.0, 0.5), (0.0, 3.0)):
         with pytest.raises(ValueError, match="cuts fall"):
             ErrorRates(500, (1.0, 2.0), (0.1, 0.01), (0.8, 0.4), cuts)

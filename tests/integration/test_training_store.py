@@ -1,4 +1,4 @@
-"""Labelled data are read once; their frames lie in one place, which every process maps."""
+"""Labelled data are read once. Their frames are in one file that every process maps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ sys.addaudithook(_hear)  # it cannot be taken away again
 
 @contextmanager
 def hearing() -> Iterator[list[str]]:
-    """The paths of the files that are opened in the block."""
+    """Collect the paths of the files that are opened in the block."""
     opened: list[str] = []
     _HEARERS.append(opened.append)
     try:
@@ -56,7 +56,7 @@ def hearing() -> Iterator[list[str]]:
         _HEARERS.clear()
 
 
-def test_a_training_reads_its_fasta_once(data, tmp_path):
+def test_training_reads_its_fasta_once(data, tmp_path):
     with hearing() as opened_by_one_pass:
         pairs_of(data)
     with hearing() as opened:
@@ -106,7 +106,7 @@ def test_frames_without_a_row_can_be_read(tmp_path):
     assert len(FrameStore.open(tmp_path / "frames").all) == 0
 
 
-def test_a_resume_makes_the_frames_again(data, tmp_path):
+def test_resume_remakes_the_frames(data, tmp_path):
     asked = {"encoding": "composition", "epochs": 1}
     out = train_here(options(data, tmp_path / "out", **asked)).output
     column = out / "frames" / "composition.npy"

@@ -1,6 +1,6 @@
-"""What a stranger gives us runs no code, names no file, reaches no other file and no network.
+"""Untrusted files run no code, name no file, and reach no other file and no network.
 
-And what lies in a run folder leads no command out of it.
+Nothing in a run folder leads a command out of it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ every_pickle = pytest.mark.parametrize("as_pickle", PICKLED.values(), ids=PICKLE
 
 
 def ending_of(work: Callable[[], object]) -> tuple[int, str]:
-    """The exit code that a command would have, and what it would print."""
+    """Return the exit code and the output that a command would have."""
     shown = io.StringIO()
     with pytest.raises(CommandExit) as finished, redirect_stderr(shown), exit_on_error():
         work()
@@ -102,7 +102,7 @@ def options(tiny: Tiny, folder: Path, **changes: object) -> PredictOptions:
 # Code
 
 
-def test_the_traps_of_these_tests_work(trap) -> None:
+def test_traps_of_these_tests_work(trap) -> None:
     pickle.loads(as_pickle_alone(Payload(trap)))  # noqa: S301
     assert trap.exists()
 
@@ -179,7 +179,7 @@ def test_converted_model_with_code_is_refused(tiny, tmp_path, trap, as_pickle, m
     exit_code, shown = ending_of(work)
     assert exit_code == 69 and "cannot be used" in shown
     assert prepare(*facts)[0] == converted
-    work()  # the copy was made again
+    work()  # the copy was remade
     assert not trap.exists()
 
 
@@ -215,7 +215,7 @@ ATTRIBUTES = {"model": "tiny", "layer": 2, "pooling": "mean", "fingerprint": "f"
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    """A file of somebody's own, in a form in which HDF5 would read it."""
+    """A user's file in a form that HDF5 would read."""
     path = tmp_path / "secret.h5"
     with h5py.File(path, "w") as h5:
         h5["embeddings"] = np.full((1, 4), 4711, dtype=np.float32)
@@ -227,7 +227,7 @@ def secret(tmp_path: Path) -> Path:
 def forge(
     path: Path, change: Callable[[h5py.File], None], failed_records: Sequence[str] = ()
 ) -> None:
-    """A feature file with a right label, changed in one thing."""
+    """Write a feature file with a correct label and one change."""
     good = Embeddings(("a",), np.ones(1, dtype=np.int32), np.ones((1, 4), dtype=np.float32))
     write_embeddings(path, good, ATTRIBUTES, SafeDir(path.parent))
     change_content(path, change, failed_records)
@@ -283,7 +283,7 @@ def test_feature_file_with_external_link_is_refused(tmp_path, secret, point, nam
         read_embeddings(path, ATTRIBUTES)
 
 
-def test_failures_are_not_read_from_another_file_either(tmp_path, secret) -> None:
+def test_failures_are_not_read_from_another_file(tmp_path, secret) -> None:
     path = tmp_path / "000000.h5"
     forge(path, lambda h5: external_link(h5, secret, "failed"), failed_records=["a"])
     with pytest.raises(FeatureFileError, match="failed is a link"):
@@ -306,7 +306,7 @@ def test_feature_file_with_pickle_runs_no_code(tmp_path, trap, name) -> None:
 
 @pytest.mark.parametrize("name", ["{folder}/secret.h5", "features/../../secret.h5"])
 def test_older_links_elsewhere_are_refused(tmp_path, secret, name) -> None:
-    """A ``features.h5`` of an older run linked feature files by their paths."""
+    """``features.h5`` of an older run linked feature files by their paths."""
     (tmp_path / "run/features").mkdir(parents=True)
     encoder = EncoderSpec(model="m", sha256="", layer=1, pooling="mean", precision="fp32", dim=4)
     (store,) = open_stores(tmp_path / "run/features", [encoder], "of the recipe")
@@ -367,7 +367,7 @@ def test_failures_only_file_is_kept(tmp_path) -> None:
 
 
 def test_foreign_run_folder_is_repaired(tmp_path, tiny, make_config) -> None:
-    """A shard's file that borrows its vectors elsewhere is made again."""
+    """A shard file that takes its vectors from elsewhere is remade."""
     config = run_of_one_record(make_config(tmp_path / "in.fa"), tiny)
     before, path = tables(config.output), config.output / "features" / "000000.h5"
     other = tmp_path / "other.h5"
@@ -401,7 +401,7 @@ def outside(tmp_path: Path) -> Path:
 
 
 def put_outside(path: Path, outside: Path) -> None:
-    """Move a file or folder of a run elsewhere, with a link in its place; make it if need be."""
+    """Move a file or folder of a run elsewhere, and put a link in its place."""
     if not path.exists():
         path.mkdir() if path.name == "inputs" else path.touch()
     if path.is_file():
@@ -428,7 +428,7 @@ def test_run_folder_link_is_not_followed(tmp_path, outside, tiny, make_config, n
 
 
 def scored(folder: Path, **changes: object) -> Path:
-    """A finished run of the scorer on two files, with tables of each. Returns its folder."""
+    """A finished run of the scorer on two files, with tables per file. -> its folder"""
     rng = np.random.default_rng(4)
     for name in "ab":
         (folder / f"{name}.fa").write_text(f">{name}\n{open_dna(900, rng)}\n")
@@ -467,7 +467,7 @@ def test_no_command_follows_a_link_at_any_depth(tmp_path, outside, name, command
 
 
 def test_link_in_place_of_an_output_is_replaced(tmp_path) -> None:
-    """What it leads to stays."""
+    """The linked file is unchanged."""
     run, mine = scored(tmp_path), tmp_path / "mine"
     before = content_of(run / "samples")
     mine.write_text("precious")
@@ -480,11 +480,11 @@ def test_link_in_place_of_an_output_is_replaced(tmp_path) -> None:
 
 
 class Placing:
-    """Puts a file or folder of a run elsewhere at the first event of a kind."""
+    """Moves a file or folder of a run elsewhere at the first event of a kind."""
 
     def __init__(self, path: Path, outside: Path, kind: type) -> None:
         self.path, self.outside, self.kind = path, outside, kind
-        self.before: dict[str, bytes] = {}  # what lies outside then
+        self.before: dict[str, bytes] = {}  # content outside the folder afterwards
 
     def __call__(self, event: RunEvent) -> None:
         if not self.before and isinstance(event, self.kind):
@@ -494,7 +494,7 @@ class Placing:
 
 @pytest.mark.parametrize("command", ["resume", "regions"])
 def test_link_placed_during_a_command(tmp_path, outside, command) -> None:
-    """After every check of its beginning."""
+    """After all checks at its start."""
     run = scored(tmp_path)
     place = Placing(run / "samples/b", outside, Progress)
     if command == "resume":
@@ -519,7 +519,7 @@ def test_link_placed_during_embedding(tmp_path, outside, tiny, make_config, name
 
 
 def test_link_placed_before_an_input_is_copied(tmp_path, outside) -> None:
-    """An input inside the run folder is copied: a later start must find it."""
+    """An input inside the run folder is copied, so that a later start finds it."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "in.fa").write_text(f">a\n{open_dna(900, np.random.default_rng(3))}\n")
@@ -560,7 +560,7 @@ def test_run_folder_may_be_a_link(tmp_path, tiny, make_config) -> None:
 
 
 @pytest.mark.parametrize("name", ["mine", "run/.lock"])
-def test_a_lock_that_is_another_file_is_not_emptied(tmp_path, name) -> None:
+def test_lock_that_is_another_file_is_not_emptied(tmp_path, name) -> None:
     mine, rundir = tmp_path / name, open_run_dir(tmp_path / "run")
     rundir.root.mkdir()
     mine.write_text("precious")
@@ -594,7 +594,7 @@ HOSTILE_IDS += ["$(touch", "predictions.tsv", "x" * 10_000, "000000.h5"]
 def test_no_file_is_named_after_a_record(
     tmp_path, tiny, make_config, monkeypatch, input_type, layout
 ) -> None:
-    """Of ``predict``, and of ``extract`` in each of its formats."""
+    """In ``predict``, and in ``extract`` with each format."""
     command = {"command": "extract", "format": layout} if layout != "tables" else {}
     monkeypatch.chdir(tmp_path)
     rng, names = np.random.default_rng(11), []
@@ -651,7 +651,7 @@ with open(os.environ["SENTRY"] + ".watched", "a") as watched:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start a command whose processes, and theirs, can reach no network and tell if they try."""
+    """Start a command whose processes can reach no network, and report if they try."""
     (tmp_path / "sentry").mkdir()
     (tmp_path / "sentry" / "sitecustomize.py").write_text(SENTRY)
     root = Path(__file__).parents[2]
@@ -671,7 +671,7 @@ def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
 
 
 def test_network_is_used_only_for_downloads(tmp_path, tiny, start) -> None:
-    """In a parent and its worker; then a download shows that the sentry sees."""
+    """In a parent and its worker. A download then shows that the guard works."""
     told, watched = tmp_path / "told", tmp_path / "told.watched"
     fasta = tmp_path / "in.fa"
     rng = np.random.default_rng(5)

@@ -1,4 +1,4 @@
-"""The tutorial is run, command by command, and prints what it says."""
+"""The tutorial runs command by command, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GENOMES = {
 
 
 def download(folder: Path) -> None:
-    """What the first step does, without a network."""
+    """Write the files of the first step, without a network."""
     folder.mkdir()
     for name, file in GENOMES.items():
         path = INPUTS / file
@@ -48,7 +48,7 @@ def run(command: str, folder: Path) -> str:
 
 
 def alike(shown: str, printed: str) -> bool:
-    """Equal, but for the last digits of scores, which differ between processors."""
+    """Compare lines. The last digits of scores may differ between processors."""
     words = [line.split() for line in (shown, printed)]
     if len(words[0]) != len(words[1]):
         return False
@@ -59,7 +59,7 @@ def alike(shown: str, printed: str) -> bool:
 
 
 @pytest.mark.skipif(not INPUTS.exists(), reason="the shared real sequences are not here")
-def test_every_step_prints_what_the_tutorial_shows(tmp_path: Path) -> None:
+def test_steps_print_what_the_tutorial_shows(tmp_path: Path) -> None:
     (first, _), *steps = STEPS
     assert set(re.findall(r"NC_\d+\.\d", first)) == set(GENOMES)
     download(tmp_path / "genomes")

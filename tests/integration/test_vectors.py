@@ -1,4 +1,4 @@
-"""``virnucpro.open``: any vector of a finished run at once, or a clear error."""
+"""``virnucpro.open``: any vector of a finished run, or a clear error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MakeConfig = Callable[..., RunConfig]
 
 @pytest.fixture(scope="module")
 def sequences() -> dict[str, str]:
-    """Proteins of which a third repeat an earlier one, and an id that would be a path."""
+    """Proteins, of which a third repeat an earlier one. One id looks like a path."""
     rng = np.random.default_rng(6)
     letters = list("ACDEFGHIKLMNPQRSTVWY")
     unique = ["M" + "".join(rng.choice(letters, n)) for n in rng.integers(8, 60, 40)]
@@ -50,7 +50,7 @@ def finished(tmp_path, make_config: MakeConfig, sequences) -> Callable[..., Path
 
 
 def make_store(folder: Path, sizes: list[int], hidden: frozenset[str] = frozenset()) -> Vectors:
-    """A store of many small files, without a run."""
+    """Write a store of many small files, without a run."""
     encoder = EncoderSpec(
         model="m", sha256="", layer=3, pooling="mean", precision="fp32", dim=4, store="bfloat16"
     )
@@ -235,7 +235,7 @@ def harm(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "cut short", "of another shard"])
-def test_part_at_fault_is_named(tmp_path, how):
+def test_damaged_part_is_named(tmp_path, how):
     make_store(tmp_path / "run", [3, 4, 5])
     harm(tmp_path / "run/features/000001.h5", how)
     run = open_vectors(open_again(tmp_path / "run"))
@@ -263,7 +263,7 @@ def test_flipped_bit_is_found_by_whole_reads(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["index.parquet", "lookup.npy", "parts.json"])
-def test_flipped_bit_in_the_index_never_lies(tmp_path, name):
+def test_flipped_index_bit_gives_no_wrong_vector(tmp_path, name):
     """Each bit gives an error that names a file of the store, or changes nothing."""
     expected = make_store(tmp_path / "run", [3, 4, 5])
     rows = {orf_id: expected[orf_id].tolist() for orf_id in expected.ids}

@@ -1,4 +1,4 @@
-"""A run on several machines: planned by one, embedded by any number, brought to its end by one."""
+"""A run on several machines: one plans, any number embed, and one joins."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def exit_codes_of(*calls: Callable[[], object]) -> list[int | None]:
-    """Run each call in a process, all at the same time, and return their exit codes."""
+    """Run all calls at the same time, each in a process. -> their exit codes"""
     processes = [FORK.Process(target=call) for call in calls]
     for process in processes:
         process.start()
@@ -70,13 +70,13 @@ def exit_codes_of(*calls: Callable[[], object]) -> list[int | None]:
 
 @pytest.fixture
 def digest(tiny) -> str:
-    """The digest of the tiny model, by which ``work`` knows it."""
+    """The digest of the tiny model, by which ``work`` identifies it."""
     return open_model(str(tiny.model), lambda _: None).prepare("fp32", lambda _: None)[1]
 
 
 @pytest.fixture
 def hashes(tiny, digest) -> dict[str, str]:
-    """What ``work`` finds on this machine."""
+    """Return the model hashes that ``work`` finds on this machine."""
     head = Head.load(tiny.head_file)
     return {
         "sha256": digest,
@@ -88,7 +88,7 @@ def hashes(tiny, digest) -> dict[str, str]:
 
 @pytest.fixture
 def plan(make_config, tiny, hashes, contigs) -> Callable[..., Path]:
-    """Plans a run of a dozen shards; the model is the one that ``work`` finds by its path."""
+    """Plan a run of a dozen shards, with a model that ``work`` finds by its path."""
 
     def make(**changes: object) -> Path:
         run = {"plan_only": True, "head": tiny.head_file, **hashes}
@@ -101,7 +101,7 @@ def plan(make_config, tiny, hashes, contigs) -> Callable[..., Path]:
 
 @pytest.fixture
 def merge(make_config, tiny, hashes, contigs) -> Callable[..., None]:
-    """Brings a planned run to its end, where nothing may be embedded."""
+    """Join a planned run. Nothing may be embedded."""
 
     def join(**changes: object) -> None:
         executor = changes.pop("executor", ProcessExecutor(()))
@@ -127,7 +127,7 @@ def work_inline(
     return work(options, on_event, lambda _: InlineExecutor()).n_shards
 
 
-def test_a_plan_ends_before_anything_is_embedded(plan):
+def test_plan_ends_before_anything_is_embedded(plan):
     folder = plan()
     assert json.loads((folder / "run.json").read_text())["state"] == "planned"
     lines = inspect_run(folder, verify=False)[0]
@@ -137,7 +137,7 @@ def test_a_plan_ends_before_anything_is_embedded(plan):
     assert not (folder / "predictions.tsv").exists()
 
 
-def test_parts_in_any_order_give_the_run_of_one_machine(plan, merge, undisturbed):
+def test_parts_in_any_order_equal_one_machine(plan, merge, undisturbed):
     folder = plan()
     done = [work_inline(folder, part) for part in ("3/3", "1/3", "2/3")]
     n_shards = len(list((folder / "shards").glob("*.faa")))
@@ -166,7 +166,7 @@ def test_half_a_slice_leaves_only_its_files(plan):
     assert log.startswith("logs/work-") and log.endswith(f"-{os.getpid()}.log")
 
 
-def test_many_at_once_over_the_same_parts_lose_nothing(plan, merge, undisturbed):
+def test_concurrent_work_on_the_same_parts(plan, merge, undisturbed):
     folder = plan()
     parts = [partial(work_inline, folder, part) for part in ("1/2", "2/2", "2/2")]
     assert exit_codes_of(*parts) == [0, 0, 0]
@@ -201,7 +201,7 @@ SLICE = 4000  # bytes; the contigs fill a dozen
 
 @pytest.fixture
 def alone(make_config, tiny, hashes, contigs, tmp_path) -> Callable[..., dict[str, str]]:
-    """The outputs of a run of the contigs in slices on one device, which nobody disturbs."""
+    """The outputs of an undisturbed run of the contigs in slices, on one device."""
 
     def make(**changes: object) -> dict[str, str]:
         cut = {"bytes_per_slice": SLICE, "output": tmp_path / "alone", **hashes}
@@ -212,14 +212,14 @@ def alone(make_config, tiny, hashes, contigs, tmp_path) -> Callable[..., dict[st
 
 
 def outputs(folder: Path) -> dict[str, str]:
-    """The hashes of all outputs but the page, which says where and when they were made."""
+    """Return the hashes of all outputs except the report, which contains places and times."""
     hashes = Outputs(open_run_dir(folder)).hash()
     del hashes["report.html"]
     return hashes
 
 
 def killed_at(folder: Path, part: str, is_time: Callable[[Path, RunEvent], bool]) -> None:
-    """Do a part in a process, until it is killed."""
+    """Run a part in a process until it is killed."""
 
     def look(event: RunEvent) -> None:
         if is_time(folder, event):
@@ -240,7 +240,7 @@ def tables_being_made(events: list[RunEvent]) -> list[RunEvent]:
     return [event for event in events if isinstance(event, Progress) and event.stage == STAGES[2]]
 
 
-def test_parts_write_tables_and_the_end_joins(plan, merge, alone, tmp_path):
+def test_parts_write_tables_and_the_join_merges(plan, merge, alone, tmp_path):
     folder = plan(bytes_per_slice=SLICE, per_file=True)
     assert not list((folder / "shards").glob("*.faa"))
     killed_at(folder, "1/2", is_planning)
@@ -262,7 +262,7 @@ def count_slices(folder: Path) -> int:
     return len(read_plan(open_run_dir(folder), manifest).slices)
 
 
-def test_merge_makes_what_parts_left_out(plan, merge, alone):
+def test_join_does_what_parts_left_out(plan, merge, alone):
     folder = plan(bytes_per_slice=SLICE, per_file=True)
     work_inline(folder, "2/3")
     n_rows = len(list((folder / "rows").glob("*.rows")))
@@ -292,7 +292,7 @@ FORGERIES = ({"files": "x"}, {"files": [[{"name": "../x.h5"}]]}, {"portions": 3}
 
 
 def forge(rows: Path, forgery: dict[str, object]) -> None:
-    """Write other rows in the place of some, with a label that is right."""
+    """Replace rows, with a correct label."""
     label = read_label(rows, {})
     facts, _, text = rows.read_bytes()[: label.n_bytes].partition(b"\n")
     parts = zip(("files", "counts", "portions"), json.loads(facts), strict=True)
@@ -312,9 +312,9 @@ def test_damaged_planned_run_is_repaired(plan, merge, alone):
     pipe.unlink()
     os.mkfifo(pipe)
     *_, damaged, last = sorted((folder / "rows").glob("*.rows"))
-    (folder / "shards" / f"{last.stem}.faa").unlink()  # its rows are there, its vectors not
+    (folder / "shards" / f"{last.stem}.faa").unlink()  # its rows exist, its vectors do not
     (folder / "features" / f"{last.stem}.h5").unlink()
-    (folder / "shards" / f"{damaged.stem}.faa").unlink()  # its vectors are there, its rows damaged
+    (folder / "shards" / f"{damaged.stem}.faa").unlink()  # its vectors exist, its rows are damaged
     damaged.write_bytes(damaged.read_bytes().replace(b"contig", b"CONTIG", 1))
     rows = sorted((folder / "rows").glob("*.rows"))[3:-2]
     for path, forgery in zip(rows, FORGERIES, strict=False):
@@ -355,7 +355,7 @@ def test_rows_of_another_version_are_not_joined(plan, monkeypatch, name, value):
 
 
 def stored_rows(plan: Callable[..., Path]) -> RowStore:
-    """Rows of the first slice of a plan without a shard."""
+    """Return the rows of the first slice of a plan without a shard."""
     rundir = open_run_dir(plan(bytes_per_slice=SLICE))
     rundir.make_folder(rundir.rows)
     store = RowStore(read_plan(rundir, rundir.read_manifest()), "somebody")
@@ -419,8 +419,8 @@ def test_repeated_id_across_parts_is_refused(plan, merge, contigs):
     assert {path: path.read_bytes() for path in (folder / "features").glob("*.h5")} == finished
 
 
-def test_nobody_sweeps_the_temporary_files_of_another(plan, tiny, contigs, make_config):
-    """Not even a work that is interrupted and has a partial file of its own, which it deletes."""
+def test_temporary_files_of_others_are_kept(plan, tiny, contigs, make_config):
+    """Even by an interrupted `work`, which deletes its own partial file."""
 
     class InterruptedWorker(Worker):
         def run(self, attempt: Attempt) -> Iterator[WorkerEvent]:
@@ -472,7 +472,7 @@ def test_pipe_in_place_of_a_file_is_not_read(plan):
             inspect_run(folder, verify=False)
 
 
-def test_merge_without_vectors_names_what_is_missing(plan, merge):
+def test_join_without_vectors_names_missing_shards(plan, merge):
     folder = plan()
     work_inline(folder, "1/4")
     with pytest.raises(UnavailableError, match="000001, 000002, 000003, 000005") as caught:
@@ -481,7 +481,7 @@ def test_merge_without_vectors_names_what_is_missing(plan, merge):
     assert not (folder / "predictions.tsv").exists()
 
 
-def test_a_finished_run_leaves_nothing_to_a_late_task(plan, merge):
+def test_finished_run_leaves_no_work_to_late_tasks(plan, merge):
     folder = plan()
     work_inline(folder)
     whole = measure_run(folder)
@@ -545,7 +545,7 @@ def test_hosts_sum_their_processes(tmp_path):
         assert sum_hosts(read_work(tmp_path)) == [node, other]
 
 
-def test_status_names_who_is_running_the_run(plan):
+def test_status_names_running_processes(plan):
     folder = plan()
     assert measure_run(folder)["running"] is None
     with open_run_dir(folder).locked():
@@ -583,7 +583,7 @@ def test_damaged_events_are_skipped(plan):
     assert measure_run(folder) == before
 
 
-# Who may, and with what
+# Rejected work
 
 
 def test_folder_without_a_run_is_refused(tmp_path):
@@ -611,7 +611,7 @@ def test_other_model_of_the_same_name_is_refused(plan, tmp_path):
         work_inline(folder)
 
 
-def test_a_part_by_another_scorer_is_refused(contigs, tmp_path, monkeypatch):
+def test_part_by_another_scorer_is_refused(contigs, tmp_path, monkeypatch):
     folder, scorer = tmp_path / "run", Scorer.load_builtin()
     assert invoke("predict", "-i", contigs, "-o", folder, "--plan-only")[0] == 0
     another = replace(scorer, sha256="0" * 64)
@@ -626,7 +626,7 @@ def test_a_part_by_another_scorer_is_refused(contigs, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("precision", ["fp16", "fp8"])
 def test_device_without_the_precision_is_refused(plan, asked, precision):
-    """In a part of it, and in a resume that would embed here; one that only joins is not."""
+    """In a part, and in a resume that would embed. A resume that only joins is accepted."""
     folder = plan(precision=precision)
     with pytest.raises(UnavailableError, match=f"computes in {precision}, and CPU") as caught:
         work_inline(folder)
@@ -639,13 +639,13 @@ def test_device_without_the_precision_is_refused(plan, asked, precision):
     assert config.recipe.encoders[0].precision == precision
 
 
-def test_a_plan_in_fp8_for_cpus_is_refused(asked):
+def test_plan_in_fp8_for_cpus_is_refused(asked):
     with pytest.raises(UnavailableError, match="--precision fp8 needs GPUs") as caught:
         resolve(asked(plan_only=True, device="cpu", precision="fp8"), lambda _: None)
     assert "models check MODEL --device cpu --precision fp8" in caught.value.hint
 
 
-def test_a_lost_plan_is_named(plan):
+def test_lost_plan_is_named(plan):
     folder = plan()
     shutil.rmtree(folder / "shards")
     counts = {"total": None, "done": 0, "pending": None, "given_up": 0}
@@ -670,7 +670,7 @@ def test_senseless_work_options_are_refused(asked, changes, words):
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp8"])
-def test_a_plan_may_be_for_devices_that_are_not_here(asked, precision):
+def test_plan_may_be_for_other_devices(asked, precision):
     gpus = "0,1,2,3,4,5,6,7"
     config = resolve(asked(plan_only=True, precision=precision, gpus=gpus), lambda _: None)
     assert config.recipe.encoders[0].precision == precision
@@ -698,7 +698,7 @@ SLURM = {
         ("16", {"PBS_ARRAYID": "3"}, WorkShare(3, 16)),
     ],
 )
-def test_part_is_named_or_that_of_the_task(text, array, part):
+def test_part_is_given_or_taken_from_the_task(text, array, part):
     assert choose_part(text, array) == part
 
 
@@ -730,7 +730,7 @@ def test_logs_are_read_from_their_last_line_on(tmp_path):
         (None, {"SLURM_ARRAY_TASK_ID": "1"}, "has gaps"),
     ],
 )
-def test_a_part_that_cannot_be_understood_is_refused(text, array, words):
+def test_unreadable_part_is_refused(text, array, words):
     with pytest.raises(UsageError, match=words) as caught:
         choose_part(text, array)
     assert caught.value.hint
@@ -768,7 +768,7 @@ def test_plan_offers_suitable_nodes(tmp_path, device, precision, place):
         assert line == f"next: sbatch --array=1-{n_tasks} {place} {work}"
 
 
-def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
+def test_three_commands_print_the_next_step(tiny, contigs, tmp_path):
     run = ("-i", contigs, "-o", tmp_path / "run", "--model", tiny.model, "--head", tiny.head_file)
     planned = virnucpro("predict", *run, "--plan-only", "--precision", "fp32")
     assert planned.returncode == 0, planned.stderr
@@ -794,7 +794,7 @@ def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
 
 
 def test_two_containers_of_one_machine_have_two_names():
-    """Each program is process 1 of a namespace of its own, while the other is there."""
+    """Each program is process 1 in its own namespace, at the same time."""
     show = (
         "from virnucpro.store.run_lock import process_tag; "
         "print(process_tag(), flush=True); input()"

@@ -1,4 +1,4 @@
-"""Which room may import which, how much there is to learn, and what no module does."""
+"""Import directions between packages, limits on complexity, and calls that no module may make."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def imported(name: str) -> Iterator[str]:
 
 
 def imports_in(tree: ast.AST) -> Iterator[str]:
-    """Absolute names of all modules that are imported, wherever in the tree."""
+    """Return the absolute names of all imported modules, anywhere in the tree."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -81,7 +81,7 @@ def is_module(name: str) -> bool:
 
 
 def used_by(name: str) -> set[str]:
-    """The modules of VirNucPro that a module imports."""
+    """Return the modules of VirNucPro that a module imports."""
     return {
         found.removeprefix("virnucpro.")
         for found in imported(name)
@@ -91,15 +91,15 @@ def used_by(name: str) -> set[str]:
 
 # Order
 
-COMPLEX = 15  # cognitive complexity that a reader still follows
+COMPLEX = 15  # limit on cognitive complexity
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_imports_have_no_cycle() -> None:
     TopologicalSorter({name: used_by(name) for name in MODULES}).prepare()
 
 
 def test_test_modules_import_no_other_test_module() -> None:
-    """What several of them need is in a module of helpers, next to ``conftest``."""
+    """Shared code is in helper modules, next to ``conftest``."""
     importers = [
         path.name
         for path in Path(__file__).parents[1].rglob("*.py")
@@ -111,7 +111,7 @@ def test_test_modules_import_no_other_test_module() -> None:
 
 # what an extraction, or its share of the work, never imports at first
 OF_OTHER_COMMANDS = ("viral.", "training.", "results.report.", "api")
-# each is imported where the input, the machine or the options ask for it
+# each is imported only where input, machine or options need it
 OPTIONAL = {
     *(
         "core.plugins",
@@ -129,7 +129,7 @@ OPTIONAL = {
 
 
 def imported_at_first(name: str) -> set[str]:
-    """The modules that Python loads with a module, without the imports of its functions."""
+    """Return the modules that Python loads with a module, without imports inside functions."""
     loaded = {name}
     waiting = [name]
     while waiting:
@@ -169,9 +169,9 @@ def test_functions_are_easy_to_follow() -> None:
 
 
 def test_packages_import_nothing_of_their_own() -> None:
-    """A door that loads the house would make every import a slow one.
+    """An ``__init__`` that imports its package would make every import slow.
 
-    That of the package itself names the public interface, for type checkers alone.
+    The package's own ``__init__`` names the public interface, for type checkers only.
     """
     for path in ROOT.rglob("__init__.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -205,10 +205,10 @@ def test_models_know_no_fasta_or_run_folder() -> None:
         assert {used for used in used_by(name) if used not in MODEL} <= MODEL_MAY_USE, name
 
 
-def test_only_the_engine_and_its_measure_know_processes() -> None:
-    """The benchmark runs other programs in processes of one thread, as the engine runs ours.
+def test_only_engine_and_benchmark_start_processes() -> None:
+    """The benchmark runs other programs in single-threaded processes, as the engine runs ours.
 
-    Our kernels in Triton know but the error of a compiler that Triton runs.
+    Our Triton kernels use only the error class of a compiler that Triton runs.
     """
     users = {
         name
@@ -219,7 +219,7 @@ def test_only_the_engine_and_its_measure_know_processes() -> None:
     assert users == {"core.child_process", "models.triton_kernels"}
 
 
-# Imports when the program runs
+# Imports at run time
 
 
 def loaded_after(statement: str) -> set[str]:
@@ -228,13 +228,13 @@ def loaded_after(statement: str) -> set[str]:
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
-def test_the_vocabulary_loads_without_torch_or_h5py() -> None:
+def test_core_loads_without_torch_or_h5py() -> None:
     statement = "import " + ", ".join(f"virnucpro.{name}" for name in VOCABULARY)
     assert not {"torch", "h5py", "safetensors", "Bio"} & loaded_after(statement)
 
 
 def test_jinja_is_imported_only_to_write_a_page() -> None:
-    """Its import takes a share of a short run, and trainings and ``cite`` read the same module."""
+    """The import takes time, and trainings and ``cite`` read the same module."""
     statement = (
         "import virnucpro.training.reports, virnucpro.results.report.run_report; "
         "from virnucpro.results.report.html import render; "
@@ -249,7 +249,7 @@ def test_jinja_is_imported_only_to_write_a_page() -> None:
 
 
 def test_worker_start_imports_no_compiler() -> None:
-    """Their imports take more than a second, for every worker and after every loss of one."""
+    """These imports take more than a second in every new worker."""
     statement = (
         "import virnucpro.workflows.extract, virnucpro.workflows.predict, torch; "
         "from virnucpro.models.lookup import embedded_model; "
@@ -261,7 +261,7 @@ def test_worker_start_imports_no_compiler() -> None:
     assert not {"torch._dynamo", "sympy"} & loaded_after(statement)
 
 
-# What no module does: each check yields what it finds in a module. Relative imports and prints are
+# Forbidden code: each check yields what it finds in a module. Relative imports and prints are
 # refused by ruff (TID252, T201).
 
 
@@ -277,7 +277,7 @@ def calls_in(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
 
 
 def code_that_is_read_and_run(tree: ast.Module) -> Iterator[object]:
-    """Unpickling but torch's own, and that of more than weights; code from text, a shell."""
+    """Return calls that run code: unpickling other than torch's own, code from text, and shells."""
     for function, call in calls_in(tree):
         given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
         is_wrong = (
@@ -292,7 +292,7 @@ def code_that_is_read_and_run(tree: ast.Module) -> Iterator[object]:
 
 
 def picklers(tree: ast.Module) -> Iterator[object]:
-    """All that is known of pickle but its error."""
+    """Return all uses of pickle except its error class."""
     yield from {found.partition(".")[0] for found in imports_in(tree)} & PICKLERS
     for node in nodes_of(tree, ast.Attribute):
         if ast.unparse(node.value) == "pickle" and node.attr != "UnpicklingError":
@@ -325,7 +325,7 @@ def variables_of_the_environment(tree: ast.Module) -> Iterator[object]:
 
 # models.packing only sets there what MKL must know, which has no other switch in torch
 ENVIRONMENT = (*COMMAND_LINE, "api", "models.packing")
-# rooms that write into a run folder, and what would do that by a path
+# packages that write into a run folder, and calls that would do so by a path
 IN_A_RUN_FOLDER = [
     name
     for name in MODULES
@@ -341,7 +341,7 @@ OF_A_ROOT |= {"parent.mkdir": "workflows.export"}
 
 
 def writing_that_follows_links(tree: ast.Module) -> Iterator[object]:
-    """What a run folder is written and deleted from by, but its tree."""
+    """Return calls that write or delete in a run folder without ``SafeDir``."""
     for function, call in calls_in(tree):
         by_path = function.rpartition(".")[2] in BY_PATH
         of_a_root = function in OF_A_ROOT and tree is tree_of(OF_A_ROOT[function])
@@ -373,7 +373,7 @@ def f():
 
 
 @pytest.mark.parametrize(("check", "names"), CHECKS, ids=lambda one: getattr(one, "__name__", ""))
-def test_no_module_has_what_a_check_finds_in_a_bad_one(check: Check, names: Sequence[str]) -> None:
+def test_modules_pass_checks_that_bad_code_fails(check: Check, names: Sequence[str]) -> None:
     assert len(names) > 40
     assert list(check(BAD))
     assert not [f"{name}: {found}" for name in names for found in check(tree_of(name))]

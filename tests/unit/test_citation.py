@@ -1,4 +1,4 @@
-"""How a result is cited: the same facts in the program and in CITATION.cff."""
+"""Citations: the program and CITATION.cff have the same data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
 
 
 def assert_cites(work: Work, facts: dict[str, Any]) -> None:
-    """The text and the BibTeX of a work have these facts, and no other author."""
+    """Check that the text and the BibTeX of a work have these data, and no other author."""
     names = [(author["family-names"], author["given-names"]) for author in facts["authors"]]
     initials = ["".join(name[0] for name in given.split()) for _, given in names]
     short = [f"{family} {letters}" for (family, _), letters in zip(names, initials, strict=True)]
@@ -81,7 +81,7 @@ def test_cite_prints_text_and_bibtex():
     assert "author = {{The VirNucPro developers}}," in alone
 
 
-# What a run used
+# Works that a run used
 
 PROGRAM, ESM2 = "virnucpro", "lin2023esm2"
 ORIGINAL, DNABERT_S = "li2025virnucpro", "zhou2025dnaberts"

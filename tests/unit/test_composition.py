@@ -1,4 +1,4 @@
-"""What a head sees of a frame's bases: fractions that can be counted by hand."""
+"""Composition features of a frame's bases: fractions that can be counted by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def words_of(bases: str, part: str) -> list[str]:
 
 
 def naive_composition(bases: str) -> list[float]:
-    """One word at a time."""
+    """Count one word at a time."""
     values: list[float] = []
     for part, names in PARTS.items():
         counts = Counter(
@@ -45,7 +45,7 @@ def naive_composition(bases: str) -> list[float]:
 
 
 @given(st.lists(frames, max_size=8))
-def test_every_frame_has_the_fractions_of_its_own_words(given_frames: list[str]) -> None:
+def test_frame_has_fractions_of_its_words(given_frames: list[str]) -> None:
     found = frame_composition(given_frames)
     assert found.shape == (len(given_frames), N_FEATURES) and found.dtype == np.float32
     for row, bases in zip(found, given_frames, strict=True):
@@ -53,7 +53,7 @@ def test_every_frame_has_the_fractions_of_its_own_words(given_frames: list[str])
         assert np.array_equal(row, expected)
 
 
-def test_words_have_their_places_by_the_order_of_bases() -> None:
+def test_words_are_in_order_of_bases() -> None:
     (row,) = frame_composition(["AACGTTTTT"])
     expected = {
         **{f"codon {word}": 1 / 3 for word in ("AAC", "GTT", "TTT")},
@@ -71,6 +71,6 @@ def test_words_have_their_places_by_the_order_of_bases() -> None:
     assert found == pytest.approx(expected, rel=1e-7)  # float32
 
 
-def test_a_frame_of_the_reverse_strand_is_complemented() -> None:
+def test_reverse_frame_is_complemented() -> None:
     orf = Orf("r_chunk_1R1", "r_chunk_1", "r", 2, 8, "-", "MK")
     assert orf.coding_sequence("GGttNCATGG") == "ATGNAA"

@@ -1,4 +1,4 @@
-"""The versions of ``constraints.txt`` can be had for every Python that is promised."""
+"""The versions in ``constraints.txt`` exist for every supported Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMISED = ("3.11", "3.12", "3.13", "3.14")
 
 
 def pins_for(python: str) -> dict[str, str]:
-    """The pinned versions of this Python, by package."""
+    """Return the pinned versions for this Python, by package."""
     lines = CONSTRAINTS.read_text().splitlines()
     pins = [Requirement(line) for line in lines if not line.startswith("#")]
     environment = {"python_version": python}
@@ -25,7 +25,7 @@ def pins_for(python: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("python", PROMISED[1:])
-def test_the_same_packages_are_pinned_for_every_python(python):
+def test_every_python_pins_the_same_packages(python):
     assert pins_for(python).keys() - pins_for(OLDEST).keys() == set()
     missing = pins_for(OLDEST).keys() - pins_for(python).keys()
     assert missing <= {"backports.zstd"}, "part of Python from 3.14 on"

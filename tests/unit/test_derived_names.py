@@ -1,4 +1,4 @@
-"""No chunk, frame, piece or region has a name that is the id of a record of the run."""
+"""No name of a chunk, frame, piece or region is the id of a record in the run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_derived_names_are_unique_and_no_ids(ids: set[str]) -> None:
 
 
 @given(st.sets(composed, min_size=1, max_size=40))
-def test_names_are_numbered_only_where_an_id_takes_them(ids: set[str]) -> None:
+def test_names_are_numbered_only_if_an_id_has_them(ids: set[str]) -> None:
     taken = find_taken_names([records_of(sorted(ids))])
     assert bool(taken) == any(original_name(name) in ids for name in ids)
     for name in ids:
@@ -137,7 +137,7 @@ def genomes() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def takers(genomes, tmp_path_factory) -> dict[str, str]:
-    """Records whose ids are the names of a region and of pieces of ``genomes``."""
+    """Make records whose ids are the names of a region and of pieces of ``genomes``."""
     folder = tmp_path_factory.mktemp("plain")
     predict(write(folder / "in.fa", **genomes), to=folder / "run", report=False)
     (row,) = rows(folder / "run/viruses.tsv")
@@ -150,7 +150,7 @@ def takers(genomes, tmp_path_factory) -> dict[str, str]:
 
 
 def derived_names(run: Path) -> list[list[str]]:
-    """The names in each file of a run; each must be unique in its file."""
+    """Return the names in each file of a run. They must be unique in their file."""
     found = [
         [row["virus"] for row in rows(run / "viruses.tsv")],
         [record.id for record in read_fasta(run / "viruses.fasta")],
@@ -168,7 +168,7 @@ def derived_names(run: Path) -> list[list[str]]:
 
 
 def assert_unique(run: Path, ids: set[str]) -> None:
-    """No derived name is the id of a record, except where it is the name of that record."""
+    """Check that no derived name is the id of another record."""
     viruses, _, *others = derived_names(run)
     made = [
         row["virus"]
@@ -216,7 +216,7 @@ def test_helpers_and_kept_scores_derive_the_same_names(
     assert outputs(tmp_path / "run") == outputs(tmp_path / "expected")
 
 
-def test_another_file_takes_names_also_when_it_is_added(tmp_path, genomes, takers) -> None:
+def test_added_file_takes_names(tmp_path, genomes, takers) -> None:
     first, second = write(tmp_path / "a.fa", **genomes), write(tmp_path / "b.fa", **takers)
     predict(first, second, to=tmp_path / "expected", per_file=True)
     assert_unique(tmp_path / "expected", {*genomes, *takers})
@@ -230,7 +230,7 @@ def test_another_file_takes_names_also_when_it_is_added(tmp_path, genomes, taker
 
 
 def test_names_with_file_are_unique_for_each_file(tmp_path, genomes, takers) -> None:
-    """Both files have all ids, and a third has ids such as ``a:ctg``."""
+    """Both files have all ids, and a third one has ids such as ``a:ctg``."""
     files = [write(tmp_path / f"{name}.fa", **genomes, **takers) for name in "ab"]
     third = write(tmp_path / "c.fa", **{f"a:{name}": bases for name, bases in takers.items()})
     predict(*files, third, to=tmp_path / "run", per_file=True)

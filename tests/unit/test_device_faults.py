@@ -1,4 +1,4 @@
-"""Errors of a device: which they are, and what they mean for a device, a shard and a sequence."""
+"""Device errors: how they are recognised, and what follows for a device, a shard and a sequence."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_device_fault_is_no_reason_of_a_sequence():
 
 
 def work_on(attempt: Attempt, *rows: int, device: str = A) -> WorkerState:
-    """A worker with an attempt, of which these rows are in flight."""
+    """Return a worker with an attempt and these rows in flight."""
     work = WorkerState(device, device, is_ready=True, attempts=[attempt])
     work.on_event(BatchStarted(device, attempt.shard, rows, 100.0))
     return work

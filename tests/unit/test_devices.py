@@ -1,4 +1,4 @@
-"""Which devices a run gets, and what is refused before any work."""
+"""Which devices a run gets, and what is rejected before any work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NO_GPU = not list_gpus()[0]
 
 
 def footprint(name: str) -> Footprint:
-    """The room for a published model."""
+    """The memory needs of a published model."""
     return footprint_of(PUBLISHED[name])
 
 
@@ -51,7 +51,7 @@ def choose(device, gpus=None, visible=None, workers=None, model_bytes=1) -> Devi
 
 
 class Card(NamedTuple):
-    """A GPU: GiB of memory, and of that free; or the GiB of the slices that it is cut into."""
+    """A GPU: its GiB of memory, and the free part, or the GiB of its MIG slices."""
 
     name: str
     capability: tuple[int, int]
@@ -75,9 +75,9 @@ CUT = [A100, A100._replace(slices=[20, 10]), A100._replace(slices=[10])]
 
 
 def nvml(cards: Sequence[Card], driver: int) -> SimpleNamespace:
-    """NVIDIA's library over a driver, whose version of CUDA is as NVML tells it, with cards.
+    """A stand-in for NVIDIA's library, with a driver's CUDA version and with cards.
 
-    The handle of a card is its place alone, that of a slice has the slice's place too.
+    The handle of a card is its index. That of a slice also has the index of the slice.
     """
 
     def mode_of(card: tuple[int]) -> list[int]:
@@ -86,7 +86,7 @@ def nvml(cards: Sequence[Card], driver: int) -> SimpleNamespace:
         return [pynvml.NVML_DEVICE_MIG_ENABLE] * 2
 
     def slice_of(card: tuple[int], place: int) -> tuple[int, int]:
-        if not 0 <= place - 2 < len(cards[card[0]].slices):  # the first places are empty
+        if not 0 <= place - 2 < len(cards[card[0]].slices):  # the first slots are empty
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return (*card, place - 2)
 
@@ -121,7 +121,7 @@ def nvml(cards: Sequence[Card], driver: int) -> SimpleNamespace:
 
 @pytest.fixture
 def feign(monkeypatch, tmp_path) -> Callable[..., None]:
-    """A machine with these cards, under this driver and with this build of torch."""
+    """Simulate a machine with these cards, this driver, and this build of torch."""
 
     def machine(
         cards: Sequence[Card],
@@ -193,7 +193,7 @@ def test_mig_card_without_instance_is_reported(feign):
         choose("cuda")
 
 
-# Drivers, cards and builds of torch that do not go together
+# Incompatible drivers, cards and builds of torch
 
 CUDA_12_6 = TorchBuild("2.13.0+cu126", "12.6")
 
@@ -213,9 +213,7 @@ CUDA_12_6 = TorchBuild("2.13.0+cu126", "12.6")
     ],
 )
 @pytest.mark.parametrize(("device", "gpus"), [("auto", None), ("cuda", None), ("auto", "all")])
-def test_every_gpu_that_driver_and_torch_can_use_is_used(
-    feign, cards, driver, build, used, device, gpus
-):
+def test_usable_gpus_are_used(feign, cards, driver, build, used, device, gpus):
     feign(cards, driver, build)
     choice = choose(device, gpus)
     assert choice.devices == tuple(f"cuda:{place}" for place in used)
@@ -322,7 +320,7 @@ def test_missing_gpu_is_explained(feign, device, gpus):
 @pytest.mark.parametrize(
     ("has_gpu", "has_mps", "kind"), [(1, 1, "cuda"), (1, 0, "cuda"), (0, 1, "mps"), (0, 0, "cpu")]
 )
-def test_the_first_kind_of_device_that_is_there_is_taken(feign, has_gpu, has_mps, kind):
+def test_first_available_device_kind_is_chosen(feign, has_gpu, has_mps, kind):
     feign([A100] * has_gpu, has_mps=bool(has_mps))
     choice = choose("auto")
     assert choice.kind == kind
@@ -359,7 +357,7 @@ def test_bf16_on_cpus_that_multiply_it_fast(monkeypatch, tmp_path, vendor, flags
     assert cpu_has_bf16() == is_fast
 
 
-def test_the_token_budget_fits_the_device_and_the_model():
+def test_token_budget_fits_device_and_model():
     sizes = {name: choose_tokens(WIDE, footprint(name), "bf16") for name in PUBLISHED}
     assert sizes["esm2_t33_650M_UR50D"] == 32_768
     assert sizes["esm2_t36_3B_UR50D"] == 16_384
@@ -373,14 +371,14 @@ def test_the_token_budget_fits_the_device_and_the_model():
 
 
 def try_gpus(devices: Sequence[str]) -> dict[str, dict[str, str]]:
-    """What GPUs that are not here would answer: Triton refuses the last one."""
+    """Return what these GPUs would answer. Triton does not run on the last one."""
     used = dict.fromkeys(("fp8", *NAMES), "")
     refused = {"fp8": "", **dict.fromkeys(NAMES, "CompilationError: no C compiler")}
     return dict(zip(devices, [*[used] * (len(devices) - 1), refused], strict=True))
 
 
 def described(try_gpus: TryGpus = lambda _: {}) -> str:
-    """The text of `virnucpro devices` in one line."""
+    """Return the text of `virnucpro devices` on one line."""
     return " ".join(
         " ".join(describe_machine(measure_machine(None, read_machine({}), try_gpus))).split()
     )
@@ -411,21 +409,21 @@ def test_devices_are_described_with_kernels(feign):
 
 @pytest.mark.skipif(not NO_GPU, reason="this machine has a GPU")
 def test_untestable_gpu_is_described():
-    """Here there is none."""
+    """This machine has no GPU."""
     (refusals,) = try_here(["cuda:0"]).values()
     assert "Error: " in refusals["fp8"]
     assert refusals == dict.fromkeys(("fp8", *NAMES), refusals["fp8"])
     assert not our_processes()
 
 
-# Unlike GPUs
+# Different GPUs
 
 MEDIUM = footprint("esm2_t33_650M_UR50D")
 
 
 @pytest.fixture
 def chosen(feign) -> Callable[..., DeviceChoice]:
-    """What a machine with these cards gives."""
+    """Return the devices that a machine with these cards gives."""
 
     def choose_among(*cards: Card) -> DeviceChoice:
         feign(cards, build=CUDA_12_6)
@@ -442,9 +440,9 @@ BATCHES = r"cuda:0 \(NVIDIA A2\) .* 11,733 tokens.* 32,768: leave it out with --
     ("cards", "is_auto", "words"),
     [
         ([A100, A100, GTX], (True, True), PRECISION),
-        ([A100, A100, GTX], (False, True), ""),  # the precision was asked for
+        ([A100, A100, GTX], (False, True), ""),  # the precision was requested
         ([A2, A100, A100], (True, True), BATCHES),
-        ([A2, A100, A100], (True, False), ""),  # the budget was asked for
+        ([A2, A100, A100], (True, False), ""),  # the budget was requested
         ([A100, A100], (True, True), ""),
         ([A100, A100._replace(free=70)], (True, True), ""),
         ([A100, T4], (True, False), ""),
@@ -504,7 +502,7 @@ def test_batch_room_follows_weight_precision():
     assert half - full == pytest.approx(2 * MEDIUM.n_parameters / 2 / MEDIUM.bytes_per_token, abs=1)
 
 
-def test_what_a_model_needs_is_what_its_batches_take(monkeypatch, tmp_path):
+def test_model_memory_equals_batch_memory(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     for name in PUBLISHED:
         model = footprint(name)

@@ -1,4 +1,4 @@
-"""What the documents name is there."""
+"""What the pages name exists: options, links, messages, tests, folders and rows."""
 
 from __future__ import annotations
 
@@ -25,23 +25,14 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += [ROOT / "examples/README.md", ROOT / "scripts/weights/README.md"]
 README, OUTPUT_PAGE = ROOT / "README.md", ROOT / "docs/OUTPUT.md"
 GPU_PAGE = ROOT / "docs/GPU_OPTIMIZATION.md"
-OF_OTHERS = {  # options of other programs, and of scripts and tests of ours
-    *("--array", "--chaos-seed", "--configfile", "--cores", "--dependency", "--force-reinstall"),
-    *(
-        "--gpu-bind",
-        "--gres",
-        "--hypothesis-profile",
-        "--index-url",
-        "--jobs",
-        "--logdir",
-        "--mem",
-        "--nnodes",
-    ),
-    *("--no-python", "--nproc-per-node", "--nv", "--output", "--parsable", "--parts"),
-    *("--rdzv-backend", "--rdzv-endpoint", "--records", "--rounds", "--run", "--shards"),
-    *("--silent", "--slurm-no-account", "--slurm-status-command", "--snakefile", "--workers"),
-    "--wrap",
-}
+# options of other programs, and of our scripts and tests
+OF_OTHERS = """
+    --array --chaos-seed --configfile --cores --dependency --dry-run --force-reinstall --gpu-bind
+    --gres --hypothesis-profile --index-url --jobs --logdir --mem --nnodes --no-python
+    --nproc-per-node --nv --output --parsable --parts --rdzv-backend --rdzv-endpoint --records
+    --rounds --run --shards --silent --slurm-no-account --slurm-status-command --snakefile
+    --workers --wrap
+"""
 OTHER_OUTPUTS = {"DIR", "localflock", "manifest"}  # the last two of mount and of manifest
 VARIABLE = re.compile(r": |(?:https://)?\.\.\.|\bN\b|\bDIR\b|\bSIGKILL\b")  # in a message
 
@@ -60,15 +51,15 @@ def all_options() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_option_that_a_page_names_is_one(page: Path) -> None:
+def test_options_on_pages_exist(page: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text()))
     programs = "--install-completion", "--help", "--version"
-    assert named <= {*all_options(), *programs, *OF_OTHERS}
+    assert named <= {*all_options(), *programs, *OF_OTHERS.split()}
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "Makefile"], ids=lambda page: page.name)
 def test_printed_folders_are_ignored(page: Path) -> None:
-    """A command of a page that runs in the source leaves the repository clean."""
+    """Page commands that run in the source folder leave the repository clean."""
     printed = re.findall(r"(?:--output-dir|-o) ([\w-]+)(?:/|$|\s)", page.read_text(), re.MULTILINE)
     printed += re.findall(r'output_dir="([\w-]+)', page.read_text())
     ignored = re.findall(r"^/([\w*-]+)/$", (ROOT / ".gitignore").read_text(), re.MULTILINE)
@@ -77,13 +68,13 @@ def test_printed_folders_are_ignored(page: Path) -> None:
 
 
 def test_tutorial_has_a_folder_of_its_own() -> None:
-    """So its results/ is not that of the README."""
+    """Its results/ is not that of the README."""
     _, _, steps = (ROOT / "docs/TUTORIAL.md").read_text().partition("```sh\n")
     assert steps.startswith("mkdir -p tutorial/genomes\ncd tutorial\n")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_within_the_source_leads_somewhere(page: Path) -> None:
+def test_links_on_pages_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
         name, _, heading = link.partition("#")
         target = page.parent / name if name else page
@@ -108,7 +99,7 @@ def test_quoted_messages_exist() -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """The rows of the example with vectors, by their records."""
+    """The rows of the example with vectors, by record."""
     options = PredictOptions(
         input=(CONTIGS,),
         output_dir=tmp_path_factory.mktemp("example") / "run",
@@ -136,13 +127,20 @@ def test_shown_rows_equal_the_example(page: Path, made) -> None:
         assert values.items() <= made[row[0]].items()
 
 
-def test_the_page_lists_the_families_that_can_be_named() -> None:
+def test_page_lists_families_with_names() -> None:
     text = (ROOT / "docs/TAXONOMY.md").read_text()
     line = re.search(r"These are the 237:\n\n(.*?)\n\n", text, re.DOTALL)
     lineages = load_builtin_lineages()
     ancestors = lineages.ancestors[KnownIndex.load_builtin().nodes.taxa.astype(np.int64), FAMILY]
     families = {lineages.taxa[taxon].family for taxon in ancestors.tolist()}
     assert line and re.findall(r"\*(\w+)\*", line[1]) == sorted(filter(None, families))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_shell_lines_fit_a_narrow_screen(page: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert [line for line in lines if len(line) > 76] == []
 
 
 def test_readme_is_short() -> None:

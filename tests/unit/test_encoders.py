@@ -1,4 +1,4 @@
-"""The door of the encoders: a family is one module and one line, and a run can have several."""
+"""Encoder interface: a family is one module and one line, and a run can have several encoders."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TOY = replace(FAIR_ESM, family="toy", model="counts", sha256="1" * 64, layer=1, 
 
 @pytest.fixture
 def toy_config(make_config, monkeypatch) -> Callable[..., RunConfig]:
-    """An extraction by the toy encoder alone."""
+    """Configure an extraction with the toy encoder only."""
     line = Family("toy_encoder", extra_tokens=0, has_files=True)
     monkeypatch.setitem(FAMILIES, "toy", line)
 
@@ -71,7 +71,7 @@ def toy_config(make_config, monkeypatch) -> Callable[..., RunConfig]:
 
 
 def test_other_family_is_named_by_path(toy_config, contigs, tmp_path):
-    """Named by ``--model``, described, sized, run, and told by its content from other models."""
+    """``--model`` names it. It is described, sized, run, and recognised by its content."""
     path = tmp_path / "counts.toy"
     path.write_bytes(toy_encoder.MAGIC)
     options = ExtractOptions(
@@ -93,7 +93,7 @@ def test_other_family_is_named_by_path(toy_config, contigs, tmp_path):
 
 
 def test_same_protein_other_bases_is_no_copy(toy_config, make_config, tmp_path):
-    """GCA and GCG are alanine both."""
+    """GCA and GCG both encode alanine."""
     records = {"one": "GCA" * 100, "two": "GCG" * 100, "again": "GCA" * 100}
     fasta = write_fasta(tmp_path / "codons.fa", records)
     by_bases = toy_config(fasta)
@@ -105,7 +105,7 @@ def test_same_protein_other_bases_is_no_copy(toy_config, make_config, tmp_path):
 
 @pytest.fixture
 def pair(toy_config, make_config, tiny, contigs, tmp_path) -> tuple[RunConfig, Head]:
-    """A prediction by ESM-2 and the toy encoder together, with a head for both."""
+    """A prediction with ESM-2 and the toy encoder, and a head for both."""
     config = make_config(contigs, output=tmp_path / "pair")
     recipe = replace(config.recipe, encoders=(*config.recipe.encoders, TOY))
     known = tiny.head.facts
@@ -121,7 +121,7 @@ def rows_of(config: RunConfig) -> list[dict[str, Rows]]:
     return vectors_of_each(config.output, config.recipe)
 
 
-def test_vectors_of_encoders_meet_by_id(pair):
+def test_vectors_of_encoders_are_joined_by_id(pair):
     config, head = pair
     assert run_inline(config, head).exit_code == 0
     of_esm2, counts = rows_of(config)
@@ -165,7 +165,7 @@ def test_other_encoder_is_refused_on_resume(pair, make_config, contigs):
         run_inline(replace(again(config, resume=True), recipe=recipe), head)
 
 
-def test_an_encoder_of_bases_refuses_proteins(toy_config, tmp_path):
+def test_encoder_of_bases_refuses_proteins(toy_config, tmp_path):
     fasta = write_fasta(tmp_path / "proteins.faa", {"p": "MKVLEFPQIL"})
     with pytest.raises(UsageError, match="counts reads nucleotides; the input contains proteins"):
         run_inline(toy_config(fasta), None)
@@ -217,7 +217,7 @@ def test_fair_esm_plans_each_protein_once(tiny):
 
 @pytest.fixture
 def overflowing(tmp_path: Path) -> Path:
-    """A model whose first MLP gives half of the proteins numbers that fp16 cannot hold."""
+    """A model whose first MLP gives half of the proteins numbers beyond fp16."""
     model = make_fair_esm(TINY)
     largest = []
     mlp = model.layers[0].fc2

@@ -1,4 +1,4 @@
-"""A large model is converted once; after that workers map it, and damage is noticed."""
+"""A large model is converted once. Workers then map the copy, and damage is noticed."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def checkpoint(tmp_path: Path) -> ESM2Model:
 
 @pytest.fixture(autouse=True)
 def kept(monkeypatch, tmp_path: Path) -> Path:
-    """The folder of converted copies."""
+    """The folder with converted copies."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     return tmp_path / "hub" / "virnucpro"
 
 
 def prepared(model: ESM2Model, precision: Precision = "bf16") -> tuple[Path, bool]:
-    """The copy that workers map, and whether it was made just now."""
+    """Return the copy that workers map, and whether it was just made."""
     heard: list[WorkerEvent] = []
     path, digest = prepare(model, precision, heard.append)
     assert digest == model.sha256()
@@ -57,7 +57,7 @@ def converted(checkpoint: ESM2Model) -> Path:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("layer", [1, 2])
-def test_the_converted_model_gives_the_same_bits(checkpoint, precision, layer):
+def test_converted_model_gives_the_same_bits(checkpoint, precision, layer):
     made, _ = prepared(checkpoint, precision)
     batch = PackedBatch.from_sequences([random_protein(length) for length in (90, 50, 50, 7)])
     direct = load_esm2(checkpoint.path, layer, DTYPES[precision], CPU)(batch)
@@ -126,7 +126,7 @@ def test_leftovers_are_deleted_after_a_day(checkpoint, converted, kept):
     assert not old.exists() and new.exists()
 
 
-def test_a_model_folder_may_have_any_name(tiny, tmp_path):
+def test_model_folder_may_have_any_name(tiny, tmp_path):
     folder = tmp_path / "my.virnucpro.safetensors"
     shutil.copytree(tiny.model, folder)
     batch = PackedBatch.from_sequences([random_protein(50)])
@@ -143,8 +143,8 @@ def test_foreign_file_by_that_name_is_refused(converted, tmp_path):
         load_esm2(other, 1, BF16, CPU)
 
 
-def test_the_weights_are_mapped_and_not_copied(converted):
-    """Otherwise every worker would hold its own."""
+def test_weights_are_mapped_and_not_copied(converted):
+    """Otherwise every worker would have its own copy."""
     weight = load_esm2(converted, 2, BF16, CPU).layers[0].qkv.weight
     maps = psutil.Process().memory_maps(grouped=False)
     bounds = [[int(bound, 16) for bound in one.addr.split("-")] for one in maps]

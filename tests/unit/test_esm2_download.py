@@ -1,4 +1,4 @@
-"""A published name is found in torch hub's folder, or fetched whole, or refused with a way out."""
+"""A published model is found in torch hub's folder, or downloaded, or refused with a remedy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def checkpoint(tmp_path_factory) -> bytes:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A Hugging Face folder of the same shape and other weights."""
+    """A Hugging Face folder with the same shape and other weights."""
     path = tmp_path_factory.mktemp("published") / "folder"
     save_esm2(path, random_esm2(SHAPE, seed=1))
     return path
@@ -62,7 +62,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def publish(tmp_path, monkeypatch, checkpoint, folder) -> Callable[..., None]:
-    """A folder of torch hub, and a small model under a published name; or with other figures."""
+    """Make a torch hub folder, and a small model under a published name, with these changes."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     figures = {
@@ -88,21 +88,21 @@ def publish(tmp_path, monkeypatch, checkpoint, folder) -> Callable[..., None]:
 def find_checkpoint(
     name: str, on_event: EventHandler = lambda _: None, base_url: str = NOWHERE
 ) -> ESM2Model:
-    """The ESM-2 of a name, which is fetched from this address."""
+    """Return the ESM-2 with this name, downloaded from this address."""
     (file,) = PUBLISHED[NAME].files
     PUBLISHED[NAME] = replace(PUBLISHED[NAME], files=(replace(file, url=f"{base_url}/{NAME}.pt"),))
     return require_esm2(open_model(name, on_event))
 
 
 def bring(path: Path, name: str) -> ESM2Model:
-    """Import a model as a name."""
+    """Import a model under a name."""
     model, digest = import_model(path, name)
     assert digest == require_esm2(model).sha256()
     return require_esm2(model)
 
 
 def in_chunks(content: bytes, *, to_the_end: bool) -> Answer:
-    """Send chunks of unknown sum; the last one, which is empty, only if ``to_the_end``."""
+    """Send chunks without a total length. The last, empty one comes only if ``to_the_end``."""
     chunk = b"%x\r\n%b\r\n" % (len(content), content)
     return answering(chunk, b"0\r\n\r\n" * to_the_end, Transfer_Encoding="chunked")
 
@@ -120,8 +120,10 @@ def files() -> list[str]:
 
 
 def refusal(base_url: str, kept: int = 0) -> UnavailableError:
-    """The error, which names the address and the folder; no model lies in the folder, and only what
-    came before the connection was lost, so many bytes."""
+    """Return the error, which names the address and the folder.
+
+    The folder has no model, and only the bytes that came before the connection was lost.
+    """
     with pytest.raises(UnavailableError) as caught:
         find_checkpoint(NAME, base_url=base_url)
     said = f"{caught.value}\n{caught.value.hint}"
@@ -212,7 +214,7 @@ def test_local_file_is_no_named_model(tmp_path, monkeypatch, by_file, name, kind
     assert find_model(TINY_MODEL) == embedded_model()
 
 
-def test_a_path_has_a_separator_and_is_never_fetched(tmp_path, monkeypatch):
+def test_path_with_separator_is_never_downloaded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shape = replace(SHAPE, dim=64)
     for path in (tmp_path / "model.pt", tmp_path / NAME):
@@ -224,7 +226,7 @@ def test_a_path_has_a_separator_and_is_never_fetched(tmp_path, monkeypatch):
     assert caught.value.hint == "if you mean model.pt in the current folder, write ./model.pt"
 
 
-def test_an_unknown_name_is_refused_with_all_names():
+def test_unknown_name_is_answered_with_all_names():
     with pytest.raises(UnavailableError, match="no model named prot_t5") as caught:
         find_checkpoint("prot_t5")
     assert all(name in caught.value.hint for name in (TINY_MODEL, *PUBLISHED))
@@ -243,7 +245,7 @@ def test_an_unknown_name_is_refused_with_all_names():
         ("our", "ours"),
     ],
 )
-def test_a_misspelt_name_is_answered_with_the_right_one(by_file, given, meant):
+def test_misspelt_name_is_answered_with_the_right_one(by_file, given, meant):
     bring(by_file["file"], "ours")
     with pytest.raises(UnavailableError) as caught:
         find_checkpoint(given)
@@ -272,7 +274,7 @@ def test_partial_file_is_refused_and_kept(checkpoint, answer, said, kept):
     assert said.format(n_bytes) in str(error)
 
 
-def test_a_complete_download_is_not_requested_again(checkpoint):
+def test_complete_download_is_not_requested_again(checkpoint):
     begin(checkpoint)
     with serving(not_found) as (base_url, asked):
         assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
@@ -281,7 +283,7 @@ def test_a_complete_download_is_not_requested_again(checkpoint):
 
 def test_error_without_server_names_the_address():
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         assert "refused" in str(refusal(f"http://127.0.0.1:{taken.getsockname()[1]}"))
 
 
@@ -313,13 +315,13 @@ def test_other_weights_of_the_same_shape_are_refused(
 
 
 @pytest.mark.parametrize("said", ["many", "-5", "1e9", "9" * 5000, ""])
-def test_a_length_that_is_no_number_is_not_believed(checkpoint, said):
+def test_length_that_is_no_number_is_ignored(checkpoint, said):
     with serving(answering(checkpoint, Content_Length=said)) as (base_url, _):
         assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
-def test_an_answer_without_end_is_refused(checkpoint, publish, is_recorded):
+def test_endless_answer_is_refused(checkpoint, publish, is_recorded):
     publish(n_bytes=len(checkpoint) if is_recorded else None)
     sent = []
 
@@ -334,8 +336,8 @@ def test_an_answer_without_end_is_refused(checkpoint, publish, is_recorded):
     assert sum(sent) < 100 * len(checkpoint)
 
 
-def test_an_answer_that_trickles_is_not_waited_for(checkpoint, monkeypatch):
-    """Each byte comes well within the time that a silent connection is given."""
+def test_trickling_answer_is_given_up(checkpoint, monkeypatch):
+    """Each byte comes well within the time limit for a silent connection."""
     monkeypatch.setattr(fetch, "_TIMEOUT", 1.0)
 
     def trickling(request: BaseHTTPRequestHandler) -> None:
@@ -352,7 +354,7 @@ def test_an_answer_that_trickles_is_not_waited_for(checkpoint, monkeypatch):
 
 @pytest.mark.parametrize("how", ["longer", "other weights"])
 def test_published_name_needs_published_file(tmp_path, checkpoint, how):
-    """Whoever put it there: torch hub, a copy of a colleague, or an older version of ours."""
+    """Whether the file comes from torch hub, a colleague, or an older version of ours."""
     path = hub_folder() / f"{NAME}.pt"
     path.parent.mkdir(parents=True)
     other = save_fair_esm(make_fair_esm(SHAPE, seed=1), tmp_path / "other.pt").read_bytes()
@@ -368,7 +370,7 @@ def test_published_name_needs_published_file(tmp_path, checkpoint, how):
 
 
 def ranges(content: bytes, starts: list[str | None]) -> Answer:
-    """A server that sends the part that it is asked for; the range of each request is noted."""
+    """A server that sends the requested part, and records the range of each request."""
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         wanted = request.headers["Range"]
@@ -402,7 +404,7 @@ def test_interrupted_download_continues(checkpoint):
 
 
 def begin(content: bytes) -> None:
-    """Leave what an attempt before fetched."""
+    """Leave the result of an earlier, interrupted download."""
     hub_folder().mkdir(parents=True, exist_ok=True)
     (hub_folder() / PARTIAL).write_bytes(content)
 
@@ -427,7 +429,7 @@ def nothing_behind(request: BaseHTTPRequestHandler) -> None:
     ids=["a page to log in", "another range", "of another file", "as long as the file"],
 )
 def test_partial_download_is_kept_unless_wrong(checkpoint, publish, beginning, answer, kept):
-    """A length that nobody published may be that of the file: a server has nothing behind it."""
+    """A length that was never published may be right: the server has nothing after it."""
     if beginning is None:
         publish(n_bytes=None)
     begin(checkpoint[:beginning] or bytes(1000))
@@ -450,7 +452,7 @@ def test_file_fetched_by_another_is_left(checkpoint):
 
 
 def foreign_file(path: Path) -> Path:
-    """A file of the user, outside the folder of models."""
+    """A user's file outside the model folder."""
     path.write_bytes(b"mine")
     return path
 
@@ -531,12 +533,12 @@ def test_published_name_tells_the_size(name, monkeypatch):
         assert file.n_bytes == pytest.approx(bytes_each * shape.n_parameters, rel=0.02)
 
 
-# Brought by file
+# Imported files
 
 
 @pytest.fixture
 def by_file(tmp_path, checkpoint, folder):
-    """The two checkpoints of the same shape and different weights, as a user has them."""
+    """The two checkpoints with one shape and different weights, as files of a user."""
     brought = tmp_path / "brought"
     brought.mkdir()
     (brought / "mine.pt").write_bytes(checkpoint)
@@ -575,7 +577,7 @@ def test_other_model_of_that_name_is_refused(by_file):
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "-rf", ".hidden", "x.pt", "esm2_virnucpro"])
-def test_an_impossible_name_is_refused(by_file, name):
+def test_impossible_name_is_refused(by_file, name):
     with pytest.raises(UsageError, match="cannot be the name"):
         bring(by_file["file"], name)
 

@@ -73,7 +73,10 @@ PROTEINS = [
 
 @dataclass(frozen=True)
 class Case:
-    """A device, a precision and a kernel; one in C has weights laid out for it, as in a run."""
+    """A device, a precision and a kernel.
+
+    The kernel in C has its own weight layout, as in a run.
+    """
 
     device: str
     dtype: torch.dtype
@@ -148,7 +151,7 @@ def oracle(request, tmp_path_factory) -> Oracle:
 
 
 def our_gradients(fair_esm: esm.ESM2) -> dict[str, Tensor]:
-    """The gradients of fair-esm's weights, by our names."""
+    """Return the gradients of fair-esm's weights, under our names."""
     found = {
         "embedding.weight": fair_esm.embed_tokens.weight.grad,
         "final_norm.weight": fair_esm.emb_layer_norm_after.weight.grad,
@@ -172,7 +175,7 @@ def our_gradients(fair_esm: esm.ESM2) -> dict[str, Tensor]:
 
 
 def embed(model: ESM2, proteins: list[str]) -> list[Tensor]:
-    """All in one batch; one (n_residues + 2, dim) per protein."""
+    """Embed all proteins in one batch. -> one (n_residues + 2, dim) array per protein"""
     batch = PackedBatch.from_sequences(proteins)
     return list(model(batch).split([len(protein) + 2 for protein in proteins]))
 
@@ -226,7 +229,7 @@ def test_torch_without_fp8_products_is_named(monkeypatch):
 
 
 class CoarseRotary(RotaryEmbedding):
-    """fair-esm's rotary embedding with the tables of a model that was cast to bf16."""
+    """fair-esm's rotary embedding, with the tables of a model that was cast to bf16."""
 
     def _update_cos_sin_tables(self, x: Tensor, seq_dimension: int = 1) -> tuple[Tensor, Tensor]:
         positions = torch.arange(x.shape[seq_dimension], dtype=torch.bfloat16)
@@ -263,8 +266,8 @@ def test_weights_fit_the_tolerance(oracle):
 
 
 @pytest.mark.parametrize("fault", ["a rotary table in bf16", "no token dropout", "GELU by tanh"])
-def test_the_tolerance_detects(oracle, monkeypatch, fault):
-    """The last one that of float32, the others even that of bf16."""
+def test_tolerance_detects_faults(oracle, monkeypatch, fault):
+    """The tolerance of float32 detects the last fault, that of bf16 all others."""
     shape, wrong = oracle.shape, make_fair_esm(oracle.shape)
     if fault == "no token dropout":
         wrong = make_fair_esm(replace(shape, token_dropout=False))
@@ -306,7 +309,7 @@ def test_earlier_layer_needs_no_later_tensor(oracle, tmp_path):
 @pytest.mark.parametrize("oracle", [24], indirect=True)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("length", [1, 50, 333])
-def test_a_vector_does_not_depend_on_the_batch_it_is_in(oracle, case, length):
+def test_vector_does_not_depend_on_its_batch(oracle, case, length):
     model = case.load(oracle.path, oracle.shape.n_layers)
     protein = random_protein(length, seed=1000)
     others = PROTEINS[:6]
@@ -369,8 +372,8 @@ def test_cpu_attention_is_float32(head_dim, gain):
 
 
 @pytest.mark.parametrize("none", [torch.nan, torch.inf])
-def test_nan_stays_nan_through_attention_on_a_cpu(none):
-    """One in a query is in the result of its token, one in a key or value in those of all."""
+def test_nan_stays_nan_in_cpu_attention(none):
+    """A NaN in a query affects its token. A NaN in a key or value affects all tokens."""
     staged = RunLayout.from_batch(PackedBatch.from_sequences(["MKV"]), rotary_frequencies(16))
     for dtype in (torch.float32, torch.bfloat16):
         for part, tokens in enumerate(([1], slice(None), slice(None))):
@@ -476,7 +479,7 @@ def test_cpu_vector_has_same_bits_in_any_batch(oracle, length, n_others, dtype, 
 def test_gpu_kernel_follows_card_and_precision(
     monkeypatch, caplog, capability, dtype, head_dim, kernel, with_triton
 ):
-    """And by Triton, which rotates and norms in 16 bits alone; a warning says why it does not."""
+    """In 16 bits Triton does rotation and norms. If it cannot, a warning says why."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     has_both = with_triton is not kernel
     with monkeypatch.context() as without:
@@ -498,7 +501,7 @@ REDUCTIONS = [f"allow_{number}_reduced_precision_reduction" for number in ("bf16
 
 @pytest.fixture
 def feigned_gpu(monkeypatch):
-    """The devices that are made the current one, as if torch had GPUs here."""
+    """The devices that were made the current one, as if torch had GPUs here."""
     chosen: list[object] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
@@ -543,7 +546,7 @@ for n in range(4, 40):
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 @pytest.mark.parametrize("kernels", ["AVX2", "AVX512"])  # the second where the CPU has them
 def test_cpu_product_ignores_row_position(monkeypatch, kernels):
-    """From four rows on; of fewer it does on AMD's CPUs, whatever MKL is asked for."""
+    """This holds for four rows or more. With fewer, position matters on AMD CPUs."""
     monkeypatch.delenv("MKL_CBWR", raising=False)
     monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", kernels)
     subprocess.run([sys.executable, "-c", PRODUCTS], check=True)
@@ -584,7 +587,7 @@ class Operators(TorchDispatchMode):
 
 
 def in_one_kernel(hidden: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
-    """``mean_pool`` as on a GPU."""
+    """Compute ``mean_pool`` as on a GPU."""
     return bag_mean(hidden, batch.residues, batch.residues_before)
 
 
@@ -597,7 +600,7 @@ def in_one_kernel(hidden: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
 )
 @pytest.mark.parametrize("pool", [in_one_kernel, bos_pool, residues_only])
 def test_gpu_attends_without_waiting(kernel, dtype, operator, pool):
-    """Tensors without numbers: whatever would have to look at one is an error."""
+    """Tensors have no numbers, so that reading one on the host is an error."""
     shape = SHAPES[64]
     with torch.device("meta"):
         model = ESM2(shape, shape.n_layers, dtype, kernel).to("meta")
@@ -623,6 +626,6 @@ def test_pooling_kernel_equals_pooling_by_length(oracle):
         assert ((pool(hidden, batch) - exact).abs() <= limit * size).all()
 
 
-def test_the_number_of_parameters_is_that_of_the_model(oracle):
+def test_parameter_count_equals_the_model(oracle):
     model = load_esm2(oracle.path, oracle.shape.n_layers, torch.float32, torch.device("cpu"))
     assert oracle.shape.n_parameters == sum(p.numel() for p in model.parameters())

@@ -1,4 +1,4 @@
-"""Tokens are those of fair-esm, and batches lose nothing and keep to their budget."""
+"""Tokens are those of fair-esm. Batches lose nothing and keep to their budget."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ lengths = st.lists(st.integers(1, 1500), max_size=60)
 budgets = st.integers(3, 4000)
 
 
-def test_the_alphabet_is_that_of_fair_esm():
+def test_alphabet_equals_fair_esm():
     assert len(ALPHABET) == N_TOKENS
     assert list(RESIDUES) == ALPHABET.standard_toks
     special = (ALPHABET.cls_idx, ALPHABET.padding_idx, ALPHABET.eos_idx, ALPHABET.unk_idx)

@@ -1,4 +1,4 @@
-"""A checkpoint is told by its content, gives the same vectors in either format, runs nothing."""
+"""Checkpoints are recognised by content, give equal vectors in either format, and run no code."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def reference(fair_esm) -> Tensor:
 
 
 def embed(path: Path) -> Tensor:
-    """(n_tokens, dim) of all proteins after the last layer, in float32."""
+    """Return (n_tokens, dim) for all proteins after the last layer, in float32."""
     n_layers = inspect_esm2(path).shape.n_layers
     model = load_esm2(path, n_layers, torch.float32, torch.device("cpu"))
     return model(PackedBatch.from_sequences(PROTEINS))
@@ -94,7 +94,7 @@ def hub_config(model: esm.ESM2) -> dict[str, object]:
 
 
 def hub_state(model: esm.ESM2, prefix: str = "esm.") -> dict[str, Tensor]:
-    """The encoder's tensors under the names of the checkpoints on the Hugging Face hub."""
+    """Return the encoder's tensors under the names on the Hugging Face Hub."""
     state = {}
     for name, tensor in model.state_dict().items():
         if name.startswith(("lm_head.", "contact_head.")):
@@ -111,7 +111,7 @@ def hub_state(model: esm.ESM2, prefix: str = "esm.") -> dict[str, Tensor]:
 
 
 def save_hub_folder(model: esm.ESM2, folder: Path, prefix: str = "esm.") -> Path:
-    """Write a folder as the hub has them: config.json and model.safetensors."""
+    """Write a folder as on the Hub: config.json and model.safetensors."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(hub_config(model)))
     state = {name: tensor.clone() for name, tensor in hub_state(model, prefix).items()}
@@ -125,7 +125,7 @@ def change_config(folder: Path, **changes: object) -> None:
 
 
 def rename_tensors(folder: Path, names: dict[str, str]) -> None:
-    """Rename by the start of the name; an empty new name drops the tensor."""
+    """Rename tensors by the start of their name. An empty new name drops the tensor."""
     state = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         start = next((start for start in names if name.startswith(start)), None)
@@ -151,7 +151,7 @@ def test_oracle_file_loads_in_fair_esm(fair_esm, tmp_path):
 
 @pytest.mark.parametrize("kind", [Tensor.detach, torch.nn.Parameter], ids=["tensors", "parameters"])
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
-def test_a_pt_file_gives_the_vectors_of_fair_esm(fair_esm, reference, tmp_path, zipped, kind):
+def test_pt_file_gives_the_vectors_of_fair_esm(fair_esm, reference, tmp_path, zipped, kind):
     state = {name: kind(tensor) for name, tensor in stored_state(fair_esm).items()}
     path = tmp_path / "esm2_t33_650M_UR50D.pt"  # whose content says what it is
     content = {"cfg": {"model": stored_config(fair_esm)}, "model": state}
@@ -176,7 +176,7 @@ def test_rotary_buffer_gives_the_heads(tmp_path, n_heads):
 
 @pytest.fixture(scope="module")
 def transformers() -> types.ModuleType:
-    """Imported here, since that takes each process that only collects tests a second and more."""
+    """Import transformers here, because collecting tests would take a second longer."""
     return importlib.import_module("transformers")
 
 
@@ -201,7 +201,7 @@ def test_hub_folder_equals_transformers(transformers, fair_esm, tmp_path, prefix
 @pytest.mark.parametrize("max_shard_size", ["1GB", "100KB"], ids=["one file", "sharded"])
 @pytest.mark.parametrize("kind", ["EsmModel", "EsmForMaskedLM"])
 @pytest.mark.parametrize("is_new", [False, True], ids=["of the hub", "new"])
-def test_what_transformers_saves_gives_its_vectors(
+def test_model_saved_by_transformers_agrees(
     transformers, fair_esm, tmp_path, is_new, kind, max_shard_size
 ):
     family = getattr(transformers, kind)
@@ -221,11 +221,11 @@ def test_what_transformers_saves_gives_its_vectors(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_saved_model_is_loaded_to_the_last_bit(fair_esm, tmp_path, dtype):
+def test_saved_model_is_loaded_to_the_last_bit(fair_esm, tmp_path, dtype):
     cpu = torch.device("cpu")
     pt = save_fair_esm(fair_esm, tmp_path / "model.pt")
     saved = load_esm2(pt, SHAPE.n_layers, dtype, cpu)
-    saved.inv_freq[1] += 0.01  # kept as it is, not computed anew
+    saved.inv_freq[1] += 0.01  # kept unchanged, not recomputed
     save_esm2(tmp_path / "saved", saved)
     assert inspect_esm2(tmp_path / "saved").shape == SHAPE
     loaded = load_esm2(tmp_path / "saved", SHAPE.n_layers, dtype, cpu)
@@ -277,7 +277,7 @@ def test_encoder_id_follows_weights_and_shape(fair_esm, tmp_path):
     assert len({inspect_esm2(path).encoder_id for path in paths}) == len(models)
 
 
-def test_token_dropout_is_as_the_configuration_says(tmp_path):
+def test_token_dropout_follows_the_configuration(tmp_path):
     shape = replace(SHAPE, token_dropout=False)
     model = make_fair_esm(shape)
     expected = torch.cat(fair_esm_hidden(model, PROTEINS, shape.n_layers))
@@ -290,7 +290,7 @@ def test_token_dropout_is_as_the_configuration_says(tmp_path):
 
 ROTARY = "esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq"
 NO_FREQUENCIES = {ROTARY.format(0): "", ROTARY.format(1): ""}
-WRITTEN_BY = {  # where the frequencies of a Hugging Face folder lie
+WRITTEN_BY = {  # where a Hugging Face folder has the frequencies
     "transformers 4": {},
     "transformers 5": NO_FREQUENCIES | {ROTARY.format(0): ROTARY.format("*")},
     "transformers 5 from no frequencies": NO_FREQUENCIES
@@ -300,7 +300,7 @@ WRITTEN_BY = {  # where the frequencies of a Hugging Face folder lie
 
 @pytest.mark.parametrize("writer", [None, *WRITTEN_BY])
 def test_rotary_frequencies_are_those_of_the_file(tmp_path, writer):
-    """Stored in fp16, as the published 3B: they are rounded too, which can be seen."""
+    """In fp16, as in the published 3B, they are rounded, which shows."""
     limit = tolerance(SHAPE.n_layers, torch.float32)
     model = make_fair_esm(SHAPE)
     exact = torch.cat(fair_esm_hidden(model, PROTEINS[-1:], SHAPE.n_layers))
@@ -340,7 +340,7 @@ def test_checkpoint_hash_covers_all_files(transformers, fair_esm, tmp_path):
 
 
 def refusal(path: Path) -> UnavailableError:
-    """The error, which names the path, and says what to do."""
+    """Return the error, which names the path and has a hint."""
     with pytest.raises(UnavailableError) as caught:
         load_esm2(path, SHAPE.n_layers, torch.float32, torch.device("cpu"))
     assert str(path) in str(caught.value)
@@ -360,7 +360,7 @@ def test_file_that_is_no_checkpoint_is_refused(tmp_path):
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
 @pytest.mark.parametrize("n_bytes", [18, 20, 1500, 100_000, -1])
-def test_a_truncated_checkpoint_is_refused_as_damaged(fair_esm, tmp_path, zipped, n_bytes):
+def test_truncated_checkpoint_is_refused_as_damaged(fair_esm, tmp_path, zipped, n_bytes):
     path = tmp_path / "model.pt"
     content = {"cfg": {"model": stored_config(fair_esm)}, "model": stored_state(fair_esm)}
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
@@ -379,7 +379,7 @@ def test_only_a_namespace_is_unpickled(fair_esm, tmp_path):
 
 
 @pytest.mark.parametrize("content", [[1, 2], {"weights": {}}, {"model": [1]}])
-def test_a_pt_file_without_a_model_is_refused(tmp_path, content):
+def test_pt_file_without_a_model_is_refused(tmp_path, content):
     torch.save(content, tmp_path / "model.pt")
     assert "no state dict" in str(refusal(tmp_path / "model.pt"))
 
@@ -412,7 +412,7 @@ def test_pt_file_with_other_tensors_is_refused(fair_esm, tmp_path, fault):
 
 
 def promise_columns(folder: Path, n_columns: int) -> None:
-    """Have the header of the weights promise more than the file holds."""
+    """Let the header of the weights claim more than the file contains."""
     name = "esm.embeddings.word_embeddings.weight"
     promised = {"dtype": "F32", "shape": [33, n_columns], "data_offsets": [0, 4]}
     header = json.dumps({name: promised}).encode()
@@ -461,7 +461,7 @@ def config(**changes: object) -> Callable[[Path], None]:
         ),
     ],
 )
-def test_a_folder_that_holds_no_whole_esm_2_is_refused(fair_esm, tmp_path, spoil, said):
+def test_folder_without_a_complete_esm2_is_refused(fair_esm, tmp_path, spoil, said):
     folder = save_hub_folder(fair_esm, tmp_path / "model")
     spoil(folder)
     assert said in str(refusal(folder))
@@ -475,7 +475,7 @@ def test_a_folder_that_holds_no_whole_esm_2_is_refused(fair_esm, tmp_path, spoil
     ("stored", "ours"),
     [("layers.1.fc2.weight", "layers.1.down.weight"), ("layers.0.self_attn.k_proj.bias", "qkv")],
 )
-def test_verification_finds_a_number_that_is_not_finite(tmp_path, stored, ours, number):
+def test_verify_finds_numbers_that_are_not_finite(tmp_path, stored, ours, number):
     model = make_fair_esm(SHAPE)
     model.state_dict()[stored].view(-1)[-1] = number
     path = save_fair_esm(model, tmp_path / "model.pt")
@@ -515,11 +515,11 @@ def test_absurd_checkpoint_is_refused(tmp_path, name, n_heads):
         inspect_esm2(path)
 
 
-# Files that stand for more than they hold
+# Files that claim more than they contain
 
 
 def repeated(*shape: int) -> Tensor:
-    """One number in the file, whatever the shape."""
+    """Store one number in the file, whatever the shape."""
     return torch.zeros(1).expand(*shape)
 
 
@@ -565,7 +565,7 @@ def test_oversized_claim_is_refused_early(tmp_path, name, zipped):
 
 
 def test_layers_that_share_one_storage_are_refused(fair_esm, tmp_path):
-    """Each tensor is whole by itself, and the file holds a fraction of the model."""
+    """Each tensor is complete by itself, but the file contains a fraction of the model."""
     state = stored_state(make_fair_esm(replace(SHAPE, n_layers=12, dim=64)))
     one = torch.zeros(max(tensor.numel() for tensor in state.values()))
     shared = {name: one[: tensor.numel()].view(tensor.shape) for name, tensor in state.items()}
@@ -574,8 +574,8 @@ def test_layers_that_share_one_storage_are_refused(fair_esm, tmp_path):
     assert "cannot hold" in str(refusal(path))
 
 
-def test_a_compressed_archive_is_refused(fair_esm, tmp_path):
-    """What comes out of it can be of any size."""
+def test_compressed_archive_is_refused(fair_esm, tmp_path):
+    """Its decompressed size is not bounded."""
     path, packed = save_fair_esm(fair_esm, tmp_path / "model.pt"), tmp_path / "packed.pt"
     with zipfile.ZipFile(path) as whole, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
         for name in whole.namelist():

@@ -1,4 +1,4 @@
-"""ESM C gives the vectors of transformers from each layout, and refuses what is no ESM C."""
+"""ESM C gives the vectors of transformers from each layout, and refuses other files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SEQUENCES = {
 
 
 def ignore(_: object) -> None:
-    """Handle no event."""
+    """Ignore an event."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def embed(
     layer: int = SHAPE.n_layers,
     kernel: Kernel | None = None,
 ) -> dict[str, np.ndarray]:
-    """The vectors of residues by id, of sequences that are packed together in two batches."""
+    """Return the vectors of residues by id, for sequences packed into two batches."""
     model = inspect_esmc(path)
     spec = model.spec(sha256="", layer=layer, pooling="none", precision=precision)
     encoder = load_encoder(spec, path, CPU)
@@ -99,7 +99,7 @@ def embed(
 def reference_vectors(
     path: Path, layer: int = SHAPE.n_layers, rounded: Precision | None = None
 ) -> dict[str, np.ndarray]:
-    """The vectors of transformers by id, one sequence at a time, exact or with roundings."""
+    """Return the vectors of transformers by id, one sequence at a time, exact or rounded."""
     spec = inspect_esmc(path).spec(sha256="", layer=layer, pooling="none", precision="fp32")
     reference = load_reference(spec, path, CPU)
     if rounded:
@@ -121,7 +121,7 @@ def largest_error(vectors: dict[str, np.ndarray], exact: dict[str, np.ndarray]) 
 @pytest.mark.parametrize("kernel", [attend_runs, attend_compiled])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_vectors_are_those_of_transformers(folder, precision, kernel, layer):
-    """As near as the roundings of the precision explain with these weights."""
+    """They agree as far as rounding in this precision allows with these weights."""
     exact = reference_vectors(folder, layer)
     explained = largest_error(reference_vectors(folder, layer, precision), exact)
     found = largest_error(embed(folder, precision, layer, kernel), exact)
@@ -147,7 +147,7 @@ def test_pooled_vectors_are_means_and_starts(folder):
 
 
 def test_vector_does_not_depend_on_the_batch(folder):
-    """Attention stays within a protein, and so do the norms of queries and keys."""
+    """Attention and the norms of queries and keys stay within a protein."""
     spec = inspect_esmc(folder).spec(sha256="", precision="fp32")
     encoder = load_encoder(spec, folder, CPU)
     together = encoder.start(list(SEQUENCES.values())).rows()
@@ -236,7 +236,7 @@ def test_check_with_old_transformers_says_so(folder, monkeypatch):
 
 
 def to_published_layout(path: Path) -> None:
-    """Join tensors and name them as on the Hub, and write its configuration."""
+    """Join and rename tensors as on the Hub, and write the configuration."""
     tensors = load_file(path / "model.safetensors")
     layers = [f"layers.{number}." for number in range(SHAPE.n_layers)]
     new = {
@@ -271,7 +271,7 @@ def to_published_layout(path: Path) -> None:
 
 
 def shard(path: Path) -> None:
-    """Split the weights into two files with an index, next to a file that is none of them."""
+    """Split the weights into two files with an index. Another file is next to them."""
     tensors = load_file(path / "model.safetensors")
     (path / "model.safetensors").rename(path / "stray.safetensors")
     names = sorted(tensors)
@@ -305,7 +305,7 @@ def test_single_file_gives_the_same_bits(folder, copied, tmp_path, has_config):
 
 @pytest.mark.parametrize("max_shard_size", ["1GB", "500KB"])
 @pytest.mark.parametrize("kind", ["EsmcModel", "EsmcForMaskedLM"])
-def test_what_transformers_saves_is_read(transformers, tmp_path, kind, max_shard_size):
+def test_model_saved_by_transformers_is_read(transformers, tmp_path, kind, max_shard_size):
     torch.manual_seed(5)
     config = transformers.EsmcConfig(
         hidden_size=96, num_hidden_layers=2, num_attention_heads=6, intermediate_size=200
@@ -473,7 +473,7 @@ def test_weights_that_are_not_finite_are_refused(copied, number):
         model.verify()
 
 
-def test_training_on_it_is_refused(folder):
+def test_training_of_esmc_is_refused(folder):
     with pytest.raises(UnavailableError, match="is not an ESM-2, but a model of the family esmc"):
         require_esm2(inspect_esmc(folder))
 
@@ -483,7 +483,7 @@ def test_training_on_it_is_refused(folder):
 
 @pytest.mark.parametrize("name", ["esmc-300m", "esmc-600m", "esmc-6b"])
 def test_published_figures_fit_the_shape(name):
-    """Files hold the encoder and its language-model head in float32, where sizes are recorded."""
+    """Files contain the encoder and its language-model head in float32."""
     published = FAMILIES["esmc"].published[name]
     shape = read_shape(published)
     assert shape.head_dim == 64
@@ -500,7 +500,7 @@ def test_published_figures_fit_the_shape(name):
 
 
 def publish(folder: Path, monkeypatch, sha256: str = "") -> str:
-    """Publish the files of a folder, which nobody can download, as a model called esmc-tiny."""
+    """Publish a folder as a model called esmc-tiny, which cannot be downloaded."""
     digest = sha256 or inspect_esmc(folder).sha256()
     url = "http://127.0.0.1:1"
     published = Published(
@@ -518,7 +518,7 @@ def publish(folder: Path, monkeypatch, sha256: str = "") -> str:
 
 
 def put_into_cache(folder: Path, cache: Path, digest: str) -> Path:
-    """As huggingface_hub does: links to files that are named by their hash."""
+    """Make links to files named by their hash, as huggingface_hub does."""
     repository = cache / "models--biohub--ESMC-tiny"
     snapshot = repository / "snapshots" / "a59b"
     snapshot.mkdir(parents=True)
@@ -600,7 +600,7 @@ def extract(folder: Path, output: Path, *words: object) -> str:
 
 
 def files_of(output: Path) -> dict[str, bytes]:
-    """The feature files of a run, by name."""
+    """Return the feature files of a run, by name."""
     files = [*output.rglob("*.h5"), output / "records.tsv"]
     return {str(file.relative_to(output)): file.read_bytes() for file in files}
 

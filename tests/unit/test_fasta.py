@@ -1,4 +1,4 @@
-"""FASTA is read as it is written in the wild, and refused with file, line and remedy."""
+"""FASTA as it occurs in practice is read, or refused with file, line and remedy."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ PACKED_BADLY = "in.fa: cannot be decompressed: "
 
 
 def refusal_of(path: Path, why: str | None = None) -> InputError:
-    """The error that reading ends with; it always names the file and says what to do."""
+    """Return the error of reading, which always names the file and has a hint."""
     with pytest.raises(InputError, match=why) as caught:
         list(read_fasta(path))
     assert path.name in str(caught.value)
@@ -93,14 +93,14 @@ def refusal_of(path: Path, why: str | None = None) -> InputError:
 
 @contextmanager
 def with_size(**sizes: int) -> Iterator[None]:
-    """Read with another size of blocks, or with other bounds."""
+    """Read with another block size, or with other limits."""
     with pytest.MonkeyPatch.context() as patch:
         for name, size in sizes.items():
             patch.setattr(virnucpro.sequences.record_text, name, size)
         yield
 
 
-# What is read
+# Accepted files
 
 
 @pytest.mark.parametrize("pack", [bytes, *PACKED.values()], ids=["plain", *PACKED])
@@ -116,7 +116,7 @@ def test_multi_stream_files_are_read_to_the_end(write, pack) -> None:
 
 
 def test_records_stream(write) -> None:
-    """The first records come before a fault further on is met."""
+    """The first records are yielded before a later fault is reached."""
     records = read_fasta(write(b">a\nAC\n>b\nGT\n>\nAC\n"))
     assert [next(records).id, next(records).id] == ["a", "b"]
     with pytest.raises(InputError, match=r"in\.fa:5: the header has no id"):
@@ -136,7 +136,7 @@ sequences = st.text("ACGTNacgtnRYKM*XLEFP", max_size=200)
 
 
 @given(st.lists(st.tuples(headers, sequences), max_size=5))
-def test_what_is_written_is_read_back(tmp_path_factory, entries: list[tuple[str, str]]) -> None:
+def test_written_records_are_read_back(tmp_path_factory, entries: list[tuple[str, str]]) -> None:
     path = tmp_path_factory.getbasetemp() / "round-trip.fa"
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as out:
         for header, sequence in entries:
@@ -151,7 +151,7 @@ def test_sequences_are_written_in_lines_of_sixty() -> None:
     assert out.getvalue() == f">a b\n{'A' * 60}\nC\n>empty\n"
 
 
-# What is refused
+# Refused files
 
 
 FAULTS = {
@@ -163,7 +163,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("content", "line"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_in_a_line_is_refused_with_its_number(write, content: bytes, line: int) -> None:
+def test_faulty_line_is_refused_with_its_number(write, content: bytes, line: int) -> None:
     path = write(content)
     assert f"{path.name}:{line}: " in str(refusal_of(path))
 
@@ -210,7 +210,7 @@ def test_fastq_qualities_do_not_matter(write, pack) -> None:
 def test_mates_in_one_file_get_own_ids(
     write, content: str, headers: list[str], n_bytes: int
 ) -> None:
-    """A pair is found by the first two reads, also where the first one fills a block."""
+    """The first two reads show a pair, even if the first one fills a block."""
     path = write(content.replace("|", "\n").encode())
     is_of_pairs = headers[0].startswith("x/1") and not content.startswith("@x/1")
     with with_size(READ_BYTES=n_bytes):
@@ -218,7 +218,7 @@ def test_mates_in_one_file_get_own_ids(
         assert detect_interleaved(path) == ("mates" if is_of_pairs else "single")
 
 
-def test_a_line_of_reads_without_end_is_refused(write) -> None:
+def test_endless_line_of_reads_is_refused(write) -> None:
     with with_size(MAX_LETTERS=2_000_000, MAX_HEADER=1_000_000):
         for content, why in (
             (b"@a\n" + 9_000_000 * b"A", "has more than 2,000,000 letters"),
@@ -229,8 +229,8 @@ def test_a_line_of_reads_without_end_is_refused(write) -> None:
 
 
 @every_packing
-def test_a_flipped_bit_is_refused_or_harmless(write, pack) -> None:
-    """Harmless are those of a time stamp or of a block size, say."""
+def test_flipped_bit_is_refused_or_harmless(write, pack) -> None:
+    """Bits of a time stamp or a block size, for example, are harmless."""
     content = pack(some_bytes)
     expected = read(write(content))
     n_refused = 0
@@ -249,7 +249,7 @@ def test_a_flipped_bit_is_refused_or_harmless(write, pack) -> None:
 
 
 @every_packing
-def test_garbage_behind_a_packed_file_is_refused(write, pack) -> None:
+def test_garbage_after_compressed_data_is_refused(write, pack) -> None:
     for garbage in (b"garbage", b"\0\1", pack(some_bytes)[1:]):
         refusal_of(write(pack(some_bytes) + garbage), PACKED_BADLY)
         refusal_of(write(2 * pack(some_bytes) + garbage), PACKED_BADLY)
@@ -261,13 +261,13 @@ def test_truncated_second_stream_is_refused(write, pack) -> None:
     for length in range(2, len(first + second)):
         path = write((first + second)[:length])
         if length == len(first):
-            assert read(path) == [("a", "AC")]  # as if it were whole
+            assert read(path) == [("a", "AC")]  # as if it were complete
         else:
             refusal_of(path)
 
 
 @every_packing
-def test_a_later_stream_that_is_damaged_is_refused(write, pack) -> None:
+def test_damaged_later_stream_is_refused(write, pack) -> None:
     first, second = pack(b">a\nAC\n"), pack(some_bytes)
     refusal_of(write(first + b"X" + second[1:]), PACKED_BADLY)
     middle = len(second) // 2
@@ -285,7 +285,7 @@ def test_xz_padding_is_skipped(write, n_zeros: int) -> None:
         refusal_of(write(first + bytes(n_zeros + n_odd)), PACKED_BADLY)
 
 
-def test_a_message_names_the_file_however_deep_it_lies(tmp_path: Path) -> None:
+def test_message_names_a_deeply_nested_file(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 30) / ("path" * 30)
     folder.mkdir(parents=True)
     (folder / "bad.fa").write_text("no FASTA")
@@ -296,7 +296,7 @@ def test_a_message_names_the_file_however_deep_it_lies(tmp_path: Path) -> None:
 
 
 def test_folder_stands_for_its_fasta_files(write, tmp_path: Path) -> None:
-    """A folder in it is no file, and a file stands for itself, whatever their names."""
+    """Subfolders are not read. A single file is read whatever its name."""
     wanted = [*("B.FASTA", "a.fna.gz", "b.fa", "c.faa.zst"), "d.fas.xz", "e.fsa.bz2", "f.ffn"]
     wanted.append("x.fastq")
     (tmp_path / "assembly.fa").mkdir()
@@ -317,7 +317,7 @@ def test_folder_stands_for_its_fasta_files(write, tmp_path: Path) -> None:
         (list_fasta, "folder", "no FASTA or FASTQ file in this folder", ".fa, .fna, .fasta"),
     ],
 )
-def test_a_path_without_input_is_refused_by_its_name(
+def test_path_without_input_is_named(
     write, tmp_path: Path, look: Callable[[Path], Any], name: str, why: str, remedy: str
 ) -> None:
     write(b"", "file.fa")
@@ -328,14 +328,14 @@ def test_a_path_without_input_is_refused_by_its_name(
     assert remedy in caught.value.hint
 
 
-def test_an_accession_in_place_of_a_file_is_recognised() -> None:
+def test_accession_in_place_of_a_file_is_recognised() -> None:
     with pytest.raises(InputMissingError) as caught:
         list_fasta(Path("NC_001416.1"))
     assert "download its sequence first" in caught.value.hint
 
 
 @not_as_root
-def test_a_folder_that_may_not_be_read_is_refused(write, tmp_path: Path) -> None:
+def test_unreadable_folder_is_refused(write, tmp_path: Path) -> None:
     write(b">a\nAC\n")
     tmp_path.chmod(0)
     try:
@@ -368,7 +368,7 @@ def test_a_folder_that_may_not_be_read_is_refused(write, tmp_path: Path) -> None
         (b">a\n>b\n\n", None),
     ],
 )
-def test_letters_tell_nucleotides_from_proteins(write, content: bytes, expected) -> None:
+def test_letters_distinguish_nucleotides_and_proteins(write, content: bytes, expected) -> None:
     assert guess_input_type(write(content)) == expected
 
 
@@ -378,7 +378,7 @@ def test_masked_nucleotides_among_proteins(write) -> None:
         guess_input_type(path)
 
 
-def test_gaps_of_an_alignment_are_left_out_and_counted(write) -> None:
+def test_alignment_gaps_are_removed_and_counted(write) -> None:
     path = write(b">a-1.2~ of-a.test~\n--AC.G\n~T--\n>b\nAC GT\n>c\n---\n")
     found = [(record.header, record.sequence, record.n_gaps) for record in read_fasta(path)]
     assert found == [("a-1.2~ of-a.test~", "ACGT", 6), ("b", "ACGT", 0), ("c", "", 3)]
@@ -411,11 +411,11 @@ def test_ambiguous_letters_are_refused(write, letters: bytes) -> None:
     ],
     ids=lambda text: text[-50:],
 )
-def test_the_first_letter_that_does_not_belong_is_named(sequence, input_type, note) -> None:
+def test_first_invalid_letter_is_named(sequence, input_type, note) -> None:
     assert find_invalid(FastaRecord("a", "a", sequence), input_type) == note
 
 
-# Bounds
+# Limits
 
 ENDLESS = {
     "one line": b"ACGT" * 2**18,
@@ -427,7 +427,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("content", ENDLESS.values(), ids=ENDLESS)
 def test_endless_record_takes_bounded_memory(write, content: bytes) -> None:
-    """4 bytes per letter, as Python keeps those of the last case, and once more to join them."""
+    """Python stores 4 bytes per letter in the last case, and needs as many to join them."""
     start = gzip.compress(b">a\nAC\n\n>bomb [red]\n")
     path = write(start + 64 * gzip.compress(content))
     with with_size(MAX_LETTERS=2**22):
@@ -436,7 +436,7 @@ def test_endless_record_takes_bounded_memory(write, content: bytes) -> None:
     assert peak < 8 * 2**22 + 16 * 2**20  # and the blocks that are read
 
 
-def test_the_letters_of_a_long_record_are_held_once(write) -> None:
+def test_long_record_is_in_memory_once(write) -> None:
     path = write(b">a\n" + b"ACGT" * 2**21 + b"\n>b\nAC\n")
     tracemalloc.start()
     records = read_fasta(path)
@@ -482,7 +482,7 @@ def test_endless_blank_lines_take_no_memory(write) -> None:
     assert peak < 16 * 2**20
 
 
-def test_a_record_and_a_header_at_their_bounds_are_read(write) -> None:
+def test_record_and_header_at_their_limits_are_read(write) -> None:
     header, bases = "a " + "x" * (MAX_HEADER - 2), "ACGT" * 2**19
     path = write(f">{header}\n{bases}\n>b\nAC\n".encode())
     with with_size(MAX_LETTERS=2**21):
@@ -500,7 +500,7 @@ def test_long_record_is_written_in_place() -> None:
 
 
 def traced(work: Callable[[], Any]) -> tuple[Any, int]:
-    """What the work comes to, and the bytes that Python had at most meanwhile."""
+    """Return the result of a call, and the peak of Python's memory in it."""
     tracemalloc.start()
     try:
         return work(), tracemalloc.get_traced_memory()[1]
@@ -508,7 +508,7 @@ def traced(work: Callable[[], Any]) -> tuple[Any, int]:
         tracemalloc.stop()
 
 
-# Anything at all
+# Random bytes
 
 
 @pytest.fixture(scope="module")
@@ -526,7 +526,7 @@ packings = st.sampled_from([bytes, *PACKED.values()])
 
 
 @given(starts, st.binary(max_size=300) | like_fasta, blocks)
-def test_any_bytes_are_read_or_refused_with_advice(anything, start, content, block) -> None:
+def test_any_bytes_are_read_or_refused_with_a_hint(anything, start, content, block) -> None:
     anything.write_bytes(start + content)
     with with_size(READ_BYTES=block):
         try:
@@ -565,7 +565,7 @@ def test_records_equal_those_of_biopython(anything, content: bytes, block: int, 
 
 
 def without_blanks(letters: str) -> str:
-    """Biopython drops what Unicode calls white space, at the ends of lines."""
+    """Remove Unicode white space at the ends of lines, as Biopython does."""
     return "".join(letters.split())
 
 
@@ -575,7 +575,7 @@ fillings = st.lists(spaces, max_size=3)  # blank lines
 
 
 @given(st.data(), blocks, packings)
-def test_line_ends_and_packing_change_nothing(
+def test_line_ends_and_compression_change_nothing(
     anything, data: st.DataObject, block: int, pack
 ) -> None:
     entries = data.draw(st.lists(st.tuples(headers, written_lines, fillings), max_size=5))
@@ -625,7 +625,7 @@ def test_spans_cover_every_record_once(tmp_path, suffix, line_end, lead):
 
 
 def assert_spans_are_whole(path: Path, n_bytes: int, *, is_cut: bool) -> None:
-    """A packed file is gone when its first span has been opened."""
+    """Check the spans. A compressed file is deleted when its first span is open."""
     records, whole, is_packed = list(read_fasta(path)), path.read_bytes(), path.suffix == ".gz"
     for block in read_blocks(path):
         assert (block.span is not None) == (is_cut and not is_packed)

@@ -1,4 +1,4 @@
-"""The feature store: a folder for each encoder, and copies that have what their originals have."""
+"""Feature store: a folder for each encoder, and copies with the vectors of their originals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_shard_sizes_grow(n_residues, n_shards):
     assert place == n_shards
 
 
-def test_shards_grow_with_their_place(tmp_path):
+def test_shards_grow_with_their_number(tmp_path):
     recipe = Recipe(
         **{"command": "extract", "input_type": "protein", "chunk_size": 0, "min_length": 0},
         **{"encoders": (ENCODER,), "residues_per_shard": 50_000},
@@ -118,10 +118,10 @@ def test_copy_has_the_row_of_its_original(stores):
     reasons = {name: why for found in features for name, why in found.reasons.items()}
     assert reasons == {"b": "no memory", "B": "no memory"}
     files = {name for *_, content in store.read_files() for name in content.ids}
-    assert files == rows.keys()  # so whoever opens the files finds the copies too
+    assert files == rows.keys()  # so that readers of the files find the copies too
 
 
-def test_a_shard_that_was_lost_fails_with_its_copies(stores):
+def test_lost_shard_fails_with_its_copies(stores):
     lost, kept = [make_orf("a")], [make_orf("b"), make_orf("A", 0), make_orf("B", 1)]
     shards = [make_shard(0, lost), make_shard(1, kept)]
     stores[0].write(shards[1], embed("b"))
@@ -146,7 +146,7 @@ def test_each_encoder_has_its_own_store(rundir, stores):
         assert (content.vectors == i).all()
 
 
-def test_a_shard_is_owed_by_each_encoder_by_itself(stores):
+def test_each_encoder_has_its_own_pending_shards(stores):
     shards = [make_shard(i, [make_orf(name)]) for i, name in enumerate("ab")]
     for shard in shards:
         stores[0].write(shard, embed("ab"[shard.index]))

@@ -1,7 +1,7 @@
-"""Whatever is done to a file that is read, a command ends with one of its exit codes.
+"""A command ends with a documented exit code, whatever damage its input files have.
 
-Each test begins with a valid file, damages it, and gives it to the command line, in this process:
-an exception that is none of ours fails the test, as does an exit code that is not promised.
+Each test damages a valid file and passes it to the command line, in this process. An exception
+other than our own fails the test, and so does an undocumented exit code.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ VALUES: list[object] = [
 
 
 def fuzzed(test: Callable[..., None]) -> Callable[..., None]:
-    """Give a test damages of some seeds."""
+    """Run a test with the damages of some seeds."""
     few = settings(
         max_examples=max(4, settings.default.max_examples // 12),
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -66,7 +66,7 @@ def fuzzed(test: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture(autouse=True)
 def process_as_before(monkeypatch):
-    """A command sets signals and an environment variable in its process."""
+    """Restore the signals and the environment variable that a command sets."""
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     before = [signal.getsignal(number) for number in SIGNALS]
     yield
@@ -75,7 +75,7 @@ def process_as_before(monkeypatch):
 
 
 def end_of(*words: object, code: int | None = None) -> str:
-    """Run a command; what it showed. Its end must be this one, or any that is promised."""
+    """Run a command and return its output. Check its exit code, or that it is documented."""
     shown, argv = io.StringIO(), sys.argv
     sys.argv = ["virnucpro", *map(str, words)]
     try:
@@ -90,11 +90,11 @@ def end_of(*words: object, code: int | None = None) -> str:
     return text
 
 
-# Damage, of a seed
+# Damage from a seed
 
 
 class Damage:
-    """Changes of content; the seed says which, so that a failure has a short name."""
+    """Changes of content. The seed identifies them, so that a failure has a short name."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.rng = seed, Random(seed)
@@ -109,7 +109,7 @@ class Damage:
         return self.rng.choice(list(choices))
 
     def of_bytes(self, content: bytes) -> bytes:
-        """Other bytes, other numbers, an end that is missing."""
+        """Change or drop bytes, change numbers, or cut off the end."""
         for _ in range(self.rng.randint(1, 3)):
             start = self.rng.randint(0, len(content))
             match self.choose(["put", "put", "flip", "number", "cut", "double"]):
@@ -132,7 +132,7 @@ class Damage:
         return content
 
     def of_values(self, text: str) -> str:
-        """JSON in which a value or two are of another kind, or have another name."""
+        """Change JSON so that a value or two have another type or another name."""
         whole = {"": json.loads(text)}
         for _ in range(self.rng.randint(1, 2)):
             holder, key = self.choose(places_in(whole))
@@ -152,7 +152,7 @@ class Damage:
         return self.of_values(content.decode()).encode()
 
     def of_tensors(self, content: bytes) -> bytes:
-        """A file of safetensors with another header, or with other bytes anywhere."""
+        """Change the header or any bytes of a safetensors file."""
         if self.rng.random() < 0.2:
             return self.of_bytes(content)
         end = 8 + int.from_bytes(content[:8], "little")
@@ -161,7 +161,7 @@ class Damage:
 
 
 def places_in(content: Any) -> Iterator[tuple[Any, Any]]:
-    """Each value that is inside, as its holder and key."""
+    """Yield each value inside, as its container and key."""
     for key in list(content if isinstance(content, dict) else range(len(content))):
         yield content, key
         if isinstance(content[key], (dict, list)):
@@ -173,7 +173,7 @@ def written(path: Path, content: bytes) -> Path:
     return path
 
 
-# Valid files, made once
+# Valid files
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def genome(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def run(genome: Path, folder: Path) -> dict[str, bytes]:
-    """The files of a run with regions, by their names; it lies in ``folder / "run"``."""
+    """The files of a run with regions, by name. It is in ``folder / "run"``."""
     options = PredictOptions(input=(genome,), output_dir=folder / "run", report=False)
     execute(options, lambda _: None, lambda _: InlineExecutor())
     return files_of(folder / "run")
@@ -205,7 +205,7 @@ def run(genome: Path, folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def embedded(tiny, folder: Path) -> dict[str, bytes]:
-    """The files of a run with vectors; it lies in ``folder / "embedded"``."""
+    """The files of a run with vectors. It is in ``folder / "embedded"``."""
     proteins = write_fasta(folder / "in.faa", {"p": "MKVLEFPQILAAGG", "q": "MKVLPPQIL"})
     predict_here([proteins], tiny, folder / "embedded")
     return files_of(folder / "embedded")
@@ -227,7 +227,7 @@ def put_back(run: Path, files: dict[str, bytes]) -> None:
 
 
 def put_back_with(run: Path, files: dict[str, bytes], **facts: object) -> None:
-    """The files as they were, but for these facts of ``run.json``."""
+    """Restore the files, except for these values of ``run.json``."""
     put_back(run, files)
     write_run_json(run, {**json.loads(files["run.json"]), **facts})
 
@@ -279,7 +279,7 @@ def test_any_manifest_of_a_run_ends_as_promised(damage, run, genome, folder):
 
 
 def with_right_checksum(content: bytes) -> bytes:
-    """The same facts, as if this program had written them."""
+    """Add the checksum that this program would have written."""
     with suppress(ValueError, RecursionError):
         facts = json.loads(content)
         return add_checksum(facts).encode() if isinstance(facts, dict) else content
@@ -315,7 +315,7 @@ def test_any_feature_file_and_plan_end_as_promised(damage, embedded, folder):
 
 
 def with_other_label(content: bytes, damage: Damage) -> bytes:
-    """A feature file with another label, whose own hash is right."""
+    """Change the label of a feature file, with a correct hash."""
     _, n_bytes = _SEAL.unpack(content[-_SEAL.size :])
     start = len(content) - _SEAL.size - n_bytes
     label = damage.of_values(content[start : start + n_bytes].decode()).encode()
@@ -324,7 +324,7 @@ def with_other_label(content: bytes, damage: Damage) -> bytes:
 
 
 @fuzzed
-def test_any_table_beside_another_ends_as_promised(damage, run, folder):
+def test_any_pair_of_tables_ends_as_promised(damage, run, folder):
     name = damage.choose(["prediction_results.txt", "prediction_results_highestscore.csv"])
     a = written(folder / "a.txt", run[name])
     b = written(folder / "b.txt", damage.of_bytes(run[name]))
@@ -390,7 +390,7 @@ def test_any_file_of_options_ends_as_promised(damage, folder):
 
 
 @fuzzed
-def test_any_labelled_manifest_and_split_end_as_promised(damage, folder):
+def test_any_manifest_and_split_end_as_promised(damage, folder):
     labelled = folder / "labelled"
     if not labelled.exists():
         labelled.mkdir()
@@ -425,7 +425,7 @@ def test_any_truth_and_genes_end_as_promised(damage, genome, folder):
     end_of("evaluate", "--data", genome, *words)
 
 
-# Faults that were found
+# Known faults
 
 
 def test_deep_or_large_model_json_is_refused(tiny, folder):
@@ -435,7 +435,7 @@ def test_deep_or_large_model_json_is_refused(tiny, folder):
         (model / "config.json").write_text(content)
         assert "cannot be read" in end_of("models", "info", model, code=69)
     with (model / "config.json").open("r+b") as config:
-        config.truncate(MOST_JSON + 1)  # a hole: it takes no room
+        config.truncate(MOST_JSON + 1)  # a hole, which takes no space
     assert "more than 268,435,456 bytes" in end_of("models", "info", model, code=69)
 
 
@@ -456,14 +456,14 @@ def test_invalid_yaml_options_are_refused(folder, text):
 
 
 @pytest.mark.parametrize("name", ["cut", "counts"])
-def test_a_run_whose_facts_are_text_is_damaged(run, genome, folder, name):
+def test_run_json_with_text_for_numbers_is_damaged(run, genome, folder, name):
     put_back_with(folder / "run", run, **{name: "text"})
     for words in commands_on(folder / "run", genome):
         code = None if words[0] in ("report", "compare") else 73
         end_of(*words, code=code)
 
 
-def test_a_run_whose_input_can_be_no_file_is_damaged(run, folder):
+def test_run_json_with_impossible_input_is_damaged(run, folder):
     for name in ("a\0b", "\ud800"):
         (first, *_) = json.loads(run["run.json"])["inputs"]
         put_back_with(folder / "run", run, inputs=[first | {"path": name}])
@@ -478,12 +478,12 @@ def test_recipe_difference_is_printable(run, genome, folder):
     assert r"residues_per_shard was a\x00\x1b[31mb" in end_of(*words, code=73)
 
 
-def test_a_path_with_a_nul_byte_is_a_mistake_of_usage(fasta, folder):
+def test_path_with_a_nul_byte_is_a_usage_error(fasta, folder):
     for words in (("-i", fasta, "-o", f"{folder}/a\0b"), ("-i", f"{fasta}\0", "-o", folder / "o")):
         assert "has a NUL byte" in end_of("predict", *words, code=64)
 
 
-def test_places_of_thousands_of_digits_are_no_places(genome, folder):
+def test_positions_of_thousands_of_digits_are_refused(genome, folder):
     many = "9" * 5_000
     truth = written(
         folder / "t.tsv", f"seq_id\tstart\tend\tkind\nx\t1\t{many}\tprophage\n".encode()

@@ -1,4 +1,4 @@
-"""Genes of viruses, and their description by MIUViG."""
+"""Genes of viruses, and MIUViG fields."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def coding(n_codons: int, seed: int) -> str:
 
 
 def spacer(n: int, seed: int) -> str:
-    """Bases with stops in all frames."""
+    """Return bases with stops in all frames."""
     return "".join(random.Random(seed).choices("ACGT", k=n)) + "TAATTAATTAACTAGTTAG"
 
 
@@ -53,7 +53,7 @@ def genes_of(sequence: str, *, is_circle: bool = False, code: GeneticCode = STAN
     return list(genes)
 
 
-def test_genes_begin_and_end_where_made():
+def test_genes_have_the_known_starts_and_ends():
     sequence = phage()
     genes = genes_of(sequence)
     assert [gene.strand for gene in genes] == ["+"] * 5 + ["-"] * 3

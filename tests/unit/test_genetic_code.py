@@ -1,4 +1,4 @@
-"""Genetic codes: what a codon means, in frames, in the scorer, and in notes."""
+"""Genetic codes in frames, in the scorer, and in notes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_unknown_code_is_refused(number: int) -> None:
     assert "4, 5, 6" in str(refusal.value.hint)
 
 
-def test_the_bacterial_code_reads_as_the_standard_one() -> None:
+def test_bacterial_code_equals_the_standard_code() -> None:
     assert GeneticCode.from_number(11).letters == STANDARD.letters
     assert GeneticCode.from_number(11).standard_synonyms == {}
 
@@ -56,7 +56,7 @@ def test_synonym_keeps_its_meaning() -> None:
 @pytest.mark.parametrize(
     ("code", "codon", "letter"), [(4, "TGA", "W"), (15, "TAG", "Q"), (25, "TGA", "G")]
 )
-def test_a_frame_is_open_and_translated_in_its_code(code: int, codon: str, letter: str) -> None:
+def test_frame_is_translated_in_its_code(code: int, codon: str, letter: str) -> None:
     chunk = Chunk("c", "r", 0, "ATGGCT" + codon + "AAACTG")
     first = {
         orf.id: orf.protein for orf in translate_six_frames([chunk], GeneticCode.from_number(code))
@@ -67,7 +67,7 @@ def test_a_frame_is_open_and_translated_in_its_code(code: int, codon: str, lette
 
 @pytest.mark.parametrize("code", [4, 6, 15, 25])
 def test_gene_in_its_code_has_the_same_stretches(code: int) -> None:
-    """Its codons count as their synonyms; only the figures that count bases may tell them apart."""
+    """Its codons count as their synonyms. Only figures that count bases may differ."""
     scorer = Scorer.load_builtin()
     standard = [gene(400, seed) for seed in range(20)]
     recoded = [gene(400, seed, code=code) for seed in range(20)]
@@ -82,7 +82,7 @@ def test_gene_in_its_code_has_the_same_stretches(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [4, 15, 6])
-def test_a_genome_in_another_code_is_noted(code: int) -> None:
+def test_genome_in_another_code_is_noted(code: int) -> None:
     flanks = noise(300, 1), noise(300, 2)
     recoded = gene(900, 5, code=code).join(flanks)
     reverse = recoded[::-1].translate(str.maketrans("ACGT", "TGCA"))
@@ -98,5 +98,5 @@ def test_random_sequence_is_hardly_ever_noted() -> None:
 
 
 @pytest.mark.parametrize("sequence", ["", "A", "ACG", "N" * 5000, "A" * 5000, "acgu" * 700])
-def test_sequences_without_sense_have_no_code(sequence: str) -> None:
+def test_meaningless_sequences_have_no_code(sequence: str) -> None:
     assert find_open_codes([sequence]) == [None]

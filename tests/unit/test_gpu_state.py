@@ -1,4 +1,4 @@
-"""What NVML tells about a GPU's state, and which CPU cores its worker gets."""
+"""The state of a GPU from NVML, and the CPU cores of its worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def not_supported(*_: object) -> None:
 
 @pytest.fixture
 def feigned_card(monkeypatch) -> SimpleNamespace:
-    """A driver with one card at 1,200 of 1,980 MHz, too hot, on the cores 64 to 67."""
+    """Simulate a driver with one hot card at 1,200 of 1,980 MHz, near the cores 64 to 67."""
     library = SimpleNamespace(**vars(pynvml))
     library.nvmlInit = lambda: None
     library.nvmlShutdown = lambda: None
@@ -72,7 +72,7 @@ def test_no_driver_no_state(feigned_card):
     assert read_near_cores("a") == frozenset()
 
 
-def test_near_cores_of_second_word(feigned_card):
+def test_near_cores_are_read_from_the_second_word(feigned_card):
     assert read_near_cores("a") == {64, 65, 66, 67}
 
 
@@ -86,7 +86,7 @@ def test_near_cores_of_second_word(feigned_card):
         ((), range(4), range(4)),  # unknown
     ],
 )
-def test_worker_cores(near, allowed, chosen):
+def test_worker_keeps_to_near_cores(near, allowed, chosen):
     assert choose_near_cores(set(near), set(allowed)) == set(chosen)
 
 

@@ -1,4 +1,4 @@
-"""Damage to the results of a finished run is noticed by whoever reads them, and by nobody else."""
+"""Damage to the results of a finished run is noticed by every reader of the damaged file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ OF_ALL_FILES = {"report.html", "samples.tsv", "virnucpro_mqc.tsv"}  # not of eac
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """A run of two files with tables of each, and with regions."""
+    """A run of two files with tables per file, and with regions."""
     folder, rng = tmp_path_factory.mktemp("finished"), np.random.default_rng(8)
     sources = [
         write(folder / f"{name}.fa", long=random_dna(12_000, rng), open=open_dna(900, rng))
@@ -69,7 +69,7 @@ def copied(finished: Path, tmp_path: Path) -> Path:
 
 
 def say(*words: object) -> tuple[int, str]:
-    """The exit code of a command, and what it prints, in one line."""
+    """Run a command. -> its exit code, and its output on one line"""
     code, shown = invoke(*words)
     return code, " ".join(shown.split())
 
@@ -172,7 +172,7 @@ def test_readers_refuse_damaged_results(copied, finished, name, command):
         assert path.name == name or path.read_bytes() == content
 
 
-def test_resume_writes_damaged_tables_anew(copied, finished):
+def test_resume_rewrites_damaged_tables(copied, finished):
     sources = [finished.parent / f"{name}.fa" for name in ("a", "b")]
     for name in ("predictions.tsv", "samples/a/viral.fasta", "regions.bed"):
         flip_bit(copied / name)
@@ -186,7 +186,7 @@ def test_resume_writes_damaged_tables_anew(copied, finished):
 @pytest.mark.parametrize(
     ("command", "name"), [("report", "report.html"), ("regions", "tracks.tsv.gz")]
 )
-def test_damaged_page_is_written_anew(copied, command, name):
+def test_damaged_report_is_rewritten(copied, command, name):
     flip_bit(copied / name)
     code, told = say("status", copied, "--verify")
     assert code == 1 and "--resume" in told
@@ -194,7 +194,7 @@ def test_damaged_page_is_written_anew(copied, command, name):
     assert say("status", copied, "--verify")[0] == 0
 
 
-def test_the_hashes_follow_what_regions_and_report_write(tmp_path, finished):
+def test_hashes_follow_regions_and_report(tmp_path, finished):
     sources = [finished.parent / f"{name}.fa" for name in ("a", "b")]
     predict(*sources, to=tmp_path / "run", regions=False, report=False, **SETTINGS)
     assert not {"report.html", *REGIONS} & set(hashes_of(tmp_path / "run"))
@@ -260,11 +260,11 @@ def test_output_is_hashed_while_written(tmp_path):
 
 
 class Killed(BaseException):
-    """Stands for a kill of the process: no code of the package catches it."""
+    """Stands for a kill of the process. No code in the package catches it."""
 
 
 def at_call(number: int, name: str) -> Callable[..., None]:
-    """Stands for the system's call of a process that is killed at its n-th call."""
+    """Stands for the system call at which a process is killed."""
     left = [number]
     real = getattr(os, name)
 
@@ -278,7 +278,7 @@ def at_call(number: int, name: str) -> Callable[..., None]:
 
 
 def make_other(folder: Path, names: Collection[str]) -> None:
-    """Give outputs another content, as if an earlier command had written it."""
+    """Change the content of outputs, as if an earlier command had written them."""
     stored = json.loads((folder / "run.json").read_text())
     for place in stored["outputs"]:
         if Path(place).name in names:
@@ -294,7 +294,7 @@ def make_other(folder: Path, names: Collection[str]) -> None:
 def test_kill_before_run_json_is_no_damage(
     copied, finished, monkeypatch, chaos_seed, command, names, n_renames, apart
 ):
-    """Files appear one by one, each by a rename; other ones are struck in the next rounds."""
+    """Files appear one by one, each by a rename. More rounds stop at other ones."""
     sources = [finished.parent / f"{name}.fa" for name in ("a", "b")]
     number, is_over = chaos_seed % apart + 1 - apart, False
     while not is_over:
@@ -338,7 +338,7 @@ def test_flipped_bit_in_vectors_is_noticed(tmp_path, tiny, make_config, command,
 
 
 def test_another_whole_feature_file_is_noticed(tmp_path, make_config):
-    """Its label is right: only ``run.json`` tells that it is not the file of this run."""
+    """Its label is correct. Only ``run.json`` shows that it is not from this run."""
     fasta = write(tmp_path / "in.fa", a=open_dna(300, np.random.default_rng(3)))
     config = make_config(fasta, command="extract")
     run_inline(config, None)
@@ -359,7 +359,7 @@ def test_another_whole_feature_file_is_noticed(tmp_path, make_config):
 
 
 def test_system_tools_verify_every_output(tmp_path, make_config):
-    """By the commands of docs/OUTPUT.md."""
+    """With the commands in docs/OUTPUT.md."""
     fasta = write(tmp_path / "in.fa", a=open_dna(900, np.random.default_rng(3)))
     config = make_config(fasta, command="extract")
     run_inline(config, None)

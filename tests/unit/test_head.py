@@ -1,4 +1,4 @@
-"""A head is plain numbers: its scores can be recomputed by hand, and no file of it runs code."""
+"""Classifier heads: scores can be recomputed by hand, and no head file runs code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_grou
 
 
 def make_head(*widths: int, facts: HeadInfo = FACTS) -> Head:
-    """A head with hidden layers of these widths; the logits are large enough to differ."""
+    """Make a head with hidden layers of these widths, and with clearly different logits."""
     rng = np.random.default_rng(len(widths))
     protein = Network(make_layers(rng, facts.dim, *widths, 2), temperature=1.25)
     nucleotide = make_layers(rng, facts.dim + N_FEATURES, *widths, 2)
@@ -54,7 +54,7 @@ def some_frames(n: int = 50) -> list[str]:
 
 
 def by_hand(network: Network, vector: np.ndarray) -> float:
-    """The softmax of the logits, one multiplication at a time, in float64."""
+    """Return the softmax of the logits, one multiplication at a time, in float64."""
     values = [float(value) for value in vector]
     for i, (weight, bias) in enumerate(network.layers):
         if i:
@@ -75,7 +75,7 @@ def stored(tmp_path: Path) -> Path:
 
 
 def metadata(**changes: object) -> dict[str, str]:
-    """The facts of ``make_head(4)``; those of the encoder and the temperatures by their names."""
+    """Return the metadata of ``make_head(4)``, with these changes."""
     encoder, facts = asdict(ENCODER), asdict(FACTS)
     temperatures = {"protein": 1.25, "nucleotide": 0.8}
     for name, value in changes.items():
@@ -94,7 +94,7 @@ def refusal_of(path: Path, why: str) -> UnavailableError:
 
 
 @pytest.mark.parametrize("widths", [(), (4,), (5, 3)])
-def test_a_head_is_read_as_it_was_saved(tmp_path: Path, widths: tuple[int, ...]) -> None:
+def test_head_is_read_as_saved(tmp_path: Path, widths: tuple[int, ...]) -> None:
     head, path, other = make_head(*widths), tmp_path / "head.safetensors", tmp_path / "other"
     head.save(path)
     head.save(other)
@@ -112,7 +112,7 @@ def test_a_head_is_read_as_it_was_saved(tmp_path: Path, widths: tuple[int, ...])
     assert np.array_equal(found.classify_frames(*given), head.classify_frames(*given))
 
 
-def test_a_head_may_have_the_network_for_proteins_alone(tmp_path: Path) -> None:
+def test_head_may_have_only_the_protein_network(tmp_path: Path) -> None:
     path = tmp_path / "head.safetensors"
     Head(FACTS, make_head(4).protein).save(path)
     found, vectors = Head.load(path), some_vectors()
@@ -128,7 +128,7 @@ def test_saved_head_has_usual_permissions(tmp_path: Path) -> None:
     assert len(modes) == 1
 
 
-def test_a_head_is_known_by_the_hash_of_its_file(stored: Path, tmp_path: Path) -> None:
+def test_head_id_is_the_hash_of_its_file(stored: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
     shutil.copy(stored, other)
     assert len(Head.load(stored).sha256) == 64
@@ -138,7 +138,7 @@ def test_a_head_is_known_by_the_hash_of_its_file(stored: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("widths", [(), (4,), (5, 3)])
-def test_scores_are_those_of_the_formula_in_float64(widths: tuple[int, ...]) -> None:
+def test_scores_equal_the_formula_in_float64(widths: tuple[int, ...]) -> None:
     head, vectors = make_head(*widths), some_vectors()
     # half a unit of the last of 6 decimals, and the rounding error of a dozen float64 sums
     expected = [by_hand(head.protein, vector) for vector in vectors]
@@ -150,7 +150,7 @@ def test_scores_are_those_of_the_formula_in_float64(widths: tuple[int, ...]) -> 
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.5e-6 + 1e-12)
 
 
-def test_scores_do_not_depend_on_the_rows_beside_them() -> None:
+def test_scores_do_not_depend_on_other_rows() -> None:
     head, vectors = make_head(5, 3), some_vectors()
     assert head.classify(some_vectors(0)).shape == (0,)
     assert head.classify_frames(some_vectors(0), []).shape == (0,)
@@ -187,7 +187,7 @@ def test_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
         refusal_of(path, NO_HEADER)
 
 
-def test_a_truncated_head_is_refused_wherever_it_ends(stored: Path) -> None:
+def test_truncated_head_is_refused_wherever_it_ends(stored: Path) -> None:
     content = stored.read_bytes()
     n_header = 8 + int.from_bytes(content[:8], "little")
     for length in (*range(0, n_header, 7), *range(n_header, len(content), 97), len(content) - 1):
@@ -206,7 +206,7 @@ def test_head_without_a_description_is_refused(stored: Path, name: str) -> None:
     refusal_of(stored, f"'{name}'")
 
 
-def test_tensors_without_any_facts_are_refused(stored: Path) -> None:
+def test_tensors_without_metadata_are_refused(stored: Path) -> None:
     save_file(load_file(stored), stored)
     refusal_of(stored, "'virnucpro_head'")
 
@@ -237,7 +237,7 @@ ABSURD = {
         ("join", {}, "'scorer_sha256'"),
     ],
 )
-def test_facts_that_make_no_sense_are_refused(stored: Path, name, value, why: str) -> None:
+def test_senseless_metadata_is_refused(stored: Path, name, value, why: str) -> None:
     save_file(load_file(stored), stored, metadata=metadata(**{name: value}))
     refusal_of(stored, why)
 
@@ -263,7 +263,7 @@ def test_infinite_scores_are_refused() -> None:
         Network(make_layers(rng, FACTS.dim, 2), temperature=1e-320)
 
 
-def test_a_head_has_a_network_for_its_vectors_in_float32() -> None:
+def test_head_needs_a_float32_network_for_vectors() -> None:
     head = make_head(4)
     with pytest.raises(ValueError, match="the head has no network"):
         Head(FACTS, None, head.nucleotide)
@@ -295,7 +295,7 @@ def test_layers_that_do_not_fit_are_refused(tmp_path: Path, shapes: list, why: s
 
 @pytest.mark.parametrize("network", ["protein", "nucleotide"])
 @pytest.mark.parametrize("other", ["layers.2.weight", "layers.2", "weights"])
-def test_a_layer_without_its_other_half_is_refused(stored: Path, network: str, other: str) -> None:
+def test_layer_without_bias_or_weights_is_refused(stored: Path, network: str, other: str) -> None:
     tensors = load_file(stored)
     tensors[f"{network}.{other}"] = tensors.pop(f"{network}.layers.1.bias")
     save_file(tensors, stored, metadata=metadata())

@@ -1,4 +1,4 @@
-"""A virus gets the group and the family that its own bases show, and no name on thin evidence."""
+"""Group and family of a virus: from its own bases, and no name on weak evidence."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ ANCESTORS[1:, 0], ANCESTORS[2:, FAMILY], ANCESTORS[3, 6] = 1, 2, 3
 
 
 def hits_of(*rows: tuple[int, int, int]) -> NodeHits:
-    """(record, node, hits)"""
+    """Return hits as (record, node, hits)."""
     return NodeHits(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
 
 
 def test_support_counts_kmers_of_the_rank():
-    """Node 1 is the realm, 2 the family, 3 the genus, 4 another unnamed family of the realm."""
+    """Node 1 is a realm, 2 a family, 3 a genus, 4 another unnamed family in the realm."""
     lineages = Lineages("toy", TAXA, ANCESTORS)
     nodes = Nodes(*np.array([[0] * 5, [0, 1, 2, 3, 1], [0, 1, 6, 7, 6]], dtype=np.uint16))
     hits = hits_of((0, 1, 50), (0, 2, 3), (0, 3, 6), (0, 4, 1), (1, 1, 4), (2, 3, 2))
@@ -136,7 +136,7 @@ def test_certainty_is_that_of_the_kmers():
     assert [predictor.certainty(n) for n in (3, 7, 8, 900)] == [0.8, 0.8, 0.9, 0.9]
 
 
-def test_a_sequence_is_the_same_virus_in_any_block():
+def test_identification_ignores_blocks():
     rng = np.random.default_rng(4)
     virus = example("example_virus_01")
     each = [virus, "", random_dna(12_000, rng), "AC", open_frame(200, 2), "N" * 3_000]
@@ -146,7 +146,7 @@ def test_a_sequence_is_the_same_virus_in_any_block():
     assert together[1] == together[5] == Identity()
 
 
-def test_kind_chances_are_probabilities():
+def test_group_probabilities_sum_to_one():
     net = load_builtin_groups().network
     lengths = np.array([150, 500, 3_000, 10**6])
     features = group_features(
@@ -159,7 +159,7 @@ def test_kind_chances_are_probabilities():
     assert (np.diff(chances.max(axis=1)) >= 0).all()
 
 
-def test_the_logits_of_kinds_are_those_of_plain_products():
+def test_group_logits_equal_plain_products():
     net, rng = load_builtin_groups().network, np.random.default_rng(3)
     features = net.mean + net.deviation * rng.normal(size=(19, len(net.mean)))
     x = ((features - net.mean) / net.deviation).clip(-6, 6)
@@ -183,7 +183,7 @@ def test_group_features_are_piece_means():
     np.testing.assert_allclose(found, np.stack(expected), rtol=0, atol=2**-25)
 
 
-def test_random_sequence_is_named_after_no_family():
+def test_random_sequence_gets_no_family():
     rng = np.random.default_rng(7)
     some = [random_dna(3_000, rng) for _ in range(50)]
     assert not any(identity.family for identity in identify_viruses(some))
@@ -214,13 +214,13 @@ def test_damaged_groups_file_is_refused_first(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A finished run of the example, which nobody changes."""
+    """A finished run of the example. No test changes it."""
     folder = tmp_path_factory.mktemp("example") / "run"
     predict(EXAMPLE, to=folder, report=True)
     return folder
 
 
-def test_the_page_counts_kinds_by_length_and_families(run):
+def test_page_counts_groups_and_families(run):
     told = rows(run / "viruses.tsv")
     first = told[0]["file"], told[0]["record"]
     here = HelperPool().helpers(None, 0, "")
@@ -242,7 +242,7 @@ def test_the_page_counts_kinds_by_length_and_families(run):
         assert f'<th scope="row">{name}</th><td class="n">{n}</td>' in page
 
 
-def test_the_page_of_proteins_says_nothing_of_groups(tmp_path):
+def test_page_of_proteins_has_no_groups(tmp_path):
     write(tmp_path / "in.fa", protein="MKTAYIAKQR" * 12)
     predict(tmp_path / "in.fa", to=tmp_path / "run", threshold=0.0, report=True)
     [row] = rows(tmp_path / "run/viruses.tsv")
@@ -263,7 +263,7 @@ def test_provirus_is_identified_by_its_bases(tmp_path):
     assert (identity.family, identity.topology) == ("Coronaviridae", "")
 
 
-def test_tables_and_python_show_the_example(run):
+def test_tables_and_python_identify_the_example(run):
     told = {row["virus"]: row for row in rows(run / "viruses.tsv")}
     assert told
     for row in told.values():

@@ -1,4 +1,4 @@
-"""What ``make example`` installs, with a pip that only writes down what it was asked for."""
+"""What ``make example`` installs, with a pip that only records its arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ case "$*" in *--index-url*) exit "$INDEX_EXIT";; esac
 
 @pytest.fixture
 def install(tmp_path):
-    """Set up with these variables of make: what make said, and what pip was asked for."""
+    """Run make with these variables. -> its output, and pip's arguments"""
     programs = tmp_path / "programs"
     programs.mkdir()
     for name, script in (("python", PYTHON), ("pip", PIP), ("nvidia-smi", "#!/bin/sh")):
@@ -77,7 +77,7 @@ def test_torch_with_a_gpu_is_from_the_index(install):
     os.uname().sysname != "Linux" or Path("/dev/nvidiactl").exists() or which("nvidia-smi"),
     reason="no Linux machine without a GPU",
 )
-def test_a_linux_machine_without_a_gpu_is_recognised(install, tmp_path):
+def test_linux_without_a_gpu_is_recognised(install, tmp_path):
     (tmp_path / "programs" / "nvidia-smi").unlink()
     _, asked = install()
     assert "--index-url" in asked[0]

@@ -1,4 +1,4 @@
-"""Scripts that make the weights of the package (``scripts/weights``), and the examples."""
+"""Scripts that train the shipped weights (``scripts/weights``), and the examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every output of a model is that of fair-esm or transformers, by id and in one pass."""
+"""Every output of a model equals that of fair-esm or transformers, by id and from one pass."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def fair_esm() -> esm.ESM2:
 
 @pytest.fixture(scope="module")
 def checkpoint(fair_esm, tmp_path_factory) -> Path:
-    """A ``.pt`` with its contact head in a file next to it, as fair-esm publishes them."""
+    """A ``.pt`` file with its contact head next to it, as fair-esm publishes them."""
     folder = tmp_path_factory.mktemp("fair_esm")
     path = save_fair_esm(fair_esm, folder / "tiny.pt")
     save_contact_head(fair_esm, folder / "tiny-contact-regression.pt")
@@ -86,7 +86,7 @@ def load(model: CheckpointModel, spec: EncoderSpec, weights: Path | None = None)
 
 
 def compute(encoder: Encoder, n_tokens: int = 200) -> Arrays:
-    """The rows of each output by protein, from several batches."""
+    """Return the rows of each output by protein, from several batches."""
     ids = list(PROTEINS)
     lengths = np.array([len(text) for text in PROTEINS.values()])
     arrays: Arrays = {spec.name: {} for spec in encoder.spec.outputs}
@@ -99,7 +99,7 @@ def compute(encoder: Encoder, n_tokens: int = 200) -> Arrays:
 
 
 def pooled(hidden: torch.Tensor, layer: int) -> dict[str, torch.Tensor]:
-    """All vectors of a layer. ``hidden``: (n_residues + 2, dim)"""
+    """Return all vectors of a layer. ``hidden``: (n_residues + 2, dim)"""
     residues = hidden[1:-1]
     return {
         f"mean_layer{layer}": residues.mean(0, keepdim=True),
@@ -112,7 +112,7 @@ def pooled(hidden: torch.Tensor, layer: int) -> dict[str, torch.Tensor]:
 
 @torch.inference_mode()
 def expected_outputs(model: esm.ESM2, protein: str) -> dict[str, np.ndarray]:
-    """The outputs of fair-esm for a protein; perplexities as the logarithm of losses."""
+    """Return fair-esm's outputs for a protein. Perplexities are the logarithm of losses."""
     tokens = fair_esm_tokens(model, protein.replace(MASK_LETTER, "X"))
     tokens[0, 1:-1][[letter == MASK_LETTER for letter in protein]] = model.mask_idx
     results = model(tokens, list(range(1, SHAPE.n_layers + 1)), return_contacts=True)
@@ -138,7 +138,7 @@ def loss(logits: torch.Tensor, token: torch.Tensor) -> float:
 
 
 def distance(rows: np.ndarray, exact: np.ndarray) -> float:
-    """The relative L2 distance; of vectors, that of the worst row."""
+    """Return the relative L2 distance. For vectors it is that of the worst row."""
     assert rows.shape == exact.shape
     if rows.shape[1] == 1:
         rows, exact = rows.T, exact.T
@@ -150,7 +150,7 @@ def distance(rows: np.ndarray, exact: np.ndarray) -> float:
 
 
 def test_outputs_equal_fair_esm_in_float32(fair_esm, checkpoint):
-    """The logarithm of a perplexity is at most as wrong as two logits, the worst in a row."""
+    """The logarithm of a perplexity has at most the error of two logits, the worst in a row."""
     model = inspect_esm2(checkpoint)
     spec = specify(model, COMPLETE)
     ours = compute(load(model, spec))
@@ -203,7 +203,7 @@ def test_protein_of_masks_has_no_perplexity(checkpoint):
 
 
 def test_fp16_overflow_recomputes_every_output(checkpoint, tmp_path):
-    """The first MLP gives numbers that fp16 cannot hold."""
+    """The first MLP gives numbers beyond fp16."""
     content = torch.load(checkpoint, weights_only=False)
     name = "encoder.sentence_encoder.layers.0.fc2.weight"
     content["model"][name] = content["model"][name] * 1e5
@@ -236,7 +236,7 @@ def test_converted_copy_has_its_heads(checkpoint, tmp_path, monkeypatch):
 
 
 def test_partial_files_keep_every_output(checkpoint, tmp_path):
-    """A worker is killed after one of three batches: the next one embeds the others."""
+    """A worker is killed after one of three batches. The next one embeds the others."""
     model = inspect_esm2(checkpoint)
     choice = OutputChoice((), ("mean", "none"), ("contacts", "perplexity"))
     encoder = load(model, specify(model, choice))

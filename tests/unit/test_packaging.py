@@ -1,4 +1,4 @@
-"""The recipes for other package managers say what the package says."""
+"""The recipes for other package managers agree with the package."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ VERSIONS = {
 
 
 @pytest.mark.parametrize("file", VERSIONS)
-def test_every_recipe_is_of_this_version(file: str) -> None:
+def test_every_recipe_has_this_version(file: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
     assert re.findall(VERSIONS[file], text, re.MULTILINE) == [virnucpro.__version__]
 
 
-def test_the_conda_recipe_needs_what_the_package_needs() -> None:
+def test_conda_recipe_has_the_package_requirements() -> None:
     wanted = {
         OTHER_NAMES.get(one.name, one.name): str(one.specifier)
         for one in map(Requirement, requires("virnucpro") or ())
@@ -51,7 +51,7 @@ def test_the_conda_recipe_needs_what_the_package_needs() -> None:
     }
 
 
-def test_the_conda_recipe_starts_the_same_program() -> None:
+def test_conda_recipe_starts_the_same_program() -> None:
     assert "virnucpro = virnucpro.cli.launch:main" in CONDA
     plain = re.sub(r"\{\{.*?\}\}", "x", re.sub(r"\{%.*?%\}", "", CONDA))
     assert yaml.safe_load(plain)["about"]["license"] == "MIT"

@@ -1,4 +1,4 @@
-"""Encoders and executors of other packages, by the entry points of an installed distribution."""
+"""Encoders and executors from other packages, by the entry points of an installed distribution."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Executor(BackwardExecutor):
 
 @pytest.fixture
 def package(tmp_path) -> Path:
-    """A folder with an installed distribution, as pip leaves one."""
+    """A folder with an installed distribution, as pip leaves it."""
     folder = tmp_path / "site"
     info = folder / "toy_package-1.0.dist-info"
     info.mkdir(parents=True)
@@ -66,7 +66,7 @@ def package(tmp_path) -> Path:
 
 @pytest.fixture
 def words(contigs, tmp_path) -> list[object]:
-    """``extract`` with the toy model, named by its path."""
+    """The words of ``extract`` with the toy model, named by its path."""
     model = tmp_path / "counts.toy"
     model.write_bytes(toy_encoder.MAGIC)
     words = ["extract", "-i", contigs, "-o", tmp_path / "run", "--model", model]
@@ -75,7 +75,7 @@ def words(contigs, tmp_path) -> list[object]:
 
 @pytest.fixture
 def extract(words, tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs ``extract`` in a folder."""
+    """Run ``extract`` in a folder."""
 
     def run(
         path: Path | str, *more: str, cwd: Path = tmp_path, by: tuple[object, ...] = (PROGRAM,)
@@ -116,13 +116,13 @@ def test_unknown_executor_is_refused(package, extract, tmp_path):
 def answers(
     folder: Path, path: Path, *commands: list[object]
 ) -> list[subprocess.CompletedProcess[str]]:
-    """What commands say where ``path`` has installed packages."""
+    """Return what commands print if ``path`` has installed packages."""
     env = {**os.environ, "TORCH_HOME": str(folder / "hub")}
     return [virnucpro(path, *words, cwd=folder, env=env, run=run_beside) for words in commands]
 
 
 def run_beside(words: list[str]) -> None:
-    """Run a command where the first word is a folder of installed packages."""
+    """Run a command. Its first word is a folder with installed packages."""
     sys.path.append(words[0])
     run_command(words[1:])
 
@@ -152,7 +152,7 @@ def test_plugin_models_are_listed(package, tmp_path):
 
 
 def test_package_in_current_folder_is_data(package, extract, tmp_path):
-    """By PYTHONPATH, and by ``-m``; the first time an encoder is asked for, then an executor."""
+    """With PYTHONPATH, and with ``-m``. First an encoder is asked for, then an executor."""
     mark = f"open({str(tmp_path / 'mark')!r}, 'w').close()\n"
     (package / "toy_package.py").write_text(mark + MODULE)
     answer = extract(".", cwd=package)
@@ -164,7 +164,7 @@ def test_package_in_current_folder_is_data(package, extract, tmp_path):
 
 
 @pytest.mark.parametrize("module", ["import no_such_module", "FAMILY = Executor = 1"])
-def test_a_package_that_is_broken_is_named(package, words, tmp_path, module):
+def test_broken_package_is_named(package, words, tmp_path, module):
     (package / "toy_package.py").write_text(module)
     for answer in answers(tmp_path, package, words, [*words, "--executor", "backward"]):
         shown = answer.stderr.replace("\n", " ")

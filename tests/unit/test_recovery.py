@@ -1,4 +1,4 @@
-"""What the policy after a loss promises, by plain values: no process, no file, no clock."""
+"""The retry policy, by plain values: no process, no file, no clock."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def end_batch(work: WorkerState, *rows: int, shard: Shard = SHARD) -> None:
     work.on_event(BatchDone(work.worker, shard, rows, 50, NO_MEMORY))
 
 
-# What the next attempt at a shard knows
+# The next attempt at a shard
 
 SUSPECTS, ALONE = frozenset(BATCH), frozenset(ROW)
 
@@ -100,7 +100,7 @@ def test_shard_that_kills_outside_batches(loss):
     assert next_attempt(attempt, NOTHING, loss) is None
 
 
-# Who is guilty
+# Blame
 
 
 def suspect(place: int, *rows: int) -> Attempt:
@@ -163,7 +163,7 @@ def test_batches_in_flight_are_to_blame(started, done, loss, first, last):
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
-def test_a_worker_without_a_shard_is_to_blame_for_none(is_ready):
+def test_worker_without_a_shard_blames_none(is_ready):
     after = workload(is_ready=is_ready).handle_failure(KILLED)
     assert (after.failure_event.shard, after.retry_first, after.retry_last) == (None, (), ())
 
@@ -178,7 +178,7 @@ def test_given_up_shard_delays_nothing():
     assert (after.retry_first, after.retry_last) == ((Attempt(SHARDS[1]), Attempt(SHARDS[2])), ())
 
 
-def test_a_shard_that_failed_leaves_nothing_in_flight():
+def test_failed_shard_leaves_nothing_in_flight():
     work = workload(*SHARDS)
     start_batch(work, 0, 1)
     refusal = ErrorText.from_error(StorageError("no space"))
@@ -199,7 +199,7 @@ def test_a_shard_that_failed_leaves_nothing_in_flight():
         (CRASHED, [False] * 5 + [True]),
     ],
 )
-def test_a_device_whose_workers_do_not_start_is_given_up(loss, fates):
+def test_device_that_never_starts_is_given_up(loss, fates):
     work, answers = workload(is_ready=False), []
     for _ in fates:
         answers.append(work.handle_failure(loss).failure_event.is_final)
@@ -210,7 +210,7 @@ def test_a_device_whose_workers_do_not_start_is_given_up(loss, fates):
 @pytest.mark.parametrize(("rows", "limit"), [((1, 2), 6), ((1,), 100)])
 @pytest.mark.parametrize("loss", [RAISED, CRASHED, KILLED, SILENT])
 def test_device_that_keeps_losing_workers(loss, rows, limit):
-    """Later, if a single sequence is to blame for each: there may be many of those."""
+    """It is given up later if single sequences are to blame, of which there may be many."""
     work = workload()
     for n in range(1, limit + 1):
         work.on_event(WorkerReady("cpu", "", NO_MEMORY))
@@ -220,7 +220,7 @@ def test_device_that_keeps_losing_workers(loss, rows, limit):
         work = work.for_replacement()
 
 
-def test_a_batch_that_is_done_forgives_a_device():
+def test_finished_batch_resets_device_failures():
     work = workload(SHARD)
     work.n_failures, work.n_unexplained_failures = 99, 5
     start_batch(work, 0)
@@ -229,7 +229,7 @@ def test_a_batch_that_is_done_forgives_a_device():
     assert (work.n_failures, work.n_unexplained_failures) == (1, 1), "this loss alone"
 
 
-# How much a worker holds, and how long it may be silent
+# Assigned work and silence
 
 
 def test_written_shard_makes_room():
@@ -242,7 +242,7 @@ def test_written_shard_makes_room():
 
 
 @pytest.mark.parametrize(("n_residues", "most"), [(16_000, 4), (32_000, 2), (250_000, 2)])
-def test_a_worker_is_given_more_of_small_shards(n_residues, most):
+def test_worker_gets_more_small_shards(n_residues, most):
     work = workload()
     for n in range(4):
         assert work.has_room(4) == (n < most)

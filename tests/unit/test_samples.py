@@ -1,4 +1,4 @@
-"""Names of samples are made of user text, told apart, and safe; ids of a run are unique."""
+"""Sample names are distinct and safe, whatever the user's text. Ids of a run are unique."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_sample_name_drops_the_fasta_suffix() -> None:
         (["/d/A/c.fa", "/d/A/c.fna", "/d/B/c.fa"], ["A_c", "A_c_2", "B_c"]),
     ],
 )
-def test_equal_names_are_told_apart(paths, expected) -> None:
+def test_equal_names_become_distinct(paths, expected) -> None:
     assert names(*paths) == expected
 
 
@@ -179,7 +179,7 @@ def test_taken_id_gets_a_free_number(tmp_path: Path, ids: str, expected: str) ->
 
 
 def test_id_digest_depends_only_on_the_id() -> None:
-    """Also where more letters than are digested at once, 262,144, end within it or before it."""
+    """Also if an id ends before, at or after the 262,144 letters that are digested at once."""
     ids = ["a", "b", "ab", "ba", "aa", "read.1", "read.2", "\u00e9", "x" * 90_000, "y", "xy" * 70]
     ids += ["x" * 200_000, "z", "x" * 300_000, *(f"read.{n}" for n in range(3, 50_000))]
     digests = id_digests(ids).tolist()
@@ -189,7 +189,7 @@ def test_id_digest_depends_only_on_the_id() -> None:
     assert not len(id_digests([]))
 
 
-def test_a_long_id_is_digested_in_a_few_times_its_memory() -> None:
+def test_long_id_is_digested_in_bounded_memory() -> None:
     name = 4_000_000 * "x"
     tracemalloc.start()
     id_digests([name])
@@ -205,7 +205,7 @@ def plain_digest(record_id: str) -> int:
 
 @cache
 def split_mix(number: int) -> int:
-    """The generator as its authors print it: doi:10.1145/2660193.2660195."""
+    """The generator as published: doi:10.1145/2660193.2660195."""
     z = number * 0x9E3779B97F4A7C15 % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
@@ -235,7 +235,7 @@ def test_repeated_id_names_both_lines(tmp_path: Path) -> None:
         ("s.CSV", "sample,path\none,{folder}/a.fa\n two , sub/b.fa \n"),
     ],
 )
-def test_a_sample_sheet_names_files_from_its_own_folder(tmp_path: Path, name, text) -> None:
+def test_sample_sheet_paths_are_relative_to_it(tmp_path: Path, name, text) -> None:
     files = [write(tmp_path / "a.fa", ">a\nAC\n"), write(tmp_path / "sub" / "b.fa", ">a\nGT\n")]
     sheet = write(tmp_path / name, text.format(folder=tmp_path))
     found = found_in(tmp_path, sheet)
@@ -270,7 +270,7 @@ def test_manifest_names_each_file_once(tmp_path: Path) -> None:
         ("", InputError, "s.csv:1: expected '>' or the columns"),
     ],
 )
-def test_a_faulty_sample_sheet_is_refused_with_its_line(tmp_path, text, error, message) -> None:
+def test_faulty_sample_sheet_is_refused_with_its_line(tmp_path, text, error, message) -> None:
     for name in ("a.fa", "b.fa"):
         write(tmp_path / name, ">a\nAC\n")
     with pytest.raises(error) as caught:
@@ -279,7 +279,7 @@ def test_a_faulty_sample_sheet_is_refused_with_its_line(tmp_path, text, error, m
     assert "expected '>'" not in message or "separated by commas" in caught.value.hint
 
 
-def test_fasta_by_the_name_of_a_table_is_fasta(tmp_path: Path) -> None:
+def test_fasta_named_like_a_table_is_fasta(tmp_path: Path) -> None:
     path = write(tmp_path / "contigs.csv", ">a\nAC\n")
     found = found_in(tmp_path, path)
     assert found == [InputFile(str(path))]

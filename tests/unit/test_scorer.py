@@ -1,4 +1,4 @@
-"""The scorer: features right to the last base, and scores that depend on the record alone."""
+"""The scorer: features are right to the last base, and scores depend only on the record."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def random_sequence(n_bases: int, seed: int) -> str:
 
 
 def nets_of(sizes: Sequence[int], n_nets: int, rng: np.random.Generator) -> Fitted:
-    """Random nets with so many inputs, hidden ones and kinds, two of them viral."""
+    """Make random networks with these numbers of inputs, hidden units and groups, two viral."""
     layers = tuple(
         (
             rng.normal(0, 2 * before**-0.5, (n_nets, behind, before)).astype(np.float32),
@@ -120,7 +120,7 @@ def scorer() -> Scorer:
 # Features
 
 
-def test_features_are_those_of_an_independent_program() -> None:
+def test_features_equal_an_independent_program() -> None:
     records = list(read_fasta(GOLDEN / "pieces.fa"))
     with np.load(GOLDEN / "features.npz") as stored:
         expected = stored["features"]
@@ -141,7 +141,7 @@ def test_features_are_those_of_an_independent_program() -> None:
 
 
 def keeps_longest_and_forward_first(sequence: str) -> bool:
-    """Whether the rule of that program for stretches of similar lengths keeps the same ones."""
+    """Return True if that program's rule for stretches keeps the same ones."""
     letters = letters_of(sequence)
     found = [one for frame in frames_of(letters) for one in frame if one[0] >= 5]
     by_length = sorted(found, key=lambda one: -one[0])
@@ -159,7 +159,7 @@ def test_word_table_names_only_its_words() -> None:
     assert not owners_of(NO_WORDS, numbers).any()
 
 
-def test_words_of_the_sample_lie_in_buckets_of_their_own() -> None:
+def test_sampled_words_are_in_their_own_buckets() -> None:
     numbers = np.unique(np.random.default_rng(10).integers(20**LENGTH, size=8000))
     table = word_table(numbers, np.full(len(numbers), VIRAL, np.uint8))
     n_in_sample = int(is_in_sample(numbers).sum())
@@ -179,9 +179,7 @@ def test_words_of_the_sample_lie_in_buckets_of_their_own() -> None:
         (lambda: word_table(np.full(256, 7), np.full(256, VIRAL, np.uint8)), "256 words in one"),
     ],
 )
-def test_a_table_of_words_that_makes_no_sense_is_refused(
-    make: Callable[[], WordTable], why: str
-) -> None:
+def test_senseless_word_table_is_refused(make: Callable[[], WordTable], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         make()
 
@@ -189,8 +187,8 @@ def test_a_table_of_words_that_makes_no_sense_is_refused(
 # Scores
 
 
-def test_a_score_does_not_depend_on_the_records_beside() -> None:
-    """Records over the edge of what is read at once, and one that is read by itself, too."""
+def test_score_does_not_depend_on_other_records() -> None:
+    """Also for records across a block border, and for one that is read by itself."""
     scorer, rng = Scorer.load_builtin(), np.random.default_rng(13)
     lengths = [*range(150, 310), 499, 500, 1000, 2000, 12_000, 480_000]
     sequences = [random_sequence(n, n) for n in rng.permutation(lengths)]
@@ -228,10 +226,13 @@ def test_record_score_is_a_calibrated_mean(scorer: Scorer) -> None:
         (1000, {0: (0, 100, 200, 300, 400), 500: (500, 600, 700, 800, 900)}),
     ],
 )
-def test_what_is_read_as_parts_has_a_third_of_the_score(
+def test_parts_of_long_records_count_one_third(
     scorer: Scorer, n_bases: int, parts_of_wholes: Mapping[int, tuple[int, ...]]
 ) -> None:
-    """Parts are the pieces with their middle in a whole: some in two, where wholes overlap."""
+    """A part is a piece with its middle in a long piece.
+
+    Some are in two, where long pieces overlap.
+    """
     raw = replace(scorer, pieces=(scorer.pieces[1],), knots=(Knot(100, 1.0, 0.0),))
     nets = scorer.pieces[2 if n_bases < 1000 else 3]
     sequence = random_sequence(n_bases, 6)
@@ -250,7 +251,7 @@ def test_what_is_read_as_parts_has_a_third_of_the_score(
 
 
 def spread(n_features: int, rng: np.random.Generator) -> tuple[Weights, Weights]:
-    """A random mean and deviation of features."""
+    """Return a random mean and deviation of features."""
     mean = rng.normal(0, 2, n_features).astype(np.float32)
     return mean, rng.uniform(0.1, 3, n_features).astype(np.float32)
 
@@ -300,7 +301,7 @@ def test_prokaryote_net_counts_by_likelihood() -> None:
 def stacked_layers(
     stacks: Mapping[int, Fitted],
 ) -> Iterator[tuple[int, list[tuple[NDArray[np.float64], NDArray[np.float64]]]]]:
-    """The first column and the layers of each of the nets."""
+    """Return the first column and the layers of each network."""
     for column, (layers, _) in stacks.items():
         for number in range(len(layers[0][0])):
             yield column, layers_of(layers, number)
@@ -309,7 +310,7 @@ def stacked_layers(
 def layers_of(
     layers: Sequence[FittedLayer], number: int
 ) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Weights and biases of one of the nets."""
+    """Return the weights and biases of one network."""
     return [(w[number].astype(np.float64), b[number].astype(np.float64)) for w, b in layers]
 
 
@@ -332,7 +333,7 @@ def test_integers_approximate_the_weights() -> None:
 
 
 def gelu(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Hendrycks and Gimpel 2016, arXiv:1606.08415, with the hyperbolic tangent."""
+    """GELU by the hyperbolic tangent. Hendrycks and Gimpel 2016, arXiv:1606.08415."""
     inner = 0.7978845608028654 * (values + 0.044715 * values**3)
     return np.asarray(values * (1 + np.tanh(inner)) / 2)
 
@@ -340,7 +341,7 @@ def gelu(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def test_every_processor_gives_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The portable code, for which no instructions of this machine are chosen."""
+    """The portable code uses no special instructions of this machine."""
     compiler = shutil.which("cc")
     if not compiler:
         pytest.skip("no compiler on this machine")
@@ -364,7 +365,7 @@ def test_every_processor_gives_the_same_bits(
 
 
 def attend(projected: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Attention within two proteins of one length, whose positions are not turned."""
+    """Compute attention within two proteins of one length, without rotation."""
     n, _, n_heads, dim = projected.shape
     cos, sin = np.ones((n, dim), np.float32), np.zeros((n, dim // 2), np.float32)
     out = np.empty((n, n_heads, dim), np.float32)
@@ -374,7 +375,7 @@ def attend(projected: NDArray[np.float32]) -> NDArray[np.float32]:
     return out
 
 
-def test_pieces_of_unknown_bases_do_not_change_a_score(scorer: Scorer) -> None:
+def test_unknown_bases_do_not_change_a_score(scorer: Scorer) -> None:
     known = random_sequence(1000, 5)
     raw = replace(scorer, pieces=scorer.pieces[1::2], knots=(Knot(100, 1.0, 0.0),))
     scores = list(score_sequences([known, known + 500 * "N"], raw))
@@ -387,14 +388,14 @@ def test_calibration_is_linear_in_log_length(
     middle = round((50 * 500) ** 0.5)
     lengths = np.array([1, 50, middle, 500, 10**6])
     found = calibrate(scorer.knots, np.ones(5), lengths)
-    # a whole number of bases lies up to 0.2 % beside the middle of the logarithms
+    # an integer number of bases is up to 0.2 % off the middle of the logarithms
     np.testing.assert_allclose(found, [0.6, 0.6, 1.15, 1.7, 1.7], rtol=0, atol=3e-3)
 
 
 # The file
 
 
-def test_windows_are_scored_by_nets_of_their_own(scorer: Scorer) -> None:
+def test_windows_have_their_own_networks(scorer: Scorer) -> None:
     sequence = random_sequence(900, 5)
     windows, _ = score_windows([sequence], scorer, 50)
     as_pieces = replace(
@@ -435,7 +436,7 @@ def test_package_nets_fit_their_features() -> None:
 
 
 @pytest.mark.parametrize("part", ["facts", "tensors"])
-def test_a_scorer_without_windows_is_refused(scorer: Scorer, part: str, tmp_path: Path) -> None:
+def test_scorer_without_windows_is_refused(scorer: Scorer, part: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     save_scorer(path, scorer)
     with safe_open(path, framework="np") as stored:
@@ -451,7 +452,7 @@ def test_a_scorer_without_windows_is_refused(scorer: Scorer, part: str, tmp_path
 
 
 @pytest.mark.parametrize("content", [b"", b"no safetensors", b"\x08\0\0\0\0\0\0\0{}      "])
-def test_a_file_that_is_no_scorer_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_other_file_is_no_scorer(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(UnavailableError, match="file is not a scorer"):
         load_scorer(tmp_path / "file")

@@ -1,4 +1,4 @@
-"""The compiled part of the scorer computes what plain Python does, and says when it is missing."""
+"""The C library computes the same as plain Python, and a missing library is reported."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MODEL = RegionModel.load()
 @example([""], STANDARD)
 @example(["A", "AC", "ACG", "ACGT", "ACGTA", "N", "NN", "TAATAATAA"], STANDARD)
 @example(["N" * 700, "A" * 2500, "TAA" * 300, "TCA" * 300, "GC" * 900], STANDARD)
-def test_features_are_those_of_plain_python(texts: list[str], code) -> None:
+def test_features_equal_plain_python(texts: list[str], code) -> None:
     features, is_blank = read_pieces(Windows.from_sequences(texts), table_of(texts), code)
     expected = np.stack([features_of(text, code, owner_of) for text in texts])
     # roots and shares: rounded to float32 twice and once; 6e-8 each time, of 1 at most
@@ -74,7 +74,7 @@ def test_features_are_those_of_plain_python(texts: list[str], code) -> None:
 
 @given(st.lists(PIECE, min_size=1, max_size=3), CODES)
 @example(["", "A", "GC" * 2000, GENES], STANDARD)
-def test_the_layout_is_that_of_plain_python(texts: list[str], code) -> None:
+def test_layout_equals_plain_python(texts: list[str], code) -> None:
     found = layout_features(Windows.from_sequences(texts), code)
     # float64 sums of at most 60 values below 2^16
     expected = [layout_of(text, code) for text in texts]
@@ -82,7 +82,7 @@ def test_the_layout_is_that_of_plain_python(texts: list[str], code) -> None:
 
 
 @given(PIECE, CODES, st.integers(1, 40))
-def test_kept_stretches_are_those_of_plain_python(text: str, code, shortest: int) -> None:
+def test_kept_stretches_equal_plain_python(text: str, code, shortest: int) -> None:
     piece, strand, start, n_codons = find_stretches(
         Windows.from_sequences(["TAGTTAACC", text]), code, shortest
     )
@@ -92,9 +92,7 @@ def test_kept_stretches_are_those_of_plain_python(text: str, code, shortest: int
 
 
 @given(st.integers(0, 20), st.integers(0, 900), st.integers(0, 900))
-def test_a_piece_has_the_same_features_wherever_it_lies(
-    seed: int, before: int, behind: int
-) -> None:
+def test_piece_features_ignore_its_position(seed: int, before: int, behind: int) -> None:
     text = random_text(600, seed, 0.02)
     around = random_text(before, 1, 0.0) + text + random_text(behind, 2, 0.0)
     place = Windows(encode(around), np.array([before]), np.array([600]))
@@ -129,9 +127,7 @@ def test_piece_features_ignore_earlier_pieces(text: str, code, size: int, other_
 @example("ACGTTGCAAGTCCATGGACTAAC", "", "same", 3)
 @example("acgttgcaagUccaUggacTaacgtattgc", "ACNNT" * 9, "other", 0)
 @example("ACGT" * 5, "A", "", 0)
-def test_terminal_repeats_are_those_of_plain_python(
-    text: str, inner: str, end: str, changed: int
-) -> None:
+def test_terminal_repeats_equal_plain_python(text: str, inner: str, end: str, changed: int) -> None:
     last = {"": "", "same": text, "other": reverse_complement(text)}[end]
     if last:
         place = changed % len(last)
@@ -158,13 +154,13 @@ def test_open_stretches_equal_plain_python(
     assert counts.tolist() == [[*map(letters_of(text).count, "ACGT")] for text in texts]
 
 
-def test_a_record_without_pieces_has_an_empty_path() -> None:
+def test_record_without_pieces_has_an_empty_path() -> None:
     nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
     assert [len(column) for column in viral_path(*nothing, MODEL)] == [0, 0]
 
 
 @given(st.text("ACN", max_size=150), st.text("ACN", max_size=150), st.integers(0, 60))
-def test_common_words_are_those_of_plain_python(left: str, right: str, n_shared: int) -> None:
+def test_common_words_equal_plain_python(left: str, right: str, n_shared: int) -> None:
     shared = random_text(n_shared, n_shared, 0.0)
     left, right = left + shared + "C" + left[:9], right[:40] + shared + "G" + right[40:]
     found = landmarks._common_words(encode(left), encode(right)).tolist()
@@ -175,7 +171,7 @@ def test_common_words_are_those_of_plain_python(left: str, right: str, n_shared:
     st.text("AC", max_size=300),
     st.lists(st.text("AC", min_size=12, max_size=14), max_size=5),
 )
-def test_words_are_counted_as_python_counts_them(text: str, words: list[str]) -> None:
+def test_word_counts_equal_python(text: str, words: list[str]) -> None:
     text = "A" * 50 + text + "".join(words) * 2
     words += [*map(reverse_complement, words), "A" * 12]  # does not lie on itself
     counts = landmarks.RecordText.from_bases(text).count_around(words, 0)[0].tolist()
@@ -206,7 +202,7 @@ def test_missing_library_names_the_build(content: bytes | None, tmp_path, monkey
 
 @pytest.fixture
 def source_tree(tmp_path: Path) -> Path:
-    """The C sources of the package, without a compiled library. -> its package folder"""
+    """Copy the C sources of the package, without a compiled library. -> the package folder"""
     for source in library.PACKAGE.rglob("*.[ch]"):
         copy = tmp_path / "virnucpro" / source.relative_to(library.PACKAGE)
         copy.parent.mkdir(parents=True, exist_ok=True)

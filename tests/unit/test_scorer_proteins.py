@@ -1,4 +1,4 @@
-"""Proteins are scored and called by their residues alone, whatever stands beside them."""
+"""Proteins are scored and called by their residues alone, whatever other proteins there are."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ CHARGE = {"K": 1, "R": 1, "D": -1, "E": -1}
 
 @given(st.lists(st.text("AILKRDSX", min_size=1, max_size=60), min_size=1, max_size=4))
 @example(["S" + "LIVALIVALIVALIVALIVAL" + "SGKDE" * 5, "SG" * 40, "K" * 18, "D" * 19])
-def test_windows_of_proteins_are_those_of_plain_python(texts: list[str]) -> None:
+def test_protein_windows_equal_plain_python(texts: list[str]) -> None:
     found = spelling(Proteins.from_sequences(texts))[:, N_COMPOSITION:]
     for text, figures in zip(texts, found, strict=True):
         helices = [text[i : i + 19] for i in range(len(text) - 18)]
@@ -185,7 +185,7 @@ def test_protein_features_ignore_neighbours(
 # Scores
 
 
-def test_a_score_is_the_same_alone_and_among_thousands(scorer: Scorer) -> None:
+def test_score_is_the_same_alone_and_among_thousands(scorer: Scorer) -> None:
     lengths = np.random.default_rng(0).integers(SHORTEST, 700, size=2500)
     sequences = [random_protein(int(length), seed) for seed, length in enumerate(lengths)]
     together = score_proteins(sequences, scorer)
@@ -249,7 +249,7 @@ def test_protein_is_its_only_piece(scorer: Scorer) -> None:
     assert calls.n_chunks == calls.n_chunks_scored == [1]
 
 
-def test_a_stop_at_the_end_changes_no_score(scorer: Scorer) -> None:
+def test_final_stop_changes_no_score(scorer: Scorer) -> None:
     protein = random_protein(200, 4)
     calls = called([protein, protein + "*"], scorer).calls
     for bare, stopped in (calls.virus_scores, calls.rates):
@@ -269,7 +269,7 @@ def test_stricter_preset_calls_fewer_proteins(
     assert calls.are_viruses == [(score or 0) >= 0.3 for score in calls.virus_scores]
 
 
-def test_the_rarer_viruses_are_the_more_calls_are_false(scorer: Scorer) -> None:
+def test_fdr_rises_as_viruses_get_rarer(scorer: Scorer) -> None:
     records = [record.sequence for record in read_fasta(EXAMPLES)]
     often, rarely = (
         called(records, scorer, ThresholdOptions(prevalence=prevalence)).calls
@@ -280,7 +280,7 @@ def test_the_rarer_viruses_are_the_more_calls_are_false(scorer: Scorer) -> None:
         assert (one or 0) < (other or 0)
 
 
-def test_made_sequences_are_not_called(scorer: Scorer) -> None:
+def test_artificial_proteins_are_not_called(scorer: Scorer) -> None:
     made = [letter * 120 for letter in AMINO_ACIDS]
     made += [random_protein(150, seed) for seed in range(100)]
     assert sum(called(made, scorer).calls.are_viruses) <= 0.03 * len(made)
@@ -289,7 +289,7 @@ def test_made_sequences_are_not_called(scorer: Scorer) -> None:
 # The file
 
 
-def test_the_file_of_the_scorer_stays_below_40_megabytes() -> None:
+def test_scorer_file_stays_below_40_megabytes() -> None:
     assert OWN_SCORER.stat().st_size < 40_000_000
 
 

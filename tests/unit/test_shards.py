@@ -1,4 +1,4 @@
-"""Shards have the entries of their ORFs in order, each protein to embed once."""
+"""Shards list their ORFs in order, and each protein to embed once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_writer(folder: Path, reads: Sequence[Alphabet]) -> ShardWriter:
     return ShardWriter(SafeDir(folder), folder, recipe)
 
 
-# The rules once more, one ORF at a time.
+# A second implementation of the rules, one ORF at a time.
 
 
 def naive_text(orf: Orf, reads: Sequence[Alphabet]) -> str:
@@ -48,7 +48,7 @@ def naive_text(orf: Orf, reads: Sequence[Alphabet]) -> str:
 
 
 def naive_shards(orfs: Sequence[Orf], reads: Sequence[Alphabet]) -> list[list[Orf]]:
-    """The ORFs of each shard, with the ordinals of originals."""
+    """Return the ORFs of each shard, with the numbers of originals."""
     originals: dict[str, int] = {}
     shards: list[list[Orf]] = [[]]
     n_residues = [0, 0]  # of the open shard's ORFs to embed, and of its copies

@@ -1,4 +1,4 @@
-"""The documentation as a site: every page, every link, and no network."""
+"""The documentation site: every page, every link, and no network access."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
-def test_every_page_of_the_documentation_is_in_the_site(site: Path) -> None:
+def test_site_has_every_page(site: Path) -> None:
     made = {path.stem for path in site.glob("*.html")}
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} < made
     assert {"OVERVIEW", "COMMANDS", "API", "CONTRIBUTING", "CHANGELOG", "EXAMPLES"} < made
@@ -58,7 +58,21 @@ def test_long_code_lines_wrap(site: Path) -> None:
     assert "white-space: pre-wrap" in (site / "site.css").read_text(encoding="utf-8")
 
 
-def test_no_page_loads_anything_from_a_network(site: Path) -> None:
+def test_printed_tables_keep_their_columns(site: Path) -> None:
+    page = (site / "OVERVIEW.html").read_text(encoding="utf-8")
+    assert '<div class="language-text highlight">' in page
+    assert ".language-text pre > code" in (site / "site.css").read_text(encoding="utf-8")
+
+
+def test_options_are_marked_in_code() -> None:
+    code = '<a href="x--y"><code><span class="w"> </span>a --no-report=1 -i</code> --text</a>'
+    marked = make_site.mark_options(code)
+    assert marked.count('<span class="option">') == 2
+    assert '<span class="option">--no-report</span>=1 <span class="option">-i</span>' in marked
+    assert re.sub(r"<[^>]+>", "", marked) == re.sub(r"<[^>]+>", "", code)
+
+
+def test_pages_load_nothing_from_a_network(site: Path) -> None:
     pages = list(site.glob("*.html"))
     assert len(pages) > 15
     for path in pages:
@@ -69,11 +83,12 @@ def test_site_commands_have_real_options(site: Path) -> None:
     page = (site / "COMMANDS.html").read_text(encoding="utf-8")
     for name in ("predict", "models-check", "train", "work"):
         assert f'id="virnucpro-{name}"' in page
-    assert "--threshold SCORE" in page
-    assert "virnucpro predict -i contigs.fa -o results/" in re.sub(r"<[^>]+>", "", page)
+    text = re.sub(r"<[^>]+>", "", page)
+    assert "--threshold SCORE" in text
+    assert "virnucpro predict -i contigs.fa -o results/" in text
 
 
-def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+def test_broken_link_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("See [this](GONE.md).")
     with pytest.raises(FileNotFoundError, match=r"GONE\.md"):

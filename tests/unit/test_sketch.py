@@ -1,4 +1,4 @@
-"""Training data is recognised in any piece of it, on either strand, and nothing else is."""
+"""Training data is recognised in any piece of it, on either strand. Other sequences are not."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_relative_is_known_by_shared_words() -> None:
     genome = random_bases(200_000, seed=2)
     known = Sketch.from_sequences(genome)
     assert Sketch.from_sequences(random_bases(200_000, seed=3)).containment(known) < 0.01
-    # one base in 50 is drawn anew and three in four of these differ: a word is whole by
-    # (1 - 0.015) ** 31 = 0.63; of 2,000 sampled words the share is within 0.05 of it
+    # one base in 50 is redrawn and three in four of these differ. A word is unchanged with
+    # probability (1 - 0.015) ** 31 = 0.63. In 2,000 sampled words the share is within 0.05 of it.
     relative = Sketch.from_sequences(mutated(genome, 0.02, seed=4))
     assert relative.containment(known) == pytest.approx((1 - 0.015) ** K, abs=0.05)
 
@@ -49,7 +49,7 @@ def test_one_word_in_a_hundred_is_sampled() -> None:
     assert n_sampled == pytest.approx(n_words / ONE_IN, abs=600)
 
 
-def test_words_with_an_unknown_base_are_left_out() -> None:
+def test_words_with_unknown_bases_are_ignored() -> None:
     genome = random_bases(40_000, seed=6)
     with_gaps = "N".join(genome[i : i + 30] for i in range(0, 40_000, 30))
     assert not Sketch.from_sequences(with_gaps).hashes.size
@@ -60,12 +60,12 @@ def test_words_with_an_unknown_base_are_left_out() -> None:
 
 
 @given(st.sets(st.integers(0, 2**32 - 1)))
-def test_a_packed_sketch_comes_back_as_it_was(hashes: set[int]) -> None:
+def test_sketch_is_read_back_as_packed(hashes: set[int]) -> None:
     sketch = Sketch(np.array(sorted(hashes), dtype=np.uint32))
     assert Sketch.unpack(sketch.pack()).hashes.tolist() == sketch.hashes.tolist()
 
 
-def test_a_packed_sketch_that_is_damaged_is_refused() -> None:
+def test_damaged_sketch_is_refused() -> None:
     packed = Sketch(np.array([2**32 - 1], dtype=np.uint32)).pack()
     for damaged in (np.append(packed, np.uint16(0)), packed.astype(np.int64), packed[None]):
         with pytest.raises(ValueError, match="gaps"):

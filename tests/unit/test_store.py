@@ -1,4 +1,4 @@
-"""A feature file exists only when it is whole, and anyone with h5py can read it."""
+"""A feature file exists only when it is complete, and any h5py can read it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def attributes_of(embeddings: Embeddings) -> dict[str, str | int]:
 
 
 def rows_by_id(embeddings: Embeddings) -> dict[str, list[list[float]]]:
-    """The rows of each ORF: one, or one for each residue."""
+    """Return the rows of each ORF: one, or one for each residue."""
     counts = embeddings.lengths if embeddings.per_residue else np.ones_like(embeddings.lengths)
     rows = iter(embeddings.vectors.tolist())
     return {
@@ -84,7 +84,7 @@ def rows_by_id(embeddings: Embeddings) -> dict[str, list[list[float]]]:
 
 
 def is_same(found: Embeddings, expected: Embeddings) -> bool:
-    """To the last bit."""
+    """Compare to the last bit."""
     return (
         found.ids == expected.ids
         and found.failures == expected.failures
@@ -171,9 +171,7 @@ def other_hdf5(path: Path, *groups: str) -> None:
         lambda path: other_hdf5(path, "ids", "embeddings", "lengths", "failed"),
     ],
 )
-def test_what_is_missing_or_no_feature_file_is_refused(
-    path: Path, place: Callable[[Path], object]
-) -> None:
+def test_missing_or_other_file_is_refused(path: Path, place: Callable[[Path], object]) -> None:
     place(path)
     refusal_of(path)
 
@@ -203,7 +201,7 @@ def test_odd_label_is_refused(path: Path, attributes: object, failed_records: ob
 
 
 def test_changed_label_bit_is_refused(path: Path) -> None:
-    """Also where what it says is asked by nobody, or would be another label."""
+    """Also if its value is not used, or if the result is another valid label."""
     write_embeddings(path, make_embeddings(5), ATTRIBUTES, SafeDir(path.parent))
     whole, start = path.read_bytes(), read_label(path, {}).n_bytes
     assert len(whole) - start > 200
@@ -214,10 +212,10 @@ def test_changed_label_bit_is_refused(path: Path) -> None:
         assert "is damaged or truncated" in str(refusal_of(path, {})), place
 
 
-def test_a_label_without_bound_is_refused_unread(path: Path) -> None:
-    """A foreign file, or one cut within numbers, may claim gigabytes."""
+def test_huge_label_is_refused_unread(path: Path) -> None:
+    """A foreign file, or one that is cut within numbers, may claim gigabytes."""
     with path.open("wb") as out:
-        out.truncate(1 << 29)  # takes no room
+        out.truncate(1 << 29)  # takes no space
         out.seek(0, os.SEEK_END)
         out.write(struct.pack("<32sI", b"", 1 << 29))
     tracemalloc.start()
@@ -228,10 +226,10 @@ def test_a_label_without_bound_is_refused_unread(path: Path) -> None:
 
 
 def survey_damage(path: Path, is_truncation: bool) -> None:
-    """Runs in a process of its own, because a damaged file can make HDF5 loop for ever.
+    """Read damaged files in a separate process, because HDF5 can loop forever.
 
-    Every damage is refused, or harmless to the last bit. What is tried is noted beside the file. A
-    loop takes CPU time, which does not run while others have the machine.
+    Every damage is refused, or harmless to the last bit. A file next to the damaged one records
+    what is tried. A loop takes CPU time, which does not pass while other programs use the machine.
     """
     expected = read_embeddings(path, ATTRIBUTES)
     content = path.read_bytes()
@@ -257,7 +255,7 @@ def truncations(content: bytes) -> Iterator[tuple[int, int]]:
 
 
 def flips(content: bytes) -> Iterator[tuple[int, int]]:
-    """All over the file, and everywhere at the heads of HDF5's string heaps, its weak spot."""
+    """Yield bits all over the file, and every bit in the headers of HDF5's string heaps."""
     for offset in range(0, len(content), 13):
         yield offset, offset % 8
     heap = content.find(b"GCOL")
@@ -316,7 +314,7 @@ def test_failed_write_keeps_the_old_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "loop/file"])
-def test_an_impossible_path_is_refused_with_advice(tmp_path: Path, name: str) -> None:
+def test_impossible_path_is_refused_with_a_hint(tmp_path: Path, name: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OutputError) as caught, atomic_path(tmp_path / name) as temporary:
         temporary.write_bytes(b"content")
@@ -326,7 +324,7 @@ def test_an_impossible_path_is_refused_with_advice(tmp_path: Path, name: str) ->
     assert "another path" in caught.value.hint
 
 
-def test_every_error_of_the_disk_comes_with_advice() -> None:
+def test_every_disk_error_has_a_hint() -> None:
     for number in errno.errorcode:
         assert disk_error(OSError(number, os.strerror(number), "file")).hint
 
@@ -339,14 +337,14 @@ def test_two_processes_may_write_one_file_at_once(path: Path) -> None:
     assert path.read_bytes() == b"whole as well"
 
 
-def test_a_write_that_is_interrupted_leaves_nothing(path: Path) -> None:
+def test_interrupted_write_leaves_nothing(path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), atomic_path(path) as temporary:
         temporary.write_bytes(b"half")
         raise KeyboardInterrupt
     assert list(path.parent.iterdir()) == []
 
 
-def test_leftovers_are_swept_alone(path: Path) -> None:
+def test_only_leftovers_are_swept(path: Path) -> None:
     write_embeddings(path, make_embeddings(5), ATTRIBUTES, SafeDir(path.parent))
     with pytest.raises(OutputError), atomic_path(path.with_name("000001.h5")) as temporary:
         temporary.write_bytes(b"half")
@@ -354,7 +352,7 @@ def test_leftovers_are_swept_alone(path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
-def test_unsweepable_leftovers_do_not_stop(tmp_path: Path) -> None:
+def test_leftovers_that_cannot_be_deleted_do_not_stop(tmp_path: Path) -> None:
     folders = {f".{i}.h5.0123abcd.tmp" for i in range(0, 20, 2)}
     for i in range(20):
         left = tmp_path / f".{i}.h5.0123abcd.tmp"
@@ -424,7 +422,7 @@ def test_equal_content_gives_equal_bytes(tmp_path: Path) -> None:
         assert first.read_bytes() == second.read_bytes(), name
 
 
-def test_a_pt_file_has_the_same_bytes_from_any_process(tmp_path: Path) -> None:
+def test_pt_file_has_the_same_bytes_in_any_process(tmp_path: Path) -> None:
     export(tmp_path / "000000.pt", make_embeddings(5), "pt", ENCODER, SafeDir(tmp_path))
     with zipfile.ZipFile(tmp_path / "000000.pt") as archive:
         assert not any(f".{os.getpid()}" in name for name in archive.namelist())

@@ -1,4 +1,4 @@
-"""What the comparisons of developers promise: each way is right, and one that fails is a row."""
+"""Developer comparisons: each method gives right vectors, and a failed one becomes a row."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ OVERFLOWING = Way("broken", "fp16", "overflows", give_nan)
 
 
 def test_all_methods_agree_beyond_bf16_positions(setting):
-    """The tables of the rotary embedding are float32 in the other programs too."""
+    """The rotary tables of the other programs are float32 too."""
     each = [protein[:LONGEST] for protein in proteins_of("proteins", 9000, seed=4)]
     proteins = sorted(each, key=len)[-3:]
     assert max(map(len, proteins)) > 900
@@ -112,14 +112,14 @@ class Clockwork:
     [(0.25, 4, 1 + 4 * 3), (9.0, 1, 2)],
     ids=["as many passes as fill the least time", "once where a pass takes long"],
 )
-def test_a_measurement_is_repeated_after_a_warm_up(setting, seconds, n_repeats, n_passes):
+def test_measurement_is_repeated_after_a_warm_up(setting, seconds, n_repeats, n_passes):
     place = Clockwork(setting, seconds)
     (row,) = compare_ways(comparison(repeats=4, least_seconds=0.6), [FAILING], [place])
     assert row.seconds == (seconds,) * n_repeats, "of one pass each"
     assert place.n_passes == n_passes
 
 
-# What goes in
+# Inputs
 
 
 def test_seed_gives_the_same_proteins():
@@ -137,7 +137,7 @@ def test_seed_gives_the_same_proteins():
     assert 1000 < lengths["proteins"].max() <= 2000
 
 
-def test_the_same_seed_gives_the_same_weights(tmp_path):
+def test_seed_gives_the_same_weights(tmp_path):
     states = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         write_checkpoint(tmp_path / name, TINY, seed)
@@ -147,7 +147,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path):
     assert not torch.equal(a["embed_tokens.weight"], c["embed_tokens.weight"])
 
 
-# Ways that fail
+# Failing methods
 
 
 @pytest.mark.usefixtures("quick_starts")

@@ -1,4 +1,4 @@
-"""Terminal repeats are found as they were put there, and nothing else is taken for one."""
+"""Terminal repeats are found where they were inserted, and nothing else counts as one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_terminal_repeat_from_21_bases(kind: str, n: int, seed: int) -> None:
 
 
 @given(n=st.integers(0, SHORTEST - 1), seed=st.integers(0, 10**6))
-def test_a_shorter_repeat_does_not_count(n: int, seed: int) -> None:
+def test_shorter_repeat_does_not_count(n: int, seed: int) -> None:
     repeat = bases(n, seed)
     direct = repeat + "A" + bases(2_000, seed + 1) + repeat
     inverted = repeat + "A" + bases(2_000, seed + 1) + "A" + reverse_complement(repeat)
@@ -59,7 +59,7 @@ def test_both_strands_have_the_same_topology(seed: int) -> None:
 @pytest.mark.parametrize(
     "repeat", ["A" * 60, "AC" * 30, "GGT" * 20, "AATTCG" * 10, "N" * 60, "ACGTTGCAAG" + "N" * 50]
 )
-def test_a_repeat_of_low_complexity_does_not_count(repeat: str) -> None:
+def test_low_complexity_repeat_does_not_count(repeat: str) -> None:
     for end in (repeat, repeat[::-1], reverse_complement(repeat)):
         sequence = repeat + bases(3_000, 1) + end
         assert topology_of(sequence) == ("linear", 0), repeat

@@ -1,4 +1,4 @@
-"""Scores mean what they say: what is chosen on validation groups, on odds with known answers."""
+"""Calibration on validation groups, on log-odds with known answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOO_SURE = 6.0  # times the log-odds that would be right
 
 
 def records(n: int, per_chunk: int = 1, n_chunks: int = N_CHUNKS) -> LabelledFrames:
-    """Records of the same size, every other one viral, each a group of its own."""
+    """Make records of one size. Every other one is viral, and each is its own group."""
     n_rows = n * n_chunks * per_chunk
     record = np.arange(n_rows) // (n_chunks * per_chunk)
     return replace(
@@ -44,19 +44,19 @@ def records(n: int, per_chunk: int = 1, n_chunks: int = N_CHUNKS) -> LabelledFra
 
 
 def log_odds(is_virus: NDArray[np.bool_], rng: np.random.Generator, strength: float) -> FloatArray:
-    """Of evidence that is normal: what it says is right if its variance is twice its mean."""
+    """Draw normal log-odds. They are calibrated if their variance is twice their mean."""
     mean = np.where(is_virus, strength, -strength)
     return rng.normal(mean, math.sqrt(2 * strength))
 
 
 def correlated(frames: LabelledFrames, rng: np.random.Generator) -> FloatArray:
-    """Every chunk of a record says the same."""
+    """All chunks of a record have the same evidence."""
     first = np.unique(frames.record, return_index=True)[1]
     return log_odds(frames.is_virus[first], rng, 1.0)[frames.record]
 
 
 def independent(frames: LabelledFrames, rng: np.random.Generator) -> FloatArray:
-    """Every chunk says something new."""
+    """Every chunk has new evidence."""
     return log_odds(frames.is_virus, rng, 0.1)
 
 
@@ -64,7 +64,7 @@ ENCODER = EncoderInfo(family="", name="", encoder_id="", layer=1, pooling="mean"
 
 
 def scores(odds: FloatArray, found: Calibration, n_chunks: int) -> FloatArray:
-    """The scores ``predict`` gives records of so many neighbouring chunks, each with one frame."""
+    """Return the scores that ``predict`` gives records with this number of one-frame chunks."""
     p = np.round(sigmoid(odds / found.temperature), 6)
     runs = p.reshape(-1, N_CHUNKS)
     facts = head_facts(found, ENCODER, 500)
@@ -78,7 +78,7 @@ def scores(odds: FloatArray, found: Calibration, n_chunks: int) -> FloatArray:
 
 
 @pytest.mark.parametrize("factor", [0.2, 1.0, 5.0])
-def test_a_temperature_is_recovered(factor):
+def test_temperature_is_recovered(factor):
     rng = np.random.default_rng(1)
     right = rng.normal(0, 2, 5000)
     p = 1 / (1 + np.exp(-right))
@@ -100,8 +100,8 @@ def test_exponent_separates_agreeing_chunks(
     assert low <= calibrate(odds, odds, frames).exponent <= high
 
 
-def test_whole_records_count_however_few_they_are():
-    """Up to 20 chunks each says something new; the 180 others of a record repeat them."""
+def test_long_records_count_even_if_few():
+    """Up to 20 chunks have new evidence. The other 180 chunks of a record repeat it."""
     short = records(16)
     odds = independent(short, np.random.default_rng(2))
     exponent = calibrate(odds, odds, short).exponent
@@ -198,7 +198,7 @@ def test_protein_network_has_its_temperature():
 
 
 def test_logistic_fit_agrees_with_scikit_learn() -> None:
-    """Without a pull, which scikit-learn has only towards 0."""
+    """Without a penalty, which in scikit-learn only pulls towards 0."""
     rng = np.random.default_rng(3)
     inputs = np.column_stack([rng.normal(size=(400, 2)), np.ones(400)])
     is_virus = rng.random(400) < sigmoid(inputs @ np.array([1.5, -0.7, 0.3]))

@@ -1,4 +1,4 @@
-"""What a user may write into a manifest, and what is said of one that cannot be right."""
+"""Manifests: what users may write, and the messages about impossible ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def refusal_of(manifest: Path) -> InputError:
     return caught.value
 
 
-def test_record_has_the_facts_of_its_row(folder: Path) -> None:
+def test_record_has_the_values_of_its_row(folder: Path) -> None:
     manifest = write_manifest(
         folder,
         "phage\t2.5\tv2\tvirus\tMicroviridae\tviruses.fa\tignored",
@@ -87,9 +87,7 @@ def test_packed_manifest_with_crlf_is_read(folder: Path) -> None:
     assert [record.group for record in records_of(manifest)] == ["A", "A"]
 
 
-def test_groups_may_hold_both_labels_and_some_are_named(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_groups_with_both_labels_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     manifest = write_manifest(folder, "viruses.fa\t\tvirus\tA", "cells.fa\t\tother\tA")
     records = records_of(manifest)
     assert {record.group for record in records} == {"A"}
@@ -177,7 +175,7 @@ def test_repeated_id_or_protein_names_its_line(
     assert "more.fa:3: the record p cannot be used: 'L' at position 4" in str(error)
 
 
-def test_a_manifest_that_is_no_text_is_refused(folder: Path) -> None:
+def test_binary_manifest_is_refused(folder: Path) -> None:
     (folder / "manifest.tsv").write_bytes(b"\xff\xfe\x00binary")
     assert "not UTF-8 text" in str(refusal_of(folder / "manifest.tsv"))
     whole = gzip.compress(b"path\tlabel\tgroup\n" * 99)
@@ -280,7 +278,7 @@ def test_manifest_from_a_table(tmp_path: Path) -> None:
     assert refused.returncode == 65 and "taxonomy.tsv:2: there is no group" in refused.stderr
 
 
-def test_a_label_that_is_none_is_not_taken_for_a_host(tmp_path: Path) -> None:
+def test_unknown_label_is_no_host(tmp_path: Path) -> None:
     (tmp_path / "g.fa").write_text(">a\nACGT\n>b\nACGT\n")
     table, out = tmp_path / "taxonomy.tsv", tmp_path / "manifest.tsv"
     table.write_text("accession\tlabel\tfamily\na\tViral\tA\nb\tother\tB\n")

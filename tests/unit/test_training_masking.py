@@ -1,4 +1,4 @@
-"""The masked-language task is that of ESM-2."""
+"""The masked-language task equals that of ESM-2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of an evaluation are those of scikit-learn, or can be counted on one hand."""
+"""Evaluation figures equal those of scikit-learn, or can be counted by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def resampled(samples: Samples, threshold: float, seed: int) -> tuple[Measures, 
 
 
 def make_samples(n: int, rng: np.random.Generator, decimals: int = 2, n_groups: int = 40):
-    """Scores with ties; groups that lean to one side; weights that differ."""
+    """Make scores with ties, groups that lean to one side, and different weights."""
     groups = rng.integers(0, n_groups, n)
     is_virus = groups % 2 == 0
     logits = rng.normal(np.where(is_virus, 0.7, -0.7)) + 0.3 * (groups % 5 - 2)
@@ -44,7 +44,7 @@ def of(scores: list[float], labels: list[int], weights: list[float] | None = Non
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_figures_and_curve_are_those_of_scikit_learn(seed: int) -> None:
+def test_figures_and_curve_equal_scikit_learn(seed: int) -> None:
     samples = make_samples(500, np.random.default_rng(seed))
     found, threshold = measured(samples, 0.6), 0.6
     labels, scores, weights = samples.is_virus, samples.scores, samples.weights
@@ -74,13 +74,13 @@ def test_figures_and_curve_are_those_of_scikit_learn(seed: int) -> None:
     np.testing.assert_allclose(false_positives / false_positives[-1], false[1:])
 
 
-def test_a_weight_of_two_counts_as_two_samples() -> None:
+def test_weight_of_two_counts_as_two_samples() -> None:
     twice = of([0.9, 0.4, 0.4, 0.6, 0.1], [1, 1, 1, 0, 0])
     once = of([0.9, 0.4, 0.6, 0.1], [1, 1, 0, 0], [1, 2, 1, 1])
     assert measured(once, 0.5) == measured(twice, 0.5)
 
 
-def test_calibration_error_is_promise_minus_finding() -> None:
+def test_calibration_error_is_predicted_minus_observed() -> None:
     # bins of 1/15: three samples near .1 of which one is a virus, one at .9 that is
     samples = of([0.10, 0.11, 0.12, 0.90], [0, 1, 0, 1])
     curve = samples.reliability()
@@ -110,32 +110,32 @@ def test_precision_for_rare_viruses() -> None:
     assert measured(samples, 1.0)["precision_if_5_percent_viral"] is None
 
 
-def test_what_is_called_need_not_follow_one_threshold() -> None:
+def test_calls_need_not_follow_one_threshold() -> None:
     samples = of([0.9, 0.4, 0.8, 0.3], [1, 1, 0, 0])
     found = samples.measure(np.array([False, True, False, True]))
     assert found["recall"] == found["false_positives"] == found["precision"] == 0.5
 
 
-def test_figures_that_one_class_cannot_give_are_left_out() -> None:
+def test_one_class_leaves_figures_empty() -> None:
     assert defined(measured(of([0.9, 0.2], [1, 1]), 0.5)) == {"recall": 0.5}
     assert defined(measured(of([0.9, 0.2], [0, 0]), 0.5)) == {"false_positives": 0.5}
     assert not defined(measured(of([], []), 0.5))
     assert not defined(resampled(of([0.9, 0.2], [1, 1]), 0.5, seed=1)[0])
 
 
-def test_where_nothing_is_called_there_is_no_precision() -> None:
+def test_no_call_gives_no_precision() -> None:
     found = measured(of([0.3, 0.2], [1, 0]), 0.5)
     assert found["precision"] is None
     assert (found["recall"], found["f1"], found["accuracy"]) == (0, 0, 0.5)
 
 
-def test_no_threshold_at_a_false_best() -> None:
+def test_threshold_is_never_at_a_false_best() -> None:
     found = measured(of([0.3, 0.9, 0.3], [1, 0, 0]), 0.5)
     assert (found["recall_at_1_percent"], found["threshold_at_1_percent"]) == (0, None)
 
 
 def test_interval_is_over_groups() -> None:
-    """A hundred pieces of each group say no more than one: the interval stays as wide."""
+    """A hundred pieces per group carry no more evidence than one: the interval stays as wide."""
     few = make_samples(40, np.random.default_rng(3), decimals=6)
     one_each = Samples(few.scores, np.arange(40) % 2 == 0, np.arange(40), np.ones(40))
     many = Samples(*(np.repeat(v, 100) for v in (few.scores, one_each.is_virus, one_each.groups)),
@@ -149,7 +149,7 @@ def test_interval_is_over_groups() -> None:
 
 
 def test_interval_covers_the_truth() -> None:
-    """Groups share a shift, so pieces are not independent; 95 % of intervals hold the AUROC."""
+    """Groups share a shift, so pieces are not independent. 95 % of intervals contain the AUROC."""
 
     def draw(rng: np.random.Generator, n_groups: int, n_pieces: int) -> Samples:
         groups = np.repeat(np.arange(n_groups), n_pieces)
@@ -180,19 +180,19 @@ def test_seed_fixes_the_interval() -> None:
     assert one == other
     assert resampled(samples, 0.5, seed=8)[0] != one[0]
     value = measured(samples, 0.5)
-    assert one[0]["calibration_error"] is None  # resamples lie above it
+    assert one[0]["calibration_error"] is None  # resamples are above it
     for name in MEASURES[:-1]:
         assert one[0][name] <= value[name] <= one[1][name], name
 
 
-def test_a_group_of_both_labels_is_drawn_within_each() -> None:
+def test_group_with_both_labels_is_drawn_by_label() -> None:
     samples = Samples(np.linspace(0, 1, 12), np.arange(12) % 3 == 0, np.arange(12) % 4, np.ones(12))
     assert samples.auroc_interval(1)[0] is not None
     assert replace(samples, groups=np.zeros(12, int)).auroc_interval(1) == (None, None)
 
 
-def test_infinite_log_odds_are_ranked_and_nan_is_refused():
-    """The probabilities of the first are one all the same."""
+def test_infinite_odds_are_ranked_and_nan_refused():
+    """The probabilities of infinite log-odds are all 1."""
     odds, is_virus = np.array([-np.inf, 41.0, 40.0, 500.0]), np.array([False, True, False, True])
     assert auroc(odds, is_virus) == 1.0
     with pytest.raises(AssertionError, match="must not be NaN"):

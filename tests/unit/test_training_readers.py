@@ -1,4 +1,4 @@
-"""What is read of a frame's residues: the same for a frame, whatever lies beside it."""
+"""Networks that read the residues of a frame. Their result does not depend on other frames."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_frame_vector_ignores_neighbours(encoding, architecture):
 @pytest.mark.parametrize("encoding", ["onehot", "blosum62"])
 @architectures
 @torch.no_grad()
-def test_a_gpu_reads_in_float32_as_a_cpu_does(encoding, architecture):
+def test_gpu_reads_in_float32_like_a_cpu(encoding, architecture):
     reader, batch = make_reader(encoding, architecture), PackedBatch.from_sequences(PROTEINS)
     expected = reader(batch)
     use_device(torch.device("cuda:0"))
@@ -66,7 +66,7 @@ def test_a_gpu_reads_in_float32_as_a_cpu_does(encoding, architecture):
 @encodings
 @architectures
 @torch.no_grad()
-def test_a_vector_distinguishes_residues(encoding, architecture):
+def test_vector_distinguishes_residues(encoding, architecture):
     reader = make_reader(encoding, architecture)
     one, other = reader(PackedBatch.from_sequences(["MKVLAAGH", "MKVLAAGW"]))
     assert float((one - other).norm() / one.norm()) > 1e-3
@@ -74,7 +74,7 @@ def test_a_vector_distinguishes_residues(encoding, architecture):
 
 @pytest.mark.parametrize("architecture", ["cnn", "lstm", "unet"])
 @torch.no_grad()
-def test_all_but_the_mean_see_order(architecture):
+def test_all_but_the_mean_depend_on_order(architecture):
     def apart(name: str) -> float:
         one, other = make_reader("onehot", name)(
             PackedBatch.from_sequences(["MKVLAAGH", "HGAALVKM"])
@@ -153,6 +153,6 @@ def test_blosum62_rows_are_its_scores_by_one_scale():
 
 
 @pytest.mark.parametrize("architecture", ["cnn", "lstm", "unet"])
-def test_a_baseline_is_small(architecture):
+def test_baseline_is_small(architecture):
     n_parameters = sum(p.numel() for p in make_reader("onehot", architecture).parameters())
     assert 1e5 < n_parameters < 1e6

@@ -1,4 +1,4 @@
-"""A split keeps groups whole, and stays as it is when it should."""
+"""A split keeps groups together, and is stable."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_records(n_groups: int, kingdom: str = "phage", is_virus: bool = True):
         (100, {"train": 70, "validation": 15, "test": 15}),
     ],
 )
-def test_every_stratum_is_shared_out_by_itself(n_groups: int, expected: dict[str, int]) -> None:
+def test_each_stratum_is_split_by_itself(n_groups: int, expected: dict[str, int]) -> None:
     cells = make_records(7, "bacteria", is_virus=False)
     splits = split_groups(make_records(n_groups) + cells, seed=1)
     of_phages = {group: part for group, part in splits.items() if group.startswith("phage")}
@@ -47,7 +47,7 @@ def test_split_depends_on_seed_not_order() -> None:
     assert split_groups(records, seed=2) != split_groups(records, seed=1)
 
 
-def test_added_group_moves_little() -> None:
+def test_added_group_moves_few_groups() -> None:
     records = make_records(40) + make_records(20, "algae", is_virus=False)
     before = split_groups(records, seed=1)
     more = LabelledRecord("new", False, "new", 1.0, "algae")
@@ -58,13 +58,13 @@ def test_added_group_moves_little() -> None:
     assert len(moved) <= 2
 
 
-def test_group_in_two_strata_is_whole() -> None:
+def test_group_in_two_strata_stays_together() -> None:
     both = [
         LabelledRecord("a", True, "both", 1.0, "phage"),
         LabelledRecord("b", False, "both", 1.0, "bacteria"),
         LabelledRecord("c", False, "both", 1.0, "bacteria"),
     ]
-    # alone in its stratum: training, whatever the other strata hold
+    # alone in its stratum: training, independent of the other strata
     assert split_groups(both + make_records(9), seed=4)["both"] == "train"
 
 
@@ -89,9 +89,7 @@ def test_split_is_read_back(tmp_path: Path) -> None:
         ("group\tsplit\nA\ttest\nA\ttrain\n", "split.tsv:3: the group A is in test and in train"),
     ],
 )
-def test_an_edited_split_that_cannot_be_right_is_refused(
-    tmp_path: Path, rows: str, words: str
-) -> None:
+def test_impossible_edited_split_is_refused(tmp_path: Path, rows: str, words: str) -> None:
     path = tmp_path / "split.tsv"
     path.write_text(rows)
     with pytest.raises(InputError) as caught:

@@ -1,4 +1,4 @@
-"""Chunks and frames are those of the original VirNucPro, to the byte, and point at their bases."""
+"""Chunks and frames equal those of the original VirNucPro, byte by byte, and locate their bases."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def golden(case: str, size: int) -> tuple[list[Chunk], list[Orf]]:
 
 
 def fasta(path: Path) -> list[tuple[str, str]]:
-    """The ids and the sequences of a file of the original, which has one line for each."""
+    """Return the ids and sequences of a file by the original, with one line for each."""
     lines = path.read_text().splitlines()
     return [(name[1:], text) for name, text in zip(lines[::2], lines[1::2], strict=True)]
 
 
 def frames_of_dna(chunks: list[Chunk]) -> Callable[[str], bool]:
-    """Whether a frame's id is of a chunk without U, whose codons the original loses."""
+    """Return True if a frame comes from a chunk without U, whose codons the original loses."""
     rna = {
         f"{chunk.id}{frame}"
         for chunk in chunks
@@ -61,11 +61,11 @@ def frames_of_dna(chunks: list[Chunk]) -> Callable[[str], bool]:
     return lambda frame_id: frame_id not in rna
 
 
-# The rules once more, one base at a time, written from their description.
+# A second implementation of the rules, one base at a time, from their description.
 
 
 def naive_overlaps(length: int, size: int) -> list[int]:
-    """How many bases each chunk shares with the next."""
+    """Return how many bases each chunk shares with the next."""
     n_chunks = -(-length // size)
     if n_chunks == 0:
         return []
@@ -92,7 +92,7 @@ def naive_translate(bases: str, code: Mapping[str, str] = CODE) -> str:
 
 
 def naive_frames(chunk: Chunk, code: Mapping[str, str] = CODE) -> list[Orf]:
-    """The frames that are kept, with T for U."""
+    """Return the frames that are kept, with T for U."""
     kept, sequence = [], chunk.sequence.upper().replace("U", "T")
     for sign, strand in (("+", sequence), ("-", naive_reverse(sequence))):
         for offset in range(3):
@@ -114,7 +114,7 @@ def naive_frames(chunk: Chunk, code: Mapping[str, str] = CODE) -> list[Orf]:
 
 @CASES
 @SIZES
-def test_chunks_are_those_of_the_original(case: str, size: int) -> None:
+def test_chunks_equal_the_original(case: str, size: int) -> None:
     chunks, _ = golden(case, size)
     out = io.StringIO()
     for chunk in chunks:
@@ -198,7 +198,7 @@ def test_ids_are_never_parsed() -> None:
 @pytest.mark.parametrize("letters", ["ACGTN", "ACGT*!"])  # no letter is wrong; some may be
 @given(data=st.data())
 @settings(max_examples=25)
-def test_a_record_is_left_out_alike_alone_and_in_a_block(letters, data):
+def test_record_is_skipped_alone_and_in_a_block(letters, data):
     texts = data.draw(st.lists(st.text(letters, max_size=9), max_size=5))
     records = [FastaRecord(f"r{i}", f"r{i}", text) for i, text in enumerate(texts)]
     recipe = Recipe(

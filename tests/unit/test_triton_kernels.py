@@ -1,6 +1,6 @@
-"""Our kernels compile for every GPU, and give what PyTorch gives; no GPU is needed.
+"""Our kernels compile for every GPU and agree with PyTorch. No GPU is needed.
 
-A kernel is compiled by Triton for GPUs that are not here, and run on the CPU by its interpreter.
+Triton compiles a kernel for GPUs that this machine lacks, and its interpreter runs it on the CPU.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ DNABERT_S = FAMILIES["dnabert-s"].published["dnabert-s"]
 
 
 def hand_kernels(monkeypatch, to: Callable[[Any], object] = triton.jit) -> None:
-    """Hand our kernels to the driver, or the interpreter, that Triton has now, or to a stand-in."""
+    """Pass our kernels to Triton's present driver or interpreter, or to a stand-in."""
     monkeypatch.setattr(triton_kernels, "wrap_kernel", functools.cache(to))
 
 
@@ -93,9 +93,9 @@ def compile_for(
     sizes: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What Triton makes of a kernel, step by step, for a GPU that need not be here.
+    """Return what Triton makes of a kernel, step by step, for a GPU that this machine may lack.
 
-    Pointers are as of tensors of PyTorch, at multiples of 16 bytes.
+    Pointers are aligned to 16 bytes, as those of PyTorch tensors.
     """
     names = list(inspect.signature(kernel).parameters)
     assert set(names) == {*pointers, *sizes}
@@ -116,9 +116,9 @@ def compile_for(
 def check_machine_code(
     capability: int, steps: dict[str, Any], folder: Path, n_bytes: int = 16
 ) -> None:
-    """It is for this GPU, no number of it leaves the registers, and rows are written 16 bytes wide.
+    """Check that code is for this GPU, spills no register, and writes rows 16 bytes at a time.
 
-    NVIDIA's cuobjdump, which comes with Triton, reads it: registers would be spilled to a stack.
+    NVIDIA's cuobjdump reads it, which comes with Triton.
     """
     (target,) = re.findall(r"\.target (sm_\w+)", steps["ptx"])
     assert target.rstrip("a") == f"sm_{capability}"
@@ -147,10 +147,10 @@ def check_rows_of_tokens(
     n_bytes: int = 16,
     **options: int,
 ) -> None:
-    """The same of a kernel for one token; and its row lies where 32 bits may not hold the place.
+    """Check the same for a kernel for one token, and that its row offset has 64 bits.
 
-    A million tokens of 15B are 2 * 10^10 numbers: the number of a token is widened before it is
-    multiplied, or is a place itself, that of a scale.
+    A million tokens of 15B are 2 * 10^10 numbers. So a token's number is widened before it is
+    multiplied, except where it is an index itself, as for a scale.
     """
     steps = compile_for(capability, *kernel, {**triton_kernels.row_options(row), **options})
     check_machine_code(capability, steps, folder, n_bytes)
@@ -171,7 +171,7 @@ def test_rotation_compiles_for_every_gpu(cache, capability, number, shapes):
     for shape in shapes.values():
         sizes = triton_kernels.sizes_to_rotate(shape.n_heads, shape.head_dim)
         kernel = triton_kernels.rotate_token, pointers, sizes
-        # half a head, which is what lies together, is 24 bytes in 35M, else a multiple of 16
+        # half a head, the contiguous unit, has 24 bytes in 35M, else a multiple of 16
         n_bytes = 16 if shape.head_dim % 16 == 0 else 8
         check_rows_of_tokens(capability, cache, kernel, shape.dim, n_bytes)
 
@@ -197,7 +197,7 @@ def test_border_compiles_for_every_gpu(cache, capability, number, shapes):
 
 @pytest.mark.parametrize("capability", [89, 90, 100, 120])
 def test_fp8_rows_compile_for_every_gpu(cache, capability):
-    """After GELU, which is the widest row, and in the LayerNorm between two layers."""
+    """After GELU, where rows are widest, and in the LayerNorm between two layers."""
     pointers = {"x": "*bf16", "values": "*fp8e4nv", "scales": "*fp32"}
     to_norm = dict.fromkeys(("x", "weight", "bias", "total", "scales"), "*fp32")
     to_norm |= {"first": "*bf16", "second": "*bf16", "normed": "*fp8e4nv"}
@@ -230,7 +230,7 @@ def test_dnabert_s_attention_compiles(cache, capability):
 @pytest.mark.parametrize("capability", [80, 90, 100, 120])
 @pytest.mark.parametrize("head_dim", [16, 24, 64], ids=["8M", "35M", "650M"])
 def test_short_tiles_compile(cache, capability, head_dim):
-    """Attention in tiles of 64, which the benchmark of variants measures, spills no register."""
+    """Attention in tiles of 64, for the benchmark of variants, spills no register."""
     pointers = {"qkv": "*bf16", "offsets": "*i32", "slopes": "*bf16", "out": "*bf16"}
     sizes = triton_kernels.sizes_to_attend(
         20, head_dim, has_tf32=True, has_penalty=False, block=SHORT_TILE
@@ -241,7 +241,7 @@ def test_short_tiles_compile(cache, capability, head_dim):
 
 
 class FeignedDriver:
-    """Triton's driver of an H100 that is not here: kernels are compiled, and not launched."""
+    """Triton's driver for a simulated H100: kernels are compiled, and not launched."""
 
     def __init__(self) -> None:
         self.launched: list[tuple[str, tuple[str, ...]]] = []  # kernel, and types of its pointers
@@ -277,7 +277,7 @@ def driver(cache, monkeypatch) -> FeignedDriver:
 
 
 def test_trial_binds_and_compiles(driver, monkeypatch):
-    """The whole way of a call but the launch, with the tensors of the call."""
+    """All steps of a call except the launch, with the tensors of the call."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     answers: list[object] = []
     check._try(SimpleNamespace(send=answers.append), "cpu")
@@ -332,14 +332,14 @@ def test_machine_without_a_gpu_gives_reasons():
     assert all(reason.startswith("RuntimeError: ") for reason in refusals.values())
 
 
-# What they compute, by Triton's interpreter
+# Results, by Triton's interpreter
 
 
 convert_float = interpreter._convert_float
 
 
 def converted_as_by_a_gpu(numbers: Any, before: Any, after: Any, rounding: Any) -> Any:
-    """The interpreter's conversion, but to e4m3: it loses the carry to the next power of two."""
+    """Convert as the interpreter does, except to e4m3, where it loses a carry."""
     if after != triton.language.float8e4nv:
         return convert_float(numbers, before, after, rounding)
     exact = torch.from_numpy(np.ascontiguousarray(numbers)).view(torch.float32)
@@ -348,7 +348,7 @@ def converted_as_by_a_gpu(numbers: Any, before: Any, after: Any, rounding: Any) 
 
 @pytest.fixture
 def interpreted(monkeypatch) -> None:
-    """Our kernels run on the CPU as they stand, and so does what they call of Triton's own."""
+    """Run our kernels on the CPU unchanged, and the Triton functions that they call."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(interpreter, "_convert_float", converted_as_by_a_gpu)
     language = triton.language
@@ -437,7 +437,7 @@ def test_border_equals_pytorch_and_float64(dim, n_tokens, n_added, keeps_total, 
 @pytest.mark.parametrize(("n_added", "keeps_total"), [(0, False), (1, False), (2, True)])
 @pytest.mark.parametrize("branch_scale", [1.0, 0.5, (36 / 30) ** 0.5])
 def test_border_scales_branches_of_esmc(n_added, keeps_total, branch_scale):
-    """The last norm of ESM C has no bias; the kernel then reads none."""
+    """The last norm of ESM C has no bias, and the kernel then reads none."""
     dim, n_tokens = 960, 3
     norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS, bias=False)
     norm.weight.data.normal_(1, 0.1)
@@ -458,8 +458,10 @@ def test_border_scales_branches_of_esmc(n_added, keeps_total, branch_scale):
 
 
 def assert_nearly_in_8_bits(rows: Rows8, expected: Rows8, slack: float) -> None:
-    """Scales are off by this part at most; a number now and then, which lies between two of e4m3,
-    is the other one of them."""
+    """Check 8-bit rows: scales differ by at most this share.
+
+    A few numbers between two e4m3 values may be rounded to the other one.
+    """
     torch.testing.assert_close(rows.scales, expected.scales, rtol=slack, atol=0)
     found, exact = rows.values.float(), expected.values.float()
     torch.testing.assert_close(found, exact, rtol=2**-3, atol=2**-9)
@@ -488,7 +490,7 @@ def test_fp8_rows_equal_pytorch(dim, n_tokens, has_gelu):
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_nan_row_keeps_nan_in_fp8(odd):
-    """A run finds it by its vector: rounded to something finite, it would be lost."""
+    """A run recognises NaN in the vector. Rounding must not make it finite."""
     x, norm = torch.randn(3, 40), nn.LayerNorm(40)
     x[1, 7] = odd
     for run in (
@@ -503,7 +505,7 @@ def test_nan_row_keeps_nan_in_fp8(odd):
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(("n_added", "keeps_total"), [(1, False), (2, True)])
-def test_the_border_rounds_to_8_bits_what_it_norms(n_added, keeps_total):
+def test_border_rounds_its_norm_to_8_bits(n_added, keeps_total):
     dim, n_tokens = 320, 3
     norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
     norm.weight.data.normal_(1, 0.1)
@@ -528,7 +530,7 @@ PROTEINS = [random_protein(length) for length in (3, 1, 5, 3)]  # 20 tokens: eac
 
 
 def attend_each(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor:
-    """Attention protein by protein, on any device: in place of a kernel of CUDA."""
+    """Compute attention protein by protein, on any device, in place of a CUDA kernel."""
     out = torch.full_like(v, torch.nan)
     for first, last in pairwise(batch.cu_seqlens.tolist()):
         q_, k_, v_ = (x[first:last].transpose(0, 1) for x in (q, k, v))
@@ -547,7 +549,7 @@ def attend_each(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor:
     ],
 )
 def test_batch_through_kernels_equals_fair_esm(monkeypatch, tmp_path, head_dim, kernel, dtype):
-    """And so have tokens that the caller has embedded, which are left as they are."""
+    """Tokens that the caller has embedded give the same, and are not changed."""
     for name in ("flash_attention", "efficient_attention"):
         monkeypatch.setattr(attention, name, attend_each)
     shape = SHORT[head_dim]
@@ -572,7 +574,7 @@ def test_batch_through_kernels_equals_fair_esm(monkeypatch, tmp_path, head_dim, 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("layer", [1, 2])
 def test_esmc_through_our_kernels(monkeypatch, layer):
-    """Both ways round in bf16 alike, so one is about as far from float32 as the other."""
+    """Both methods round alike in bf16, so their distances from float32 are similar."""
     monkeypatch.setattr(attention, "flash_attention", attend_each)
     shape = ESMCShape(n_layers=2, dim=128, n_heads=2, inner=256)
     weights = random_esmc(shape, seed=3).state_dict()
@@ -595,7 +597,7 @@ def test_esmc_through_our_kernels(monkeypatch, layer):
 
 
 def in_float64(qkv: Tensor, offsets: Tensor, slopes: Tensor) -> Tensor:
-    """Attention with the scores written out, text by text."""
+    """Compute attention with explicit scores, text by text."""
     out = torch.full_like(qkv[:, 0], torch.nan, dtype=torch.float64)
     for first, last in pairwise(offsets.tolist()):
         q, k, v = qkv[first:last].double().permute(1, 2, 0, 3)
@@ -682,7 +684,7 @@ def test_one_launch_equals_published_code(tmp_path):
 
 
 class Launches(TorchDispatchMode):
-    """Counts the operators that a GPU would run as kernels, and the launches of our own."""
+    """Counts the operators that a GPU would run as kernels, and our own launches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -699,7 +701,7 @@ class Launches(TorchDispatchMode):
 
 
 class Recorder:
-    """Stands for a compiled kernel, whose launches it counts."""
+    """Stands for a compiled kernel, and counts its launches."""
 
     def __init__(self, launches: Launches, kernel: Any) -> None:
         self.launches, self.kernel = launches, kernel
@@ -712,7 +714,7 @@ class Recorder:
 
 
 def launches_of(monkeypatch, kernel: dnabert_s.Kernel, seqlens: range) -> Counter[str]:
-    """The launches of a batch of DNABERT-S, on tensors without numbers."""
+    """Return the launches in a batch of DNABERT-S, on tensors without numbers."""
     shape = dnabert_s.DNABERTShape(
         DNABERT_S.n_layers, DNABERT_S.dim, DNABERT_S.n_heads, inner=3072, n_words=4096
     )
@@ -736,5 +738,5 @@ def test_dnabert_s_one_launch_per_layer(monkeypatch):
     assert not {name for name in jagged if "attention" in name}
     assert jagged == launches_of(monkeypatch, attend_texts_triton, range(60, 62))
     more = by_runs.total() - jagged.total()
-    # a copy into its place is a launch beside each attention, of 20 lengths in each layer
+    # each attention also launches a copy of its result, for 20 lengths in each layer
     assert more > 2 * 20 * n_layers - n_layers

@@ -1,4 +1,4 @@
-"""A model whose numbers are not finite ends the run, and no sequence is blamed for it."""
+"""A model with numbers that are not finite ends the run, and no sequence is blamed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_FIRST_FAILURES = 100
 
 @pytest.fixture
 def changed(tmp_path) -> Callable[..., Path]:
-    """A small ESM-2 in a folder, with another number in one of its tensors."""
+    """Write a small ESM-2 to a folder, with another number in one tensor."""
 
     def make(tensor: str, number: float) -> Path:
         model = random_esm2(TINY, seed=0)
@@ -43,7 +43,7 @@ def changed(tmp_path) -> Callable[..., Path]:
 
 
 def overflowing(folder: Path) -> Path:
-    """An ESM-2 of finite numbers whose vectors are not finite."""
+    """An ESM-2 with finite weights and vectors that are not finite."""
     model = random_esm2(TINY, seed=0)
     for layer in model.layers:
         layer.down.weight.mul_(1e37)
@@ -178,7 +178,7 @@ def test_fewer_failures_are_reported_with_a_remedy(make_config, tmp_path):
 
 
 def test_vector_of_one_sequence_ends_the_count(make_config, tmp_path):
-    """A model that has made a vector is not to blame for what fails later."""
+    """A model that has made a vector is not to blame for later failures."""
     fasta = write_proteins(tmp_path / "in.faa", 2 * MOST_FIRST_FAILURES)
     config = make_config(fasta, command="extract", input_type="protein", chunk_size=0)
     summary = run_inline(config, None, executor=InlineExecutor("cpu", worker=OneGoodWorker))

@@ -1,4 +1,4 @@
-"""What the page shows about viruses: proviruses, classes by sample, and gene maps."""
+"""Viruses in the report: proviruses, classes by sample, and gene maps."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class ConsoleOptions:
         False
     )
     verbose: Annotated[
-        bool, option("Show the whole log on the console.", None, "--verbose", "-v")
+        bool, option("Show the complete log on the console.", None, "--verbose", "-v")
     ] = False
     log_file: Annotated[
         Path | None, option("Also write the log to this file.", metavar="FILE", show_default=False)

@@ -21,12 +21,15 @@ class _ExportOptions:
     folder: Annotated[Path, folder("Run folder.")]
     format: Annotated[
         ExportFormatName,
-        option("Layout of the export: see the table in the documentation."),
+        option(
+            "Write this layout: uniprot-h5, safetensors, parquet, anndata, skbio, npz or pt.",
+            metavar="FORMAT",
+        ),
     ]
     output: Annotated[
         Path | None,
         option(
-            "File to write, or folder for safetensors.",
+            "Write this file, or for safetensors this folder.",
             None,
             "--output",
             "-o",
@@ -37,7 +40,7 @@ class _ExportOptions:
     vectors: Annotated[
         str | None,
         option(
-            "Output of the run to export, such as mean_layer33.",
+            "Export this output of the run, such as mean_layer33.",
             metavar="NAME",
             show_default="the first",
         ),

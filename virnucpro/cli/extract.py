@@ -18,8 +18,8 @@ def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
 
     Example: virnucpro extract -i proteins.faa -o features/
 
-    Another ESM-2, on three GPUs: virnucpro extract -i proteins.faa -o features/
-    --model esm2_t36_3B_UR50D --gpus 0,1,2
+    Another ESM-2 on three GPUs, or continue such a run: virnucpro extract
+    -i proteins.faa -o features/ --model esm2_t36_3B_UR50D --gpus 0,1,2 --resume
 
     Many files: virnucpro extract -i proteomes/ -i samples.tsv -o features/
 

@@ -27,6 +27,8 @@ _ADVANCED = "Advanced"
 _ORDER = (_ARGUMENTS, FILES, SAMPLES, CALLS, MODEL, TRAINING, DEVICES, CLUSTER, _OTHERS, _ADVANCED)
 _NOTHING = (MISSING, None, ())  # defaults that need no note
 _NAMES = 30  # width of the column with option names
+_NARROW = 72  # on fewer columns, the names get less
+_NARROW_NAMES = 20
 # A paragraph that ends in a command, which is printed on one line so that it can be copied.
 _EXAMPLE = re.compile(r"(?:(?P<about>.*:) |- )(?P<command>(?:virnucpro|torchrun|sbatch) .*)")
 
@@ -91,7 +93,7 @@ def write_help(
     """Write usage, text and panels.
 
     Args:
-        more: further panels, each with rows of a name and a text.
+        more: panels before the others, each with rows of a name and a text.
     """
     command.format_usage(ctx, formatter)
     for paragraph in (command.help or "").split("\n\n"):
@@ -102,14 +104,22 @@ def write_help(
             formatter.write(f"\n{_wrap(about, formatter.width, '  ', 2)}\n")
         if example:
             formatter.write(wrap_command(example["command"], formatter.width))
-    for panel, rows in (group_panels(command, ctx) | dict(more or {})).items():
+    _write_panels(formatter, {**(more or {}), **group_panels(command, ctx)})
+
+
+def _write_panels(
+    formatter: click.HelpFormatter, panels: Mapping[str, Sequence[tuple[str, str]]]
+) -> None:
+    """Write panels of rows: a name, and a text in the second column."""
+    n_names = _NAMES if formatter.width >= _NARROW else _NARROW_NAMES
+    for panel, rows in panels.items():
         formatter.write(f"\n{panel}:\n" if rows else "")
         for names, text in rows:
             name = f"  {names}"
-            if len(name) > _NAMES - 2:
+            if len(name) > n_names - 2:
                 formatter.write(f"{name}\n")
                 name = ""
-            formatter.write(_wrap(text, formatter.width, name.ljust(_NAMES), _NAMES) + "\n")
+            formatter.write(_wrap(text, formatter.width, name.ljust(n_names), n_names) + "\n")
 
 
 def group_panels(
@@ -139,7 +149,10 @@ def wrap_command(text: str, width: int) -> str:
         virnucpro predict -i contigs.fa \\
             -o results/ --gpus 0,1,2
     """
-    words = re.split(r" (?=-)", text)
+    n_letters = width - 10  # after the deepest indent, before a backslash
+    words: list[str] = []
+    for word in re.split(r" (?=-)", text):
+        words += [word] if len(word) <= n_letters else word.split()
     lines = [words[0]]
     for word in words[1:]:
         if 4 + len(f"{lines[-1]} {word} \\") + 4 * (len(lines) > 1) <= width:

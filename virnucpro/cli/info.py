@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class _DevicesOptions:
     """How to describe the devices."""
 
-    as_json: Annotated[bool, option("Print the facts as JSON.", None, "--json")] = False
+    as_json: Annotated[bool, option("Print JSON instead of text.", None, "--json")] = False
 
 
 @command(_DevicesOptions)
@@ -62,14 +62,13 @@ def bench(options: BenchOptions) -> None:
     """Measure how fast this device embeds proteins.
 
     Each size of ESM-2 is measured in each precision, and compared with fair-esm and with the
-    device's
-    matrix products.
+    device's matrix products. Weights are random, so nothing is downloaded.
 
     Example: virnucpro bench --quick
 
-    One model, before it is downloaded: virnucpro bench --models 650M --json bench.json
+    One model: virnucpro bench --models 650M --json bench.json
     """
-    measured = "the tables and the --json file hold the measurements so far"
+    measured = "the tables and the --json file contain the measurements so far"
     with exit_on_error(lambda: measured):
         from virnucpro.models.validation.bench import bench as measure
 
@@ -90,7 +89,7 @@ class _StatusOptions:
     recompute: Annotated[
         int | None,
         option(
-            "With --verify: make N random shards, blocks of scores and slices of the tables again "
+            "With --verify: recompute N random shards, blocks of scores and slices of the tables "
             "from the input, and compare them with those of the run.",
             metavar="N",
             min=1,
@@ -100,7 +99,7 @@ class _StatusOptions:
     seed: Annotated[
         int | None,
         option(
-            "Choose the same parts for --recompute as the run that printed this seed.",
+            "With --recompute: choose the same files as the command that printed this seed.",
             metavar="SEED",
             min=0,
             show_default="random",
@@ -121,13 +120,15 @@ class _StatusOptions:
 def status(options: _StatusOptions) -> None:
     """Describe a run folder: finished, pending and failed work, and the processes working on it.
 
-    For a virnucpro train folder: the progress, best epoch and last figures of each seed.
+    A folder of virnucpro train: the progress, best epoch and last figures of each seed.
 
-    Example: virnucpro status results/ --verify
+    Example: virnucpro status results/
 
-    From somebody else, with the input: virnucpro status results/ --verify --recompute 3
+    With a check of every file: virnucpro status results/ --verify
 
-    Exit code 1: --verify found damaged files, or parts that do not follow from the input.
+    Results from somebody else, with their input: virnucpro status results/ --verify --recompute 3
+
+    Exit codes: 0 intact, 1 --verify found damaged files or files that do not follow from the input.
     """
     with exit_on_error():
         from virnucpro.results.outputs import open_run_dir
@@ -206,9 +207,8 @@ class _CompareOptions:
 def compare(options: _CompareOptions) -> None:
     """Compare two results row by row: missing rows, changed labels, score differences.
 
-    Rows (frames or scorer pieces, chunks, records, viruses) are matched by id, in the tables
-    present in
-    both results. The last two columns are score differences.
+    Rows (frames or scorer pieces, chunks, records, viruses) are matched by id, in the tables that
+    both results have. The last two columns are score differences.
 
     Example: virnucpro compare old_merged/ results/
 
@@ -274,8 +274,7 @@ def summary(options: _SummaryOptions) -> None:
     """Print mean and standard deviation of the held-out figures of several trainings or seeds.
 
     The figures come from gain.tsv, for every folder and every seed in it. If several folders are
-    given,
-    figures from held_out.tsv are added.
+    given, figures from held_out.tsv are added.
 
     Example: virnucpro summary model_1/ model_2/ model_3/
     """
@@ -298,12 +297,11 @@ def cite(options: _CiteOptions) -> None:
     """Print how to cite a result: this program, its language models, and the original VirNucPro.
 
     With a run folder, only the models, head and scorer used in that run are printed, with the works
-    to
-    cite for them.
+    to cite for them.
 
     Example: virnucpro cite results/
 
-    Example: virnucpro cite results/ --bibtex >> references.bib
+    As BibTeX: virnucpro cite results/ --bibtex >> references.bib
     """
     with exit_on_error():
         from virnucpro.results.report.citation import cite_program, cite_run

@@ -77,8 +77,7 @@ COMMANDS = {
     ),
     "models": (
         "models",
-        "Manage models: checkpoints, and bundles of checkpoints with a head. On a new GPU or with "
-        "a new model, begin with: virnucpro models check esm2_t33_650M_UR50D --gpus 0",
+        "Manage models: checkpoints, and bundles of checkpoints with a head.",
     ),
 }
 
@@ -108,7 +107,11 @@ _VERSION = Option(
 app = Group(
     "virnucpro",
     {name: Subcommand(summary, partial(_load, name)) for name, (_, summary) in COMMANDS.items()},
-    help="Find viral sequences in FASTA and FASTQ, and embed sequences with ESM-2.",
+    help="Find viruses in FASTA and FASTQ, and embed proteins with ESM-2 on all GPUs.\n\n"
+    "Find viruses: virnucpro predict -i contigs.fa -o results/\n\n"
+    "Embed proteins on three GPUs, or continue such a run: virnucpro extract "
+    "-i proteins.faa -o embeddings/ --gpus 0,1,2 --resume\n\n"
+    "`virnucpro COMMAND --help` lists the options of a command.",
     params=[_VERSION, *COMPLETION_OPTIONS],
 )
 

@@ -22,7 +22,7 @@ from virnucpro.models.options import complete_model
 class _ListOptions:
     """How to list the models."""
 
-    as_json: Annotated[bool, option("Print the facts as JSON.", None, "--json")] = False
+    as_json: Annotated[bool, option("Print JSON instead of text.", None, "--json")] = False
 
 
 @command(_ListOptions)
@@ -31,8 +31,7 @@ def list_models(options: _ListOptions) -> None:
 
     The default model embeds in extract, and in predict with a device option, unless --model names
     another one. Built-in and imported models come last. GPU memory is an estimate, from the
-    smallest
-    batches to full ones. CUDA needs some more. A run fits its batches to the free memory.
+    smallest batches to full ones. CUDA needs some more. A run fits its batches to the free memory.
     `virnucpro models info NAME` also shows disk and RAM.
 
     Example: virnucpro models list
@@ -149,7 +148,7 @@ def import_model(options: _ImportOptions) -> None:
 
     Example: virnucpro models import esm2_t33_650M_UR50D.pt
 
-    Example: virnucpro models import my_finetuned_folder/ --name my_esm2
+    A Hugging Face folder, under a name: virnucpro models import my_finetuned_folder/ --name my_esm2
 
     All files of a bundle, copied from another machine: virnucpro models import virnucpro-500
     --from usb/
@@ -231,6 +230,7 @@ models = Group(
         name: Subcommand(spec.summary, partial(_COMMANDS.__getitem__, name))
         for name, spec in _COMMANDS.items()
     },
-    help="Manage models: checkpoints, and bundles of checkpoints with a head. On a new GPU or "
-    "with a new model, begin with: virnucpro models check esm2_t33_650M_UR50D --gpus 0",
+    help="Manage models: checkpoints, and bundles of checkpoints with a head.\n\n"
+    "On a new GPU or with a new model, begin with: virnucpro models check esm2_t33_650M_UR50D "
+    "--gpus 0",
 )

@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     """Find viruses in FASTA or FASTQ, and write viruses.tsv, viruses.fasta and predictions.tsv.
 
-    A fast scorer labels every record virus or other. With --model, or any device option except
-    --workers, ESM-2 embeds every translated frame and writes vectors to features.h5. The default is
-    the published ESM-2 650M, downloaded once. ESM-2 alone does not affect calls. A head you trained
-    does, where it improved accuracy in training.
+    A fast scorer and an index of known viruses call every record virus or other. With --model, or
+    any device option except --workers, ESM-2 embeds every translated frame and writes vectors to
+    features.h5. The default is the published ESM-2 650M, downloaded once. ESM-2 alone does not
+    affect calls. A head you trained does, where it improved accuracy in training.
 
     Only a model uses a GPU. Without --model and without a device option, the scorer runs on CPU
     cores.
 
     Example: virnucpro predict -i contigs.fa -o results/
 
-    Calls and ESM-2 vectors: virnucpro predict -i contigs.fa -o results/ --gpus 0,1,2
+    Calls and ESM-2 vectors on three GPUs, or continue such a run: virnucpro predict
+    -i contigs.fa -o results/ --gpus 0,1,2 --resume
 
     Many files, each with its own tables: virnucpro predict -i assemblies/ -i samples.tsv
     -o results/ --per-file
@@ -97,7 +98,7 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
         with show_progress(console) as events:
             tally = find_regions(options, events)
         kept = ""
-        kinds = f"{tally.n_regions or 0:,}, {tally.n_whole_regions:,} of them whole records"
+        kinds = f"{tally.n_regions or 0:,}, {tally.n_whole_regions:,} of them complete records"
         table = options.folder / TABLE
         step = next_step(table, (), failed=False) if table.exists() else []
         print_lines([tally.virus_line(), f"virus-like regions: {kinds}", *step], console.quiet)

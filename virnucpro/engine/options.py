@@ -25,8 +25,8 @@ class EngineOptions(DeviceOptions):
     esm_batch_size: Annotated[
         str,
         option(
-            "Embed this number of tokens per batch; a longer sequence gets a batch of its own. "
-            "auto: chosen by model, device and free memory.",
+            "Embed this number of tokens per batch. A longer sequence gets its own batch. auto: "
+            "choose by model, device and free memory.",
             DEVICES,
             metavar="auto|TOKENS",
         ),
@@ -51,7 +51,7 @@ class CacheOptions:
     cache: Annotated[
         Path | None,
         option(
-            "Reuse vectors from this folder and add new ones; runs, users and machines may share "
+            "Reuse vectors from this folder, and add new ones. Runs, users and machines may share "
             "it.",
             DEVICES,
             metavar="DIR",
@@ -62,7 +62,7 @@ class CacheOptions:
         float,
         option(
             with_options(
-                "Limit the folder of {cache} to this many gigabytes; the least recently read "
+                "Limit the folder of {cache} to this many gigabytes. The least recently read "
                 "vectors are deleted first."
             ),
             DEVICES,
@@ -84,7 +84,7 @@ class WorkOptions(CacheOptions, EngineOptions):
     part: Annotated[
         str | None,
         option(
-            "Do part I of N of the run. N alone: I is the number of this task in its array.",
+            "Run part I of N. With N alone, I is the number of this task in its array.",
             CLUSTER,
             metavar="I/N",
             show_default="the task of SLURM's array, else all",

@@ -107,7 +107,7 @@ def _open_nvml(uuid: str) -> Iterator[object | None]:
     try:
         handle = None
         with suppress(pynvml.NVMLError):
-            # CUDA writes the UUID of a card without the prefix that NVML wants.
+            # CUDA writes the UUID of a card without the prefix that NVML needs.
             name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
             handle = pynvml.nvmlDeviceGetHandleByUUID(name)
         yield handle

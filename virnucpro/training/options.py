@@ -80,7 +80,7 @@ class _EvaluatedOptions(_LabelledOptions):
     split: Annotated[Path | None, _split_table("all records")] = None
     part: Annotated[
         Literal["train", "validation", "test"] | None,
-        option("Evaluate on this part of the split.", FILES, show_default="test"),
+        option("Evaluate on these groups of the split.", FILES, show_default="test"),
     ] = None  # not "test", so that it is rejected without a split
     lengths: Annotated[
         str, option("Cut fragments of these lengths, in bases.", SAMPLES, metavar="N,N,...")
@@ -88,8 +88,8 @@ class _EvaluatedOptions(_LabelledOptions):
     fragments_per_record: Annotated[
         int,
         count(
-            "Cut at most N fragments per record and length, without overlap. A whole record is cut "
-            "to N times the longest length if it is longer.",
+            "Cut at most N fragments per record and length, without overlap. A longer record is "
+            "itself cut to N times the longest length.",
             SAMPLES,
             min=1,
         ),

@@ -25,8 +25,8 @@ Head = Annotated[
 CallsBy = Annotated[
     Literal["auto", "scorer", "head"],
     option(
-        "Let the scorer or the head call alone. auto: the scorer, joined with the head if training "
-        "joined them.",
+        "Call by the scorer alone or by the head alone. auto: by both where training combined "
+        "them, else by the scorer.",
         CALLS,
     ),
 ]
@@ -64,8 +64,8 @@ class ThresholdOptions:
     threshold: Annotated[
         float | None,
         option(
-            "Call a record virus if its score is at least this, and count a provirus as a virus "
-            "if its posterior is at least this.",
+            "Call a record virus from this score on, and count a provirus as a virus from this "
+            "posterior on.",
             CALLS,
             metavar="SCORE",
             min=0,
@@ -76,16 +76,16 @@ class ThresholdOptions:
     preset: Annotated[
         _Preset,
         option(
-            "Use the thresholds, one per length, that are set to call at most 10, 3 or 0.5 % of "
-            "unknown hosts; some kinds of hosts are called more often.",
+            "Use thresholds, one per length, that are set to call at most 10, 3 or 0.5 % of "
+            "unknown hosts. Some kinds of hosts are called more often.",
             CALLS,
         ),
     ] = "default"
     evidence: Annotated[
         Evidence,
         option(
-            "Call records by their score, by the k-mers that they share with known viruses, or by "
-            "either.",
+            "Call a record by its score, by the k-mers that it shares with known viruses (known), "
+            "or by either (both).",
             CALLS,
         ),
     ] = "both"

@@ -1,8 +1,8 @@
 """Score records and proteins. Window log-odds are averaged per record and calibrated by length.
 
-Long windows are read in parts, which are smaller windows, so that features are
-computed once. A score is the probability that a record is viral in a sample where half the records
-are. It depends on the record and the scorer, not on other records.
+Long windows are read in parts, which are smaller windows, so that features are computed once. A
+score is the probability that a record is viral in a sample where half the records are. It depends
+on the record and the scorer, not on other records.
 """
 
 from __future__ import annotations

@@ -26,7 +26,11 @@ from virnucpro.engine.options import CacheOptions, EngineOptions
 from virnucpro.models.options import ModelOptions
 
 GeneticCode = Annotated[
-    int, count("Translate with this genetic code (NCBI number); 1 and 11 translate alike.", FILES)
+    int,
+    count(
+        "Translate with this genetic code (NCBI number). Codes 1 and 11 give the same translation.",
+        FILES,
+    ),
 ]
 
 
@@ -45,7 +49,13 @@ class OutputOptions:
             show_default=False,
         ),
     ]
-    resume: Annotated[bool, option("Resume the run in DIR; finished work is kept.", FILES)] = False
+    resume: Annotated[
+        bool,
+        option(
+            "Continue the run in DIR, and keep its finished work. Start one if none is there.",
+            FILES,
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +96,8 @@ class SequenceOptions:
     min_length: Annotated[
         int,
         option(
-            "Give records shorter than this (proteins: in residues) the status too_short. The "
-            "scorer of predict needs at least 150 bases or 50 residues.",
+            "Give records with fewer bases (proteins: residues) the status too_short. The scorer "
+            "of predict needs at least 150 bases or 50 residues.",
             FILES,
             metavar="BASES",
             min=0,
@@ -133,8 +143,8 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         bool,
         option(
             with_options(
-                "With {resume}, also add the inputs that the run in DIR does not have yet; without "
-                "it, such an input is an error."
+                "With {resume}, also add the inputs that the run in DIR does not have yet. Without "
+                "{add}, such an input is an error."
             ),
             FILES,
         ),
@@ -142,8 +152,8 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     plan_only: Annotated[
         bool,
         option(
-            "Only list the slices of the input; `virnucpro work DIR` then does the run, on any "
-            "number of machines, and this command with --resume joins it.",
+            "Only plan the run. `virnucpro work DIR` then runs its parts on any number of "
+            "machines, and this command with --resume joins them.",
             CLUSTER,
         ),
     ] = False
@@ -176,8 +186,8 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     store: Annotated[
         Store,
         option(
-            "Store vectors in this type: bfloat16 takes half the disk and keeps 8 significant "
-            "bits of each number; predict calls from the stored vectors.",
+            "Store vectors in this type. bfloat16 takes half the disk space and keeps 8 "
+            "significant bits of each number. predict calls from the stored vectors.",
             MODEL,
         ),
     ] = "float32"
@@ -266,8 +276,8 @@ class ExtractOptions(RunOptions):
     layers: Annotated[
         tuple[str, ...],
         option(
-            "Take the representations after these layers: numbers from 1, from -1 for the last "
-            "layer backwards, or all. Repeatable.",
+            "Write the vectors after these layers: numbers from 1, from -1 for the last layer "
+            "backwards, or all. Repeatable.",
             MODEL,
             "--layers",
             "--layer",
@@ -279,9 +289,9 @@ class ExtractOptions(RunOptions):
     pooling: Annotated[
         tuple[Pooling, ...],
         option(
-            "Pool residues into one vector. mean: their average; max: the largest number of each "
-            "dimension; std: its standard deviation; bos: the vector of the start token, <cls>; "
-            "none: one vector per residue. Repeatable.",
+            "Combine the residues of a protein into one vector by their mean, maximum (max) or "
+            "standard deviation (std). bos: take the vector of the start token, <cls>. none: keep "
+            "one vector per residue. Repeatable.",
             MODEL,
             show_default="mean",
             has_commas=True,
@@ -290,9 +300,9 @@ class ExtractOptions(RunOptions):
     include: Annotated[
         tuple[Include, ...],
         option(
-            "Also write these: contacts between residues; logits of each residue; perplexity, "
-            "with one masked residue per row; or perplexity-single-pass, its approximation "
-            "without masks. Repeatable.",
+            "Also write contacts between residues, logits of each residue, perplexity (by one pass "
+            "for each residue, masked), or perplexity-single-pass (an approximation without "
+            "masks). Repeatable.",
             MODEL,
             metavar="OUTPUT,...",
             has_commas=True,

@@ -64,8 +64,8 @@ class PredictOptions(ThresholdOptions, RunOptions):
         option(
             with_options(
                 "Embed on these of the visible GPUs: numbers (0,1,2) or UUIDs. Only a model uses a "
-                "GPU; without {model} this option adds the vectors of the default one, which "
-                "change no call."
+                "GPU. Without {model}, this option adds vectors by the default model, which change "
+                "no call."
             ),
             DEVICES,
             metavar="all|LIST",
@@ -77,9 +77,9 @@ class PredictOptions(ThresholdOptions, RunOptions):
     embed: Annotated[
         EmbeddingRule | None,
         option(
-            "Embed only some records, by their score. viral: records that a preset calls virus, or "
-            "nearly; uncertain: these, except records that every preset calls virus. The scorer "
-            "alone calls the others.",
+            "Embed only some records, by their score. viral: records that any preset calls virus, "
+            "and those close to that; uncertain: the same, minus records that every preset calls "
+            "virus. The scorer alone calls all others.",
             MODEL,
             show_default=with_options("all; with {resume} as before"),
         ),

@@ -98,7 +98,7 @@ class ReferenceOutputs:
         return {_SINGLE_PASS: single, _PERPLEXITY: masked}
 
 
-# What is asked of either program
+# The outputs that both programs compute
 
 
 def add_masked(panel: Texts) -> Texts:

@@ -195,7 +195,7 @@ def scores_by_length(
 
     Args:
         rows: all records, if they are few.
-        cut: length and lowest viral score, at some lengths.
+        cut: length and threshold, at some lengths.
     """
     density = counts.density
     in_use = np.flatnonzero(density.sum(axis=(1, 2)))
@@ -315,7 +315,7 @@ def _cell(x_at: Place, y_at: Place, i: int, j: int) -> str:
 def _within(
     cut: Sequence[tuple[float, float]], low: float, high: float
 ) -> list[tuple[float, float]]:
-    """Return points on the cut between two lengths: log2(length), and log-odds.
+    """Return points on the threshold line between two lengths: log2(length), and log-odds.
 
     They are interpolated over the logarithm.
     """

@@ -114,7 +114,7 @@ class RunJson:
 
     @property
     def cut(self) -> list[tuple[float, float]]:
-        """Length and lowest viral score, at some lengths in ascending order."""
+        """Length and threshold, at some lengths in ascending order."""
         pairs = [
             (float(pair[0]), float(pair[1]))
             for pair in self.sequence("counts", "cut_scores")
