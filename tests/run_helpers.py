@@ -33,7 +33,7 @@ from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.store.feature_store import open_stores
-from virnucpro.viral.classifier import choose_classifier
+from virnucpro.viral.classifier_choice import choose_classifier
 from virnucpro.viral.head import Head
 from virnucpro.viral.types import (
     Call,

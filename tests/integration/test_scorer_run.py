@@ -37,8 +37,8 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.store.feature_file import read_checksummed, write_checksummed
 from virnucpro.viral import host_markers as landmarks
 from virnucpro.viral.calling import score_records
-from virnucpro.viral.head import probability
 from virnucpro.viral.networks import Scorer, false_discovery_rates, thresholds
+from virnucpro.viral.probability import probability
 from virnucpro.viral.scoring import score_sequences
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.score_cache import ScoreStore

@@ -26,7 +26,8 @@ from virnucpro.models.torch_build import require_torch
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.manifest import Manifest
-from virnucpro.viral.classifier import RecordClassifier, choose_classifier
+from virnucpro.viral.classifier import RecordClassifier
+from virnucpro.viral.classifier_choice import choose_classifier
 from virnucpro.viral.head import Head
 from virnucpro.viral.options import ThresholdOptions
 from virnucpro.workflows.options import name_anywhere
