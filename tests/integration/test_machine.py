@@ -12,8 +12,9 @@ import pytest
 from forkserver_runner import virnucpro
 from run_helpers import write_fasta
 
-from virnucpro.core.machine import CoreLimit, Machine, read_machine, slurm_variables
-from virnucpro.models.devices import choose_devices, count_workers
+from virnucpro.core.machine import CoreLimit, Machine, count_workers, read_machine
+from virnucpro.models.devices import choose_devices
+from virnucpro.models.environment import slurm_variables
 from virnucpro.workflows.options import ExtractOptions
 
 MIB = 1 << 20

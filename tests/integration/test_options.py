@@ -27,7 +27,8 @@ from virnucpro.workflows.predict_options import PredictOptions
 
 # where options pass through on their way to where they are used
 PASSED = (
-    *("cli.command", "cli.predict", "cli.train", "workflows.run_config"),
+    *("cli.command", "cli.predict", "cli.train", "workflows.run_config", "workflows.model_config"),
+    *("workflows.extract_config", "workflows.predict_config", "workflows.predict_model_config"),
     *("workflows.collect_inputs", "workflows.run_steps", "training.training_config"),
     "training.train",
 )

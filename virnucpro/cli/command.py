@@ -36,7 +36,6 @@ from click.shell_completion import CompletionItem
 
 from virnucpro.cli.help_page import Argument, Option, default_note, mark_advanced, write_help
 from virnucpro.cli.mistaken_words import check_words, no_such_command
-from virnucpro.core.machine import slurm_variables
 from virnucpro.core.option_schema import (
     OptionInfo,
     build_options,
@@ -45,7 +44,7 @@ from virnucpro.core.option_schema import (
     option_flag,
     reject_options,
 )
-from virnucpro.models.hugging_face import cache_folder
+from virnucpro.models.environment import environment_fields
 
 T = TypeVar("T")
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -208,10 +207,7 @@ def read_options(context: click.Context, group: type[T]) -> T:
         "typed": tuple(
             name for name, source in sources.items() if source == ParameterSource.COMMANDLINE
         ),
-        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "hugging_face": cache_folder(os.environ),
-        "hdf5_vol_connector": os.environ.get("HDF5_VOL_CONNECTOR"),
-        "slurm": slurm_variables(os.environ),
+        **environment_fields(os.environ),
     }
     return build_options(group, {name: values[name] for name in names if name in values})
 

@@ -42,7 +42,8 @@ def devices(options: _DevicesOptions) -> None:
     Example: virnucpro devices
     """
     with exit_on_error():
-        from virnucpro.core.machine import read_machine, slurm_variables
+        from virnucpro.core.machine import read_machine
+        from virnucpro.models.environment import slurm_variables
         from virnucpro.models.machine_report import format_machine
 
         running.number_gpus_by_bus()

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from virnucpro.core.device_options import DeviceOptions
 from virnucpro.core.option_schema import (
     CLUSTER,
     DEVICES,
-    DeviceOptions,
     folder,
     option,
     reject_options,

@@ -33,10 +33,11 @@ import torch
 from torch.utils.benchmark import Timer
 
 from virnucpro._version import __version__
+from virnucpro.core.device_options import ComputeOptions
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.logging import format_bytes
 from virnucpro.core.machine import read_machine
-from virnucpro.core.option_schema import ComputeOptions, convert_options
+from virnucpro.core.option_schema import convert_options
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.base import Encoder, Pending, load_encoder

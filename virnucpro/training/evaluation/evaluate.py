@@ -74,8 +74,9 @@ from virnucpro.viral.classifier import RecordClassifier
 from virnucpro.viral.head import HeadInfo
 from virnucpro.viral.types import Prediction
 from virnucpro.workflows.predict import run_locked_predict
-from virnucpro.workflows.predict_config import PredictConfig, resolve_predict
+from virnucpro.workflows.predict_config import PredictConfig
 from virnucpro.workflows.predict_options import PredictOptions
+from virnucpro.workflows.resolve_predict import resolve_predict
 
 Figures = dict[str, Any]  # for JSON: rounded; None: not defined
 _RUN = "run"  # run folder for the fragments
