@@ -24,7 +24,7 @@ from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.lookup import embedded_model
 from virnucpro.workflows.extract import run_extract
 from virnucpro.workflows.extract_config import ExtractConfig
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.extract_options import ExtractOptions
 
 POISON = "WWWWCWWWW"
 

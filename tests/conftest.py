@@ -36,7 +36,7 @@ from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.viral.classifier import RecordClassifier
 from virnucpro.viral.head import EncoderInfo, Head, HeadInfo, Layer, Network
 from virnucpro.workflows.extract_config import ExtractConfig
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.predict_config import PredictConfig
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig

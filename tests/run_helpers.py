@@ -45,7 +45,8 @@ from virnucpro.viral.types import (
 )
 from virnucpro.workflows.extract import extract, run_extract
 from virnucpro.workflows.extract_config import ExtractConfig, resolve_extract
-from virnucpro.workflows.options import ExtractOptions, RunOptions
+from virnucpro.workflows.extract_options import ExtractOptions
+from virnucpro.workflows.options import RunOptions
 from virnucpro.workflows.predict import predict, run_predict
 from virnucpro.workflows.predict_config import PredictConfig
 from virnucpro.workflows.predict_options import PredictOptions

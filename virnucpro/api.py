@@ -45,7 +45,7 @@ from typing import (
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.atomic_io import disk_error, expand_path, storage_errors
+from virnucpro.core.atomic_io import disk_error, storage_errors
 from virnucpro.core.errors import (
     InputError,
     InputMissingError,
@@ -65,6 +65,7 @@ from virnucpro.core.logging import log_to_handler, printable
 from virnucpro.core.model_outputs import Include, OutputSpec, Pooling
 from virnucpro.core.option_schema import build_options, option_annotations
 from virnucpro.core.option_text import OptionText, with_options
+from virnucpro.core.paths import expand_path
 from virnucpro.core.recipe import Command, FeatureFormat
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
@@ -85,7 +86,8 @@ from virnucpro.workflows.embedder import ResidentEmbedder
 from virnucpro.workflows.export import open_finished_stores
 from virnucpro.workflows.extract import extract as run_extract
 from virnucpro.workflows.extract_config import resolve_extract
-from virnucpro.workflows.options import ExtractOptions, RunOptions
+from virnucpro.workflows.extract_options import ExtractOptions
+from virnucpro.workflows.options import RunOptions
 from virnucpro.workflows.predict import predict as run_predict
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_steps import ExecutorOn

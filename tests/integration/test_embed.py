@@ -32,7 +32,7 @@ from virnucpro.core.events import BatchDone
 from virnucpro.core.recipe import EmbeddingRule, EncoderSpec, Recipe
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.engine.options import WorkOptions
+from virnucpro.engine.work_options import WorkOptions
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.screen import EXCLUDED, REJECTED
 from virnucpro.store.manifest import Manifest

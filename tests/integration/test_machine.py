@@ -15,7 +15,7 @@ from run_helpers import write_fasta
 from virnucpro.core.machine import CoreLimit, Machine, count_workers, read_machine
 from virnucpro.models.devices import choose_devices
 from virnucpro.models.environment import slurm_variables
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.extract_options import ExtractOptions
 
 MIB = 1 << 20
 GIB = 1 << 30

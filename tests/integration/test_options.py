@@ -22,7 +22,7 @@ from virnucpro.cli.main import app
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import build_options, convert_options, option, option_annotations
 from virnucpro.training.options import EvaluateOptions, TrainOptions
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
 
 # where options pass through on their way to where they are used

@@ -24,7 +24,8 @@ from virnucpro.models.torch_build import TorchBuild
 from virnucpro.viral import networks as nets
 from virnucpro.viral.head import Head
 from virnucpro.viral.networks import OWN_SCORER
-from virnucpro.workflows.options import ExtractOptions, RunOptions
+from virnucpro.workflows.extract_options import ExtractOptions
+from virnucpro.workflows.options import RunOptions
 from virnucpro.workflows.predict_config import PredictConfig
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig

@@ -19,7 +19,7 @@ from virnucpro.cli.command import command
 from virnucpro.cli.exit_codes import CommandExit, end_cleanly, exit_on_error
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import argument, folder, option, reject_options
-from virnucpro.models.options import BenchOptions
+from virnucpro.models.validation.options import BenchOptions
 
 if TYPE_CHECKING:
     from virnucpro.workflows.recompute import Recomputed

@@ -67,7 +67,7 @@ def show_model(options: _NamedModel) -> None:
     A trained model, or a head alone: virnucpro models info training/model
     """
     with exit_on_error():
-        from virnucpro.core.atomic_io import expand_path
+        from virnucpro.core.paths import expand_path
         from virnucpro.models.base import has_prefix
         from virnucpro.models.manage import describe_model
         from virnucpro.training.reports import describe_head

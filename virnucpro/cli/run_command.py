@@ -24,7 +24,6 @@ from virnucpro.cli.exit_codes import CommandExit, exit_on_error, require_package
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import convert_options
-from virnucpro.engine.options import WorkOptions
 from virnucpro.models.environment import environment_fields
 from virnucpro.workflows.options import RunOptions
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from virnucpro.core.events import EventHandler, ShardDone, ShardFailed
     from virnucpro.core.helper_pool import HelperPool
     from virnucpro.engine.base import Executor
+    from virnucpro.engine.work_options import WorkOptions
     from virnucpro.workflows.summary import Summary
 
 _FORCE_KEPT = (
@@ -80,6 +80,7 @@ def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
         return partial(plugins[options.executor](), options)
     with require_packages("cluster"):
         from virnucpro.engine.parsl import ParslExecutor
+        from virnucpro.engine.work_options import WorkOptions
     # Parsl starts its own programs by name. They are in the folder of this interpreter.
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     cache = options.cache and options.cache.absolute()

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from virnucpro.core.atomic_io import expand_path
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import OptionName, join_texts, join_words, with_options
+from virnucpro.core.paths import expand_path
 
 T = TypeVar("T")
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from virnucpro.core.errors import UsageError
 from virnucpro.core.events import EventHandler
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import USUAL_CHUNK_SIZE
-from virnucpro.engine.options import WorkOptions
 from virnucpro.models.lookup import model_names
 from virnucpro.models.output_choice import OutputChoice
 from virnucpro.models.torch_build import require_torch
 from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.manifest import Manifest
+from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.model_config import open_models, prepare_encoders, resolve_engine
-from virnucpro.workflows.options import ExtractOptions, name_anywhere
+from virnucpro.workflows.options import name_anywhere
 from virnucpro.workflows.run_config import (
     RunConfig,
     check_inputs,
@@ -28,6 +28,9 @@ from virnucpro.workflows.run_config import (
     read_recorded,
     takes_default,
 )
+
+if TYPE_CHECKING:
+    from virnucpro.engine.work_options import WorkOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

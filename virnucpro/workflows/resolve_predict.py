@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from virnucpro.core.events import EventHandler
-from virnucpro.engine.options import WorkOptions
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.store.manifest import Manifest
 from virnucpro.workflows.lost_inputs import find_lost_inputs
@@ -20,6 +19,9 @@ from virnucpro.workflows.run_config import (
     read_recorded,
     takes_default,
 )
+
+if TYPE_CHECKING:
+    from virnucpro.engine.work_options import WorkOptions
 
 
 def resolve_predict(options: PredictOptions, on_event: EventHandler) -> PredictConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from virnucpro.core.errors import ResumeError, UnavailableError
 from virnucpro.core.logging import printable
@@ -16,13 +16,16 @@ from virnucpro.core.option_schema import convert_options
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EmbeddingRule, EncoderSpec, InputType, Recipe
 from virnucpro.engine.base import Resources
-from virnucpro.engine.options import EngineOptions, WorkOptions
+from virnucpro.engine.options import EngineOptions
 from virnucpro.models.registry import DEFAULT_MODEL, current_name
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.manifest import Manifest
 from virnucpro.workflows.options import RunOptions, restore_options
+
+if TYPE_CHECKING:
+    from virnucpro.engine.work_options import WorkOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,8 +33,8 @@ from virnucpro.core.types import Shard
 from virnucpro.engine.base import WorkerConfig
 from virnucpro.engine.event_log import record_event
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.progress import ProgressState
+from virnucpro.engine.work_options import WorkOptions
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Selection

@@ -45,10 +45,10 @@ from virnucpro.models.device_choice import DeviceChoice, choose_precision, choos
 from virnucpro.models.devices import choose_devices
 from virnucpro.models.esm2.model_files import estimate_memory
 from virnucpro.models.nvidia import list_gpus
-from virnucpro.models.options import BenchOptions
 from virnucpro.models.packing import use_device
 from virnucpro.models.transformer import DTYPES
 from virnucpro.models.validation.compare_reference import report_unavailable
+from virnucpro.models.validation.options import BenchOptions
 from virnucpro.models.validation.random_weights import MODELS, make_proteins, write_checkpoint
 
 _N_BATCHES = 3  # different batches with the largest budget
