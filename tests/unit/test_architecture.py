@@ -238,7 +238,7 @@ def test_jinja_is_imported_only_to_write_a_page() -> None:
     statement = (
         "import virnucpro.training.reports, virnucpro.results.report.run_report; "
         "from virnucpro.results.report.html import render; "
-        "from virnucpro.results.report.citation import cite_program; "
+        "from virnucpro.results.report.cite import cite_program; "
         "list(cite_program(bibtex_only=False))"
     )
     assert not {"jinja2", "markupsafe"} & loaded_after(statement)

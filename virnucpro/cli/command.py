@@ -34,8 +34,8 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from virnucpro.cli.help_page import Argument, Option, default_note, mark_advanced, write_help
-from virnucpro.cli.mistaken_words import check_words, no_such_command
+from virnucpro.cli.mistaken_words import check_words
+from virnucpro.cli.parameters import Argument, Option, default_note, mark_advanced
 from virnucpro.core.option_schema import (
     OptionInfo,
     build_options,
@@ -81,6 +81,8 @@ class Command(click.Command):
         self.option_groups = option_groups
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from virnucpro.cli.help_page import write_help
+
         write_help(self, ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -176,10 +178,14 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         is_known = args[0] in self._subcommands
         if not (is_known or args[0].startswith("-") or ctx.resilient_parsing):
+            from virnucpro.cli.usage_errors import no_such_command
+
             raise no_such_command(args[0], list(self._subcommands))
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from virnucpro.cli.help_page import write_help
+
         rows = [(name, subcommand.summary) for name, subcommand in self._subcommands.items()]
         write_help(self, ctx, formatter, {"Commands": rows})
 

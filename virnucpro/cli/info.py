@@ -307,7 +307,7 @@ def cite(options: _CiteOptions) -> None:
     Example: virnucpro cite results/ --bibtex >> references.bib
     """
     with exit_on_error():
-        from virnucpro.results.report.citation import cite_program, cite_run
+        from virnucpro.results.report.cite import cite_program, cite_run
 
         if options.folder is None:
             running.print_lines(cite_program(bibtex_only=options.bibtex))
