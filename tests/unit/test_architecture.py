@@ -124,7 +124,8 @@ OPTIONAL = {
     *("sequences.input_folder", "sequences.input_copies", "sequences.other_formats"),
     *("models.nvidia", "models.download", "store.manifest_reader", "store.plan_reader"),
     *("store.recipe_changes", "workflows.extend_inputs", "results.sample_writer"),
-    *("results.sorted_lines", "cli.completion_scripts"),
+    *("results.sorted_lines", "cli.completion_scripts", "cli.help_page", "cli.usage_errors"),
+    *("engine.event_log", "engine.work_options"),
 }
 
 
