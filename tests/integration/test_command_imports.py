@@ -77,6 +77,7 @@ def test_page_is_imported_only_if_written(tmp_path: Path):
 NOT_TO_SCORE = (
     *("torch.", "h5py.", "triton.", "rich.", "Bio.", "pynvml."),
     *("virnucpro.training.", "virnucpro.api", "virnucpro.models.esm2."),
+    *("virnucpro.core.helper_processes", "virnucpro.core.child_process", "multiprocessing."),
     *(f"virnucpro.engine.{name}" for name in ("local", "worker", "retry_policy", "event_log")),
     *(f"virnucpro.engine.{name}" for name in ("device_faults", "vector_cache", "resident")),
     *(f"virnucpro.models.{name}" for name in ("base", "checkpoint", "device_choice", "devices")),

@@ -18,8 +18,9 @@ from operator import attrgetter
 from threading import Condition
 from typing import TypeAlias
 
+from virnucpro.core.errors import AbandonedError
 from virnucpro.core.events import SCORING, STAGES, Progress, ShardDone, ShardFailed, WorkerEvent
-from virnucpro.core.helper_pool import AbandonedError, TaskRunner
+from virnucpro.core.helper_pool import TaskRunner
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Shard, shard_name
 from virnucpro.results.counts import RecordCounts
