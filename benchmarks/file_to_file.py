@@ -32,8 +32,8 @@ from virnucpro.engine.base import Resources, WorkerConfig
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.sequences.fasta import write_record
 from virnucpro.workflows.extract import run_extract
-from virnucpro.workflows.options import ExtractOptions
-from virnucpro.workflows.run_config import ExtractConfig, resolve_extract
+from virnucpro.workflows.extract_config import ExtractConfig, resolve_extract
+from virnucpro.workflows.extract_options import ExtractOptions
 
 _SHARDS_PER_WORKER = 4
 

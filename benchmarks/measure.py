@@ -49,9 +49,9 @@ from timing import (
 )
 from variants import BudgetRow, KernelRow, compare_variants, profile_kernels, try_budgets
 
+from virnucpro.core.device_options import ComputeOptions
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.machine import read_machine
-from virnucpro.core.option_schema import ComputeOptions
 from virnucpro.models.device_choice import choose_precision, choose_tokens
 from virnucpro.models.devices import choose_devices
 from virnucpro.models.esm2.config import ESM2Shape

@@ -23,8 +23,8 @@ from virnucpro.models.base import Encoder, Pending
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.lookup import embedded_model
 from virnucpro.workflows.extract import run_extract
-from virnucpro.workflows.options import ExtractOptions
-from virnucpro.workflows.run_config import ExtractConfig
+from virnucpro.workflows.extract_config import ExtractConfig
+from virnucpro.workflows.extract_options import ExtractOptions
 
 POISON = "WWWWCWWWW"
 

@@ -48,7 +48,7 @@ from virnucpro.models.protein_tokens import EXTRA_TOKENS
 from virnucpro.models.registry import FAMILIES, Family
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.kmers import N_FEATURES
-from virnucpro.viral.classifier import choose_classifier
+from virnucpro.viral.classifier_choice import choose_classifier
 from virnucpro.viral.head import EncoderInfo, Head, Network
 from virnucpro.workflows.predict import run_predict
 from virnucpro.workflows.predict_config import PredictConfig

@@ -35,10 +35,11 @@ from virnucpro.models.registry import DEFAULT_MODEL, FAMILIES, Published, Remote
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.viral.classifier import RecordClassifier
 from virnucpro.viral.head import EncoderInfo, Head, HeadInfo, Layer, Network
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.extract_config import ExtractConfig
+from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.predict_config import PredictConfig
 from virnucpro.workflows.predict_options import PredictOptions
-from virnucpro.workflows.run_config import ExtractConfig, RunConfig
+from virnucpro.workflows.run_config import RunConfig
 
 # the same examples every time; many more, and others, with --hypothesis-profile=long
 settings.register_profile("gate", max_examples=50, derandomize=True, deadline=None)

@@ -33,7 +33,7 @@ from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.store.feature_store import open_stores
-from virnucpro.viral.classifier import choose_classifier
+from virnucpro.viral.classifier_choice import choose_classifier
 from virnucpro.viral.head import Head
 from virnucpro.viral.types import (
     Call,
@@ -44,11 +44,14 @@ from virnucpro.viral.types import (
     Track,
 )
 from virnucpro.workflows.extract import extract, run_extract
-from virnucpro.workflows.options import ExtractOptions, RunOptions
+from virnucpro.workflows.extract_config import ExtractConfig, resolve_extract
+from virnucpro.workflows.extract_options import ExtractOptions
+from virnucpro.workflows.options import RunOptions
 from virnucpro.workflows.predict import predict, run_predict
-from virnucpro.workflows.predict_config import PredictConfig, resolve_predict
+from virnucpro.workflows.predict_config import PredictConfig
 from virnucpro.workflows.predict_options import PredictOptions
-from virnucpro.workflows.run_config import ExtractConfig, RunConfig, resolve_extract
+from virnucpro.workflows.resolve_predict import resolve_predict
+from virnucpro.workflows.run_config import RunConfig
 from virnucpro.workflows.run_steps import ExecutorOn
 from virnucpro.workflows.summary import Summary
 

@@ -45,7 +45,7 @@ from typing import (
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.atomic_io import disk_error, expand_path, storage_errors
+from virnucpro.core.atomic_io import disk_error, storage_errors
 from virnucpro.core.errors import (
     InputError,
     InputMissingError,
@@ -62,15 +62,15 @@ from virnucpro.core.events import (
     ShardFailed,
 )
 from virnucpro.core.logging import log_to_handler, printable
-from virnucpro.core.machine import slurm_variables
 from virnucpro.core.model_outputs import Include, OutputSpec, Pooling
 from virnucpro.core.option_schema import build_options, option_annotations
 from virnucpro.core.option_text import OptionText, with_options
+from virnucpro.core.paths import expand_path
 from virnucpro.core.recipe import Command, FeatureFormat
 from virnucpro.engine.base import Executor
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.progress import ProgressState
-from virnucpro.models.hugging_face import cache_folder
+from virnucpro.models.environment import environment_fields
 from virnucpro.results.outputs import REGION_TABLE, VIRUS_TABLE, open_run_dir
 from virnucpro.results.table_readers import read_identities, read_records, read_regions
 from virnucpro.sequences.fasta import write_record
@@ -85,10 +85,11 @@ from virnucpro.viral.types import Call
 from virnucpro.workflows.embedder import ResidentEmbedder
 from virnucpro.workflows.export import open_finished_stores
 from virnucpro.workflows.extract import extract as run_extract
-from virnucpro.workflows.options import ExtractOptions, RunOptions
+from virnucpro.workflows.extract_config import resolve_extract
+from virnucpro.workflows.extract_options import ExtractOptions
+from virnucpro.workflows.options import RunOptions
 from virnucpro.workflows.predict import predict as run_predict
 from virnucpro.workflows.predict_options import PredictOptions
-from virnucpro.workflows.run_config import resolve_extract
 from virnucpro.workflows.run_steps import ExecutorOn
 
 Vector: TypeAlias = NDArray[np.float32]
@@ -670,7 +671,9 @@ class Embedder(ResidentEmbedder):
         }
         with _option_words(), TemporaryDirectory(prefix="virnucpro-") as folder:
             paths = {"output_dir": Path(folder) / "run", "input": ()}
-            options = build_options(ExtractOptions, {**paths, **_process_options(), **values})
+            options = build_options(
+                ExtractOptions, {**paths, **environment_fields(os.environ), **values}
+            )
             config = resolve_extract(options, lambda _: None)
             super().__init__(config, sequence_column, vector_column)
 
@@ -829,20 +832,10 @@ def _open_run_dir(
     """
     warnings = _Warnings(get_type_hints(keywords))
     with _option_words(), log_to_handler(warnings), ExitStack() as stack:
-        defaults = {**_USUAL, **_process_options()}
+        defaults = {**_USUAL, **environment_fields(os.environ)}
         options = build_options(kind, {"output_dir": folder, "input": (), **defaults, **values})
         options = build_options(kind, {**vars(options), "input": python_input.write(folder, stack)})
         workflow(options, _event_handler(on_progress), _executor_on)
-
-
-def _process_options() -> dict[str, object]:
-    """Return the fields of options that describe this process."""
-    return {
-        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "hugging_face": cache_folder(os.environ),
-        "hdf5_vol_connector": os.environ.get("HDF5_VOL_CONNECTOR"),
-        "slurm": slurm_variables(os.environ),
-    }
 
 
 def _executor_on(devices: Sequence[str]) -> Executor:

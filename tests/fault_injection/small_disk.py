@@ -25,7 +25,7 @@ from virnucpro.store import plan
 from virnucpro.training.evaluation.evaluate import EvaluationSpec, evaluate_spec, write_report
 from virnucpro.training.options import TrainOptions
 from virnucpro.training.reports import write_evaluation_page
-from virnucpro.viral.classifier import choose_classifier
+from virnucpro.viral.classifier_choice import choose_classifier
 from virnucpro.viral.head import Head
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig

@@ -34,9 +34,9 @@ import virnucpro
 from virnucpro.core.option_schema import option_names
 from virnucpro.core.option_text import with_options
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.engine.options import WorkOptions
+from virnucpro.engine.work_options import WorkOptions
 from virnucpro.training.options import EvaluateOptions, TrainOptions
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
 
 ON_ONE = {"device": "cpu", "workers": 1}

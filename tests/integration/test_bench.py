@@ -13,8 +13,8 @@ from forkserver_runner import start
 
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.models.esm2.config import ESM2Shape
-from virnucpro.models.options import BenchOptions
 from virnucpro.models.validation.bench import _best_rate, _HardwareLimit, bench
+from virnucpro.models.validation.options import BenchOptions
 from virnucpro.models.validation.random_weights import MODELS
 
 

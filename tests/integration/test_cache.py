@@ -20,9 +20,9 @@ from virnucpro.core.errors import UsageError
 from virnucpro.core.events import BatchDone, EmbeddingStarted
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.vector_cache import CacheDir, VectorCache
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.engine.work_options import WorkOptions
+from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.summary import Summary
 from virnucpro.workflows.work_share import work

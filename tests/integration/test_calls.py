@@ -27,8 +27,9 @@ from virnucpro.results.tsv import (
     texts,
 )
 from virnucpro.sequences.fasta import write_record
-from virnucpro.viral.classifier import call_record
-from virnucpro.viral.head import HeadInfo, probabilities, probability
+from virnucpro.viral.head import HeadInfo
+from virnucpro.viral.head_classifiers import call_record
+from virnucpro.viral.probability import probabilities, probability
 from virnucpro.viral.types import Call, Calls, FrameScores, Prediction
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "consensus"
@@ -213,19 +214,17 @@ ONE, BOTH = "1 of {} frames failed: no memory", "2 of 2 frames failed: no memory
 
 
 @pytest.mark.parametrize(
-    ("predictions", "has_head", "expected"),
+    ("predictions", "expected"),
     [
-        ([], True, ("no_orf", "", None, False, 0, 0)),
-        ([*frames("c1", 0.99, 0.9), FAILED], True, ("scored", ONE.format(3), 0.99, True, 1, 2)),
-        ([FAILED, FAILED], True, ("failed", BOTH, None, False, 0, 0)),
-        ([*frames("c", None), FAILED], False, ("embedded", ONE.format(2), None, False, 0, 1)),
-        ([*frames("c", None, None)], False, ("embedded", "", None, False, 0, 2)),
+        ([], ("no_orf", "", None, False, 0, 0)),
+        ([*frames("c1", 0.99, 0.9), FAILED], ("scored", ONE.format(3), 0.99, True, 1, 2)),
+        ([FAILED, FAILED], ("failed", BOTH, None, False, 0, 0)),
     ],
-    ids=["no frame", "one failed", "all failed", "one not embedded", "only to be embedded"],
+    ids=["no frame", "one failed", "all failed"],
 )
-def test_record_without_a_score_has_a_note(predictions, has_head, expected) -> None:
+def test_record_without_a_score_has_a_note(predictions, expected) -> None:
     record = FastaRecord("r", "r of a test", "A" * 900)
-    found = call_record(record, 3, predictions, facts() if has_head else None)
+    found = call_record(record, 3, predictions, facts())
     answer = found.status, found.note, found.virus_score, found.is_virus
     assert (*answer, found.n_chunks_scored, found.n_frames_scored) == expected
 

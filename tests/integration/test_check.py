@@ -14,9 +14,9 @@ from conftest import TINY
 from fair_esm_reference import make_fair_esm, save_contact_head, save_fair_esm
 from forkserver_runner import run_command, virnucpro
 
+from virnucpro.core.device_options import ComputeOptions
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import Progress, RunEvent
-from virnucpro.core.option_schema import ComputeOptions
 from virnucpro.core.recipe import Alphabet, Precision
 from virnucpro.models.device_choice import DeviceChoice
 from virnucpro.models.esm2.config import ESM2Shape

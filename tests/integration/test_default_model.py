@@ -48,7 +48,8 @@ from virnucpro.models.registry import (
 from virnucpro.training.train import train
 from virnucpro.training.training_config import TrainingRun, open_training, resolve_training
 from virnucpro.viral.head import Head
-from virnucpro.workflows.options import ExtractOptions, RunOptions
+from virnucpro.workflows.extract_options import ExtractOptions
+from virnucpro.workflows.options import RunOptions
 from virnucpro.workflows.predict_options import PredictOptions
 
 EARLIER_NAME = "esm2_virnucpro"

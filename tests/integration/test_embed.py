@@ -32,11 +32,12 @@ from virnucpro.core.events import BatchDone
 from virnucpro.core.recipe import EmbeddingRule, EncoderSpec, Recipe
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.engine.options import WorkOptions
+from virnucpro.engine.work_options import WorkOptions
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.screen import EXCLUDED, REJECTED
 from virnucpro.store.manifest import Manifest
-from virnucpro.viral.classifier import choose_classifier, select_for_embedding
+from virnucpro.viral.classifier import select_for_embedding
+from virnucpro.viral.classifier_choice import choose_classifier
 from virnucpro.viral.head import EnsembleKnot, EnsembleWeights
 from virnucpro.viral.networks import Scorer, thresholds
 from virnucpro.viral.options import ThresholdOptions

@@ -38,7 +38,8 @@ from virnucpro.training.evaluation.evaluate import (
 )
 from virnucpro.training.labelled_data import LabelledRecord, group_digest, record_digest
 from virnucpro.training.options import EvaluateOptions
-from virnucpro.viral.classifier import choose_classifier
+from virnucpro.training.trained_data import read_trained
+from virnucpro.viral.classifier_choice import choose_classifier
 from virnucpro.viral.networks import Scorer, load_scorer
 from virnucpro.viral.options import ThresholdOptions
 
@@ -264,7 +265,7 @@ def test_scorer_knows_its_training_data(manifest, tmp_path):
 
 def test_shipped_scorer_has_its_training_sketch():
     """The sketch is next to the scorer. That of another scorer does not count."""
-    records, _, kmers = choose_classifier(ThresholdOptions(), "auto", None).trained_on["the scorer"]
+    records, _, kmers = read_trained(None, Scorer.load_builtin())["the scorer"]
     assert len(kmers.hashes) > 10 * len(records) > 0
 
 

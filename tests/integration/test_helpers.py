@@ -36,6 +36,7 @@ from run_helpers import (
 from scorer_run_helpers import many, predict
 
 from virnucpro.core import helper_pool as tasks
+from virnucpro.core import helper_processes
 from virnucpro.core.errors import InputError, UnavailableError
 from virnucpro.core.events import Progress, ShardDone
 from virnucpro.core.helper_pool import HelperPool
@@ -85,7 +86,7 @@ def give_all_to_helpers(monkeypatch, before_second: Callable[[], object] = lambd
                 if number == 1:
                     before_second()
                 yield block
-                wait_until(helpers.pool._orders.empty)
+                wait_until(helpers.pool.processes.orders.empty)
 
         return usual(helpers, each())
 
@@ -411,7 +412,7 @@ def test_helper_starts_for_every_million_letters(most, n_letters, expected):
 
 def test_stopped_helper_is_named(monkeypatch):
     heard = SimpleQueue()
-    monkeypatch.setattr(tasks, "_SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(helper_processes, "_SILENCE_SECONDS", 0.2)
     monkeypatch.setattr(tasks.LOGGER, "handlers", [QueueHandler(heard)])
     with helpers_for(1) as helpers:
         (helper,) = helpers.pool.children
@@ -428,9 +429,9 @@ def test_stopped_helper_is_named(monkeypatch):
 
 PAUSED_PARENT = """
 import os, signal, threading, time
-from virnucpro.core import helper_pool as tasks
+from virnucpro.core import helper_pool as tasks, helper_processes
 from virnucpro.workflows.table_tasks import BlockTask
-tasks._SILENCE_SECONDS = 1.5
+helper_processes._SILENCE_SECONDS = 1.5
 warned = threading.Event()
 tasks.LOGGER.addFilter(lambda record: warned.set())
 with tasks.HelperPool(1) as pool:

@@ -17,7 +17,7 @@ from virnucpro.core.events import BatchDone
 from virnucpro.core.recipe import Recipe
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.viral.classifier import choose_classifier
+from virnucpro.viral.classifier_choice import choose_classifier
 from virnucpro.viral.head import (
     EnsembleKnot,
     EnsembleWeights,

@@ -30,7 +30,7 @@ from virnucpro.training.networks import build_module, frame_log_odds
 from virnucpro.training.options import EvaluateOptions
 from virnucpro.training.training_config import TrainingRun
 from virnucpro.viral.head import Head
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
 
 CPU = torch.device("cpu")

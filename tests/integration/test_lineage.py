@@ -18,7 +18,7 @@ from toy_vmr import REALM, write_vmr
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.helper_pool import HelperPool
 from virnucpro.results.outputs import VIRUS_TABLE
-from virnucpro.results.report.aggregates import count_groups
+from virnucpro.results.report.virus_rows import count_groups
 from virnucpro.results.table_readers import parse_identity
 from virnucpro.viral.identification import TAILED_CLASS, identify_viruses, tailed_phage_class
 from virnucpro.viral.known import KnownIndex, NodeHits, Nodes

@@ -12,9 +12,10 @@ import pytest
 from forkserver_runner import virnucpro
 from run_helpers import write_fasta
 
-from virnucpro.core.machine import CoreLimit, Machine, read_machine, slurm_variables
-from virnucpro.models.devices import choose_devices, count_workers
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.core.machine import CoreLimit, Machine, count_workers, read_machine
+from virnucpro.models.devices import choose_devices
+from virnucpro.models.environment import slurm_variables
+from virnucpro.workflows.extract_options import ExtractOptions
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -22,12 +22,13 @@ from virnucpro.cli.main import app
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import build_options, convert_options, option, option_annotations
 from virnucpro.training.options import EvaluateOptions, TrainOptions
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
 
 # where options pass through on their way to where they are used
 PASSED = (
-    *("cli.command", "cli.predict", "cli.train", "workflows.run_config"),
+    *("cli.command", "cli.predict", "cli.train", "workflows.run_config", "workflows.model_config"),
+    *("workflows.extract_config", "workflows.predict_config", "workflows.predict_model_config"),
     *("workflows.collect_inputs", "workflows.run_steps", "training.training_config"),
     "training.train",
 )

@@ -48,7 +48,7 @@ from virnucpro.models.manage import import_files, import_model
 from virnucpro.models.registry import BUNDLES, FAMILIES, Published, RemoteFile, _Bundle
 from virnucpro.viral.head import EncoderInfo, Head
 from virnucpro.viral.legacy_head import find_head, load_legacy_head
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.predict_options import PredictOptions
 
 HEADS = Path(__file__).parents[3] / "shared" / "golden" / "heads"

@@ -38,10 +38,10 @@ from virnucpro.viral.known import KnownIndex
 from virnucpro.viral.networks import Scorer
 from virnucpro.workflows.find_proviruses import find_regions
 from virnucpro.workflows.predict import run_predict
-from virnucpro.workflows.predict_config import resolve_predict
 from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
 from virnucpro.workflows.recompute import Recomputed, largest_distance_explained
 from virnucpro.workflows.recompute import recompute as recompute_with
+from virnucpro.workflows.resolve_predict import resolve_predict
 
 SMALL = {"bytes_per_slice": 2**12, "residues_per_shard": 900}
 

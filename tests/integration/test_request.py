@@ -15,7 +15,7 @@ from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.core.events import BatchDone
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.models import checkpoint_model, devices, nvidia
+from virnucpro.models import checkpoint_model, nvidia, nvidia_driver
 from virnucpro.models import lookup as download
 from virnucpro.models.device_choice import Gpu
 from virnucpro.models.lookup import embedded_head, open_model
@@ -24,7 +24,8 @@ from virnucpro.models.torch_build import TorchBuild
 from virnucpro.viral import networks as nets
 from virnucpro.viral.head import Head
 from virnucpro.viral.networks import OWN_SCORER
-from virnucpro.workflows.options import ExtractOptions, RunOptions
+from virnucpro.workflows.extract_options import ExtractOptions
+from virnucpro.workflows.options import RunOptions
 from virnucpro.workflows.predict_config import PredictConfig
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.run_config import RunConfig
@@ -109,7 +110,7 @@ def test_only_named_gpus_are_used(options, installed_default, monkeypatch):
     gpus = [
         Gpu(i, f"GPU-{i}", "NVIDIA H100", 80 << 30, 79 << 30, (9, 0), (12, 8)) for i in range(4)
     ]
-    monkeypatch.setattr(devices, "has_nvml", lambda: True)
+    monkeypatch.setattr(nvidia_driver, "has_nvml", lambda: True)
     monkeypatch.setattr(nvidia, "list_gpus", lambda: (gpus, ""))
     monkeypatch.setattr(
         "virnucpro.models.torch_build.torch_build", lambda: TorchBuild("2.11", "12.8")

@@ -34,8 +34,8 @@ from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Selection, reject_duplicates
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.collect_inputs import collect_inputs
-from virnucpro.workflows.options import ExtractOptions
-from virnucpro.workflows.run_config import ExtractConfig
+from virnucpro.workflows.extract_config import ExtractConfig
+from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.run_steps import find_pending
 
 PROC = Path("/proc/self")

@@ -29,7 +29,7 @@ from virnucpro.core.option_schema import build_options
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord, Records
-from virnucpro.models import devices, nvidia
+from virnucpro.models import nvidia, nvidia_driver
 from virnucpro.models.device_choice import Gpu
 from virnucpro.models.torch_build import TorchBuild
 from virnucpro.results.outputs import VIRUS_TABLE, open_run_dir
@@ -38,8 +38,8 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.store.feature_file import read_checksummed, write_checksummed
 from virnucpro.viral import host_markers as landmarks
 from virnucpro.viral.calling import score_records
-from virnucpro.viral.head import probability
 from virnucpro.viral.networks import Scorer, false_discovery_rates, thresholds
+from virnucpro.viral.probability import probability
 from virnucpro.viral.scoring import score_sequences
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.score_cache import ScoreStore
@@ -679,7 +679,7 @@ def test_help_of_min_length_names_the_default():
 
 def test_workers_score_on_cpus_despite_gpus(tmp_path, monkeypatch):
     gpu = Gpu(0, "GPU-a", "NVIDIA A100", 80 << 30, 79 << 30, (8, 0), (13, 0))
-    monkeypatch.setattr(devices, "has_nvml", lambda: True)
+    monkeypatch.setattr(nvidia_driver, "has_nvml", lambda: True)
     monkeypatch.setattr(nvidia, "list_gpus", lambda: ([gpu], ""))
     monkeypatch.setattr(
         "virnucpro.models.torch_build.torch_build", lambda: TorchBuild("2.13.0", "13.0")

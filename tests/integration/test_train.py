@@ -44,7 +44,7 @@ from virnucpro.training.options import EvaluateOptions
 from virnucpro.training.reports import find_card, read_table
 from virnucpro.training.train import check_training
 from virnucpro.training.training_config import open_training, resolve_training
-from virnucpro.viral.classifier import choose_classifier
+from virnucpro.viral.classifier_choice import choose_classifier
 from virnucpro.viral.head import Head
 from virnucpro.viral.options import ThresholdOptions
 

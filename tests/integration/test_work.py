@@ -35,8 +35,8 @@ from virnucpro.core.events import STAGES, EventHandler, Progress, RunEvent, Shar
 from virnucpro.core.types import Shard
 from virnucpro.engine.event_log import HostProgress, read_events, read_work, sum_hosts
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.retry_policy import Attempt
+from virnucpro.engine.work_options import WorkOptions
 from virnucpro.engine.worker import Worker
 from virnucpro.models.lookup import open_model
 from virnucpro.results.outputs import OUTPUTS, OutputFile, open_run_dir

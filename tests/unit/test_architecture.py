@@ -124,7 +124,8 @@ OPTIONAL = {
     *("sequences.input_folder", "sequences.input_copies", "sequences.other_formats"),
     *("models.nvidia", "models.download", "store.manifest_reader", "store.plan_reader"),
     *("store.recipe_changes", "workflows.extend_inputs", "results.sample_writer"),
-    *("results.sorted_lines", "cli.completion_scripts"),
+    *("results.sorted_lines", "cli.completion_scripts", "cli.help_page", "cli.usage_errors"),
+    *("engine.event_log", "engine.work_options"),
 }
 
 
@@ -238,7 +239,7 @@ def test_jinja_is_imported_only_to_write_a_page() -> None:
     statement = (
         "import virnucpro.training.reports, virnucpro.results.report.run_report; "
         "from virnucpro.results.report.html import render; "
-        "from virnucpro.results.report.citation import cite_program; "
+        "from virnucpro.results.report.cite import cite_program; "
         "list(cite_program(bibtex_only=False))"
     )
     assert not {"jinja2", "markupsafe"} & loaded_after(statement)

@@ -19,7 +19,7 @@ from scorer_run_helpers import in_blocks, outputs, predict, write
 
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.engine.options import WorkOptions
+from virnucpro.engine.work_options import WorkOptions
 from virnucpro.sequences.derived_names import (
     FRAME_ENDINGS,
     DerivedNameScan,

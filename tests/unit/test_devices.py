@@ -17,11 +17,11 @@ import torch
 from run_helpers import our_processes, write_fasta
 
 from virnucpro.cli.main import main
+from virnucpro.core.device_options import ComputeOptions
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.machine import read_machine
-from virnucpro.core.option_schema import ComputeOptions
 from virnucpro.core.recipe import Footprint
-from virnucpro.models import devices, nvidia
+from virnucpro.models import devices, nvidia_driver
 from virnucpro.models.device_choice import DeviceChoice, choose_precision, choose_tokens
 from virnucpro.models.devices import choose_devices, cpu_has_bf16
 from virnucpro.models.esm2.config import ESM2Shape
@@ -130,8 +130,7 @@ def feign(monkeypatch, tmp_path) -> Callable[..., None]:
         has_mps: bool = False,
     ) -> None:
         monkeypatch.setitem(sys.modules, "pynvml", nvml(cards, driver))
-        monkeypatch.setattr(devices, "has_nvml", lambda: bool(cards))
-        monkeypatch.setattr(nvidia, "has_nvml", lambda: bool(cards))
+        monkeypatch.setattr(nvidia_driver, "has_nvml", lambda: bool(cards))
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: has_mps)
         if has_mps:
             monkeypatch.setattr(sys, "platform", "darwin")

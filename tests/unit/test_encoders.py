@@ -42,7 +42,7 @@ from virnucpro.models.lookup import open_model
 from virnucpro.models.manage import describe_model
 from virnucpro.models.registry import FAMILIES, Family
 from virnucpro.viral.head import EncoderInfo, Head, Network
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.run_config import RunConfig
 
 FAIR_ESM = EncoderSpec(

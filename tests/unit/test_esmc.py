@@ -22,8 +22,8 @@ from run_helpers import PROTEINS, invoke
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from virnucpro.core.device_options import ComputeOptions
 from virnucpro.core.errors import UnavailableError
-from virnucpro.core.option_schema import ComputeOptions
 from virnucpro.core.recipe import Precision
 from virnucpro.models import checkpoint_model
 from virnucpro.models.attention import Kernel, attend_compiled, attend_runs

@@ -21,7 +21,7 @@ from virnucpro.core.types import FastaRecord
 from virnucpro.results.call_rows import find_viruses
 from virnucpro.results.counts import LENGTH_CLASSES
 from virnucpro.results.outputs import VIRUS_TABLE
-from virnucpro.results.report.aggregates import count_groups, find_records
+from virnucpro.results.report.virus_rows import count_groups, find_records
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.open_codes import encode

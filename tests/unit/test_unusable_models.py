@@ -22,7 +22,7 @@ from virnucpro.models import checkpoint_model
 from virnucpro.models.esm2.loading import save_esm2
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.training.training_config import resolve_training
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.extract_options import ExtractOptions
 
 TOO_LARGE_FOR_FP16 = 1e5
 TOO_LARGE_FOR_BF16 = 3.4e38  # float32 ends at 3.4028e38, bf16 at 3.3895e38

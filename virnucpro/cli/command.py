@@ -34,9 +34,8 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from virnucpro.cli.help_page import Argument, Option, default_note, mark_advanced, write_help
-from virnucpro.cli.mistaken_words import check_words, no_such_command
-from virnucpro.core.machine import slurm_variables
+from virnucpro.cli.mistaken_words import check_words
+from virnucpro.cli.parameters import Argument, Option, default_note, mark_advanced
 from virnucpro.core.option_schema import (
     OptionInfo,
     build_options,
@@ -45,7 +44,7 @@ from virnucpro.core.option_schema import (
     option_flag,
     reject_options,
 )
-from virnucpro.models.hugging_face import cache_folder
+from virnucpro.models.environment import environment_fields
 
 T = TypeVar("T")
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -82,6 +81,8 @@ class Command(click.Command):
         self.option_groups = option_groups
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from virnucpro.cli.help_page import write_help
+
         write_help(self, ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -177,10 +178,14 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         is_known = args[0] in self._subcommands
         if not (is_known or args[0].startswith("-") or ctx.resilient_parsing):
+            from virnucpro.cli.usage_errors import no_such_command
+
             raise no_such_command(args[0], list(self._subcommands))
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from virnucpro.cli.help_page import write_help
+
         rows = [(name, subcommand.summary) for name, subcommand in self._subcommands.items()]
         write_help(self, ctx, formatter, {"Commands": rows})
 
@@ -208,10 +213,7 @@ def read_options(context: click.Context, group: type[T]) -> T:
         "typed": tuple(
             name for name, source in sources.items() if source == ParameterSource.COMMANDLINE
         ),
-        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "hugging_face": cache_folder(os.environ),
-        "hdf5_vol_connector": os.environ.get("HDF5_VOL_CONNECTOR"),
-        "slurm": slurm_variables(os.environ),
+        **environment_fields(os.environ),
     }
     return build_options(group, {name: values[name] for name in names if name in values})
 

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from virnucpro.cli.help_page import Option
+from virnucpro.cli.parameters import Option
 from virnucpro.cli.program_name import PROGRAM, VARIABLE
 
 

@@ -185,6 +185,10 @@ def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> li
 
 def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
     """Suggest uses for idle GPUs after a run that embedded nothing."""
+    from virnucpro.models.nvidia_driver import has_nvml
+
+    if not has_nvml():
+        return []
     from virnucpro.models.nvidia import free_gpus
 
     if not (gpu_numbers := free_gpus(options.cuda_visible_devices)):

@@ -123,7 +123,7 @@ def has_colours() -> bool:
 
 def end_cleanly() -> None:
     """Turn signals into exceptions, so that processes stop and temporary files are deleted."""
-    from virnucpro.core.child_process import ask_before_cpu_limit
+    from virnucpro.core.cpu_limit import ask_before_cpu_limit
 
     _install_handlers(-DEAF_SECONDS)
     ask_before_cpu_limit()

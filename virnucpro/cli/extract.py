@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.run_command import Workflow, run_command
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.extract_options import ExtractOptions
 
 
 @command(ExtractOptions, ConsoleOptions)

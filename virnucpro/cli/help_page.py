@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING
+from collections.abc import Mapping, Sequence
 from textwrap import fill
-from typing import Any
 
 import click
 
+from virnucpro.cli.parameters import ARGUMENTS, OTHERS
 from virnucpro.core.option_schema import (
     CALLS,
     CLUSTER,
@@ -18,70 +17,15 @@ from virnucpro.core.option_schema import (
     MODEL,
     SAMPLES,
     TRAINING,
-    OptionInfo,
 )
 
-_ARGUMENTS = "Arguments"
-_OTHERS = "Options"  # options without a panel, such as --quiet
 _ADVANCED = "Advanced"
-_ORDER = (_ARGUMENTS, FILES, SAMPLES, CALLS, MODEL, TRAINING, DEVICES, CLUSTER, _OTHERS, _ADVANCED)
-_NOTHING = (MISSING, None, ())  # defaults that need no note
+_ORDER = (ARGUMENTS, FILES, SAMPLES, CALLS, MODEL, TRAINING, DEVICES, CLUSTER, OTHERS, _ADVANCED)
 _NAMES = 30  # width of the column with option names
 _NARROW = 72  # on fewer columns, the names get less
 _NARROW_NAMES = 20
 # A paragraph that ends in a command, which is printed on one line so that it can be copied.
 _EXAMPLE = re.compile(r"(?:(?P<about>.*:) |- )(?P<command>(?:virnucpro|torchrun|sbatch) .*)")
-
-
-class Option(click.Option):
-    """An option in a panel of the help page. Advanced options have one panel, the last."""
-
-    is_advanced = False
-
-    def __init__(self, names: Sequence[str], panel: str = "", **settings: Any) -> None:  # noqa: ANN401 - of click
-        super().__init__(names, **settings)
-        self.panel = panel or _OTHERS
-
-
-class Argument(click.Argument):
-    """An argument with a help text."""
-
-    panel = _ARGUMENTS
-    is_advanced = False
-
-    def __init__(self, names: Sequence[str], about: str, **settings: Any) -> None:  # noqa: ANN401 - of click
-        super().__init__(names, **settings)
-        self.about = about
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        return self.make_metavar(ctx), f"{self.about}  [required]" if self.required else self.about
-
-
-def mark_advanced(params: Iterable[click.Parameter], main: Collection[str]) -> None:
-    """Mark the options in panels that are not in ``main``. General options are never advanced.
-
-    Raises:
-        ValueError: there is no such main option.
-    """
-    options = {param.name: param for param in params if isinstance(param, Option)}
-    if missing := set(main) - options.keys():
-        raise ValueError(f"there is no option {' or '.join(sorted(missing))}")
-    for name, param in options.items():
-        param.is_advanced = name not in main and param.panel != _OTHERS
-
-
-def default_note(kind: Any, info: OptionInfo, default: object) -> str:  # noqa: ANN401 - a type
-    """Describe the default and the range of an option."""
-    notes = []
-    if isinstance(info.show_default, str):
-        notes.append(f"default: {info.show_default}")
-    elif info.show_default and not (default in _NOTHING or default is False):
-        notes.append("on by default" if kind is bool else f"default: {default}")
-    if info.min is not None and info.max is not None:
-        notes.append(f"from {info.min} to {info.max}")
-    elif info.min is not None:
-        notes.append(f"{info.min} or more")
-    return f"  [{'; '.join(notes)}]" if notes else ""
 
 
 def write_help(
@@ -130,16 +74,16 @@ def group_panels(
     for param in sorted(command.get_params(ctx), key=_rank):
         if row := param.get_help_record(ctx):
             is_advanced = getattr(param, "is_advanced", False)
-            panel = _ADVANCED if is_advanced else getattr(param, "panel", _OTHERS)
+            panel = _ADVANCED if is_advanced else getattr(param, "panel", OTHERS)
             panels.setdefault(panel, []).append(row)
     return dict(panels)
 
 
 def _rank(param: click.Parameter) -> tuple[bool, int, int]:
     """Return the sort key of a parameter. An unknown panel comes before the general options."""
-    panel = getattr(param, "panel", _OTHERS)
-    place = _ORDER.index(panel if panel in _ORDER else _OTHERS)
-    return getattr(param, "is_advanced", False), place, panel == _OTHERS
+    panel = getattr(param, "panel", OTHERS)
+    place = _ORDER.index(panel if panel in _ORDER else OTHERS)
+    return getattr(param, "is_advanced", False), place, panel == OTHERS
 
 
 def wrap_command(text: str, width: int) -> str:

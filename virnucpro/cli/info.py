@@ -19,7 +19,7 @@ from virnucpro.cli.command import command
 from virnucpro.cli.exit_codes import CommandExit, end_cleanly, exit_on_error
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import argument, folder, option, reject_options
-from virnucpro.models.options import BenchOptions
+from virnucpro.models.validation.options import BenchOptions
 
 if TYPE_CHECKING:
     from virnucpro.workflows.recompute import Recomputed
@@ -42,7 +42,8 @@ def devices(options: _DevicesOptions) -> None:
     Example: virnucpro devices
     """
     with exit_on_error():
-        from virnucpro.core.machine import read_machine, slurm_variables
+        from virnucpro.core.machine import read_machine
+        from virnucpro.models.environment import slurm_variables
         from virnucpro.models.machine_report import format_machine
 
         running.number_gpus_by_bus()
@@ -304,7 +305,7 @@ def cite(options: _CiteOptions) -> None:
     As BibTeX: virnucpro cite results/ --bibtex >> references.bib
     """
     with exit_on_error():
-        from virnucpro.results.report.citation import cite_program, cite_run
+        from virnucpro.results.report.cite import cite_program, cite_run
 
         if options.folder is None:
             running.print_lines(cite_program(bibtex_only=options.bibtex))

@@ -19,8 +19,7 @@ from virnucpro.cli.command import CommandSpec, Group, Subcommand
 from virnucpro.cli.completion import COMPLETION_OPTIONS, answer_shell
 from virnucpro.cli.early_exit import INTERRUPTED_EXIT, NOTHING_BEGAN
 from virnucpro.cli.exit_codes import GONE, USAGE_EXIT, CommandExit, exit_on_error, print_error
-from virnucpro.cli.help_page import Option
-from virnucpro.cli.mistaken_words import explain_error
+from virnucpro.cli.parameters import Option
 
 # Command -> module in this package with a function of that name, and the first paragraph of its
 # help. The paragraph is repeated here so that `virnucpro --help` does not import all options.
@@ -149,6 +148,8 @@ def _run(words: list[str]) -> None:
         error.show()
         raise CommandExit(USAGE_EXIT) from None
     except click.ClickException as error:
+        from virnucpro.cli.usage_errors import explain_error
+
         raise explain_error(error) from None
     except KeyboardInterrupt:  # before a command has started
         print_error("interrupted", NOTHING_BEGAN)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import takewhile
 from typing import Any
 
@@ -53,23 +52,6 @@ def check_words(command: click.Command, ctx: click.Context, args: Sequence[str])
         _refuse_option_of_others(word, names)
     if rest and not unknown:
         raise _unexpected_argument_error(rest, ctx, has_input="--input" in names)
-
-
-def explain_error(error: click.ClickException) -> UsageError:
-    """Convert a click error into our error."""
-    see = "virnucpro --help"
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        see = f"{error.ctx.command_path} --help"
-    see = f"see `{see}`"
-    match error:
-        case click.NoSuchOption(option_name=name, possibilities=similar):
-            hint = f"did you mean {' or '.join(sorted(similar))}?" if similar else see
-            return UsageError(f"there is no option {printable(name)}", hint)
-        case click.MissingParameter(param=param) if param is not None:
-            name = param.opts[0] if isinstance(param, click.Option) else param.metavar or ""
-            return UsageError(f"{name.removesuffix('...')} is missing", hint=see)
-    message = error.format_message().rstrip(".")
-    return UsageError(f"{message[:1].lower()}{message[1:]}", hint=see)
 
 
 def _parse_words(
@@ -143,9 +125,3 @@ def _unexpected_argument_error(
             "folder that contains them, and the folder for results with --output-dir"
         )
     return UsageError(f"unexpected: {' '.join(names)}", hint)
-
-
-def no_such_command(name: str, names: Sequence[str]) -> UsageError:
-    similar = get_close_matches(name, names)
-    hint = f"did you mean {' or '.join(similar)}?" if similar else f"give one of {', '.join(names)}"
-    return UsageError(f"there is no command {printable(name)}", hint)

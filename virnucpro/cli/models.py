@@ -11,9 +11,10 @@ from typing import Annotated
 from virnucpro.cli.command import CommandSpec, ConsoleOptions, Group, Subcommand, command
 from virnucpro.cli.console import loading, print_lines, show_progress
 from virnucpro.cli.exit_codes import end_cleanly, exit_on_error
+from virnucpro.core.device_options import ComputeOptions
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.logging import printable
-from virnucpro.core.option_schema import ComputeOptions, argument, option, reject_options
+from virnucpro.core.option_schema import argument, option, reject_options
 from virnucpro.models.hugging_face import cache_folder
 from virnucpro.models.options import complete_model
 
@@ -65,7 +66,7 @@ def show_model(options: _NamedModel) -> None:
     A trained model, or a head alone: virnucpro models info training/model
     """
     with exit_on_error():
-        from virnucpro.core.atomic_io import expand_path
+        from virnucpro.core.paths import expand_path
         from virnucpro.models.base import has_prefix
         from virnucpro.models.manage import describe_model
         from virnucpro.training.reports import describe_head

@@ -10,7 +10,6 @@ from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.console import loading, next_step, print_lines, show_progress
 from virnucpro.cli.exit_codes import exit_on_error
 from virnucpro.cli.run_command import Workflow, run_command
-from virnucpro.core.machine import read_machine
 from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
 
 if TYPE_CHECKING:
@@ -63,11 +62,11 @@ def _start_pool(options: PredictOptions) -> HelperPool | None:
     Raises:
         UsageError: ``--workers`` is not a valid number.
     """
-    from virnucpro.core.helper_pool import HelperPool
-    from virnucpro.models.devices import count_workers
-
     if options.asks_for_vectors or options.resume:
         return None
+    from virnucpro.core.helper_pool import HelperPool
+    from virnucpro.core.machine import count_workers, read_machine
+
     machine = read_machine(options.slurm)
     pool = HelperPool(count_workers(options.workers, 0, machine) - 1)
     n_bytes = 0

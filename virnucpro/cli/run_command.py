@@ -23,16 +23,15 @@ from virnucpro.cli.console import (
 from virnucpro.cli.exit_codes import CommandExit, exit_on_error, require_packages
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
-from virnucpro.core.machine import slurm_variables
 from virnucpro.core.option_schema import convert_options
-from virnucpro.engine.options import WorkOptions
-from virnucpro.models.hugging_face import cache_folder
+from virnucpro.models.environment import environment_fields
 from virnucpro.workflows.options import RunOptions
 
 if TYPE_CHECKING:
     from virnucpro.core.events import EventHandler, ShardDone, ShardFailed
     from virnucpro.core.helper_pool import HelperPool
     from virnucpro.engine.base import Executor
+    from virnucpro.engine.work_options import WorkOptions
     from virnucpro.workflows.summary import Summary
 
 _FORCE_KEPT = (
@@ -66,9 +65,9 @@ def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
         UnavailableError: its package is missing or broken.
     """
     if options.executor == "local":
-        from virnucpro.engine.local import ProcessExecutor
+        from virnucpro.workflows.run_steps import local_executor
 
-        return ProcessExecutor
+        return local_executor
     if options.executor != "parsl":
         from virnucpro.core.plugins import find_plugins
 
@@ -81,6 +80,7 @@ def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
         return partial(plugins[options.executor](), options)
     with require_packages("cluster"):
         from virnucpro.engine.parsl import ParslExecutor
+        from virnucpro.engine.work_options import WorkOptions
     # Parsl starts its own programs by name. They are in the folder of this interpreter.
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     cache = options.cache and options.cache.absolute()
@@ -129,11 +129,5 @@ def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardD
     from virnucpro.workflows import work_share
 
     exit_with_parent(os.getppid())
-    here = replace(
-        options,
-        cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        hugging_face=cache_folder(os.environ),
-        hdf5_vol_connector=os.environ.get("HDF5_VOL_CONNECTOR"),
-        slurm=slurm_variables(os.environ),
-    )
+    here = replace(options, **environment_fields(os.environ))
     return work_share.work_for_run(here, indices)

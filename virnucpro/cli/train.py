@@ -11,10 +11,10 @@ import click
 from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.console import as_command, loading, print_lines, show_progress
 from virnucpro.cli.exit_codes import exit_on_error, require_packages
-from virnucpro.cli.help_page import Option
-from virnucpro.core.atomic_io import expand_path
+from virnucpro.cli.parameters import Option
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import FILES
+from virnucpro.core.paths import expand_path
 from virnucpro.training.options import EvaluateOptions, ManifestOptions, TrainOptions
 
 _KEPT = "finished epochs are kept: continue with --resume"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.console import loading, print_lines, show_progress
 from virnucpro.cli.exit_codes import CommandExit, exit_on_error
-from virnucpro.engine.options import WorkOptions
+from virnucpro.engine.work_options import WorkOptions
 
 
 @command(WorkOptions, ConsoleOptions)

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from virnucpro.core.errors import OutputError, StorageError, UsageError
+from virnucpro.core.errors import OutputError, StorageError
 from virnucpro.core.logging import open_nonblocking, printable
 
 if sys.version_info >= (3, 14):
@@ -44,7 +44,6 @@ MOST_JSON = 2**28  # bytes in a JSON file; run.json has 400 per input
 _N_DIGITS = 8  # hexadecimal digits before the suffix
 _TEMPORARY = re.compile(rf"\..*\.[0-9a-f]{{{_N_DIGITS}}}{re.escape(TEMPORARY)}", re.DOTALL)
 _BLOCK = 1 << 20
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # as in s3://bucket/reads.fa
 # first bytes of compressed files
 _GZIP = b"\x1f\x8b"
 _BZIP2 = b"BZh"
@@ -107,30 +106,6 @@ def storage_errors(path: Path, *also: Path) -> Iterator[None]:
         if error.errno not in _REMEDIES or error.filename not in own_names:
             raise
         raise disk_error(error, path) from error
-
-
-def expand_path(path: str | Path) -> Path:
-    """Expand a leading ``~`` or ``~user`` to the home folder.
-
-    Raises:
-        UsageError: the user does not exist, the path has a NUL byte, or it is a URL.
-    """
-    if _ADDRESS.match(str(path)):
-        raise UsageError(
-            f"{printable(path)} is a URL, not a path",
-            hint="download it first, or pipe it into `--input -`; write into a folder, then copy "
-            "it there, for example with `aws s3 sync`",
-        )
-    if "\0" in str(path):
-        raise UsageError(f"the path {printable(path)} has a NUL byte", hint="check the name")
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        user = Path(path).parts[0]
-        raise UsageError(
-            f"{printable(path)}: no home folder is known for {printable(user)}",
-            hint=f"write the path in full, or ./{printable(user)} for a file of that name",
-        ) from error
 
 
 def open_regular_file(path: Path) -> BinaryIO:

@@ -15,7 +15,6 @@ import ctypes
 import gc
 import io
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -32,6 +31,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
+from virnucpro.core.cpu_limit import ask_before_cpu_limit
 from virnucpro.core.logging import printable
 
 P = ParamSpec("P")
@@ -234,22 +234,6 @@ def _follow_parent() -> None:
     # the parent acts on them.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGXCPU})
     ask_before_cpu_limit()
-
-
-def ask_before_cpu_limit() -> None:
-    """Make the kernel send SIGXCPU before it kills this process at its CPU time limit.
-
-    ``ulimit -t`` sets both limits to the same value. The process is then killed without a signal
-    first, which looks like running out of memory and leaves no time to end. CPU time is counted per
-    process.
-    """
-    seconds_to_end = 2  # CPU time between SIGXCPU and the kill at the limit
-    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    if hard == resource.RLIM_INFINITY:
-        return
-    latest = max(1, hard - seconds_to_end)
-    if soft == resource.RLIM_INFINITY or soft > latest:
-        resource.setrlimit(resource.RLIMIT_CPU, (latest, hard))
 
 
 def exit_with_parent(parent: int) -> None:

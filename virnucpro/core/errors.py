@@ -93,3 +93,7 @@ class StorageError(VirnucproError):
 
 class FeatureFileError(VirnucproError):
     pass
+
+
+class AbandonedError(Exception):
+    """The work was stopped early, so the awaited result never comes."""

@@ -19,7 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from virnucpro.core.errors import UsageError
+from virnucpro.core.option_text import with_options
+
 OF_MACHINE = "the machine"
+GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +75,13 @@ class Machine:
         )
 
 
-def slurm_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that SLURM sets."""
-    return {name: text for name, text in environ.items() if name.startswith("SLURM_")}
-
-
 def read_machine(
     slurm: Mapping[str, str], root: Path = Path("/"), cores: CoreLimit | None = None
 ) -> Machine:
     """Read all limits of this process.
 
     Args:
-        slurm: see ``slurm_variables``.
+        slurm: variables that SLURM sets.
         root: folder with ``proc`` and the mounted control groups.
         cores: the operating system's limit, or None to read it.
     """
@@ -96,6 +95,29 @@ def read_machine(
     core_limits.extend(_slurm_cores(slurm))
     memory_limits.extend(_slurm_memory(slurm, machine_memory.available))
     return Machine.from_limits(core_limits, memory_limits)
+
+
+def count_workers(workers: int | None, model_bytes: int, machine: Machine) -> int:
+    """Choose the number of CPU workers for ``--workers``.
+
+    Each worker needs a core and ``model_bytes`` for its model. None means as many workers as fit
+    into the cores and the memory that this process may use.
+
+    Raises:
+        UsageError: the number is out of range.
+    """
+    max_workers = 1024
+    if workers is None:
+        worker_bytes = GIB // 2  # PyTorch and a batch in a CPU worker, without the model
+        n_fitting = int(0.8 * machine.memory_available / (model_bytes + worker_bytes))
+        return min(machine.cores, max(1, n_fitting))
+    if not 1 <= workers <= max_workers:
+        raise UsageError(
+            with_options("{workers} is {value}", value=workers),
+            hint=f"give 1 to {max_workers}, or leave it out",
+            option="workers",
+        )
+    return workers
 
 
 def _usable_cores() -> CoreLimit:

@@ -12,16 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from virnucpro.core.atomic_io import expand_path
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import OptionName, join_texts, join_words, with_options
+from virnucpro.core.paths import expand_path
 
 T = TypeVar("T")
 
@@ -252,53 +252,3 @@ def folder(help: str) -> OptionInfo:
 
 def count(help: str, panel: str | None = None, **more: Any) -> OptionInfo:  # noqa: ANN401 - fields of ``OptionInfo``
     return option(help, panel, metavar="N", **more)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComputeOptions:
-    """A device, and the precision of its matrix products."""
-
-    gpus: Annotated[
-        str | None,
-        option(
-            "Use these of the visible GPUs: numbers (0,1,2) or UUIDs.",
-            DEVICES,
-            metavar="all|LIST",
-            show_default="all",
-        ),
-    ] = None
-    device: Annotated[
-        Literal["auto", "cuda", "cpu", "mps"], option("Use this kind of device.", DEVICES)
-    ] = "auto"
-    precision: Annotated[
-        Literal["auto", "bf16", "fp16", "fp32", "fp8"],
-        option(
-            "Compute matrix products in this precision; auto: bf16 where it is faster than fp32, "
-            "fp16 on older GPUs with tensor cores, else fp32. fp8 is for ESM-2 3B and 15B on GPUs "
-            "of compute capability 8.9 and newer: weights take half the memory, and vectors are "
-            "less exact (`virnucpro models check` shows by how much).",
-            DEVICES,
-        ),
-    ] = "auto"
-    # not options: read from the environment
-    cuda_visible_devices: str | None = None
-    hugging_face: Path | None = None  # Hugging Face cache folder
-    hdf5_vol_connector: str | None = None
-    slurm: Mapping[str, str] = field(default_factory=dict)  # SLURM variables
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceOptions(ComputeOptions):
-    """The devices of a run."""
-
-    workers: Annotated[
-        int | None,
-        count(
-            with_options(
-                "Use this number of single-core processes: to embed with {device:cpu}; to score in "
-                "predict without a model; to make shards and tables where GPUs embed."
-            ),
-            DEVICES,
-            show_default="as many as cores, memory and input allow",
-        ),
-    ] = None

@@ -88,3 +88,13 @@ class Executor(Protocol):
         Raises:
             UnavailableError: no worker is left.
         """
+
+
+class NoExecutor(Executor):
+    """The executor of a run that embeds nothing, so it has no shards."""
+
+    def run(
+        self, shards: Sequence[Shard], job: WorkerConfig, resources: Resources
+    ) -> Generator[WorkerEvent, None, None]:
+        assert not shards, "only encoders need shards"
+        yield from ()

@@ -1,17 +1,14 @@
-"""Declare the options of the engine and of ``work``: devices, batches, and workers."""
+"""Declare the options of the engine: devices, batches, workers, and the vector cache."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
+from virnucpro.core.device_options import DeviceOptions
 from virnucpro.core.option_schema import (
-    CLUSTER,
     DEVICES,
-    DeviceOptions,
-    folder,
     option,
     reject_options,
 )
@@ -74,22 +71,3 @@ class CacheOptions:
     def __post_init__(self) -> None:
         if self.cache is None:
             reject_options(self, ("cache_size",), with_options("without {cache}"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkOptions(CacheOptions, EngineOptions):
-    """Options for one part of a planned run."""
-
-    folder: Annotated[Path, folder("Run folder, planned with --plan-only.")]
-    part: Annotated[
-        str | None,
-        option(
-            "Run part I of N. With N alone, I is the number of this task in its array.",
-            CLUSTER,
-            metavar="I/N",
-            show_default="the task of SLURM's array, else all",
-        ),
-    ] = None
-    # not an option: set by the run
-    precision: Literal["auto", "bf16", "fp16", "fp32", "fp8"] = "auto"
-    array: Mapping[str, str] = field(default_factory=dict)  # job array environment variables

@@ -44,8 +44,8 @@ from virnucpro.core.types import Shard
 from virnucpro.core.yaml_config import read_config
 from virnucpro.engine.base import Executor, Resources, WorkerConfig
 from virnucpro.engine.event_log import read_events
-from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.retry_policy import MAX_FAILURES_IDLE
+from virnucpro.engine.work_options import WorkOptions
 from virnucpro.store.run_dir import OutputNames, RunDir
 from virnucpro.store.run_lock import tags_in
 

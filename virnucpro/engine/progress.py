@@ -40,7 +40,7 @@ from virnucpro.engine.device_timeline import (
     DeviceSeries,
     DeviceTimeline,
 )
-from virnucpro.models.base import estimate_tokens
+from virnucpro.models.token_estimate import estimate_tokens
 from virnucpro.store.plan import count_done
 
 _FIRST = Progress("checking model and devices", 0, 0, "")

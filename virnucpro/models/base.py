@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -291,16 +291,3 @@ def check_unchanged(spec: EncoderSpec, weights: Path, digest: str) -> None:
             ),
             hint=with_options("with the old file in place, run the same command with {resume}"),
         )
-
-
-def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residues: int) -> int:
-    """Estimate the total tokens that these encoders read."""
-    total = 0.0
-    for spec in encoders:
-        family = find_family(spec.family)
-        n_letters = 3 * n_residues if spec.reads is Alphabet.DNA else n_residues
-        n_tokens = n_letters / family.letters_per_token + family.extra_tokens * n_sequences
-        if spec.masks_residues:  # as if all sequences had the same length
-            n_tokens *= 1 + n_letters / max(1, n_sequences)
-        total += n_tokens
-    return round(total)

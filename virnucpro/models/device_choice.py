@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import CDLL
 from dataclasses import dataclass, replace
 
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Footprint, Precision
 
-GIB = 1 << 30
-NO_DRIVER = "no NVIDIA driver found"
 ELSE_CPU = with_options("see `virnucpro devices`, or run on the CPU with {device:cpu}")
 OLDEST_FOR_FP8 = (8, 9)
 
@@ -205,12 +202,3 @@ def choose_tokens(choice: DeviceChoice, footprint: Footprint, precision: Precisi
         return mps_tokens
     fitting = (choice.memory - footprint.weight_bytes(precision)) // 2 // footprint.bytes_per_token
     return max(footprint.fewest_tokens, min(fitting, footprint.filling_tokens))
-
-
-def has_nvml() -> bool:
-    """Return True if an NVIDIA driver is installed. This is cheaper than importing pynvml."""
-    try:
-        CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return False
-    return True

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.logging import format_count
-from virnucpro.core.machine import Machine, read_machine
+from virnucpro.core.machine import Machine, count_workers, read_machine
 from virnucpro.core.option_text import with_options
-from virnucpro.models.device_choice import ELSE_CPU, GIB, NO_DRIVER, DeviceChoice, has_nvml
+from virnucpro.models import nvidia_driver
+from virnucpro.models.device_choice import ELSE_CPU, DeviceChoice
 
 if TYPE_CHECKING:
-    from virnucpro.core.option_schema import ComputeOptions
+    from virnucpro.core.device_options import ComputeOptions
 
 _CPU_FACTS = Path("/proc/cpuinfo")
 
@@ -91,8 +92,8 @@ def _choose_cuda(request: str, cuda_visible_devices: str | None) -> DeviceChoice
     Raises:
         UsageError, UnavailableError: as ``choose_gpus``.
     """
-    if not has_nvml():
-        raise UnavailableError(f"no GPU can be used: {NO_DRIVER}", hint=ELSE_CPU)
+    if not nvidia_driver.has_nvml():
+        raise UnavailableError(f"no GPU can be used: {nvidia_driver.NO_DRIVER}", hint=ELSE_CPU)
     from virnucpro.models.nvidia import choose_gpus
 
     return choose_gpus(request, cuda_visible_devices)
@@ -104,29 +105,6 @@ def _choose_mps(machine: Machine) -> DeviceChoice:
     return DeviceChoice(
         ("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=machine.memory_available
     )
-
-
-def count_workers(workers: int | None, model_bytes: int, machine: Machine) -> int:
-    """Choose the number of CPU workers for ``--workers``.
-
-    Each worker needs a core and ``model_bytes`` for its model. None means as many workers as fit
-    into the cores and the memory that this process may use.
-
-    Raises:
-        UsageError: the number is out of range.
-    """
-    max_workers = 1024
-    if workers is None:
-        worker_bytes = GIB // 2  # PyTorch and a batch in a CPU worker, without the model
-        n_fitting = int(0.8 * machine.memory_available / (model_bytes + worker_bytes))
-        return min(machine.cores, max(1, n_fitting))
-    if not 1 <= workers <= max_workers:
-        raise UsageError(
-            with_options("{workers} is {value}", value=workers),
-            hint=f"give 1 to {max_workers}, or leave it out",
-            option="workers",
-        )
-    return workers
 
 
 def _choose_cpu(workers: int | None, model_bytes: int, machine: Machine) -> DeviceChoice:

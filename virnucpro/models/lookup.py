@@ -17,11 +17,12 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from virnucpro.core.atomic_io import EMBEDDED_FOLDER, expand_path
+from virnucpro.core.atomic_io import EMBEDDED_FOLDER
 from virnucpro.core.errors import DownloadError, OutputError, UnavailableError, UsageError
 from virnucpro.core.events import EventHandler
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import join_texts, with_options
+from virnucpro.core.paths import expand_path
 from virnucpro.core.recipe import Footprint
 from virnucpro.models.base import Model, identify_model, not_published
 from virnucpro.models.checkpoint_model import CheckpointModel

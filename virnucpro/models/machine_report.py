@@ -9,9 +9,8 @@ from textwrap import wrap
 from typing import Any
 
 from virnucpro.core.logging import format_count
-from virnucpro.core.machine import Machine
+from virnucpro.core.machine import GIB, Machine
 from virnucpro.models.device_choice import (
-    GIB,
     OLDEST_FOR_FP8,
     DeviceChoice,
     Gpu,

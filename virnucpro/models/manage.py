@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from virnucpro.core.atomic_io import (
     TEMPORARY,
     atomic_path,
-    expand_path,
     hash_file,
     storage_errors,
     temporary_path,
@@ -28,6 +27,7 @@ from virnucpro.core.errors import (
     UsageError,
 )
 from virnucpro.core.logging import format_bytes, printable
+from virnucpro.core.paths import expand_path
 from virnucpro.core.recipe import Footprint, join_footprints
 from virnucpro.models.base import Model, identify_model
 from virnucpro.models.download import check_file

@@ -12,15 +12,14 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from virnucpro.core.errors import UnavailableError, UsageError
+from virnucpro.core.machine import GIB
 from virnucpro.core.option_text import with_options
+from virnucpro.models import nvidia_driver
 from virnucpro.models.device_choice import (
     ELSE_CPU,
-    GIB,
-    NO_DRIVER,
     DeviceChoice,
     Gpu,
     format_version,
-    has_nvml,
 )
 from virnucpro.models.torch_build import TorchBuild, require_torch
 
@@ -81,8 +80,8 @@ def why_unusable(gpu: Gpu, torch: TorchBuild) -> Unusable | None:
 
 def list_gpus() -> tuple[list[Gpu], str]:
     """List the machine's NVIDIA GPUs, or return an empty list and the reason."""
-    if not has_nvml():
-        return [], NO_DRIVER
+    if not nvidia_driver.has_nvml():
+        return [], nvidia_driver.NO_DRIVER
     import pynvml
 
     try:

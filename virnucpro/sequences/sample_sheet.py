@@ -14,11 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from virnucpro.core.atomic_io import (
-    expand_path,
-)
 from virnucpro.core.errors import InputError, InputMissingError, UsageError
 from virnucpro.core.logging import printable
+from virnucpro.core.paths import expand_path
 
 SEPARATORS = {".tsv": "\t", ".csv": ","}
 COLUMNS = ("sample", "path")

@@ -36,9 +36,12 @@ _BLOCK = 1 << 22  # bytes per copy
 
 
 def write_merged(
-    store: FeatureStore, parts: Sequence[IndexPart], max_bytes: int = MAX_BYTES
+    store: FeatureStore, parts: Sequence[IndexPart], max_bytes: int | None = None
 ) -> dict[str, str]:
     """Write ``features.h5``, or delete it if its vectors would exceed ``max_bytes``.
+
+    Args:
+        max_bytes: None: ``MAX_BYTES``.
 
     Returns:
         The SHA-256 of each feature file that was read, by name.
@@ -47,6 +50,7 @@ def write_merged(
         FeatureFileError: a feature file is missing or corrupt.
         OutputError, StorageError: the file cannot be written.
     """
+    max_bytes = MAX_BYTES if max_bytes is None else max_bytes
     n_bytes = sum(part.n_shown_rows for part in parts) * _row_bytes(store.encoder)
     if n_bytes > max_bytes:
         store.tree.delete(store.index)

@@ -56,6 +56,7 @@ from virnucpro.training.networks import (
     merge_adapters,
 )
 from virnucpro.training.reports import write_card, write_figures
+from virnucpro.training.trained_data import read_trained
 from virnucpro.training.training_config import (
     EPOCHS,
     GAIN,
@@ -63,9 +64,9 @@ from virnucpro.training.training_config import (
     TrainingRun,
     load_known_groups,
 )
-from virnucpro.viral.classifier import RecordClassifier
-from virnucpro.viral.head import SUREST, EncoderInfo, EnsembleWeights, Head, HeadInfo, Network
+from virnucpro.viral.head import EncoderInfo, EnsembleWeights, Head, HeadInfo, Network
 from virnucpro.viral.networks import Scorer
+from virnucpro.viral.probability import SUREST
 from virnucpro.viral.scoring import score_sequences
 
 _TrainedOn = dict[str, Any]  # fields of ``Head``, by name; digests are ascending
@@ -151,7 +152,7 @@ class TrainingResults:
     @cached_property
     def trained_groups(self) -> Mapping[Split, set[int]]:
         """Numbers of held-out groups that the scorer was trained on, or close relatives of them."""
-        memories = RecordClassifier(scorer=self.scorer).trained_on
+        memories = read_trained(None, self.scorer)
         trained: dict[Split, set[int]] = {split: set() for split in _HELD_OUT}
         sequences = read_fasta(self.training.fasta)
         store = self.store
@@ -462,7 +463,7 @@ def find_trained(
     groups = np.unique(
         np.array([group_digest(record.group) for record in records], dtype=np.uint64)
     )
-    encoder_memories = [*RecordClassifier(frame_head=encoder_head).trained_on.values()]
+    encoder_memories = [*read_trained(encoder_head, None).values()]
     if is_finetuned:
         encoder_memories.append((own, groups, kmers))
     encoder_records = [own[:0], *(memory[0] for memory in encoder_memories)]

@@ -34,9 +34,10 @@ from pathlib import Path
 from sys import intern
 from typing import Literal, NamedTuple, get_args
 
-from virnucpro.core.atomic_io import OnBlock, expand_path, open_binary, open_regular_file
+from virnucpro.core.atomic_io import OnBlock, open_binary, open_regular_file
 from virnucpro.core.errors import InputError, InputMissingError, OutputError, UsageError
 from virnucpro.core.logging import LOGGER, format_count, printable
+from virnucpro.core.paths import expand_path
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import FastaRecord
 from virnucpro.results.names import read_tsv_field, tsv_line

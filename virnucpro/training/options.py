@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from virnucpro.core.device_options import DeviceOptions
 from virnucpro.core.errors import UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_schema import (
@@ -15,7 +16,6 @@ from virnucpro.core.option_schema import (
     MODEL,
     SAMPLES,
     TRAINING,
-    DeviceOptions,
     OptionInfo,
     convert_options,
     count,

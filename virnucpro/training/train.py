@@ -95,7 +95,7 @@ from virnucpro.training.training_config import (
     resolve_training,
 )
 from virnucpro.workflows.extract import extract
-from virnucpro.workflows.options import ExtractOptions
+from virnucpro.workflows.extract_options import ExtractOptions
 
 if TYPE_CHECKING:
     from virnucpro.training.event_file import EventFile

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isnan
-from statistics import fmean
 
 import numpy as np
 
@@ -18,13 +17,13 @@ from virnucpro.core.types import Records
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.screen import reject_reasons
 from virnucpro.viral.evidence import add_evidence
-from virnucpro.viral.head import HeadInfo, chunk_scores, combine_log_odds, probabilities
 from virnucpro.viral.known import KnownIndex, WindowHits
 from virnucpro.viral.networks import ErrorRates, Scorer, false_discovery_rates, thresholds
 from virnucpro.viral.options import FALSE_POSITIVES, ThresholdOptions
+from virnucpro.viral.probability import probabilities
 from virnucpro.viral.proteins import Proteins
 from virnucpro.viral.scoring import WindowScores, score_block, score_proteins
-from virnucpro.viral.types import CalledRecords, Calls, FoundRegions, FrameScores, Prediction
+from virnucpro.viral.types import CalledRecords, Calls, FoundRegions, FrameScores
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +94,7 @@ def call_scored(
         of_pieces[pieces.record] = pieces.n_bases
     else:
         of_pieces = lengths
-    is_virus, rates = _apply_threshold(scored.log_odds, np.maximum(1, of_pieces), error_rates, cut)
+    is_virus, rates = apply_threshold(scored.log_odds, np.maximum(1, of_pieces), error_rates, cut)
     scores = _score_columns(probabilities(scored.log_odds))
     has_no_score = np.isnan(scored.log_odds)
     statuses: list[Status] = ["scored"] * n
@@ -158,56 +157,12 @@ def _short_proteins(records: Records, shortest: int) -> dict[int, tuple[Status, 
     }
 
 
-def combine_calls(
-    results: CalledRecords,
-    facts: HeadInfo,
-    scorer: Scorer,
-    cut: ThresholdOptions,
-    code: GeneticCode,
-) -> None:
-    """Combine a head's calls with the scorer, in place.
-
-    A record without a scored frame gets the scorer's score. A record that the scorer cannot read
-    keeps the head's score.
-    """
-    assert facts.join is not None, "a head that is not joined calls by itself"
-    calls = results.calls
-    statuses = enumerate(results.calls.statuses)
-    places = np.array([i for i, status in statuses if status in ("scored", "no_orf")], dtype=int)
-    lengths = results.records.lengths[places]
-    base, _ = score_block([results.records.sequences[i] for i in places], scorer, code)
-    head = np.array([_head_log_odds(results.embedded.get(i, ()), facts) for i in places.tolist()])
-    joined = combine_log_odds(facts.join.knots, base, head, lengths)
-    is_virus, rates = (
-        np.where(np.isnan(joined), of_base, of_both)
-        for of_base, of_both in zip(
-            _apply_threshold(base, lengths, scorer.error_rates, cut),
-            _apply_threshold(joined, lengths, facts.join.error_rates, cut),
-            strict=True,
-        )
-    )
-    scores = probabilities(np.where(np.isnan(joined), base, joined))
-    columns = places, scores, probabilities(base), is_virus, rates
-    each = zip(*(column.tolist() for column in columns), strict=True)
-    for place, score, base_score, decision, rate in each:
-        if not isnan(base_score):  # NaN: the scorer cannot read it
-            calls.statuses[place], calls.are_viruses[place] = "scored", decision
-            calls.virus_scores[place], calls.base_scores[place] = score, base_score
-            calls.rates[place] = rate
-
-
-def _head_log_odds(predictions: Sequence[Prediction], facts: HeadInfo) -> float:
-    """Return the mean log-odds over a record's scored chunks, or NaN without one."""
-    chunks = [scores for _, scores in chunk_scores(predictions)]
-    return fmean(facts.chunk_log_odds(chunks)) if chunks else np.nan
-
-
 def _score_columns(values: FloatArray) -> list[float | None]:
     """Replace NaN by None."""
     return [None if isnan(value) else value for value in values.tolist()]
 
 
-def _apply_threshold(
+def apply_threshold(
     log_odds: FloatArray,
     lengths: IntArray,
     error_rates: Sequence[ErrorRates],

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, groupby
-from math import fsum, isfinite, log, tanh
+from math import fsum, isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -31,18 +31,18 @@ from safetensors.numpy import save
 from virnucpro.core.atomic_io import hash_file
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
-from virnucpro.core.numeric import DECIMALS, FloatArray, IntArray, sigmoid
+from virnucpro.core.numeric import DECIMALS, FloatArray, IntArray
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Pooling
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.core.types import FRAMES_FAILED, check_counts
+from virnucpro.core.types import check_counts
 from virnucpro.models.base import Model, read_tensors
 from virnucpro.models.registry import current_name
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 from virnucpro.viral.networks import ErrorRates, interpolate_lengths
+from virnucpro.viral.probability import log_odds, probability
 from virnucpro.viral.types import Prediction
 
-_SURE = 10.0**-DECIMALS  # log-odds are computed from scores clipped to [_SURE, 1 - _SURE]
 CLASSES = "others,virus"
 HEAD_ENTRY = "virnucpro_head"  # metadata key
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
@@ -420,9 +420,6 @@ def combine_log_odds(
     return np.asarray(of_base * base + of_head * head + offset)
 
 
-# Scores and log-odds
-
-
 def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[float]]]:
     """Return each scored chunk's id and frame scores.
 
@@ -437,37 +434,3 @@ def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[floa
         (chunk_id, [score for _, score in group])
         for chunk_id, group in groupby(frames, key=lambda frame: frame[0])
     ]
-
-
-def probability(log_odds: float) -> float:
-    """Convert log-odds to a score, rounded to 6 decimals."""
-    return round(0.5 * (1 + tanh(log_odds / 2)), DECIMALS)
-
-
-def probabilities(log_odds: FloatArray) -> FloatArray:
-    """Apply ``probability`` to each value, equal to the last bit. NaN stays NaN. (n,) -> (n,)"""
-    scaled = sigmoid(log_odds) * 10**DECIMALS
-    whole = np.rint(scaled)
-    scores = whole / 10**DECIMALS  # the double that is nearest to these decimals
-    # numpy's tanh may differ in the last bit, which matters halfway between two scores
-    nearest = 1e-6  # in units of the last decimal: thousands of times the spacing of doubles near 1
-    for place in np.flatnonzero(np.abs(np.abs(scaled - whole) - 0.5) < nearest).tolist():
-        scores[place] = probability(float(log_odds[place]))
-    return np.asarray(scores)
-
-
-def log_odds(score: float) -> float:
-    """Convert a score to log-odds, clipped to what 6 decimals can express."""
-    score = min(max(score, _SURE), 1 - _SURE)
-    return log(score / (1 - score))
-
-
-SUREST = log_odds(1 - _SURE)  # the largest log-odds that a score with 6 decimals can express
-
-
-def failure_note(frames: Sequence[Prediction]) -> str:
-    """Report how many frames have no vector, and the first reason, or return ""."""
-    failures = [frame.failure for frame in frames if frame.failure]
-    if not failures:
-        return ""
-    return f"{len(failures)} of {len(frames)} {FRAMES_FAILED}: {failures[0]}"

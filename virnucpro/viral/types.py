@@ -29,6 +29,14 @@ class Prediction(NamedTuple):
     failure: str = ""
 
 
+def failure_note(frames: Sequence[Prediction]) -> str:
+    """Report how many frames have no vector, and the first reason, or return ""."""
+    failures = [frame.failure for frame in frames if frame.failure]
+    if not failures:
+        return ""
+    return f"{len(failures)} of {len(frames)} {FRAMES_FAILED}: {failures[0]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """The call for one record."""

@@ -15,7 +15,7 @@ from virnucpro.core.types import PROTEIN, Embeddings, FastaRecord, Orf, Records
 from virnucpro.engine.resident import ShardEmbedder, open_resident
 from virnucpro.sequences.screen import reject_reasons
 from virnucpro.store.shard_files import shard_size
-from virnucpro.workflows.run_config import ExtractConfig
+from virnucpro.workflows.extract_config import ExtractConfig
 
 Vector = NDArray[np.float32]
 

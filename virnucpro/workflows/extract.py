@@ -10,9 +10,9 @@ from virnucpro.results.outputs import OUTPUTS, open_run_dir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Selection
 from virnucpro.store.run_dir import RunDir
+from virnucpro.workflows.extract_config import ExtractConfig, resolve_extract
+from virnucpro.workflows.extract_options import ExtractOptions
 from virnucpro.workflows.extract_rows import EmbeddingRowBuilder
-from virnucpro.workflows.options import ExtractOptions
-from virnucpro.workflows.run_config import ExtractConfig, resolve_extract
 from virnucpro.workflows.run_context import RunContext, RunRecord, has_sample_tables
 from virnucpro.workflows.run_steps import (
     ExecutorOn,

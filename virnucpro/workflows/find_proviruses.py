@@ -33,7 +33,7 @@ from virnucpro.viral.provirus import ProvirusFinder
 from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores
 from virnucpro.workflows.collect_inputs import number_taken_names
 from virnucpro.workflows.options import record_options, restore_options
-from virnucpro.workflows.predict_config import find_region_model
+from virnucpro.workflows.predict_model_config import find_region_model
 from virnucpro.workflows.predict_options import PredictOptions, RegionsOptions
 from virnucpro.workflows.write_tables import locate_outputs
 

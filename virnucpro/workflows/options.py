@@ -1,4 +1,4 @@
-"""Options that ``predict`` and ``extract`` share, and the options specific to ``extract``."""
+"""Options that ``predict`` and ``extract`` share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from virnucpro.core.atomic_io import expand_path
 from virnucpro.core.errors import ResumeError, UsageError
 from virnucpro.core.logging import printable
-from virnucpro.core.model_outputs import Include, Pooling
 from virnucpro.core.option_schema import (
     CLUSTER,
     FILES,
@@ -21,7 +19,8 @@ from virnucpro.core.option_schema import (
     reject_options,
 )
 from virnucpro.core.option_text import with_options
-from virnucpro.core.recipe import Command, FeatureFormat, InputType, Store
+from virnucpro.core.paths import expand_path
+from virnucpro.core.recipe import Command, InputType, Store
 from virnucpro.engine.options import CacheOptions, EngineOptions
 from virnucpro.models.options import ModelOptions
 
@@ -249,81 +248,6 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         """
         if input_type == "protein":
             reject_options(self, ("chunk_size", "genetic_code"), "on proteins, which are not cut")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExtractOptions(RunOptions):
-    """Options for ``extract``."""
-
-    command: ClassVar[Command] = "extract"
-    table_options: ClassVar = ("model", "per_file", "layers", "pooling", "include", "format")
-    # the options that most users need; --help lists the others in the panel Advanced
-    main_options: ClassVar = (
-        "input",
-        "output_dir",
-        "resume",
-        "force",
-        "format",
-        "model",
-        "layers",
-        "pooling",
-        "store",
-        "gpus",
-        "device",
-        "precision",
-    )
-
-    layers: Annotated[
-        tuple[str, ...],
-        option(
-            "Write the vectors after these layers: numbers from 1, from -1 for the last layer "
-            "backwards, or all. Repeatable.",
-            MODEL,
-            "--layers",
-            "--layer",
-            metavar="N,...|all",
-            show_default="the last",
-            has_commas=True,
-        ),
-    ] = ()
-    pooling: Annotated[
-        tuple[Pooling, ...],
-        option(
-            "Combine the residues of a protein into one vector by their mean, maximum (max) or "
-            "standard deviation (std). bos: take the vector of the start token, <cls>. none: keep "
-            "one vector per residue. Repeatable.",
-            MODEL,
-            show_default="mean",
-            has_commas=True,
-        ),
-    ] = ()
-    include: Annotated[
-        tuple[Include, ...],
-        option(
-            "Also write contacts between residues, logits of each residue, perplexity (by one pass "
-            "for each residue, masked), or perplexity-single-pass (an approximation without "
-            "masks). Repeatable.",
-            MODEL,
-            metavar="OUTPUT,...",
-            has_commas=True,
-        ),
-    ] = ()
-    format: Annotated[
-        FeatureFormat,
-        option(
-            "Also write feature files in this format, next to the h5 files: npz, parquet, or pt "
-            "(the _ESM.pt and _DNABERT_S.pt of the original VirNucPro).",
-            FILES,
-            metavar="FORMAT",
-        ),
-    ] = "h5"
-
-    def __post_init__(self) -> None:
-        RunOptions.__post_init__(self)
-        for name, value in (("pooling", "none"), ("include", "contacts"), ("include", "logits")):
-            if value in getattr(self, name):
-                where = with_options(f"with {{{name}:{value}}}: a cache has one row per sequence")
-                reject_options(self, ("cache",), where)
 
 
 def record_options(options: RunOptions) -> dict[str, dict[str, object]]:

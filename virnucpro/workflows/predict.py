@@ -14,19 +14,18 @@ from virnucpro.core.logging import LOGGER
 from virnucpro.core.option_schema import convert_options
 from virnucpro.core.recipe import Recipe
 from virnucpro.engine.base import Executor
-from virnucpro.engine.local import ProcessExecutor
 from virnucpro.results.outputs import OUTPUTS, open_run_dir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
-from virnucpro.store.recipe_changes import check_same_recipe
 from virnucpro.store.run_dir import RunDir
 from virnucpro.viral.classifier import RecordClassifier
 from virnucpro.viral.options import ThresholdOptions
 from virnucpro.viral.provirus import ProvirusFinder
-from virnucpro.workflows.predict_config import PredictConfig, resolve_predict
+from virnucpro.workflows.lost_inputs import find_lost_inputs
+from virnucpro.workflows.predict_config import PredictConfig
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.predict_rows import SELECTION, CallRowBuilder
-from virnucpro.workflows.rethreshold import find_lost_inputs, rethreshold
+from virnucpro.workflows.resolve_predict import resolve_predict
 from virnucpro.workflows.run_context import RunContext, RunRecord, has_sample_tables
 from virnucpro.workflows.run_steps import (
     ExecutorOn,
@@ -34,6 +33,7 @@ from virnucpro.workflows.run_steps import (
     announce_plan,
     choose_executor,
     complete_run,
+    local_executor,
     lock_run_dir,
     log_summary,
     make_plan,
@@ -49,7 +49,7 @@ from virnucpro.workflows.summary import Summary
 def predict(
     options: PredictOptions,
     on_event: EventHandler,
-    executor_on: ExecutorOn = ProcessExecutor,
+    executor_on: ExecutorOn = local_executor,
     pool: HelperPool | None = None,
 ) -> Summary:
     """Call the input records and write the results to the run folder.
@@ -224,6 +224,9 @@ def _predict_without_inputs(
     Raises:
         ResumeError, InputMissingError: as ``check_same_recipe`` and ``rethreshold``.
     """
+    from virnucpro.store.recipe_changes import check_same_recipe
+    from virnucpro.workflows.rethreshold import rethreshold
+
     recorded = run.recorded
     assert recorded is not None, "a run that is resumed"
     check_same_recipe(recorded, config.recipe_for(recorded.recipe.input_type))

@@ -35,7 +35,7 @@ from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.core.types import Embeddings, Shard
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.options import WorkOptions
+from virnucpro.engine.work_options import WorkOptions
 from virnucpro.results.outputs import OutputFile, open_run_dir
 from virnucpro.results.row_batches import RowBatch, Rows
 from virnucpro.sequences.inputs import InputFile, hash_inputs

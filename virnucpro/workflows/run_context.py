@@ -14,7 +14,6 @@ from virnucpro.results.outputs import OutputFile
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
-from virnucpro.store.merged_features import MAX_BYTES
 from virnucpro.store.plan import Plan
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.options import RunOptions
@@ -56,7 +55,7 @@ class RunContext:
     has_report: bool
     pool: HelperPool
     on_event: EventHandler
-    max_merged_bytes: int = MAX_BYTES  # see ``merged_features``
+    max_merged_bytes: int | None = None  # None: the limit of ``merged_features``
     hashes: dict[Path, str] = field(default_factory=dict)  # files that this start has hashed
 
     @property

@@ -21,9 +21,7 @@ from virnucpro.core.events import STAGES, EmbeddingStarted, EventHandler, Progre
 from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.types import Shard
-from virnucpro.engine.base import Executor, WorkerConfig
-from virnucpro.engine.event_log import read_work, sum_hosts
-from virnucpro.engine.local import ProcessExecutor
+from virnucpro.engine.base import Executor, NoExecutor, WorkerConfig
 from virnucpro.engine.progress import ProgressState
 from virnucpro.models.torch_build import torch_build
 from virnucpro.results.counts import RecordCounts
@@ -50,8 +48,17 @@ ExecutorOn: TypeAlias = Callable[[Sequence[str]], Executor]  # devices -> execut
 
 def choose_executor(config: RunConfig, executor_on: ExecutorOn) -> Executor:
     """Choose a run's executor, without devices if other processes embed."""
+    if not config.recipe.encoders:
+        return NoExecutor()
     is_left_to_others = config.options.no_embed or config.options.plan_only
-    return ProcessExecutor(()) if is_left_to_others else executor_on(config.resources.devices)
+    return local_executor(()) if is_left_to_others else executor_on(config.resources.devices)
+
+
+def local_executor(devices: Sequence[str]) -> Executor:
+    """Return the executor for this machine. Only runs that embed import it."""
+    from virnucpro.engine.local import ProcessExecutor
+
+    return ProcessExecutor(devices)
 
 
 # Opening
@@ -429,7 +436,7 @@ def report_shards(on_event: EventHandler, stage: str) -> Callable[[int, int], No
 def finish_run(context: RunContext, summary: Summary, *, is_complete: bool = True) -> None:
     """Write the outcome to ``run.json``, delete intermediate files, and write the page."""
     run_dir = context.run_dir
-    hosts = [asdict(host) for host in sum_hosts(read_work(run_dir.logs))]
+    hosts = _sum_hosts(run_dir)
     hashes = context.checksums.hash()
     state = "complete" if is_complete and not summary.exit_code else "partial"
     context.record.write(state, counts=summary.facts, hosts=hosts, **{Outputs.field: hashes})
@@ -438,6 +445,15 @@ def finish_run(context: RunContext, summary: Summary, *, is_complete: bool = Tru
         run_dir.clear_shards()
     if context.has_report:
         _write_report(context)
+
+
+def _sum_hosts(run_dir: RunDir) -> list[dict[str, Any]]:
+    """Sum the work of each host, if ``work`` processes had a part in the run."""
+    if not run_dir.logs.is_dir():
+        return []
+    from virnucpro.engine.event_log import read_work, sum_hosts
+
+    return [asdict(host) for host in sum_hosts(read_work(run_dir.logs))]
 
 
 def _write_report(context: RunContext) -> None:

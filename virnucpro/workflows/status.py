@@ -21,7 +21,7 @@ from virnucpro.core.types import Shard
 from virnucpro.engine.device_timeline import DeviceTimeline
 from virnucpro.engine.event_log import HostProgress, WorkProgress, read_work, sum_hosts
 from virnucpro.engine.progress import Point, estimate_rate, seconds_left
-from virnucpro.models.base import estimate_tokens
+from virnucpro.models.token_estimate import estimate_tokens
 from virnucpro.results.outputs import FAILED_FILES, OUTPUTS, open_run_dir
 from virnucpro.sequences.inputs import InputFile, hash_inputs
 from virnucpro.store.checksums import Outputs, has_vectors

@@ -16,7 +16,7 @@ from virnucpro.core.events import STAGES, STARTING, ShardDone, WorkerEvent
 from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.recipe import Command, InputType
 from virnucpro.engine.progress import EmbeddingProgress
-from virnucpro.models.base import estimate_tokens
+from virnucpro.models.token_estimate import estimate_tokens
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import (
     FAILED_FILES,

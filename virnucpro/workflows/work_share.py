@@ -33,8 +33,8 @@ from virnucpro.core.types import Shard
 from virnucpro.engine.base import WorkerConfig
 from virnucpro.engine.event_log import record_event
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.progress import ProgressState
+from virnucpro.engine.work_options import WorkOptions
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Selection
@@ -42,7 +42,8 @@ from virnucpro.store.plan_reader import read_plan, without_damaged
 from virnucpro.store.run_dir import RunDir
 from virnucpro.workflows.collect_inputs import number_taken_names
 from virnucpro.workflows.extract import extract_context, record_extract
-from virnucpro.workflows.run_config import RunConfig, resolve_extract_part
+from virnucpro.workflows.extract_config import resolve_extract_part
+from virnucpro.workflows.run_config import RunConfig
 from virnucpro.workflows.run_context import RunContext
 from virnucpro.workflows.run_steps import ExecutorOn, find_pending, write_in_thread
 from virnucpro.workflows.summary import warn_of_cache
@@ -196,8 +197,8 @@ def _resolve_extract_share(plan: Plan, options: WorkOptions, on_event: EventHand
 def _resolve_predict_share(plan: Plan, options: WorkOptions, on_event: EventHandler) -> RunShare:
     # an extraction needs no classifier
     from virnucpro.workflows.predict import predict_context, record_predict, resolve_calls
-    from virnucpro.workflows.predict_config import resolve_predict_part
     from virnucpro.workflows.predict_rows import SELECTION
+    from virnucpro.workflows.resolve_predict import resolve_predict_part
 
     rundir = plan.rundir
     config = resolve_predict_part(options, rundir.read_facts(), plan.manifest, on_event)

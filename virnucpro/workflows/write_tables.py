@@ -18,8 +18,9 @@ from operator import attrgetter
 from threading import Condition
 from typing import TypeAlias
 
+from virnucpro.core.errors import AbandonedError
 from virnucpro.core.events import SCORING, STAGES, Progress, ShardDone, ShardFailed, WorkerEvent
-from virnucpro.core.helper_pool import AbandonedError, TaskRunner
+from virnucpro.core.helper_pool import TaskRunner
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Shard, shard_name
 from virnucpro.results.counts import RecordCounts
@@ -27,13 +28,11 @@ from virnucpro.results.output_writer import open_outputs
 from virnucpro.results.row_batches import RowBatch
 from virnucpro.results.sample_tables import OutputDir
 from virnucpro.sequences.fasta import Block, StreamCache
-from virnucpro.store.feature_index import IndexPart, hash_part, write_parts
+from virnucpro.store.feature_index import IndexPart
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
-from virnucpro.store.merged_features import write_merged
 from virnucpro.store.plan import Slice, group_parts
 from virnucpro.store.run_dir import RunDir
-from virnucpro.store.vector_index import write_index
 from virnucpro.workflows.run_context import RunContext
 from virnucpro.workflows.table_cache import SliceRows
 from virnucpro.workflows.table_tasks import (
@@ -170,6 +169,11 @@ class TableWriter:
             FeatureFileError: a feature file is missing or damaged.
             OutputError, StorageError: as ``SafeDir.atomic_write``.
         """
+        # Only runs with vectors use these.
+        from virnucpro.store.feature_index import hash_part, write_parts
+        from virnucpro.store.merged_features import write_merged
+        from virnucpro.store.vector_index import write_index
+
         hashes = write_merged(store, parts, self.context.max_merged_bytes)
         write_parts(store, parts)
         write_index(store, parts)

@@ -33,10 +33,11 @@ import torch
 from torch.utils.benchmark import Timer
 
 from virnucpro._version import __version__
+from virnucpro.core.device_options import ComputeOptions
 from virnucpro.core.errors import UnavailableError, UsageError
 from virnucpro.core.logging import format_bytes
 from virnucpro.core.machine import read_machine
-from virnucpro.core.option_schema import ComputeOptions, convert_options
+from virnucpro.core.option_schema import convert_options
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.models.base import Encoder, Pending, load_encoder
@@ -44,10 +45,10 @@ from virnucpro.models.device_choice import DeviceChoice, choose_precision, choos
 from virnucpro.models.devices import choose_devices
 from virnucpro.models.esm2.model_files import estimate_memory
 from virnucpro.models.nvidia import list_gpus
-from virnucpro.models.options import BenchOptions
 from virnucpro.models.packing import use_device
 from virnucpro.models.transformer import DTYPES
 from virnucpro.models.validation.compare_reference import report_unavailable
+from virnucpro.models.validation.options import BenchOptions
 from virnucpro.models.validation.random_weights import MODELS, make_proteins, write_checkpoint
 
 _N_BATCHES = 3  # different batches with the largest budget

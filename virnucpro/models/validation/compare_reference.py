@@ -33,11 +33,11 @@ from virnucpro.core.child_process import (
     defer_interrupts,
     start_process,
 )
+from virnucpro.core.device_options import ComputeOptions
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import announce, printable
 from virnucpro.core.model_outputs import include_name, included_output, vector_name
-from virnucpro.core.option_schema import ComputeOptions
 from virnucpro.core.recipe import Alphabet, EncoderSpec, Footprint, Precision
 from virnucpro.models import triton_kernels
 from virnucpro.models.attention import E4M3

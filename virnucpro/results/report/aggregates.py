@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -22,11 +22,7 @@ from numpy.typing import NDArray
 from virnucpro.core.helper_pool import TaskRunner
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
 from virnucpro.core.recipe import STATUSES
-from virnucpro.results.counts import LENGTH_CLASSES
-from virnucpro.results.outputs import VIRUS_TABLE
-from virnucpro.results.report.run_json import Key
 from virnucpro.results.table_blocks import (
-    NO_OLD_NAMES,
     TableBlock,
     TableSpan,
     open_table_reader,
@@ -48,8 +44,6 @@ LENGTHS = {
 
 T = TypeVar("T")
 Texts: TypeAlias = NDArray[np.object_]
-# Viruses by group and start of the length class, and by family. Proteins have the group "".
-GroupCounts: TypeAlias = tuple[Counter[tuple[str, int]], Counter[str]]
 
 
 class RecordRows(NamedTuple):
@@ -267,7 +261,7 @@ class RunCounts:
         files, file_codes = block.codes("file")
         statuses, status_codes = block.codes("status")
         n_viral = np.bincount(file_codes[is_viral], minlength=len(files)).tolist()
-        n_by_status = _cross_table(file_codes, status_codes, (len(files), len(statuses)))
+        n_by_status = cross_table(file_codes, status_codes, (len(files), len(statuses)))
         for file, status_counts, viral in zip(files, n_by_status, n_viral, strict=True):
             for status, n in zip((*statuses, "viral"), (*status_counts, viral), strict=True):
                 self.files[file, status] = n
@@ -295,7 +289,7 @@ class RunCounts:
                 self.lowest[number] = float(scores[weakest]), float(rates[weakest])
 
 
-def _cross_table(rows: IntArray, columns: IntArray, shape: tuple[int, int]) -> list[list[int]]:
+def cross_table(rows: IntArray, columns: IntArray, shape: tuple[int, int]) -> list[list[int]]:
     """Count each index pair."""
     counts = np.bincount(rows * shape[1] + columns, minlength=shape[0] * shape[1])
     return [row.tolist() for row in counts.reshape(shape)]
@@ -362,64 +356,3 @@ def length_classes(starts: Sequence[int]) -> Iterator[tuple[int, int | None, str
     """Yield start, end (exclusive; None: open) and name per length class."""
     for start, end in zip_longest(starts, starts[1:]):
         yield start, end, f"{start:,} to {end - 1:,}" if end else f"{start:,} or more"
-
-
-def find_records(
-    table: Path,
-    wanted: Collection[Key],
-    columns: Sequence[str],
-    helpers: TaskRunner[None],
-    old_names: Mapping[str, str] = NO_OLD_NAMES,
-) -> dict[Key, tuple[str, ...]]:
-    """Look up some columns for some records.
-
-    Raises:
-        InputError: the table is damaged.
-        OSError: the table cannot be read.
-    """
-    if not wanted:
-        return {}
-    find = partial(_select_records, wanted, columns)
-    matches = helpers.map_in_order(CountTask(span, find) for span in split_table(table, old_names))
-    return dict(chain.from_iterable(matches))
-
-
-def _select_records(
-    wanted: Collection[Key], columns: Sequence[str], block: TableBlock
-) -> list[tuple[Key, tuple[str, ...]]]:
-    ids = {record for _, record in wanted}
-    rows = [row for row, record in enumerate(block.texts("record")) if record in ids]
-    keys = zip(*block.columns(("file", "record"), rows), strict=True)
-    values = zip(*block.columns(columns, rows), strict=True)
-    return [pair for pair in zip(keys, values, strict=True) if pair[0] in wanted]
-
-
-def count_groups(table: Path, helpers: TaskRunner[None]) -> GroupCounts:
-    """Count viruses by group and by family.
-
-    Raises:
-        InputError: the table is damaged.
-        OSError: the table cannot be read.
-    """
-    groups: Counter[tuple[str, int]] = Counter()
-    families: Counter[str] = Counter()
-    for block_groups, block_families in helpers.map_in_order(
-        CountTask(span, _count_groups_of_block)
-        for span in split_table(table, VIRUS_TABLE.old_names)
-    ):
-        groups.update(block_groups)
-        families.update(block_families)
-    del families[""]
-    return groups, families
-
-
-def _count_groups_of_block(block: TableBlock) -> GroupCounts:
-    groups = Counter[tuple[str, int]]()
-    classes = np.digitize(block.integers("length"), LENGTH_CLASSES[1:])
-    names, group_codes = block.codes("group")
-    families, family_codes = block.codes("family")
-    n_by_class = _cross_table(group_codes, classes, (len(names), len(LENGTH_CLASSES)))
-    for name, counts in zip(names, n_by_class, strict=True):
-        groups.update({(name, start): n for start, n in zip(LENGTH_CLASSES, counts, strict=True)})
-    n_by_family = np.bincount(family_codes).tolist()
-    return groups, Counter(dict(zip(families, n_by_family, strict=True)))

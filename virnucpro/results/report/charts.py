@@ -10,37 +10,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from virnucpro.core.logging import format_count
 from virnucpro.engine.device_timeline import DeviceTimeline
-from virnucpro.results.report.aggregates import (
-    MOST_LOG_ODDS,
-    N_SCORES,
-    PER_DOUBLING,
-    RecordRows,
-    RunCounts,
-    bounded_log_odds,
-)
 
 WIDTH = 760
 HEIGHT = 320
 GIB = 1 << 30
-_LEFT = 64
-_RIGHT = 16
-_TOP = 14
-_BOTTOM = 46
-_MOST_DOTS = 2_000  # records drawn as single dots
-_SHADES = 5  # for cells with records
+LEFT = 64
+RIGHT = 16
+TOP = 14
+BOTTOM = 46
 _N_TICKS = 5  # approximately
-_SCORE_TICKS = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 
 Place = Callable[[float], float]  # value -> coordinate
 _Tick = tuple[float, str]  # coordinate and label
 
 
-class _ChartPath(NamedTuple):
+class ChartPath(NamedTuple):
     """A path in the drawing."""
 
     look: str  # style sheet classes
@@ -49,7 +35,7 @@ class _ChartPath(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawing:
+class Drawing:
     """A chart, ready to draw."""
 
     title: str
@@ -58,14 +44,14 @@ class _Drawing:
     y_label: str
     x_ticks: Sequence[_Tick]
     y_ticks: Sequence[_Tick]
-    layers: Sequence[_ChartPath]
+    layers: Sequence[ChartPath]
     x_range: tuple[float, float] = (0.0, 1.0)  # values at the left and right edges
     width: ClassVar = WIDTH
     height: ClassVar = HEIGHT
-    left: ClassVar = _LEFT
-    right: ClassVar = WIDTH - _RIGHT
-    top: ClassVar = _TOP
-    bottom: ClassVar = HEIGHT - _BOTTOM
+    left: ClassVar = LEFT
+    right: ClassVar = WIDTH - RIGHT
+    top: ClassVar = TOP
+    bottom: ClassVar = HEIGHT - BOTTOM
 
     @property
     def n_labels(self) -> int:
@@ -88,14 +74,14 @@ class Chart:
     is_stepped: bool = False
     look: Sequence[str] = ()  # classes that replace the default ones
 
-    def drawn(self) -> _Drawing:
+    def drawn(self) -> Drawing:
         xs = [x for _, series_x, _ in self.series for x in series_x]
         ys = [y for *_, series_y in self.series for y in series_y if y is not None]
         x_range = self.x_range or (min(xs, default=0.0), max(xs, default=1.0))
         y_range = self.y_range or (min(0.0, *ys, 0.0), max([*ys, 0.0]) or 1.0)
-        x_at = _linear(*x_range, _LEFT, WIDTH - _RIGHT)
-        y_at = _linear(*y_range, HEIGHT - _BOTTOM, _TOP)
-        return _Drawing(
+        x_at = linear(*x_range, LEFT, WIDTH - RIGHT)
+        y_at = linear(*y_range, HEIGHT - BOTTOM, TOP)
+        return Drawing(
             self.title,
             self.text,
             self.x_label,
@@ -106,9 +92,9 @@ class Chart:
             x_range,
         )
 
-    def _layers(self, x_at: Place, y_at: Place) -> Iterator[_ChartPath]:
+    def _layers(self, x_at: Place, y_at: Place) -> Iterator[ChartPath]:
         if self.diagonal:
-            yield _ChartPath("guide", _line([(x_at(0), y_at(0)), (x_at(1), y_at(1))]))
+            yield ChartPath("guide", line_path([(x_at(0), y_at(0)), (x_at(1), y_at(1))]))
         for i, (label, series_x, series_y) in enumerate(self.series):
             points = [
                 (x_at(x), None if y is None else y_at(y))
@@ -116,7 +102,7 @@ class Chart:
             ]
             points = list(_stepped(points)) if self.is_stepped else points
             look = self.look[i] if self.look else f"line s{i % 7}"
-            yield _ChartPath(look, _line(points), label)
+            yield ChartPath(look, line_path(points), label)
 
     def as_data(self) -> dict[str, object]:
         """Return the values, which the page shows at the cursor."""
@@ -128,7 +114,7 @@ class Chart:
         return {"x": xs, "series": lines, "xLabel": self.x_label}
 
 
-def _linear(start: float, end: float, first: float, last: float) -> Place:
+def linear(start: float, end: float, first: float, last: float) -> Place:
     extent = (end - start) or 1.0
     return lambda value: first + (value - start) / extent * (last - first)
 
@@ -144,7 +130,7 @@ def _stepped(
         yield (x + after) / 2, y
 
 
-def _line(points: Iterable[tuple[float, float | None]]) -> str:
+def line_path(points: Iterable[tuple[float, float | None]]) -> str:
     """Return a path through points. A point without y is a gap."""
     words = []
     is_down = False
@@ -166,19 +152,19 @@ def _ticks(start: float, end: float) -> list[tuple[float, str]]:
     [(0.0, '0'), (500.0, '500'), (1000.0, '1,000')]
     """
     if not end > start:
-        return [(start, _short(start))]
+        return [(start, short_number(start))]
     raw = (end - start) / _N_TICKS
     power = 10.0 ** math.floor(math.log10(raw))
     step = power * next(m for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
     first = math.ceil(start / step - 1e-9)
     values = [step * i for i in range(first, math.floor(end / step + 1e-9) + 1)]
-    return [(value, _short(value)) for value in values]
+    return [(value, short_number(value)) for value in values]
 
 
-def _short(value: float) -> str:
+def short_number(value: float) -> str:
     """Format a number for an axis.
 
-    >>> _short(2_500_000), _short(12_000), _short(0.25)
+    >>> short_number(2_500_000), short_number(12_000), short_number(0.25)
     ('2.5M', '12k', '0.25')
     """
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -186,73 +172,6 @@ def _short(value: float) -> str:
             unit = 1e3 if letter == "k" else size
             return f"{value / unit:.4g}{letter}"
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
-
-
-def scores_by_length(
-    counts: RunCounts, rows: RecordRows, cut: Sequence[tuple[float, float]], letters: str
-) -> _Drawing | None:
-    """Draw records by length and score, coloured by call. None: no record has a score.
-
-    Args:
-        rows: all records, if they are few.
-        cut: length and threshold, at some lengths.
-    """
-    density = counts.density
-    in_use = np.flatnonzero(density.sum(axis=(1, 2)))
-    if not len(in_use):
-        return None
-    first = int(in_use[0])
-    last = int(in_use[-1]) + 1
-    if last - first < PER_DOUBLING:
-        first = max(0, first - PER_DOUBLING)
-        last += PER_DOUBLING
-    x_at = _linear(first / PER_DOUBLING, last / PER_DOUBLING, _LEFT, WIDTH - _RIGHT)
-    y_at = _linear(-MOST_LOG_ODDS, MOST_LOG_ODDS, HEIGHT - _BOTTOM, _TOP)
-    is_few = counts.n_records <= _MOST_DOTS
-    layers = _dots(rows, x_at, y_at) if is_few else _shades(density, first, last, x_at, y_at)
-    low = 2 ** (first / PER_DOUBLING)
-    high = 2 ** (last / PER_DOUBLING)
-    if cut:
-        points = [(x_at(length), y_at(odds)) for length, odds in _within(cut, low, high)]
-        layers.append(_ChartPath("cut", _line(points), "threshold: lowest score called virus"))
-    return _Drawing(
-        "Scores by length",
-        f"Records called virus (above the threshold): {counts.n_viral:,}; other records: "
-        f"{int(density.sum()) - counts.n_viral:,}.",
-        f"length in {letters}",
-        "score",
-        [(x_at(math.log2(n)), _short(n)) for n in _round_lengths(low, high)],
-        [(y_at(_odds(score)), f"{score:g}") for score in _SCORE_TICKS],
-        layers,
-        (first / PER_DOUBLING, last / PER_DOUBLING),
-    )
-
-
-def _dots(rows: RecordRows, x_at: Place, y_at: Place) -> list[_ChartPath]:
-    """Draw a dot for each record with a score."""
-    paths = {"other": "", "viral": ""}
-    for length, score, is_viral in zip(rows.lengths, rows.scores, rows.are_viral, strict=True):
-        if length and not math.isnan(score):
-            x = x_at(math.log2(length))
-            y = y_at(_odds(score))
-            paths["viral" if is_viral else "other"] += f"M{x:.1f} {y:.1f}h0"
-    labels = {"other": "other", "viral": "virus"}
-    return [_ChartPath(f"dot {look}", path, labels[look]) for look, path in paths.items()]
-
-
-def _shades(
-    density: NDArray[np.int64], first: int, last: int, x_at: Place, y_at: Place
-) -> list[_ChartPath]:
-    """Draw cells by length and score. The more records, the darker."""
-    layers = []
-    for call, (look, label) in enumerate((("other", "other"), ("viral", "virus"))):
-        cells = density[first:last, :, call]
-        shades = np.ceil(_SHADES * np.log1p(cells) / np.log1p(max(1, int(cells.max()))))
-        for shade in range(1, _SHADES + 1):
-            shaded = np.argwhere(shades == shade)
-            path = "".join(_cell(x_at, y_at, first + int(i), int(j)) for i, j in shaded)
-            layers.append(_ChartPath(f"{look} d{shade}", path, label if shade == _SHADES else ""))
-    return layers
 
 
 def device_charts(number: int, start: DeviceTimeline) -> list[Chart]:
@@ -297,43 +216,3 @@ def _rates(start: DeviceTimeline, tokens: Sequence[int]) -> tuple[list[float], l
     # The last bin is incomplete. A very short one counts as half a bin, for a steadier rate.
     lasts = [min(width, max(width / 2, start.seconds - width * i)) for i in range(len(tokens))]
     return times, [round(n / last, 1) for n, last in zip(tokens, lasts, strict=True)]
-
-
-def _odds(score: float) -> float:
-    return float(bounded_log_odds(np.array([score]))[0])
-
-
-def _cell(x_at: Place, y_at: Place, i: int, j: int) -> str:
-    left = x_at(i / PER_DOUBLING)
-    right = x_at((i + 1) / PER_DOUBLING)
-    height = 2 * MOST_LOG_ODDS / N_SCORES
-    top = y_at(-MOST_LOG_ODDS + (j + 1) * height)
-    bottom = y_at(-MOST_LOG_ODDS + j * height)
-    return f"M{left:.1f} {top:.1f}H{right - 0.4:.1f}V{bottom - 0.4:.1f}H{left:.1f}z"
-
-
-def _within(
-    cut: Sequence[tuple[float, float]], low: float, high: float
-) -> list[tuple[float, float]]:
-    """Return points on the threshold line between two lengths: log2(length), and log-odds.
-
-    They are interpolated over the logarithm.
-    """
-    log_lengths = np.log2([n for n, _ in cut])
-    values = bounded_log_odds(np.array([score for _, score in cut]))
-    inside = [math.log2(n) for n, _ in cut if low < n < high]
-    xs = [math.log2(low), *inside, math.log2(high)]
-    return list(zip(xs, np.interp(xs, log_lengths, values).tolist(), strict=True))
-
-
-def _round_lengths(low: float, high: float) -> list[int]:
-    """Return round axis lengths: powers of ten, and their multiples if these are few."""
-    n_powers = math.log10(high / low)
-    if n_powers > 3:
-        multiples: Sequence[int] = (1,)
-    elif n_powers > 0.7:
-        multiples = (1, 2, 5)
-    else:
-        multiples = range(1, 10)
-    values = (m * 10**power for power in range(11) for m in multiples)
-    return [value for value in values if low <= value <= high]

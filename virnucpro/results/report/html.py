@@ -61,23 +61,13 @@ def render_packed(template: str, content: Mapping[str, object], packed: str) -> 
 
 @cache
 def _templates() -> Environment:
-    """Return this package's templates, with the functions that format values.
+    """Return this package's templates.
 
     Jinja is imported here because a program that writes no page does not need it.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from virnucpro.results.report.templates import load_templates
 
-    templates = Environment(
-        loader=FileSystemLoader(_ASSETS),
-        autoescape=True,
-        undefined=StrictUndefined,
-        # A line with only a tag leaves no line in the page.
-        trim_blocks=True,
-        lstrip_blocks=True,
-        auto_reload=False,
-    )
-    templates.globals.update(_FUNCTIONS)
-    return templates
+    return load_templates(_ASSETS, _FUNCTIONS)
 
 
 def _asset(name: str) -> str:

@@ -5,29 +5,22 @@ A fact that is missing, or has an unexpected type, is omitted.
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-import numpy as np
-
 from virnucpro.core.atomic_io import open_regular_file
 from virnucpro.core.errors import InputMissingError
 from virnucpro.core.json_checksum import read_facts
 from virnucpro.core.logging import escape_markup, printable
-from virnucpro.core.numeric import FloatArray
 from virnucpro.core.option_text import with_options
-from virnucpro.results.outputs import REGION_TABLE, TRACKS
-from virnucpro.results.table_blocks import TableBlock, open_table_reader, split_table
 
 if TYPE_CHECKING:
-    from virnucpro.viral.types import Region
+    pass
 
 _MOST_OF_LOG = 1 << 20  # bytes, from its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
@@ -35,14 +28,7 @@ _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
 _START = re.compile(r"virnucpro \S+: ")
 _REGIONS_START = re.compile(r"virnucpro \S+ regions: ")
 Key: TypeAlias = tuple[str, str]  # file and id of a record
-ListedRegions: TypeAlias = (
-    "dict[Key, tuple[str, list[Region]]]"  # file and id -> id in the run, regions
-)
 _MOST = 10**15  # largest number on the page
-_MOST_LISTED = 5_000  # records whose regions a page lists
-_BASES_PER_BIN = 1_000  # for the evidence along a record
-_MOST_BINS = 10_000
-_TRACK_BYTES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,93 +155,3 @@ def read_complaints(log: Path) -> Counter[str]:
             region_complaints.clear()
             current = region_complaints
     return run_complaints + region_complaints
-
-
-def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:
-    """Count each record's regions, and read those that a page lists, best records first.
-
-    Regions that cover a complete record are not counted, and come after regions within a record.
-    The table may be missing.
-
-    Raises:
-        InputError: the table is damaged.
-    """
-    # Not at the top of the file: the page of an extraction has no regions.
-    from virnucpro.results.table_readers import parse_region
-
-    n_regions = Counter[Key]()
-    listed: ListedRegions = {}
-    for span in split_table(table, REGION_TABLE.old_names):
-        with open_table_reader(table):
-            rows = zip(*span.read().columns(REGION_TABLE.columns), strict=True)
-            for row in (dict(zip(REGION_TABLE.columns, values, strict=True)) for values in rows):
-                key, region = parse_region(row)
-                listed.setdefault(key, (row["region"].rpartition("|")[0], []))[1].append(region)
-                if region.extent != "whole":  # the other part of a region over the origin counts
-                    n_regions[key] += not (region.over_origin and region.start == 0)
-        listed = dict(sorted(listed.items(), key=_sort_key, reverse=True)[:_MOST_LISTED])
-    return n_regions, listed
-
-
-def _sort_key(listed_record: tuple[Key, tuple[str, list[Region]]]) -> tuple[bool, int, Key]:
-    """Return a record's sort key: has a region within it, viral letters, name."""
-    key, (_, regions) = listed_record
-    is_part = any(region.extent != "whole" for region in regions)
-    return is_part, sum(region.end - region.start for region in regions), key
-
-
-def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[FloatArray, FloatArray]]:
-    """Read posterior and log-odds along some records, by their run ids. The file may be missing.
-
-    Returns:
-        Run id -> (n_bins,) each: largest posterior and mean log-odds. NaN: no piece is in the bin.
-
-    Raises:
-        InputError: the file is damaged.
-    """
-    pieces: dict[str, list[FloatArray]] = {}  # middles, log-odds and posteriors, block by block
-    if not path.is_file():
-        return {}
-    with (
-        open_table_reader(path, EOFError, zlib.error, gzip.BadGzipFile),
-        gzip.open(path, "rb") as lines,
-    ):
-        header = lines.readline().decode("utf-8", "surrogateescape")
-        if missing := set(TRACKS.columns) - set(header.split()):
-            raise ValueError(f"it has no column {min(missing)}")
-        while data := b"".join(lines.readlines(_TRACK_BYTES_AT_ONCE)):
-            block = TableBlock.from_bytes(data, header)
-            run_ids, code = block.codes("record")
-            first = block.integers("start")
-            last = block.integers("end")
-            middle = np.where(first <= last, (first + last) // 2, first)  # over the origin
-            posterior = block.numbers("posterior")
-            if not ((posterior >= 0) & (posterior <= 1)).all():
-                raise ValueError("a posterior must lie between 0 and 1")
-            values = np.array([middle, block.numbers("log_odds"), posterior])
-            for run_code, run_id in enumerate(run_ids):
-                if run_id in lengths:
-                    pieces.setdefault(run_id, []).append(values[:, code == run_code])
-    return {
-        run_id: _bin_values(lengths[run_id], *np.concatenate(blocks, axis=1))
-        for run_id, blocks in pieces.items()
-    }
-
-
-def _bin_values(
-    length: int, positions: FloatArray, odds: FloatArray, posterior: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    n_bins = count_bins(length)
-    is_known = ~np.isnan(odds)
-    bins = np.clip(positions * n_bins / max(1, length), 0, n_bins - 1).astype(np.int64)
-    largest = np.full(n_bins, -1.0)
-    np.maximum.at(largest, bins, posterior)
-    n_known = np.bincount(bins[is_known], minlength=n_bins)
-    sums = np.bincount(bins[is_known], odds[is_known], minlength=n_bins)
-    means = np.divide(sums, n_known, out=np.full(n_bins, np.nan), where=n_known > 0)
-    return np.where(largest < 0, np.nan, largest), means
-
-
-def count_bins(length: int) -> int:
-    """Count the bins for a record: one per piece length, up to a maximum."""
-    return min(max(1, length // _BASES_PER_BIN), _MOST_BINS)

@@ -8,14 +8,16 @@ from functools import partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from virnucpro.core.helper_pool import TaskRunner
+from virnucpro.results.counts import LENGTH_CLASSES
 from virnucpro.results.outputs import VIRUS_TABLE
-from virnucpro.results.report.aggregates import CountTask
-from virnucpro.results.table_blocks import TableBlock, split_table
+from virnucpro.results.report.aggregates import CountTask, cross_table
+from virnucpro.results.report.run_json import Key
+from virnucpro.results.table_blocks import NO_OLD_NAMES, TableBlock, split_table
 
 CLASS_FIELD = 5  # of ``taxonomy``, after the root, realm, kingdom and phylum
 NO_CLASS = "no class named"
@@ -26,6 +28,8 @@ MAP_WIDTH = 1000.0
 _ARROW = 8.0  # width of a tip
 _FORWARD = (4, 16)  # top and bottom of an arrow
 _REVERSE = (20, 32)
+# Viruses by group and start of the length class, and by family. Proteins have the group "".
+GroupCounts: TypeAlias = tuple[Counter[tuple[str, int]], Counter[str]]
 
 
 class ListedVirus(NamedTuple):
@@ -285,3 +289,67 @@ def _arrow_path(length: int, start: int, end: int, strand: str) -> str:
         f"M{right:.1f} {top}H{shoulder:.1f}L{left:.1f} {middle:g}L{shoulder:.1f} {bottom}"
         f"H{right:.1f}z"
     )
+
+
+# Groups, and columns of some records
+
+
+def find_records(
+    table: Path,
+    wanted: Collection[Key],
+    columns: Sequence[str],
+    helpers: TaskRunner[None],
+    old_names: Mapping[str, str] = NO_OLD_NAMES,
+) -> dict[Key, tuple[str, ...]]:
+    """Look up some columns for some records.
+
+    Raises:
+        InputError: the table is damaged.
+        OSError: the table cannot be read.
+    """
+    if not wanted:
+        return {}
+    find = partial(_select_records, wanted, columns)
+    matches = helpers.map_in_order(CountTask(span, find) for span in split_table(table, old_names))
+    return dict(chain.from_iterable(matches))
+
+
+def _select_records(
+    wanted: Collection[Key], columns: Sequence[str], block: TableBlock
+) -> list[tuple[Key, tuple[str, ...]]]:
+    ids = {record for _, record in wanted}
+    rows = [row for row, record in enumerate(block.texts("record")) if record in ids]
+    keys = zip(*block.columns(("file", "record"), rows), strict=True)
+    values = zip(*block.columns(columns, rows), strict=True)
+    return [pair for pair in zip(keys, values, strict=True) if pair[0] in wanted]
+
+
+def count_groups(table: Path, helpers: TaskRunner[None]) -> GroupCounts:
+    """Count viruses by group and by family.
+
+    Raises:
+        InputError: the table is damaged.
+        OSError: the table cannot be read.
+    """
+    groups: Counter[tuple[str, int]] = Counter()
+    families: Counter[str] = Counter()
+    for block_groups, block_families in helpers.map_in_order(
+        CountTask(span, _count_groups_of_block)
+        for span in split_table(table, VIRUS_TABLE.old_names)
+    ):
+        groups.update(block_groups)
+        families.update(block_families)
+    del families[""]
+    return groups, families
+
+
+def _count_groups_of_block(block: TableBlock) -> GroupCounts:
+    groups = Counter[tuple[str, int]]()
+    classes = np.digitize(block.integers("length"), LENGTH_CLASSES[1:])
+    names, group_codes = block.codes("group")
+    families, family_codes = block.codes("family")
+    n_by_class = cross_table(group_codes, classes, (len(names), len(LENGTH_CLASSES)))
+    for name, counts in zip(names, n_by_class, strict=True):
+        groups.update({(name, start): n for start, n in zip(LENGTH_CLASSES, counts, strict=True)})
+    n_by_family = np.bincount(family_codes).tolist()
+    return groups, Counter(dict(zip(families, n_by_family, strict=True)))

@@ -69,19 +69,20 @@ from virnucpro.training.reports import (
     write_evaluation_page,
     write_figures,
 )
+from virnucpro.training.trained_data import Trained, read_trained
 from virnucpro.viral.classifier import RecordClassifier
 from virnucpro.viral.head import HeadInfo
 from virnucpro.viral.types import Prediction
 from virnucpro.workflows.predict import run_locked_predict
-from virnucpro.workflows.predict_config import PredictConfig, resolve_predict
+from virnucpro.workflows.predict_config import PredictConfig
 from virnucpro.workflows.predict_options import PredictOptions
+from virnucpro.workflows.resolve_predict import resolve_predict
 
 Figures = dict[str, Any]  # for JSON: rounded; None: not defined
 _RUN = "run"  # run folder for the fragments
 _WHOLE = "whole"  # length of a complete record
 _COLUMNS = ("fragment", "record", "length", "start", "end", "strand", "label", "group", "kingdom")
 # Model -> digests of training records, digests of training groups, and sampled training k-mers.
-Memories = Mapping[str, tuple[NDArray[np.uint64], NDArray[np.uint64], Sketch]]
 _AGAIN = "the run folder was changed by another program: start again with --force"
 _FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
 _CARD_TABLES = (
@@ -571,7 +572,9 @@ def cut_record(
             yield _Fragment("", labelled, length, start, start + size, strand)
 
 
-def with_known_groups(trained_on: Memories, labelled: LabelledRecord, sequence: str) -> list[str]:
+def with_known_groups(
+    trained_on: Mapping[str, Trained], labelled: LabelledRecord, sequence: str
+) -> list[str]:
     """List the models that were trained on a record, its group, or a close relative.
 
     A record has a close relative if half of its sampled k-mers are in the sketch. This corresponds
@@ -601,7 +604,7 @@ def held_out_groups(
         InputError: raised at the end. Some records were trained on and the options do not allow
             that, or a label is missing.
     """
-    memories = caller.trained_on
+    memories = read_trained(caller.frame_head, caller.scorer)
     for owner, (records, groups, _) in memories.items():
         # Few encoders were trained on labels.
         if owner != "its encoder" and not (len(records) or len(groups)):

@@ -1,0 +1,143 @@
+"""Draw the records of a prediction by length and score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from virnucpro.results.report.aggregates import (
+    MOST_LOG_ODDS,
+    N_SCORES,
+    PER_DOUBLING,
+    RecordRows,
+    RunCounts,
+    bounded_log_odds,
+)
+from virnucpro.results.report.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    ChartPath,
+    Drawing,
+    Place,
+    line_path,
+    linear,
+    short_number,
+)
+
+_MOST_DOTS = 2_000  # records drawn as single dots
+_SHADES = 5  # for cells with records
+_SCORE_TICKS = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
+
+
+def scores_by_length(
+    counts: RunCounts, rows: RecordRows, cut: Sequence[tuple[float, float]], letters: str
+) -> Drawing | None:
+    """Draw records by length and score, coloured by call. None: no record has a score.
+
+    Args:
+        rows: all records, if they are few.
+        cut: length and threshold, at some lengths.
+    """
+    density = counts.density
+    in_use = np.flatnonzero(density.sum(axis=(1, 2)))
+    if not len(in_use):
+        return None
+    first = int(in_use[0])
+    last = int(in_use[-1]) + 1
+    if last - first < PER_DOUBLING:
+        first = max(0, first - PER_DOUBLING)
+        last += PER_DOUBLING
+    x_at = linear(first / PER_DOUBLING, last / PER_DOUBLING, LEFT, WIDTH - RIGHT)
+    y_at = linear(-MOST_LOG_ODDS, MOST_LOG_ODDS, HEIGHT - BOTTOM, TOP)
+    is_few = counts.n_records <= _MOST_DOTS
+    layers = _dots(rows, x_at, y_at) if is_few else _shades(density, first, last, x_at, y_at)
+    low = 2 ** (first / PER_DOUBLING)
+    high = 2 ** (last / PER_DOUBLING)
+    if cut:
+        points = [(x_at(length), y_at(odds)) for length, odds in _within(cut, low, high)]
+        layers.append(ChartPath("cut", line_path(points), "threshold: lowest score called virus"))
+    return Drawing(
+        "Scores by length",
+        f"Records called virus (above the threshold): {counts.n_viral:,}; other records: "
+        f"{int(density.sum()) - counts.n_viral:,}.",
+        f"length in {letters}",
+        "score",
+        [(x_at(math.log2(n)), short_number(n)) for n in _round_lengths(low, high)],
+        [(y_at(_odds(score)), f"{score:g}") for score in _SCORE_TICKS],
+        layers,
+        (first / PER_DOUBLING, last / PER_DOUBLING),
+    )
+
+
+def _dots(rows: RecordRows, x_at: Place, y_at: Place) -> list[ChartPath]:
+    """Draw a dot for each record with a score."""
+    paths = {"other": "", "viral": ""}
+    for length, score, is_viral in zip(rows.lengths, rows.scores, rows.are_viral, strict=True):
+        if length and not math.isnan(score):
+            x = x_at(math.log2(length))
+            y = y_at(_odds(score))
+            paths["viral" if is_viral else "other"] += f"M{x:.1f} {y:.1f}h0"
+    labels = {"other": "other", "viral": "virus"}
+    return [ChartPath(f"dot {look}", path, labels[look]) for look, path in paths.items()]
+
+
+def _shades(
+    density: NDArray[np.int64], first: int, last: int, x_at: Place, y_at: Place
+) -> list[ChartPath]:
+    """Draw cells by length and score. The more records, the darker."""
+    layers = []
+    for call, (look, label) in enumerate((("other", "other"), ("viral", "virus"))):
+        cells = density[first:last, :, call]
+        shades = np.ceil(_SHADES * np.log1p(cells) / np.log1p(max(1, int(cells.max()))))
+        for shade in range(1, _SHADES + 1):
+            shaded = np.argwhere(shades == shade)
+            path = "".join(_cell(x_at, y_at, first + int(i), int(j)) for i, j in shaded)
+            layers.append(ChartPath(f"{look} d{shade}", path, label if shade == _SHADES else ""))
+    return layers
+
+
+def _odds(score: float) -> float:
+    return float(bounded_log_odds(np.array([score]))[0])
+
+
+def _cell(x_at: Place, y_at: Place, i: int, j: int) -> str:
+    left = x_at(i / PER_DOUBLING)
+    right = x_at((i + 1) / PER_DOUBLING)
+    height = 2 * MOST_LOG_ODDS / N_SCORES
+    top = y_at(-MOST_LOG_ODDS + (j + 1) * height)
+    bottom = y_at(-MOST_LOG_ODDS + j * height)
+    return f"M{left:.1f} {top:.1f}H{right - 0.4:.1f}V{bottom - 0.4:.1f}H{left:.1f}z"
+
+
+def _within(
+    cut: Sequence[tuple[float, float]], low: float, high: float
+) -> list[tuple[float, float]]:
+    """Return points on the threshold line between two lengths: log2(length), and log-odds.
+
+    They are interpolated over the logarithm.
+    """
+    log_lengths = np.log2([n for n, _ in cut])
+    values = bounded_log_odds(np.array([score for _, score in cut]))
+    inside = [math.log2(n) for n, _ in cut if low < n < high]
+    xs = [math.log2(low), *inside, math.log2(high)]
+    return list(zip(xs, np.interp(xs, log_lengths, values).tolist(), strict=True))
+
+
+def _round_lengths(low: float, high: float) -> list[int]:
+    """Return round axis lengths: powers of ten, and their multiples if these are few."""
+    n_powers = math.log10(high / low)
+    if n_powers > 3:
+        multiples: Sequence[int] = (1,)
+    elif n_powers > 0.7:
+        multiples = (1, 2, 5)
+    else:
+        multiples = range(1, 10)
+    values = (m * 10**power for power in range(11) for m in multiples)
+    return [value for value in values if low <= value <= high]

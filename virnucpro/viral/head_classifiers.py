@@ -1,0 +1,304 @@
+"""Call records by their vectors: by a head, by a head and the scorer, or by either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, compress, groupby
+from math import isnan
+from statistics import fmean
+
+import numpy as np
+
+from virnucpro._version import __version__
+from virnucpro.core.errors import UnavailableError
+from virnucpro.core.option_schema import reject_options
+from virnucpro.core.option_text import with_options
+from virnucpro.core.recipe import InputType, Recipe, Status
+from virnucpro.core.types import FastaRecord, Records
+from virnucpro.sequences.genetic_code import GeneticCode
+from virnucpro.sequences.screen import reject_reasons
+from virnucpro.viral.calling import apply_threshold
+from virnucpro.viral.classifier import (
+    RecordClassifier,
+    ScorerClassifier,
+    ThresholdText,
+    describe_callers,
+    describe_fixed_threshold,
+    describe_threshold,
+)
+from virnucpro.viral.evidence import look_up_and_add
+from virnucpro.viral.head import EnsembleWeights, Head, HeadInfo, chunk_scores, combine_log_odds
+from virnucpro.viral.networks import Scorer
+from virnucpro.viral.options import ThresholdOptions
+from virnucpro.viral.probability import probabilities
+from virnucpro.viral.scoring import score_block
+from virnucpro.viral.types import (
+    Call,
+    CalledRecords,
+    Calls,
+    FrameScores,
+    Prediction,
+    failure_note,
+)
+
+_NOT_EMBEDDED = "not embedded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadClassifier(RecordClassifier):
+    """A head calls by frame vectors and, if it reads them, their bases.
+
+    Raises:
+        UsageError: the threshold needs error rates, which a head alone does not have.
+    """
+
+    frame_head: Head
+    options: ThresholdOptions
+
+    def __post_init__(self) -> None:
+        where = "with a head alone, which has no error rates"
+        else_ = with_options("let the scorer call: leave out {head} and {calls}")
+        reject_options(self.options, ("preset", "prevalence"), where, else_)
+
+    @property
+    def announcements(self) -> tuple[str, ...]:
+        return (describe_callers(self.options, self.frame_head.facts.description),)
+
+    @property
+    def threshold(self) -> ThresholdText:
+        return describe_fixed_threshold(self.options, self.head_facts.threshold)
+
+    @property
+    def head_facts(self) -> HeadInfo:
+        """Describe the head, with the user's threshold."""
+        threshold = self.options.threshold
+        facts = self.frame_head.facts
+        return facts if threshold is None else replace(facts, threshold=threshold)
+
+    def call(
+        self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> CalledRecords:
+        results = _call_by_frames(recipe, self.head_facts, records, frames)
+        is_protein = recipe.input_type == "protein"
+        look_up_and_add(results, self.options, is_protein=is_protein)
+        return results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ensemble(RecordClassifier):
+    """A head and the scorer call nucleotides together. The head alone calls proteins.
+
+    Raises:
+        UnavailableError: the head was combined with another scorer version.
+    """
+
+    frame_head: Head
+    scorer: Scorer
+    options: ThresholdOptions
+
+    def __post_init__(self) -> None:
+        if self.scorer.sha256 != self._join.scorer_sha256:
+            raise UnavailableError(
+                f"the head was joined with another scorer ({self._join.scorer_sha256[:12]}), not "
+                f"with the one of VirNucPro {__version__} ({self.scorer.sha256[:12]})",
+                hint=with_options(
+                    "train the head again with `virnucpro train`, use the version that made "
+                    "it, or let it call alone: {calls:head}"
+                ),
+            )
+
+    @property
+    def _join(self) -> EnsembleWeights:
+        assert self.frame_head.facts.join is not None, "a head that is not joined calls by itself"
+        return self.frame_head.facts.join
+
+    @property
+    def announcements(self) -> tuple[str, ...]:
+        head = self.frame_head.facts.description
+        who = describe_callers(self.options, "the scorer", head)
+        lines = [f"{who}; {self._join.weights}"]
+        if not any(knot.head for knot in self._join.knots):
+            lines.append("the head has no weight at any length: scores are those of the scorer")
+        return tuple(lines)
+
+    @property
+    def threshold(self) -> ThresholdText:
+        return describe_threshold(self.options, self._join.error_rates)
+
+    def for_input_type(self, input_type: InputType) -> RecordClassifier:
+        if input_type == "nucleotide":
+            return self
+        return HeadClassifier(frame_head=self.frame_head, options=self.options)
+
+    def call(
+        self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> CalledRecords:
+        facts = self.frame_head.facts
+        code = GeneticCode.from_number(recipe.genetic_code)
+        results = _call_by_frames(recipe, facts, records, frames)
+        combine_calls(results, facts, self.scorer, self.options, code)
+        look_up_and_add(results, self.options)
+        return results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cascade(RecordClassifier):
+    """The scorer calls records without embedded frames, and ``then`` calls all others.
+
+    ``then`` also calls the records that the scorer cannot read.
+    """
+
+    first: ScorerClassifier
+    then: RecordClassifier
+
+    @classmethod
+    def from_classifiers(cls, first: ScorerClassifier, then: RecordClassifier) -> Cascade:
+        return cls(frame_head=then.frame_head, scorer=first.scorer, first=first, then=then)
+
+    @property
+    def announcements(self) -> tuple[str, ...]:
+        return (*self.then.announcements, "the scorer alone calls records that are not embedded")
+
+    @property
+    def threshold(self) -> ThresholdText:
+        (words, scores), (of_others, _) = self.then.threshold, self.first.threshold
+        return "; not embedded: ".join(dict.fromkeys((words, of_others))), scores
+
+    def min_length(self, input_type: InputType) -> int:
+        return self.then.min_length(input_type)
+
+    def warnings(
+        self, chunk_size: int, n_records: int, n_short: int, n_shards: int
+    ) -> Iterator[str]:
+        """Return the usual warnings, but allow for records that are excluded on purpose."""
+        return self.then.warnings(chunk_size, n_records, n_short, n_shards or 1)
+
+    def for_input_type(self, input_type: InputType) -> RecordClassifier:
+        return Cascade.from_classifiers(
+            self.first.for_input_type(input_type), self.then.for_input_type(input_type)
+        )
+
+    def call(
+        self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> CalledRecords:
+        if not records.ids:
+            return self.then.call(records, frames, recipe)
+        bare = [not each for each in frames]
+        by_first = self.first.call(
+            records.select(bare), [[] for is_bare in bare if is_bare], recipe
+        )
+        scores = iter(by_first.calls.virus_scores)
+        is_left = [is_bare and next(scores) is None for is_bare in bare]
+        # Some of these rows are dropped below.
+        by_first.calls.notes[:] = [_NOT_EMBEDDED] * len(by_first.calls.notes)
+        others = [not is_bare or left for is_bare, left in zip(bare, is_left, strict=True)]
+        by_then = self.then.call(records.select(others), list(compress(frames, others)), recipe)
+        n_bare, n_others = (list(accumulate(each, initial=0)) for each in (bare, others))
+        parts = []
+        for is_other, run in groupby(range(len(others)), key=others.__getitem__):
+            places = list(run)
+            called, n_before = (by_then, n_others) if is_other else (by_first, n_bare)
+            first = n_before[places[0]]
+            parts.append(called.slice_rows(first, first + len(places)))
+        return CalledRecords.concatenate(parts)
+
+
+def combine_calls(
+    results: CalledRecords,
+    facts: HeadInfo,
+    scorer: Scorer,
+    cut: ThresholdOptions,
+    code: GeneticCode,
+) -> None:
+    """Combine a head's calls with the scorer, in place.
+
+    A record without a scored frame gets the scorer's score. A record that the scorer cannot read
+    keeps the head's score.
+    """
+    assert facts.join is not None, "a head that is not joined calls by itself"
+    calls = results.calls
+    statuses = enumerate(results.calls.statuses)
+    places = np.array([i for i, status in statuses if status in ("scored", "no_orf")], dtype=int)
+    lengths = results.records.lengths[places]
+    base, _ = score_block([results.records.sequences[i] for i in places], scorer, code)
+    head = np.array([_head_log_odds(results.embedded.get(i, ()), facts) for i in places.tolist()])
+    joined = combine_log_odds(facts.join.knots, base, head, lengths)
+    is_virus, rates = (
+        np.where(np.isnan(joined), of_base, of_both)
+        for of_base, of_both in zip(
+            apply_threshold(base, lengths, scorer.error_rates, cut),
+            apply_threshold(joined, lengths, facts.join.error_rates, cut),
+            strict=True,
+        )
+    )
+    scores = probabilities(np.where(np.isnan(joined), base, joined))
+    columns = places, scores, probabilities(base), is_virus, rates
+    each = zip(*(column.tolist() for column in columns), strict=True)
+    for place, score, base_score, decision, rate in each:
+        if not isnan(base_score):  # NaN: the scorer cannot read it
+            calls.statuses[place], calls.are_viruses[place] = "scored", decision
+            calls.virus_scores[place], calls.base_scores[place] = score, base_score
+            calls.rates[place] = rate
+
+
+def _head_log_odds(predictions: Sequence[Prediction], facts: HeadInfo) -> float:
+    """Return the mean log-odds over a record's scored chunks, or NaN without one."""
+    chunks = [scores for _, scores in chunk_scores(predictions)]
+    return fmean(facts.chunk_log_odds(chunks)) if chunks else np.nan
+
+
+def _call_by_frames(
+    recipe: Recipe,
+    facts: HeadInfo,
+    records: Records,
+    frames: Sequence[list[Prediction]],
+) -> CalledRecords:
+    """Call records by their frame scores."""
+    screened = reject_reasons(records, recipe)
+    calls = list[Call]()
+    for place, (record, predictions) in enumerate(zip(records.iter_records(), frames, strict=True)):
+        length = len(record.sequence)
+        if place in screened:
+            status, note = screened[place]
+            calls.append(Call(record.name, length, status, record.sample, note=note))
+        else:
+            calls.append(call_record(record, recipe.count_chunks(length), predictions, facts))
+    embedded: dict[int, Sequence[Prediction]] = {i: each for i, each in enumerate(frames) if each}
+    scores = FrameScores.from_predictions(frames)
+    return CalledRecords(records, Calls.from_calls(calls), scores, embedded=embedded)
+
+
+def call_record(
+    record: FastaRecord,
+    n_chunks: int,
+    predictions: Sequence[Prediction],
+    facts: HeadInfo,
+) -> Call:
+    """Call one record that passed the screen.
+
+    Failed frames do not count in the score. The note counts them. If all frames failed, the record
+    failed.
+    """
+    chunks = chunk_scores(predictions)
+    n_failed = sum(bool(prediction.failure) for prediction in predictions)
+    status: Status = "scored" if chunks else "no_orf"
+    score = None
+    is_virus = False
+    if n_failed and n_failed == len(predictions):
+        status = "failed"
+    elif chunks:
+        score = facts.score([scores for _, scores in chunks])
+        is_virus = score >= facts.threshold
+    return Call(
+        record.name,
+        len(record.sequence),
+        status,
+        record.sample,
+        virus_score=score,
+        is_virus=is_virus,
+        n_chunks=n_chunks,
+        n_chunks_scored=len(chunks),
+        n_frames_scored=len(predictions) - n_failed,
+        note=failure_note(predictions),
+    )
