@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from virnucpro.core.atomic_io import (
+    decompressed,
     hash_stream,
     is_compressed,
-    open_binary,
     open_regular_file,
 )
 from virnucpro.core.errors import InputError
@@ -32,11 +33,11 @@ from virnucpro.sequences.fasta import (
     Block,
     Span,
     StreamCache,
+    cut_blocks,
     has_fastq_suffix,
     list_fasta,
     open_fasta,
     parse_block,
-    read_blocks,
 )
 from virnucpro.sequences.record_text import PEEK_BYTES
 
@@ -180,11 +181,18 @@ class InputFile:
         Raises:
             InputError: the file changed after it was hashed, or while it was read.
         """
-        self.check_unchanged()
         path = Path(self.path)
-        for block in read_blocks(path, self.name, None, self.sample, span, streams):
-            yield block.with_mate(self.mate) if self.mate else block
-        self.check_unchanged()
+        label = self.name or printable(path)
+        streams = streams or StreamCache()
+        with (
+            open_fasta(path, label),
+            streams.open_at(path, label, None, span) as (handle, is_reads),
+        ):
+            self.check_open(handle)
+            _, blocks = cut_blocks(handle, label, self.sample, span, is_reads=is_reads)
+            for block in blocks:
+                yield block.with_mate(self.mate) if self.mate else block
+            self.check_open(handle)
 
     def spans(self, least: int) -> tuple[list[Span], int]:
         """Split the file by its content, as ``find_spans`` does, unless it is small.
@@ -211,7 +219,7 @@ class InputFile:
         return sum(file.n_bytes >> is_read for file, is_read in zip(files, are_reads, strict=True))
 
     @contextmanager
-    def open_checked(self) -> Iterator[BinaryIO]:
+    def open_checked(self) -> Iterator[BufferedReader]:
         """Open the plain file.
 
         Raises:
@@ -235,6 +243,15 @@ class InputFile:
         if (stamp.n_bytes, stamp.modified_ns) != (self.n_bytes, self.modified_ns):
             self.check_unchanged()
         return replace(self, stamp=stamp)
+
+    def check_open(self, handle: BinaryIO) -> None:
+        """Check that an open file has the content that was hashed.
+
+        Raises:
+            InputError, InputMissingError: as ``check_unchanged``.
+        """
+        if _FileStamp.of(handle) != self.stamp:
+            self.check_unchanged()
 
     def check_unchanged(self) -> None:
         """Check that the file still has the content that was hashed.
@@ -275,7 +292,7 @@ def hash_inputs(file: InputFile, on_bytes: Callable[[int], None] = lambda _: Non
     """
     scan = DerivedNameScan()
     with file.open_checked() as handle:
-        is_plain = not is_compressed(Path(file.path))
+        is_plain = not is_compressed(handle)
         stamp = _FileStamp.of(handle)
         digest = hash_stream(handle, on_bytes, scan.scan if is_plain else lambda _: None)
         is_same = _FileStamp.of(handle) == stamp
@@ -302,7 +319,6 @@ def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: 
         InputError: the file is damaged, or changed after it was hashed.
         InputMissingError: the file cannot be read.
     """
-    path = Path(file.path)
     n_bytes = 0
     scan = DerivedNameScan()
 
@@ -311,16 +327,18 @@ def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: 
         n_bytes = n_more
         on_bytes(n_bytes)
 
-    with open_fasta(path, file.display_name):
-        if file.text_sha256 or not is_compressed(path):
+    if file.text_sha256:
+        return file
+    with file.open_checked() as handle:
+        if not is_compressed(handle):
             return file
         from virnucpro.sequences.other_formats import find_other_format
 
-        with open_binary(path) as content:
-            if find_other_format(content.peek(PEEK_BYTES)[:PEEK_BYTES]):  # type: ignore[attr-defined]
-                return file  # rejected when it is read
-            digest = hash_stream(content, count, scan.scan)
-    file.check_unchanged()
+        content = decompressed(handle)
+        if find_other_format(content.peek(PEEK_BYTES)[:PEEK_BYTES]):
+            return file  # rejected when it is read
+        digest = hash_stream(content, count, scan.scan)
+        file.check_open(handle)
     return replace(
         file,
         text_sha256=digest,
