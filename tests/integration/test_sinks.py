@@ -31,7 +31,8 @@ from virnucpro.results.outputs import (
 from virnucpro.results.sample_tables import OutputDir
 from virnucpro.results.tsv import format_integers, format_rows, texts
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.inputs import InputFile, hash_inputs
+from virnucpro.sequences.file_scan import hash_inputs
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.viral.types import Call, Region
 
 

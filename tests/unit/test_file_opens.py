@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,18 @@ def test_reading_opens_a_file_once(packed: Path) -> None:
     with counted_opens() as opens:
         assert [record.id for record in file.read()] == ["a", "b"]
     assert opens[str(packed)] == 1
+
+
+def test_survey_opens_a_file_once(packed: Path, tmp_path: Path) -> None:
+    """One pass hashes it on disk and decompressed, and reads ids and letters."""
+    other = tmp_path / "other.fa"
+    other.write_bytes(b">c\nACGT\n")
+    files = [InputFile(str(path), sample=path.name) for path in (packed, other)]
+    survey = InputScan()
+    with counted_opens() as opens:
+        files = survey.run(survey.hash(files, lambda _: None, reads_records=True))
+        assert survey.decide_type(files) == ("nucleotide", files)
+        files = survey.hash_texts(files)
+    assert opens[str(packed)] == opens[str(other)] == 1
+    assert files[0] == replace(hashed(packed), sample=packed.name)
+    assert (len(survey.digests), survey.n_letters) == (3, 12)

@@ -279,9 +279,9 @@ def open_binary(path: Path, on_block: OnBlock | None = None) -> io.BufferedReade
         return content
 
 
-def is_compressed(handle: io.BufferedReader) -> bool:
-    """Return True if ``decompressed`` decompresses this unread file."""
-    return handle.peek(8).startswith((_GZIP, _BZIP2, _XZ, _ZSTD))
+def is_compressed(start: bytes) -> bool:
+    """Return True if ``decompressed`` decompresses a file with these first bytes."""
+    return start.startswith((_GZIP, _BZIP2, _XZ, _ZSTD))
 
 
 def decompressed(

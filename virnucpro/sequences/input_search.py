@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from virnucpro.core.errors import InputError, InputMissingError
-from virnucpro.core.logging import announce, format_count, printable
+from virnucpro.core.errors import InputError
+from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
-from virnucpro.sequences.fasta import (
-    detect_interleaved,
-)
-from virnucpro.sequences.inputs import RUN_FILE, STDIN, InputFile, list_inputs
+from virnucpro.sequences.inputs import RUN_FILE, STDIN, InputFile
 
 
 def find_inputs(
@@ -59,19 +55,3 @@ def _spool_stream(file: InputFile, run_folder: Path, copies: Path) -> InputFile:
     from virnucpro.sequences.input_copies import copy_input
 
     return copy_input(file, copies)
-
-
-def announce_reads(inputs: Iterable[InputFile]) -> None:
-    """Announce once how FASTQ reads are treated."""
-    n_files = 0
-    interleaved: list[str] = []
-    for file in inputs:
-        with suppress(InputError, InputMissingError):  # reported when the file is read
-            kind = detect_interleaved(Path(file.path))
-            n_files += bool(kind)
-            if kind == "mates" and not file.mate:
-                interleaved.append(file.display_name)
-    if n_files:
-        announce(f"{format_count(n_files, 'FASTQ file')}: qualities are ignored")
-    if interleaved:
-        announce(f"{list_inputs(interleaved, 1)}: interleaved read pairs; ids end in /1 and /2")

@@ -1,4 +1,4 @@
-"""Find the input files of a run, copy those that can be read only once, hash and check them.
+"""Describe the input files of a run, and check that they do not change.
 
 A run reads its inputs several times: to cut them, to write ``viral.fasta``, and on resume. So it
 first copies pipes, and files inside the run folder, which it may replace itself. Every read checks
@@ -8,7 +8,7 @@ that the file is still the one that was hashed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,17 +16,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from virnucpro.core.atomic_io import (
-    decompressed,
-    hash_stream,
-    is_compressed,
-    open_regular_file,
-)
+from virnucpro.core.atomic_io import OnBlock, hash_stream, open_regular_file
 from virnucpro.core.errors import InputError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.types import FastaRecord
-from virnucpro.sequences.derived_names import DerivedNameScan
 from virnucpro.sequences.fasta import (
     PACKED,
     WHOLE,
@@ -39,7 +33,6 @@ from virnucpro.sequences.fasta import (
     open_fasta,
     parse_block,
 )
-from virnucpro.sequences.record_text import PEEK_BYTES
 
 STDIN = Path("-")
 STDIN_NAME = "standard input"
@@ -49,7 +42,7 @@ RUN_FILE = "run.json"  # marks a run folder
 RUN_FIELDS = ("generation", "sample", "n_renamed", "error", "mate")
 
 
-class _FileStamp(NamedTuple):
+class FileStamp(NamedTuple):
     """A file's identity in the file system. Equal stamps mean an unchanged file."""
 
     device: int
@@ -59,7 +52,7 @@ class _FileStamp(NamedTuple):
     changed_ns: int
 
     @classmethod
-    def of(cls, handle: BinaryIO) -> _FileStamp:
+    def of(cls, handle: BinaryIO) -> FileStamp:
         status = os.fstat(handle.fileno())
         return cls(
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -67,7 +60,7 @@ class _FileStamp(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _hash_path(path: str, _: _FileStamp) -> str:
+def _hash_path(path: str, _: FileStamp) -> str:
     """Hash a file with this stamp. The cache avoids hashing a touched file more than once.
 
     Raises:
@@ -98,7 +91,7 @@ class InputFile:
     n_text_bytes: int = 0  # decompressed; 0: not compressed, or not hashed
     may_have_derived_names: bool = True  # as ids; False: its text contains no such name
     modified_ns: int = field(default=0, compare=False)  # modification time at hashing
-    stamp: _FileStamp | None = field(default=None, compare=False)  # set if hashed in this process
+    stamp: FileStamp | None = field(default=None, compare=False)  # set if hashed in this process
 
     def __post_init__(self) -> None:
         texts = (self.path, self.sha256, self.text_sha256, self.name, self.sample, self.error)
@@ -219,15 +212,16 @@ class InputFile:
         return sum(file.n_bytes >> is_read for file, is_read in zip(files, are_reads, strict=True))
 
     @contextmanager
-    def open_checked(self) -> Iterator[BufferedReader]:
-        """Open the plain file.
+    def open_checked(self, on_block: OnBlock | None = None) -> Iterator[BufferedReader]:
+        """Open the plain file. ``on_block`` gets each byte once, as it is read.
 
         Raises:
             InputMissingError: the file cannot be read.
         """
+        path = Path(self.path)
         with (
-            open_fasta(Path(self.path), self.display_name),
-            open_regular_file(Path(self.path)) as handle,
+            open_fasta(path, self.display_name),
+            open_regular_file(path, on_block) as handle,
         ):
             yield handle
 
@@ -239,7 +233,7 @@ class InputFile:
             InputMissingError: the file cannot be read.
         """
         with self.open_checked() as handle:
-            stamp = _FileStamp.of(handle)
+            stamp = FileStamp.of(handle)
         if (stamp.n_bytes, stamp.modified_ns) != (self.n_bytes, self.modified_ns):
             self.check_unchanged()
         return replace(self, stamp=stamp)
@@ -250,7 +244,7 @@ class InputFile:
         Raises:
             InputError, InputMissingError: as ``check_unchanged``.
         """
-        if _FileStamp.of(handle) != self.stamp:
+        if FileStamp.of(handle) != self.stamp:
             self.check_unchanged()
 
     def check_unchanged(self) -> None:
@@ -261,7 +255,7 @@ class InputFile:
             InputMissingError: the file cannot be read.
         """
         with self.open_checked() as handle:
-            stamp = _FileStamp.of(handle)
+            stamp = FileStamp.of(handle)
             has_changed = stamp != self.stamp and _hash_path(self.path, stamp) != self.sha256
         if has_changed:
             raise InputError(
@@ -279,72 +273,6 @@ def _named(path: Path, sample: str = "", mate: int = 0) -> InputFile:
         return InputFile(own, sample=sample, mate=mate)  # a pipe may have no other name
     real = os.path.realpath(path)  # ``resolve`` raises if links form a circle
     return InputFile(real, name="" if real == own else printable(own), sample=sample, mate=mate)
-
-
-def hash_inputs(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
-    """Hash a file as it is on disk, and stamp it.
-
-    If its content on disk has changed, the hash of its decompressed content is dropped.
-
-    Raises:
-        InputError: the file changed while it was read.
-        InputMissingError: the file cannot be read.
-    """
-    scan = DerivedNameScan()
-    with file.open_checked() as handle:
-        is_plain = not is_compressed(handle)
-        stamp = _FileStamp.of(handle)
-        digest = hash_stream(handle, on_bytes, scan.scan if is_plain else lambda _: None)
-        is_same = _FileStamp.of(handle) == stamp
-    if not is_same:
-        raise InputError(
-            f"{file.display_name} changed while it was read",
-            hint="wait until it is written completely, then run the same command again",
-        )
-    if is_plain:
-        file = replace(file, may_have_derived_names=scan.has_found)
-    elif digest != file.sha256:
-        file = replace(file, text_sha256="", n_text_bytes=0, may_have_derived_names=True)
-    modified = stamp.modified_ns
-    return replace(file, sha256=digest, n_bytes=stamp.n_bytes, modified_ns=modified, stamp=stamp)
-
-
-def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
-    """Hash the decompressed content of a compressed file, unless it has such a hash.
-
-    A file in another format is not hashed, because it may be large and will be rejected.
-    ``on_bytes`` gets the number of decompressed bytes so far.
-
-    Raises:
-        InputError: the file is damaged, or changed after it was hashed.
-        InputMissingError: the file cannot be read.
-    """
-    n_bytes = 0
-    scan = DerivedNameScan()
-
-    def count(n_more: int) -> None:
-        nonlocal n_bytes
-        n_bytes = n_more
-        on_bytes(n_bytes)
-
-    if file.text_sha256:
-        return file
-    with file.open_checked() as handle:
-        if not is_compressed(handle):
-            return file
-        from virnucpro.sequences.other_formats import find_other_format
-
-        content = decompressed(handle)
-        if find_other_format(content.peek(PEEK_BYTES)[:PEEK_BYTES]):
-            return file  # rejected when it is read
-        digest = hash_stream(content, count, scan.scan)
-        file.check_open(handle)
-    return replace(
-        file,
-        text_sha256=digest,
-        n_text_bytes=n_bytes,
-        may_have_derived_names=scan.has_found,
-    )
 
 
 def list_inputs(names: Sequence[str], most: int) -> str:

@@ -46,7 +46,9 @@ def collect_inputs(
     paths = [Path(file.path) for file in files]
     n_bytes = sum(path.stat().st_size for path in paths if path.is_file())
     files = survey.hash(
-        files, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes"))
+        files,
+        lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes")),
+        reads_records=recorded is None and (len(files) > 1 or options.rename_duplicates),
     )
     if recorded is None:
         manifest = _start_inputs(config, files, survey)

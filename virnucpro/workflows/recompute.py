@@ -38,7 +38,8 @@ from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.results.outputs import OutputFile, open_run_dir
 from virnucpro.results.row_batches import RowBatch, Rows
-from virnucpro.sequences.inputs import InputFile, hash_inputs
+from virnucpro.sequences.file_scan import hash_inputs
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.feature_export import split_rows
 from virnucpro.store.feature_store import FeatureStore, ReadOnlyStore
 from virnucpro.store.plan import Plan
