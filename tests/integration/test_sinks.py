@@ -118,6 +118,24 @@ def written(folder: Path, *results: Row) -> dict[str, dict[str, str]]:
     return {row["virus"]: row for row in rows(folder / VIRUS_TABLE.file)}
 
 
+def test_samples_share_a_batch_without_own_tables():
+    """The number of batches does not grow with the number of files, and each has its counts."""
+    results = [
+        (record._replace(sample=sample), replace(call, sample=sample), regions)
+        for sample, (record, call, regions) in zip(
+            "aab", [result(name, [], is_virus=name != "y") for name in "xyz"], strict=True
+        )
+    ]
+    [shared] = make_batches(called(*results), REGION_OUTPUTS, None)
+    own = make_batches(called(*results), REGION_OUTPUTS, None, per_file=True)
+    assert [batch.sample for batch in own] == ["a", "b"]
+    assert shared.counts == {batch.sample: batch.total for batch in own}
+    assert [shared.counts[sample].n_records for sample in "ab"] == [2, 1]
+    assert shared.total.n_viral == 2
+    for name, text in shared.rows.items():
+        assert text == b"".join(batch.rows.get(name, b"") for batch in own)
+
+
 def test_viruses_table_has_proviruses_of_others(tmp_path):
     whole = Region(0, 400, "whole", 0.99, is_virus=True)
     kept = Region(100, 300, "provirus", 0.95, is_virus=True)

@@ -202,6 +202,7 @@ def _choose(
         context.row_builder,
         stores=tuple(ReadOnlyStore.from_folder(store) for store in stores),
         feature_format="h5",  # other formats are not exported
+        per_file=rundir.samples.is_dir(),
         with_own_ids=rundir.samples.is_dir() and plan.manifest.is_qualified,
     )
     context = replace(context, row_builder=builder)
