@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import lzma
+import os
 import re
 import stat
 import sys
@@ -76,7 +77,7 @@ def list_fasta(path: Path) -> list[Path]:
     with open_fasta(path):
         if not stat.S_ISDIR(path.stat().st_mode):
             return [path]
-        files = [entry for entry in _files_in(path) if _fasta_suffix(entry.name)]
+        files = [path / name for name in _files_in(path) if _fasta_suffix(name)]
     if not files:
         raise InputMissingError(
             f"{printable(path)}: no FASTA or FASTQ file in this folder",
@@ -88,23 +89,25 @@ def list_fasta(path: Path) -> list[Path]:
 
 def list_other_files(folder: Path) -> list[str]:
     """Return the names of the files in a folder that ``list_fasta`` skips."""
-    return [entry.name for entry in _files_in(folder) if not _fasta_suffix(entry.name)]
+    return [name for name in _files_in(folder) if not _fasta_suffix(name)]
 
 
 def list_folders(folder: Path) -> list[str]:
     """Return the sorted names of the visible sub-folders."""
-    return sorted(
-        entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."
-    )
+    with os.scandir(folder) as entries:
+        return sorted(
+            entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+        )
 
 
-def _files_in(folder: Path) -> list[Path]:
-    """Return a folder's files sorted by name, with dangling links but without hidden files."""
-    return sorted(
-        entry
-        for entry in folder.iterdir()
-        if not entry.name.startswith(".") and (entry.is_file() or not entry.exists())
-    )
+def _files_in(folder: Path) -> list[str]:
+    """Return the sorted names of a folder's files, with dangling links but without hidden files."""
+    with os.scandir(folder) as entries:
+        return sorted(
+            entry.name
+            for entry in entries
+            if not entry.name.startswith(".") and (entry.is_file() or not os.path.exists(entry))  # noqa: PTH110 - of many files
+        )
 
 
 def _fasta_suffix(name: str) -> str:
@@ -512,9 +515,7 @@ def _parse(
     ends = np.append(header_starts[1:], len(lines.data)) - 1
     headers = lines.texts(header_starts + 1, header_ends)
     sequences = lines.texts(np.minimum(header_ends + 1, ends), ends)
-    if np.diff(firsts, append=len(lines.starts)).max() > 2:  # a sequence has several lines
-        sequences = [letters.replace("\n", "") for letters in sequences]
-    if blanks := find_letters(INNER_BLANKS, sequences):
+    if blanks := find_letters("\n" + INNER_BLANKS, sequences):
         sequences = [strip_letters(blanks, letters) for letters in sequences]
     if find_letters("<", sequences):
         sequences = [letters.replace(MASK_TEXT, MASK_LETTER) for letters in sequences]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def find_inputs(
         OutputError, StorageError: a file cannot be copied.
     """
     inputs: dict[str, InputFile] = {}
+    inside = os.path.join(run_folder.resolve(), "")  # noqa: PTH118 - the start of paths in it
     for path in paths:
         files = InputFile.complete(path)
         if path.is_dir():
@@ -42,15 +44,18 @@ def find_inputs(
                         "name it once: {input} takes files, folders and sample sheets"
                     ),
                 )
-            inputs[file.path] = _spool_stream(file, run_folder, copies)
+            inputs[file.path] = _spool_stream(file, inside, copies)
     return list(inputs.values())
 
 
-def _spool_stream(file: InputFile, run_folder: Path, copies: Path) -> InputFile:
-    """Return the file itself, or a copy if it can be read only once."""
-    path = Path(file.path)
-    is_plain = path.is_file() or not (path == STDIN or path.exists())
-    if is_plain and run_folder.resolve() not in path.parents:
+def _spool_stream(file: InputFile, inside: str, copies: Path) -> InputFile:
+    """Return the file itself, or a copy if it can be read only once.
+
+    ``inside`` is the start of every path in the run folder.
+    """
+    is_file = os.path.isfile(file.path)  # noqa: PTH113 - of many files
+    is_plain = is_file or not (file.path == str(STDIN) or Path(file.path).exists())
+    if is_plain and not file.path.startswith(inside):
         return file
     from virnucpro.sequences.input_copies import copy_input
 

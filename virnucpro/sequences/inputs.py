@@ -148,11 +148,13 @@ class InputFile:
         """
         if path == STDIN:
             return [InputFile(str(STDIN))]
+        real_folders: dict[str, str] = {}
         if is_sheet(path):
             from virnucpro.sequences.sample_sheet import read_sheet
 
-            return [_named(row.path, row.sample, row.mate) for row in read_sheet(path)]
-        return [_named(file) for file in list_fasta(path)]
+            rows = read_sheet(path)
+            return [_named(row.path, real_folders, row.sample, row.mate) for row in rows]
+        return [_named(file, real_folders) for file in list_fasta(path)]
 
     @property
     def display_name(self) -> str:
@@ -266,12 +268,20 @@ class InputFile:
             )
 
 
-def _named(path: Path, sample: str = "", mate: int = 0) -> InputFile:
-    """Make the input file at a path, with the user's name for it."""
+def _named(path: Path, real_folders: dict[str, str], sample: str = "", mate: int = 0) -> InputFile:
+    """Make the input file at a path, with the user's name for it.
+
+    ``real_folders`` gets the folder without links, which many files share.
+    """
     own = os.path.abspath(path)  # noqa: PTH100 - keeps the links that the user named
-    if path.exists() and not path.is_file():
+    if not os.path.isfile(own) and os.path.exists(own):  # noqa: PTH110, PTH113 - of many files
         return InputFile(own, sample=sample, mate=mate)  # a pipe may have no other name
-    real = os.path.realpath(path)  # ``resolve`` raises if links form a circle
+    folder, name = os.path.split(own)
+    if folder not in real_folders:
+        real_folders[folder] = os.path.realpath(folder)
+    real = os.path.join(real_folders[folder], name)  # noqa: PTH118 - of many files
+    if os.path.islink(own):  # noqa: PTH114 - of many files
+        real = os.path.realpath(own)  # ``resolve`` raises if links form a circle
     return InputFile(real, name="" if real == own else printable(own), sample=sample, mate=mate)
 
 
