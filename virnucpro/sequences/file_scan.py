@@ -114,12 +114,16 @@ class _Content:
         return self._digest.hexdigest()
 
     @property
+    def has_derived_names(self) -> bool:
+        return self._names.has_found
+
+    @property
     def text_facts(self) -> dict[str, Any]:
         """Return the fields that an input has for this decompressed content."""
         return {
             "text_sha256": self.sha256,
             "n_text_bytes": self.n_bytes,
-            "may_have_derived_names": self._names.has_found,
+            "may_have_derived_names": self.has_derived_names,
         }
 
 
@@ -159,7 +163,7 @@ def scan_file(
     digest = disk.sha256
     facts: dict[str, Any] = {}
     if not disk.is_packed:
-        facts["may_have_derived_names"] = disk.text_facts["may_have_derived_names"]
+        facts["may_have_derived_names"] = disk.has_derived_names
     elif records is not None and records.fault is None:
         facts = text.text_facts
     elif digest != file.sha256:

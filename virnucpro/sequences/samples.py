@@ -112,8 +112,10 @@ def _pair_mates(files: Sequence[InputFile]) -> list[InputFile]:
 
 def _is_pair(first: InputFile, second: InputFile) -> bool:
     """Return True if two files are the mates of one sample."""
+    if (first.mate, second.mate) != (1, 2):
+        return False
     names = [file.sample or str(_mate_path(file)) for file in (first, second)]
-    return (first.mate, second.mate) == (1, 2) and names[0] == names[1]
+    return names[0] == names[1]
 
 
 def _lacks_mate(first: InputFile, recorded_mates: Container[tuple[str, int]]) -> bool:
