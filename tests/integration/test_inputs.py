@@ -211,9 +211,9 @@ def test_inputs_of_one_kind_agree_on_it(write) -> None:
 def test_unexpected_alphabet_is_one_warning(write, caplog) -> None:
     caplog.set_level("WARNING", "virnucpro")
     dna, protein = hashed(write("a.fa", b">a\nACGTACGT\n"), write("b.fa", b">b\nMKVLEFPQIL\n"))
-    InputScan.warn_of_type([dna], "nucleotide")
+    InputScan().warn_of_type([dna], "nucleotide")
     assert not caplog.records
-    InputScan.warn_of_type([dna, dna, protein], "protein")
+    InputScan().warn_of_type([dna, dna, protein], "protein")
     (record,) = caplog.records
     assert (
         "a.fa and 1 other file: read as proteins, but the letters do not look like proteins"

@@ -858,7 +858,7 @@ def test_regions_are_counted_by_kind():
     summary = Summary()
     for some in (made.slice_rows(0, 2), made.slice_rows(2, 3)):
         [portion] = make_batches(some, (), None)
-        summary.records.include(portion.counts)
+        summary.records.include(portion.total)
     assert (summary.records.n_regions, summary.records.n_whole_regions) == (4, 2)
     assert summary.records.virus_line() == "no viruses"
     counts = RecordCounts(n_viral=3, n_known_only=2, n_proviruses=1)

@@ -31,7 +31,8 @@ from virnucpro.results.outputs import (
 from virnucpro.results.sample_tables import OutputDir
 from virnucpro.results.tsv import format_integers, format_rows, texts
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.inputs import InputFile, hash_inputs
+from virnucpro.sequences.file_scan import hash_inputs
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.viral.types import Call, Region
 
 
@@ -115,6 +116,24 @@ def written(folder: Path, *results: Row) -> dict[str, dict[str, str]]:
         for portion in make_batches(called(*results), REGION_OUTPUTS, None):
             add(portion)
     return {row["virus"]: row for row in rows(folder / VIRUS_TABLE.file)}
+
+
+def test_samples_share_a_batch_without_own_tables():
+    """The number of batches does not grow with the number of files, and each has its counts."""
+    results = [
+        (record._replace(sample=sample), replace(call, sample=sample), regions)
+        for sample, (record, call, regions) in zip(
+            "aab", [result(name, [], is_virus=name != "y") for name in "xyz"], strict=True
+        )
+    ]
+    [shared] = make_batches(called(*results), REGION_OUTPUTS, None)
+    own = make_batches(called(*results), REGION_OUTPUTS, None, per_file=True)
+    assert [batch.sample for batch in own] == ["a", "b"]
+    assert shared.counts == {batch.sample: batch.total for batch in own}
+    assert [shared.counts[sample].n_records for sample in "ab"] == [2, 1]
+    assert shared.total.n_viral == 2
+    for name, text in shared.rows.items():
+        assert text == b"".join(batch.rows.get(name, b"") for batch in own)
 
 
 def test_viruses_table_has_proviruses_of_others(tmp_path):

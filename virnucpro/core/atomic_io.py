@@ -19,7 +19,7 @@ import secrets
 import stat
 import sys
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -108,13 +108,18 @@ def storage_errors(path: Path, *also: Path) -> Iterator[None]:
         raise disk_error(error, path) from error
 
 
-def open_regular_file(path: Path) -> BinaryIO:
+def open_regular_file(path: Path, on_block: OnBlock | None = None) -> io.BufferedReader:
     """Open a file for reading. Reject pipes, devices and sockets, because opening them could block.
+
+    ``on_block`` gets each byte of the file once, as it is read.
 
     Raises:
         OSError: the file cannot be opened, or is not a plain file.
     """
-    handle = open(path, "rb", opener=open_nonblocking)  # noqa: SIM115 - the caller closes it
+    if on_block is None:
+        handle = open(path, "rb", opener=open_nonblocking)  # noqa: SIM115 - the caller closes it
+    else:
+        handle = io.BufferedReader(_ObservedFile(path, on_block), _BLOCK)
     if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
         return handle
     handle.close()
@@ -234,7 +239,7 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def open_binary(path: Path, on_block: OnBlock | None = None) -> BinaryIO:
+def open_binary(path: Path, on_block: OnBlock | None = None) -> io.BufferedReader:
     """Open a plain, gzip, bzip2, xz or zstd file, recognised by its content, not its name.
 
     ``on_block`` gets each byte of the file once, still compressed, as it is read.
@@ -243,49 +248,59 @@ def open_binary(path: Path, on_block: OnBlock | None = None) -> BinaryIO:
         OSError: the file cannot be opened, or is a pipe or a device, which can be read only once.
         EOFError: a bgzip file ends between two members, which gzip does not notice.
     """
-    bgzip = b"BC\x02\0"  # in the header of each bgzip member
-    with open_regular_file(path) as handle:
-        magic = handle.read(16)
-        if magic.startswith(b"\x1f\x8b\x08\x04") and magic.endswith(bgzip):
-            handle.seek(-min(len(_BGZIP_END), path.stat().st_size), io.SEEK_END)
-            if handle.read() != _BGZIP_END:
-                raise EOFError("the end mark of bgzip is missing")
-    opened = partial(_open_decompressed, path, on_block)
-    if magic.startswith(_GZIP):
-        pieces = _read_through(opened, lambda packed: gzip.GzipFile(fileobj=packed))
-    elif magic.startswith(_BZIP2):
-        pieces = _decompress(opened, bz2.BZ2Decompressor)
-    elif magic.startswith(_XZ):
-        start = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
-        pieces = _decompress(opened, start, padding=bytes(4))
-    elif magic.startswith(_ZSTD):
-        pieces = _read_through(opened, zstd.ZstdFile)
-    else:
-        return opened()
-    return io.BufferedReader(_GeneratorReader(pieces))
+    with ExitStack() as stack:
+        content = decompressed(stack.enter_context(open_regular_file(path, on_block)))
+        stack.pop_all()
+        return content
 
 
-def is_compressed(path: Path) -> bool:
-    """Return True if ``open_binary`` decompresses this file.
+def is_compressed(start: bytes) -> bool:
+    """Return True if ``decompressed`` decompresses a file with these first bytes."""
+    return start.startswith((_GZIP, _BZIP2, _XZ, _ZSTD))
+
+
+def decompressed(
+    handle: io.BufferedReader, on_piece: OnBlock = lambda _: None
+) -> io.BufferedReader:
+    """Return the content of an unread plain or compressed file. Closing it closes the file.
+
+    It has the descriptor of the file. ``on_piece`` gets each decompressed byte once.
 
     Raises:
-        OSError: the file cannot be read.
+        EOFError: a bgzip file ends between two members, which gzip does not notice.
     """
-    with open_regular_file(path) as handle:
-        return handle.read(8).startswith((_GZIP, _BZIP2, _XZ, _ZSTD))
+    magic = handle.peek(16)[:16]
+    if magic.startswith(_GZIP):
+        _check_bgzip_end(handle, magic)
+        pieces = _read_through(gzip.GzipFile(fileobj=handle))
+    elif magic.startswith(_BZIP2):
+        pieces = _decompress(handle, bz2.BZ2Decompressor)
+    elif magic.startswith(_XZ):
+        start = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
+        pieces = _decompress(handle, start, padding=bytes(4))
+    elif magic.startswith(_ZSTD):
+        pieces = _read_through(zstd.ZstdFile(handle))
+    else:
+        return handle
+    return io.BufferedReader(_DecompressedFile(handle, pieces, on_piece))
 
 
-def _open_decompressed(path: Path, on_block: OnBlock | None) -> BinaryIO:
-    if on_block is None:
-        return path.open("rb")
-    return io.BufferedReader(_ObservedFile(path, on_block), _BLOCK)
+def _check_bgzip_end(handle: BinaryIO, magic: bytes) -> None:
+    """Check that a bgzip file has its end mark."""
+    mark = b"BC\x02\0"  # in the header of each bgzip member
+    if not (magic.startswith(b"\x1f\x8b\x08\x04") and magic.endswith(mark)):
+        return
+    descriptor = handle.fileno()
+    end = max(0, os.fstat(descriptor).st_size - len(_BGZIP_END))
+    if os.pread(descriptor, len(_BGZIP_END), end) != _BGZIP_END:  # the position stays
+        raise EOFError("the end mark of bgzip is missing")
 
 
 class _ObservedFile(io.FileIO):
     """A file that passes each block to ``on_block`` as it is read."""
 
     def __init__(self, path: Path, on_block: OnBlock) -> None:
-        super().__init__(path)
+        super().__init__(path, opener=open_nonblocking)
         self._on_block = on_block
 
     def readinto(self, buffer: Any) -> int | None:  # noqa: ANN401 - any buffer
@@ -294,17 +309,15 @@ class _ObservedFile(io.FileIO):
         return n_bytes
 
 
-def _read_through(
-    opened: Callable[[], BinaryIO], unpacking: Callable[[BinaryIO], Any]
-) -> Generator[bytes]:
+def _read_through(content: gzip.GzipFile | zstd.ZstdFile) -> Generator[bytes]:
     """Yield the content of a compressed file in blocks, decompressed by Python's own reader."""
-    with opened() as packed, unpacking(packed) as content:
+    with content:
         while block := content.read(_BLOCK):
             yield block
 
 
 def _decompress(
-    opened: Callable[[], BinaryIO],
+    handle: BinaryIO,
     start: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor],
     padding: bytes = b"",
 ) -> Generator[bytes]:
@@ -317,35 +330,40 @@ def _decompress(
         OSError, LZMAError: the data cannot be decompressed.
     """
     packed_block = 1 << 16  # small, because its remainder is copied at the end of each stream
-    with opened() as handle:
-        packed = handle.read(packed_block)
-        while packed:
-            stream = start()
-            while not stream.eof:
-                if stream.needs_input and not packed:
-                    raise EOFError("the file ends within a stream")
-                yield stream.decompress(packed, _BLOCK)
-                packed = handle.read(packed_block) if stream.needs_input else b""
-            packed = stream.unused_data or handle.read(packed_block)
-            # stream and block sizes are multiples of the padding, so no block ends within it
-            while padding and packed.startswith(padding):
-                n_zeros = len(packed) - len(packed.lstrip(padding))
-                packed = packed[n_zeros - n_zeros % len(padding) :]
-                packed = packed or handle.read(packed_block)
+    packed = handle.read(packed_block)
+    while packed:
+        stream = start()
+        while not stream.eof:
+            if stream.needs_input and not packed:
+                raise EOFError("the file ends within a stream")
+            yield stream.decompress(packed, _BLOCK)
+            packed = handle.read(packed_block) if stream.needs_input else b""
+        packed = stream.unused_data or handle.read(packed_block)
+        # stream and block sizes are multiples of the padding, so no block ends within it
+        while padding and packed.startswith(padding):
+            n_zeros = len(packed) - len(packed.lstrip(padding))
+            packed = packed[n_zeros - n_zeros % len(padding) :]
+            packed = packed or handle.read(packed_block)
 
 
-class _GeneratorReader(io.RawIOBase):
-    """A readable file made of the pieces that a generator yields."""
+class _DecompressedFile(io.RawIOBase):
+    """A readable file made of the pieces that a generator decompresses from another file."""
 
-    def __init__(self, pieces: Generator[bytes]) -> None:
+    def __init__(self, packed: BinaryIO, pieces: Generator[bytes], on_piece: OnBlock) -> None:
+        self._packed = packed
         self._pieces = pieces
+        self._on_piece = on_piece
         self._unread = memoryview(b"")  # of the current piece
 
     def readable(self) -> bool:
         return True
 
+    def fileno(self) -> int:
+        return self._packed.fileno()
+
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - as in the base class
         while not self._unread and (piece := next(self._pieces, None)) is not None:
+            self._on_piece(piece)
             self._unread = memoryview(piece)
         n_bytes = min(len(buffer), len(self._unread))
         buffer[:n_bytes] = self._unread[:n_bytes]
@@ -354,6 +372,7 @@ class _GeneratorReader(io.RawIOBase):
 
     def close(self) -> None:
         self._pieces.close()
+        self._packed.close()
         super().close()
 
 

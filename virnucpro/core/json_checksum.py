@@ -29,9 +29,31 @@ def add_checksum(content: Mapping[str, Any]) -> str:
     """Return a JSON object as indented text with a checksum, which replaces an earlier one."""
     version = 2  # format version; version 1 had neither entry
     entries = {name: value for name, value in content.items() if name not in (_FORMAT, _CHECKSUM)}
-    text = json.dumps({_FORMAT: version, **entries}, indent=2).removesuffix("\n}")
+    text = _indent({_FORMAT: version, **entries}).removesuffix("\n}")
     digest = hashlib.sha256(text.encode()).hexdigest()
     return f'{text},\n  "{_CHECKSUM}": "{digest}"\n}}\n'
+
+
+def _indent(value: object, margin: str = "") -> str:
+    """Return JSON as ``json.dumps(value, indent=2)`` does, but in a fraction of its time.
+
+    The encoder in C does not indent. But it accepts separators, which indent an object or a list
+    without further ones, such as each input of a run.
+    """
+    if not isinstance(value, dict | list | tuple) or not value:
+        return json.dumps(value)
+    inner = f"{margin}  "
+    is_object = isinstance(value, dict)
+    values = value.values() if isinstance(value, dict) else value
+    if not any(isinstance(item, dict | list | tuple) for item in values):
+        lines = json.dumps(value, separators=(f",\n{inner}", ": "))[1:-1]
+    elif isinstance(value, dict):
+        pairs = ((json.dumps({name: 0})[1:-4], item) for name, item in value.items())
+        lines = f",\n{inner}".join(f"{name}: {_indent(item, inner)}" for name, item in pairs)
+    else:
+        lines = f",\n{inner}".join(_indent(item, inner) for item in values)
+    opening, closing = "{}" if is_object else "[]"
+    return f"{opening}\n{inner}{lines}\n{margin}{closing}"
 
 
 def has_checksum(text: bytes) -> bool:

@@ -175,6 +175,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_double,
         _FLOATS,
     ),
+    # texts that end with a zero, and their bytes; their digests
+    "id_digests": (_BYTES, c_int64, _DIGESTS),
     # n chunks as text, their lengths, tables of the code; columns, proteins and bases of n frames
     "translate_frames": (_BYTES, _COUNTS, c_int64, _BYTES, _COUNTS, _BYTES, _BYTES, _COUNTS),
     # n numbers; their upper halves, rounded

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain, compress, count
 from operator import itemgetter
@@ -13,7 +14,7 @@ import numpy as np
 
 from virnucpro.core.numeric import DECIMALS, FloatArray
 from virnucpro.core.types import FRAMES_FAILED
-from virnucpro.results.counts import LENGTH_CLASSES, NO_HIT, RecordCounts
+from virnucpro.results.counts import LENGTH_CLASSES, NO_HIT, RecordCounts, sample_ranges
 from virnucpro.results.miuvig import miuvig_rows
 from virnucpro.results.names import bed_chrom, gff3_seqid, gff3_value, tsv_line
 from virnucpro.results.outputs import (
@@ -53,7 +54,16 @@ from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.taken_names import NONE_TAKEN, TakenNames
 from virnucpro.viral.genes import find_genes
 from virnucpro.viral.identification import identify_viruses
-from virnucpro.viral.types import CalledRecords, Calls, FrameScores, Gene, Identity, Region, Viruses
+from virnucpro.viral.types import (
+    CalledRecords,
+    Calls,
+    FrameScores,
+    Gene,
+    Identity,
+    Prediction,
+    Region,
+    Viruses,
+)
 
 # Sequence Ontology terms: SO:0000113, SO:0001041.
 _GFF3_TERMS = {"provirus": "proviral_region", "whole": "viral_sequence"}
@@ -63,40 +73,57 @@ _OVER_ORIGIN = f"crosses {ORIGIN}"
 # Counts and batches
 
 
-def count_called(results: CalledRecords) -> RecordCounts:
-    """Count these records."""
-    calls = results.calls
-    counts = RecordCounts()
-    for status, n_records in Counter(calls.statuses).items():
-        counts.statuses[status] = n_records
-    counts.n_mendable = sum(FRAMES_FAILED in note for note in calls.notes if note)
-    viral = [
-        (score or 0.0, length, name)
-        for is_virus, score, length, name in zip(
-            calls.are_viruses, calls.virus_scores, calls.lengths, calls.record_ids, strict=True
+def count_called(results: CalledRecords) -> dict[str, RecordCounts]:
+    """Count these records by sample."""
+    failures = results.failures
+    counts: dict[str, RecordCounts] = {}
+    for sample, first, end in sample_ranges(results.records.samples):
+        counts.setdefault(sample, RecordCounts()).include(
+            _count_rows(results, failures, range(first, end))
         )
-        if is_virus
+    return counts
+
+
+def _count_rows(
+    results: CalledRecords, failures: Mapping[int, Sequence[Prediction]], places: range
+) -> RecordCounts:
+    """Count the neighbouring records at these places."""
+    calls = results.calls
+    rows = slice(places.start, places.stop)
+    counts = RecordCounts()
+    for status, n_records in Counter(calls.statuses[rows]).items():
+        counts.statuses[status] = n_records
+    counts.n_mendable = sum(FRAMES_FAILED in note for note in calls.notes[rows] if note)
+    viral = [
+        (calls.virus_scores[index] or 0.0, calls.lengths[index], calls.record_ids[index])
+        for index in compress(places, calls.are_viruses[rows])
     ]
     counts.n_viral = len(viral)
-    counts.n_known_only = calls.evidences.count("known")
-    starts = np.digitize([length for _, length, _ in viral], LENGTH_CLASSES[1:]).tolist()
+    counts.n_known_only = calls.evidences[rows].count("known")
+    starts = [bisect_right(LENGTH_CLASSES, length) - 1 for _, length, _ in viral]
     counts.viral_lengths.update(LENGTH_CLASSES[number] for number in starts)
     counts.best = max(viral, key=itemgetter(0, 1), default=NO_HIT)  # the first of equals
-    for extents in map(results.region_extents, results.regions):
+    for extents in map(results.region_extents, _in_range(results.regions, places)):
         counts.n_regions = (counts.n_regions or 0) + extents.total()
         counts.n_whole_regions += extents["whole"]
-    viruses = results.viruses
+    viruses = results.viruses.slice_rows(places.start, places.stop)
     counts.n_proviruses = len(viruses.places) - len(viral)
     counts.groups.update(identity.group for identity in viruses.identities if identity.group)
     counts.families.update(identity.family for identity in viruses.identities if identity.family)
-    failures = results.failures
-    failed = list(chain.from_iterable(failures.values()))
+    of_failed = [failures[index] for index in _in_range(failures, places)]
+    failed = list(chain.from_iterable(of_failed))
     counts.n_failed_frames = len(failed)
-    counts.n_failed_records = len(failures)
-    counts.n_frames = sum(map(len, results.embedded.values())) - len(failed)
+    counts.n_failed_records = len(of_failed)
+    n_frames = sum(len(results.embedded[index]) for index in _in_range(results.embedded, places))
+    counts.n_frames = n_frames - len(failed)
     if failed:
         counts.first_failure = f"{failed[0].orf.id}: {failed[0].failure}"
     return counts
+
+
+def _in_range(by_place: Collection[int], places: range) -> Iterable[int]:
+    """Return the places that a mapping has, in order, without a search of an empty one."""
+    return filter(by_place.__contains__, places) if by_place else ()
 
 
 def make_batches(
@@ -104,13 +131,15 @@ def make_batches(
     outputs: Sequence[OutputFile],
     code: GeneticCode | None,
     *,
+    per_file: bool = False,
     with_own: bool = False,
     taken: TakenNames = NONE_TAKEN,
     finds_genes: bool = True,
 ) -> list[RowBatch]:
-    """Make a batch per sample. With a genetic code, identify the viruses.
+    """Make one batch, or one per sample. With a genetic code, identify the viruses.
 
     Args:
+        per_file: make a batch per sample, for outputs per file.
         with_own: also make the rows of per-file outputs with ids from the input file.
         taken: piece and region names that get a number.
         finds_genes: find the genes of viruses, if there is a genetic code.
@@ -118,15 +147,15 @@ def make_batches(
     results.frames = _rename_clashes(results, taken)
     results.region_suffixes = _free_region_suffixes(results, taken)
     results.viruses = find_viruses(results, code, finds_genes=finds_genes)
-    per_file = [output for output in outputs if output.per_file]
+    own_outputs = [output for output in outputs if output.per_file]
+    parts = results.split_by_sample() if per_file else iter([results] * bool(results.records.ids))
     return [
         RowBatch(
-            sample,
-            _make_rows(sample_results, outputs),
-            count_called(sample_results),
-            _make_rows(sample_results.with_file_ids(), per_file) if with_own else None,
+            count_called(part),
+            _make_rows(part, outputs),
+            _make_rows(part.with_file_ids(), own_outputs) if with_own else None,
         )
-        for sample, sample_results in results.split_by_sample()
+        for part in parts
     ]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import groupby
 from operator import itemgetter
 
 from virnucpro.core.logging import format_count
@@ -71,3 +73,20 @@ class RecordCounts:
                 setattr(self, name, (own_value or 0) + other_value)
         self.first_failure = self.first_failure or other.first_failure
         self.best = max(self.best, other.best, key=itemgetter(0, 1))
+
+
+def sum_counts(counts: Iterable[RecordCounts]) -> RecordCounts:
+    """Return the counts of all records, given those of some in order."""
+    total = RecordCounts()
+    for later in counts:
+        total.include(later)
+    return total
+
+
+def sample_ranges(samples: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield each sample with the first of its neighbouring records, and one past the last."""
+    first = 0
+    for sample, group in groupby(samples):
+        end = first + len(list(group))
+        yield sample, first, end
+        first = end

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
 from virnucpro.core.recipe import Status
 from virnucpro.core.types import FRAMES_FAILED, Records
-from virnucpro.results.counts import RecordCounts
+from virnucpro.results.counts import RecordCounts, sample_ranges
 from virnucpro.results.outputs import EMBEDDED_TABLE, FAILED_SEQUENCES, OutputFile
 from virnucpro.results.row_batches import RowBatch, Rows
 from virnucpro.results.tsv import format_fasta, format_integers, format_rows, quoted_texts
@@ -34,13 +33,10 @@ class EmbeddedRecords:
     n_frames: list[int]  # frames with a vector
     failures: Mapping[int, Sequence[FailedFrame]]  # by record index
 
-    def by_sample(self) -> Iterator[tuple[str, EmbeddedRecords]]:
+    def by_sample(self) -> Iterator[EmbeddedRecords]:
         """Yield the records of each sample."""
-        first = 0
-        for sample, group in groupby(self.records.samples):
-            end = first + len(list(group))
-            yield sample, self._rows(first, end)
-            first = end
+        for _, first, end in sample_ranges(self.records.samples):
+            yield self._rows(first, end)
 
     def _rows(self, first: int, end: int) -> EmbeddedRecords:
         rows = slice(first, end)
@@ -63,14 +59,24 @@ class EmbeddedRecords:
         return replace(self, records=records)
 
 
-def count_embedded(results: EmbeddedRecords) -> RecordCounts:
-    """Count these records."""
+def count_embedded(results: EmbeddedRecords) -> dict[str, RecordCounts]:
+    """Count these records by sample."""
+    counts: dict[str, RecordCounts] = {}
+    for sample, first, end in sample_ranges(results.records.samples):
+        counts.setdefault(sample, RecordCounts()).include(_count_rows(results, range(first, end)))
+    return counts
+
+
+def _count_rows(results: EmbeddedRecords, places: range) -> RecordCounts:
+    """Count the neighbouring records at these places."""
+    rows = slice(places.start, places.stop)
+    of_failed = [results.failures[index] for index in places if index in results.failures]
+    failed = [frame for frames in of_failed for frame in frames]
     counts = RecordCounts()
-    counts.statuses.update(Counter(results.statuses))
-    counts.n_mendable = sum(FRAMES_FAILED in note for note in results.notes)
-    counts.n_frames = sum(results.n_frames)
-    counts.n_failed_records = len(results.failures)
-    failed = [frame for frames in results.failures.values() for frame in frames]
+    counts.statuses.update(Counter(results.statuses[rows]))
+    counts.n_mendable = sum(FRAMES_FAILED in note for note in results.notes[rows])
+    counts.n_frames = sum(results.n_frames[rows])
+    counts.n_failed_records = len(of_failed)
     counts.n_failed_frames = len(failed)
     if failed:
         counts.first_failure = f"{failed[0].id}: {failed[0].reason}"
@@ -78,22 +84,23 @@ def count_embedded(results: EmbeddedRecords) -> RecordCounts:
 
 
 def make_batches(
-    results: EmbeddedRecords, outputs: Sequence[OutputFile], *, with_own: bool
+    results: EmbeddedRecords, outputs: Sequence[OutputFile], *, per_file: bool, with_own: bool
 ) -> list[RowBatch]:
-    """Make a batch per sample.
+    """Make one batch, or one per sample.
 
     Args:
+        per_file: make a batch per sample, for outputs per file.
         with_own: also make the rows of per-file outputs with ids from the input file.
     """
-    per_file = [output for output in outputs if output.per_file]
+    own_outputs = [output for output in outputs if output.per_file]
+    parts = results.by_sample() if per_file else iter([results] * bool(results.records.ids))
     return [
         RowBatch(
-            sample,
-            _make_rows(sample_results, outputs),
-            count_embedded(sample_results),
-            _make_rows(sample_results.by_own_ids(), per_file) if with_own else None,
+            count_embedded(part),
+            _make_rows(part, outputs),
+            _make_rows(part.by_own_ids(), own_outputs) if with_own else None,
         )
-        for sample, sample_results in results.by_sample()
+        for part in parts
     ]
 
 

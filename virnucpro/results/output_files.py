@@ -37,7 +37,8 @@ def open_files(outputs: Iterable[OutputFile], output_dir: OutputDir) -> Iterator
                 sorted_texts[output.file] = stack.enter_context(SortedLines(output_dir.aside))
 
         def add(batch: RowBatch) -> None:
-            counts_by_sample.setdefault(batch.sample, RecordCounts()).include(batch.counts)
+            for sample, counts in batch.counts.items():
+                counts_by_sample.setdefault(sample, RecordCounts()).include(counts)
             for output, open_file in tables:
                 if output.is_sorted:
                     sorted_texts[output.file].add(batch.rows.get(output.file, b""))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from virnucpro.results.counts import RecordCounts
+from virnucpro.results.counts import RecordCounts, sum_counts
 from virnucpro.results.outputs import CHUNK_TABLE
 
 # Output file name -> text. Outputs without text may be missing.
@@ -15,22 +15,35 @@ Rows: TypeAlias = Mapping[str, bytes | memoryview]
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """Rows for neighbouring records in one sample, for all outputs."""
+    """Rows for neighbouring records, for all outputs.
 
-    sample: str
+    They are of one sample if samples have outputs of their own.
+    """
+
+    counts: Mapping[str, RecordCounts]  # by sample, in order
     rows: Rows
-    counts: RecordCounts
     own_rows: Rows | None = None  # the same with ids from the input file
 
+    @property
+    def sample(self) -> str:
+        """Return the only sample."""
+        [sample] = self.counts
+        return sample
+
+    @property
+    def total(self) -> RecordCounts:
+        return sum_counts(self.counts.values())
+
     def joined(self, other: RowBatch) -> RowBatch:
-        """Append later records from the same sample."""
-        counts = RecordCounts()
+        """Append later records from the same samples."""
         own_rows = None
-        counts.include(self.counts)
-        counts.include(other.counts)
+        counts = {
+            sample: sum_counts([self.counts[sample], other.counts[sample]])
+            for sample in self.counts
+        }
         if self.own_rows is not None:
             own_rows = _concatenate(self.own_rows, other.own_rows or {})
-        return RowBatch(self.sample, _concatenate(self.rows, other.rows), counts, own_rows)
+        return RowBatch(counts, _concatenate(self.rows, other.rows), own_rows)
 
 
 def _concatenate(rows: Rows, later_rows: Rows) -> Rows:

@@ -187,8 +187,9 @@ def _family_lines(output_dir: OutputDir, counts_by_sample: Mapping[str, RecordCo
     others = ranked[_MOST_FAMILIES:]
     rows = [("Sample", *shown, *(["others"] if others else []))]
     for sample, families in zip(samples, by_sample, strict=True):
-        n_others = [sum(families[name] for name in others)] if others else []
-        rows.append((sample, *(str(families[name]) for name in shown), *map(str, n_others)))
+        counts = [families[name] for name in shown]
+        n_others = [families.total() - sum(counts)] if others else []
+        rows.append((sample, *map(str, (*counts, *n_others))))
     return _MULTIQC_FAMILY_GRAPH + "".join("\t".join(row) + "\n" for row in rows)
 
 

@@ -6,7 +6,9 @@ compressed file cannot fill the memory.
 
 from __future__ import annotations
 
+import io
 import lzma
+import os
 import re
 import stat
 import sys
@@ -75,7 +77,7 @@ def list_fasta(path: Path) -> list[Path]:
     with open_fasta(path):
         if not stat.S_ISDIR(path.stat().st_mode):
             return [path]
-        files = [entry for entry in _files_in(path) if _fasta_suffix(entry.name)]
+        files = [path / name for name in _files_in(path) if _fasta_suffix(name)]
     if not files:
         raise InputMissingError(
             f"{printable(path)}: no FASTA or FASTQ file in this folder",
@@ -87,23 +89,25 @@ def list_fasta(path: Path) -> list[Path]:
 
 def list_other_files(folder: Path) -> list[str]:
     """Return the names of the files in a folder that ``list_fasta`` skips."""
-    return [entry.name for entry in _files_in(folder) if not _fasta_suffix(entry.name)]
+    return [name for name in _files_in(folder) if not _fasta_suffix(name)]
 
 
 def list_folders(folder: Path) -> list[str]:
     """Return the sorted names of the visible sub-folders."""
-    return sorted(
-        entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."
-    )
+    with os.scandir(folder) as entries:
+        return sorted(
+            entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+        )
 
 
-def _files_in(folder: Path) -> list[Path]:
-    """Return a folder's files sorted by name, with dangling links but without hidden files."""
-    return sorted(
-        entry
-        for entry in folder.iterdir()
-        if not entry.name.startswith(".") and (entry.is_file() or not entry.exists())
-    )
+def _files_in(folder: Path) -> list[str]:
+    """Return the sorted names of a folder's files, with dangling links but without hidden files."""
+    with os.scandir(folder) as entries:
+        return sorted(
+            entry.name
+            for entry in entries
+            if not entry.name.startswith(".") and (entry.is_file() or not os.path.exists(entry))  # noqa: PTH110 - of many files
+        )
 
 
 def _fasta_suffix(name: str) -> str:
@@ -256,26 +260,31 @@ def read_blocks(
         open_fasta(path, label),
         streams.open_at(path, label, on_block, span) as (handle, is_reads),
     ):
-        text = LineReader(handle, (span.end or sys.maxsize) - span.start)
-        is_ranged = handle.seekable()
+        yield from cut_blocks(handle, label, sample, span, is_reads=is_reads)[1]
 
-        def raw_records(cut: _Cut) -> Iterator[_RawRecords]:
-            groups = cut(text, label, span.n_lines)
-            for (chunks, n_lines), own_span in _with_position(groups, text, span):
-                own_span = own_span if is_ranged else None
-                yield _RawRecords(chunks, n_lines, label, sample, is_reads, span=own_span)
 
-        if not is_reads:
-            yield from raw_records(_cut)
-            return
-        from virnucpro.sequences.fastq import cut_reads, has_mates, number_mates
+def cut_blocks(
+    handle: BinaryIO, label: str, sample: str = "", span: Span = WHOLE, *, is_reads: bool
+) -> tuple[bool, Iterator[Block]]:
+    """Return whether an open text has interleaved mates, and its records in blocks."""
+    text = LineReader(handle, (span.end or sys.maxsize) - span.start)
+    is_ranged = handle.seekable()
 
-        blocks = raw_records(cut_reads)
-        first = list(islice(blocks, 2)) if span == WHOLE else []
-        if has_mates(chain.from_iterable(reads.chunks for reads in first)):
-            yield from number_mates(parse_block(chain(first, blocks)))
-        else:
-            yield from chain(first, blocks)
+    def raw_records(cut: _Cut) -> Iterator[_RawRecords]:
+        groups = cut(text, label, span.n_lines)
+        for (chunks, n_lines), own_span in _with_position(groups, text, span):
+            own_span = own_span if is_ranged else None
+            yield _RawRecords(chunks, n_lines, label, sample, is_reads, span=own_span)
+
+    if not is_reads:
+        return False, raw_records(_cut)
+    from virnucpro.sequences.fastq import cut_reads, has_mates, number_mates
+
+    blocks = raw_records(cut_reads)
+    first = list(islice(blocks, 2)) if span == WHOLE else []
+    if has_mates(chain.from_iterable(reads.chunks for reads in first)):
+        return True, number_mates(parse_block(chain(first, blocks)))
+    return False, chain(first, blocks)
 
 
 def _with_position(
@@ -298,7 +307,7 @@ class StreamCache:
     """Compressed files that stay open at the end of a span, for the next span."""
 
     def __init__(self) -> None:
-        self._open: dict[Path, tuple[BinaryIO, bool, int]] = {}
+        self._open: dict[Path, tuple[io.BufferedReader, bool, int]] = {}
 
     @contextmanager
     def open_at(
@@ -309,12 +318,16 @@ class StreamCache:
         The caller must read the complete span.
         """
         handle, is_reads, position = self._open.pop(path, (None, False, 0))
-        if handle is None or position > span.start:
-            handle = open_sequences(path, label, on_block)
-            position = 0
-            is_reads = starts_as_reads(path, handle)
+        if handle is not None and position > span.start:
+            handle.close()
+            handle = None
         with ExitStack() as stack:
-            stack.callback(handle.close)
+            if handle is not None:
+                stack.enter_context(handle)
+            else:
+                handle = stack.enter_context(open_sequences(path, label, on_block))
+                position = 0
+                is_reads = starts_as_reads(path, handle)
             if handle.seekable():
                 handle.seek(span.start)
             else:
@@ -341,14 +354,11 @@ def detect_interleaved(path: Path, name: str = "") -> Literal["", "single", "mat
         InputError, InputMissingError: as ``read_fasta``.
     """
     label = name or printable(path)
-    with open_fasta(path, label), open_sequences(path, label, None) as handle:
+    with open_fasta(path, label), open_sequences(path, label) as handle:
         if not starts_as_reads(path, handle):
             return ""
-        from virnucpro.sequences.fastq import cut_reads, has_mates
-
-        first = islice(cut_reads(LineReader(handle), label), 2)
-        is_of_pairs = has_mates(chain.from_iterable(chunks for chunks, _, _ in first))
-        return "mates" if is_of_pairs else "single"
+        are_mates, _ = cut_blocks(handle, label, is_reads=True)
+        return "mates" if are_mates else "single"
 
 
 @contextmanager
@@ -370,19 +380,34 @@ def open_fasta(path: Path, label: str = "") -> Iterator[None]:
         ) from error
 
 
-def open_sequences(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
-    handle = open_binary(path, on_block)
-    start = handle.peek(PEEK_BYTES)[:PEEK_BYTES]  # type: ignore[attr-defined]
+def open_sequences(path: Path, label: str, on_block: OnBlock | None = None) -> io.BufferedReader:
+    """Open a plain or compressed file for reading its records.
+
+    Raises:
+        InputError: it has another format.
+    """
+    with ExitStack() as stack:
+        handle = stack.enter_context(open_binary(path, on_block))
+        check_format(handle, label)
+        stack.pop_all()
+        return handle
+
+
+def check_format(handle: io.BufferedReader, label: str) -> None:
+    """Check that an unread text may be FASTA or FASTQ.
+
+    Raises:
+        InputError: it has another format.
+    """
+    start = handle.peek(PEEK_BYTES)[:PEEK_BYTES]
     if _OTHER_THAN_FASTA.match(start) or b"\0" in start:
         from virnucpro.sequences.other_formats import find_other_format
 
         if other_format := find_other_format(start):
-            handle.close()
             raise InputError(
                 f"{label}: this is {other_format.name}, not FASTA or FASTQ",
                 hint=other_format.remedy,
             )
-    return handle
 
 
 def _cut(
@@ -490,9 +515,7 @@ def _parse(
     ends = np.append(header_starts[1:], len(lines.data)) - 1
     headers = lines.texts(header_starts + 1, header_ends)
     sequences = lines.texts(np.minimum(header_ends + 1, ends), ends)
-    if np.diff(firsts, append=len(lines.starts)).max() > 2:  # a sequence has several lines
-        sequences = [letters.replace("\n", "") for letters in sequences]
-    if blanks := find_letters(INNER_BLANKS, sequences):
+    if blanks := find_letters("\n" + INNER_BLANKS, sequences):
         sequences = [strip_letters(blanks, letters) for letters in sequences]
     if find_letters("<", sequences):
         sequences = [letters.replace(MASK_TEXT, MASK_LETTER) for letters in sequences]
@@ -501,9 +524,9 @@ def _parse(
     return make_records(headers, sequences, line_numbers, label, sample, is_plain=is_plain)
 
 
-def starts_as_reads(path: Path, handle: BinaryIO) -> bool:
+def starts_as_reads(path: Path, handle: io.BufferedReader) -> bool:
     """Return True if an open, unread file begins like FASTQ, after any blank lines."""
-    start: bytes = handle.peek(PEEK_BYTES)[:PEEK_BYTES].removeprefix(BOM)  # type: ignore[attr-defined]
+    start = handle.peek(PEEK_BYTES)[:PEEK_BYTES].removeprefix(BOM)
     if start and not start.strip(b"\r\n"):
         with open_binary(path) as reopened:  # a compressed file cannot be rewound
             blocks = iter(partial(reopened.read, record_text.READ_BYTES), b"")
@@ -573,48 +596,64 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
     Raises:
         InputError: the letters fit neither type, or the file mixes both.
     """
-    plain_bases = b"ACGTUNacgtun"
-    only_protein = b"EFIJLOPQZefijlopqz"
-    samples = list(_first_letters(path, name))
-    letters = "".join(sample for _, sample in samples).encode("ascii", "replace")
-    plain, protein, masks = (
-        len(letters) - len(letters.translate(None, counted))
-        for counted in (plain_bases, only_protein, _MASKS)
-    )
-    total = len(letters) - masks
-    if not letters:
-        return None
-    if protein > 0.05 * total:
-        stranger = next((name for name, sample in samples if _is_nucleotide(sample)), None)
-        if stranger is not None:
-            raise InputError(
-                f"{name or printable(path)} contains proteins, but the record "
-                f"{printable(stranger)} contains nucleotides",
-                hint=with_options(
-                    "run them separately, or set the type of all records with {input_type}"
-                ),
-            )
-        return "protein"
-    if plain > 0.8 * total and protein < 0.01 * total:
-        return "nucleotide"
-    raise InputError(
-        f"{name or printable(path)}: cannot tell nucleotides from proteins "
-        f"({plain / max(1, total):.0%} ACGTUN, {protein / max(1, total):.1%} letters that only "
-        "proteins have)",
-        hint=with_options("set it with {input_type:nucleotide} or {input_type:protein}"),
-    )
-
-
-def _first_letters(path: Path, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the ids of a file's first records, each with its first letters."""
-    n_letters = 0
+    first = FirstLetters()
     for records in parse_block(read_blocks(path, name)):
+        if not first.add(records):
+            break
+    return first.guess_type(name or printable(path))
+
+
+class FirstLetters:
+    """The ids and the first letters of a file's first records."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[str, str]] = []
+        self.n_missing = _SAMPLE
+
+    def add(self, records: Records) -> bool:
+        """Add the next records. Return True if more are needed."""
         for record_id, sequence in zip(records.ids, records.sequences, strict=True):
-            sample = sequence[:_SAMPLE]
-            n_letters += len(sample)
-            yield record_id, sample
-            if n_letters >= _SAMPLE:
-                return
+            if self.n_missing <= 0:
+                break
+            self.samples.append((record_id, sequence[:_SAMPLE]))
+            self.n_missing -= len(self.samples[-1][1])
+        return self.n_missing > 0
+
+    def guess_type(self, label: str) -> InputType | None:
+        """Guess whether these are nucleotides or proteins, as ``guess_input_type`` does.
+
+        Raises:
+            InputError: as ``guess_input_type``.
+        """
+        plain_bases = b"ACGTUNacgtun"
+        only_protein = b"EFIJLOPQZefijlopqz"
+        letters = "".join(sample for _, sample in self.samples).encode("ascii", "replace")
+        plain, protein, masks = (
+            len(letters) - len(letters.translate(None, counted))
+            for counted in (plain_bases, only_protein, _MASKS)
+        )
+        total = len(letters) - masks
+        if not letters:
+            return None
+        if protein > 0.05 * total:
+            stranger = next((name for name, sample in self.samples if _is_nucleotide(sample)), None)
+            if stranger is not None:
+                raise InputError(
+                    f"{label} contains proteins, but the record {printable(stranger)} contains "
+                    "nucleotides",
+                    hint=with_options(
+                        "run them separately, or set the type of all records with {input_type}"
+                    ),
+                )
+            return "protein"
+        if plain > 0.8 * total and protein < 0.01 * total:
+            return "nucleotide"
+        raise InputError(
+            f"{label}: cannot tell nucleotides from proteins "
+            f"({plain / max(1, total):.0%} ACGTUN, {protein / max(1, total):.1%} letters that only "
+            "proteins have)",
+            hint=with_options("set it with {input_type:nucleotide} or {input_type:protein}"),
+        )
 
 
 def _is_nucleotide(sequence: str) -> bool:

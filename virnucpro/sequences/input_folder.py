@@ -25,7 +25,7 @@ def folder_inputs(
     Raises:
         InputMissingError: all of them are skipped.
     """
-    inputs = _unique(file for file in files if Path(file.path).name not in skipped)
+    inputs = _unique(file for file in files if file.path.rpartition(os.sep)[2] not in skipped)
     if unread := [printable(name) for name in list_other_files(folder) if name not in skipped]:
         announce(
             f"skipped {format_count(len(unread), 'file')} without a FASTA or FASTQ suffix in "

@@ -23,9 +23,9 @@ from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import InputType
 from virnucpro.core.types import FastaRecord, Records
-from virnucpro.sequences.fasta import guess_input_type, parse_block
-from virnucpro.sequences.input_search import announce_reads
-from virnucpro.sequences.inputs import InputFile, hash_inputs, with_text_hash
+from virnucpro.sequences.fasta import detect_interleaved, guess_input_type, parse_block
+from virnucpro.sequences.file_scan import FileScan, RecordScan, scan_file, with_text_hash
+from virnucpro.sequences.inputs import InputFile, list_inputs
 from virnucpro.sequences.samples import find_repeated_ids, id_digests, rename_records
 
 
@@ -57,6 +57,8 @@ class InputScan:
     digests: array[int] = field(default_factory=lambda: array("q"))  # of ids, once per file
     refused: list[tuple[InputFile, InputError | InputMissingError]] = field(default_factory=list)
 
+    scans: dict[str, FileScan] = field(default_factory=dict)  # by path
+
     @contextmanager
     def rejecting(self, file: InputFile) -> Iterator[None]:
         """Reject a file if the ``with`` block cannot read it.
@@ -73,8 +75,16 @@ class InputScan:
             LOGGER.warning("skipped an unreadable file: %s%s", error.message, remedy)
             self.refused.append((replace(file, error=str(error)), error))
 
-    def hash(self, files: Iterable[InputFile], on_bytes: Callable[[int], None]) -> list[InputFile]:
+    def hash(
+        self,
+        files: Iterable[InputFile],
+        on_bytes: Callable[[int], None],
+        *,
+        reads_records: bool = False,
+    ) -> list[InputFile]:
         """Hash the readable files that have no hash yet. ``on_bytes`` gets the bytes so far.
+
+        With ``reads_records``, the same pass reads their records for the steps that follow.
 
         Raises:
             InputError, InputMissingError: as ``rejecting``.
@@ -84,11 +94,38 @@ class InputScan:
         for file in files:
             with self.rejecting(file):
                 if file.stamp is None:
-                    file = hash_inputs(file, lambda n: on_bytes(n_before + n))  # noqa: B023 - called at once
+                    scan = scan_file(
+                        file,
+                        lambda n: on_bytes(n_before + n),  # noqa: B023 - called at once
+                        reads_records=reads_records,
+                    )
+                    file = scan.file
+                    self.scans[file.path] = scan
                 inputs.append(file)
-                n_before += inputs[-1].n_bytes
-        announce_reads(inputs)
+                n_before += file.n_bytes
+        self._announce_reads(inputs)
         return inputs
+
+    def _announce_reads(self, inputs: Iterable[InputFile]) -> None:
+        """Announce once how FASTQ reads are treated."""
+        n_files = 0
+        interleaved: list[str] = []
+        for file in inputs:
+            with suppress(InputError, InputMissingError):  # reported when the file is read
+                records = self._scanned_records(file)
+                kind = records.reads if records else detect_interleaved(Path(file.path))
+                n_files += bool(kind)
+                if kind == "mates" and not file.mate:
+                    interleaved.append(file.display_name)
+        if n_files:
+            announce(f"{format_count(n_files, 'FASTQ file')}: qualities are ignored")
+        if interleaved:
+            announce(f"{list_inputs(interleaved, 1)}: interleaved read pairs; ids end in /1 and /2")
+
+    def _scanned_records(self, file: InputFile) -> RecordScan | None:
+        """Return the records of a file, if the pass that hashed it read them."""
+        scan = self.scans.get(file.path)
+        return scan.records if scan else None
 
     def hash_texts(self, files: Iterable[InputFile]) -> list[InputFile]:
         """Hash the decompressed content of compressed files, and return the readable files.
@@ -100,8 +137,11 @@ class InputScan:
         n_before = 0
         for file in files:
             with self.rejecting(file):
-                inputs.append(with_text_hash(file, lambda n: self.on_text_bytes(n_before + n)))  # noqa: B023 - called at once
-                n_before += inputs[-1].n_text_bytes
+                scan = self.scans.get(file.path)
+                if scan is None or scan.is_packed:
+                    file = with_text_hash(file, lambda n: self.on_text_bytes(n_before + n))  # noqa: B023 - called at once
+                inputs.append(file)
+                n_before += file.n_text_bytes
         return inputs
 
     def run(self, inputs: Sequence[InputFile]) -> list[InputFile]:
@@ -124,7 +164,15 @@ class InputScan:
             InputError: the file is not FASTA, is damaged, or has an id twice.
         """
         first = len(self.digests)
-        self.add(parse_block(file.blocks()))
+        if scanned := self._scanned_records(file):
+            self.digests.extend(scanned.digests)
+            del scanned.digests[:]
+            self.n_letters += scanned.n_letters
+            self.on_letters(self.n_letters)
+            if scanned.fault is not None:
+                raise scanned.fault
+        else:
+            self.add(parse_block(file.blocks()))
         if len(self.digests) == first:
             LOGGER.warning("%s has no records", file.display_name)
         records = ((file, record) for record in file.read())
@@ -178,7 +226,7 @@ class InputScan:
         guesses: list[tuple[InputFile, InputType | None]] = []
         for file in inputs:
             with self.rejecting(file):
-                guesses.append((file, guess_input_type(Path(file.path), file.name)))
+                guesses.append((file, self._guess_type(file)))
         agreed = recorded or _majority(guesses)
         files = []
         for file, guess in guesses:
@@ -193,13 +241,25 @@ class InputScan:
                 files.append(file)
         return agreed, files
 
-    @staticmethod
-    def warn_of_type(inputs: Sequence[InputFile], input_type: InputType) -> None:
+    def _guess_type(self, file: InputFile) -> InputType | None:
+        """Guess the type of a file, as ``guess_input_type`` does.
+
+        Raises:
+            InputError, InputMissingError: as ``guess_input_type``.
+        """
+        scanned = self._scanned_records(file)
+        if scanned is None or scanned.fault is not None:
+            return guess_input_type(Path(file.path), file.name)
+        if isinstance(scanned.input_type, InputError):
+            raise scanned.input_type
+        return scanned.input_type
+
+    def warn_of_type(self, inputs: Sequence[InputFile], input_type: InputType) -> None:
         """Warn about files that do not look like the user's input type."""
         strange = []
         for file in inputs:
             with suppress(InputError, InputMissingError):  # reported when the file is read
-                if guess_input_type(Path(file.path), file.name) not in (None, input_type):
+                if self._guess_type(file) not in (None, input_type):
                     strange.append(file.display_name)
         if strange:
             n_more = len(strange) - 1

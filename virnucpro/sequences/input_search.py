@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from virnucpro.core.errors import InputError, InputMissingError
-from virnucpro.core.logging import announce, format_count, printable
+from virnucpro.core.errors import InputError
+from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
-from virnucpro.sequences.fasta import (
-    detect_interleaved,
-)
-from virnucpro.sequences.inputs import RUN_FILE, STDIN, InputFile, list_inputs
+from virnucpro.sequences.inputs import RUN_FILE, STDIN, InputFile
 
 
 def find_inputs(
@@ -28,6 +25,7 @@ def find_inputs(
         OutputError, StorageError: a file cannot be copied.
     """
     inputs: dict[str, InputFile] = {}
+    inside = os.path.join(run_folder.resolve(), "")  # noqa: PTH118 - the start of paths in it
     for path in paths:
         files = InputFile.complete(path)
         if path.is_dir():
@@ -46,32 +44,19 @@ def find_inputs(
                         "name it once: {input} takes files, folders and sample sheets"
                     ),
                 )
-            inputs[file.path] = _spool_stream(file, run_folder, copies)
+            inputs[file.path] = _spool_stream(file, inside, copies)
     return list(inputs.values())
 
 
-def _spool_stream(file: InputFile, run_folder: Path, copies: Path) -> InputFile:
-    """Return the file itself, or a copy if it can be read only once."""
-    path = Path(file.path)
-    is_plain = path.is_file() or not (path == STDIN or path.exists())
-    if is_plain and run_folder.resolve() not in path.parents:
+def _spool_stream(file: InputFile, inside: str, copies: Path) -> InputFile:
+    """Return the file itself, or a copy if it can be read only once.
+
+    ``inside`` is the start of every path in the run folder.
+    """
+    is_file = os.path.isfile(file.path)  # noqa: PTH113 - of many files
+    is_plain = is_file or not (file.path == str(STDIN) or Path(file.path).exists())
+    if is_plain and not file.path.startswith(inside):
         return file
     from virnucpro.sequences.input_copies import copy_input
 
     return copy_input(file, copies)
-
-
-def announce_reads(inputs: Iterable[InputFile]) -> None:
-    """Announce once how FASTQ reads are treated."""
-    n_files = 0
-    interleaved: list[str] = []
-    for file in inputs:
-        with suppress(InputError, InputMissingError):  # reported when the file is read
-            kind = detect_interleaved(Path(file.path))
-            n_files += bool(kind)
-            if kind == "mates" and not file.mate:
-                interleaved.append(file.display_name)
-    if n_files:
-        announce(f"{format_count(n_files, 'FASTQ file')}: qualities are ignored")
-    if interleaved:
-        announce(f"{list_inputs(interleaved, 1)}: interleaved read pairs; ids end in /1 and /2")

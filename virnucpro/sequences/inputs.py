@@ -1,4 +1,4 @@
-"""Find the input files of a run, copy those that can be read only once, hash and check them.
+"""Describe the input files of a run, and check that they do not change.
 
 A run reads its inputs several times: to cut them, to write ``viral.fasta``, and on resume. So it
 first copies pipes, and files inside the run folder, which it may replace itself. Every read checks
@@ -8,37 +8,31 @@ that the file is still the one that was hashed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from virnucpro.core.atomic_io import (
-    hash_stream,
-    is_compressed,
-    open_binary,
-    open_regular_file,
-)
+from virnucpro.core.atomic_io import OnBlock, hash_stream, open_regular_file
 from virnucpro.core.errors import InputError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.types import FastaRecord
-from virnucpro.sequences.derived_names import DerivedNameScan
 from virnucpro.sequences.fasta import (
     PACKED,
     WHOLE,
     Block,
     Span,
     StreamCache,
+    cut_blocks,
     has_fastq_suffix,
     list_fasta,
     open_fasta,
     parse_block,
-    read_blocks,
 )
-from virnucpro.sequences.record_text import PEEK_BYTES
 
 STDIN = Path("-")
 STDIN_NAME = "standard input"
@@ -48,7 +42,7 @@ RUN_FILE = "run.json"  # marks a run folder
 RUN_FIELDS = ("generation", "sample", "n_renamed", "error", "mate")
 
 
-class _FileStamp(NamedTuple):
+class FileStamp(NamedTuple):
     """A file's identity in the file system. Equal stamps mean an unchanged file."""
 
     device: int
@@ -58,7 +52,7 @@ class _FileStamp(NamedTuple):
     changed_ns: int
 
     @classmethod
-    def of(cls, handle: BinaryIO) -> _FileStamp:
+    def of(cls, handle: BinaryIO) -> FileStamp:
         status = os.fstat(handle.fileno())
         return cls(
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -66,7 +60,7 @@ class _FileStamp(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _hash_path(path: str, _: _FileStamp) -> str:
+def _hash_path(path: str, _: FileStamp) -> str:
     """Hash a file with this stamp. The cache avoids hashing a touched file more than once.
 
     Raises:
@@ -97,7 +91,7 @@ class InputFile:
     n_text_bytes: int = 0  # decompressed; 0: not compressed, or not hashed
     may_have_derived_names: bool = True  # as ids; False: its text contains no such name
     modified_ns: int = field(default=0, compare=False)  # modification time at hashing
-    stamp: _FileStamp | None = field(default=None, compare=False)  # set if hashed in this process
+    stamp: FileStamp | None = field(default=None, compare=False)  # set if hashed in this process
 
     def __post_init__(self) -> None:
         texts = (self.path, self.sha256, self.text_sha256, self.name, self.sample, self.error)
@@ -154,11 +148,13 @@ class InputFile:
         """
         if path == STDIN:
             return [InputFile(str(STDIN))]
+        real_folders: dict[str, str] = {}
         if is_sheet(path):
             from virnucpro.sequences.sample_sheet import read_sheet
 
-            return [_named(row.path, row.sample, row.mate) for row in read_sheet(path)]
-        return [_named(file) for file in list_fasta(path)]
+            rows = read_sheet(path)
+            return [_named(row.path, real_folders, row.sample, row.mate) for row in rows]
+        return [_named(file, real_folders) for file in list_fasta(path)]
 
     @property
     def display_name(self) -> str:
@@ -180,11 +176,18 @@ class InputFile:
         Raises:
             InputError: the file changed after it was hashed, or while it was read.
         """
-        self.check_unchanged()
         path = Path(self.path)
-        for block in read_blocks(path, self.name, None, self.sample, span, streams):
-            yield block.with_mate(self.mate) if self.mate else block
-        self.check_unchanged()
+        label = self.name or printable(path)
+        streams = streams or StreamCache()
+        with (
+            open_fasta(path, label),
+            streams.open_at(path, label, None, span) as (handle, is_reads),
+        ):
+            self.check_open(handle)
+            _, blocks = cut_blocks(handle, label, self.sample, span, is_reads=is_reads)
+            for block in blocks:
+                yield block.with_mate(self.mate) if self.mate else block
+            self.check_open(handle)
 
     def spans(self, least: int) -> tuple[list[Span], int]:
         """Split the file by its content, as ``find_spans`` does, unless it is small.
@@ -211,15 +214,16 @@ class InputFile:
         return sum(file.n_bytes >> is_read for file, is_read in zip(files, are_reads, strict=True))
 
     @contextmanager
-    def open_checked(self) -> Iterator[BinaryIO]:
-        """Open the plain file.
+    def open_checked(self, on_block: OnBlock | None = None) -> Iterator[BufferedReader]:
+        """Open the plain file. ``on_block`` gets each byte once, as it is read.
 
         Raises:
             InputMissingError: the file cannot be read.
         """
+        path = Path(self.path)
         with (
-            open_fasta(Path(self.path), self.display_name),
-            open_regular_file(Path(self.path)) as handle,
+            open_fasta(path, self.display_name),
+            open_regular_file(path, on_block) as handle,
         ):
             yield handle
 
@@ -231,10 +235,19 @@ class InputFile:
             InputMissingError: the file cannot be read.
         """
         with self.open_checked() as handle:
-            stamp = _FileStamp.of(handle)
+            stamp = FileStamp.of(handle)
         if (stamp.n_bytes, stamp.modified_ns) != (self.n_bytes, self.modified_ns):
             self.check_unchanged()
         return replace(self, stamp=stamp)
+
+    def check_open(self, handle: BinaryIO) -> None:
+        """Check that an open file has the content that was hashed.
+
+        Raises:
+            InputError, InputMissingError: as ``check_unchanged``.
+        """
+        if FileStamp.of(handle) != self.stamp:
+            self.check_unchanged()
 
     def check_unchanged(self) -> None:
         """Check that the file still has the content that was hashed.
@@ -244,7 +257,7 @@ class InputFile:
             InputMissingError: the file cannot be read.
         """
         with self.open_checked() as handle:
-            stamp = _FileStamp.of(handle)
+            stamp = FileStamp.of(handle)
             has_changed = stamp != self.stamp and _hash_path(self.path, stamp) != self.sha256
         if has_changed:
             raise InputError(
@@ -255,78 +268,21 @@ class InputFile:
             )
 
 
-def _named(path: Path, sample: str = "", mate: int = 0) -> InputFile:
-    """Make the input file at a path, with the user's name for it."""
+def _named(path: Path, real_folders: dict[str, str], sample: str = "", mate: int = 0) -> InputFile:
+    """Make the input file at a path, with the user's name for it.
+
+    ``real_folders`` gets the folder without links, which many files share.
+    """
     own = os.path.abspath(path)  # noqa: PTH100 - keeps the links that the user named
-    if path.exists() and not path.is_file():
+    if not os.path.isfile(own) and os.path.exists(own):  # noqa: PTH110, PTH113 - of many files
         return InputFile(own, sample=sample, mate=mate)  # a pipe may have no other name
-    real = os.path.realpath(path)  # ``resolve`` raises if links form a circle
+    folder, name = os.path.split(own)
+    if folder not in real_folders:
+        real_folders[folder] = os.path.realpath(folder)
+    real = os.path.join(real_folders[folder], name)  # noqa: PTH118 - of many files
+    if os.path.islink(own):  # noqa: PTH114 - of many files
+        real = os.path.realpath(own)  # ``resolve`` raises if links form a circle
     return InputFile(real, name="" if real == own else printable(own), sample=sample, mate=mate)
-
-
-def hash_inputs(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
-    """Hash a file as it is on disk, and stamp it.
-
-    If its content on disk has changed, the hash of its decompressed content is dropped.
-
-    Raises:
-        InputError: the file changed while it was read.
-        InputMissingError: the file cannot be read.
-    """
-    scan = DerivedNameScan()
-    with file.open_checked() as handle:
-        is_plain = not is_compressed(Path(file.path))
-        stamp = _FileStamp.of(handle)
-        digest = hash_stream(handle, on_bytes, scan.scan if is_plain else lambda _: None)
-        is_same = _FileStamp.of(handle) == stamp
-    if not is_same:
-        raise InputError(
-            f"{file.display_name} changed while it was read",
-            hint="wait until it is written completely, then run the same command again",
-        )
-    if is_plain:
-        file = replace(file, may_have_derived_names=scan.has_found)
-    elif digest != file.sha256:
-        file = replace(file, text_sha256="", n_text_bytes=0, may_have_derived_names=True)
-    modified = stamp.modified_ns
-    return replace(file, sha256=digest, n_bytes=stamp.n_bytes, modified_ns=modified, stamp=stamp)
-
-
-def with_text_hash(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
-    """Hash the decompressed content of a compressed file, unless it has such a hash.
-
-    A file in another format is not hashed, because it may be large and will be rejected.
-    ``on_bytes`` gets the number of decompressed bytes so far.
-
-    Raises:
-        InputError: the file is damaged, or changed after it was hashed.
-        InputMissingError: the file cannot be read.
-    """
-    path = Path(file.path)
-    n_bytes = 0
-    scan = DerivedNameScan()
-
-    def count(n_more: int) -> None:
-        nonlocal n_bytes
-        n_bytes = n_more
-        on_bytes(n_bytes)
-
-    with open_fasta(path, file.display_name):
-        if file.text_sha256 or not is_compressed(path):
-            return file
-        from virnucpro.sequences.other_formats import find_other_format
-
-        with open_binary(path) as content:
-            if find_other_format(content.peek(PEEK_BYTES)[:PEEK_BYTES]):  # type: ignore[attr-defined]
-                return file  # rejected when it is read
-            digest = hash_stream(content, count, scan.scan)
-    file.check_unchanged()
-    return replace(
-        file,
-        text_sha256=digest,
-        n_text_bytes=n_bytes,
-        may_have_derived_names=scan.has_found,
-    )
 
 
 def list_inputs(names: Sequence[str], most: int) -> str:

@@ -81,7 +81,9 @@ class LineTable:
         data = data if data.endswith(b"\n") else data + b"\n"
         letters = np.frombuffer(data, np.uint8)
         ends = np.flatnonzero(letters == ord("\n"))
-        return cls(data, letters, np.append(0, ends[:-1] + 1), ends)
+        starts = np.zeros_like(ends)
+        starts[1:] = ends[:-1] + 1
+        return cls(data, letters, starts, ends)
 
     def begin_with(self, letter: str, lines: slice = slice(None)) -> BoolArray:
         """Return a mask of the lines that begin with an ASCII letter."""
@@ -97,7 +99,7 @@ class LineTable:
 
     def are_plain(self, headers: IntArray) -> bool:
         """Return True if the records at these header positions are valid without further checks."""
-        is_short = int(np.diff(self.starts, append=len(self.data)).max(initial=0)) <= MAX_HEADER
+        is_short = len(self.data) <= MAX_HEADER or int((self.ends - self.starts).max()) < MAX_HEADER
         is_text = self.data.isascii() and b"\0" not in self.data
         return is_text and is_short and bool((self.letters[headers + 1] > ord(" ")).all())
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from virnucpro.core.errors import ResumeError
 from virnucpro.core.logging import LOGGER, printable
 from virnucpro.core.option_text import with_options
-from virnucpro.sequences.inputs import RUN_FIELDS, InputFile, hash_inputs, with_text_hash
+from virnucpro.sequences.file_scan import hash_inputs, with_text_hash
+from virnucpro.sequences.inputs import RUN_FIELDS, InputFile
 
 
 def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> list[InputFile]:

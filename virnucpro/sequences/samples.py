@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.logging import announce, format_count, printable
-from virnucpro.core.numeric import mix_hashes
+from virnucpro.core.native import call
 from virnucpro.core.types import FastaRecord, Records
 from virnucpro.sequences.fasta import (
     WHOLE,
@@ -112,8 +112,10 @@ def _pair_mates(files: Sequence[InputFile]) -> list[InputFile]:
 
 def _is_pair(first: InputFile, second: InputFile) -> bool:
     """Return True if two files are the mates of one sample."""
+    if (first.mate, second.mate) != (1, 2):
+        return False
     names = [file.sample or str(_mate_path(file)) for file in (first, second)]
-    return (first.mate, second.mate) == (1, 2) and names[0] == names[1]
+    return names[0] == names[1]
 
 
 def _lacks_mate(first: InputFile, recorded_mates: Container[tuple[str, int]]) -> bool:
@@ -171,10 +173,11 @@ def _distinguishing_levels(paths: Iterable[PurePath]) -> dict[str, int | None]:
         groups.setdefault(_pair_key(_stem(path)), set()).add(path)
     levels: dict[str, int | None] = {}
     for stem, same_stem in groups.items():
+        if len(same_stem) == 1:
+            continue
         names = [_parent_keys(path) for path in same_stem]
         n_names = [len(set(level_names)) for level_names in zip(*names, strict=False)]
-        if len(same_stem) > 1:
-            levels[stem] = n_names.index(max(n_names)) if n_names else None
+        levels[stem] = n_names.index(max(n_names)) if n_names else None
     return levels
 
 
@@ -277,31 +280,7 @@ def id_digests(ids: Sequence[str]) -> NDArray[np.uint64]:
     The hash is multilinear: a sum of all bytes and an end mark, weighted by position (Lemire and
     Kaser 2014, doi:10.1093/comjnl/bxt070).
     """
-    letters_at_once = 2**18  # id letters digested per step
     letters = np.frombuffer("\0".join((*ids, "")).encode(), np.uint8)
-    ends = np.flatnonzero(letters == 0)
-    starts = np.append(0, ends + 1)[:-1]
-    digests = np.zeros(len(starts), dtype=np.uint64)
-    low = 0
-    while low < len(letters):
-        first = int(np.searchsorted(ends, low))
-        offset = low - int(starts[first])  # in an id longer than a part, which is read alone
-        high = min(low + letters_at_once, int(ends[first]) + 1 if offset else len(letters))
-        rows = slice(first, int(np.searchsorted(ends, high - 1)) + 1)
-        begins = np.maximum(starts[rows], low)
-        positions = np.arange(low, high) - np.repeat(begins, np.diff(begins, append=high))
-        weights = _weights(offset, offset + int(positions.max()) + 1)
-        weighted = (letters[low:high] + np.uint64(1)) * weights[positions]
-        digests[rows] += np.add.reduceat(weighted, begins - low, dtype=np.uint64)
-        low = high
+    digests = np.empty(len(ids), dtype=np.uint64)
+    call("id_digests", letters, len(letters), digests)
     return digests
-
-
-def _weights(first: int, end: int) -> NDArray[np.uint64]:
-    """Return numbers ``first`` to ``end`` of the SplitMix64 generator with seed 0.
-
-    Returns:
-        (end - first,) uint64.
-    """
-    steps = np.arange(first + 1, end + 1, dtype=np.uint64)
-    return mix_hashes(steps * np.uint64(0x9E3779B97F4A7C15))

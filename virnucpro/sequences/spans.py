@@ -46,7 +46,7 @@ def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
     is_cut = kind != "mates"
     start = n_lines = 0  # position of the data, which begins with the previous block's last byte
     last = b""
-    with open_fasta(path, label), open_sequences(path, label, None) as handle:
+    with open_fasta(path, label), open_sequences(path, label) as handle:
         while block := handle.read(record_text.READ_BYTES):
             data = last + block
             while offset := _find_record(

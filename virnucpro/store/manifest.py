@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -35,6 +36,7 @@ class Manifest:
     embed: Mapping[EmbeddingRule, int] = field(default_factory=lambda: {"all": 0})
     # derived names that are ids in the run; recomputed at each start
     taken: TakenNames = field(default=NONE_TAKEN, compare=False)
+    ids: RunIds = field(init=False, repr=False, compare=False)  # follows from the other fields
 
     def __post_init__(self) -> None:
         numbers = {file.generation for file in self.inputs}
@@ -46,11 +48,9 @@ class Manifest:
             raise TypeError("ids are written with their file, or they are not")
         if not self.embed or not self.embed.keys() <= set(get_args(EmbeddingRule)):
             raise ValueError("no rule says which records are embedded")
-
-    @property
-    def ids(self) -> RunIds:
         added = frozenset(file.sample for file in self.inputs if file.generation)
-        return RunIds(self.is_qualified, frozenset(self.replaced), added)
+        ids = RunIds(self.is_qualified, frozenset(self.replaced), added)
+        object.__setattr__(self, "ids", ids)
 
     @property
     def n_generations(self) -> int:
@@ -120,27 +120,30 @@ class Manifest:
 
 def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[str, Any]) -> None:
     """Write the manifest, and facts about the run that a resume does not need."""
+    folder = copies.resolve()
     content = {
         **facts,
         "virnucpro_version": __version__,
         "fingerprint": manifest.recipe.fingerprint,
         "recipe": asdict(manifest.recipe),
-        "inputs": [_to_json(file, copies) for file in manifest.inputs],
+        "inputs": [_to_json(file, folder) for file in manifest.inputs],
         "replaced": manifest.replaced,
         "qualified": manifest.is_qualified,
-        "refused": [_to_json(file, copies) for file in manifest.refused],
+        "refused": [_to_json(file, folder) for file in manifest.refused],
         "models": manifest.models,
         "embed": list(manifest.embed.items()),
     }
     SafeDir(path.parent).write_file(path, add_checksum(content))
 
 
+# the stamp is only valid for this start
+_INPUT_FIELDS = tuple(name for name in InputFile.__dataclass_fields__ if name != "stamp")
+
+
 def _to_json(file: InputFile, copies: Path) -> dict[str, Any]:
     """Convert an input to JSON. Copies get relative paths, so that the run folder can be moved."""
-    path = Path(file.path)
-    folder = copies.resolve()
-    if path.parent == folder:
-        path = path.relative_to(folder.parent)
-    fields = {**asdict(file), "path": str(path)}
-    del fields["stamp"]  # only valid for this start
-    return fields
+    values = {name: getattr(file, name) for name in _INPUT_FIELDS}
+    folder, name = os.path.split(file.path)
+    if folder == str(copies):
+        values["path"] = str(Path(copies.name, name))
+    return values

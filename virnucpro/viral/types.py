@@ -282,12 +282,12 @@ class CalledRecords:
             if not (region.over_origin and region.start == 0)
         )
 
-    def split_by_sample(self) -> Iterator[tuple[str, CalledRecords]]:
+    def split_by_sample(self) -> Iterator[CalledRecords]:
         """Split the results by sample."""
         first = 0
-        for sample, group in groupby(self.records.samples):
+        for _, group in groupby(self.records.samples):
             end = first + len(list(group))
-            yield sample, self.slice_rows(first, end)
+            yield self.slice_rows(first, end)
             first = end
 
     def slice_rows(self, first: int, end: int) -> CalledRecords:

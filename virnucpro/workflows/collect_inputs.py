@@ -5,8 +5,9 @@ An unreadable file is skipped and recorded. See ``extend_inputs`` for a resumed 
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
-from pathlib import Path
 
 from virnucpro.core.events import EventHandler, Progress
 from virnucpro.core.logging import announce, format_count
@@ -43,10 +44,11 @@ def collect_inputs(
         lambda done: on_event(Progress("reading the input", done, 0, "letters")),
         lambda done: on_event(Progress("hashing the decompressed input", done, 0, "bytes")),
     )
-    paths = [Path(file.path) for file in files]
-    n_bytes = sum(path.stat().st_size for path in paths if path.is_file())
+    n_bytes = sum(map(_count_bytes, files))
     files = survey.hash(
-        files, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes"))
+        files,
+        lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes")),
+        reads_records=recorded is None and (len(files) > 1 or options.rename_duplicates),
     )
     if recorded is None:
         manifest = _start_inputs(config, files, survey)
@@ -58,6 +60,15 @@ def collect_inputs(
     if named and {file.path for file, _ in survey.refused} >= {file.path for file in named}:
         raise survey.refused[0][1]
     return number_taken_names(manifest, on_event)
+
+
+def _count_bytes(file: InputFile) -> int:
+    """Return the size of a file, or 0 if it will be rejected."""
+    try:
+        status = os.stat(file.path)  # noqa: PTH116 - of many files
+    except OSError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def number_taken_names(manifest: Manifest, on_event: EventHandler) -> Manifest:

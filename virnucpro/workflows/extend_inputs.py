@@ -15,8 +15,9 @@ from virnucpro.core.errors import InputError, InputMissingError, ResumeError
 from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.option_text import with_options
 from virnucpro.results.mendable import find_mendable
+from virnucpro.sequences.file_scan import hash_inputs, with_text_hash
 from virnucpro.sequences.input_scan import InputScan, rejected_files, warn_of_copies
-from virnucpro.sequences.inputs import InputFile, hash_inputs, list_inputs, with_text_hash
+from virnucpro.sequences.inputs import InputFile, list_inputs
 from virnucpro.sequences.recorded_inputs import check_recorded, find_present
 from virnucpro.sequences.samples import name_samples
 from virnucpro.store.manifest import Manifest

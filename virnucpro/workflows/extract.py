@@ -116,6 +116,7 @@ def extract_context(
             stores=run_dir.feature_stores(manifest.recipe),
             slices=plan.shards_by_slice,
             feature_format=options.format,
+            per_file=per_file,
             with_own_ids=per_file and manifest.is_qualified,
         ),
         outputs=OUTPUTS["extract"],

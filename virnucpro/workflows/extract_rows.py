@@ -44,7 +44,12 @@ class EmbeddingRowBuilder(RowBuilder):
         results = self._describe(records, frames_by_record)
         n_letters = int(records.lengths.sum())
         return BlockRows(
-            batches=make_batches(results, OUTPUTS["extract"], with_own=self.with_own_ids),
+            batches=make_batches(
+                results,
+                OUTPUTS["extract"],
+                per_file=self.per_file,
+                with_own=self.with_own_ids,
+            ),
             n_letters=n_letters,
             work=n_letters,
             is_new=True,

@@ -106,12 +106,13 @@ def _write_files(
                 results,
                 sinks,
                 finder.code,
+                per_file=per_file,
                 with_own=with_own,
                 taken=manifest.taken,
                 finds_genes=finds_genes,
             )
             add(batch)
-            tally.include(batch.counts)
+            tally.include(batch.total)
             n_letters += len(record.sequence)
             work = (n_letters, total - n_letters) if total else None
             on_event(Progress("looking for regions", n_letters, total, "letters", work))

@@ -173,6 +173,7 @@ def make_row_builder(config: PredictConfig, plan: Plan, calls: Classification) -
         manifest=manifest,
         stores=plan.rundir.feature_stores(manifest.recipe),
         slices=plan.shards_by_slice,
+        per_file=per_file,
         with_own_ids=per_file and manifest.is_qualified,
         classifier=calls.classifier,
         finder=calls.finder,

@@ -76,13 +76,14 @@ class CallRowBuilder(RowBuilder):
         )
 
     def make_batches(self, results: CalledRecords) -> list[RowBatch]:
-        """Make rows for neighbouring records, by sample."""
+        """Make rows for neighbouring records."""
         is_protein = self.recipe.input_type == "protein"
         code = None if is_protein else GeneticCode.from_number(self.recipe.genetic_code)
         return make_batches(
             results,
             OUTPUTS["predict"],
             code,
+            per_file=self.per_file,
             with_own=self.with_own_ids,
             taken=self.manifest.taken,
             finds_genes=self.finds_genes,

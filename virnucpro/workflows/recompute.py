@@ -38,7 +38,8 @@ from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.work_options import WorkOptions
 from virnucpro.results.outputs import OutputFile, open_run_dir
 from virnucpro.results.row_batches import RowBatch, Rows
-from virnucpro.sequences.inputs import InputFile, hash_inputs
+from virnucpro.sequences.file_scan import hash_inputs
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.feature_export import split_rows
 from virnucpro.store.feature_store import FeatureStore, ReadOnlyStore
 from virnucpro.store.plan import Plan
@@ -201,6 +202,7 @@ def _choose(
         context.row_builder,
         stores=tuple(ReadOnlyStore.from_folder(store) for store in stores),
         feature_format="h5",  # other formats are not exported
+        per_file=rundir.samples.is_dir(),
         with_own_ids=rundir.samples.is_dir() and plan.manifest.is_qualified,
     )
     context = replace(context, row_builder=builder)

@@ -72,7 +72,7 @@ def rethreshold(
         with open_tables(context) as add:
             numbering = _with_taken_names(builder, store)
             for batch in _make_batches(numbering, store, viral, regions):
-                summary.records.include(batch.counts)
+                summary.records.include(batch.total)
                 lacking |= {
                     name for name, rows in batch.rows.items() if _missing_columns(name, rows)
                 }

@@ -23,7 +23,8 @@ from virnucpro.engine.event_log import HostProgress, WorkProgress, read_work, su
 from virnucpro.engine.progress import Point, estimate_rate, seconds_left
 from virnucpro.models.token_estimate import estimate_tokens
 from virnucpro.results.outputs import FAILED_FILES, OUTPUTS, open_run_dir
-from virnucpro.sequences.inputs import InputFile, hash_inputs
+from virnucpro.sequences.file_scan import hash_inputs
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.checksums import Outputs, has_vectors
 from virnucpro.store.feature_store import FeatureStore, is_feature_file
 from virnucpro.store.manifest import Manifest

@@ -31,7 +31,7 @@ from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.plan import Plan, Slice
 from virnucpro.store.run_dir import ROWS, SCORE_FORMAT
 
-_FORMAT = 3  # increment it when the same scores, columns and key would give other rows
+_FORMAT = 4  # increment it when the same scores, columns and key would give other rows
 
 _COUNTS = ("n_records", "n_letters", "work", "n_blocks")
 
@@ -51,16 +51,16 @@ class SliceRows:
 
     @property
     def n_failed(self) -> int:
-        return sum(batch.counts.n_failed_frames for batch in self.batches)
+        return sum(batch.total.n_failed_frames for batch in self.batches)
 
     def include(self, block: SliceRows) -> None:
-        """Add the rows of the next block. Neighbouring batches of one sample are joined."""
+        """Add the rows of the next block. Neighbouring batches of the same samples are joined."""
         for files, more in zip(self.files, block.files, strict=True):
             files.extend(more)
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(block, name))
         for batch in block.batches:
-            if self.batches and self.batches[-1].sample == batch.sample:
+            if self.batches and self.batches[-1].counts.keys() == batch.counts.keys():
                 self.batches[-1] = self.batches[-1].joined(batch)
             else:
                 self.batches.append(batch)
@@ -109,8 +109,7 @@ class RowStore:
 
         batches = [
             {
-                "sample": batch.sample,
-                "counts": _counts_to_json(batch.counts),
+                "counts": {sample: _counts_to_json(n) for sample, n in batch.counts.items()},
                 "rows": lengths_of(batch.rows),
                 "own_rows": lengths_of(batch.own_rows),
             }
@@ -257,9 +256,8 @@ def _unpack(facts: bytes, text: memoryview, index: int) -> SliceRows:
 
     batches = [
         RowBatch(
-            batch["sample"],
+            {sample: _counts_from_json(n) for sample, n in batch["counts"].items()},
             take_rows(batch["rows"]) or {},
-            _counts_from_json(batch["counts"]),
             take_rows(batch["own_rows"]),
         )
         for batch in stored["batches"]

@@ -156,6 +156,7 @@ class RowBuilder(ABC):
     stores: tuple[FeatureStore, ...]  # one per encoder
     slices: Mapping[int, tuple[Shard, ...]]  # slice index -> shards
     feature_format: FeatureFormat = "h5"
+    per_file: bool = False  # each sample also gets tables of its own
     with_own_ids: bool = False  # every input has its own id namespace
     readers: dict[int, list[FeatureReader]] = field(init=False, default_factory=dict)  # by slice
 

@@ -156,7 +156,7 @@ class TableWriter:
         with open_tables(context) as add:
             for batch in self._batches(indexes, helpers):
                 self.backlog.check()
-                counts.include(batch.counts)
+                counts.include(batch.total)
                 add(batch)
             for store, parts in zip(context.stores, indexes, strict=True):
                 self._write_features(store, sorted(parts, key=attrgetter("place")))
