@@ -138,7 +138,7 @@ def test_page_lists_families_with_names() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_shell_lines_fit_a_narrow_screen(page: Path) -> None:
-    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.splitlines()]
     assert [line for line in lines if len(line) > 76] == []
 
