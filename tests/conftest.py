@@ -30,8 +30,9 @@ from virnucpro.models.esm2.loading import save_esm2
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.lookup import imported_folder
+from virnucpro.models.names import DEFAULT_MODEL
 from virnucpro.models.packing import use_device
-from virnucpro.models.registry import DEFAULT_MODEL, FAMILIES, Published, RemoteFile
+from virnucpro.models.registry import FAMILIES, Published, RemoteFile
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.viral.classifier import RecordClassifier
 from virnucpro.viral.head import EncoderInfo, Head, HeadInfo, Layer, Network

@@ -33,8 +33,8 @@ from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.types import FastaRecord
 from virnucpro.models.base import load_encoder
 from virnucpro.models.lookup import embedded_model, open_model
+from virnucpro.models.names import TINY_MODEL
 from virnucpro.models.packing import use_device
-from virnucpro.models.registry import TINY_MODEL
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.training.labelled_data import LabelledRecord, read_data_manifest, read_records
 from virnucpro.viral.features import NO_WORDS

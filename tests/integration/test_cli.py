@@ -17,7 +17,8 @@ from run_helpers import CONTIGS, rows, statuses, write_fasta
 from virnucpro._version import __version__
 from virnucpro.cli.console import next_step, number_gpus_by_bus
 from virnucpro.models.esm2.model_files import inspect_esm2
-from virnucpro.models.registry import NAMES, TINY_MODEL, TINY_NOTICE
+from virnucpro.models.names import TINY_MODEL, TINY_NOTICE
+from virnucpro.models.registry import NAMES
 
 ESCAPE = "\x1b"
 SMALL = "esm2_t6_8M_UR50D"

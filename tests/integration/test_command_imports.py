@@ -81,7 +81,7 @@ NOT_TO_SCORE = (
     *(f"virnucpro.engine.{name}" for name in ("local", "worker", "retry_policy", "event_log")),
     *(f"virnucpro.engine.{name}" for name in ("device_faults", "vector_cache", "resident")),
     *(f"virnucpro.models.{name}" for name in ("base", "checkpoint", "device_choice", "devices")),
-    *(f"virnucpro.models.{name}" for name in ("lookup", "nvidia", "output_choice", "download")),
+    *(f"virnucpro.models.{name}" for name in ("lookup", "nvidia", "output_choice", "registry")),
     *(f"virnucpro.store.{name}" for name in ("merged_features", "vector_index", "hdf5_check")),
     *(f"virnucpro.store.{name}" for name in ("recipe_changes", "manifest_reader", "plan_reader")),
     *(f"virnucpro.viral.{name}" for name in ("head", "head_classifiers", "legacy_head")),

@@ -37,11 +37,9 @@ from virnucpro.models.lookup import (
     open_default,
     open_model,
 )
+from virnucpro.models.names import DEFAULT_MODEL, TINY_MODEL, TINY_NOTICE
 from virnucpro.models.registry import (
-    DEFAULT_MODEL,
     FAMILIES,
-    TINY_MODEL,
-    TINY_NOTICE,
     Published,
     RemoteFile,
 )

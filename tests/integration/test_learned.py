@@ -20,7 +20,7 @@ from virnucpro.engine.local import InlineExecutor
 from virnucpro.models.base import load_encoder
 from virnucpro.models.lookup import open_model
 from virnucpro.models.manage import describe_model
-from virnucpro.models.registry import TINY_MODEL
+from virnucpro.models.names import TINY_MODEL
 from virnucpro.models.trained_encoder import inspect_trained_encoder, save_trained_encoder
 from virnucpro.sequences.fasta import write_record
 from virnucpro.training.distributed import Ranks

@@ -32,7 +32,7 @@ from virnucpro.core.types import Shard
 from virnucpro.engine.device_timeline import DeviceTimeline
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.progress import EmbeddingProgress
-from virnucpro.models.registry import TINY_MODEL
+from virnucpro.models.names import TINY_MODEL
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.html import MOST_BYTES, render
 from virnucpro.results.report.run_report import report_folder

@@ -19,7 +19,8 @@ from virnucpro.models import checkpoint_model, nvidia, nvidia_driver
 from virnucpro.models import lookup as download
 from virnucpro.models.device_choice import Gpu
 from virnucpro.models.lookup import embedded_head, open_model
-from virnucpro.models.registry import DEFAULT_MODEL, FAMILIES, TINY_MODEL, Published, RemoteFile
+from virnucpro.models.names import DEFAULT_MODEL, TINY_MODEL
+from virnucpro.models.registry import FAMILIES, Published, RemoteFile
 from virnucpro.models.torch_build import TorchBuild
 from virnucpro.viral import networks as nets
 from virnucpro.viral.head import Head

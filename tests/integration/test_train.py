@@ -34,7 +34,7 @@ from virnucpro.core.errors import InputError, InputMissingError, OutputError, Re
 from virnucpro.core.events import Progress
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.manage import import_model
-from virnucpro.models.registry import TINY_MODEL
+from virnucpro.models.names import TINY_MODEL
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.training.distributed import Ranks
 from virnucpro.training.evaluation.evaluate import held_out_groups, report_evaluation

@@ -33,7 +33,7 @@ from virnucpro.core.errors import (
 from virnucpro.core.types import FastaRecord
 from virnucpro.core.yaml_config import read_config
 from virnucpro.models.device_choice import DeviceChoice
-from virnucpro.models.registry import TINY_MODEL
+from virnucpro.models.names import TINY_MODEL
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.training.frame_dataset import (
     FrameStore,

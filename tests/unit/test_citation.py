@@ -13,7 +13,7 @@ from run_helpers import CONTIGS, ROOT, invoke
 
 from virnucpro._version import __version__
 from virnucpro.core.atomic_io import hash_file
-from virnucpro.models.registry import TINY_NOTICE
+from virnucpro.models.names import TINY_NOTICE
 from virnucpro.results.report.citation import Work, all_works
 
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())

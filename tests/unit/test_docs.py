@@ -15,7 +15,7 @@ from run_helpers import CONTIGS, ROOT, execute, rows
 
 from virnucpro.cli.main import app
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.models.registry import TINY_MODEL
+from virnucpro.models.names import TINY_MODEL
 from virnucpro.viral.known import KnownIndex
 from virnucpro.viral.lineage import FAMILY, load_builtin_lineages
 from virnucpro.workflows.predict_options import PredictOptions

@@ -37,7 +37,8 @@ from virnucpro.models.lookup import (
     open_model,
 )
 from virnucpro.models.manage import import_model, verify_model
-from virnucpro.models.registry import FAMILIES, TINY_MODEL, Published, RemoteFile
+from virnucpro.models.names import TINY_MODEL
+from virnucpro.models.registry import FAMILIES, Published, RemoteFile
 
 NAME = "esm2_t6_8M_UR50D"
 PUBLISHED = FAMILIES["esm2"].published

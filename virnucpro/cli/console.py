@@ -19,7 +19,7 @@ import click
 from virnucpro.cli.command import ConsoleOptions
 from virnucpro.cli.exit_codes import GONE, end_cleanly, has_colours
 from virnucpro.core.logging import FORMAT, log_to_file, log_to_handler, wrapped
-from virnucpro.models.registry import DEFAULT_MODEL
+from virnucpro.models.names import DEFAULT_MODEL
 from virnucpro.workflows.options import RunOptions
 
 if TYPE_CHECKING:

@@ -29,19 +29,21 @@ from virnucpro.models.checkpoint_model import CheckpointModel
 from virnucpro.models.esm2.config import CONTACTS_SUFFIX
 from virnucpro.models.esm2.model_files import inspect_esm2
 from virnucpro.models.hugging_face import find_snapshot
-from virnucpro.models.registry import (
-    BUNDLES,
+from virnucpro.models.names import (
     DEFAULT_MODEL,
     EARLIER_NAMES,
+    TINY_MODEL,
+    TINY_NOTICE,
+    current_name,
+)
+from virnucpro.models.registry import (
+    BUNDLES,
     FAMILIES,
     NAMES,
     REMOVED_MODELS,
-    TINY_MODEL,
-    TINY_NOTICE,
     Family,
     Published,
     RemoteFile,
-    current_name,
     installed_families,
     removed_model_hint,
 )

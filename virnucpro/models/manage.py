@@ -45,7 +45,8 @@ from virnucpro.models.lookup import (
     open_model,
     published_files,
 )
-from virnucpro.models.registry import BUNDLES, DEFAULT_MODEL, TINY_MODEL, RemoteFile, current_name
+from virnucpro.models.names import DEFAULT_MODEL, TINY_MODEL, current_name
+from virnucpro.models.registry import BUNDLES, RemoteFile
 
 
 def describe_models(*, as_json: bool, hugging_face: Path | None = None) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from virnucpro.core.option_schema import MODEL, OptionInfo, option
-from virnucpro.models.registry import DEFAULT_MODEL, NAMES
+from virnucpro.models.names import DEFAULT_MODEL
 
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
 Architecture = Literal["mlp", "cnn", "lstm", "unet"]
@@ -14,6 +14,8 @@ Architecture = Literal["mlp", "cnn", "lstm", "unet"]
 
 def complete_model(incomplete: str) -> list[str]:
     """List the model names that begin with these letters."""
+    from virnucpro.models.registry import NAMES
+
     return [name for name in NAMES if name.startswith(incomplete)]
 
 

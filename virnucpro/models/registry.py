@@ -37,12 +37,8 @@ from virnucpro.core.option_text import with_options
 from virnucpro.models.family import Family as Family
 from virnucpro.models.family import Published as Published
 from virnucpro.models.family import RemoteFile as RemoteFile
+from virnucpro.models.names import DEFAULT_MODEL, TINY_MODEL
 
-DEFAULT_MODEL = "esm2_t33_650M_UR50D"  # used where a model is needed and none is named
-TINY_MODEL = "virnucpro-tiny"  # built in, with a head, trained by this project
-TINY_NOTICE = "built-in demonstration model, not Meta's ESM-2 weights"
-# Former model names. Options, heads and run.json from older versions may contain them.
-EARLIER_NAMES = {"esm2_virnucpro": TINY_MODEL}
 # Models that VirNucPro no longer has, by family. Options and run.json may still name them.
 REMOVED_MODELS = {"codons": "cnn_virnucpro"}
 REMOVED_FILES = {"virnucpro_codons": "cnn_virnucpro"}  # by the metadata entry of the file
@@ -140,12 +136,3 @@ def removed_model_hint() -> str:
         "embeds with {default}",
         default=DEFAULT_MODEL,
     )
-
-
-def current_name(model: str) -> str:
-    """Return the current name of a model. Other names and paths are returned unchanged.
-
-    >>> current_name("esm2_virnucpro"), current_name("./esm2_virnucpro")
-    ('virnucpro-tiny', './esm2_virnucpro')
-    """
-    return EARLIER_NAMES.get(model, model)

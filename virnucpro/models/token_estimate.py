@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from virnucpro.core.recipe import Alphabet, EncoderSpec
-from virnucpro.models.registry import find_family
 
 
-def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residues: int) -> int:
-    """Estimate the total tokens that these encoders read."""
+def estimate_tokens(encoders: Sequence[EncoderSpec], n_sequences: int, n_residues: int) -> int:
+    """Estimate the total tokens that these encoders read. A run without any has no families."""
+    if not encoders:
+        return 0
+    from virnucpro.models.registry import find_family
+
     total = 0.0
     for spec in encoders:
         family = find_family(spec.family)

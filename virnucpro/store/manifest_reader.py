@@ -15,7 +15,8 @@ from virnucpro.core.json_checksum import parse_checked
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import join_texts, with_options
 from virnucpro.core.recipe import SHARD_FORMAT, EncoderSpec, Recipe
-from virnucpro.models.registry import REMOVED_MODELS, current_name, removed_model_hint
+from virnucpro.models.names import current_name
+from virnucpro.models.registry import REMOVED_MODELS, removed_model_hint
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.manifest import Manifest
 

@@ -28,7 +28,7 @@ from virnucpro.models.base import Model
 from virnucpro.models.esm2.loading import save_esm2
 from virnucpro.models.esm2.model import ESM2
 from virnucpro.models.lookup import has_model_name, open_model
-from virnucpro.models.registry import DEFAULT_MODEL
+from virnucpro.models.names import DEFAULT_MODEL
 from virnucpro.models.trained_encoder import save_frame_network
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import GeneticCode

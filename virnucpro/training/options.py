@@ -24,8 +24,8 @@ from virnucpro.core.option_schema import (
     reject_options,
 )
 from virnucpro.engine.options import EngineOptions
+from virnucpro.models.names import DEFAULT_MODEL
 from virnucpro.models.options import Architecture, Encoding, model_option
-from virnucpro.models.registry import DEFAULT_MODEL
 from virnucpro.viral.options import CallsBy, Head, RegionModel
 from virnucpro.workflows.options import FolderOptions, GeneticCode, OutputOptions
 

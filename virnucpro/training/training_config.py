@@ -27,7 +27,7 @@ from virnucpro.models.devices import choose_devices
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.model_files import require_esm2
 from virnucpro.models.lookup import find_model, find_published, open_default, open_model
-from virnucpro.models.registry import TINY_MODEL, current_name
+from virnucpro.models.names import TINY_MODEL, current_name
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.store.hdf5_check import check_connector

@@ -37,7 +37,7 @@ from virnucpro.core.recipe import Pooling
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import check_counts
 from virnucpro.models.base import Model, read_tensors
-from virnucpro.models.registry import current_name
+from virnucpro.models.names import current_name
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 from virnucpro.viral.networks import ErrorRates, interpolate_lengths
 from virnucpro.viral.probability import log_odds, probability

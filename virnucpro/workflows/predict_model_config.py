@@ -17,8 +17,8 @@ from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EmbeddingRule
 from virnucpro.models.base import Model
 from virnucpro.models.lookup import find_model
+from virnucpro.models.names import DEFAULT_MODEL, TINY_MODEL
 from virnucpro.models.output_choice import OutputChoice
-from virnucpro.models.registry import DEFAULT_MODEL, TINY_MODEL
 from virnucpro.models.torch_build import require_torch
 from virnucpro.store.hdf5_check import check_connector
 from virnucpro.store.manifest import Manifest

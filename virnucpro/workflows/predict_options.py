@@ -19,8 +19,8 @@ from virnucpro.core.option_schema import (
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import Command, EmbeddingRule
 from virnucpro.engine.options import CacheOptions, EngineOptions
+from virnucpro.models.names import DEFAULT_MODEL
 from virnucpro.models.options import model_option
-from virnucpro.models.registry import DEFAULT_MODEL
 from virnucpro.viral.options import CallsBy, Head, RegionModel, ThresholdOptions
 from virnucpro.workflows.options import RunOptions
 

@@ -17,7 +17,7 @@ from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EmbeddingRule, EncoderSpec, InputType, Recipe
 from virnucpro.engine.base import Resources
 from virnucpro.engine.options import EngineOptions
-from virnucpro.models.registry import DEFAULT_MODEL, current_name
+from virnucpro.models.names import DEFAULT_MODEL, current_name
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.inputs import InputFile

@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 from virnucpro._version import __version__
-from virnucpro.models.registry import FAMILIES
 
 _WORKS = Path(__file__).with_name("assets") / "works.json"
 
@@ -27,13 +26,22 @@ class Work:
 @cache
 def all_works(version: str = __version__) -> tuple[Work, ...]:
     """Return all works: first this program, in this version, and last those of model families."""
-    files = [_WORKS, *(family.works for family in FAMILIES.values() if family.works)]
-    texts = (file.read_text(encoding="utf-8").replace("{version}", version) for file in files)
-    works = [facts for text in texts for facts in json.loads(text)]
-    return tuple(Work(**{**facts, "bibtex": "\n".join(facts["bibtex"])}) for facts in works)
+    from virnucpro.models.registry import FAMILIES
+
+    files = [family.works for family in FAMILIES.values() if family.works]
+    return tuple(_read_works([_WORKS, *files], version))
 
 
 def select_works(families: Collection[str], version: str = __version__) -> list[Work]:
     """Return the works to cite for a result from these encoder families, or the scorer alone."""
-    works = all_works(version)
+    works = all_works(version) if families else _read_works([_WORKS], version)
     return [work for work in works if not work.families or {*families} & {*work.families}]
+
+
+def _read_works(files: Sequence[Path], version: str) -> list[Work]:
+    works: list[Work] = []
+    for file in files:
+        text = file.read_text(encoding="utf-8").replace("{version}", version)
+        for facts in json.loads(text):
+            works.append(Work(**{**facts, "bibtex": "\n".join(facts["bibtex"])}))
+    return works

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from virnucpro._version import __version__
 from virnucpro.core.logging import escape_markup
-from virnucpro.models.registry import TINY_MODEL, TINY_NOTICE, current_name
+from virnucpro.models.names import TINY_MODEL, TINY_NOTICE, current_name
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.citation import Work, all_works, select_works
 from virnucpro.results.report.run_json import RunJson

@@ -30,8 +30,8 @@ _LEVEL = 4  # for deflate; level 6 takes three times as long and saves 4 %
 
 
 def render(template: str, content: Mapping[str, object], data: object) -> bytes:
-    """Render a page, with ``data`` for its script."""
-    return render_packed(template, content, compress_data(data))
+    """Render a page that cites all works, with ``data`` for its script."""
+    return render_packed(template, {"works": all_works(), **content}, compress_data(data))
 
 
 def render_packed(template: str, content: Mapping[str, object], packed: str) -> bytes:
@@ -47,7 +47,6 @@ def render_packed(template: str, content: Mapping[str, object], packed: str) -> 
     page = _templates().get_template(template)
     text = page.render(
         {
-            "works": all_works(),
             **content,
             "version": __version__,
             "packed": packed,
