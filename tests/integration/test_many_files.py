@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 import yaml
 from conftest import open_dna, random_dna
+from open_counter import counted_opens
 from run_helpers import assert_same_run, assert_same_vectors, rows, run_inline, tables, vectors
+from scorer_run_helpers import predict
 
 from virnucpro.cli.progress import counts_of, line_of
 from virnucpro.core.errors import InputError, InputMissingError
@@ -674,3 +676,22 @@ def test_sheet_names_both_files_of_a_sample(predicted, pairs, tmp_path):
         output = predicted(sheet, force=True)
         ids = [("s1", f"contig_{i}/{mate}") for mate in (1, 2) for i in range(1, 6)]
         assert keys(output) == ids + [("s2", f"contig_{i}") for i in range(1, 6)]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_run_opens_each_input_three_times(tmp_path, suffix):
+    """Once to hash it and read its ids, once to plan it, and once to write its rows."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    rng = np.random.default_rng(5)
+    for number in range(12):
+        text = f">r{number}\n{open_dna(600, rng)}\n".encode()
+        path = folder / f"{number}.fa{suffix}"
+        path.write_bytes(gzip.compress(text) if suffix else text)
+    with counted_opens() as opens:
+        predict(folder, to=tmp_path / "run")
+    assert {opens[str(path)] for path in folder.iterdir()} == {3}
+    with counted_opens() as opens:
+        predict(folder, to=tmp_path / "run", resume=True, preset="sensitive")
+    n_unpacked = 1 if suffix else 0  # to detect reads
+    assert max(opens[str(path)] for path in folder.iterdir()) <= 3 + n_unpacked

@@ -909,7 +909,7 @@ def repeats_of(word: str, *, elsewhere: str = "") -> list[Repeat]:
     """Return repeats around (40_000, 60_000), with a word from 45_000 and up to 70_000."""
     bases, size = random_dna(200_000, np.random.default_rng(11)), len(word)
     bases = bases[:45_000] + word + bases[45_000 + size : 70_000 - size] + word + bases[70_000:]
-    record = RecordText.from_bases(bases + elsewhere)
+    record = RecordText(bases + elsewhere)
     return Repeat.from_ends(record, (40_000, 60_000), (0, len(bases)), 20_000)
 
 
@@ -935,7 +935,7 @@ def test_terminators_are_no_attachment_sites():
     left, right = gene[:300] + "A" + gene[301:], gene[:300] + "C" + gene[301:]
     bases = random_dna(200_000, np.random.default_rng(13))
     record = bases[:45_000] + left + bases[46_000:69_000] + right + bases[70_000:]
-    text = RecordText.from_bases(record)
+    text = RecordText(record)
     assert not Repeat.from_ends(text, (40_000, 60_000), (0, len(record)), 20_000)
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from open_counter import counted_opens
 
 from virnucpro.core.atomic_io import zstd
 from virnucpro.sequences.input_scan import InputScan
@@ -23,27 +21,6 @@ PACKS: dict[str, Callable[[bytes], bytes]] = {
     ".fa.bz2": bz2.compress,
     ".fa.zst": zstd.compress,
 }
-COUNTERS: list[Counter[str]] = []  # an audit hook lasts as long as the process
-
-
-def count_open(event: str, arguments: tuple[object, ...]) -> None:
-    if event == "open" and arguments[1] is not None:  # None: an opener, within another event
-        for counter in COUNTERS:
-            counter[str(arguments[0])] += 1
-
-
-sys.addaudithook(count_open)
-
-
-@contextmanager
-def counted_opens() -> Iterator[Counter[str]]:
-    """Yield how often each path was opened within the block."""
-    counter = Counter[str]()
-    COUNTERS.append(counter)
-    try:
-        yield counter
-    finally:
-        COUNTERS.remove(counter)
 
 
 @pytest.fixture(params=PACKS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -174,8 +175,50 @@ def test_common_words_equal_plain_python(left: str, right: str, n_shared: int) -
 def test_word_counts_equal_python(text: str, words: list[str]) -> None:
     text = "A" * 50 + text + "".join(words) * 2
     words += [*map(reverse_complement, words), "A" * 12]  # does not lie on itself
-    counts = landmarks.RecordText.from_bases(text).count_around(words, 0)[0].tolist()
+    counts = landmarks.RecordText(text).count_around(words, 0)[0].tolist()
     assert counts == [text.count(word) for word in words]
+
+
+def test_words_are_counted_in_bounded_memory() -> None:
+    """The bases around a candidate are few, however long the record is."""
+    n_around = landmarks._ELSEWHERE
+    word, other = "GATTACAGATTACA", "CCCCGGGGTTTT"
+    unit = "A" * 9_000
+    text = f"{unit}{word}" * (5 * n_around // 9_014)
+    record = landmarks.RecordText(text)
+    tracemalloc.start()
+    for middle in range(0, len(text), n_around // 3):
+        counts, n_bases = record.count_around([word, other], middle)
+        first = max(0, min(middle - n_around // 2, len(text) - n_around))
+        assert n_bases == n_around
+        assert counts.tolist() == [text.count(word, first, first + n_around), 0]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4.1 * n_around, "two blocks as text and as letters"
+
+
+def test_host_genes_in_a_part_are_those_of_its_bases() -> None:
+    """They may cross the blocks that are read at once, but not the ends of the part."""
+    word = landmarks.RIBOSOMAL_RNA[0]
+    at_once = landmarks._BASES_AT_ONCE
+    text = random_text(3_000, 3_000, 0.0) + "A" * (2 * at_once)
+    places = [40, 1_000, 2_970, at_once + 30, at_once + 3_000]
+    for place in places:
+        text = f"{text[:place]}{word}{text[place + len(word) :]}"
+    for part in (slice(None), slice(41, 2_980), slice(40, at_once + 40), slice(45, None)):
+        start, end, _ = part.indices(len(text))
+        expected = [n for n in places if start <= n and n + len(word) <= end]
+        assert landmarks.ribosomal_rna(text, part) == expected
+        shifted = [(start + a, start + b) for a, b in landmarks.host_genes(text[part])]
+        assert landmarks.host_genes(text, part=part) == shifted
+
+
+def test_long_reverse_complement_is_that_of_its_parts() -> None:
+    text = random_text(5_000, 5_000, 0.01).upper() * 450
+    pairs = {"A": "T", "C": "G", "G": "C", "T": "A", "U": "A"}
+    expected = "".join(pairs.get(base, base) for base in reversed(text))
+    assert len(text) > 2 * 2**20
+    assert reverse_complement(text.lower()) == reverse_complement(text) == expected
 
 
 def test_library_is_built_from_the_sources() -> None:

@@ -13,6 +13,7 @@ import hashlib
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,8 +140,17 @@ class Records(NamedTuple):
 
 
 def reverse_complement(bases: str) -> str:
-    """Return the reverse complement in upper case. Only A, C, G, T and U are complemented."""
-    return bases.upper().translate(_COMPLEMENT)[::-1]
+    """Return the reverse complement in upper case. Only A, C, G, T and U are complemented.
+
+    A long sequence is converted in parts, so that memory contains no further copy of it.
+    """
+    bases_at_once = 2**20
+    if len(bases) <= bases_at_once:
+        return bases.upper().translate(_COMPLEMENT)[::-1]
+    reverse = StringIO()  # unlike a list of parts, it is not copied at the end
+    for end in range(len(bases), 0, -bases_at_once):
+        reverse.write(reverse_complement(bases[max(0, end - bases_at_once) : end]))
+    return reverse.getvalue()
 
 
 class Orf(NamedTuple):

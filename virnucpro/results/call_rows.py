@@ -14,7 +14,7 @@ import numpy as np
 
 from virnucpro.core.numeric import DECIMALS, FloatArray
 from virnucpro.core.types import FRAMES_FAILED
-from virnucpro.results.counts import LENGTH_CLASSES, NO_HIT, RecordCounts, sample_ranges
+from virnucpro.results.counts import LENGTH_CLASSES, NO_HIT, RecordCounts, sample_ranges, sum_counts
 from virnucpro.results.miuvig import miuvig_rows
 from virnucpro.results.names import bed_chrom, gff3_seqid, gff3_value, tsv_line
 from virnucpro.results.outputs import (
@@ -78,9 +78,8 @@ def count_called(results: CalledRecords) -> dict[str, RecordCounts]:
     failures = results.failures
     counts: dict[str, RecordCounts] = {}
     for sample, first, end in sample_ranges(results.records.samples):
-        counts.setdefault(sample, RecordCounts()).include(
-            _count_rows(results, failures, range(first, end))
-        )
+        of_rows = _count_rows(results, failures, range(first, end))
+        counts[sample] = sum_counts([counts[sample], of_rows]) if sample in counts else of_rows
     return counts
 
 

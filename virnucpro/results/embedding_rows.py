@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from virnucpro.core.recipe import Status
 from virnucpro.core.types import FRAMES_FAILED, Records
-from virnucpro.results.counts import RecordCounts, sample_ranges
+from virnucpro.results.counts import RecordCounts, sample_ranges, sum_counts
 from virnucpro.results.outputs import EMBEDDED_TABLE, FAILED_SEQUENCES, OutputFile
 from virnucpro.results.row_batches import RowBatch, Rows
 from virnucpro.results.tsv import format_fasta, format_integers, format_rows, quoted_texts
@@ -63,7 +63,8 @@ def count_embedded(results: EmbeddedRecords) -> dict[str, RecordCounts]:
     """Count these records by sample."""
     counts: dict[str, RecordCounts] = {}
     for sample, first, end in sample_ranges(results.records.samples):
-        counts.setdefault(sample, RecordCounts()).include(_count_rows(results, range(first, end)))
+        of_rows = _count_rows(results, range(first, end))
+        counts[sample] = sum_counts([counts[sample], of_rows]) if sample in counts else of_rows
     return counts
 
 

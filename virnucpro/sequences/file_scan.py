@@ -29,7 +29,7 @@ from virnucpro.sequences.fasta import (
     starts_as_reads,
 )
 from virnucpro.sequences.inputs import FileStamp, InputFile
-from virnucpro.sequences.record_text import PEEK_BYTES
+from virnucpro.sequences.record_text import BOM, PEEK_BYTES
 from virnucpro.sequences.samples import id_digests
 
 _BLOCK = 1 << 20  # bytes per read
@@ -84,6 +84,7 @@ class FileScan:
 
     file: InputFile
     is_packed: bool
+    begins_as_fasta: bool  # judged without decompression
     records: RecordScan | None
 
 
@@ -147,6 +148,7 @@ def scan_file(
     records = RecordScan() if reads_records else None
     with file.open_checked(disk.add) as handle:
         stamp = FileStamp.of(handle)
+        start = handle.peek(PEEK_BYTES)[:PEEK_BYTES]
         content = handle  # referred to until the end, because closing it closes the file
         if records is not None:
             with records.keeping_fault(), open_fasta(Path(file.path), file.display_name):
@@ -176,7 +178,8 @@ def scan_file(
         stamp=stamp,
         **facts,
     )
-    return FileScan(file, disk.is_packed, records)
+    begins_as_fasta = start.removeprefix(BOM).lstrip(b"\r\n").startswith(b">")
+    return FileScan(file, disk.is_packed, begins_as_fasta, records)
 
 
 def hash_inputs(file: InputFile) -> InputFile:

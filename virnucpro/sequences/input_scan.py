@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import compress, islice
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,8 +113,7 @@ class InputScan:
         interleaved: list[str] = []
         for file in inputs:
             with suppress(InputError, InputMissingError):  # reported when the file is read
-                records = self._scanned_records(file)
-                kind = records.reads if records else detect_interleaved(Path(file.path))
+                kind = self._reads_kind(file)
                 n_files += bool(kind)
                 if kind == "mates" and not file.mate:
                     interleaved.append(file.display_name)
@@ -121,6 +121,17 @@ class InputScan:
             announce(f"{format_count(n_files, 'FASTQ file')}: qualities are ignored")
         if interleaved:
             announce(f"{list_inputs(interleaved, 1)}: interleaved read pairs; ids end in /1 and /2")
+
+    def _reads_kind(self, file: InputFile) -> Literal["", "single", "mates"]:
+        """Detect whether a file has reads, as ``detect_interleaved`` does.
+
+        Raises:
+            InputError, InputMissingError: as ``detect_interleaved``.
+        """
+        scan = self.scans.get(file.path)
+        if scan and scan.records:
+            return scan.records.reads
+        return "" if scan and scan.begins_as_fasta else detect_interleaved(Path(file.path))
 
     def _scanned_records(self, file: InputFile) -> RecordScan | None:
         """Return the records of a file, if the pass that hashed it read them."""

@@ -52,6 +52,7 @@ _WORD = 6  # bases. Codons and composition make some k-mers common
 _SHORTEST = 8  # residues in the shortest host peptide
 _PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases on either side of a match are host
 _BASES_AT_ONCE = 1_000_000  # read at once
+_ALL = slice(None)
 _ELSEWHERE = 2**24  # bases in which repeats of a region are counted: usually the genome
 _HAIRPIN = 2 / 3  # share of bases in a repeat that pair with each other in a terminator
 
@@ -101,20 +102,25 @@ def find_trna_ends(sequence: str) -> list[int]:
     return sorted(places)
 
 
-def host_genes(sequence: str, code: GeneticCode = STANDARD) -> list[tuple[int, int]]:
-    """Return the intervals around host genes in an upper-case sequence. They belong to the host."""
-    found = [(place, _PEPTIDE_REACH) for place in host_peptides(sequence, code)]
-    found += [(place, _RNA_REACH) for place in ribosomal_rna(sequence)]
+def host_genes(
+    sequence: str, code: GeneticCode = STANDARD, part: slice = _ALL
+) -> list[tuple[int, int]]:
+    """Return the intervals around host genes in part of an upper-case sequence.
+
+    They belong to the host. The genes are completely in the part.
+    """
+    found = [(place, _PEPTIDE_REACH) for place in host_peptides(sequence, code, part)]
+    found += [(place, _RNA_REACH) for place in ribosomal_rna(sequence, part)]
     return [(place - reach, place + reach) for place, reach in found]
 
 
-def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
-    """Return host peptide positions, in bases, from the six-frame translation."""
+def host_peptides(sequence: str, code: GeneticCode = STANDARD, part: slice = _ALL) -> list[int]:
+    """Return host peptide positions, in bases, from the six-frame translation of a part."""
     table = _peptides(code)
     longest = len(table)
     places = set[int]()
-    for first in range(0, len(sequence), _BASES_AT_ONCE):
-        digits = encode(sequence[first : first + _BASES_AT_ONCE + 3 * longest])
+    for first, bases_at_once in _overlapping(sequence, part, 3 * longest):
+        digits = encode(bases_at_once)
         for strand, bases in enumerate((digits, opposite_strand(digits))):
             room = np.empty(len(bases) // 4 + 1, np.int64)
             n_found = np.empty(1, np.int64)
@@ -122,6 +128,13 @@ def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
             found = room[: n_found[0]]
             places |= {*(first + (len(bases) - found if strand else found)).tolist()}
     return sorted(places)
+
+
+def _overlapping(sequence: str, part: slice, n_shared: int) -> Iterator[tuple[int, str]]:
+    """Yield the positions and the bases of neighbouring blocks, which share some bases."""
+    start, end, _ = part.indices(len(sequence))
+    for first in range(start, end, _BASES_AT_ONCE):
+        yield first, sequence[first : min(end, first + _BASES_AT_ONCE + n_shared)]
 
 
 @cache
@@ -140,12 +153,16 @@ def _peptides(code: GeneticCode) -> Digits:
     return table
 
 
-def ribosomal_rna(sequence: str) -> list[int]:
-    """Return positions, in bases, of conserved 16S and 23S rRNA k-mers. Takes upper case."""
+def ribosomal_rna(sequence: str, part: slice = _ALL) -> list[int]:
+    """Return positions, in bases, of conserved 16S and 23S rRNA k-mers in a part. Upper case."""
     words = [*RIBOSOMAL_RNA, *map(reverse_complement, RIBOSOMAL_RNA)]
-    counts = _count(words, _encode_bases(sequence)).tolist()
-    found = [word for word, n in zip(words, counts, strict=True) if n]
-    return sorted(chain.from_iterable(_find_all(word, sequence) for word in found))
+    places = list[int]()
+    for first, bases in _overlapping(sequence, part, max(map(len, words)) - 1):
+        counts = _count(words, _encode_bases(bases)).tolist()
+        found = [word for word, n in zip(words, counts, strict=True) if n]
+        in_block = chain.from_iterable(_find_all(word, bases) for word in found)
+        places += [first + place for place in in_block if place < _BASES_AT_ONCE]
+    return sorted(places)
 
 
 def _find_all(word: str, sequence: str) -> Iterator[int]:
@@ -170,15 +187,15 @@ def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class RecordText:
-    """The bases of a record, encoded once for many searches."""
+    """The bases of a record, in which words are counted.
+
+    Letters are encoded for two blocks of ``_ELSEWHERE`` bases at a time. Candidates come in order,
+    so each base is encoded twice per pass over them, however many there are.
+    """
 
     bases: str  # upper case
-    letters: Digits  # the same in ASCII, (n_bases,)
+    _letters: dict[int, Digits] = field(default_factory=dict)  # in ASCII, by their first base
     _counts: dict[tuple[int, str], int] = field(default_factory=dict)  # of start and word
-
-    @classmethod
-    def from_bases(cls, bases: str) -> RecordText:
-        return cls(bases, _encode_bases(bases))
 
     def count_around(self, words: Sequence[str], middle: int) -> tuple[IntArray, int]:
         """Count each word on the given strand, in the ``_ELSEWHERE`` bases around a base.
@@ -187,12 +204,22 @@ class RecordText:
         """
         n_bases = len(self.bases)
         first = max(0, min(middle - _ELSEWHERE // 2, n_bases - _ELSEWHERE))
-        around = self.letters[first : first + _ELSEWHERE]
         new = [word for word in dict.fromkeys(words) if (first, word) not in self._counts]
         if new:
             keys = [(first, word) for word in new]
-            self._counts.update(zip(keys, _count(new, around).tolist(), strict=True))
-        return np.array([self._counts[first, word] for word in words]), len(around)
+            counts = _count(new, self._letters_from(first)).tolist()
+            self._counts.update(zip(keys, counts, strict=True))
+        n_around = min(n_bases - first, _ELSEWHERE)
+        return np.array([self._counts[first, word] for word in words]), n_around
+
+    def _letters_from(self, first: int) -> Digits:
+        """Return the letters of the ``_ELSEWHERE`` bases from ``first`` on, or fewer at the end."""
+        block = first - first % _ELSEWHERE
+        if block not in self._letters:
+            self._letters.clear()
+            self._letters[block] = _encode_bases(self.bases[block : block + 2 * _ELSEWHERE])
+        offset = first - block
+        return self._letters[block][offset : offset + _ELSEWHERE]
 
 
 class Repeat(NamedTuple):

@@ -460,9 +460,9 @@ def near_host_genes(
     """Mask the items whose middle is near a host gene in one of the runs. They are ascending."""
     is_near = np.zeros(len(middles), dtype=np.bool_)
     for run in runs:
-        for start, end in host_genes(sequence[run.start_base : run.end_base], code):
-            first = np.searchsorted(middles, run.start_base + start, side="left")
-            last = np.searchsorted(middles, run.start_base + end, side="right")
+        for start, end in host_genes(sequence, code, slice(run.start_base, run.end_base)):
+            first = np.searchsorted(middles, start, side="left")
+            last = np.searchsorted(middles, end, side="right")
             is_near[first:last] = True
     return is_near
 
@@ -487,7 +487,7 @@ class Repeats:
         (_, enter), (leave, _) = model.transition(model.step)
         reach = round(model.virus_bases)
         cost = -enter - leave
-        record = RecordText.from_bases(sequence)
+        record = RecordText(sequence)
         return cls(record, starts + model.size // 2, sums, reach, cost)
 
     def from_window(self, run: ViralRun, bounds: tuple[int, int] | None = None) -> Repeat | None:

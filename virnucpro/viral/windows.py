@@ -195,7 +195,7 @@ class CanonicalView:
     def from_record(cls, sequence: str, *, is_circle: bool) -> CanonicalView:
         if not is_circle:
             return cls.from_linear(sequence, is_reverse=is_reverse_first(sequence))
-        sequence = sequence.upper().replace("U", "T")
+        sequence = _upper_dna(sequence)
         strands = [sequence, reverse_complement(sequence)]
         firsts = [canonical_rotation(strand) for strand in strands]
         forward, reverse = (
@@ -207,12 +207,18 @@ class CanonicalView:
     @classmethod
     def from_linear(cls, sequence: str, *, is_reverse: bool) -> CanonicalView:
         """Return the view of a linear record, whose reverse complement may come first."""
-        sequence = sequence.upper().replace("U", "T")
+        sequence = _upper_dna(sequence)
         return cls(reverse_complement(sequence) if is_reverse else sequence, is_reverse, False)
 
     def text(self, size: int) -> str:
         """Return the bases for windows of ``size`` bases. In a circle, windows cross the origin."""
         return self.sequence + self.sequence[: size - 1] if self.is_circle else self.sequence
+
+
+def _upper_dna(sequence: str) -> str:
+    """Return a sequence in upper case, with T for U: the sequence itself if it is like this."""
+    upper = sequence.upper()
+    return (sequence if upper == sequence else upper).replace("U", "T")
 
 
 def split_windows(

@@ -198,12 +198,15 @@ def _is_equal(array: NDArray[Any], other: NDArray[Any]) -> bool:
 def _cache_key(records: Records) -> str:
     """Hash the complete content of the records."""
     records_at_once = 10_000  # hashed together
+    letters_at_once = 2**20
     digest = hashlib.sha256()
     for array in _to_columns(records).values():
         digest.update(array.data)
     for start in range(0, len(records.sequences), records_at_once):
         letters = "".join(records.sequences[start : start + records_at_once])
-        digest.update(letters.encode("utf-8", "surrogateescape"))
+        for first in range(0, len(letters), letters_at_once):  # a record may be very long
+            part = letters[first : first + letters_at_once]
+            digest.update(part.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
