@@ -47,6 +47,7 @@ def save_scorer(path: Path, scorer: Scorer) -> None:
         WINDOWS: _facts(scorer.windows),
         "windows_knot": asdict(scorer.windows_knot),
         **_by_length(scorer),
+        "kingdoms": [asdict(kingdom) for kingdom in scorer.kingdoms],
         PROTEINS: scorer.proteins
         and {"n_viral": scorer.proteins.nets.stacks[0][1], **_by_length(scorer.proteins)},
     }

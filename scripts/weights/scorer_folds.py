@@ -51,19 +51,33 @@ def group_folds(records: Iterable[LabelledRecord]) -> dict[str, int]:
 
 
 def held_out_log_odds(
-    fragments: Fragments, fold_of_record: IntArray, nets: Mapping[int, Sequence[PieceNetworks]]
-) -> FloatArray:
-    """The log-odds of each fragment by the nets of its fold. -> (n,)"""
+    fragments: Fragments,
+    fold_of_record: IntArray,
+    nets: Mapping[tuple[int, ...], Sequence[PieceNetworks]],
+    n_kinds: int,
+) -> tuple[FloatArray, FloatArray]:
+    """The log-odds of each fragment by the nets of its folds, and its kinds. (n,), (n, n_kinds)"""
     log_odds = np.full(len(fragments), np.nan)
+    kinds = np.zeros((len(fragments), n_kinds))
     folds = fold_of_record[fragments.record]
-    for fold, pieces in nets.items():
-        rows = np.flatnonzero(folds == fold)
-        log_odds[rows] = fragment_log_odds(fragments.digits[rows], pieces)
-    return log_odds
+    for left_out, pieces in nets.items():
+        rows = np.flatnonzero(np.isin(folds, left_out))
+        log_odds[rows], kinds[rows] = fragment_scores(fragments.digits[rows], pieces)
+    return log_odds, kinds
 
 
 def fragment_log_odds(digits: Digits, pieces: Sequence[PieceNetworks]) -> FloatArray:
     """The log-odds of fragments as records, before calibration. (n, n_bases) -> (n,)"""
+    return fragment_scores(digits, pieces)[0]
+
+
+def fragment_scores(
+    digits: Digits, pieces: Sequence[PieceNetworks]
+) -> tuple[FloatArray, FloatArray]:
+    """The log-odds of fragments as records, before calibration, and the probability of each kind.
+
+    (n, n_bases) -> (n,), (n, n_kinds)
+    """
     n, n_bases = digits.shape
     bases = np.frombuffer(b"ACGTN", np.uint8)[digits].tobytes().decode()
     return record_log_odds(bases, np.full(n, n_bases), pieces)
@@ -92,11 +106,14 @@ def with_kinds(
     return replace(rates, cuts=tuple(np.max([rates.cuts, *of_kinds], axis=0).tolist()))
 
 
-def kinds_of_cells(collection: Collection, fragments: Fragments) -> dict[str, BoolArray]:
-    """The fragments of each kind of cells with at least ``FEWEST_GROUPS`` groups.
+def kinds_of_cells(
+    collection: Collection, fragments: Fragments, is_inside: BoolArray
+) -> dict[str, BoolArray]:
+    """The fragments inside of each kind of cells of which most are inside.
 
-    A share over fewer groups says little about a kind. A record counts with at most as many
-    fragments as fit into it without overlap.
+    The kind needs ``FEWEST_GROUPS`` groups there: a share over fewer says little about it. A few
+    fragments of a kind that look like another kingdom are called more often, and say as little. A
+    record counts with at most as many fragments as fit into it without overlap.
     """
     records = [collection.records[record] for record in fragments.record]
     kingdoms = np.array([record.kingdom for record in records])
@@ -104,15 +121,14 @@ def kinds_of_cells(collection: Collection, fragments: Fragments) -> dict[str, Bo
     is_cellular = np.array([not record.is_virus for record in records])
     n_inside = collection.lengths[fragments.record] // fragments.digits.shape[1]
     is_cellular &= _n_earlier(fragments.record) < n_inside
-    kinds = {
-        str(kingdom): is_cellular & (kingdoms == kingdom)
-        for kingdom in np.unique(kingdoms[is_cellular])
-    }
-    return {
-        kingdom: is_kind
-        for kingdom, is_kind in kinds.items()
-        if len(np.unique(groups[is_kind])) >= FEWEST_GROUPS
-    }
+    kinds = {}
+    for kingdom in np.unique(kingdoms[is_cellular]):
+        is_kind = is_cellular & (kingdoms == kingdom)
+        inside = is_kind & is_inside
+        has_most = 2 * inside.sum() > is_kind.sum()
+        if has_most and len(np.unique(groups[inside])) >= FEWEST_GROUPS:
+            kinds[str(kingdom)] = inside
+    return kinds
 
 
 def _n_earlier(values: IntArray) -> IntArray:

@@ -1,9 +1,11 @@
 """Split the groups of a manifest into four parts: a table of group, kingdom and part.
 
-    python scripts/weights/scorer_split.py MANIFEST.tsv > scorer_split.tsv
+    python scripts/weights/scorer_split.py MANIFEST.tsv [EARLIER.tsv] > scorer_split.tsv
 
 Each kingdom is split separately, in the order of a hash of the groups' names: into validation, test
 and locked groups, and the rest for training. Locked groups are measured once, after all decisions.
+
+Groups of an earlier split keep their parts. The hash of each new group gives its part.
 """
 
 from __future__ import annotations
@@ -23,7 +25,32 @@ def rank(group: str) -> str:
     return hashlib.blake2b(f"{SEED}\t{group}".encode()).hexdigest()
 
 
-def main(manifest: Path) -> None:
+def part_of_new(group: str) -> str:
+    """The part of a group that the earlier split does not have."""
+    place = int(rank(group), 16) / 16 ** len(rank(group))
+    for part, (share, _) in PARTS.items():
+        if place < share:
+            return part
+        place -= share
+    return "train"
+
+
+def read_parts(split: Path) -> dict[str, str]:
+    with split.open(encoding="utf-8") as lines:
+        rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+        return {row["group"]: row["part"] for row in rows}
+
+
+def split_kingdom(names: list[str]) -> dict[str, str]:
+    """The part of each group of a kingdom, without an earlier split."""
+    parts: list[str] = []
+    for part, (share, least) in PARTS.items():
+        parts += [part] * (max(1, round(share * len(names))) if len(names) >= least else 0)
+    parts += ["train"] * (len(names) - len(parts))
+    return dict(zip(sorted(names, key=rank), parts, strict=True))
+
+
+def main(manifest: Path, earlier: dict[str, str]) -> None:
     kingdoms: dict[str, Counter[str]] = defaultdict(Counter)
     with manifest.open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
@@ -33,16 +60,19 @@ def main(manifest: Path) -> None:
         groups[max(sorted(n_records), key=n_records.__getitem__)].append(group)
     sys.stdout.write("group\tkingdom\tpart\n")
     for kingdom, names in sorted(groups.items()):
-        parts = []
-        for part, (share, least) in PARTS.items():
-            parts += [part] * (max(1, round(share * len(names))) if len(names) >= least else 0)
-        parts += ["train"] * (len(names) - len(parts))
-        by_rank = sorted(names, key=rank)
-        for group, part in sorted(zip(by_rank, parts, strict=True)):
+        if earlier:
+            part_of = {name: earlier.get(name) or part_of_new(name) for name in names}
+        else:
+            part_of = split_kingdom(names)
+        for group, part in sorted(part_of.items()):
             sys.stdout.write(f"{group}\t{kingdom}\t{part}\n")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        raise SystemExit(__doc__)
-    main(Path(sys.argv[1]))
+    match sys.argv[1:]:
+        case [manifest] if not manifest.startswith("-"):
+            main(Path(manifest), {})
+        case [manifest, earlier]:
+            main(Path(manifest), read_parts(Path(earlier)))
+        case _:
+            raise SystemExit(__doc__)

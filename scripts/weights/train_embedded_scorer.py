@@ -8,13 +8,13 @@
         scripts/weights/scorer_split.tsv scorer.safetensors train validation test locked
 
 The scorer is trained on the groups of the named parts and on genes of archaea, which nets of short
-pieces alone read; their words are not counted. Folds over the same groups give its calibration and
-its error rates. The words for a fragment's features are always counted without its fold. A second
-process fits the nets of half of the folds. For each fold, a scorer without it is written to
-scorer_folds/, for measurements on groups that the scorer itself has seen. Seeds are fixed: on the
-same machine, the same data makes the same file. (In the scorer of this release, all nets but
-those of prokaryotes are from the file before it. The nets of windows are older still, from before
-nets learned kinds; those that this script fits find the same prophages, and one more false region.)
+pieces alone read; their words are not counted. Folds over the same groups, left out two at a time,
+give its calibration and its error rates by kingdom. The words for a fragment's features are always
+counted without its fold. For each two folds, a scorer without them is written to scorer_folds/, for
+measurements on groups that the scorer itself has seen. Fits that are there already are not
+repeated. Seeds are fixed: on the same machine, the same data makes the same file. The nets of
+windows are those of the package's scorer, from before nets learned kinds: nets with kinds find the
+same prophages, and one more false region.
 
 The package's scorer has seen all groups. To measure the recipe on groups that influenced nothing,
 train a file without them:
@@ -34,15 +34,13 @@ both sides equally.
 from __future__ import annotations
 
 import csv
-import multiprocessing
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Collection as Container
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
 import made
 import numpy as np
@@ -61,10 +59,9 @@ from sampling import Collection, Fragments, collect, draw, gc_matched_weights
 from scorer_file import save_scorer
 from scorer_folds import (
     ELEMENTS,
-    N_FOLDS,
     evened,
     fit_knot,
-    fragment_log_odds,
+    fragment_scores,
     group_folds,
     held_out_log_odds,
     kinds_of_cells,
@@ -83,14 +80,16 @@ from virnucpro.training.labelled_data import (
     read_data_manifest,
     read_records,
 )
-from virnucpro.viral.features import GC, NO_WORDS
+from virnucpro.viral.features import GC
 from virnucpro.viral.networks import (
     ErrorRates,
+    Kingdom,
     Knot,
     PieceNetworks,
     Scorer,
     load_scorer,
-    thresholds,
+    most_probable,
+    thresholds_of,
 )
 from virnucpro.viral.networks import calibrate as calibrate_log_odds
 from virnucpro.viral.options import FALSE_POSITIVES
@@ -140,8 +139,17 @@ KIND_OF = {
 }
 KINDS = tuple(dict.fromkeys(KIND_OF.get(kingdom, kingdom) for kingdom in SHARES))  # viruses first
 N_VIRAL = KINDS.index("bacteria")
-# these may be called so many times as often as others; most transcripts are from protists
-LEEWAY = {"protists": 2.0, "transcripts": 2.0, ELEMENTS: 10 / 3}
+# these may be called so many times as often as others; most transcripts are from protists, and
+# some plasmids are phages
+LEEWAY = {"protists": 2.0, "plasmids": 2.0, "transcripts": 2.0, ELEMENTS: 10 / 3}
+NO_GENOMES = ("transcripts", ELEMENTS)
+# each with its own cuts; synthetic sequences have no share in either
+KINGDOMS = {
+    "prokaryotes": tuple(KINDS.index(name) for name in ("phages", "bacteria")),
+    "eukaryotes": tuple(
+        number for number, name in enumerate(KINDS) if name not in ("phages", "bacteria")
+    ),
+}
 RANGES = (
     Range(150, 150, 350),
     Range(300, 180, 1000),
@@ -152,7 +160,6 @@ RANGES = (
 )
 FITTING = Fitting(hidden=(256, 64), input_dropout=0.2, spared=FIGURES_AND_WORDS, epochs=4)
 OF_PARTS = Fitting(input_dropout=0.2, spared=FIGURES_WORDS_AND_LAYOUT)
-WINDOWS = Range(1000, 1000)  # for regions
 MATCHED = Drawing(SHARES, gc_power=1)
 # with archaea of other families, as most archaea of the data are of one order
 WITH_GENES = Drawing(SHARES | {"archaea": 0.06, GENES: 0.08}, gc_power=0.5)
@@ -161,8 +168,6 @@ OF_PROKARYOTES = Drawing(  # and of their viruses
     WITH_GENES.gc_power,
 )
 SHARE_OF_PROKARYOTES = 2 / 3  # of the fragments of other nets, for those that learn these alone
-# regions.json was learned with this calibration, from piece nets that made less use of words
-WINDOWS_KNOT = Knot(1000, 1.6430170215003228, -0.10995449234392227)
 N_FRAGMENTS = {
     150: 200_000,
     300: 200_000,
@@ -171,12 +176,14 @@ N_FRAGMENTS = {
     3000: 50_000,
     10_000: 20_000,
 }
-N_WINDOWS, N_SEEDS_OF_WINDOWS = 20_000, 3
 # not left out with their relatives: Haloarcula, and Saccharomyces, whose elements are Copia too
-APART = {"genus Haloferax": 5, "genus Arabidopsis": 7}
+APART = {"genus Haloferax": 7, "genus Arabidopsis": 7}
 MADE_SHARE = 40  # fragments of each label per synthetic one of each kind
 MADE_WEIGHT = 2.0
-FOLDS_BESIDE = range(N_FOLDS // 2)  # fitted in a second process
+# left out together; with few archaea among them, and none that are close relatives
+PAIRS_OF_FOLDS = ((0, 6), (1, 8), (2, 9), (3, 4), (5, 7))
+# of the fragments of short pieces, for the file's nets and for those of folds: less time to fit
+SHARE_OF_FRAGMENTS, SHARE_OF_FOLDS = 0.75, 0.5
 SEED = 3  # of the fragments for measuring the nets of folds
 KNOTS = {  # on both sides of each length where other nets begin
     150: 20_000,
@@ -198,7 +205,6 @@ KNOTS = {  # on both sides of each length where other nets begin
     20_000: 3000,  # of few groups; hardly any longer cellular sequences exist
 }
 PROKARYOTIC = ("phages", "bacteria", "archaea", "bins")
-Result = TypeVar("Result")
 COLUMNS = (
     "bases",
     "kind",
@@ -281,71 +287,103 @@ def lessons(
     )
 
 
-def fit(course: Course) -> list[PieceNetworks]:
-    return [fit_range(course, of_size) for of_size in RANGES]
+def fit(course: Course, share: float) -> tuple[PieceNetworks, ...]:
+    """Fit the nets of all sizes. Those of short pieces learn a share of the usual fragments."""
+    return tuple(fit_range(course, of_size, share) for of_size in RANGES)
 
 
-def fit_range(course: Course, of_size: Range) -> PieceNetworks:
+def fit_range(course: Course, of_size: Range, share: float) -> PieceNetworks:
     fitting, drawing = (OF_PARTS, MATCHED) if of_size.part else (FITTING, WITH_GENES)
-    n_fragments = N_FRAGMENTS[of_size.size]
+    n_fragments = int(N_FRAGMENTS[of_size.size] * (1.0 if of_size.part else share))
     draws = [lessons(course, of_size, n_fragments, drawing, seed=0)]
     n_own = int(SHARE_OF_PROKARYOTES * n_fragments)
     own = None if of_size.part else lessons(course, of_size, n_own, OF_PROKARYOTES, seed=0)
     return fit_piece_nets(of_size, draws, course.words.table, fitting, own)
 
 
-def fit_windows(collection: Collection, n_seeds: int) -> PieceNetworks:
-    """Fit nets that read no words: words of prophages in related hosts count as cellular.
+def fit_once(data: Data, left_out: tuple[int, ...], file: Path) -> tuple[PieceNetworks, ...]:
+    """Fit the nets without some folds and save them, or read those that a fit before saved.
 
-    They learn no transposable elements, because regions.json was learned with such nets.
+    All but the nets of the file is the package's.
     """
-    is_other = np.array([one.kingdom != ELEMENTS for one in collection.records])
-    collection = collection.where(is_other)
-    fold_of_record = np.zeros(len(collection.records), dtype=np.int64)
-    course = Course(collection, fold_of_record, Words(NO_WORDS, {0: NO_WORDS}))
-    draws = [lessons(course, WINDOWS, N_WINDOWS, MATCHED, seed) for seed in range(n_seeds)]
-    return fit_piece_nets(WINDOWS, draws, NO_WORDS, Fitting())
+    if not file.exists():
+        share = SHARE_OF_FOLDS if left_out else SHARE_OF_FRAGMENTS
+        nets = fit(data.without(left_out), share)
+        save_scorer(file, replace(Scorer.load_builtin(), pieces=nets, proteins=None))
+        print(file.name, file=sys.stderr, flush=True)
+    return load_scorer(file).pieces
 
 
-def fit_folds(data: Data, folds: Iterable[int]) -> dict[int, list[PieceNetworks]]:
-    """Fit the nets for each of these folds, without its groups."""
-    nets = {}
-    for fold in folds:
-        nets[fold] = fit(data.without({fold}))
-        print(f"fold {fold + 1} of {N_FOLDS}", file=sys.stderr, flush=True)
-    return nets
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """Fragments of one length, with calibrated held-out log-odds and the kingdom of each."""
+
+    collection: Collection
+    fragments: Fragments
+    log_odds: FloatArray
+    kingdom: IntArray
+
+    @property
+    def records(self) -> list[LabelledRecord]:
+        return records_of_fragments(self.collection, self.fragments)
+
+    @property
+    def is_virus(self) -> NDArray[np.bool_]:
+        return np.array([record.is_virus for record in self.records])
+
+    def error_rates(self, kingdoms: Sequence[int]) -> tuple[ErrorRates, FloatArray]:
+        """Derive error rates and their margin from the fragments of some kingdoms.
+
+        The rates are those of genomes. Transcripts and elements, which few samples have and which
+        resemble viruses most, only raise cuts.
+        """
+        n_bases = self.fragments.digits.shape[1]
+        inside = np.isin(self.kingdom, kingdoms) & ~np.isnan(self.log_odds)
+        of_cells = kinds_of_cells(self.collection, self.fragments, inside)
+        kinds = [(is_kind, LEEWAY.get(name, 1.0)) for name, is_kind in of_cells.items()]
+        is_apart = np.array([record.kingdom in NO_GENOMES for record in self.records])
+        counts = inside & ~is_apart
+        log_odds = self.log_odds[counts]
+        rates = fit_error_rates(n_bases, log_odds, self.is_virus[counts])
+        rates = with_kinds(rates, self.log_odds, kinds)
+        records = [one for one, is_one in zip(self.records, counts, strict=True) if is_one]
+        rng = np.random.default_rng([n_bases, SEED])
+        return rates, margin_of(rates, log_odds, records, rng)
 
 
 def calibrate(
-    collection: Collection, fold_of_record: IntArray, nets: dict[int, list[PieceNetworks]]
-) -> tuple[list[Knot], list[ErrorRates]]:
-    """Derive knots and error rates from the nets of group folds; write figures."""
-    knots, at_lengths, margins, drawn = [], [], [], []
+    data: Data, nets: Mapping[tuple[int, ...], Sequence[PieceNetworks]]
+) -> tuple[list[Knot], list[ErrorRates], list[Kingdom]]:
+    """Derive knots, and error rates of all fragments and by kingdom, from the nets of folds."""
+    knots, drawn = [], []
     for n_bases, n_fragments in KNOTS.items():
         rng = np.random.default_rng([n_bases, SEED])
-        fragments = draw(collection, n_bases, n_fragments, SHARES, rng)
-        records = records_of_fragments(collection, fragments)
-        is_virus = np.array([record.is_virus for record in records])
-        log_odds = held_out_log_odds(fragments, fold_of_record, nets)
+        fragments = draw(data.collection, n_bases, n_fragments, SHARES, rng)
+        log_odds, kinds = held_out_log_odds(fragments, data.fold_of_record, nets, len(KINDS) + 1)
+        is_virus = np.array(
+            [record.is_virus for record in records_of_fragments(data.collection, fragments)]
+        )
         is_known = ~np.isnan(log_odds)  # a fragment may have only unknown bases
         knot = fit_knot(n_bases, log_odds[is_known], is_virus[is_known])
-        calibrated = knot.calibrated(log_odds)
-        kinds = [
-            (is_kind[is_known], LEEWAY.get(kingdom, 1.0))
-            for kingdom, is_kind in kinds_of_cells(collection, fragments).items()
-        ]
-        rates = fit_error_rates(n_bases, calibrated[is_known], is_virus[is_known])
-        rates = with_kinds(rates, calibrated[is_known], kinds)
-        known = [record for record, is_one in zip(records, is_known, strict=True) if is_one]
+        of_kingdom = [kinds[:, list(members)].sum(axis=1) for members in KINGDOMS.values()]
+        kingdom = np.argmax(of_kingdom, axis=0)
         knots.append(knot)
-        at_lengths.append(rates)
-        margins.append(margin_of(rates, calibrated[is_known], known, rng))
-        drawn.append((records, calibrated))
-    error_rates = evened(at_lengths, margins)
-    for rates, (records, calibrated) in zip(error_rates, drawn, strict=True):
-        cut = rates.threshold_at(FALSE_POSITIVES["default"])
-        write_figures(rates.n_bases, records, calibrated, cut)
-    return knots, error_rates
+        drawn.append(Drawn(data.collection, fragments, knot.calibrated(log_odds), kingdom))
+    error_rates = rates_over_lengths(drawn, range(len(KINGDOMS)))
+    kingdoms = [
+        Kingdom(name, members, tuple(rates_over_lengths(drawn, [number])))
+        for number, (name, members) in enumerate(KINGDOMS.items())
+    ]
+    for place, one in enumerate(drawn):
+        cuts = [of.error_rates[place].threshold_at(FALSE_POSITIVES["default"]) for of in kingdoms]
+        n_bases = one.fragments.digits.shape[1]
+        write_figures(n_bases, one.records, one.log_odds, np.array(cuts)[one.kingdom])
+    return knots, error_rates, kingdoms
+
+
+def rates_over_lengths(drawn: Sequence[Drawn], kingdoms: Sequence[int]) -> list[ErrorRates]:
+    rates, margins = zip(*(one.error_rates(kingdoms) for one in drawn), strict=True)
+    return evened(rates, margins)
 
 
 def records_of_fragments(collection: Collection, fragments: Fragments) -> list[LabelledRecord]:
@@ -363,57 +401,33 @@ def records_of(manifest: Path, split: Path, parts: list[str]) -> Iterator[Labell
 
 def train(manifest: Path, genes: Path, split: Path, out: Path, parts: list[str]) -> None:
     data = Data.read(manifest, genes, split, parts)
-    collection, fold_of_record = data.collection, data.fold_of_record
-    digests = [record.digest for record in collection.records]
-    of_folds = beside(lambda: fit_folds(data, FOLDS_BESIDE))
-    pieces = tuple(fit(data.without(())))
-    windows = fit_windows(collection, N_SEEDS_OF_WINDOWS)
-    windows_of_folds = [
-        fit_windows(collection.where(fold_of_record != fold), 1) for fold in range(N_FOLDS)
-    ]
-    others = [fold for fold in range(N_FOLDS) if fold not in FOLDS_BESIDE]
-    nets_of_folds = fit_folds(data, others) | of_folds()
-    knots, error_rates = calibrate(collection, fold_of_record, nets_of_folds)
-    groups = {record.group for record in collection.records}
-    training = f"{len(collection.records):,} records of {len(groups):,} groups"
+    folder = out.with_name(f"{out.stem}_folds")
+    folder.mkdir(exist_ok=True)
+    pieces = fit_once(data, (), folder / "all.safetensors")
+    nets: dict[tuple[int, ...], tuple[PieceNetworks, ...]] = {
+        pair: fit_once(data, pair, folder / f"fold{''.join(map(str, pair))}.safetensors")
+        for pair in PAIRS_OF_FOLDS
+    }
+    knots, error_rates, kingdoms = calibrate(data, nets)
+    records = data.collection.records
+    groups = {record.group for record in records}
+    windows = Scorer.load_builtin()
     scorer = Scorer(
         pieces,
-        windows,
-        WINDOWS_KNOT,
+        windows.windows,
+        windows.windows_knot,
         tuple(knots),
-        training,
+        f"{len(records):,} records of {len(groups):,} groups",
         tuple(error_rates),
-        trained_records=np.unique(np.array(digests, dtype=np.uint64)),
+        tuple(kingdoms),
+        trained_records=np.unique(np.array([one.digest for one in records], dtype=np.uint64)),
         trained_groups=np.unique(np.array([*map(group_digest, groups)], dtype=np.uint64)),
     )
     save_scorer(out, scorer)
-    folder = out.with_name(f"{out.stem}_folds")
-    folder.mkdir(exist_ok=True)
-    for fold, nets in nets_of_folds.items():
-        without = f"without fold {fold}"
-        along = windows_of_folds[fold]
-        unseen = Scorer(tuple(nets), along, WINDOWS_KNOT, tuple(knots), without, tuple(error_rates))
-        save_scorer(folder / f"fold{fold}.safetensors", unseen)
-
-
-def beside(work: Callable[[], Result]) -> Callable[[], Result]:
-    """Start work in a forked process; the function returned waits for the result.
-
-    Raises:
-        EOFError: that function raises it if the process failed.
-    """
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=lambda: sender.send(work()))
-    process.start()
-    sender.close()
-
-    def result() -> Result:
-        answer: Result = receiver.recv()
-        process.join()
-        return answer
-
-    return result
+    for pair, of_pair in nets.items():
+        name = "".join(map(str, pair))
+        unseen = replace(scorer, pieces=of_pair, training=f"without folds {pair}")
+        save_scorer(folder / f"fold{name}.safetensors", unseen)
 
 
 def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[str]) -> None:
@@ -422,17 +436,21 @@ def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[st
     for n_bases, n_fragments in KNOTS.items():
         fragments = draw(collection, n_bases, n_fragments, SHARES, np.random.default_rng(n_bases))
         lengths = np.full(len(fragments), n_bases)
-        log_odds = calibrate_log_odds(
-            scorer.knots, fragment_log_odds(fragments.digits, scorer.pieces), lengths
-        )
-        threshold = thresholds(scorer.error_rates, lengths[:1], FALSE_POSITIVES["default"]).item()
-        write_figures(n_bases, records_of_fragments(collection, fragments), log_odds, threshold)
+        log_odds, kinds = fragment_scores(fragments.digits, scorer.pieces)
+        log_odds = calibrate_log_odds(scorer.knots, log_odds, lengths)
+        rates = scorer.select_error_rates("nucleotide")
+        kingdoms = most_probable(scorer.sum_by_kingdom(kinds))
+        cuts = thresholds_of(rates, kingdoms, lengths, FALSE_POSITIVES["default"])
+        write_figures(n_bases, records_of_fragments(collection, fragments), log_odds, cuts)
 
 
 def write_figures(
-    n_bases: int, records: Sequence[LabelledRecord], log_odds: FloatArray, threshold: float
+    n_bases: int, records: Sequence[LabelledRecord], log_odds: FloatArray, cuts: FloatArray
 ) -> None:
-    """Write rows of the table for fragments of one length, by their calibrated log-odds."""
+    """Write rows of the table for fragments of one length, by their calibrated log-odds.
+
+    Each fragment has its own cut.
+    """
     samples = Samples(
         np.nan_to_num(sigmoid(log_odds), nan=0.0),  # no score: the lowest
         np.array([record.is_virus for record in records]),
@@ -440,23 +458,23 @@ def write_figures(
         np.ones(len(records)),
     )
     kingdoms = np.array([record.kingdom for record in records])
-    for cells in rows_of(samples, kingdoms, sigmoid(np.array(threshold)).item()):
+    for cells in rows_of(samples, kingdoms, log_odds >= cuts):
         sys.stdout.write("\t".join([str(n_bases), *cells]) + "\n")
     sys.stdout.flush()
 
 
 def rows_of(
-    samples: Samples, kingdoms: NDArray[np.str_], threshold: float
+    samples: Samples, kingdoms: NDArray[np.str_], is_called: NDArray[np.bool_]
 ) -> Iterator[tuple[str, ...]]:
     everything = np.ones(len(samples), dtype=np.bool_)
     is_prokaryotic = np.isin(kingdoms, PROKARYOTIC)
-    yield row_of("all", samples, everything, everything, threshold)
-    yield row_of("phages and prokaryotes", samples, is_prokaryotic, is_prokaryotic, threshold)
+    yield row_of("all", samples, everything, everything, is_called)
+    yield row_of("phages and prokaryotes", samples, is_prokaryotic, is_prokaryotic, is_called)
     for kingdom in SHARES:
         is_own = kingdoms == kingdom
         if is_own.any():
             is_opposite = samples.is_virus != samples.is_virus[is_own][0]
-            yield row_of(kingdom, samples, is_own, is_own | is_opposite, threshold)
+            yield row_of(kingdom, samples, is_own, is_own | is_opposite, is_called)
 
 
 def row_of(
@@ -464,20 +482,19 @@ def row_of(
     samples: Samples,
     is_own: NDArray[np.bool_],
     is_inside: NDArray[np.bool_],
-    threshold: float,
+    is_called: NDArray[np.bool_],
 ) -> tuple[str, ...]:
     """The number of called own samples, and figures on a half viral mixture."""
     own, inside = samples.select(is_own), samples.select(is_inside)
     n_of_label = np.bincount(inside.is_virus, minlength=2)
     inside = replace(inside, weights=1 / n_of_label[inside.is_virus.astype(np.int64)])
-    figures = inside.measure(inside.scores >= threshold)
-    low, high = inside.bootstrap(inside.scores >= threshold, seed=0)
-    is_called = own.scores >= threshold
+    figures = inside.measure(is_called[is_inside])
+    low, high = inside.bootstrap(is_called[is_inside], seed=0)
     cells = [name]
     for label in (True, False):
         of_label = own.is_virus == label
         n_groups = len(set(own.groups[of_label].tolist()))
-        cells += map(str, (of_label.sum(), n_groups, is_called[of_label].sum()))
+        cells += map(str, (of_label.sum(), n_groups, is_called[is_own][of_label].sum()))
     values = (figures["auroc"], low["auroc"], high["auroc"], figures["calibration_error"])
     cells += ["" if value is None else f"{value:.4f}" for value in values]
     return tuple(cells)

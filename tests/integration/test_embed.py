@@ -39,9 +39,9 @@ from virnucpro.store.manifest import Manifest
 from virnucpro.viral.classifier import select_for_embedding
 from virnucpro.viral.classifier_choice import choose_classifier
 from virnucpro.viral.head import EnsembleKnot, EnsembleWeights
-from virnucpro.viral.networks import Scorer, thresholds
+from virnucpro.viral.networks import Scorer, thresholds_of
 from virnucpro.viral.options import ThresholdOptions
-from virnucpro.viral.scoring import score_sequences
+from virnucpro.viral.scoring import score_block, score_sequences
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.status import inspect_run, measure_run
 from virnucpro.workflows.summary import Summary
@@ -139,7 +139,8 @@ def test_rules_are_shares_of_cells_by_length():
     scorer = Scorer.load_builtin()
     lengths = np.array(list(map(len, sequences)))
     log_odds = np.array(list(score_sequences(sequences, scorer)))
-    low, high = (thresholds(scorer.error_rates, lengths, s) for s in (0.2, 0.005))
+    where = scorer.select_error_rates("nucleotide"), score_block(sequences, scorer)[2], lengths
+    low, high = (thresholds_of(*where, share) for share in (0.2, 0.005))
     expected = {
         "all": np.ones(len(sequences), dtype=bool),
         "viral": log_odds >= low,

@@ -113,8 +113,11 @@ def test_strand_pieces(n_bases: int, size: int) -> None:
 @pytest.mark.parametrize("length", LENGTHS)
 def test_strand_scores(length: int) -> None:
     texts = sequences_of(length)
-    scores, pieces = score_block(texts, Scorer.load_builtin())
-    of_reverse, of_pieces = score_block(list(map(reverse_complement, texts)), Scorer.load_builtin())
+    scorer = Scorer.load_builtin()
+    scores, pieces, kingdoms = score_block(texts, scorer)
+    reverse = list(map(reverse_complement, texts))
+    of_reverse, of_pieces, kingdoms_of_reverse = score_block(reverse, scorer)
+    assert kingdoms.tolist() == kingdoms_of_reverse.tolist()
     np.testing.assert_array_equal(scores, of_reverse)
     for record in range(len(texts)):
         here, there = (each.take(each.record == record) for each in (pieces, of_pieces))
@@ -126,7 +129,7 @@ def test_strand_scores(length: int) -> None:
 @given(st.integers(150, 4_000), st.integers(0, 10**6))
 def test_strand_scores_of_genes(n_bases: int, seed: int) -> None:
     text = gc_rich(n_bases, random.Random(seed))
-    [forward, reverse], _ = score_block([text, reverse_complement(text)], Scorer.load_builtin())
+    [forward, reverse], _, _ = score_block([text, reverse_complement(text)], Scorer.load_builtin())
     assert forward == reverse
 
 
@@ -215,7 +218,7 @@ def test_circle_score() -> None:
     """The pieces divide the length of the circle, which is turned by a multiple of them."""
     text = open_dna(30_000, np.random.default_rng(5))
     turned = text[10_000:] + text[:10_000]
-    [one, other], _ = score_block([text, turned], Scorer.load_builtin())
+    [one, other], _, _ = score_block([text, turned], Scorer.load_builtin())
     assert one == pytest.approx(other, abs=1e-12)  # the same log-odds in another order
 
 
@@ -286,5 +289,5 @@ def test_joined_records() -> None:
     [nets] = [nets for nets in own.pieces if nets.size == 500]
     scorer = replace(own, pieces=(nets,), knots=(Knot(500, 1.0, 0.0),))
     first, second = random_dna(1_500, np.random.default_rng(7)), gc_rich(3_000, random.Random(7))
-    [one, other, joined], _ = score_block([first, second, first + 1_000 * "N" + second], scorer)
+    [one, other, joined], _, _ = score_block([first, second, first + 1_000 * "N" + second], scorer)
     assert joined == pytest.approx((3 * one + 6 * other) / 9, abs=1e-12)

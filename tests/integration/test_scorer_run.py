@@ -25,6 +25,7 @@ from scorer_run_helpers import NoExecutor, in_blocks, many, outputs, predict, wr
 from virnucpro.core.atomic_io import zstd
 from virnucpro.core.errors import InputError, InputMissingError, ResumeError, UsageError
 from virnucpro.core.events import Progress, RunEvent
+from virnucpro.core.numeric import IntArray
 from virnucpro.core.option_schema import build_options
 from virnucpro.core.recipe import EncoderSpec, Recipe
 from virnucpro.core.safe_dir import SafeDir
@@ -38,9 +39,9 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.store.feature_file import read_checksummed, write_checksummed
 from virnucpro.viral import host_markers as landmarks
 from virnucpro.viral.calling import score_records
-from virnucpro.viral.networks import Scorer, false_discovery_rates, thresholds
+from virnucpro.viral.networks import Scorer, false_discovery_rates_of, thresholds_of
 from virnucpro.viral.probability import probability
-from virnucpro.viral.scoring import score_sequences
+from virnucpro.viral.scoring import score_block, score_sequences
 from virnucpro.workflows.predict_options import PredictOptions
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.status import inspect_run, measure_run
@@ -99,6 +100,10 @@ def test_scores_equal_the_scorer_by_id(whole):
     assert scores(whole) == expected
 
 
+def kingdoms_of(records: dict[str, str]) -> IntArray:
+    return score_block(list(records.values()), Scorer.load_builtin())[2]
+
+
 def called(folder: Path) -> set[str]:
     return {row["record"] for row in rows(folder / "predictions.tsv") if row["call"] == "virus"}
 
@@ -111,7 +116,8 @@ def test_preset_is_a_share_of_false_positives(tmp_path, preset, share):
     scorer = Scorer.load_builtin()
     log_odds = list(score_sequences(many().values(), scorer))
     lengths = np.array([len(bases) for bases in many().values()])
-    is_virus = np.array(log_odds) >= thresholds(scorer.error_rates, lengths, share)
+    rates, kingdoms = scorer.select_error_rates("nucleotide"), kingdoms_of(many())
+    is_virus = np.array(log_odds) >= thresholds_of(rates, kingdoms, lengths, share)
     viral = {name for name, is_one in zip(many(), is_virus, strict=True) if is_one}
     assert called(tmp_path / "run") == viral
     in_fasta = read_fasta(tmp_path / "run/viral.fasta")
@@ -151,7 +157,8 @@ def test_false_discovery_rate_follows_prevalence(tmp_path):
         predict(source, to=tmp_path / "run", prevalence=prevalence, force=True)
         found = {row["record"]: row["fdr"] for row in rows(tmp_path / "run/predictions.tsv")}
         assert found.pop("short") == ""
-        expected = false_discovery_rates(scorer.error_rates, log_odds, lengths, prevalence)
+        rates, kingdoms = scorer.select_error_rates("nucleotide"), kingdoms_of(many())
+        expected = false_discovery_rates_of(rates, kingdoms, log_odds, lengths, prevalence)
         assert list(found.values()) == [f"{rate:.4f}" for rate in expected]
 
 
@@ -282,7 +289,7 @@ def test_no_process_starts_and_no_vector_is_written(tmp_path):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert not names & {"features", "features.h5", "chunks.fa"}
     lines = summary.lines(tmp_path / "run")
-    assert [line.split()[1] for line in lines[:2]] == ["viruses:", "records"] and len(lines) == 3
+    assert [line.split()[1] for line in lines[:2]] == ["virus:", "records"] and len(lines) == 3
     assert lines[2] == f"results: {tmp_path / 'run'} (start with report.html)"
     log = (tmp_path / "run/virnucpro.log").read_text()
     for words in ("called by the scorer", "known viruses", "threshold: ", "time: ", lines[0]):
@@ -292,8 +299,11 @@ def test_no_process_starts_and_no_vector_is_written(tmp_path):
     assert stored["recipe"]["scorer_sha256"] == Scorer.load_builtin().sha256
     assert "scorer" in stored["announced"][0]
     assert stored["checkpoints"] == stored["models"] == []
-    rates = Scorer.load_builtin().error_rates
-    expected = [[one.n_bases, probability(one.threshold_at(0.03))] for one in rates]
+    rates = Scorer.load_builtin().select_error_rates("nucleotide")
+    expected = [
+        [each[0].n_bases, min(probability(one.threshold_at(0.03)) for one in each)]
+        for each in zip(*rates, strict=True)
+    ]
     assert stored["counts"]["cut_scores"] == expected
 
 

@@ -45,6 +45,7 @@ from virnucpro.viral.features import (
 )
 from virnucpro.viral.networks import (
     ErrorRates,
+    Kingdom,
     Knot,
     Scorer,
     false_discovery_rates,
@@ -372,10 +373,22 @@ def test_kind_of_cells_needs_enough_groups() -> None:
     n_bases = int(collection.lengths[0]) // 2
     drawn = np.repeat(np.arange(len(rows) + 1), [4] + [1] * len(rows))
     fragments = Fragments(np.zeros((len(drawn), n_bases), np.uint8), drawn)
-    kinds = kinds_of_cells(collection, fragments)
+    inside = np.ones(len(drawn), dtype=np.bool_)
+    kinds = kinds_of_cells(collection, fragments, inside)
     assert list(kinds) == ["bacteria"]
     # two of the first one's four
     assert np.flatnonzero(kinds["bacteria"]).tolist() == [0, 1, 4, 5, 6, 7]
+    inside[4] = False
+    assert list(kinds_of_cells(collection, fragments, inside)) == []
+
+
+def test_kind_of_cells_counts_where_most_of_it_is() -> None:
+    rows = [(f"b{i}", False, f"b{i}", "bacteria") for i in range(20)]
+    collection = collection_of(rows)
+    fragments = Fragments(np.zeros((len(rows), 20), np.uint8), np.arange(len(rows)))
+    inside = np.arange(20) < 8
+    assert kinds_of_cells(collection, fragments, inside) == {}
+    assert kinds_of_cells(collection, fragments, ~inside)["bacteria"].tolist() == (~inside).tolist()
 
 
 def test_rare_lengths_borrow_thresholds() -> None:
@@ -435,7 +448,8 @@ def test_thresholds_above_their_rate_are_refused() -> None:
 def make_scorer(*rates: ErrorRates) -> Scorer:
     nets = fit_piece_nets(Range(150, 150), [coin_lessons()], NO_WORDS, Fitting(batch=50, epochs=1))
     knot = Knot(150, 1.0, 0.0)
-    return Scorer((nets,), nets, knot, (knot,), "coins", rates)
+    kingdoms = Kingdom("first", (0,), rates), Kingdom("second", (1,), rates[1:])
+    return Scorer((nets,), nets, knot, (knot,), "coins", rates, kingdoms)
 
 
 SHORT = ErrorRates(100, (1.0, 2.0, 3.0), (0.1, 0.01, 0.001), (0.8, 0.4, 0.01), (1.0, 2.0, 3.0))
@@ -447,6 +461,7 @@ def test_thresholds_are_linear_in_logarithms(tmp_path: Path) -> None:
     save_scorer(tmp_path / "scorer.safetensors", saved)
     scorer = load_scorer(tmp_path / "scorer.safetensors")
     assert scorer.error_rates == saved.error_rates
+    assert scorer.kingdoms == saved.kingdoms
     lengths = np.array([0, 50, 100, 1000, 10_000, 5_000_000])
     values = thresholds(scorer.error_rates, lengths, 0.01)
     np.testing.assert_allclose(values, [2, 2, 2, 0.5, -1, -1], rtol=0, atol=1e-12)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import random_dna
 from numpy.typing import NDArray
 from reading import piece_features, with_layout
 from rounding import Fitted, FittedLayer, rounded
@@ -29,6 +30,7 @@ from scorer_words import is_in_sample, owners_of, word_table
 
 from virnucpro.core import native as library
 from virnucpro.core.errors import UnavailableError
+from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.viral.features import (
     CLIP,
@@ -52,15 +54,24 @@ from virnucpro.viral.features import (
 )
 from virnucpro.viral.networks import (
     ErrorRates,
+    Kingdom,
     Knot,
     PieceNetworks,
     Scorer,
     Weights,
     calibrate,
+    false_discovery_rates_of,
     load_scorer,
+    most_probable,
+    thresholds_of,
 )
 from virnucpro.viral.proteins import N_FEATURES as N_PROTEIN_FEATURES
-from virnucpro.viral.scoring import score_block, score_sequences, score_windows
+from virnucpro.viral.scoring import (
+    record_log_odds,
+    score_block,
+    score_sequences,
+    score_windows,
+)
 from virnucpro.viral.windows import Windows
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "scorer"
@@ -113,8 +124,42 @@ def scorer() -> Scorer:
     windows = random_pieces(100, 100, None, 3)
     knot = Knot(100, 1.5, 0.2)
     return Scorer(
-        pieces, windows, knot, (Knot(50, 0.5, 0.1), Knot(500, 2.0, -0.3)), "random", RATES
+        pieces,
+        windows,
+        knot,
+        (Knot(50, 0.5, 0.1), Knot(500, 2.0, -0.3)),
+        "random",
+        RATES,
+        (Kingdom("first", (0, 4), RATES), Kingdom("second", (1, 2, 3), RATES)),
     )
+
+
+def test_kingdom_is_the_most_probable(scorer: Scorer) -> None:
+    kinds = np.array([[0.3, 0.2, 0.1, 0.1, 0.3], [0.2, 0.2, 0.2, 0.2, 0.2], [np.nan] * 5])
+    assert most_probable(scorer.sum_by_kingdom(kinds)).tolist() == [0, 1, 0]
+    assert score_block([], scorer)[2].tolist() == []
+
+
+def test_kinds_of_a_record_are_means_over_windows(scorer: Scorer) -> None:
+    bases = random_dna(120, np.random.default_rng(5))
+    parts = [bases[:60], bases[60:], reverse_complement(bases), bases]
+    first, second, reverse, whole = (
+        record_log_odds(part, np.array([len(part)]), scorer.pieces[:1])[1][0] for part in parts
+    )
+    assert whole == pytest.approx((first + second) / 2)
+    assert whole.tolist() == reverse.tolist()
+    assert whole.sum() == pytest.approx(1)
+    in_sizes = record_log_odds(4 * bases, np.array([480]), scorer.pieces[1:3])[1][0]
+    assert in_sizes.sum() == pytest.approx(1)
+
+
+def test_thresholds_are_those_of_the_kingdom() -> None:
+    lax, strict = RATES, (replace(RATES[0], cuts=(2.0,)),)
+    kingdoms, lengths = np.array([0, 1, 1]), np.array([100, 100, 5000])
+    assert thresholds_of([lax, strict], kingdoms, lengths, 0.1).tolist() == [0.0, 2.0, 2.0]
+    rare = (replace(RATES[0], false_positives=(0.01,)),)
+    rates = false_discovery_rates_of([lax, rare], kingdoms, np.zeros(3), lengths, 0.5)
+    assert rates == pytest.approx([0.1 / 0.6, 0.01 / 0.51, 0.01 / 0.51])
 
 
 # Features
@@ -197,7 +242,7 @@ def test_score_does_not_depend_on_other_records() -> None:
     alone = [next(score_sequences([sequence], scorer)) for sequence in sequences]
     # a value within 1e-15 of half way between two of float32 is rounded to either: 1e-7 of it
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-7)  # type: ignore[arg-type]
-    _, pieces = score_block(sequences[-2:], scorer)
+    _, pieces, _ = score_block(sequences[-2:], scorer)
     assert np.unique(pieces.record).tolist() == [0, 1]
 
 

@@ -46,7 +46,7 @@ PLAN = ".plan"
 IDS = ".ids"
 ROWS = ".rows"
 SCORES = ".scores"  # suffix for the scores of a record block
-SCORE_FORMAT = 8  # increase when the same records and scorer would give other scores
+SCORE_FORMAT = 9  # increase when the same records and scorer would give other scores
 # the table with one row per record, which marks a finished run
 RECORD_TABLES: Mapping[Command, str] = {"predict": "predictions.tsv", "extract": "records.tsv"}
 FAILED_SEQUENCES = "failed_sequences.fa"  # records to correct and add to the run

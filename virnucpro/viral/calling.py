@@ -18,7 +18,12 @@ from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.screen import reject_reasons
 from virnucpro.viral.evidence import add_evidence
 from virnucpro.viral.known import KnownIndex, WindowHits
-from virnucpro.viral.networks import ErrorRates, Scorer, false_discovery_rates, thresholds
+from virnucpro.viral.networks import (
+    ErrorRates,
+    Scorer,
+    false_discovery_rates_of,
+    thresholds_of,
+)
 from virnucpro.viral.options import FALSE_POSITIVES, ThresholdOptions
 from virnucpro.viral.probability import probabilities
 from virnucpro.viral.proteins import Proteins
@@ -34,6 +39,7 @@ class ScoredRecords:
     screened: dict[int, Status]  # by index: status of each record that was screened out
     notes: list[str]  # why a record was screened out, or a remark on its sequence
     log_odds: FloatArray  # (n,) NaN: no score
+    kingdoms: IntArray  # (n,) index in ``Scorer.kingdoms``, 0 for proteins and without a score
     n_pieces: IntArray  # (n,)
     pieces: WindowScores  # for all records
     known: WindowHits  # for all records that passed the screen
@@ -56,19 +62,22 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
     if is_protein:
         proteins = [records.record_at(place).protein for place in places]
         scores, pieces = _whole_proteins(proteins, scorer)
+        kingdoms = np.zeros(len(places), dtype=np.int64)
         known = KnownIndex.load_builtin().look_up_proteins(Proteins.from_sequences(proteins))
     else:
         sequences = [records.sequences[place] for place in places]
-        scores, pieces = score_block(
+        scores, pieces, kingdoms = score_block(
             sequences, scorer, GeneticCode.from_number(recipe.genetic_code)
         )
         known = KnownIndex.load_builtin().look_up(sequences)
     log_odds = np.full(len(notes), np.nan)
     log_odds[places] = scores
+    of_all = np.zeros(len(notes), dtype=np.int64)
+    of_all[places] = kingdoms
     pieces = pieces._replace(record=np.array(places, dtype=np.int64)[pieces.record])
     known = known._replace(record=places[known.record])
     n_pieces = np.bincount(pieces.record, minlength=len(notes))
-    return ScoredRecords(records, screened, notes, log_odds, n_pieces, pieces, known)
+    return ScoredRecords(records, screened, notes, log_odds, of_all, n_pieces, pieces, known)
 
 
 def _whole_proteins(proteins: Sequence[str], scorer: Scorer) -> tuple[FloatArray, WindowScores]:
@@ -94,7 +103,9 @@ def call_scored(
         of_pieces[pieces.record] = pieces.n_bases
     else:
         of_pieces = lengths
-    is_virus, rates = apply_threshold(scored.log_odds, np.maximum(1, of_pieces), error_rates, cut)
+    is_virus, rates = apply_threshold(
+        scored.log_odds, np.maximum(1, of_pieces), scored.kingdoms, error_rates, cut
+    )
     scores = _score_columns(probabilities(scored.log_odds))
     has_no_score = np.isnan(scored.log_odds)
     statuses: list[Status] = ["scored"] * n
@@ -165,14 +176,17 @@ def _score_columns(values: FloatArray) -> list[float | None]:
 def apply_threshold(
     log_odds: FloatArray,
     lengths: IntArray,
-    error_rates: Sequence[ErrorRates],
+    kingdoms: IntArray,
+    error_rates: Sequence[Sequence[ErrorRates]],
     cut: ThresholdOptions,
 ) -> tuple[BoolArray, FloatArray]:
     """Return whether each record is viral by its calibrated log-odds, and its false discovery rate.
 
-    NaN is not viral. Both results are (n,).
+    Error rates are by kingdom. NaN is not viral. Both results are (n,).
     """
-    is_virus = log_odds >= thresholds(error_rates, lengths, FALSE_POSITIVES[cut.preset])
+    share = FALSE_POSITIVES[cut.preset]
+    is_virus = log_odds >= thresholds_of(error_rates, kingdoms, lengths, share)
     if cut.threshold is not None:
         is_virus = probabilities(log_odds) >= cut.threshold
-    return is_virus, false_discovery_rates(error_rates, log_odds, lengths, cut.prevalence)
+    rates = false_discovery_rates_of(error_rates, kingdoms, log_odds, lengths, cut.prevalence)
+    return is_virus, rates

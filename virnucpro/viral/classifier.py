@@ -29,7 +29,7 @@ from virnucpro.core.types import Records
 from virnucpro.sequences.screen import EXCLUDED, reject_records
 from virnucpro.viral.calling import ScoredRecords, call_scored, score_records
 from virnucpro.viral.known import KnownIndex
-from virnucpro.viral.networks import ErrorRates, Scorer, thresholds
+from virnucpro.viral.networks import ErrorRates, Scorer, thresholds_of
 from virnucpro.viral.options import FALSE_POSITIVES, ThresholdOptions
 from virnucpro.viral.probability import probability
 from virnucpro.viral.types import CalledRecords, Prediction, failure_note
@@ -225,14 +225,14 @@ def _first_selecting_rule(
 ) -> IntArray:
     """Return the index of the first rule that selects each record, or ``EXCLUDED``."""
     scorer = Scorer.load_builtin()
-    log_odds = score_records(records, recipe, scorer).log_odds
-    lengths = records.lengths
+    scored = score_records(records, recipe, scorer)
     rates = scorer.select_error_rates(recipe.input_type)
+    where = rates, scored.kingdoms, records.lengths
     # The false positive rate at the lowest embedded score, and that of the strictest preset.
     max_rate = 0.2
     min_rate = FALSE_POSITIVES["conservative"]
-    is_low = log_odds < thresholds(rates, lengths, max_rate)  # False for NaN, no score
-    is_sure = log_odds >= thresholds(rates, lengths, min_rate)
+    is_low = scored.log_odds < thresholds_of(*where, max_rate)  # False for NaN, no score
+    is_sure = scored.log_odds >= thresholds_of(*where, min_rate)
     left_out = {"all": np.zeros_like(is_low), "viral": is_low, "uncertain": is_low | is_sure}
     asks = ~np.array([left_out[rule] for rule in rules])
     return np.where(asks.any(axis=0), asks.argmax(axis=0), EXCLUDED)
@@ -254,14 +254,20 @@ def describe_callers(options: ThresholdOptions, *classifiers: str) -> str:
 
 
 def describe_threshold(
-    options: ThresholdOptions, error_rates: Sequence[ErrorRates]
+    options: ThresholdOptions, error_rates: Sequence[Sequence[ErrorRates]]
 ) -> ThresholdText:
-    """Describe the user's threshold, or else that from a preset, by error rates."""
+    """Describe the user's threshold, or else that from a preset, by error rates.
+
+    At each length, the score is the lowest one that any kingdom needs.
+    """
     if options.threshold is not None or options.evidence == "known":
         return describe_fixed_threshold(options, options.threshold)
     share = FALSE_POSITIVES[options.preset]
     words = f"at most {100 * share:g} % false positives per length (preset {options.preset})"
-    scores = tuple((rates.n_bases, probability(rates.threshold_at(share))) for rates in error_rates)
+    scores = tuple(
+        (each[0].n_bases, probability(min(rates.threshold_at(share) for rates in each)))
+        for each in zip(*error_rates, strict=True)
+    )
     return words, scores
 
 

@@ -124,7 +124,7 @@ class Ensemble(RecordClassifier):
 
     @property
     def threshold(self) -> ThresholdText:
-        return describe_threshold(self.options, self._join.error_rates)
+        return describe_threshold(self.options, [self._join.error_rates])
 
     def for_input_type(self, input_type: InputType) -> RecordClassifier:
         if input_type == "nucleotide":
@@ -221,14 +221,16 @@ def combine_calls(
     statuses = enumerate(results.calls.statuses)
     places = np.array([i for i, status in statuses if status in ("scored", "no_orf")], dtype=int)
     lengths = results.records.lengths[places]
-    base, _ = score_block([results.records.sequences[i] for i in places], scorer, code)
+    sequences = [results.records.sequences[i] for i in places]
+    base, _, kingdoms = score_block(sequences, scorer, code)
     head = np.array([_head_log_odds(results.embedded.get(i, ()), facts) for i in places.tolist()])
     joined = combine_log_odds(facts.join.knots, base, head, lengths)
+    by_kingdom = scorer.select_error_rates("nucleotide")
     is_virus, rates = (
         np.where(np.isnan(joined), of_base, of_both)
         for of_base, of_both in zip(
-            apply_threshold(base, lengths, scorer.error_rates, cut),
-            apply_threshold(joined, lengths, facts.join.error_rates, cut),
+            apply_threshold(base, lengths, kingdoms, by_kingdom, cut),
+            apply_threshold(joined, lengths, 0 * kingdoms, [facts.join.error_rates], cut),
             strict=True,
         )
     )

@@ -37,12 +37,13 @@ from virnucpro.core.recipe import InputType
 from virnucpro.viral.features import NO_WORDS, RATIOS, SHARES, Features, WordTable
 from virnucpro.viral.proteins import PATTERNS, SHORTEST, Proteins, Ratios, protein_features
 
-FORMAT = 12
+FORMAT = 13
 ALL = ""  # the view for networks that read all features
 VIEWS = {"shares": SHARES, "ratios": RATIOS, ALL: slice(None)}
 PROKARYOTIC = "prokaryotic"  # the network trained on prokaryotes and their viruses alone
 WINDOWS, PROTEINS = "windows", "proteins"  # tensor prefixes of these networks
 N_LAYERS = 3
+_LABELS = 2  # outputs of a network that knows no kinds
 _OUTPUTS, _INPUTS = 32, 4  # of a layer, which the library computes together
 _LINE = 64  # bytes in a cache line
 
@@ -93,10 +94,17 @@ class NetworkStack:
         n = len(self.centre), len(sizes)
         return self.centre, self.scale, *n, np.array(sizes, dtype=np.int64), *_in_blocks(layers)
 
+    @property
+    def n_kinds(self) -> int:
+        """Return the number of kinds of which the networks give probabilities, or 0."""
+        sizes: list[int] = [layers[-1][1].shape[1] for layers, _ in self.stacks.values()]
+        return max([0, *(size for size in sizes if size > _LABELS)])
+
     def log_odds(self, features: Features) -> FloatArray:
         """Compute log-odds with ``write_log_odds`` in ``networks.c``. (n, n_features) -> (n,)"""
         log_odds = np.empty(len(features))
-        call("net_log_odds", features, len(features), *self.arguments, log_odds)
+        kinds = np.empty((len(features), self.n_kinds))
+        call("net_log_odds", features, len(features), *self.arguments, log_odds, kinds)
         return log_odds
 
 
@@ -209,6 +217,19 @@ class ErrorRates:
         return np.exp(np.interp(log_odds, self.log_odds, np.log(falling)))
 
 
+@dataclass(frozen=True, slots=True)
+class Kingdom:
+    """Records whose kind is probably one of some kinds, and their error rates by length.
+
+    These are the viruses and cells that resemble each other most. Each kingdom has its own
+    thresholds, so that the cells of one do not decide about the viruses of another.
+    """
+
+    name: str
+    kinds: tuple[int, ...]  # outputs of the networks
+    error_rates: tuple[ErrorRates, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class ProteinNetworks:
     """The networks for proteins. Knots and error rates are sorted by length, in residues."""
@@ -237,7 +258,8 @@ class Scorer:
     windows_knot: Knot  # calibration for sliding windows
     knots: tuple[Knot, ...]
     training: str  # training data and method, in a sentence
-    error_rates: tuple[ErrorRates, ...]
+    error_rates: tuple[ErrorRates, ...]  # of all kingdoms together
+    kingdoms: tuple[Kingdom, ...]
     proteins: ProteinNetworks | None = None  # None: it scores nucleotides only
     sha256: str = ""
     trained_records: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
@@ -255,12 +277,17 @@ class Scorer:
             return SHORTEST
         return min(nets.shortest for nets in self.pieces)
 
-    def select_error_rates(self, input_type: InputType) -> tuple[ErrorRates, ...]:
-        """Return the error rates for this record type."""
+    def select_error_rates(self, input_type: InputType) -> tuple[tuple[ErrorRates, ...], ...]:
+        """Return the error rates for this record type, by kingdom. All proteins are of one."""
         if input_type == "nucleotide":
-            return self.error_rates
+            return tuple(kingdom.error_rates for kingdom in self.kingdoms)
         assert self.proteins is not None, "a scorer without nets for proteins calls none"
-        return self.proteins.error_rates
+        return (self.proteins.error_rates,)
+
+    def sum_by_kingdom(self, kinds: FloatArray) -> FloatArray:
+        """Sum the probabilities of the kinds of each kingdom. (n, n_kinds) -> (n, n_kingdoms)"""
+        each = [kinds[:, list(kingdom.kinds)].sum(axis=1) for kingdom in self.kingdoms]
+        return np.stack(each, axis=1)
 
     @staticmethod
     @cache
@@ -325,6 +352,41 @@ def thresholds(
     return interpolate_lengths(lengths, error_rates, cuts)
 
 
+def most_probable(of_kingdoms: FloatArray) -> IntArray:
+    """Return the most probable kingdom. (n, n_kingdoms) -> (n,)
+
+    The first one without a probability, as records without a known base have none.
+    """
+    if not of_kingdoms.shape[1]:  # no record was read
+        return np.zeros(len(of_kingdoms), dtype=np.int64)
+    return np.asarray(np.nan_to_num(of_kingdoms).argmax(axis=1))
+
+
+def thresholds_of(
+    error_rates: Sequence[Sequence[ErrorRates]],
+    kingdoms: IntArray,
+    lengths: IntArray,
+    false_positives: float,
+) -> FloatArray:
+    """Return ``thresholds`` for records of several kingdoms. Error rates are by kingdom. (n,)"""
+    each = np.stack([thresholds(rates, lengths, false_positives) for rates in error_rates])
+    return np.asarray(each[kingdoms, np.arange(len(lengths))])
+
+
+def false_discovery_rates_of(
+    error_rates: Sequence[Sequence[ErrorRates]],
+    kingdoms: IntArray,
+    log_odds: FloatArray,
+    lengths: IntArray,
+    prevalence: float,
+) -> FloatArray:
+    """Return ``false_discovery_rates`` for records of several kingdoms. (n,)"""
+    each = np.stack(
+        [false_discovery_rates(rates, log_odds, lengths, prevalence) for rates in error_rates]
+    )
+    return np.asarray(each[kingdoms, np.arange(len(lengths))])
+
+
 def false_discovery_rates(
     error_rates: Sequence[ErrorRates],
     log_odds: FloatArray,
@@ -368,7 +430,11 @@ def load_scorer(path: Path) -> Scorer:
             windows_knot=Knot(**facts["windows_knot"]),
             knots=tuple(Knot(**knot) for knot in facts["knots"]),
             training=str(facts["training"]),
-            error_rates=tuple(ErrorRates.from_scores(rates) for rates in facts["error_rates"]),
+            error_rates=_error_rates(facts),
+            kingdoms=tuple(
+                Kingdom(str(of["name"]), tuple(of["kinds"]), _error_rates(of))
+                for of in facts["kingdoms"]
+            ),
             proteins=_protein_nets(facts[PROTEINS], words, tensors),
             sha256=sha256(content).hexdigest(),
             **{name: tensors[name] for name in DIGESTS if name in tensors},
@@ -378,6 +444,10 @@ def load_scorer(path: Path) -> Scorer:
             f"{printable(path)} is not a scorer of VirNucPro: {printable(error)}",
             hint="reinstall VirNucPro: its scorer is part of it",
         ) from error
+
+
+def _error_rates(facts: Mapping[str, Any]) -> tuple[ErrorRates, ...]:
+    return tuple(ErrorRates.from_scores(rates) for rates in facts["error_rates"])
 
 
 def load_tensors(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[Any]]]:
@@ -439,6 +509,6 @@ def _protein_nets(
         ratios=tuple(tensors[f"{PROTEINS}.patterns.{i}"] for i in range(len(PATTERNS))),
         nets=_nets(PROTEINS, {ALL: facts["n_viral"]}, tensors),
         knots=tuple(Knot(**knot) for knot in facts["knots"]),
-        error_rates=tuple(ErrorRates.from_scores(rates) for rates in facts["error_rates"]),
+        error_rates=_error_rates(facts),
         training=str(facts["training"]),
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import isnan
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from virnucpro.viral.features import (
     layout_features,
     library_input,
 )
-from virnucpro.viral.networks import PieceNetworks, Scorer, calibrate
+from virnucpro.viral.networks import PieceNetworks, Scorer, calibrate, most_probable
 from virnucpro.viral.proteins import Proteins
 from virnucpro.viral.windows import Windows, split_windows
 
@@ -67,9 +67,13 @@ class WindowScores(NamedTuple):
 
         The values are added in both orders, so that the reverse complement has the same sum.
         """
+        return self.means_of(self.log_odds, n_records)
+
+    def means_of(self, values: FloatArray, n_records: int) -> FloatArray:
+        """Return each record's mean of these values over its windows, as ``means`` does. (n,)"""
         is_known = ~np.isnan(self.log_odds)
         owner = self.record[is_known]
-        values = self.log_odds[is_known]
+        values = values[is_known]
         twice = np.bincount(owner, values, minlength=n_records)
         twice += np.bincount(owner[::-1], values[::-1], minlength=n_records)
         n_pieces = np.bincount(owner, minlength=n_records)
@@ -77,6 +81,10 @@ class WindowScores(NamedTuple):
 
     def take(self, chosen: IntArray | BoolArray | slice) -> WindowScores:
         return WindowScores._make(column[chosen] for column in self)
+
+
+# the networks for one size, with their windows and the probability of each kind, (n, n_kinds)
+SizeScores: TypeAlias = tuple[PieceNetworks, WindowScores, FloatArray]
 
 
 def score_sequences(
@@ -87,7 +95,7 @@ def score_sequences(
     A sequence needs a known base, and at least ``scorer.shortest`` bases.
     """
     for some in _batches(sequences, BASES_AT_ONCE):
-        scores, _ = score_block(some, scorer, code)
+        scores, _, _ = score_block(some, scorer, code)
         yield from (None if isnan(value) else value for value in scores.tolist())
 
 
@@ -108,18 +116,18 @@ def _batches(sequences: Iterable[str], most_letters: int) -> Iterator[list[str]]
 
 def score_block(
     sequences: Sequence[str], scorer: Scorer, code: GeneticCode = STANDARD
-) -> tuple[FloatArray, WindowScores]:
-    """Return each sequence's calibrated log-odds in a block, and its windows.
+) -> tuple[FloatArray, WindowScores, IntArray]:
+    """Return each sequence's calibrated log-odds in a block, its windows and its kingdom.
 
     NaN if it cannot be scored. The windows have the smallest size for the record. Each is
-    calibrated by its own length. (n,)
+    calibrated by its own length. A kingdom is an index in ``Scorer.kingdoms``. (n,), (n,)
     """
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     has_pieces = np.zeros(len(lengths), dtype=np.bool_)
     pieces = list[WindowScores]()
     sizes = list(_by_size(sequences, lengths, scorer.pieces, code))
-    for nets, scores in sizes:
+    for nets, scores, _ in sizes:
         if not nets.part:
             calibrated = calibrate(scorer.knots, scores.log_odds, scores.n_bases)
             inside = scores._replace(start=scores.start - starts[scores.record])
@@ -128,22 +136,50 @@ def score_block(
             has_pieces[scores.record] = True
     together = WindowScores.concatenate(pieces)
     ordered = together.take(np.argsort(together.record, kind="stable"))
-    return calibrate(scorer.knots, _mean_score(sizes, len(lengths)), lengths), ordered
+    log_odds = calibrate(scorer.knots, _mean_score(sizes, len(lengths)), lengths)
+    # Summing before averaging leaves fewer columns to average.
+    of_kingdoms = [(nets, scores, scorer.sum_by_kingdom(kinds)) for nets, scores, kinds in sizes]
+    return log_odds, ordered, most_probable(mean_kinds(of_kingdoms, len(lengths)))
 
 
-def record_log_odds(bases: str, lengths: IntArray, pieces: Sequence[PieceNetworks]) -> FloatArray:
-    """Return the log-odds of concatenated records, before calibration. NaN: no score. n -> (n,)"""
-    return _mean_score(_by_size([bases], lengths, pieces, STANDARD), len(lengths))
+def record_log_odds(
+    bases: str, lengths: IntArray, pieces: Sequence[PieceNetworks]
+) -> tuple[FloatArray, FloatArray]:
+    """Return the log-odds of concatenated records, before calibration, and their kinds.
+
+    NaN: no score. n -> (n,), (n, n_kinds)
+    """
+    sizes = list(_by_size([bases], lengths, pieces, STANDARD))
+    return _mean_score(sizes, len(lengths)), mean_kinds(sizes, len(lengths))
 
 
-def _mean_score(sizes: Iterable[tuple[PieceNetworks, WindowScores]], n_records: int) -> FloatArray:
+def _mean_score(sizes: Iterable[SizeScores], n_records: int) -> FloatArray:
     """Return the mean over window sizes of the mean over windows. NaN: no score. (n_records,)
 
     All sizes that are read in parts weigh half as much together as all others together.
     """
+    each = [(nets, scores.means(n_records)) for nets, scores, _ in sizes]
+    return _mean_over_sizes(each, n_records)
+
+
+def mean_kinds(sizes: Sequence[SizeScores], n_records: int) -> FloatArray:
+    """Return the mean of each column of probabilities, averaged like the scores. (n_records, n)"""
+    n_kinds = sizes[0][2].shape[1] if sizes else 0
+    columns = [
+        _mean_over_sizes(
+            [(nets, scores.means_of(kinds[:, kind], n_records)) for nets, scores, kinds in sizes],
+            n_records,
+        )
+        for kind in range(n_kinds)
+    ]
+    return np.stack(columns, axis=1) if columns else np.zeros((n_records, 0))
+
+
+def _mean_over_sizes(
+    each: Iterable[tuple[PieceNetworks, FloatArray]], n_records: int
+) -> FloatArray:
     total, n_sizes = np.zeros((2, 2, n_records))  # for windows read in one go, and in parts
-    for nets, scores in sizes:
-        means = scores.means(n_records)
+    for nets, means in each:
         has_mean = ~np.isnan(means)
         way = 0 if nets.part is None else 1
         total[way, has_mean] += means[has_mean]
@@ -192,7 +228,7 @@ def _blocks(sequences: Sequence[str], longest: int) -> Iterator[_Block]:
 
 def _by_size(
     sequences: Sequence[str], lengths: IntArray, pieces: Sequence[PieceNetworks], code: GeneticCode
-) -> Iterator[tuple[PieceNetworks, WindowScores]]:
+) -> Iterator[SizeScores]:
     """Yield the networks for each size, and the scored windows in the records that they read."""
     readings = [
         _RecordWindows.from_record(
@@ -209,7 +245,7 @@ def _by_size(
         for reading in readings:
             reading.iter_blocks(block, code)
     for reading in readings:
-        yield reading.nets, reading.pieces
+        yield reading.nets, reading.pieces, reading.kinds
         yield from reading.wholes.scores()
 
 
@@ -223,6 +259,7 @@ class _RecordWindows:
     nets: PieceNetworks
     pieces: WindowScores
     wholes: _CompleteSequences
+    kinds: FloatArray  # (n, n_kinds) probability of each kind
     chosen: IntArray  # feature columns to keep
     features: Features  # (n, n_chosen)
 
@@ -235,7 +272,8 @@ class _RecordWindows:
         chosen: IntArray = _NOTHING,
     ) -> _RecordWindows:
         room = np.empty((len(pieces.record), len(chosen)), dtype=np.float32)
-        return cls(nets, pieces, wholes, chosen, room)
+        kinds = np.empty((len(pieces.record), nets.nets.n_kinds))
+        return cls(nets, pieces, wholes, kinds, chosen, room)
 
     def iter_blocks(self, block: _Block, code: GeneticCode) -> None:
         """Read the windows that begin in the block, and score complete larger windows."""
@@ -246,7 +284,7 @@ class _RecordWindows:
             "piece_log_odds",
             *library_input(block.pieces(some), self.nets.words, code),
             *self.nets.nets.arguments,
-            some.log_odds,
+            *(some.log_odds, self.kinds[rows]),
             *(self.chosen, len(self.chosen), self.features[rows]),
             *(of_wholes, self.wholes.total, self.wholes.n_parts),
         )
@@ -263,6 +301,7 @@ class _CompleteSequences:
     layout: FloatArray  # (n, 12)
     total: FloatArray  # (n_open, 1229) sums of part features, in steps, for incomplete windows
     n_parts: IntArray  # (n_open,)
+    kinds: FloatArray  # (n, n_kinds) probability of each kind
     n_done: int = 0  # number of leading windows that already have log-odds
 
     @classmethod
@@ -276,7 +315,8 @@ class _CompleteSequences:
         reader = np.repeat(np.arange(len(each)), [len(some.start) for some in each])
         nothing = np.zeros((0, N_FEATURES)), np.zeros(0, dtype=np.int64)
         layout = np.empty((len(order), N_LAYOUT))
-        return cls(nets, pieces.take(order), reader[order], layout, *nothing)
+        kinds = np.full((len(order), max([0, *(one.nets.n_kinds for one in nets)])), np.nan)
+        return cls(nets, pieces.take(order), reader[order], layout, *nothing, kinds)
 
     def rows(self, parts: WindowScores) -> IntArray:
         """Return the rows of ``total`` for the windows that contain each part, or -1. -> (n, 2)
@@ -299,12 +339,13 @@ class _CompleteSequences:
             self.layout[rows] = layout_features(block.pieces(self.pieces.take(rows)), code)
         self._score(int(np.searchsorted(self.pieces.start, block.end, side="right")) - 2)
 
-    def scores(self) -> Iterator[tuple[PieceNetworks, WindowScores]]:
+    def scores(self) -> Iterator[SizeScores]:
         """Score the remaining windows. Yield the networks for each size, with their windows."""
         self._open(len(self.pieces.start))
         self._score(len(self.pieces.start))
         for number, nets in enumerate(self.nets):
-            yield nets, self.pieces.take(self.reader == number)
+            is_own = self.reader == number
+            yield nets, self.pieces.take(is_own), self.kinds[is_own]
 
     def _open(self, end: int) -> None:
         """Allocate features for all windows before ``end``."""
@@ -323,9 +364,11 @@ class _CompleteSequences:
         for number, nets in enumerate(self.nets):
             chosen = np.flatnonzero((self.reader[done] == number) & (self.n_parts[:n] > 0))
             log_odds = np.empty(len(chosen))
+            kinds = np.empty((len(chosen), nets.nets.n_kinds))
             arguments = nets.nets.arguments
-            call("whole_log_odds", *parts, chosen, len(chosen), *arguments, log_odds)
+            call("whole_log_odds", *parts, chosen, len(chosen), *arguments, log_odds, kinds)
             self.pieces.log_odds[chosen + self.n_done] = log_odds
+            self.kinds[chosen + self.n_done] = kinds
         self.total = self.total[n:].copy()
         self.n_parts = self.n_parts[n:]
         self.n_done = end

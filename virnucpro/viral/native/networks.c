@@ -429,9 +429,9 @@ static double log_sum_of(const double *values, int64_t n) {
 
 /* Read the rows on the desk by the net behind a layer, and return its last layer. Its log-odds of
  * the viral kinds, which come first, against all others are added to the sums. A net that knows
- * several kinds also adds the probability of the first viral and the first cellular kind. */
+ * several kinds also adds the probability of each kind: (n_rows, n_kinds). */
 static Layer read_net(const Nets *nets, const Desk *desk, Layer layer, const int64_t *size,
-                      int64_t n_rows, double *sums, double *shares) {
+                      int64_t n_rows, double *sums, double *kinds) {
     int64_t n_kinds = size[4], n_viral = size[5], n_out = blocks_of(n_kinds) * OUTPUTS;
     int64_t width = blocks_of(size[3]) * OUTPUTS;
     layer = behind(&layer, size[1], size[2]);
@@ -448,41 +448,70 @@ static Layer read_net(const Nets *nets, const Desk *desk, Layer layer, const int
             sums[first + row] += both[0] - both[1];
             if (n_kinds > 2) {
                 double all = log_sum_of(both, 2);
-                shares[first + row] += exp(logits[0] - all) + exp(logits[n_viral] - all);
+                for (int64_t kind = 0; kind < n_kinds; kind++)
+                    kinds[(first + row) * n_kinds + kind] += exp(logits[kind] - all);
             }
         }
     }
     return layer;
 }
 
-/* The mean log-odds over nets, for each row on the desk, at most ROWS_READ. Nets that know
+/* The kinds that nets distinguish, if any does: how many, and how many of them are viral; and the
+ * number of these nets. */
+typedef struct {
+    int64_t n_kinds, n_viral, n_nets;
+} Kinds;
+
+static Kinds kinds_of(const Nets *nets) {
+    Kinds kinds = {0, 0, 0};
+    for (int64_t net = 0; net < nets->n_nets; net++) {
+        const int64_t *size = nets->sizes + net * N_SIZES;
+        if (size[4] > 2) {
+            kinds.n_kinds = size[4];
+            kinds.n_viral = size[5];
+            kinds.n_nets++;
+        }
+    }
+    return kinds;
+}
+
+/* The mean log-odds over nets, for each row on the desk, at most ROWS_READ, and the mean
+ * probability of each kind over the nets that know several: (n_rows, n_kinds). Nets that know
  * prokaryotes and their viruses alone, as two kinds, move the mean of the others half of the way to
- * theirs, times the probability, by the others, that the row is one of these. */
-static void write_log_odds(const Nets *nets, const Desk *desk, int64_t n_rows, double *log_odds) {
-    double special[ROWS_READ] = {0}, shares[ROWS_READ] = {0};
-    int64_t n_special = 0, n_with_kinds = 0;
+ * theirs, times the probability, by the others, that the row is one of these. These are the first
+ * viral and the first cellular kind. */
+static void write_log_odds(const Nets *nets, const Desk *desk, int64_t n_rows, double *log_odds,
+                           double *kinds) {
+    double special[ROWS_READ] = {0};
+    int64_t n_special = 0;
+    Kinds known = kinds_of(nets);
     Layer layer = {nets->weights, nets->start, nets->worth, 0, 0};
     clear(log_odds, n_rows * sizeof(double));
+    clear(kinds, n_rows * known.n_kinds * sizeof(double));
     for (int64_t net = 0; net < nets->n_nets; net++) {
         const int64_t *size = nets->sizes + net * N_SIZES;
         int is_special = size[6] != 0;
-        layer = read_net(nets, desk, layer, size, n_rows, is_special ? special : log_odds, shares);
+        layer = read_net(nets, desk, layer, size, n_rows, is_special ? special : log_odds, kinds);
         n_special += is_special;
-        n_with_kinds += size[4] > 2;
     }
+    for (int64_t i = 0; i < n_rows * known.n_kinds; i++)
+        kinds[i] /= known.n_nets;
     for (int64_t row = 0; row < n_rows; row++) {
+        const double *of_row = kinds + row * known.n_kinds;
         log_odds[row] /= nets->n_nets - n_special;
-        if (n_special)
-            log_odds[row] += shares[row] / at_least(1, n_with_kinds) *
+        if (n_special && known.n_kinds)
+            log_odds[row] += (of_row[0] + of_row[known.n_viral]) *
                              (special[row] / n_special - log_odds[row]) / 2;
     }
 }
 
-/* The log-odds by all nets: (n, n_features) -> (n,). */
+/* The log-odds by all nets, and the probability of each kind: (n, n_features) -> (n,),
+ * (n, n_kinds). */
 int net_log_odds(const float *features, int64_t n, const float *centre, const float *scale,
                  int64_t n_features, int64_t n_nets, const int64_t *sizes, const int8_t *weights,
-                 const int32_t *start, const float *worth, double *log_odds) {
+                 const int32_t *start, const float *worth, double *log_odds, double *kinds) {
     Nets nets = {centre, scale, n_features, n_nets, sizes, weights, start, worth};
+    int64_t n_kinds = kinds_of(&nets).n_kinds;
     Desk desk = {0};
     int result = open_desk(&desk, &nets);
     for (int64_t low = 0; result == 0 && low < n; low += ROWS_READ) {
@@ -490,7 +519,7 @@ int net_log_odds(const float *features, int64_t n, const float *centre, const fl
         for (int64_t row = 0; row < n_rows; row++)
             kernels.levels(&nets, features + (low + row) * n_features,
                            desk.levels + row * width_of(&nets));
-        write_log_odds(&nets, &desk, n_rows, log_odds + low);
+        write_log_odds(&nets, &desk, n_rows, log_odds + low, kinds + low * n_kinds);
     }
     close_desk(&desk);
     return result;
@@ -509,12 +538,13 @@ static void write_whole(const double *total, int64_t n_parts, const double *layo
         out[N_LAYOUT + i] = (float)(total[i] / steps);
 }
 
-/* The log-odds by all nets for some of the pieces that were read in parts: (n,) -> (n,). */
+/* The log-odds by all nets for some of the pieces that were read in parts, and the probability of
+ * each kind: (n,) -> (n,), (n, n_kinds). */
 int whole_log_odds(const double *totals, const int64_t *n_parts, const double *layout,
                    const int64_t *rows, int64_t n, const float *centre, const float *scale,
                    int64_t n_features, int64_t n_nets, const int64_t *sizes,
                    const int8_t *weights, const int32_t *start, const float *worth,
-                   double *log_odds) {
+                   double *log_odds, double *kinds) {
     float *features = malloc((n * (N_FEATURES + N_LAYOUT) + 1) * sizeof(float));
     int result = -1;
     if (!features)
@@ -523,7 +553,7 @@ int whole_log_odds(const double *totals, const int64_t *n_parts, const double *l
         write_whole(totals + rows[i] * N_FEATURES, n_parts[rows[i]], layout + rows[i] * N_LAYOUT,
                     features + i * (N_FEATURES + N_LAYOUT));
     result = net_log_odds(features, n, centre, scale, n_features, n_nets, sizes, weights, start,
-                          worth, log_odds);
+                          worth, log_odds, kinds);
     free(features);
     return result;
 }
@@ -563,7 +593,8 @@ static void add_part(const float *features, const int64_t *rows, double *totals,
     }
 }
 
-/* Read pieces: their mean log-odds over nets, NaN if all bases are unknown, and chosen features.
+/* Read pieces: their mean log-odds over nets, NaN if all bases are unknown, the probability of each
+ * kind, and chosen features.
  *
  * The features of a piece with a known base are added to the rows of `totals` that `rows` names,
  * (n, MOST_WHOLES); -1: none. The owners of words, (n_digits, 2), are kept for other pieces. */
@@ -575,11 +606,13 @@ int piece_log_odds(const uint8_t *digits, int64_t n_digits, const uint8_t *codes
                    uint8_t *owners, const float *centre, const float *scale, int64_t n_features,
                    int64_t n_nets, const int64_t *sizes,
                    const int8_t *weights, const int32_t *start, const float *worth,
-                   double *log_odds, const int64_t *chosen, int64_t n_chosen, float *figures,
+                   double *log_odds, double *kinds, const int64_t *chosen, int64_t n_chosen,
+                   float *figures,
                    const int64_t *rows, double *totals, int64_t *n_parts) {
     Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
     Words words = {hints, n_of_bucket, first, entries, n_entries};
     Nets nets = {centre, scale, n_features, n_nets, sizes, weights, start, worth};
+    int64_t n_kinds = kinds_of(&nets).n_kinds;
     uint8_t is_blank[ROWS_READ];
     float features[N_FEATURES];
     Reader reader = {0};
@@ -597,7 +630,7 @@ int piece_log_odds(const uint8_t *digits, int64_t n_digits, const uint8_t *codes
         kernels.levels(&nets, features, desk.levels + row * width_of(&nets));
         if (row < ROWS_READ - 1 && i < n - 1)
             continue;
-        write_log_odds(&nets, &desk, row + 1, log_odds + i - row);
+        write_log_odds(&nets, &desk, row + 1, log_odds + i - row, kinds + (i - row) * n_kinds);
         for (int64_t j = 0; j <= row; j++)
             if (is_blank[j])
                 log_odds[i - row + j] = NAN;
