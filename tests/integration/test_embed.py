@@ -227,7 +227,7 @@ def test_later_input_or_rule_moves_no_shard():
                 n_inputs += 1
             else:
                 rules.setdefault("all" if "viral" in rules else "viral", n_inputs)
-            inputs = tuple(SimpleNamespace(generation=i) for i in range(n_inputs))
+            inputs = tuple(SimpleNamespace(generation=i, sample="") for i in range(n_inputs))
             series = Manifest(NUCLEOTIDES, inputs, embed=rules).series
             assert series[: len(before)] == before
             assert sorted(series) == sorted(itertools.product(range(n_inputs), range(len(rules))))
