@@ -218,7 +218,12 @@ def test_long_reverse_complement_is_that_of_its_parts() -> None:
     pairs = {"A": "T", "C": "G", "G": "C", "T": "A", "U": "A"}
     expected = "".join(pairs.get(base, base) for base in reversed(text))
     assert len(text) > 2 * 2**20
-    assert reverse_complement(text.lower()) == reverse_complement(text) == expected
+    tracemalloc.start()
+    reverse = reverse_complement(text)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert reverse_complement(text.lower()) == reverse == expected
+    assert peak < len(text) + 4 * 2**20, "only parts are copied"
 
 
 def test_library_is_built_from_the_sources() -> None:

@@ -13,7 +13,6 @@ import hashlib
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from io import StringIO
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,10 +146,11 @@ def reverse_complement(bases: str) -> str:
     bases_at_once = 2**20
     if len(bases) <= bases_at_once:
         return bases.upper().translate(_COMPLEMENT)[::-1]
-    reverse = StringIO()  # unlike a list of parts, it is not copied at the end
+    reverse = ""
     for end in range(len(bases), 0, -bases_at_once):
-        reverse.write(reverse_complement(bases[max(0, end - bases_at_once) : end]))
-    return reverse.getvalue()
+        # CPython extends this string in place, where joining a list of parts would copy all
+        reverse += reverse_complement(bases[max(0, end - bases_at_once) : end])
+    return reverse
 
 
 class Orf(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from operator import itemgetter
@@ -81,6 +81,12 @@ def sum_counts(counts: Iterable[RecordCounts]) -> RecordCounts:
     for later in counts:
         total.include(later)
     return total
+
+
+def add_counts(by_sample: dict[str, RecordCounts], later: Mapping[str, RecordCounts]) -> None:
+    """Add counts of later records to the counts of each sample."""
+    for sample, counts in later.items():
+        by_sample.setdefault(sample, RecordCounts()).include(counts)
 
 
 def sample_ranges(samples: Sequence[str]) -> Iterator[tuple[str, int, int]]:

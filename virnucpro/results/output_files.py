@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from virnucpro.results.counts import RecordCounts
+from virnucpro.results.counts import RecordCounts, add_counts
 from virnucpro.results.outputs import OutputFile
 from virnucpro.results.row_batches import RowBatch
 from virnucpro.results.sample_tables import LAST_LINES, OutputDir
@@ -37,8 +37,7 @@ def open_files(outputs: Iterable[OutputFile], output_dir: OutputDir) -> Iterator
                 sorted_texts[output.file] = stack.enter_context(SortedLines(output_dir.aside))
 
         def add(batch: RowBatch) -> None:
-            for sample, counts in batch.counts.items():
-                counts_by_sample.setdefault(sample, RecordCounts()).include(counts)
+            add_counts(counts_by_sample, batch.counts)
             for output, open_file in tables:
                 if output.is_sorted:
                     sorted_texts[output.file].add(batch.rows.get(output.file, b""))
