@@ -13,9 +13,11 @@ and vectors are wrong beyond some 256 residues.
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -111,12 +113,14 @@ def openvino_int8(setting: Setting) -> TimedEncoder:
     batches = [make_proteins(1_000, seed) for seed in range(_N_CALIBRATION)]
     inputs = [(tokens, tokens != PAD) for tokens in (_pad(batch).numpy() for batch in batches)]
     logging.getLogger("nncf").setLevel(logging.ERROR)
-    quantised = nncf.quantize(
-        _convert_to_openvino(setting),
-        nncf.Dataset(inputs),
-        model_type=nncf.ModelType.TRANSFORMER,
-        subset_size=_N_CALIBRATION,
-    )
+    converted = _convert_to_openvino(setting)
+    with redirect_stdout(io.StringIO()):  # its progress bars, among our rows
+        quantised = nncf.quantize(
+            converted,
+            nncf.Dataset(inputs),
+            model_type=nncf.ModelType.TRANSFORMER,
+            subset_size=_N_CALIBRATION,
+        )
     return _compile_by_openvino(setting, quantised, "fp32")
 
 

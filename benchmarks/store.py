@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -50,10 +51,9 @@ def make_embeddings(*, per_residue: bool) -> Embeddings:
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    before = os.times()
+    before = time.process_time()
     work()
-    after = os.times()
-    return after.user + after.system - before.user - before.system
+    return time.process_time() - before
 
 
 def measure_store(folder: Path, *, per_residue: bool, store: Store) -> str:

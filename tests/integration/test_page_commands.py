@@ -32,6 +32,7 @@ NOT_RUN = {
     r"^docs/TUTORIAL\.md ": "test_tutorial.py runs it",
     r"^docs/EMBEDDINGS\.md ": "test_embeddings_page.py runs it",
     r"^CONTRIBUTING\.md ": "a part of the tests",
+    r"^docs/BENCHMARKS\.md ": "other programs, or minutes; test_benchmarks.py runs store.py",
     r" (make example|pip install|\. \.venv/bin/activate)": "installs",
     r" virnucpro models download ": "downloads",
     r"sbatch ": "SLURM; test_slurm.py runs the scripts",

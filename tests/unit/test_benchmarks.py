@@ -13,6 +13,7 @@ from pathlib import Path
 import front_end
 import measure
 import pytest
+import store
 import variants
 from card import fill_card
 from conftest import TINY
@@ -65,6 +66,22 @@ def test_poison_is_compared_with_a_clean_run():
 )
 def test_fill_of_attention_tiles(seqlen, tile, fill):
     assert tile_fill([seqlen] * 9, tile, tile) == pytest.approx(fill, abs=0.005)
+
+
+def test_store_benchmark_writes_and_reads_each_type(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(store, "N_ROWS", 600)
+    monkeypatch.setattr(store, "REPEATS", 2)
+    store.main(str(tmp_path))
+    header, *rows, last = capsys.readouterr().out.splitlines()
+    assert header.startswith("rows\tstore\tGB per 10^6 proteins")
+    assert [row.split("\t")[:2] for row in rows] == [
+        [kind, store_type]
+        for kind in ("per protein", "per residue")
+        for store_type in ("float32", "bfloat16")
+    ]
+    assert all(float(row.split("\t")[2]) > 0 for row in rows)
+    assert last.startswith("numpy's tofile writes ")
+    assert not list(tmp_path.iterdir())
 
 
 def test_unavailable_variants_say_why(tmp_path):
