@@ -152,6 +152,15 @@ FAILED_SEQUENCES = OutputFile(
 
 # Viruses
 
+_LINEAGE_COLUMNS = (
+    "taxonomy",
+    "genus",
+    "genome_type",
+    "host_source",
+    "host_genus",
+    "completeness",
+    "completeness_method",
+)
 # One row per virus. Its name is also its sequence id in the FASTA file.
 VIRUS_TABLE = OutputFile(
     "viruses.tsv",
@@ -174,25 +183,9 @@ VIRUS_TABLE = OutputFile(
         "family_share",
         "topology",
         "repeat_length",
-        "taxonomy",
-        "genus",
-        "genome_type",
-        "host_source",
-        "host_genus",
-        "completeness",
-        "completeness_method",
+        *_LINEAGE_COLUMNS,
     ),
-    later_columns=frozenset(
-        {
-            "taxonomy",
-            "genus",
-            "genome_type",
-            "host_source",
-            "host_genus",
-            "completeness",
-            "completeness_method",
-        }
-    ),
+    later_columns=frozenset(_LINEAGE_COLUMNS),
     old_names={
         "kind": "extent",
         "virus_kind": "group",
