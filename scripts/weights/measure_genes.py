@@ -38,14 +38,16 @@ Genes = dict[tuple[int, str, int], int]  # sequence, strand and end -> start, bo
 
 def own_genes(sequences: Sequence[str], group: str) -> Genes:
     """Return the genes that VirNucPro finds in viruses of this group."""
-    each = find_genes(sequences, [False] * len(sequences), [group] * len(sequences), STANDARD)
+    n = len(sequences)
+    found = find_genes(sequences, [False] * n, [group] * n, STANDARD)
+    columns = (found.virus, found.is_reverse, found.start, found.end, found.lacks_end)
     genes: Genes = {}
-    for number, (sequence, found) in enumerate(zip(sequences, each, strict=True)):
-        for gene in found:
-            if gene.partial in ("", "start"):
-                is_forward = gene.strand == "+"
-                end = gene.end if is_forward else len(sequence) - gene.start
-                genes[number, gene.strand, end] = end - (gene.end - gene.start)
+    for number, is_reverse, start, end, lacks_end in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        if not lacks_end:
+            stop = len(sequences[number]) - start if is_reverse else end
+            genes[number, "-" if is_reverse else "+", stop] = stop - (end - start)
     return genes
 
 

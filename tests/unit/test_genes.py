@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -19,7 +21,7 @@ from virnucpro.results.miuvig import (
 from virnucpro.results.outputs import GENE_GFF3, GENE_TABLE, MIUVIG_TABLE, PROTEIN_FASTA
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.viral.genes import find_genes
-from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores, Gene, Identity
+from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores, Genes, Identity
 
 INPUTS = Path(__file__).parents[3] / "shared/data/inputs"
 # frequent in genes of bacteria and their phages. The last two are stops on the other strand
@@ -48,33 +50,59 @@ def phage(n_genes: int = 8) -> str:
     return "".join(parts) + spacer(60, 99)
 
 
-def genes_of(sequence: str, *, is_circle: bool = False, code: GeneticCode = STANDARD) -> list[Gene]:
-    [genes] = find_genes([sequence], [is_circle], ["phage"], code)
-    return list(genes)
+class Gene(NamedTuple):
+    """A row of the columns in ``Genes``."""
+
+    start: int
+    end: int
+    is_reverse: bool
+    lacks_start: bool
+    lacks_end: bool
+    start_codon: str
+    protein: str
+    coding_score: float
+    log_odds: float
+    n_known_kmers: int
+    known_family: str
+
+
+def rows_of(genes: Genes) -> list[Gene]:
+    _, *columns = genes
+    lists = [column if isinstance(column, list) else column.tolist() for column in columns]
+    return [Gene(*row) for row in zip(*lists, strict=True)]
+
+
+def genes_of(
+    sequence: str,
+    *,
+    is_circle: bool = False,
+    group: str = "phage",
+    code: GeneticCode = STANDARD,
+) -> list[Gene]:
+    return rows_of(find_genes([sequence], [is_circle], [group], code))
 
 
 def test_genes_have_the_known_starts_and_ends():
     sequence = phage()
     genes = genes_of(sequence)
-    assert [gene.strand for gene in genes] == ["+"] * 5 + ["-"] * 3
+    assert [gene.is_reverse for gene in genes] == [False] * 5 + [True] * 3
     for seed, gene in enumerate(genes):
         bases = sequence[gene.start : gene.end]
-        bases = bases if gene.strand == "+" else reverse_complement(bases)
+        bases = reverse_complement(bases) if gene.is_reverse else bases
         assert bases == "ATG" + coding(150 + 20 * seed, seed) + "TAA"
-        assert (gene.start_codon, gene.partial) == ("ATG", "")
+        assert (gene.start_codon, gene.lacks_start, gene.lacks_end) == ("ATG", False, False)
         assert gene.coding_score > 0
-        assert gene.log_odds is not None
+        assert not math.isnan(gene.log_odds)
         letters = [STANDARD.meanings[bases[i : i + 3]] for i in range(0, len(bases) - 3, 3)]
         assert gene.protein == "".join(letters)
 
 
 def mirrored(genes: list[Gene], n_bases: int) -> list[Gene]:
-    other = {"+": "-", "-": "+"}
     swapped = [
         gene._replace(
             start=(n_bases - gene.end) % n_bases,
             end=(n_bases - gene.end) % n_bases + gene.end - gene.start,
-            strand=other[gene.strand],
+            is_reverse=not gene.is_reverse,
         )
         for gene in genes
     ]
@@ -112,13 +140,15 @@ def test_gene_over_the_origin_ends_past_it():
     cut = (first.start + first.end) // 2
     genes = genes_of(sequence[cut:] + sequence[:cut], is_circle=True)
     [crossing] = [gene for gene in genes if gene.end > len(sequence)]
-    assert (crossing.protein, crossing.partial) == (first.protein, "")
+    assert crossing.protein == first.protein
+    assert not crossing.lacks_start and not crossing.lacks_end
     assert crossing.end - crossing.start == first.end - first.start
 
 
 def test_genes_at_the_ends_are_partial():
     genes = genes_of(coding(200, 1) + "TAA" + spacer(60, 2) + "ATG" + coding(200, 3))
-    assert [gene.partial for gene in genes] == ["start", "end"]
+    assert [gene.lacks_start for gene in genes] == [True, False]
+    assert [gene.lacks_end for gene in genes] == [False, True]
     assert [gene.start_codon for gene in genes] == ["", "ATG"]
     assert not genes[0].protein.startswith("M") and genes[1].protein.startswith("M")
 
@@ -126,7 +156,7 @@ def test_genes_at_the_ends_are_partial():
 def test_other_starts_need_a_prokaryotic_group():
     sequence = spacer(60, 1) + gene_bases(200, 5, "GTG") + spacer(60, 2)
     for group in ("phage", "RNA+"):
-        [genes] = find_genes([sequence], [False], [group])
+        genes = genes_of(sequence, group=group)
         assert any(gene.start_codon == "GTG" for gene in genes) == (group == "phage")
 
 
@@ -140,29 +170,30 @@ def test_another_code_reads_through_its_codons():
 
 
 def test_sequences_without_bases_have_no_genes():
-    assert (
-        find_genes(["", "N" * 3_000, "ACGT"], [True, False, False], ["", "", "phage"]) == [()] * 3
-    )
+    genes = find_genes(["", "N" * 3_000, "ACGT"], [True, False, False], ["", "", "phage"])
+    assert genes.n_of_viruses.tolist() == [0, 0, 0]
+    assert rows_of(genes) == []
 
 
 def test_genes_stay_with_their_sequence():
     viruses = ["ACGT", phage(3), "", phage(5), "N" * 3_000, phage(5)]
     are_circles = [False, False, True, True, False, False]
-    alone = [
-        find_genes([virus], [is_circle], ["phage"])[0]
-        for virus, is_circle in zip(viruses, are_circles, strict=True)
-    ]
+    pairs = zip(viruses, are_circles, strict=True)
+    alone = [genes_of(virus, is_circle=is_circle) for virus, is_circle in pairs]
+    together = find_genes(viruses, are_circles, ["phage"] * len(viruses))
     assert list(map(bool, alone)) == [False, True, False, True, False, True]
-    assert find_genes(viruses, are_circles, ["phage"] * len(viruses)) == alone
+    assert together.n_of_viruses.tolist() == list(map(len, alone))
+    slices = [together.slice_viruses(place, place + 1) for place in range(len(viruses))]
+    assert list(map(rows_of, slices)) == alone
 
 
 @pytest.mark.skipif(not INPUTS.exists(), reason="the shared real sequences are not here")
 def test_known_genes_name_their_family():
     text = (INPUTS / "sars-cov-2_wuhan-hu-1.fasta").read_text()
     sequence = "".join(text.split("\n")[1:])
-    [genes] = find_genes([sequence], [False], ["RNA+"])
+    genes = genes_of(sequence, group="RNA+")
     spike = next(gene for gene in genes if gene.start == 21_562)
-    assert (spike.end, spike.strand, len(spike.protein)) == (25_384, "+", 1_273)
+    assert (spike.end, spike.is_reverse, len(spike.protein)) == (25_384, False, 1_273)
     assert spike.known_family == "Coronaviridae"
     assert spike.n_known_kmers >= 20
 

@@ -107,6 +107,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         _COUNTS,
         _VALUES,
     ),
+    # codon codes, rows of n genes, letters by codon code, and letters of all proteins
+    "translate_genes": (_BYTES, _COUNTS, c_int64, _BYTES, _BYTES),
     # digits, starts, lengths and number of windows for n pieces, codon residues, the highest hash,
     # the table, the owner of each node, and one row per window
     "known_hits": (*_KNOWN, _Arrays(np.uint16), _COUNTS),

@@ -15,6 +15,7 @@ import numpy as np
 from virnucpro.core.numeric import DECIMALS, FloatArray
 from virnucpro.core.types import FRAMES_FAILED
 from virnucpro.results.counts import LENGTH_CLASSES, NO_HIT, RecordCounts, sample_ranges, sum_counts
+from virnucpro.results.gene_rows import gene_gff3, gene_table, protein_fasta
 from virnucpro.results.miuvig import miuvig_rows
 from virnucpro.results.names import bed_chrom, gff3_seqid, gff3_value, tsv_line
 from virnucpro.results.outputs import (
@@ -58,7 +59,6 @@ from virnucpro.viral.types import (
     CalledRecords,
     Calls,
     FrameScores,
-    Gene,
     Identity,
     Prediction,
     Region,
@@ -312,7 +312,7 @@ def find_viruses(
             first = parts[0]
             letters = "".join(sequence[part.start : part.end] for part in parts)
             location = (first.extent, first.start, parts[-1].end, first.over_origin)
-            rows.append((index, name, *location, letters, score, unknown, ()))
+            rows.append((index, name, *location, letters, score, unknown))
     viruses = Viruses.from_rows(rows)
     if code is None:
         return viruses
@@ -416,91 +416,6 @@ def _virus_fasta(results: CalledRecords) -> bytes:
 def _miuvig_rows(results: CalledRecords) -> bytes:
     columns = list(zip(*miuvig_rows(results), strict=True))
     return format_rows(*map(quoted_texts, columns)) if columns else b""
-
-
-# Genes
-
-
-# Makes the text for a gene: results, index of its virus, its name, and the gene.
-_GeneRow: TypeAlias = Callable[[CalledRecords, int, str, Gene], str]
-
-
-def _iter_genes(viruses: Viruses) -> Iterator[tuple[int, str, Gene]]:
-    """Yield the index of the virus, the name, and the gene, for each gene in the gene files."""
-    for place, (name, genes) in enumerate(zip(viruses.names, viruses.genes, strict=True)):
-        for number, gene in enumerate(genes, 1):
-            yield place, f"{name}_{number}", gene
-
-
-def _gene_rows(row: _GeneRow, results: CalledRecords) -> bytes | None:
-    """Format the genes of all viruses. None: no virus has a gene."""
-    texts = [row(results, place, name, gene) for place, name, gene in _iter_genes(results.viruses)]
-    return encode_texts("".join(texts)) if texts else None
-
-
-def _gene_end(viruses: Viruses, place: int, gene: Gene) -> int:
-    """Return the last base of a gene, counted from 1. It may precede the start in a circle."""
-    n_bases = len(viruses.letters[place])
-    return gene.end if gene.end <= n_bases else gene.end - n_bases
-
-
-def _gene_table_row(results: CalledRecords, place: int, name: str, gene: Gene) -> str:
-    viruses = results.viruses
-    record = viruses.places[place]
-    values = (
-        name,
-        viruses.names[place],
-        results.records.record_at(record).name,
-        results.calls.samples[record],
-        gene.start + 1,
-        _gene_end(viruses, place, gene),
-        gene.strand,
-        len(gene.protein),
-        gene.partial,
-        gene.start_codon,
-        f"{gene.coding_score:.2f}",
-        "" if gene.log_odds is None else f"{gene.log_odds:.2f}",
-        gene.n_known_kmers,
-        gene.known_family,
-    )
-    return tsv_line(values)
-
-
-def _gene_gff_row(results: CalledRecords, place: int, name: str, gene: Gene) -> str:
-    """Format a gene, after its virus if it is the first. A gene may cross a circle's origin."""
-    viruses = results.viruses
-    seqid = gff3_seqid(viruses.names[place])
-    n_bases = len(viruses.letters[place])
-    lines = []
-    if gene is viruses.genes[place][0]:
-        is_circle = viruses.identities[place].topology == "circular"
-        landmark = (
-            f"ID={gff3_value(viruses.names[place])}{';Is_circular=true' if is_circle else ''}"
-        )
-        lines.append(f"{seqid}\tvirnucpro\tregion\t1\t{n_bases}\t.\t.\t.\t{landmark}\n")
-    attributes = [
-        f"ID={gff3_value(name)}",
-        gene.partial and f"partial={gene.partial}",
-        gene.start_codon and f"start_codon={gene.start_codon}",
-        "" if gene.log_odds is None else f"log_odds={gene.log_odds:.2f}",
-        f"n_known_kmers={gene.n_known_kmers}",
-        gene.known_family and f"known_family={gff3_value(gene.known_family)}",
-    ]
-    bases = f"{gene.start + 1}\t{gene.end}\t{gene.coding_score:.2f}\t{gene.strand}\t0"
-    lines.append(f"{seqid}\tvirnucpro\tCDS\t{bases}\t{';'.join(filter(None, attributes))}\n")
-    return "".join(lines)
-
-
-def _protein_fasta(results: CalledRecords) -> bytes | None:
-    """Format the proteins, with position and strand of each gene as Prodigal writes them."""
-    headers = []
-    proteins = []
-    for place, name, gene in _iter_genes(results.viruses):
-        end = _gene_end(results.viruses, place, gene)
-        strand = 1 if gene.strand == "+" else -1
-        headers.append(f"{name} # {gene.start + 1} # {end} # {strand} # ID={name}")
-        proteins.append(gene.protein)
-    return format_fasta(headers, proteins) or None
 
 
 # Regions
@@ -677,9 +592,9 @@ CALL_ROWS: Mapping[OutputFile, _MakeRows] = {
     VIRUS_TABLE: _virus_rows,
     VIRUS_FASTA: _virus_fasta,
     MIUVIG_TABLE: _miuvig_rows,
-    GENE_TABLE: partial(_gene_rows, _gene_table_row),
-    GENE_GFF3: partial(_gene_rows, _gene_gff_row),
-    PROTEIN_FASTA: _protein_fasta,
+    GENE_TABLE: gene_table,
+    GENE_GFF3: gene_gff3,
+    PROTEIN_FASTA: protein_fasta,
     REGION_TABLE: _table_rows,
     REGION_BED: partial(_region_rows, _bed_row),
     REGION_GFF3: partial(_region_rows, _gff_row),

@@ -41,6 +41,9 @@ _MEDIUM_QUALITY = 50.0
 def miuvig_rows(results: CalledRecords) -> Iterator[tuple[str, ...]]:
     """Yield the values for each virus. A virus without bases has few."""
     viruses = results.viruses
+    has_genes = [False] * len(viruses.places)
+    if viruses.genes is not None:
+        has_genes = (viruses.genes.n_of_viruses > 0).tolist()
     for place, record in enumerate(viruses.places):
         identity = viruses.identities[place]
         yield (
@@ -57,7 +60,7 @@ def miuvig_rows(results: CalledRecords) -> Iterator[tuple[str, ...]]:
             checkv_quality(identity),
             identity.taxonomy,
             f"{_SOFTWARE};predict",
-            f"{_SOFTWARE};genes" if viruses.genes[place] else "",
+            f"{_SOFTWARE};genes" if has_genes[place] else "",
         )
 
 

@@ -73,7 +73,7 @@ def quoted_texts(values: Sequence[str]) -> Column:
     return texts(values if '"' not in "".join(values) else list(map(tsv_field, values)))
 
 
-def _letters(sequences: Sequence[str]) -> Column:
+def letters(sequences: Sequence[str]) -> Column:
     """Make a sequence column, with a line end before every 60 letters."""
     n_rows, _, content, n_bytes = texts(sequences)
     return Column(n_rows, _LETTERS, content, n_bytes + n_bytes // _WIDTH + n_rows)
@@ -97,6 +97,12 @@ def format_decimals(values: Sequence[float | None] | FloatArray, n_decimals: int
 def format_rows(*columns: Column) -> bytes:
     """Format a line per row, with tabs between the fields."""
     return _format_row_bytes(columns, ("", *("\t",) * (len(columns) - 1))).tobytes()
+
+
+def format_fields(*fields: tuple[str, Column]) -> bytes:
+    """Format a line per row. Each column comes with the text before its fields."""
+    before, columns = zip(*fields, strict=True)
+    return _format_row_bytes(columns, before).tobytes()
 
 
 def _format_row_bytes(columns: Sequence[Column], before: Sequence[str]) -> NDArray[np.uint8]:
@@ -132,4 +138,4 @@ def format_fasta(headers: Sequence[str], sequences: Sequence[str]) -> bytes:
 
 def _fasta(headers: Sequence[str], sequences: Sequence[str]) -> NDArray[np.uint8]:
     """Run ``format_fasta``, and release intermediate arrays here: a record may be very long."""
-    return _format_row_bytes((texts(headers), _letters(sequences)), (">", ""))
+    return _format_row_bytes((texts(headers), letters(sequences)), (">", ""))

@@ -11,29 +11,25 @@ open elsewhere. Spliced genes and frameshifts are not assembled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate, chain, pairwise
-from math import isnan
-from operator import attrgetter
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from virnucpro.core.native import call
 from virnucpro.core.numeric import BoolArray, FloatArray, IntArray
-from virnucpro.core.types import reverse_complement
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
-from virnucpro.sequences.open_codes import N_CODES, Digits, genetic_code
+from virnucpro.sequences.open_codes import N_CODES, Digits, encode, genetic_code
 from virnucpro.viral.known import FEWEST_OF_FAMILY, LEAST_SHARE, KnownIndex
 from virnucpro.viral.networks import Scorer
 from virnucpro.viral.proteins import SHORTEST, Proteins
 from virnucpro.viral.scoring import score_proteins
-from virnucpro.viral.types import Gene, Partial
+from virnucpro.viral.types import Genes
 from virnucpro.viral.windows import (
     CanonicalView,
     Windows,
-    codon_codes,
     find_reversed,
     is_stop,
     opposite_strand,
@@ -41,20 +37,56 @@ from virnucpro.viral.windows import (
 )
 
 SHORTEST_GENE = 30  # codons without the stop; a third less at an end of the sequence
+# kinds of starts, as in ``native/genes.c``
+_START_CODONS = ("ATG", "GTG", "TTG")
+_EDGE = len(_START_CODONS)
 
 
-class _Columns(NamedTuple):
-    """Genes in a sequence, in columns, (n,)."""
+class _Views(NamedTuple):
+    """The canonical view of each virus, as digits. A gene may cross the origin of a circle, which
+    is read twice.
+    """
 
+    pieces: Windows
+    n_bases: IntArray  # (n_viruses,) in the virus
+    is_circle: BoolArray  # (n_viruses,)
+    is_reverse: BoolArray  # (n_viruses,)
+    first: IntArray  # (n_viruses,) base on the strand of the view at which it begins
+
+    @classmethod
+    def from_sequences(cls, viruses: Sequence[str], are_circles: Sequence[bool]) -> _Views:
+        forward = Windows.from_sequences(viruses)
+        is_circle = np.array(are_circles, dtype=np.bool_) & (forward.lengths > 0)
+        is_reverse = np.array(find_reversed(forward), dtype=np.bool_)
+        first = np.zeros(len(viruses), dtype=np.int64)
+        ends = forward.starts + forward.lengths
+        digits = list(map(forward.digits.__getitem__, map(slice, forward.starts, ends)))
+        for place in np.flatnonzero(is_reverse & ~is_circle).tolist():
+            digits[place] = opposite_strand(digits[place])
+        for place in np.flatnonzero(is_circle).tolist():
+            view = CanonicalView.from_record(viruses[place], is_circle=True)
+            digits[place] = np.tile(encode(view.sequence), 2)
+            is_reverse[place] = view.is_reverse
+            first[place] = view.first
+        lengths = np.where(is_circle, 2, 1) * forward.lengths
+        row = np.concatenate([np.empty(0, dtype=np.uint8), *digits])
+        pieces = Windows.concatenate(row, lengths)
+        return cls(pieces, forward.lengths, is_circle, is_reverse, first)
+
+
+class _Found(NamedTuple):
+    """Genes in the canonical views, in columns, view by view. (n,)"""
+
+    virus: IntArray
     strand: IntArray  # 0 forward, 1 reverse
     left: IntArray
     right: IntArray
-    lacks_start: IntArray
+    start_kind: IntArray
     lacks_end: IntArray
     score: FloatArray
 
-    def take(self, chosen: BoolArray | slice) -> _Columns:
-        return _Columns._make(column[chosen] for column in self)
+    def take(self, chosen: BoolArray | IntArray) -> _Found:
+        return _Found._make(column[chosen] for column in self)
 
 
 def find_genes(
@@ -62,146 +94,120 @@ def find_genes(
     are_circles: Sequence[bool],
     groups: Sequence[str],
     code: GeneticCode = STANDARD,
-) -> list[tuple[Gene, ...]]:
+) -> Genes:
     """Find the genes in each viral sequence, in order of their first base.
 
     Args:
         groups: as in ``Identity``.
     """
-    are_reverse = find_reversed(Windows.from_sequences(viruses))
-    views = [
-        CanonicalView.from_record(sequence, is_circle=True)
-        if is_circle and sequence
-        else CanonicalView.from_linear(sequence, is_reverse=is_reverse)
-        for sequence, is_circle, is_reverse in zip(viruses, are_circles, are_reverse, strict=True)
-    ]
+    views = _Views.from_sequences(viruses, are_circles)
     prokaryotic_groups = ("phage", "archaeal virus")  # whose ribosomes bind before a start
     has_sites = np.array([group in prokaryotic_groups for group in groups], dtype=np.uint8)
-    # a gene may cross the origin of a circle, which is read twice
-    pieces = Windows.from_sequences([view.sequence * (1 + view.is_circle) for view in views])
-    n_genes, columns = _find_columns(pieces, has_sites, code)
-    gene_ends = np.cumsum(n_genes)
-    genes: list[list[Gene]] = [[] for _ in views]
-    for place in np.flatnonzero(n_genes).tolist():
-        view = views[place]
-        own = columns.take(slice(gene_ends[place] - n_genes[place], gene_ends[place]))
-        if view.is_circle:
-            own = _cut_circle(own, len(view.sequence))
-        first = pieces.starts[place]
-        digits = pieces.digits[first : first + pieces.lengths[place]]
-        genes[place] = list(_place_genes(view, own, _translate(digits, own, code)))
-    return _add_evidence(genes)
+    found = _cut_circles(_find_in_views(views.pieces, has_sites, code), views)
+    first, end, is_reverse = _place_genes(found, views)
+    order = np.lexsort((end, first, found.virus))
+    found = found.take(order)
+    proteins = _translate(views.pieces, found, code)
+    start_codons = [*_START_CODONS, ""]
+    return Genes(
+        np.bincount(found.virus, minlength=len(viruses)),
+        first[order],
+        end[order],
+        is_reverse[order],
+        found.start_kind == _EDGE,
+        found.lacks_end == 1,
+        [start_codons[kind] for kind in found.start_kind.tolist()],
+        proteins,
+        found.score,
+        _log_odds(proteins),
+        *_known_kmers(proteins),
+    )
 
 
-def _find_columns(
-    pieces: Windows, has_sites: Digits, code: GeneticCode
-) -> tuple[IntArray, _Columns]:
-    """Return the number of genes in each piece, (n_pieces,), and the genes, piece by piece."""
+def _find_in_views(pieces: Windows, has_sites: Digits, code: GeneticCode) -> _Found:
     n_genes = np.zeros(len(pieces), dtype=np.int64)
     bases_per_gene = 30  # fewer than a gene adds to the one before it
     most = int((pieces.lengths // bases_per_gene + 2).sum())
-    rows = np.empty((most, len(_Columns._fields) - 1), dtype=np.int64)
+    rows = np.empty((most, len(_Found._fields) - 2), dtype=np.int64)
     scores = np.empty(most)
     tables = is_stop(code), _start_kinds(code), has_sites
     call("find_genes", *pieces.arguments(code), *tables, SHORTEST_GENE, n_genes, rows, scores)
-    total = int(n_genes.sum())
-    return n_genes, _Columns._make([*rows[:total].T.copy(), scores[:total]])
+    virus = np.repeat(np.arange(len(pieces)), n_genes)
+    return _Found._make([virus, *rows[: len(virus)].T, scores[: len(virus)]])
 
 
 @cache
 def _start_kinds(code: GeneticCode) -> Digits:
     """Return the kind of each codon as a start, without and with binding sites. (2, 125)"""
-    start_codons = ("ATG", "GTG", "TTG")  # as in ``native/genes.c``
-    kinds = np.full((2, N_CODES), len(start_codons), dtype=np.uint8)
-    kinds[:, genetic_code(start_codons[0])] = 0
+    kinds = np.full((2, N_CODES), _EDGE, dtype=np.uint8)
+    kinds[:, genetic_code(_START_CODONS[0])] = 0
     prokaryotic_codes = (1, 4, 11, 15, 25)  # 1: bacterial records are often read with it
     if code.number in prokaryotic_codes:
-        for number, codon in enumerate(start_codons):
+        for number, codon in enumerate(_START_CODONS):
             kinds[1, genetic_code(codon)] = number
     return kinds
 
 
-def _cut_circle(columns: _Columns, n_bases: int) -> _Columns:
-    """Return the genes in a circle from those in its sequence read twice.
+def _cut_circles(found: _Found, views: _Views) -> _Found:
+    """Return the genes in circles from those in their sequence read twice.
 
     The middle is used, where no end is near. If the first gene and the last one overlap there, the
     better one is kept.
     """
-    first = n_bases // 2
-    is_inside = (columns.left >= first) & (columns.left < first + n_bases)
-    is_complete = (columns.lacks_start | columns.lacks_end) == 0
-    inside = columns.take(is_inside & is_complete & (columns.right - columns.left <= n_bases))
+    of_circle = views.is_circle[found.virus]
+    n_bases = views.n_bases[found.virus]
+    middle = n_bases // 2
+    is_inside = (found.left >= middle) & (found.left < middle + n_bases)
+    is_complete = (found.start_kind != _EDGE) & (found.lacks_end == 0)
+    is_short = found.right - found.left <= n_bases
+    inside = found.take(~of_circle | is_inside & is_complete & is_short)
+    is_kept = np.ones(len(inside.virus), dtype=np.bool_)
     max_overlap = 60  # bases, as in ``native/genes.c``
-    if len(inside.left) < 2 or inside.right[-1] - max_overlap <= inside.left[0] + n_bases:
-        return inside
-    is_first_better = inside.score[0] >= inside.score[-1]
-    return inside.take(slice(0, -1) if is_first_better else slice(1, None))
+    for virus in np.flatnonzero(views.is_circle).tolist():
+        first, end = np.searchsorted(inside.virus, [virus, virus + 1]).tolist()
+        last = end - 1
+        if last <= first:
+            continue
+        overlap = inside.right[last] - inside.left[first] - views.n_bases[virus]
+        if overlap > max_overlap:
+            is_first_better = inside.score[first] >= inside.score[last]
+            is_kept[last if is_first_better else first] = False
+    return inside.take(is_kept)
 
 
-def _translate(digits: Digits, columns: _Columns, code: GeneticCode) -> list[str]:
+def _place_genes(found: _Found, views: _Views) -> tuple[IntArray, IntArray, BoolArray]:
+    """Return first base, end and strand of each gene in its virus. (n,), (n,), (n,)"""
+    n_bases = views.n_bases[found.virus]
+    first = views.first[found.virus]
+    is_turned = views.is_reverse[found.virus]
+    start = np.where(is_turned, n_bases - found.right - first, found.left + first) % n_bases
+    return start, start + found.right - found.left, (found.strand == 1) != is_turned
+
+
+def _translate(pieces: Windows, found: _Found, code: GeneticCode) -> list[str]:
     """Translate genes without their stop. A start codon is M."""
-    if not len(columns.left):
-        return []
-    letters = residue_letters(code)
-    strands = [codon_codes(one).tobytes() for one in (digits, opposite_strand(digits))]
-    is_reverse = columns.strand == 1
-    starts = np.where(is_reverse, len(digits) - columns.right, columns.left)
-    ends = starts + columns.right - columns.left - np.where(columns.lacks_end, 0, 3)
-    rows = (columns.strand.tolist(), starts.tolist(), ends.tolist(), columns.lacks_start.tolist())
-    proteins = []
-    for strand, start, end, lacks_start in zip(*rows, strict=True):
-        protein = strands[strand][start:end:3].translate(letters).decode("ascii")
-        proteins.append(protein if lacks_start else "M" + protein[1:])
-    return proteins
+    starts = pieces.starts[found.virus]
+    left = starts + found.left
+    right = starts + found.right
+    columns = (found.strand, left, right, found.start_kind, found.lacks_end)
+    n_residues = (right - left) // 3 - (found.lacks_end == 0)
+    letters = np.empty(int(n_residues.sum()), dtype=np.uint8)
+    tables = np.stack(columns, axis=1), len(left), np.frombuffer(residue_letters(code), np.uint8)
+    call("translate_genes", pieces.codon_codes(code), *tables, letters)
+    text = letters.tobytes().decode("ascii")
+    ends = accumulate(n_residues.tolist(), initial=0)
+    return [text[first:end] for first, end in pairwise(ends)]
 
 
-def _place_genes(view: CanonicalView, columns: _Columns, proteins: Sequence[str]) -> Iterator[Gene]:
-    """Convert the genes in the canonical view to genes in the sequence, by their first base."""
-    n_bases = len(view.sequence)
-    text = view.sequence * (1 + view.is_circle)
-    genes = []
-    rows = zip(*(column.tolist() for column in columns), proteins, strict=True)
-    partials: tuple[tuple[Partial, Partial], ...] = (("", "end"), ("start", "both"))
-    for strand, left, right, lacks_start, lacks_end, score, protein in rows:
-        codon = reverse_complement(text[right - 3 : right]) if strand else text[left : left + 3]
-        start = n_bases - right - view.first if view.is_reverse else left + view.first
-        is_forward = bool(strand) == view.is_reverse
-        gene = Gene(
-            start=start % n_bases,
-            end=start % n_bases + right - left,
-            strand="+" if is_forward else "-",
-            partial=partials[lacks_start][lacks_end],
-            start_codon="" if lacks_start else codon,
-            protein=protein,
-            coding_score=round(score, 2),
-        )
-        genes.append(gene)
-    yield from sorted(genes, key=attrgetter("start", "end"))
+def _log_odds(proteins: Sequence[str]) -> FloatArray:
+    """Return the log-odds of each protein, NaN if it is too short or has no known residue. (n,)"""
+    each = dict.fromkeys(protein for protein in proteins if len(protein) >= SHORTEST)
+    scores = score_proteins(each, Scorer.load_builtin()).tolist()
+    log_odds = dict(zip(each, scores, strict=True))
+    return np.array([log_odds.get(protein, np.nan) for protein in proteins], dtype=np.float64)
 
 
-def _add_evidence(genes: Sequence[Sequence[Gene]]) -> list[tuple[Gene, ...]]:
-    """Add what each gene resembles: its log-odds, and k-mers of known viruses."""
-    flat = list(chain.from_iterable(genes))
-    proteins = dict.fromkeys(gene.protein for gene in flat if len(gene.protein) >= SHORTEST)
-    scores = score_proteins(proteins, Scorer.load_builtin()).tolist()
-    log_odds = dict(zip(proteins, scores, strict=True))
-    known = zip(flat, _known_kmers([gene.protein for gene in flat]), strict=True)
-    complete = [
-        gene._replace(
-            log_odds=_number(log_odds.get(gene.protein)), n_known_kmers=n, known_family=family
-        )
-        for gene, (n, family) in known
-    ]
-    ends = list(accumulate(map(len, genes), initial=0))
-    return [tuple(complete[first:end]) for first, end in pairwise(ends)]
-
-
-def _number(value: float | None) -> float | None:
-    """Round log-odds. None: the protein is too short, or has no known residue."""
-    return None if value is None or isnan(value) else round(value, 2)
-
-
-def _known_kmers(proteins: Sequence[str]) -> list[tuple[int, str]]:
+def _known_kmers(proteins: Sequence[str]) -> tuple[IntArray, list[str]]:
     """Return each protein's k-mers of known viruses, and the family of most, if there is one."""
     index = KnownIndex.load_builtin()
     hits = index.look_up_proteins(Proteins.from_sequences(proteins))
@@ -212,5 +218,4 @@ def _known_kmers(proteins: Sequence[str]) -> list[tuple[int, str]]:
     order = np.argsort(hits.n_owner, kind="stable")  # of several windows, the one with most hits
     chosen = order[has_family[order]]
     owners[hits.record[chosen]] = hits.owner[chosen]
-    names = [index.owners[owner] for owner in owners.tolist()]
-    return list(zip(n_viral.tolist(), names, strict=True))
+    return n_viral, [index.owners[owner] for owner in owners.tolist()]

@@ -90,22 +90,36 @@ class Identity(NamedTuple):
     completeness_method: str = ""  # as in ``completeness.Completeness``
 
 
-Partial: TypeAlias = Literal["", "start", "end", "both"]
+class Genes(NamedTuple):
+    """The genes in some viruses, in parallel columns, by virus and first base.
 
+    The bases of a gene are ``sequence[start:end]``, with the stop codon.
+    """
 
-class Gene(NamedTuple):
-    """A gene in a viral sequence. Its bases are ``sequence[start:end]``, with the stop codon."""
+    n_of_viruses: NDArray[np.int64]  # (n_viruses,) number for each virus
+    start: NDArray[np.int64]  # (n,)
+    end: NDArray[np.int64]  # (n,) in a circle, past the length if the gene crosses the origin
+    is_reverse: NDArray[np.bool_]  # (n,)
+    lacks_start: NDArray[np.bool_]  # (n,) it lies outside the sequence
+    lacks_end: NDArray[np.bool_]  # (n,)
+    start_codons: list[str]  # "": outside the sequence
+    proteins: list[str]
+    coding_score: NDArray[np.float64]  # (n,) log-odds of a gene
+    log_odds: NDArray[np.float64]  # (n,) of a viral protein over a cellular one. NaN: too short
+    n_known_kmers: NDArray[np.int64]  # (n,) that known viruses have and cells do not
+    known_families: list[str]  # family or cluster of most of them
 
-    start: int
-    end: int  # in a circle, past the length if the gene crosses the origin
-    strand: Literal["+", "-"]
-    partial: Partial  # what lies outside the sequence
-    start_codon: str  # "": outside the sequence
-    protein: str
-    coding_score: float  # log-odds of a gene
-    log_odds: float | None = None  # of a viral protein over a cellular one. None: too short
-    n_known_kmers: int = 0  # that known viruses have and cells do not
-    known_family: str = ""  # family or cluster of most of them
+    @property
+    def virus(self) -> NDArray[np.int64]:
+        """Return each gene's virus. (n,)"""
+        return np.repeat(np.arange(len(self.n_of_viruses)), self.n_of_viruses)
+
+    def slice_viruses(self, first: int, end: int) -> Genes:
+        """Return the genes in viruses ``first:end``."""
+        n_before = int(self.n_of_viruses[:first].sum())
+        n_of_viruses = self.n_of_viruses[first:end]
+        rows = slice(n_before, n_before + int(n_of_viruses.sum()))
+        return Genes._make([n_of_viruses, *(column[rows] for column in self[1:])])
 
 
 class Region(NamedTuple):
@@ -220,17 +234,21 @@ class Viruses(NamedTuple):
     letters: list[str]
     scores: list[float]
     identities: list[Identity]
-    genes: list[tuple[Gene, ...]]  # empty if they were not searched
+    genes: Genes | None = None  # None: they were not searched
 
     @classmethod
     def from_rows(cls, rows: Iterable[tuple[Any, ...]]) -> Viruses:
-        columns = list(zip(*rows, strict=True)) or [()] * len(cls._fields)
-        return cls._make(map(list, columns))
+        """Build columns from the rows of viruses, without their genes."""
+        n_columns = len(cls._fields) - 1
+        columns = list(zip(*rows, strict=True)) or [()] * n_columns
+        return cls._make([*map(list, columns), None])
 
     def slice_rows(self, first: int, end: int) -> Viruses:
         """Return the viruses in records ``first:end``. Record indices count from ``first``."""
-        rows = slice(bisect_left(self.places, first), bisect_left(self.places, end))
-        some = Viruses._make(column[rows] for column in self)
+        first_row = bisect_left(self.places, first)
+        end_row = bisect_left(self.places, end)
+        genes = None if self.genes is None else self.genes.slice_viruses(first_row, end_row)
+        some = Viruses._make([*(column[first_row:end_row] for column in self[:-1]), genes])
         return some._replace(places=[place - first for place in some.places])
 
     def with_ids(self, before: Sequence[str], now: Sequence[str]) -> Viruses:

@@ -59,10 +59,17 @@ class Windows:
 
     def arguments(self, code: GeneticCode) -> tuple[NDArray[Any] | int, ...]:
         """Return the arguments for library functions."""
+        row = self.digits, len(self.digits), *self._lookups(code)
+        return *row, self.starts, self.lengths, len(self)
+
+    def _lookups(self, code: GeneticCode) -> Read:
         if code not in self._read:
             self._read[code] = _read(self.digits, code)
-        row = self.digits, len(self.digits), *self._read[code]
-        return *row, self.starts, self.lengths, len(self)
+        return self._read[code]
+
+    def codon_codes(self, code: GeneticCode) -> Digits:
+        """Return the code for the codon that starts at each base in the row. (n_bases,)"""
+        return self._lookups(code)[0]
 
     def owners(self, code: GeneticCode, words: Sized) -> Digits:
         """Return the class of the k-mer that ends at each base's codon, by strand. (n_bases, 2)

@@ -14,6 +14,7 @@ enum {
     MOST_STARTS = 6,   /* candidates for each open reading frame */
     N_START_KINDS = 4, /* ATG, GTG, TTG; the edge of the sequence */
     EDGE = 3,
+    NOT_READ = -1,
     N_SITES = 4, /* none, three, four, or five and more bases of a ribosome binding site */
     MOST_OVERLAP = 60, /* bases */
     LONGEST_GAP = 30,  /* bases between adjacent genes */
@@ -38,14 +39,29 @@ static const double SITE_SHARES[N_SITES] = {0.66, 0.24, 0.08, 0.02};
 
 typedef struct {
     int32_t left, right; /* bases of the gene on the forward strand, half-open */
-    int32_t first, end;  /* of its codons, on its strand, without the stop */
     int8_t strand, kind, site, is_open; /* is_open: no stop at the end */
-    double codons, score; /* log-odds of the codons, and with the start */
-    double best;          /* of the path that ends here */
-    int32_t before;       /* candidate before it in the path, or -1 */
+    int32_t n_codons;                   /* without the stop */
+    int32_t before;                     /* candidate before it in the path, or -1 */
+    double score, best;                 /* log-odds, and those of the path that ends here */
 } Candidate;
 
+/* An open reading frame, whose possible starts are neighbours in a list, the last one first. */
 typedef struct {
+    int64_t first_start, n_starts;
+    int32_t end; /* of its codons, on its strand, without the stop */
+    int8_t strand, is_open;
+} Frame;
+
+typedef struct {
+    double codons; /* log-odds of the codons from here to the end of the frame */
+    int32_t place; /* first base, on its strand */
+    int8_t kind, site; /* site: NOT_READ until it is needed */
+} Start;
+
+typedef struct {
+    Frame *frames;
+    Start *starts;
+    int64_t n_frames, n_starts, most_frames, most_starts;
     Candidate *rows, *path;
     double *prefix[2]; /* best path up to each candidate, by strand of its last gene */
     int32_t *prefix_of[2];
@@ -61,7 +77,7 @@ typedef struct {
     const uint8_t *digits;
     const uint8_t *codes;
     const uint8_t *kind_of_code; /* kind of the start codon, or EDGE for none */
-    int32_t length;
+    int32_t length, has_sites;
 } Piece;
 
 static uint8_t code_at(const Piece *piece, int strand, int32_t place) {
@@ -88,32 +104,50 @@ static int codon_number(int code) {
     return is_codon ? 16 * (code / 25) + 4 * (code / 5 % 5) + code % 5 : -1;
 }
 
+/* Codons on the forward strand that genes on each strand cover: in the frame of the gene or its
+ * opposite, and in the other frames. */
 typedef struct {
-    double inside[N_CODES], outside[N_CODES]; /* in genes, and in other frames over the same bases */
-    double n_codons;
+    int64_t in_frame[2][N_CODES], off_frame[2][N_CODES];
+    int64_t n_codons;
 } CodonCounts;
 
-static void count_codons(const Piece *piece, int strand, int32_t start, int32_t end,
-                         CodonCounts *counts) {
-    counts->n_codons += (end - start) / 3;
-    for (int32_t place = start; place < end; place += 3)
-        counts->inside[code_at(piece, strand, place)]++;
-    for (int32_t place = start; place + 3 <= end; place++) {
-        uint8_t code = code_at(piece, strand, place);
-        counts->outside[code] += (place - start) % 3 != 0;
-        counts->outside[other_of(code)]++;
+static void count_codons(const Piece *piece, const Stretch *stretch, CodonCounts *counts) {
+    const uint8_t *code = piece->codes + stretch->first;
+    const uint8_t *last = code + 3 * (stretch->n_codons - 1);
+    int64_t *in_frame = counts->in_frame[stretch->strand];
+    int64_t *off_frame = counts->off_frame[stretch->strand];
+    counts->n_codons += stretch->n_codons;
+    for (; code < last; code += 3) {
+        in_frame[code[0]]++;
+        off_frame[code[1]]++;
+        off_frame[code[2]]++;
     }
+    in_frame[*last]++;
+}
+
+static double n_inside(const CodonCounts *counts, int code) {
+    return (double)(counts->in_frame[0][code] + counts->in_frame[1][other_of(code)]);
+}
+
+/* How often a codon occurs in the five other frames over the same bases. */
+static double n_outside(const CodonCounts *counts, int code) {
+    int other = other_of(code);
+    int64_t n_off = counts->off_frame[0][code] + counts->off_frame[1][other];
+    int64_t n_opposite_off = counts->off_frame[0][other] + counts->off_frame[1][code];
+    int64_t n_opposite_in = counts->in_frame[0][other] + counts->in_frame[1][code];
+    return (double)(n_off + n_opposite_off + n_opposite_in);
 }
 
 /* Learn the log-odds of codons from the sequence; the fewer codons, the more the usual ones
  * count. */
-static void learn_codons(CodonCounts *counts, const uint8_t *is_stop, Weights *weights) {
-    double n_in = 0, n_out = 0, share = counts->n_codons / (counts->n_codons + PRIOR_CODONS);
+static void learn_codons(const CodonCounts *counts, const uint8_t *is_stop, Weights *weights) {
+    double n_codons = (double)counts->n_codons, n_in = 0, n_out = 0;
+    double share = n_codons / (n_codons + PRIOR_CODONS);
     for (int code = 0; code < N_CODES; code++) {
         if (codon_number(code) < 0 || is_stop[code])
-            counts->inside[code] = counts->outside[code] = 0;
-        n_in += counts->inside[code];
-        n_out += counts->outside[code];
+            continue;
+        n_in += n_inside(counts, code);
+        n_out += n_outside(counts, code);
     }
     for (int code = 0; code < N_CODES; code++) {
         weights->codon[code] = UNKNOWN_CODON;
@@ -121,8 +155,8 @@ static void learn_codons(CodonCounts *counts, const uint8_t *is_stop, Weights *w
             continue;
         double usual = vnp_coding_weight(codon_number(code)) / CODING_STEPS, own = 0;
         if (n_in > 0)
-            own = log((counts->inside[code] + 1) / (n_in + N_SENSE)) -
-                  log((counts->outside[code] + 1) / (n_out + N_SENSE));
+            own = log((n_inside(counts, code) + 1) / (n_in + N_SENSE)) -
+                  log((n_outside(counts, code) + 1) / (n_out + N_SENSE));
         double value = share * own + (1 - share) * usual;
         weights->codon[code] = value > MOST_CODON    ? MOST_CODON
                                : value < -MOST_CODON ? -MOST_CODON
@@ -132,12 +166,9 @@ static void learn_codons(CodonCounts *counts, const uint8_t *is_stop, Weights *w
 
 /* Count the codons of the long reading frames that longer ones hardly cover. */
 static void count_in_stretches(const Piece *piece, const Room *room, CodonCounts *counts) {
-    for (int64_t rank = 0; rank < room->n_kept; rank++) {
-        const Stretch *stretch = room->kept + rank;
-        if (stretch->n_codons >= TRAINED_ON)
-            count_codons(piece, stretch->strand, stretch->start,
-                         stretch->start + 3 * stretch->n_codons, counts);
-    }
+    for (int64_t rank = 0; rank < room->n_kept; rank++)
+        if (room->kept[rank].n_codons >= TRAINED_ON)
+            count_codons(piece, room->kept + rank, counts);
 }
 
 /* Starts */
@@ -162,9 +193,11 @@ static int binding_site(const Piece *piece, int strand, int32_t start) {
     return longest < 3 ? 0 : longest > 5 ? 3 : longest - 2;
 }
 
-/* Candidates */
+/* Open reading frames and their starts */
 
 static void close_list(List *list) {
+    free(list->frames);
+    free(list->starts);
     free(list->rows);
     free(list->path);
     for (int strand = 0; strand < 2; strand++) {
@@ -173,13 +206,96 @@ static void close_list(List *list) {
     }
 }
 
-static int grow_list(List *list) {
-    int64_t most = 2 * list->most + 64;
-    Candidate *rows = realloc(list->rows, most * sizeof(Candidate));
+/* Double an array of `most` values, each of some bytes. NULL if memory runs out. */
+static void *grow(void *values, int64_t *most, size_t n_bytes) {
+    int64_t n = 2 * *most + 64;
+    void *room = realloc(values, n * n_bytes);
+    if (room)
+        *most = n;
+    return room;
+}
+
+static int add_start(List *list, int32_t place, int kind, double codons) {
+    if (list->n_starts == list->most_starts) {
+        Start *starts = grow(list->starts, &list->most_starts, sizeof(Start));
+        if (!starts)
+            return -1;
+        list->starts = starts;
+    }
+    Start start = {codons, place, (int8_t)kind, NOT_READ};
+    list->starts[list->n_starts++] = start;
+    return 0;
+}
+
+static int add_frame(List *list, const Frame *frame) {
+    if (list->n_frames == list->most_frames) {
+        Frame *frames = grow(list->frames, &list->most_frames, sizeof(Frame));
+        if (!frames)
+            return -1;
+        list->frames = frames;
+    }
+    list->frames[list->n_frames++] = *frame;
+    return 0;
+}
+
+/* List an open reading frame, with its starts. is_edge: it begins at the edge of the piece. */
+static int list_starts(const Piece *piece, Frame frame, int32_t first, int is_edge,
+                       int32_t shortest, const double *codon_weights, List *list) {
+    int32_t shortest_partial = 2 * shortest / 3;
+    double sum = 0;
+    frame.first_start = list->n_starts;
+    for (int32_t place = frame.end - 3; place >= first; place -= 3) {
+        uint8_t code = code_at(piece, frame.strand, place);
+        int kind = piece->kind_of_code[code], is_at_edge = is_edge && place == first;
+        sum += codon_weights[code];
+        if (kind == EDGE && !is_at_edge)
+            continue;
+        if ((frame.end - place) / 3 < (frame.is_open || is_at_edge ? shortest_partial : shortest))
+            continue;
+        if (add_start(list, place, kind, sum))
+            return -1;
+    }
+    frame.n_starts = list->n_starts - frame.first_start;
+    return frame.n_starts ? add_frame(list, &frame) : 0;
+}
+
+/* List the open reading frames of a piece, with their starts. */
+static int list_frames(const Piece *piece, const uint8_t *is_stop, int32_t shortest,
+                       const double *codon_weights, List *list) {
+    list->n_frames = list->n_starts = 0;
+    for (int strand = 0; strand < 2; strand++)
+        for (int32_t edge = 0; edge < 3; edge++) {
+            Frame frame = {0};
+            frame.strand = strand;
+            int32_t first = edge, place = edge;
+            for (; place + 3 <= piece->length; place += 3) {
+                if (!is_stop[code_at(piece, strand, place)])
+                    continue;
+                frame.end = place;
+                if (place - first >= 2 * shortest &&
+                    list_starts(piece, frame, first, first == edge, shortest, codon_weights, list))
+                    return -1;
+                first = place + 3;
+            }
+            frame.end = place;
+            frame.is_open = 1;
+            if (place - first >= 2 * shortest &&
+                list_starts(piece, frame, first, first == edge, shortest, codon_weights, list))
+                return -1;
+        }
+    return 0;
+}
+
+/* Candidates */
+
+static int grow_candidates(List *list) {
+    int64_t most = list->most;
+    Candidate *rows = grow(list->rows, &most, sizeof(Candidate));
     if (!rows)
         return -1;
     list->rows = rows;
-    Candidate *path = realloc(list->path, most * sizeof(Candidate));
+    most = list->most;
+    Candidate *path = grow(list->path, &most, sizeof(Candidate));
     if (!path)
         return -1;
     list->path = path;
@@ -187,82 +303,78 @@ static int grow_list(List *list) {
     return 0;
 }
 
-static double score_of(const Candidate *candidate, const Weights *weights) {
-    double start = weights->start[candidate->kind];
-    if (candidate->kind != EDGE)
-        start += weights->site[candidate->site];
-    return candidate->codons + start + GENE;
+/* The log-odds of a gene with this start, if its binding site were this one. */
+static double score_with(const Start *start, double site, const Weights *weights) {
+    double odds = weights->start[start->kind];
+    if (start->kind != EDGE)
+        odds += site;
+    return start->codons + odds + GENE;
 }
 
-/* Add the best starts of an open reading frame on a strand. */
-static int add_starts(const Piece *piece, int strand, int32_t first, int32_t end, int is_open,
-                      int is_edge, int32_t shortest, int has_sites, const Weights *weights,
-                      List *list) {
-    Candidate best[MOST_STARTS];
+/* The log-odds of a gene with this start, or a negative number. */
+static double score_start(const Piece *piece, int strand, Start *start, double best_site,
+                          const Weights *weights) {
+    double most = score_with(start, best_site, weights);
+    if (most < 0) /* a search for the site would not help */
+        return most;
+    if (start->site == NOT_READ)
+        start->site = piece->has_sites && start->kind != EDGE
+                          ? (int8_t)binding_site(piece, strand, start->place)
+                          : 0;
+    return score_with(start, weights->site[start->site], weights);
+}
+
+static Candidate candidate_of(const Piece *piece, const Frame *frame, const Start *start,
+                              double score) {
+    int32_t end = frame->end + (frame->is_open ? 0 : 3);
+    Candidate one = {0};
+    one.left = frame->strand ? piece->length - end : start->place;
+    one.right = frame->strand ? piece->length - start->place : end;
+    one.strand = frame->strand;
+    one.kind = start->kind;
+    one.site = start->site;
+    one.is_open = frame->is_open;
+    one.n_codons = (frame->end - start->place) / 3;
+    one.score = score;
+    return one;
+}
+
+/* Add the best starts of an open reading frame. */
+static int add_candidates(const Piece *piece, const Frame *frame, double best_site,
+                          const Weights *weights, List *list) {
+    const Start *best[MOST_STARTS];
+    double scores[MOST_STARTS];
     int n_best = 0;
-    double sum = 0;
-    for (int32_t place = end - 3; place >= first; place -= 3) {
-        uint8_t code = code_at(piece, strand, place);
-        int kind = piece->kind_of_code[code];
-        sum += weights->codon[code];
-        int32_t n_codons = (end - place) / 3;
-        int is_first = place == first;
-        if (kind == EDGE && !(is_first && is_edge))
-            continue;
-        if (n_codons < (is_open || (is_edge && is_first) ? 2 * shortest / 3 : shortest))
-            continue;
-        Candidate one = {0};
-        one.strand = strand;
-        one.first = place;
-        one.end = end;
-        one.is_open = is_open;
-        one.kind = is_first && is_edge && kind == EDGE ? EDGE : kind;
-        one.codons = sum;
-        one.site = has_sites && one.kind != EDGE ? binding_site(piece, strand, place) : 0;
-        one.score = score_of(&one, weights);
-        int32_t stop = is_open ? 0 : 3;
-        one.left = strand ? piece->length - end - stop : place;
-        one.right = strand ? piece->length - place : end + stop;
-        if (n_best == MOST_STARTS && best[MOST_STARTS - 1].score >= one.score)
+    for (int64_t i = 0; i < frame->n_starts; i++) {
+        Start *start = list->starts + frame->first_start + i;
+        double score = score_start(piece, frame->strand, start, best_site, weights);
+        if (score < 0 || (n_best == MOST_STARTS && scores[MOST_STARTS - 1] >= score))
             continue;
         int rank = n_best < MOST_STARTS ? n_best++ : MOST_STARTS - 1;
-        while (rank > 0 && best[rank - 1].score < one.score) {
+        for (; rank > 0 && scores[rank - 1] < score; rank--) {
+            scores[rank] = scores[rank - 1];
             best[rank] = best[rank - 1];
-            rank--;
         }
-        best[rank] = one;
+        scores[rank] = score;
+        best[rank] = start;
     }
     for (int i = 0; i < n_best; i++) {
-        if (best[i].score < 0)
-            break;
-        if (list->n == list->most && grow_list(list))
+        if (list->n == list->most && grow_candidates(list))
             return -1;
-        list->rows[list->n++] = best[i];
+        list->rows[list->n++] = candidate_of(piece, frame, best[i], scores[i]);
     }
     return 0;
 }
 
 /* Find the candidates of all open reading frames. */
-static int find_candidates(const Piece *piece, const uint8_t *is_stop, int32_t shortest,
-                           int has_sites, const Weights *weights, List *list) {
+static int find_candidates(const Piece *piece, const Weights *weights, List *list) {
+    double best_site = weights->site[0];
+    for (int site = 1; site < N_SITES; site++)
+        best_site = larger(best_site, weights->site[site]);
     list->n = 0;
-    for (int strand = 0; strand < 2; strand++)
-        for (int32_t frame = 0; frame < 3; frame++) {
-            int32_t first = frame, place = frame;
-            for (; place + 3 <= piece->length; place += 3) {
-                if (!is_stop[code_at(piece, strand, place)])
-                    continue;
-                if (place - first >= 2 * shortest &&
-                    add_starts(piece, strand, first, place, 0, first == frame, shortest, has_sites,
-                               weights, list))
-                    return -1;
-                first = place + 3;
-            }
-            if (place - first >= 2 * shortest &&
-                add_starts(piece, strand, first, place, 1, first == frame, shortest, has_sites,
-                           weights, list))
-                return -1;
-        }
+    for (int64_t i = 0; i < list->n_frames; i++)
+        if (add_candidates(piece, list->frames + i, best_site, weights, list))
+            return -1;
     return 0;
 }
 
@@ -311,6 +423,7 @@ static void find_path(List *list) {
     for (int64_t i = 0; i < list->n; i++) {
         Candidate *one = list->rows + i;
         int64_t near = first_above(list, one->left - NEAR);
+        int64_t far = first_above(list, one->left + MOST_OVERLAP);
         one->best = 0;
         one->before = -1;
         for (int strand = 0; strand < 2 && near > 0; strand++) {
@@ -320,7 +433,7 @@ static void find_path(List *list) {
                 one->before = list->prefix_of[strand][near - 1];
             }
         }
-        for (int64_t j = near; j < i; j++) {
+        for (int64_t j = near; j < far && j < i; j++) {
             double value = list->rows[j].best + link_of(list->rows + j, one);
             if (value > one->best) {
                 one->best = value;
@@ -378,7 +491,7 @@ static void learn_starts(const List *list, int64_t n_genes, int has_sites, const
     double starts[N_START_KINDS] = {0}, sites[N_SITES] = {0}, n = 0;
     for (int64_t i = 0; i < n_genes; i++) {
         const Candidate *gene = list->path + i;
-        if (gene->kind == EDGE || gene->end - gene->first < 3 * TRAINED_ON)
+        if (gene->kind == EDGE || gene->n_codons < TRAINED_ON)
             continue;
         starts[gene->kind]++;
         sites[gene->site]++;
@@ -396,18 +509,18 @@ static void learn_starts(const List *list, int64_t n_genes, int has_sites, const
 }
 
 static int genes_of(const Piece *piece, const Room *room, const uint8_t *is_stop,
-                    int32_t shortest, int has_sites, const Weights *usual, List *list,
-                    int64_t *n_genes) {
+                    int32_t shortest, const Weights *usual, List *list, int64_t *n_genes) {
     Weights weights = *usual;
     CodonCounts counts = {0};
     count_in_stretches(piece, room, &counts);
     learn_codons(&counts, is_stop, &weights);
     *n_genes = 0;
+    if (list_frames(piece, is_stop, shortest, weights.codon, list))
+        return -1;
     for (int round = 0; round < N_ROUNDS; round++) {
         if (round)
-            learn_starts(list, *n_genes, has_sites, usual, &weights);
-        if (find_candidates(piece, is_stop, shortest, has_sites, &weights, list) ||
-            open_prefix(list))
+            learn_starts(list, *n_genes, piece->has_sites, usual, &weights);
+        if (find_candidates(piece, &weights, list) || open_prefix(list))
             return -1;
         find_path(list);
         *n_genes = follow_path(list);
@@ -416,7 +529,7 @@ static int genes_of(const Piece *piece, const Room *room, const uint8_t *is_stop
 }
 
 /* The genes of each piece, in order: their number, and for each the strand, its first base and one
- * past its last on the forward strand, whether its start is missing and whether its end is, and the
+ * past its last on the forward strand, the kind of its start, whether its end is missing, and the
  * log-odds.
  *
  * kind_of_code: (2, N_CODES), for pieces without and with binding sites. The caller allocates one
@@ -432,17 +545,16 @@ int find_genes(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
     int result = vnp_open_room(&room, longest_of(lengths, n));
     for (int64_t i = 0; result == 0 && i < n; i++) {
         Piece piece = {digits + starts[i], codes + starts[i], kind_of_code + has_sites[i] * N_CODES,
-                       (int32_t)lengths[i]};
+                       (int32_t)lengths[i], has_sites[i]};
         Weights usual = usual_weights(has_sites[i]);
         vnp_find_stretches(&bases, starts[i], piece.length, (int32_t)shortest, &room);
-        result = genes_of(&piece, &room, is_stop, (int32_t)shortest, has_sites[i], &usual, &list,
-                          n_genes + i);
+        result = genes_of(&piece, &room, is_stop, (int32_t)shortest, &usual, &list, n_genes + i);
         for (int64_t rank = 0; result == 0 && rank < n_genes[i]; rank++) {
             const Candidate *gene = list.path + rank;
             *rows++ = gene->strand;
             *rows++ = gene->left;
             *rows++ = gene->right;
-            *rows++ = gene->kind == EDGE;
+            *rows++ = gene->kind;
             *rows++ = gene->is_open;
             *scores++ = gene->score;
         }
@@ -450,4 +562,28 @@ int find_genes(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
     vnp_close_room(&room);
     close_list(&list);
     return result;
+}
+
+/* Translate genes without their stop. A start codon is M.
+ *
+ * rows: (n, 5), the first base of the piece is added to those of `find_genes`. letters: (N_CODES,).
+ * proteins: the letters of all genes, one after the other. */
+int translate_genes(const uint8_t *codes, const int64_t *rows, int64_t n, const uint8_t *letters,
+                    uint8_t *proteins) {
+    uint8_t letter_of[2][N_CODES];
+    for (int code = 0; code < N_CODES; code++) {
+        letter_of[0][code] = letters[code];
+        letter_of[1][code] = letters[other_of(code)];
+    }
+    for (int64_t i = 0; i < n; i++, rows += 5) {
+        int64_t strand = rows[0], left = rows[1], right = rows[2];
+        int64_t n_codons = (right - left) / 3 - !rows[4];
+        const uint8_t *code = codes + (strand ? right - 3 : left), *letter = letter_of[strand];
+        uint8_t *first = proteins;
+        for (int64_t codon = 0; codon < n_codons; codon++, code += strand ? -3 : 3)
+            *proteins++ = letter[*code];
+        if (rows[3] != EDGE)
+            *first = 'M';
+    }
+    return 0;
 }
