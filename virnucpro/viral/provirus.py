@@ -634,14 +634,23 @@ def extend_known(runs: Sequence[ViralRun], sequence: str, reach: int) -> list[Vi
 
 
 def _count_known(pieces: Sequence[str]) -> int:
-    """Count the pieces up to the last known one, before the first two that are both unknown."""
-    hits = KnownIndex.load_builtin().look_up(pieces)
-    is_known = (hits.n_viral >= _FEWEST_KNOWN) & (hits.n_cellular < MOST_CELLULAR * hits.n_viral)
+    """Count the pieces up to the last known one, before the first two that are both unknown.
+
+    Most ends have two unknown pieces next to them, so few pieces are looked up at first.
+    """
     n_known = 0
-    for number in np.flatnonzero(is_known).tolist():
-        if number > n_known + 1:
-            break
-        n_known = number + 1
+    first = 0
+    n_at_once = 2
+    while first < len(pieces) and first <= n_known + 1:
+        hits = KnownIndex.load_builtin().look_up(pieces[first : first + n_at_once])
+        is_viral = hits.n_cellular < MOST_CELLULAR * hits.n_viral
+        is_known = (hits.n_viral >= _FEWEST_KNOWN) & is_viral
+        for number in (first + np.flatnonzero(is_known)).tolist():
+            if number > n_known + 1:
+                return n_known
+            n_known = number + 1
+        first += n_at_once
+        n_at_once *= 2
     return n_known
 
 
