@@ -1141,3 +1141,13 @@ def test_end_moves_over_known_bases():
     assert extend_known([first], record, 1_000)[0][2:] == (7_000, 11_000)
     before, behind = extend_known([first, second], record, 20_000)
     assert (before.end_base, behind.start_base) == (12_300, 12_300)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared real sequences are not here")
+def test_called_record_keeps_known_bases_far_from_its_viral_run():
+    genomes = read_fasta(SHARED / "labelled3/viral.fa.gz")
+    swine_fever = next(record for record in genomes if record.id == "V300004")
+    finder = ProvirusFinder.load_builtin(11)
+    [[([region], _)]] = finder.find([swine_fever], [[True]])
+    assert (region.extent, region.start) == ("whole", 0)
+    assert len(swine_fever.sequence) - region.end < 500

@@ -302,7 +302,9 @@ def regions_from_windows(
         parts = chain.from_iterable(map(repeats.parts_of, by_all.parts(starts, model)))
         runs = repeats.confirmed(list(parts), by_pieces.parts(starts, model))
         runs = sorted([*runs, *filter(repeats.test_repeat, weak)])
-    ends = refine_ends(extend_known(runs, sequence, repeats.reach), repeats, code)
+    # a large virus may have long parts that do not look viral by composition
+    reach = n_bases if is_virus else repeats.reach
+    ends = refine_ends(extend_known(runs, sequence, reach), repeats, code)
     regions = []
     for run, (start, end, att) in zip(runs, ends, strict=True):
         mean = float(posterior[run.first : run.end].mean())
