@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -253,13 +254,19 @@ def flip_bit(path: Path, place: int | None = None) -> None:
 
 @contextmanager
 def no_file_longer_than(n_bytes: int) -> Iterator[None]:
-    """Let writes past this length fail, much as on a full disk."""
+    """Let writes past this length fail, much as on a full disk.
+
+    No bytecode is written, because Python would not notice that it is truncated.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writes_no_bytecode = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = writes_no_bytecode
 
 
 def forget_hashes(folder: Path) -> None:
