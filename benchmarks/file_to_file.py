@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from timing import FAILURES, Setting, count_tokens, lengths_of, reason_of
+from timing import FAILURES, Setting, reason_of
 
 from virnucpro.core.errors import VirnucproError
 from virnucpro.core.events import (
@@ -30,6 +30,7 @@ from virnucpro.core.option_schema import build_options
 from virnucpro.core.recipe import RESIDUES_PER_SHARD
 from virnucpro.engine.base import Resources, WorkerConfig
 from virnucpro.engine.local import ProcessExecutor
+from virnucpro.models.validation.timing import count_tokens
 from virnucpro.sequences.fasta import write_record
 from virnucpro.workflows.extract import run_extract
 from virnucpro.workflows.extract_config import ExtractConfig, resolve_extract
@@ -75,7 +76,7 @@ class FileRun:
 
 def time_extract(file_run: FileRun) -> FileRow:
     """Time one run. It has many batches, so it is not repeated."""
-    n_tokens = count_tokens(lengths_of(file_run.proteins))
+    n_tokens = count_tokens(file_run.proteins)
     row = FileRow(
         model=file_run.model,
         profile=file_run.profile,

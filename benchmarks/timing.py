@@ -44,19 +44,18 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.models.attention import choose_kernel
-from virnucpro.models.base import Encoder
+from virnucpro.models.base import Encoder, Pending
 from virnucpro.models.esm2.config import ESM2Shape
 from virnucpro.models.esm2.loading import load_esm2, read_heads
-from virnucpro.models.protein_tokens import EXTRA_TOKENS
 from virnucpro.models.transformer import DTYPES
 from virnucpro.models.transformer_encoder import load_encoder
 from virnucpro.models.validation import reference as fair_esm
 from virnucpro.models.validation.fair_esm import load_fair_esm
 from virnucpro.models.validation.random_weights import BLOCK, Lengths, make_proteins, six_frame_500
 from virnucpro.models.validation.roundings import largest_distance
+from virnucpro.models.validation.timing import FAIR_ESM_TOKENS, count_tokens, time_batches
 
 OURS = "virnucpro"
-PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
 Vectors = NDArray[np.float32]
 Mark = float | torch.cuda.Event
 
@@ -84,11 +83,6 @@ PROFILES: Mapping[str, Callable[[np.random.Generator], Lengths]] = {
 def proteins_of(profile: str, n_tokens: int, seed: int) -> list[str]:
     """Make as many proteins of a profile as fit into ``n_tokens``, at least one."""
     return make_proteins(n_tokens, seed, PROFILES[profile])
-
-
-def count_tokens(lengths: Lengths) -> int:
-    """Residues and two more per protein: padding does not count."""
-    return int((lengths + EXTRA_TOKENS).sum())
 
 
 def lengths_of(proteins: Sequence[str]) -> Lengths:
@@ -183,18 +177,18 @@ def time_pass(encoder: TimedEncoder, proteins: Sequence[str]) -> tuple[Pass, Vec
     vectors = np.full((len(proteins), encoder.setting.shape.dim), np.nan, dtype=np.float32)
     memory = _reset_memory(device)
     synchronize(device)
-    started, cpu_started = time.perf_counter(), time.process_time()
+    in_progress = deque[list[int]]()
+
+    def plan_batches() -> Iterator[list[str]]:
+        for rows in encoder.plan(proteins):
+            in_progress.append(rows)
+            yield [proteins[i] for i in rows]
+
+    def store(embedded: Vectors) -> None:
+        vectors[in_progress.popleft()] = embedded
+
     try:
-        batches = encoder.plan(proteins)
-        arriving: deque[tuple[list[int], Tensor, Mark]] = deque()
-        for rows in batches:  # copies lag by one batch, so that a GPU does not wait for the host
-            embedded = encoder.embed([proteins[i] for i in rows]).to("cpu", non_blocking=True)
-            arriving.append((rows, embedded, _mark(device)))
-            if len(arriving) > 1:
-                _store(vectors, *arriving.popleft())
-        for last in arriving:
-            _store(vectors, *last)
-        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+        timing = time_batches(partial(_start, encoder), plan_batches(), store)
     finally:
         for hook in hooks:
             hook.remove()
@@ -202,7 +196,21 @@ def time_pass(encoder: TimedEncoder, proteins: Sequence[str]) -> tuple[Pass, Vec
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) - memory + _n_bytes(encoder.model)
     forward = sum(map(_seconds_between, starts, ends))
-    return Pass(seconds, cpu_seconds, forward, len(batches), peak), vectors
+    return Pass(timing.seconds, timing.cpu_seconds, forward, timing.n_batches, peak), vectors
+
+
+def _start(encoder: TimedEncoder, batch: Sequence[str]) -> Pending:
+    """Start a batch, and the copy of its vectors, for which a GPU does not wait."""
+    embedded = encoder.embed(list(batch)).to("cpu", non_blocking=True)
+    copied = _mark(torch.device(encoder.setting.device))
+
+    def rows() -> Vectors:
+        if not isinstance(copied, float):
+            copied.synchronize()
+        vectors: Vectors = embedded.numpy()
+        return vectors
+
+    return Pending(rows)
 
 
 def synchronize(device: torch.device) -> None:
@@ -221,12 +229,6 @@ def _mark(device: torch.device) -> Mark:
         return event
     synchronize(device)
     return time.perf_counter()
-
-
-def _store(vectors: Vectors, rows: list[int], embedded: Tensor, when: Mark) -> None:
-    if not isinstance(when, float):
-        when.synchronize()
-    vectors[rows] = embedded.numpy()
 
 
 def _seconds_between(start: Mark, end: Mark) -> float:
@@ -275,7 +277,7 @@ def our_ways(precisions: Sequence[Precision], setting: Setting) -> list[Way]:
 
 def fair_esm_ways(setting: Setting, *, has_bf16: bool) -> list[Way]:
     """fair-esm as published, then with its fastest settings."""
-    ways = [Way("fair-esm", "fp32", f"as published, {PUBLISHED_TOKENS} tokens", fair_esm_published)]
+    ways = [Way("fair-esm", "fp32", f"as published, {FAIR_ESM_TOKENS} tokens", fair_esm_published)]
     if has_bf16:
         how = f"{padded_tokens(setting)} tokens"
         ways.append(Way("fair-esm", "bf16", how, fair_esm_bf16))
@@ -296,7 +298,7 @@ def fair_esm_published(setting: Setting) -> TimedEncoder:
         data = load_fair_esm().data.FastaBatchedDataset(
             [str(i) for i in range(len(proteins))], proteins
         )
-        batches: list[list[int]] = data.get_batch_indices(PUBLISHED_TOKENS, extra_toks_per_seq=1)
+        batches: list[list[int]] = data.get_batch_indices(FAIR_ESM_TOKENS, extra_toks_per_seq=1)
         return batches
 
     @torch.no_grad()
@@ -321,7 +323,7 @@ def fair_esm_bf16(setting: Setting) -> TimedEncoder:
 
 
 def padded_tokens(setting: Setting) -> int:
-    return max(PUBLISHED_TOKENS, setting.tokens_per_batch)
+    return max(FAIR_ESM_TOKENS, setting.tokens_per_batch)
 
 
 # Ways side by side
@@ -457,7 +459,7 @@ def _row(comparison: Comparison, lane: _Lane, reference: _Lane | None) -> Encode
         how=way.how,
         layout=lane.layout.name,
         n_proteins=len(lengths),
-        n_tokens=count_tokens(lengths),
+        n_tokens=count_tokens(comparison.proteins),
         reason=lane.reason,
     )
     if lane.vectors is None or reference is None or reference.vectors is None:

@@ -153,18 +153,27 @@ def virnucpro(
     run: Callable[[list[str]], None] = run_command,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, as ``subprocess.run`` does."""
+    return call(run, [*map(str, words)], input=input, cwd=cwd, env=env)
+
+
+def call(
+    run: Callable[..., None],
+    given: object,
+    input: str = "",
+    cwd: Path | None = None,
+    env: Mapping | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Call a function with one argument in a forked process, and wait for its end."""
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
         files[0].write(input)
         files[0].seek(0)
-        process = start(
-            *words, streams=[file.fileno() for file in files], cwd=cwd, env=env, run=run
-        )
+        process = _start(run, given, [file.fileno() for file in files], cwd, env)
         process.join()
         for file in files:
             file.seek(0)
         _, out, errors = (file.read() for file in files)
-    return subprocess.CompletedProcess(words, process.exitcode, out, errors)
+    return subprocess.CompletedProcess(given, process.exitcode, out, errors)
 
 
 def _begun(

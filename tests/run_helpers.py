@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -158,11 +159,31 @@ def hear_signals() -> None:
 
 def our_processes() -> list[psutil.Process]:
     """Return the running processes that this one started, including forked ones."""
-    forked = list[psutil.Process]()
+    found = list[psutil.Process]()
     for child in multiprocessing.active_children():
         with suppress(psutil.NoSuchProcess):  # it has just ended
-            forked.append(psutil.Process(child.pid))
-    return forked + [child for child in psutil.Process().children() if is_ours(child)]
+            found.append(psutil.Process(child.pid))
+    for pid in child_ids():
+        with suppress(psutil.NoSuchProcess):
+            if is_ours(child := psutil.Process(pid)):
+                found.append(child)
+    return found
+
+
+def child_ids() -> list[int]:
+    """List the children of this process.
+
+    Linux has a list of them. Elsewhere psutil looks at each process of the machine, which takes
+    milliseconds after every test.
+    """
+    lists = list(Path("/proc/self/task").glob("*/children"))
+    if not lists:
+        return [child.pid for child in psutil.Process().children()]
+    found = list[int]()
+    for path in lists:
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found += map(int, path.read_text().split())
+    return found
 
 
 def kill_ours() -> int:
@@ -253,13 +274,19 @@ def flip_bit(path: Path, place: int | None = None) -> None:
 
 @contextmanager
 def no_file_longer_than(n_bytes: int) -> Iterator[None]:
-    """Let writes past this length fail, much as on a full disk."""
+    """Let writes past this length fail, much as on a full disk.
+
+    No bytecode is written, because Python would not notice that it is truncated.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writes_no_bytecode = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = writes_no_bytecode
 
 
 def forget_hashes(folder: Path) -> None:

@@ -1,13 +1,14 @@
 """Run commands on small disks in memory, for ``test_disk``: fill, make room, resume, keep results.
 
-Its process has its own mounts. It writes one line of JSON for each disk.
+A forked process with its own mounts does this. It writes one line of JSON for each disk.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
-import pickle
+import os
 import shutil
 import subprocess
 import sys
@@ -80,8 +81,37 @@ class Training:
         train_here(replace(self.options, resume=resume))
 
 
-def main(work: Callable[[bool], None], folder: Path, kept: Path, limits: list[str]) -> None:
-    """Let ``work`` fill disks at the parent of ``folder``. Its argument is True for a resume."""
+def enter_own_mounts() -> None:
+    """Continue in a forked process that may mount, and whose mounts end with it.
+
+    The system requires a process with one thread, and libraries have started others in this one.
+
+    Raises:
+        OSError: the system does not allow this.
+    """
+    if child := os.fork():
+        _, status = os.waitpid(child, 0)
+        sys.exit(os.waitstatus_to_exitcode(status))
+    new_mounts = 0x0002_0000  # CLONE_NEWNS of sched.h
+    new_users = 0x1000_0000  # CLONE_NEWUSER
+    user_id = os.getuid()
+    group_id = os.getgid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(new_mounts | new_users) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user_id} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group_id} 1")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+
+
+def fill_each(given: tuple[Callable[[bool], None], Path, Path, list[str]]) -> None:
+    """Let work fill disks at the parent of a folder. Its argument is True for a resume.
+
+    ``given`` is the work, the folder, the folder for results, and the options of each mount.
+    """
+    work, folder, kept, limits = given
+    enter_own_mounts()
     disk = folder.parent
     for limit in limits:
         subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "tmpfs", disk], check=True)
@@ -98,7 +128,3 @@ def main(work: Callable[[bool], None], folder: Path, kept: Path, limits: list[st
         gc.collect()  # an error keeps what it met, such as files that are mapped
         subprocess.run(["umount", disk], check=True)
         sys.stdout.write(json.dumps(told) + "\n")
-
-
-if __name__ == "__main__":
-    main(*pickle.loads(Path(sys.argv[1]).read_bytes()))  # noqa: S301 - our own

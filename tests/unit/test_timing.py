@@ -29,9 +29,11 @@ from timing import (
     proteins_of,
 )
 
+from virnucpro.models.base import Pending
 from virnucpro.models.esm2.loading import fair_esm_state_dict
 from virnucpro.models.transformer import DTYPES
 from virnucpro.models.validation.random_weights import write_checkpoint
+from virnucpro.models.validation.timing import time_batches
 
 
 @pytest.fixture
@@ -67,6 +69,23 @@ OVERFLOWING = Way("broken", "fp16", "overflows", give_nan)
 
 
 # The figures
+
+
+def test_two_batches_are_in_progress():
+    done: list[str] = []
+
+    def start(batch: Sequence[str]) -> Pending:
+        done.append(f"start {batch[0]}")
+        return Pending(lambda: np.full((len(batch), 1), len(batch[0]), dtype=np.float32))
+
+    timing = time_batches(
+        start,
+        [["M", "K"], ["MK"], ["MKV"]],
+        lambda rows: done.append(f"store {rows[0, 0]:.0f}"),
+    )
+    assert done == ["start M", "start MK", "store 1", "start MKV", "store 2", "store 3"]
+    assert (timing.n_batches, timing.n_tokens) == (3, 7 + 2 * 4), "two more per protein"
+    assert timing.tokens_per_second == timing.n_tokens / timing.seconds
 
 
 def test_all_methods_agree_beyond_bf16_positions(setting):

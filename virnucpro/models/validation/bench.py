@@ -18,7 +18,6 @@ import json
 import platform
 import shlex
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -40,7 +39,7 @@ from virnucpro.core.machine import read_machine
 from virnucpro.core.option_schema import convert_options
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.core.safe_dir import SafeDir
-from virnucpro.models.base import Encoder, Pending, load_encoder
+from virnucpro.models.base import Encoder, load_encoder
 from virnucpro.models.device_choice import DeviceChoice, choose_precision, choose_tokens
 from virnucpro.models.devices import choose_devices
 from virnucpro.models.esm2.model_files import estimate_memory
@@ -50,6 +49,7 @@ from virnucpro.models.transformer import DTYPES
 from virnucpro.models.validation.compare_reference import report_unavailable
 from virnucpro.models.validation.options import BenchOptions
 from virnucpro.models.validation.random_weights import MODELS, make_proteins, write_checkpoint
+from virnucpro.models.validation.timing import FAIR_ESM_TOKENS, count_tokens, time_batches
 
 _N_BATCHES = 3  # different batches with the largest budget
 _SECONDS, _QUICK_SECONDS = 2.0, 0.1  # minimum duration of a repeat
@@ -183,9 +183,8 @@ class _Bench:
 
     def _measure_model(self, model: str, checkpoint: Path) -> None:
         """Measure fair-esm, and each precision with a run's batches."""
-        fair_esm_tokens = 4096  # per batch, in fair-esm's scripts/extract.py
         theirs = _Row(
-            model=model, program="fair-esm", precision="fp32", tokens_per_batch=fair_esm_tokens
+            model=model, program="fair-esm", precision="fp32", tokens_per_batch=FAIR_ESM_TOKENS
         )
         rows = [theirs]
         room = estimate_memory(MODELS[model])
@@ -234,7 +233,7 @@ class _Bench:
         plan = encoder.plan(lengths, row.tokens_per_batch)
         row.rates = _rates(encoder, [[proteins[i] for i in rows] for rows in plan], self.seconds)
         row.kernel, row.tokens_per_second = encoder.kernel, median(row.rates)
-        flop_per_token = encoder.count_flop(lengths) / _count_tokens(proteins)
+        flop_per_token = encoder.count_flop(lengths) / count_tokens(proteins)
         for limit in self.limits:
             if limit.precision == row.precision and limit.rate:
                 row.limit_share = row.tokens_per_second * flop_per_token / limit.rate
@@ -243,31 +242,25 @@ class _Bench:
 
 
 def _rates(encoder: Encoder, batches: Sequence[Sequence[str]], seconds: float) -> tuple[float, ...]:
-    """Return each repeat's tokens per second, after a warm-up. A GPU gets two batches at a time."""
+    """Return each repeat's tokens per second, after a warm-up."""
     n_repeats = 3
     for batch in batches[:2]:
         encoder.start(batch).rows()
-    rates = []
     endless = cycle(batches)
+    rates = []
     for _ in range(n_repeats):
-        n_tokens = 0
-        pending = deque[Pending]()
-        started = time.perf_counter()
-        while time.perf_counter() - started < seconds or not n_tokens:
-            batch = next(endless)
-            pending.append(encoder.start(batch))
-            n_tokens += _count_tokens(batch)
-            if len(pending) > 1:
-                pending.popleft().rows()
-        for last in pending:
-            last.rows()
-        rates.append(n_tokens / (time.perf_counter() - started))
+        timing = time_batches(encoder.start, _take_for(seconds, endless), lambda _: None)
+        rates.append(timing.tokens_per_second)
     return tuple(rates)
 
 
-def _count_tokens(proteins: Sequence[str]) -> int:
-    """Count tokens without padding."""
-    return sum(len(protein) + 2 for protein in proteins)
+def _take_for(seconds: float, batches: Iterator[Sequence[str]]) -> Iterator[Sequence[str]]:
+    """Yield batches until this time has passed, at least one."""
+    started = time.perf_counter()
+    for batch in batches:
+        yield batch
+        if time.perf_counter() - started >= seconds:
+            return
 
 
 # Limits
