@@ -2,7 +2,8 @@
 
 The ways are runs in bf16 and fp8, and some that no run uses: all in float32 by PyTorch, as the
 reference for distances; rotation and LayerNorm in PyTorch; GELU by tanh in the epilogue of a
-product; attention in tiles of 64 queries. A way that does not run here gets a row with the reason.
+product; attention in tiles of 64 queries that short proteins share. A way that does not run here
+gets a row with the reason.
 
 Weights are random and are made on the device; they are neither on disk nor sent to the device.
 """
@@ -16,7 +17,6 @@ from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from timing import (
     FAILURES,
     OURS,
@@ -39,21 +39,20 @@ from virnucpro.core.recipe import Precision
 from virnucpro.models.attention import (
     E4M3,
     Kernel,
-    RunLayout,
+    attend_tiles,
+    attend_tiles_rotating,
     attend_varlen,
     choose_kernel,
-    triton_kernels,
 )
 from virnucpro.models.esm2.config import HEADS_FAIR_ESM, ESM2Shape, ESM2Tensors
 from virnucpro.models.esm2.loading import FAIR_ESM, ROTARY, create_esm2, empty_model, split_tensors
 from virnucpro.models.esm2.model import ESM2, Layer
 from virnucpro.models.packing import use_device
-from virnucpro.models.transformer import DTYPES, ResidualStream
+from virnucpro.models.transformer import DTYPES
 from virnucpro.models.transformer_encoder import TransformerEncoder
 from virnucpro.models.validation.random_weights import random_numbers
 
 _N_KERNELS = 25
-_SHORT_TILE = 64  # queries and keys
 _SEED = 1
 
 
@@ -151,38 +150,12 @@ def load_tanh(setting: Setting) -> TimedEncoder:
     return encoder
 
 
-def attend_short_tiles(qkv: Tensor, batch: RunLayout) -> Tensor:
-    """Attend in tiles of 64 queries and keys, for proteins shorter than FlashAttention's 128."""
-    kernels = triton_kernels()
-    kernels.rotate_in_place(qkv, batch.cos, batch.sin)
-    attended: Tensor = kernels.attend_sequences(
-        qkv, batch.cu_seqlens, None, batch.max_seqlen, _SHORT_TILE
-    )
-    return attended
+def load_tiles(setting: Setting) -> TimedEncoder:
+    return load_made(setting, "bf16", attend_tiles)
 
 
-def load_short_tiles(setting: Setting) -> TimedEncoder:
-    encoder = load_made(setting, "bf16", attend_short_tiles)
-    assert isinstance(encoder.model, ESM2)
-    # As in a run, Triton also adds and norms between sub-layers.
-    encoder.model.stream_of = lambda x: ResidualStream(  # type: ignore[method-assign]
-        x, has_triton=True
-    )
-    return encoder
-
-
-def tile_fill(seqlens: Sequence[int], n_queries: int, n_keys: int) -> float:
-    """Return the share of the query-key pairs in a kernel's tiles that attention needs.
-
-    Args:
-        seqlens: tokens per protein. Each protein has its own tiles.
-        n_queries: queries per tile.
-        n_keys: keys per step.
-    """
-    lengths: NDArray[np.int64] = np.asarray(seqlens, dtype=np.int64)
-    queries = -(-lengths // n_queries) * n_queries
-    keys = -(-lengths // n_keys) * n_keys
-    return float((lengths**2).sum() / (queries * keys).sum())
+def load_rotating_tiles(setting: Setting) -> TimedEncoder:
+    return load_made(setting, "bf16", attend_tiles_rotating)
 
 
 WAYS = {
@@ -190,7 +163,8 @@ WAYS = {
     "as in a run": load_plain,
     "rotation and LayerNorm by PyTorch": load_without_triton,
     "GELU by tanh": load_tanh,
-    "attention in tiles of 64": load_short_tiles,
+    "attention in shared tiles of 64": load_tiles,
+    "attention in shared tiles of 64, with the rotation": load_rotating_tiles,
     "fp8": load_fp8,
 }
 

@@ -21,7 +21,7 @@ from file_to_file import FileRun, time_extract
 from forkserver_runner import virnucpro
 from poison import measure_poison
 from timing import Setting, proteins_of
-from variants import compare_variants, profile_kernels, tile_fill, try_budgets
+from variants import compare_variants, profile_kernels, try_budgets
 
 from virnucpro.models.validation.random_weights import write_checkpoint
 
@@ -61,13 +61,6 @@ def test_poison_is_compared_with_a_clean_run():
     assert rows[0].ratio == 1 and min(row.cpu_seconds for row in rows) > 0
 
 
-@pytest.mark.parametrize(
-    ("seqlen", "tile", "fill"), [(168, 128, 0.43), (168, 64, 0.77), (52, 128, 0.17), (52, 64, 0.66)]
-)
-def test_fill_of_attention_tiles(seqlen, tile, fill):
-    assert tile_fill([seqlen] * 9, tile, tile) == pytest.approx(fill, abs=0.005)
-
-
 def test_store_benchmark_writes_and_reads_each_type(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(store, "N_ROWS", 600)
     monkeypatch.setattr(store, "REPEATS", 2)
@@ -88,7 +81,7 @@ def test_unavailable_variants_say_why(tmp_path):
     setting = Setting(tmp_path / "not there.pt", TINY, "cpu", 600)  # weights are made on the device
     proteins = proteins_of("reads-150", 1000, seed=3)
     rows = {row.how: row for row in compare_variants(setting, "reads-150", proteins, 0.0)}
-    assert len(rows) == len(variants.WAYS) == 6
+    assert len(rows) == len(variants.WAYS) == 7
     errors = {name: row.largest_error for name, row in rows.items() if not row.reason}
     assert list(errors) == ["eager", "as in a run", "GELU by tanh", "fp8"]
     # from vectors in float32, of the same weights in every way

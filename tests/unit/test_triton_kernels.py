@@ -32,12 +32,15 @@ from fair_esm_reference import (
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from virnucpro.models import attention, triton_kernels
+from virnucpro.models import attention, triton_kernels, triton_tiles
 from virnucpro.models.attention import (
     E4M3,
+    TILE_ROWS,
     RunLayout,
     attend_efficient_triton,
     attend_runs,
+    attend_tiles,
+    attend_tiles_rotating,
     attend_varlen_triton,
     rotate,
 )
@@ -74,7 +77,6 @@ GPUS = [  # 7.5 has no bf16; on the others fp16 is compiled as bf16 is
     (90, "fp16", WIDEST),
 ]
 LARGE = {name: SHAPES[name] for name in ("esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D")}
-SHORT_TILE = 64  # queries and keys
 DNABERT_S = FAMILIES["dnabert-s"].published["dnabert-s"]
 
 
@@ -227,17 +229,22 @@ def test_dnabert_s_attention_compiles(cache, capability):
     assert not re.search(r"arith.muli .* : tensor<\d+x1xi32>", steps["ttir"]), "rows of a long text"
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100, 120])
-@pytest.mark.parametrize("head_dim", [16, 24, 64], ids=["8M", "35M", "650M"])
-def test_short_tiles_compile(cache, capability, head_dim):
-    """Attention in tiles of 64, for the benchmark of variants, spills no register."""
-    pointers = {"qkv": "*bf16", "offsets": "*i32", "slopes": "*bf16", "out": "*bf16"}
-    sizes = triton_kernels.sizes_to_attend(
-        20, head_dim, has_tf32=True, has_penalty=False, block=SHORT_TILE
-    )
+@pytest.mark.parametrize(
+    ("capability", "head_dim"), [(80, 64), (90, 16), (90, 24), (90, 64), (100, 64), (120, 64)]
+)
+def test_attention_in_tiles_compiles(cache, capability, head_dim):
+    """With the rotation, which takes the most registers. Triton has no tensor cores before 8.0."""
+    pointers = dict.fromkeys(("bounds", "starts"), "*i32") | dict.fromkeys(("cos", "sin"), "*fp32")
+    pointers |= {"qkv": "*bf16", "out": "*bf16"}
+    sizes = triton_tiles.sizes_to_attend_tiles(20, head_dim, rotates=True, block=TILE_ROWS)
     options = triton_kernels.OPTIONS_TO_ATTEND
-    steps = compile_for(capability, triton_kernels.attend_sequence, pointers, sizes, options)
+    steps = compile_for(capability, triton_tiles.attend_tile, pointers, sizes, options)
     check_machine_code(capability, steps, cache)
+    # Rows of a large batch have 64 bits. Only positions in a sequence are multiplied in 32.
+    by_position = r"arith.muli %(?:position|turn)\w*, .* : tensor<\d+x1xi32>"
+    in_32_bits = r"arith.muli .* : tensor<\d+x1xi32>"
+    assert len(re.findall(by_position, steps["ttir"])) == 4
+    assert len(re.findall(in_32_bits, steps["ttir"])) == 4
 
 
 class FeignedDriver:
@@ -634,22 +641,41 @@ def test_dnabert_s_attention_equals_float64(n_heads, head_dim, seqlens):
         assert is_alike == (max(seqlens) == 1 or n_heads == 1), "slopes belong to heads"
 
 
+# Attention in tiles
+
+
+MIXED = (1, 2, 3, 20, 30, 52, 63, 64, 65, 130)
+
+
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("head_dim", [16, 24, 64])
-def test_short_tiles_equal_float64(head_dim):
-    seqlens = (1, 52, 63, 64, 65, 130)
-    offsets = torch.tensor([0, *np.cumsum(seqlens)], dtype=torch.int32)
-    qkv = torch.randn(int(offsets[-1]), 3, 2, head_dim).half()  # Triton interprets no bf16 product
+@pytest.mark.parametrize(
+    ("head_dim", "seqlens", "kernel"),
+    [
+        *((head_dim, MIXED, attend_tiles_rotating) for head_dim in (16, 24, 64)),
+        *((head_dim, (65, 20, 1, 2), attend_tiles_rotating) for head_dim in (20, 32)),
+        (16, (300, *[50] * 3, 7, 7), attend_tiles_rotating),
+        (24, (9, 1, 9), attend_tiles),
+        (64, (1,), attend_tiles),
+    ],
+)
+def test_attention_in_tiles_equals_float64(head_dim, seqlens, kernel):
+    packed = PackedBatch.from_tokens(np.zeros(sum(seqlens), dtype=np.int64), np.array(seqlens))
+    batch = RunLayout.from_batch(packed, rotary_frequencies(head_dim), has_tiles=True)
+    qkv = torch.randn(sum(seqlens), 3, 2, head_dim).half()  # Triton interprets no bf16 product
     qkv[:, 0] *= 3  # some keys matter, most do not
-    found = triton_kernels.attend_sequences(qkv, offsets, None, max(seqlens), SHORT_TILE)
-    expected = in_float64(qkv, offsets, torch.zeros(2))
+    turned = qkv.clone()
+    tables = batch.cos[:, None, None], batch.sin[:, None, None]
+    turned[:, :2] = rotate(qkv[:, :2].float(), *tables).half()
+    expected = in_float64(turned, batch.cu_seqlens, torch.zeros(2))
+    found = kernel(qkv.clone(), batch)
     assert found.dtype == torch.float16
     # Rounding the weights to fp16, and then the result, each move it by 2^-11 of the largest value.
-    # The sums in float32 add much less: see above.
-    largest = float(qkv[:, 2].abs().max())
-    assert ((found.double() - expected).abs() <= 2.1 * 2**-11 * largest).all()
-    without_mask = in_float64(qkv, offsets[[0, -1]], torch.zeros(2))
-    assert ((found.double() - without_mask).abs() > 2.1 * 2**-11 * largest).any()
+    # The sums in float32 add much less.
+    limit = 2.1 * 2**-11 * float(qkv[:, 2].abs().max())
+    assert ((found.double() - expected).abs() <= limit).all()
+    without_mask = in_float64(turned, batch.cu_seqlens[[0, -1]], torch.zeros(2))
+    is_alike = ((found.double() - without_mask).abs() <= limit).all()
+    assert is_alike == (len(seqlens) == 1), "proteins do not attend to each other"
 
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "dnabert_s"

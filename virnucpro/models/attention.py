@@ -19,6 +19,7 @@ from torch import Tensor
 
 from virnucpro.core.logging import LOGGER
 from virnucpro.core.native import call
+from virnucpro.models.attention_tiles import plan_tiles
 from virnucpro.models.packing import PackedBatch, Runs, to_device
 
 
@@ -33,11 +34,22 @@ class RunLayout:
     runs: Runs
     max_seqlen: int
     mask_shares: Tensor | None = None  # (n_tokens,) float32, see ``PackedBatch``
+    tile_bounds: Tensor | None = None  # (n_tiles, 4) int32, see ``Tiles``
+    token_starts: Tensor | None = None  # (n_tokens,) int32, see ``Tiles``
 
     @classmethod
-    def from_batch(cls, batch: PackedBatch, inv_freq: Tensor) -> RunLayout:
-        """Copy the batch to the device with ``inv_freq``, radians per position, (head_dim / 2,)."""
+    def from_batch(
+        cls, batch: PackedBatch, inv_freq: Tensor, *, has_tiles: bool = False
+    ) -> RunLayout:
+        """Copy the batch to the device, with ``has_tiles`` also its tiles.
+
+        Args:
+            batch: the batch.
+            inv_freq: radians per position, (head_dim / 2,).
+            has_tiles: attention reads tiles.
+        """
         device = inv_freq.device
+        tiles = plan_tiles(batch.cu_seqlens, TILE_ROWS) if has_tiles else None
         angles = to_device(batch.positions, device)[:, None].float() * inv_freq
         shares = batch.mask_shares
         return cls(
@@ -48,12 +60,25 @@ class RunLayout:
             runs=batch.runs,
             max_seqlen=batch.max_seqlen,
             mask_shares=None if shares is None else to_device(shares, device),
+            tile_bounds=None if tiles is None else to_device(tiles.bounds, device),
+            token_starts=None if tiles is None else to_device(tiles.starts, device),
         )
+
+    @property
+    def rotary_tables(self) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines by position in a sequence: those of the longest one.
+
+        (max_seqlen, head_dim) and (max_seqlen, head_dim / 2), views
+        """
+        first = next(first for first, _, seqlen in self.runs if seqlen == self.max_seqlen)
+        positions = slice(first, first + self.max_seqlen)
+        return self.cos[positions], self.sin[positions]
 
 
 Kernel = Callable[[Tensor, RunLayout], Tensor]
 
 E4M3 = torch.float8_e4m3fn
+TILE_ROWS = 64  # queries in a tile of ``attend_tiles``, and keys per step
 
 
 def attend_runs(qkv: Tensor, batch: RunLayout) -> Tensor:
@@ -115,6 +140,33 @@ def attend_varlen_triton(qkv: Tensor, batch: RunLayout) -> Tensor:
     return flash_attention(*_rotate_triton(qkv, batch), batch)
 
 
+def attend_tiles(qkv: Tensor, batch: RunLayout) -> Tensor:
+    """Apply our Triton attention in tiles that short proteins share, after our rotation.
+
+    No run uses it, because its speed has not been measured.
+    """
+    triton_kernels().rotate_in_place(qkv, batch.cos, batch.sin)
+    return _attend_in_tiles(qkv, batch, None)
+
+
+def attend_tiles_rotating(qkv: Tensor, batch: RunLayout) -> Tensor:
+    """Run ``attend_tiles``, which then also rotates, and leaves queries and keys as they are.
+
+    This saves reading and writing them once more. Keys are rotated in each tile that reads them.
+    """
+    return _attend_in_tiles(qkv, batch, batch.rotary_tables)
+
+
+def _attend_in_tiles(qkv: Tensor, batch: RunLayout, tables: tuple[Tensor, Tensor] | None) -> Tensor:
+    # Imports Triton, so it is called only for a GPU.
+    from virnucpro.models import triton_tiles
+
+    bounds = batch.tile_bounds
+    starts = batch.token_starts
+    assert bounds is not None and starts is not None, "planned with the batch"
+    return triton_tiles.attend_tiles(qkv, bounds, starts, TILE_ROWS, tables)
+
+
 def attend_efficient(qkv: Tensor, batch: RunLayout) -> Tensor:
     """Apply memory-efficient attention to the packed row in one launch (CUDA, fp32 or fp16)."""
     return efficient_attention(*_rotate_pytorch(qkv, batch), batch)
@@ -165,7 +217,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, batch: RunLayout) -> Tensor
 
 
 # With these kernels, our Triton code also does the rotation and the sub-layer boundary.
-OF_TRITON: tuple[Kernel, ...] = (attend_varlen_triton, attend_efficient_triton)
+OF_TILES: tuple[Kernel, ...] = (attend_tiles, attend_tiles_rotating)
+OF_TRITON: tuple[Kernel, ...] = (attend_varlen_triton, attend_efficient_triton, *OF_TILES)
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:

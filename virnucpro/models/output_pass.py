@@ -19,7 +19,6 @@ from torch import Tensor
 
 from virnucpro.core.model_outputs import include_name, parse_vector_name
 from virnucpro.core.recipe import EncoderSpec
-from virnucpro.models.attention import RunLayout
 from virnucpro.models.heads import ContactSum, Heads, LMHead
 from virnucpro.models.packing import PackedBatch, bag_mean, split_costs, to_device
 from virnucpro.models.pooling import POOLS, Pool, residues_only
@@ -58,7 +57,7 @@ class OutputPass:
             tokens_per_pass: limits each further pass. A single row may exceed it.
         """
         results: dict[str, Tensor] = {}
-        layout = RunLayout.from_batch(batch, self.model.inv_freq)
+        layout = self.model.lay_out(batch)
         n_layers = len(self.model.layers)
         attend = self.model.attend
         contacts = None

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from virnucpro.models.attention import (
     E4M3,
+    OF_TILES,
     OF_TRITON,
     Kernel,
     RunLayout,
@@ -238,7 +239,11 @@ class PackedTransformer(nn.Module):
         weights require them and the kernel is ``attend_to_train`` or ``attend_runs``.
         ``torch.inference_mode`` disables gradients.
         """
-        return self.encode(RunLayout.from_batch(batch, self.inv_freq))
+        return self.encode(self.lay_out(batch))
+
+    def lay_out(self, batch: PackedBatch) -> RunLayout:
+        """Copy a batch to the device, with what the attention kernel reads."""
+        return RunLayout.from_batch(batch, self.inv_freq, has_tiles=self.attend in OF_TILES)
 
     def encode(self, batch: RunLayout) -> Tensor:
         """Compute ``forward`` for a batch on the device."""

@@ -118,7 +118,7 @@ def row_options(dim: int) -> dict[str, int | bool]:
     return {**OPTIONS, "num_warps": n_warps}
 
 
-def _launch(
+def launch(
     kernel: Callable[..., None],
     grid: tuple[int, ...],
     tensors: Sequence[Tensor],
@@ -155,7 +155,7 @@ def rotate_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
     n_tokens, _, n_heads, head_dim = qkv.shape
     sizes = sizes_to_rotate(n_heads, head_dim)
     options = row_options(n_heads * head_dim)
-    _launch(rotate_token, (n_tokens,), (qkv, cos, sin), sizes, options)
+    launch(rotate_token, (n_tokens,), (qkv, cos, sin), sizes, options)
 
 
 def sizes_to_rotate(n_heads: int, head_dim: int) -> dict[str, int]:
@@ -238,7 +238,7 @@ def add_and_norm(
     bias = norm.weight if norm.bias is None else norm.bias  # an unread pointer
     targets = (normed, x if total is None else total, x if scales is None else scales)
     tensors = (x, first, second, norm.weight, bias, *targets)
-    _launch(add_and_norm_token, (n_tokens,), tensors, sizes, row_options(dim))
+    launch(add_and_norm_token, (n_tokens,), tensors, sizes, row_options(dim))
 
 
 def sizes_to_norm(
@@ -319,7 +319,7 @@ def quantise(x: Tensor, values: Tensor, scales: Tensor, *, has_gelu: bool) -> No
     n_tokens, dim = x.shape
     sizes = sizes_to_quantise(dim, has_gelu=has_gelu)
     options = {**OPTIONS, "num_warps": warps_to_quantise(dim)}
-    _launch(quantise_token, (n_tokens,), (x, values, scales), sizes, options)
+    launch(quantise_token, (n_tokens,), (x, values, scales), sizes, options)
 
 
 def warps_to_quantise(dim: int) -> int:
@@ -379,38 +379,27 @@ def quantise_token(  # type: ignore[no-untyped-def]
         tl.store(values + start + place, row.to(values.dtype.element_ty), mask=place < dim)
 
 
-# Attention within each sequence of a packed batch, optionally with a distance penalty (ALiBi)
+# Attention within each sequence of a packed batch, with a distance penalty (ALiBi)
 
 
-def attend_sequences(
-    qkv: Tensor, offsets: Tensor, slopes: Tensor | None, longest: int, block: int = TEXT_BLOCK
-) -> Tensor:
+def attend_sequences(qkv: Tensor, offsets: Tensor, slopes: Tensor, longest: int) -> Tensor:
     """Compute attention within each sequence, in one launch.
 
     Args:
-        qkv: (n_tokens, 3, n_heads, head_dim), float32 or 16 bits.
+        qkv: (n_tokens, 3, n_heads, head_dim) float32.
         offsets: (n_sequences + 1,) int32, the start of each sequence, then the number of tokens.
-        slopes: (n_heads,), the penalty per unit distance, if there is one.
+        slopes: (n_heads,), the penalty per unit distance.
         longest: the maximum number of tokens in a sequence.
-        block: queries per program, and keys per step, a power of two.
 
     Returns:
-        (n_tokens, n_heads, head_dim) in the dtype of ``qkv``.
+        (n_tokens, n_heads, head_dim) float32.
     """
     assert qkv.is_contiguous()
     _, _, n_heads, head_dim = qkv.shape
     out = torch.empty_like(qkv[:, 0])
-    grid = (len(offsets) - 1, n_heads, -(-longest // block))
-    sizes = sizes_to_attend(
-        n_heads,
-        head_dim,
-        has_tf32=has_tf32(qkv.device),
-        has_penalty=slopes is not None,
-        block=block,
-    )
-    unread = qkv  # a pointer for a penalty that is not there
-    tensors = (qkv, offsets, unread if slopes is None else slopes, out)
-    _launch(attend_sequence, grid, tensors, sizes, OPTIONS_TO_ATTEND)
+    grid = (len(offsets) - 1, n_heads, -(-longest // TEXT_BLOCK))
+    sizes = sizes_to_attend(n_heads, head_dim, has_tf32=has_tf32(qkv.device))
+    launch(attend_sequence, grid, (qkv, offsets, slopes, out), sizes, OPTIONS_TO_ATTEND)
     return out
 
 
@@ -419,14 +408,7 @@ def has_tf32(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def sizes_to_attend(
-    n_heads: int,
-    head_dim: int,
-    *,
-    has_tf32: bool,
-    has_penalty: bool = True,
-    block: int = TEXT_BLOCK,
-) -> dict[str, int | float | str | bool]:
+def sizes_to_attend(n_heads: int, head_dim: int, *, has_tf32: bool) -> dict[str, int | float | str]:
     """Return the compile-time constants for ``attend_sequence``.
 
     On tensor cores a float32 product is computed as three products of TF32 parts, as in PyTorch's
@@ -438,8 +420,7 @@ def sizes_to_attend(
         "width": max(_LEAST_WIDTH, triton.next_power_of_2(head_dim)),
         "scale": head_dim**-0.5 / math.log(2),
         "precision": "tf32x3" if has_tf32 else "ieee",
-        "has_penalty": has_penalty,
-        "block": block,
+        "block": TEXT_BLOCK,
     }
 
 
@@ -453,7 +434,6 @@ def attend_sequence(  # type: ignore[no-untyped-def]
     width: tl.constexpr,
     scale: tl.constexpr,
     precision: tl.constexpr,
-    has_penalty: tl.constexpr,
     block: tl.constexpr,
 ):
     """Attend with a block of queries in one sequence and head to all keys in the sequence.
@@ -471,9 +451,7 @@ def attend_sequence(  # type: ignore[no-untyped-def]
     dim = tl.arange(0, width)
     is_dim = dim[None, :] < head_dim
     start = qkv + begin * 3 * row + head * head_dim + dim[None, :]
-    slope = 0.0
-    if has_penalty:
-        slope = tl.load(slopes + head) * 1.4426950408889634  # to base 2, like the scale
+    slope = tl.load(slopes + head) * 1.4426950408889634  # to base 2, like the scale
     q = tl.load(
         start + query[:, None] * 3 * row, mask=(query[:, None] < seqlen) & is_dim, other=0.0
     )
@@ -487,16 +465,13 @@ def attend_sequence(  # type: ignore[no-untyped-def]
         k = tl.load(at + row, mask=is_key[:, None] & is_dim, other=0.0)
         v = tl.load(at + 2 * row, mask=is_key[:, None] & is_dim, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=precision) * scale
-        if has_penalty:
-            scores -= slope * tl.abs(query[:, None] - key[None, :]).to(tl.float32)
+        scores -= slope * tl.abs(query[:, None] - key[None, :]).to(tl.float32)
         scores = tl.where(is_key[None, :], scores, float("-inf"))
         larger = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp2(scores - larger[:, None])
         fade = tl.exp2(largest - larger)
         total = total * fade + tl.sum(weights, 1)
-        weights = weights.to(v.dtype)
         mixed = tl.dot(weights, v, mixed * fade[:, None], input_precision=precision)
         largest = larger
     to = out + (begin + query[:, None]) * row + head * head_dim + dim[None, :]
-    shares = (mixed / total[:, None]).to(out.dtype.element_ty)
-    tl.store(to, shares, mask=(query[:, None] < seqlen) & is_dim)
+    tl.store(to, mixed / total[:, None], mask=(query[:, None] < seqlen) & is_dim)

@@ -175,7 +175,7 @@ class ESM2(PackedTransformer):
 
     def read_masked(self, batch: MaskedBatch) -> Tensor:
         """Compute the hidden state of each chosen residue, as in ``forward``. -> (n_chosen, dim)"""
-        staged = RunLayout.from_batch(batch.packed, self.inv_freq)
+        staged = self.lay_out(batch.packed)
         scale, places = (
             to_device(one, self.inv_freq.device) for one in (batch.scale, batch.places)
         )
