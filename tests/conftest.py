@@ -196,6 +196,7 @@ def configure(tiny: Tiny) -> Callable[..., RunConfig]:
             "precision": "fp32",
             "dim": TINY.dim,
             "store": "float32",
+            "extra": (),
         }
         resources = {
             "devices": ("cpu",),

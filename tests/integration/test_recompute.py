@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import open_dna, random_dna
+from conftest import TINY, open_dna, random_dna
 from region_helpers import host_dna, phage_dna
 from run_helpers import (
     invoke,
@@ -22,6 +22,7 @@ from safetensors.numpy import load, save
 
 from virnucpro.core.atomic_io import hash_file, zstd
 from virnucpro.core.errors import InputError, InputMissingError
+from virnucpro.core.model_outputs import vector_output
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.engine.local import InlineExecutor
@@ -30,6 +31,7 @@ from virnucpro.store.feature_file import (
     read_checksummed,
     read_embeddings,
     read_label,
+    verify,
     write_checksummed,
     write_embeddings,
 )
@@ -56,11 +58,12 @@ def verified(folder: Path) -> bool:
 
 
 def record_hash(folder: Path, path: Path) -> None:
-    """Put the present SHA-256 of a file into ``run.json``, as an attacker could."""
+    """Put the present checksum of a file into ``run.json``, as an attacker could."""
     stored = json.loads((folder / "run.json").read_text())
     place = str(path.relative_to(folder))
     assert place in stored["outputs"]
-    stored["outputs"][place] = hash_file(path)
+    is_feature_file = path.parent.name == "features"
+    stored["outputs"][place] = verify(path, {}).file if is_feature_file else hash_file(path)
     write_run_json(folder, stored)
 
 
@@ -245,6 +248,31 @@ def test_other_vectors_pass_verify_and_are_found(extracted):
     assert verified(extracted)
     code, shown = invoke("status", extracted, "--verify", "--recompute", 100, "--seed", 1)
     assert code == 1 and f"differs   {path} has other vectors than the input" in shown
+
+
+def test_other_vectors_in_any_output_are_found(make_run, proteins):
+    extra = (
+        vector_output("mean", 1, TINY.dim, "float32"),
+        vector_output("std", 2, TINY.dim, "float32"),
+        vector_output("none", 2, TINY.dim, "float32"),
+    )
+    folder = make_run(proteins, command="extract", extra=extra)
+    assert recompute(folder).faults == []
+    path = folder / "features/000000.h5"
+    content = path.read_bytes()
+    label = read_label(path, {})
+    stored = read_embeddings(path, label.attributes, extra=extra)
+    for spec in extra:
+        others = tuple(
+            replace(array, values=array.values * np.float32(1.5)) if array.spec == spec else array
+            for array in stored.extra
+        )
+        write_embeddings(path, replace(stored, extra=others), label.attributes, SafeDir(folder))
+        record_hash(folder, path)
+        faults = [fault for fault in recompute(folder).faults if "_copies" not in fault]
+        assert len(faults) == 1
+        assert f"{path} has other vectors than the input gives in {spec.name}:" in faults[0]
+        path.write_bytes(content)
 
 
 def test_copies_with_other_vectors_are_found(extracted):

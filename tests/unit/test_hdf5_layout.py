@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from virnucpro.core.numeric import from_bfloat16, to_bfloat16
-from virnucpro.store.hdf5_layout import ALIGNMENT, SparseFile, new_hdf5_in, reserve_vectors
+from virnucpro.store.hdf5_layout import (
+    ALIGNMENT,
+    SparseFile,
+    StoredVectors,
+    new_hdf5_in,
+    reserve_vectors,
+)
 
 PAGES = 1 << 17  # bytes: more than a page of a sparse file
 
@@ -39,27 +45,26 @@ def test_truncated_sparse_file_ends_in_zeros() -> None:
     assert file.read() == b"head\0\0\0"
 
 
-def test_arrays_stand_in_the_parts_at_their_offsets() -> None:
+def test_vectors_stand_in_the_blocks_at_their_offsets() -> None:
     file = SparseFile()
     file.write(b"headtailEND")
-    array = np.frombuffer(b"TAIL", dtype=np.uint16).reshape(1, 2)
-    assert [bytes(part) for part in file.parts({4: array})] == [b"head", b"TAIL", b"END"]
+    vectors = StoredVectors(np.frombuffer(b"TAIL", dtype=np.float32).reshape(1, 1), "float32")
+    assert [bytes(block) for block in file.blocks({4: vectors})] == [b"head", b"TAIL", b"END"]
 
 
 @pytest.mark.parametrize("store", ["float32", "bfloat16"])
 def test_hdf5_reads_vectors_that_were_written_without_it(tmp_path, store) -> None:
     values = np.linspace(-3, 3, 6 * 700, dtype=np.float32).reshape(6, 700)
-    stored = values if store == "float32" else to_bfloat16(values)
     layout = SparseFile()
     with new_hdf5_in(layout, ALIGNMENT) as h5:
         h5["before"] = [1, 2, 3]
         offset = reserve_vectors(h5, "vectors", values.shape, store)
         h5["after"] = [4.0]
     path = tmp_path / "file.h5"
-    path.write_bytes(b"".join(layout.parts({offset: stored})))
+    path.write_bytes(b"".join(layout.blocks({offset: StoredVectors(values, store)})))
     assert offset % ALIGNMENT == 0
     with h5py.File(path) as h5:
-        expected = values if store == "float32" else from_bfloat16(stored)
+        expected = values if store == "float32" else from_bfloat16(to_bfloat16(values))
         assert np.array_equal(h5["vectors"][:], expected)
         assert h5["before"][:].tolist() == [1, 2, 3]
         assert h5["after"][:].tolist() == [4.0]

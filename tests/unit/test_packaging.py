@@ -22,7 +22,7 @@ from virnucpro.cli.main import app
 ROOT = Path(__file__).parents[2]
 GALAXY = ROOT / "packaging/galaxy/virnucpro_predict.xml"
 CONDA = (ROOT / "packaging/conda/meta.yaml").read_text(encoding="utf-8")
-OTHER_NAMES = {"torch": "pytorch"}  # of packages, in conda-forge
+OTHER_NAMES = {"torch": "pytorch", "xxhash": "python-xxhash"}  # of packages, in conda-forge
 VERSIONS = {
     "CITATION.cff": r"^version: (\S+)$",
     "packaging/conda/meta.yaml": r'set version = "(\S+)"',

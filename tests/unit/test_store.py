@@ -13,7 +13,7 @@ import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ import h5py
 import numpy as np
 import pytest
 import torch
+import xxhash
 from forkserver_runner import fork_server
 from pyarrow import parquet
-from run_helpers import no_file_longer_than, wait_until
+from run_helpers import flip_bit, no_file_longer_than, wait_until
 
 from virnucpro.core.atomic_io import atomic_path, disk_error
 from virnucpro.core.errors import FeatureFileError, OutputError, StorageError
@@ -33,7 +34,13 @@ from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Embeddings, Failure
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.store.feature_export import export, save_npz, save_parquet
-from virnucpro.store.feature_file import read_embeddings, read_label, write_embeddings
+from virnucpro.store.feature_file import (
+    read_embeddings,
+    read_label,
+    read_table,
+    verify,
+    write_embeddings,
+)
 
 ATTRIBUTES: dict[str, str | int] = {
     "model": "esm2_t6_8M_UR50D",
@@ -145,6 +152,99 @@ def test_ids_of_any_kind_come_back(path: Path) -> None:
     embeddings = replace(make_embeddings(len(ids)), ids=ids)
     write_embeddings(path, embeddings, ATTRIBUTES, SafeDir(path.parent))
     assert read_embeddings(path, ATTRIBUTES).ids == ids
+
+
+# Checksums
+
+
+def write_with_sha256(path: Path, embeddings: Embeddings) -> None:
+    """Write a file with the label of an earlier version."""
+    write_embeddings(path, embeddings, ATTRIBUTES, SafeDir(path.parent))
+    label = read_label(path, ATTRIBUTES)
+    content = path.read_bytes()[: label.n_bytes]
+    old = {
+        "attributes": label.attributes,
+        "failed_records": label.failed_records,
+        "n_bytes": label.n_bytes,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "table_bytes": label.table_bytes,
+        "table_sha256": hashlib.sha256(content[-label.table_bytes :]).hexdigest(),
+        "offsets": label.offsets,
+    }
+    text = json.dumps(old).encode()
+    seal = struct.pack("<32sI", hashlib.sha256(text).digest(), len(text))
+    path.write_bytes(content + text + seal)
+
+
+def write_with_xxh3(path: Path, embeddings: Embeddings) -> None:
+    write_embeddings(path, embeddings, ATTRIBUTES, SafeDir(path.parent))
+
+
+WRITERS = pytest.mark.parametrize("write", [write_with_sha256, write_with_xxh3])
+
+
+def test_checksums_are_xxh3_of_content_table_and_file(path: Path) -> None:
+    checksums = write_embeddings(path, make_embeddings(7), ATTRIBUTES, SafeDir(path.parent))
+    label = read_label(path, ATTRIBUTES)
+    content = path.read_bytes()
+    table = content[label.n_bytes - label.table_bytes : label.n_bytes]
+    assert label.checksum == f"xxh3-128:{xxhash.xxh3_128_hexdigest(content[: label.n_bytes])}"
+    assert label.table_checksum == f"xxh3-128:{xxhash.xxh3_128_hexdigest(table)}"
+    assert checksums.file == f"xxh3-128:{xxhash.xxh3_128_hexdigest(content)}"
+    assert verify(path, ATTRIBUTES) == checksums
+
+
+def test_file_with_sha256_of_an_earlier_version_is_read(path: Path) -> None:
+    embeddings = make_embeddings(7, n_failures=1)
+    write_with_sha256(path, embeddings)
+    assert is_same(read_embeddings(path, ATTRIBUTES), embeddings)
+    assert read_table(path, ATTRIBUTES).ids == embeddings.ids
+    assert verify(path, ATTRIBUTES).file == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@WRITERS
+@pytest.mark.parametrize("block", ["vectors", "table", "label"])
+def test_one_flipped_bit_is_found(path: Path, write: Callable[..., None], block: str) -> None:
+    write(path, make_embeddings(7))
+    content = path.read_bytes()
+    label = read_label(path, ATTRIBUTES)
+    start = {
+        "vectors": label.offsets["embeddings"],
+        "table": label.n_bytes - label.table_bytes,
+        "label": label.n_bytes,
+    }[block]
+    length = {"vectors": 7 * DIM * 4, "table": label.table_bytes, "label": len(content) - start}
+    for offset in range(start, start + length[block], 5):
+        flip_bit(path, offset)
+        for read in (verify, read_embeddings, *([read_table] if block != "vectors" else [])):
+            with pytest.raises(FeatureFileError, match="is damaged or truncated"):
+                read(path, ATTRIBUTES)
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("checksum", ["crc32:00000000", "xxh3-128", "", 5, None])
+def test_unknown_checksum_is_refused(path: Path, checksum: object) -> None:
+    write_with_xxh3(path, make_embeddings(3))
+    label = asdict(read_label(path, ATTRIBUTES)) | {"checksum": checksum}
+    text = json.dumps(label).encode()
+    seal = struct.pack("<32sI", hashlib.sha256(text).digest(), len(text))
+    path.write_bytes(path.read_bytes()[: label["n_bytes"]] + text + seal)
+    with pytest.raises(FeatureFileError, match="is damaged or truncated"):
+        verify(path, ATTRIBUTES)
+
+
+def test_same_content_is_not_written_again(path: Path) -> None:
+    """Another content, and the same with a damaged bit, are."""
+    write_with_xxh3(path, make_embeddings(7))
+    first = path.stat().st_ino
+    write_with_xxh3(path, make_embeddings(7))
+    assert path.stat().st_ino == first
+    content = path.read_bytes()
+    flip_bit(path)
+    write_with_xxh3(path, make_embeddings(7))
+    assert path.read_bytes() == content
+    write_with_xxh3(path, make_embeddings(8))
+    assert read_embeddings(path, ATTRIBUTES).ids == make_embeddings(8).ids
 
 
 # Damage

@@ -32,10 +32,17 @@ def find_runs(mask: BoolArray) -> list[tuple[int, int]]:
     return list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
-def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Return the bits of finite numbers as bfloat16, rounded to nearest, ties to even."""
+def to_bfloat16(
+    values: NDArray[np.float32], out: NDArray[np.uint16] | None = None
+) -> NDArray[np.uint16]:
+    """Return the bits of finite numbers as bfloat16, rounded to nearest, ties to even.
+
+    Args:
+        out: a contiguous array of the same shape for the result, so that memory is used again.
+    """
     values = np.ascontiguousarray(values)
-    bits = np.empty(values.shape, dtype=np.uint16)
+    bits = np.empty(values.shape, dtype=np.uint16) if out is None else out
+    assert bits.shape == values.shape, "a number for each"
     call("to_bfloat16", values, values.size, bits)
     return bits
 

@@ -135,7 +135,9 @@ def _output_files(run_dir: RunDir, facts: RunJson) -> Iterator[Entity]:
     for name, digest in sorted(facts.section(Outputs.field).items()):
         path = run_dir.root / name
         if path.is_file():
-            yield _file_entity(path, name, about.get(name)) | {"sha256": str(digest)}
+            # feature files have a checksum that names its algorithm
+            term = "identifier" if ":" in str(digest) else "sha256"
+            yield _file_entity(path, name, about.get(name)) | {term: str(digest)}
     yield _file_entity(run_dir.manifest, run_dir.manifest.name, None)
 
 

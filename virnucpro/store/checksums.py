@@ -1,8 +1,9 @@
-"""Keep the SHA-256 of each output of a finished run in ``run.json``, and find changed outputs.
+"""Keep the checksum of each output of a finished run in ``run.json``, and find changed outputs.
 
-Feature files are outputs too. They may take terabytes, so they are hashed only once, when their
-vectors are read for the tables. While a file is rewritten, its hash is removed, so that a kill
-between writing the file and ``run.json`` does not look like damage.
+It is SHA-256, except for feature files, which have that of ``file_checksum``: they may take
+terabytes. They are hashed only once, when their vectors are read for the tables. While a file is
+rewritten, its hash is removed, so that a kill between writing the file and ``run.json`` does not
+look like damage.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
 from virnucpro.core.safe_dir import SafeDir
+from virnucpro.store.feature_file import verify
 from virnucpro.store.feature_store import (
     LOOKUP,
     PARTS,
@@ -81,7 +83,7 @@ class Outputs:
 
     rundir: RunDir
     written: dict[Path, str] = field(default_factory=dict)  # path -> hash taken while writing
-    field: ClassVar = "outputs"  # key in ``run.json``: path in the run folder -> SHA-256
+    field: ClassVar = "outputs"  # key in ``run.json``: path in the run folder -> checksum
 
     @contextmanager
     def writing(self) -> Iterator[SafeDir]:
@@ -93,11 +95,12 @@ class Outputs:
         """Hash the existing outputs: all, or only these file names.
 
         Raises:
+            FeatureFileError: a feature file is corrupt.
             OutputError, StorageError: an output cannot be read now.
         """
         paths = [path for path in self.paths() if not names or path.name in names]
         with ThreadPoolExecutor() as pool:  # hashing a block releases the GIL
-            digests = pool.map(lambda path: self.written.get(path) or _hash(path), paths)
+            digests = pool.map(lambda path: self.written.get(path) or _checksum(path), paths)
             return {
                 self._output_path(path): digest for path, digest in zip(paths, digests, strict=True)
             }
@@ -235,6 +238,11 @@ def has_vectors(name: str) -> bool:
     (True, True, False)
     """
     return Path(name).parts[0] in (FEATURES, index_path(Path(FEATURES)).name)
+
+
+def _checksum(path: Path) -> str:
+    """Return the checksum of an output. A feature file's has the algorithm of its label."""
+    return verify(path, {}).file if is_feature_file(path.name) else _hash(path)
 
 
 def _hash(path: Path) -> str:

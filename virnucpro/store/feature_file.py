@@ -3,7 +3,7 @@
 A file is laid out by HDF5 (``hdf5_layout``), written sequentially, synced and renamed. Two blocks
 follow the HDF5 content, where HDF5 readers do not look. The table lists ids, lengths and sequence
 digests, so that an index of many files needs only their ends. The label names the recipe and the
-shard, so that files cannot be confused. It gives the length and SHA-256 of the content and of the
+shard, so that files cannot be confused. It gives the length and checksum of the content and of the
 table, and the byte offset of the vectors, which can be mapped into memory. The label's SHA-256 and
 length come last. ``read_label`` therefore needs only the last bytes to identify a file and see that
 it is complete. ``read_embeddings`` verifies every bit.
@@ -21,11 +21,11 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,18 +33,20 @@ from safetensors import SafetensorError
 from safetensors import numpy as tensors
 
 from virnucpro._version import __version__
-from virnucpro.core.atomic_io import disk_error, hash_file, parse_json
-from virnucpro.core.errors import FeatureFileError
+from virnucpro.core.atomic_io import disk_error, parse_json
+from virnucpro.core.errors import FeatureFileError, VirnucproError
 from virnucpro.core.logging import printable
 from virnucpro.core.model_outputs import OutputSpec
-from virnucpro.core.numeric import from_bfloat16, to_bfloat16
+from virnucpro.core.numeric import from_bfloat16
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Store
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import Embeddings, Failure, OutputArray, check_counts
+from virnucpro.store.file_checksum import Checksum, checksum_of
 from virnucpro.store.hdf5_layout import (
     ALIGNMENT,
     SparseFile,
+    StoredVectors,
     is_bfloat16,
     new_hdf5_in,
     reserve_vectors,
@@ -70,14 +72,14 @@ Attributes = Mapping[str, str | int]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The label of a feature file: its shard, its recipe, and its content's size and hash."""
+    """The label of a feature file: its shard, its recipe, and its content's size and checksum."""
 
     attributes: Attributes
     failed_records: Sequence[str]
     n_bytes: int  # size of the content: HDF5 and table
-    sha256: str  # hash of the content
+    checksum: str  # of the content, with its algorithm
     table_bytes: int = 0  # size of the table at the end of the content
-    table_sha256: str = ""
+    table_checksum: str = ""
     offsets: Mapping[str, int] = field(default_factory=dict)  # dataset -> byte offset; 0: empty
 
     def __post_init__(self) -> None:
@@ -88,6 +90,16 @@ class Label:
         is_sequence = isinstance(ids, (list, tuple))
         if not is_sequence or not all(isinstance(record_id, str) for record_id in ids):
             raise TypeError("failed records are named by their ids")
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Label:
+        """Parse a label. Earlier versions wrote only SHA-256, and named the entries so.
+
+        Raises:
+            ValueError, TypeError, AttributeError: it has other entries.
+        """
+        renamed = {"sha256": "checksum", "table_sha256": "table_checksum"}
+        return cls(**{renamed.get(name, name): fact for name, fact in parse_json(text).items()})
 
 
 class OrfTable(NamedTuple):
@@ -100,7 +112,7 @@ class OrfTable(NamedTuple):
 
 
 class Checksums(NamedTuple):
-    """The SHA-256 of a file, and of its label, which includes the content's SHA-256."""
+    """The SHA-256 of a file's label, and the checksum of the file, with the label's algorithm."""
 
     label: str
     file: str
@@ -123,39 +135,90 @@ def write_embeddings(
     Raises:
         OutputError, StorageError: the file cannot be written.
     """
-    failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
-    hdf5, offsets = _to_hdf5(embeddings, attributes, store)
-    table = _to_table(embeddings)
-    content = [*hdf5, table]
-    digest = hashlib.sha256()  # the content is large, so it is hashed once
-    for part in content:
-        digest.update(part)
-    label = Label(
-        attributes,
-        failed_records,
-        n_bytes=sum(map(len, content)),
-        sha256=digest.hexdigest(),
-        table_bytes=len(table),
-        table_sha256=read_checksum([table]),
-        offsets=offsets,
-    )
-    end = _seal(label)
-    digest.update(end)
-    checksums = Checksums(_label_digest(end), digest.hexdigest())
-    with suppress(OSError):  # an unreadable file is replaced
-        if path.is_file() and hash_file(path) == checksums.file:
-            return checksums
+    content = _Content.from_embeddings(embeddings, attributes, store)
+    if path.is_file():  # compare first, because a file that is the same is not rewritten
+        checksums = content.write(_NoFile())
+        with suppress(VirnucproError):  # an unreadable file is replaced
+            if verify(path, {}) == checksums:
+                return checksums
     with tree.atomic_write(path) as out:
-        for part in (*content, end):
-            out.write(part)
-    return checksums
+        return content.write(out)
+
+
+class _Output(Protocol):
+    """A file that is written sequentially."""
+
+    def write(self, content: bytes | memoryview, /) -> object: ...
+
+
+class _NoFile:
+    """Takes what is only hashed."""
+
+    def write(self, content: bytes | memoryview, /) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Content:
+    """The content of a feature file, and what its label says about it."""
+
+    attributes: Attributes
+    failed_records: Sequence[str]
+    layout: SparseFile  # HDF5 without the vectors
+    vectors: Mapping[str, StoredVectors]  # by dataset
+    offsets: Mapping[str, int]  # by dataset
+    table: bytes
+
+    @classmethod
+    def from_embeddings(
+        cls, embeddings: Embeddings, attributes: Attributes, store: Store
+    ) -> _Content:
+        vectors = _stored_vectors(embeddings, store)
+        layout, offsets = _lay_out(embeddings, attributes, vectors)
+        return cls(
+            attributes,
+            list(dict.fromkeys(failure.record_id for failure in embeddings.failures)),
+            layout,
+            vectors,
+            offsets,
+            _to_table(embeddings),
+        )
+
+    def write(self, out: _Output) -> Checksums:
+        """Write the content and its label. Each block is hashed, so that none is read again."""
+        checksum = Checksum()
+        n_bytes = 0
+        for block in self._blocks():
+            checksum.update(block)
+            out.write(block)
+            n_bytes += len(block)
+        label = Label(
+            self.attributes,
+            self.failed_records,
+            n_bytes=n_bytes,
+            checksum=checksum.text,
+            table_bytes=len(self.table),
+            table_checksum=checksum_of([self.table]),
+            offsets=self.offsets,
+        )
+        end = _seal(label)
+        checksum.update(end)
+        out.write(end)
+        return Checksums(_label_digest(end), checksum.text)
+
+    def _blocks(self) -> Iterator[bytes | memoryview]:
+        filled = {
+            self.offsets[name]: stored for name, stored in self.vectors.items() if stored.n_bytes
+        }
+        yield from self.layout.blocks(filled)
+        yield self.table
 
 
 def checksummed_label(
     content: bytes, attributes: Attributes, failed_records: Sequence[str] = ()
 ) -> bytes:
     """Return what follows this content: its label, and the label's hash and length."""
-    return _seal(Label(attributes, failed_records, len(content), read_checksum([content])))
+    return _seal(Label(attributes, failed_records, len(content), checksum_of([content])))
 
 
 def _seal(label: Label) -> bytes:
@@ -201,17 +264,9 @@ def read_checksummed(path: Path, attributes: Attributes) -> tuple[Label, bytes]:
     label = read_label(path, attributes)
     with open_reader(path):
         content = path.read_bytes()[: label.n_bytes]
-        if read_checksum([content]) != label.sha256:
-            raise ValueError("its content has another hash")
+        if checksum_of([content], label.checksum) != label.checksum:
+            raise ValueError("its content has another checksum")
     return label, content
-
-
-def read_checksum(parts: Iterable[bytes]) -> str:
-    """Return the SHA-256 of the concatenated parts."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
 
 
 def _to_table(embeddings: Embeddings) -> bytes:
@@ -242,8 +297,8 @@ def read_table(path: Path, attributes: Attributes) -> OrfTable:
         with path.open("rb") as handle:
             handle.seek(label.n_bytes - label.table_bytes)
             table = handle.read(label.table_bytes)
-        if read_checksum([table]) != label.table_sha256:
-            raise ValueError("its table has another hash")
+        if checksum_of([table], label.table_checksum) != label.table_checksum:
+            raise ValueError("its table has another checksum")
         return _parse_table(table)
 
 
@@ -265,17 +320,20 @@ def _split(text: bytes, sizes: NDArray[np.int32]) -> Iterator[str]:
         first = end
 
 
-def _to_hdf5(
-    embeddings: Embeddings, attributes: Attributes, store: Store
-) -> tuple[list[bytes | memoryview], dict[str, int]]:
-    """Return the parts of an HDF5 file, and the byte offsets of its vectors by dataset."""
-    stores: dict[str, Store] = {"embeddings": store}
-    arrays = {"embeddings": _to_stored(embeddings.vectors, store)}
+def _stored_vectors(embeddings: Embeddings, store: Store) -> dict[str, StoredVectors]:
+    """Return the numbers of each dataset. The first output is ``embeddings``."""
+    vectors = {"embeddings": StoredVectors(embeddings.vectors, store)}
     for output in embeddings.extra:
         spec = output.spec
         values = output.values if spec.has_vectors else output.values[:, 0]  # single numbers: 1-D
-        stores[spec.name] = spec.dtype
-        arrays[spec.name] = _to_stored(values, spec.dtype)
+        vectors[spec.name] = StoredVectors(values, spec.dtype)
+    return vectors
+
+
+def _lay_out(
+    embeddings: Embeddings, attributes: Attributes, vectors: Mapping[str, StoredVectors]
+) -> tuple[SparseFile, dict[str, int]]:
+    """Lay out an HDF5 file without its vectors, and return their byte offsets by dataset."""
     failures = embeddings.failures
     layout = SparseFile()
     with new_hdf5_in(layout, ALIGNMENT) as h5:
@@ -284,24 +342,15 @@ def _to_hdf5(
         h5.create_dataset("ids", data=ids, dtype=text_type())
         h5["lengths"] = embeddings.lengths
         offsets = {
-            name: reserve_vectors(h5, name, array.shape, stores[name])
-            for name, array in arrays.items()
+            name: reserve_vectors(h5, name, stored.values.shape, stored.store)
+            for name, stored in vectors.items()
         }
         if embeddings.extra:
             h5[str(attributes["output"])] = h5["embeddings"]
         for name in Failure._fields:
             texts = np.array([getattr(failure, name) for failure in failures], dtype=object)
             h5.create_dataset(f"failed/{name}", data=texts, dtype=text_type())
-    filled = {offsets[name]: array for name, array in arrays.items() if array.size}
-    return list(layout.parts(filled)), offsets
-
-
-def _to_stored(
-    values: NDArray[np.float32], store: Store
-) -> NDArray[np.float32] | NDArray[np.uint16]:
-    """Return finite numbers as they are stored, contiguous and little-endian."""
-    values = np.ascontiguousarray(values, dtype="<f4")
-    return values if store == "float32" else to_bfloat16(values)
+    return layout, offsets
 
 
 def id_text(orf_id: str) -> str:
@@ -365,7 +414,7 @@ def read_label_and_digest(path: Path, attributes: Attributes) -> tuple[Label, st
             text = handle.read(n_bytes)
         if hashlib.sha256(text).digest() != digest:
             raise ValueError("it has no label at its end")
-        label = Label(**parse_json(text))
+        label = Label.from_json(text)
         if label.n_bytes != start:
             raise ValueError(f"its content has {start} bytes of {label.n_bytes}")
         for name, value in attributes.items():
@@ -613,31 +662,31 @@ def _check_content(path: Path, label: Label) -> Checksums:
     Raises:
         ValueError: the content is corrupt.
     """
-    digest = hashlib.sha256()
+    checksum = Checksum(label.checksum)
     n_left = label.n_bytes
     with path.open("rb") as handle:
         while n_left > 0 and (block := handle.read(min(n_left, _BLOCK))):
-            digest.update(block)
+            checksum.update(block)
             n_left -= len(block)
-        return _check_hash(digest, label, handle.read())
+        return _compare(checksum, label, handle.read())
 
 
 def _read_content(path: Path, label: Label) -> tuple[NDArray[np.uint8], Checksums]:
     """Read the content of a file, and verify it as ``_check_content`` does."""
     content = np.empty(label.n_bytes, dtype=np.uint8)
-    digest = hashlib.sha256()
+    checksum = Checksum(label.checksum)
     with path.open("rb") as handle:
         for first in range(0, len(content), _BLOCK):
             block = content[first : first + _BLOCK].data
             if handle.readinto(block) != len(block):
                 raise ValueError("it is cut short")
-            digest.update(block)
-        return content, _check_hash(digest, label, handle.read())
+            checksum.update(block)
+        return content, _compare(checksum, label, handle.read())
 
 
-def _check_hash(digest: hashlib._Hash, label: Label, end: bytes) -> Checksums:
-    """Compare the hash of a file's content with its label, which is in the end of the file."""
-    if digest.hexdigest() != label.sha256:
-        raise ValueError("its content has another hash")
-    digest.update(end)
-    return Checksums(_label_digest(end), digest.hexdigest())
+def _compare(checksum: Checksum, label: Label, end: bytes) -> Checksums:
+    """Compare a content's checksum with its label, which is in the end of the file."""
+    if checksum.text != label.checksum:
+        raise ValueError("its content has another checksum")
+    checksum.update(end)
+    return Checksums(_label_digest(end), checksum.text)

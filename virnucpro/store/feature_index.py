@@ -47,8 +47,8 @@ class IndexPart:
     """The entry of one feature file in a store's list, kept small because there may be many."""
 
     name: str
-    label: str  # SHA-256 of the file's label, which includes the content's SHA-256
-    sha256: str  # of the file
+    label: str  # SHA-256 of the file's label, which includes the content's checksum
+    checksum: str  # of the file, with its algorithm
     dim: int  # numbers per row
     n_orfs: int
     n_rows: int  # vectors
@@ -56,12 +56,21 @@ class IndexPart:
     rows: tuple[Span, ...]  # rows of these ORFs
 
     def __post_init__(self) -> None:
-        texts = (self.label, self.sha256)
+        texts = (self.label, self.checksum)
         if not is_feature_file(self.name) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"{self.name!r} is no feature file of a shard with a label")
         check_counts(self.dim, self.n_orfs, self.n_rows)
         object.__setattr__(self, "orfs", _check_part(self.orfs, self.n_orfs))
         object.__setattr__(self, "rows", _check_part(self.rows, self.n_rows))
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> IndexPart:
+        """Make the part of a stored entry. Earlier versions named the checksum ``sha256``.
+
+        Raises:
+            ValueError, TypeError: the entry is damaged.
+        """
+        return cls(**{"checksum" if name == "sha256" else name: entry[name] for name in entry})
 
     @classmethod
     def from_file(
@@ -139,7 +148,7 @@ def read_parts(store: FeatureStore) -> list[IndexPart]:
     """
     content = read_checksummed(store.parts, _part_checksum(store))[1]
     with open_reader(store.parts):
-        return [IndexPart(**part) for part in parse_json(content)]
+        return [IndexPart.from_json(entry) for entry in parse_json(content)]
 
 
 def _part_checksum(store: FeatureStore) -> Attributes:
@@ -147,7 +156,7 @@ def _part_checksum(store: FeatureStore) -> Attributes:
 
 
 def hash_part(store: FeatureStore, part: IndexPart) -> str:
-    """Return the SHA-256 of a listed file. Read the file only if it is not the listed one.
+    """Return the checksum of a listed file. Read the file only if it is not the listed one.
 
     Raises:
         FeatureFileError: the file is missing or corrupt.
@@ -155,7 +164,7 @@ def hash_part(store: FeatureStore, part: IndexPart) -> str:
     """
     path = store.folder / part.name
     if read_label_digest(path) == part.label:
-        return part.sha256
+        return part.checksum
     return verify(path, _part_checksum(store)).file
 
 

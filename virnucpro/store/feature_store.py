@@ -238,7 +238,7 @@ class FeatureStore:
         Args:
             shards: check the attributes of these shards.
             on_file: called with the number of checked files and the total.
-            hashes: check the SHA-256 of these files.
+            hashes: check the checksums of these files.
         """
         files = list(self.files(shards))
         for i, (path, attributes) in enumerate(files):
@@ -250,7 +250,7 @@ class FeatureStore:
                 yield path, error
                 continue
             if hashes.get(path, checksums.file) != checksums.file:
-                problem = "is a complete feature file, but run.json has another SHA-256"
+                problem = "is a complete feature file, but run.json has another checksum"
                 yield path, FeatureFileError(f"{printable(path)} {problem}", _REPLACED)
 
     def discard_damaged(self, shards: Sequence[Shard], on_shard: OnShard) -> None:

@@ -11,11 +11,14 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.core.numeric import to_bfloat16
 from virnucpro.core.recipe import Store
 
 if TYPE_CHECKING:
@@ -152,6 +155,35 @@ class _LoggedFile:
             self.error = self.error or error
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredVectors:
+    """Finite numbers that are converted for a file while it is written, without a whole copy."""
+
+    values: NDArray[np.float32]
+    store: Store
+
+    @property
+    def n_bytes(self) -> int:
+        return self.values.size * (2 if self.store == "bfloat16" else 4)
+
+    def blocks(self) -> Iterator[memoryview]:
+        """Yield the numbers as they are stored, little-endian. A block is valid until the next one.
+
+        Blocks fit into a cache, so that a block that was hashed is not read from memory again when
+        it is written. Memory for rounded numbers is taken once, because new memory costs as much
+        time as the rounding.
+        """
+        n_numbers = 1 << 18  # per block
+        numbers = np.ascontiguousarray(self.values, dtype="<f4").reshape(-1)
+        rounded = np.empty(min(n_numbers, numbers.size), dtype="<u2")
+        for first in range(0, numbers.size, n_numbers):
+            block = numbers[first : first + n_numbers]
+            if self.store == "bfloat16":
+                yield to_bfloat16(block, rounded[: block.size]).data.cast("B")
+            else:
+                yield block.data.cast("B")
+
+
 class SparseFile:
     """A file in memory. Space that is never written takes no memory, and reads as zeros."""
 
@@ -201,14 +233,11 @@ class SparseFile:
     def flush(self) -> None:
         """Do nothing: there is no disk."""
 
-    def parts(self, arrays: Mapping[int, NDArray[Any]]) -> Iterator[bytes | memoryview]:
-        """Yield the content, with arrays at these byte offsets in place of what is there.
-
-        Arrays are contiguous, and are not copied.
-        """
+    def blocks(self, vectors: Mapping[int, StoredVectors]) -> Iterator[bytes | memoryview]:
+        """Yield the content, with vectors at these byte offsets in place of what is there."""
         self.seek(0)
-        for offset, array in sorted(arrays.items()):
+        for offset, stored in sorted(vectors.items(), key=itemgetter(0)):
             yield self.read(offset - self._position)
-            yield array.data.cast("B")
-            self.seek(offset + array.nbytes)
+            yield from stored.blocks()
+            self.seek(offset + stored.n_bytes)
         yield self.read()

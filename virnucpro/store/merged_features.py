@@ -44,7 +44,7 @@ def write_merged(
         max_bytes: None: ``MAX_BYTES``.
 
     Returns:
-        The SHA-256 of each feature file that was read, by name.
+        The checksum of each feature file that was read, by name.
 
     Raises:
         FeatureFileError: a feature file is missing or corrupt.
@@ -103,7 +103,7 @@ def _copy_names(h5: h5py.File, store: FeatureStore, part: IndexPart, first: int)
     """Verify a file, and copy its ids and lengths from row ``first`` on.
 
     Returns:
-        The file's SHA-256.
+        The file's checksum.
     """
     path = store.folder / part.name
     attributes = {"fingerprint": store.fingerprint}

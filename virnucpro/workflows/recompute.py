@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -31,6 +31,7 @@ from virnucpro.core.errors import FeatureFileError, InputError, InputMissingErro
 from virnucpro.core.events import ShardFailed
 from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.logging import format_count, printable
+from virnucpro.core.model_outputs import OutputSpec, parse_vector_name
 from virnucpro.core.option_text import with_options
 from virnucpro.core.recipe import EncoderSpec, Precision
 from virnucpro.core.types import Embeddings, Shard
@@ -40,7 +41,7 @@ from virnucpro.results.outputs import OutputFile, open_run_dir
 from virnucpro.results.row_batches import RowBatch, Rows
 from virnucpro.sequences.file_scan import hash_inputs
 from virnucpro.sequences.inputs import InputFile
-from virnucpro.store.feature_export import split_rows
+from virnucpro.store.feature_export import split_output, split_rows
 from virnucpro.store.feature_store import FeatureStore, ReadOnlyStore
 from virnucpro.store.plan import Plan
 from virnucpro.store.run_dir import RunDir
@@ -253,7 +254,7 @@ def _compare_shards(again: _Recomputation, executor_on: ExecutorOn, made: Recomp
 def _compare_vectors(
     store: FeatureStore, fresh: FeatureStore, shard: Shard, made: Recomputed
 ) -> float:
-    """Compare a shard's stored file with a fresh one.
+    """Compare every output in a shard's stored file with a fresh one.
 
     Returns:
         The largest distance between vectors, relative to their length. Infinite if ids, lengths or
@@ -270,14 +271,32 @@ def _compare_vectors(
     if _table_names(stored) != _table_names(now):
         made.faults.append(f"{printable(path)} has other ids, or other lengths, than the input")
         return math.inf
-    distance = _distance(stored, now)
-    limit = largest_distance_explained(store.encoder)
-    if distance > limit:
-        made.faults.append(
-            f"{printable(path)} has other vectors than the input gives: the largest distance is "
-            f"{distance:.1e} of their length; roundings explain {limit:.1e}"
-        )
-    return distance
+    expected = dict(_iter_outputs(store.encoder, now))
+    distances = []
+    for output, rows in _iter_outputs(store.encoder, stored):
+        distance = _distance(rows, expected[output])
+        distances.append(distance)
+        limit = largest_distance_explained(store.encoder, output)
+        if distance > limit:
+            which = "" if len(expected) == 1 else f" in {output.name}"
+            made.faults.append(
+                f"{printable(path)} has other vectors than the input gives{which}: the largest "
+                f"distance is {distance:.1e} of their length; roundings explain {limit:.1e}"
+            )
+    return max(distances)
+
+
+def _iter_outputs(
+    encoder: EncoderSpec, embeddings: Embeddings
+) -> Iterator[tuple[OutputSpec, dict[str, NDArray[np.float32]]]]:
+    """Yield each output in a file, with its rows by id. A contact map is one row."""
+    first, *_ = encoder.outputs
+    yield first, dict(zip(embeddings.ids, split_rows(embeddings), strict=True))
+    for array in embeddings.extra:
+        rows = split_output(array, embeddings.lengths)
+        if not array.spec.has_vectors:
+            rows = [row.reshape(1, -1) for row in rows]
+        yield array.spec, dict(zip(embeddings.ids, rows, strict=True))
 
 
 def _table_names(embeddings: Embeddings) -> tuple[dict[str, int], set[str]]:
@@ -286,11 +305,12 @@ def _table_names(embeddings: Embeddings) -> tuple[dict[str, int], set[str]]:
     return lengths, {*embeddings.ids, *(failure.orf_id for failure in embeddings.failures)}
 
 
-def _distance(stored: Embeddings, now: Embeddings) -> float:
+def _distance(
+    stored: Mapping[str, NDArray[np.float32]], now: Mapping[str, NDArray[np.float32]]
+) -> float:
     """Return the largest L2 distance between rows with the same id, relative to their length."""
-    rows = dict(zip(now.ids, split_rows(now), strict=True))
-    pairs = zip(stored.ids, split_rows(stored), strict=True)
-    return max((_relative(row, rows[name]) for name, row in pairs if name in rows), default=0.0)
+    distances = (_relative(row, now[name]) for name, row in stored.items() if name in now)
+    return max(distances, default=0.0)
 
 
 def _relative(row: NDArray[np.float32], other: NDArray[np.float32]) -> float:
@@ -304,8 +324,10 @@ def _relative(row: NDArray[np.float32], other: NDArray[np.float32]) -> float:
     return float(np.max(distances / np.maximum(lengths, np.finfo(np.float64).tiny)))
 
 
-def largest_distance_explained(encoder: EncoderSpec) -> float:
+def largest_distance_explained(encoder: EncoderSpec, output: OutputSpec | None = None) -> float:
     """Return the largest relative distance between two vectors that rounding explains.
+
+    ``output`` is the one that the vectors belong to, by default the first.
 
     Both vectors encode the same sequence in the same precision, but in other batches or by other
     kernels. In each layer a vector passes through 8 products with rounded results. Each result has
@@ -313,6 +335,9 @@ def largest_distance_explained(encoder: EncoderSpec) -> float:
     terms in the longest sum (four times the width). Errors are independent, so their squares add up
     over layers and over both computations. The limit is twice the total. Rounding of stored numbers
     adds one of their units.
+
+    Heads and standard deviations are small differences of large numbers with the same errors, so
+    they may differ by four times as much. ``models check`` derives their limit for each model.
     """
     products_per_layer = 8  # products with rounded results, per residue and layer
     one_rounding = 0.42  # units, root mean square: see ``models.validation.reference``
@@ -322,8 +347,11 @@ def largest_distance_explained(encoder: EncoderSpec) -> float:
     if encoder.precision == "fp32":
         rounding_error *= math.sqrt(4 * encoder.dim)
     n_roundings = 2 * products_per_layer * max(1, encoder.layer)
-    stored = 2.0**-8 if encoder.store == "bfloat16" else 0.0
-    return margin * rounding_error * math.sqrt(n_roundings) + stored
+    output = output or encoder.outputs[0]
+    stored = 2.0**-8 if output.dtype == "bfloat16" else 0.0
+    vectors = parse_vector_name(output.name)
+    amplified = 4.0 if vectors is None or vectors.pooling == "std" else 1.0
+    return amplified * margin * rounding_error * math.sqrt(n_roundings) + stored
 
 
 # Slices and their score blocks

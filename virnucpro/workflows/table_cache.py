@@ -266,7 +266,7 @@ def _unpack(facts: bytes, text: memoryview, index: int) -> SliceRows:
         raise ValueError("the rows do not have the length in the label")
     counts = {name: stored["counts"][name] for name in _COUNTS}
     check_counts(*counts.values())
-    files = [[IndexPart(**part) for part in store_files] for store_files in stored["files"]]
+    files = [[IndexPart.from_json(part) for part in store_files] for store_files in stored["files"]]
     return SliceRows(files=files, batches=batches, index=index, **counts)
 
 
