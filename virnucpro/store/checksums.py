@@ -30,6 +30,7 @@ from virnucpro.store.feature_store import (
     is_export,
     is_feature_file,
 )
+from virnucpro.store.frame_scores import FRAME_SCORES
 from virnucpro.store.run_dir import FEATURES, SCORES, RunDir
 
 _REMEDY = with_options(
@@ -112,7 +113,8 @@ class Outputs:
             for path in sorted(folder.glob("*.*")):
                 if is_feature_file(path.name) or is_export(path):
                     paths.append(path)
-        paths += self.rundir.scores.glob(f"*{SCORES}")
+        for suffix in (SCORES, FRAME_SCORES):
+            paths += sorted(self.rundir.scores.glob(f"*{suffix}"))
         for folder in self.rundir.sample_folders():
             paths += [folder / name for name in names.sample]
         return [path for path in paths if path.is_file()]
