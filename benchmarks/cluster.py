@@ -102,6 +102,7 @@ def measure_tasks(n_bases: int, dim: int) -> TaskTimes:
             dilation=1.0,
             dim=dim,
             tokens_per_batch=16_384,
+            keep_vectors=True,
         )
 
         # The larger input has too many vectors for ``features.h5``.

@@ -190,6 +190,7 @@ def simulated(options: argparse.Namespace) -> Iterator[Row]:
             dilation=options.dilation,
             dim=options.dim,
             tokens_per_batch=options.budget,
+            keep_vectors=options.keep_vectors,
         )
         for n_devices in options.devices
     ]
@@ -264,6 +265,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     part.add_argument("--dim", type=int, default=1280, help="length of a vector")
     part.add_argument("--budget", type=int, default=32_768, help="tokens of a batch")
+    part.add_argument("--keep-vectors", action="store_true", help="write feature files")
     return parser.parse_args(arguments)
 
 

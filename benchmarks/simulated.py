@@ -2,10 +2,10 @@
 
 A simulated device takes n / speed seconds for a batch of n tokens, and no core, like a GPU. A batch
 waits until the previous one is done, and a device without a batch is idle. The host's part is real
-except for the launch of kernels: proteins are packed, rows are copied, feature files are written,
-and a head joined with the scorer calls the records (its weights are random). With a ``dilation`` of
-10, devices are ten times slower. So a host with a few cores represents one with ten times as many,
-and a second of a device represents a tenth of a second.
+except for the launch of kernels: proteins are packed, rows are copied, scores or feature files are
+written, and a head joined with the scorer calls the records (its weights are random). With a
+``dilation`` of 10, devices are ten times slower. So a host with a few cores represents one with ten
+times as many, and a second of a device represents a tenth of a second.
 
 ``busy`` is measured by the wall clock on this host, with all its other load. ``busy_alone`` is
 computed in the same run, by a clock that runs only while the worker's main thread or its device
@@ -70,6 +70,7 @@ class SimulatedRow:
     dilation: float  # how many times slower the devices are
     dim: int
     tokens_per_batch: int
+    keep_vectors: bool = False  # False: workers apply the head, and only scores are written
     n_shards: int | None = None
     n_tokens: int | None = None
     busy: float | None = None  # share of the time between a device's first and last batch
@@ -328,6 +329,7 @@ def config_of(row: SimulatedRow, fasta: Path, output: Path, weights: Path) -> Pr
         min_length=0,
         encoders=(encoder,),
         head_sha256=head.sha256,
+        keep_vectors=row.keep_vectors,
     )
     devices = ("cpu",) * row.n_devices
     options = build_options(

@@ -185,6 +185,7 @@ def configure(tiny: Tiny) -> Callable[..., RunConfig]:
             "known_sha256": "",
             "residues_per_shard": 2000,
             "bytes_per_slice": 2**23,
+            "keep_vectors": True,
         }
         encoder = {
             "family": "esm2",

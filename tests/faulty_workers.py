@@ -19,12 +19,11 @@ import torch
 from virnucpro.core.child_process import Pipe
 from virnucpro.core.events import WorkerEvent
 from virnucpro.core.logging import LOGGER
-from virnucpro.core.types import Embeddings, Shard
 from virnucpro.engine import local
 from virnucpro.engine.base import Resources, WorkerConfig
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.retry_policy import Attempt
-from virnucpro.engine.worker import Worker
+from virnucpro.engine.worker import Worker, _OpenShard
 from virnucpro.models.base import Encoder, Pending, Rows
 
 POISON = "WWWWCWWWW"  # no test protein contains it by chance
@@ -256,11 +255,11 @@ class StumblingWorker(Worker):
 class FatalWriter(Worker):
     """Exits while it writes shard 0."""
 
-    def _write_shard(self, shard: Shard, embedded: Sequence[Embeddings]) -> float:
-        if shard.index == 0:
+    def _write_shard(self, finished: _OpenShard) -> tuple[float, str]:
+        if finished.attempt.shard.index == 0:
             time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGKILL)
-        return super()._write_shard(shard, embedded)
+        return super()._write_shard(finished)
 
 
 class _Mallinfo(ctypes.Structure):

@@ -141,6 +141,7 @@ class _PredictKeywords(_FolderKeywords, total=False):
     head: str | Path | None
     calls: Literal["auto", "scorer", "head"]
     embed: Literal["all", "viral", "uncertain"] | None
+    keep_vectors: Literal["auto", "yes", "no"]
 
 
 class _ExtractKeywords(_FolderKeywords, total=False):

@@ -23,7 +23,8 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     A fast scorer and an index of known viruses call every record virus or other. With --model, or
     any device option except --workers, ESM-2 embeds every translated frame and writes vectors to
     features.h5. The default is the published ESM-2 650M, downloaded once. ESM-2 alone does not
-    affect calls. A head you trained does, where it improved accuracy in training.
+    affect calls. A head you trained does, where it improved accuracy in training. If no option but
+    the model or the head asks for vectors, only the scores of frames are kept: see --keep-vectors.
 
     Only a model uses a GPU. Without --model and without a device option, the scorer runs on CPU
     cores.

@@ -135,6 +135,7 @@ class Recipe:
     residues_per_shard: int = RESIDUES_PER_SHARD
     bytes_per_slice: int = BYTES_PER_SLICE
     shard_format: int = SHARD_FORMAT
+    keep_vectors: bool = True  # False: only the scores of a head are kept
 
     def __post_init__(self) -> None:
         if self.input_type == "nucleotide" and self.chunk_size < 30:
@@ -172,7 +173,13 @@ class Recipe:
 
     @property
     def alphabets(self) -> tuple[Alphabet, ...]:
-        """Return the alphabets that the encoders read, in alphabetical order."""
+        """Return the alphabets in which copies are identical, in alphabetical order.
+
+        The vectors of copies are identical if everything that the encoders read is. A head may also
+        read the bases of a frame, so their scores are identical if both texts are.
+        """
+        if not self.keep_vectors:
+            return tuple(sorted(Alphabet))
         return tuple(sorted({encoder.reads for encoder in self.encoders}))
 
     @property
@@ -202,6 +209,8 @@ class Recipe:
         facts = {**asdict(self), "encoders": encoders}
         if not self.known_sha256:  # as in runs by versions without the index
             del facts["known_sha256"]
+        if self.keep_vectors:  # as in runs by versions that always kept them
+            del facts["keep_vectors"]
         text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -300,6 +300,14 @@ class Embeddings:
         """Return the number of ORFs, including failed ones."""
         return len(self.ids) + len(self.failures)
 
+    def select_vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
+        """Return the vectors of ORFs that have one vector each. n -> (n, dim)"""
+        assert not self.per_residue, "one row each"
+        if tuple(ids) == self.ids:
+            return self.vectors
+        positions = {orf_id: i for i, orf_id in enumerate(self.ids)}
+        return self.vectors[[positions[orf_id] for orf_id in ids]]
+
     def without_ids(self, hidden: Collection[str]) -> Embeddings:
         """Return the embeddings without the ORFs in ``hidden``."""
         if not hidden:

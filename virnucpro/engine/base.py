@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from virnucpro.core.events import WorkerEvent
 from virnucpro.core.recipe import EncoderSpec, Recipe
-from virnucpro.core.types import Shard
+from virnucpro.core.types import Embeddings, Orf, Shard
 from virnucpro.engine.options import CacheOptions
 from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.run_dir import RunDir
+from virnucpro.store.shard_store import ShardStore
 
 if TYPE_CHECKING:
     from virnucpro.engine.vector_cache import CacheDir
@@ -29,6 +30,28 @@ class Resources:
     memory: int = 0  # bytes for all processes on this machine; 0: unknown
 
 
+class ShardSink(Protocol):
+    """Takes the vectors of each shard in the worker that has them in memory, instead of files.
+
+    It is sent to the workers' processes, so it must be picklable.
+    """
+
+    @property
+    def store(self) -> ShardStore:
+        """The store in which each finished shard has a file."""
+
+    def write(self, shard: Shard, orfs: Sequence[Orf], embeddings: Sequence[Embeddings]) -> None:
+        """Write the file of a shard atomically. A thread of the worker calls this.
+
+        Args:
+            orfs: all ORFs of the shard, copies included.
+            embeddings: the vectors and failures of the ORFs that are not copies, per encoder.
+
+        Raises:
+            OutputError, StorageError: the file cannot be written.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """The settings of a run that a worker needs: plain data that is sent to its process."""
@@ -38,6 +61,7 @@ class WorkerConfig:
     weights: tuple[Path, ...]  # one per encoder: a checkpoint or its converted form
     owner: str  # unique name of the process with this job, used in partial file names
     cache: CacheDir | None = field(default=None, kw_only=True)
+    sink: ShardSink | None = field(default=None, kw_only=True)  # None: vectors go to ``stores``
 
     @classmethod
     def from_recipe(
@@ -46,6 +70,7 @@ class WorkerConfig:
         recipe: Recipe,
         weights: tuple[Path, ...],
         options: CacheOptions | None = None,
+        sink: ShardSink | None = None,
     ) -> WorkerConfig:
         """Make the job of this process in a run folder, with the requested cache."""
         cache = None
@@ -53,12 +78,24 @@ class WorkerConfig:
             from virnucpro.engine.vector_cache import CacheDir
 
             cache = CacheDir.open(options.cache, options.cache_size)
-        stores = rundir.feature_stores(recipe)
-        return cls(rundir.root, stores, weights if stores else (), rundir.lock_holder, cache=cache)
+        stores = rundir.encoder_stores(recipe)
+        return cls(
+            rundir.root,
+            stores,
+            weights if stores else (),
+            rundir.lock_holder,
+            cache=cache,
+            sink=sink,
+        )
 
     @property
     def encoders(self) -> tuple[EncoderSpec, ...]:
         return tuple(store.encoder for store in self.stores)
+
+    @property
+    def shard_stores(self) -> tuple[ShardStore, ...]:
+        """Return the stores in which a finished shard has a file each."""
+        return self.stores if self.sink is None else (self.sink.store,)
 
 
 class Executor(Protocol):

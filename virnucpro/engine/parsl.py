@@ -205,7 +205,7 @@ def _count_remaining(
     unreported = [shard for shard in part.shards if shard.index in news.shards]
     pending: list[Shard] = []
     for shard in unreported:
-        if any(store.is_pending(shard, frozenset()) for store in job.stores):
+        if any(store.is_pending(shard, frozenset()) for store in job.shard_stores):
             pending.append(shard)
         else:
             yield from news.report("block-0", [ShardDone("", shard, 0.0, 0)])

@@ -229,6 +229,7 @@ class ShardEmbedding:
         After a kill in the middle, the rows before it are complete.
         """
         delivered = [i for i in batch if i not in self.reasons]
+        self.store.make_folder()  # missing if the run keeps no vectors
         for path, output in self._partial_files(owner):
             with storage_errors(path), self.store.tree.open(path, "a") as out:
                 out.write(output.to_bytes(delivered))
@@ -251,8 +252,8 @@ class ShardEmbedding:
         paths = [self.store.partial_path(shard, owner, name) for name in names]
         return list(zip(paths, self.outputs, strict=True))
 
-    def write(self, owner: str) -> None:
-        """Write the feature file, once every ORF has a vector or a failure reason."""
+    def to_embeddings(self) -> Embeddings:
+        """Return the results, once every ORF has a vector or a failure reason."""
         assert self.done.all(), "every ORF has a vector or a reason"
         ids = [orf.id for orf in self.orfs]
         sequences = self.sequences
@@ -264,7 +265,7 @@ class ShardEmbedding:
             sequences = [sequences[i] for i in delivered]
             lengths = lengths[delivered]
             values = [output.select(delivered) for output in self.outputs]
-        embeddings = Embeddings(
+        return Embeddings(
             ids=tuple(ids),
             lengths=lengths,
             vectors=values[0],
@@ -276,7 +277,9 @@ class ShardEmbedding:
             extra=tuple(map(OutputArray, self.encoder.spec.extra, values[1:])),
             sequence_sha256=hash_texts(sequences),
         )
-        self.store.write(self.attempt.shard, embeddings)
+
+    def delete_partials(self, owner: str) -> None:
+        """Delete the partial files of a shard that is written."""
         for path, _ in self._partial_files(owner):
             self.store.tree.delete(path)
 

@@ -69,6 +69,7 @@ class _OpenShard(NamedTuple):
 
     attempt: Attempt
     started: float
+    orfs: Sequence[Orf]  # copies included
     embeddings: list[ShardEmbedding]  # one per encoder
 
 
@@ -181,14 +182,15 @@ class Worker:
         yield from self._report_written()
 
     def read_orfs(self, shard: Shard) -> list[Orf]:
-        """Return the ORFs of a shard that are not copies."""
-        return [orf for orf in read_shard(shard) if orf.copy_of is None]
+        """Return the ORFs of a shard, copies included."""
+        return read_shard(shard)
 
     def _open_shard(self, attempt: Attempt) -> _OpenShard:
         started = time.monotonic()
         orfs = self.read_orfs(attempt.shard)
+        originals = [orf for orf in orfs if orf.copy_of is None]
         embeddings = [
-            ShardEmbedding(encoder, store, cache, attempt, orfs)
+            ShardEmbedding(encoder, store, cache, attempt, originals)
             for encoder, store, cache in zip(
                 self.encoders, self.job.stores, self.caches, strict=True
             )
@@ -197,7 +199,7 @@ class Worker:
             if attempt.n_failures:
                 embedding.load_partial(self.job.owner)
             embedding.plan_batches(self.tokens_per_batch[embedding.encoder.spec])
-        return _OpenShard(attempt, started, embeddings)
+        return _OpenShard(attempt, started, orfs, embeddings)
 
     def _run_batches(self, *, drain: bool) -> Iterator[WorkerEvent]:
         """Embed the open shards, either completely or until the device can take another batch."""
@@ -233,7 +235,7 @@ class Worker:
             if returned := self._return_shard(shard):
                 yield returned
                 continue
-            future = self.writers.submit(self._write_shard, shard.attempt.shard, shard.embeddings)
+            future = self.writers.submit(self._write_shard, shard)
             self.writing.append((shard, future))
 
     def _return_shard(self, shard: _OpenShard) -> ShardReturned | None:
@@ -370,16 +372,23 @@ class Worker:
             n_recovered=len(shard.attempt.failed_on.keys() - failed_rows),
         )
 
-    def _write_shard(self, shard: Shard, embeddings: Sequence[ShardEmbedding]) -> tuple[float, str]:
-        """Write the files of a shard.
+    def _write_shard(self, finished: _OpenShard) -> tuple[float, str]:
+        """Write the files of an embedded shard.
 
         Returns:
             The time of completion, and why the cache took nothing, or "".
         """
-        for embedding in embeddings:
-            embedding.write(self.job.owner)
+        shard = finished.attempt.shard
+        results = [embedding.to_embeddings() for embedding in finished.embeddings]
+        if self.job.sink is not None:
+            self.job.sink.write(shard, finished.orfs, results)
+        else:
+            for store, embeddings in zip(self.job.stores, results, strict=True):
+                store.write(shard, embeddings)
+        for embedding in finished.embeddings:
+            embedding.delete_partials(self.job.owner)
         end = time.monotonic()
-        cache_faults = [embedding.store_in_cache() for embedding in embeddings]
+        cache_faults = [embedding.store_in_cache() for embedding in finished.embeddings]
         return end, next(filter(None, cache_faults), "")
 
     def _ending(self, shard: Shard, error: OSError | VirnucproError) -> ShardFailed:

@@ -1,9 +1,9 @@
 """Keep the checksum of each output of a finished run in ``run.json``, and find changed outputs.
 
-It is SHA-256, except for feature files, which have that of ``file_checksum``: they may take
-terabytes. They are hashed only once, when their vectors are read for the tables. While a file is
-rewritten, its hash is removed, so that a kill between writing the file and ``run.json`` does not
-look like damage.
+It is SHA-256, except for the files of shards, which have that of ``file_checksum``: they may take
+terabytes. Feature files are hashed only once, when their vectors are read for the tables. While a
+file is rewritten, its hash is removed, so that a kill between writing the file and ``run.json``
+does not look like damage.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
-from virnucpro.core.atomic_io import disk_error, hash_file
+from virnucpro.core.atomic_io import disk_error, open_regular_file
 from virnucpro.core.errors import InputError, VirnucproError
 from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
@@ -32,6 +32,8 @@ from virnucpro.store.feature_store import (
     is_export,
     is_feature_file,
 )
+from virnucpro.store.file_checksum import Checksum
+from virnucpro.store.frame_scores import FRAME_SCORES
 from virnucpro.store.run_dir import FEATURES, SCORES, RunDir
 
 _REMEDY = with_options(
@@ -115,7 +117,8 @@ class Outputs:
             for path in sorted(folder.glob("*.*")):
                 if is_feature_file(path.name) or is_export(path):
                     paths.append(path)
-        paths += self.rundir.scores.glob(f"*{SCORES}")
+        for suffix in (SCORES, FRAME_SCORES):
+            paths += sorted(self.rundir.scores.glob(f"*{suffix}"))
         for folder in self.rundir.sample_folders():
             paths += [folder / name for name in names.sample]
         return [path for path in paths if path.is_file()]
@@ -161,10 +164,13 @@ class Outputs:
         ]
         paths = [self.rundir.root / name for name in names]
         with ThreadPoolExecutor() as pool:
-            digests = pool.map(lambda path: _hash(path) if path.is_file() else "", paths)
+            recorded = [str(hashes[name]) for name in names]
+            digests = pool.map(
+                lambda path, digest: _hash(path, digest) if path.is_file() else "", paths, recorded
+            )
             for name, path, digest in zip(names, paths, digests, strict=True):
                 if digest != hashes[name]:
-                    problem = "was changed: run.json has another SHA-256"
+                    problem = "was changed: run.json has another checksum"
                     if not path.exists():
                         problem = "is missing"
                     yield path, InputError(f"{printable(path)} {problem}", _REMEDY)
@@ -241,17 +247,27 @@ def has_vectors(name: str) -> bool:
 
 
 def _checksum(path: Path) -> str:
-    """Return the checksum of an output. A feature file's has the algorithm of its label."""
-    return verify(path, {}).file if is_feature_file(path.name) else _hash(path)
+    """Return the checksum of an output. That of a shard's file has the algorithm of its label."""
+    has_label = is_feature_file(path.name) or path.suffix == FRAME_SCORES
+    return verify(path, {}).file if has_label else _hash(path)
 
 
-def _hash(path: Path) -> str:
-    """Hash a file.
+def _hash(path: Path, like: str = "") -> str:
+    """Hash a file with SHA-256, or with the algorithm of the checksum ``like``.
 
     Raises:
+        InputError: the algorithm is unknown.
         OutputError, StorageError: the file cannot be read now.
     """
+    block_bytes = 1 << 20
     try:
-        return hash_file(path)
+        checksum = Checksum(like)
+        with open_regular_file(path) as handle:
+            while block := handle.read(block_bytes):
+                checksum.update(block)
+    except ValueError as error:
+        hint = "use the version of VirNucPro that wrote run.json"
+        raise InputError(f"{printable(path)}: {error}", hint) from error
     except OSError as error:
         raise disk_error(error, path) from error
+    return checksum.text

@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.core.atomic_io import storage_errors
 from virnucpro.core.errors import FeatureFileError
-from virnucpro.core.logging import LOGGER, printable
-from virnucpro.core.option_text import with_options
+from virnucpro.core.logging import printable
 from virnucpro.core.recipe import EncoderSpec
 from virnucpro.core.safe_dir import SafeDir
 from virnucpro.core.types import (
@@ -50,8 +46,8 @@ from virnucpro.store.feature_file import (
     write_embeddings,
 )
 from virnucpro.store.shard_files import read_shard
+from virnucpro.store.shard_store import ShardStore
 
-OnShard = Callable[[int, int], None]  # called with the number of checked shards and the total
 _COPIES = "_copies"  # ends the stem of a file with copies
 _FILE = re.compile(rf"({SHARD_NAME})({_COPIES})?\.h5")
 _EXPORT = re.compile(rf"{SHARD_NAME}(?:{_COPIES})?\.(?:npz|pt|parquet)")
@@ -60,13 +56,10 @@ _FOLDER = re.compile(r"\w+-[0-9a-f]{16}")
 PARTS = "parts.json"
 VECTOR_INDEX = "index.parquet"
 LOOKUP = "lookup.npy"
-_REPLACED = with_options(
-    "delete it, then repeat the command of the run with {resume} to make it again"
-)
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureStore:
+class FeatureStore(ShardStore):
     """The vectors that one encoder makes for the shards of a run."""
 
     tree: SafeDir  # the run folder
@@ -130,6 +123,19 @@ class FeatureStore:
         attributes = self.attributes(shard, copies)
         return {name: value for name, value in attributes.items() if name != "model"}
 
+    def match(self, name: str) -> re.Match[str] | None:
+        return _FILE.fullmatch(name)
+
+    def verify(self, path: Path, attributes: Attributes) -> Checksums:
+        _, checksums = self.read(path, attributes)
+        read_table(path, attributes)
+        return checksums
+
+    def may_need_failed(self, shard: Shard, replaced: frozenset[str]) -> bool:
+        """Return True if a shard's file of copies is missing, or has failures of other records."""
+        failed = self.failed_in(self.path(shard, copies=1), self.expected(shard, copies=1))
+        return failed is None or not failed <= replaced
+
     def read(self, path: Path, attributes: Attributes) -> tuple[Embeddings, Checksums]:
         """Read and verify a file in the store.
 
@@ -148,19 +154,6 @@ class FeatureStore:
         """Delete the partial files of a process."""
         self.tree.delete_files(self.folder, lambda name: name.endswith(f".{owner}.partial"))
 
-    def make_folder(self) -> None:
-        """Create the store's folder in the run folder, which must exist."""
-        self.tree.make_folder(self.folder)
-
-    def files(self, shards: Sequence[Shard] = ()) -> Iterator[tuple[Path, Attributes]]:
-        """Yield all files, with those of copies, by shard, each with its known attributes."""
-        hashes = {shard.name: shard.sha256 for shard in shards}
-        for match in sorted(self._matches(), key=lambda match: (int(match[1]), match[0])):
-            attributes: dict[str, str | int] = {"fingerprint": self.fingerprint}
-            if digest := hashes.get(match[1]):
-                attributes["shard_sha256"] = digest
-            yield self.folder / match[0], attributes
-
     def read_files(self) -> Iterator[tuple[Path, int, Embeddings]]:
         """Verify and read each file.
 
@@ -172,93 +165,6 @@ class FeatureStore:
         """
         for path, attributes in self.files():
             yield path, find_vectors(path), self.read(path, attributes)[0]
-
-    def completed_names(self) -> set[str]:
-        """List the folder once, and return the names of shards that have a file.
-
-        Files appear atomically, so an existing file was complete when it was written.
-        """
-        return {match[1] for match in self._matches() if not match[2]}
-
-    def _matches(self) -> list[re.Match[str]]:
-        """Match the file names: shard name, and whether the file contains copies."""
-        if not self.folder.is_dir():
-            return []
-        with os.scandir(self.folder) as entries:
-            return [match for entry in entries if (match := _FILE.fullmatch(entry.name))]
-
-    def find_pending(
-        self, shards: Sequence[Shard], replaced: frozenset[str], on_shard: OnShard
-    ) -> list[Shard]:
-        """Return the shards still to embed.
-
-        If records were replaced and a file of copies is pending, shards with failures are included,
-        because copies may need their vectors.
-        """
-        pending = dict[int, Shard]()
-        for i, shard in enumerate(shards):
-            on_shard(i, len(shards))
-            if self.is_pending(shard, replaced):
-                pending[i] = shard
-        with_copies = [shard for shard in shards if shard.n_orfs > shard.n_embedded]
-        if replaced and any(self.is_pending(shard, replaced, copies=1) for shard in with_copies):
-            for i, shard in enumerate(shards):
-                if i not in pending and self._failed_in(shard):
-                    pending[i] = shard
-        return [pending[i] for i in sorted(pending)]
-
-    def is_pending(self, shard: Shard, replaced: frozenset[str], copies: int = 0) -> bool:
-        """Return True if a shard has no complete file, or a file with failures not in ``replaced``.
-
-        Only labels are checked, because corrupt content is found when it is read. Nothing is
-        deleted, because another process may be about to write the file.
-        """
-        failed = self._failed_in(shard, copies)
-        return failed is None or not failed <= replaced
-
-    def _failed_in(self, shard: Shard, copies: int = 0) -> set[str] | None:
-        """Return the records with failures in a file, or None without a complete file."""
-        path = self.path(shard, copies)
-        if not path.exists():
-            return None
-        try:
-            return set(read_label(path, self.expected(shard, copies)).failed_records)
-        except FeatureFileError as error:
-            LOGGER.warning("%s; it will be recomputed", error)
-            return None
-
-    def find_damaged(
-        self,
-        shards: Sequence[Shard],
-        on_file: OnShard = lambda *_: None,
-        hashes: Mapping[Path, str] = MappingProxyType({}),
-    ) -> Iterator[tuple[Path, FeatureFileError]]:
-        """Read all files, and yield the corrupt ones.
-
-        Args:
-            shards: check the attributes of these shards.
-            on_file: called with the number of checked files and the total.
-            hashes: check the checksums of these files.
-        """
-        files = list(self.files(shards))
-        for i, (path, attributes) in enumerate(files):
-            on_file(i, len(files))
-            try:
-                _, checksums = self.read(path, attributes)
-                read_table(path, attributes)
-            except FeatureFileError as error:
-                yield path, error
-                continue
-            if hashes.get(path, checksums.file) != checksums.file:
-                problem = "is a complete feature file, but run.json has another checksum"
-                yield path, FeatureFileError(f"{printable(path)} {problem}", _REPLACED)
-
-    def discard_damaged(self, shards: Sequence[Shard], on_shard: OnShard) -> None:
-        """Read all files and delete the corrupt ones."""
-        for path, error in self.find_damaged(shards, on_shard):
-            LOGGER.warning("%s; it will be recomputed", error)
-            with storage_errors(path):
-                self.tree.delete(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from virnucpro.core.types import (
 )
 from virnucpro.sequences.fasta import Span
 from virnucpro.store.feature_file import Attributes, read_checksummed
-from virnucpro.store.feature_store import OnShard
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import InputSpans, Plan, PlanCounts, Slice, SlicePlan, plan_key
 from virnucpro.store.run_dir import PLAN, RunDir
+from virnucpro.store.shard_store import OnShard
 
 _DAMAGE = (FeatureFileError, ValueError, KeyError, TypeError)  # errors from a corrupt file
 

@@ -111,6 +111,7 @@ _OPTIONS = (
     "pooling",
     "precision",
     "store",
+    "keep_vectors",
 )
 # fields that depend on files -> their names in messages
 _FILES = {

@@ -29,6 +29,7 @@ from virnucpro.store.feature_store import (
     index_path,
     open_stores,
 )
+from virnucpro.store.frame_scores import FrameScoreStore
 from virnucpro.store.manifest import Manifest, write_manifest
 from virnucpro.store.run_lock import (
     LOCK,
@@ -39,6 +40,7 @@ from virnucpro.store.run_lock import (
     shared,
     tagged,
 )
+from virnucpro.store.shard_store import ShardStore
 
 FEATURES = "features"  # folder with vectors
 # suffixes of a slice's files: plan, id digests, table rows
@@ -52,7 +54,7 @@ RECORD_TABLES: Mapping[Command, str] = {"predict": "predictions.tsv", "extract":
 FAILED_SEQUENCES = "failed_sequences.fa"  # records to correct and add to the run
 # files that a run creates in its subfolders
 _OURS = re.compile(
-    rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|parquet|faa|fna|scores|plan|ids|chunks|rows)"
+    rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|parquet|faa|fna|scores|frames|plan|ids|chunks|rows)"
     r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|(plan|parts)\.json|index\.parquet|lookup\.npy"
     r"|work-[\w.-]+-\d+\.log|\..*\.(tmp|partial)"
 )
@@ -94,7 +96,7 @@ class RunDir(SafeDir):
     logs = _RunPath("logs")  # logs of ``work``, one per process
     parsl = _RunPath(f".parsl{TEMPORARY}")  # Parsl's files, while it runs
     features = _RunPath(FEATURES)
-    scores = _RunPath("scores")  # scores of record blocks, in a run without a model
+    scores = _RunPath("scores")  # scores of record blocks or of frames, in a run without vectors
     rows = _RunPath("rows")  # table rows of slices, until they are joined
     shards = _RunPath("shards")
     plan = _RunPath("shards/plan.json")
@@ -451,8 +453,23 @@ class RunDir(SafeDir):
         return InputMissingError(f"{where}: {fault}", hint)
 
     def feature_stores(self, recipe: Recipe) -> tuple[FeatureStore, ...]:
-        """Return the feature stores of a run, one per encoder."""
+        """Return the feature stores of a run, one per encoder. Empty if it keeps no vectors."""
+        return self.encoder_stores(recipe) if recipe.keep_vectors else ()
+
+    def encoder_stores(self, recipe: Recipe) -> tuple[FeatureStore, ...]:
+        """Return where workers keep the vectors of a run, at least those of unfinished shards."""
         return open_stores(self.features, recipe.encoders, recipe.fingerprint)
+
+    def frame_scores(self, recipe: Recipe) -> FrameScoreStore | None:
+        """Return the frame scores of a run, or None if it keeps vectors or has no model."""
+        if recipe.keep_vectors or not recipe.encoders:
+            return None
+        return FrameScoreStore(SafeDir(self.root), self.scores, recipe.fingerprint)
+
+    def shard_stores(self, recipe: Recipe) -> tuple[ShardStore, ...]:
+        """Return the stores in which a finished shard has a file each."""
+        scores = self.frame_scores(recipe)
+        return self.feature_stores(recipe) if scores is None else (scores,)
 
     def write_manifest(self, manifest: Manifest, facts: Mapping[str, Any]) -> None:
         write_manifest(self.manifest, self.copies, manifest, facts)

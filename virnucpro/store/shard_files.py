@@ -88,6 +88,15 @@ def digests_of(orfs: Orfs, reads: Sequence[Alphabet]) -> NDArray[np.uint64]:
     return digests
 
 
+def _include_lengths(digests: NDArray[np.uint64], orfs: Orfs) -> None:
+    """Change digests in place, so that equal ones also mean frames of equal length.
+
+    A frame with ambiguous codons is longer than its protein, and the shard may lack its last bases.
+    """
+    n_missing = orfs.ends - orfs.starts - 3 * orfs.proteins.lengths
+    digests[:, 0] ^= n_missing.astype(np.uint64)
+
+
 def write_entries(orfs: Orfs, originals: NDArray[np.int64]) -> Texts:
     """Return the shard entry of each ORF. A copy names its original."""
     constant_bytes = 130  # at most: words, endings and numbers
@@ -146,7 +155,10 @@ class ShardWriter:
 
     def add_orfs(self, orfs: Orfs) -> None:
         """Add ORFs. An ORF that occurred before becomes a copy."""
-        originals = self._seen.find_originals(digests_of(orfs, self._recipe.alphabets))
+        digests = digests_of(orfs, self._recipe.alphabets)
+        if not self._recipe.keep_vectors:
+            _include_lengths(digests, orfs)
+        originals = self._seen.find_originals(digests)
         entries = write_entries(orfs, originals)
         fna = self._frame_entries(orfs)
         is_copy = originals >= 0

@@ -56,7 +56,9 @@ def open_finished_stores(folder: Path) -> tuple[FeatureStore, ...]:
     if not (stores := run_dir.feature_stores(recipe)):
         raise InputMissingError(
             f"{printable(run_dir.root)} contains a run without vectors: {recipe.reader} called it",
-            hint="make them with `virnucpro extract`, or predict with a model",
+            hint=with_options(
+                "make them with `virnucpro extract`, or predict with a model and {keep_vectors}"
+            ),
         )
     run_dir.check_finished(recipe.command)
     return stores

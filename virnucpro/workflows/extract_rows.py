@@ -11,7 +11,8 @@ from virnucpro.results.embedding_rows import EmbeddedRecords, FailedFrame, make_
 from virnucpro.results.outputs import OUTPUTS
 from virnucpro.sequences.screen import reject_reasons
 from virnucpro.store.feature_store import ShardFeatures
-from virnucpro.workflows.table_tasks import BlockRows, Frame, FrameRange, RowBuilder, ShardFrames
+from virnucpro.workflows.shard_frames import Frame, FrameRange, ShardFrames
+from virnucpro.workflows.table_tasks import BlockRows, RowBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

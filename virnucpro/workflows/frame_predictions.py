@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from virnucpro.core.types import PROTEIN, FastaRecord, Orf
 from virnucpro.viral.head import Head
 from virnucpro.viral.types import Prediction
-from virnucpro.workflows.table_tasks import Frame, FrameRange, ShardFrames
+from virnucpro.workflows.shard_frames import Frame, FrameRange, ShardFrames
 
 
 def score_frames(

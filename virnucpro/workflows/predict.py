@@ -7,6 +7,7 @@ calls fill the tables. Without a model, stored scores replace stored vectors.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from virnucpro.core.events import STAGES, EventHandler
 from virnucpro.core.helper_pool import HelperPool
@@ -44,6 +45,9 @@ from virnucpro.workflows.run_steps import (
 )
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.summary import Summary
+
+if TYPE_CHECKING:
+    from virnucpro.workflows.frame_scoring import FrameScorer
 
 
 def predict(
@@ -104,7 +108,8 @@ def run_locked_predict(
             manifest = read_inputs(run, config, on_event)
             calls = resolve_calls(config, run.dir, manifest.recipe)
             record = record_predict(run.dir, config, manifest, calls)
-            job = start_workers(run, config, record, executor)
+            sink = make_sink(run.dir, manifest.recipe, calls.classifier)
+            job = start_workers(run, config, record, executor, sink)
             plan = make_plan(run, record, options, SELECTION, calls.scores, on_event)
             context = predict_context(config, record, calls, plan, run.pool, on_event)
             announce_plan(context, options, warnings=warn_of_plan(calls.classifier, plan))
@@ -147,6 +152,17 @@ def resolve_calls(config: PredictConfig, run_dir: RunDir, recipe: Recipe) -> Cla
     return Classification(classifier=classifier, finder=finder, scores=scores)
 
 
+def make_sink(run_dir: RunDir, recipe: Recipe, classifier: RecordClassifier) -> FrameScorer | None:
+    """Return what scores the frames in the workers, or None if the run keeps its vectors."""
+    store = run_dir.frame_scores(recipe)
+    if store is None:
+        return None
+    from virnucpro.workflows.frame_scoring import FrameScorer
+
+    assert classifier.frame_head is not None, "without a head, a run keeps its vectors"
+    return FrameScorer(store, classifier.frame_head)
+
+
 def record_predict(
     run_dir: RunDir, config: PredictConfig, manifest: Manifest, calls: Classification
 ) -> RunRecord:
@@ -172,6 +188,7 @@ def make_row_builder(config: PredictConfig, plan: Plan, calls: Classification) -
     return CallRowBuilder(
         manifest=manifest,
         stores=plan.rundir.feature_stores(manifest.recipe),
+        frame_scores=plan.rundir.frame_scores(manifest.recipe),
         slices=plan.shards_by_slice,
         per_file=per_file,
         with_own_ids=per_file and manifest.is_qualified,

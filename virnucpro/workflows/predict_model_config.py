@@ -70,13 +70,20 @@ def resolve_with_models(
             OutputChoice((str(facts.layer),), (facts.pooling,)) for facts in head.facts.encoders
         ]
     encoders = prepare_encoders(options, engine, choices, on_event)
-    announcements = _announce_options(options, list(rules), is_default=is_default)
+    announcements = list(_announce_options(options, list(rules), is_default=is_default))
     chunk_size = classifier.chunk_size(options.chunk_size)
     shortest = classifier.min_length("nucleotide")
+    keeps_vectors = options.keeps_vectors(
+        recorded.recipe.keep_vectors if recorded and recorded.recipe.encoders else None,
+        has_head=classifier.frame_head is not None,
+    )
+    recipe = make_recipe(options, encoders.specs, chunk_size, shortest, classifier.hashes)
+    if not keeps_vectors and options.keep_vectors == "auto":
+        announcements.append("scores are kept, and no vectors; --keep-vectors yes keeps both")
     return PredictConfig(
         options=options,
         classifier=classifier,
-        recipe=make_recipe(options, encoders.specs, chunk_size, shortest, classifier.hashes),
+        recipe=replace(recipe, keep_vectors=keeps_vectors),
         resources=engine.resources,
         min_protein_length=classifier.min_length("protein"),
         checkpoints=engine.checkpoints,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
+from virnucpro.core.errors import UsageError
 from virnucpro.core.option_schema import (
     DEVICES,
     MODEL,
@@ -85,6 +86,18 @@ class PredictOptions(ThresholdOptions, RunOptions):
         ),
     ] = None
 
+    keep_vectors: Annotated[
+        Literal["auto", "yes", "no"],
+        option(
+            with_options(
+                "Keep the vectors that a head reads, 4 bytes per number. no: keep only the scores. "
+                "auto: keep them if no head calls, or if any device option except {workers}, "
+                "{store}, {cache} or {executor} is given; with {resume} as before."
+            ),
+            MODEL,
+        ),
+    ] = "auto"
+
     def __post_init__(self) -> None:
         ThresholdOptions.__post_init__(self)
         RunOptions.__post_init__(self)
@@ -99,11 +112,39 @@ class PredictOptions(ThresholdOptions, RunOptions):
     @property
     def given_to_embed(self) -> list[str]:
         """The options that make a run embed without naming a model."""
-        names = option_names(EngineOptions, CacheOptions) - {"workers"}
-        names |= {"executor", "executor_config", "embed", "head"}
-        given = names.intersection(self.typed).union(changed_options(self, names))
+        given = self._given_to_engine | self._given({"embed", "head"})
         calls = ["--calls head"] if self.calls == "head" else []
         return sorted([*map(option_flag, given), *calls])
+
+    @property
+    def _given_to_engine(self) -> set[str]:
+        names = option_names(EngineOptions, CacheOptions) - {"workers"}
+        return self._given(names | {"executor", "executor_config"})
+
+    def _given(self, names: set[str]) -> set[str]:
+        return names.intersection(self.typed).union(changed_options(self, names))
+
+    def keeps_vectors(self, recorded: bool | None, *, has_head: bool) -> bool:
+        """Return True if the run keeps its vectors.
+
+        Args:
+            recorded: whether the run to resume keeps them. None: a new run.
+            has_head: whether a head reads them.
+
+        Raises:
+            UsageError: nothing would be left of the vectors.
+        """
+        if self.keep_vectors == "no" and not has_head:
+            raise UsageError(
+                with_options("{keep_vectors:no} leaves nothing of vectors that no head reads"),
+                hint=with_options("leave it out, or name a {head}"),
+                option="keep_vectors",
+            )
+        if self.keep_vectors != "auto":
+            return self.keep_vectors == "yes"
+        if recorded is not None:
+            return recorded
+        return not has_head or bool(self._given_to_engine | self._given({"store"}))
 
     def check_type(self, input_type: str) -> None:
         super().check_type(input_type)

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from virnucpro.core.types import Orf, Records
+from virnucpro.core.types import Orf, Records, Shard
 from virnucpro.results.call_rows import make_batches
 from virnucpro.results.outputs import OUTPUTS
 from virnucpro.results.row_batches import RowBatch
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.open_codes import find_alternative_codes
 from virnucpro.store.feature_store import ShardFeatures
+from virnucpro.store.frame_scores import FrameScoreStore
 from virnucpro.store.plan import Selection
+from virnucpro.store.shard_store import ShardStore
 from virnucpro.viral.calling import ScoredRecords
 from virnucpro.viral.classifier import RecordClassifier, SequenceClassifier, select_for_embedding
 from virnucpro.viral.provirus import SHORTEST_RECORD, ProvirusFinder
 from virnucpro.viral.types import CalledRecords
 from virnucpro.workflows.score_cache import ScoreStore
-from virnucpro.workflows.table_tasks import BlockRows, Frame, FrameRange, RowBuilder, ShardFrames
+from virnucpro.workflows.shard_frames import Frame, FrameRange, ShardFrames
+from virnucpro.workflows.table_tasks import BlockRows, RowBuilder
+
+if TYPE_CHECKING:
+    from virnucpro.workflows.frame_scoring import FrameScoreReader
 
 # Which records predict embeds, and which it searches for regions.
 SELECTION = Selection(select=select_for_embedding, min_searched_length=SHORTEST_RECORD)
@@ -33,7 +40,22 @@ class CallRowBuilder(RowBuilder):
     classifier: RecordClassifier
     finder: ProvirusFinder | None = None  # None: no search for regions
     scores: ScoreStore | None = None  # None: scores are not stored
+    frame_scores: FrameScoreStore | None = None  # None: the run keeps vectors, or has no model
+    score_readers: dict[int, FrameScoreReader] = field(init=False, default_factory=dict)  # by slice
     finds_genes: bool = True  # of viruses
+
+    @property
+    def shard_stores(self) -> tuple[ShardStore, ...]:
+        return self.stores if self.frame_scores is None else (self.frame_scores,)
+
+    def read_frames(self, index: int, shard: Shard, lost: Mapping[int, str]) -> ShardFrames:
+        if index not in self.score_readers:
+            from virnucpro.workflows.frame_scoring import FrameScoreReader
+
+            assert self.frame_scores is not None, "only runs without vectors store frame scores"
+            reader = FrameScoreReader(self.frame_scores, self.slices[index])
+            self.score_readers[index] = reader
+        return self.score_readers[index].read(shard, lost)
 
     def pack_frames(
         self, orfs: Sequence[Orf], features: Sequence[ShardFeatures], reasons: Mapping[str, str]

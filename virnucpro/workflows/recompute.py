@@ -43,9 +43,12 @@ from virnucpro.sequences.file_scan import hash_inputs
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.feature_export import split_output, split_rows
 from virnucpro.store.feature_store import FeatureStore, ReadOnlyStore
+from virnucpro.store.frame_scores import FrameScoreStore
 from virnucpro.store.plan import Plan
 from virnucpro.store.run_dir import RunDir
+from virnucpro.store.shard_store import ShardStore
 from virnucpro.workflows.collect_inputs import number_taken_names
+from virnucpro.workflows.predict_rows import CallRowBuilder
 from virnucpro.workflows.run_context import RunContext
 from virnucpro.workflows.run_steps import ExecutorOn
 from virnucpro.workflows.score_cache import ScoreStore
@@ -187,7 +190,8 @@ def _choose(
     plan = share.plan
     recipe = plan.manifest.recipe
     stores = rundir.feature_stores(recipe)
-    names = {int(name) for store in stores for name in store.completed_names()}
+    done = [store.completed_names() for store in rundir.shard_stores(recipe)]
+    names = set(map(int, chain.from_iterable(done)))
     scores = ScoreStore(rundir, rundir.scores, recipe.fingerprint, "")
     groups = _sample(list(plan.group_by_records()), n, random)
     shards = _sample(sorted(names), n, random)
@@ -206,6 +210,8 @@ def _choose(
         per_file=rundir.samples.is_dir(),
         with_own_ids=rundir.samples.is_dir() and plan.manifest.is_qualified,
     )
+    if isinstance(builder, CallRowBuilder):
+        builder = replace(builder, frame_scores=rundir.frame_scores(recipe))
     context = replace(context, row_builder=builder)
     return _Recomputation(rundir, share, context, groups, shards, blocks)
 
@@ -228,11 +234,10 @@ def _show_steps(plan: Plan, indices: set[int]) -> set[int]:
 def _compare_shards(again: _Recomputation, executor_on: ExecutorOn, made: Recomputed) -> None:
     """Embed the chosen shards, and compare the vectors."""
     planned = {shard.index: shard for shard in again.context.plan.shards}
-    stores = again.context.stores
     job = again.share.job
     shards = [planned[index] for index in again.shards if index in planned]
     unknown = [index for index in again.shards if index not in planned]
-    made.faults += [f"{again.rundir.features}: the input gives no shard {i}" for i in unknown]
+    made.faults += [f"{again.rundir.root}: the input gives no shard {i}" for i in unknown]
     if not shards:
         return
     with closing(embed(shards, job, again.share.config, executor_on)) as events:
@@ -242,13 +247,58 @@ def _compare_shards(again: _Recomputation, executor_on: ExecutorOn, made: Recomp
         if event := failed.get(shard.index):
             made.faults.append(f"shard {shard.name} cannot be embedded: {printable(event.reason)}")
             continue
+        stores = zip(again.context.shard_stores, job.shard_stores, strict=True)
         distances = [
-            _compare_vectors(store, fresh, shard, made)
-            for store, fresh in zip(stores, job.stores, strict=True)
+            _compare_files(store, fresh, shard, made)
+            for store, fresh in stores
             if store.path(shard).exists()
         ]
         made.n_same_bits += not any(distances)
         made.largest_distance = max([made.largest_distance, *distances])
+
+
+def _compare_files(store: ShardStore, fresh: ShardStore, shard: Shard, made: Recomputed) -> float:
+    """Compare a shard's stored file with a fresh one. -> as ``_compare_vectors``"""
+    if isinstance(store, FrameScoreStore) and isinstance(fresh, FrameScoreStore):
+        return _compare_frames(store, fresh, shard, made)
+    assert isinstance(store, FeatureStore)
+    assert isinstance(fresh, FeatureStore)
+    return _compare_vectors(store, fresh, shard, made)
+
+
+def _compare_frames(
+    store: FrameScoreStore, fresh: FrameScoreStore, shard: Shard, made: Recomputed
+) -> float:
+    """Compare a shard's stored scores with fresh ones.
+
+    Returns:
+        The largest difference between two scores. Infinite if frames or failures differ.
+    """
+    largest_explained = 0.05  # by roundings on another device
+    path = store.path(shard)
+    now = fresh.read(shard)
+    try:
+        stored = store.read(shard)
+    except FeatureFileError as error:
+        made.faults.append(str(error))
+        return math.inf
+    exact = now.keys() - {"scores", "vectors"}
+    is_same = stored.keys() == now.keys() and all(
+        stored[name].tobytes() == now[name].tobytes() for name in exact
+    )
+    if not is_same or stored["scores"].shape != now["scores"].shape:
+        made.faults.append(f"{printable(path)} has other frames than the input")
+        return math.inf
+    differences = np.abs(stored["scores"] - now["scores"])
+    difference = float(np.max(differences[~np.isnan(differences)], initial=0.0))
+    is_scored = np.array_equal(np.isnan(stored["scores"]), np.isnan(now["scores"]))
+    difference = max(difference, _relative(stored["vectors"], now["vectors"]))
+    if difference > largest_explained or not is_scored:
+        made.faults.append(
+            f"{printable(path)} has other scores than the input gives: the largest difference is "
+            f"{difference:.1e}; roundings explain {largest_explained}"
+        )
+    return difference
 
 
 def _compare_vectors(

@@ -154,6 +154,7 @@ def make_recipe(
         chunk_size=chunk_size,
         min_length=max(options.min_length, shortest),
         encoders=encoders,
+        keep_vectors=True,
         **(hashes or {}),
     )
 

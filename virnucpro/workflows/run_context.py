@@ -16,6 +16,7 @@ from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
 from virnucpro.store.run_dir import RunDir
+from virnucpro.store.shard_store import ShardStore
 from virnucpro.workflows.options import RunOptions
 from virnucpro.workflows.table_cache import FinishedRows, RowStore, ScoreFiles
 from virnucpro.workflows.table_tasks import RowBuilder
@@ -67,6 +68,10 @@ class RunContext:
         return self.row_builder.stores
 
     @property
+    def shard_stores(self) -> tuple[ShardStore, ...]:
+        return self.row_builder.shard_stores
+
+    @property
     def checksums(self) -> Outputs:
         """SHA-256 per output. A file that this start has hashed is not read again."""
         return Outputs(self.run_dir, self.hashes)
@@ -75,7 +80,7 @@ class RunContext:
     def finished_rows(self) -> FinishedRows:
         """Rows of slices that need no recomputation."""
         cache = RowStore(self.plan, self.record.cache_key)
-        return FinishedRows(cache=cache, stores=self.stores, scores=self.scores)
+        return FinishedRows(cache=cache, stores=self.shard_stores, scores=self.scores)
 
 
 def has_sample_tables(options: RunOptions, run_dir: RunDir) -> bool:

@@ -21,17 +21,17 @@ from virnucpro.core.events import STAGES, EmbeddingStarted, EventHandler, Progre
 from virnucpro.core.helper_pool import HelperPool
 from virnucpro.core.logging import LOGGER, announce, format_count, printable
 from virnucpro.core.types import Shard
-from virnucpro.engine.base import Executor, NoExecutor, WorkerConfig
+from virnucpro.engine.base import Executor, NoExecutor, ShardSink, WorkerConfig
 from virnucpro.engine.progress import ProgressState
 from virnucpro.models.torch_build import torch_build
 from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import open_run_dir
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.checksums import Outputs
-from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, Selection
 from virnucpro.store.run_dir import RunDir
+from virnucpro.store.shard_store import ShardStore
 from virnucpro.workflows.collect_inputs import collect_inputs
 from virnucpro.workflows.options import RunOptions, record_options
 from virnucpro.workflows.run_config import RunConfig
@@ -163,18 +163,25 @@ def start_record(
 
 
 def start_workers(
-    run: OpenRun, config: RunConfig, record: RunRecord, executor: Executor
+    run: OpenRun,
+    config: RunConfig,
+    record: RunRecord,
+    executor: Executor,
+    sink: ShardSink | None = None,
 ) -> WorkerConfig:
     """Announce the run, and start as many workers as its input justifies.
 
     Their models load during planning.
+
+    Args:
+        sink: takes the vectors. None: they are kept.
     """
     for announcement in record.facts["announced"]:
         announce(announcement)
     for compromise in config.compromises:
         LOGGER.warning("%s", compromise)
     manifest = record.manifest
-    job = WorkerConfig.from_recipe(run.dir, manifest.recipe, config.weights, config.options)
+    job = WorkerConfig.from_recipe(run.dir, manifest.recipe, config.weights, config.options, sink)
     if job.stores:
         new = manifest.inputs[len(run.recorded.inputs) if run.recorded else 0 :]
         n_worth = sum(file.n_bytes for file in new) // _BYTES_PER_WORKER
@@ -260,7 +267,7 @@ def _find_plan(
     plan = replace(plan, keep_intermediate=keep)
     finished = FinishedRows(
         cache=RowStore(plan, record.cache_key),
-        stores=run.dir.feature_stores(record.manifest.recipe),
+        stores=run.dir.shard_stores(record.manifest.recipe),
         scores=scores,
     )
     needed = {slice_.index for slice_ in plan.slices}.difference(finished.find_slices())
@@ -305,7 +312,7 @@ def complete_run(
     """Embed and write the tables, or with --plan-only leave this to ``work`` processes."""
     summary.count_plan(context.plan)
     if config.options.plan_only:
-        for store in context.stores:
+        for store in context.shard_stores:
             store.make_folder()  # for the ``work`` processes
         context.record.write_begun("planned")
         summary.n_slices = len(context.plan.slices)
@@ -327,7 +334,7 @@ def embed_and_write(
     except FeatureFileError as error:
         LOGGER.warning("%s; checking all feature files, to recompute the damaged ones", error)
         on_shard = report_shards(context.on_event, "checking every feature file")
-        for store in job.stores:
+        for store in job.shard_stores:
             store.discard_damaged(context.plan.shards, on_shard)
         _embed_and_write(context, config, job, executor, summary)
 
@@ -345,8 +352,8 @@ def _embed_and_write(
     with summary.stage(embedding):
         missing = list(context.finished_rows.find_missing_shards())
         replaced = frozenset(context.manifest.replaced)
-        pending = find_pending(context.stores, missing, replaced, context.on_event)
-        for store in context.stores if pending else ():
+        pending = find_pending(context.shard_stores, missing, replaced, context.on_event)
+        for store in context.shard_stores if pending else ():
             store.make_folder()
     backlog = Backlog(pending)
     writer = TableWriter(context, backlog)
@@ -410,7 +417,7 @@ def _forward_events(
 
 
 def find_pending(
-    stores: Sequence[FeatureStore],
+    stores: Sequence[ShardStore],
     shards: Sequence[Shard],
     replaced: frozenset[str],
     on_event: EventHandler,
@@ -441,6 +448,8 @@ def finish_run(context: RunContext, summary: Summary, *, is_complete: bool = Tru
     state = "complete" if is_complete and not summary.exit_code else "partial"
     context.record.write(state, counts=summary.facts, hosts=hosts, **{Outputs.field: hashes})
     run_dir.clear_parts()
+    if not context.stores:
+        run_dir.delete_folder(run_dir.features)  # had the partial file of a worker that died
     if not context.keep_intermediate and not summary.records.n_failed_frames:
         run_dir.clear_shards()
     if context.has_report:

@@ -26,12 +26,14 @@ from virnucpro.results.outputs import FAILED_FILES, OUTPUTS, open_run_dir
 from virnucpro.sequences.file_scan import hash_inputs
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.store.checksums import Outputs, has_vectors
-from virnucpro.store.feature_store import FeatureStore, is_feature_file
+from virnucpro.store.feature_store import is_feature_file
+from virnucpro.store.frame_scores import FRAME_SCORES
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan, count_done
 from virnucpro.store.plan_reader import read_plan
 from virnucpro.store.run_dir import RunDir
 from virnucpro.store.run_lock import find_run_lock
+from virnucpro.store.shard_store import ShardStore
 from virnucpro.workflows.score_cache import ScoreStore
 from virnucpro.workflows.table_cache import RowStore
 
@@ -59,8 +61,8 @@ class _RunState:
     running: str  # name of the run that has locked the folder
     plan: Plan | None
     work: list[WorkProgress]  # of other processes
-    stores: tuple[FeatureStore, ...]  # empty: the scorer does all the work
-    done: set[str]  # names of shards that every encoder has a file for
+    stores: tuple[ShardStore, ...]  # of finished shards; empty: the scorer does all the work
+    done: set[str]  # names of shards that have a file in each store
 
     @property
     def state(self) -> str:
@@ -105,7 +107,7 @@ def _read_state(folder: Path) -> Iterator[_RunState]:
     manifest = manifest or rundir.read_run(hint=with_options("give the {output_dir} of a run"))
     facts = rundir.read_facts()
     plan = read_plan(rundir, manifest)
-    stores = rundir.feature_stores(manifest.recipe)
+    stores = rundir.shard_stores(manifest.recipe)
     done = [store.completed_names() for store in stores]
     try:
         yield _RunState(
@@ -172,7 +174,7 @@ def _verify(seen: _RunState) -> tuple[list[str], str]:
     findings = _Findings()
     hashes = Outputs(seen.rundir).read_hashes()
     if seen.stores:
-        _verify_features(seen, hashes, findings)
+        _verify_shards(seen, hashes, findings)
     _verify_outputs(seen, hashes, findings)
     if not seen.rundir.has_checksum:
         findings.remarks.append(no_checksum)
@@ -180,14 +182,12 @@ def _verify(seen: _RunState) -> tuple[list[str], str]:
     return findings.faults, findings.line
 
 
-def _verify_features(
-    seen: _RunState, hashes: Mapping[str, str] | None, findings: _Findings
-) -> None:
+def _verify_shards(seen: _RunState, hashes: Mapping[str, str] | None, findings: _Findings) -> None:
     """Find feature files that are damaged, missing, or differ from ``run.json``."""
     hashes_by_path = {
         seen.rundir.root / name: digest
         for name, digest in (hashes or {}).items()
-        if _is_feature_file(name)
+        if _is_of_shard(name)
     }
     for store in seen.stores:
         for _, error in store.find_damaged(seen.shards, hashes=hashes_by_path):
@@ -198,13 +198,16 @@ def _verify_features(
             missing = f"damaged   {printable(path)} is missing; --resume recomputes it"
             findings.faults.append(missing)
     n_files = sum(len(list(store.files())) for store in seen.stores)
-    findings.intact.append(format_count(n_files, "feature file"))
+    kind = "feature file" if seen.manifest.recipe.keep_vectors else "file of scores"
+    findings.intact.append(format_count(n_files, kind, kind.replace("file", "files")))
     if seen.plan is None and hashes is None:
         findings.remarks.append("their places were not checked: the plan is missing")
 
 
-def _is_feature_file(name: str) -> bool:
-    return has_vectors(name) and is_feature_file(Path(name).name)
+def _is_of_shard(name: str) -> bool:
+    """Return True if an output belongs to a finished shard, given its relative path."""
+    is_scored = Path(name).suffix == FRAME_SCORES
+    return is_scored or (has_vectors(name) and is_feature_file(Path(name).name))
 
 
 def _verify_outputs(seen: _RunState, hashes: Mapping[str, str] | None, findings: _Findings) -> None:
@@ -213,7 +216,7 @@ def _verify_outputs(seen: _RunState, hashes: Mapping[str, str] | None, findings:
         findings.remarks.append(_NO_HASHES)
         return
     outputs = Outputs(seen.rundir)
-    other_hashes = {name: digest for name, digest in hashes.items() if not _is_feature_file(name)}
+    other_hashes = {name: digest for name, digest in hashes.items() if not _is_of_shard(name)}
     for _, error in outputs.find_damaged(other_hashes):
         findings.faults.append(f"damaged   {error}; {error.hint}")
     findings.intact.append(format_count(len(other_hashes), "output"))

@@ -27,9 +27,9 @@ from virnucpro.results.outputs import all_outputs
 from virnucpro.results.row_batches import RowBatch, Rows
 from virnucpro.store.feature_file import read_checksummed, read_label, write_checksummed
 from virnucpro.store.feature_index import IndexPart
-from virnucpro.store.feature_store import FeatureStore
 from virnucpro.store.plan import Plan, Slice
 from virnucpro.store.run_dir import ROWS, SCORE_FORMAT
+from virnucpro.store.shard_store import ShardStore
 
 _FORMAT = 4  # increment it when the same scores, columns and key would give other rows
 
@@ -176,7 +176,7 @@ class FinishedRows:
     """Rows that an earlier start or another machine wrote and that are still valid."""
 
     cache: RowStore
-    stores: tuple[FeatureStore, ...]  # one per encoder
+    stores: tuple[ShardStore, ...]  # in which a finished shard has a file each
     scores: ScoreFiles | None  # None: the run stores no scores
 
     def read(self, group: Sequence[Slice]) -> SliceRows | None:

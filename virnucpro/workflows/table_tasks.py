@@ -8,14 +8,10 @@ has its bases, and the vector waits for the record. Scores do not depend on bloc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, compress, groupby
-from math import isnan
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import chain, compress
+from typing import NamedTuple, Protocol
 
 from virnucpro.core.errors import InputError
 from virnucpro.core.option_text import with_options
@@ -27,110 +23,45 @@ from virnucpro.store.feature_index import IndexPart
 from virnucpro.store.feature_store import FeatureReader, FeatureStore, ShardFeatures
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.shard_files import read_shard
+from virnucpro.store.shard_store import ShardStore
+from virnucpro.workflows.shard_frames import FrameRange, ShardFrames
 from virnucpro.workflows.table_cache import SliceRows
 
-NO_VECTORS: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
 
-
-class Frame(NamedTuple):
-    """A frame in a shard: its location, and its score or what it lacks."""
-
-    id: str
-    chunk_id: str
-    record_id: str
-    start: int
-    end: int
-    strand: str
-    score: float | None  # None: no vector, waiting for bases, or not scored
-    failure: str = ""  # why it has no vector
-    vector_row: int | None = None  # row in ``ShardFrames.vectors``, if it waits for its bases
-
-    @classmethod
-    def from_orf(cls, orf: Orf, score: float | None, failure: str, vector_row: int | None) -> Frame:
-        location = (orf.id, orf.chunk_id, orf.record_id, orf.start, orf.end, orf.strand)
-        return cls(*location, score, failure, vector_row)
+class FrameSource(Protocol):
+    """The frames of a shard, or where they are stored."""
 
     @property
-    def orf(self) -> Orf:
-        """The frame without its letters."""
-        location = self[:6]
-        return Orf(*location, protein="")
+    def n_frames(self) -> int: ...
+
+    def load(self, builder: RowBuilder, /) -> ShardFrames:
+        """Return the frames.
+
+        Raises:
+            FeatureFileError: their file is missing or corrupt.
+        """
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ShardFrames:
-    """A shard's frames as columns, which a process can pass on without reading them."""
+@dataclass(frozen=True, slots=True)
+class StoredFrames:
+    """The frames of a shard whose worker has scored them. Only the task that needs them reads."""
 
-    ids: str  # one per line, as ids contain no white space
-    chunk_ids: str
-    record_ids: str
-    starts: NDArray[np.int64]  # (n,)
-    ends: NDArray[np.int64]  # (n,)
-    strands: str  # one letter each
-    scores: NDArray[np.float64]  # (n,), NaN: None
-    failures: Mapping[int, str]  # by position in the shard
-    vector_rows: NDArray[np.int64]  # (n,), -1: None
-    vectors: NDArray[np.float32]  # (n_waiting, dim)
-
-    @classmethod
-    def pack(
-        cls, frames: Iterable[Frame], vectors: NDArray[np.float32] = NO_VECTORS
-    ) -> ShardFrames:
-        columns = list(zip(*frames, strict=True)) or [()] * len(Frame._fields)
-        ids, chunk_ids, record_ids, starts, ends, strands, scores, failures, rows = columns
-        return cls(
-            ids="\n".join(ids),
-            chunk_ids="\n".join(chunk_ids),
-            record_ids="\n".join(record_ids),
-            starts=np.array(starts, dtype=np.int64),
-            ends=np.array(ends, dtype=np.int64),
-            strands="".join(strands),
-            scores=np.array(scores, dtype=np.float64),
-            failures={position: reason for position, reason in enumerate(failures) if reason},
-            vector_rows=np.array([-1 if row is None else row for row in rows], dtype=np.int64),
-            vectors=vectors,
-        )
+    slice_index: int
+    shard: Shard
+    lost: Mapping[int, str]  # index of each shard without a file -> reason
 
     @property
     def n_frames(self) -> int:
-        return len(self.starts)
+        return self.shard.n_orfs
 
-    def unpack(self) -> list[Frame]:
-        if not self.n_frames:
-            return []
-        columns = (
-            self.ids.split("\n"),
-            self.chunk_ids.split("\n"),
-            self.record_ids.split("\n"),
-            self.starts.tolist(),
-            self.ends.tolist(),
-            self.strands,
-            [None if isnan(score) else score for score in self.scores.tolist()],
-            [self.failures.get(position, "") for position in range(self.n_frames)],
-            [None if row < 0 else row for row in self.vector_rows.tolist()],
-        )
-        return list(map(Frame, *columns))
-
-    def find_runs(self, first: int, end: int) -> Iterator[tuple[str, int, int]]:
-        """Yield the record id, first and end of each run of frames in a range."""
-        for record_id, run in groupby(self.record_ids.split("\n")[first:end]):
-            n_frames = len(list(run))
-            yield record_id, first, first + n_frames
-            first += n_frames
+    def load(self, builder: RowBuilder, /) -> ShardFrames:
+        return builder.read_frames(self.slice_index, self.shard, self.lost)
 
 
 class ShardRange(NamedTuple):
     """The frames of a block in one shard."""
 
-    frames: ShardFrames
-    first: int
-    end: int
-
-
-class FrameRange(NamedTuple):
-    """A record's neighbouring frames in one shard of a block."""
-
-    shard: int  # index among the block's shards
+    frames: FrameSource
     first: int
     end: int
 
@@ -153,7 +84,7 @@ class RowBuilder(ABC):
     """
 
     manifest: Manifest
-    stores: tuple[FeatureStore, ...]  # one per encoder
+    stores: tuple[FeatureStore, ...]  # one per encoder; empty if the run keeps no vectors
     slices: Mapping[int, tuple[Shard, ...]]  # slice index -> shards
     feature_format: FeatureFormat = "h5"
     per_file: bool = False  # each sample also gets tables of its own
@@ -170,6 +101,22 @@ class RowBuilder(ABC):
             shards = self.slices[index]
             self.readers[index] = [FeatureReader(store, shards) for store in self.stores]
         return self.readers[index]
+
+    @property
+    def shard_stores(self) -> tuple[ShardStore, ...]:
+        """Return the stores in which a finished shard has a file each."""
+        return self.stores
+
+    def read_frames(self, index: int, shard: Shard, lost: Mapping[int, str]) -> ShardFrames:
+        """Read the scored frames of a shard of a slice, in a run without vectors.
+
+        Args:
+            lost: see ``StoredFrames``.
+
+        Raises:
+            FeatureFileError: a file is missing or corrupt.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def pack_frames(
@@ -203,7 +150,7 @@ class RowBuilder(ABC):
 class ScoredShard(NamedTuple):
     """The scored frames of a shard, and its feature files for the index of each store."""
 
-    frames: ShardFrames
+    frames: FrameSource
     files: list[list[IndexPart]]
 
 
@@ -261,12 +208,13 @@ class BlockTask:
         blocks = chain(self.parts, builder.manifest.blocks(self.spans, StreamCache()))
         records = Records.concatenate(list(parse_block(blocks)))
         n_read = len(records.ids)
-        ranges = self._ranges_by_record(records.ids)
+        frames = [part.frames.load(builder) for part in self.frames]
+        ranges = self._ranges_by_record(records.ids, frames)
         is_shown = [name not in self.hidden for name in records.ids]
         if not all(is_shown):
             records = records.select(is_shown)
             ranges = list(compress(ranges, is_shown))
-        rows = builder.make_rows(self.index, records, ranges, [part.frames for part in self.frames])
+        rows = builder.make_rows(self.index, records, ranges, frames)
         return SliceRows(
             files=self.files,
             batches=rows.batches,
@@ -278,15 +226,19 @@ class BlockTask:
             index=self.index,
         )
 
-    def _ranges_by_record(self, ids: Sequence[str]) -> list[list[FrameRange]]:
+    def _ranges_by_record(
+        self, ids: Sequence[str], frames: Sequence[ShardFrames]
+    ) -> list[list[FrameRange]]:
         """Return the frames of each record of the block.
 
         Raises:
             InputError: there are frames of other records.
         """
         ranges: dict[str, list[FrameRange]] = {}
-        for shard, (frames, first, end) in enumerate(self.frames):
-            for record_id, run_first, run_end in frames.find_runs(first, end):
+        for shard, (shard_frames, (_, first, end)) in enumerate(
+            zip(frames, self.frames, strict=True)
+        ):
+            for record_id, run_first, run_end in shard_frames.find_runs(first, end):
                 ranges.setdefault(record_id, []).append(FrameRange(shard, run_first, run_end))
         ranges_by_record = [ranges.pop(record_id, []) for record_id in ids]
         if ranges:

@@ -196,18 +196,25 @@ def _resolve_extract_share(plan: Plan, options: WorkOptions, on_event: EventHand
 
 def _resolve_predict_share(plan: Plan, options: WorkOptions, on_event: EventHandler) -> RunShare:
     # an extraction needs no classifier
-    from virnucpro.workflows.predict import predict_context, record_predict, resolve_calls
+    from virnucpro.workflows.predict import (
+        make_sink,
+        predict_context,
+        record_predict,
+        resolve_calls,
+    )
     from virnucpro.workflows.predict_rows import SELECTION
     from virnucpro.workflows.resolve_predict import resolve_predict_part
 
     rundir = plan.rundir
     config = resolve_predict_part(options, rundir.read_facts(), plan.manifest, on_event)
-    calls = resolve_calls(config, rundir, plan.manifest.recipe)
+    recipe = plan.manifest.recipe
+    calls = resolve_calls(config, rundir, recipe)
     record = record_predict(rundir, config, plan.manifest, calls)
+    sink = make_sink(rundir, recipe, calls.classifier)
     return RunShare(
         config=config,
         plan=plan,
-        job=WorkerConfig.from_recipe(rundir, plan.manifest.recipe, config.weights, options),
+        job=WorkerConfig.from_recipe(rundir, recipe, config.weights, options, sink),
         selection=SELECTION,
         make_context=partial(predict_context, config, record, calls),
     )
@@ -233,9 +240,10 @@ def do_part(
     plan = context.plan
     job = share.job
     replaced = frozenset(plan.manifest.replaced)
-    pending = find_pending(job.stores, list(chain(*shards.values())), replaced, context.on_event)
+    ours = list(chain(*shards.values()))
+    pending = find_pending(job.shard_stores, ours, replaced, context.on_event)
     part.n_pending = len(pending)
-    n_shards = sum(map(len, shards.values()))
+    n_shards = len(ours)
     if n_shards:
         announce(f"{part}: {len(pending):,} of {format_count(n_shards, 'shard')} to embed")
     has_rows = context.finished_rows.cache.has
@@ -263,7 +271,7 @@ def do_part(
         tables.result()
     done: set[str] = set()
     if job.stores:
-        done = set.intersection(*(store.completed_names() for store in job.stores))
+        done = set.intersection(*(store.completed_names() for store in job.shard_stores))
     shared = [
         group
         for group in missing
@@ -381,7 +389,7 @@ def embed(
     for announcement in config.announcements:
         announce(announcement)
     executor = executor_on(config.resources.devices)
-    for store in job.stores:
+    for store in job.shard_stores:
         store.make_folder()
     try:
         with closing(executor.run(shards, job, config.resources)) as events:

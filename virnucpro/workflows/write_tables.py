@@ -37,11 +37,12 @@ from virnucpro.workflows.run_context import RunContext
 from virnucpro.workflows.table_cache import SliceRows
 from virnucpro.workflows.table_tasks import (
     BlockTask,
+    FrameSource,
     RowBuilder,
     ScoredShard,
-    ShardFrames,
     ShardRange,
     ShardTask,
+    StoredFrames,
     input_changed,
 )
 
@@ -275,7 +276,7 @@ class TableWriter:
         for group in groups:
             generation = group[0].generation
             hidden = frozenset(name for name, last in latest.items() if last != generation)
-            if self.context.stores:
+            if self.context.shard_stores:
                 yield from self._framed_blocks(group, hidden, helpers)
             else:
                 yield from self._blocks(group[0], hidden)
@@ -307,12 +308,29 @@ class TableWriter:
 
         series = []
         for slice_ in group:
-            shards = self._score_shards(slice_, files, hidden, helpers)
+            if self.context.stores:
+                shards = self._score_shards(slice_, files, hidden, helpers)
+            else:
+                shards = self._find_scored(slice_)
             n_orfs = self.context.plan.slice_plans[slice_.index].n_orfs
             series.append(frames_by_block(shards, n_orfs))
         for task, *frames in zip(self._blocks(group[0], hidden), *series, strict=True):
             yield replace(task, frames=list(chain.from_iterable(frames)), files=take_files())
         assert not any(files), "the last shard of a series has frames of the last block"
+
+    def _find_scored(self, slice_: Slice) -> Iterator[ScoredShard]:
+        """Yield a slice's shards, in order, as soon as their workers have scored them."""
+        for shard in self.context.plan.slice_plans[slice_.index].shards:
+            self.backlog.wait_for(shard)
+            self._report_shard(shard)
+            yield ScoredShard(StoredFrames(slice_.index, shard, dict(self.backlog.reasons)), [])
+
+    def _report_shard(self, shard: Shard) -> None:
+        """Report the progress up to this shard."""
+        indices = self.context.plan.indices
+        n_done = bisect_right(indices, shard.index)
+        work = (n_done, len(indices) - n_done)
+        self.context.on_event(Progress(STAGES[2], n_done, len(indices), "shards", work))
 
     def _score_shards(
         self,
@@ -328,14 +346,11 @@ class TableWriter:
             hidden: records that a later generation replaces. Their vectors do not count.
         """
         tasks: deque[tuple[Shard, Future[ScoredShard]]] = deque()
-        indices = self.context.plan.indices
 
         def take() -> ScoredShard:
             shard, future = tasks.popleft()
             scored = future.result()
-            n_done = bisect_right(indices, shard.index)
-            work = (n_done, len(indices) - n_done)
-            self.context.on_event(Progress(STAGES[2], n_done, len(indices), "shards", work))
+            self._report_shard(shard)
             for store_files, more_files in zip(files, scored.files, strict=True):
                 store_files.extend(more_files)
             return scored
@@ -378,7 +393,7 @@ def frames_by_block(
         n_orfs: number of frames of each block.
     """
     scored = iter(shards)
-    frames: ShardFrames | None = None
+    frames: FrameSource | None = None
     first = 0  # frame of the shard that comes next
     for n_missing in n_orfs:
         ranges = list[ShardRange]()
