@@ -37,6 +37,13 @@ def test_crate_names_each_output_by_its_hash(run):
     assert action["name"] == "virnucpro predict"
 
 
+def test_crate_states_that_the_license_is_open(run):
+    graph = json.loads((run / "ro-crate-metadata.json").read_text())["@graph"]
+    entities = {entity["@id"]: entity for entity in graph}
+    license_id = entities["./"]["license"]["@id"]  # RO-Crate 1.1 requires it
+    assert entities[license_id]["name"] == "not stated"
+
+
 def test_crate_is_read_by_rocrate(run):
     pytest.importorskip("arcp", reason="rocrate needs it")
     rocrate = pytest.importorskip("rocrate.rocrate", reason="validates the crate")

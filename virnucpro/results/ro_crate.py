@@ -22,6 +22,7 @@ _CONTEXT = "https://w3id.org/ro/crate/1.1/context"
 _PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
 _PROGRAM = "#virnucpro"
 _RUN = "#run"
+_LICENSE = "#license"
 _MEDIA_TYPES = {
     ".tsv": "text/tab-separated-values",
     ".txt": "text/tab-separated-values",
@@ -76,6 +77,7 @@ def make_ro_crate(run_dir: RunDir) -> Entity:
                 "name": f"VirNucPro {facts.text('recipe', 'command')}",
                 "description": f"Results of virnucpro {facts.text('recipe', 'command')}",
                 "datePublished": _time(facts),
+                "license": {"@id": _LICENSE},
                 "hasPart": _references(files),
                 "mentions": {"@id": _RUN},
             },
@@ -84,6 +86,12 @@ def make_ro_crate(run_dir: RunDir) -> Entity:
                 "@type": "CreativeWork",
                 "name": "Process Run Crate",
                 "version": "0.5",
+            },
+            {
+                "@id": _LICENSE,
+                "@type": "CreativeWork",
+                "name": "not stated",
+                "description": "The owner of the results decides on their license.",
             },
             {
                 "@id": _PROGRAM,
