@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -84,6 +85,12 @@ def _begin(pipe: Connection, parents_end: Connection, blocked: set[int]) -> None
 def run_command(words: list[str]) -> None:
     sys.argv = ["virnucpro", *words]
     main()
+
+
+def run_script(words: list[str]) -> None:
+    """Run a Python file, as ``python FILE ARGUMENT ...`` does."""
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def start(

@@ -15,8 +15,8 @@ from virnucpro.core.events import BatchStarted, WorkerLost
 from virnucpro.engine.local import ProcessExecutor
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
-N_PROTEINS = 3_000
-POISONED = {f"p{i}" for i in range(500, N_PROTEINS, 1000)}
+N_PROTEINS = 1_000
+POISONED = {f"p{i}" for i in range(150, N_PROTEINS, 350)}  # three, in different shards
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def proteins(tmp_path_factory) -> Path:
     return path
 
 
-ABOUT = {"input_type": "protein", "residues_per_shard": 20_000}
+ABOUT = {"input_type": "protein", "residues_per_shard": 7_000}
 
 
 @pytest.fixture(scope="module")

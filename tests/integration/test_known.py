@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from build_known_index import index_tensors
 from conftest import open_dna, random_dna
+from forkserver_runner import run_script, virnucpro
 from known_kmers import different_residues, organism_of
 from run_helpers import rows
 from safetensors.numpy import save_file
@@ -51,6 +51,7 @@ NAMES = ("", "Unaviridae", "Duoviridae", "Retroviridae")
 # A plain reference
 
 
+@cache
 def hash_of(kmer: str) -> int:
     """Hash nine residues as known.c does."""
     value = 0
@@ -62,6 +63,7 @@ def hash_of(kmer: str) -> int:
     return value ^ value >> 32
 
 
+@cache
 def kmers_with_centres(bases: str) -> list[tuple[str, float]]:
     """Return the 9-residue k-mers of all six frames, with their centres on the forward strand."""
     found = []
@@ -498,9 +500,10 @@ def test_build_indexes_a_toy_catalogue(tmp_path):
     vmr, lineages = write_vmr(tmp_path), tmp_path / "lineage.json"
     options = [catalogue, "--vmr", vmr, "--lineages", lineages]
     make_lineages = [script.with_name("build_lineages.py"), lineages, vmr, catalogue]
-    subprocess.run([sys.executable, *make_lineages], check=True)
-    command = [sys.executable, script, out, *options]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    made = virnucpro(*make_lineages, run=run_script)
+    assert made.returncode == 0, made.stderr
+    done = virnucpro(script, out, *options, run=run_script)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("viruses, species, k-mers, cellular k-mers\t2\t2\t")
     index = load_known_index(out)
     assert index.owners[1] == "Unaviridae"

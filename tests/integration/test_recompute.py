@@ -119,7 +119,7 @@ def called(tmp_path_factory) -> Iterator[Path]:
     folder, rng = tmp_path_factory.mktemp("called"), np.random.default_rng(8)
     sources = []
     for name in "ab":
-        records = {f"{name}{i}": open_dna(1200, rng) for i in range(600)}
+        records = {f"{name}{i}": open_dna(1200, rng) for i in range(100)}
         host, phage = host_dna(60_000, rng), phage_dna(20_000, rng)
         records |= {"host": host[:30_000] + phage + host[30_000:], "shared": random_dna(900, rng)}
         sources.append(write_fasta(folder / f"{name}.fa", records))
@@ -130,7 +130,7 @@ def called(tmp_path_factory) -> Iterator[Path]:
 def run_scorer(*sources: Path, output_dir: Path, **changes: object) -> None:
     options = PredictOptions(input=sources, output_dir=output_dir, **changes)
     config = resolve_predict(options, lambda _: None)
-    recipe = replace(config.recipe, bytes_per_slice=2**18)
+    recipe = replace(config.recipe, bytes_per_slice=2**16)
     run_predict(replace(config, recipe=recipe), InlineExecutor(), lambda _: None)
 
 

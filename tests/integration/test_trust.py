@@ -23,6 +23,7 @@ import pytest
 import torch
 from conftest import Tiny, open_dna
 from dnabert_reference import write_dnabert
+from forkserver_runner import run_command, virnucpro
 from malformed_inputs import Payload
 from run_helpers import again, assert_same_vectors, execute, resolve, run_inline, tables, vectors
 from training_helpers import Training, run_here, settings
@@ -451,19 +452,20 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("name", ["samples", "samples/b", "logs", ".planned.tmp", ".parsl.tmp"])
-def test_no_command_follows_a_link_at_any_depth(tmp_path, outside, name, command) -> None:
+def test_no_command_follows_a_link_at_any_depth(tmp_path, outside, name) -> None:
     run = scored(tmp_path)
     if not (run / name).exists():
         (run / name).mkdir()
         (run / name / "precious").touch()
     put_outside(run / name, outside)
     before, inside = content_of(outside), content_of(run)
-    exit_code, shown = ending_of(partial(COMMANDS[command], tmp_path))
-    assert exit_code == 73 and f"{run / name} is a link to {outside / Path(name).name}" in shown
-    assert content_of(outside) == before and (run / name).is_symlink()
-    assert content_of(run) == inside  # not even the log
+    for command in COMMANDS.values():
+        exit_code, shown = ending_of(partial(command, tmp_path))
+        assert exit_code == 73
+        assert f"{run / name} is a link to {outside / Path(name).name}" in shown
+        assert content_of(outside) == before and (run / name).is_symlink()
+        assert content_of(run) == inside  # not even the log
 
 
 def test_link_in_place_of_an_output_is_replaced(tmp_path) -> None:
@@ -589,8 +591,13 @@ HOSTILE_IDS = ["../../x", "/etc/passwd", "..", ".", "-rf", "[red]", "a\x1b[2J", 
 HOSTILE_IDS += ["$(touch", "predictions.tsv", "x" * 10_000, "000000.h5"]
 
 
-@pytest.mark.parametrize("layout", ["tables", "h5", "npz", "pt", "parquet"])
-@pytest.mark.parametrize("input_type", ["nucleotide", "protein"])
+@pytest.mark.parametrize(
+    ("input_type", "layout"),
+    [
+        *(("nucleotide", layout) for layout in ("tables", "h5", "npz", "pt", "parquet")),
+        *(("protein", layout) for layout in ("tables", "h5")),
+    ],
+)
 def test_no_file_is_named_after_a_record(
     tmp_path, tiny, make_config, monkeypatch, input_type, layout
 ) -> None:
@@ -649,45 +656,46 @@ with open(os.environ["SENTRY"] + ".watched", "a") as watched:
 """
 
 
+def run_watched(words: list[str]) -> None:
+    exec(SENTRY, {})
+    run_command(words)
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start a command whose processes can reach no network, and report if they try."""
+def watched_environment(tmp_path: Path) -> dict[str, str]:
+    """Let the processes of a command reach no network, and report if they try."""
     (tmp_path / "sentry").mkdir()
     (tmp_path / "sentry" / "sitecustomize.py").write_text(SENTRY)
     root = Path(__file__).parents[2]
-    environment = {
+    return {
         **os.environ,
         "PYTHONPATH": f"{tmp_path / 'sentry'}{os.pathsep}{root}",
         "SENTRY": str(tmp_path / "told"),
         "TORCH_HOME": str(tmp_path / "torch"),
     }
 
-    def start(*arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "virnucpro", *map(str, arguments)]
-        out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.Popen(command, env=environment, text=True, **out)
 
-    return start
-
-
-def test_network_is_used_only_for_downloads(tmp_path, tiny, start) -> None:
+def test_network_is_used_only_for_downloads(tmp_path, tiny, watched_environment) -> None:
     """In a parent and its worker. A download then shows that the guard works."""
     told, watched = tmp_path / "told", tmp_path / "told.watched"
     fasta = tmp_path / "in.fa"
     rng = np.random.default_rng(5)
     fasta.write_text("".join(f">r{i}\n{open_dna(300, rng)}\n" for i in range(4)))
-    model = ("--model", tiny.model, "--device", "cpu", "--workers", "1", "-i", fasta)
-    finish([start("predict", "-o", tmp_path / "p", *model, "--head", tiny.head_file)])
+    words = ["predict", "-o", tmp_path / "p", "-i", fasta, "--head", tiny.head_file]
+    words += ["--model", tiny.model, "--device", "cpu", "--workers", "1"]
+    subprocess.run(
+        [sys.executable, "-m", "virnucpro", *words],
+        env=watched_environment,
+        check=True,
+        capture_output=True,
+    )
     assert len(watched.read_text().split()) >= 2  # the parent, and a worker for its one shard
-    finish([start("models", "list"), start("devices"), start("status", tmp_path / "p")])
+    run_other = partial(virnucpro, env=watched_environment, run=run_watched)
+    for words in (["models", "list"], ["devices"], ["status", tmp_path / "p"]):
+        done = run_other(*words)
+        assert done.returncode == 0, done.stderr
     assert not told.exists(), told.read_text()
-    download = start("models", "download", "esm2_t6_8M_UR50D")
-    shown, _ = download.communicate(timeout=600)
+    download = run_other("models", "download", "esm2_t6_8M_UR50D")
+    shown = download.stdout + download.stderr
     assert download.returncode == 69 and "Traceback" not in shown, shown
     assert "socket.getaddrinfo" in told.read_text()
-
-
-def finish(commands: list[subprocess.Popen[str]]) -> None:
-    for command in commands:
-        shown, _ = command.communicate(timeout=600)
-        assert command.returncode == 0, shown
