@@ -87,11 +87,8 @@ def compare_variants(
     seconds: float,
     names: Sequence[str] = (),
 ) -> Iterator[EncoderRow]:
-    """Yield a row for each way. The first, in float32, is the reference for distances.
-
-    With ``names``, only these follow the first and that of a run.
-    """
-    names = [name for name in WAYS if name in (*_ALWAYS, *names)] if names else list(WAYS)
+    """Yield a row for each way in ``choose_ways``. The first is the reference for distances."""
+    names = choose_ways(names)
     comparison = Comparison(
         profile=profile,
         proteins=proteins,
@@ -101,6 +98,11 @@ def compare_variants(
     )
     with layouts(setting, 1, len(names)) as places:
         yield from compare_ways(comparison, list(map(way_of, names)), places[:1])
+
+
+def choose_ways(names: Sequence[str]) -> list[str]:
+    """Return the ways with these names, after float32 and that of a run. All without a name."""
+    return [name for name in WAYS if not names or name in (*_ALWAYS, *names)]
 
 
 def random_tensors(shape: ESM2Shape, device: torch.device) -> ESM2Tensors:

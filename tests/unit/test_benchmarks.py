@@ -108,11 +108,14 @@ def test_unavailable_variants_say_why(tmp_path):
     # from vectors in float32, of the same weights in every way
     assert errors["eager"] == 0 < errors["as in a run"] < 1e-2 < errors["fp8"] < 0.4
     assert rows["rotation and LayerNorm by PyTorch"].reason, "a CPU has no FlashAttention"
-    named = compare_variants(setting, "reads-150", proteins, 0.0, ["attention in shared tiles"])
-    assert [row.how for row in named] == ["eager", "as in a run", "attention in shared tiles"]
     assert not profile_kernels(setting, "tiny", "reads-150", proteins, "bf16").reason
     small, large = try_budgets(setting, "tiny", [200, 1000])
     assert small.n_other_bits == large.n_other_bits == 0, "on a CPU bits do not depend on the batch"
+
+
+def test_variants_are_chosen_by_name():
+    assert variants.choose_ways([]) == list(variants.WAYS)
+    assert variants.choose_ways(["fp8"]) == ["eager", "as in a run", "fp8"]
 
 
 def test_measure_runs_from_any_folder(tmp_path):
