@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Measure everything that needs a GPU, in three calls of less than ten minutes each, the most useful
+# Measure everything that needs a GPU, in four calls of less than ten minutes each, the most useful
 # first. The machine needs torch >= 2.10 built for CUDA. Every figure is written as soon as it is
 # measured, so an interrupted call keeps its figures. At most one model is on the card at a time.
 #
 #   benchmarks/gpu.sh right    # correctness: kernels, tests, a full card, limits
 #   benchmarks/gpu.sh time     # time per kernel of 650M and 3B, and the gain of each change
+#   benchmarks/gpu.sh short    # reads of 150 bases: attention in tiles of 64, by model
 #   benchmarks/gpu.sh files    # files to files, compared with other programs, and a training
 #
 # Before you pay for a card, on any machine:
@@ -32,9 +33,9 @@ case ${1:-} in
 esac
 call=${1:-}
 case $call in
-right | time | files) ;;
+right | time | short | files) ;;
 *)
-    echo "usage: benchmarks/gpu.sh [--dry-run|--rehearse] right|time|files" >&2
+    echo "usage: benchmarks/gpu.sh [--dry-run|--rehearse] right|time|short|files" >&2
     exit 64
     ;;
 esac
@@ -101,9 +102,9 @@ of_models() {
     tr , '\n' <<<"${MODELS:-$1}"
 }
 
-variants() { # SECONDS MODEL
-    measure "$1" "gpu_time_$2" variants --models "$2" --seconds "${SECONDS_PER_WAY:-3}" \
-        ${TOKENS:+--tokens "$TOKENS" --budgets "$TOKENS"}
+variants() { # SECONDS MODEL NAME OPTIONS...
+    measure "$1" "gpu_$3_$2" variants --models "$2" --seconds "${SECONDS_PER_WAY:-3}" \
+        ${TOKENS:+--tokens "$TOKENS" --budgets "$TOKENS"} "${@:4}"
 }
 
 files() { # SECONDS MODEL
@@ -150,10 +151,17 @@ right) # 10 + 60 + 2 * 25 + 10 + 100 + 75 + 3 * 30 + 75 seconds
     run 75 gpu_right.txt python3 -m virnucpro bench --device "$device" --json \
         "$results/gpu_right.json" --models 8M --quick
     ;;
-time) # 265 + 300 seconds
+time) # 280 + 310 seconds
     need
     for model in $(of_models 650M,3B); do
-        variants "$([[ $model == 650M ]] && echo 265 || echo 300)" "$model"
+        variants "$([[ $model == 650M ]] && echo 280 || echo 310)" "$model" time
+    done
+    ;;
+short) # 4 * 140 seconds
+    need
+    for model in $(of_models 8M,35M,150M,650M); do
+        variants 140 "$model" short --profile reads-150 --ways "GELU by tanh" \
+            "attention in shared tiles" "attention in shared tiles that rotate"
     done
     ;;
 files) # 60 + 100 + 130 + 160 + 60 + 60 seconds

@@ -8,6 +8,9 @@ This is for developers; users have ``virnucpro bench``.
     python benchmarks/measure.py cluster --workers 1,4,16,64 --bases 30000000 --reads 100000000
     python benchmarks/measure.py peers --models 8M,35M
     python benchmarks/measure.py variants --models 650M,3B   (NVIDIA GPU with bf16)
+    python benchmarks/measure.py eight-bits --models 8M,650M
+    python benchmarks/measure.py kernels --models 8M,650M
+    python benchmarks/measure.py tiles --input reads.fa contigs.fa
     python benchmarks/measure.py poison
     python benchmarks/measure.py simulated --input reads --devices 1,2 --helpers 2 --dilation 10
 """
@@ -15,6 +18,7 @@ This is for developers; users have ``virnucpro bench``.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shlex
@@ -32,11 +36,13 @@ import torch
 from card import FullRow, fill_card
 from cluster import ClusterRow, simulate_clusters
 from coordinator import CoordinatorRow, time_coordinator
+from eight_bits import EightBitRow, compare_smoothing
 from file_to_file import FileRow, FileRun, time_extract
 from front_end import FrontEndRow, measure_front_end
 from peers import peer_ways
 from poison import PoisonRow, measure_poison
 from simulated import SimulatedRow, simulate
+from tiles import TileRow, count_tiles
 from timing import (
     PROFILES,
     Comparison,
@@ -47,7 +53,7 @@ from timing import (
     our_ways,
     proteins_of,
 )
-from variants import BudgetRow, KernelRow, compare_variants, profile_kernels, try_budgets
+from variants import WAYS, BudgetRow, KernelRow, compare_variants, profile_kernels, try_budgets
 
 from virnucpro.core.device_options import ComputeOptions
 from virnucpro.core.errors import VirnucproError
@@ -70,6 +76,8 @@ Row = (
     | SimulatedRow
     | KernelRow
     | BudgetRow
+    | TileRow
+    | EightBitRow
 )
 _Device = Literal["auto", "cuda", "cpu", "mps"]
 _N_BATCHES = {"cuda": 120, "cpu": 15}  # batches of a run, per process
@@ -136,7 +144,7 @@ def variants(options: argparse.Namespace) -> Iterator[Row]:
         setting = setting_of(model, options.device)
         n_tokens = options.tokens or _N_BATCHES_OF_VARIANTS * setting.tokens_per_batch
         proteins = proteins_of(options.profile, int(n_tokens), options.seed)
-        rows = compare_variants(setting, options.profile, proteins, options.seconds)
+        rows = compare_variants(setting, options.profile, proteins, options.seconds, options.ways)
         yield from islice(rows, 2)  # float32, and the precision of a run
         for precision in ("bf16", "fp8"):
             yield profile_kernels(setting, model, options.profile, proteins, precision)
@@ -160,6 +168,22 @@ def peers(options: argparse.Namespace) -> Iterator[Row]:
             ways = [*peer_ways(setting, has_bf16=choice.has_bf16), *ours]
             with layouts(setting, n_threads, len(ways)) as places:
                 yield from compare_ways(comparison, ways, places)
+
+
+def eight_bits(options: argparse.Namespace) -> Iterator[Row]:
+    for model in options.models:
+        for outlier in options.outliers:
+            yield from compare_smoothing(model, SHAPES[model], options.tokens, outlier)
+
+
+def kernels(options: argparse.Namespace) -> Iterator[Row]:
+    resources = importlib.import_module("kernel_resources")  # imports Triton
+    for model in options.models:
+        yield from resources.count_resources(model, SHAPES[model], options.capabilities)
+
+
+def tiles(options: argparse.Namespace) -> Iterator[Row]:
+    return count_tiles(options.input)
 
 
 def front_end(options: argparse.Namespace) -> Iterator[Row]:
@@ -231,12 +255,27 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             part.add_argument(
                 "--budgets", type=numbers, default=[8192, 16384, 32768, 65536], help="tokens"
             )
+            part.add_argument(
+                "--ways", nargs="+", choices=WAYS, default=[], help="besides those of a run; all"
+            )
     part = parts.add_parser("front-end")
     part.set_defaults(measure=front_end)
     part.add_argument("--bases", type=int, default=4_000_000)
     part.add_argument("--repeats", type=int, default=5)
     part.add_argument("--helpers", type=int, default=0, help="also measure with helper processes")
     part.add_argument("--seed", type=int, default=1)
+    part = parts.add_parser("eight-bits")
+    part.set_defaults(measure=eight_bits)
+    part.add_argument("--models", type=model_names, default=["8M"])
+    part.add_argument("--tokens", type=int, default=700)
+    part.add_argument("--outliers", type=numbers, default=[1, 32])
+    part = parts.add_parser("kernels")
+    part.set_defaults(measure=kernels)
+    part.add_argument("--models", type=model_names, default=["8M", "650M"])
+    part.add_argument("--capabilities", type=numbers, default=[80, 90, 100, 120], help="90: 9.0")
+    part = parts.add_parser("tiles")
+    part.set_defaults(measure=tiles)
+    part.add_argument("--input", type=Path, nargs="+", required=True, help="FASTA files")
     part = parts.add_parser("coordinator")
     part.set_defaults(measure=coordinator)
     part.add_argument("--workers", type=numbers, default=[1, 4, 16, 64])

@@ -53,6 +53,7 @@ from virnucpro.models.transformer_encoder import TransformerEncoder
 from virnucpro.models.validation.random_weights import random_numbers
 
 _N_KERNELS = 25
+_ALWAYS = ("eager", "as in a run")
 _SEED = 1
 
 
@@ -80,9 +81,14 @@ class BudgetRow:
 
 
 def compare_variants(
-    setting: Setting, profile: str, proteins: Sequence[str], seconds: float
+    setting: Setting,
+    profile: str,
+    proteins: Sequence[str],
+    seconds: float,
+    names: Sequence[str] = (),
 ) -> Iterator[EncoderRow]:
-    """Yield a row for each way. The first, in float32, is the reference for distances."""
+    """Yield a row for each way in ``choose_ways``. The first is the reference for distances."""
+    names = choose_ways(names)
     comparison = Comparison(
         profile=profile,
         proteins=proteins,
@@ -90,8 +96,13 @@ def compare_variants(
         least_seconds=seconds / 3,
         one_by_one=True,
     )
-    with layouts(setting, 1, len(WAYS)) as places:
-        yield from compare_ways(comparison, list(map(way_of, WAYS)), places[:1])
+    with layouts(setting, 1, len(names)) as places:
+        yield from compare_ways(comparison, list(map(way_of, names)), places[:1])
+
+
+def choose_ways(names: Sequence[str]) -> list[str]:
+    """Return the ways with these names, after float32 and that of a run. All without a name."""
+    return [name for name in WAYS if not names or name in (*_ALWAYS, *names)]
 
 
 def random_tensors(shape: ESM2Shape, device: torch.device) -> ESM2Tensors:
@@ -163,8 +174,8 @@ WAYS = {
     "as in a run": load_plain,
     "rotation and LayerNorm by PyTorch": load_without_triton,
     "GELU by tanh": load_tanh,
-    "attention in shared tiles of 64": load_tiles,
-    "attention in shared tiles of 64, with the rotation": load_rotating_tiles,
+    "attention in shared tiles": load_tiles,
+    "attention in shared tiles that rotate": load_rotating_tiles,
     "fp8": load_fp8,
 }
 

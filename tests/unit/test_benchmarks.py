@@ -17,9 +17,11 @@ import store
 import variants
 from card import fill_card
 from conftest import TINY
+from eight_bits import compare_smoothing
 from file_to_file import FileRun, time_extract
 from forkserver_runner import virnucpro
 from poison import measure_poison
+from tiles import count_tiles
 from timing import Setting, proteins_of
 from variants import compare_variants, profile_kernels, try_budgets
 
@@ -61,6 +63,25 @@ def test_poison_is_compared_with_a_clean_run():
     assert rows[0].ratio == 1 and min(row.cpu_seconds for row in rows) > 0
 
 
+def test_smoothing_helps_int8_with_outliers():
+    """e4m3 rounds a number by its own size, so a channel's scale hardly matters."""
+    errors = {
+        (row.number, row.strength): row.largest_error
+        for row in compare_smoothing("tiny", TINY, 200, outlier=32.0)
+    }
+    assert errors["int8", 0.5] < 0.5 * errors["int8", None]
+    assert 0.7 < errors["e4m3", 0.5] / errors["e4m3", None] < 1.3
+    assert errors["int8", 0.5] < 0.5 * errors["e4m3", 0.5]
+
+
+def test_tiles_of_real_input_are_counted(tmp_path):
+    fasta = tmp_path / "reads.fa"
+    fasta.write_text("".join(f">{i}\n{'ACG' * 50}\n" for i in range(3)))
+    (row,) = count_tiles([fasta])
+    assert row.n_proteins == 18 and row.median_tokens == 51
+    assert row.flash_attention < 0.2 < 0.6 < row.shared_tiles_of_64
+
+
 def test_store_benchmark_writes_and_reads_each_type(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(store, "N_ROWS", 600)
     monkeypatch.setattr(store, "REPEATS", 2)
@@ -90,6 +111,11 @@ def test_unavailable_variants_say_why(tmp_path):
     assert not profile_kernels(setting, "tiny", "reads-150", proteins, "bf16").reason
     small, large = try_budgets(setting, "tiny", [200, 1000])
     assert small.n_other_bits == large.n_other_bits == 0, "on a CPU bits do not depend on the batch"
+
+
+def test_variants_are_chosen_by_name():
+    assert variants.choose_ways([]) == list(variants.WAYS)
+    assert variants.choose_ways(["fp8"]) == ["eager", "as in a run", "fp8"]
 
 
 def test_measure_runs_from_any_folder(tmp_path):
@@ -148,6 +174,7 @@ CALLS = {
         *("check", "check_fp32", "check_fp8", "right"),
     ],
     "time": ["time_650M", "time_3B"],
+    "short": ["short_8M", "short_35M", "short_150M", "short_650M"],
     "files": [
         *("files_650M", "files_3B", "peers_650M", "peers_3B"),
         *("train", "tests_of_training"),
@@ -159,7 +186,7 @@ def test_dry_run_prints_and_runs_nothing(tmp_path):
     answer = run_gpu_script("--dry-run", "time", folder=tmp_path, PATH="/usr/bin:/bin")
     assert answer.returncode == 0 and not (tmp_path / "results").exists()
     lines = answer.stdout.splitlines()
-    assert [line.split()[:2] for line in lines] == [["265", "s"], ["300", "s"]]
+    assert [line.split()[:2] for line in lines] == [["280", "s"], ["310", "s"]]
     assert all("python3 benchmarks/measure.py variants --device cuda --models" in x for x in lines)
     for call in CALLS:
         printed = run_gpu_script("--dry-run", call, folder=tmp_path).stdout
