@@ -40,7 +40,10 @@ def describe_remedy(root: Path) -> str:
 
 
 def _read_command(root: Path) -> str:
-    """Return the command line of a run with ``--resume``, or "" if it was started from Python."""
+    """Return the command line of a run with ``--resume``, or "" if it was started from Python.
+
+    The folder may have been moved since then, so the command gets its present path.
+    """
     try:
         words = read_facts(root / "run.json").get("argv")
     except (OSError, VirnucproError):
@@ -48,5 +51,8 @@ def _read_command(root: Path) -> str:
     if not isinstance(words, list) or len(words) <= 1:
         return ""
     options = [printable(word) for word in words[1:]]  # without the path of the program
+    for position, option in enumerate(options[:-1]):
+        if option in ("-o", "--output-dir"):
+            options[position + 1] = printable(root.absolute())
     resume = [] if "--resume" in options else ["--resume"]
     return shlex.join(["virnucpro", *options, *resume])
