@@ -12,7 +12,7 @@ import numpy as np
 import polars
 import pytest
 import torch
-from run_helpers import flip_bit, leftovers, run_inline, write_fasta
+from run_helpers import flip_bit, leftovers, run_inline, write_fasta, write_run_json
 from torch.utils.data import DataLoader
 
 import virnucpro
@@ -241,9 +241,24 @@ def test_damaged_part_is_named(tmp_path, how):
     run = open_vectors(open_again(tmp_path / "run"))
     assert run["0_1"].tolist() == [0, 1, 0, 1]  # other parts can be read
     for read in (lambda: run["1_2"], lambda: run[3:6], lambda: list(run)):
-        with pytest.raises(FeatureFileError, match=r"000001\.h5") as caught:
+        fault = r"000001\.h5 is missing" if how == "missing" else r"000001\.h5 is "
+        with pytest.raises(FeatureFileError, match=fault) as caught:
             read()
-        assert "--resume" in caught.value.hint
+        assert "resume=True" in caught.value.hint
+
+
+def test_damaged_part_names_the_command_that_makes_it_again(tmp_path):
+    make_store(tmp_path / "run", [3, 4])
+    argv = ["/bin/virnucpro", "extract", "-i", "my proteins.faa", "-o", "run"]
+    write_run_json(tmp_path / "run", {"argv": argv})
+    harm(tmp_path / "run/features/000001.h5", "missing")
+    run = open_vectors(open_again(tmp_path / "run"))
+    for read in (lambda: run["1_2"], lambda: list(run), lambda: run[3:6]):
+        with pytest.raises(FeatureFileError) as caught:
+            read()
+        command = f"virnucpro extract -i 'my proteins.faa' -o {tmp_path / 'run'} --resume"
+        assert caught.value.hint.endswith(f": {command}")
+        assert caught.value.__notes__ == [caught.value.hint]
 
 
 def open_again(folder: Path) -> tuple[FeatureStore, ...]:

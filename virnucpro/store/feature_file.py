@@ -554,8 +554,11 @@ def open_reader(path: Path) -> Iterator[None]:
     except _DAMAGE as error:
         if isinstance(error, OSError) and error.errno not in _NO_FILE:
             raise disk_error(error, path) from error
+        fault = f"is damaged or truncated: {printable(error)}"
+        if isinstance(error, FileNotFoundError):
+            fault = "is missing"
         raise FeatureFileError(
-            f"{printable(path)} is damaged or truncated: {printable(error)}",
+            f"{printable(path)} {fault}",
             hint=with_options(
                 "check the disk, and run the same command with {resume} to recompute it"
             ),

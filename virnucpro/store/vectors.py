@@ -34,6 +34,7 @@ from virnucpro.store.feature_file import (
 )
 from virnucpro.store.feature_index import IndexPart
 from virnucpro.store.feature_store import FeatureStore
+from virnucpro.store.resume_hint import explain_remedy
 from virnucpro.store.vector_index import Lookup, VectorIndex
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ class _MappedParts:
         """
         if (rows := self.mapped.get(number)) is not None:
             return rows
-        rows = self._map(number)
+        with explain_remedy(self._root):
+            rows = self._map(number)
         if len(self.mapped) >= _MAX_MAPPED:
             self.mapped.popitem(last=False)
         self.mapped[number] = rows
@@ -93,8 +95,8 @@ class _MappedParts:
     def first_rows(self, number: int) -> NDArray[np.int64]:
         """Return the first row of each ORF in a file, and the end of the last."""
         if number not in self.bounds:
-            path = self._path(number)
-            lengths = read_table(path, self._attributes).lengths
+            with explain_remedy(self._root):
+                lengths = read_table(self._path(number), self._attributes).lengths
             counts = self.output.spec.count_rows(lengths)
             self.bounds[number] = np.concatenate([[0], np.cumsum(counts)])
         return self.bounds[number]
@@ -102,6 +104,10 @@ class _MappedParts:
     @property
     def _attributes(self) -> Attributes:
         return {"fingerprint": self.output.store.fingerprint}
+
+    @property
+    def _root(self) -> Path:
+        return self.output.store.tree.root
 
     def _path(self, number: int) -> Path:
         return self.output.store.folder / self.parts[number].name
@@ -141,8 +147,9 @@ class _MappedParts:
         if number in self.verified:
             return
         path = self._path(number)
-        self._read_label(path, self.parts[number])
-        verify(path, self._attributes)
+        with explain_remedy(self._root):
+            self._read_label(path, self.parts[number])
+            verify(path, self._attributes)
         self.verified.add(number)
 
 
@@ -185,7 +192,8 @@ class Vectors:
     ``run[[3, 1]]`` are several: an array (n, dim), or a list where shapes differ. Nothing is read
     before it is asked for, and a single vector is read without its neighbours.
 
-    A missing, replaced or truncated feature file raises FeatureFileError, which names it.
+    A missing, replaced or truncated feature file raises FeatureFileError, which names it and the
+    command that makes it again.
     Everything that reads many vectors (``batches``, ``to_arrow``, ``to_anndata``,
     ``torch_dataset``, exports) also verifies every bit.
     """
@@ -244,11 +252,13 @@ class Vectors:
     @cached_property
     def ids(self) -> VectorIds:
         """Return the ids in input order: a sequence of text, read on first use."""
-        return VectorIds(self._index.read_ids(), self._lookup)
+        with explain_remedy(self.folder):
+            return VectorIds(self._index.read_ids(), self._lookup)
 
     @cached_property
     def _lookup(self) -> Lookup:
-        return Lookup(self._store.lookup, len(self), self._index.lookup_sha256)
+        with explain_remedy(self.folder):
+            return Lookup(self._store.lookup, len(self), self._index.lookup_sha256)
 
     def __contains__(self, name: object) -> bool:
         """Return True if an id has a vector."""
@@ -288,9 +298,12 @@ class Vectors:
             KeyError: the run has no vector with this id.
             FeatureFileError: the lookup is corrupt.
         """
-        position = self._lookup.find(name)
+        lookup = self._lookup
+        with explain_remedy(self.folder):
+            position = lookup.find(name)
+            if position is None:
+                lookup.check()
         if position is None:
-            self._lookup.check()
             raise KeyError(name)
         return position
 
