@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -348,7 +347,9 @@ def load_known_index(path: Path) -> KnownIndex:
         UnavailableError: the file is missing, damaged, or in another format.
     """
     try:
-        content, facts, tensors = load_tensors(path)
+        file = load_tensors(path)
+        facts = file.facts
+        tensors = file.tensors
         if facts["format"] != FORMAT:
             raise ValueError(f"its format is {facts['format']}")
         return KnownIndex(
@@ -365,7 +366,7 @@ def load_known_index(path: Path) -> KnownIndex:
                 for one in facts["false_calls"]
             ),
             lineages_sha256=facts["lineages_sha256"],
-            sha256=sha256(content).hexdigest(),
+            sha256=file.hash(),
         )
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(

@@ -253,7 +253,9 @@ def load_groups(path: Path) -> GroupPredictor:
         UnavailableError: the file is missing, damaged, or in another format.
     """
     try:
-        _, facts, tensors = load_tensors(path)
+        file = load_tensors(path)
+        facts = file.facts
+        tensors = file.tensors
         if facts["format"] != FORMAT or facts["kinds"] != list(KINDS):
             raise ValueError(f"its format is {facts['format']}, with the kinds {facts['kinds']}")
         hidden, output = (
