@@ -10,21 +10,19 @@ from __future__ import annotations
 import json
 import sys
 from hashlib import sha256
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
+import xxhash
+
 from virnucpro.core.atomic_io import EMBEDDED_FOLDER
-from virnucpro.core.builtin_hashes import BuiltinHash, hash_sample
+from virnucpro.core.builtin_hashes import BuiltinHash
 
 FILES = ("known.safetensors", "scorer.safetensors")
 
 
 def hash_builtin_file(path: Path) -> BuiltinHash:
-    """Hash a safetensors file, which begins with the size of its header."""
-    with path.open("rb") as handle:
-        content = mmap(handle.fileno(), 0, access=ACCESS_READ)
-    n_header = 8 + int.from_bytes(content[:8], "little")
-    return BuiltinHash(hash_sample(content, n_header), sha256(content).hexdigest())
+    content = path.read_bytes()
+    return BuiltinHash(xxhash.xxh3_128_hexdigest(content), sha256(content).hexdigest())
 
 
 def list_builtin_hashes() -> str:

@@ -21,13 +21,13 @@ from functools import cache, cached_property
 from math import prod
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.atomic_io import EMBEDDED_FOLDER, open_regular_file, parse_json
-from virnucpro.core.builtin_hashes import hash_tensor_file
+from virnucpro.core.builtin_hashes import hash_weights
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
@@ -417,9 +417,7 @@ def load_scorer(path: Path) -> Scorer:
         OSError: the file cannot be read now.
     """
     try:
-        file = load_tensors(path)
-        facts = file.facts
-        tensors = file.tensors
+        content, facts, tensors = load_tensors(path)
         if facts["format"] != FORMAT:
             raise ValueError(f"its format is {facts['format']}")
         words = WordTable(tensors["words.buckets"], tensors["words.entries"])
@@ -438,7 +436,7 @@ def load_scorer(path: Path) -> Scorer:
                 for of in facts["kingdoms"]
             ),
             proteins=_protein_nets(facts[PROTEINS], words, tensors),
-            sha256=file.hash(),
+            sha256=hash_weights(path.name, content),
             **{name: tensors[name] for name in DIGESTS if name in tensors},
         )
     except (FileNotFoundError, LookupError, ValueError, TypeError, AttributeError) as error:
@@ -452,22 +450,8 @@ def _error_rates(facts: Mapping[str, Any]) -> tuple[ErrorRates, ...]:
     return tuple(ErrorRates.from_scores(rates) for rates in facts["error_rates"])
 
 
-class TensorFile(NamedTuple):
-    """A safetensors file in memory."""
-
-    path: Path
-    content: mmap
-    n_header: int  # bytes before the tensors
-    facts: dict[str, Any]  # metadata
-    tensors: dict[str, NDArray[Any]]
-
-    def hash(self) -> str:
-        """Return the SHA-256 of the file, as ``hash_tensor_file``."""
-        return hash_tensor_file(self.path, self.content, self.n_header)
-
-
-def load_tensors(path: Path) -> TensorFile:
-    """Map a safetensors file without copying.
+def load_tensors(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[Any]]]:
+    """Map a safetensors file without copying. -> its content, metadata and arrays
 
     The file begins with a JSON header's size. The header contains type, shape and offsets for
     each array.
@@ -489,7 +473,7 @@ def load_tensors(path: Path) -> TensorFile:
         if end - start != n * kind.itemsize:
             raise ValueError(f"{name} has {end - start} bytes")
         tensors[name] = np.frombuffer(content, kind, n, first + start).reshape(of["shape"])
-    return TensorFile(path, content, first, facts, tensors)
+    return content, facts, tensors
 
 
 def _piece_nets(

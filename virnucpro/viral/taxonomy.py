@@ -253,9 +253,7 @@ def load_groups(path: Path) -> GroupPredictor:
         UnavailableError: the file is missing, damaged, or in another format.
     """
     try:
-        file = load_tensors(path)
-        facts = file.facts
-        tensors = file.tensors
+        _, facts, tensors = load_tensors(path)
         if facts["format"] != FORMAT or facts["kinds"] != list(KINDS):
             raise ValueError(f"its format is {facts['format']}, with the kinds {facts['kinds']}")
         hidden, output = (
