@@ -108,7 +108,7 @@ def storage_errors(path: Path, *also: Path) -> Iterator[None]:
         raise disk_error(error, path) from error
 
 
-def open_regular_file(path: Path, on_block: OnBlock | None = None) -> io.BufferedReader:
+def open_regular_file(path: Path | str, on_block: OnBlock | None = None) -> io.BufferedReader:
     """Open a file for reading. Reject pipes, devices and sockets, because opening them could block.
 
     ``on_block`` gets each byte of the file once, as it is read.
@@ -239,7 +239,7 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def open_binary(path: Path, on_block: OnBlock | None = None) -> io.BufferedReader:
+def open_binary(path: Path | str, on_block: OnBlock | None = None) -> io.BufferedReader:
     """Open a plain, gzip, bzip2, xz or zstd file, recognised by its content, not its name.
 
     ``on_block`` gets each byte of the file once, still compressed, as it is read.
@@ -299,7 +299,7 @@ def _check_bgzip_end(handle: BinaryIO, magic: bytes) -> None:
 class _ObservedFile(io.FileIO):
     """A file that passes each block to ``on_block`` as it is read."""
 
-    def __init__(self, path: Path, on_block: OnBlock) -> None:
+    def __init__(self, path: Path | str, on_block: OnBlock) -> None:
         super().__init__(path, opener=open_nonblocking)
         self._on_block = on_block
 

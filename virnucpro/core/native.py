@@ -258,8 +258,10 @@ def find_library(library: Path, package: Path, installed: Path | None) -> Path:
     Raises:
         UnavailableError: the source tree has no library, and the installed one has other sources.
     """
+    if library.exists():
+        return library
     digest = hash_sources(package)
-    if library.exists() or not digest:
+    if not digest:
         return library
     if installed is not None and installed.exists() and _embedded_source_hash(installed) == digest:
         return installed

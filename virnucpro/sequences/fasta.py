@@ -258,7 +258,7 @@ def read_blocks(
     streams = streams or StreamCache()
     with (
         open_fasta(path, label),
-        streams.open_at(path, label, on_block, span) as (handle, is_reads),
+        streams.open_at(str(path), label, on_block, span) as (handle, is_reads),
     ):
         yield from cut_blocks(handle, label, sample, span, is_reads=is_reads)[1]
 
@@ -307,11 +307,11 @@ class StreamCache:
     """Compressed files that stay open at the end of a span, for the next span."""
 
     def __init__(self) -> None:
-        self._open: dict[Path, tuple[io.BufferedReader, bool, int]] = {}
+        self._open: dict[str, tuple[io.BufferedReader, bool, int]] = {}
 
     @contextmanager
     def open_at(
-        self, path: Path, label: str, on_block: OnBlock | None, span: Span
+        self, path: str, label: str, on_block: OnBlock | None, span: Span
     ) -> Iterator[tuple[BinaryIO, bool]]:
         """Yield a file at the start of a span, and whether it is FASTQ.
 
@@ -362,7 +362,7 @@ def detect_interleaved(path: Path, name: str = "") -> Literal["", "single", "mat
 
 
 @contextmanager
-def open_fasta(path: Path, label: str = "") -> Iterator[None]:
+def open_fasta(path: Path | str, label: str = "") -> Iterator[None]:
     """Translate errors from reading a file, plain or compressed.
 
     Raises:
@@ -373,14 +373,16 @@ def open_fasta(path: Path, label: str = "") -> Iterator[None]:
         yield
     except (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise InputMissingError.cannot_open(path, error, label) from error
+            raise InputMissingError.cannot_open(Path(path), error, label) from error
         raise InputError(  # gzip and bz2 report damage as an OSError without a number
             f"{label or printable(path)}: cannot be decompressed: {error}",
             hint="the file is truncated or damaged: copy or download it again",
         ) from error
 
 
-def open_sequences(path: Path, label: str, on_block: OnBlock | None = None) -> io.BufferedReader:
+def open_sequences(
+    path: Path | str, label: str, on_block: OnBlock | None = None
+) -> io.BufferedReader:
     """Open a plain or compressed file for reading its records.
 
     Raises:
@@ -524,7 +526,7 @@ def _parse(
     return make_records(headers, sequences, line_numbers, label, sample, is_plain=is_plain)
 
 
-def starts_as_reads(path: Path, handle: io.BufferedReader) -> bool:
+def starts_as_reads(path: Path | str, handle: io.BufferedReader) -> bool:
     """Return True if an open, unread file begins like FASTQ, after any blank lines."""
     start = handle.peek(PEEK_BYTES)[:PEEK_BYTES].removeprefix(BOM)
     if start and not start.strip(b"\r\n"):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
-from pathlib import Path
 from typing import Any, Literal
 
 from virnucpro.core.atomic_io import decompressed, is_compressed
@@ -61,7 +60,7 @@ class RecordScan:
         """
         label = file.display_name
         check_format(content, label)
-        is_reads = starts_as_reads(Path(file.path), content)
+        is_reads = starts_as_reads(file.path, content)
         are_mates, blocks = cut_blocks(content, label, file.sample, is_reads=is_reads)
         if is_reads:
             self.reads = "mates" if are_mates else "single"
@@ -151,7 +150,7 @@ def scan_file(
         start = handle.peek(PEEK_BYTES)[:PEEK_BYTES]
         content = handle  # referred to until the end, because closing it closes the file
         if records is not None:
-            with records.keeping_fault(), open_fasta(Path(file.path), file.display_name):
+            with records.keeping_fault(), open_fasta(file.path, file.display_name):
                 content = decompressed(handle, text.add)
                 records.read(file, content)
         while handle.read(_BLOCK):

@@ -139,6 +139,22 @@ class InputFile:
         return self.name == STDIN_NAME and not os.path.getsize(self.path)  # noqa: PTH202
 
     @staticmethod
+    def check(path: Path) -> None:
+        """Check that one ``--input`` exists, before a run folder is made.
+
+        Raises:
+            InputError, InputMissingError: as ``complete``.
+        """
+        if path == STDIN:
+            return
+        if is_sheet(path):
+            from virnucpro.sequences.sample_sheet import read_sheet
+
+            read_sheet(path)
+        else:
+            list_fasta(path)
+
+    @staticmethod
     def complete(path: Path) -> list[InputFile]:
         """List the files of one ``--input``, which is a file, a folder or a sample sheet.
 
@@ -176,12 +192,11 @@ class InputFile:
         Raises:
             InputError: the file changed after it was hashed, or while it was read.
         """
-        path = Path(self.path)
-        label = self.name or printable(path)
+        label = self.name or printable(self.path)
         streams = streams or StreamCache()
         with (
-            open_fasta(path, label),
-            streams.open_at(path, label, None, span) as (handle, is_reads),
+            open_fasta(self.path, label),
+            streams.open_at(self.path, label, None, span) as (handle, is_reads),
         ):
             self.check_open(handle)
             _, blocks = cut_blocks(handle, label, self.sample, span, is_reads=is_reads)
@@ -220,10 +235,9 @@ class InputFile:
         Raises:
             InputMissingError: the file cannot be read.
         """
-        path = Path(self.path)
         with (
-            open_fasta(path, self.display_name),
-            open_regular_file(path, on_block) as handle,
+            open_fasta(self.path, self.display_name),
+            open_regular_file(self.path, on_block) as handle,
         ):
             yield handle
 

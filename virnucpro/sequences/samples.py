@@ -62,21 +62,17 @@ def name_samples(files: Sequence[InputFile], recorded: Sequence[InputFile]) -> l
             sample = result[-1].sample
             mate = file.mate
         else:
-            wanted_name = file.sample or _name(_mate_path(file), levels)
+            path = _mate_path(file)
+            wanted_name = file.sample or _name(path, levels)
             sample = _unused_name(clean_name(wanted_name), keys)
             mate = file.mate
             keys.add(_pair_key(sample))
-            if _is_renamed(file, sample):
+            if sample != (file.sample or _stem(path)):  # not named after its sheet or file
                 changed.append(f"{printable(file.sample) or file.display_name} as {sample}")
         result.append(replace(file, sample=sample, mate=mate))
         prior = file
     _announce_names(changed, [file.sample for file in result if file.mate == 1])
     return result
-
-
-def _is_renamed(file: InputFile, sample: str) -> bool:
-    """Return True if a sample is not named after its sheet or its file."""
-    return sample != (file.sample or _stem(_mate_path(file)))
 
 
 def _announce_names(changed: Sequence[str], pairs: Sequence[str]) -> None:

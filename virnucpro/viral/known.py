@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -29,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.atomic_io import EMBEDDED_FOLDER
+from virnucpro.core.builtin_hashes import hash_weights
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
@@ -365,7 +365,7 @@ def load_known_index(path: Path) -> KnownIndex:
                 for one in facts["false_calls"]
             ),
             lineages_sha256=facts["lineages_sha256"],
-            sha256=sha256(content).hexdigest(),
+            sha256=hash_weights(path.name, content),
         )
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
-from hashlib import sha256
 from math import prod
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -28,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.core.atomic_io import EMBEDDED_FOLDER, open_regular_file, parse_json
+from virnucpro.core.builtin_hashes import hash_weights
 from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.core.native import call
@@ -436,7 +436,7 @@ def load_scorer(path: Path) -> Scorer:
                 for of in facts["kingdoms"]
             ),
             proteins=_protein_nets(facts[PROTEINS], words, tensors),
-            sha256=sha256(content).hexdigest(),
+            sha256=hash_weights(path.name, content),
             **{name: tensors[name] for name in DIGESTS if name in tensors},
         )
     except (FileNotFoundError, LookupError, ValueError, TypeError, AttributeError) as error:

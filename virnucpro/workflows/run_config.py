@@ -89,7 +89,7 @@ def check_inputs(options: RunOptions) -> None:
         InputError, InputMissingError, UsageError: one of them does not exist.
     """
     for path in options.input:
-        InputFile.complete(path)
+        InputFile.check(path)
     GeneticCode.from_number(options.genetic_code)
 
 
