@@ -27,7 +27,6 @@ from typing import (
     TypeVar,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 import click
@@ -38,6 +37,7 @@ from virnucpro.cli.mistaken_words import check_words
 from virnucpro.cli.parameters import Argument, Option, default_note, mark_advanced
 from virnucpro.core.option_schema import (
     OptionInfo,
+    annotated_hints,
     build_options,
     option,
     option_annotations,
@@ -220,7 +220,7 @@ def read_options(context: click.Context, group: type[T]) -> T:
 
 def _parameters(group: type) -> Iterator[click.Parameter]:
     """Yield a parameter for each field that is an option."""
-    hints = get_type_hints(group, include_extras=True)
+    hints = annotated_hints(group)
     options = option_annotations(hints)
     for field in fields(group):
         if field.name in options:

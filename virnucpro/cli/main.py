@@ -131,6 +131,7 @@ def main() -> None:
         raise SystemExit(0 if {"-h", "--help"} & {*sys.argv} else 1) from None
     finally:
         _forget_closed_streams()
+        gc.freeze()  # the process ends, so Python need not look for cycles among its objects
 
 
 def _run(words: list[str]) -> None:

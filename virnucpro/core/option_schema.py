@@ -56,11 +56,11 @@ class OptionInfo:
 
 def option_names(*groups: type) -> set[str]:
     """Return the field names of all options in these classes."""
-    return set().union(*(option_annotations(_annotated_hints(group)) for group in groups))
+    return set().union(*(option_annotations(annotated_hints(group)) for group in groups))
 
 
 @cache
-def _annotated_hints(group: Callable[..., object]) -> dict[str, Any]:
+def annotated_hints(group: Callable[..., object]) -> dict[str, Any]:
     """Return the type hints of a class, with their annotations."""
     return get_type_hints(group, include_extras=True)
 
@@ -101,7 +101,7 @@ def build_options(options: Callable[..., T], values: Mapping[str, object]) -> T:
     Raises:
         UsageError: a value is empty, or has the wrong type or range.
     """
-    hints = _annotated_hints(options)
+    hints = annotated_hints(options)
     infos = option_annotations(hints)
     checked = {
         name: _convert_value(
