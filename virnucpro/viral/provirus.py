@@ -298,12 +298,12 @@ def regions_from_windows(
     if is_virus:
         whole = ViralRun(0, len(posterior), 0, n_bases)
         runs = [runs[0]._replace(end=runs[-1].end, end_base=runs[-1].end_base) if runs else whole]
+        reach = n_bases  # a large virus may have long parts that do not look viral by composition
     else:
         parts = chain.from_iterable(map(repeats.parts_of, by_all.parts(starts, model)))
         runs = repeats.confirmed(list(parts), by_pieces.parts(starts, model))
         runs = sorted([*runs, *filter(repeats.test_repeat, weak)])
-    # a large virus may have long parts that do not look viral by composition
-    reach = n_bases if is_virus else repeats.reach
+        reach = repeats.reach
     ends = refine_ends(extend_known(runs, sequence, reach), repeats, code)
     regions = []
     for run, (start, end, att) in zip(runs, ends, strict=True):
