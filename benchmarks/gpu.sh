@@ -160,8 +160,8 @@ time) # 280 + 310 seconds
 short) # 4 * 140 seconds
     need
     for model in $(of_models 8M,35M,150M,650M); do
-        variants 140 "$model" short --profile reads-150 --ways "GELU by tanh" \
-            "attention in shared tiles" "attention in shared tiles that rotate"
+        variants 140 "$model" short --profile reads-150 --ways GELU-by-tanh \
+            attention-in-shared-tiles attention-in-shared-tiles-that-rotate
     done
     ;;
 files) # 60 + 100 + 130 + 160 + 60 + 60 seconds

@@ -143,6 +143,6 @@ def read_resources(cubin: bytes) -> dict[str, int]:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin)
-        command = [reader, "--dump-resource-usage", file]
+        command: list[str | Path] = [reader, "--dump-resource-usage", file]
         report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return {name: int(number) for name, number in re.findall(r"([A-Z]+):(\d+)", report)}

@@ -228,6 +228,13 @@ def model_names(text: str) -> list[str]:
     return names
 
 
+def way_name(text: str) -> str:
+    name = text.replace("-", " ")
+    if name not in WAYS:
+        raise argparse.ArgumentTypeError(f"unknown way: {text}")
+    return name
+
+
 def numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
@@ -256,7 +263,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
                 "--budgets", type=numbers, default=[8192, 16384, 32768, 65536], help="tokens"
             )
             part.add_argument(
-                "--ways", nargs="+", choices=WAYS, default=[], help="besides those of a run; all"
+                "--ways",
+                nargs="+",
+                type=way_name,
+                default=[],
+                help="besides those of a run, with hyphens for spaces (all)",
             )
     part = parts.add_parser("front-end")
     part.set_defaults(measure=front_end)

@@ -34,6 +34,7 @@ MODEL += [
         *("attention", "checkpoint", "checkpoint_model", "converted", "fp8", "packing"),
         *("head_tensors", "heads", "output_pass", "output_choice"),
         *("pooling", "protein_tokens", "transformer", "transformer_encoder", "triton_kernels"),
+        *("attention_tiles", "triton_tiles"),
     )
 ]
 # tensors in, tensors out

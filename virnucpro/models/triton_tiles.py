@@ -80,32 +80,19 @@ def attend_tile(  # type: ignore[no-untyped-def]
 ):
     """Attend with the queries of one tile in one head. The softmax is as in ``attend_sequence``.
 
-    The heads of a tile run one after the other, because they share memory sectors. Queries and keys
-    are loaded in halves and interleaved, which leaves their products as they are.
+    The heads of a tile run one after the other, because they share memory sectors.
     """
     head = tl.program_id(0) % n_heads
     bound = bounds + tl.program_id(0) // n_heads * 4
     row: tl.constexpr = n_heads * head_dim
-    half: tl.constexpr = head_dim // 2
     first_key = tl.load(bound + 2)
     end = tl.load(bound + 3)
     query = tl.load(bound) + tl.arange(0, block)
     is_query = query < tl.load(bound + 1)
     # A row without a query computes what is not stored, from the first sequence.
     own = tl.load(starts + query, mask=is_query, other=first_key)
-    place = tl.arange(0, half_width)[None, :]
-    is_place = place < half
-    at = qkv + query.to(tl.int64)[:, None] * 3 * row + head * head_dim + place
-    is_read = is_query[:, None] & is_place
-    a = tl.load(at, mask=is_read, other=0.0)
-    b = tl.load(at + half, mask=is_read, other=0.0)
-    if rotates:
-        position = tl.where(is_query, query - own, 0)[:, None]
-        c = tl.load(cos + position * head_dim + place, mask=is_place, other=0.0)
-        s = tl.load(sin + position * half + place, mask=is_place, other=0.0)
-        q = tl.interleave((a * c - b * s).to(a.dtype), (b * c + a * s).to(a.dtype))
-    else:
-        q = tl.interleave(a, b)
+    at = qkv + query.to(tl.int64)[:, None] * 3 * row + head * head_dim
+    q = load_rows(at, is_query, query - own, cos, sin, head_dim, half_width, rotates)
     dim = tl.arange(0, 2 * half_width)[None, :]
     largest = tl.full([block], float("-inf"), tl.float32)
     total = tl.zeros([block], tl.float32)
@@ -115,16 +102,7 @@ def attend_tile(  # type: ignore[no-untyped-def]
         is_key = key < end
         start = tl.load(starts + key, mask=is_key, other=-1)
         keys = qkv + key.to(tl.int64)[:, None] * 3 * row + head * head_dim
-        is_read = is_key[:, None] & is_place
-        a = tl.load(keys + row + place, mask=is_read, other=0.0)
-        b = tl.load(keys + row + half + place, mask=is_read, other=0.0)
-        if rotates:
-            turn = tl.where(is_key, key - start, 0)[:, None]
-            c = tl.load(cos + turn * head_dim + place, mask=is_place, other=0.0)
-            s = tl.load(sin + turn * half + place, mask=is_place, other=0.0)
-            k = tl.interleave((a * c - b * s).to(a.dtype), (b * c + a * s).to(a.dtype))
-        else:
-            k = tl.interleave(a, b)
+        k = load_rows(keys + row, is_key, key - start, cos, sin, head_dim, half_width, rotates)
         v = tl.load(keys + 2 * row + dim, mask=is_key[:, None] & (dim < head_dim), other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where(own[:, None] == start[None, :], scores, float("-inf"))
@@ -137,3 +115,37 @@ def attend_tile(  # type: ignore[no-untyped-def]
     to = out + query.to(tl.int64)[:, None] * row + head * head_dim + dim
     shares = (mixed / total[:, None]).to(out.dtype.element_ty)
     tl.store(to, shares, mask=is_query[:, None] & (dim < head_dim))
+
+
+def load_rows(  # type: ignore[no-untyped-def]
+    at,
+    is_row,
+    position,
+    cos,
+    sin,
+    head_dim: tl.constexpr,
+    half_width: tl.constexpr,
+    rotates: tl.constexpr,
+):
+    """Load queries or keys in halves, and rotate them by position.
+
+    The halves are interleaved, which leaves the products of queries and keys as they are.
+    """
+    half: tl.constexpr = head_dim // 2
+    place = tl.arange(0, half_width)[None, :]
+    is_place = place < half
+    is_read = is_row[:, None] & is_place
+    a = tl.load(at + place, mask=is_read, other=0.0)
+    b = tl.load(at + half + place, mask=is_read, other=0.0)
+    if rotates:
+        turn = tl.where(is_row, position, 0)[:, None]
+        c = tl.load(cos + turn * head_dim + place, mask=is_place, other=0.0)
+        s = tl.load(sin + turn * half + place, mask=is_place, other=0.0)
+        turned = (a * c - b * s).to(a.dtype)
+        b = (b * c + a * s).to(a.dtype)
+        a = turned
+    return tl.interleave(a, b)
+
+
+if triton is not None:
+    load_rows = triton.jit(load_rows)  # called by a kernel
