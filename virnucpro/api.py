@@ -160,12 +160,12 @@ class _EmbedKeywords(_RunKeywords, total=False):
 _ALIASES = {"layer": "layers"}  # keywords with another name than the option
 # options without a value, which texts show as True or False
 _OPTION_TYPES = get_type_hints(PredictOptions) | get_type_hints(ExtractOptions)
-_FLAGS = frozenset(name for name, type_ in _OPTION_TYPES.items() if type_ is bool)
 
 
 def _translate_message(text: str) -> str:
     """Return a text with its options as arguments."""
-    return text.in_python(_FLAGS) if isinstance(text, OptionText) else text
+    flags = frozenset(name for name, type_ in _OPTION_TYPES.items() if type_ is bool)
+    return text.in_python(flags) if isinstance(text, OptionText) else text
 
 
 @contextmanager

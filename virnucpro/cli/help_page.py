@@ -22,8 +22,6 @@ from virnucpro.core.option_schema import (
 _ADVANCED = "Advanced"
 _ORDER = (ARGUMENTS, FILES, SAMPLES, CALLS, MODEL, TRAINING, DEVICES, CLUSTER, OTHERS, _ADVANCED)
 _NAMES = 30  # width of the column with option names
-_NARROW = 72  # on fewer columns, the names get less
-_NARROW_NAMES = 20
 # A paragraph that ends in a command, which is printed on one line so that it can be copied.
 _EXAMPLE = re.compile(r"(?:(?P<about>.*:) |- )(?P<command>(?:virnucpro|torchrun|sbatch) .*)")
 
@@ -55,7 +53,9 @@ def _write_panels(
     formatter: click.HelpFormatter, panels: Mapping[str, Sequence[tuple[str, str]]]
 ) -> None:
     """Write panels of rows: a name, and a text in the second column."""
-    n_names = _NAMES if formatter.width >= _NARROW else _NARROW_NAMES
+    narrow = 72  # on fewer columns, the names get less
+    narrow_names = 20
+    n_names = _NAMES if formatter.width >= narrow else narrow_names
     for panel, rows in panels.items():
         formatter.write(f"\n{panel}:\n" if rows else "")
         for names, text in rows:

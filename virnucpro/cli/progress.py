@@ -24,7 +24,6 @@ from virnucpro.core.logging import LOGGER, format_count
 from virnucpro.engine.progress import DeviceProgress, ProgressState
 
 _EVERY_SECONDS = 10.0
-_GIB = 1 << 30
 
 
 def title_of(state: ProgressState) -> str:
@@ -94,9 +93,10 @@ def _format_amount(stage: Progress) -> str:
 
 
 def _format_memory(memory: Memory) -> str:
+    gib = 1 << 30
     if not memory.total:
         return "unknown"
-    return f"{memory.used / _GIB:.1f}/{memory.total / _GIB:.1f} GiB"
+    return f"{memory.used / gib:.1f}/{memory.total / gib:.1f} GiB"
 
 
 class EventLog:

@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from virnucpro.engine.work_options import WorkOptions
     from virnucpro.workflows.summary import Summary
 
-_FORCE_KEPT = (
-    "if the earlier results are still there, run the same command again; if they are gone, with "
-    "--resume in place of --force, which would delete what was finished"
-)
 _PLUGINS = "virnucpro.executors"  # entry points: classes, called with the options and devices
 
 
@@ -101,8 +97,12 @@ def run_command(
         load: imports the workflow, and fails if a package that the options need is missing.
         start_pool: starts helpers while the workflow is imported.
     """
+    force_kept = (
+        "if the earlier results are still there, run the same command again; if they are gone, "
+        "with --resume in place of --force, which would delete what was finished"
+    )
     run_kept = "what was finished is kept: run the same command with --resume"
-    with exit_on_error(lambda: _FORCE_KEPT if options.force else run_kept):
+    with exit_on_error(lambda: force_kept if options.force else run_kept):
         with loading(console):
             pool = start_pool()
             workflow = load()

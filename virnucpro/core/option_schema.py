@@ -191,11 +191,16 @@ def _parse_number(value: Any, kinds: Sequence[Any]) -> object:  # noqa: ANN401
 
 
 def _accepts(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
+    accepted_types = {  # option type -> accepted value types
+        float: (int, float),
+        str: (str, int),
+        Path: (str, Path),
+    }
     if isinstance(value, bool):  # bool is a subclass of int
         return kind is bool
     if get_origin(kind) is Literal:
         return value in get_args(kind)
-    return isinstance(value, _ACCEPTED_TYPES.get(kind, kind))
+    return isinstance(value, accepted_types.get(kind, kind))
 
 
 def _to_type(kind: Any, value: Any) -> object:  # noqa: ANN401 - a type
@@ -204,11 +209,6 @@ def _to_type(kind: Any, value: Any) -> object:  # noqa: ANN401 - a type
     return str(value) if kind is str and isinstance(value, int) else value
 
 
-_ACCEPTED_TYPES: dict[Any, tuple[type, ...]] = {  # option type -> accepted value types
-    float: (int, float),
-    str: (str, int),
-    Path: (str, Path),
-}
 _TYPE_NAMES = {
     bool: "True or False",
     int: "a whole number",

@@ -28,7 +28,6 @@ from virnucpro.core.logging import printable
 from virnucpro.core.option_text import with_options
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
-_MISSING_FOLDER = (FileNotFoundError, NotADirectoryError)
 
 
 class _NamedFile(io.FileIO):
@@ -46,6 +45,8 @@ class SafeDir:
     Each method raises OutputError if a folder on the path is a link, and OSError with the path for
     disk errors.
     """
+
+    _MISSING_FOLDER = (FileNotFoundError, NotADirectoryError)
 
     root: Path
 
@@ -158,7 +159,7 @@ class SafeDir:
     def delete(self, path: Path) -> None:
         """Delete a file if it exists. For a link, delete only the link."""
         with (
-            suppress(*_MISSING_FOLDER),
+            suppress(*self._MISSING_FOLDER),
             self.open_folder(path.parent) as folder,
             _errors_with_path(path),
         ):
@@ -166,7 +167,7 @@ class SafeDir:
 
     def delete_files(self, path: Path, is_ours: Callable[[str], object]) -> None:
         """Delete the files in a folder whose names satisfy ``is_ours``."""
-        with suppress(*_MISSING_FOLDER), self.open_folder(path) as folder:
+        with suppress(*self._MISSING_FOLDER), self.open_folder(path) as folder:
             for name in filter(is_ours, os.listdir(folder)):  # noqa: PTH208 - of a descriptor
                 with suppress(FileNotFoundError), _errors_with_path(path / name):
                     os.unlink(name, dir_fd=folder)

@@ -66,13 +66,6 @@ if TYPE_CHECKING:
 _WorkerFactory: TypeAlias = "Callable[[WorkerConfig, Resources, str, str], Worker]"
 _START_SECONDS = 900.0  # for a worker to import, load the model and report
 GRACE_SECONDS = 5.0  # for idle workers to exit
-# exit codes after a kill from outside
-_KILL_EXIT_CODES = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT, -signal.SIGXCPU}
-# glibc mallopt option -> size in bytes above which freed memory returns to the system
-_MALLOC_OPTIONS = {
-    -3: 32 << 20,  # M_MMAP_THRESHOLD, at most 32 MiB
-    -1: 256 << 20,  # M_TRIM_THRESHOLD
-}
 
 
 def load_worker(job: WorkerConfig, resources: Resources, name: str, device: str) -> Worker:
@@ -426,6 +419,8 @@ class WorkerHandle:
 
     def receive_events(self) -> Generator[WorkerEvent, None, WorkerFailure | None]:
         """Yield the worker's events. Return its failure, if any."""
+        # exit codes after a kill from outside
+        kill_exit_codes = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT, -signal.SIGXCPU}
         try:
             while self.child.pipe.poll():
                 event: WorkerEvent | ErrorText | ChildError = self.child.pipe.recv()
@@ -438,7 +433,7 @@ class WorkerHandle:
                 yield event
         except (EOFError, OSError):
             reason = f"the worker died: {self.child.exit_reason(GRACE_SECONDS)}"
-            is_killed = self.child.process.returncode in _KILL_EXIT_CODES
+            is_killed = self.child.process.returncode in kill_exit_codes
             return WorkerFailure("killed" if is_killed else "crashed", reason)
         if self.deadline < time.monotonic():
             return WorkerFailure("silent", "the worker fell silent and was stopped")
@@ -520,7 +515,12 @@ def _keep_freed_memory() -> None:
 
     A batch frees about 20 MB per layer. Other C libraries are not configured.
     """
+    # glibc mallopt option -> size in bytes above which freed memory returns to the system
+    malloc_options = {
+        -3: 32 << 20,  # M_MMAP_THRESHOLD, at most 32 MiB
+        -1: 256 << 20,  # M_TRIM_THRESHOLD
+    }
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
-        for option, n_bytes in _MALLOC_OPTIONS.items():
+        for option, n_bytes in malloc_options.items():
             library.mallopt(option, n_bytes)

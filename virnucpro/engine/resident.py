@@ -34,8 +34,6 @@ from virnucpro.engine.worker import Worker
 from virnucpro.store.feature_file import Checksums
 from virnucpro.store.feature_store import FeatureStore
 
-_NOWHERE = Path("/nonexistent")  # a worker without a folder writes nothing
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryStore(FeatureStore):
@@ -62,12 +60,16 @@ class ShardEmbedder(Protocol):
 class ResidentWorker(Worker):
     """A worker of this process."""
 
+    _NOWHERE = Path("/nonexistent")  # a worker without a folder writes nothing
+
     def __init__(
         self, encoder: EncoderSpec, weights: Path, resources: Resources, device: str
     ) -> None:
-        self.store_in_memory = MemoryStore(SafeDir(_NOWHERE), _NOWHERE / "features", encoder, "")
+        self.store_in_memory = MemoryStore(
+            SafeDir(self._NOWHERE), self._NOWHERE / "features", encoder, ""
+        )
         self.orfs: Sequence[Sequence[Orf]] = ()
-        job = WorkerConfig(_NOWHERE, (self.store_in_memory,), (weights,), "resident")
+        job = WorkerConfig(self._NOWHERE, (self.store_in_memory,), (weights,), "resident")
         with _own_threads():
             super().__init__(job, resources, device, device)
             self.n_threads = torch.get_num_threads()
@@ -82,7 +84,7 @@ class ResidentWorker(Worker):
             torch.set_num_threads(self.n_threads)
             for index, orfs in enumerate(shards):
                 n_residues = sum(len(orf.protein) for orf in orfs)
-                shard = Shard(index, _NOWHERE, len(orfs), len(orfs), n_residues, "")
+                shard = Shard(index, self._NOWHERE, len(orfs), len(orfs), n_residues, "")
                 _check(self.run(Attempt(shard)))
             _check(self.finish())
         return [self.store_in_memory.written.pop(index) for index in range(len(shards))]

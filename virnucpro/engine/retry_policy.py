@@ -38,7 +38,6 @@ from virnucpro.core.types import Shard
 from virnucpro.engine.device_faults import DeviceFault
 
 MAX_IN_FLIGHT = 4  # the same for small shards, which together have fewer residues than ...
-MAX_UNEXPLAINED_FAILURES = 6  # consecutive worker failures per device without a finished batch
 MAX_FAILURES_IDLE = 4  # workers a shard may kill while no batch is in flight
 MAX_DEVICE_ERRORS = 2  # of one device in a run; batches that are done in between do not count
 
@@ -222,6 +221,9 @@ class WorkerState:
 
         A device is not to blame for ``n_cleared`` of its errors.
         """
+        max_unexplained_failures = (
+            6  # consecutive worker failures per device without a finished batch
+        )
         max_failures = 100  # the same, including failures caused by a single ORF
         if loss.cause == "device":
             self.n_device_errors = max(0, self.n_device_errors + 1 - n_cleared)
@@ -234,7 +236,7 @@ class WorkerState:
             return True
         return (
             self.n_failures >= max_failures
-            or self.n_unexplained_failures >= MAX_UNEXPLAINED_FAILURES
+            or self.n_unexplained_failures >= max_unexplained_failures
         )
 
     def for_replacement(self) -> WorkerState:

@@ -35,9 +35,6 @@ from virnucpro.core.logging import LOGGER, announce, printable
 from virnucpro.core.recipe import SHARD_FORMAT, EncoderSpec
 from virnucpro.core.safe_dir import SafeDir
 
-_HEAD = struct.Struct("<16sQ")  # file type, number of vectors
-_MAGIC = b"VirNucPro pack 1"
-_N_DIGEST = 16  # bytes; among 10^12 sequences, two share a digest with probability 10^-15
 _PACK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{32}\.pack")
 
 Vectors = Mapping[int, NDArray[np.float32]]  # position of a sequence -> (dim,)
@@ -112,6 +109,10 @@ _Entries: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.int32]]
 class VectorCache:
     """One encoder's vectors in a cache folder, as seen by one process."""
 
+    _HEAD = struct.Struct("<16sQ")  # file type, number of vectors
+    _MAGIC = b"VirNucPro pack 1"
+    _N_DIGEST = 16  # bytes; among 10^12 sequences, two share a digest with probability 10^-15
+
     folder: CacheDir
     encoder: EncoderSpec
     device: str  # kind of device, since other kinds round differently
@@ -157,7 +158,7 @@ class VectorCache:
         digests = [self._digest(sequence.encode()) for sequence in sequences]
         rows = [row.tobytes() for row in vectors.astype("<f4")]
         sums = [self._digest(digest + row) for digest, row in zip(digests, rows, strict=True)]
-        content = b"".join([_HEAD.pack(_MAGIC, len(rows)), *digests, *sums, *rows])
+        content = b"".join([self._HEAD.pack(self._MAGIC, len(rows)), *digests, *sums, *rows])
         name = f"{self._key[:16]}-{sha256(content).hexdigest()[:32]}.pack"
         try:
             SafeDir(self.folder.path).write_file(self.folder.path / name, content)
@@ -168,7 +169,7 @@ class VectorCache:
         return ""
 
     def _digest(self, content: bytes) -> bytes:
-        return blake2b(content, digest_size=_N_DIGEST, key=self._key.encode()).digest()
+        return blake2b(content, digest_size=self._N_DIGEST, key=self._key.encode()).digest()
 
     def _look_up(self) -> None:
         """Update the index for packs that appeared or vanished since the last call."""
@@ -205,7 +206,7 @@ class VectorCache:
         """Read the first bytes of a pack's digests. An invalid or unreadable pack has none."""
         with suppress(OSError, ValueError), open_regular_file(self.folder.path / name) as handle:
             n = self._count(handle)
-            digests = np.frombuffer(handle.read(n * _N_DIGEST), dtype="<u8")
+            digests = np.frombuffer(handle.read(n * self._N_DIGEST), dtype="<u8")
             return digests.reshape(n, 2)[:, 0].astype(np.uint64)
         return np.empty(0, dtype=np.uint64)
 
@@ -215,9 +216,11 @@ class VectorCache:
         Raises:
             ValueError: it is not a pack of this encoder.
         """
-        magic, n = _HEAD.unpack(handle.read(_HEAD.size).ljust(_HEAD.size, b"\0"))
+        magic, n = self._HEAD.unpack(handle.read(self._HEAD.size).ljust(self._HEAD.size, b"\0"))
         n_bytes = os.fstat(handle.fileno()).st_size
-        if magic != _MAGIC or n_bytes != _HEAD.size + n * (2 * _N_DIGEST + self._row_bytes):
+        if magic != self._MAGIC or n_bytes != self._HEAD.size + n * (
+            2 * self._N_DIGEST + self._row_bytes
+        ):
             raise ValueError("not a pack of this encoder")
         return int(n)
 
@@ -234,10 +237,12 @@ class VectorCache:
         with open_regular_file(self.folder.path / name) as handle:
             n = self._count(handle)
             n_row = self._row_bytes
-            begin = _HEAD.size + n * _N_DIGEST
+            begin = self._HEAD.size + n * self._N_DIGEST
             for position, row in entries:
-                stored_checksum = os.pread(handle.fileno(), _N_DIGEST, begin + row * _N_DIGEST)
-                start = begin + n * _N_DIGEST + row * n_row
+                stored_checksum = os.pread(
+                    handle.fileno(), self._N_DIGEST, begin + row * self._N_DIGEST
+                )
+                start = begin + n * self._N_DIGEST + row * n_row
                 content = os.pread(handle.fileno(), n_row, start)
                 vector = np.frombuffer(content, dtype="<f4").astype(np.float32)
                 checksum = self._digest(digests[position] + content)

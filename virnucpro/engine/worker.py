@@ -16,7 +16,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import psutil
@@ -52,17 +52,6 @@ from virnucpro.models.gpu_state import format_cores, read_gpu_state
 from virnucpro.models.packing import use_device
 from virnucpro.store.shard_files import read_shard
 
-_ENDING_ERRORS = (OSError, OutputError, StorageError, UnavailableError)  # end the complete run
-_TRIAL = "ATG"  # bases
-_CHECK_BOTH = (
-    "the model or the device is at fault, not the sequences: check the file with `virnucpro models "
-    "verify` and the device with `virnucpro models check`, or try --precision fp32 or --device cpu"
-)
-# One thread writes 1.2 GB/s of vectors per residue, and an H200 makes 1.8 GB/s with 650M.
-_N_WRITERS = 2
-# FLOP/s of slow devices by kind; a batch that takes longer counts as hung
-_SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
-
 
 class _OpenShard(NamedTuple):
     """A shard that is being embedded or written."""
@@ -75,6 +64,18 @@ class _OpenShard(NamedTuple):
 
 class Worker:
     """The encoders of a run, loaded on one device."""
+
+    _ENDING_ERRORS = (OSError, OutputError, StorageError, UnavailableError)  # end the complete run
+    _TRIAL = "ATG"  # bases
+    _CHECK_BOTH = (
+        "the model or the device is at fault, not the sequences: check the file with `virnucpro "
+        "models verify` and the device with `virnucpro models check`, or try --precision fp32 or "
+        "--device cpu"
+    )
+    # One thread writes 1.2 GB/s of vectors per residue, and an H200 makes 1.8 GB/s with 650M.
+    _N_WRITERS = 2
+    # FLOP/s of slow devices by kind; a batch that takes longer counts as hung
+    _SLOWEST: ClassVar = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
 
     def __init__(self, job: WorkerConfig, resources: Resources, name: str, device: str) -> None:
         self.job = job
@@ -95,7 +96,7 @@ class Worker:
         budget = resources.tokens_per_batch
         self.tokens_per_batch = {encoder.spec: budget for encoder in self.encoders}
         self.batches_in_flight = 2 if self.device.type == "cuda" else 1
-        self.writers = ThreadPoolExecutor(max_workers=_N_WRITERS)
+        self.writers = ThreadPoolExecutor(max_workers=self._N_WRITERS)
         self.open: deque[_OpenShard] = deque()  # at most two, not counting empty ones
         # embedded shards that are being written; see ``_write_shard``
         self.writing: deque[tuple[_OpenShard, Future[tuple[float, str]]]] = deque()
@@ -114,13 +115,13 @@ class Worker:
         """
         trial_protein = "ACDEFGHIKLMNPQRSTVWY"
         spec = encoder.spec
-        trial = trial_protein if spec.reads is Alphabet.PROTEIN else _TRIAL
+        trial = trial_protein if spec.reads is Alphabet.PROTEIN else self._TRIAL
         outputs = encoder.start([trial]).outputs()
         if not all(np.isfinite(rows).all() for rows in outputs):
             raise UnavailableError(
                 f"the model {printable(spec.model)} makes vectors that are not finite, on "
                 f"{self.device} in {spec.precision}",
-                hint=_CHECK_BOTH,
+                hint=self._CHECK_BOTH,
             )
 
     @property
@@ -166,7 +167,7 @@ class Worker:
             yield from self.finish()
         try:
             self.open.append(self._open_shard(attempt))
-        except _ENDING_ERRORS as error:
+        except self._ENDING_ERRORS as error:
             yield self._ending(attempt.shard, error)
             return
         yield from self._run_batches(drain=bool(attempt.n_failures))
@@ -229,7 +230,7 @@ class Worker:
         while self.writing and self.writing[0][1].done():
             yield self._report_oldest()
         while self.open and not any(map(self._is_running, self.open[0].embeddings)):
-            if len(self.writing) == _N_WRITERS:
+            if len(self.writing) == self._N_WRITERS:
                 yield self._report_oldest()
             shard = self.open.popleft()
             if returned := self._return_shard(shard):
@@ -289,7 +290,7 @@ class Worker:
         embedding, batch, started = self.in_flight.popleft()
         try:
             yield from self._collect_batch(embedding, batch, started)
-        except _ENDING_ERRORS as error:  # the run ends, so other open shards do not matter
+        except self._ENDING_ERRORS as error:  # the run ends, so other open shards do not matter
             self.open.clear()
             self.in_flight.clear()
             yield self._ending(embedding.attempt.shard, error)
@@ -343,7 +344,7 @@ class Worker:
             raise UnavailableError(
                 f"the first {max_first_failures} sequences all failed with the model "
                 f"{printable(spec.model)} on {self.device} in {spec.precision}: {reason}",
-                hint=_CHECK_BOTH,
+                hint=self._CHECK_BOTH,
             )
 
     def _report_written(self) -> Iterator[WorkerEvent]:
@@ -356,7 +357,7 @@ class Worker:
         shard, future = self.writing.popleft()
         try:
             end, cache_fault = future.result()
-        except _ENDING_ERRORS as error:
+        except self._ENDING_ERRORS as error:
             return self._ending(shard.attempt.shard, error)
         embeddings = shard.embeddings
         failed_rows = set[int]().union(*(embedding.reasons for embedding in embeddings))
@@ -399,5 +400,5 @@ class Worker:
 
     def allowed_seconds(self, encoder: Encoder, lengths: Sequence[int]) -> float:
         """Return the time limit for a batch with these lengths on a slow device of this kind."""
-        slowest = _SLOWEST.get(self.device.type, _SLOWEST["cpu"])
+        slowest = self._SLOWEST.get(self.device.type, self._SLOWEST["cpu"])
         return self.resources.silence_seconds + encoder.count_flop(lengths) / slowest

@@ -48,16 +48,6 @@ from virnucpro.models.registry import (
     removed_model_hint,
 )
 
-_WITHOUT_DOWNLOAD = with_options(
-    "choose one of these:\n"
-    "  virnucpro models download {name}  where there is a network\n"
-    "  virnucpro models import FILE                   with {name}.pt from another machine\n"
-    "  {model:{tiny}}                         {notice}",
-    name=DEFAULT_MODEL,
-    tiny=TINY_MODEL,
-    notice=TINY_NOTICE,
-)
-
 
 def _torch_hub() -> Path:
     from torch import hub
@@ -340,6 +330,15 @@ def open_default(on_event: EventHandler, hugging_face: Path | None = None) -> Mo
         UnavailableError: the model is not on this machine and cannot be downloaded, or fails its
             check.
     """
+    without_download = with_options(
+        "choose one of these:\n"
+        "  virnucpro models download {name}  where there is a network\n"
+        "  virnucpro models import FILE                   with {name}.pt from another machine\n"
+        "  {model:{tiny}}                         {notice}",
+        name=DEFAULT_MODEL,
+        tiny=TINY_MODEL,
+        notice=TINY_NOTICE,
+    )
     try:
         return open_model(DEFAULT_MODEL, on_event, hugging_face)
     except (DownloadError, OutputError) as error:
@@ -347,7 +346,7 @@ def open_default(on_event: EventHandler, hugging_face: Path | None = None) -> Mo
         raise UnavailableError(
             f"{DEFAULT_MODEL}, the default model, is not on this machine, and the download "
             f"failed: {error}",
-            hint=join_texts(", or ", [*first, _WITHOUT_DOWNLOAD]),
+            hint=join_texts(", or ", [*first, without_download]),
         ) from error
 
 

@@ -23,11 +23,6 @@ from virnucpro.models.device_choice import (
 )
 from virnucpro.models.torch_build import TorchBuild, require_torch
 
-# Compute capabilities supported by PyTorch 2.10 to 2.14 for CUDA 12.6.
-_INSTALL_FOR_CUDA_12 = (
-    "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
-)
-
 
 class Unusable(NamedTuple):
     """The reason why a GPU cannot be used, and the remedy."""
@@ -50,6 +45,8 @@ def why_unusable(gpu: Gpu, torch: TorchBuild) -> Unusable | None:
     (NVIDIA, "CUDA Compatibility"). Builds for CUDA 12 differ in the cards that they have kernels
     for. In that case torch reports the mismatch when a worker starts.
     """
+    # Compute capabilities supported by PyTorch 2.10 to 2.14 for CUDA 12.6.
+    install_for_cuda_12 = "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
     newest_for_cuda_12 = (9, 0)
     oldest_for_cuda_13 = (7, 5)  # compute capability; CUDA 13 drops older cards
     build = f"this build of torch ({torch.version})"
@@ -58,7 +55,7 @@ def why_unusable(gpu: Gpu, torch: TorchBuild) -> Unusable | None:
     major = int(torch.cuda.partition(".")[0])
     oldest_for_cuda_12 = (5, 0)
     fits_cuda_12 = oldest_for_cuda_12 <= gpu.capability <= newest_for_cuda_12
-    install = f"install PyTorch for CUDA 12: {_INSTALL_FOR_CUDA_12}"
+    install = f"install PyTorch for CUDA 12: {install_for_cuda_12}"
     update = f"update the NVIDIA driver to one for CUDA {major}"
     if major >= 13 and gpu.capability < oldest_for_cuda_13:
         reason = (

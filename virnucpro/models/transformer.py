@@ -41,7 +41,6 @@ DTYPES: Mapping[str, torch.dtype] = {
     "fp16": torch.float16,
     "fp8": torch.bfloat16,  # before ``PackedTransformer.quantise``
 }
-_NO_NORM = nn.Identity()
 
 Factor = Tensor | Rows8  # the first factor in a product with weights
 
@@ -210,6 +209,8 @@ class TransformerLayer(nn.Module):
 class PackedTransformer(nn.Module):
     """A transformer up to a chosen layer, without heads."""
 
+    _NO_NORM = nn.Identity()
+
     def __init__(
         self,
         *,
@@ -271,7 +272,7 @@ class PackedTransformer(nn.Module):
                 next(layers).add_to(stream, batch, attend)
             if number in numbers:
                 is_last = number == len(self.layers)
-                yield number, stream.final(self.final_norm if is_last else _NO_NORM)
+                yield number, stream.final(self.final_norm if is_last else self._NO_NORM)
 
     def apply_first(
         self, first: TransformerLayer, batch: RunLayout, attend: Kernel

@@ -26,7 +26,6 @@ from virnucpro.models.transformer import DTYPES, PackedTransformer
 
 # (path, number of layers or None for all, product dtype, device) -> the first layers of a model
 LoadTransformer = Callable[[Path, int | None, torch.dtype, torch.device], PackedTransformer]
-_TOKENS_PER_PASS = 4096  # in passes with masks, before a batch is planned
 
 
 def load_encoder(
@@ -62,6 +61,8 @@ def load_encoder(
 class TransformerEncoder(PackedEncoder):
     """Our transformer on packed batches."""
 
+    _TOKENS_PER_PASS = 4096  # in passes with masks, before a batch is planned
+
     def __init__(
         self,
         spec: EncoderSpec,
@@ -72,7 +73,7 @@ class TransformerEncoder(PackedEncoder):
         super().__init__(spec, device, model.in_float32)
         self.model = model
         self.outputs = OutputPass(spec, model, heads)
-        self.tokens_per_pass = _TOKENS_PER_PASS
+        self.tokens_per_pass = self._TOKENS_PER_PASS
 
     @property
     def kernel(self) -> str:

@@ -106,9 +106,14 @@ def make_batches(
 
 
 def _make_rows(results: EmbeddedRecords, outputs: Iterable[OutputFile]) -> Rows:
+    # Makes the rows of neighbouring records for an output, or None if they do not need the file.
+    embedding_rows = {
+        EMBEDDED_TABLE: _record_rows,
+        FAILED_SEQUENCES: _failed_fasta,
+    }
     rows = {}
     for output in outputs:
-        make = EMBEDDING_ROWS.get(output)
+        make = embedding_rows.get(output)
         text = make(results) if make else None
         if text is not None:
             rows[output.file] = text
@@ -136,8 +141,3 @@ def _failed_fasta(results: EmbeddedRecords) -> bytes | None:
 
 
 _MakeRows: TypeAlias = Callable[[EmbeddedRecords], bytes | None]
-# Makes the rows of neighbouring records for an output, or None if they do not need the file.
-EMBEDDING_ROWS: Mapping[OutputFile, _MakeRows] = {
-    EMBEDDED_TABLE: _record_rows,
-    FAILED_SEQUENCES: _failed_fasta,
-}

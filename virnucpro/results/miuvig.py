@@ -14,9 +14,6 @@ from virnucpro.viral.completeness import CLOSED
 from virnucpro.viral.lineage import SEGMENTED
 from virnucpro.viral.types import CalledRecords, Identity
 
-_SOFTWARE = f"VirNucPro;{__version__}"
-_DETECTION = {"whole": "independent sequence (UViG)", "provirus": "provirus (UpViG)"}
-_UNKNOWN = "uncharacterized"
 # Genome type as ICTV writes it, or group -> term of MIUViG.
 _GENOME_TYPES = {
     "dsDNA": "dsDNA",
@@ -40,6 +37,8 @@ _MEDIUM_QUALITY = 50.0
 
 def miuvig_rows(results: CalledRecords) -> Iterator[tuple[str, ...]]:
     """Yield the values for each virus. A virus without bases has few."""
+    software = f"VirNucPro;{__version__}"
+    detection = {"whole": "independent sequence (UViG)", "provirus": "provirus (UpViG)"}
     viruses = results.viruses
     has_genes = [False] * len(viruses.places)
     if viruses.genes is not None:
@@ -49,18 +48,18 @@ def miuvig_rows(results: CalledRecords) -> Iterator[tuple[str, ...]]:
         yield (
             viruses.names[place],
             results.calls.samples[record],
-            _DETECTION[viruses.extents[place]],
+            detection[viruses.extents[place]],
             genome_type(identity),
             genome_structure(identity),
             "circular" if identity.topology == "circular" else "linear",
             "1",
             assembly_quality(identity),
             completeness_score(identity),
-            _SOFTWARE if identity.completeness_method else "",
+            software if identity.completeness_method else "",
             checkv_quality(identity),
             identity.taxonomy,
-            f"{_SOFTWARE};predict",
-            f"{_SOFTWARE};genes" if has_genes[place] else "",
+            f"{software};predict",
+            f"{software};genes" if has_genes[place] else "",
         )
 
 
@@ -70,7 +69,8 @@ def genome_type(identity: Identity) -> str:
     >>> genome_type(Identity(genome_type="ssRNA(-)")), genome_type(Identity(group="phage"))
     ('ssRNA (-)', 'uncharacterized')
     """
-    return _GENOME_TYPES.get(identity.genome_type or identity.group, _UNKNOWN)
+    unknown = "uncharacterized"
+    return _GENOME_TYPES.get(identity.genome_type or identity.group, unknown)
 
 
 def genome_structure(identity: Identity) -> str:

@@ -19,7 +19,6 @@ from virnucpro.store.checksums import Outputs
 from virnucpro.store.run_dir import RunDir
 
 _CONTEXT = "https://w3id.org/ro/crate/1.1/context"
-_PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
 _PROGRAM = "#virnucpro"
 _RUN = "#run"
 _LICENSE = "#license"
@@ -58,6 +57,7 @@ def write_ro_crate(folder: Path) -> Path:
 
 def make_ro_crate(run_dir: RunDir) -> Entity:
     """Return the metadata of a run as JSON-LD."""
+    profile = "https://w3id.org/ro/wfrun/process/0.5"
     facts = RunJson.read(run_dir.manifest)
     files = list(_output_files(run_dir, facts))
     inputs = list(_input_files(facts))
@@ -73,7 +73,7 @@ def make_ro_crate(run_dir: RunDir) -> Entity:
             {
                 "@id": "./",
                 "@type": "Dataset",
-                "conformsTo": {"@id": _PROFILE},
+                "conformsTo": {"@id": profile},
                 "name": f"VirNucPro {facts.text('recipe', 'command')}",
                 "description": f"Results of virnucpro {facts.text('recipe', 'command')}",
                 "datePublished": _time(facts),
@@ -82,7 +82,7 @@ def make_ro_crate(run_dir: RunDir) -> Entity:
                 "mentions": {"@id": _RUN},
             },
             {
-                "@id": _PROFILE,
+                "@id": profile,
                 "@type": "CreativeWork",
                 "name": "Process Run Crate",
                 "version": "0.5",

@@ -16,8 +16,6 @@ from virnucpro.results.row_batches import RowBatch
 from virnucpro.results.sample_tables import OutputDir, is_due
 from virnucpro.sequences.inputs import InputFile
 
-_SYNCED_AT_ONCE = 4  # samples; a disk does a few syncs as fast as one
-
 
 @contextmanager
 def open_samples(
@@ -29,13 +27,14 @@ def open_samples(
     any other sample with records. One sample is written while a few others are synced to disk. A
     sample to which a resume added a mate occurs twice, and stays open all the time.
     """
+    synced_at_once = 4  # samples; a disk does a few syncs as fast as one
     outputs = [output for output in outputs if output.per_file]
     once, twice = _samples_by_visits(output_dir.inputs)
     queue = deque(once)
     closing = deque[Future[None]]()
     current: str | None = None
     with (
-        ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool,
+        ThreadPoolExecutor(synced_at_once) as pool,
         ExitStack() as all_stack,
         ExitStack() as stack,
     ):
@@ -49,7 +48,7 @@ def open_samples(
 
         def close() -> None:
             closing.append(pool.submit(stack.pop_all().close))
-            while len(closing) > _SYNCED_AT_ONCE:
+            while len(closing) > synced_at_once:
                 closing.popleft().result()
 
         def begin(sample: str) -> None:

@@ -22,7 +22,6 @@ _DERIVED = re.compile(
 )
 # words in derived names, by their first letter
 _WORDS = {b"_": (b"_chunk_", b"_piece_"), b"|": (b"|provirus_", b"|whole_")}
-_OVERLAP = max(len(word) for words in _WORDS.values() for word in words) - 1
 
 
 def original_name(name: str) -> str:
@@ -53,14 +52,16 @@ def without_number(name: str) -> str:
 class DerivedNameScan:
     """Search for derived names in a text that arrives in blocks."""
 
+    _OVERLAP = max(len(word) for words in _WORDS.values() for word in words) - 1
+
     has_found: bool = False
     _end: bytes = field(default=b"")  # last bytes of the blocks so far
 
     def scan(self, block: bytes) -> None:
         if not self.has_found:
-            joint = self._end + block[:_OVERLAP]
+            joint = self._end + block[: self._OVERLAP]
             self.has_found = _has_word(joint) or _has_word(block)
-            self._end = (joint if len(block) < _OVERLAP else block)[-_OVERLAP:]
+            self._end = (joint if len(block) < self._OVERLAP else block)[-self._OVERLAP :]
 
 
 def _has_word(data: bytes) -> bool:

@@ -59,8 +59,6 @@ _ENDING = re.compile(rf"({_FORMAT_PATTERN})?({_PACKED_PATTERN})?\Z", re.IGNORECA
 # IUPAC codes, RNA's U, the mask X, and the stop that some tools write
 _NUCLEOTIDES = b"ACGTURYSWKMBDHVNXacgturyswkmbdhvnx*"
 _RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*" + MASK_LETTER.encode()
-_SAMPLE = 1_000_000  # letters read to distinguish nucleotides from proteins
-_MASKS = b"Xx" + MASK_LETTER.encode()  # any base or residue, so ignored when guessing the type
 _BLANK_BYTES = [blank.encode() for blank in BLANKS]
 # the start of a file that is no FASTA, or FASTA as PIR writes it
 _OTHER_THAN_FASTA = re.compile(rb"[^>]|>..;", re.DOTALL)
@@ -608,16 +606,19 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
 class FirstLetters:
     """The ids and the first letters of a file's first records."""
 
+    _SAMPLE = 1_000_000  # letters read to distinguish nucleotides from proteins
+    _MASKS = b"Xx" + MASK_LETTER.encode()  # any base or residue, so ignored when guessing the type
+
     def __init__(self) -> None:
         self.samples: list[tuple[str, str]] = []
-        self.n_missing = _SAMPLE
+        self.n_missing = self._SAMPLE
 
     def add(self, records: Records) -> bool:
         """Add the next records. Return True if more are needed."""
         for record_id, sequence in zip(records.ids, records.sequences, strict=True):
             if self.n_missing <= 0:
                 break
-            self.samples.append((record_id, sequence[:_SAMPLE]))
+            self.samples.append((record_id, sequence[: self._SAMPLE]))
             self.n_missing -= len(self.samples[-1][1])
         return self.n_missing > 0
 
@@ -632,7 +633,7 @@ class FirstLetters:
         letters = "".join(sample for _, sample in self.samples).encode("ascii", "replace")
         plain, protein, masks = (
             len(letters) - len(letters.translate(None, counted))
-            for counted in (plain_bases, only_protein, _MASKS)
+            for counted in (plain_bases, only_protein, self._MASKS)
         )
         total = len(letters) - masks
         if not letters:

@@ -12,7 +12,6 @@ from functools import cache
 from virnucpro.core.errors import UsageError
 from virnucpro.core.option_text import with_options
 
-STOP = "*"
 _CODONS = tuple(a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT")
 _LETTERS = (
     "KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"  # one letter per codon
@@ -50,6 +49,8 @@ GENETIC_CODES = tuple(_DIFFERENCES)
 class GeneticCode:
     """A genetic code with one letter per codon, in the order AAA, AAC, AAG, AAT ..."""
 
+    STOP = "*"
+
     number: int
     codons: tuple[str, ...]
     letters: tuple[str, ...]  # * is a stop
@@ -61,7 +62,7 @@ class GeneticCode:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        return tuple(codon for codon, letter in self.meanings.items() if letter == STOP)
+        return tuple(codon for codon, letter in self.meanings.items() if letter == self.STOP)
 
     @staticmethod
     @cache
@@ -97,7 +98,7 @@ class GeneticCode:
         synonyms = {}
         usual = STANDARD.meanings
         for codon, letter in self.meanings.items():
-            if letter not in (usual[codon], STOP):
+            if letter not in (usual[codon], self.STOP):
                 same = [synonym for synonym in usual if usual[synonym] == letter]
                 synonyms[codon] = min(same, key=lambda synonym: _n_changes(codon, synonym))
         return synonyms

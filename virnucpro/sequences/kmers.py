@@ -27,7 +27,6 @@ ONE_IN = 100  # sample one in this many k-mers
 
 _Hashes = NDArray[np.uint32]
 _Gaps = NDArray[np.uint16]
-_FULL_GAP = np.iinfo(np.uint16).max  # continues a gap that is too long for 16 bits
 
 
 # Composition
@@ -66,6 +65,8 @@ def _no_hashes() -> _Hashes:
 class Sketch:
     """Hashes of the sampled k-mers in some sequences."""
 
+    _FULL_GAP = np.iinfo(np.uint16).max  # continues a gap that is too long for 16 bits
+
     hashes: _Hashes = field(default_factory=_no_hashes)  # sorted and unique
 
     @classmethod
@@ -94,7 +95,7 @@ class Sketch:
         """
         if gaps.dtype != np.uint16 or gaps.ndim != 1:
             raise ValueError("gaps between hashes are a row of uint16")
-        is_hash = gaps != _FULL_GAP
+        is_hash = gaps != cls._FULL_GAP
         hashes = np.cumsum(gaps.astype(np.int64) + is_hash)[is_hash] - 1
         if len(hashes) and hashes[-1] > np.iinfo(np.uint32).max:
             raise ValueError("gaps lead beyond the largest hash")
@@ -105,8 +106,8 @@ class Sketch:
         fit into two bytes.
         """
         gaps = np.diff(self.hashes.astype(np.int64), prepend=-1) - 1
-        n_full, remainder = np.divmod(gaps, _FULL_GAP)
-        packed = np.full(int((n_full + 1).sum()), _FULL_GAP, dtype=np.uint16)
+        n_full, remainder = np.divmod(gaps, self._FULL_GAP)
+        packed = np.full(int((n_full + 1).sum()), self._FULL_GAP, dtype=np.uint16)
         packed[np.cumsum(n_full + 1) - 1] = remainder
         return packed
 

@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from virnucpro.core.types import Orf
 
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
-_ENDINGS = (*FRAMES, "")  # of ORF ids, by frame; a protein has the last one
-_STRANDS = "+++---."  # by frame
-_PROTEIN_FRAME = len(FRAMES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +62,7 @@ class Orfs:
     @classmethod
     def from_proteins(cls, ids: Sequence[str], proteins: Sequence[str]) -> Orfs:
         """Return input proteins, each its own chunk and record."""
+        protein_frame = len(FRAMES)
         n = len(ids)
         names = Texts.from_strings(ids)
         texts = Texts.from_strings(proteins)
@@ -72,7 +70,7 @@ class Orfs:
             chunk_ids=names,
             record_ids=names,
             chunks=np.arange(n),
-            frames=np.full(n, _PROTEIN_FRAME, dtype=np.uint8),
+            frames=np.full(n, protein_frame, dtype=np.uint8),
             starts=np.zeros(n, dtype=np.int64),
             ends=texts.lengths,
             proteins=texts,
@@ -83,6 +81,8 @@ class Orfs:
         return len(self.chunks)
 
     def to_list(self) -> list[Orf]:
+        endings = (*FRAMES, "")  # of ORF ids, by frame; a protein has the last one
+        strands = "+++---."  # by frame
         chunk_ids = self.chunk_ids.to_strings()
         record_ids = self.record_ids.to_strings()
         columns = zip(
@@ -96,12 +96,12 @@ class Orfs:
         )
         return [
             Orf(
-                chunk_ids[chunk] + _ENDINGS[frame],
+                chunk_ids[chunk] + endings[frame],
                 chunk_ids[chunk],
                 record_ids[chunk],
                 start,
                 end,
-                _STRANDS[frame],
+                strands[frame],
                 protein,
                 bases,
             )

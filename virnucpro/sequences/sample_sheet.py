@@ -18,10 +18,8 @@ from virnucpro.core.errors import InputError, InputMissingError, UsageError
 from virnucpro.core.logging import printable
 from virnucpro.core.paths import expand_path
 
-SEPARATORS = {".tsv": "\t", ".csv": ","}
 COLUMNS = ("sample", "path")
 _OF_MATE = "path_2"
-_OTHER_NAMES = {"fastq_1": "path", "fastq_2": _OF_MATE}
 _EXAMPLE = "the first line of a sample sheet names its columns, including sample and path"
 
 
@@ -72,12 +70,14 @@ def read_sheet(path: Path) -> list[_Row]:
 
 
 def _sheet_rows(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
+    separators = {".tsv": "\t", ".csv": ","}
+    other_names = {"fastq_1": "path", "fastq_2": _OF_MATE}
     of_manifest = ("path", "label")
-    separator = SEPARATORS[path.suffix.lower()]
+    separator = separators[path.suffix.lower()]
     hint = f"{_EXAMPLE}, separated by {'commas' if separator == ',' else 'tabs'}"
     reader = csv.DictReader(lines, delimiter=separator, strict=True, restval="")
     words = [word.strip().lower() for word in reader.fieldnames or ()]
-    header = reader.fieldnames = [_OTHER_NAMES.get(word, word) for word in words]
+    header = reader.fieldnames = [other_names.get(word, word) for word in words]
     if not any(set(header) >= set(columns) for columns in (COLUMNS, of_manifest)):
         names = ", ".join(map(printable, header)) or "nothing"
         raise InputError(

@@ -36,11 +36,6 @@ from virnucpro.store.file_checksum import Checksum
 from virnucpro.store.frame_scores import FRAME_SCORES
 from virnucpro.store.run_dir import FEATURES, SCORES, RunDir
 
-_REMEDY = with_options(
-    "check the disk, then repeat the command of the run with {resume} to rewrite it"
-)
-_WRITES_AHEAD = 8  # writes per file that may wait to be hashed
-
 
 @dataclass(frozen=True, slots=True)
 class _HashingDir(SafeDir):
@@ -68,8 +63,9 @@ class _HashedFile(io.BufferedIOBase):
         self._pending: deque[Future[None]] = deque()
 
     def write(self, text: Any, /) -> int:  # noqa: ANN401 - any buffer
+        writes_ahead = 8  # writes per file that may wait to be hashed
         self._pending.append(self._thread.submit(self._digest.update, text))
-        if len(self._pending) > _WRITES_AHEAD:
+        if len(self._pending) > writes_ahead:
             self._pending.popleft().result()
         return self._out.write(text)
 
@@ -158,6 +154,9 @@ class Outputs:
         Raises:
             OutputError, StorageError: an output cannot be read now.
         """
+        remedy = with_options(
+            "check the disk, then repeat the command of the run with {resume} to rewrite it"
+        )
         # never read a path outside the folder
         names = [
             name for name in hashes if not Path(name).is_absolute() and ".." not in Path(name).parts
@@ -173,7 +172,7 @@ class Outputs:
                     problem = "was changed: run.json has another checksum"
                     if not path.exists():
                         problem = "is missing"
-                    yield path, InputError(f"{printable(path)} {problem}", _REMEDY)
+                    yield path, InputError(f"{printable(path)} {problem}", remedy)
 
     def check(self, but: Collection[str] = ()) -> None:
         """Check that the existing outputs, except vectors, are unchanged since the run finished.

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 PART_BYTES = 1 << 28  # of vectors in each part of a safetensors export
 RESTORE_INPUT = "put the input of the run back, or choose a format without sequences"
-_ALIGNED = 8  # bytes, of the tensor in a part
 PART_NAME = "part-{:05}.safetensors"
 INDEX_NAME = "index.parquet"
 
@@ -181,6 +180,7 @@ def _add_safetensors(
     is_short: bool,
 ) -> None:
     """Write rows as a tensor. Numbers that were stored as bfloat16 lose nothing in it."""
+    aligned = 8  # bytes, of the tensor in a part
     content: NDArray[Any] = rows
     if is_short:
         content = (rows.view(np.uint32) >> 16).astype("<u2")
@@ -190,7 +190,7 @@ def _add_safetensors(
         "data_offsets": [0, content.nbytes],
     }
     header = json.dumps({"__metadata__": facts, "embeddings": tensor}).encode()
-    header += b" " * (-len(header) % _ALIGNED)
+    header += b" " * (-len(header) % aligned)
     with folder.atomic_write(path) as out:
         out.write(len(header).to_bytes(8, "little"))
         out.write(header)

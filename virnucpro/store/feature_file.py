@@ -58,14 +58,11 @@ if TYPE_CHECKING:
 
 _SEAL = struct.Struct("<32sI")  # label's SHA-256 and length
 _BLOCK = 1 << 18
-_MAX_LABEL = 1 << 28  # bytes; bounds the read before the hash is checked
 # errors that h5py raises on a corrupt file
 _DAMAGE = (
     *(OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError),
     SafetensorError,
 )
-# errno values that concern the file; all others concern the disk or permissions
-_NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 Attributes = Mapping[str, str | int]
 
@@ -400,6 +397,7 @@ def read_label(path: Path, attributes: Attributes) -> Label:
 
 def read_label_and_digest(path: Path, attributes: Attributes) -> tuple[Label, str]:
     """Read a label as ``read_label`` does, with its SHA-256."""
+    max_label = 1 << 28  # bytes; bounds the read before the hash is checked
     with open_reader(path):
         _refuse_pipe(path)
         with path.open("rb") as handle:
@@ -408,7 +406,7 @@ def read_label_and_digest(path: Path, attributes: Attributes) -> tuple[Label, st
                 raise ValueError("it is cut short")
             handle.seek(end)
             digest, n_bytes = _SEAL.unpack(handle.read())
-            if n_bytes > min(end, _MAX_LABEL):
+            if n_bytes > min(end, max_label):
                 raise ValueError("it has no label at its end")
             start = handle.seek(end - n_bytes)
             text = handle.read(n_bytes)
@@ -549,10 +547,12 @@ def open_reader(path: Path) -> Iterator[None]:
         FeatureFileError: it is missing or corrupt.
         OutputError, StorageError: it cannot be read now.
     """
+    # errno values that concern the file; all others concern the disk or permissions
+    no_file = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
     try:
         yield
     except _DAMAGE as error:
-        if isinstance(error, OSError) and error.errno not in _NO_FILE:
+        if isinstance(error, OSError) and error.errno not in no_file:
             raise disk_error(error, path) from error
         fault = f"is damaged or truncated: {printable(error)}"
         if isinstance(error, FileNotFoundError):

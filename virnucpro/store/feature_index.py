@@ -37,8 +37,6 @@ from virnucpro.store.feature_file import (
 )
 from virnucpro.store.feature_store import FeatureStore, ShardFeatures, is_feature_file
 
-_WRITE_ANEW = with_options("repeat the command of the run with {resume} to make what is missing")
-
 Span: TypeAlias = tuple[int, int]  # (first, last + 1)
 
 
@@ -174,12 +172,13 @@ def check_parts(store: FeatureStore) -> None:
     Raises:
         FeatureFileError: the list is corrupt, or a listed file is missing or was replaced.
     """
+    write_anew = with_options("repeat the command of the run with {resume} to make what is missing")
     for part in read_parts(store):
         path = store.folder / part.name
         if read_label_digest(path) != part.label:
             raise FeatureFileError(
                 f"{printable(path)} is not the file that {printable(store.parts)} lists",
-                hint=_WRITE_ANEW,
+                hint=write_anew,
             )
 
 

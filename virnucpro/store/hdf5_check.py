@@ -20,8 +20,6 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 from virnucpro.store.hdf5_layout import SparseFile, new_hdf5_in
 
-_STDERR = 2
-
 
 def check_connector(name: str | None) -> None:
     """Check that HDF5 works with a connector. Without a name, HDF5's own connector always works.
@@ -51,8 +49,9 @@ def check_connector(name: str | None) -> None:
 
 def try_hdf5(pipe: Pipe) -> None:
     """Lay out a file in memory, as feature files are. HDF5's own messages are dropped."""
+    stderr = 2
     with open(os.devnull, "wb") as nothing:  # noqa: PTH123 - a device
-        os.dup2(nothing.fileno(), _STDERR)
+        os.dup2(nothing.fileno(), stderr)
     with new_hdf5_in(SparseFile()) as h5:
         h5.create_dataset("numbers", data=[1.0])
     pipe.send(None)

@@ -58,7 +58,6 @@ _OURS = re.compile(
     r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|(plan|parts)\.json|index\.parquet|lookup\.npy"
     r"|work-[\w.-]+-\d+\.log|\..*\.(tmp|partial)"
 )
-_PARTIAL = re.compile(r"\..*\.partial")
 
 
 class _RunPath:
@@ -82,6 +81,8 @@ class OutputNames:
 @dataclass(frozen=True, slots=True)
 class RunDir(SafeDir):
     """The folder of a run. ``SafeDir`` writes into it."""
+
+    _PARTIAL = re.compile(r"\..*\.partial")
 
     owned_names: OutputNames
 
@@ -391,7 +392,7 @@ class RunDir(SafeDir):
         ):
             self.remove_temp_files(folder)
         for folder in self.feature_folders():
-            self.remove_temp_files(folder, _PARTIAL.fullmatch)
+            self.remove_temp_files(folder, self._PARTIAL.fullmatch)
 
     def read_manifest(self) -> Manifest | None:
         """Read the manifest, or return None without a run.

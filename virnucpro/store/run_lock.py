@@ -46,7 +46,6 @@ _DEAD_SECONDS = 60.0  # without a beat, by file times, until a process counts as
 _WATCH_BEATS = 10  # beats to watch a file for if its time is inconclusive
 _NAME = re.compile(r"process (\d+) on (.+) since .+\n")
 _BEGINNING = b"process "  # starts a run's name in its lock
-_NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
 @contextmanager
@@ -316,12 +315,13 @@ def _flock(handle: FileIO | BinaryIO, kind: int) -> bool | None:
     Returns:
         False if another process has it, None if the file system has no locks.
     """
+    no_flock = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
     try:
         fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in _NO_FLOCK:
+        if error.errno not in no_flock:
             raise
         return None
     return True

@@ -12,9 +12,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from virnucpro.core.model_outputs import OutputSpec
 
-_WINDOW_BYTES = 1 << 26  # of vectors that are shuffled together
-
-
 _Vectors = NDArray[np.float32] | list[NDArray[np.float32]]
 
 
@@ -81,10 +78,11 @@ class VectorDataset(IterableDataset[tuple[str, torch.Tensor]]):
 
     def _windows(self, first: int, end: int) -> Iterator[NDArray[np.int64]]:
         """Yield the positions of this share in order, as many at once as are shuffled together."""
+        window_bytes = 1 << 26  # of vectors that are shuffled together
         if not len(self.vectors):
             return
         rows_per_vector = float(self.vectors.spec.count_rows(self.vectors.lengths).mean())
-        n_rows = max(1, int(_WINDOW_BYTES / (4 * self.vectors.dim * max(1.0, rows_per_vector))))
+        n_rows = max(1, int(window_bytes / (4 * self.vectors.dim * max(1.0, rows_per_vector))))
         rng = np.random.default_rng((self.seed, self.epoch))
         order = self._epoch_order(rng)[first:end]
         window_rng = np.random.default_rng((self.seed, self.epoch, first))

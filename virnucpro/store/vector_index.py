@@ -31,9 +31,7 @@ from virnucpro.store.feature_store import FeatureStore
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ROWS_PER_GROUP = 1 << 18  # of the Parquet file, which are in memory at once
 _LOOKUP_SHA256 = "lookup_sha256"  # in the metadata of the Parquet file
-_DIGEST_BYTES = 16  # two ids of 10^9 have the same digest with a probability of 10^-21
 _REWRITE = with_options("repeat the command of the run with {resume} to write it again")
 
 
@@ -124,12 +122,13 @@ def _shown_mask(part: IndexPart) -> NDArray[np.bool_]:
 
 def _batches(rows: Iterator[IndexRows]) -> Iterator[list[IndexRows]]:
     """Collect the rows of shards for a row group. The last group may be smaller, or empty."""
+    rows_per_group = 1 << 18  # of the Parquet file, which are in memory at once
     batch: list[IndexRows] = []
     n_rows = 0
     for shard_rows in rows:
         batch.append(shard_rows)
         n_rows += len(shard_rows.ids)
-        if n_rows >= _ROWS_PER_GROUP:
+        if n_rows >= rows_per_group:
             yield batch
             batch = []
             n_rows = 0
@@ -191,7 +190,8 @@ def _to_table(batch: Sequence[IndexRows], names: Sequence[str], schema: pa.Schem
 
 def digest_id(orf_id: str) -> bytes:
     """Return a 128-bit digest of an id's text."""
-    return blake2b(id_text(orf_id).encode(), digest_size=_DIGEST_BYTES).digest()
+    digest_bytes = 16  # two ids of 10^9 have the same digest with a probability of 10^-21
+    return blake2b(id_text(orf_id).encode(), digest_size=digest_bytes).digest()
 
 
 # The lookup

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from virnucpro.store.torch_dataset import VectorDataset
 
 Vector: TypeAlias = NDArray[np.float32]
-_MAX_MAPPED = 16_384  # files; Linux allows a process 65,530 mappings
-_BATCH_BYTES = 1 << 26  # of vectors that are read together
 _REWRITE = with_options("repeat the command of the run with {resume} to make what is missing")
 
 
@@ -83,11 +81,12 @@ class _MappedParts:
             FeatureFileError: the file is missing, cut short, or not the listed one.
             OutputError, StorageError: it cannot be read now.
         """
+        max_mapped = 16_384  # files; Linux allows a process 65,530 mappings
         if (rows := self.mapped.get(number)) is not None:
             return rows
         with explain_remedy(self._root):
             rows = self._map(number)
-        if len(self.mapped) >= _MAX_MAPPED:
+        if len(self.mapped) >= max_mapped:
             self.mapped.popitem(last=False)
         self.mapped[number] = rows
         return rows
@@ -390,7 +389,8 @@ class Vectors:
             yield first, min(first + size, len(self))
 
     def _ranges_by_bytes(self) -> Iterator[tuple[int, int]]:
-        max_rows = max(1, _BATCH_BYTES // (4 * self.dim))
+        batch_bytes = 1 << 26  # of vectors that are read together
+        max_rows = max(1, batch_bytes // (4 * self.dim))
         ends = np.cumsum(self.spec.count_rows(self.lengths))
         first = 0
         while first < len(self):

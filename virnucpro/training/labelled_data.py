@@ -50,10 +50,6 @@ Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 _Stratum = tuple[str, str]  # label and kingdom
 _DOMAINS = ("superkingdom", "domain", "realm")
-_KINGDOMS = ("kingdom", *_DOMAINS)
-_TAXONOMY = (
-    "a table with tabs and a header: accession; label (virus, other) or superkingdom; and the group"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -583,10 +579,15 @@ def _records_by_table(
 
 def _read_taxonomy(table: Path, group_by: str | None) -> dict[str, LabelledRecord]:
     """Read label, group and kingdom per accession."""
+    kingdoms = ("kingdom", *_DOMAINS)
+    expected = (
+        "a table with tabs and a header: accession; label (virus, other) or superkingdom; "
+        "and the group"
+    )
     ids = ("accession", "id")
     ranks = ("family", "genus", "species")  # the first non-empty column is the group
     facts: dict[str, LabelledRecord] = {}
-    for line, cells in read_cells(table, (), _TAXONOMY):
+    for line, cells in read_cells(table, (), expected):
         where = f"{printable(table)}:{line}"
         name = _first_record(cells, ids)
         group = _first_record(cells, (group_by,) if group_by else ranks)
@@ -594,11 +595,9 @@ def _read_taxonomy(table: Path, group_by: str | None) -> dict[str, LabelledRecor
         for what, value in (("accession", name), ("group", group), ("label", label)):
             if not value:
                 raise InputError(
-                    f"{where}: there is no {what}", hint=f"{_TAXONOMY}, by --group-by or rank"
+                    f"{where}: there is no {what}", hint=f"{expected}, by --group-by or rank"
                 )
-        record = LabelledRecord(
-            "", label == "virus", group, kingdom=_first_record(cells, _KINGDOMS)
-        )
+        record = LabelledRecord("", label == "virus", group, kingdom=_first_record(cells, kingdoms))
         if facts.setdefault(name, record) != record:
             raise InputError(
                 f"{where}: {printable(name)} has another row already", hint="keep one of them"

@@ -70,7 +70,6 @@ _COLUMNS = (
     "gene_f1",
 )
 _TRUTH = "a table of the columns seq_id, start, end (bases from 0, half-open) and kind: prophage"
-_FEWEST = 3  # chromosomes: one is left out, and two show how much hosts differ
 SIZE = 1_000
 STEP = 500
 _EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # bin edges of the contrast to the host
@@ -79,7 +78,6 @@ _SHAPE_WEIGHT = 1.5
 _SHAPE_BASES = 9_500
 _FIRST_SHARE = 0.1  # share of records that begin in a virus; makes phage lambda alone a region
 _WEIGHT = 0.7 * STEP / SIZE  # per piece, because neighbours overlap and are alike
-_GENES_WEIGHT = 0.6 * _WEIGHT  # per piece with its genes, which span several pieces
 _KERNEL = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
 
 
@@ -500,6 +498,7 @@ def _read_genomes(
     Raises:
         InputError: a chromosome is missing, occurs twice, or has no host, or there are too few.
     """
+    fewest = 3  # chromosomes: one is left out, and two show how much hosts differ
     fewest_pieces = 100  # per host
     truths = {name: truth for name, truth in read_truth(truth_table).items() if truth.prophages}
     genomes: list[_Genome] = []
@@ -519,9 +518,9 @@ def _read_genomes(
         genomes.append((chromosomes, host if is_host else None))
     names = [chromosome.name for members, _ in genomes for chromosome in members]
     _check_names(names, truths)
-    if len(names) < _FEWEST:
+    if len(names) < fewest:
         raise InputError(
-            f"{format_count(len(names), 'chromosome')} with prophages; {_FEWEST} are needed, "
+            f"{format_count(len(names), 'chromosome')} with prophages; {fewest} are needed, "
             "as each is left out once",
             hint="add more to the truth",
         )
@@ -566,6 +565,7 @@ def learn_region_model(
     Raises:
         InputError: no prophage has a piece, or chromosomes do not differ.
     """
+    genes_weight = 0.6 * _WEIGHT  # per piece with its genes, which span several pieces
     backgrounds = [HostBackground.from_items(chromosome.items) for chromosome in chromosomes]
     usual = HostBackground.mean(backgrounds)
     own = [_levels(chromosome.items, usual, chromosome.is_host) for chromosome in chromosomes]
@@ -593,9 +593,7 @@ def learn_region_model(
             edges=_EDGES,
             log_ratios=_log_ratios(virus, host, _WEIGHT),
             genes=genes,
-            gene_log_ratios=_log_ratios(
-                *_split_by_side(chromosomes, gene_contrasts), _GENES_WEIGHT
-            ),
+            gene_log_ratios=_log_ratios(*_split_by_side(chromosomes, gene_contrasts), genes_weight),
             weight=_WEIGHT,
             deviation=round(float(np.mean([values.std() for values in host])), 4),
             distance=round(distance, 4),

@@ -58,11 +58,6 @@ _MEASURES = {
     "calibration_error": "calibration error",
 }
 _EVALUATION = "## Evaluation"
-_NONE_YET = (
-    f"{_EVALUATION}\n\nNone yet: `virnucpro evaluate --data MANIFEST --split split.tsv --model "
-    "FOLDER --card` measures it and writes all figures here.\n"
-)
-_OF_DATA = ("data_sha256", "split_sha256")
 
 
 def write_training_page(folder: Path) -> None:
@@ -458,8 +453,12 @@ def write_card(training: Path) -> None:
         InputError: a table is damaged.
         OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
+    none_yet = (
+        f"{_EVALUATION}\n\nNone yet: `virnucpro evaluate --data MANIFEST --split split.tsv --model "
+        "FOLDER --card` measures it and writes all figures here.\n"
+    )
     model = training / MODEL_FOLDER
-    lines = [*_summary_rows(training, model, read_json(training / FACTS)), _NONE_YET]
+    lines = [*_summary_rows(training, model, read_json(training / FACTS)), none_yet]
     SafeDir(model).write_file(model / CARD_FILE, "\n".join(lines))
 
 
@@ -504,6 +503,7 @@ def _markdown_row(cells: Iterable[object]) -> str:
 
 
 def _summary_rows(training: Path, model: Path, facts: Mapping[str, Any]) -> Iterator[str]:
+    of_data = ("data_sha256", "split_sha256")
     settings = facts["settings"]
     head = model / HEAD_FILE
     encoder = "a new one, or none"
@@ -521,12 +521,12 @@ def _summary_rows(training: Path, model: Path, facts: Mapping[str, Any]) -> Iter
     yield "## Data and split\n"
     yield "Each group is in one part only. The test part served neither training nor tuning.\n"
     yield from markdown_table(_group_by_kind(read_table(training / SPLIT)))
-    for name in _OF_DATA:
+    for name in of_data:
         yield f"- {name.removesuffix('_sha256')}: SHA-256 {facts[name]}"
     yield "\n## Settings\n"
     # Shown elsewhere, or specific to this machine.
     not_listed = {
-        *_OF_DATA,
+        *of_data,
         "manifest",
         "encoder",
         "encoder_id",

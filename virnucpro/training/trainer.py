@@ -51,7 +51,6 @@ _STEP = "forward and backward"
 _OPTIMIZER = "optimizer"
 _TRAINING = (_DATA, _STEP, _OPTIMIZER)
 _BEST = "best.pt"
-_WRONG = (AttributeError, LookupError, TypeError, ValueError)  # errors from unexpected content
 
 
 @dataclass(slots=True)
@@ -621,6 +620,7 @@ def _open_checkpoint(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         ResumeError: the file is missing or damaged, or lacks what the block reads.
     """
+    wrong = (AttributeError, LookupError, TypeError, ValueError)  # errors from unexpected content
     hint = "delete it: training continues from the previous checkpoint, or else from the best"
     if path.name == _BEST:
         hint = "no other file has these weights: train again, in another --output-dir"
@@ -630,14 +630,14 @@ def _open_checkpoint(path: Path) -> Iterator[dict[str, Any]]:
             if name := archive.testzip():
                 raise ValueError(f"{name} has another CRC")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, *_WRONG, RuntimeError, EOFError, BadZipFile, pickle.UnpicklingError) as error:
+    except (OSError, *wrong, RuntimeError, EOFError, BadZipFile, pickle.UnpicklingError) as error:
         why = "it is damaged, or contains more than tensors"
         if isinstance(error, OSError):
             why = printable(error)
         raise ResumeError(f"{printable(path)} cannot be read: {why}", hint=hint) from error
     try:
         yield content
-    except _WRONG as error:
+    except wrong as error:
         raise ResumeError(
             f"{printable(path)} is not a checkpoint of this training: {printable(error)}",
             hint="give the settings that it was started with, or another --output-dir",

@@ -42,8 +42,6 @@ from virnucpro.viral.types import (
     failure_note,
 )
 
-_NOT_EMBEDDED = "not embedded"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadClassifier(RecordClassifier):
@@ -182,6 +180,7 @@ class Cascade(RecordClassifier):
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
+        not_embedded = "not embedded"
         if not records.ids:
             return self.then.call(records, frames, recipe)
         bare = [not each for each in frames]
@@ -191,7 +190,7 @@ class Cascade(RecordClassifier):
         scores = iter(by_first.calls.virus_scores)
         is_left = [is_bare and next(scores) is None for is_bare in bare]
         # Some of these rows are dropped below.
-        by_first.calls.notes[:] = [_NOT_EMBEDDED] * len(by_first.calls.notes)
+        by_first.calls.notes[:] = [not_embedded] * len(by_first.calls.notes)
         others = [not is_bare or left for is_bare, left in zip(bare, is_left, strict=True)]
         by_then = self.then.call(records.select(others), list(compress(frames, others)), recipe)
         n_bare, n_others = (list(accumulate(each, initial=0)) for each in (bare, others))

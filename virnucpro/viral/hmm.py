@@ -31,12 +31,13 @@ from virnucpro.viral.provirus_features import N_SHAPE, HostBackground, Levels, W
 
 OWN_REGION_MODEL = EMBEDDED_FOLDER / "regions.json"
 FORMAT = 4
-_DEPARTURES = np.arange(-5.0, 5.25, 0.25)  # of a host, in standard deviations between hosts
 
 
 @dataclass(frozen=True, slots=True)
 class RegionModel:
     """Region search parameters, learned from chromosomes with known prophages."""
+
+    _DEPARTURES = np.arange(-5.0, 5.25, 0.25)  # of a host, in standard deviations between hosts
 
     size: int  # bases in a window
     step: int  # bases from one window to the next
@@ -101,9 +102,9 @@ class RegionModel:
     def departure(self, starts: IntArray, contrasts: FloatArray) -> float:
         """Return the host level's most probable departure from the usual level at its GC."""
         is_known = ~np.isnan(contrasts)
-        departures = self.levels.spread * _DEPARTURES
+        departures = self.levels.spread * self._DEPARTURES
         likely = log_likelihoods(starts[is_known], contrasts[is_known], departures, self)
-        return float(departures[np.argmax(likely - 0.5 * _DEPARTURES**2)])
+        return float(departures[np.argmax(likely - 0.5 * self._DEPARTURES**2)])
 
     def evidence(self, contrasts: FloatArray) -> FloatArray:
         """Return the log-ratio virus over host per window, 0 without log-odds. (n,) -> (n,)"""

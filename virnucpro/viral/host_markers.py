@@ -27,11 +27,6 @@ from virnucpro.viral.windows import (
     residue_letters,
 )
 
-# conserved in RpoB, RpoC, S19, L2, S11 and S12 of bacteria of several phyla
-HOST_PEPTIDES = (
-    *("GDK[FLM]A[GSN]RHG[QN]KG", "NADFDGDQM", "GH[KM][LI][GA]EF[AS][PL]TR"),
-    *("NP[VI]DHPHGGGEG", "PHNGCRPPK[KR]R", "KPNSA[LM]RK"),
-)
 # in 16S and 23S rRNA, at positions 518, 1394, 1930, 2490 and 2655 of E. coli: sites of universal
 # bacterial primers, and the loop that ricin cuts
 RIBOSOMAL_RNA = (
@@ -43,18 +38,15 @@ RIBOSOMAL_RNA = (
 _T_ARM = re.compile(r"(?=([ACGT]{4})GTTC[AG]A.[CT]C([ACGT]{4}))")
 _PAIRS = {"AT", "TA", "CG", "GC", "GT", "TG"}
 _FEWEST_PAIRS, _BEHIND_ARM = 4, 25  # bases from the arm's first base to the tRNA's end
-_REACH = 1_000  # largest distance to the edge of an open reading frame, in bases
 SHORTEST_GENE = 60  # codons in the shortest open reading frame that counts as a gene
 NEAR = 3_000  # bases from an end. Beyond, chance counts in proportion to the distance
 SHORTEST_REPEAT, LONGEST_REPEAT = 12, 300  # bases
 MOST_BY_CHANCE = 0.01  # accept at most this many equally good repeats by chance
 _WORD = 6  # bases. Codons and composition make some k-mers common
-_SHORTEST = 8  # residues in the shortest host peptide
 _PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases on either side of a match are host
 _BASES_AT_ONCE = 1_000_000  # read at once
 _ALL = slice(None)
 _ELSEWHERE = 2**24  # bases in which repeats of a region are counted: usually the genome
-_HAIRPIN = 2 / 3  # share of bases in a repeat that pair with each other in a terminator
 
 
 def find_host_genes(
@@ -116,6 +108,7 @@ def host_genes(
 
 def host_peptides(sequence: str, code: GeneticCode = STANDARD, part: slice = _ALL) -> list[int]:
     """Return host peptide positions, in bases, from the six-frame translation of a part."""
+    shortest = 8  # residues in the shortest host peptide
     table = _peptides(code)
     longest = len(table)
     places = set[int]()
@@ -124,7 +117,7 @@ def host_peptides(sequence: str, code: GeneticCode = STANDARD, part: slice = _AL
         for strand, bases in enumerate((digits, opposite_strand(digits))):
             room = np.empty(len(bases) // 4 + 1, np.int64)
             n_found = np.empty(1, np.int64)
-            call("find_peptides", bases, len(bases), table, longest, _SHORTEST, room, n_found)
+            call("find_peptides", bases, len(bases), table, longest, shortest, room, n_found)
             found = room[: n_found[0]]
             places |= {*(first + (len(bases) - found if strand else found)).tolist()}
     return sorted(places)
@@ -143,7 +136,12 @@ def _peptides(code: GeneticCode) -> Digits:
 
     (longest, 125)
     """
-    residues = [re.findall(r"\[([A-Z]+)\]|([A-Z])", peptide) for peptide in HOST_PEPTIDES]
+    # conserved in RpoB, RpoC, S19, L2, S11 and S12 of bacteria of several phyla
+    host_peptides = (
+        *("GDK[FLM]A[GSN]RHG[QN]KG", "NADFDGDQM", "GH[KM][LI][GA]EF[AS][PL]TR"),
+        *("NP[VI]DHPHGGGEG", "PHNGCRPPK[KR]R", "KPNSA[LM]RK"),
+    )
+    residues = [re.findall(r"\[([A-Z]+)\]|([A-Z])", peptide) for peptide in host_peptides]
     table = np.zeros((max(map(len, residues)), N_CODES), dtype=np.uint8)
     for number, of_peptide in enumerate(residues):
         table[len(of_peptide) :] |= 1 << number
@@ -175,13 +173,14 @@ def _find_all(word: str, sequence: str) -> Iterator[int]:
 
 def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
     """Return the edges of complete gene-like reading frames at most 1,000 bases from ``place``."""
-    first = max(0, place - 2 * _REACH)
-    part = sequence[first : place + 2 * _REACH]
+    reach = 1_000  # largest distance to the edge of an open reading frame, in bases
+    first = max(0, place - 2 * reach)
+    part = sequence[first : place + 2 * reach]
     _, strand, start, n_codons = find_stretches(Windows.from_sequences([part]), code, GENE_LIKE)
     left = np.where(strand == 0, start, len(part) - start - 3 * n_codons)
     edges = np.concatenate([left, left + 3 * n_codons])
     whole = first + edges[(edges > 2) & (edges < len(part) - 2)]
-    near: list[int] = whole[abs(whole - place) <= _REACH].tolist()
+    near: list[int] = whole[abs(whole - place) <= reach].tolist()
     return near
 
 
@@ -389,6 +388,7 @@ def _count_matches(words: IntArray, i: int, j: int) -> int:
 
 def _is_hairpin(digits: Digits) -> bool:
     """Return whether most bases pair with each other around one axis."""
+    hairpin = 2 / 3  # share of bases in a repeat that pair with each other in a terminator
     left, right = np.nonzero(np.equal.outer(digits, 3 - digits))  # known digits
     n_paired = np.bincount(left + right, minlength=1)  # by axis
-    return bool(n_paired.max() >= _HAIRPIN * len(digits))
+    return bool(n_paired.max() >= hairpin * len(digits))

@@ -47,14 +47,11 @@ BUCKETS_PER_GROUP = 32  # buckets that share the index of their first entry
 MOST_OF_BUCKET = 15  # entries
 PADDING = 12  # zero bytes after the last entry, since four entries are read together
 CELLULAR = (1 << NODE_BITS) - 1  # node of k-mers that cells have, too
-LONGEST_WINDOW = 15_000  # bases
 NEEDED_PER_FAMILY_HIT = 1.5  # hits in several families that count as one hit in a single family
 MOST_CELLULAR = 0.5  # cellular hits per viral hit in a known window are below this
 _BASES_AT_ONCE = 1_000_000  # for counting hits by node
-_BUCKETS_PER_WORD = 8  # of the filter
 # Fewer bases are looked up without filters, which take as long to make as some million lookups save
 _FEWEST_FOR_FILTERS = 300_000
-_NO_FILTERS = np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.uint64)
 LEAST_SHARE = 0.5  # viral hit share in known windows that a family needs to be named
 FEWEST_OF_FAMILY = 2  # hits that a family needs to be named
 ENDOGENOUS = ("Retroviridae", "Caulimoviridae")  # families with copies in host genomes
@@ -188,15 +185,17 @@ class KnownIndex:
     @cached_property
     def _filters(self) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
         """Return the hints and the filter that save most searches."""
+        buckets_per_word = 8  # of the filter
         hints = np.zeros(len(self.sizes), dtype=np.uint8)
-        words = np.zeros(2 * len(self.sizes) // _BUCKETS_PER_WORD, dtype=np.uint64)
+        words = np.zeros(2 * len(self.sizes) // buckets_per_word, dtype=np.uint64)
         call("known_filters", self.sizes, self.entries, hints, words)
         return hints, words
 
     def _table(self, n_bases: int) -> tuple[Any, ...]:
         """Return the arguments for library functions that look up this many bases."""
+        no_filters = np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.uint64)
         has_filters = n_bases >= _FEWEST_FOR_FILTERS
-        filters = self._filters if has_filters else _NO_FILTERS
+        filters = self._filters if has_filters else no_filters
         return self.limit, self.firsts, self.sizes, self.entries, *filters, int(has_filters)
 
     @cached_property
@@ -297,8 +296,9 @@ def count_windows(lengths: IntArray) -> IntArray:
     >>> count_windows(np.array([0, 14_999, 15_000, 30_000, 30_001, 4_641_652])).tolist()
     [1, 1, 3, 3, 5, 465]
     """
+    longest_window = 15_000  # bases
     n_pairs = -(-(lengths - 10_000) // 20_000)
-    return np.where(lengths < LONGEST_WINDOW, 1, 2 * n_pairs + 1)
+    return np.where(lengths < longest_window, 1, 2 * n_pairs + 1)
 
 
 def _blocks_of(lengths: IntArray) -> Iterator[tuple[int, int]]:

@@ -43,9 +43,7 @@ VIEWS = {"shares": SHARES, "ratios": RATIOS, ALL: slice(None)}
 PROKARYOTIC = "prokaryotic"  # the network trained on prokaryotes and their viruses alone
 WINDOWS, PROTEINS = "windows", "proteins"  # tensor prefixes of these networks
 N_LAYERS = 3
-_LABELS = 2  # outputs of a network that knows no kinds
 _OUTPUTS, _INPUTS = 32, 4  # of a layer, which the library computes together
-_LINE = 64  # bytes in a cache line
 
 OWN_SCORER = EMBEDDED_FOLDER / "scorer.safetensors"
 DIGESTS = ("trained_records", "trained_groups")
@@ -97,8 +95,9 @@ class NetworkStack:
     @property
     def n_kinds(self) -> int:
         """Return the number of kinds of which the networks give probabilities, or 0."""
+        labels = 2  # outputs of a network that knows no kinds
         sizes: list[int] = [layers[-1][1].shape[1] for layers, _ in self.stacks.values()]
-        return max([0, *(size for size in sizes if size > _LABELS)])
+        return max([0, *(size for size in sizes if size > labels)])
 
     def log_odds(self, features: Features) -> FloatArray:
         """Compute log-odds with ``write_log_odds`` in ``networks.c``. (n, n_features) -> (n,)"""
@@ -131,6 +130,7 @@ def _in_blocks(layers: Iterable[Layer]) -> Layer:
     See ``NetworkStack`` in ``networks.c``. The weights are aligned to cache lines, so that no read
     spans two of them.
     """
+    line = 64  # bytes in a cache line
     blocks = list[NDArray[np.int8]]()
     starts = list[NDArray[np.int32]]()
     worths = list[Weights]()
@@ -142,8 +142,8 @@ def _in_blocks(layers: Iterable[Layer]) -> Layer:
         starts.append(np.pad(start, (0, lacking)))
         worths.append(np.pad(worth, (0, lacking)))
     n = sum(map(len, blocks))
-    room = np.empty(n + _LINE, dtype=np.int8)
-    weights = room[-room.ctypes.data % _LINE :][:n]
+    room = np.empty(n + line, dtype=np.int8)
+    weights = room[-room.ctypes.data % line :][:n]
     return np.concatenate(blocks, out=weights), np.concatenate(starts), np.concatenate(worths)
 
 

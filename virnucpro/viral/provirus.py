@@ -44,32 +44,9 @@ from virnucpro.viral.types import CalledRecords, FoundRegions, Region, Track
 from virnucpro.viral.windows import CanonicalView
 
 SHORTEST_RECORD = 10_000  # bases. Shorter records are not searched
-# Repeats between an end of a region and its inside split it if fewer than this many are expected by
-# chance: for each repeat, and for the product of two.
-_MOST_OF_EACH = 0.01
-_MOST_OF_TWO = 1e-6
-MOST_BY_CHANCE_ALONE = 1e-4  # for a repeat that decides alone. One in 20 host positions has one
-LEAST_READ = 0.02  # lowest posterior of a window whose genes are scored
-LONGEST_THROUGHOUT = 50_000  # bases of a record that may be a provirus without flanks
-_LEAST_RISE = 1.0  # mean log-odds above the usual level in hosts with its GC
-# log-odds of its proteins above those in hosts: first for some bases in its middle, then for all;
-# the latter vary more in records of fewer than 20,000 bases
-_FIRST_READ = 5_000
-_LEAST_RISE_OF_FIRST = 1.0
-_LEAST_RISE_OF_GENES = 2.3
-_USUAL_RECORD = 20_000
-_ITEMS_AROUND = 4  # windows on either side whose genes are scored, too
 # minimum for the class prophage: bases, share of viral genes, and bases of viral genes in a block
 # on one strand
 _SHORTEST_PROPHAGE = 18_000
-_LEAST_SHARE_OF_GENES = 0.4
-_LEAST_BLOCK = 6_000
-_KNOWN_PIECE = 500  # bases that are looked up together in the index of known viruses
-_FEWEST_KNOWN = 3  # k-mers of viruses in a known piece. One in 80 pieces of K-12 has two
-_TRNA_REACH = 125  # bases between a region's end and the end of a tRNA
-_LONGEST_GAP = 10_000  # host bases between two neighbouring viruses
-SHORTEST_NEIGHBOUR = 15_000  # bases in a virus next to another
-_NOTE = re.compile(r"(^|; )\d+ virus-like regions?$")  # as ``add_detected`` writes it
 
 
 class ViralRun(NamedTuple):
@@ -90,6 +67,8 @@ class ViralRun(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class ProvirusFinder:
     """Find regions, one record at a time."""
+
+    _NOTE = re.compile(r"(^|; )\d+ virus-like regions?$")  # as ``add_detected`` writes it
 
     scorer: Scorer
     model: RegionModel
@@ -119,7 +98,7 @@ class ProvirusFinder:
             for region in found[0]
         )
         results.regions[place] = regions, found[1]
-        notes = [_NOTE.sub("", results.calls.notes[place])]
+        notes = [self._NOTE.sub("", results.calls.notes[place])]
         if regions and not results.calls.are_viruses[place]:
             notes.append(format_count(results.region_extents(place).total(), "virus-like region"))
         results.calls.notes[place] = "; ".join(filter(None, notes))
@@ -328,12 +307,20 @@ def is_provirus_throughout(
     Such a record contains no host sequence to compare with. Among hosts with the same GC, proteins
     vary far less than window composition.
     """
+    longest_throughout = 50_000  # bases of a record that may be a provirus without flanks
+    least_rise = 1.0  # mean log-odds above the usual level in hosts with its GC
+    # log-odds of its proteins above those in hosts: first for some bases in its middle, then for
+    # all; the latter vary more in records of fewer than 20,000 bases
+    first_read = 5_000
+    least_rise_of_first = 1.0
+    least_rise_of_genes = 2.3
+    usual_record = 20_000
     n_bases = len(sequence)
     is_known = items.is_known
-    if n_bases > LONGEST_THROUGHOUT or not is_known.any():
+    if n_bases > longest_throughout or not is_known.any():
         return False
     gc = items.median_gc
-    if items.log_odds[is_known].mean() - model.levels.index_at(gc) < _LEAST_RISE:
+    if items.log_odds[is_known].mean() - model.levels.index_at(gc) < least_rise:
         return False
 
     def rises(part: str, least: float) -> bool:
@@ -342,18 +329,20 @@ def is_provirus_throughout(
         total = np.nansum(log_odds * n_of_gene)
         return bool(total > (model.genes.index_at(gc) + least) * n_of_gene.sum())
 
-    middle = sequence[(n_bases - _FIRST_READ) // 2 :][:_FIRST_READ]
-    least = _LEAST_RISE_OF_GENES * max(1.0, (_USUAL_RECORD / n_bases) ** 0.5)
-    return rises(middle, _LEAST_RISE_OF_FIRST) and rises(sequence, least)
+    middle = sequence[(n_bases - first_read) // 2 :][:first_read]
+    least = least_rise_of_genes * max(1.0, (usual_record / n_bases) ** 0.5)
+    return rises(middle, least_rise_of_first) and rises(sequence, least)
 
 
 def _is_read(posterior: FloatArray) -> BoolArray:
     """Mask the windows whose genes are scored: near possible viruses, none if all are viral."""
+    least_read = 0.02  # lowest posterior of a window whose genes are scored
+    items_around = 4  # windows on either side whose genes are scored, too
     is_read = np.zeros(len(posterior), dtype=np.bool_)
     if (posterior > 0.5).all():
         return is_read
-    for first, end in find_runs(posterior > LEAST_READ):
-        is_read[max(0, first - _ITEMS_AROUND) : end + _ITEMS_AROUND] = True
+    for first, end in find_runs(posterior > least_read):
+        is_read[max(0, first - items_around) : end + items_around] = True
     return is_read
 
 
@@ -363,8 +352,9 @@ def describe_evidence(sequence: str, ends: tuple[int, int], att: str, log_odds: 
     The attributes are the length of its direct repeat, a tRNA that ends at one of its ends, and the
     number of genes with a protein that is more likely viral than not.
     """
+    trna_reach = 125  # bases between a region's end and the end of a tRNA
     words = [f"att_length={len(att)}"] if att else []
-    near = (sequence[max(0, place - _TRNA_REACH) : place + _TRNA_REACH] for place in ends)
+    near = (sequence[max(0, place - trna_reach) : place + trna_reach] for place in ends)
     if any(map(find_trna_ends, near)):
         words.append("trna=yes")
     return ";".join([*words, f"viral_genes={np.count_nonzero(log_odds > 0)}/{len(log_odds)}"])
@@ -376,10 +366,12 @@ def classify_region(n_bases: int, genes: Genes) -> Literal["prophage", "uncertai
     A prophage is long enough, and many genes are viral. A block of these on one strand is as long
     as the genes for head and tail, which are neighbours in phages.
     """
+    least_share_of_genes = 0.4
+    least_block = 6_000
     log_odds = genes[2]
     is_long = n_bases >= _SHORTEST_PROPHAGE
-    is_viral = np.count_nonzero(log_odds > 0) >= _LEAST_SHARE_OF_GENES * len(log_odds)
-    return "prophage" if is_long and is_viral and _block(genes) >= _LEAST_BLOCK else "uncertain"
+    is_viral = np.count_nonzero(log_odds > 0) >= least_share_of_genes * len(log_odds)
+    return "prophage" if is_long and is_viral and _block(genes) >= least_block else "uncertain"
 
 
 def _block(genes: Genes) -> float:
@@ -473,6 +465,12 @@ def near_host_genes(
 class Repeats:
     """The direct repeats in a record, and the evidence between them."""
 
+    # Repeats between an end of a region and its inside split it if fewer than this many are
+    # expected by chance: for each repeat, and for the product of two.
+    _MOST_OF_EACH = 0.01
+    MOST_BY_CHANCE_ALONE = 1e-4  # for a repeat that decides alone. One in 20 host positions has one
+    SHORTEST_NEIGHBOUR = 15_000  # bases in a virus next to another
+
     record: RecordText
     middles: IntArray  # of items
     sums: FloatArray  # cumulative evidence before each item, and the total
@@ -511,12 +509,12 @@ class Repeats:
 
     def parts_of(self, run: ViralRun) -> list[ViralRun]:
         """Split a long run into neighbouring viruses by their repeats, or return the run."""
-        if run.end_base - run.start_base < 2 * SHORTEST_NEIGHBOUR:
+        if run.end_base - run.start_base < 2 * self.SHORTEST_NEIGHBOUR:
             return [run]
         ends = run.start_base, run.end_base
         if self.from_window(run) and self._evidence(*ends) < 2 * self.cost:
             return [run]
-        inner = Repeat.at_one_end(self.record, ends, SHORTEST_NEIGHBOUR, self.reach)
+        inner = Repeat.at_one_end(self.record, ends, self.SHORTEST_NEIGHBOUR, self.reach)
         parts = self._pair_ends(run, inner) or self._single_ends(run, inner)
         if len(parts) < 2:
             return parts or [run]
@@ -528,15 +526,17 @@ class Repeats:
         The second begins near the first one's end, so it has fewer possible positions. Neither
         repeat may be expected by chance.
         """
+        most_of_two = 1e-6
+        longest_gap = 10_000  # host bases between two neighbouring viruses
         start = run.start_base
         end = run.end_base
-        share = min(1.0, _LONGEST_GAP / max(1, end - start - 2 * SHORTEST_NEIGHBOUR))
-        least = min(_MOST_OF_TWO, self._expected_by_chance(run))
+        share = min(1.0, longest_gap / max(1, end - start - 2 * self.SHORTEST_NEIGHBOUR))
+        least = min(most_of_two, self._expected_by_chance(run))
         parts = list[ViralRun]()
         for one, other in permutations(inner, 2):
-            is_near = -len(one.bases) <= other.start - one.end <= _LONGEST_GAP
+            is_near = -len(one.bases) <= other.start - one.end <= longest_gap
             by_chance = one.n_by_chance * other.n_by_chance * share
-            is_rare = max(one.n_by_chance, other.n_by_chance) * share < _MOST_OF_EACH
+            is_rare = max(one.n_by_chance, other.n_by_chance) * share < self._MOST_OF_EACH
             if is_near and is_rare and by_chance < least:
                 least = by_chance
                 second = max(one.end, other.start)  # copies may extend by chance and overlap
@@ -550,7 +550,7 @@ class Repeats:
         the evidence and is unlikely by chance, or a remainder has a repeat, too.
         """
         around = self.from_window(run)
-        rare = [one for one in inner if one.n_by_chance < _MOST_OF_EACH]
+        rare = [one for one in inner if one.n_by_chance < self._MOST_OF_EACH]
         if around is None and not rare:
             return []
         repeat = around or rare[0]
@@ -559,7 +559,7 @@ class Repeats:
         part = self._part(run, max(start, repeat.start), min(end, repeat.end))
         rests = self._remaining_kmers(run, [part])
         has_most = self._evidence(repeat.start, repeat.end) > self._evidence(start, end) / 2
-        is_sure = has_most and repeat.n_by_chance < MOST_BY_CHANCE_ALONE
+        is_sure = has_most and repeat.n_by_chance < self.MOST_BY_CHANCE_ALONE
         if around or is_sure or any(self.from_window(rest) for rest in rests):
             return [part, *rests]
         return []
@@ -580,7 +580,7 @@ class Repeats:
         return [
             self._part(run, start, end)
             for start, end in zip(starts, ends, strict=True)
-            if end - start >= SHORTEST_NEIGHBOUR and self._evidence(start, end) > self.cost
+            if end - start >= self.SHORTEST_NEIGHBOUR and self._evidence(start, end) > self.cost
         ]
 
     def confirmed(self, runs: Sequence[ViralRun], others: Sequence[ViralRun]) -> list[ViralRun]:
@@ -608,7 +608,7 @@ class Repeats:
     def test_repeat(self, run: ViralRun) -> bool:
         """Return whether a weak run has the usual length, or a repeat unlikely by chance."""
         is_long = run.end_base - run.start_base >= self.reach
-        return is_long or self._expected_by_chance(run) < MOST_BY_CHANCE_ALONE
+        return is_long or self._expected_by_chance(run) < self.MOST_BY_CHANCE_ALONE
 
     def _evidence(self, start: int, end: int) -> float:
         first, last = np.searchsorted(self.middles, (start, end)).tolist()
@@ -621,16 +621,17 @@ def extend_known(runs: Sequence[ViralRun], sequence: str, reach: int) -> list[Vi
     The composition of windows shows the end of a virus within some thousand bases. Its k-mers show
     it within some hundred. So a short repeat near the end is less likely by chance.
     """
+    known_piece = 500  # bases that are looked up together in the index of known viruses
     extended = list[ViralRun]()
     for number, run in enumerate(runs):
         low = extended[-1].end_base if extended else 0
         high = runs[number + 1].start_base if number + 1 < len(runs) else len(sequence)
-        before = range(run.start_base, max(low, run.start_base - reach), -_KNOWN_PIECE)
-        behind = range(run.end_base, min(high, run.end_base + reach), _KNOWN_PIECE)
-        n_before = _count_known([sequence[max(low, i - _KNOWN_PIECE) : i] for i in before])
-        n_behind = _count_known([sequence[i : min(high, i + _KNOWN_PIECE)] for i in behind])
-        start = max(low, run.start_base - n_before * _KNOWN_PIECE)
-        end = min(high, run.end_base + n_behind * _KNOWN_PIECE)
+        before = range(run.start_base, max(low, run.start_base - reach), -known_piece)
+        behind = range(run.end_base, min(high, run.end_base + reach), known_piece)
+        n_before = _count_known([sequence[max(low, i - known_piece) : i] for i in before])
+        n_behind = _count_known([sequence[i : min(high, i + known_piece)] for i in behind])
+        start = max(low, run.start_base - n_before * known_piece)
+        end = min(high, run.end_base + n_behind * known_piece)
         extended.append(run._replace(start_base=start, end_base=end))
     return extended
 
@@ -640,13 +641,14 @@ def _count_known(pieces: Sequence[str]) -> int:
 
     Most ends have two unknown pieces next to them, so few pieces are looked up at first.
     """
+    fewest_known = 3  # k-mers of viruses in a known piece. One in 80 pieces of K-12 has two
     n_known = 0
     first = 0
     n_at_once = 2
     while first < len(pieces) and first <= n_known + 1:
         hits = KnownIndex.load_builtin().look_up(pieces[first : first + n_at_once])
         is_viral = hits.n_cellular < MOST_CELLULAR * hits.n_viral
-        is_known = (hits.n_viral >= _FEWEST_KNOWN) & is_viral
+        is_known = (hits.n_viral >= fewest_known) & is_viral
         for number in (first + np.flatnonzero(is_known)).tolist():
             if number > n_known + 1:
                 return n_known

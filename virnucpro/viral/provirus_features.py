@@ -30,10 +30,6 @@ from virnucpro.viral.scoring import score_windows
 # chance, and gene-like open reading frames per kb
 _SHAPE = (3, 24, 7)
 N_SHAPE = len(_SHAPE)
-_PRIOR_ITEMS = 100  # windows in a record that weigh as much as all other hosts
-_KNOTS = np.linspace(0.2, 0.8, 25)  # GC as a share
-_NEAR = 0.03  # of GC: standard deviation of the kernel that averages levels of similar hosts
-_FAR = 1e-4  # minimum weight of a host
 
 # starts, ends, log-odds and strands of the genes in an upper-case sequence: see
 # ``host_markers.find_host_genes``
@@ -156,14 +152,15 @@ class HostBackground:
 
     def value_at(self, items: WindowTable, *, is_virus: bool) -> HostBackground:
         """Return the medians of this record's host, or the usual host medians for a virus."""
+        prior_items = 100  # windows in a record that weigh as much as all other hosts
         n = int(np.count_nonzero(items.is_known))
         if not n:
             return self
         if is_virus:
             return replace(self, gc=items.median_gc)
         gc, slope, shape = items.own_figures()
-        share = n / (n + _PRIOR_ITEMS)
-        has_slope = n >= _PRIOR_ITEMS
+        share = n / (n + prior_items)
+        has_slope = n >= prior_items
 
         def drawn(value: float, prior: float) -> float:
             return share * value + (1 - share) * prior
@@ -180,12 +177,14 @@ class HostBackground:
 class Levels:
     """The signal level in hosts: the usual level at each GC, and the spread between hosts."""
 
+    _KNOTS = np.linspace(0.2, 0.8, 25)  # GC as a share
+
     usual: tuple[float, ...]  # at each GC from 0.2 to 0.8, in steps of 0.025
     spread: float  # standard deviation between hosts with the same GC
 
     def __post_init__(self) -> None:
-        if len(self.usual) != len(_KNOTS):
-            raise ValueError(f"{len(self.usual)} levels of hosts, not {len(_KNOTS)}")
+        if len(self.usual) != len(self._KNOTS):
+            raise ValueError(f"{len(self.usual)} levels of hosts, not {len(self._KNOTS)}")
         if not 0 < self.spread < np.inf:
             raise ValueError(f"levels of hosts with the same GC spread by {self.spread}")
 
@@ -201,11 +200,11 @@ class Levels:
                 for i in range(len(gc))
             ]
         )
-        usual = np.round(_means(gc, level, _KNOTS), 4)
+        usual = np.round(_means(gc, level, cls._KNOTS), 4)
         return cls(tuple(usual.tolist()), round(float((apart**2).mean() ** 0.5), 4))
 
     def index_at(self, gc: float) -> float:
-        return float(np.interp(gc, _KNOTS, self.usual))
+        return float(np.interp(gc, self._KNOTS, self.usual))
 
 
 def median(values: FloatArray) -> FloatArray:
@@ -241,5 +240,7 @@ def _means_on(genes: Genes, places: IntArray, size: int) -> FloatArray:
 
 def _means(gc: FloatArray, level: FloatArray, places: FloatArray) -> FloatArray:
     """Return mean host levels, weighted by GC similarity. (n,), (n,), (k,) -> (k,)"""
-    weights = np.exp(-0.5 * ((places[:, None] - gc) / _NEAR) ** 2) + _FAR
+    near = 0.03  # of GC: standard deviation of the kernel that averages levels of similar hosts
+    far = 1e-4  # minimum weight of a host
+    weights = np.exp(-0.5 * ((places[:, None] - gc) / near) ** 2) + far
     return np.asarray((weights * level).sum(axis=1) / weights.sum(axis=1))

@@ -33,10 +33,8 @@ from virnucpro.viral.proteins import Proteins
 from virnucpro.viral.windows import Windows, split_windows
 
 BASES_AT_ONCE = 2_000_000  # in the records that are scored together
-_PIECE_BASES_AT_ONCE = 500_000  # bases read for all window sizes before the next bases
 _NOTHING = np.zeros(0, dtype=np.int64)
 _WEIGHTS = np.array([2.0, 1.0])  # for windows that are read in one go, and in parts
-_RESIDUES_AT_ONCE = 100_000  # a protein takes 3 kB for its features, however short it is
 
 
 class WindowScores(NamedTuple):
@@ -209,10 +207,11 @@ class _Block:
 
 def _blocks(sequences: Sequence[str], longest: int) -> Iterator[_Block]:
     """Yield all sequences' bases in blocks, for windows of at most ``longest`` bases."""
+    piece_bases_at_once = 500_000  # bases read for all window sizes before the next bases
     starts = [0, *accumulate(map(len, sequences))]
     n_bases = starts[-1]
-    for first in range(0, n_bases, _PIECE_BASES_AT_ONCE):
-        end = first + _PIECE_BASES_AT_ONCE
+    for first in range(0, n_bases, piece_bases_at_once):
+        end = first + piece_bases_at_once
         behind = min(n_bases, end + longest)
         low = bisect_right(starts, first) - 1
         high = bisect_left(starts, behind)
@@ -376,10 +375,11 @@ class _CompleteSequences:
 
 def score_proteins(sequences: Iterable[str], scorer: Scorer) -> FloatArray:
     """Return each protein's calibrated log-odds, in order, NaN without a known residue. (n,)"""
+    residues_at_once = 100_000  # a protein takes 3 kB for its features, however short it is
     nets = scorer.proteins
     assert nets is not None, "a scorer without nets for proteins scores none"
     scores = [np.empty(0)]
-    for some in _batches(sequences, _RESIDUES_AT_ONCE):
+    for some in _batches(sequences, residues_at_once):
         proteins = Proteins.from_sequences(some)
         log_odds = calibrate(nets.knots, nets.log_odds(proteins), proteins.lengths)
         log_odds[proteins.count_known_residues == 0] = np.nan

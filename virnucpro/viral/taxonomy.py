@@ -58,7 +58,6 @@ KINDS = (
 GROUP_FEATURES = slice(0, FIGURES.stop)  # all but k-mers and ratios
 GROUP_PIECE_BASES = 1000  # bases
 _OUTPUTS = 16  # layer outputs that the library computes together
-_SEQUENCES_AT_ONCE = 128  # read by the network together: they fit into the processor's cache
 # ICTV lists soil and water as the source of most Leviviricetes. The others have several genome
 # types there, such as one for each sense
 _GROUP_OF_TAXON = {
@@ -177,9 +176,10 @@ class GroupPredictor:
 
         Without a known base, the group is empty.
         """
+        sequences_at_once = 128  # read by the network together: they fit into the processor's cache
         blocks = [np.empty((0, len(KINDS)))]
-        for first in range(0, len(sequences), _SEQUENCES_AT_ONCE):
-            block = slice(first, first + _SEQUENCES_AT_ONCE)
+        for first in range(0, len(sequences), sequences_at_once):
+            block = slice(first, first + sequences_at_once)
             some = sequences.select(sequences.starts[block], sequences.lengths[block])
             blocks.append(self.network.probabilities(group_features(some, code), some.lengths))
         probabilities = np.concatenate(blocks)

@@ -45,10 +45,6 @@ _NEXT = {
     "planned": "virnucpro work {} on any machines, then the planned command with --resume",
     "worked": "the planned command with --resume",
 }
-_NO_HASHES = (
-    "outputs were not verified: run.json has no SHA-256 of them (the run is not finished, or an "
-    "older version made it)"
-)
 
 
 @dataclass(frozen=True)
@@ -212,8 +208,12 @@ def _is_of_shard(name: str) -> bool:
 
 def _verify_outputs(seen: _RunState, hashes: Mapping[str, str] | None, findings: _Findings) -> None:
     """Find other outputs that are damaged or missing."""
+    no_hashes = (
+        "outputs were not verified: run.json has no SHA-256 of them (the run is not finished, or "
+        "an older version made it)"
+    )
     if hashes is None:
-        findings.remarks.append(_NO_HASHES)
+        findings.remarks.append(no_hashes)
         return
     outputs = Outputs(seen.rundir)
     other_hashes = {name: digest for name, digest in hashes.items() if not _is_of_shard(name)}

@@ -28,18 +28,6 @@ from virnucpro.results.outputs import (
 from virnucpro.store.manifest import Manifest
 from virnucpro.store.plan import Plan
 
-# Figures that ``run.json`` omits, because they follow from the tables.
-_IN_TABLES = (
-    "input_type",
-    "n_failed_records",
-    "first_failure",
-    "n_mendable",
-    "viral_lengths",
-    "groups",
-    "families",
-    "best",
-)
-
 
 def warn_of_cache(event: WorkerEvent) -> None:
     """Warn if a worker could not add vectors to the cache. It does not retry."""
@@ -134,10 +122,21 @@ class Summary:
     @property
     def facts(self) -> dict[str, object]:
         """The figures for ``run.json``."""
+        # Figures that ``run.json`` omits, because they follow from the tables.
+        in_tables = (
+            "input_type",
+            "n_failed_records",
+            "first_failure",
+            "n_mendable",
+            "viral_lengths",
+            "groups",
+            "families",
+            "best",
+        )
         facts: dict[str, object] = {}
         for name, value in asdict(self).items():
             facts |= value if name == "records" else {name: value}
-        for name in _IN_TABLES:
+        for name in in_tables:
             del facts[name]
         return facts
 

@@ -65,10 +65,6 @@ _JOINED = {
     "ffn.fc1_weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
     "ffn.fc2_weight": ("mlp.down_proj.weight",),
 }
-_OUTSIDE_LAYERS = {
-    "embed.weight": "embed_tokens.weight",
-    "transformer.norm.weight": "norm.weight",
-}
 # the head in transformers, in the published files, and in earlier ones
 _LM_PARTS = {"dense": "0", "layer_norm": "2", "decoder": "3"}
 _OURS = {"dense": "dense", "layer_norm": "norm", "decoder": "decoder"}
@@ -197,11 +193,15 @@ def open_tensors(path: Path, framework: Literal["np", "pt"]) -> ESMCTensors:
 
 def _find_parts(slices: Mapping[str, Any]) -> Iterator[tuple[str, _Part]]:
     """Yield the tensors with their names in transformers, from either layout."""
+    outside_layers = {
+        "embed.weight": "embed_tokens.weight",
+        "transformer.norm.weight": "norm.weight",
+    }
     prefix = "esmc."  # in a model with a head
     for stored_name, stored in slices.items():
         name = stored_name.removeprefix(prefix)
         if not (match := _LAYER.fullmatch(name)):
-            yield _OUTSIDE_LAYERS.get(name, name), _Part(stored, 0, 1)
+            yield outside_layers.get(name, name), _Part(stored, 0, 1)
             continue
         layer, rest = match.groups()
         names = _JOINED.get(rest, (rest,))

@@ -38,7 +38,6 @@ Outputs = Mapping[str, Mapping[str, Rows]]  # output -> sequence -> rows
 Texts = Mapping[str, str]  # sequence -> letters
 
 CONTACT_LENGTHS = range(9, 258)  # residues; the reference keeps the attention of all layers
-_REDUCTIONS: Mapping[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "std": np.std}
 _CONTACTS = include_name("contacts")
 _LOGITS = include_name("logits")
 _PERPLEXITY = include_name("perplexity")
@@ -72,13 +71,14 @@ class ReferenceOutputs:
 
     def expected(self, output: str) -> dict[str, Rows]:
         """Derive one of our outputs, by sequence. Perplexities are left out."""
+        reductions: dict[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "std": np.std}
         if output == _CONTACTS:
             return {name: rows.reshape(1, -1) for name, rows in self.contacts[output].items()}
         vectors = parse_vector_name(output)
         if vectors is None or output in self.panel:
             return dict(self.panel[output])
         residues = self.panel[vector_name("none", vectors.layer)]
-        reduce = _REDUCTIONS[vectors.pooling]
+        reduce = reductions[vectors.pooling]
         return {
             name: reduce(rows.astype(np.float64), axis=0, keepdims=True)
             for name, rows in residues.items()

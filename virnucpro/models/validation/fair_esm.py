@@ -25,16 +25,6 @@ from virnucpro.core.errors import UnavailableError
 from virnucpro.core.logging import printable
 
 _PACKAGE = "esm"
-# the ESM-2 modules, each after those that it imports
-_MODULES = (
-    "constants",
-    "rotary_embedding",
-    "multihead_attention",
-    "axial_attention",
-    "modules",
-    "data",
-    "model.esm2",
-)
 
 
 class FairESM(NamedTuple):
@@ -73,9 +63,19 @@ def find_modules(found: Distribution) -> dict[str, Path]:
     Raises:
         UnavailableError: a file is missing, or its content differs from the recorded hash.
     """
+    # the ESM-2 modules, each after those that it imports
+    modules = (
+        "constants",
+        "rotary_embedding",
+        "multihead_attention",
+        "axial_attention",
+        "modules",
+        "data",
+        "model.esm2",
+    )
     recorded = {str(file): file for file in found.files or ()}
     paths = {}
-    for module in _MODULES:
+    for module in modules:
         name = f"{_PACKAGE}/{module.replace('.', '/')}.py"
         path = Path(str(found.locate_file(name)))
         if name not in recorded or not path.is_file():

@@ -29,13 +29,11 @@ from virnucpro.results.table_blocks import (
     split_table,
 )
 
-MOST_ROWS = 100_000  # records in the table of the page
 PER_DOUBLING = 4  # length bins per doubling
 _DOUBLINGS = 40  # a record is shorter than 2^40 letters
 _N_LENGTHS = _DOUBLINGS * PER_DOUBLING
 N_SCORES = 40  # log-odds bins
 MOST_LOG_ODDS = 7.0  # a score of 0.9991
-_MOST_NOTES = 1_000  # different notes to count
 # Starts of length classes, in bases or residues.
 LENGTHS = {
     "nucleotide": (0, 300, 500, 1_000, 3_000, 10_000, 100_000),
@@ -157,6 +155,8 @@ def _numeric_columns(
 class RunCounts:
     """Record counts for a run, or for a block in its table."""
 
+    MOST_ROWS = 100_000  # records in the table of the page
+
     starts: Sequence[int]  # of the length classes
     # (n_classes, 4): records, scored records, viral records, letters of viral records
     of_classes: IntArray
@@ -212,11 +212,12 @@ class RunCounts:
 
     def add(self, span: TableSpan, other: RunCounts) -> None:
         """Add the next block's counts."""
+        most_notes = 1_000  # different notes to count
         self.blocks.append((span, other.n_records, other.n_records - other.n_viral))
         moved = other.viral + np.array([[self.n_records], [0], [0]])
         self.viral = np.concatenate([self.viral, moved], axis=1)
-        if self.viral.shape[1] > 2 * MOST_ROWS:
-            self.viral = self.viral[:, _best(self.viral, MOST_ROWS)]
+        if self.viral.shape[1] > 2 * self.MOST_ROWS:
+            self.viral = self.viral[:, _best(self.viral, self.MOST_ROWS)]
         for name in ("n_records", "n_letters", "n_letters_viral", "n_viral"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.of_classes += other.of_classes
@@ -226,7 +227,7 @@ class RunCounts:
         self.statuses.update(other.statuses)
         self.files.update(other.files)
         for note, n in other.notes.items():
-            if note in self.notes or len(self.notes) < _MOST_NOTES:
+            if note in self.notes or len(self.notes) < most_notes:
                 self.notes[note] += n
 
     def rows(self, most: int, helpers: TaskRunner[None]) -> RecordRows:
@@ -237,7 +238,7 @@ class RunCounts:
         Raises:
             InputError: the table changed in the meantime.
         """
-        most = min(most, MOST_ROWS)
+        most = min(most, self.MOST_ROWS)
         viral = np.sort(self.viral[0, _best(self.viral, most)].astype(np.int64))
         n_others = self.n_records - self.n_viral
         n_shown = min(n_others, most - len(viral))

@@ -20,7 +20,6 @@ LEFT = 64
 RIGHT = 16
 TOP = 14
 BOTTOM = 46
-_N_TICKS = 5  # approximately
 
 Place = Callable[[float], float]  # value -> coordinate
 _Tick = tuple[float, str]  # coordinate and label
@@ -151,9 +150,10 @@ def _ticks(start: float, end: float) -> list[tuple[float, str]]:
     >>> _ticks(0, 1200)
     [(0.0, '0'), (500.0, '500'), (1000.0, '1,000')]
     """
+    n_ticks = 5  # approximately
     if not end > start:
         return [(start, short_number(start))]
-    raw = (end - start) / _N_TICKS
+    raw = (end - start) / n_ticks
     power = 10.0 ** math.floor(math.log10(raw))
     step = power * next(m for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
     first = math.ceil(start / step - 1e-9)

@@ -13,8 +13,6 @@ from virnucpro.results.outputs import open_run_dir
 from virnucpro.results.report.citation import Work, all_works, select_works
 from virnucpro.results.report.run_json import RunJson
 
-_LEARNED_ON_ESM2 = "esm2-"  # name prefix of trained encoders that read residues through ESM-2
-
 
 def cite_program(*, bibtex_only: bool) -> Iterator[str]:
     """Yield all works as text and as BibTeX."""
@@ -55,9 +53,10 @@ def _as_lines(
 
 def _families(facts: RunJson) -> set[str]:
     """Return a run's encoder families, with ESM-2 if a trained encoder contains it."""
+    learned_on_esm2 = "esm2-"  # name prefix of trained encoders that read residues through ESM-2
     encoders = facts.iter_section("recipe", "encoders")
     families = {encoder.text("family") for encoder in encoders}
-    if any(encoder.text("model").startswith(_LEARNED_ON_ESM2) for encoder in encoders):
+    if any(encoder.text("model").startswith(learned_on_esm2) for encoder in encoders):
         families.add("esm2")
     return families
 

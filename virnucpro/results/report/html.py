@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 3_000_000
 _ASSETS = Path(__file__).with_name("assets")
-_LEVEL = 4  # for deflate; level 6 takes three times as long and saves 4 %
 
 
 def render(template: str, content: Mapping[str, object], data: object) -> bytes:
@@ -64,9 +63,16 @@ def _templates() -> Environment:
 
     Jinja is imported here because a program that writes no page does not need it.
     """
+    functions: dict[str, Callable[..., object]] = {
+        "count": "{:,}".format,
+        "counted": format_count,
+        "percent": _percent,
+        "printable": printable,
+        "seconds": _seconds,
+    }
     from virnucpro.results.report.templates import load_templates
 
-    return load_templates(_ASSETS, _FUNCTIONS)
+    return load_templates(_ASSETS, functions)
 
 
 def _asset(name: str) -> str:
@@ -76,8 +82,9 @@ def _asset(name: str) -> str:
 
 def compress_data(data: object) -> str:
     """Pack data as deflated JSON in base64."""
+    level = 4  # for deflate; level 6 takes three times as long and saves 4 %
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return base64.b64encode(zlib.compress(text.encode(), _LEVEL)).decode("ascii")
+    return base64.b64encode(zlib.compress(text.encode(), level)).decode("ascii")
 
 
 def _policy(script: str, style: str) -> str:
@@ -120,12 +127,3 @@ def _seconds(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {int(seconds) % 60} s"
     return f"{minutes // 60:,} h {minutes % 60} min"
-
-
-_FUNCTIONS: Mapping[str, Callable[..., object]] = {
-    "count": "{:,}".format,
-    "counted": format_count,
-    "percent": _percent,
-    "printable": printable,
-    "seconds": _seconds,
-}

@@ -9,14 +9,13 @@ import numpy as np
 from virnucpro.core.logging import printable
 from virnucpro.core.numeric import FloatArray
 
-# ``printable`` leaves texts of this length unchanged, unless they contain control characters.
-_SAFE_LETTERS = 200
-
 
 def join_lines(texts: Sequence[str]) -> str:
     """Join texts, made ``printable``, with line breaks."""
+    # ``printable`` leaves texts of this length unchanged, unless they contain control characters.
+    safe_letters = 200
     joined = "".join(texts)
-    is_safe = joined.isprintable() and max(map(len, texts), default=0) <= _SAFE_LETTERS
+    is_safe = joined.isprintable() and max(map(len, texts), default=0) <= safe_letters
     return "\n".join(texts if is_safe else map(printable, texts))
 
 

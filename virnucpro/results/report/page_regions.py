@@ -24,13 +24,6 @@ from virnucpro.viral.types import Region
 
 # file and id -> id in the run, regions
 ListedRegions: TypeAlias = dict[Key, tuple[str, list[Region]]]
-_MOST_LISTED = 5_000  # records whose regions a page lists
-_MOST_TRACKS = 200  # records with a map
-_MOST_BINS_OF_PAGE = 150_000  # over all maps
-_MOST_FIRST = 20  # regions in the list without JavaScript
-_BASES_PER_BIN = 1_000  # for the evidence along a record
-_MOST_BINS = 10_000  # per record
-_TRACK_BYTES_AT_ONCE = 1 << 20
 
 
 class ListedRecord(NamedTuple):
@@ -53,6 +46,7 @@ def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:
     Raises:
         InputError: the table is damaged.
     """
+    most_listed = 5_000  # records whose regions a page lists
     n_regions = Counter[Key]()
     listed: ListedRegions = {}
     for span in split_table(table, REGION_TABLE.old_names):
@@ -63,7 +57,7 @@ def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:
                 listed.setdefault(key, (row["region"].rpartition("|")[0], []))[1].append(region)
                 if region.extent != "whole":  # the other part of a region over the origin counts
                     n_regions[key] += not (region.over_origin and region.start == 0)
-        listed = dict(sorted(listed.items(), key=_sort_key, reverse=True)[:_MOST_LISTED])
+        listed = dict(sorted(listed.items(), key=_sort_key, reverse=True)[:most_listed])
     return n_regions, listed
 
 
@@ -83,6 +77,7 @@ def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Float
     Raises:
         InputError: the file is damaged.
     """
+    track_bytes_at_once = 1 << 20
     pieces: dict[str, list[FloatArray]] = {}  # middles, log-odds and posteriors, block by block
     if not path.is_file():
         return {}
@@ -93,7 +88,7 @@ def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Float
         header = lines.readline().decode("utf-8", "surrogateescape")
         if missing := set(TRACKS.columns) - set(header.split()):
             raise ValueError(f"it has no column {min(missing)}")
-        while data := b"".join(lines.readlines(_TRACK_BYTES_AT_ONCE)):
+        while data := b"".join(lines.readlines(track_bytes_at_once)):
             block = TableBlock.from_bytes(data, header)
             run_ids, code = block.codes("record")
             first = block.integers("start")
@@ -128,7 +123,9 @@ def _bin_values(
 
 def count_bins(length: int) -> int:
     """Count the bins for a record: one per piece length, up to a maximum."""
-    return min(max(1, length // _BASES_PER_BIN), _MOST_BINS)
+    bases_per_bin = 1_000  # for the evidence along a record
+    most_bins = 10_000  # per record
+    return min(max(1, length // bases_per_bin), most_bins)
 
 
 def select_listed(
@@ -151,10 +148,11 @@ def select_listed(
 
 def first_regions(listed: Sequence[ListedRecord]) -> dict[str, object]:
     """Count regions and their records, and list the first regions, for a printed page."""
+    most_first = 20  # regions in the list without JavaScript
     rows = [(record, region) for record in listed for region in record.regions]
     first = [
         (printable(record.record), printable(record.file), region)
-        for record, region in rows[:_MOST_FIRST]
+        for record, region in rows[:most_first]
     ]
     return {"n": len(rows), "first": first}
 
@@ -189,9 +187,11 @@ def region_data(listed: Sequence[ListedRecord], tracks: Path) -> dict[str, objec
 
 def _evidence_maps(listed: Sequence[ListedRecord], path: Path) -> Iterator[dict[str, object]]:
     """Yield the evidence along the best records, as many as fit."""
+    most_tracks = 200  # records with a map
+    most_bins_of_page = 150_000  # over all maps
     ends = accumulate(count_bins(record.length) for record in listed)
-    drawn = [record for record, end in zip(listed, ends, strict=True) if end <= _MOST_BINS_OF_PAGE]
-    drawn = drawn[:_MOST_TRACKS]
+    drawn = [record for record, end in zip(listed, ends, strict=True) if end <= most_bins_of_page]
+    drawn = drawn[:most_tracks]
     nothing = np.full(1, np.nan)
     lengths = {record.run_id: record.length for record in drawn}
     tracks = read_tracks(path, lengths)

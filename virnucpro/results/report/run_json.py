@@ -22,13 +22,11 @@ from virnucpro.core.option_text import with_options
 if TYPE_CHECKING:
     pass
 
-_MOST_OF_LOG = 1 << 20  # bytes, from its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
 # First log line of a run, and of a command that adds regions to its tables.
 _START = re.compile(r"virnucpro \S+: ")
 _REGIONS_START = re.compile(r"virnucpro \S+ regions: ")
 Key: TypeAlias = tuple[str, str]  # file and id of a record
-_MOST = 10**15  # largest number on the page
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +115,10 @@ class RunJson:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Return True for a usable number. JSON allows infinities, NaN and integers of any size."""
+    most = 10**15  # largest number on the page
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    return -_MOST <= value <= _MOST
+    return -most <= value <= most
 
 
 def _count(value: object) -> int:
@@ -131,9 +130,10 @@ def read_complaints(log: Path) -> Counter[str]:
 
     They come from the run's last start, and from the last region search after it.
     """
+    most_of_log = 1 << 20  # bytes, from its end
     try:
         with open_regular_file(log) as handle:
-            handle.seek(max(0, handle.seek(0, os.SEEK_END) - _MOST_OF_LOG))
+            handle.seek(max(0, handle.seek(0, os.SEEK_END) - most_of_log))
             text = handle.read().decode("utf-8", "backslashreplace")
     except OSError:
         return Counter()

@@ -38,7 +38,6 @@ from virnucpro.results.table_blocks import TableBlock, open_table_reader, split_
 from virnucpro.store.checksums import Outputs
 from virnucpro.store.run_dir import RECORD_TABLES, RunDir
 
-_MOST_FILES = 60  # input files in the table of files without JavaScript
 _MOST_SAMPLES = 10_000  # in the table that can be sorted and searched
 _SAMPLE_LABELS = {
     "virus_below_1000": "below 1k",
@@ -48,11 +47,7 @@ _SAMPLE_LABELS = {
     "n_provirus": "proviruses",
     "best_score": "best score",
 }
-_NOT_SHOWN = ("path", "error", "families")  # sample columns
-_MOST_HASHES = 1_000
-_MOST_COMPLAINTS = 20
 _MOST_LINES = 8  # devices in a chart, starts of a run
-_MOST_HOSTS = 100
 _SHORT = {"nucleotide": 500, "protein": 100}  # letters; shorter records have weak calls
 _ROOM = 40_000  # page bytes in addition to the rows
 _PLACES: Mapping[str, int] = {status: index for index, status in enumerate(STATUSES)}
@@ -85,6 +80,8 @@ def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
         InputError: a table is damaged.
         OutputError, StorageError: as ``SafeDir.atomic_write``.
     """
+    most_hashes = 1_000
+    most_complaints = 20
     run = read_run(rundir, pool.helpers(None, 1, "figures of the page"))
     sections = _virus_sections(run) if run.command == "predict" else NO_SECTIONS
     works = select_works(run.families)
@@ -108,12 +105,12 @@ def write_run_page(rundir: RunDir, pool: HelperPool) -> None:
         "files": _written_files(run),
         "warnings": warnings,
         "notes": [text for kind, text in warnings if kind == "note"],
-        "complaints": list(run.complaints.items())[:_MOST_COMPLAINTS],
+        "complaints": list(run.complaints.items())[:most_complaints],
         "has_samples": samples is not None,
         "machine": _machine(run, charts),
         "provenance": list(_provenance(run)),
         "hashes": [
-            (_display_path(file), file.text("sha256")) for file in run.facts.inputs[:_MOST_HASHES]
+            (_display_path(file), file.text("sha256")) for file in run.facts.inputs[:most_hashes]
         ],
         "works": works,
         "bibtex": "\n\n".join(work.bibtex for work in works),
@@ -187,6 +184,7 @@ def _failures(facts: RunJson) -> tuple[int, int]:
 
 
 def _reconciliation(run: RunFiles) -> dict[str, object]:
+    most_files = 60  # input files in the table of files without JavaScript
     counts = run.counts
     facts = run.facts
     parts = [(status, counts.statuses[status], STATUSES[status]) for status in STATUSES]
@@ -199,8 +197,8 @@ def _reconciliation(run: RunFiles) -> dict[str, object]:
         "bars": list(_bar_rows(counts)),
         "is_right": facts.n_counted in (None, counts.n_records),
         "statuses": [status for status in STATUSES if counts.statuses[status]],
-        "files": rows[:_MOST_FILES],
-        "n_more_files": max(0, len(rows) - _MOST_FILES),
+        "files": rows[:most_files],
+        "n_more_files": max(0, len(rows) - most_files),
     }
 
 
@@ -287,9 +285,10 @@ def _warnings(run: RunFiles) -> Iterator[tuple[str, str]]:
 
 def _samples(run: RunFiles) -> dict[str, object] | None:
     """Return columns for the sample table. None: a single file, or no table."""
+    not_shown = ("path", "error", "families")  # sample columns
     is_extract = run.command == "extract"
     output = EMBEDDED_SAMPLE_TABLE if is_extract else SAMPLE_TABLE
-    shown = [name for name in output.columns if name not in _NOT_SHOWN]
+    shown = [name for name in output.columns if name not in not_shown]
     table = run.rundir.output(output.file)
     with open_table_reader(table):
         blocks = [span.read() for span in split_table(table, output.old_names)]
@@ -348,6 +347,7 @@ def _columns(
 
 
 def _machine(run: RunFiles, charts: Sequence[Sequence[Chart]]) -> dict[str, object]:
+    most_hosts = 100
     facts = run.facts
     hosts = facts.iter_section("hosts")
     names = {STAGES[2]: "tables", SCORING: "scoring and tables"}
@@ -365,8 +365,8 @@ def _machine(run: RunFiles, charts: Sequence[Sequence[Chart]]) -> dict[str, obje
         "longest": max((value for _, value in stages), default=0.0) or 1.0,
         "starting": seconds.get(STARTING, 0.0),
         "encoders": facts.sequence("recipe", "encoders"),
-        "hosts": hosts[:_MOST_HOSTS],
-        "n_more_hosts": max(0, len(hosts) - _MOST_HOSTS),
+        "hosts": hosts[:most_hosts],
+        "n_more_hosts": max(0, len(hosts) - most_hosts),
         "n_starts": len(run.starts),
         "n_losses": sum(start.n_losses for start in run.starts),
         "lost_devices": [printable(line) for start in run.starts for line in start.lost_devices][

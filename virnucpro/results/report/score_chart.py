@@ -31,9 +31,7 @@ from virnucpro.results.report.charts import (
     short_number,
 )
 
-_MOST_DOTS = 2_000  # records drawn as single dots
 _SHADES = 5  # for cells with records
-_SCORE_TICKS = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 
 
 def scores_by_length(
@@ -45,6 +43,8 @@ def scores_by_length(
         rows: all records, if they are few.
         cut: length and threshold, at some lengths.
     """
+    most_dots = 2_000  # records drawn as single dots
+    score_ticks = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
     density = counts.density
     in_use = np.flatnonzero(density.sum(axis=(1, 2)))
     if not len(in_use):
@@ -56,7 +56,7 @@ def scores_by_length(
         last += PER_DOUBLING
     x_at = linear(first / PER_DOUBLING, last / PER_DOUBLING, LEFT, WIDTH - RIGHT)
     y_at = linear(-MOST_LOG_ODDS, MOST_LOG_ODDS, HEIGHT - BOTTOM, TOP)
-    is_few = counts.n_records <= _MOST_DOTS
+    is_few = counts.n_records <= most_dots
     layers = _dots(rows, x_at, y_at) if is_few else _shades(density, first, last, x_at, y_at)
     low = 2 ** (first / PER_DOUBLING)
     high = 2 ** (last / PER_DOUBLING)
@@ -70,7 +70,7 @@ def scores_by_length(
         f"length in {letters}",
         "score",
         [(x_at(math.log2(n)), short_number(n)) for n in _round_lengths(low, high)],
-        [(y_at(_odds(score)), f"{score:g}") for score in _SCORE_TICKS],
+        [(y_at(_odds(score)), f"{score:g}") for score in score_ticks],
         layers,
         (first / PER_DOUBLING, last / PER_DOUBLING),
     )

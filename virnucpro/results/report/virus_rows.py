@@ -19,15 +19,9 @@ from virnucpro.results.report.aggregates import CountTask, cross_table
 from virnucpro.results.report.run_json import Key
 from virnucpro.results.table_blocks import NO_OLD_NAMES, TableBlock, split_table
 
-CLASS_FIELD = 5  # of ``taxonomy``, after the root, realm, kingdom and phylum
 NO_CLASS = "no class named"
-_MOST_CLASSES = 7  # in the bars, besides all others
 _MOST_SAMPLES = 40  # bars
-_BAR_WIDTH = 1000.0
-MAP_WIDTH = 1000.0
 _ARROW = 8.0  # width of a tip
-_FORWARD = (4, 16)  # top and bottom of an arrow
-_REVERSE = (20, 32)
 # Viruses by group and start of the length class, and by family. Proteins have the group "".
 GroupCounts: TypeAlias = tuple[Counter[tuple[str, int]], Counter[str]]
 
@@ -158,12 +152,14 @@ def class_of(taxonomy: str) -> str:
     >>> class_of("Viruses;Duplodnaviria;Heunggongvirae;Uroviricota;Caudoviricetes;;")
     'Caudoviricetes'
     """
+    class_field = 5  # of ``taxonomy``, after the root, realm, kingdom and phylum
     names = taxonomy.split(";")
-    return (names[CLASS_FIELD - 1] if len(names) >= CLASS_FIELD else "") or NO_CLASS
+    return (names[class_field - 1] if len(names) >= class_field else "") or NO_CLASS
 
 
 def lineage_bars(counts: Mapping[tuple[str, str], int]) -> LineageBars | None:
     """Stack the viruses of each sample by class, the most frequent classes first."""
+    most_classes = 7  # in the bars, besides all others
     totals = Counter[str]()
     by_sample: dict[str, Counter[str]] = defaultdict(Counter)
     for (sample, name), n in counts.items():
@@ -172,7 +168,7 @@ def lineage_bars(counts: Mapping[tuple[str, str], int]) -> LineageBars | None:
     if not totals:
         return None
     named = sorted(totals, key=lambda name: (name == NO_CLASS, -totals[name], name))
-    shown = [name for name in named[:_MOST_CLASSES] if name != NO_CLASS]
+    shown = [name for name in named[:most_classes] if name != NO_CLASS]
     has_others = any(name not in shown and name != NO_CLASS for name in named)
     ends = [*(["other classes"] if has_others else []), *([NO_CLASS] if totals[NO_CLASS] else [])]
     legend = [(f"k{index}", name) for index, name in enumerate(shown)]
@@ -183,6 +179,7 @@ def lineage_bars(counts: Mapping[tuple[str, str], int]) -> LineageBars | None:
 
 
 def _sample_bar(sample: str, counts: Counter[str], legend: Sequence[tuple[str, str]]) -> SampleBar:
+    bar_width = 1000.0
     total = counts.total()
     shown = {name for _, name in legend}
     n_others = sum(n for name, n in counts.items() if name not in shown)
@@ -191,7 +188,7 @@ def _sample_bar(sample: str, counts: Counter[str], legend: Sequence[tuple[str, s
     for look, name in legend:
         n = n_others if name == "other classes" else counts[name]
         if n:
-            width = _BAR_WIDTH * n / total
+            width = bar_width * n / total
             parts.append((look, start, width, f"{name}: {n:,}"))
             start += width
     return SampleBar(sample, total, parts)
@@ -272,11 +269,14 @@ def _arrows(length: int, gene: _GeneRow) -> Iterator[GeneArrow]:
 
 
 def _arrow_path(length: int, start: int, end: int, strand: str) -> str:
-    scale = MAP_WIDTH / max(1, length)
+    map_width = 1000.0
+    forward = (4, 16)  # top and bottom of an arrow
+    reverse = (20, 32)
+    scale = map_width / max(1, length)
     left = (start - 1) * scale
     right = end * scale
     tip = min(_ARROW, right - left)
-    top, bottom = _FORWARD if strand == "+" else _REVERSE
+    top, bottom = forward if strand == "+" else reverse
     middle = (top + bottom) / 2
     if strand == "+":
         shoulder = right - tip

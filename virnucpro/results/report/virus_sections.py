@@ -33,7 +33,6 @@ from virnucpro.results.report.virus_rows import (
 )
 
 _N_TOP = 20  # best viral records in the list
-_HIGH_FDR = 0.2  # a length class with this share of false calls is called weak
 _MOST_FAMILIES = 20  # bars
 
 
@@ -139,6 +138,7 @@ def _length_rows(run: RunFiles) -> list[tuple[object, ...]]:
     Columns: name, records, scored records, viral records and their letters, the lowest viral score,
     the false call share down to it, and whether that share is high.
     """
+    high_fdr = 0.2  # a length class with this share of false calls is called weak
     classes = zip(
         length_classes(run.counts.starts),
         run.counts.of_classes.tolist(),
@@ -146,7 +146,7 @@ def _length_rows(run: RunFiles) -> list[tuple[object, ...]]:
         strict=True,
     )
     return [
-        (name, *numbers, score, rate, rate >= _HIGH_FDR)
+        (name, *numbers, score, rate, rate >= high_fdr)
         for (_, _, name), numbers, (score, rate) in classes
         if numbers[0]
     ]

@@ -85,11 +85,6 @@ _COLUMNS = ("fragment", "record", "length", "start", "end", "strand", "label", "
 # Model -> digests of training records, digests of training groups, and sampled training k-mers.
 _AGAIN = "the run folder was changed by another program: start again with --force"
 _FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
-_CARD_TABLES = (
-    ("All samples; those without a score count as the lowest", "no_orf_as_0"),
-    ("Samples with a score", "scored"),
-    ("Samples with a score; each group counts the same", "equal_groups"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -695,13 +690,18 @@ def _columns(row: Figures) -> dict[str, object]:
 
 def _card_lines(figures: Figures) -> Iterator[str]:
     """Yield all figures for the model card: a table per way to count, a row per kind."""
+    card_tables = (
+        ("All samples; those without a score count as the lowest", "no_orf_as_0"),
+        ("Samples with a score", "scored"),
+        ("Samples with a score; each group counts the same", "equal_groups"),
+    )
     part = figures["split"]["part"] if figures["split"] else "all"
     yield (
         f"On {_data(figures)}, {part} of the data with the SHA-256 {figures['data']['sha256']}; "
         f"called virus: {figures['cut']}. Of these, {figures['n_trained_records']:,} or others of "
         "their groups were trained on.\n"
     )
-    for title, name in _CARD_TABLES:
+    for title, name in card_tables:
         yield f"### {title}\n"
         rows = []
         for row in figures["rows"]:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from virnucpro.core.numeric import BoolArray, FloatArray
 
 _PERCENT_VIRAL = (1, 5, 20)  # viral share of a sample for which precision is reported
-_N_BINS = 15  # in the reliability curve, equally wide
 CHANCE = 0.5  # AUROC of random scores
 NOT_DEFINED = "n/a"  # table cell for None
 INTERVAL = (2.5, 97.5)  # percentiles of a 95 % interval
@@ -64,6 +63,8 @@ class Samples:
     pass. The method argument ``weights``, (n,), replaces the samples' own weights. 0 means not
     drawn.
     """
+
+    _N_BINS = 15  # in the reliability curve, equally wide
 
     scores: FloatArray  # (n,)
     is_virus: BoolArray  # (n,)
@@ -115,7 +116,7 @@ class Samples:
         """Each sample's bin in the reliability curve, by descending score. (n,)"""
         _, scores, _ = self._ranked
         assert ((scores >= 0) & (scores <= 1)).all(), "scores must lie between 0 and 1"
-        return np.minimum((scores * _N_BINS).astype(np.int64), _N_BINS - 1)
+        return np.minimum((scores * self._N_BINS).astype(np.int64), self._N_BINS - 1)
 
     def curve(self, weights: FloatArray | None = None) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return distinct scores, descending, with the viral and non-viral weights there.
@@ -158,7 +159,9 @@ class Samples:
             even[side] /= max(2 * float(even[side].sum()), np.finfo(float).tiny)
 
         def sum_bins(values: FloatArray) -> FloatArray:
-            return np.bincount(self._bins, weights=values, minlength=_N_BINS).astype(np.float64)
+            return np.bincount(self._bins, weights=values, minlength=self._N_BINS).astype(
+                np.float64
+            )
 
         total = sum_bins(even)
         score = sum_bins(even * scores)
