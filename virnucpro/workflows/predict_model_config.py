@@ -64,12 +64,7 @@ def resolve_with_models(
         convert_options(options, ThresholdOptions), options.calls, head, list(rules)
     )
     engine = resolve_engine(options, models, recorded)
-    choices = [OutputChoice()] * len(models)
-    if head is not None:
-        choices = [
-            OutputChoice((str(facts.layer),), (facts.pooling,)) for facts in head.facts.encoders
-        ]
-    encoders = prepare_encoders(options, engine, choices, on_event)
+    encoders = prepare_encoders(options, engine, _choose_outputs(head, len(models)), on_event)
     announcements = list(_announce_options(options, list(rules), is_default=is_default))
     chunk_size = classifier.chunk_size(options.chunk_size)
     shortest = classifier.min_length("nucleotide")
@@ -93,6 +88,13 @@ def resolve_with_models(
         models=tuple(map(name_anywhere, names)),
         rules=rules,
     )
+
+
+def _choose_outputs(head: Head | None, n_models: int) -> list[OutputChoice]:
+    """Choose what each model computes: what the head reads, or else the defaults."""
+    if head is None:
+        return [OutputChoice()] * n_models
+    return [OutputChoice((str(facts.layer),), (facts.pooling,)) for facts in head.facts.encoders]
 
 
 def _refuse_head(options: PredictOptions, names: Sequence[str], dims: Sequence[int]) -> None:
