@@ -837,7 +837,8 @@ def test_shard_damaged_during_the_run_is_remade(make, tiny, undisturbed, harm):
 def test_feature_file_damaged_during_the_run_is_remade(make, tiny, undisturbed, harm):
     config, name = make(), "features/000001.h5"
     run_inline(config, tiny.head, harm_after_shard_1(config, name, harm))
-    assert f"{name} is damaged or truncated" in (config.output / "virnucpro.log").read_text()
+    fault = {"gone": "is missing", "flipped": "is damaged or truncated"}[harm]
+    assert f"{name} {fault}" in (config.output / "virnucpro.log").read_text()
     assert_same_run(config.output, undisturbed)
     assert not leftovers(config.output)
 

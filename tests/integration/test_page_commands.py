@@ -35,6 +35,7 @@ NOT_RUN = {
     r"^docs/BENCHMARKS\.md ": "other programs, or minutes; test_benchmarks.py runs store.py",
     r" (make example|pip install|\. \.venv/bin/activate)": "installs",
     r" virnucpro models download ": "downloads",
+    r"xxh128sum ": "needs xxhash; test_hashes.py runs it",
     r"sbatch ": "SLURM; test_slurm.py runs the scripts",
     r" snakemake ": "Snakemake; test_snakemake.py runs it",
     r" torchrun ": "several machines",

@@ -254,7 +254,8 @@ def test_partial_files_keep_every_output(checkpoint, tmp_path):
     for output, rows in zip(first.outputs, second.outputs, strict=True):
         assert rows.select([1]).tobytes() == output.select([1]).tobytes()
     second.store_rows([0, 2], encoder.start([texts[0], texts[2]]).outputs())
-    second.write("owner")
+    store.write(shard, second.to_embeddings())
+    second.delete_partials("owner")
     assert not list(store.folder.glob(".*"))
     stored, _ = store.read(store.path(shard), store.expected(shard))
     assert stored.ids == tuple(texts)
