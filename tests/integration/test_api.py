@@ -407,7 +407,7 @@ def test_replaced_vectors_are_left_out(make_config, tiny, tmp_path):
     assert len(pairs) == len(expected) and dict(pairs).keys() == expected.keys() != before.keys()
     assert all(np.array_equal(vector, expected[name]) for name, vector in pairs)
     (config.output / "features/parts.json").unlink()
-    with pytest.raises(virnucpro.VirnucproError, match="parts.json is missing") as caught:
+    with pytest.raises(virnucpro.VirnucproError, match=r"parts\.json is missing") as caught:
         next(virnucpro.read_features(config.output))
     assert "resume=True" in caught.value.hint
 

@@ -42,7 +42,7 @@ NOT_RUN = {
     r"--executor parsl ": "Parsl; test_cluster.py runs it",
     r" virnucpro models check ": "minutes on a CPU; test_check.py runs it",
     r" virnucpro bench ": "minutes on a CPU; test_bench.py runs it",
-    r" benchmarks/gpu\.sh (right|time|short|files)$": "needs a GPU; test_benchmarks.py rehearses it",
+    r" benchmarks/gpu\.sh (right|time|short|files)$": "needs a GPU; test_benchmarks.py has it",
     r"--gpus (0,2$|GPU-)|CUDA_VISIBLE_DEVICES=": "these GPUs are not here",
     r"virnucpro-500| dnabert-s ": "published weights; test_published.py has random ones",
     r" virnucpro compare contigs_merged": "results of the original program",
