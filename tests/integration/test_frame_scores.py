@@ -249,7 +249,7 @@ def test_recompute_finds_false_scores(resolved, column):
 
 def test_resume_with_the_other_choice_is_refused(scored):
     folder = scored()
-    with pytest.raises(ResumeError, match="--keep-vectors was False, now True"):
+    with pytest.raises(ResumeError, match="--keep-vectors was no, now yes"):
         scored(resume=True, keep_vectors=True)
     assert len(score_files(folder)) > 3
 

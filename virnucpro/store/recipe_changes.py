@@ -129,5 +129,7 @@ _SHOWN: dict[str, str] = {
 
 
 def _shorten(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     text = printable(value) or "none"
     return f"{text[:12]}..." if len(text) == 64 else text  # a hash
