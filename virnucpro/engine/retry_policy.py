@@ -221,9 +221,8 @@ class WorkerState:
 
         A device is not to blame for ``n_cleared`` of its errors.
         """
-        max_unexplained_failures = (
-            6  # consecutive worker failures per device without a finished batch
-        )
+        # consecutive worker failures per device without a finished batch
+        max_unexplained_failures = 6
         max_failures = 100  # the same, including failures caused by a single ORF
         if loss.cause == "device":
             self.n_device_errors = max(0, self.n_device_errors + 1 - n_cleared)

@@ -72,7 +72,8 @@ class Worker:
         "models verify` and the device with `virnucpro models check`, or try --precision fp32 or "
         "--device cpu"
     )
-    # One thread writes 1.2 GB/s of vectors per residue, and an H200 makes 1.8 GB/s with 650M.
+    # One thread writes 2.0 to 2.3 GB per CPU second of vectors per residue on an Intel Xeon
+    # (`benchmarks/store.py`), and 650M on an H200 makes 1.8 GB/s: two also suffice on slower cores.
     _N_WRITERS = 2
     # FLOP/s of slow devices by kind; a batch that takes longer counts as hung
     _SLOWEST: ClassVar = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}

@@ -50,9 +50,13 @@ def _read_command(root: Path) -> str:
         return ""
     if not isinstance(words, list) or len(words) <= 1:
         return ""
-    options = [printable(word) for word in words[1:]]  # without the path of the program
-    for position, option in enumerate(options[:-1]):
-        if option in ("-o", "--output-dir"):
-            options[position + 1] = printable(root.absolute())
+    folder = printable(root.absolute())
+    # without the path of the program, and without what would delete the results
+    options = [printable(word) for word in words[1:] if word != "--force"]
+    for position, option in enumerate(options):
+        if option.startswith("--output-dir="):
+            options[position] = f"--output-dir={folder}"
+        elif option in ("-o", "--output-dir") and position + 1 < len(options):
+            options[position + 1] = folder
     resume = [] if "--resume" in options else ["--resume"]
     return shlex.join(["virnucpro", *options, *resume])

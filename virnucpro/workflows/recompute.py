@@ -274,7 +274,7 @@ def _compare_frames(
     Returns:
         The largest difference between two scores. Infinite if frames or failures differ.
     """
-    largest_explained = 0.05  # by roundings on another device
+    largest_allowed = 0.05  # chosen, not derived: the head decides how roundings change a score
     path = store.path(shard)
     now = fresh.read(shard)
     try:
@@ -293,10 +293,10 @@ def _compare_frames(
     difference = float(np.max(differences[~np.isnan(differences)], initial=0.0))
     is_scored = np.array_equal(np.isnan(stored["scores"]), np.isnan(now["scores"]))
     difference = max(difference, _relative(stored["vectors"], now["vectors"]))
-    if difference > largest_explained or not is_scored:
+    if difference > largest_allowed or not is_scored:
         made.faults.append(
             f"{printable(path)} has other scores than the input gives: the largest difference is "
-            f"{difference:.1e}; roundings explain {largest_explained}"
+            f"{difference:.1e}, and {largest_allowed} is allowed"
         )
     return difference
 
@@ -387,7 +387,8 @@ def largest_distance_explained(encoder: EncoderSpec, output: OutputSpec | None =
     adds one of their units.
 
     Heads and standard deviations are small differences of large numbers with the same errors, so
-    they may differ by four times as much. ``models check`` derives their limit for each model.
+    they may differ by four times as much. This factor is chosen. ``models check`` derives their
+    limit for each model.
     """
     products_per_layer = 8  # products with rounded results, per residue and layer
     one_rounding = 0.42  # units, root mean square: see ``models.validation.reference``
