@@ -65,20 +65,22 @@ def resolve_with_models(
     )
     engine = resolve_engine(options, models, recorded)
     encoders = prepare_encoders(options, engine, _choose_outputs(head, len(models)), on_event)
-    announcements = list(_announce_options(options, list(rules), is_default=is_default))
     chunk_size = classifier.chunk_size(options.chunk_size)
     shortest = classifier.min_length("nucleotide")
     keeps_vectors = options.keeps_vectors(
         recorded.recipe.keep_vectors if recorded and recorded.recipe.encoders else None,
         has_head=classifier.frame_head is not None,
     )
-    recipe = make_recipe(options, encoders.specs, chunk_size, shortest, classifier.hashes)
-    if not keeps_vectors and options.keep_vectors == "auto":
-        announcements.append("scores are kept, and no vectors; --keep-vectors yes keeps both")
+    recipe = make_recipe(
+        options, encoders.specs, chunk_size, shortest, classifier.hashes, keep_vectors=keeps_vectors
+    )
+    announcements = _announce_options(
+        options, list(rules), is_default=is_default, keeps_vectors=keeps_vectors
+    )
     return PredictConfig(
         options=options,
         classifier=classifier,
-        recipe=replace(recipe, keep_vectors=keeps_vectors),
+        recipe=recipe,
         resources=engine.resources,
         min_protein_length=classifier.min_length("protein"),
         checkpoints=engine.checkpoints,
@@ -158,7 +160,11 @@ def _choose_rules(
 
 
 def _announce_options(
-    options: PredictOptions, rules: Sequence[EmbeddingRule], *, is_default: bool
+    options: PredictOptions,
+    rules: Sequence[EmbeddingRule],
+    *,
+    is_default: bool,
+    keeps_vectors: bool,
 ) -> Iterator[str]:
     """Announce why a model runs if none was named, and how its vectors are used."""
     if is_default:
@@ -173,6 +179,8 @@ def _announce_options(
         yield f"every record of this run is embedded, not only those of --embed {options.embed}"
     if options.region_model:
         yield f"regions by {printable(options.region_model)}"
+    if not keeps_vectors and options.keep_vectors == "auto":
+        yield "scores are kept, and no vectors; --keep-vectors yes keeps both"
 
 
 def _load_head(

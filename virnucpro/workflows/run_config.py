@@ -140,12 +140,15 @@ def make_recipe(
     chunk_size: int,
     shortest: int = 0,
     hashes: Mapping[str, str] | None = None,
+    *,
+    keep_vectors: bool = True,
 ) -> Recipe:
     """Build the recipe for nucleotides.
 
     Args:
         shortest: bases of the shortest record that the classifier can read.
         hashes: field name -> SHA-256 of the head and the scorer.
+        keep_vectors: False: only the scores of a head are kept.
     """
     return convert_options(  # recipe fields have the names of their options
         options,
@@ -154,7 +157,7 @@ def make_recipe(
         chunk_size=chunk_size,
         min_length=max(options.min_length, shortest),
         encoders=encoders,
-        keep_vectors=True,
+        keep_vectors=keep_vectors,
         **(hashes or {}),
     )
 
