@@ -94,7 +94,7 @@ def _resolve_extract(
     chunk_size = USUAL_CHUNK_SIZE if options.chunk_size is None else options.chunk_size
     return ExtractConfig(
         options=options,
-        recipe=make_recipe(options, encoders.specs, chunk_size),
+        recipe=make_recipe(options, encoders.specs, chunk_size, keep_vectors=True),
         resources=engine.resources,
         checkpoints=engine.checkpoints,
         weights=encoders.weights,

@@ -34,7 +34,9 @@ def resolve_scorer_alone(options: PredictOptions) -> PredictConfig:
     return PredictConfig(
         options=options,
         classifier=classifier,
-        recipe=make_recipe(options, (), chunk_size, shortest, classifier.hashes),
+        recipe=make_recipe(
+            options, (), chunk_size, shortest, classifier.hashes, keep_vectors=True
+        ),
         resources=Resources(
             devices=("cpu",),
             tokens_per_batch=1,

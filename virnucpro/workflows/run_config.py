@@ -141,7 +141,7 @@ def make_recipe(
     shortest: int = 0,
     hashes: Mapping[str, str] | None = None,
     *,
-    keep_vectors: bool = True,
+    keep_vectors: bool,
 ) -> Recipe:
     """Build the recipe for nucleotides.
 
