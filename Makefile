@@ -49,7 +49,10 @@ tests: $(VENV)/compiled
 
 # Slower than `make tests`, because every line is counted: not part of the gate.
 coverage: $(VENV)/compiled
-	$(BIN)/pytest -n $(TESTERS) --dist worksteal --cov=virnucpro --cov-report=term:skip-covered
+	$(BIN)/coverage erase
+	$(BIN)/pytest -n $(TESTERS) --dist worksteal --cov=virnucpro --cov-report=
+	$(BIN)/coverage combine --append --quiet
+	$(BIN)/coverage report --skip-covered
 
 sanitize: $(VENV)/installed-dev
 	$(BIN)/python scripts/sanitize.py
