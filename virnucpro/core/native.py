@@ -165,6 +165,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_int64,
         c_int64,
         _COUNTS,
+        _COUNTS,
     ),
     "protein_shared": (
         _BYTES,

@@ -29,10 +29,11 @@ def gene_table(results: CalledRecords) -> bytes | None:
         return None
     of_viruses = genes.virus.tolist()
     records = [viruses.places[virus] for virus in of_viruses]
+    record_names = results.records.names
     return format_rows(
         quoted_texts(_name_genes(viruses.names, genes)),
         quoted_texts([viruses.names[virus] for virus in of_viruses]),
-        quoted_texts([results.records.names[record] for record in records]),
+        quoted_texts([record_names[record] for record in records]),
         quoted_texts([results.calls.samples[record] for record in records]),
         format_integers(genes.start + 1),
         format_integers(_ends_in_circle(viruses, genes)),

@@ -69,7 +69,8 @@ class Proteins:
     @property
     def count_known_residues(self) -> IntArray:
         """Count the known residues in each protein. (n,)"""
-        return np.bincount(self.owner[self.residues < NO_RESIDUE], minlength=len(self))
+        first = np.cumsum(self.lengths) - self.lengths
+        return np.add.reduceat(self.residues < NO_RESIDUE, first, dtype=np.int64)
 
     @classmethod
     def from_sequences(cls, sequences: Sequence[str]) -> Proteins:
@@ -86,7 +87,8 @@ def encode_protein(sequence: str) -> Residues:
 
 def protein_features(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
     """Return each protein's features. n -> (n, 750)"""
-    return np.hstack([spelling(proteins), kmer_features(proteins, words, ratios)])
+    parts = composition(proteins), protein_statistics(proteins)
+    return np.hstack([*parts, kmer_features(proteins, words, ratios)])
 
 
 def spelling(proteins: Proteins) -> Features:
@@ -119,12 +121,11 @@ def protein_statistics(proteins: Proteins) -> Features:
     n = len(proteins)
     residues = proteins.residues
     lengths = proteins.lengths
-    cells = proteins.owner * N_RESIDUES + residues
-    counts = np.bincount(cells[residues < NO_RESIDUE], minlength=n * N_RESIDUES)
-    shares = counts.reshape(n, N_RESIDUES) / np.maximum(1, lengths)[:, None]
     windows = np.empty((n, 6), dtype=np.int64)
+    counts = np.empty((n, N_RESIDUES + 1), dtype=np.int64)
     sizes = _WINDOW, _IN_MEMBRANE * _WINDOW, _SIMPLE, _FEW
-    call("protein_windows", residues, lengths, n, _VALUES, *sizes, windows)
+    call("protein_windows", residues, lengths, n, _VALUES, *sizes, windows, counts)
+    shares = counts[:, :N_RESIDUES] / lengths[:, None]
     highest, lowest, most_charged, least_charged = (windows[:, :4] / _WINDOW).T
     n_windows, n_simple = (np.maximum(1, lengths - size + 1) for size in (_WINDOW, _SIMPLE))
     first = np.cumsum(lengths) - lengths

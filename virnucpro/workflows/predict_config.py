@@ -34,9 +34,7 @@ def resolve_scorer_alone(options: PredictOptions) -> PredictConfig:
     return PredictConfig(
         options=options,
         classifier=classifier,
-        recipe=make_recipe(
-            options, (), chunk_size, shortest, classifier.hashes, keep_vectors=True
-        ),
+        recipe=make_recipe(options, (), chunk_size, shortest, classifier.hashes, keep_vectors=True),
         resources=Resources(
             devices=("cpu",),
             tokens_per_batch=1,

@@ -549,17 +549,19 @@ int protein_composition(const uint8_t *residues, const int64_t *lengths, int64_t
     return 0;
 }
 
-/* Figures of the windows of each protein. A residue has two values, and a window their sums. For
- * each value: the largest and the smallest sum, 0 without a window. Then the number of windows with
- * a first sum above `least`, and the number of simple windows, which have few different residues.
- * (n_values, 2) -> (n, 6) */
+/* Count the residues of each protein, and compute figures of its windows. A residue has two values,
+ * and a window their sums. For each value: the largest and the smallest sum, 0 without a window.
+ * Then the number of windows with a first sum above `least`, and that of simple windows, which
+ * have few different residues. (n_values, 2) -> (n, 6), (n, N_RESIDUES + 1) */
 int protein_windows(const uint8_t *residues, const int64_t *lengths, int64_t n,
                     const int64_t *values, int64_t size, int64_t least, int64_t size_of_simple,
-                    int64_t few, int64_t *out) {
-    for (int64_t protein = 0; protein < n; residues += lengths[protein++], out += 6) {
+                    int64_t few, int64_t *out, int64_t *counts) {
+    for (int64_t protein = 0; protein < n; residues += lengths[protein++]) {
         int64_t sums[2] = {0}, n_of[N_RESIDUES + 1] = {0}, n_different = 0;
         clear(out, 6 * sizeof(int64_t));
+        clear(counts, (N_RESIDUES + 1) * sizeof(int64_t));
         for (int64_t i = 0; i < lengths[protein]; i++) {
+            counts[residues[i]]++;
             n_different += n_of[residues[i]]++ == 0;
             if (i >= size_of_simple)
                 n_different -= --n_of[residues[i - size_of_simple]] == 0;
@@ -575,6 +577,8 @@ int protein_windows(const uint8_t *residues, const int64_t *lengths, int64_t n,
             }
             out[4] += i + 1 >= size && sums[0] > least;
         }
+        out += 6;
+        counts += N_RESIDUES + 1;
     }
     return 0;
 }
@@ -601,14 +605,14 @@ static void write_owners_of_protein(const uint8_t *residues, int64_t length, con
 }
 
 /* Figures of the log ratios of a pattern in a protein: their mean, the mean of the positive ones
- * over all, and the root of the mean square. */
-static void write_pattern(const uint8_t *residues, int64_t length, const int *places,
-                          const int8_t *ratios, double step, float *out) {
+ * over all, and the root of the mean square. Inlined, because the places are constants there. */
+static inline __attribute__((always_inline)) void
+write_pattern(const uint8_t *residues, int64_t length, const int *places, int n_places,
+              const int8_t *ratios, double step, float *out) {
     int64_t sum = 0, rises = 0, squares = 0, n = 0;
-    int n_places = places[MOST_OF_PATTERN - 1] < 0 ? MOST_OF_PATTERN - 1 : MOST_OF_PATTERN;
     for (int64_t i = 0; i + places[n_places - 1] < length; i++) {
-        int64_t number = 0, ratio;
-        int is_known = 1;
+        uint32_t number = 0;
+        int32_t ratio, is_known = 1;
         for (int place = 0; place < n_places; place++) {
             is_known &= residues[i + places[place]] < N_RESIDUES;
             number = N_RESIDUES * number + residues[i + places[place]];
@@ -624,6 +628,14 @@ static void write_pattern(const uint8_t *residues, int64_t length, const int *pl
     out[0] = (float)((double)sum / (double)at_least(1, n) * step);
     out[1] = (float)((double)rises / (double)at_least(1, n) * step);
     out[2] = (float)(sqrt((double)squares / (double)at_least(1, n)) * step);
+}
+
+static void write_patterns(const uint8_t *residues, int64_t length, const int8_t *const *ratios,
+                           double step, float *out) {
+    write_pattern(residues, length, PATTERNS[0], 3, ratios[0], step, out);
+    write_pattern(residues, length, PATTERNS[1], 4, ratios[1], step, out + 3);
+    write_pattern(residues, length, PATTERNS[2], 4, ratios[2], step, out + 6);
+    write_pattern(residues, length, PATTERNS[3], 4, ratios[3], step, out + 9);
 }
 
 /* What proteins share with viruses and cells: figures of words and of each pattern. (n, 18) */
@@ -645,8 +657,8 @@ int protein_shared(const uint8_t *residues, const int64_t *lengths, int64_t n,
     for (int64_t i = 0; i < n; residues += lengths[i++]) {
         write_owners_of_protein(residues, lengths[i], &words, hashes, owners, out);
         out += N_OWNERS - 1;
-        for (int pattern = 0; pattern < N_PATTERNS; pattern++, out += 3)
-            write_pattern(residues, lengths[i], PATTERNS[pattern], ratios[pattern], step, out);
+        write_patterns(residues, lengths[i], ratios, step, out);
+        out += 3 * N_PATTERNS;
     }
     free(hashes);
     free(owners);

@@ -73,16 +73,18 @@ typedef struct {
     double start[N_START_KINDS], site[N_SITES];
 } Weights;
 
+/* Weights and kinds of starts, by strand and code of the forward strand. */
+typedef struct {
+    double weights[2][N_CODES];
+    uint8_t kinds[2][N_CODES];
+} CodonTables;
+
 typedef struct {
     const uint8_t *digits;
     const uint8_t *codes;
     const uint8_t *kind_of_code; /* kind of the start codon, or EDGE for none */
     int32_t length, has_sites;
 } Piece;
-
-static uint8_t code_at(const Piece *piece, int strand, int32_t place) {
-    return strand ? other_of(piece->codes[piece->length - 3 - place]) : piece->codes[place];
-}
 
 static uint8_t digit_at(const Piece *piece, int strand, int32_t place) {
     return strand ? opposite(piece->digits[piece->length - 1 - place]) : piece->digits[place];
@@ -238,51 +240,84 @@ static int add_frame(List *list, const Frame *frame) {
     return 0;
 }
 
+static void fill_tables(const uint8_t *kind_of_code, const double *codon_weights,
+                        CodonTables *tables) {
+    for (int code = 0; code < N_CODES; code++) {
+        int other = other_of(code);
+        tables->weights[0][code] = codon_weights[code];
+        tables->weights[1][code] = codon_weights[other];
+        tables->kinds[0][code] = kind_of_code[code];
+        tables->kinds[1][code] = kind_of_code[other];
+    }
+}
+
 /* List an open reading frame, with its starts. is_edge: it begins at the edge of the piece. */
 static int list_starts(const Piece *piece, Frame frame, int32_t first, int is_edge,
-                       int32_t shortest, const double *codon_weights, List *list) {
-    int32_t shortest_partial = 2 * shortest / 3;
+                       int32_t shortest, const CodonTables *tables, List *list) {
+    const double *weights = tables->weights[frame.strand];
+    const uint8_t *kinds = tables->kinds[frame.strand];
+    const uint8_t *code =
+        piece->codes + (frame.strand ? piece->length - frame.end : frame.end - 3);
+    int64_t step = frame.strand ? 3 : -3;
+    int32_t shortest_partial = 2 * shortest / 3, n_codons = (frame.end - first) / 3;
     double sum = 0;
     frame.first_start = list->n_starts;
-    for (int32_t place = frame.end - 3; place >= first; place -= 3) {
-        uint8_t code = code_at(piece, frame.strand, place);
-        int kind = piece->kind_of_code[code], is_at_edge = is_edge && place == first;
-        sum += codon_weights[code];
+    for (int32_t n = 1; n <= n_codons; n++, code += step) {
+        int kind = kinds[*code], is_at_edge = is_edge && n == n_codons;
+        sum += weights[*code];
         if (kind == EDGE && !is_at_edge)
             continue;
-        if ((frame.end - place) / 3 < (frame.is_open || is_at_edge ? shortest_partial : shortest))
+        if (n < (frame.is_open || is_at_edge ? shortest_partial : shortest))
             continue;
-        if (add_start(list, place, kind, sum))
+        if (add_start(list, frame.end - 3 * n, kind, sum))
             return -1;
     }
     frame.n_starts = list->n_starts - frame.first_start;
     return frame.n_starts ? add_frame(list, &frame) : 0;
 }
 
+/* List the open reading frames of a strand, with their starts.
+ *
+ * stops: those of the piece on this strand, in the row of bases, where the piece begins at `from`. */
+static int list_strand(const Piece *piece, int strand, const int32_t *stops, int64_t n_stops,
+                       int64_t from, int32_t shortest, const CodonTables *tables, List *list) {
+    int32_t first[3] = {0, 1, 2};
+    Frame frame = {0};
+    frame.strand = (int8_t)strand;
+    for (int64_t i = 0; i < n_stops; i++) {
+        frame.end = strand ? (int32_t)(from + piece->length - 3 - stops[n_stops - 1 - i])
+                           : (int32_t)(stops[i] - from);
+        int edge = frame.end % 3;
+        int32_t begin = first[edge];
+        first[edge] = frame.end + 3;
+        if (frame.end - begin >= 2 * shortest &&
+            list_starts(piece, frame, begin, begin == edge, shortest, tables, list))
+            return -1;
+    }
+    frame.is_open = 1;
+    for (int32_t edge = 0; edge < 3; edge++) {
+        frame.end = piece->length - (piece->length - edge) % 3;
+        if (frame.end - first[edge] >= 2 * shortest &&
+            list_starts(piece, frame, first[edge], first[edge] == edge, shortest, tables, list))
+            return -1;
+    }
+    return 0;
+}
+
 /* List the open reading frames of a piece, with their starts. */
-static int list_frames(const Piece *piece, const uint8_t *is_stop, int32_t shortest,
+static int list_frames(const Piece *piece, const Bases *bases, const Room *room, int32_t shortest,
                        const double *codon_weights, List *list) {
+    int64_t from = piece->codes - bases->codes;
+    CodonTables tables;
+    fill_tables(piece->kind_of_code, codon_weights, &tables);
     list->n_frames = list->n_starts = 0;
-    for (int strand = 0; strand < 2; strand++)
-        for (int32_t edge = 0; edge < 3; edge++) {
-            Frame frame = {0};
-            frame.strand = strand;
-            int32_t first = edge, place = edge;
-            for (; place + 3 <= piece->length; place += 3) {
-                if (!is_stop[code_at(piece, strand, place)])
-                    continue;
-                frame.end = place;
-                if (place - first >= 2 * shortest &&
-                    list_starts(piece, frame, first, first == edge, shortest, codon_weights, list))
-                    return -1;
-                first = place + 3;
-            }
-            frame.end = place;
-            frame.is_open = 1;
-            if (place - first >= 2 * shortest &&
-                list_starts(piece, frame, first, first == edge, shortest, codon_weights, list))
-                return -1;
-        }
+    for (int strand = 0; strand < 2; strand++) {
+        int64_t first_stop = room->first_stop[strand];
+        int64_t n_stops = room->end_stop[strand] - first_stop;
+        if (list_strand(piece, strand, bases->stops[strand] + first_stop, n_stops, from, shortest,
+                        &tables, list))
+            return -1;
+    }
     return 0;
 }
 
@@ -508,14 +543,15 @@ static void learn_starts(const List *list, int64_t n_genes, int has_sites, const
     }
 }
 
-static int genes_of(const Piece *piece, const Room *room, const uint8_t *is_stop,
-                    int32_t shortest, const Weights *usual, List *list, int64_t *n_genes) {
+static int genes_of(const Piece *piece, const Bases *bases, const Room *room,
+                    const uint8_t *is_stop, int32_t shortest, const Weights *usual, List *list,
+                    int64_t *n_genes) {
     Weights weights = *usual;
     CodonCounts counts = {0};
     count_in_stretches(piece, room, &counts);
     learn_codons(&counts, is_stop, &weights);
     *n_genes = 0;
-    if (list_frames(piece, is_stop, shortest, weights.codon, list))
+    if (list_frames(piece, bases, room, shortest, weights.codon, list))
         return -1;
     for (int round = 0; round < N_ROUNDS; round++) {
         if (round)
@@ -548,7 +584,8 @@ int find_genes(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
                        (int32_t)lengths[i], has_sites[i]};
         Weights usual = usual_weights(has_sites[i]);
         vnp_find_stretches(&bases, starts[i], piece.length, (int32_t)shortest, &room);
-        result = genes_of(&piece, &room, is_stop, (int32_t)shortest, &usual, &list, n_genes + i);
+        result = genes_of(&piece, &bases, &room, is_stop, (int32_t)shortest, &usual, &list,
+                          n_genes + i);
         for (int64_t rank = 0; result == 0 && rank < n_genes[i]; rank++) {
             const Candidate *gene = list.path + rank;
             *rows++ = gene->strand;

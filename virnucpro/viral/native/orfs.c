@@ -158,6 +158,7 @@ static void find_in_strand(const Bases *bases, int strand, int64_t from, int32_t
     int64_t end = first_from(stops, n_stops, from + length - 2, first);
     int32_t start[3] = {0, 0, 0};
     room->first_stop[strand] = first;
+    room->end_stop[strand] = end;
     for (int64_t i = first; i < end; i++) {
         int32_t place = strand ? (int32_t)(from + length - 3 - stops[first + end - 1 - i])
                                : (int32_t)(stops[i] - from);

@@ -31,7 +31,7 @@ typedef struct {
     Stretch *rows[6], *sorted, *kept; /* by frame; all, longest first; the kept ones */
     int32_t n_rows[6], n_stops[6], longest[6];
     int64_t n_found, n_kept, n_covered;
-    int64_t first_stop[2]; /* on each strand, in the previous piece */
+    int64_t first_stop[2], end_stop[2]; /* stops of the latest piece by strand, half-open */
     int32_t *n_of_length;
     uint64_t *covered;
 } Room;
