@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import re
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +19,22 @@ from virnucpro.results.miuvig import (
     completeness_score,
     genome_structure,
     genome_type,
+    miuvig_rows,
 )
 from virnucpro.results.outputs import GENE_GFF3, GENE_TABLE, MIUVIG_TABLE, PROTEIN_FASTA
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.viral.genes import find_genes
-from virnucpro.viral.types import Call, CalledRecords, Calls, FrameScores, Genes, Identity
+from virnucpro.viral.lineage import load_builtin_lineages
+from virnucpro.viral.taxonomy import KINDS
+from virnucpro.viral.types import (
+    Call,
+    CalledRecords,
+    Calls,
+    FrameScores,
+    Genes,
+    Identity,
+    Viruses,
+)
 
 INPUTS = Path(__file__).parents[3] / "shared/data/inputs"
 # frequent in genes of bacteria and their phages. The last two are stops on the other strand
@@ -237,6 +250,93 @@ def test_gene_files_list_the_same_genes():
     ]
 
 
+# the values that MIxS 7.0.1 allows, of enumerations and in patterns
+MIXS_VALUES = {
+    "detec_type": {"independent sequence (UViG)", "provirus (UpViG)"},
+    "pred_genome_type": {
+        *("DNA", "dsDNA", "ssDNA", "RNA", "dsRNA", "ssRNA", "ssRNA (+)", "ssRNA (-)"),
+        *("mixed", "uncharacterized"),
+    },
+    "pred_genome_struc": {"non-segmented", "segmented", "undetermined"},
+    "assembly_qual": {
+        "Finished genome",
+        "High-quality draft genome",
+        "Medium-quality draft genome",
+        "Low-quality draft genome",
+        "Genome fragment(s)",
+    },
+    "compl_appr": {"", "marker gene", "other", "reference based"},
+    "tax_ident": {"", "16S rRNA gene", "multi-marker approach", "other"},
+    "host_pred_appr": {
+        *("", "CRISPR spacer match", "co-occurrence", "combination", "host sequence similarity"),
+        *("kmer similarity", "other", "provirus"),
+    },
+}
+MIXS_PATTERNS = {
+    "number_contig": r"\d+",
+    "compl_score": r"|(high|med|low);\d+(\.\d+)?%",
+    "compl_software": r"|[^;]+;[^;]+",
+    **dict.fromkeys(["feat_pred", "ref_db", "sim_search_meth"], r"|[^;]+;[^;]+;[^;]+"),
+    "vir_ident_software": r"[^;]+;[^;]+;[^;]+",
+}
+NOT_IN_MIXS = {"virus", "topology", "checkv_quality", "taxonomy"}
+FREE_TEXTS = {"samp_name", "tax_class", "host_pred_est_acc"}
+
+
+@cache
+def genes_of_phage() -> Genes:
+    return find_genes([phage()], [False], ["phage"])
+
+
+def miuvig_of(identity: Identity, extent: str) -> dict[str, str]:
+    """Return the row of a virus with genes."""
+    results = called("ACGT", "x")
+    genes = genes_of_phage()
+    row = (0, "x", extent, 0, 4, False, "ACGT", 0.9, identity)
+    results.viruses = Viruses.from_rows([row])._replace(genes=genes)
+    [values] = miuvig_rows(results)
+    return dict(zip(MIUVIG_TABLE.columns, values, strict=True))
+
+
+@pytest.mark.parametrize("method", ["", "genus length", "family length", "segmented", "DTR", "ITR"])
+@pytest.mark.parametrize("completeness", [None, 12.3, 50.0, 90.0, 100.0])
+def test_miuvig_keeps_vocabularies(method, completeness):
+    lineages = load_builtin_lineages()
+    taxa = {taxon.genome_type: taxon for taxon in lineages.taxa}.values()
+    identities = [
+        *(
+            Identity(
+                taxonomy=taxon.taxonomy,
+                genus=taxon.genus,
+                genome_type=taxon.genome_type,
+                host_genus="Escherichia",
+            )
+            for taxon in taxa
+        ),
+        *(Identity(group=group) for group in KINDS),
+        Identity(),
+    ]
+    for identity in identities:
+        known = identity._replace(completeness=completeness, completeness_method=method)
+        for extent in ("whole", "provirus"):
+            row = miuvig_of(known, extent)
+            assert (
+                row.keys() == MIXS_VALUES.keys() | MIXS_PATTERNS.keys() | NOT_IN_MIXS | FREE_TEXTS
+            )
+            for field, values in MIXS_VALUES.items():
+                assert row[field] in values, field
+            for field, pattern in MIXS_PATTERNS.items():
+                assert re.fullmatch(pattern, row[field]), field
+
+
+def test_miuvig_knows_each_genome_type():
+    lineages = load_builtin_lineages()
+    types = {taxon.genome_type for taxon in lineages.taxa} - {""}
+    terms = {one: genome_type(Identity(genome_type=one)) for one in types}
+    assert "uncharacterized" not in terms.values()
+    assert all(one.startswith(term[:5]) for one, term in terms.items())
+
+
 def test_miuvig_describes_each_virus():
     [batch] = make_batches(called(phage(), "x"), (MIUVIG_TABLE,), STANDARD)
     [line] = bytes(batch.rows[MIUVIG_TABLE.file]).decode().splitlines()
@@ -246,7 +346,11 @@ def test_miuvig_describes_each_virus():
     assert row["detec_type"] == "independent sequence (UViG)"
     assert (row["topology"], row["assembly_qual"]) == ("linear", "Genome fragment(s)")
     assert row["vir_ident_software"] == f"{software};predict"
-    assert row["feat_pred"] == f"{software};genes"
+    assert row["feat_pred"] == f"{software};predict"
+    assert (
+        row["ref_db"]
+        == f"VirNucPro index of known viruses;{__version__};{load_builtin_lineages().release}"
+    )
     assert row["checkv_quality"] == "Not-determined"
 
 

@@ -211,10 +211,17 @@ MIUVIG_TABLE = OutputFile(
         "assembly_qual",
         "compl_score",
         "compl_software",
+        "compl_appr",
         "checkv_quality",
+        "taxonomy",
         "tax_ident",
+        "tax_class",
+        "host_pred_appr",
+        "host_pred_est_acc",
         "vir_ident_software",
         "feat_pred",
+        "ref_db",
+        "sim_search_meth",
     ),
 )
 # One row per gene. Positions are those in the sequence of the virus.
