@@ -218,6 +218,11 @@ def test_many_short_proteins_take_little_memory(scorer: Scorer) -> None:
     assert peaks[1] < 1.2 * peaks[0], "3 kB of features of each would nearly double it"
 
 
+def test_known_residues_of_empty_proteins_are_counted() -> None:
+    proteins = Proteins.from_sequences(["", "MKX", "", "XX", "A", ""])
+    assert proteins.count_known_residues.tolist() == [0, 2, 0, 0, 1, 0]
+
+
 def test_no_proteins_have_no_scores(scorer: Scorer) -> None:
     assert score_proteins([], scorer).tolist() == []
 

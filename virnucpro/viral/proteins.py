@@ -69,8 +69,10 @@ class Proteins:
     @property
     def count_known_residues(self) -> IntArray:
         """Count the known residues in each protein. (n,)"""
-        first = np.cumsum(self.lengths) - self.lengths
-        return np.add.reduceat(self.residues < NO_RESIDUE, first, dtype=np.int64)
+        n_before = np.zeros(len(self.residues) + 1, dtype=np.int64)
+        np.cumsum(self.residues < NO_RESIDUE, out=n_before[1:])
+        ends = np.cumsum(self.lengths)
+        return n_before[ends] - n_before[ends - self.lengths]
 
     @classmethod
     def from_sequences(cls, sequences: Sequence[str]) -> Proteins:
@@ -125,7 +127,7 @@ def protein_statistics(proteins: Proteins) -> Features:
     counts = np.empty((n, N_RESIDUES + 1), dtype=np.int64)
     sizes = _WINDOW, _IN_MEMBRANE * _WINDOW, _SIMPLE, _FEW
     call("protein_windows", residues, lengths, n, _VALUES, *sizes, windows, counts)
-    shares = counts[:, :N_RESIDUES] / lengths[:, None]
+    shares = counts[:, :N_RESIDUES] / np.maximum(1, lengths)[:, None]
     highest, lowest, most_charged, least_charged = (windows[:, :4] / _WINDOW).T
     n_windows, n_simple = (np.maximum(1, lengths - size + 1) for size in (_WINDOW, _SIMPLE))
     first = np.cumsum(lengths) - lengths
