@@ -272,7 +272,7 @@ def _expand(rows: Sequence[Sequence[Any]]) -> tuple[tuple[Taxon, ...], NDArray[n
     fields of ``Taxon``.
     """
     taxa = [Taxon((), "", "")]
-    ancestors = np.zeros((len(rows) + 1, len(RANKS)), dtype=np.int64)
+    ancestors = [[0] * len(RANKS)]
     for number, (parent, rank, name, genome_type, host_source, n_bases, basis) in enumerate(
         rows, 1
     ):
@@ -283,6 +283,6 @@ def _expand(rows: Sequence[Sequence[Any]]) -> tuple[tuple[Taxon, ...], NDArray[n
         n_unnamed = depth - len(parent_lineage)
         lineage = (*parent_lineage, *[""] * n_unnamed, str(name))
         taxa.append(Taxon(lineage, str(genome_type), str(host_source), int(n_bases), str(basis)))
-        ancestors[number] = ancestors[parent]
-        ancestors[number, depth] = number
-    return tuple(taxa), ancestors
+        ancestors.append(ancestors[parent].copy())
+        ancestors[number][depth] = number
+    return tuple(taxa), np.array(ancestors, dtype=np.int64)

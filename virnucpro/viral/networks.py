@@ -131,20 +131,33 @@ def _in_blocks(layers: Iterable[Layer]) -> Layer:
     spans two of them.
     """
     line = 64  # bytes in a cache line
-    blocks = list[NDArray[np.int8]]()
-    starts = list[NDArray[np.int32]]()
-    worths = list[Weights]()
-    for weight, start, worth in layers:
-        lacking = -len(start) % _OUTPUTS
-        padded = np.pad(weight, ((0, lacking), (0, -weight.shape[1] % _INPUTS)))
-        fours = padded.reshape(-1, _OUTPUTS, padded.shape[1] // _INPUTS, _INPUTS)
-        blocks.append(fours.swapaxes(1, 2).ravel())
-        starts.append(np.pad(start, (0, lacking)))
-        worths.append(np.pad(worth, (0, lacking)))
-    n = sum(map(len, blocks))
-    room = np.empty(n + line, dtype=np.int8)
-    weights = room[-room.ctypes.data % line :][:n]
-    return np.concatenate(blocks, out=weights), np.concatenate(starts), np.concatenate(worths)
+    padded = [_pad(*layer) for layer in layers]
+    n_bytes = sum(weight.size for weight, _, _ in padded)
+    room = np.empty(n_bytes + line, dtype=np.int8)
+    weights = room[-room.ctypes.data % line :][:n_bytes]
+    first = 0
+    for weight, _, _ in padded:
+        # Four weights are moved as one integer.
+        fours = weight.view(np.int32)
+        blocks = fours.reshape(-1, _OUTPUTS, fours.shape[1]).swapaxes(1, 2)
+        target = weights[first : first + weight.size].view(np.int32)
+        target.reshape(blocks.shape)[:] = blocks
+        first += weight.size
+    starts = np.concatenate([start for _, start, _ in padded])
+    worths = np.concatenate([worth for _, _, worth in padded])
+    return weights, starts, worths
+
+
+def _pad(weight: NDArray[np.int8], start: NDArray[np.int32], worth: Weights) -> Layer:
+    """Pad a layer with zeros, to complete output blocks and groups of inputs."""
+    n_outputs = -len(start) % _OUTPUTS
+    n_inputs = -weight.shape[1] % _INPUTS
+    if n_outputs:
+        start = np.pad(start, (0, n_outputs))
+        worth = np.pad(worth, (0, n_outputs))
+    if n_outputs or n_inputs:
+        weight = np.pad(weight, ((0, n_outputs), (0, n_inputs)))
+    return weight, start, worth
 
 
 @dataclass(frozen=True, slots=True)
