@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 import re
 import shutil
 import time
@@ -19,7 +20,15 @@ import pytest
 import yaml
 from conftest import open_dna, random_dna
 from open_counter import counted_opens
-from run_helpers import assert_same_run, assert_same_vectors, rows, run_inline, tables, vectors
+from run_helpers import (
+    assert_same_run,
+    assert_same_vectors,
+    rows,
+    run_inline,
+    tables,
+    vectors,
+    write_fasta,
+)
 from scorer_run_helpers import predict
 
 from virnucpro.cli.progress import counts_of, line_of
@@ -32,6 +41,7 @@ from virnucpro.results.counts import RecordCounts
 from virnucpro.results.outputs import MULTIQC_FAMILIES
 from virnucpro.results.sample_tables import LAST_LINES, OutputDir
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.input_scan import InputScan
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.workflows.status import inspect_run, measure_run
 
@@ -679,19 +689,40 @@ def test_sheet_names_both_files_of_a_sample(predicted, pairs, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_run_opens_each_input_three_times(tmp_path, suffix):
-    """Once to hash it and read its ids, once to plan it, and once to write its rows."""
+@pytest.mark.parametrize(("n_bases", "n_opens"), [(600, 1), (70_000, 3)])
+def test_run_opens_small_inputs_once(tmp_path, suffix, n_bases, n_opens):
+    """A small input is hashed and kept. A larger one is opened to plan it and to write its rows."""
     folder = tmp_path / "in"
     folder.mkdir()
     rng = np.random.default_rng(5)
     for number in range(12):
-        text = f">r{number}\n{open_dna(600, rng)}\n".encode()
+        text = f">r{number}\n{open_dna(n_bases, rng)}\n".encode()
         path = folder / f"{number}.fa{suffix}"
         path.write_bytes(gzip.compress(text) if suffix else text)
     with counted_opens() as opens:
         predict(folder, to=tmp_path / "run")
-    assert {opens[str(path)] for path in folder.iterdir()} == {3}
+    assert {opens[str(path)] for path in folder.iterdir()} == {n_opens}
     with counted_opens() as opens:
         predict(folder, to=tmp_path / "run", resume=True, preset="sensitive")
     n_unpacked = 1 if suffix else 0  # to detect reads
     assert max(opens[str(path)] for path in folder.iterdir()) <= 3 + n_unpacked
+
+
+def test_kept_records_are_those_of_the_file(tmp_path):
+    """A small input whose records were kept is read again after a change, and rejected."""
+    path = write_fasta(tmp_path / "a.fa", {"one": "ACGT", "two": "AC-GT"})
+    scan = InputScan()
+    (kept,) = scan.hash(InputFile.complete(path), lambda _: None, reads_records=True)
+    (read,) = InputScan(n_free_bytes=0).hash(
+        InputFile.complete(path), lambda _: None, reads_records=True
+    )
+    assert kept.parsed is not None
+    assert read.parsed is None
+    assert pickle.loads(pickle.dumps(kept)).parsed is None  # noqa: S301 - our own bytes
+    with counted_opens() as opens:
+        records = list(kept.read())
+    assert not opens[str(path)]
+    assert records == list(read.read())
+    path.write_text(">three\nACGT\n")
+    with pytest.raises(InputError, match=r"a\.fa changed during the run"):
+        list(kept.read())

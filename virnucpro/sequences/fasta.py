@@ -214,7 +214,31 @@ class _RawRecords:
         return replace(self, prefix=prefix, unprefixed=unprefixed)
 
 
-Block = _RawRecords | Records
+@dataclass(frozen=True, slots=True, eq=False)
+class ParsedRecords:
+    """All records of a small file, parsed in advance. Otherwise as ``_RawRecords``."""
+
+    records: Records
+    n_letters: int
+    span: Span | None
+
+    @property
+    def n_bytes(self) -> int:
+        """Return the approximate size in memory."""
+        n_bytes_per_record = 1_000
+        return self.n_letters + n_bytes_per_record * len(self.records.ids)
+
+    def parse(self) -> tuple[Records, None]:
+        return self.records, None
+
+    def with_mate(self, mate: int) -> ParsedRecords:
+        return replace(self, records=self.records.with_mate(mate))
+
+    def with_prefix(self, prefix: str, unprefixed: frozenset[str]) -> ParsedRecords:
+        return replace(self, records=self.records.with_prefix(prefix, unprefixed))
+
+
+Block = _RawRecords | ParsedRecords | Records
 # Cuts a text, given the file name in messages and the number of lines before it. Yields chunks, the
 # number of lines before them, and the number of bytes read after them.
 _Cut = Callable[[Iterable[bytes], str, int], Iterator[tuple[list[bytes], int, int]]]

@@ -18,9 +18,12 @@ from typing import Any, Literal
 from virnucpro.core.atomic_io import decompressed, is_compressed
 from virnucpro.core.errors import InputError, InputMissingError
 from virnucpro.core.recipe import InputType
+from virnucpro.core.types import Records
 from virnucpro.sequences.derived_names import DerivedNameScan
 from virnucpro.sequences.fasta import (
+    Block,
     FirstLetters,
+    ParsedRecords,
     check_format,
     cut_blocks,
     open_fasta,
@@ -43,6 +46,7 @@ class RecordScan:
     reads: Literal["", "single", "mates"] = ""  # as ``detect_interleaved`` returns it
     fault: InputError | InputMissingError | None = None  # why the file cannot be read to its end
     input_type: InputType | InputError | None = None  # the guess, or why there is none
+    parsed: ParsedRecords | None = None  # all records, if the file has only one block
 
     @contextmanager
     def keeping_fault(self) -> Iterator[None]:
@@ -65,7 +69,7 @@ class RecordScan:
         if is_reads:
             self.reads = "mates" if are_mates else "single"
         letters = FirstLetters()
-        for records in parse_block(blocks):
+        for records in parse_block(self._keep_only_block(blocks)):
             if file.mate:
                 records = records.with_mate(file.mate)
             self.digests.frombytes(id_digests(records.ids).tobytes())
@@ -75,6 +79,32 @@ class RecordScan:
             self.input_type = letters.guess_type(label)
         except InputError as error:
             self.input_type = error
+
+    def _keep_only_block(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        """Pass on the blocks of a file. A small block is kept parsed, if no other follows.
+
+        Raises:
+            InputError: a record in it is invalid.
+        """
+        most_letters = 1 << 16
+        first = next(blocks, None)
+        if first is None:
+            return
+        if isinstance(first, Records) or first.n_letters > most_letters:
+            yield first
+            yield from blocks
+            return
+        n_letters = first.n_letters
+        records, fault = first.parse()
+        yield records
+        if fault is not None:
+            raise fault
+        second = next(blocks, None)
+        if second is None:
+            self.parsed = ParsedRecords(records, n_letters, first.span)
+        else:
+            yield second
+            yield from blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,11 +162,13 @@ def scan_file(
     on_bytes: Callable[[int], None] = lambda _: None,
     *,
     reads_records: bool = False,
+    most_kept_bytes: int = 0,
 ) -> FileScan:
     """Hash a file as it is on disk, stamp it, and read its records if asked.
 
     If its content on disk has changed, the hash of its decompressed content is dropped.
-    ``on_bytes`` gets the number of bytes so far.
+    ``on_bytes`` gets the number of bytes so far. The records of a small file stay in memory if they
+    take at most ``most_kept_bytes``.
 
     Raises:
         InputError: the file changed while it was read.
@@ -169,6 +201,10 @@ def scan_file(
         facts = text.text_facts
     elif digest != file.sha256:
         facts = {"text_sha256": "", "n_text_bytes": 0, "may_have_derived_names": True}
+    if records is not None and records.parsed is not None:
+        has_room = records.parsed.n_bytes <= most_kept_bytes
+        facts["parsed"] = records.parsed if has_room else None
+        records.parsed = None
     file = replace(
         file,
         sha256=digest,

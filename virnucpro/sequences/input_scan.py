@@ -59,6 +59,7 @@ class InputScan:
     refused: list[tuple[InputFile, InputError | InputMissingError]] = field(default_factory=list)
 
     scans: dict[str, FileScan] = field(default_factory=dict)  # by path
+    n_free_bytes: int = 1 << 25  # memory left for parsed records
 
     @contextmanager
     def rejecting(self, file: InputFile) -> Iterator[None]:
@@ -99,9 +100,11 @@ class InputScan:
                         file,
                         lambda n: on_bytes(n_before + n),  # noqa: B023 - called at once
                         reads_records=reads_records,
+                        most_kept_bytes=self.n_free_bytes,
                     )
                     file = scan.file
                     self.scans[file.path] = scan
+                    self.n_free_bytes -= file.parsed.n_bytes if file.parsed else 0
                 inputs.append(file)
                 n_before += file.n_bytes
         self._announce_reads(inputs)

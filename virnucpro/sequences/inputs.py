@@ -8,13 +8,13 @@ that the file is still the one that was hashed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from virnucpro.core.atomic_io import OnBlock, hash_stream, open_regular_file
 from virnucpro.core.errors import InputError
@@ -25,6 +25,7 @@ from virnucpro.sequences.fasta import (
     PACKED,
     WHOLE,
     Block,
+    ParsedRecords,
     Span,
     StreamCache,
     cut_blocks,
@@ -53,7 +54,10 @@ class FileStamp(NamedTuple):
 
     @classmethod
     def of(cls, handle: BinaryIO) -> FileStamp:
-        status = os.fstat(handle.fileno())
+        return cls.from_status(os.fstat(handle.fileno()))
+
+    @classmethod
+    def from_status(cls, status: os.stat_result) -> FileStamp:
         return cls(
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         )
@@ -92,6 +96,8 @@ class InputFile:
     may_have_derived_names: bool = True  # as ids; False: its text contains no such name
     modified_ns: int = field(default=0, compare=False)  # modification time at hashing
     stamp: FileStamp | None = field(default=None, compare=False)  # set if hashed in this process
+    # all records of a small file, if this process keeps them
+    parsed: ParsedRecords | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         texts = (self.path, self.sha256, self.text_sha256, self.name, self.sample, self.error)
@@ -101,6 +107,10 @@ class InputFile:
         numbers = (*sizes, self.generation, self.n_renamed, self.mate, self.modified_ns)
         if not all(isinstance(number, int) for number in numbers):
             raise TypeError("sizes and numbers of an input must be whole numbers")
+
+    def __reduce__(self) -> tuple[Callable[..., InputFile], tuple[Any, ...]]:
+        """Pickle the file without its records, which another process reads again."""
+        return InputFile, tuple(getattr(self, name) for name in _PICKLED)
 
     @property
     def identity(self) -> str:
@@ -192,6 +202,9 @@ class InputFile:
         Raises:
             InputError: the file changed after it was hashed, or while it was read.
         """
+        if self.parsed is not None and span in (WHOLE, self.parsed.span) and self._is_unchanged():
+            yield self.parsed.with_mate(self.mate) if self.mate else self.parsed
+            return
         label = self.name or printable(self.path)
         streams = streams or StreamCache()
         with (
@@ -254,6 +267,13 @@ class InputFile:
             self.check_unchanged()
         return replace(self, stamp=stamp)
 
+    def _is_unchanged(self) -> bool:
+        """Return True if the path leads to the file that was hashed, with the same stamp."""
+        try:
+            return FileStamp.from_status(os.stat(self.path)) == self.stamp  # noqa: PTH116 - fast
+        except OSError:
+            return False
+
     def check_open(self, handle: BinaryIO) -> None:
         """Check that an open file has the content that was hashed.
 
@@ -280,6 +300,9 @@ class InputFile:
                     "wait until it is written completely, then start again with {force}"
                 ),
             )
+
+
+_PICKLED = tuple(name for name in InputFile.__dataclass_fields__ if name != "parsed")
 
 
 def _named(path: Path, real_folders: dict[str, str], sample: str = "", mate: int = 0) -> InputFile:

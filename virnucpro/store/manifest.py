@@ -136,8 +136,10 @@ def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[
     SafeDir(path.parent).write_file(path, add_checksum(content))
 
 
-# the stamp is only valid for this start
-_INPUT_FIELDS = tuple(name for name in InputFile.__dataclass_fields__ if name != "stamp")
+# the others are only valid for this start
+_INPUT_FIELDS = tuple(
+    name for name in InputFile.__dataclass_fields__ if name not in ("stamp", "parsed")
+)
 
 
 def _to_json(file: InputFile, copies: Path) -> dict[str, Any]:
