@@ -58,7 +58,7 @@ class Point(NamedTuple):
 def add_sample(points: Sequence[Point], seconds: float, amount: float) -> list[Point]:
     """Return the points with a new one. If there are too many, every second point is dropped."""
     most_points = 2_000
-    kept_points = list(points) if len(points) < most_points else list(points[::2])
+    kept_points = points if len(points) < most_points else points[::2]
     return [*kept_points, Point(seconds, amount)]
 
 

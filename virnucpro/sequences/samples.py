@@ -47,14 +47,15 @@ def name_samples(files: Sequence[InputFile], recorded: Sequence[InputFile]) -> l
     and neighbours in the result.
     """
     files = _pair_mates(files)
+    paths = [_mate_path(file) for file in files]
     keys = {_pair_key(file.sample) for file in recorded}
     recorded_by_path = {file.path: file for file in recorded}
     recorded_mates = {(file.sample, file.mate) for file in recorded if not file.error}
-    levels = _distinguishing_levels((*map(_mate_path, files), *map(_mate_path, recorded)))
+    levels = _distinguishing_levels((*paths, *map(_mate_path, recorded)))
     result: list[InputFile] = []
     changed: list[str] = []
     prior: InputFile | None = None
-    for file in files:
+    for file, path in zip(files, paths, strict=True):
         if known_file := recorded_by_path.get(file.path):
             sample = known_file.sample
             mate = known_file.mate
@@ -62,7 +63,6 @@ def name_samples(files: Sequence[InputFile], recorded: Sequence[InputFile]) -> l
             sample = result[-1].sample
             mate = file.mate
         else:
-            path = _mate_path(file)
             wanted_name = file.sample or _name(path, levels)
             sample = _unused_name(clean_name(wanted_name), keys)
             mate = file.mate

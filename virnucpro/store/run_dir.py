@@ -320,8 +320,9 @@ class RunDir(SafeDir):
 
     def clear_copies(self, manifest: Manifest) -> None:
         """Delete input copies that a run does not need, after its manifest was written."""
+        copies = self.copies.resolve()
         paths = [Path(file.path) for file in (*manifest.inputs, *manifest.refused)]
-        names_in_use = [path.name for path in paths if path.parent == self.copies.resolve()]
+        names_in_use = [path.name for path in paths if path.parent == copies]
         self._delete_owned(self.copies, kept=names_in_use)
 
     @contextmanager
