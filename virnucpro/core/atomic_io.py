@@ -119,7 +119,10 @@ def open_regular_file(path: Path | str, on_block: OnBlock | None = None) -> io.B
     if on_block is None:
         handle = open(path, "rb", opener=open_nonblocking)  # noqa: SIM115 - the caller closes it
     else:
-        handle = io.BufferedReader(_ObservedFile(path, on_block), _BLOCK)
+        observed = _ObservedFile(path, on_block)
+        n_bytes = os.fstat(observed.fileno()).st_size
+        # A large buffer takes longer to allocate than a small file to read.
+        handle = io.BufferedReader(observed, min(_BLOCK, max(io.DEFAULT_BUFFER_SIZE, n_bytes)))
     if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
         return handle
     handle.close()

@@ -655,9 +655,11 @@ class FirstLetters:
         plain_bases = b"ACGTUNacgtun"
         only_protein = b"EFIJLOPQZefijlopqz"
         letters = "".join(sample for _, sample in self.samples).encode("ascii", "replace")
-        plain, protein, masks = (
-            len(letters) - len(letters.translate(None, counted))
-            for counted in (plain_bases, only_protein, self._MASKS)
+        others = letters.translate(None, plain_bases)
+        plain = len(letters) - len(others)
+        protein, masks = (
+            len(others) - len(others.translate(None, counted))
+            for counted in (only_protein, self._MASKS)
         )
         total = len(letters) - masks
         if not letters:

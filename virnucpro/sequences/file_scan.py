@@ -185,7 +185,7 @@ def scan_file(
             with records.keeping_fault(), open_fasta(file.path, file.display_name):
                 content = decompressed(handle, text.add)
                 records.read(file, content)
-        while handle.read(_BLOCK):
+        while handle.read1():
             pass  # the records may end before the file
         is_same = FileStamp.of(handle) == stamp
     if not is_same:
